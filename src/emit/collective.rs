@@ -4,7 +4,7 @@ use meshloom_hlo::proto::{self, HloInstructionProto};
 
 use super::{ComputationId, EmitContext, InstructionId};
 use crate::ir::{DType, TensorType};
-use crate::ops::{Group, to_i64};
+use crate::ops::{Group, ReduceScatter, to_i64};
 use meshloom_hlo::GroupFormat;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
@@ -98,7 +98,7 @@ impl EmitContext<'_> {
     }
 
     /// A reduce-scatter of all operands along a dimension. libtpu ends its process over one of several operands, so
-    /// these are laid side by side too.
+    /// these are laid side by side too, as [`ReduceScatter::packed_columns`] says.
     pub(crate) fn emit_reduce_scatter(&mut self, group: &Group, combiner: ComputationId, dim: usize) {
         self.emit_reduction("reduce-scatter", group, combiner, Some(dim));
     }
@@ -136,7 +136,8 @@ impl EmitContext<'_> {
     }
 
     /// One collective of all operands, as matrices of `before` rows that are laid side by side: of their parts along a
-    /// dimension, if they are `scattered`. `result` makes each result of its columns, which have `after` rows.
+    /// dimension, if they are `scattered`. Each of these rows is then several, if that makes a plugin keep the
+    /// collective. `result` makes each result of its columns, which have `after` rows.
     fn side_by_side(
         &mut self,
         opcode: &str,
@@ -156,11 +157,27 @@ impl EmitContext<'_> {
             parts.push(self.instruction("reshape", &matrix(before, width), &[operand]));
         }
         let width = widths.iter().sum();
-        self.begin_typed("concatenate", &matrix(before, width), &parts).dimensions.push(1);
-        let joined = self.commit();
-        self.begin_typed(opcode, &matrix(after, width), &[joined]);
+        let packed = scattered.and_then(|_| ReduceScatter::packed_columns(width));
+        let padded = packed.map_or(width, |columns| ReduceScatter::PACKED_ROWS * columns);
+        if padded > width {
+            let zero = self.number(types[0].dtype, 0.0);
+            parts.push(self.broadcast(&matrix(before, padded - width), zero, &[]));
+        }
+        self.begin_typed("concatenate", &matrix(before, padded), &parts).dimensions.push(1);
+        let mut joined = self.commit();
+        let form = |devices: usize| match packed {
+            Some(columns) => matrix(devices * ReduceScatter::PACKED_ROWS, columns),
+            None => matrix(devices, padded),
+        };
+        if packed.is_some() {
+            joined = self.instruction("reshape", &form(before), &[joined]);
+        }
+        self.begin_typed(opcode, &form(after), &[joined]);
         self.communicate(opcode, group, describe);
-        let exchanged = self.commit();
+        let mut exchanged = self.commit();
+        if packed.is_some() {
+            exchanged = self.instruction("reshape", &matrix(after, padded), &[exchanged]);
+        }
         let mut start = 0;
         for (index, &width) in widths.iter().enumerate() {
             let part = self.columns(exchanged, &matrix(after, width), start);

@@ -408,6 +408,38 @@ fn a_config_and_a_foreign_module_are_compiled() {
     check_refused(&["compile", "tests/foreign/fsdp_mlp.optimized.txt", "--target", "cpu:8"], "is compiled already");
 }
 
+/// The CPU plugin keeps what was emitted; what XLA partitions has nothing to compare with.
+#[test]
+fn what_was_emitted_stands_beside_what_was_compiled() {
+    let small = ["--set", "model.layers=1"];
+    let own = [&["compile", CONFIG, "--target", "cpu:8"], &small[..]].concat();
+    let printed = prints(&own);
+    assert!(printed.contains("collectives as emitted, and as compiled"), "{printed}");
+    let json = run(&[&own[..], &["--json"]].concat()).json();
+    let compared = &json["compiled_as_emitted"];
+    let all = &compared["all"];
+    assert_eq!(all["compiled"]["moved_bytes"], json["moved_bytes"], "{compared}");
+    let emitted = run(&[&["collectives", CONFIG, "--json"], &small[..]].concat()).json();
+    assert_eq!(all["emitted"]["moved_bytes"], emitted["moved_bytes"], "{compared}");
+    let bytes = |rows: &Value, side: &str| -> u64 {
+        let rows = rows.as_array().expect("rows");
+        rows.iter().map(|row| row[side]["moved_bytes"].as_u64().expect("bytes")).sum()
+    };
+    for side in ["emitted", "compiled"] {
+        for rows in ["by_kind", "by_axes"] {
+            assert_eq!(Some(bytes(&compared[rows], side)), all[side]["moved_bytes"].as_u64(), "{rows} {side}");
+        }
+    }
+    let checked = [&["check", CONFIG, "--target", "cpu:8", "--compiled-as-emitted", "1.02"], &small[..]].concat();
+    let ran = run(&checked);
+    assert_eq!((ran.status, ran.out.contains("pass")), (0, true), "{}{}", ran.out, ran.err);
+    let text = "tests/foreign/fsdp_mlp.unoptimized.txt";
+    let json = run(&["compile", text, "--target", "cpu:8", "--json"]).json();
+    assert!(json["compiled_as_emitted"].is_null(), "{json}");
+    let checked = ["check", text, "--allow-unpartitioned", "--target", "cpu:8", "--compiled-as-emitted", "1.02"];
+    check_refused(&checked, "XLA partitions this program");
+}
+
 const PIPELINE: &[&str] =
     &["plan", "examples/configs/default.toml", "--set", "mesh.axes=stage=2,fsdp=4", "--set", "remat.policy=full"];
 

@@ -175,6 +175,19 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
         &[TEXT, "--mesh", "data=2,fsdp=4", "--max-collectives-over", "fsd=1"],
         Refused("did you mean \"fsdp\"?"),
     ),
+    (
+        "check",
+        "--compiled-as-emitted",
+        &[TEXT, "--compiled-as-emitted", "0.9"],
+        Refused("is not a ratio of at least 1"),
+    ),
+    (
+        "check",
+        "--compiled-as-emitted",
+        &[TEXT, "--compiled-as-emitted", "1.02"],
+        Refused("HLO does not say what to compile it for"),
+    ),
+    ("check", "--target", &[TEXT, "--max-collectives", "9", "--target", "cpu:8"], Refused("add that")),
     ("check", "--max-memory", &[TEXT, "--max-memory", "much"], Refused("is not a number of bytes")),
     (
         "check",

@@ -1,8 +1,12 @@
 //! Collectives of several operands: the plugin and the reference interpreter agree, over each choice of axes and
 //! dimension.
 
-use meshloom::ir::{GraphBuilder, PortInfo};
+use meshloom::emit::{EmitOptions, emit};
+use meshloom::hlo::analysis::{Devices, collectives};
+use meshloom::ir::{Graph, GraphBuilder, PortInfo};
 use meshloom::ops::*;
+use meshloom::partition::Ledger;
+use meshloom::sharding::Mesh;
 use support::eight_devices::client;
 use support::local_graph::{self, f32s, group, mesh, numbers};
 use support::spmd::run_local;
@@ -20,25 +24,57 @@ fn collectives_of_several_operands() {
                 ReduceScatter { group, dim }.into(),
             ];
             for op in ops {
-                let mut builder = GraphBuilder::new("several");
-                let types = [f32s(&[8, 4, 8]), f32s(&[8, 4, 4])];
-                let own = |builder: &mut GraphBuilder, ty| {
-                    let x = builder.input(ty, local_graph::rows(&mesh, &["a", "b", "c"], 3));
-                    builder.push1(Binary(BinaryKind::Multiply), &[x, x]).unwrap()
-                };
-                let operands = types.map(|ty| own(&mut builder, ty));
-                let results = builder.push(op.clone(), &operands).unwrap().to_vec();
-                let port = || local_graph::rows(&mesh, &["a", "b", "c"], 3);
-                let info: Vec<PortInfo> = results.iter().map(|_| port()).collect();
-                let graph = builder.finish(results, info);
-                let inputs = [numbers(&f32s(&[64, 4, 8]), 0), numbers(&f32s(&[64, 4, 4]), 1)];
-                let expected = run_local(&graph, &mesh, &inputs).unwrap();
-                let found = local_graph::run(&client(), &graph, &mesh);
-                if found != expected {
+                if !agrees(&op, &mesh, [&[8, 4, 8], &[8, 4, 4]]) {
                     problems.push(format!("{op:?}"));
                 }
             }
         }
     }
     assert!(problems.is_empty(), "{problems:#?}");
+}
+
+/// So large that each device's part of the reduce-scatter is 16 rows, the last of them padded: 36608 elements of 36864.
+#[test]
+fn packed_parts_are_rows_of_a_matrix() {
+    let mesh = mesh("a=2,b=2,c=2");
+    let group = group(&mesh, &["a", "c"]);
+    for dim in 0..2 {
+        let op: Op = ReduceScatter { group: group.clone(), dim }.into();
+        let dims: [&[usize]; 2] = [&[8, 512, 32], &[8, 60, 32]];
+        let graph = graph(&op, &mesh, dims);
+        let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
+        let module = emit(&graph, options).unwrap().decode().unwrap();
+        let found = collectives(&module, Devices::partitioned(8)).along(&mesh);
+        let [entry] = found.entries.as_slice() else { panic!("{found:?}") };
+        assert_eq!(entry.bytes, Some(4 * 36864 * 4));
+        let mut instructions = module.computations.iter().flat_map(|it| &it.instructions);
+        let scattered = instructions.find(|it| it.opcode == "reduce-scatter").unwrap();
+        assert_eq!(scattered.shape.as_ref().unwrap().dimensions, [16, 2304]);
+        let ledger = Ledger::of(&graph, &mesh);
+        assert_eq!(ledger.moved_bytes().unwrap(), found.moved_bytes());
+        assert_eq!(ledger.bytes().unwrap(), 4 * 36864 * 4);
+        assert!(agrees(&op, &mesh, dims), "{op:?}");
+    }
+}
+
+/// A collective of two operands.
+fn graph(op: &Op, mesh: &Mesh, dims: [&[usize]; 2]) -> Graph {
+    let mut builder = GraphBuilder::new("several");
+    let own = |builder: &mut GraphBuilder, ty| {
+        let x = builder.input(ty, local_graph::rows(mesh, &["a", "b", "c"], 3));
+        builder.push1(Binary(BinaryKind::Multiply), &[x, x]).unwrap()
+    };
+    let operands = dims.map(|dims| own(&mut builder, f32s(dims)));
+    let results = builder.push(op.clone(), &operands).unwrap().to_vec();
+    let info: Vec<PortInfo> = results.iter().map(|_| local_graph::rows(mesh, &["a", "b", "c"], 3)).collect();
+    builder.finish(results, info)
+}
+
+/// Whether the plugin and the interpreter agree about a collective of two operands, of which these are the dimensions on
+/// one device.
+fn agrees(op: &Op, mesh: &Mesh, dims: [&[usize]; 2]) -> bool {
+    let graph = graph(op, mesh, dims);
+    let whole = |index: usize| numbers(&f32s(&[8 * dims[index][0], dims[index][1], dims[index][2]]), index);
+    let expected = run_local(&graph, mesh, &[whole(0), whole(1)]).unwrap();
+    local_graph::run(&client(), &graph, mesh) == expected
 }

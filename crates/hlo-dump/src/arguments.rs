@@ -318,12 +318,22 @@ pub struct Check {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub max_memory: Option<u64>,
     /// The least share of transfer time that a compiled schedule must hide beside compute, from 0 to 1, of all or over
-    /// an axis: 0.9, fsdp=0.9; may be given more than once, and needs --chip
-    #[arg(long, value_name = "[AXIS=]SHARE", value_parser = parse_share, requires = "chip", help_heading = "Limits")]
+    /// an axis: 0.9, fsdp=0.9; may be given more than once. Of a module that is compiled already with --chip; else
+    /// compiles ahead of time, as `hlo-dump compile` does, for --target
+    #[arg(long, value_name = "[AXIS=]SHARE", value_parser = parse_share, help_heading = "Limits")]
     pub min_overlap: Vec<(Option<String>, f64)>,
-    /// With --min-overlap: the chip whose rates are taken: v5p, v6e, tpu7x, h100, ...
+    /// With --min-overlap, of a compiled module: the chip whose rates are taken: v5p, v6e, tpu7x, h100, ...
     #[arg(long, value_name = "CHIP", requires = "min_overlap", help_heading = "Limits")]
     pub chip: Option<String>,
+    /// The most times that the bytes which a device sends as emitted may be sent by the compiled program: in all, and
+    /// over each combination of mesh axes that a collective runs over, whatever its kind. Compiles ahead of time, as
+    /// `hlo-dump compile` does, for --target
+    #[arg(long, value_name = "RATIO", value_parser = parse_ratio, help_heading = "Limits")]
+    pub compiled_as_emitted: Option<f64>,
+    /// With --compiled-as-emitted or --min-overlap: the hardware, such as v5p:2x2x2; by default a run config's
+    /// target.topology
+    #[arg(long, value_name = "TARGET", help_heading = "Limits")]
+    pub target: Option<String>,
     /// Forbids replication, collectives-in-loops[=AXIS], collectives-over=AXIS, collectives-outside-conditionals=AXIS,
     /// KIND[=AXIS] (all-gather=fsdp) or unknown-trip-counts; may be given more than once
     #[arg(long, value_name = "WHAT", help_heading = "Limits")]
@@ -357,6 +367,12 @@ fn parse_shown_steps(text: &str) -> Result<NonZeroU64, String> {
 fn parse_rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
     rate.ok_or_else(|| format!("\"{text}\" is not a rate above 0"))
+}
+
+/// A ratio of at least 1.
+fn parse_ratio(text: &str) -> Result<f64, String> {
+    let ratio = text.parse().ok().filter(|ratio: &f64| ratio.is_finite() && *ratio >= 1.0);
+    ratio.ok_or_else(|| format!("\"{text}\" is not a ratio of at least 1, such as 1.02"))
 }
 
 /// `replica=64MiB`.

@@ -9,6 +9,8 @@ use serde::Serialize;
 use crate::Outcome;
 use crate::arguments::Check;
 use crate::collectives::{self, axes_text, keep_over, where_from};
+use crate::configs;
+use crate::emitted::{Emitted, Sums};
 use crate::input::{Loaded, load};
 use crate::output::{self, BAD, GOOD, line, paint};
 use crate::{memory, overlap, replication};
@@ -52,13 +54,22 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     if arguments.replicated_bytes.is_some() && !denied.iter().any(|(_, it)| matches!(it, Denied::Replication)) {
         bail!("--replicated-bytes says which parameters --deny replication counts; add that");
     }
+    // Of a compiled module, --chip says which one it is for.
+    let needs_rates = !arguments.min_overlap.is_empty() && arguments.chip.is_none();
+    let compiles = needs_rates || arguments.compiled_as_emitted.is_some();
+    if arguments.target.is_some() && !compiles {
+        bail!(
+            "--target says what --compiled-as-emitted and --min-overlap without --chip compile for; add one of them, such as \
+             --compiled-as-emitted 1.02"
+        );
+    }
     let limits = [arguments.max_collective_bytes, arguments.max_collectives, arguments.max_memory];
     let of_axes = [&arguments.max_bytes_over, &arguments.max_collectives_over];
-    let is_without_limits = denied.is_empty() && arguments.min_overlap.is_empty();
-    if is_without_limits && limits.iter().all(Option::is_none) && of_axes.iter().all(|limits| limits.is_empty()) {
+    let has_limits = !denied.is_empty() || !arguments.min_overlap.is_empty() || arguments.compiled_as_emitted.is_some();
+    if !has_limits && limits.iter().all(Option::is_none) && of_axes.iter().all(|limits| limits.is_empty()) {
         bail!(
             "there is nothing to check: give --max-collective-bytes, --max-collectives, --max-memory, --max-bytes-over, \
-             --max-collectives-over, --min-overlap or --deny"
+             --max-collectives-over, --min-overlap, --compiled-as-emitted or --deny"
         );
     }
     let loaded = load(&arguments.input)?;
@@ -94,11 +105,19 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
         }
         checks.push(verdict);
     }
-    if let Some(chip) = &arguments.chip {
-        let line = overlap::of(&loaded, Chip::parse(chip)?)?;
+    let ahead = || configs::compile::ahead(&arguments.input, arguments.target.as_deref(), needs_rates);
+    let ahead = compiles.then(ahead).transpose()?;
+    if !arguments.min_overlap.is_empty() {
+        let line = match (&arguments.chip, &ahead) {
+            (None, Some(ahead)) => overlap::of(&ahead.after, ahead.chip()?)?,
+            (chip, _) => overlap::of(&loaded, Chip::parse(chip.as_deref().unwrap_or_default())?)?,
+        };
         for (axis, least) in &arguments.min_overlap {
             checks.push(hidden(&line, axis.as_deref(), *least, &loaded)?);
         }
+    }
+    if let (Some(most), Some(ahead)) = (arguments.compiled_as_emitted, &ahead) {
+        checks.push(as_emitted(most, &ahead.compared()?));
     }
     let replicated_bytes = arguments.replicated_bytes.unwrap_or(REPLICATED_BYTES);
     for (text, denied) in &denied {
@@ -177,6 +196,26 @@ fn hidden(line: &ModuleOverlap, axis: Option<&str>, least: f64, loaded: &Loaded)
     let unknown = line.loops_counted_once.then(|| "unknown: a loop has an unknown trip count".to_owned());
     let violations = if passed { Vec::new() } else { unknown.into_iter().chain([sum]).chain(exposed).collect() };
     Ok(Verdict { limit: format!("--min-overlap {over}{least}"), passed, violations })
+}
+
+/// Holds compiled bytes to a multiple of the emitted ones, in all and over each combination of axes.
+fn as_emitted(most: f64, compared: &Emitted) -> Verdict {
+    let broken = |sums: &&Sums| {
+        let bytes = sums.emitted.moved_bytes().most.zip(sums.compiled.moved_bytes().most);
+        bytes.is_none_or(|(emitted, compiled)| compiled as f64 > most * emitted as f64)
+    };
+    let describe = |sums: &Sums| {
+        let [emitted, compiled] =
+            [&sums.emitted, &sums.compiled].map(|side| output::bounds_of_bytes(side.moved_bytes()));
+        let ratio = match sums.ratio {
+            Some(ratio) => format!(", {ratio:.3} times as much"),
+            None => String::new(),
+        };
+        format!("{}: {emitted} emitted, {compiled} compiled{ratio}", sums.axes)
+    };
+    let violations: Vec<String> =
+        std::iter::once(&compared.all).chain(&compared.by_axes).filter(broken).map(describe).collect();
+    Verdict { limit: format!("--compiled-as-emitted {most}"), passed: violations.is_empty(), violations }
 }
 
 /// The collectives that cross an axis, if one is named.

@@ -11,6 +11,7 @@ mod conditionals;
 mod configs;
 mod cost;
 mod diff;
+mod emitted;
 mod explain;
 mod folder;
 mod input;

@@ -8,7 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use meshloom_hlo::{Amount, Branch, CollectiveKind};
 
 use super::{Collective, Ledger, Names, collective_of};
-use crate::ir::{Graph, NodeRef, Origin, Phase, Scope};
+use crate::ir::{Graph, NodeRef, Origin, Phase, Scope, TensorType};
 use crate::ops::{Executions, Group, Op};
 use meshloom_hlo::mesh::Mesh;
 
@@ -124,7 +124,7 @@ impl Walk<'_> {
         origin: Origin,
         around: Around,
     ) {
-        let bytes = node.operands().iter().map(|&value| graph.ty(value).byte_count() as u64).sum();
+        let bytes = exchanged_bytes(graph, node);
         let moves = match node.op() {
             Op::CollectivePermute(op) => op.pairs.iter().any(|(source, target)| source != target),
             _ => true,
@@ -146,4 +146,14 @@ impl Walk<'_> {
         };
         self.entries.push(Arc::new(entry));
     }
+}
+
+/// Bytes of all operands, and of what they are padded with if they are sent as one.
+fn exchanged_bytes(graph: &Graph, node: NodeRef<'_>) -> u64 {
+    let types = || node.operands().iter().map(|&value| graph.ty(value));
+    let bytes: usize = types().map(TensorType::byte_count).sum();
+    let Op::ReduceScatter(op) = node.op() else { return bytes as u64 };
+    let elements: usize = types().map(TensorType::element_count).sum();
+    let exchanged = op.exchanged_elements(node.operands().len(), elements);
+    (bytes + (exchanged - elements) * types().next().map_or(0, |ty| ty.dtype.byte_count())) as u64
 }

@@ -43,6 +43,17 @@ pub mod commands {
     }
 }
 
+pub mod compile {
+    use anyhow::Result;
+
+    use crate::arguments::Input;
+    use crate::emitted::Ahead;
+
+    pub fn ahead(_: &Input, _: Option<&str>, _: bool) -> Result<Ahead> {
+        Err(super::missing("compiling ahead of time"))
+    }
+}
+
 pub mod run {
     use anyhow::Result;
     use meshloom_hlo::Stage;

@@ -24,6 +24,7 @@ use super::hidden;
 use crate::arguments::{Input, parse_whole};
 use crate::collectives::Totals;
 use crate::conditionals::ConditionalSum;
+use crate::emitted::{Ahead, Emitted};
 use crate::input::{Loaded, load};
 use crate::output::{self, line, plural};
 use crate::{collectives, conditionals, cost, overlap};
@@ -70,20 +71,60 @@ struct Answer<'a> {
     #[serde(flatten)]
     totals: Totals,
     conditionals: Vec<ConditionalSum<'a>>,
+    /// Beside what was emitted; null where XLA partitions the program, which then has no collectives before.
+    compiled_as_emitted: Option<&'a Emitted>,
     #[serde(skip_serializing_if = "Option::is_none")]
     overlap: Option<&'a ModuleOverlap>,
 }
 
 pub fn run(arguments: &Compile, json: bool) -> Result<()> {
-    let target = arguments.target.as_deref().map(topology).transpose()?;
     let find = FindOptions { allow_fetch: !arguments.offline, ..FindOptions::default() };
     let settings = Settings { time_limit: Duration::from_secs(arguments.time_limit), find, ..Settings::default() };
-    let given = &arguments.input.reading.set;
+    let both = compile(&arguments.input, arguments.target.as_deref(), arguments.shardy, &settings, arguments.overlap)?;
+    if let Some(path) = &arguments.output {
+        write(path, &both.compiled.module)?;
+    }
+    let Both { ahead: Ahead { emitted, after, .. }, compiled } = &both;
+    let found = collectives::of(after);
+    let emitted = emitted.as_ref().map(|before| Emitted::compared(before, &found));
+    let time_line = arguments.overlap.then(|| overlap::of(after, both.ahead.chip()?)).transpose()?;
+    if json {
+        return answer(after, compiled, &found, emitted.as_ref(), time_line.as_ref());
+    }
+    print(after, compiled, &found, emitted.as_ref(), arguments.limit);
+    if let Some(time_line) = &time_line {
+        line("");
+        hidden::print(time_line, arguments.limit);
+    }
+    Ok(())
+}
+
+/// A program before and after a plugin, for a check of it.
+pub fn ahead(input: &Input, target: Option<&str>, needs_rates: bool) -> Result<Ahead> {
+    Ok(compile(input, target, None, &Settings::default(), needs_rates)?.ahead)
+}
+
+/// A program before and after a plugin, with all that the plugin says of it.
+struct Both {
+    ahead: Ahead,
+    compiled: Compiled,
+}
+
+/// What needs rates is refused for a target without, before it is compiled.
+fn compile(
+    input: &Input,
+    target: Option<&str>,
+    shardy: Option<bool>,
+    settings: &Settings,
+    needs_rates: bool,
+) -> Result<Both> {
+    let target = target.map(topology).transpose()?;
+    let given = &input.reading.set;
     if target.is_some() && given.iter().any(|key| key.starts_with("target.topology")) {
         bail!("--target is the config's target.topology, and --set gives it too; leave one of them out");
     }
     let overrides: Vec<String> = target.iter().map(|target| format!("target.topology={target}")).collect();
-    let mut input = arguments.input.with(&overrides);
+    let mut input = input.with(&overrides);
     // Of a folder, the compiled module is what other commands read by default, and what no plugin takes.
     if input.path.is_dir() && input.reading.pass.is_none() {
         input.reading.stage.get_or_insert(Stage::Traced);
@@ -97,41 +138,29 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
         );
     }
     let topology = target.map_or_else(|| own_topology(&loaded), Ok)?;
-    if arguments.shardy.is_some() && loaded.run.is_some() {
+    if shardy.is_some() && loaded.run.is_some() {
         bail!("--shardy is for HLO; a run config says it itself: --set partition.mode=shardy");
     }
-    let chip = match chip_of(&topology).filter(|chip| chip.memory_bandwidth.is_some()) {
-        None if arguments.overlap => {
-            bail!("--overlap: no rates are published for {topology}; take a target such as v5p:2x2x1 or h100:1x1x8")
-        }
-        chip => chip.filter(|_| arguments.overlap),
-    };
-    announce(&topology, &settings)?;
+    let chip = chip_of(&topology).filter(|chip| chip.memory_bandwidth.is_some());
+    if needs_rates && chip.is_none() {
+        bail!(
+            "no rates are published for {topology}, so transfers have no times; take a target such as v5p:2x2x1 or h100:1x1x8"
+        )
+    }
+    announce(&topology, settings)?;
     let waiting = spinner(format!("compiling for {topology}"));
     let compiled = match &loaded.run {
-        Some(run) => of_run(run.config(), &settings),
-        None => of_module(&loaded, &topology, &settings, arguments.shardy),
+        Some(run) => of_run(run.config(), settings),
+        None => of_module(&loaded, &topology, settings, shardy),
     };
     waiting.finish_and_clear();
     let compiled = compiled?;
-    if let Some(path) = &arguments.output {
-        write(path, &compiled.module)?;
-    }
     let module = compiled.module.hlo_module.clone().unwrap_or_default();
     let stage = loaded.stage.map(|_| Stage::Compiled);
     let partitioning = Partitioning::of(&module, loaded.devices);
+    let emitted = (!loaded.partitioning.is_pending()).then(|| collectives::of(&loaded));
     let after = Loaded { module, config: compiled.module.config.clone(), stage, partitioning, ..loaded };
-    let found = collectives::of(&after);
-    let time_line = chip.map(|chip| overlap::of(&after, chip)).transpose()?;
-    if json {
-        return answer(&after, &compiled, &found, time_line.as_ref());
-    }
-    print(&after, &compiled, &found, arguments.limit);
-    if let Some(time_line) = &time_line {
-        line("");
-        hidden::print(time_line, arguments.limit);
-    }
-    Ok(())
+    Ok(Both { ahead: Ahead { emitted, after, chip }, compiled })
 }
 
 /// A sign of life, on a terminal, for what may take minutes.
@@ -217,6 +246,7 @@ fn answer(
     after: &Loaded,
     compiled: &Compiled,
     found: &ModuleCollectives,
+    emitted: Option<&Emitted>,
     overlap: Option<&ModuleOverlap>,
 ) -> Result<()> {
     let ahead = &compiled.ahead;
@@ -232,12 +262,13 @@ fn answer(
         collectives: found,
         totals: Totals::of(found, after.steps_per_execution()),
         conditionals: conditionals::sums(found),
+        compiled_as_emitted: emitted,
         overlap,
     };
     output::json("compile", &after.found(&answer))
 }
 
-fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: usize) {
+fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, emitted: Option<&Emitted>, limit: usize) {
     let ahead = &compiled.ahead;
     let kind = compiled.devices.first().map_or("", |device| device.kind.as_str());
     after.print_title();
@@ -262,6 +293,10 @@ fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: 
     collectives::print(&entries, &found.conditionals, limit);
     conditionals::print(found);
     collectives::print_total(after, found, found.entries.len());
+    if let Some(emitted) = emitted {
+        line("");
+        emitted.print();
+    }
 }
 
 fn print_memory(stats: &MemoryStats, limit: Option<i64>) {

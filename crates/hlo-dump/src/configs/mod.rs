@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 
 mod ahead;
 pub mod commands;
-mod compile;
+pub mod compile;
 mod doctor;
 mod hidden;
 mod plan;

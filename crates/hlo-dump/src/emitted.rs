@@ -1,0 +1,145 @@
+//! What a program was emitted with, beside what a plugin made of it: collectives by kind and mesh axes.
+
+use anyhow::{Context, Result, bail};
+use indexmap::IndexMap;
+use meshloom_hlo::analysis::{Chip, ModuleCollective, ModuleCollectives};
+use serde::Serialize;
+
+use crate::collectives::{self, Moved, axes_text};
+use crate::input::Loaded;
+
+/// The collectives of a kind over some axes.
+#[derive(Serialize)]
+pub struct KindOverAxes {
+    kind: &'static str,
+    #[serde(flatten)]
+    sums: Sums,
+}
+
+/// What collectives over some axes come to, before and after a plugin.
+#[derive(Serialize)]
+pub struct Sums {
+    pub axes: String,
+    pub emitted: Moved,
+    pub compiled: Moved,
+    /// Compiled bytes over emitted bytes; none where one of them is not known, or where nothing was emitted.
+    pub ratio: Option<f64>,
+}
+
+impl Sums {
+    fn of(axes: String, emitted: &ModuleCollectives, compiled: &ModuleCollectives) -> Sums {
+        let moved = |found: &ModuleCollectives| Moved::of(found.execution_bounds(), found.moved_bounds());
+        let (emitted, compiled) = (moved(emitted), moved(compiled));
+        let bytes = emitted.moved_bytes().most.zip(compiled.moved_bytes().most);
+        let ratio = match bytes {
+            Some((0, 0)) => Some(1.0),
+            Some((0, _)) | None => None,
+            Some((emitted, compiled)) => Some(compiled as f64 / emitted as f64),
+        };
+        Sums { axes, emitted, compiled, ratio }
+    }
+
+    #[cfg(feature = "configs")]
+    fn ratio_text(&self) -> String {
+        match (self.ratio, self.emitted.moved_bytes().most) {
+            (Some(ratio), _) => format!("{ratio:.3}"),
+            (None, Some(0)) => "new".to_owned(),
+            (None, _) => "?".to_owned(),
+        }
+    }
+}
+
+/// A program before and after a plugin compiled it.
+#[cfg_attr(not(feature = "configs"), expect(dead_code, reason = "nothing is compiled without run configs"))]
+pub struct Ahead {
+    /// The collectives before; none where XLA is to partition the program.
+    pub emitted: Option<ModuleCollectives>,
+    /// The compiled program.
+    pub after: Loaded,
+    /// What it was compiled for, if rates of it are published.
+    pub chip: Option<&'static Chip>,
+}
+
+impl Ahead {
+    pub fn chip(&self) -> Result<&'static Chip> {
+        self.chip.with_context(|| format!("{}: no rates are published for its chip", self.after.name))
+    }
+
+    /// The collectives of both.
+    pub fn compared(&self) -> Result<Emitted> {
+        let Some(before) = &self.emitted else {
+            bail!(
+                "--compiled-as-emitted: {}: XLA partitions this program, so no collective was emitted that the compiled \
+                 ones could be held to; use partition.mode=explicit",
+                self.after.name
+            );
+        };
+        Ok(Emitted::compared(before, &collectives::of(&self.after)))
+    }
+}
+
+/// The collectives before and after.
+#[derive(Serialize)]
+pub struct Emitted {
+    pub by_kind: Vec<KindOverAxes>,
+    pub by_axes: Vec<Sums>,
+    pub all: Sums,
+}
+
+impl Emitted {
+    /// Compares two programs. An asynchronous collective counts where it starts; one that the plugin made another kind
+    /// of is fewer of its own kind and more of the other.
+    pub fn compared(emitted: &ModuleCollectives, compiled: &ModuleCollectives) -> Emitted {
+        let of_kind = groups(emitted, compiled, |entry| (entry.kind.name(), axes_of(entry)));
+        let of_axes = groups(emitted, compiled, axes_of);
+        Emitted {
+            by_kind: of_kind
+                .into_iter()
+                .map(|((kind, axes), [before, after])| KindOverAxes { kind, sums: Sums::of(axes, &before, &after) })
+                .collect(),
+            by_axes: of_axes.into_iter().map(|(axes, [before, after])| Sums::of(axes, &before, &after)).collect(),
+            all: Sums::of("all".to_owned(), emitted, compiled),
+        }
+    }
+
+    #[cfg(feature = "configs")]
+    pub fn print(&self) {
+        use crate::output::{self, BOLD, line, paint};
+        use meshloom_hlo::table::Table;
+
+        line(&paint(BOLD, "collectives as emitted, and as compiled"));
+        let kinds = self.by_kind.iter().map(|row| (row.kind, &row.sums));
+        let table = Table::of(kinds.chain([("in all", &self.all)]))
+            .text("collective", |(kind, _)| *kind)
+            .text("axes", |(_, sums)| &sums.axes)
+            .number("emitted, times", |(_, sums)| output::bounds_of_count(sums.emitted.executions()))
+            .number("bytes sent", |(_, sums)| output::bounds_of_bytes(sums.emitted.moved_bytes()))
+            .number("compiled, times", |(_, sums)| output::bounds_of_count(sums.compiled.executions()))
+            .number("bytes sent", |(_, sums)| output::bounds_of_bytes(sums.compiled.moved_bytes()))
+            .number("ratio", |(_, sums)| sums.ratio_text());
+        output::table(table, 0);
+    }
+}
+
+/// The axes, whichever way a permute goes along them.
+fn axes_of(entry: &ModuleCollective) -> String {
+    match &entry.axes {
+        Some(axes) if !axes.is_empty() => axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+        _ => axes_text(entry),
+    }
+}
+
+/// The collectives of two programs that are alike in something, in the order of the first.
+fn groups<K: std::hash::Hash + Eq>(
+    before: &ModuleCollectives,
+    after: &ModuleCollectives,
+    key: impl Fn(&ModuleCollective) -> K,
+) -> IndexMap<K, [ModuleCollectives; 2]> {
+    let mut groups: IndexMap<K, [ModuleCollectives; 2]> = IndexMap::new();
+    for (side, found) in [before, after].into_iter().enumerate() {
+        for entry in &found.entries {
+            groups.entry(key(entry)).or_default()[side].entries.push(entry.clone());
+        }
+    }
+    groups
+}
