@@ -12,6 +12,7 @@ use crate::decoder_cases::{Case, Model, Sizes, Variant};
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Partitioned, lower};
 use meshloom::ir::Literal;
 use meshloom::ops::RematPolicy;
+use meshloom::passes::{CollectiveLimits, CollectiveMatmul};
 use meshloom_train::step::aliases;
 use support::eight_devices::{compile, relative_error};
 use support::interpret::interpret;
@@ -118,6 +119,7 @@ fn lowered(model: &Model, case: &Case, partition: PartitionMode) -> Result<Lower
         aliases: aliases(&model.function),
         partition,
         without: case.without(),
+        limits: CollectiveLimits { matmul: CollectiveMatmul::On, ..CollectiveLimits::default() },
         ..LowerOptions::default()
     };
     lower(model.function.graph(), &options).map_err(|error| error.to_string())

@@ -9,6 +9,7 @@ use crate::Error;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower, lower_as_traced};
 use meshloom::hlo::Stage;
 use meshloom::kernels::{AttentionKernel, ExpertsKernel, Kernels};
+use meshloom::passes::{CollectiveLimits, CollectiveMatmul};
 use meshloom::nn::DecoderConfig;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
 use meshloom::pjrt::Platform;
@@ -228,7 +229,13 @@ impl RunConfig {
             ..LowerOptions::default()
         }
         .on(platform);
-        LowerOptions { kernels: self.chosen_kernels(options.kernels), ..options }
+        let matmul = match self.kernels.collective_matmul {
+            config::MatmulChoice::Auto => options.limits.matmul,
+            config::MatmulChoice::On => CollectiveMatmul::On,
+            config::MatmulChoice::Off => CollectiveMatmul::Off,
+        };
+        let limits = CollectiveLimits { matmul, ..options.limits };
+        LowerOptions { kernels: self.chosen_kernels(options.kernels), limits, ..options }
     }
 
     /// What `[kernels]` says, where `auto` is what suits the platform.
