@@ -6,10 +6,9 @@ use meshloom::ir::{DType, Graph, GraphBuilder, PortInfo, TensorType, Value, veri
 use meshloom::ops::{
     AllGather, Binary, BinaryKind, Convert, DotDims, DotGeneral, Group, Precision, ReduceScatter, Unary, UnaryKind,
 };
-use meshloom::partition::Ledger;
+use meshloom::partition::{CollectiveKind, Ledger};
 use meshloom::passes::{CollectiveLimits, CollectiveMatmul, collective_matmul};
 use meshloom::sharding::{Axes, Mesh, Spec};
-use meshloom_hlo::CollectiveKind;
 use meshloom_train::config::RunConfig;
 use support::configs::{self, SHORT_RUN};
 use support::eight_devices::relative_error;
@@ -245,34 +244,39 @@ fn auto_goes_by_the_rule() {
     assert!(!rings(&Block { part: 1032, ..wide }, "a=2", 512));
 }
 
+/// With as many heads as eight devices take.
 fn config(overrides: &[&str]) -> RunConfig {
-    configs::config(&[SHORT_RUN, overrides])
+    configs::config(&[SHORT_RUN, &["model.heads=8", "model.kv_heads=8"], overrides])
 }
 
 /// Whole steps of decoders over `tensor`, scanned and in pipelines, with and without rematerialization: the numbers of
-/// one device, no gather or scatter of activations of blocks over `tensor`, and as many bytes as without rings.
+/// one device, and as many bytes as without rings. No scatter of activations of blocks over `tensor` is left, and no
+/// gather but of what each block has kept: gradients of weights alone read it, which add up over its length.
 #[test]
 fn train_steps_of_decoders() {
     const PIPELINE: [&str; 3] = ["pipeline.repeats=1", "pipeline.weights=per-iteration", "pipeline.microbatches=2"];
-    let cases: [(&str, &[&str]); 4] = [
-        ("mesh.axes=fsdp=4,tensor=2", &["remat.policy=full"]),
-        ("mesh.axes=fsdp=2,tensor=4", &[]),
-        ("mesh.axes=tensor=8", &["remat.policy=dots"]),
-        ("mesh.axes=stage=2,fsdp=2,tensor=2", &PIPELINE),
+    let cases: [(&str, &[&str], usize); 4] = [
+        ("mesh.axes=fsdp=4,tensor=2", &["remat.policy=full"], 0),
+        ("mesh.axes=fsdp=2,tensor=4", &[], 2),
+        ("mesh.axes=tensor=8", &["remat.policy=dots"], 2),
+        ("mesh.axes=stage=2,fsdp=2,tensor=2", &PIPELINE, 2),
     ];
-    let sizes = ["model.heads=8", "model.kv_heads=8"];
-    let one = steps_of(&config(&[&sizes[..], &["mesh.axes=data=1", "target.devices=1"]].concat()), 3);
-    for (mesh, settings) in cases {
-        let with = |choice: &'static str| config(&[&sizes[..], &[mesh, choice], settings].concat());
+    let one = steps_of(&config(&["mesh.axes=data=1", "target.devices=1"]), 3);
+    for (mesh, settings, kept) in cases {
+        let with = |choice: &'static str| config(&[&[mesh, choice], settings].concat());
         let [on, off] = ["kernels.collective_matmul=on", "kernels.collective_matmul=off"].map(with);
         let [rings, plain] = [&on, &off].map(|config| config.lower_train_step().expect("it lowers").1.collectives());
         assert_eq!(rings.moved_bytes(), plain.moved_bytes(), "{mesh}\n{rings}");
+        let mut gathered = 0;
         for scope in ["attention", "mlp"] {
-            let [rings, plain] = [&rings, &plain].map(|ledger| counts(&ledger.in_scope(scope).over("tensor")));
-            assert!(plain[0] > 0 && plain[1] > 0 && plain[2] == 0, "{mesh}: {plain:?}");
-            assert_eq!(rings[..2], [0, 0], "{mesh}: {scope}");
-            assert!(rings[2] > 0, "{mesh}: {scope}");
+            let [rings, plain] = [&rings, &plain].map(|ledger| ledger.in_scope(scope).over("tensor"));
+            let [gathers, scatters, permutes] = counts(&plain);
+            assert!(gathers > 0 && scatters > 0 && permutes == 0, "{mesh}: {scope}");
+            assert!(counts(&rings)[1] == 0 && counts(&rings)[2] > 0, "{mesh}: {scope}");
+            let gathers = rings.kind(CollectiveKind::AllGather);
+            gathered += gathers.iter().expect("a scope").map(|gather| gather.operand_count).sum::<usize>();
         }
+        assert_eq!(gathered, kept, "{mesh}\n{rings}");
         let error = relative_error(&steps_of(&on, 3), &one);
         assert!(error <= 1e-5, "{mesh}: {error:e}");
     }
