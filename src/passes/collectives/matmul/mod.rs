@@ -32,6 +32,7 @@ use plan::Plan;
 use ring::Walk;
 
 use crate::ir::{Graph, GraphCopy, Memo};
+use crate::passes::MERGE;
 use crate::ops::{Analysis, Op};
 
 /// Makes rings of all-gathers in front of products and of reduce-scatters behind them, in every region too, where
@@ -40,7 +41,9 @@ pub fn collective_matmul(graph: &Graph, choice: CollectiveMatmul) -> Graph {
     if choice == CollectiveMatmul::Off {
         return graph.clone();
     }
-    Pass { choice, bodies: Memo::default() }.graph(graph, &vec![false; graph.inputs().len()])
+    let rings = Pass { choice, bodies: Memo::default() }.graph(graph, &vec![false; graph.inputs().len()]);
+    // Places and slices of parts, of which each ring makes its own, and bodies that have become equal.
+    MERGE.run(&rings)
 }
 
 struct Pass {
