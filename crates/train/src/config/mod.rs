@@ -32,7 +32,8 @@ pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
     AttentionChoice, BadLines, CheckpointConfig, CompilerPreset, DataConfig, DilocoConfig, Documents, ExchangeChoice,
     ExpertsChoice, KernelsConfig, MatmulChoice, MeshConfig, ModelConfig, ModelFamily, OptimizerKind, PartitionConfig,
-    PartitionMode, PipelineConfig, Platform, Preallocate, RateSchedule, RematConfig, Replication, TargetConfig, TrainConfig,
+    PartitionMode, PipelineConfig, Platform, Preallocate, RateSchedule, RematConfig, Replication, TargetConfig,
+    TrainConfig,
 };
 
 use tree::Table;

@@ -2,8 +2,8 @@
 //!
 //! | pattern | becomes |
 //! |---|---|
-//! | products of what is gathered with weights | a product of each part, as it comes by, put in its place of the result |
-//! | the reduce-scattered sum of products with weights | partial sums that travel, to which each device adds its products |
+//! | products of what is gathered with weights | a product of each part as it comes, put in its place of the result |
+//! | the reduce-scattered sum of products with weights | sums that travel, to which devices add their products |
 //!
 //! A part travels `n / 2` places at most, one half of the parts each way round, and `n - 1` parts in all reach or leave
 //! a device: as many bytes as the all-gather or the reduce-scatter sends. The rounds are written out, so back ends can
@@ -32,8 +32,8 @@ use plan::Plan;
 use ring::Walk;
 
 use crate::ir::{Graph, GraphCopy, Memo};
-use crate::passes::MERGE;
 use crate::ops::{Analysis, Op};
+use crate::passes::MERGE;
 
 /// Makes rings of all-gathers in front of products and of reduce-scatters behind them, in every region too, where
 /// `choice` says so. Nothing that is dead may be in the graph, and what is equal must be merged: readers are counted.

@@ -78,9 +78,9 @@ impl Search<'_> {
         let (mut operations, mut rows) = (0.0, usize::MAX);
         for &reader in &readers.nodes {
             let reader = self.graph.node(reader);
-            let Some((side, place)) = self.product(reader, |side, dim| {
-                reader.operands()[side] == whole && dim == gather.dim
-            }) else {
+            let Some((side, place)) =
+                self.product(reader, |side, dim| reader.operands()[side] == whole && dim == gather.dim)
+            else {
                 continue;
             };
             let (of_dot, rows_of_dot) = operations_and_rows(self.graph, reader, side);
