@@ -1,10 +1,11 @@
 //! What may be chosen when a graph is lowered.
 
+use meshloom_hlo::analysis::{Arithmetic, Chip};
 use meshloom_hlo::mesh::Mesh;
 
 use crate::emit::{Annotation, GroupFormat, ProgramForm};
 use crate::kernels::Kernels;
-use crate::passes::CollectiveLimits;
+use crate::passes::{CollectiveLimits, CollectiveMatmul};
 use crate::pjrt::Platform;
 use crate::sharding::RuleSets;
 
@@ -34,7 +35,7 @@ pub struct LowerOptions<'a> {
     pub aliases: Vec<(usize, usize)>,
     /// Names of passes of [`PASSES`](super::PASSES) and [`LOCAL_PASSES`](super::LOCAL_PASSES) that do not run.
     pub without: &'a [&'a str],
-    /// How much memory fewer collectives may cost.
+    /// How much memory fewer collectives may cost, and where products are cut beside them.
     pub limits: CollectiveLimits,
     /// Who partitions the graph over the mesh.
     pub partition: PartitionMode,
@@ -63,7 +64,7 @@ pub struct LowerOptions<'a> {
 
 impl<'a> LowerOptions<'a> {
     /// These options with what a platform's plugin reads, and with what its devices can do: the form of device groups,
-    /// overlapping collectives, the host's memory, and kernels.
+    /// overlapping collectives, the host's memory, kernels, and collective matmul where it pays.
     #[must_use]
     pub fn on(self, platform: &Platform) -> LowerOptions<'a> {
         LowerOptions {
@@ -71,7 +72,22 @@ impl<'a> LowerOptions<'a> {
             overlap_collectives: platform.overlaps_collectives(),
             host_memory: platform.has_host_memory(),
             kernels: Kernels::on(platform),
+            limits: CollectiveLimits { matmul: matmul_on(platform), ..self.limits },
             ..self
         }
+    }
+}
+
+/// Collective matmul where it pays, if the platform sends beside products and it is known how fast its chips do both;
+/// else none.
+fn matmul_on(platform: &Platform) -> CollectiveMatmul {
+    let operations_per_byte = || {
+        let chip = platform.device_kind().and_then(Chip::of_kind)?;
+        // The bandwidth of a ring is that both ways round.
+        Some((chip.matrix_rate(Arithmetic::Bf16)? / (chip.ring_bandwidth()? / 2.0)) as u64)
+    };
+    match operations_per_byte() {
+        Some(operations_per_byte) if platform.overlaps_collectives() => CollectiveMatmul::Auto { operations_per_byte },
+        _ => CollectiveMatmul::Off,
     }
 }

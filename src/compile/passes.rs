@@ -6,7 +6,7 @@ use meshloom_hlo::suggest::did_you_mean;
 
 use super::Error;
 use crate::ir::{Graph, verify};
-use crate::passes::{self, CollectiveLimits, Rewrite};
+use crate::passes::{self, CollectiveLimits, CollectiveMatmul, Rewrite};
 
 /// A pass that needs nothing but the graph.
 pub struct Pass {
@@ -28,15 +28,23 @@ pub(super) enum Step {
     Graph(fn(&Graph) -> Graph),
     /// Anything else, within limits.
     LimitedGraph(fn(&Graph, &CollectiveLimits) -> Graph),
+    /// Collective matmul, which is left out where it is off.
+    Matmul,
 }
 
 impl Step {
+    /// Whether it does anything within these limits.
+    fn is_on(&self, limits: &CollectiveLimits) -> bool {
+        !matches!(self, Step::Matmul) || limits.matmul != CollectiveMatmul::Off
+    }
+
     fn run(&self, graph: &Graph, limits: &CollectiveLimits) -> Graph {
         match self {
             Step::Rewrite(rewrite) => rewrite.run(graph),
             Step::LimitedRewrite(rewrite) => rewrite(limits).run(graph),
             Step::Graph(run) => run(graph),
             Step::LimitedGraph(run) => run(graph, limits),
+            Step::Matmul => passes::collective_matmul(graph, limits.matmul),
         }
     }
 }
@@ -99,7 +107,8 @@ pub const PASSES: &[Pass] = &[
 /// The passes over the program of one device, in the order they run. Two of them are those of [`PASSES`], again.
 ///
 /// Why this order: what cancels need be neither hoisted nor combined; what is gathered in front of two loops is
-/// gathered once; and no live collective is combined with a dead one.
+/// gathered once; no live collective is combined with a dead one; and what reads a gathered value is known when equal
+/// nodes are one and dead ones gone, before a gather that could be a ring is combined with another.
 pub const LOCAL_PASSES: &[Pass] = &[
     Pass {
         name: "gather-slice",
@@ -127,6 +136,11 @@ pub const LOCAL_PASSES: &[Pass] = &[
         step: Step::Graph(passes::eliminate_dead_code),
     },
     Pass {
+        name: "collective-matmul",
+        description: "cuts products beside all-gathers and reduce-scatters, and sends while it multiplies, where asked",
+        step: Step::Matmul,
+    },
+    Pass {
         name: "combine-collectives",
         description: "makes one collective of several of a kind that are ready together",
         step: Step::LimitedGraph(|graph, limits| passes::combine_collectives(graph, limits.combined_bytes)),
@@ -145,7 +159,8 @@ pub(super) fn check_pass_names(without: &[&str]) -> Result<(), Error> {
 /// The steps of a table that run, each with the name under which it is timed: rewrites that share a walk as one.
 pub(super) fn schedule(table: &[Pass], without: &[&str], limits: &CollectiveLimits) -> Vec<(&'static str, Step)> {
     let mut steps: Vec<(&'static str, Step)> = Vec::new();
-    for pass in table.iter().filter(|pass| !without.contains(&pass.name)) {
+    let runs = |pass: &&Pass| !without.contains(&pass.name) && pass.step.is_on(limits);
+    for pass in table.iter().filter(runs) {
         let step = match pass.step {
             Step::LimitedRewrite(rewrite) => Step::Rewrite(rewrite(limits)),
             step => step,

@@ -115,6 +115,14 @@ impl DotDims {
     fn rhs_free(&self, rank: usize) -> AxisList {
         complement(&[&self.rhs_batch[..], &self.rhs_contract[..]].concat(), rank)
     }
+
+    /// For each dimension of the result of operands of these ranks, the operand that alone has it, and where; `None`
+    /// for a batch dimension, which both have.
+    pub(crate) fn free_dims(&self, ranks: [usize; 2]) -> impl Iterator<Item = Option<(usize, usize)>> {
+        let batch = std::iter::repeat_n(None, self.lhs_batch.len());
+        let left = self.lhs_free(ranks[0]).into_iter().map(|dim| Some((0, dim)));
+        batch.chain(left).chain(self.rhs_free(ranks[1]).into_iter().map(|dim| Some((1, dim))))
+    }
 }
 
 impl DotGeneral {

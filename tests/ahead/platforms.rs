@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use meshloom::compile::LowerOptions;
 use meshloom::emit::{GroupFormat, device_groups};
 use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::partition::Amount;
+use meshloom::passes::CollectiveMatmul;
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings, WorkerFailure};
 use meshloom::pjrt::*;
 use meshloom_train::StepAhead;
@@ -51,6 +53,12 @@ pub fn tpu_topologies_are_described() {
         assert_eq!((last.coords(), last.core_on_chip(), last.slice_index()), (Some(&coords[..]), Some(core), slice));
         assert!(last.memory_limit().is_some_and(|bytes| bytes > 8_000_000_000), "{name}: {last:?}");
     }
+    // What a program goes by that is cut beside collectives: 459 TF/s, and 4800 Gbit/s over three rings, both ways.
+    let described = ahead_of_time::describe(&topology("v5p:2x2x1"), &settings());
+    let platform = described.unwrap_or_else(|error| panic!("{error}")).platform;
+    let operations_per_byte = (459e12_f64 / (4800e9 / 8.0 / 3.0 / 2.0)) as u64;
+    let matmul = LowerOptions::default().on(&platform).limits.matmul;
+    assert_eq!(matmul, CollectiveMatmul::Auto { operations_per_byte });
     let error = refusal(ahead_of_time::describe(&topology("v5e:3x5"), &settings()));
     let PjrtError::Plugin { function, code, message } = error else { panic!("{error}") };
     assert_eq!((&*function, code), ("PJRT_TopologyDescription_Create", ErrorCode::InvalidArgument));

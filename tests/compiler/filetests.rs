@@ -25,6 +25,7 @@
 //! | `pass` | names of passes, see below |
 //! | `rule` | the rule of `passes::algebra_rules` that the case is for |
 //! | `hoisted_bytes`, `combined_bytes` | the fields of `passes::CollectiveLimits` |
+//! | `matmul` | its field of that name: `on`, or the operations per byte by which it is found where that pays |
 //! | `plugin` | `yes`: values are compared on the CPU plugin too |
 //! | `collectives` | what is left to communicate, as `summary` puts it |
 //! | `moved_bytes` | how many bytes a device sends in all of these |
@@ -51,7 +52,7 @@ use meshloom::compile::{LOCAL_PASSES, LowerOptions, PASSES, lower};
 use meshloom::ir::{Graph, GraphBuilder, GraphTextOptions, Literal, PortInfo, TensorType, verify};
 use meshloom::ops::Call;
 use meshloom::partition::{Collective, Ledger, partition};
-use meshloom::passes::{CollectiveLimits, algebra_rules, hoist_invariants};
+use meshloom::passes::{CollectiveLimits, CollectiveMatmul, algebra_rules, hoist_invariants};
 use meshloom::sharding::{Mesh, propagate_with_sub_axes};
 use support::interpret::{interpret, literal, same_bits};
 use support::spmd::run_local;
@@ -156,6 +157,13 @@ impl Case {
         let limits = CollectiveLimits {
             combined_bytes: self.number("combined_bytes", default.combined_bytes),
             hoisted_bytes: self.number("hoisted_bytes", default.hoisted_bytes),
+            matmul: match self.keys.get("matmul").map(String::as_str) {
+                None => default.matmul,
+                Some("on") => CollectiveMatmul::On,
+                Some(number) => {
+                    CollectiveMatmul::Auto { operations_per_byte: number.parse().expect("`on` or a number") }
+                }
+            },
         };
         let (mut graph, mut mesh, mut fallbacks) = (graph.clone(), mesh.cloned(), Vec::new());
         for name in self.passes().split(", ") {

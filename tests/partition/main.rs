@@ -1,5 +1,6 @@
 //! Partitioned programs compute what those of one device do.
 
+mod collective_matmul;
 mod decoder_cases;
 mod experts;
 mod head_loss;

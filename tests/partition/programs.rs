@@ -13,6 +13,7 @@ use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Partitioned, lower
 use meshloom::emit::ProgramForm;
 use meshloom::ir::Literal;
 use meshloom::ops::RematPolicy;
+use meshloom::passes::{CollectiveLimits, CollectiveMatmul};
 use meshloom_train::step::aliases;
 use support::eight_devices::{compile, relative_error};
 use support::interpret::interpret;
@@ -120,6 +121,7 @@ fn lowered(model: &Model, case: &Case, partition: PartitionMode, form: ProgramFo
         partition,
         form,
         without: case.without(),
+        limits: CollectiveLimits { matmul: CollectiveMatmul::On, ..CollectiveLimits::default() },
         ..LowerOptions::default()
     };
     lower(model.function.graph(), &options).map_err(|error| error.to_string())

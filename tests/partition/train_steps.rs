@@ -9,7 +9,7 @@ fn config(overrides: &[&str]) -> RunConfig {
     configs::config(&[SHORT_RUN, overrides])
 }
 
-fn numbers(config: &RunConfig, steps: usize) -> Vec<f64> {
+pub(crate) fn numbers(config: &RunConfig, steps: usize) -> Vec<f64> {
     let mut trainer = Trainer::new(config, &client()).expect("a trainer");
     (0..steps).flat_map(|_| trainer.step().map(|metrics| [metrics.loss, metrics.grad_norm]).expect("a step")).collect()
 }

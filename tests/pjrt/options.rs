@@ -6,6 +6,7 @@ use meshloom::compile::{LowerOptions, PartitionMode, lower, lower_as_traced};
 use meshloom::emit::{GroupFormat, ProgramForm};
 use meshloom::ir::{DType, Graph};
 use meshloom::kernels::Kernels;
+use meshloom::passes::CollectiveMatmul;
 use meshloom::pjrt::{Client, ClientOptions, CompileOptions, DebugValue, NamedValue, Platform, PlatformKind};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, TensorSpec};
@@ -207,6 +208,9 @@ fn a_program_is_lowered_for_the_clients_platform() {
         // Without a plugin, only what all of them read.
         let any = LowerOptions::default().on(&Platform::of_any_plugin(kind));
         assert_eq!((any.groups, any.overlap_collectives), (GroupFormat::Lists, is_accelerator), "{kind}");
+        // How fast a chip is that is not known decides nothing.
+        let matmul = [&options, &any].map(|options| options.limits.matmul);
+        assert_eq!(matmul, [CollectiveMatmul::Off; 2], "{kind}");
     }
 }
 

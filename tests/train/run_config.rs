@@ -181,6 +181,7 @@ fn round_trip() {
     experts_exchange = "auto"
     context = "gather"
     context_order = "natural"
+    collective_matmul = "auto"
 
     [partition]
     mode = "explicit"
@@ -250,6 +251,7 @@ fn round_trip() {
     experts_exchange = "auto"
     context = "gather"
     context_order = "natural"
+    collective_matmul = "auto"
 
     [pipeline]
     microbatches = 4

@@ -14,7 +14,7 @@ fn keys_without_effect() {
         format!("data.bad_lines = \"skip\" has no effect, because {jsonl} and data.tokenizer is \"bytes\""),
     ];
     let tokenizer = ["data.tokenizer=tokenizer.json"];
-    let cases: [(&[&str], &[&str], &str); 31] = [
+    let cases: [(&[&str], &[&str], &str); 32] = [
         (
             &["train.schedule=constant"],
             &["train.floor=0.2"],
@@ -47,6 +47,12 @@ fn keys_without_effect() {
             &["partition.mode=shardy"],
             &["partition.replication=deny"],
             "partition.replication = \"deny\" has no effect, because partition.mode is \"shardy\"",
+        ),
+        (
+            &["partition.mode=gspmd"],
+            &["kernels.collective_matmul=off"],
+            "kernels.collective_matmul = \"off\" has no effect, because partition.mode is \"gspmd\": XLA partitions plain \
+             forms",
         ),
         (&cuda, &["target.devices=3"], "target.devices = 3 has no effect, because target.platform is \"cuda\""),
         (&["target.platform=auto"], &["target.devices=3"], ""),

@@ -11,6 +11,7 @@ use meshloom::hlo::Stage;
 use meshloom::kernels::{AttentionKernel, ExpertsKernel, Kernels};
 use meshloom::nn::DecoderConfig;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
+use meshloom::passes::{CollectiveLimits, CollectiveMatmul};
 use meshloom::pjrt::Platform;
 use meshloom::sharding::{Mesh, Role, RuleSets, ShardingTable};
 use meshloom::trace::{Param, Tree};
@@ -228,7 +229,13 @@ impl RunConfig {
             ..LowerOptions::default()
         }
         .on(platform);
-        LowerOptions { kernels: self.chosen_kernels(options.kernels), ..options }
+        let matmul = match self.kernels.collective_matmul {
+            config::MatmulChoice::Auto => options.limits.matmul,
+            config::MatmulChoice::On => CollectiveMatmul::On,
+            config::MatmulChoice::Off => CollectiveMatmul::Off,
+        };
+        let limits = CollectiveLimits { matmul, ..options.limits };
+        LowerOptions { kernels: self.chosen_kernels(options.kernels), limits, ..options }
     }
 
     /// What `[kernels]` says, where `auto` is what suits the platform.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`cancel_collectives`] | takes out collectives that undo each other, and does two reductions as one |
 //! | [`hoist_gathers`] | gathers what a scan does not change once, in front of it, within a bound |
+//! | [`collective_matmul`] | cuts products beside all-gathers and reduce-scatters, and sends while it multiplies |
 //! | [`combine_collectives`] | makes one collective of several of a kind that are ready together, within a bound |
 //!
 //! Every device must run the same collectives in the same order. So no collective moves into or out of a branch or a
@@ -15,10 +16,12 @@
 
 mod cancel;
 mod combine;
+mod matmul;
 mod varying;
 
 pub use cancel::cancel_collectives;
 pub use combine::combine_collectives;
+pub use matmul::{CollectiveMatmul, collective_matmul};
 
 use super::hoist::Bound;
 use super::{Rewrite, contains_loop};
@@ -26,7 +29,7 @@ use crate::ir::Graph;
 
 const MIB: u64 = 1 << 20;
 
-/// How much memory the rewrites may spend on fewer collectives.
+/// How much memory the rewrites may spend on fewer collectives, and where they may cut products for their sake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectiveLimits {
     /// The most bytes, of operands or of results, that one combined collective has on a device. At 32 MiB, a link of
@@ -36,11 +39,13 @@ pub struct CollectiveLimits {
     /// The most bytes that one loop may hold of values gathered in front of it instead of in each iteration: 64 MiB,
     /// which is less than a thousandth of an accelerator's memory.
     pub hoisted_bytes: u64,
+    /// Where all-gathers in front of products, and reduce-scatters behind them, become rings. By default nowhere.
+    pub matmul: CollectiveMatmul,
 }
 
 impl Default for CollectiveLimits {
     fn default() -> CollectiveLimits {
-        CollectiveLimits { combined_bytes: 32 * MIB, hoisted_bytes: 64 * MIB }
+        CollectiveLimits { combined_bytes: 32 * MIB, hoisted_bytes: 64 * MIB, matmul: CollectiveMatmul::Off }
     }
 }
 

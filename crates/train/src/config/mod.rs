@@ -31,8 +31,9 @@ pub(crate) use placement::Placement;
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
     AttentionChoice, BadLines, CheckpointConfig, CompilerPreset, DataConfig, DilocoConfig, Documents, ExchangeChoice,
-    ExpertsChoice, KernelsConfig, MeshConfig, ModelConfig, ModelFamily, OptimizerKind, PartitionConfig, PartitionMode,
-    PipelineConfig, Platform, Preallocate, RateSchedule, RematConfig, Replication, TargetConfig, TrainConfig,
+    ExpertsChoice, KernelsConfig, MatmulChoice, MeshConfig, ModelConfig, ModelFamily, OptimizerKind, PartitionConfig,
+    PartitionMode, PipelineConfig, Platform, Preallocate, RateSchedule, RematConfig, Replication, TargetConfig,
+    TrainConfig,
 };
 
 use tree::Table;

@@ -287,6 +287,18 @@ choice! {
     }
 }
 
+choice! {
+    /// Whether products are cut beside the all-gathers and reduce-scatters of their activations.
+    MatmulChoice {
+        /// Where it pays, on a chip whose speeds are known.
+        Auto = "auto",
+        /// Wherever products can be cut.
+        On = "on",
+        /// Nowhere.
+        Off = "off",
+    }
+}
+
 section! {
     /// `[kernels]`: what computes ops that have several implementations.
     KernelsConfig {
@@ -304,6 +316,10 @@ section! {
         /// Which tokens of a row each device has, where the sequence is split: contiguous ones (`natural`), or as much
         /// of causal attention as the others (`two-chunk`, `striped`).
         context_order: ContextOrder = ContextOrder::Natural,
+        /// Whether all-gathers in front of products with weights, and reduce-scatters behind them, become rings in
+        /// which parts travel while others are multiplied (`on`, `off`). `auto` does so where it pays, on a chip whose
+        /// speeds are known.
+        collective_matmul: MatmulChoice = MatmulChoice::Auto,
     }
 }
 

@@ -81,7 +81,7 @@ impl RunConfig {
         }
         if self.partition.mode != PartitionMode::Explicit {
             let why = || format!("{}: XLA partitions plain forms", is("partition.mode", self.partition.mode.name()));
-            unused.extend(["attention", "experts"].map(|key| ("kernels", key, why())));
+            unused.extend(["attention", "experts", "collective_matmul"].map(|key| ("kernels", key, why())));
         } else if self.model.family == Llama {
             unused.push(("kernels", "experts", is("model.family", self.model.family.name())));
         }

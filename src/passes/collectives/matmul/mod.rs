@@ -1,0 +1,83 @@
+//! Collective matmul: parts travel around a ring while products of those that are here are made.
+//!
+//! | pattern | becomes |
+//! |---|---|
+//! | products of what is gathered with weights | a product of each part as it comes, put in its place of the result |
+//! | the reduce-scattered sum of products with weights | sums that travel, to which devices add their products |
+//!
+//! A part travels `n / 2` places at most, one half of the parts each way round, and `n - 1` parts in all reach or leave
+//! a device: as many bytes as the all-gather or the reduce-scatter sends. The rounds are written out, so back ends can
+//! send while they multiply. A product of which the gathered dimension is summed over, as in the gradient of weights,
+//! and any other reader of the gathered value, gets it assembled from the same parts: partial sums of a weight's
+//! gradient would be rounded, or held in a wider type, once for each part.
+//!
+//! Only activations are treated so, and only products with weights: see [`Computed`]. A weight's gather can be started
+//! long before its product, and what a gradient's reduce-scatter gives is needed long after.
+//!
+//! Source: Wang et al., "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
+//! Models", ASPLOS 2023, doi 10.1145/3567955.3567959.
+
+mod activations;
+mod pays;
+mod plan;
+mod ring;
+
+pub use pays::CollectiveMatmul;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use activations::Computed;
+use plan::Plan;
+use ring::Walk;
+
+use crate::ir::{Graph, GraphCopy, Memo};
+use crate::ops::{Analysis, Op};
+use crate::passes::MERGE;
+
+/// Makes rings of all-gathers in front of products and of reduce-scatters behind them, in every region too, where
+/// `choice` says so. Nothing that is dead may be in the graph, and what is equal must be merged: readers are counted.
+pub fn collective_matmul(graph: &Graph, choice: CollectiveMatmul) -> Graph {
+    if choice == CollectiveMatmul::Off {
+        return graph.clone();
+    }
+    let rings = Pass { choice, bodies: Memo::default() }.graph(graph, &vec![false; graph.inputs().len()]);
+    // Places and slices of parts, of which each ring makes its own, and bodies that have become equal.
+    MERGE.run(&rings)
+}
+
+struct Pass {
+    choice: CollectiveMatmul,
+    /// Bodies that have been done, each for what is known of its inputs.
+    bodies: Memo<Vec<bool>, Arc<Graph>>,
+}
+
+impl Pass {
+    /// A graph, given which of its inputs are computed.
+    fn graph(&self, graph: &Graph, inputs: &[bool]) -> Graph {
+        let computed = Computed.values(graph, inputs);
+        let plan = Plan::of(graph, &computed, self.choice);
+        let mut walk = Walk::new(GraphCopy::with_inputs(graph), &plan);
+        for node in graph.nodes() {
+            let operands = || node.operands().iter().map(|value| computed[value.index()]).collect::<Vec<bool>>();
+            let with_regions = node.op().as_primitive().is_none();
+            let op = with_regions.then(|| self.bodies_of(node.op(), &operands())).flatten();
+            walk.node(node, op);
+        }
+        walk.finish()
+    }
+
+    /// An op with its bodies done, given which of its operands are computed; `None` if it has none.
+    fn bodies_of(&self, op: &Op, operands: &[bool]) -> Option<Op> {
+        let mut inputs = Computed.through(op, operands).inputs.into_iter();
+        op.map_regions(|body| match inputs.next() {
+            Some(inputs) if inputs.len() == body.inputs().len() => {
+                let done = || Ok::<_, Infallible>(Arc::new(self.graph(body, &inputs)));
+                let Ok(done) = self.bodies.of(body, inputs.clone(), done);
+                done
+            }
+            // It does not run.
+            _ => body.clone(),
+        })
+    }
+}

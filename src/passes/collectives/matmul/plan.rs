@@ -1,0 +1,171 @@
+//! Which nodes of a graph become rings.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::pays::{CollectiveMatmul, Ring, operations_and_rows};
+use crate::ir::{Graph, Node, NodeRef, Value};
+use crate::ops::{AllGather, Binary, BinaryKind, Op, ReduceScatter};
+
+/// What becomes of a node that is not copied as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// An all-gather whose parts travel; the whole is assembled too, if something reads it.
+    Gather { is_read_whole: bool },
+    /// A dot of each part of this all-gather, which is operand `side`; the results stand along dimension `place`.
+    Product { gather: Node, side: usize, place: usize },
+    /// A reduce-scatter of which sums travel.
+    Scatter,
+    /// Part of what such a reduce-scatter adds up: made for each part of it. A dot, whose operand `side` is cut along
+    /// `dim`; a sum or a conversion has none.
+    Term { cut: Option<(usize, usize)> },
+}
+
+/// What becomes of the nodes of a graph.
+#[derive(Default)]
+pub(super) struct Plan(FxHashMap<Node, Part>);
+
+impl Plan {
+    pub(super) fn of(graph: &Graph, computed: &[bool], choice: CollectiveMatmul) -> Plan {
+        let mut found = Search { graph, computed, choice, readers: readers(graph), plan: Plan::default() };
+        for node in graph.nodes() {
+            match node.op() {
+                Op::AllGather(gather) => found.gather(node, gather),
+                Op::ReduceScatter(scatter) => found.scatter(node, scatter),
+                _ => {}
+            }
+        }
+        found.plan
+    }
+
+    pub(super) fn part(&self, node: Node) -> Option<Part> {
+        self.0.get(&node).copied()
+    }
+}
+
+/// The nodes that read a value, and whether it is an output.
+#[derive(Default, Clone)]
+struct Readers {
+    nodes: SmallVec<[Node; 4]>,
+    is_output: bool,
+}
+
+fn readers(graph: &Graph) -> Vec<Readers> {
+    let mut readers = vec![Readers::default(); graph.value_count()];
+    graph.outputs().iter().for_each(|output| readers[output.index()].is_output = true);
+    for node in graph.nodes() {
+        node.operands().iter().for_each(|operand| readers[operand.index()].nodes.push(node.id));
+    }
+    readers
+}
+
+struct Search<'g> {
+    graph: &'g Graph,
+    computed: &'g [bool],
+    choice: CollectiveMatmul,
+    readers: Vec<Readers>,
+    plan: Plan,
+}
+
+impl Search<'_> {
+    fn gather(&mut self, node: NodeRef<'_>, gather: &AllGather) {
+        let &[part] = node.operands() else { return };
+        if gather.group.size < 2 || !self.computed[part.index()] {
+            return;
+        }
+        let (whole, readers) = (node.result(), self.readers[node.result().index()].clone());
+        let mut products: SmallVec<[(Node, Part); 4]> = SmallVec::new();
+        let (mut operations, mut rows) = (0.0, usize::MAX);
+        for &reader in &readers.nodes {
+            let reader = self.graph.node(reader);
+            let Some((side, place)) =
+                self.product(reader, |side, dim| reader.operands()[side] == whole && dim == gather.dim)
+            else {
+                continue;
+            };
+            let (of_dot, rows_of_dot) = operations_and_rows(self.graph, reader, side);
+            (operations, rows) = (operations + of_dot, rows.min(rows_of_dot / gather.group.size));
+            products.push((reader.id, Part::Product { gather: node.id, side, place }));
+        }
+        let ty = self.graph.ty(part);
+        let (size, part_bytes, part_size) = (gather.group.size, ty.byte_count(), ty.dims[gather.dim]);
+        let ring = Ring { size, part_bytes, part_size, rows, operations };
+        if products.is_empty() || !self.choice.takes(&ring) {
+            return;
+        }
+        let is_read_whole = readers.is_output || readers.nodes.len() > products.len();
+        self.plan.0.insert(node.id, Part::Gather { is_read_whole });
+        self.plan.0.extend(products);
+    }
+
+    /// Of a dot of a computed value and one that is not: the side of the first, and the place in the result of the
+    /// dimension of it that is meant, if it is neither summed over nor a batch dimension.
+    fn product(&self, node: NodeRef<'_>, is_meant: impl Fn(usize, usize) -> bool) -> Option<(usize, usize)> {
+        self.free_dims(node)?.enumerate().find_map(|(place, (side, dim))| is_meant(side, dim).then_some((side, place)))
+    }
+
+    /// Of a dot of a computed value and one that is not: which dimension of the first each dimension of the result is;
+    /// what is none gets a dimension that no value has.
+    fn free_dims(&self, node: NodeRef<'_>) -> Option<impl Iterator<Item = (usize, usize)>> {
+        let (Op::DotGeneral(dot), &[left, right]) = (node.op(), node.operands()) else { return None };
+        let computed = [left, right].map(|operand| self.computed[operand.index()]);
+        let side = match computed {
+            [true, false] => 0,
+            [false, true] => 1,
+            _ => return None,
+        };
+        let ranks = [left, right].map(|operand| self.graph.ty(operand).rank());
+        let own = dot.dims.free_dims(ranks).map(move |found| found.filter(|found| found.0 == side));
+        Some(own.map(move |found| found.unwrap_or((side, usize::MAX))))
+    }
+
+    fn scatter(&mut self, node: NodeRef<'_>, scatter: &ReduceScatter) {
+        let &[sum] = node.operands() else { return };
+        if scatter.group.size < 2 {
+            return;
+        }
+        let mut terms: SmallVec<[(Node, Part); 8]> = SmallVec::new();
+        let (mut operations, mut rows) = (0.0, usize::MAX);
+        let mut open: SmallVec<[Value; 4]> = SmallVec::from_slice(&[sum]);
+        while let Some(value) = open.pop() {
+            let Some((term, cut)) = self.term(value, scatter.dim) else { return };
+            match cut {
+                Some((side, _)) => {
+                    let (of_dot, rows_of_dot) = operations_and_rows(self.graph, term, side);
+                    (operations, rows) = (operations + of_dot, rows.min(rows_of_dot / scatter.group.size));
+                }
+                None => open.extend_from_slice(term.operands()),
+            }
+            terms.push((term.id, Part::Term { cut }));
+        }
+        let ty = self.graph.ty(node.result());
+        let (size, part_bytes, part_size) = (scatter.group.size, ty.byte_count(), ty.dims[scatter.dim]);
+        if self.choice.takes(&Ring { size, part_bytes, part_size, rows, operations }) {
+            self.plan.0.insert(node.id, Part::Scatter);
+            self.plan.0.extend(terms);
+        }
+    }
+
+    /// The node that makes a value which nothing else reads, if parts of it along a dimension can be made by
+    /// themselves: a dot with what of it is cut, or a sum or conversion of such values.
+    fn term(&self, value: Value, dim: usize) -> Option<(NodeRef<'_>, Option<(usize, usize)>)> {
+        let readers = &self.readers[value.index()];
+        let node = self.graph.defining_node(value)?;
+        // A dot that is made part by part as they come by is not cut another way.
+        if readers.is_output || readers.nodes.len() != 1 || self.plan.part(node.id).is_some() {
+            return None;
+        }
+        match node.op() {
+            Op::DotGeneral(_) => {
+                let cut = self.free_dims(node)?.nth(dim).filter(|&(_, dim)| dim != usize::MAX)?;
+                Some((node, Some(cut)))
+            }
+            Op::Convert(_) => Some((node, None)),
+            Op::Binary(Binary(BinaryKind::Add)) => {
+                let has_all = |&operand: &Value| self.graph.ty(operand).dims == self.graph.ty(value).dims;
+                node.operands().iter().all(has_all).then_some((node, None))
+            }
+            _ => None,
+        }
+    }
+}
