@@ -50,7 +50,6 @@ impl Sums {
 }
 
 /// A program before and after a plugin compiled it.
-#[cfg_attr(not(feature = "configs"), expect(dead_code, reason = "nothing is compiled without run configs"))]
 pub struct Ahead {
     /// The collectives before; none where XLA is to partition the program.
     pub emitted: Option<ModuleCollectives>,
