@@ -60,10 +60,13 @@ pub struct LowerOptions<'a> {
 
 impl<'a> LowerOptions<'a> {
     /// These options with what a platform's plugin reads, and with what its devices can do: the form of device groups,
-    /// overlapping collectives, the host's memory, and kernels.
+    /// overlapping collectives, transfers as one buffer, the host's memory, and kernels.
     #[must_use]
     pub fn on(self, platform: &Platform) -> LowerOptions<'a> {
+        let packed_bytes = if platform.hides_one_transfer() { CollectiveLimits::PACKED_BYTES } else { 0 };
+        let limits = CollectiveLimits { packed_bytes: packed_bytes.max(self.limits.packed_bytes), ..self.limits };
         LowerOptions {
+            limits,
             groups: platform.group_format(),
             overlap_collectives: platform.overlaps_collectives(),
             host_memory: platform.has_host_memory(),

@@ -99,7 +99,8 @@ pub const PASSES: &[Pass] = &[
 /// The passes over the program of one device, in the order they run. Two of them are those of [`PASSES`], again.
 ///
 /// Why this order: what cancels need be neither hoisted nor combined; what is gathered in front of two loops is
-/// gathered once; and no live collective is combined with a dead one.
+/// gathered once; and no live collective is combined with a dead one. What is packed
+/// is not combined with more.
 pub const LOCAL_PASSES: &[Pass] = &[
     Pass {
         name: "gather-slice",
@@ -125,6 +126,11 @@ pub const LOCAL_PASSES: &[Pass] = &[
         name: "dead-code",
         description: "drops what no output depends on",
         step: Step::Graph(passes::eliminate_dead_code),
+    },
+    Pass {
+        name: "pack-collectives",
+        description: "makes one transfer of all that can run beside a loop, where one loop hides only one",
+        step: Step::LimitedGraph(|graph, limits| passes::pack_collectives(graph, limits.packed_bytes)),
     },
     Pass {
         name: "combine-collectives",

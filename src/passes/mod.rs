@@ -17,8 +17,8 @@
 //!
 //! All but the last share one walk when they run together, in which each sees what the others make; see `rewrite.rs`.
 //!
-//! Partitioned graphs have passes of their own, [`cancel_collectives`], [`hoist_gathers`] and [`combine_collectives`],
-//! which may change the order of additions.
+//! Partitioned graphs have passes of their own, [`cancel_collectives`], [`hoist_gathers`], [`pack_collectives`] and
+//! [`combine_collectives`], which may change the order of additions.
 
 mod algebra;
 mod collectives;
@@ -33,7 +33,7 @@ mod rewrite;
 mod unroll;
 
 pub use algebra::algebra_rules;
-pub use collectives::{CollectiveLimits, cancel_collectives, combine_collectives, hoist_gathers};
+pub use collectives::{CollectiveLimits, cancel_collectives, combine_collectives, hoist_gathers, pack_collectives};
 pub use dce::eliminate_dead_code;
 pub use evaluate::evaluate;
 pub use fold::LARGEST_FOLDED;

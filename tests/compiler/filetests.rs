@@ -24,7 +24,7 @@
 //! |---|---|
 //! | `pass` | names of passes, see below |
 //! | `rule` | the rule of `passes::algebra_rules` that the case is for |
-//! | `hoisted_bytes`, `combined_bytes` | the fields of `passes::CollectiveLimits` |
+//! | `hoisted_bytes`, `combined_bytes`, `packed_bytes` | the fields of `passes::CollectiveLimits` |
 //! | `plugin` | `yes`: values are compared on the CPU plugin too |
 //! | `collectives` | what is left to communicate, as `summary` puts it |
 //! | `moved_bytes` | how many bytes a device sends in all of these |
@@ -156,6 +156,7 @@ impl Case {
         let limits = CollectiveLimits {
             combined_bytes: self.number("combined_bytes", default.combined_bytes),
             hoisted_bytes: self.number("hoisted_bytes", default.hoisted_bytes),
+            packed_bytes: self.number("packed_bytes", default.packed_bytes),
         };
         let (mut graph, mut mesh, mut fallbacks) = (graph.clone(), mesh.cloned(), Vec::new());
         for name in self.passes().split(", ") {

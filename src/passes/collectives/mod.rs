@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`cancel_collectives`] | takes out collectives that undo each other, and does two reductions as one |
 //! | [`hoist_gathers`] | gathers what a scan does not change once, in front of it, within a bound |
+//! | [`pack_collectives`] | makes one transfer of all that can run beside a loop, within a bound |
 //! | [`combine_collectives`] | makes one collective of several of a kind that are ready together, within a bound |
 //!
 //! Every device must run the same collectives in the same order. So no collective moves into or out of a branch or a
@@ -15,10 +16,12 @@
 
 mod cancel;
 mod combine;
+mod pack;
 mod varying;
 
 pub use cancel::cancel_collectives;
 pub use combine::combine_collectives;
+pub use pack::pack_collectives;
 
 use super::hoist::Bound;
 use super::{Rewrite, contains_loop};
@@ -36,11 +39,21 @@ pub struct CollectiveLimits {
     /// The most bytes that one loop may hold of values gathered in front of it instead of in each iteration: 64 MiB,
     /// which is less than a thousandth of an accelerator's memory.
     pub hoisted_bytes: u64,
+    /// The most bytes, of operands or of results, that gathers or reduce-scatters beside a loop have as one buffer; by
+    /// default 0, so each is sent by itself. [`LowerOptions::on`](crate::compile::LowerOptions::on) sets it where a
+    /// loop hides only one transfer.
+    pub packed_bytes: u64,
+}
+
+impl CollectiveLimits {
+    /// [`CollectiveLimits::packed_bytes`] where packing pays: 2 GiB, so that the offsets in a buffer fit 32 bits. A
+    /// repeat of Llama 3 70B has 0.4 GiB of weights on a device, and 0.8 GiB of their gradients.
+    pub const PACKED_BYTES: u64 = 2048 * MIB;
 }
 
 impl Default for CollectiveLimits {
     fn default() -> CollectiveLimits {
-        CollectiveLimits { combined_bytes: 32 * MIB, hoisted_bytes: 64 * MIB }
+        CollectiveLimits { combined_bytes: 32 * MIB, hoisted_bytes: 64 * MIB, packed_bytes: 0 }
     }
 }
 
