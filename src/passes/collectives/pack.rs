@@ -3,7 +3,10 @@
 use rustc_hash::FxHashSet;
 
 use crate::ir::{BodyCache, DType, Graph, GraphBuilder, GraphCopy, NodeRef, Phase, TensorType, Value};
-use crate::ops::{AllGather, Concatenate, Group, Op, Pad, PadDim, ReduceScatter, Reshape, Slice, SliceDim, Transpose};
+use crate::ops::{
+    AllGather, Concatenate, Devices, Group, Op, Pad, PadDim, ReduceScatter, Reshape, Slice, SliceDim, Transpose,
+};
+use meshloom_hlo::CollectiveKind;
 
 /// The lanes of a TPU's vector unit: a row of a buffer has a multiple of them.
 const LANES: usize = 128;
@@ -14,7 +17,9 @@ const MOST_COLUMNS: usize = 8192;
 
 /// Makes one all-gather, or one reduce-scatter, of all that can run beside a loop, in every region by itself: of one
 /// kind, group, element type and phase, along any dimensions. A collective can run beside a loop of known length if it
-/// stands in front of it, behind the loop before, and the loop does not depend on it.
+/// stands in front of it, behind the loop before, and the loop does not depend on it; and if the loop itself has no
+/// collectives but permutes. Those of a busy loop take the same SparseCores: libtpu 0.0.51 then waits for what is under
+/// way before the loop begins, and the copies would be in vain.
 ///
 /// An asynchronous collective that is under way while a loop runs is hidden. Where a plugin has only one under way at a
 /// time, as libtpu has on SparseCores, one loop hides one collective, so what could run beside it has to be one. The
@@ -89,7 +94,8 @@ impl<'g> Transfer<'g> {
 
 /// What of a segment becomes one, given the loop behind it.
 fn plan<'g>(graph: &'g Graph, segment: &[NodeRef<'g>], repeated: NodeRef<'g>, limit: u64) -> Plan<'g> {
-    if segment.iter().filter(|&&node| Transfer::of(node).is_some()).count() < 2 {
+    let count = segment.iter().filter(|&&node| Transfer::of(node).is_some()).count();
+    if count < 2 || is_busy(repeated.op()) {
         return Plan::default();
     }
     let mut needed: FxHashSet<Value> = repeated.operands().iter().copied().collect();
@@ -135,6 +141,15 @@ fn plan<'g>(graph: &'g Graph, segment: &[NodeRef<'g>], repeated: NodeRef<'g>, li
         later.insert(node.id.index() as u32);
     }
     Plan { packs, later }
+}
+
+/// Whether the bodies of an op have collectives other than permutes.
+fn is_busy(op: &Op) -> bool {
+    let exchanges = |op: &Op| match op.facts().devices {
+        Devices::Exchange(kind, _) => kind != CollectiveKind::CollectivePermute,
+        Devices::Alone | Devices::Rank(_) | Devices::Unknown => false,
+    };
+    op.regions().any(|body| body.nodes().any(|node| exchanges(node.op()) || is_busy(node.op())))
 }
 
 /// Copies a segment: what depends on no pack, the packs, and the rest.
