@@ -127,7 +127,8 @@ fn a_buffer_has_a_limit() {
     let case = Case::new(options(2, 3, WeightPlan::SlidingWindow), "stage=2,data=2,fsdp=2");
     let Partitioned { graph, .. } = partitioned(&lowered(&case, 0)).clone();
     let gathered = |node: NodeRef<'_>| graph.ty(node.result()).byte_count() as u64;
-    let is_gather = |node: &NodeRef<'_>| matches!(node.op(), Op::AllGather(_)) && graph.ty(node.result()).dtype.is_float();
+    let is_gather =
+        |node: &NodeRef<'_>| matches!(node.op(), Op::AllGather(_)) && graph.ty(node.result()).dtype.is_float();
     let two: u64 = graph.nodes().filter(is_gather).take(2).map(gathered).sum();
     let gathers = |limit: u64| executions(&lowered(&case, limit), CollectiveKind::AllGather);
     assert_eq!((gathers(two), gathers(two - 1)), (8, 12), "{case}");

@@ -111,9 +111,8 @@ fn plan<'g>(graph: &'g Graph, segment: &[NodeRef<'g>], repeated: NodeRef<'g>, li
         let is_dependent = node.operands().iter().any(|operand| dependent.contains(operand));
         let member = Transfer::of(node).filter(|found| !is_dependent && !needed.contains(&found.result));
         if let Some(member) = member {
-            let bytes = |pack: &[Transfer<'_>]| -> u64 {
-                pack.iter().map(|of| of.whole(graph).byte_count() as u64).sum()
-            };
+            let bytes =
+                |pack: &[Transfer<'_>]| -> u64 { pack.iter().map(|of| of.whole(graph).byte_count() as u64).sum() };
             let has_room = |pack: &Vec<Transfer<'_>>| {
                 pack[0].key(graph) == member.key(graph) && bytes(pack).saturating_add(bytes(&[member])) <= limit
             };

@@ -1,9 +1,9 @@
 //! The backward phases of a pipeline: those of the forward pass in reverse, each iteration from what it kept.
 //!
 //! With a sliding window, the weights of repeat `r - 1` are gathered during the rest of repeat `r`, unless they were
-//! kept. Each device adds up its cotangents of the weights of `r`; they are reduced and scattered once, after the change
-//! to `r` is complete: in the loop over repeats at the start of the next iteration, beside whose loops over
-//! microbatches the exchange can be under way.
+//! kept. Each device adds up its cotangents of the weights of `r`; they are reduced and scattered once, when the change
+//! to `r` is complete. The loop over repeats does so at the start of its next iteration: the exchange can then be under
+//! way while microbatches go through, for the price of one repeat's sums.
 
 use super::iteration::{Machine, State};
 use super::run::{Kept, Part, inner_phase, is_looped};
