@@ -64,15 +64,18 @@ pub struct LowerOptions<'a> {
 
 impl<'a> LowerOptions<'a> {
     /// These options with what a platform's plugin reads, and with what its devices can do: the form of device groups,
-    /// overlapping collectives, the host's memory, kernels, and collective matmul where it pays.
+    /// overlapping collectives, transfers as one buffer, the host's memory, kernels, and collective matmul where it pays.
     #[must_use]
     pub fn on(self, platform: &Platform) -> LowerOptions<'a> {
+        let packed_bytes = if platform.hides_one_transfer() { CollectiveLimits::PACKED_BYTES } else { 0 };
+        let packed_bytes = packed_bytes.max(self.limits.packed_bytes);
+        let limits = CollectiveLimits { packed_bytes, matmul: matmul_on(platform), ..self.limits };
         LowerOptions {
+            limits,
             groups: platform.group_format(),
             overlap_collectives: platform.overlaps_collectives(),
             host_memory: platform.has_host_memory(),
             kernels: Kernels::on(platform),
-            limits: CollectiveLimits { matmul: matmul_on(platform), ..self.limits },
             ..self
         }
     }

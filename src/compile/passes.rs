@@ -107,8 +107,9 @@ pub const PASSES: &[Pass] = &[
 /// The passes over the program of one device, in the order they run. Two of them are those of [`PASSES`], again.
 ///
 /// Why this order: what cancels need be neither hoisted nor combined; what is gathered in front of two loops is
-/// gathered once; no live collective is combined with a dead one; and what reads a gathered value is known when equal
-/// nodes are one and dead ones gone, before a gather that could be a ring is combined with another.
+/// gathered once; no live collective is combined with a dead one; what reads a gathered value is known when equal nodes
+/// are one and dead ones gone, before a gather that could be a ring is sent with another; a loop whose gathers have
+/// become rings can have a buffer beside it; and what is packed is not combined with more.
 pub const LOCAL_PASSES: &[Pass] = &[
     Pass {
         name: "gather-slice",
@@ -139,6 +140,11 @@ pub const LOCAL_PASSES: &[Pass] = &[
         name: "collective-matmul",
         description: "cuts products beside all-gathers and reduce-scatters, and sends while it multiplies, where asked",
         step: Step::Matmul,
+    },
+    Pass {
+        name: "pack-collectives",
+        description: "makes one transfer of all that can run beside a loop, where one loop hides only one",
+        step: Step::LimitedGraph(|graph, limits| passes::pack_collectives(graph, limits.packed_bytes)),
     },
     Pass {
         name: "combine-collectives",

@@ -17,8 +17,8 @@
 //!
 //! All but the last share one walk when they run together, in which each sees what the others make; see `rewrite.rs`.
 //!
-//! Partitioned graphs have passes of their own, [`cancel_collectives`], [`hoist_gathers`], [`collective_matmul`] and
-//! [`combine_collectives`], which may change the order of additions.
+//! Partitioned graphs have passes of their own, [`cancel_collectives`], [`hoist_gathers`], [`collective_matmul`],
+//! [`pack_collectives`] and [`combine_collectives`], which may change the order of additions.
 
 mod algebra;
 mod collectives;
@@ -35,6 +35,7 @@ mod unroll;
 pub use algebra::algebra_rules;
 pub use collectives::{
     CollectiveLimits, CollectiveMatmul, cancel_collectives, collective_matmul, combine_collectives, hoist_gathers,
+    pack_collectives,
 };
 pub use dce::eliminate_dead_code;
 pub use evaluate::evaluate;

@@ -8,7 +8,7 @@ use meshloom::emit::{GroupFormat, device_groups};
 use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::partition::Amount;
-use meshloom::passes::CollectiveMatmul;
+use meshloom::passes::{CollectiveLimits, CollectiveMatmul};
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings, WorkerFailure};
 use meshloom::pjrt::*;
 use meshloom_train::StepAhead;
@@ -231,6 +231,10 @@ pub fn the_topology_is_the_platform(target: &str) {
     let expected = own("cpu").on_devices(described.devices.len()).expect("it fits");
     let expected = expected.lower_run(expected.calls(), &described.platform).expect("it lowers").1;
     assert!(described.platform.overlaps_collectives() && described.platform.group_format() != GroupFormat::Lists);
+    // On a v5e, which has no SparseCores, transfers stay apart.
+    let packed = LowerOptions::default().on(&described.platform).limits.packed_bytes;
+    let sparse = ["v5p", "v6e", "tpu7x"].iter().any(|chip| target.starts_with(chip));
+    assert_eq!(packed, if sparse { CollectiveLimits::PACKED_BYTES } else { 0 }, "{target}");
     for platform in ["cpu", "auto"] {
         let step = StepAhead::compile(&own(platform), &settings()).unwrap_or_else(|error| panic!("{error}"));
         assert!(step.lowered.module.bytes == expected.module.bytes, "{platform}");

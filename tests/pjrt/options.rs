@@ -63,6 +63,7 @@ fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>
     for bytes in [0, 1, u64::MAX] {
         let mut options = over_mesh(default());
         (options.limits.combined_bytes, options.limits.hoisted_bytes) = (bytes, bytes);
+        options.limits.packed_bytes = bytes;
         cases.push((options, None));
     }
     for options in [default(), over_mesh(default())] {
@@ -203,6 +204,8 @@ fn a_program_is_lowered_for_the_clients_platform() {
         let is_accelerator = kind != PlatformKind::Cpu;
         assert_eq!(options.overlap_collectives, is_accelerator, "{kind}");
         assert_eq!(options.host_memory, is_accelerator, "{kind}");
+        // A processor hides any number of transfers behind a loop.
+        assert_eq!(options.limits.packed_bytes, 0, "{kind}");
         assert_eq!(options.groups, GroupFormat::read_by(plugin.api_version()), "{kind}");
         assert_eq!(client.platform().preset(), None, "a processor is no chip that has one");
         // Without a plugin, only what all of them read.

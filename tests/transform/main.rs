@@ -8,6 +8,7 @@ mod pipeline;
 mod pipeline_decoder;
 mod pipeline_errors;
 mod pipeline_options;
+mod pipeline_packed;
 mod pipeline_prediction;
 mod pipeline_traffic;
 mod pipelines;

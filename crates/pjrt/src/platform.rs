@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::presets::{PRESETS, Preset};
+use meshloom_hlo::analysis::chip_of_kind;
 use meshloom_hlo::{ApiVersion, GroupFormat};
 
 meshloom_hlo::words! {
@@ -75,6 +76,13 @@ impl Platform {
     /// could then wait for each other for ever.
     pub fn overlaps_collectives(&self) -> bool {
         self.kind != PlatformKind::Cpu
+    }
+
+    /// Whether a loop hides only one transfer: libtpu's SparseCores take one collective after the other, and its
+    /// scheduler takes a loop as one instruction (docs/pipeline-on-tpu.md).
+    pub fn hides_one_transfer(&self) -> bool {
+        let chip = self.device_kind().and_then(chip_of_kind);
+        self.kind == PlatformKind::Tpu && matches!(chip, Some("v5p" | "v6e" | "tpu7x"))
     }
 
     /// Whether the host has a memory of its own, into which values can be moved. A CPU's devices work in it.

@@ -5,6 +5,7 @@
 //! | [`cancel_collectives`] | takes out collectives that undo each other, and does two reductions as one |
 //! | [`hoist_gathers`] | gathers what a scan does not change once, in front of it, within a bound |
 //! | [`collective_matmul`] | cuts products beside all-gathers and reduce-scatters, and sends while it multiplies |
+//! | [`pack_collectives`] | makes one transfer of all that can run beside a loop, within a bound |
 //! | [`combine_collectives`] | makes one collective of several of a kind that are ready together, within a bound |
 //!
 //! Every device must run the same collectives in the same order. So no collective moves into or out of a branch or a
@@ -17,11 +18,13 @@
 mod cancel;
 mod combine;
 mod matmul;
+mod pack;
 mod varying;
 
 pub use cancel::cancel_collectives;
 pub use combine::combine_collectives;
 pub use matmul::{CollectiveMatmul, collective_matmul};
+pub use pack::pack_collectives;
 
 use super::hoist::Bound;
 use super::{Rewrite, contains_loop};
@@ -41,11 +44,26 @@ pub struct CollectiveLimits {
     pub hoisted_bytes: u64,
     /// Where all-gathers in front of products, and reduce-scatters behind them, become rings. By default nowhere.
     pub matmul: CollectiveMatmul,
+    /// The most bytes, of operands or of results, that gathers or reduce-scatters beside a loop have as one buffer; by
+    /// default 0, so each is sent by itself. [`LowerOptions::on`](crate::compile::LowerOptions::on) sets it where a
+    /// loop hides only one transfer.
+    pub packed_bytes: u64,
+}
+
+impl CollectiveLimits {
+    /// [`CollectiveLimits::packed_bytes`] where packing pays: 2 GiB, so that the offsets in a buffer fit 32 bits. A
+    /// repeat of Llama 3 70B has 0.4 GiB of weights on a device, and 0.8 GiB of their gradients.
+    pub const PACKED_BYTES: u64 = 2048 * MIB;
 }
 
 impl Default for CollectiveLimits {
     fn default() -> CollectiveLimits {
-        CollectiveLimits { combined_bytes: 32 * MIB, hoisted_bytes: 64 * MIB, matmul: CollectiveMatmul::Off }
+        CollectiveLimits {
+            combined_bytes: 32 * MIB,
+            hoisted_bytes: 64 * MIB,
+            matmul: CollectiveMatmul::Off,
+            packed_bytes: 0,
+        }
     }
 }
 

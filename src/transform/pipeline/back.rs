@@ -2,7 +2,8 @@
 //!
 //! With a sliding window, the weights of repeat `r - 1` are gathered during the rest of repeat `r`, unless they were
 //! kept. Each device adds up its cotangents of the weights of `r`; they are reduced and scattered once, when the change
-//! to `r` is complete.
+//! to `r` is complete. The loop over repeats does so at the start of its next iteration: the exchange can then be under
+//! way while microbatches go through, for the price of one repeat's sums.
 
 use super::iteration::{Machine, State};
 use super::run::{Kept, Part, inner_phase, is_looped};
@@ -114,7 +115,7 @@ impl Backward<'_> {
             .prefetching(Number::Known(options.repeats - 2), back, |part, back| self.phase(end, part, &window, back));
         let (state, sums, done) =
             self.change(Number::Known(options.repeats - 1), (before.clone(), last), (state, sums));
-        let mut by_repeat = vec![RepeatSums::One(done)];
+        let mut by_repeat = Vec::new();
         // From the rest of a repeat to the change to it.
         let retreat = |repeat: Number, (state, sums): Back, current: Vec<Tensor>| {
             let rest = inner_phase(options, WeightUse::One(0));
@@ -126,35 +127,36 @@ impl Backward<'_> {
             let (state, sums, done) = self.change(repeat, (before.clone(), current), back);
             (state, sums, before, done)
         };
-        let (mut state, mut sums, mut current) = (state, sums, before);
+        let (mut state, mut sums, mut current, mut done) = (state, sums, before, done);
         if is_looped(options) {
             let numbers = arange(DType::S32, options.repeats - 2) + 1.0;
             let reverse = ScanOptions { reverse: true, ..ScanOptions::default() };
             let (carried, read) = state.split();
-            let carry = (carried, sums, current);
-            let (carry, done) = scan_with(reverse, carry, numbers, |(state, sums, current), repeat| {
+            let carry = (carried, sums, current, done);
+            let (carry, reduced) = scan_with(reverse, carry, numbers, |(state, sums, current, done), repeat| {
+                let reduced = self.reduced(done);
                 let back = (state.join(&read), sums);
                 let (state, sums, current, done) = retreat(Number::Traced(repeat), back, current);
-                ((state.split().0, sums, current), done)
+                ((state.split().0, sums, current, done), reduced)
             });
-            (state, sums, current) = carry;
+            (state, sums, current, done) = carry;
             state = state.join(&read);
-            by_repeat.push(RepeatSums::Several(done));
+            by_repeat.push(RepeatSums::Several(reduced));
         } else {
             for repeat in (1..options.repeats - 1).rev() {
-                let done;
+                by_repeat.push(self.repeat_done(done));
                 (state, sums, current, done) = retreat(Number::Known(repeat), (state, sums), current);
-                by_repeat.push(RepeatSums::One(done));
             }
         }
+        by_repeat.push(self.repeat_done(done));
         let (state, sums) = self.phase(begin, Part::Whole, &Window::One(current), (state, sums));
         by_repeat.push(self.repeat_done(sums.concat()));
         by_repeat.reverse();
         (state, weights.stack(by_repeat))
     }
 
-    /// The phase in which stages change to a repeat: the sums of the repeat before, begun, and those of this one,
-    /// reduced.
+    /// The phase in which stages change to a repeat: the sums of the repeat before, begun, and those of this one, not
+    /// reduced yet.
     fn change(
         &self,
         repeat: Number,
@@ -172,6 +174,6 @@ impl Backward<'_> {
             fail_internal("the change to a repeat of a pipeline", "sums of its weights");
             Vec::new()
         });
-        (state, sums, self.reduced(done))
+        (state, sums, done)
     }
 }

@@ -1,0 +1,290 @@
+//! Transfers that run beside a loop, as one buffer.
+
+use rustc_hash::FxHashSet;
+
+use crate::ir::{BodyCache, DType, Graph, GraphBuilder, GraphCopy, NodeRef, Phase, TensorType, Value};
+use crate::ops::{
+    AllGather, Concatenate, Devices, Group, Op, Pad, PadDim, ReduceScatter, Reshape, Slice, SliceDim, Transpose,
+};
+use meshloom_hlo::CollectiveKind;
+
+/// The lanes of a TPU's vector unit: a row of a buffer has a multiple of them.
+const LANES: usize = 128;
+
+/// The most columns of a buffer. libtpu 0.0.51 makes an all-reduce of the reduce-scatter of a matrix with many short
+/// rows: of `f32[73728,1024]`, but not of `f32[9216,8192]`.
+const MOST_COLUMNS: usize = 8192;
+
+/// Makes one all-gather, or one reduce-scatter, of all that can run beside a loop, in every region by itself: of one
+/// kind, group, element type and phase, along any dimensions. A collective can run beside a loop of known length if it
+/// stands in front of it, behind the loop before, and the loop does not depend on it; and if the loop itself has no
+/// collectives but permutes. Those of a busy loop take the same SparseCores: libtpu 0.0.51 then waits for what is under
+/// way before the loop begins, and the copies would be in vain.
+///
+/// An asynchronous collective that is under way while a loop runs is hidden. Where a plugin has only one under way at a
+/// time, as libtpu has on SparseCores, one loop hides one collective, so what could run beside it has to be one. The
+/// price is copies: what is sent is put together, and what is received is taken apart. `limit` is the most bytes, of
+/// operands or of results, that one buffer has; nothing is done if it is 0.
+///
+/// Parts stand one after the other in a matrix, each padded to whole rows. No value changes in any bit.
+pub fn pack_collectives(graph: &Graph, limit: u64) -> Graph {
+    if limit == 0 { graph.clone() } else { pack(graph, limit, &mut BodyCache::default()) }
+}
+
+fn pack(graph: &Graph, limit: u64, bodies: &mut BodyCache) -> Graph {
+    let mut copy = GraphCopy::with_inputs(graph);
+    let mut segment: Vec<NodeRef<'_>> = Vec::new();
+    for node in graph.nodes() {
+        if node.op().trip_count().is_some() {
+            write(&mut copy, &segment, &plan(graph, &segment, node, limit), limit, bodies);
+            segment.clear();
+        }
+        segment.push(node);
+    }
+    write(&mut copy, &segment, &Plan::default(), limit, bodies);
+    copy.finish()
+}
+
+/// What is done with the nodes in front of a loop.
+#[derive(Default)]
+struct Plan<'g> {
+    /// Collectives that become one, each list.
+    packs: Vec<Vec<Transfer<'g>>>,
+    /// The nodes that depend on them, which come after.
+    later: FxHashSet<u32>,
+}
+
+/// A collective that moves parts of one value.
+#[derive(Clone, Copy)]
+struct Transfer<'g> {
+    node: NodeRef<'g>,
+    operand: Value,
+    result: Value,
+    group: &'g Group,
+    dim: usize,
+    gathers: bool,
+}
+
+impl<'g> Transfer<'g> {
+    fn of(node: NodeRef<'g>) -> Option<Transfer<'g>> {
+        let (group, dim, gathers) = match node.op() {
+            Op::AllGather(AllGather { group, dim }) => (group, *dim, true),
+            Op::ReduceScatter(ReduceScatter { group, dim }) => (group, *dim, false),
+            _ => return None,
+        };
+        let (&[operand], result) = (node.operands(), node.results().next()?) else { return None };
+        Some(Transfer { node, operand, result, group, dim, gathers })
+    }
+
+    /// What transfers of one buffer have in common.
+    fn key(&self, graph: &Graph) -> (&'g Group, bool, DType, Phase) {
+        (self.group, self.gathers, graph.ty(self.operand).dtype, self.node.origin().phase)
+    }
+
+    /// What each device has of the value when it is cut.
+    fn part<'t>(&self, graph: &'t Graph) -> &'t TensorType {
+        graph.ty(if self.gathers { self.operand } else { self.result })
+    }
+
+    /// The value of all devices.
+    fn whole<'t>(&self, graph: &'t Graph) -> &'t TensorType {
+        graph.ty(if self.gathers { self.result } else { self.operand })
+    }
+}
+
+/// What of a segment becomes one, given the loop behind it.
+fn plan<'g>(graph: &'g Graph, segment: &[NodeRef<'g>], repeated: NodeRef<'g>, limit: u64) -> Plan<'g> {
+    let count = segment.iter().filter(|&&node| Transfer::of(node).is_some()).count();
+    if count < 2 || is_busy(repeated.op()) {
+        return Plan::default();
+    }
+    let mut needed: FxHashSet<Value> = repeated.operands().iter().copied().collect();
+    for node in segment.iter().rev() {
+        if node.results().any(|result| needed.contains(&result)) {
+            needed.extend(node.operands());
+        }
+    }
+    // Nothing that depends on one of them is a member: it could not be ready together with it.
+    let mut packs: Vec<Vec<Transfer<'g>>> = Vec::new();
+    let mut dependent: FxHashSet<Value> = FxHashSet::default();
+    for &node in segment {
+        let is_dependent = node.operands().iter().any(|operand| dependent.contains(operand));
+        let member = Transfer::of(node).filter(|found| !is_dependent && !needed.contains(&found.result));
+        if let Some(member) = member {
+            let bytes =
+                |pack: &[Transfer<'_>]| -> u64 { pack.iter().map(|of| of.whole(graph).byte_count() as u64).sum() };
+            let has_room = |pack: &Vec<Transfer<'_>>| {
+                pack[0].key(graph) == member.key(graph) && bytes(pack).saturating_add(bytes(&[member])) <= limit
+            };
+            match packs.iter_mut().find(|pack| has_room(pack)) {
+                Some(pack) => pack.push(member),
+                None => packs.push(vec![member]),
+            }
+        }
+        if member.is_some() || is_dependent {
+            dependent.extend(node.results());
+        }
+    }
+    packs.retain(|pack| pack.len() > 1);
+    let mut later = FxHashSet::default();
+    let mut dependent: FxHashSet<Value> = packs.iter().flatten().map(|member| member.result).collect();
+    for node in segment {
+        if !node.operands().iter().any(|operand| dependent.contains(operand)) {
+            continue;
+        }
+        // What has an effect stays in its order.
+        if node.op().has_side_effect() {
+            return Plan::default();
+        }
+        dependent.extend(node.results());
+        later.insert(node.id.index() as u32);
+    }
+    Plan { packs, later }
+}
+
+/// Whether the bodies of an op have collectives other than permutes.
+fn is_busy(op: &Op) -> bool {
+    let exchanges = |op: &Op| match op.facts().devices {
+        Devices::Exchange(kind, _) => kind != CollectiveKind::CollectivePermute,
+        Devices::Alone | Devices::Rank(_) | Devices::Unknown => false,
+    };
+    op.regions().any(|body| body.nodes().any(|node| exchanges(node.op()) || is_busy(node.op())))
+}
+
+/// Copies a segment: what depends on no pack, the packs, and the rest.
+fn write<'g>(copy: &mut GraphCopy<'g>, segment: &[NodeRef<'g>], plan: &Plan<'g>, limit: u64, bodies: &mut BodyCache) {
+    let packed: FxHashSet<u32> = plan.packs.iter().flatten().map(|member| member.node.id.index() as u32).collect();
+    let mut later = Vec::new();
+    for &node in segment {
+        let id = node.id.index() as u32;
+        match (packed.contains(&id), plan.later.contains(&id)) {
+            (true, _) => {}
+            (_, true) => later.push(node),
+            _ => write_node(copy, node, limit, bodies),
+        }
+    }
+    for pack in &plan.packs {
+        write_pack(copy, pack);
+    }
+    later.into_iter().for_each(|node| write_node(copy, node, limit, bodies));
+}
+
+fn write_node<'g>(copy: &mut GraphCopy<'g>, node: NodeRef<'g>, limit: u64, bodies: &mut BodyCache) {
+    let op = bodies.transform_op(node.op(), |body, bodies| pack(body, limit, bodies));
+    copy.node_as(node, op.unwrap_or_else(|| node.op().clone()));
+}
+
+/// One collective of several, with what puts them together and takes them apart.
+fn write_pack(copy: &mut GraphCopy<'_>, pack: &[Transfer<'_>]) {
+    let (graph, outer) = (copy.source, copy.builder.origin());
+    let Some(first) = pack.first() else { return };
+    let (count, gathers) = (first.group.size, first.gathers);
+    // Parts before and after the exchange, which stand one below the other.
+    let (before, after) = if gathers { (1, count) } else { (count, 1) };
+    let sizes: Vec<usize> = pack.iter().map(|member| member.part(graph).element_count()).collect();
+    let columns = columns(&sizes);
+    let rows: Vec<usize> = sizes.iter().map(|size| size.div_ceil(columns)).collect();
+    let all_rows: usize = rows.iter().sum();
+    let dtype = graph.ty(first.operand).dtype;
+    let ty = |dims: &[usize]| TensorType::new(dtype, dims);
+    copy.builder.set_origin(first.node.origin());
+    let builder = &mut copy.builder;
+    let mut parts = Vec::with_capacity(pack.len());
+    for ((member, &size), &rows) in pack.iter().zip(&sizes).zip(&rows) {
+        let mut value = copy.map.get(member.operand);
+        if !gathers {
+            value = parts_first(builder, value, member.dim, count);
+        }
+        if size < rows * columns {
+            value = reshape(builder, value, ty(&[before, size]));
+            value = pad(builder, value, rows * columns - size);
+        }
+        parts.push(reshape(builder, value, ty(&[before, rows, columns])));
+    }
+    let joined = builder.push_typed(Concatenate { axis: 1 }.into(), &parts, [ty(&[before, all_rows, columns])])[0];
+    let buffer = reshape(builder, joined, ty(&[before * all_rows, columns]));
+    let group = first.group.clone();
+    let op: Op = if gathers { AllGather { group, dim: 0 }.into() } else { ReduceScatter { group, dim: 0 }.into() };
+    let moved = builder.push_typed(op, &[buffer], [ty(&[after * all_rows, columns])])[0];
+    let moved = reshape(builder, moved, ty(&[after, all_rows, columns]));
+    let mut start = 0;
+    for ((member, &size), &rows) in pack.iter().zip(&sizes).zip(&rows) {
+        let mut value = slice(builder, moved, 1, start..start + rows);
+        start += rows;
+        if size < rows * columns {
+            value = reshape(builder, value, ty(&[after, rows * columns]));
+            value = slice(builder, value, 1, 0..size);
+        }
+        let part = member.part(graph);
+        value = match gathers {
+            true => parts_into(builder, value, part, member.dim, count),
+            false => reshape(builder, value, part.clone()),
+        };
+        copy.map.set(member.result, value);
+    }
+    copy.builder.set_origin(outer);
+}
+
+/// The columns of a buffer of parts of these sizes: as many as fit all without padding, within bounds.
+fn columns(sizes: &[usize]) -> usize {
+    let fitting = sizes.iter().fold(0, |bits, size| bits | size);
+    let most = 1_usize << fitting.trailing_zeros().min(MOST_COLUMNS.trailing_zeros());
+    most.max(LANES)
+}
+
+/// A value with a dimension cut into parts, which are counted by a dimension in front of all others.
+fn parts_first(builder: &mut GraphBuilder, value: Value, dim: usize, count: usize) -> Value {
+    let mut cut = builder.ty(value).clone();
+    cut.dims[dim] /= count;
+    cut.dims.insert(dim, count);
+    let rank = cut.rank();
+    let value = reshape(builder, value, cut);
+    let order: Vec<usize> = std::iter::once(dim).chain((0..rank).filter(|&other| other != dim)).collect();
+    transpose(builder, value, &order)
+}
+
+/// The opposite: from parts of a type, one after the other, the value whose dimension they make up.
+fn parts_into(builder: &mut GraphBuilder, value: Value, part: &TensorType, dim: usize, count: usize) -> Value {
+    let (mut stacked, mut whole) = (part.clone(), part.clone());
+    stacked.dims.insert(0, count);
+    whole.dims[dim] *= count;
+    let order: Vec<usize> = (1..=dim).chain([0]).chain(dim + 1..stacked.rank()).collect();
+    let value = reshape(builder, value, stacked);
+    let value = transpose(builder, value, &order);
+    reshape(builder, value, whole)
+}
+
+fn reshape(builder: &mut GraphBuilder, value: Value, ty: TensorType) -> Value {
+    if *builder.ty(value) == ty {
+        return value;
+    }
+    builder.push_typed(Reshape { dims: ty.dims.clone() }.into(), &[value], [ty])[0]
+}
+
+fn transpose(builder: &mut GraphBuilder, value: Value, order: &[usize]) -> Value {
+    if order.is_sorted() {
+        return value;
+    }
+    let ty = builder.ty(value);
+    let moved = TensorType { dtype: ty.dtype, dims: order.iter().map(|&from| ty.dims[from]).collect() };
+    builder.push_typed(Transpose { permutation: order.into() }.into(), &[value], [moved])[0]
+}
+
+/// A range of a dimension.
+fn slice(builder: &mut GraphBuilder, value: Value, dim: usize, range: std::ops::Range<usize>) -> Value {
+    let mut ty = builder.ty(value).clone();
+    let whole = |&size: &usize| SliceDim { start: 0, limit: size, stride: 1 };
+    let mut ranges: Vec<SliceDim> = ty.dims.iter().map(whole).collect();
+    ranges[dim] = SliceDim { start: range.start, limit: range.end, stride: 1 };
+    ty.dims[dim] = range.len();
+    builder.push_typed(Slice { ranges: ranges.into() }.into(), &[value], [ty])[0]
+}
+
+/// A matrix with zeros behind each row.
+fn pad(builder: &mut GraphBuilder, matrix: Value, more: usize) -> Value {
+    let mut ty = builder.ty(matrix).clone();
+    let zero = builder.splat(TensorType::scalar(ty.dtype), 0.0);
+    let padding = [PadDim::NONE, PadDim { low: 0, high: more as i64, interior: 0 }];
+    ty.dims[1] += more;
+    builder.push_typed(Pad { padding: padding.into() }.into(), &[matrix, zero], [ty])[0]
+}

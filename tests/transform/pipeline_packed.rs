@@ -1,0 +1,185 @@
+//! The weights of a repeat, and their gradients, sent as one buffer: the same bits as one by one, and as many transfers
+//! as there are groups and element types.
+
+use crate::pipelines::Case;
+use meshloom::compile::{LowerOptions, Lowered, Partitioned, lower};
+use meshloom::ir::{Graph, Literal, NodeRef};
+use meshloom::ops::Op;
+use meshloom::partition::{CollectiveKind, Ledger};
+use meshloom::passes::CollectiveLimits;
+use meshloom::trace::Tree;
+use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
+use support::eight_devices::compile;
+use support::interpret::same_bits;
+use support::spmd::run_local;
+
+const PLANS: [WeightPlan; 4] =
+    [WeightPlan::SlidingWindow, WeightPlan::SplitSlidingWindow, WeightPlan::GatherOnce, WeightPlan::PerIteration];
+
+fn options(stages: usize, repeats: usize, weights: WeightPlan) -> PipelineOptions {
+    PipelineOptions { stages, repeats, microbatches: 2 * stages, weights, ..PipelineOptions::default() }
+}
+
+/// The program with transfers of up to so many bytes as one, and no others combined.
+fn lowered(case: &Case, packed_bytes: u64) -> Lowered {
+    let (mesh, rules) = (case.mesh(), case.rules());
+    let options = LowerOptions {
+        sharding: Some((&mesh, &rules)),
+        deny_replication: true,
+        without: &["combine-collectives"],
+        limits: CollectiveLimits { packed_bytes, ..CollectiveLimits::default() },
+        ..LowerOptions::default()
+    };
+    lower(case.pipelined().graph(), &options).unwrap_or_else(|error| panic!("{case}: {error}"))
+}
+
+fn partitioned(lowered: &Lowered) -> &Partitioned {
+    lowered.partitioned().expect("a local program")
+}
+
+/// How often collectives of a kind run over `fsdp`.
+fn executions(lowered: &Lowered, kind: CollectiveKind) -> u64 {
+    let Partitioned { graph, mesh, .. } = partitioned(lowered);
+    let ledger = Ledger::of(graph, mesh).kind(kind).over("fsdp");
+    match ledger.count().unwrap_or(0) {
+        0 => 0,
+        _ => ledger.executions().expect("some").bound().expect("a known number"),
+    }
+}
+
+fn assert_same_bits(case: &Case, found: &[Literal], expected: &[Literal]) {
+    assert_eq!(found.len(), expected.len(), "{case}");
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert!(same_bits(found, expected), "{case}: result {index} differs");
+    }
+}
+
+/// Loss and every gradient, of every plan on several meshes.
+#[test]
+fn one_buffer_changes_no_bit() {
+    let mut cases = Vec::new();
+    for weights in PLANS {
+        for repeats in 1..=5 {
+            cases.push(Case::new(options(2, repeats, weights), "stage=2,data=2,fsdp=2"));
+        }
+        cases.push(Case::new(options(4, 4, weights), "stage=4,fsdp=2"));
+        let layers = PipelineOptions { layers_per_stage: 2, scan_repeats: false, ..options(2, 4, weights) };
+        cases.push(Case::new(layers, "stage=2,fsdp=2,tensor=2"));
+        let kept = PipelineOptions { keep_gathered: true, ..options(2, 5, weights) };
+        cases.push(Case { poisonous: true, ..Case::new(kept, "stage=2,fsdp=4") });
+    }
+    let one_loop = PipelineOptions { schedule: Schedule::OneForwardOneBackward, ..options(2, 1, PLANS[0]) };
+    cases.push(Case::new(one_loop, "stage=2,fsdp=4"));
+    for case in cases {
+        let (apart, packed) = (lowered(&case, 0), lowered(&case, u64::MAX));
+        if case.options.weights == WeightPlan::SlidingWindow {
+            let fewer = executions(&packed, CollectiveKind::AllGather) < executions(&apart, CollectiveKind::AllGather);
+            // Beside a loop that has collectives over `tensor` itself, nothing is packed.
+            assert_eq!(fewer, case.options.repeats > 1 && !case.mesh.contains("tensor"), "{case}");
+        }
+        let inputs = case.literals().leaves();
+        let run = |lowered: &Lowered| {
+            let Partitioned { graph, mesh, .. } = partitioned(lowered);
+            run_local(graph, mesh, &inputs).unwrap_or_else(|error| panic!("{case}: {error}"))
+        };
+        assert_same_bits(&case, &run(&packed), &run(&apart));
+    }
+}
+
+/// The same on eight devices of the CPU plugin.
+#[test]
+fn one_buffer_changes_no_bit_when_compiled() {
+    for (stages, repeats, mesh) in [(2, 5, "stage=2,fsdp=4"), (4, 3, "stage=4,fsdp=2")] {
+        let case = Case::new(options(stages, repeats, WeightPlan::SlidingWindow), mesh);
+        let inputs = case.literals();
+        let run = |packed_bytes: u64| -> Vec<Literal> {
+            let program = compile(&lowered(&case, packed_bytes)).unwrap_or_else(|error| panic!("{case}: {error}"));
+            let arguments = program.put(0, &inputs).expect("the inputs fit").leaves();
+            let outputs = program.run(&arguments.iter().collect::<Vec<_>>());
+            let outputs = outputs.unwrap_or_else(|error| panic!("{case}: {error}"));
+            outputs.iter().map(|output| output.get().expect("a result")).collect()
+        };
+        assert_same_bits(&case, &run(u64::MAX), &run(0));
+    }
+}
+
+/// Of the two matrices of a layer, cut along different dimensions: those of a repeat that are prefetched are gathered
+/// by one collective, and all but the first repeat's gradients, which nothing follows, are reduced by one. What is
+/// needed at once is not held up by the rest.
+#[test]
+fn a_repeat_is_one_transfer() {
+    for (stages, mesh) in [(2, "stage=2,data=2,fsdp=2"), (4, "stage=4,fsdp=2")] {
+        for repeats in 2..=6 {
+            let case = Case::new(options(stages, repeats, WeightPlan::SlidingWindow), mesh);
+            let (apart, packed) = (lowered(&case, 0), lowered(&case, u64::MAX));
+            let repeats = repeats as u64;
+            for (kind, passes) in [(CollectiveKind::AllGather, 2), (CollectiveKind::ReduceScatter, 1)] {
+                assert_eq!(executions(&apart, kind), passes * 2 * repeats, "{case}");
+                assert_eq!(executions(&packed, kind), passes * (repeats - 1 + 2), "{case}");
+            }
+        }
+    }
+}
+
+/// A buffer has no more bytes than allowed: one byte too few, and each is sent by itself.
+#[test]
+fn a_buffer_has_a_limit() {
+    let case = Case::new(options(2, 3, WeightPlan::SlidingWindow), "stage=2,data=2,fsdp=2");
+    let Partitioned { graph, .. } = partitioned(&lowered(&case, 0)).clone();
+    let gathered = |node: NodeRef<'_>| graph.ty(node.result()).byte_count() as u64;
+    let is_gather =
+        |node: &NodeRef<'_>| matches!(node.op(), Op::AllGather(_)) && graph.ty(node.result()).dtype.is_float();
+    let two: u64 = graph.nodes().filter(is_gather).take(2).map(gathered).sum();
+    let gathers = |limit: u64| executions(&lowered(&case, limit), CollectiveKind::AllGather);
+    assert_eq!((gathers(two), gathers(two - 1)), (8, 12), "{case}");
+}
+
+/// In the loop over repeats, neither the gather of the next repeat nor the reduction of the one before waits for the
+/// loop over the rest of this one, nor that for them: both can be under way meanwhile.
+#[test]
+fn transfers_and_microbatches_do_not_wait_for_each_other() {
+    let case = Case::new(options(4, 5, WeightPlan::SlidingWindow), "stage=4,fsdp=2");
+    let lowered = lowered(&case, u64::MAX);
+    let local = &partitioned(&lowered).graph;
+    let of_repeats = |node: NodeRef<'_>| match node.op() {
+        Op::Scan(scan) if scan.length == 3 && loops(&scan.body).len() == 2 => Some(scan.body.clone()),
+        _ => None,
+    };
+    let mut transfers = Vec::new();
+    for body in local.nodes().filter_map(of_repeats) {
+        let rest = loops(&body)[0];
+        let mut of_body = Vec::new();
+        for node in body.nodes().filter(|node| is_transfer(node)) {
+            assert!(!depends(&body, node, rest), "{case}: a transfer waits for the loop\n{body}");
+            assert!(!depends(&body, rest, node), "{case}: the loop waits for a transfer\n{body}");
+            of_body.push(node.op().name());
+        }
+        transfers.push(of_body);
+    }
+    assert_eq!(transfers, [vec!["all-gather"], vec!["reduce-scatter", "all-gather"]], "{local}");
+}
+
+fn loops(graph: &Graph) -> Vec<NodeRef<'_>> {
+    graph.nodes().filter(|node| matches!(node.op(), Op::Scan(_))).collect()
+}
+
+fn is_transfer(node: &NodeRef<'_>) -> bool {
+    matches!(node.op(), Op::AllGather(_) | Op::ReduceScatter(_))
+}
+
+/// Whether a node depends on another.
+fn depends(graph: &Graph, node: NodeRef<'_>, other: NodeRef<'_>) -> bool {
+    let mut left = node.operands().to_vec();
+    let mut seen = std::collections::HashSet::new();
+    while let Some(value) = left.pop() {
+        if let Some(maker) = graph.defining_node(value)
+            && seen.insert(maker.id)
+        {
+            if maker.id == other.id {
+                return true;
+            }
+            left.extend(maker.operands());
+        }
+    }
+    false
+}
