@@ -94,31 +94,6 @@ pub struct ReduceScatter {
 
 crate::ir::op_text!(ReduceScatter = "reduce-scatter" { group: key("axes"), dim: key("dim") });
 
-impl ReduceScatter {
-    /// The rows that each device gets of the matrix as which several operands are scattered together.
-    pub const PACKED_ROWS: usize = 16;
-
-    /// The columns of that matrix, where each device gets `part` elements of all operands together. `None` where the
-    /// parts are single rows instead: where padding to a multiple of 256 columns would be more than an eighth.
-    ///
-    /// libtpu makes an all-reduce, which sends twice the bytes, of a reduce-scatter whose parts are single rows. It
-    /// keeps this form on v5e, v5p, v6e and tpu7x, in the sizes that were tried (docs/compiled-collectives.md).
-    pub fn packed_columns(part: usize) -> Option<usize> {
-        const MULTIPLE: usize = 256;
-        let columns = part.div_ceil(MULTIPLE * Self::PACKED_ROWS) * MULTIPLE;
-        let padding = Self::PACKED_ROWS * columns - part;
-        (padding <= part / 8).then_some(columns)
-    }
-
-    /// Elements that are exchanged for operands of so many elements in all: with padding, if there are several.
-    pub fn exchanged_elements(&self, operand_count: usize, elements: usize) -> usize {
-        match Self::packed_columns(elements / self.group.size).filter(|_| operand_count > 1) {
-            Some(columns) => self.group.size * Self::PACKED_ROWS * columns,
-            None => elements,
-        }
-    }
-}
-
 /// Cuts a dimension into as many parts as the group has devices; part `i` goes to rank `i`, and what arrives is joined
 /// along the same dimension in the order of the senders' ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -239,7 +214,7 @@ impl Primitive for ReduceScatter {
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let combiner = context.combiner(ReduceKind::Sum.combiner().name(), context.operand_type(0).dtype);
-        context.emit_reduce_scatter(&self.group, combiner, self.dim);
+        context.emit_reduce_scatter(self, combiner);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Collectives of several operands: the plugin and the reference interpreter agree, over each choice of axes and
-//! dimension.
+//! Collectives of several operands, and reduce-scatters in other forms than their operands have: the plugin and the
+//! reference interpreter agree, over each choice of axes and dimension.
 
 use meshloom::emit::{EmitOptions, emit};
 use meshloom::hlo::analysis::{Devices, collectives};
@@ -24,7 +24,7 @@ fn collectives_of_several_operands() {
                 ReduceScatter { group, dim }.into(),
             ];
             for op in ops {
-                if !agrees(&op, &mesh, [&[8, 4, 8], &[8, 4, 4]]) {
+                if !agrees(&op, &mesh, &[&[8, 4, 8], &[8, 4, 4]]) {
                     problems.push(format!("{op:?}"));
                 }
             }
@@ -41,7 +41,7 @@ fn packed_parts_are_rows_of_a_matrix() {
     for dim in 0..2 {
         let op: Op = ReduceScatter { group: group.clone(), dim }.into();
         let dims: [&[usize]; 2] = [&[8, 512, 32], &[8, 60, 32]];
-        let graph = graph(&op, &mesh, dims);
+        let graph = graph(&op, &mesh, &dims);
         let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
         let module = emit(&graph, options).unwrap().decode().unwrap();
         let found = collectives(&module, Devices::partitioned(8)).along(&mesh);
@@ -53,28 +53,55 @@ fn packed_parts_are_rows_of_a_matrix() {
         let ledger = Ledger::of(&graph, &mesh);
         assert_eq!(ledger.moved_bytes().unwrap(), found.moved_bytes());
         assert_eq!(ledger.bytes().unwrap(), 4 * 36864 * 4);
-        assert!(agrees(&op, &mesh, dims), "{op:?}");
+        assert!(agrees(&op, &mesh, &dims), "{op:?}");
     }
 }
 
-/// A collective of two operands.
-fn graph(op: &Op, mesh: &Mesh, dims: [&[usize]; 2]) -> Graph {
+/// Single operands of which the plugin gets a matrix.
+#[test]
+fn single_operands_in_other_forms() {
+    let mesh = mesh("a=2,b=2,c=2");
+    let group = group(&mesh, &["c", "a"]);
+    let cases: [(&[usize], usize, &[i64]); 5] = [
+        (&[8, 32, 64], 2, &[256, 16]),
+        (&[64, 8, 32], 0, &[16, 256]),
+        (&[8, 128, 32], 1, &[16, 512]),
+        (&[1, 128, 128], 1, &[32, 128]),
+        (&[8, 64, 128], 1, &[8, 16, 128]),
+    ];
+    for (dims, dim, scattered) in cases {
+        let op: Op = ReduceScatter { group: group.clone(), dim }.into();
+        let graph = graph(&op, &mesh, &[dims]);
+        let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
+        let module = emit(&graph, options).unwrap().decode().unwrap();
+        let mut instructions = module.computations.iter().flat_map(|it| &it.instructions);
+        let found = instructions.find(|it| it.opcode == "reduce-scatter").unwrap();
+        assert_eq!(found.shape.as_ref().unwrap().dimensions, scattered, "{dims:?}");
+        let found = collectives(&module, Devices::partitioned(8)).along(&mesh);
+        assert_eq!(Ledger::of(&graph, &mesh).moved_bytes().unwrap(), found.moved_bytes(), "{dims:?}");
+        assert!(agrees(&op, &mesh, &[dims]), "{op:?}: {dims:?}");
+    }
+}
+
+/// A collective of these operands.
+fn graph(op: &Op, mesh: &Mesh, dims: &[&[usize]]) -> Graph {
     let mut builder = GraphBuilder::new("several");
     let own = |builder: &mut GraphBuilder, ty| {
         let x = builder.input(ty, local_graph::rows(mesh, &["a", "b", "c"], 3));
         builder.push1(Binary(BinaryKind::Multiply), &[x, x]).unwrap()
     };
-    let operands = dims.map(|dims| own(&mut builder, f32s(dims)));
+    let operands: Vec<_> = dims.iter().map(|dims| own(&mut builder, f32s(dims))).collect();
     let results = builder.push(op.clone(), &operands).unwrap().to_vec();
     let info: Vec<PortInfo> = results.iter().map(|_| local_graph::rows(mesh, &["a", "b", "c"], 3)).collect();
     builder.finish(results, info)
 }
 
-/// Whether the plugin and the interpreter agree about a collective of two operands, of which these are the dimensions on
-/// one device.
-fn agrees(op: &Op, mesh: &Mesh, dims: [&[usize]; 2]) -> bool {
+/// Whether the plugin and the interpreter agree about a collective of operands of which these are the dimensions on one
+/// device.
+fn agrees(op: &Op, mesh: &Mesh, dims: &[&[usize]]) -> bool {
     let graph = graph(op, mesh, dims);
-    let whole = |index: usize| numbers(&f32s(&[8 * dims[index][0], dims[index][1], dims[index][2]]), index);
-    let expected = run_local(&graph, mesh, &[whole(0), whole(1)]).unwrap();
+    let whole = |(index, dims): (usize, &&[usize])| numbers(&f32s(&[8 * dims[0], dims[1], dims[2]]), index);
+    let whole: Vec<_> = dims.iter().enumerate().map(whole).collect();
+    let expected = run_local(&graph, mesh, &whole).unwrap();
     local_graph::run(&client(), &graph, mesh) == expected
 }
