@@ -7,9 +7,9 @@ use meshloom_hlo::mesh::Mesh;
 use super::passes::{LOCAL_PASSES, PASSES, Pass, check_pass_names, run_passes, schedule, verify_passes};
 use super::stages::{LoweredProgram, PassTiming, Ports};
 use super::{AliasProblem, ArgumentError, Error, LowerOptions, Lowered, PartitionMode, Partitioned, Sharded};
-use crate::emit::{EmitOptions, ProgramForm, emit};
+use crate::emit::{EmitOptions, ProgramForm, emit, needs_local_form};
 use crate::ir::{Graph, verify};
-use crate::kernels::{ExpertsKernel, KernelUse, expand};
+use crate::kernels::{KernelUse, expand};
 use crate::partition::{self, PartitionError, pad_uneven};
 use crate::sharding::{RuleSets, annotate, propagate_with_sub_axes};
 
@@ -182,7 +182,6 @@ impl Lowering<'_> {
         if program.partitioned().is_none() || !is_over_several {
             return ProgramForm::Manual;
         }
-        let needs_local = self.kernels.iter().any(|used| used.implementation == ExpertsKernel::RaggedDot.name());
-        if needs_local { ProgramForm::Local } else { self.options.form }
+        if needs_local_form(program.emitted()) { ProgramForm::Local } else { self.options.form }
     }
 }

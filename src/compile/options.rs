@@ -40,7 +40,8 @@ pub struct LowerOptions<'a> {
     /// Who partitions the graph over the mesh.
     pub partition: PartitionMode,
     /// How a module that meshloom partitions is written. A program with XLA's `ragged-dot` (kernels that
-    /// [`ExpertsKernel::RaggedDot`](crate::kernels::ExpertsKernel::RaggedDot) chooses) is always in the local form.
+    /// [`ExpertsKernel::RaggedDot`](crate::kernels::ExpertsKernel::RaggedDot) chooses) for several devices is always in
+    /// the local form.
     pub form: ProgramForm,
     /// Refuses a graph of which a value would have to be gathered because an op cannot work on its parts.
     pub deny_replication: bool,
@@ -65,11 +66,16 @@ pub struct LowerOptions<'a> {
 impl<'a> LowerOptions<'a> {
     /// These options with what a platform's plugin reads, and with what its devices can do: the form of device groups,
     /// overlapping collectives, transfers as one buffer, the host's memory, kernels, and collective matmul where it pays.
+    /// Limits that are 0 or off count as not chosen: set them afterwards to keep them so.
     #[must_use]
     pub fn on(self, platform: &Platform) -> LowerOptions<'a> {
         let packed_bytes = if platform.hides_one_transfer() { CollectiveLimits::PACKED_BYTES } else { 0 };
         let packed_bytes = packed_bytes.max(self.limits.packed_bytes);
-        let limits = CollectiveLimits { packed_bytes, matmul: matmul_on(platform), ..self.limits };
+        let matmul = match self.limits.matmul {
+            CollectiveMatmul::Off => matmul_on(platform),
+            chosen => chosen,
+        };
+        let limits = CollectiveLimits { packed_bytes, matmul, ..self.limits };
         LowerOptions {
             limits,
             groups: platform.group_format(),
@@ -86,8 +92,7 @@ impl<'a> LowerOptions<'a> {
 fn matmul_on(platform: &Platform) -> CollectiveMatmul {
     let operations_per_byte = || {
         let chip = platform.device_kind().and_then(Chip::of_kind)?;
-        // The bandwidth of a ring is that both ways round.
-        Some((chip.matrix_rate(Arithmetic::Bf16)? / (chip.ring_bandwidth()? / 2.0)) as u64)
+        Some((chip.matrix_rate(Arithmetic::Bf16)? / chip.neighbour_bandwidth()?) as u64)
     };
     match operations_per_byte() {
         Some(operations_per_byte) if platform.overlaps_collectives() => CollectiveMatmul::Auto { operations_per_byte },

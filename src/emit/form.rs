@@ -2,11 +2,12 @@
 
 use meshloom_hlo::LOCAL_SHAPES;
 use meshloom_hlo::proto::FrontendAttributes;
+use rustc_hash::FxHashSet;
 
 use super::sharding::mesh_attribute;
 use super::{Emitter, InstructionId};
 use crate::ir::{DType, Graph, InternalError, TensorType};
-use crate::ops::Op;
+use crate::ops::{Op, RaggedDot, RaggedForm};
 
 /// How the module of a partitioned program says that it is the program of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,7 +46,7 @@ impl Emitter {
 
     /// Whether a graph needs the number of the device as a value.
     pub(super) fn uses_place(&self, graph: &Graph) -> bool {
-        self.is_local() && has_axis_index(graph)
+        self.is_local() && has_op(graph, &|op| matches!(op, Op::AxisIndex(_)))
     }
 
     /// The parameter of the entry that is the number of the device. Each has one element of an array over all devices.
@@ -86,8 +87,25 @@ impl Emitter {
 /// The name of the parameter that is the number of the device.
 const PLACE: &str = "device_place";
 
-fn has_axis_index(graph: &Graph) -> bool {
-    graph
-        .nodes()
-        .any(|node| matches!(node.op(), Op::AxisIndex(_)) || node.op().regions().any(|body| has_axis_index(body)))
+/// Whether a graph has an op that a module with annotations cannot have: libtpu ends its process over it.
+pub(crate) fn needs_local_form(graph: &Graph) -> bool {
+    has_op(graph, &|op| matches!(op, Op::RaggedDot(RaggedDot { form: RaggedForm::Instruction, .. })))
+}
+
+/// Whether a graph, or a region in it, has an op of which this is so. Each body is looked into once.
+fn has_op(graph: &Graph, is_meant: &impl Fn(&Op) -> bool) -> bool {
+    let mut seen: FxHashSet<*const Graph> = FxHashSet::default();
+    let mut left = vec![graph];
+    while let Some(graph) = left.pop() {
+        if !seen.insert(std::ptr::from_ref(graph)) {
+            continue;
+        }
+        for node in graph.nodes() {
+            if is_meant(node.op()) {
+                return true;
+            }
+            left.extend(node.op().regions().map(|body| &**body));
+        }
+    }
+    false
 }

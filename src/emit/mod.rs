@@ -18,6 +18,7 @@ mod writer;
 
 pub use collective::device_groups;
 pub use form::ProgramForm;
+pub(crate) use form::needs_local_form;
 pub use helpers::comparison_type;
 pub use meshloom_hlo::GroupFormat;
 pub use sharding::{Annotation, op_sharding};

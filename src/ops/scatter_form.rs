@@ -31,7 +31,8 @@ impl ReduceScatter {
     const COLUMNS: usize = 256;
 
     /// The columns of that matrix, where each device gets `part` elements of several operands together. `None` where the
-    /// parts are single rows instead: where padding would be more than an eighth.
+    /// parts are single rows instead: where padding would be more than an eighth. On v5p nothing is kept over a whole
+    /// cube of 2 x 2 x 2 chips.
     pub fn packed_columns(part: usize) -> Option<usize> {
         let columns = part.div_ceil(Self::COLUMNS * Self::PACKED_ROWS) * Self::COLUMNS;
         let padding = Self::PACKED_ROWS * columns - part;

@@ -187,7 +187,7 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
         &[TEXT, "--compiled-as-emitted", "1.02"],
         Refused("HLO does not say what to compile it for"),
     ),
-    ("check", "--target", &[TEXT, "--max-collectives", "9", "--target", "cpu:8"], Refused("add that")),
+    ("check", "--target", &[TEXT, "--max-collectives", "9", "--target", "cpu:8"], Refused("add one of them")),
     ("check", "--max-memory", &[TEXT, "--max-memory", "much"], Refused("is not a number of bytes")),
     (
         "check",
@@ -195,7 +195,14 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
         &[TEXT, "--min-overlap", "fsdp=2", "--chip", "v5p"],
         Refused("\"fsdp=2\" is not a share from 0 to 1"),
     ),
-    ("check", "--min-overlap", &[TEXT, "--min-overlap", "0.9"], Refused("--chip <CHIP>")),
+    ("check", "--min-overlap", &[TEXT, "--min-overlap", "0.9"], Refused("HLO does not say what to compile it for")),
+    ("check", "--min-overlap", &[SCHEDULED, "--min-overlap", "0.9"], Refused("say for which chip, as --chip v5p")),
+    (
+        "check",
+        "--chip",
+        &[SCHEDULED, "--min-overlap", "0.9", "--chip", "v5p", "--compiled-as-emitted", "1.02"],
+        Refused("leave --chip out"),
+    ),
     (
         "check",
         "--min-overlap",

@@ -59,10 +59,16 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     let compiles = needs_rates || arguments.compiled_as_emitted.is_some();
     if arguments.target.is_some() && !compiles {
         bail!(
-            "--target says what --compiled-as-emitted and --min-overlap without --chip compile for; add one of them, such as \
-             --compiled-as-emitted 1.02"
+            "--target says what --compiled-as-emitted and --min-overlap without --chip compile for; add one of them, such \
+             as --compiled-as-emitted 1.02"
         );
     }
+    if arguments.chip.is_some() && compiles {
+        bail!(
+            "--chip is for a module that is compiled already, and --compiled-as-emitted compiles one; leave --chip out"
+        );
+    }
+    let chip = arguments.chip.as_deref().map(Chip::parse).transpose()?;
     let limits = [arguments.max_collective_bytes, arguments.max_collectives, arguments.max_memory];
     let of_axes = [&arguments.max_bytes_over, &arguments.max_collectives_over];
     let has_limits = !denied.is_empty() || !arguments.min_overlap.is_empty() || arguments.compiled_as_emitted.is_some();
@@ -78,6 +84,12 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
             "{}: {warning}; limits are for the program of one device, and --allow-unpartitioned holds this one to them",
             loaded.name
         );
+    }
+    if needs_rates && loaded.module.schedule.is_some() && !arguments.input.path.is_dir() {
+        bail!("{}: --min-overlap: the module is compiled already; say for which chip, as --chip v5p", loaded.name);
+    }
+    for axis in arguments.min_overlap.iter().filter_map(|(axis, _)| axis.as_deref()) {
+        overlap::axis(axis, &loaded)?;
     }
     let found = collectives::of(&loaded);
     let mut checks = Vec::new();
@@ -108,12 +120,13 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     let ahead = || configs::compile::ahead(&arguments.input, arguments.target.as_deref(), needs_rates);
     let ahead = compiles.then(ahead).transpose()?;
     if !arguments.min_overlap.is_empty() {
-        let line = match (&arguments.chip, &ahead) {
-            (None, Some(ahead)) => overlap::of(&ahead.after, ahead.chip()?)?,
-            (chip, _) => overlap::of(&loaded, Chip::parse(chip.as_deref().unwrap_or_default())?)?,
+        let line = match (chip, &ahead) {
+            (None, Some(ahead)) => Some(overlap::of(&ahead.after, ahead.chip()?)?),
+            (chip, _) => chip.map(|chip| overlap::of(&loaded, chip)).transpose()?,
         };
-        for (axis, least) in &arguments.min_overlap {
-            checks.push(hidden(&line, axis.as_deref(), *least, &loaded)?);
+        for (line, (axis, least)) in line.iter().flat_map(|line| arguments.min_overlap.iter().map(move |of| (line, of)))
+        {
+            checks.push(hidden(line, axis.as_deref(), *least, &loaded)?);
         }
     }
     if let (Some(most), Some(ahead)) = (arguments.compiled_as_emitted, &ahead) {

@@ -152,6 +152,14 @@ pub fn axes_text(entry: &ModuleCollective) -> String {
     }
 }
 
+/// The axes, whichever way a permute goes along them.
+pub fn axes_of(entry: &ModuleCollective) -> String {
+    match &entry.axes {
+        Some(axes) if !axes.is_empty() => axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+        _ => axes_text(entry),
+    }
+}
+
 fn devices_text(entry: &ModuleCollective) -> String {
     if !entry.pairs.is_empty() {
         let shown: Vec<_> = entry.pairs.iter().take(2).map(|(from, to)| format!("{from}>{to}")).collect();

@@ -5,7 +5,7 @@ use indexmap::IndexMap;
 use meshloom_hlo::analysis::{Chip, ModuleCollective, ModuleCollectives};
 use serde::Serialize;
 
-use crate::collectives::{self, Moved, axes_text};
+use crate::collectives::{self, Moved, axes_of};
 use crate::input::Loaded;
 
 /// The collectives of a kind over some axes.
@@ -117,14 +117,6 @@ impl Emitted {
             .number("bytes sent", |(_, sums)| output::bounds_of_bytes(sums.compiled.moved_bytes()))
             .number("ratio", |(_, sums)| sums.ratio_text());
         output::table(table, 0);
-    }
-}
-
-/// The axes, whichever way a permute goes along them.
-fn axes_of(entry: &ModuleCollective) -> String {
-    match &entry.axes {
-        Some(axes) if !axes.is_empty() => axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
-        _ => axes_text(entry),
     }
 }
 

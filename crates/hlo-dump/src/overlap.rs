@@ -7,6 +7,8 @@ use meshloom_hlo::analysis::{
     AxisPart, Chip, CollectiveOverlap, CostOptions, Hidden, ModuleOverlap, overlap, slice_count,
 };
 
+use meshloom_hlo::mesh::Mesh;
+
 use crate::collectives::{axes_text, where_from};
 use crate::input::Loaded;
 use crate::output;
@@ -29,15 +31,21 @@ pub fn by_exposed(a: &CollectiveOverlap, b: &CollectiveOverlap) -> Ordering {
     b.hidden.exposed_seconds.total_cmp(&a.hidden.exposed_seconds)
 }
 
+/// An axis, or a part of one, of the mesh that a module names.
+pub fn axis<'a>(name: &str, loaded: &'a Loaded) -> Result<(AxisPart, &'a Mesh)> {
+    let Some(mesh) = &loaded.mesh else {
+        bail!("--min-overlap {name}: the module names no mesh; add --mesh, such as --mesh data=2,fsdp=4")
+    };
+    let part = AxisPart::parse(name, mesh).with_context(|| format!("--min-overlap {name}"))?;
+    Ok((part, mesh))
+}
+
 /// What is hidden over an axis, or of all, and the collectives that are exposed, those that are exposed most first.
 /// What does not say which devices take part may cross any axis.
 pub fn over(found: &ModuleOverlap, axis: Option<&str>, loaded: &Loaded) -> Result<(Hidden, Vec<String>)> {
     let mut transfers: Vec<&CollectiveOverlap> = found.transfers.iter().collect();
     if let Some(name) = axis {
-        let Some(mesh) = &loaded.mesh else {
-            bail!("--min-overlap {name}: the module names no mesh; add --mesh, such as --mesh data=2,fsdp=4")
-        };
-        let part = AxisPart::parse(name, mesh).with_context(|| format!("--min-overlap {name}"))?;
+        let (part, mesh) = self::axis(name, loaded)?;
         transfers.retain(|it| it.collective.crosses(&part, mesh).unwrap_or(true));
     }
     transfers.sort_by(|a, b| by_exposed(a, b));

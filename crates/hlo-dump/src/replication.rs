@@ -1,5 +1,6 @@
 //! What every device holds whole, though there are several.
 
+use meshloom_hlo::LOCAL_SHAPES;
 use meshloom_hlo::analysis::{ShardedValue, ValueKind, shardings};
 
 use crate::input::Loaded;
@@ -14,6 +15,9 @@ pub fn found(loaded: &Loaded, least: u64) -> Vec<String> {
     let values = shardings(&loaded.module, loaded.mesh.as_ref());
     let parameters: Vec<&ShardedValue> = values.iter().filter(|value| value.kind == ValueKind::Parameter).collect();
     let mut found: Vec<String> = match parameters.is_empty() {
+        true if is_local(loaded) => {
+            vec!["the module is in the local form, which does not say how its parameters are split".to_owned()]
+        }
         true if has_parameters(loaded) => vec!["the module does not say how its parameters are split".to_owned()],
         _ => parameters.iter().filter(|value| is_whole(value, least)).map(|value| describe(value)).collect(),
     };
@@ -21,6 +25,10 @@ pub fn found(loaded: &Loaded, least: u64) -> Vec<String> {
         found.extend(run.gathered_for_ops());
     }
     found
+}
+
+fn is_local(loaded: &Loaded) -> bool {
+    loaded.module.frontend_attributes.as_ref().is_some_and(|attributes| attributes.map.contains_key(LOCAL_SHAPES))
 }
 
 fn has_parameters(loaded: &Loaded) -> bool {

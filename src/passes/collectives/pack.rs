@@ -4,15 +4,16 @@ use rustc_hash::FxHashSet;
 
 use crate::ir::{BodyCache, DType, Graph, GraphBuilder, GraphCopy, NodeRef, Phase, TensorType, Value};
 use crate::ops::{
-    AllGather, Concatenate, Devices, Group, Op, Pad, PadDim, ReduceScatter, Reshape, Slice, SliceDim, Transpose,
+    AllGather, Barrier, Concatenate, Devices, Group, Op, Pad, PadDim, ReduceScatter, Reshape, Slice, SliceDim,
+    Transpose,
 };
 use meshloom_hlo::CollectiveKind;
 
 /// The lanes of a TPU's vector unit: a row of a buffer has a multiple of them.
 const LANES: usize = 128;
 
-/// The most columns of a buffer. libtpu 0.0.51 makes an all-reduce of the reduce-scatter of a matrix with many short
-/// rows: of `f32[73728,1024]`, but not of `f32[9216,8192]`.
+/// The most columns of a buffer: so many that libtpu keeps the reduce-scatter of most matrices of such rows as it is
+/// (see [`ReduceScatter::form_of_one`]), and so few that parts are hardly padded.
 const MOST_COLUMNS: usize = 8192;
 
 /// Makes one all-gather, or one reduce-scatter, of all that can run beside a loop, in every region by itself: of one
@@ -26,7 +27,8 @@ const MOST_COLUMNS: usize = 8192;
 /// price is copies: what is sent is put together, and what is received is taken apart. `limit` is the most bytes, of
 /// operands or of results, that one buffer has; nothing is done if it is 0.
 ///
-/// Parts stand one after the other in a matrix, each padded to whole rows. No value changes in any bit.
+/// Parts stand one after the other in a matrix, each padded to whole rows. No gathered value changes; sums are those of
+/// the back end's reduce-scatter. Nothing is packed beside a loop without products, which would hide nothing.
 pub fn pack_collectives(graph: &Graph, limit: u64) -> Graph {
     if limit == 0 { graph.clone() } else { pack(graph, limit, &mut BodyCache::default()) }
 }
@@ -35,17 +37,25 @@ fn pack(graph: &Graph, limit: u64, bodies: &mut BodyCache) -> Graph {
     let mut copy = GraphCopy::with_inputs(graph);
     let mut segment: Vec<NodeRef<'_>> = Vec::new();
     for node in graph.nodes() {
-        if node.op().trip_count().is_some() {
-            write(&mut copy, &segment, &plan(graph, &segment, node, limit), limit, bodies);
+        let plan = match node.op().trip_count() {
+            Some(_) => plan(graph, &segment, node, limit),
+            None => Plan::default(),
+        };
+        if !plan.packs.is_empty() {
+            write_beside(&mut copy, &segment, &plan, node, limit, bodies);
             segment.clear();
+            continue;
+        }
+        if node.op().trip_count().is_some() {
+            segment.drain(..).for_each(|node| write_node(&mut copy, node, limit, bodies));
         }
         segment.push(node);
     }
-    write(&mut copy, &segment, &Plan::default(), limit, bodies);
+    segment.into_iter().for_each(|node| write_node(&mut copy, node, limit, bodies));
     copy.finish()
 }
 
-/// What is done with the nodes in front of a loop.
+/// What is done with the nodes in front of a loop; nothing if there are no packs.
 #[derive(Default)]
 struct Plan<'g> {
     /// Collectives that become one, each list.
@@ -81,6 +91,11 @@ impl<'g> Transfer<'g> {
         (self.group, self.gathers, graph.ty(self.operand).dtype, self.node.origin().phase)
     }
 
+    /// How many parts stand one below the other in front of the exchange, and behind it.
+    fn parts(&self) -> (usize, usize) {
+        if self.gathers { (1, self.group.size) } else { (self.group.size, 1) }
+    }
+
     /// What each device has of the value when it is cut.
     fn part<'t>(&self, graph: &'t Graph) -> &'t TensorType {
         graph.ty(if self.gathers { self.operand } else { self.result })
@@ -95,7 +110,7 @@ impl<'g> Transfer<'g> {
 /// What of a segment becomes one, given the loop behind it.
 fn plan<'g>(graph: &'g Graph, segment: &[NodeRef<'g>], repeated: NodeRef<'g>, limit: u64) -> Plan<'g> {
     let count = segment.iter().filter(|&&node| Transfer::of(node).is_some()).count();
-    if count < 2 || is_busy(repeated.op()) {
+    if count < 2 || is_busy(repeated.op()) || !multiplies(repeated.op()) {
         return Plan::default();
     }
     let mut needed: FxHashSet<Value> = repeated.operands().iter().copied().collect();
@@ -151,8 +166,23 @@ fn is_busy(op: &Op) -> bool {
     op.regions().any(|body| body.nodes().any(|node| exchanges(node.op()) || is_busy(node.op())))
 }
 
-/// Copies a segment: what depends on no pack, the packs, and the rest.
-fn write<'g>(copy: &mut GraphCopy<'g>, segment: &[NodeRef<'g>], plan: &Plan<'g>, limit: u64, bodies: &mut BodyCache) {
+/// Whether the bodies of an op have products: a loop that only moves elements hides nothing.
+fn multiplies(op: &Op) -> bool {
+    let is_product =
+        |op: &Op| matches!(op, Op::DotGeneral(_) | Op::RaggedDot(_) | Op::Convolution(_) | Op::CustomCall(_));
+    op.regions().any(|body| body.nodes().any(|node| is_product(node.op()) || multiplies(node.op())))
+}
+
+/// Copies a segment and the loop behind it: what depends on no pack, the exchanges, the loop, and the rest. What is
+/// received is taken apart behind the loop, and not before it ends: else libtpu ends the exchange in front of the loop.
+fn write_beside<'g>(
+    copy: &mut GraphCopy<'g>,
+    segment: &[NodeRef<'g>],
+    plan: &Plan<'g>,
+    repeated: NodeRef<'g>,
+    limit: u64,
+    bodies: &mut BodyCache,
+) {
     let packed: FxHashSet<u32> = plan.packs.iter().flatten().map(|member| member.node.id.index() as u32).collect();
     let mut later = Vec::new();
     for &node in segment {
@@ -163,8 +193,19 @@ fn write<'g>(copy: &mut GraphCopy<'g>, segment: &[NodeRef<'g>], plan: &Plan<'g>,
             _ => write_node(copy, node, limit, bodies),
         }
     }
-    for pack in &plan.packs {
-        write_pack(copy, pack);
+    let exchanged: Vec<Exchanged> = plan.packs.iter().map(|pack| exchange(copy, pack)).collect();
+    write_node(copy, repeated, limit, bodies);
+    let buffers = exchanged.iter().map(|it| it.buffer);
+    let graph = copy.source;
+    let smallest = repeated.results().min_by_key(|&result| graph.ty(result).byte_count());
+    let held: Vec<Value> = buffers.chain(smallest.map(|result| copy.map.get(result))).collect();
+    let types: Vec<TensorType> = held.iter().map(|&value| copy.builder.ty(value).clone()).collect();
+    let held = copy.builder.push_from(repeated.origin(), Op::from(Barrier), &held, types).to_vec();
+    if let (Some(result), Some(&after)) = (smallest, held.last()) {
+        copy.map.set(result, after);
+    }
+    for ((pack, exchanged), buffer) in plan.packs.iter().zip(exchanged).zip(held) {
+        take_apart(copy, pack, &Exchanged { buffer, ..exchanged });
     }
     later.into_iter().for_each(|node| write_node(copy, node, limit, bodies));
 }
@@ -174,13 +215,18 @@ fn write_node<'g>(copy: &mut GraphCopy<'g>, node: NodeRef<'g>, limit: u64, bodie
     copy.node_as(node, op.unwrap_or_else(|| node.op().clone()));
 }
 
-/// One collective of several, with what puts them together and takes them apart.
-fn write_pack(copy: &mut GraphCopy<'_>, pack: &[Transfer<'_>]) {
-    let (graph, outer) = (copy.source, copy.builder.origin());
-    let Some(first) = pack.first() else { return };
-    let (count, gathers) = (first.group.size, first.gathers);
-    // Parts before and after the exchange, which stand one below the other.
-    let (before, after) = if gathers { (1, count) } else { (count, 1) };
+/// A buffer that was exchanged: parts that stand one below the other, each of whole rows.
+struct Exchanged {
+    /// `[parts * rows, columns]`.
+    buffer: Value,
+    rows: Vec<usize>,
+    columns: usize,
+}
+
+/// One collective of several, with what puts them together.
+fn exchange(copy: &mut GraphCopy<'_>, pack: &[Transfer<'_>]) -> Exchanged {
+    let (graph, outer, first) = (copy.source, copy.builder.origin(), pack[0]);
+    let (before, after) = first.parts();
     let sizes: Vec<usize> = pack.iter().map(|member| member.part(graph).element_count()).collect();
     let columns = columns(&sizes);
     let rows: Vec<usize> = sizes.iter().map(|size| size.div_ceil(columns)).collect();
@@ -192,8 +238,8 @@ fn write_pack(copy: &mut GraphCopy<'_>, pack: &[Transfer<'_>]) {
     let mut parts = Vec::with_capacity(pack.len());
     for ((member, &size), &rows) in pack.iter().zip(&sizes).zip(&rows) {
         let mut value = copy.map.get(member.operand);
-        if !gathers {
-            value = parts_first(builder, value, member.dim, count);
+        if !first.gathers {
+            value = parts_first(builder, value, member.dim, before);
         }
         if size < rows * columns {
             value = reshape(builder, value, ty(&[before, size]));
@@ -204,20 +250,34 @@ fn write_pack(copy: &mut GraphCopy<'_>, pack: &[Transfer<'_>]) {
     let joined = builder.push_typed(Concatenate { axis: 1 }.into(), &parts, [ty(&[before, all_rows, columns])])[0];
     let buffer = reshape(builder, joined, ty(&[before * all_rows, columns]));
     let group = first.group.clone();
-    let op: Op = if gathers { AllGather { group, dim: 0 }.into() } else { ReduceScatter { group, dim: 0 }.into() };
-    let moved = builder.push_typed(op, &[buffer], [ty(&[after * all_rows, columns])])[0];
-    let moved = reshape(builder, moved, ty(&[after, all_rows, columns]));
+    let op: Op =
+        if first.gathers { AllGather { group, dim: 0 }.into() } else { ReduceScatter { group, dim: 0 }.into() };
+    let buffer = builder.push_typed(op, &[buffer], [ty(&[after * all_rows, columns])])[0];
+    copy.builder.set_origin(outer);
+    Exchanged { buffer, rows, columns }
+}
+
+/// The results of the collectives that became one.
+fn take_apart(copy: &mut GraphCopy<'_>, pack: &[Transfer<'_>], exchanged: &Exchanged) {
+    let (graph, outer, first) = (copy.source, copy.builder.origin(), pack[0]);
+    let &Exchanged { buffer, ref rows, columns } = exchanged;
+    let (_, after) = first.parts();
+    let dtype = graph.ty(first.operand).dtype;
+    let ty = |dims: &[usize]| TensorType::new(dtype, dims);
+    copy.builder.set_origin(first.node.origin());
+    let builder = &mut copy.builder;
+    let moved = reshape(builder, buffer, ty(&[after, rows.iter().sum(), columns]));
     let mut start = 0;
-    for ((member, &size), &rows) in pack.iter().zip(&sizes).zip(&rows) {
+    for (member, &rows) in pack.iter().zip(rows) {
+        let part = member.part(graph);
         let mut value = slice(builder, moved, 1, start..start + rows);
         start += rows;
-        if size < rows * columns {
+        if part.element_count() < rows * columns {
             value = reshape(builder, value, ty(&[after, rows * columns]));
-            value = slice(builder, value, 1, 0..size);
+            value = slice(builder, value, 1, 0..part.element_count());
         }
-        let part = member.part(graph);
-        value = match gathers {
-            true => parts_into(builder, value, part, member.dim, count),
+        value = match first.gathers {
+            true => parts_into(builder, value, part, member.dim, after),
             false => reshape(builder, value, part.clone()),
         };
         copy.map.set(member.result, value);
@@ -225,11 +285,16 @@ fn write_pack(copy: &mut GraphCopy<'_>, pack: &[Transfer<'_>]) {
     copy.builder.set_origin(outer);
 }
 
-/// The columns of a buffer of parts of these sizes: as many as fit all without padding, within bounds.
+/// The columns of a buffer of parts of these sizes: as many as there may be while all padding together is at most a
+/// 64th of them.
 fn columns(sizes: &[usize]) -> usize {
-    let fitting = sizes.iter().fold(0, |bits, size| bits | size);
-    let most = 1_usize << fitting.trailing_zeros().min(MOST_COLUMNS.trailing_zeros());
-    most.max(LANES)
+    let all: usize = sizes.iter().sum();
+    let padding = |columns: usize| sizes.iter().map(|size| size.next_multiple_of(columns)).sum::<usize>() - all;
+    let mut columns = MOST_COLUMNS;
+    while columns > LANES && padding(columns) > all / 64 {
+        columns /= 2;
+    }
+    columns
 }
 
 /// A value with a dimension cut into parts, which are counted by a dimension in front of all others.

@@ -143,9 +143,7 @@ fn compile(
     }
     let chip = chip_of(&topology).filter(|chip| chip.memory_bandwidth.is_some());
     if needs_rates && chip.is_none() {
-        bail!(
-            "no rates are published for {topology}, so transfers have no times; take a target such as v5p:2x2x1 or h100:1x1x8"
-        )
+        bail!("no rates are published for {topology}, so transfers have no times; take a target such as v5p:2x2x1")
     }
     announce(&topology, settings)?;
     let waiting = spinner(format!("compiling for {topology}"));

@@ -4,7 +4,7 @@ use indexmap::IndexMap;
 use meshloom_hlo::analysis::{CollectiveOverlap, Hidden, ModuleOverlap};
 use meshloom_hlo::table::Table;
 
-use crate::collectives::{axes_text, where_from};
+use crate::collectives::{axes_of, axes_text, where_from};
 use crate::output::{self, DIM, line, paint};
 use crate::overlap::{by_exposed, share_text};
 
@@ -31,12 +31,7 @@ pub fn print(found: &ModuleOverlap, limit: usize) {
     line("");
     let mut sums: IndexMap<String, Vec<Hidden>> = IndexMap::new();
     for transfer in &found.transfers {
-        // A permute's shift is not an axis.
-        let axes = match &transfer.collective.axes {
-            Some(axes) => axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
-            None => axes_text(&transfer.collective),
-        };
-        sums.entry(axes).or_default().push(transfer.hidden);
+        sums.entry(axes_of(&transfer.collective)).or_default().push(transfer.hidden);
     }
     let sums = sums.into_iter().map(|(axes, parts)| (axes, parts.len(), Hidden::sum(parts)));
     let table = Table::of(sums.chain([("all".to_owned(), found.transfers.len(), found.total)]))

@@ -312,6 +312,12 @@ impl Chip {
         Some(self.of_a_device(self.link_bandwidth)? / f64::from(self.link_rings))
     }
 
+    /// Bytes per second that one device sends to a neighbour: one way round a ring, or through a switch.
+    pub fn neighbour_bandwidth(&self) -> Option<f64> {
+        let ways = if self.link_rings == 1 { 1.0 } else { 2.0 };
+        Some(self.ring_bandwidth()? / ways)
+    }
+
     /// Bytes per second that one device sends to another slice or host.
     pub fn device_network_bandwidth(&self) -> Option<f64> {
         self.of_a_device(self.network_bandwidth)

@@ -1,10 +1,10 @@
 //! Whether a module is the program of one device, or XLA has yet to partition it.
 //!
 //! Before XLA's partitioner, shapes are global and collectives are missing; after it, shapes are those of one device's
-//! part. No field of a module says which, so [`Partitioning::of`] looks at what the partitioner leaves behind and at
-//! what it takes away:
+//! part. No field of a module of XLA's says which, so [`Partitioning::of`] looks at what the partitioner leaves behind
+//! and at what it takes away:
 //!
-//! 1. A module of one partition has nothing to split.
+//! 1. A module of one partition has nothing to split; one with the attribute [`LOCAL_SHAPES`] is split.
 //! 2. A schedule, a fusion, and in protos the shardings of parameters or result in the header
 //!    (`spmd_parameters_shardings`, `spmd_output_sharding`) come from the partitioner or from a pass after it. That
 //!    holds even if parameters keep their annotations, as they do in compiled modules.
@@ -24,6 +24,7 @@ use rustc_hash::FxHashSet;
 use super::collectives::communication;
 use super::groups::Devices;
 use super::index::{Computation, Module};
+use crate::LOCAL_SHAPES;
 use crate::proto::op_sharding::Type;
 use crate::proto::{HloInstructionProto, HloModuleProto, OpSharding, ShapeProto};
 
@@ -50,7 +51,7 @@ impl Partitioning {
         if devices.partitions <= 1 {
             return Partitioning::Single;
         }
-        if is_past_partitioner(module) {
+        if is_past_partitioner(module) || is_local(module) {
             return Partitioning::Done;
         }
         match first_global(&Module::new(module)) {
@@ -97,6 +98,11 @@ fn is_past_partitioner(module: &HloModuleProto) -> bool {
         || module.spmd_output_sharding.is_some()
         || !module.spmd_parameters_shardings.is_empty()
         || instructions(module).any(|it| it.opcode == "fusion")
+}
+
+/// Whether meshloom wrote the module with the shapes of one device.
+fn is_local(module: &HloModuleProto) -> bool {
+    module.frontend_attributes.as_ref().is_some_and(|attributes| attributes.map.contains_key(LOCAL_SHAPES))
 }
 
 /// Whether a module communicates and has no marks of what is to be partitioned and what is not.

@@ -35,8 +35,8 @@ use crate::ir::{Graph, GraphCopy, Memo};
 use crate::ops::{Analysis, Op};
 use crate::passes::MERGE;
 
-/// Makes rings of all-gathers in front of products and of reduce-scatters behind them, in every region too, where
-/// `choice` says so. Nothing that is dead may be in the graph, and what is equal must be merged: readers are counted.
+/// Makes rings of all-gathers in front of products and of reduce-scatters behind them, where `choice` says so: in every
+/// region too, but those of conditionals and `while`s. Nothing that is dead may be in the graph, and what is equal must be merged: readers are counted.
 pub fn collective_matmul(graph: &Graph, choice: CollectiveMatmul) -> Graph {
     if choice == CollectiveMatmul::Off {
         return graph.clone();
@@ -60,7 +60,10 @@ impl Pass {
         let mut walk = Walk::new(GraphCopy::with_inputs(graph), &plan);
         for node in graph.nodes() {
             let operands = || node.operands().iter().map(|value| computed[value.index()]).collect::<Vec<bool>>();
-            let with_regions = node.op().as_primitive().is_none();
+            // Devices may take different branches and numbers of iterations, and permutes of CPU plugins wait for all
+            // devices, not for those of a group alone.
+            let is_taken_by_all = !matches!(node.op(), Op::Cond(_) | Op::While(_));
+            let with_regions = node.op().as_primitive().is_none() && is_taken_by_all;
             let op = with_regions.then(|| self.bodies_of(node.op(), &operands())).flatten();
             walk.node(node, op);
         }

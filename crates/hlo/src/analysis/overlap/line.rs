@@ -248,7 +248,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
         flights: &mut Vec<Flight<'a>>,
     ) {
         let computed = self.timer.seconds(&self.walk.places()[place], instruction);
-        let mut whole = Vec::new();
+        let (mut whole, mut launched, mut ended) = (Vec::new(), Vec::new(), Vec::new());
         for callee in self.walk.callees_at(place, position) {
             let computation = self.walk.places()[callee].computation;
             let target = |it: &HloInstructionProto| match it.custom_call_target.as_str() {
@@ -259,22 +259,26 @@ impl<'w, 'a> Simulation<'w, 'a> {
             let part = computation.instructions.iter().find_map(target);
             for (entry, times, inner) in self.inside_place(callee) {
                 let chain = chain(inner);
-                let open = flights.iter_mut().find(|flight| !flight.is_done && flight.chain == Some(chain));
+                let open = flights.iter().position(|flight| !flight.is_done && flight.chain == Some(chain));
                 match (part, open) {
-                    (Some(Part::Done), Some(flight)) => self.land(flight, weight),
-                    (_, Some(_)) => self.line.clock += computed,
+                    (Some(Part::Done), Some(flight)) => ended.push(flight),
+                    (_, Some(_)) => {}
                     (Some(Part::Start), None) => {
-                        let mut flight = Flight { chain: Some(chain), ..Flight::of(vec![(entry, times)]) };
-                        self.launch(&mut flight);
-                        flights.push(flight);
+                        launched.push(Flight { chain: Some(chain), ..Flight::of(vec![(entry, times)]) });
                     }
                     _ => whole.push((entry, times)),
                 }
             }
         }
+        // What a fusion computes itself is before what it starts, and behind what it ends: it hides neither.
+        ended.into_iter().for_each(|flight| self.land(&mut flights[flight], weight));
+        self.line.clock += computed;
+        for mut flight in launched {
+            self.launch(&mut flight);
+            flights.push(flight);
+        }
         if !whole.is_empty() {
             self.at_once(whole, weight);
-            self.line.clock += computed;
         }
     }
 
@@ -466,6 +470,12 @@ fn is_synchronous(instruction: &HloInstructionProto) -> bool {
     config.is_some_and(|config| config["collective_backend_config"]["is_sync"] == true)
 }
 
+/// By how many places a permute shifts along its axis; `None` if it is none, or goes both ways, as one of two devices.
+fn shift(entry: &ModuleCollective) -> Option<i64> {
+    let is_swap = entry.pairs.iter().any(|&(from, to)| entry.pairs.contains(&(to, from)));
+    entry.shift.filter(|&shift| shift != 0 && !is_swap)
+}
+
 /// The links of each collective, by number, and its time on them; and how many links there are. `None` for a chip
 /// without rates.
 fn wires(entries: &[ModuleCollective], options: &CostOptions) -> Option<(Vec<(Vec<usize>, f64)>, usize)> {
@@ -475,12 +485,24 @@ fn wires(entries: &[ModuleCollective], options: &CostOptions) -> Option<(Vec<(Ve
     let mut links: IndexSet<String> = IndexSet::from([NETWORK.to_owned()]);
     let mut wires = Vec::new();
     for entry in entries {
-        let (link, seconds) = transfer(entry, options)?;
+        let (link, mut seconds) = transfer(entry, options)?;
         let names = match (link, &entry.axes) {
             (Link::Network, _) => Some(vec![NETWORK.to_owned()]),
             (Link::Ring, _) if is_switched => Some(vec![SWITCH.to_owned()]),
-            // Parts of an axis lie on its links.
-            (Link::Ring, Some(axes)) => Some(axes.iter().map(|axis| axis.whole_name()).collect()),
+            // Parts of an axis lie on its links. A shift goes one way, over half of them; all else goes both ways.
+            (Link::Ring, Some(axes)) => {
+                let shift = shift(entry);
+                if let Some(shift) = shift {
+                    seconds *= 2.0 * shift.unsigned_abs() as f64;
+                }
+                let ways = match shift {
+                    Some(1..) => &["+"][..],
+                    Some(_) => &["-"],
+                    None => &["+", "-"],
+                };
+                let names = axes.iter().map(|axis| axis.whole_name());
+                Some(names.flat_map(|name| ways.iter().map(move |way| format!("{name}{way}"))).collect())
+            }
             (Link::Ring, None) => None,
         };
         let numbers = names.map(|names| names.into_iter().map(|name| links.insert_full(name).0).collect::<Vec<_>>());
