@@ -65,7 +65,8 @@ pub struct LowerOptions<'a> {
 
 impl<'a> LowerOptions<'a> {
     /// These options with what a platform's plugin reads, and with what its devices can do: the form of device groups,
-    /// overlapping collectives, transfers as one buffer, the host's memory, kernels, and collective matmul where it pays.
+    /// overlapping collectives, transfers as one buffer, the host's memory, kernels, and collective matmul where it
+    /// pays.
     /// Limits that are 0 or off count as not chosen: set them afterwards to keep them so.
     #[must_use]
     pub fn on(self, platform: &Platform) -> LowerOptions<'a> {

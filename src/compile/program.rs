@@ -87,7 +87,7 @@ impl Lowered {
         let emitted = self.emitted();
         let inputs = self.array_specs(graph.input_types(), ports.inputs.iter(), emitted.input_info())?;
         let outputs = self.array_specs(graph.output_types(), ports.outputs.iter(), emitted.output_info())?;
-        let place = self.module.takes_place.then(|| places(&executable)).transpose()?;
+        let place = self.module.takes_place.then(|| places(&executable).map(Box::new)).transpose()?;
         Ok(Program {
             executable,
             place,
@@ -104,7 +104,7 @@ impl Lowered {
 pub struct Program {
     executable: Executable,
     /// Each device's number, where the module takes it as its last argument.
-    place: Option<Array>,
+    place: Option<Box<Array>>,
     inputs: Vec<ArraySpec>,
     outputs: Vec<ArraySpec>,
     collectives: Ledger,
@@ -186,7 +186,9 @@ impl Program {
     /// # Errors
     /// Also: the time limit of the options is over.
     pub fn run_with(&self, arguments: &[&Array], options: &ExecuteOptions) -> Result<Vec<Array>, Error> {
-        let Some(place) = &self.place else { return Ok(self.executable.run_with(arguments, &self.outputs, options)?) };
+        let Some(place) = self.place.as_deref() else {
+            return Ok(self.executable.run_with(arguments, &self.outputs, options)?);
+        };
         if arguments.len() != self.inputs.len() {
             return Err(ArgumentError::Count { inputs: self.inputs.len(), given: arguments.len() }.into());
         }

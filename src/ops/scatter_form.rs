@@ -27,16 +27,17 @@ impl ReduceScatter {
     /// The rows that each device gets of the matrix as which operands are scattered where their own form is not kept.
     pub const PACKED_ROWS: usize = 16;
 
-    /// The columns of that matrix are a multiple of this.
+    /// Large matrices have a multiple of so many columns.
     const COLUMNS: usize = 256;
 
-    /// The columns of that matrix, where each device gets `part` elements of several operands together. `None` where the
-    /// parts are single rows instead: where padding would be more than an eighth. On v5p nothing is kept over a whole
-    /// cube of 2 x 2 x 2 chips.
+    /// The columns of that matrix, where each device gets `part` elements of several operands together. `None` where
+    /// the parts are single rows instead: small ones, which cost next to nothing sent twice. On v5p nothing is kept
+    /// over a whole cube of 2 x 2 x 2 chips.
     pub fn packed_columns(part: usize) -> Option<usize> {
-        let columns = part.div_ceil(Self::COLUMNS * Self::PACKED_ROWS) * Self::COLUMNS;
-        let padding = Self::PACKED_ROWS * columns - part;
-        (padding <= part / 8).then_some(columns)
+        const SMALL: usize = 8192;
+        let columns = part.div_ceil(Self::PACKED_ROWS);
+        let multiple = if columns < SMALL { 1 } else { Self::COLUMNS };
+        (part >= SMALL).then(|| columns.next_multiple_of(multiple))
     }
 
     /// Elements that are exchanged for operands of so many elements in all: with padding, if there are several.
@@ -49,14 +50,14 @@ impl ReduceScatter {
 
     /// The form of a single operand of these dimensions; nothing is padded.
     pub fn form_of_one(&self, dims: &[usize]) -> ScatterForm {
-        /// From here on, rows in powers of two are not kept.
+        /// From here on, many short rows are not kept.
         const LARGE: usize = 2 << 20;
         let count = |dims: &[usize]| dims.iter().product::<usize>();
         let [before, own, after] = [count(&dims[..self.dim]), dims[self.dim], count(&dims[self.dim + 1..])];
         let rows = own / self.group.size;
         let is_kept = match (before, after) {
             (8.., 1) => true,
-            (1, 64..) if before * own * after > LARGE => rows.is_multiple_of(16) && !rows.is_multiple_of(256),
+            (1, 64..) if own * after > LARGE => !rows.is_multiple_of(256) || after > 4096 && !after.is_power_of_two(),
             (1, 64..) => rows.is_multiple_of(if after >= 256 { 16 } else { 32 }),
             (2.., 128..) => true,
             _ => false,
@@ -92,6 +93,7 @@ mod tests {
             (form(&[1 << 19], 0), ScatterForm::Rows { columns: 8192 }),
             (form(&[4096, 4096], 0), ScatterForm::Rows { columns: 1 << 18 }),
             (form(&[4096, 4096], 1), merged(&[4096, 4096], 1)),
+            (form(&[4096, 7168], 0), merged(&[4096, 7168], 0)),
             (form(&[1024, 512], 0), merged(&[1024, 512], 0)),
             // Too small for rows.
             (form(&[12], 0), merged(&[12], 0)),

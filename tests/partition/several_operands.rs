@@ -33,26 +33,26 @@ fn collectives_of_several_operands() {
     assert!(problems.is_empty(), "{problems:#?}");
 }
 
-/// So large that each device's part of the reduce-scatter is 16 rows, the last of them padded: 36608 elements of 36864.
+/// So large that each device's part of the reduce-scatter is 16 rows, the last of them padded: 36488 elements of 36496.
 #[test]
 fn packed_parts_are_rows_of_a_matrix() {
     let mesh = mesh("a=2,b=2,c=2");
     let group = group(&mesh, &["a", "c"]);
     for dim in 0..2 {
         let op: Op = ReduceScatter { group: group.clone(), dim }.into();
-        let dims: [&[usize]; 2] = [&[8, 512, 32], &[8, 60, 32]];
+        let dims: [&[usize]; 2] = [&[8, 512, 32], &[8, 60, 31]];
         let graph = graph(&op, &mesh, &dims);
         let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
         let module = emit(&graph, options).unwrap().decode().unwrap();
         let found = collectives(&module, Devices::partitioned(8)).along(&mesh);
         let [entry] = found.entries.as_slice() else { panic!("{found:?}") };
-        assert_eq!(entry.bytes, Some(4 * 36864 * 4));
+        assert_eq!(entry.bytes, Some(4 * 36496 * 4));
         let mut instructions = module.computations.iter().flat_map(|it| &it.instructions);
         let scattered = instructions.find(|it| it.opcode == "reduce-scatter").unwrap();
-        assert_eq!(scattered.shape.as_ref().unwrap().dimensions, [16, 2304]);
+        assert_eq!(scattered.shape.as_ref().unwrap().dimensions, [16, 2281]);
         let ledger = Ledger::of(&graph, &mesh);
         assert_eq!(ledger.moved_bytes().unwrap(), found.moved_bytes());
-        assert_eq!(ledger.bytes().unwrap(), 4 * 36864 * 4);
+        assert_eq!(ledger.bytes().unwrap(), 4 * 36496 * 4);
         assert!(agrees(&op, &mesh, &dims), "{op:?}");
     }
 }

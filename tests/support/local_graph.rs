@@ -69,7 +69,7 @@ pub fn run_in(
         .collect();
     if module.takes_place {
         let ty = TensorType::new(DType::U32, &[mesh.device_count()]);
-        let parts = (0..mesh.device_count()).map(|device| [device..device + 1].into_iter().collect()).collect();
+        let parts = (0..mesh.device_count()).map(|device| std::iter::once(device..device + 1).collect()).collect();
         let layout = ShardLayout::from_boxes(&ty.dims, parts).unwrap();
         arguments.push(Array::put(client, &Literal::from_fn(ty, |device| device as f64), &layout).unwrap());
     }

@@ -36,7 +36,8 @@ use crate::ops::{Analysis, Op};
 use crate::passes::MERGE;
 
 /// Makes rings of all-gathers in front of products and of reduce-scatters behind them, where `choice` says so: in every
-/// region too, but those of conditionals and `while`s. Nothing that is dead may be in the graph, and what is equal must be merged: readers are counted.
+/// region too, but those of conditionals and `while`s. Nothing that is dead may be in the graph, and what is equal must
+/// be merged: readers are counted.
 pub fn collective_matmul(graph: &Graph, choice: CollectiveMatmul) -> Graph {
     if choice == CollectiveMatmul::Off {
         return graph.clone();

@@ -91,7 +91,7 @@ pub(super) struct Simulation<'w, 'a> {
     /// Collectives by place and position.
     at: FxHashMap<(usize, usize), usize>,
     /// The links of each collective, and its time on them.
-    wires: Vec<(Vec<usize>, f64)>,
+    wires: Vec<Wires>,
     found: Vec<Found<'a>>,
     /// Whether each place has a collective, or what it calls has one.
     sends: Vec<bool>,
@@ -470,6 +470,9 @@ fn is_synchronous(instruction: &HloInstructionProto) -> bool {
     config.is_some_and(|config| config["collective_backend_config"]["is_sync"] == true)
 }
 
+/// The links of a collective, by number, and its time on them.
+type Wires = (Vec<usize>, f64);
+
 /// By how many places a permute shifts along its axis; `None` if it is none, or goes both ways, as one of two devices.
 fn shift(entry: &ModuleCollective) -> Option<i64> {
     let is_swap = entry.pairs.iter().any(|&(from, to)| entry.pairs.contains(&(to, from)));
@@ -478,7 +481,7 @@ fn shift(entry: &ModuleCollective) -> Option<i64> {
 
 /// The links of each collective, by number, and its time on them; and how many links there are. `None` for a chip
 /// without rates.
-fn wires(entries: &[ModuleCollective], options: &CostOptions) -> Option<(Vec<(Vec<usize>, f64)>, usize)> {
+fn wires(entries: &[ModuleCollective], options: &CostOptions) -> Option<(Vec<Wires>, usize)> {
     const NETWORK: &str = "the network";
     const SWITCH: &str = "the switch";
     let is_switched = options.chip?.link_rings == 1;
