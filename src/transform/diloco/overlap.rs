@@ -3,10 +3,8 @@
 use std::panic::Location;
 
 use super::fragments::{Cut, SizeClass};
-use super::{Diloco, DilocoError, DilocoState, HasParams, Stored};
-use crate::trace::{
-    ScanOptions, Tensor, TraceErrorKind, Tree, arange, concatenate, fail, refill, scan, scan_with, scope,
-};
+use super::{Diloco, DilocoError, DilocoState, HasParams};
+use crate::trace::{Tensor, TraceErrorKind, Tree, arange, concatenate, fail, refill, scan, scope};
 
 /// A run's state within a trace.
 type State<S> = DilocoState<S, <S as HasParams>::Params, Tensor>;
@@ -71,7 +69,7 @@ impl Diloco {
             let batches = slices(&batches, (fragments.start - 1) * every..(fragments.end - 1) * every);
             let batches = map_leaves(&batches, |leaf| split(leaf, every));
             let numbers = arange(crate::ir::DType::S32, fragments.len()) + fragments.start as i32;
-            let (next, output) = in_turn(state, (numbers, batches), |state, (fragment, batches)| {
+            let (next, output) = scan(state, (numbers, batches), |state, (fragment, batches)| {
                 self.one_sync(state, batches, Cut::Layers { layers, fragment }, step)
             });
             state = next;
@@ -93,24 +91,16 @@ impl Diloco {
         let place = Location::caller();
         let every = self.schedule().every();
         let before = every.saturating_sub(self.schedule().overlap());
-        let run = |inner: S, batches: B| in_turn(inner, batches, |inner, batch| self.of_replicas(inner, batch, step));
+        let run = |inner: S, batches: B| scan(inner, batches, |inner, batch| self.of_replicas(inner, batch, step));
         let (inner, first) = run(state.inner, slices(&batches, 0..before));
-        let outer = Stored { leaves: [state.outer.params.leaves(), state.outer.momentum.leaves()], leading: 0 };
-        let parts = scope("diloco_send", || outer.take(&self.fragments, cut));
+        let outer = [state.outer.params.leaves(), state.outer.momentum.leaves()];
+        let parts = scope("diloco_send", || self.fragments.take(cut, &outer[0], 0));
         let sent = inner.params().leaves();
-        let gradients = scope("diloco_send", || {
-            let sent = self.fragments.take(cut, &sent, 1);
-            self.pseudo_gradients(cut, &parts[0], &sent, place)
-        });
+        let gradients = scope("diloco_send", || self.pseudo_gradients(cut, &parts, &sent, place));
         let (inner, last) = run(inner, slices(&batches, before..every));
-        let new = scope("diloco_send", || self.outer_update(parts, &gradients));
+        let outer = scope("diloco_send", || self.outer_update(cut, outer, parts, gradients));
         let params = inner.params();
-        let applied = scope("diloco_apply", || {
-            let own = Stored { leaves: [params.leaves()], leading: 1 };
-            let [parts] = own.take(&self.fragments, cut);
-            own.put(&self.fragments, cut, [self.applied(cut, &parts, new[0].clone())]).leaves.concat()
-        });
-        let outer = scope("diloco_send", || outer.put(&self.fragments, cut, new).leaves);
+        let applied = scope("diloco_apply", || self.applied(cut, params.leaves(), &outer[0]));
         let inner = inner.with_params(refill(&params, &mut applied.into_iter()));
         let outer = refill(&state.outer, &mut outer.concat().into_iter());
         let state = DilocoState { inner, outer, step: state.step + every as i32 };
@@ -162,15 +152,4 @@ fn behind<T: Tree<Leaf = Tensor>>(first: Option<T>, second: T) -> T {
     let pairs = first.leaves().into_iter().zip(second.leaves());
     let joined: Vec<Tensor> = pairs.map(|(first, second)| concatenate(&[first, second], 0)).collect();
     refill(&first, &mut joined.into_iter())
-}
-
-/// A scan, without a loop if it has one iteration: XLA's CPU plugins inline such a loop, and forget in which order its
-/// collectives and those around it are to run. Devices that take them in different orders wait for each other.
-fn in_turn<C: Tree<Leaf = Tensor>, X: Tree<Leaf = Tensor>, Y: Tree<Leaf = Tensor>>(
-    carry: C,
-    inputs: X,
-    body: impl FnOnce(C, X) -> (C, Y),
-) -> (C, Y) {
-    let is_one = inputs.leaves().first().is_some_and(|leaf| leaf.dims().first() == Some(&1));
-    scan_with(ScanOptions { unroll: if is_one { 2 } else { 1 }, ..ScanOptions::default() }, carry, inputs, body)
 }
