@@ -4,7 +4,7 @@ use meshloom_hlo::proto::{self, HloInstructionProto};
 
 use super::{ComputationId, EmitContext, InstructionId};
 use crate::ir::{DType, TensorType};
-use crate::ops::{Group, ReduceScatter, to_i64};
+use crate::ops::{Group, ReduceScatter, ScatterForm, to_i64};
 use meshloom_hlo::GroupFormat;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
@@ -98,9 +98,40 @@ impl EmitContext<'_> {
     }
 
     /// A reduce-scatter of all operands along a dimension. libtpu ends its process over one of several operands, so
-    /// these are laid side by side too, as [`ReduceScatter::packed_columns`] says.
+    /// these are laid side by side too, as [`ReduceScatter::packed_columns`] says. One alone gets its
+    /// [form](ReduceScatter::form_of_one).
     pub(crate) fn emit_reduce_scatter(&mut self, op: &ReduceScatter, combiner: ComputationId) {
-        self.emit_reduction("reduce-scatter", &op.group, combiner, Some(op.dim));
+        let ReduceScatter { group, dim } = op;
+        let &[operand] = &self.operand_ids()[..] else {
+            return self.emit_reduction("reduce-scatter", group, combiner, Some(*dim));
+        };
+        let (ty, result) = (self.operand_type(0).clone(), self.result_type(0).clone());
+        let of_dims = |dims: &[usize]| TensorType::new(ty.dtype, dims);
+        let (value, form, dim) = match op.form_of_one(&ty.dims) {
+            ScatterForm::Merged { dims, .. } if *dims == *ty.dims => {
+                return self.emit_reduction("reduce-scatter", group, combiner, Some(*dim));
+            }
+            ScatterForm::Merged { dims, dim } => (operand, of_dims(&dims), dim),
+            ScatterForm::Rows { columns } => {
+                let parts = if ty.dims[..*dim].iter().all(|&size| size == 1) {
+                    operand
+                } else {
+                    self.parts_first(&ty, operand, *dim, group.size)
+                };
+                (parts, of_dims(&[group.size * ReduceScatter::PACKED_ROWS, columns]), 0)
+            }
+        };
+        let value = self.instruction("reshape", &form, &[value]);
+        let mut scattered = form;
+        scattered.dims[dim] /= group.size;
+        self.begin_typed("reduce-scatter", &scattered, &[value]);
+        self.communicate("reduce-scatter", group, |instruction| {
+            instruction.dimensions.push(dim as i64);
+            instruction.called_computation_ids.push(combiner);
+        });
+        let scattered = self.commit();
+        let value = self.instruction("reshape", &result, &[scattered]);
+        self.set_result(0, value);
     }
 
     /// An all-gather of all operands along a dimension. XLA's CPU runtime, which takes several operands, gathers them

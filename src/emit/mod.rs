@@ -318,9 +318,10 @@ impl Emitter {
 
     /// Makes the instruction begun, which communicates, wait for the one before it that does.
     ///
-    /// Devices must take collectives that share devices in one order. XLA's CPU runtime runs what does not depend on
-    /// each other as threads come free, on each virtual device for itself, and with fewer threads than devices two of
-    /// them end up waiting in different collectives.
+    /// Devices that take collectives in different orders each block a thread of XLA's CPU runtime for each collective
+    /// that they are in, and wait forever when no thread is left. The runtime takes them in the order of the schedule,
+    /// but for those in loops and branches, of which it may be in one more at a time: the CPU client of `meshloom-pjrt`
+    /// has the threads for that.
     pub(super) fn in_order(&mut self) {
         let id = self.writer.next_id();
         let Some(last) = self.last_collective.last_mut() else {

@@ -73,6 +73,7 @@ pub use reduce_window::{ArgReduceWindow, ReduceWindow, WindowDim};
 pub use region::{Bodies, Call, Checkpoint, Cond, CustomVjp, RegionOp, Scan, While};
 pub use remat::{Memory, RematPolicy};
 pub use roll::Roll;
+pub use scatter_form::ScatterForm;
 pub use shape::{BroadcastInDim, Concatenate, Pad, PadDim, Reshape, Reverse, Slice, SliceDim, Transpose};
 pub use sort::{Sort, TopK};
 

@@ -1,9 +1,27 @@
 //! The forms in which reduce-scatters are emitted: those that libtpu keeps.
 //!
 //! libtpu makes an all-reduce, which sends twice the bytes, of a reduce-scatter whose form its hardware routines do not
-//! take. Which ones it keeps is not documented; what was found by compiling is in docs/compiled-collectives.md.
+//! take. Which ones it keeps is not documented; what was found by compiling is in docs/compiled-collectives.md. To the
+//! other back ends these forms are all alike, as their reshapes move nothing there.
 
 use super::ReduceScatter;
+
+/// What a value is while it is scattered. The elements of each device's part stay in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ScatterForm {
+    /// The dimensions before that which is scattered as one, and those after it; none of size 1.
+    Merged {
+        /// The dimensions.
+        dims: Vec<usize>,
+        /// The one that is scattered.
+        dim: usize,
+    },
+    /// A matrix of [`ReduceScatter::PACKED_ROWS`] rows for each device, each with so many columns.
+    Rows {
+        /// The columns.
+        columns: usize,
+    },
+}
 
 impl ReduceScatter {
     /// The rows that each device gets of the matrix as which operands are scattered where their own form is not kept.
@@ -27,6 +45,64 @@ impl ReduceScatter {
         match Self::packed_columns(elements / self.group.size).filter(|_| operand_count > 1) {
             Some(columns) => self.group.size * Self::PACKED_ROWS * columns,
             None => elements,
+        }
+    }
+
+    /// The form of a single operand of these dimensions; nothing is padded.
+    pub fn form_of_one(&self, dims: &[usize]) -> ScatterForm {
+        /// From here on, many short rows are not kept.
+        const LARGE: usize = 2 << 20;
+        let count = |dims: &[usize]| dims.iter().product::<usize>();
+        let [before, own, after] = [count(&dims[..self.dim]), dims[self.dim], count(&dims[self.dim + 1..])];
+        let rows = own / self.group.size;
+        let is_kept = match (before, after) {
+            (8.., 1) => true,
+            (1, 64..) if own * after > LARGE => !rows.is_multiple_of(256) || after > 4096 && !after.is_power_of_two(),
+            (1, 64..) => rows.is_multiple_of(if after >= 256 { 16 } else { 32 }),
+            (2.., 128..) => true,
+            _ => false,
+        };
+        let part = before * rows * after;
+        if !is_kept && part > 0 && part.is_multiple_of(Self::COLUMNS * Self::PACKED_ROWS) {
+            return ScatterForm::Rows { columns: part / Self::PACKED_ROWS };
+        }
+        let merged = |count: usize| (count != 1).then_some(count);
+        let dims = merged(before).into_iter().chain([own]).chain(merged(after)).collect();
+        ScatterForm::Merged { dims, dim: usize::from(before != 1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::Axes;
+    use crate::ops::Group;
+
+    #[test]
+    fn forms_of_single_operands() {
+        let form = |dims: &[usize], dim| {
+            let group = Group { axes: Axes::default(), size: 4 };
+            ReduceScatter { group, dim }.form_of_one(dims)
+        };
+        let merged = |dims: &[usize], dim| ScatterForm::Merged { dims: dims.to_vec(), dim };
+        let cases = [
+            (form(&[8, 32, 256], 2), merged(&[256, 256], 1)),
+            (form(&[256, 8, 32], 0), merged(&[256, 256], 0)),
+            (form(&[8, 256, 256], 1), merged(&[8, 256, 256], 1)),
+            (form(&[8, 256, 32], 1), ScatterForm::Rows { columns: 1024 }),
+            (form(&[1 << 19], 0), ScatterForm::Rows { columns: 8192 }),
+            (form(&[4096, 4096], 0), ScatterForm::Rows { columns: 1 << 18 }),
+            (form(&[4096, 4096], 1), merged(&[4096, 4096], 1)),
+            (form(&[4096, 7168], 0), merged(&[4096, 7168], 0)),
+            (form(&[1024, 512], 0), merged(&[1024, 512], 0)),
+            // Too small for rows.
+            (form(&[12], 0), merged(&[12], 0)),
+            (form(&[2, 8, 2, 3], 1), merged(&[2, 8, 6], 1)),
+            (form(&[1, 128, 2, 64], 1), merged(&[128, 128], 0)),
+            (form(&[3, 8, 0], 1), merged(&[3, 8, 0], 1)),
+        ];
+        for (index, (found, expected)) in cases.into_iter().enumerate() {
+            assert_eq!(found, expected, "case {index}");
         }
     }
 }

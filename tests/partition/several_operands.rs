@@ -1,5 +1,5 @@
-//! Collectives of several operands: the plugin and the reference interpreter agree, over each choice of axes and
-//! dimension.
+//! Collectives of several operands, and reduce-scatters in other forms than their operands have: the plugin and the
+//! reference interpreter agree, over each choice of axes and dimension.
 
 use meshloom::emit::{EmitOptions, emit};
 use meshloom::hlo::analysis::{Devices, collectives};
@@ -54,6 +54,32 @@ fn packed_parts_are_rows_of_a_matrix() {
         assert_eq!(ledger.moved_bytes().unwrap(), found.moved_bytes());
         assert_eq!(ledger.bytes().unwrap(), 4 * 36496 * 4);
         assert!(agrees(&op, &mesh, &dims), "{op:?}");
+    }
+}
+
+/// Single operands of which the plugin gets a matrix.
+#[test]
+fn single_operands_in_other_forms() {
+    let mesh = mesh("a=2,b=2,c=2");
+    let group = group(&mesh, &["c", "a"]);
+    let cases: [(&[usize], usize, &[i64]); 5] = [
+        (&[8, 32, 64], 2, &[256, 16]),
+        (&[64, 8, 32], 0, &[16, 256]),
+        (&[8, 128, 32], 1, &[16, 512]),
+        (&[1, 128, 128], 1, &[32, 128]),
+        (&[8, 64, 128], 1, &[8, 16, 128]),
+    ];
+    for (dims, dim, scattered) in cases {
+        let op: Op = ReduceScatter { group: group.clone(), dim }.into();
+        let graph = graph(&op, &mesh, &[dims]);
+        let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
+        let module = emit(&graph, options).unwrap().decode().unwrap();
+        let mut instructions = module.computations.iter().flat_map(|it| &it.instructions);
+        let found = instructions.find(|it| it.opcode == "reduce-scatter").unwrap();
+        assert_eq!(found.shape.as_ref().unwrap().dimensions, scattered, "{dims:?}");
+        let found = collectives(&module, Devices::partitioned(8)).along(&mesh);
+        assert_eq!(Ledger::of(&graph, &mesh).moved_bytes().unwrap(), found.moved_bytes(), "{dims:?}");
+        assert!(agrees(&op, &mesh, &[dims]), "{op:?}: {dims:?}");
     }
 }
 

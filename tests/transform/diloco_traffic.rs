@@ -286,6 +286,49 @@ fn steps_of_all_kinds_keep_to_themselves() {
     }
 }
 
+/// Bytes of what goes into and comes out of the conditionals of a scope, but for what selects the branch; and how many
+/// there are.
+fn through_conditionals(graph: &Graph, scope: &str) -> (u64, u64, usize) {
+    let bytes = |value| graph.ty(value).byte_count() as u64;
+    let mut found = (0, 0, 0);
+    for node in graph.nodes().filter(|node| node.origin().scope.path().split('/').any(|part| part == scope)) {
+        if matches!(node.op(), Op::Cond(_)) {
+            let operands: u64 = node.operands()[1..].iter().map(|&value| bytes(value)).sum();
+            found = (found.0 + operands, found.1 + node.results().map(bytes).sum::<u64>(), found.2 + 1);
+        }
+    }
+    found
+}
+
+/// Through the conditionals of a sync go the parameters outside of layers and one share of layers: of the replica, of
+/// the outer parameters, and of the velocities where they change. Not the other layers.
+#[test]
+fn conditionals_get_only_a_fragment() {
+    let uneven = &["model.layers=5", "diloco.uneven_fragments=true"][..];
+    let cases: [(&[&str], (usize, usize), usize); 5] = [
+        (&["diloco.fragments=3"], (1, 2), 1),
+        (&["model.layers=16", "diloco.fragments=9", "diloco.overlap_steps=2"], (1, 8), 1),
+        (&["diloco.fragments=3", "diloco.transport=int4", "diloco.overlap_alpha=0.5"], (1, 2), 1),
+        (&[uneven, &["diloco.fragments=4"]].concat(), (2, 5), 1),
+        (&["diloco.fragments=3", "mesh.axes=diloco=2,stage=2,fsdp=2", "pipeline.repeats=2"], (1, 2), 2),
+    ];
+    for (settings, share, stack) in cases {
+        for order in ["diloco.sequential_layers=true", "diloco.sequential_layers=false"] {
+            let streaming = ["diloco.streaming=true", order, "partition.replication=warn"];
+            let mesh = if stack == 1 { PLAIN_MESH } else { &["pipeline.microbatches=2"] };
+            let program = Program::of(&[mesh, &streaming, settings], Calls::Single);
+            // In full precision as much is sent as there is.
+            let in_full = config(&[mesh, &streaming, settings, &["diloco.transport=f32"]]);
+            let program = Program { config: in_full, ..program };
+            let parts = [(Fragment::Part(0), (1, 1)), (Fragment::Part(1), share)];
+            let part: u64 = parts.into_iter().map(|(fragment, share)| program.expected(fragment, share, stack)).sum();
+            let graph = program.local().0;
+            assert_eq!(through_conditionals(graph, "diloco_send"), (3 * part, 2 * part, 1), "{settings:?}");
+            assert_eq!(through_conditionals(graph, "diloco_apply"), (2 * part, part, 1), "{settings:?}");
+        }
+    }
+}
+
 /// The number of instructions does not depend on the number of fragments. Equal constants are one, so these are not
 /// counted.
 #[test]

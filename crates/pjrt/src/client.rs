@@ -11,13 +11,16 @@ use super::device::{DeviceDescription, DeviceMemory};
 use super::error::PjrtError;
 use super::hardware;
 use super::platform::{Platform, PlatformKind};
-use super::plugin::Plugin;
+use super::plugin::{Plugin, with_threads_for};
 use super::sys::*;
 use super::value::NamedValue;
 use meshloom_hlo::message::counted;
 
 /// How many virtual devices the CPU plugins take. Outside of this they abort the process.
 pub(super) const CPU_DEVICE_COUNTS: std::ops::RangeInclusive<usize> = 1..=1024;
+
+/// How many they make by themselves.
+const DEFAULT_DEVICE_COUNT: usize = 4;
 
 /// How to create a client. An option goes to the plugin only if it is set, and is refused by name where the platform
 /// has no such option.
@@ -166,10 +169,15 @@ impl Client {
             num_options: raw_values.len(),
             ..Arguments::new()
         };
-        // SAFETY: the options and what they point to outlive the call. The client is then ours, and owns the strings
-        // and devices that it returns.
+        // SAFETY: the options and what they point to outlive the call.
+        let create = || unsafe { api.call(arguments) };
+        let created = match options.platform {
+            PlatformKind::Cpu => with_threads_for(options.device_count.unwrap_or(DEFAULT_DEVICE_COUNT), create),
+            _ => create(),
+        };
+        // SAFETY: the client is ours, and owns the strings and devices that it returns.
         unsafe {
-            let raw = Owned::new(api, api.call(arguments)?.client);
+            let raw = Owned::new(api, created?.client);
             let client = raw.raw();
             let name = api.call(PJRT_Client_PlatformName_Args { client, ..Arguments::new() })?;
             let version = api.call(PJRT_Client_PlatformVersion_Args { client, ..Arguments::new() })?;

@@ -3,9 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError};
-use std::{env, fmt, fs};
+use std::{env, fmt, fs, thread};
 
 use libloading::Library;
 
@@ -67,7 +69,9 @@ impl Plugin {
     /// Before the first plugin is loaded, `TF_CPP_MIN_LOG_LEVEL` is set to 2 unless the environment has it: XLA then
     /// logs errors, but no notes and no warnings. With `TF_CPP_MIN_LOG_LEVEL=0` it logs everything. On a machine
     /// without a TPU, `TPU_SKIP_MDS_QUERY` is set to 1, because libtpu would wait for an absent server, and
-    /// `ALLOW_MULTIPLE_LIBTPU_LOAD`, because two processes could not compile at the same time.
+    /// `ALLOW_MULTIPLE_LIBTPU_LOAD`, because two processes could not compile at the same time. Unless the environment
+    /// has `PJRT_NPROC` or `NPROC`, the number of threads of a CPU client, `PJRT_NPROC` is set, and set again when a
+    /// client is created: to twice the devices and one, or to the processors if they are more.
     pub fn load(path: impl AsRef<Path>) -> Result<Arc<Plugin>, PjrtError> {
         let given = path.as_ref();
         let refused = |reason: String| PjrtError::NotAPlugin { path: given.to_owned(), reason };
@@ -146,14 +150,19 @@ impl fmt::Debug for Plugin {
 
 /// Sets environment variables that plugins read once, when they are loaded, unless the user has set them: XLA logs
 /// errors alone. On a machine without TPUs, libtpu does not ask a cloud's metadata server for them, and does not lock
-/// them against other processes: several may compile at once.
+/// them against other processes: several may compile at once. The number of threads is what XLA takes by itself;
+/// [`with_threads_for`] changes it.
 fn prepare_environment() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let mut variables = vec![("TF_CPP_MIN_LOG_LEVEL", "2")];
+        let mut variables = vec![("TF_CPP_MIN_LOG_LEVEL", "2".to_owned())];
         if !hardware::has_tpu() {
-            variables.push(("TPU_SKIP_MDS_QUERY", "1"));
-            variables.push(("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"));
+            variables.push(("TPU_SKIP_MDS_QUERY", "1".to_owned()));
+            variables.push(("ALLOW_MULTIPLE_LIBTPU_LOAD", "1".to_owned()));
+        }
+        if env::var_os(ANY_THREADS).is_none() && env::var_os(THREADS).is_none() {
+            variables.push((THREADS, parallelism().to_string()));
+            THREADS_ARE_OURS.store(true, Ordering::Relaxed);
         }
         for (variable, value) in variables {
             if env::var_os(variable).is_none() {
@@ -166,6 +175,37 @@ fn prepare_environment() {
             }
         }
     });
+}
+
+/// The variables by which XLA's CPU client sizes its thread pools, the first before the second.
+const THREADS: &str = "PJRT_NPROC";
+const ANY_THREADS: &str = "NPROC";
+
+/// Whether the user's environment left the number of threads to us.
+static THREADS_ARE_OURS: AtomicBool = AtomicBool::new(false);
+
+fn parallelism() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// Creates a client of the CPU with so many virtual devices, by `create`, and with the threads that they need.
+///
+/// A device that waits in a collective blocks a thread of a pool that all devices share. XLA gives it a thread for each
+/// device. But a device may be in two collectives at once: XLA's thunk executor (`thunk_executor.cc`) goes on to the
+/// next collective when a `while` or `conditional` before it has been launched, not when its collectives are done,
+/// unless one needs the other's result. Then devices that are ahead block all threads, and wait forever for those that
+/// have none. If no device is in more than `k` collectives at once, `(k - 1) * devices + 1` threads always leave one to
+/// the device that is behind. `k` is 2 in the programs that meshloom emits; there are threads for 3.
+pub(super) fn with_threads_for<T>(devices: usize, create: impl FnOnce() -> T) -> T {
+    static TURN: Mutex<()> = Mutex::new(());
+    if !THREADS_ARE_OURS.load(Ordering::Relaxed) {
+        return create();
+    }
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let needed = if devices > 1 { 2 * devices + 1 } else { 1 };
+    // SAFETY: as in `prepare_environment`, which set the variable: a value is replaced, and the environment not moved.
+    unsafe { env::set_var(THREADS, needed.max(parallelism()).to_string()) };
+    create()
 }
 
 /// The loader's message: libloading's own says only that `dlopen` failed, the reason is its source.

@@ -12,8 +12,8 @@ use meshloom_hlo::CollectiveKind;
 /// The lanes of a TPU's vector unit: a row of a buffer has a multiple of them.
 const LANES: usize = 128;
 
-/// The most columns of a buffer: so many that libtpu keeps the reduce-scatter of most matrices of such rows as it is,
-/// and so few that parts are hardly padded.
+/// The most columns of a buffer: so many that libtpu keeps the reduce-scatter of most matrices of such rows as it is
+/// (see [`ReduceScatter::form_of_one`]), and so few that parts are hardly padded.
 const MOST_COLUMNS: usize = 8192;
 
 /// Makes one all-gather, or one reduce-scatter, of all that can run beside a loop, in every region by itself: of one

@@ -172,10 +172,6 @@ impl Fragments {
         classes.into_iter().filter(|class| !class.fragments.is_empty()).collect()
     }
 
-    pub(super) fn is_streaming(&self) -> bool {
-        self.count.is_some()
-    }
-
     /// The numbers of a fragment's layers, `s32[layers]`.
     fn layer_numbers(&self, layers: usize, fragment: Tensor) -> Tensor {
         let cuts = self.count.map_or(1, |count| count - 1);

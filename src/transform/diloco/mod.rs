@@ -12,7 +12,8 @@
 //! for all replicas, the number of steps done; under `vmap` each replica would have one, and every branch would always
 //! run. So a step that does not synchronize sends nothing, and one that does sends one fragment. Fragments of layers
 //! are cut out at a computed position: one branch serves all fragments of one size, and the size of a program does not
-//! depend on their number.
+//! depend on their number. They are cut out before the conditional and put back behind it, so that it carries one share
+//! of the layers beside the parameters outside of them, not all.
 //!
 //! [`Diloco::steps`] runs several steps in one program. If that program is known to contain the steps between sending
 //! and using each fragment ([`Diloco::overlaps`]), it has no conditionals: a fragment is sent before a loop of `tau`
@@ -38,6 +39,7 @@ mod schedule;
 mod state;
 mod transport;
 
+use std::array;
 use std::panic::Location;
 
 pub use fragments::{Fragments, Layout};
@@ -50,7 +52,7 @@ use fragments::{Cut, Leaf};
 
 use crate::ir::DType;
 use crate::optim::Sgd;
-use crate::trace::{Param, Place, Tensor, Tree, VmapOptions, cond, refill, scope, vmap_with};
+use crate::trace::{Param, Place, Tensor, Tree, VmapOptions, concatenate, cond, refill, scope, switch, vmap_with};
 
 /// A checked form of a run over known parameters.
 #[derive(Clone, Debug)]
@@ -123,7 +125,7 @@ impl Diloco {
         let (params, mut outer) = (inner.params(), state.outer);
         let leaves = scope("diloco_send", || self.send(done, &params.leaves(), &outer, place));
         outer = refill(&outer, &mut leaves.concat().into_iter());
-        let applied = scope("diloco_apply", || self.apply(done, params.leaves(), outer.params.leaves()));
+        let applied = scope("diloco_apply", || self.apply(done, params.leaves(), &outer.params.leaves()));
         let params = refill(&params, &mut applied.into_iter());
         (DilocoState { inner: inner.with_params(params), outer, step: done }, outputs)
     }
@@ -147,84 +149,134 @@ impl Diloco {
         outer: &OuterState<P>,
         place: Place,
     ) -> [Leaves; 2] {
-        let outer = [outer.params.leaves(), outer.momentum.leaves()];
-        self.at_sync(done, outer, |cut, outer| {
-            let parts = self.fragments.take(cut, &outer[0], 0);
-            let gradients = self.pseudo_gradients(cut, &parts, inner, place);
-            self.outer_update(cut, outer, parts, gradients)
+        let outer = Stored { leaves: [outer.params.leaves(), outer.momentum.leaves()], leading: 0 };
+        self.at_sync(done, outer, inner, |cut, [params, momentum], inner| {
+            let gradients = self.pseudo_gradients(cut, &params, &inner, place);
+            self.outer_update([params, momentum], &gradients)
         })
     }
 
     /// The replicas' parameters after a step, with the fragment that comes in, if there is one.
-    fn apply(&self, done: Tensor, inner: Leaves, outer: Leaves) -> Leaves {
+    fn apply(&self, done: Tensor, inner: Leaves, outer: &Leaves) -> Leaves {
         let sent = done - self.schedule.overlap() as i32;
-        let [inner] = self.at_sync(sent, [inner], |cut, [inner]| [self.applied(cut, inner, &outer)]);
+        let inner = Stored { leaves: [inner], leading: 1 };
+        let [inner] = self.at_sync(sent, inner, outer, |cut, [own], outer| [self.applied(cut, &own, outer)]);
         inner
     }
 
-    /// What `f` makes of these leaves and the fragment that is sent after step `step`, an `s32[]`; the leaves if there
-    /// is none.
+    /// What `f` makes of the parts of these leaves in the fragment that is sent after step `step`, an `s32[]`; the
+    /// leaves if there is none. `f` also gets the fragment's parts of what it only reads: that of the replicas if it
+    /// replaces what exists once, or the other way round.
+    ///
+    /// Through the conditional goes what may change: the parameters outside of layers, and one share of layers, which
+    /// is cut out before it and put back behind it. So a branch in which nothing is sent returns what it got, and no
+    /// branch copies layers that are none of the fragment's.
     fn at_sync<const N: usize>(
         &self,
         step: Tensor,
-        leaves: [Leaves; N],
-        f: impl Fn(Cut, [Leaves; N]) -> [Leaves; N],
+        stored: Stored<N>,
+        read: &Leaves,
+        f: impl Fn(Cut, [Leaves; N], Leaves) -> [Leaves; N],
     ) -> [Leaves; N] {
         let every = self.schedule.every() as i32;
         let syncs = (step % every).equal(0) & step.greater(0);
-        let fragment = (step % self.schedule.period() as i32) / every;
         let classes = self.fragments.size_classes();
-        let layers = |layers| Cut::Layers { layers, fragment };
-        let sync = |name, cut, leaves| scope(name, || f(cut, leaves));
-        let of_layers = |leaves: [Leaves; N]| match &classes[..] {
-            [longer, shorter] => cond(
-                fragment.less(shorter.fragments.start as i32),
-                leaves,
-                |leaves| sync("longer_layer_fragment", layers(longer.layers), leaves),
-                |leaves| sync("layer_fragment", layers(shorter.layers), leaves),
-            ),
-            [class, ..] => sync("layer_fragment", layers(class.layers), leaves),
-            [] => leaves,
+        let Some(largest) = classes.first() else {
+            let sync = |(leaves, read)| scope("all_parameters", || f(Cut::Whole, leaves, read));
+            return cond(syncs, (stored.leaves, read.clone()), sync, |(leaves, _)| leaves);
         };
-        let sync = |leaves: [Leaves; N]| match self.fragments.is_streaming() {
-            false => sync("all_parameters", Cut::Whole, leaves),
-            true => cond(fragment.equal(0), leaves, |leaves| sync("fragment_0", Cut::Outside, leaves), of_layers),
+        let fragment = (step % self.schedule.period() as i32) / every;
+        // Where it is the turn of none, the first one's layers go through unchanged.
+        let of_layers = |layers| Cut::Layers { layers, fragment: fragment.maximum(1) };
+        let cuts = [Cut::Outside, of_layers(largest.layers)];
+        let through: Through<N> = (
+            cuts.map(|cut| stored.take(&self.fragments, cut)),
+            cuts.map(|cut| self.fragments.take(cut, read, 1 - stored.leading)),
+        );
+        let none = |(parts, _): Through<N>| parts;
+        let outside =
+            |([parts, layers], [read, _]): Through<N>| [scope("fragment_0", || f(Cut::Outside, parts, read)), layers];
+        let all = |([outside, parts], [_, read]): Through<N>| {
+            let name = if classes.len() > 1 { "longer_layer_fragment" } else { "layer_fragment" };
+            [outside, scope(name, || f(of_layers(largest.layers), parts, read))]
         };
-        cond(syncs, leaves, sync, |leaves| leaves)
+        let selector = syncs.convert(DType::S32) * (fragment.greater(0).convert(DType::S32) + 1);
+        let [outside, layers] = match &classes[..] {
+            [_, shorter] => {
+                // A shorter fragment comes with a layer of another one behind its own, which goes through unchanged;
+                // behind the last layer of all comes the first.
+                let count = shorter.layers;
+                let without_last = |([outside, parts], [_, read]): Through<N>| {
+                    let first = |leaves: &Leaves| leaves.iter().map(|leaf| leaf.slice(0, ..count)).collect::<Leaves>();
+                    let new = scope("layer_fragment", || {
+                        let new = f(of_layers(count), parts.each_ref().map(first), first(&read));
+                        array::from_fn(|index| with_last_of(&new[index], &parts[index], count))
+                    });
+                    [outside, new]
+                };
+                let is_shorter = fragment.greater_equal(shorter.fragments.start as i32).convert(DType::S32);
+                let selector = selector + syncs.convert(DType::S32) * is_shorter;
+                switch(selector, through, [&none, &outside, &all, &without_last])
+            }
+            _ => switch(selector, through, [&none, &outside, &all]),
+        };
+        let stored = stored.put(&self.fragments, cuts[0], outside);
+        stored.put(&self.fragments, cuts[1], layers).leaves
     }
 
     /// The pseudo-gradients of a fragment: `f32`, the mean over the replicas of how far they have come from its outer
-    /// parameters.
-    fn pseudo_gradients(&self, cut: Cut, outer_parts: &[Tensor], inner: &[Tensor], place: Place) -> Leaves {
-        let inner = self.fragments.take(cut, inner, 1);
+    /// parameters. Both are given as the fragment's parts.
+    fn pseudo_gradients(&self, cut: Cut, outer: &[Tensor], inner: &[Tensor], place: Place) -> Leaves {
         let members = self.fragments.members(cut).map(|(_, leaf)| leaf);
-        let delta = |((leaf, &outer), inner): ((&Leaf, &Tensor), Tensor)| {
+        let delta = |((leaf, &outer), &inner): ((&Leaf, &Tensor), &Tensor)| {
             let layout = self.fragments.part_layout(cut.is_by_layers(), leaf);
             let delta = every_replica(outer, inner, layout.replica_dim).convert(DType::F32) - inner.convert(DType::F32);
             (delta, layout)
         };
-        let deltas = members.zip(outer_parts).zip(inner).map(delta).collect();
+        let deltas = members.zip(outer).zip(inner).map(delta).collect();
         transport::means(self.options.transport, self.options.block, deltas, place)
     }
 
-    /// Outer parameters and velocities with those of a fragment replaced, whose parameters are given.
-    fn outer_update(&self, cut: Cut, [params, momentum]: [Leaves; 2], parts: Leaves, gradients: Leaves) -> [Leaves; 2] {
-        let velocities = self.fragments.take(cut, &momentum, 0);
-        let (new_params, new_momentum) =
-            self.outer_optimizer().update(&parts, &gradients, &velocities, self.options.outer_rate);
-        [self.fragments.put(cut, &params, new_params, 0), self.fragments.put(cut, &momentum, new_momentum, 0)]
+    /// New outer parameters and velocities of a fragment.
+    fn outer_update(&self, [params, momentum]: [Leaves; 2], gradients: &Leaves) -> [Leaves; 2] {
+        self.outer_optimizer().update(&params, gradients, &momentum, self.options.outer_rate).into()
     }
 
-    /// The replicas' parameters with those of a fragment mixed with, or replaced by, the outer ones.
-    fn applied(&self, cut: Cut, inner: Leaves, outer: &[Tensor]) -> Leaves {
+    /// The replicas' parameters of a fragment mixed with, or replaced by, the outer ones.
+    fn applied(&self, cut: Cut, own: &[Tensor], outer: Leaves) -> Leaves {
         let alpha = self.options.streaming.map_or(0.0, |streaming| streaming.overlap_alpha);
-        let own = self.fragments.take(cut, &inner, 1);
-        let come_in = self.fragments.take(cut, outer, 0).into_iter().zip(&own).map(|(outer, &own)| {
+        let come_in = outer.into_iter().zip(own).map(|(outer, &own)| {
             let outer = every_replica(outer, own, usize::from(cut.is_by_layers()));
             if alpha == 0.0 { outer } else { own * alpha + outer * (1.0 - alpha) }
         });
-        let parts = come_in.collect();
-        self.fragments.put(cut, &inner, parts, 1)
+        come_in.collect()
+    }
+}
+
+/// What a conditional gets: the parts outside of layers and those of a share of layers, first of what is replaced, then
+/// of what is only read.
+type Through<const N: usize> = ([[Leaves; N]; 2], [Leaves; 2]);
+
+/// Values that a sync replaces, each with a leaf for every parameter, and the number of dimensions that stand before
+/// those declared.
+struct Stored<const N: usize> {
+    leaves: [Leaves; N],
+    leading: usize,
+}
+
+impl<const N: usize> Stored<N> {
+    /// The parts of a fragment.
+    fn take(&self, fragments: &Fragments, cut: Cut) -> [Leaves; N] {
+        self.leaves.each_ref().map(|leaves| fragments.take(cut, leaves, self.leading))
+    }
+
+    /// The same with the parts of a fragment replaced.
+    fn put(&self, fragments: &Fragments, cut: Cut, parts: [Leaves; N]) -> Stored<N> {
+        let mut pairs = self.leaves.iter().zip(parts);
+        let leaves = array::from_fn(|_| {
+            pairs.next().map_or_else(Leaves::new, |(leaves, parts)| fragments.put(cut, leaves, parts, self.leading))
+        });
+        Stored { leaves, leading: self.leading }
     }
 }
 
@@ -232,4 +284,9 @@ impl Diloco {
 fn every_replica(outer: Tensor, inner: Tensor, at: usize) -> Tensor {
     let kept: Vec<i32> = (0..inner.rank()).filter(|&dim| dim != at).map(|dim| dim as i32).collect();
     outer.broadcast_like(inner, &kept[..])
+}
+
+/// New layers with those behind them that stay.
+fn with_last_of(new: &[Tensor], before: &[Tensor], count: usize) -> Leaves {
+    new.iter().zip(before).map(|(&new, &before)| concatenate(&[new, before.slice(0, count..)], 0)).collect()
 }

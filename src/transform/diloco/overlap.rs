@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use super::fragments::{Cut, SizeClass};
-use super::{Diloco, DilocoError, DilocoState, HasParams};
+use super::{Diloco, DilocoError, DilocoState, HasParams, Stored};
 use crate::trace::{Tensor, TraceErrorKind, Tree, arange, concatenate, fail, refill, scan, scope};
 
 /// A run's state within a trace.
@@ -93,14 +93,22 @@ impl Diloco {
         let before = every.saturating_sub(self.schedule().overlap());
         let run = |inner: S, batches: B| scan(inner, batches, |inner, batch| self.of_replicas(inner, batch, step));
         let (inner, first) = run(state.inner, slices(&batches, 0..before));
-        let outer = [state.outer.params.leaves(), state.outer.momentum.leaves()];
-        let parts = scope("diloco_send", || self.fragments.take(cut, &outer[0], 0));
+        let outer = Stored { leaves: [state.outer.params.leaves(), state.outer.momentum.leaves()], leading: 0 };
+        let parts = scope("diloco_send", || outer.take(&self.fragments, cut));
         let sent = inner.params().leaves();
-        let gradients = scope("diloco_send", || self.pseudo_gradients(cut, &parts, &sent, place));
+        let gradients = scope("diloco_send", || {
+            let sent = self.fragments.take(cut, &sent, 1);
+            self.pseudo_gradients(cut, &parts[0], &sent, place)
+        });
         let (inner, last) = run(inner, slices(&batches, before..every));
-        let outer = scope("diloco_send", || self.outer_update(cut, outer, parts, gradients));
+        let new = scope("diloco_send", || self.outer_update(parts, &gradients));
         let params = inner.params();
-        let applied = scope("diloco_apply", || self.applied(cut, params.leaves(), &outer[0]));
+        let applied = scope("diloco_apply", || {
+            let own = Stored { leaves: [params.leaves()], leading: 1 };
+            let [parts] = own.take(&self.fragments, cut);
+            own.put(&self.fragments, cut, [self.applied(cut, &parts, new[0].clone())]).leaves.concat()
+        });
+        let outer = scope("diloco_send", || outer.put(&self.fragments, cut, new).leaves);
         let inner = inner.with_params(refill(&params, &mut applied.into_iter()));
         let outer = refill(&state.outer, &mut outer.concat().into_iter());
         let state = DilocoState { inner, outer, step: state.step + every as i32 };
