@@ -137,29 +137,31 @@ fn kernel_calls(module: &HloModuleProto, target: &str) -> usize {
     instructions.filter(|instruction| instruction.custom_call_target == target).count()
 }
 
+/// A decoder with routed experts.
+const ROUTED: [&str; 11] = [
+    "model.family=mixtral",
+    "model.layers=2",
+    "model.embed=256",
+    "model.heads=4",
+    "model.kv_heads=2",
+    "model.head_dim=64",
+    "model.experts=12",
+    "model.experts_per_token=2",
+    "model.moe_mlp=128",
+    "model.seq=1024",
+    "train.batch=8",
+];
+
 /// A decoder with routed experts, whose devices have a part of the experts and of the sequence: attention and all
 /// products of experts are kernels, and what they visit is found when the program runs.
 pub fn a_decoder_by_kernels(target: &str) {
-    let sizes = [
-        "model.family=mixtral",
-        "model.layers=2",
-        "model.embed=256",
-        "model.heads=4",
-        "model.kv_heads=2",
-        "model.head_dim=64",
-        "model.experts=12",
-        "model.experts_per_token=2",
-        "model.moe_mlp=128",
-        "model.seq=1024",
-        "train.batch=8",
-    ];
     let topology = format!("target.topology={target}");
     for (axes, more) in [
         ("mesh.axes=fsdp=2,expert=2", "kernels.context=gather"),
         ("mesh.axes=expert=2,context=2", "kernels.context=gather"),
         ("mesh.axes=fsdp=2,context=2", "kernels.context=ring"),
     ] {
-        let config = config(&[&sizes, &[axes, more, &topology]]);
+        let config = config(&[&ROUTED, &[axes, more, &topology]]);
         let step = StepAhead::compile(&config, &Settings::default());
         let step = step.unwrap_or_else(|error| panic!("{axes}, {more}: {error}"));
         let kernels = &step.lowered.kernels;
@@ -186,22 +188,8 @@ pub fn a_decoder_by_kernels(target: &str) {
 /// A train step with the products of experts as `ragged-dot`, in the local form: libtpu makes a kernel of each, and no
 /// product over masked rows.
 pub fn a_decoder_by_ragged_dot(target: &str) {
-    let sizes = [
-        "model.family=mixtral",
-        "model.layers=2",
-        "model.embed=256",
-        "model.heads=4",
-        "model.kv_heads=2",
-        "model.head_dim=64",
-        "model.experts=12",
-        "model.experts_per_token=2",
-        "model.moe_mlp=128",
-        "model.seq=1024",
-        "train.batch=8",
-        "kernels.experts=ragged-dot",
-        "mesh.axes=fsdp=2,expert=2",
-    ];
-    let config = config(&[&sizes, &[&format!("target.topology={target}")]]);
+    let how = ["kernels.experts=ragged-dot", "mesh.axes=fsdp=2,expert=2"];
+    let config = config(&[&ROUTED, &how, &[&format!("target.topology={target}")]]);
     let step = StepAhead::compile(&config, &Settings::default());
     let step = step.unwrap_or_else(|error| panic!("{target}: {error}"));
     assert_eq!(step.lowered.form, ProgramForm::Local);

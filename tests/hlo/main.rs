@@ -1,5 +1,6 @@
 //! HLO modules: parsing and printing them, and what the analyses say of ours and of anybody's.
 
+mod at_once;
 mod collectives;
 mod cost;
 mod diff;

@@ -2,7 +2,7 @@
 //!
 //! The walk finds them in everything that the module runs ([`Walk`]). A collective counts once for each way it is
 //! reached, as many times as the loops on that way run. An asynchronous pair (`all-gather-start` and `-done`) counts
-//! where it starts. The bytes moved follow from operand bytes and group size, as in the
+//! where it starts, and so does a chain of libtpu's asynchronous fusions. The bytes moved follow from operand bytes and group size, as in the
 //! ledger of a partitioned program, so a compiled module can be compared with the program it was made from.
 //!
 //! Only one branch of a conditional runs, so a sum is not over all branches: it lies between the branch that moves
@@ -18,6 +18,7 @@ use serde::{Serialize, Serializer};
 use super::axes::{AxisPart, Strides, pair_axes};
 use super::groups::{DeviceGroups, Devices};
 use super::index::Computation;
+use super::sites::Sites;
 use super::size::{array_bytes, shape_bytes};
 use super::slices::{SliceTransfer, communication_of, slices_of};
 use super::source::{Sources, op_name};
@@ -261,10 +262,12 @@ pub fn collectives(module: &HloModuleProto, devices: Devices) -> ModuleCollectiv
 /// The collectives of a module that has been walked.
 pub fn collectives_of_walk(walk: &Walk<'_>, sources: Sources<'_>, devices: Devices) -> ModuleCollectives {
     let slices = slices_of(walk.module().computations().iter().flat_map(Computation::instructions));
+    let sites = Sites::of(walk);
     let entry = |step: Step<'_, '_>| {
+        let site = sites.starting(step)?;
         let (kind, asynchronous) = communication_of(step.instruction)?;
         let mut entry = entry(walk, step, kind, devices);
-        entry.asynchronous |= asynchronous;
+        entry.asynchronous |= asynchronous || site.starts_chain;
         entry.within_slice(slices, devices);
         entry.source = sources.line(step.instruction).map(|line| line.to_string());
         Some(entry)

@@ -37,6 +37,7 @@ pub mod overlap;
 pub mod partitioning;
 pub mod scopes;
 pub mod shardings;
+mod sites;
 mod size;
 pub mod slices;
 pub mod source;

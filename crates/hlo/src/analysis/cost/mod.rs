@@ -36,9 +36,9 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::chips::{Arithmetic, Chip};
-use super::collectives::{ModuleCollective, collectives_of_walk};
+use super::collectives::collectives_of_walk;
 use super::groups::Devices;
-use super::slices::communication_of;
+use super::sites::Sites;
 use super::source::{Sources, op_name, scope};
 use super::walk::{Place, Via, Walk};
 use crate::Amount;
@@ -323,23 +323,24 @@ fn via(place: &Place<'_>) -> Option<Via> {
 /// The instructions that do something, with the number of their place.
 fn instructions(walk: &Walk<'_>, sources: Sources<'_>, options: &CostOptions) -> Vec<(usize, InstructionCost)> {
     let counter = work::Counter::new(walk.module());
-    let mut collectives = collectives_of_walk(walk, sources, options.devices).entries.into_iter();
+    let collectives = collectives_of_walk(walk, sources, options.devices).entries;
+    let sites = Sites::of(walk);
     let mut found = Vec::new();
     for step in walk.steps() {
         let instruction = step.instruction;
-        let collective: Option<ModuleCollective> = communication_of(instruction).and_then(|_| collectives.next());
+        let collective = sites.starting(step).and_then(|site| collectives.get(site.collective));
         // Its fusion answers for what is in it, but not for what it sends.
         let mut work = match step.place.fused {
             true if collective.is_none() => continue,
             true => Work::default(),
             false => counter.work(walk.computation(step.place), instruction),
         };
-        work.link_bytes = collective.as_ref().and_then(|collective| collective.moved_bytes).unwrap_or(0);
+        work.link_bytes = collective.and_then(|collective| collective.moved_bytes).unwrap_or(0);
         if work.is_nothing() {
             continue;
         }
         let total = work.times(step.place.assumed_executions);
-        let link = collective.as_ref().map(|collective| roofline::link(collective, options));
+        let link = collective.map(|collective| roofline::link(collective, options));
         let rated = options.chip.and_then(|chip| {
             let once = Seconds::of(&chip, &work, link)?;
             Some((once.bound(), once.times(step.place.assumed_executions)))

@@ -7,6 +7,7 @@ use super::Hidden;
 use crate::analysis::collectives::ModuleCollective;
 use crate::analysis::cost::{CostOptions, Link, Timer, transfer};
 use crate::analysis::memory::order;
+use crate::analysis::sites::{End, Sites};
 use crate::analysis::slices::communication_of;
 use crate::analysis::walk::{Via, Walk};
 use crate::proto::{HloInstructionProto, HloModuleProto};
@@ -72,8 +73,8 @@ impl Line {
 struct Flight<'a> {
     /// Its collectives, with how often each runs.
     entries: Vec<(usize, f64)>,
-    /// What names it to its second half, where that is no operand: see [`chain`].
-    chain: Option<(i64, &'a str)>,
+    /// Whether it is a chain of fusions.
+    is_chain: bool,
     /// Each collective's stretch of time on its links; empty before it has its operands.
     pieces: Vec<(usize, f64, f64)>,
     /// What the device had computed when it began.
@@ -88,8 +89,7 @@ pub(super) struct Simulation<'w, 'a> {
     module: &'a HloModuleProto,
     walk: &'w Walk<'a>,
     timer: Timer<'w, 'a>,
-    /// Collectives by place and position.
-    at: FxHashMap<(usize, usize), usize>,
+    sites: Sites,
     /// The links of each collective, and its time on them.
     wires: Vec<Wires>,
     found: Vec<Found<'a>>,
@@ -106,12 +106,12 @@ impl<'w, 'a> Simulation<'w, 'a> {
         module: &'a HloModuleProto,
         walk: &'w Walk<'a>,
         entries: &[ModuleCollective],
-        at: FxHashMap<(usize, usize), usize>,
         options: &CostOptions,
     ) -> Option<Simulation<'w, 'a>> {
         let chip = options.chip?;
         let mut sends = vec![false; walk.places().len()];
-        at.keys().for_each(|&(place, _)| sends[place] = true);
+        let sites = Sites::of(walk);
+        sites.places().for_each(|place| sends[place] = true);
         for (number, place) in walk.places().iter().enumerate().rev() {
             if let Some(caller) = place.caller {
                 sends[caller.place] |= sends[number];
@@ -122,7 +122,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
             module,
             walk,
             timer: Timer::of(walk, chip),
-            at,
+            sites,
             wires,
             found: vec![Found::default(); entries.len()],
             sends,
@@ -193,12 +193,12 @@ impl<'w, 'a> Simulation<'w, 'a> {
 
     /// The collectives of which an instruction is the first half.
     fn started(&self, place: usize, position: usize, instruction: &'a HloInstructionProto) -> Option<Flight<'a>> {
-        let entries = if let Some(&entry) = self.at.get(&(place, position)) {
+        let entries = if let Some(site) = self.sites.at(place, position) {
             let is_half = communication_of(instruction)?.1 || instruction.opcode == "send";
             if !is_half || is_synchronous(instruction) {
                 return None;
             }
-            vec![(entry, 1.0)]
+            vec![(site.collective, 1.0)]
         } else if instruction.opcode == "async-start" {
             if is_synchronous(instruction) {
                 return None;
@@ -219,8 +219,8 @@ impl<'w, 'a> Simulation<'w, 'a> {
         weight: f64,
         flights: &mut Vec<Flight<'a>>,
     ) {
-        if let Some(&entry) = self.at.get(&(place, position)) {
-            self.at_once(vec![(entry, 1.0)], weight);
+        if let Some(site) = self.sites.at(place, position) {
+            self.at_once(vec![(site.collective, 1.0)], weight);
             return;
         }
         let callees = self.walk.callees_at(place, position);
@@ -250,21 +250,14 @@ impl<'w, 'a> Simulation<'w, 'a> {
         let computed = self.timer.seconds(&self.walk.places()[place], instruction);
         let (mut whole, mut launched, mut ended) = (Vec::new(), Vec::new(), Vec::new());
         for callee in self.walk.callees_at(place, position) {
-            let computation = self.walk.places()[callee].computation;
-            let target = |it: &HloInstructionProto| match it.custom_call_target.as_str() {
-                "AsyncCollectiveStart" => Some(Part::Start),
-                "AsyncCollectiveDone" => Some(Part::Done),
-                _ => None,
-            };
-            let part = computation.instructions.iter().find_map(target);
-            for (entry, times, inner) in self.inside_place(callee) {
-                let chain = chain(inner);
-                let open = flights.iter().position(|flight| !flight.is_done && flight.chain == Some(chain));
-                match (part, open) {
-                    (Some(Part::Done), Some(flight)) => ended.push(flight),
+            let end = End::of(self.walk.places()[callee].computation);
+            for (entry, times) in self.inside_place(callee) {
+                let is_open = |flight: &Flight<'_>| !flight.is_done && flight.is_chain && flight.entries[0].0 == entry;
+                match (end, flights.iter().position(is_open)) {
+                    (Some(End::Done), Some(flight)) => ended.push(flight),
                     (_, Some(_)) => {}
-                    (Some(Part::Start), None) => {
-                        launched.push(Flight { chain: Some(chain), ..Flight::of(vec![(entry, times)]) });
+                    (Some(End::Start), None) => {
+                        launched.push(Flight { is_chain: true, ..Flight::of(vec![(entry, times)]) });
                     }
                     _ => whole.push((entry, times)),
                 }
@@ -422,10 +415,10 @@ impl<'w, 'a> Simulation<'w, 'a> {
     /// The collectives in what an instruction runs, and how often each runs in one execution.
     fn inside(&self, place: usize, position: usize) -> Vec<(usize, f64)> {
         let callees = self.walk.callees_at(place, position);
-        callees.flat_map(|callee| self.inside_place(callee)).map(|(entry, times, _)| (entry, times)).collect()
+        callees.flat_map(|callee| self.inside_place(callee)).collect()
     }
 
-    fn inside_place(&self, place: usize) -> Vec<(usize, f64, &'a HloInstructionProto)> {
+    fn inside_place(&self, place: usize) -> Vec<(usize, f64)> {
         if !self.sends[place] {
             return Vec::new();
         }
@@ -435,9 +428,8 @@ impl<'w, 'a> Simulation<'w, 'a> {
         while let Some(number) = left.pop() {
             let inner = &self.walk.places()[number];
             let times = inner.assumed_executions as f64 / outer;
-            let instructions = inner.computation.instructions.iter().enumerate();
-            let entry = |(position, it)| Some((*self.at.get(&(number, position))?, times, it));
-            found.extend(instructions.filter_map(entry));
+            let positions = 0..inner.computation.instructions.len();
+            found.extend(positions.filter_map(|position| Some((self.sites.at(number, position)?.collective, times))));
             left.extend(inner.callees.clone().filter(|&callee| self.sends[callee]));
         }
         found
@@ -446,22 +438,8 @@ impl<'w, 'a> Simulation<'w, 'a> {
 
 impl<'a> Flight<'a> {
     fn of(entries: Vec<(usize, f64)>) -> Flight<'a> {
-        Flight { entries, chain: None, pieces: Vec::new(), computed: 0.0, largest: None, is_done: false }
+        Flight { entries, is_chain: false, pieces: Vec::new(), computed: 0.0, largest: None, is_done: false }
     }
-}
-
-/// Which end of an asynchronous collective a fusion of libtpu is.
-#[derive(Clone, Copy)]
-enum Part {
-    Start,
-    Done,
-}
-
-/// What the parts of an asynchronous collective fusion have in common.
-fn chain(collective: &HloInstructionProto) -> (i64, &str) {
-    let attributes = collective.frontend_attributes.as_ref();
-    let chain = attributes.and_then(|attributes| attributes.map.get("chain_id"));
-    (collective.channel_id, chain.map_or("", String::as_str))
 }
 
 /// Whether a pair of halves runs in one piece: XLA's GPU compiler says so in the backend config.

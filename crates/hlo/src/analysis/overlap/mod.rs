@@ -31,12 +31,10 @@
 
 mod line;
 
-use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::collectives::{ModuleCollective, collectives_of_walk};
 use super::cost::CostOptions;
-use super::slices::communication_of;
 use super::source::Sources;
 use super::walk::{Via, Walk};
 use crate::mesh::Mesh;
@@ -161,11 +159,7 @@ pub fn overlap(
         Some(mesh) => found.along(mesh).entries,
         None => found.entries,
     };
-    // Collectives are found in the order of the walk.
-    let sending = walk.steps().filter(|step| communication_of(step.instruction).is_some());
-    let at: FxHashMap<(usize, usize), usize> =
-        sending.map(|step| (step.place_number, step.position)).zip(0..).collect();
-    let mut simulation = Simulation::new(module, &walk, &entries, at, options).ok_or_else(no_rates)?;
+    let mut simulation = Simulation::new(module, &walk, &entries, options).ok_or_else(no_rates)?;
     simulation.run();
     let (found, computing_seconds, waiting_seconds) = simulation.finish();
     let transfers: Vec<CollectiveOverlap> = entries

@@ -2,7 +2,7 @@
 //! and `negate` of `f32[13825]` 110600 bytes / 2765 GB/s = 40 ns: one unit of time.
 
 use super::{ModuleOverlap, OverlapError, overlap};
-use crate::analysis::{Chip, CostOptions, Devices};
+use crate::analysis::{Chip, CostOptions, Devices, collectives};
 use crate::mesh::Mesh;
 use crate::parse::parse;
 
@@ -214,7 +214,12 @@ fn fusions_with_parts_of_a_collective_are_one() {
                  m = (f32[9825], f32[4000]) fusion(s, y), kind=kCustom, calls=meanwhile\n  \
                  e = f32[4000] get-tuple-element(m), index=1\n  \
                  ROOT d = f32[4000] fusion(e), kind=kCustom, calls=last\n";
-    let found = try_on("v5p", &module(&computations, entry)).expect("a time line");
+    let module = module(&computations, entry);
+    let counted =
+        collectives(&parse(&module).expect("a module").hlo_module.expect("one"), Devices::partitioned(4)).entries;
+    assert_eq!(counted.len(), 1, "{counted:?}");
+    assert!(counted[0].asynchronous && counted[0].computation == "first", "{counted:?}");
+    let found = try_on("v5p", &module).expect("a time line");
     // The collective is there once, and the fusion in the middle, which reads and writes 110600 bytes, hides a unit.
     assert_eq!(found.transfers.len(), 1, "{found:?}");
     assert!((found.total.seconds / UNIT - 2.0).abs() < 1e-6, "{found:?}");
