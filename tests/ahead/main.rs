@@ -11,6 +11,7 @@ mod overlap;
 mod platforms;
 mod profilers;
 mod programs;
+mod sent;
 mod slices;
 
 use std::process::ExitCode;
@@ -109,6 +110,7 @@ fn trials() -> Vec<Trial> {
             on(platform, "the_train_step", move || platforms::train_step(target, axes)),
             on(platform, "several_operands", move || programs::several_operands(target)),
             on(platform, "a_partitioned_step", move || programs::a_partitioned_step(target)),
+            on(platform, "bytes_as_emitted", move || sent::as_emitted(target)),
             on(platform, "every_dialect", move || programs::every_dialect(target)),
             on(platform, "the_profiler_records", move || profilers::records(platform)),
         ]);

@@ -201,10 +201,11 @@ fn hidden(line: &ModuleOverlap, axis: Option<&str>, least: f64, loaded: &Loaded)
     let passed = !line.loops_counted_once && found.share().is_none_or(|share| share >= least);
     let over = axis.map_or(String::new(), |axis| format!("{axis}="));
     let sum = format!(
-        "{} hidden: {} of {} exposed",
+        "{} hidden: {} of {} exposed, {} waited for",
         overlap::share_text(found),
         output::seconds(found.exposed_seconds),
-        output::seconds(found.seconds)
+        output::seconds(found.seconds),
+        output::seconds(found.waited_seconds)
     );
     let unknown = line.loops_counted_once.then(|| "unknown: a loop has an unknown trip count".to_owned());
     let violations = if passed { Vec::new() } else { unknown.into_iter().chain([sum]).chain(exposed).collect() };

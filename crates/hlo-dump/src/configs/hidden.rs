@@ -21,6 +21,7 @@ pub fn print(found: &ModuleOverlap, limit: usize) {
         .number("bytes sent", |it| output::amount_of_bytes(it.collective.total_moved_bytes()))
         .number("transfer", |it| output::seconds(it.hidden.seconds))
         .number("exposed", |it| output::seconds(it.hidden.exposed_seconds))
+        .number("waited for", |it| output::seconds(it.hidden.waited_seconds))
         .number("hidden", |it| share_text(it.hidden))
         .flexible("largest beside it", |it| match &it.largest_beside {
             Some(largest) => format!("{} %{}, {}", largest.op, largest.name, output::seconds(largest.seconds)),
@@ -39,6 +40,7 @@ pub fn print(found: &ModuleOverlap, limit: usize) {
         .number("collectives", |(_, count, _)| *count)
         .number("transfer", |(.., hidden)| output::seconds(hidden.seconds))
         .number("exposed", |(.., hidden)| output::seconds(hidden.exposed_seconds))
+        .number("waited for", |(.., hidden)| output::seconds(hidden.waited_seconds))
         .number("hidden", |(.., hidden)| share_text(*hidden));
     output::table(table, 0);
     let (computing, waiting) = (output::seconds(found.computing_seconds), output::seconds(found.waiting_seconds));

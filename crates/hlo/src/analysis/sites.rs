@@ -1,9 +1,11 @@
 //! Where a module communicates, and which instructions are parts of one collective.
 //!
 //! libtpu writes an asynchronous collective as a chain of fusions: one that starts it, those that compute meanwhile,
-//! and one that ends it. The collective is in each of them, with the same channel and `chain_id`. The first and the last
-//! have a custom call (`AsyncCollectiveStart`, `AsyncCollectiveDone`) that says so. libtpu 0.0.51 was seen to write
+//! and one that ends it; those meanwhile may be in loops. The collective is in each of them, with the same channel and
+//! `chain_id`. The first and the last have a custom call (`AsyncCollectiveStart`, `AsyncCollectiveDone`) that says so. libtpu 0.0.51 was seen to write
 //! this; it is undocumented.
+
+use std::iter::successors;
 
 use rustc_hash::FxHashMap;
 
@@ -52,19 +54,18 @@ impl Sites {
         let mut open: FxHashMap<(usize, i64, &str), usize> = FxHashMap::default();
         let mut count = 0;
         for step in walk.steps().filter(|step| communication_of(step.instruction).is_some()) {
-            let chain = step.place.caller.filter(|caller| caller.via == Via::Fusion).map(|caller| {
-                let (channel, name) = chain(step.instruction);
-                (caller.place, channel, name)
-            });
-            let end = chain.and_then(|_| End::of(step.place.computation));
-            let continued = chain.and_then(|chain| match end {
+            let around = step.place.caller.filter(|caller| caller.via == Via::Fusion).map(|caller| caller.place);
+            let end = around.and_then(|_| End::of(step.place.computation));
+            let (channel, name) = chain(step.instruction);
+            let mut places = successors(around, |&place| Some(walk.places()[place].caller?.place));
+            let continued = match end {
                 Some(End::Start) => None,
-                Some(End::Done) => open.remove(&chain),
-                None => open.get(&chain).copied(),
-            });
+                Some(End::Done) => around.and_then(|place| open.remove(&(place, channel, name))),
+                None => places.find_map(|place| open.get(&(place, channel, name)).copied()),
+            };
             let starts_chain = end == Some(End::Start);
-            if let Some(chain) = chain.filter(|_| starts_chain) {
-                open.insert(chain, count);
+            if let Some(place) = around.filter(|_| starts_chain) {
+                open.insert((place, channel, name), count);
             }
             let collective = continued.unwrap_or(count);
             count += usize::from(continued.is_none());

@@ -7,7 +7,7 @@ use super::Hidden;
 use crate::analysis::collectives::ModuleCollective;
 use crate::analysis::cost::{CostOptions, Link, Timer, transfer};
 use crate::analysis::memory::order;
-use crate::analysis::sites::{End, Sites};
+use crate::analysis::sites::{End, Site, Sites};
 use crate::analysis::slices::communication_of;
 use crate::analysis::walk::{Via, Walk};
 use crate::proto::{HloInstructionProto, HloModuleProto};
@@ -251,15 +251,16 @@ impl<'w, 'a> Simulation<'w, 'a> {
         let (mut whole, mut launched, mut ended) = (Vec::new(), Vec::new(), Vec::new());
         for callee in self.walk.callees_at(place, position) {
             let end = End::of(self.walk.places()[callee].computation);
-            for (entry, times) in self.inside_place(callee) {
+            for (site, times) in self.inside_place(callee) {
+                let entry = site.collective;
                 let is_open = |flight: &Flight<'_>| !flight.is_done && flight.is_chain && flight.entries[0].0 == entry;
-                match (end, flights.iter().position(is_open)) {
-                    (Some(End::Done), Some(flight)) => ended.push(flight),
-                    (_, Some(_)) => {}
-                    (Some(End::Start), None) => {
+                match end {
+                    Some(End::Start) => {
                         launched.push(Flight { is_chain: true, ..Flight::of(vec![(entry, times)]) });
                     }
-                    _ => whole.push((entry, times)),
+                    Some(End::Done) => ended.extend(flights.iter().position(is_open)),
+                    None if site.starts => whole.push((entry, times)),
+                    None => {}
                 }
             }
         }
@@ -302,7 +303,12 @@ impl<'w, 'a> Simulation<'w, 'a> {
             self.launch(flight);
         }
         let beside = self.line.computed() - flight.computed;
-        self.line.wait_until(flight.pieces.iter().fold(0.0, |latest, piece| piece.2.max(latest)));
+        flight.pieces.sort_by(|a, b| a.2.total_cmp(&b.2));
+        for &(entry, _, end) in &flight.pieces {
+            let waited = self.line.waited;
+            self.line.wait_until(end);
+            self.found[entry].hidden.waited_seconds += weight * (self.line.waited - waited);
+        }
         for &(entry, begin, end) in &flight.pieces {
             let exposed = self.line.waited_in(begin, end);
             let found = &mut self.found[entry];
@@ -415,10 +421,10 @@ impl<'w, 'a> Simulation<'w, 'a> {
     /// The collectives in what an instruction runs, and how often each runs in one execution.
     fn inside(&self, place: usize, position: usize) -> Vec<(usize, f64)> {
         let callees = self.walk.callees_at(place, position);
-        callees.flat_map(|callee| self.inside_place(callee)).collect()
+        callees.flat_map(|callee| self.inside_place(callee)).map(|(site, times)| (site.collective, times)).collect()
     }
 
-    fn inside_place(&self, place: usize) -> Vec<(usize, f64)> {
+    fn inside_place(&self, place: usize) -> Vec<(Site, f64)> {
         if !self.sends[place] {
             return Vec::new();
         }
@@ -429,7 +435,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
             let inner = &self.walk.places()[number];
             let times = inner.assumed_executions as f64 / outer;
             let positions = 0..inner.computation.instructions.len();
-            found.extend(positions.filter_map(|position| Some((self.sites.at(number, position)?.collective, times))));
+            found.extend(positions.filter_map(|position| Some((self.sites.at(number, position)?, times))));
             left.extend(inner.callees.clone().filter(|&callee| self.sends[callee]));
         }
         found

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | transfer time | Bytes sent over the bandwidth of one ring of links, in all executions. |
 //! | exposed | The part of it during which the device waits, for this transfer or another. |
+//! | waited for | How long the device waits at its end, and so for it and no other. |
 //! | hidden share | (transfer time - exposed) / transfer time. |
 //! | waiting | How long the device waits in all. Transfers over different axes that it waits for at once count once. |
 //!
@@ -51,6 +52,8 @@ pub struct Hidden {
     pub seconds: f64,
     /// For how much of that the device waits, in seconds.
     pub exposed_seconds: f64,
+    /// How long the device waits for this, in seconds. The sum over all transfers is how long it waits.
+    pub waited_seconds: f64,
 }
 
 impl Hidden {
@@ -59,6 +62,7 @@ impl Hidden {
         parts.into_iter().fold(Hidden::default(), |sum, part| Hidden {
             seconds: sum.seconds + part.seconds,
             exposed_seconds: sum.exposed_seconds + part.exposed_seconds,
+            waited_seconds: sum.waited_seconds + part.waited_seconds,
         })
     }
 

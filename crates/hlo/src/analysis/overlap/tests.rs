@@ -56,6 +56,7 @@ fn compute_hides_what_runs_beside_it() {
     let half = check(&one(&compute("a")), [2.0, 1.0]);
     assert!(half.total.share().is_some_and(|share| (share - 0.5).abs() < 1e-9));
     assert!((half.waiting_seconds / UNIT - 1.0).abs() < 1e-6 && (half.computing_seconds / UNIT - 1.0).abs() < 1e-6);
+    assert!((half.total.waited_seconds / UNIT - 1.0).abs() < 1e-6, "{half:?}");
     let transfer = &half.transfers[0];
     assert_eq!(transfer.largest_beside.as_ref().map(|it| (it.name.as_str(), it.op.as_str())), Some(("a", "negate")));
     assert!((transfer.beside_seconds / UNIT - 1.0).abs() < 1e-6 && !transfer.synchronous);
@@ -90,6 +91,14 @@ fn transfers_over_an_axis_queue() {
     let found = check(&module("", &two(FSDP)), [2.0, 1.0]);
     let exposed: Vec<f64> = found.transfers.iter().map(|it| (it.hidden.exposed_seconds / UNIT).round()).collect();
     assert_eq!(exposed, [0.0, 1.0]);
+    // Both are under way for one unit each; the wait is for the second alone, also where both go on in it.
+    let waited = |found: &ModuleOverlap| -> Vec<f64> {
+        found.transfers.iter().map(|it| (it.hidden.waited_seconds / UNIT).round()).collect()
+    };
+    assert_eq!(waited(&found), [0.0, 1.0]);
+    let long = [start("s", 1, FSDP), start("t", 2, DATA), done("d", "t", 2), done("ROOT e", "s", 1)].concat();
+    let found = check(&module("", &long), [3.0, 3.0]);
+    assert_eq!(waited(&found), [0.0, 2.0]);
     check(&module("", &two(DATA)), [2.0, 0.0]);
     // GPUs have one link for all axes, of 450 GB/s; memory has 3350 GB/s.
     let found = try_on("h100", &module("", &two(DATA))).expect("a time line");
@@ -210,20 +219,36 @@ fn fusions_with_parts_of_a_collective_are_one() {
          n = f32[9825] negate(x)\n  ROOT r = (f32[9825], f32[4000]) tuple(n, g)\n}}\n"
     );
     let computations = [part("first", "AsyncCollectiveStart"), meanwhile, part("last", "AsyncCollectiveDone")].concat();
-    let entry = "  y = f32[9825] parameter(3)\n  s = f32[4000] fusion(q), kind=kCustom, calls=first\n  \
-                 m = (f32[9825], f32[4000]) fusion(s, y), kind=kCustom, calls=meanwhile\n  \
-                 e = f32[4000] get-tuple-element(m), index=1\n  \
-                 ROOT d = f32[4000] fusion(e), kind=kCustom, calls=last\n";
-    let module = module(&computations, entry);
-    let counted =
-        collectives(&parse(&module).expect("a module").hlo_module.expect("one"), Devices::partitioned(4)).entries;
-    assert_eq!(counted.len(), 1, "{counted:?}");
-    assert!(counted[0].asynchronous && counted[0].computation == "first", "{counted:?}");
-    let found = try_on("v5p", &module).expect("a time line");
-    // The collective is there once, and the fusion in the middle, which reads and writes 110600 bytes, hides a unit.
-    assert_eq!(found.transfers.len(), 1, "{found:?}");
-    assert!((found.total.seconds / UNIT - 2.0).abs() < 1e-6, "{found:?}");
-    assert!((found.total.exposed_seconds / UNIT - 1.0).abs() < 1e-6, "{found:?}");
+    let carry = "(s32[], f32[4000], f32[9825])";
+    let in_loop = format!(
+        "body {{\n  t = {carry} parameter(0)\n  i = s32[] get-tuple-element(t), index=0\n  k = s32[] constant(1)\n  \
+         j = s32[] add(i, k)\n  s = f32[4000] get-tuple-element(t), index=1\n  \
+         y = f32[9825] get-tuple-element(t), index=2\n  \
+         m = (f32[9825], f32[4000]) fusion(s, y), kind=kCustom, calls=meanwhile\n  \
+         n = f32[4000] get-tuple-element(m), index=1\n  ROOT r = {carry} tuple(j, n, y)\n}}\n\
+         condition {{\n  t = {carry} parameter(0)\n  i = s32[] get-tuple-element(t), index=0\n  n = s32[] constant(1)\n  \
+         ROOT l = pred[] compare(i, n), direction=LT\n}}\n"
+    );
+    let straight = "  m = (f32[9825], f32[4000]) fusion(s, y), kind=kCustom, calls=meanwhile\n".to_owned();
+    let looped = format!(
+        "  z = s32[] constant(0)\n  t = {carry} tuple(z, s, y)\n  m = {carry} while(t), condition=condition, body=body\n"
+    );
+    for between in [straight, looped] {
+        let entry = format!(
+            "  y = f32[9825] parameter(3)\n  s = f32[4000] fusion(q), kind=kCustom, calls=first\n{between}  \
+             e = f32[4000] get-tuple-element(m), index=1\n  ROOT d = f32[4000] fusion(e), kind=kCustom, calls=last\n"
+        );
+        let text = module(&[&computations[..], &in_loop].concat(), &entry);
+        let parsed = parse(&text).expect("a module").hlo_module.expect("a module");
+        let counted = collectives(&parsed, Devices::partitioned(4)).entries;
+        assert_eq!(counted.len(), 1, "{counted:?}");
+        assert!(counted[0].asynchronous && counted[0].computation == "first", "{counted:?}");
+        let found = try_on("v5p", &text).expect("a time line");
+        // The collective is there once, and the fusion in the middle, which reads and writes 110600 bytes, hides a unit.
+        assert_eq!(found.transfers.len(), 1, "{found:?}");
+        assert!((found.total.seconds / UNIT - 2.0).abs() < 1e-6, "{found:?}");
+        assert!((found.total.exposed_seconds / UNIT - 1.0).abs() < 0.01, "{found:?}");
+    }
 }
 
 #[test]
