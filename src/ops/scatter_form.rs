@@ -57,7 +57,10 @@ impl ReduceScatter {
         let rows = own / self.group.size;
         let is_kept = match (before, after) {
             (8.., 1) => true,
-            (1, 64..) if own * after > LARGE => !rows.is_multiple_of(256) || after > 4096 && !after.is_power_of_two(),
+            (1, 64..) if own * after > LARGE => {
+                let is_long = after > 4096 && !after.is_power_of_two();
+                rows.is_multiple_of(16) && (is_long || !rows.is_multiple_of(256))
+            }
             (1, 64..) => rows.is_multiple_of(if after >= 256 { 16 } else { 32 }),
             (2.., 128..) => true,
             _ => false,
@@ -95,6 +98,8 @@ mod tests {
             (form(&[4096, 4096], 1), merged(&[4096, 4096], 1)),
             (form(&[4096, 7168], 0), merged(&[4096, 7168], 0)),
             (form(&[1024, 512], 0), merged(&[1024, 512], 0)),
+            // One row for each device.
+            (form(&[4, 1 << 22], 0), ScatterForm::Rows { columns: 1 << 18 }),
             // Too small for rows.
             (form(&[12], 0), merged(&[12], 0)),
             (form(&[2, 8, 2, 3], 1), merged(&[2, 8, 6], 1)),

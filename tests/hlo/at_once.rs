@@ -84,7 +84,7 @@ fn two_at_most_in_our_programs() {
     ];
     for (name, settings) in configs {
         let overrides: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
-        let file = support::path(&format!("examples/configs/{name}.toml"));
+        let file = support::path(format!("examples/configs/{name}.toml"));
         let config = RunConfig::load(&file, &overrides).unwrap_or_else(|error| panic!("{name} {settings:?}: {error}"));
         let (_, lowered) = config.lower_train_step().unwrap_or_else(|error| panic!("{name} {settings:?}: {error}"));
         let most = in_all(&lowered.module.decode().expect("our own"));
