@@ -1,6 +1,7 @@
 //! What compiled programs send, beside what was emitted: rows of docs/compiled-collectives.md.
 
 use meshloom::hlo::analysis::{Devices, collectives};
+use meshloom::hlo::proto::HloModuleProto;
 use meshloom::pjrt::ahead_of_time::Settings;
 use meshloom_train::StepAhead;
 use support::configs::config;
@@ -16,7 +17,7 @@ pub fn as_emitted(target: &str) {
         let devices = Devices::partitioned(step.devices.len());
         let emitted = step.lowered.module.decode().expect("our own module");
         let compiled = step.compiled.optimized_hlo().expect("a program").decode().expect("a module");
-        let sent = |module, reduces| {
+        let sent = |module: &HloModuleProto, reduces: bool| {
             let sent = collectives(module, devices).entries.into_iter();
             let sent = sent.filter(|it| !reduces || !it.kind.name().contains("gather"));
             let bytes = sent.map(|it| it.total_moved_bytes().bound().unwrap_or_else(|| panic!("{target}: {it:?}")));
