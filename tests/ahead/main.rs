@@ -72,6 +72,8 @@ fn trials() -> Vec<Trial> {
         on("tpu", "slices_exchange_gradients_once", slices::slices_exchange_gradients_once),
         on("tpu", "transfers_are_under_way_while_steps_run", slices::transfers_are_under_way_while_steps_run),
         on("tpu", "transfers_run_beside_compute", overlap::transfers_run_beside_compute),
+        on("tpu", "bytes_as_emitted", || ["v5p:2x2x2", "v6e:2x4"].into_iter().for_each(sent::as_emitted)),
+        on("cuda", "bytes_as_emitted", || sent::as_emitted("h100:1x1x8")),
         on("cuda", "topologies_are_described", platforms::gpu_topologies_are_described),
         on("cuda", "compiles", platforms::compiles_for_gpus),
         on("cuda", "the_explicit_step_for_64_devices", platforms::the_explicit_step_compiles_for_64_gpus),
@@ -110,7 +112,6 @@ fn trials() -> Vec<Trial> {
             on(platform, "the_train_step", move || platforms::train_step(target, axes)),
             on(platform, "several_operands", move || programs::several_operands(target)),
             on(platform, "a_partitioned_step", move || programs::a_partitioned_step(target)),
-            on(platform, "bytes_as_emitted", move || sent::as_emitted(target)),
             on(platform, "every_dialect", move || programs::every_dialect(target)),
             on(platform, "the_profiler_records", move || profilers::records(platform)),
         ]);

@@ -172,7 +172,13 @@ impl Client {
         // SAFETY: the options and what they point to outlive the call.
         let create = || unsafe { api.call(arguments) };
         let created = match options.platform {
-            PlatformKind::Cpu => with_threads_for(options.device_count.unwrap_or(DEFAULT_DEVICE_COUNT), create),
+            PlatformKind::Cpu => {
+                let count = values.iter().find_map(|(name, value)| match value {
+                    NamedValue::Int(count) if name == DEVICE_COUNT.1 => usize::try_from(*count).ok(),
+                    _ => None,
+                });
+                with_threads_for(count.unwrap_or(DEFAULT_DEVICE_COUNT), create)
+            }
             _ => create(),
         };
         // SAFETY: the client is ours, and owns the strings and devices that it returns.

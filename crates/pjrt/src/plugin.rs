@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::{env, fmt, fs, thread};
 
 use libloading::Library;
@@ -69,9 +68,9 @@ impl Plugin {
     /// Before the first plugin is loaded, `TF_CPP_MIN_LOG_LEVEL` is set to 2 unless the environment has it: XLA then
     /// logs errors, but no notes and no warnings. With `TF_CPP_MIN_LOG_LEVEL=0` it logs everything. On a machine
     /// without a TPU, `TPU_SKIP_MDS_QUERY` is set to 1, because libtpu would wait for an absent server, and
-    /// `ALLOW_MULTIPLE_LIBTPU_LOAD`, because two processes could not compile at the same time. Unless the environment
-    /// has `PJRT_NPROC` or `NPROC`, the number of threads of a CPU client, `PJRT_NPROC` is set, and set again when a
-    /// client is created: to twice the devices and one, or to the processors if they are more.
+    /// `ALLOW_MULTIPLE_LIBTPU_LOAD`, because two processes could not compile at the same time. `PJRT_NPROC`, by which
+    /// XLA sizes a CPU client's thread pools, is set to the number of processors unless it or `NPROC` is set. While a
+    /// client of several devices is created, it is at least twice their number and one.
     pub fn load(path: impl AsRef<Path>) -> Result<Arc<Plugin>, PjrtError> {
         let given = path.as_ref();
         let refused = |reason: String| PjrtError::NotAPlugin { path: given.to_owned(), reason };
@@ -151,7 +150,7 @@ impl fmt::Debug for Plugin {
 /// Sets environment variables that plugins read once, when they are loaded, unless the user has set them: XLA logs
 /// errors alone. On a machine without TPUs, libtpu does not ask a cloud's metadata server for them, and does not lock
 /// them against other processes: several may compile at once. The number of threads is what XLA takes by itself;
-/// [`with_threads_for`] changes it.
+/// [`with_threads_for`] replaces it.
 fn prepare_environment() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -160,10 +159,7 @@ fn prepare_environment() {
             variables.push(("TPU_SKIP_MDS_QUERY", "1".to_owned()));
             variables.push(("ALLOW_MULTIPLE_LIBTPU_LOAD", "1".to_owned()));
         }
-        if env::var_os(ANY_THREADS).is_none() && env::var_os(THREADS).is_none() {
-            variables.push((THREADS, parallelism().to_string()));
-            THREADS_ARE_OURS.store(true, Ordering::Relaxed);
-        }
+        variables.push((THREADS, threads().to_string()));
         for (variable, value) in variables {
             if env::var_os(variable).is_none() {
                 // SAFETY: the environment may not be written while C code on another thread reads it; Rust code takes
@@ -177,15 +173,14 @@ fn prepare_environment() {
     });
 }
 
-/// The variables by which XLA's CPU client sizes its thread pools, the first before the second.
+/// The variable by which XLA's CPU client first sizes its thread pools.
 const THREADS: &str = "PJRT_NPROC";
-const ANY_THREADS: &str = "NPROC";
 
-/// Whether the user's environment left the number of threads to us.
-static THREADS_ARE_OURS: AtomicBool = AtomicBool::new(false);
-
-fn parallelism() -> usize {
-    thread::available_parallelism().map_or(1, NonZero::get)
+/// The threads that XLA's CPU client takes by itself, unless it has more devices.
+fn threads() -> usize {
+    static FOUND: OnceLock<usize> = OnceLock::new();
+    let set = || [THREADS, "NPROC"].into_iter().find_map(|variable| env::var(variable).ok()?.parse().ok());
+    *FOUND.get_or_init(|| set().unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZero::get)))
 }
 
 /// Creates a client of the CPU with so many virtual devices, by `create`, and with the threads that they need.
@@ -198,14 +193,17 @@ fn parallelism() -> usize {
 /// the device that is behind. `k` is 2 in the programs that meshloom emits; there are threads for 3.
 pub(super) fn with_threads_for<T>(devices: usize, create: impl FnOnce() -> T) -> T {
     static TURN: Mutex<()> = Mutex::new(());
-    if !THREADS_ARE_OURS.load(Ordering::Relaxed) {
+    let needed = if devices > 1 { 2 * devices + 1 } else { 1 };
+    if needed <= threads() {
         return create();
     }
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let needed = if devices > 1 { 2 * devices + 1 } else { 1 };
     // SAFETY: as in `prepare_environment`, which set the variable: a value is replaced, and the environment not moved.
-    unsafe { env::set_var(THREADS, needed.max(parallelism()).to_string()) };
-    create()
+    unsafe { env::set_var(THREADS, needed.to_string()) };
+    let created = create();
+    // SAFETY: as before. Other clients, and programs that this one starts, find what they would have found.
+    unsafe { env::set_var(THREADS, threads().to_string()) };
+    created
 }
 
 /// The loader's message: libloading's own says only that `dlopen` failed, the reason is its source.
