@@ -183,8 +183,8 @@ fn client_describes_its_devices() {
     assert!(client.devices().iter().all(|device| device.addressable && device.kind == "cpu"), "{:?}", client.devices());
 }
 
-/// Eight devices have threads to be in three collectives at once (in our programs it is two: tests/hlo/at_once.rs),
-/// however few the environment asks for. The environment stays as it is.
+/// Eight devices have threads for three collectives at once (our programs have two: tests/hlo/at_once.rs), however few
+/// the environment asks for. It stays as it is.
 #[test]
 #[cfg(target_os = "linux")]
 fn devices_have_threads_to_wait_in() {
@@ -198,10 +198,12 @@ fn devices_have_threads_to_wait_in() {
 #[ignore = "run by the test of threads, in a process of its own"]
 fn child_threads() {
     client();
-    let tasks = fs::read_dir("/proc/self/task").expect("threads").flatten();
-    let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
-    let count = names.filter(|name| name.starts_with("tf_XLAEigen")).count();
-    println!("{count} threads, PJRT_NPROC={}", env::var("PJRT_NPROC").expect("set"));
+    let names = fs::read_dir("/proc/self/task")
+        .expect("threads")
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    let (count, set) = (names.filter(|name| name.starts_with("tf_XLAEigen")).count(), env::var("PJRT_NPROC"));
+    println!("{count} threads, PJRT_NPROC={}", set.expect("set"));
 }
 
 // Programs.

@@ -1,8 +1,9 @@
 //! Compiler options that suit a chip.
 //!
-//! They are among those that published runs on the chip are made with, but for one of our own: MaxText's lists of flags
-//! for TPUs, and what users of JAX set on GPUs. What goes by the model, such as how many bytes of collectives are combined,
-//! is left to the user. The tests compile a program for every chip with its options, so its plugin takes each of them.
+//! They are among those that published runs on the chip are made with, but for one of our own: MaxText's lists of
+//! flags for TPUs, and what users of JAX set on GPUs. What goes by the model, such as how many bytes of collectives are
+//! combined, is left to the user. The tests compile a program for every chip with its options, so its plugin takes each
+//! of them.
 
 use super::platform::PlatformKind;
 use meshloom_hlo::analysis::chip_of_kind;
@@ -28,8 +29,8 @@ impl Preset {
     }
 }
 
-/// Reductions stay in the loops where the partitioner puts them. libtpu's pass that moves them out fails an internal check
-/// on the program of `examples/configs/llama-8b-psdp-v5e.toml`.
+/// Reductions stay in the loops where the partitioner puts them. libtpu's pass that moves them out fails an internal
+/// check on the program of `examples/configs/llama-8b-psdp-v5e.toml`.
 const REDUCTIONS_STAY: &str = "xla_disable_hlo_passes=while-loop-all-reduce-code-motion";
 
 /// Asynchronous collectives on the tensor core, fused with what runs meanwhile: a v5e has no SparseCores.

@@ -2,8 +2,9 @@
 //!
 //! The walk finds them in everything that the module runs ([`Walk`]). A collective counts once for each way it is
 //! reached, as many times as the loops on that way run. An asynchronous pair (`all-gather-start` and `-done`) counts
-//! where it starts, and so does a chain of libtpu's asynchronous fusions. The bytes moved follow from operand bytes and group size, as in the
-//! ledger of a partitioned program, so a compiled module can be compared with the program it was made from.
+//! where it starts, and so does a chain of libtpu's asynchronous fusions. The bytes moved follow from operand bytes and
+//! group size, as in the ledger of a partitioned program, so a compiled module can be compared with the program it was
+//! made from.
 //!
 //! Only one branch of a conditional runs, so a sum is not over all branches: it lies between the branch that moves
 //! least and the one that moves most ([`ModuleCollectives::moved_bounds`]). [`given`](super::given) finds the branch

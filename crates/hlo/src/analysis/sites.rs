@@ -2,8 +2,8 @@
 //!
 //! libtpu writes an asynchronous collective as a chain of fusions: one that starts it, those that compute meanwhile,
 //! and one that ends it; those meanwhile may be in loops. The collective is in each of them, with the same channel and
-//! `chain_id`. The first and the last have a custom call (`AsyncCollectiveStart`, `AsyncCollectiveDone`) that says so. libtpu 0.0.51 was seen to write
-//! this; it is undocumented.
+//! `chain_id`. The first and the last have a custom call (`AsyncCollectiveStart`, `AsyncCollectiveDone`) that says so.
+//! libtpu 0.0.51 was seen to write this; it is undocumented.
 
 use std::iter::successors;
 

@@ -244,7 +244,7 @@ fn fusions_with_parts_of_a_collective_are_one() {
         assert_eq!(counted.len(), 1, "{counted:?}");
         assert!(counted[0].asynchronous && counted[0].computation == "first", "{counted:?}");
         let found = try_on("v5p", &text).expect("a time line");
-        // The collective is there once, and the fusion in the middle, which reads and writes 110600 bytes, hides a unit.
+        // The collective is there once. The fusion in the middle, which reads and writes 110600 bytes, hides a unit.
         assert_eq!(found.transfers.len(), 1, "{found:?}");
         assert!((found.total.seconds / UNIT - 2.0).abs() < 1e-6, "{found:?}");
         assert!((found.total.exposed_seconds / UNIT - 1.0).abs() < 0.01, "{found:?}");
