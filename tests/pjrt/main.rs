@@ -3,3 +3,4 @@
 mod ahead_of_time;
 mod options;
 mod runtime;
+mod threads;

@@ -183,29 +183,6 @@ fn client_describes_its_devices() {
     assert!(client.devices().iter().all(|device| device.addressable && device.kind == "cpu"), "{:?}", client.devices());
 }
 
-/// Eight devices have threads for three collectives at once (our programs have two: tests/hlo/at_once.rs), however few
-/// the environment asks for. It stays as it is.
-#[test]
-#[cfg(target_os = "linux")]
-fn devices_have_threads_to_wait_in() {
-    for (given, expected) in [("3", 17), ("40", 40)] {
-        let (ok, text) = run_alone("child_threads", &[("PJRT_NPROC", given)]);
-        assert!(ok && text.contains(&format!("{expected} threads, PJRT_NPROC={given}\n")), "{text}");
-    }
-}
-
-#[test]
-#[ignore = "run by the test of threads, in a process of its own"]
-fn child_threads() {
-    client();
-    let names = fs::read_dir("/proc/self/task")
-        .expect("threads")
-        .flatten()
-        .filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
-    let (count, set) = (names.filter(|name| name.starts_with("tf_XLAEigen")).count(), env::var("PJRT_NPROC"));
-    println!("{count} threads, PJRT_NPROC={}", set.expect("set"));
-}
-
 // Programs.
 
 #[test]
