@@ -48,7 +48,7 @@ pub struct ExecuteOptions {
     ///
     /// A program that takes longer gives [`PjrtError::TimedOut`] and runs on, for PJRT has no way to end it: arguments
     /// that it took are gone. All handles can be dropped; but the client's last one waits for what still runs on its
-    /// devices.
+    /// devices. [`end_process`](super::end_process) ends a process that need not wait.
     pub time_limit: Option<Duration>,
 }
 

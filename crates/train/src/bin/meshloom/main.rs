@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use arguments::{Arguments, Command};
 use clap::Parser;
-use meshloom::pjrt::worker;
+use meshloom::pjrt::{end_process, worker};
 
 fn main() -> ExitCode {
     // For --target: the compiler runs in a child process, which is this program again.
@@ -31,7 +31,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
-            ExitCode::FAILURE
+            // A step that took too long still runs.
+            end_process(1)
         }
     }
 }
