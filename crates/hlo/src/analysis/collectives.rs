@@ -262,8 +262,17 @@ pub fn collectives(module: &HloModuleProto, devices: Devices) -> ModuleCollectiv
 
 /// The collectives of a module that has been walked.
 pub fn collectives_of_walk(walk: &Walk<'_>, sources: Sources<'_>, devices: Devices) -> ModuleCollectives {
+    collectives_at(&Sites::of(walk), walk, sources, devices)
+}
+
+/// The collectives that start at sites of a walk.
+pub(super) fn collectives_at(
+    sites: &Sites,
+    walk: &Walk<'_>,
+    sources: Sources<'_>,
+    devices: Devices,
+) -> ModuleCollectives {
     let slices = slices_of(walk.module().computations().iter().flat_map(Computation::instructions));
-    let sites = Sites::of(walk);
     let entry = |step: Step<'_, '_>| {
         let site = sites.starting(step)?;
         let (kind, asynchronous) = communication_of(step.instruction)?;

@@ -42,7 +42,6 @@ pub(super) struct Site {
 }
 
 /// The instructions of a walk that communicate.
-#[derive(Default)]
 pub(super) struct Sites {
     /// By place and position.
     at: FxHashMap<(usize, usize), Site>,

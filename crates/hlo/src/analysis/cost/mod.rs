@@ -36,7 +36,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::chips::{Arithmetic, Chip};
-use super::collectives::collectives_of_walk;
+use super::collectives::collectives_at;
 use super::groups::Devices;
 use super::sites::Sites;
 use super::source::{Sources, op_name, scope};
@@ -323,8 +323,8 @@ fn via(place: &Place<'_>) -> Option<Via> {
 /// The instructions that do something, with the number of their place.
 fn instructions(walk: &Walk<'_>, sources: Sources<'_>, options: &CostOptions) -> Vec<(usize, InstructionCost)> {
     let counter = work::Counter::new(walk.module());
-    let collectives = collectives_of_walk(walk, sources, options.devices).entries;
     let sites = Sites::of(walk);
+    let collectives = collectives_at(&sites, walk, sources, options.devices).entries;
     let mut found = Vec::new();
     for step in walk.steps() {
         let instruction = step.instruction;

@@ -105,12 +105,12 @@ impl<'w, 'a> Simulation<'w, 'a> {
     pub(super) fn new(
         module: &'a HloModuleProto,
         walk: &'w Walk<'a>,
+        sites: Sites,
         entries: &[ModuleCollective],
         options: &CostOptions,
     ) -> Option<Simulation<'w, 'a>> {
         let chip = options.chip?;
         let mut sends = vec![false; walk.places().len()];
-        let sites = Sites::of(walk);
         sites.places().for_each(|place| sends[place] = true);
         for (number, place) in walk.places().iter().enumerate().rev() {
             if let Some(caller) = place.caller {

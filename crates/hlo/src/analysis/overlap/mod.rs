@@ -34,8 +34,9 @@ mod line;
 
 use serde::Serialize;
 
-use super::collectives::{ModuleCollective, collectives_of_walk};
+use super::collectives::{ModuleCollective, collectives_at};
 use super::cost::CostOptions;
+use super::sites::Sites;
 use super::source::Sources;
 use super::walk::{Via, Walk};
 use crate::mesh::Mesh;
@@ -158,12 +159,13 @@ pub fn overlap(
     if walk.is_merged() || is_deep(&walk) {
         return Err(OverlapError::TooManyWays);
     }
-    let found = collectives_of_walk(&walk, Sources::of(module), options.devices);
+    let sites = Sites::of(&walk);
+    let found = collectives_at(&sites, &walk, Sources::of(module), options.devices);
     let entries = match mesh {
         Some(mesh) => found.along(mesh).entries,
         None => found.entries,
     };
-    let mut simulation = Simulation::new(module, &walk, &entries, options).ok_or_else(no_rates)?;
+    let mut simulation = Simulation::new(module, &walk, sites, &entries, options).ok_or_else(no_rates)?;
     simulation.run();
     let (found, computing_seconds, waiting_seconds) = simulation.finish();
     let transfers: Vec<CollectiveOverlap> = entries
