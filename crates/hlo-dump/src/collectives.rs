@@ -8,6 +8,7 @@ use indexmap::IndexMap;
 use meshloom_hlo::analysis::{
     AxisPart, Communication, Conditional, DeviceGroups, ModuleCollective, ModuleCollectives, collectives,
 };
+use meshloom_hlo::proto::HloModuleProto;
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::table::Table;
 use meshloom_hlo::{Amount, Bounds};
@@ -134,7 +135,12 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
 
 /// The collectives of an input, along its mesh.
 pub fn of(loaded: &Loaded) -> ModuleCollectives {
-    let found = collectives(&loaded.module, loaded.devices);
+    of_module(&loaded.module, loaded)
+}
+
+/// Those of another module for the same devices.
+pub fn of_module(module: &HloModuleProto, loaded: &Loaded) -> ModuleCollectives {
+    let found = collectives(module, loaded.devices);
     match &loaded.mesh {
         Some(mesh) => found.along(mesh),
         None => found,

@@ -23,6 +23,8 @@ pub struct StepAhead {
     pub lowered: Lowered,
     /// From the closure to the module's bytes.
     pub lower_time: Duration,
+    /// The options of the plugin's compiler: those of the chip's preset and the config's own, each `name=value`.
+    pub compiler_options: Vec<String>,
     /// The step after XLA.
     pub compiled: CompiledAhead,
 }
@@ -48,6 +50,7 @@ impl StepAhead {
         let options = CompileOptions { debug_options, ..lowered.options_on(&places)? };
         let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, settings)
             .map_err(|error| config.compile_error(error))?;
-        Ok(StepAhead { devices, mesh, parameter_count, lowered, lower_time, compiled })
+        let compiler_options = config.compiler_option_list(&platform);
+        Ok(StepAhead { devices, mesh, parameter_count, lowered, lower_time, compiler_options, compiled })
     }
 }

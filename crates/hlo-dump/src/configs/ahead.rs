@@ -3,7 +3,7 @@
 use anyhow::Result;
 use meshloom::pjrt::ahead_of_time::{CompiledAhead, Settings};
 use meshloom::pjrt::{DeviceDescription, FindOptions, Plugin, Topology, Wheel};
-use meshloom_hlo::proto::HloModuleProtoWithConfig;
+use meshloom_hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom_train::StepAhead;
 use meshloom_train::config::RunConfig;
 use prost::Message;
@@ -15,6 +15,10 @@ pub struct Compiled {
     pub ahead: CompiledAhead,
     pub devices: Vec<DeviceDescription>,
     pub module: HloModuleProtoWithConfig,
+    /// What a run config was emitted as for these devices, which may be other than what is only looked at.
+    pub emitted: Option<HloModuleProto>,
+    /// What the plugin's compiler was told, each `name=value`.
+    pub options: Vec<String>,
 }
 
 /// Says what will be downloaded, before it is.
@@ -40,9 +44,10 @@ pub fn download(wheel: &Wheel) -> String {
 }
 
 pub fn of_run(config: &RunConfig, settings: &Settings) -> Result<Compiled> {
-    let StepAhead { devices, compiled: ahead, .. } = StepAhead::compile(config, settings)?;
-    let module = optimized(&ahead)?;
-    Ok(Compiled { ahead, devices, module })
+    let step = StepAhead::compile(config, settings)?;
+    let StepAhead { devices, compiled: ahead, compiler_options: options, lowered, .. } = step;
+    let (module, emitted) = (optimized(&ahead)?, Some(lowered.module.decode()?));
+    Ok(Compiled { ahead, devices, module, emitted, options })
 }
 
 pub fn optimized(ahead: &CompiledAhead) -> Result<HloModuleProtoWithConfig> {

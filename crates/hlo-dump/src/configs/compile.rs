@@ -61,6 +61,7 @@ struct Answer<'a> {
     target: String,
     device_kind: &'a str,
     target_devices: usize,
+    compiler_options: &'a [String],
     compile_seconds: f64,
     memory: Option<MemoryStats>,
     memory_limit: Option<i64>,
@@ -156,7 +157,8 @@ fn compile(
     let module = compiled.module.hlo_module.clone().unwrap_or_default();
     let stage = loaded.stage.map(|_| Stage::Compiled);
     let partitioning = Partitioning::of(&module, loaded.devices);
-    let emitted = (!loaded.partitioning.is_pending()).then(|| collectives::of(&loaded));
+    let before = compiled.emitted.as_ref().unwrap_or(&loaded.module);
+    let emitted = (!loaded.partitioning.is_pending()).then(|| collectives::of_module(before, &loaded));
     let after = Loaded { module, config: compiled.module.config.clone(), stage, partitioning, ..loaded };
     Ok(Both { ahead: Ahead { emitted, after, chip }, compiled })
 }
@@ -218,7 +220,7 @@ fn of_module(loaded: &Loaded, topology: &Topology, settings: &Settings, shardy: 
     let bytes = module.encode_to_vec();
     let ahead = ahead_of_time::compile(topology, &bytes, &options, settings)?;
     let module = optimized(&ahead)?;
-    Ok(Compiled { ahead, devices: described.devices, module })
+    Ok(Compiled { ahead, devices: described.devices, module, emitted: None, options: Vec::new() })
 }
 
 /// Whether XLA would partition the module by Shardy: it was made so, or has its attributes.
@@ -252,6 +254,7 @@ fn answer(
         target: ahead.topology.to_string(),
         device_kind: compiled.devices.first().map_or("", |device| &device.kind),
         target_devices: compiled.devices.len(),
+        compiler_options: &compiled.options,
         compile_seconds: ahead.compile_time.as_secs_f64(),
         memory: ahead.memory_stats().ok(),
         memory_limit: compiled.devices.first().and_then(DeviceDescription::memory_limit),
