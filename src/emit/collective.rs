@@ -118,7 +118,7 @@ impl EmitContext<'_> {
                 } else {
                     self.parts_first(&ty, operand, *dim, group.size)
                 };
-                (parts, of_dims(&[group.size * ReduceScatter::PACKED_ROWS, columns]), 0)
+                (parts, of_dims(&op.rows_of(columns)), 0)
             }
         };
         let value = self.instruction("reshape", &form, &[value]);

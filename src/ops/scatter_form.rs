@@ -9,16 +9,17 @@ use super::ReduceScatter;
 /// What a value is while it is scattered. The elements of each device's part stay in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScatterForm {
-    /// The dimensions before that which is scattered as one, and those after it; none of size 1.
+    /// The dimensions before that which is scattered as one, and those after it; none of size 1. The rows of some large
+    /// matrices are cut into rows of 256.
     Merged {
         /// The dimensions.
         dims: Vec<usize>,
         /// The one that is scattered.
         dim: usize,
     },
-    /// A matrix of [`ReduceScatter::PACKED_ROWS`] rows for each device, each with so many columns.
+    /// [`ReduceScatter::PACKED_ROWS`] rows for each device, each with so many elements; long ones in rows of 256.
     Rows {
-        /// The columns.
+        /// The elements.
         columns: usize,
     },
 }
@@ -30,9 +31,11 @@ impl ReduceScatter {
     /// Large matrices have a multiple of so many columns.
     const COLUMNS: usize = 256;
 
+    /// The longest rows of large matrices that are kept, or nearly: 32064 are, 64128 are not.
+    const LONGEST: usize = 32768;
+
     /// The columns of that matrix, where each device gets `part` elements of several operands together. `None` where
-    /// the parts are single rows instead: small ones, which cost next to nothing sent twice. On v5p nothing is kept
-    /// over a whole cube of 2 x 2 x 2 chips.
+    /// the parts are single rows instead: small ones, which cost next to nothing sent twice.
     pub fn packed_columns(part: usize) -> Option<usize> {
         const SMALL: usize = 8192;
         let columns = part.div_ceil(Self::PACKED_ROWS);
@@ -48,6 +51,15 @@ impl ReduceScatter {
         }
     }
 
+    /// The dimensions of [`ScatterForm::Rows`].
+    pub fn rows_of(&self, columns: usize) -> Vec<usize> {
+        let rows = self.group.size * Self::PACKED_ROWS;
+        match columns > Self::LONGEST && columns.is_multiple_of(Self::COLUMNS) {
+            true => vec![rows, columns / Self::COLUMNS, Self::COLUMNS],
+            false => vec![rows, columns],
+        }
+    }
+
     /// The form of a single operand of these dimensions; nothing is padded.
     pub fn form_of_one(&self, dims: &[usize]) -> ScatterForm {
         /// From here on, many short rows are not kept.
@@ -55,9 +67,14 @@ impl ReduceScatter {
         let count = |dims: &[usize]| dims.iter().product::<usize>();
         let [before, own, after] = [count(&dims[..self.dim]), dims[self.dim], count(&dims[self.dim + 1..])];
         let rows = own / self.group.size;
+        let is_large = before * own * after > LARGE;
         let is_kept = match (before, after) {
-            (8.., 1) => true,
-            (1, 64..) if own * after > LARGE => {
+            // Nothing of the tiles of 256 x 128 fits.
+            (8.., 1) => !(is_large && !before.is_multiple_of(256) && !rows.is_multiple_of(128)),
+            (1, 64..) if is_large => {
+                if after > Self::LONGEST && after.is_multiple_of(Self::COLUMNS) {
+                    return ScatterForm::Merged { dims: vec![own, after / Self::COLUMNS, Self::COLUMNS], dim: 0 };
+                }
                 let is_long = after > 4096 && !after.is_power_of_two();
                 rows.is_multiple_of(16) && (is_long || !rows.is_multiple_of(256))
             }
@@ -98,6 +115,11 @@ mod tests {
             (form(&[4096, 4096], 1), merged(&[4096, 4096], 1)),
             (form(&[4096, 7168], 0), merged(&[4096, 7168], 0)),
             (form(&[1024, 512], 0), merged(&[1024, 512], 0)),
+            (form(&[4096, 128256], 0), ScatterForm::Merged { dims: vec![4096, 501, 256], dim: 0 }),
+            (form(&[256128, 1152], 1), ScatterForm::Rows { columns: 4610304 }),
+            (form(&[256000, 1152], 1), merged(&[256000, 1152], 1)),
+            (form(&[256128, 1024], 1), merged(&[256128, 1024], 1)),
+            (form(&[65536, 128], 0), ScatterForm::Rows { columns: 1 << 17 }),
             // One row for each device.
             (form(&[4, 1 << 22], 0), ScatterForm::Rows { columns: 1 << 18 }),
             // Too small for rows.

@@ -35,7 +35,7 @@ mod unroll;
 pub use algebra::algebra_rules;
 pub use collectives::{
     CollectiveLimits, CollectiveMatmul, cancel_collectives, collective_matmul, combine_collectives, hoist_gathers,
-    pack_collectives,
+    levels_of_axis, pack_collectives, two_level_collectives,
 };
 pub use dce::eliminate_dead_code;
 pub use evaluate::evaluate;

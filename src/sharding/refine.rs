@@ -26,6 +26,11 @@ pub struct Propagated<'g> {
 /// An axis, and the size of its major part.
 type Cut = (MeshAxis, usize);
 
+/// A graph and its mesh with an axis cut in two, of which the major part has this size; `None` if no more axes fit.
+pub fn cut_axis(graph: &Graph, mesh: &Mesh, axis: MeshAxis, major: usize) -> Option<(Graph, Mesh)> {
+    mesh.cut(axis, major).map(|(mesh, parts)| (refine(graph, &parts), mesh))
+}
+
 /// Propagates, and where a reshape splits a dimension in the middle of an axis, cuts the axis and propagates again.
 pub fn propagate_with_sub_axes<'g>(graph: &'g Graph, mesh: &Mesh) -> Propagated<'g> {
     let shardings = propagate(graph, mesh);

@@ -9,7 +9,7 @@ use support::configs::config;
 /// A compiled step sends at most 1.02 times the bytes that were emitted: no reduce-scatter became an all-reduce, which
 /// sends twice as much.
 pub fn as_emitted(target: &str) {
-    for mesh in ["data=2,fsdp=4", "fsdp=4,tensor=2"] {
+    for mesh in ["data=2,fsdp=4", "fsdp=4,tensor=2", "fsdp=8"] {
         let settings = [format!("target.topology={target}"), format!("mesh.axes={mesh}")];
         let config = config(&[&[&settings[0], &settings[1], "model.layers=2"]]);
         let step = StepAhead::compile(&config, &Settings::default());

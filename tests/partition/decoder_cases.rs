@@ -16,6 +16,7 @@ use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Batch, DecoderConfig};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
+use meshloom::pjrt::WholeSlice;
 use meshloom::sharding::{Mesh, Rule, RuleSets, Rules};
 use meshloom::trace::Tree;
 use meshloom_train::step::{DropoutConfig, StepFunction, TrainStep};
@@ -247,6 +248,13 @@ impl Case {
     /// Names of passes that do not run.
     pub fn without(&self) -> &[&'static str] {
         &self.without
+    }
+
+    /// Whether all-gathers and reduce-scatters over all devices are done in two levels: in every second case.
+    pub fn two_levels(&self) -> Option<WholeSlice> {
+        let devices = self.mesh.device_count();
+        let minor = (2..devices).find(|&size| devices.is_multiple_of(size))?;
+        self.without.len().is_multiple_of(2).then_some(WholeSlice { devices, minor })
     }
 
     /// A case as simple as can be that still fails, by leaving one thing out at a time.

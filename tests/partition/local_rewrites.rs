@@ -1,10 +1,12 @@
 //! The rewrites of collectives, as far as `tests/filetests` cannot hold it: phases, and a whole program.
 
-use meshloom::compile::{LowerOptions, lower};
-use meshloom::ir::{Graph, GraphBuilder, Origin, Phase, Value};
+use meshloom::compile::{LowerOptions, Partitioned, lower};
+use meshloom::hlo::CollectiveKind;
+use meshloom::ir::{GraphBuilder, Origin, Phase, Value};
 use meshloom::ops::AllGather;
 use meshloom::partition::Ledger;
 use meshloom::passes::combine_collectives;
+use meshloom::pjrt::WholeSlice;
 use meshloom_train::config::RunConfig;
 use support::local_graph::*;
 
@@ -27,7 +29,8 @@ fn forward_and_backward_stay_apart() {
     assert_eq!([combined_count(Phase::Forward), combined_count(Phase::Backward)], [1, 2]);
 }
 
-fn decoder(without: &[&str]) -> Graph {
+fn decoder(axes: &str, options: LowerOptions<'_>) -> Partitioned {
+    let axes = format!("mesh.axes=\"{axes}\"");
     let config = [
         "model.layers=2",
         "model.embed=64",
@@ -36,21 +39,23 @@ fn decoder(without: &[&str]) -> Graph {
         "model.head_dim=16",
         "model.mlp=160",
         "model.seq=64",
-        "mesh.axes=\"data=2,fsdp=4\"",
+        &axes,
     ];
     let config: Vec<String> = config.iter().map(|&text| text.to_owned()).collect();
     let config = RunConfig::from_overrides(&config).unwrap();
     let function = config.train_step().unwrap().trace().unwrap();
     let (mesh, rules) = (config.mesh().unwrap(), config.rule_sets().unwrap());
-    let options = LowerOptions { sharding: Some((&mesh, &rules)), without, ..LowerOptions::default() };
-    lower(function.graph(), &options).unwrap().partitioned().expect("it is partitioned").graph.clone()
+    let options = LowerOptions { sharding: Some((&mesh, &rules)), ..options };
+    lower(function.graph(), &options).unwrap().partitioned().expect("it is partitioned").clone()
 }
 
 /// Each pass can be switched off by its name, and what it does is seen in the count of collectives.
 #[test]
 fn each_rewrite_can_be_switched_off() {
-    let mesh = mesh("data=2,fsdp=4");
-    let ledger = |without: &[&str]| Ledger::of(&decoder(without), &mesh);
+    let ledger = |without: &[&str]| {
+        let program = decoder("data=2,fsdp=4", LowerOptions { without, ..LowerOptions::default() });
+        Ledger::of(&program.graph, &program.mesh)
+    };
     let (all, apart) = (ledger(&[]), ledger(&["combine-collectives"]));
     println!("{all}\n{apart}");
     assert!(all.count().unwrap() < apart.count().unwrap());
@@ -58,6 +63,31 @@ fn each_rewrite_can_be_switched_off() {
     assert_eq!(all.moved_bytes(), apart.moved_bytes());
     let plain = ledger(&["combine-collectives", "gather-slice", "hoist-gathers"]);
     assert!(apart.moved_bytes().unwrap().bound() <= plain.moved_bytes().unwrap().bound());
-    let error = lower(&decoder(&[]), &LowerOptions { without: &["hoist-gather"], ..LowerOptions::default() });
+    let graph = decoder("data=2,fsdp=4", LowerOptions::default()).graph;
+    let error = lower(&graph, &LowerOptions { without: &["hoist-gather"], ..LowerOptions::default() });
     assert!(error.unwrap_err().to_string().contains("did you mean \"hoist-gathers\"?"));
+}
+
+/// Over an axis that is a whole slice, what is gathered and scattered is so in two levels, with the same bytes.
+#[test]
+fn whole_slices_are_crossed_in_two_levels() {
+    let ledger = |two_levels| {
+        let program = decoder("fsdp=8", LowerOptions { two_levels, ..LowerOptions::default() });
+        Ledger::of(&program.graph, &program.mesh)
+    };
+    let (one, two) = (ledger(None), ledger(Some(WholeSlice { devices: 8, minor: 2 })));
+    println!("{one}\n{two}");
+    assert_eq!(one.moved_bytes(), two.moved_bytes());
+    let axes = |ledger: &Ledger, kind| -> Vec<String> {
+        let of_kind = ledger.iter().expect("no filter").filter(|it| it.kind == kind);
+        of_kind.map(|it| it.axes.join(",")).collect()
+    };
+    for (kind, levels) in [
+        (CollectiveKind::AllGather, ["fsdp:(4)2", "fsdp:(1)4"]),
+        (CollectiveKind::ReduceScatter, ["fsdp:(1)4", "fsdp:(4)2"]),
+    ] {
+        let whole = axes(&one, kind);
+        assert!(whole.len() > 4 && whole.iter().all(|axes| axes == "fsdp"), "{whole:?}");
+        assert_eq!(axes(&two, kind), levels.repeat(whole.len()));
+    }
 }

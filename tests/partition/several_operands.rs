@@ -6,6 +6,8 @@ use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::ir::{Graph, GraphBuilder, PortInfo};
 use meshloom::ops::*;
 use meshloom::partition::Ledger;
+use meshloom::passes::two_level_collectives;
+use meshloom::pjrt::WholeSlice;
 use meshloom::sharding::Mesh;
 use support::eight_devices::client;
 use support::local_graph::{self, f32s, group, mesh, numbers};
@@ -62,12 +64,15 @@ fn packed_parts_are_rows_of_a_matrix() {
 fn single_operands_in_other_forms() {
     let mesh = mesh("a=2,b=2,c=2");
     let group = group(&mesh, &["c", "a"]);
-    let cases: [(&[usize], usize, &[i64]); 5] = [
+    let cases: [(&[usize], usize, &[i64]); 7] = [
         (&[8, 32, 64], 2, &[256, 16]),
         (&[64, 8, 32], 0, &[16, 256]),
         (&[8, 128, 32], 1, &[16, 512]),
         (&[1, 128, 128], 1, &[32, 128]),
         (&[8, 64, 128], 1, &[8, 16, 128]),
+        // Long rows of large matrices.
+        (&[1, 36, 65536], 1, &[9, 256, 256]),
+        (&[129, 128, 128], 2, &[16, 129, 256]),
     ];
     for (dims, dim, scattered) in cases {
         let op: Op = ReduceScatter { group: group.clone(), dim }.into();
@@ -80,6 +85,34 @@ fn single_operands_in_other_forms() {
         let found = collectives(&module, Devices::partitioned(8)).along(&mesh);
         assert_eq!(Ledger::of(&graph, &mesh).moved_bytes().unwrap(), found.moved_bytes(), "{dims:?}");
         assert!(agrees(&op, &mesh, &[dims]), "{op:?}: {dims:?}");
+    }
+}
+
+/// A collective over three axes in two levels, of which the minor one has as many devices as it should, or nearly.
+#[test]
+fn levels_of_several_axes() {
+    let mesh = mesh("a=2,b=2,c=2");
+    let group = group(&mesh, &["c", "a", "b"]);
+    let whole: Vec<_> =
+        [[64, 16, 3], [128, 8, 3]].iter().enumerate().map(|(i, dims)| numbers(&f32s(dims), i)).collect();
+    for (minor, major_axes, minor_axes) in [(2, "c,a", "b"), (3, "c", "a,b"), (4, "c", "a,b"), (7, "c", "a,b")] {
+        for dim in 0..2 {
+            let ops: [(Op, [&str; 2]); 2] = [
+                (AllGather { group: group.clone(), dim }.into(), [minor_axes, major_axes]),
+                (ReduceScatter { group: group.clone(), dim }.into(), [major_axes, minor_axes]),
+            ];
+            for (op, axes) in ops {
+                let one = graph(&op, &mesh, &[&[8, 16, 3], &[16, 8, 3]]);
+                let two = two_level_collectives(&one, &mesh, WholeSlice { devices: 8, minor });
+                let [before, after] = [&one, &two].map(|graph| Ledger::of(graph, &mesh));
+                let found: Vec<String> = after.iter().unwrap().map(|it| it.axes.join(",")).collect();
+                assert_eq!(found, axes, "{op:?}");
+                assert_eq!(before.moved_bytes(), after.moved_bytes(), "{op:?}");
+                let [expected, found] = [&one, &two].map(|graph| run_local(graph, &mesh, &whole).unwrap());
+                // Whole numbers, which are added up in any order alike.
+                assert_eq!(found, expected, "{op:?}");
+            }
+        }
     }
 }
 

@@ -7,7 +7,9 @@ use meshloom::emit::{GroupFormat, ProgramForm};
 use meshloom::ir::{DType, Graph};
 use meshloom::kernels::Kernels;
 use meshloom::passes::CollectiveMatmul;
-use meshloom::pjrt::{Client, ClientOptions, CompileOptions, DebugValue, NamedValue, Platform, PlatformKind};
+use meshloom::pjrt::{
+    Client, ClientOptions, CompileOptions, DebugValue, NamedValue, Platform, PlatformKind, WholeSlice,
+};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, TensorSpec};
 use support::eight_devices::client;
@@ -40,6 +42,7 @@ fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>
         skip_verifier: _,
         omit_metadata: _,
         host_memory: _,
+        two_levels: _,
         kernels: _,
     } = default();
     let aliases = |aliases: &[(usize, usize)]| LowerOptions { aliases: aliases.to_vec(), ..default() };
@@ -65,6 +68,11 @@ fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>
         (options.limits.combined_bytes, options.limits.hoisted_bytes) = (bytes, bytes);
         options.limits.packed_bytes = bytes;
         cases.push((options, None));
+    }
+    // Levels that are none, or do not divide the slice, are not followed.
+    for (devices, minor) in [(0, 0), (8, 0), (8, 1), (8, 2), (8, 3), (8, 8), (usize::MAX, usize::MAX)] {
+        let two_levels = Some(WholeSlice { devices, minor });
+        cases.push((over_mesh(LowerOptions { two_levels, ..default() }), None));
     }
     for options in [default(), over_mesh(default())] {
         cases.push((LowerOptions { form: ProgramForm::Local, ..options }, None));

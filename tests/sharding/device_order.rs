@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use insta::assert_snapshot;
+use meshloom::hlo::mesh::slice_shape;
 use meshloom::pjrt::{Client, DeviceDescription, NamedValue};
 use meshloom::sharding::{DevicePlace, Mesh, device_order};
 use support::devices::tpus;
@@ -48,6 +49,16 @@ fn check(axes: &str, dcn: &str, devices: &[DevicePlace]) -> String {
         text += &format!("{}={}: {:?} step {step}\n", mesh.name(axis), mesh.size(axis), dims);
     }
     text
+}
+
+#[test]
+fn shapes_of_slices() {
+    assert_eq!(slice_shape(&tpus([8, 4, 2], 1, 1)), [8, 4, 2]);
+    assert_eq!(slice_shape(&tpus([4, 4, 1], 1, 2)), [4, 4]);
+    assert_eq!(slice_shape(&tpus([2, 2, 1], 2, 1)), [2, 2, 2]);
+    // Slices that differ, and devices without coordinates.
+    assert!(slice_shape(&tpus([4, 4, 1], 1, 2)[..24]).is_empty());
+    assert!(slice_shape(&vec![DevicePlace::default(); 8]).is_empty());
 }
 
 #[test]

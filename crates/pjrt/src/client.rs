@@ -190,11 +190,10 @@ impl Client {
             let devices = api.call(PJRT_Client_Devices_Args { client, ..Arguments::new() })?;
             let devices = slice(devices.devices, devices.num_devices).iter();
             let devices = devices.map(|&device| Device::read(api, device)).collect::<Result<Vec<_>, _>>()?;
-            let device_kind = devices.first().map(|device| device.kind.clone());
             Ok(Client(Arc::new(Inner {
                 raw,
                 plugin: plugin.clone(),
-                platform: Platform::new(options.platform, plugin.api_version(), device_kind),
+                platform: Platform::new(options.platform, plugin.api_version(), devices.iter().map(|device| &**device)),
                 platform_name: string(name.platform_name, name.platform_name_size),
                 platform_version: string(version.platform_version, version.platform_version_size),
                 devices,

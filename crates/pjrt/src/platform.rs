@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::device::DeviceDescription;
 use super::presets::{PRESETS, Preset};
 use meshloom_hlo::analysis::chip_of_kind;
+use meshloom_hlo::mesh::slice_shape;
 use meshloom_hlo::{ApiVersion, GroupFormat};
 
 meshloom_hlo::words! {
@@ -44,17 +46,38 @@ pub struct Platform {
     kind: PlatformKind,
     api_version: Option<ApiVersion>,
     device_kind: Option<String>,
+    /// See [`slice_shape`](meshloom_hlo::mesh::slice_shape).
+    slice_shape: Vec<usize>,
+}
+
+/// All devices of a slice, over which a collective is better done in two levels: over those that are neighbours, and
+/// over the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WholeSlice {
+    /// How many they are.
+    pub devices: usize,
+    /// How many of them make up the minor level.
+    pub minor: usize,
 }
 
 impl Platform {
     /// A platform without a plugin, for programs that are only looked at: what holds for all its plugins.
     pub const fn of_any_plugin(kind: PlatformKind) -> Platform {
-        Platform { kind, api_version: None, device_kind: None }
+        Platform { kind, api_version: None, device_kind: None, slice_shape: Vec::new() }
     }
 
-    /// A platform with the plugin of this API version, and devices of this kind.
-    pub(super) fn new(kind: PlatformKind, api_version: ApiVersion, device_kind: Option<String>) -> Platform {
-        Platform { kind, api_version: Some(api_version), device_kind }
+    /// A platform with the plugin of this API version, and these devices.
+    pub(super) fn new<'a>(
+        kind: PlatformKind,
+        api_version: ApiVersion,
+        devices: impl IntoIterator<Item = &'a DeviceDescription>,
+    ) -> Platform {
+        let (mut device_kind, mut places) = (None, Vec::new());
+        for device in devices {
+            device_kind.get_or_insert_with(|| device.kind.clone());
+            places.push(device.place());
+        }
+        Platform { kind, api_version: Some(api_version), device_kind, slice_shape: slice_shape(&places) }
     }
 
     /// Which platform it is.
@@ -83,6 +106,21 @@ impl Platform {
     pub fn hides_one_transfer(&self) -> bool {
         let chip = self.device_kind().and_then(chip_of_kind);
         self.kind == PlatformKind::Tpu && matches!(chip, Some("v5p" | "v6e" | "tpu7x"))
+    }
+
+    /// The devices of a slice, if libtpu makes all-reduces of other collectives over all of them, which send twice the
+    /// bytes: over a torus of three dimensions, or a square of two. Over a part of them it keeps the others
+    /// (docs/compiled-collectives.md).
+    pub fn whole_slice(&self) -> Option<WholeSlice> {
+        let is_so = match (self.device_kind().and_then(chip_of_kind)?, &self.slice_shape[..]) {
+            ("v5p", [_, _, _]) => true,
+            ("v5e" | "v6e", &[x, y]) => x == y && x > 2,
+            // Each chip has two devices.
+            ("tpu7x", &[_, x, y, z]) => x.max(y).max(z) > 2,
+            _ => false,
+        };
+        let whole = WholeSlice { devices: self.slice_shape.iter().product(), minor: *self.slice_shape.first()? };
+        (is_so && self.kind == PlatformKind::Tpu).then_some(whole)
     }
 
     /// Whether the host has a memory of its own, into which values can be moved. A CPU's devices work in it.

@@ -7,6 +7,7 @@
 //! | [`collective_matmul`] | cuts products beside all-gathers and reduce-scatters, and sends while it multiplies |
 //! | [`pack_collectives`] | makes one transfer of all that can run beside a loop, within a bound |
 //! | [`combine_collectives`] | makes one collective of several of a kind that are ready together, within a bound |
+//! | [`two_level_collectives`] | makes two collectives of one over a whole slice of a TPU |
 //!
 //! Every device must run the same collectives in the same order. So no collective moves into or out of a branch or a
 //! `while`: devices may take different branches and numbers of iterations, and a device that skips a collective blocks
@@ -19,12 +20,14 @@ mod cancel;
 mod combine;
 mod matmul;
 mod pack;
+mod two_levels;
 mod varying;
 
 pub use cancel::cancel_collectives;
 pub use combine::combine_collectives;
 pub use matmul::{CollectiveMatmul, collective_matmul};
 pub use pack::pack_collectives;
+pub use two_levels::{levels_of_axis, two_level_collectives};
 
 use super::hoist::Bound;
 use super::{Rewrite, contains_loop};

@@ -56,6 +56,15 @@ pub fn device_order(mesh: &Mesh, devices: &[DevicePlace]) -> Result<Vec<i32>, Me
         .collect())
 }
 
+/// The box of coordinates that the devices of each slice fill: its sizes, but for those of 1, in the order of
+/// [`DevicePlace::coords`]. Empty where they fill none, or slices differ.
+pub fn slice_shape(devices: &[DevicePlace]) -> Vec<usize> {
+    let mut shapes = slices(devices).into_values().map(|slice| device_box(&slice).map(|(shape, _)| shape));
+    let shape = shapes.next().flatten().unwrap_or_default();
+    let is_that_of_all = shapes.all(|other| other.as_ref() == Some(&shape));
+    if is_that_of_all { shape.into_iter().filter(|&size| size > 1).collect() } else { Vec::new() }
+}
+
 fn slices(devices: &[DevicePlace]) -> BTreeMap<i64, Vec<&DevicePlace>> {
     let mut slices: BTreeMap<i64, Vec<&DevicePlace>> = BTreeMap::new();
     devices.iter().for_each(|device| slices.entry(device.slice).or_default().push(device));

@@ -5,7 +5,7 @@ mod error;
 
 use std::fmt;
 
-pub use devices::{DevicePlace, device_order};
+pub use devices::{DevicePlace, device_order, slice_shape};
 pub use error::MeshError;
 use smallvec::SmallVec;
 

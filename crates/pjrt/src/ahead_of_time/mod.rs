@@ -120,8 +120,7 @@ impl CompiledAhead {
 pub fn describe(topology: &Topology, settings: &Settings) -> Result<DescribedTopology, PjrtError> {
     run(topology, format!("describing {topology}"), Task::Describe, settings, |answer| match answer {
         Answer::Described(devices, api_version) => {
-            let device_kind = devices.first().map(|device: &DeviceDescription| device.kind.clone());
-            let platform = Platform::new(topology.platform(), api_version, device_kind);
+            let platform = Platform::new(topology.platform(), api_version, &devices);
             Some(DescribedTopology { devices, platform, api_version })
         }
         _ => None,
