@@ -422,10 +422,10 @@ fn impossible_values() {
     assert_snapshot!(with(&["target.preallocate=yes"]), @r#"--set target.preallocate=yes: target.preallocate is "yes": expected no value: cpu has no such option, only cuda"#);
     assert_snapshot!(with(&["target.visible_devices=all"]), @r#"--set target.visible_devices=all: target.visible_devices is "all": it must be integers with commas between them, as in "0,1", or one integer"#);
     assert_snapshot!(with(&["target.visible_devices=-1"]), @r#"--set target.visible_devices=-1: target.visible_devices is -1: it must be integers with commas between them, as in "0,1", or one integer"#);
-    assert_snapshot!(with(&["kernels.attention=cudnn"]), @r#"--set kernels.attention=cudnn: kernels.attention is "cudnn": cuDNN is for CUDA, but the platform is cpu"#);
-    assert_snapshot!(with(&["target.platform=tpu", "kernels.attention=cudnn"]), @r#"--set kernels.attention=cudnn: kernels.attention is "cudnn": cuDNN is for CUDA, but the platform is tpu"#);
-    assert_snapshot!(with(&["kernels.experts=mosaic"]), @r#"--set kernels.experts=mosaic: kernels.experts is "mosaic": its kernels are for TPUs, but the platform is cpu"#);
-    assert_snapshot!(with(&["kernels.experts=ragged-dot"]), @r#"--set kernels.experts=ragged-dot: kernels.experts is "ragged-dot": the instruction is a kernel on TPUs alone, but the platform is cpu"#);
+    assert_snapshot!(with(&["kernels.attention=cudnn"]), @r#"--set kernels.attention=cudnn: kernels.attention is "cudnn": cuDNN is for CUDA, but the platform is cpu; "auto" takes what it has"#);
+    assert_snapshot!(with(&["target.platform=tpu", "kernels.attention=cudnn"]), @r#"--set kernels.attention=cudnn: kernels.attention is "cudnn": cuDNN is for CUDA, but the platform is tpu; "auto" takes what it has"#);
+    assert_snapshot!(with(&["kernels.experts=mosaic"]), @r#"--set kernels.experts=mosaic: kernels.experts is "mosaic": its kernels are for TPUs, but the platform is cpu; "auto" takes what it has"#);
+    assert_snapshot!(with(&["kernels.experts=ragged-dot"]), @r#"--set kernels.experts=ragged-dot: kernels.experts is "ragged-dot": the instruction is a kernel on TPUs alone, but the platform is cpu; "auto" takes what it has"#);
     assert_snapshot!(with(&["target.platform=gpu"]), @r#"--set target.platform=gpu: target.platform is "gpu": it must be one of "cpu", "cuda", "tpu", "auto""#);
     // The file says where.
     assert_snapshot!(check("[model]\nheads = 6\n", &[]), @"run.toml:2:9: model.heads is 6: it must be a multiple of model.kv_heads, which is 4");

@@ -63,7 +63,7 @@ impl RunConfig {
         let Ok(kind) = self.platform_kind() else { return Ok(()) };
         for (key, choice, needed) in choices {
             if let Some((_, what)) = needed.filter(|&(needed, _)| needed != kind) {
-                let reason = format!("{what}, but the platform is {kind}");
+                let reason = format!("{what}, but the platform is {kind}; \"auto\" takes what it has");
                 return Err(invalid(key, choice, &reason).because(["target.platform"]));
             }
         }
