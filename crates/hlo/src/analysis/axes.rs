@@ -200,6 +200,14 @@ impl Strides {
         }
         strides.retain(|&(size, _)| size > 1);
         strides.sort_unstable_by_key(|&(_, stride)| stride);
+        // Where one ends the next begins: they are one, as parts of an axis are the axis.
+        strides.dedup_by(|next, last| {
+            let is_one = last.0.checked_mul(last.1) == Some(next.1);
+            if is_one {
+                last.0 = last.0.saturating_mul(next.0);
+            }
+            is_one
+        });
         (left == 1).then_some(Strides(strides))
     }
 
@@ -380,6 +388,9 @@ mod tests {
             ("data=2,fsdp=2,tensor=2", lists("0 1 4 5,2 3 6 7"), "data,tensor"),
             ("data=2,fsdp=2,tensor=2", lists("0 1 2 3,4 5 6 7"), "fsdp,tensor"),
             ("data=2,fsdp=4", lists("0,1,2,3,4,5,6,7"), ""),
+            // Along both parts of an axis.
+            ("fsdp=8", iota(8, &[4, 2], &[0, 1]), "fsdp"),
+            ("data=2,fsdp=4", iota(4, &[2, 2, 2], &[0, 2, 1]), "fsdp"),
             ("data=2,fsdp=4", lists("0 1,2 3,4 6,5 7"), "none"),
             ("data=2,fsdp=4", lists("0 3,1 2,4 7,5 6"), "none"),
             ("data=2,fsdp=4", lists("1 2,3 4,5 6,7 0"), "none"),
