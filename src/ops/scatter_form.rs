@@ -72,7 +72,7 @@ impl ReduceScatter {
             // Nothing of the tiles of 256 x 128 fits.
             (8.., 1) => !(is_large && !before.is_multiple_of(256) && !rows.is_multiple_of(128)),
             (1, 64..) if is_large => {
-                if after > Self::LONGEST && after.is_multiple_of(Self::COLUMNS) {
+                if rows.is_multiple_of(16) && after > Self::LONGEST && after.is_multiple_of(Self::COLUMNS) {
                     return ScatterForm::Merged { dims: vec![own, after / Self::COLUMNS, Self::COLUMNS], dim: 0 };
                 }
                 let is_long = after > 4096 && !after.is_power_of_two();
