@@ -11,8 +11,8 @@ use crate::emit::{EmitOptions, ProgramForm, emit, needs_local_form};
 use crate::ir::{Graph, verify};
 use crate::kernels::{KernelUse, expand};
 use crate::partition::{self, PartitionError, pad_uneven};
-use crate::passes::{levels_of_axis, two_level_collectives};
-use crate::sharding::{RuleSets, annotate, cut_axis, propagate_with_sub_axes};
+use crate::passes::CollectiveLevels;
+use crate::sharding::{RuleSets, annotate, cut_axes, propagate_with_sub_axes};
 
 /// Runs all passes and emits the module.
 ///
@@ -121,9 +121,8 @@ impl Lowering<'_> {
     }
 
     fn partition(&mut self, sharded: &Sharded, rules: &RuleSets) -> Result<Partitioned, Error> {
-        let two_levels = self.options.two_levels;
-        let whole_axis = two_levels.and_then(|slice| levels_of_axis(&sharded.mesh, slice));
-        let cut = whole_axis.and_then(|(axis, major)| cut_axis(&sharded.graph, &sharded.mesh, axis, major));
+        let levels = self.options.levels.as_ref().and_then(|levels| CollectiveLevels::new(&sharded.mesh, levels));
+        let cut = levels.as_ref().and_then(|levels| cut_axes(&sharded.graph, &sharded.mesh, &levels.parts));
         let (graph, mesh) = cut.as_ref().map_or((&sharded.graph, &sharded.mesh), |(graph, mesh)| (graph, mesh));
         let propagated = propagate_with_sub_axes(graph, mesh);
         self.done("propagate", &sharded.graph);
@@ -136,12 +135,12 @@ impl Lowering<'_> {
         self.done("partition", &graph);
         let graph = self.passes(&graph, LOCAL_PASSES)?;
         let mut graph = self.kernels(&graph)?;
-        if let Some(slice) = two_levels {
-            graph = two_level_collectives(&graph, &propagated.mesh, slice);
+        if let Some(levels) = levels {
+            graph = levels.write(&graph, &propagated.mesh);
             if !self.options.skip_verifier {
-                verify(&graph).map_err(|source| Error::Verify { pass: "two-level-collectives", source })?;
+                verify(&graph).map_err(|source| Error::Verify { pass: "collective-levels", source })?;
             }
-            self.done("two-level-collectives", &graph);
+            self.done("collective-levels", &graph);
         }
         Ok(Partitioned { graph, mesh: propagated.mesh, fallbacks })
     }

@@ -6,7 +6,7 @@ use meshloom_hlo::mesh::Mesh;
 use crate::emit::{Annotation, GroupFormat, ProgramForm};
 use crate::kernels::Kernels;
 use crate::passes::{CollectiveLimits, CollectiveMatmul};
-use crate::pjrt::{Platform, WholeSlice};
+use crate::pjrt::{Platform, PlatformKind, SliceLevels};
 use crate::sharding::RuleSets;
 
 /// Who partitions a graph over the mesh.
@@ -52,9 +52,8 @@ pub struct LowerOptions<'a> {
     /// Lets the plugin run independent collectives in any order, or at once, which is best for GPU and TPU. The CPU
     /// plugins' virtual devices could then wait for each other forever, so by default collectives run in program order.
     pub overlap_collectives: bool,
-    /// The devices of a slice, if collectives over all of them are done in two levels, one along the minor part of an
-    /// axis or of axes and one along the rest. The bytes are the same.
-    pub two_levels: Option<WholeSlice>,
+    /// Which collectives are done in levels, each over some of their devices. The bytes are the same.
+    pub levels: Option<SliceLevels>,
     /// What computes ops that have several implementations. A module that XLA partitions has their plain forms.
     pub kernels: Kernels,
     /// Leaves out the verifier.
@@ -68,7 +67,7 @@ pub struct LowerOptions<'a> {
 
 impl<'a> LowerOptions<'a> {
     /// These options with what a platform's plugin reads, and with what its devices can do: the form of device groups,
-    /// overlapping collectives, transfers as one buffer, collectives in two levels, the host's memory, kernels, and
+    /// overlapping collectives, transfers as one buffer, collectives in levels, the host's memory, kernels, and
     /// collective matmul where it pays.
     /// Limits that are 0 or off count as not chosen: set them afterwards to keep them so.
     #[must_use]
@@ -79,12 +78,16 @@ impl<'a> LowerOptions<'a> {
             CollectiveMatmul::Off => matmul_on(platform),
             chosen => chosen,
         };
-        let limits = CollectiveLimits { packed_bytes, matmul, ..self.limits };
+        let all_reduce_bytes = match platform.kind() {
+            PlatformKind::Cpu => self.limits.all_reduce_bytes.min(CollectiveLimits::ALL_REDUCE_BYTES_ON_CPU),
+            PlatformKind::Cuda | PlatformKind::Tpu => self.limits.all_reduce_bytes,
+        };
+        let limits = CollectiveLimits { packed_bytes, matmul, all_reduce_bytes, ..self.limits };
         LowerOptions {
             limits,
             groups: platform.group_format(),
             overlap_collectives: platform.overlaps_collectives(),
-            two_levels: platform.whole_slice(),
+            levels: platform.slice_levels(),
             host_memory: platform.has_host_memory(),
             kernels: Kernels::on(platform),
             ..self

@@ -149,7 +149,9 @@ pub const LOCAL_PASSES: &[Pass] = &[
     Pass {
         name: "combine-collectives",
         description: "makes one collective of several of a kind that are ready together",
-        step: Step::LimitedGraph(|graph, limits| passes::combine_collectives(graph, limits.combined_bytes)),
+        step: Step::LimitedGraph(|graph, limits| {
+            passes::combine_collectives(graph, limits.combined_bytes, limits.all_reduce_bytes)
+        }),
     },
 ];
 

@@ -34,8 +34,8 @@ mod unroll;
 
 pub use algebra::algebra_rules;
 pub use collectives::{
-    CollectiveLimits, CollectiveMatmul, cancel_collectives, collective_matmul, combine_collectives, hoist_gathers,
-    levels_of_axis, pack_collectives, two_level_collectives,
+    CollectiveLevels, CollectiveLimits, CollectiveMatmul, cancel_collectives, collective_matmul, combine_collectives,
+    hoist_gathers, pack_collectives,
 };
 pub use dce::eliminate_dead_code;
 pub use evaluate::evaluate;

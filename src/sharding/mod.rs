@@ -35,7 +35,7 @@ pub use meshloom_hlo::mesh::{DevicePlace, Mesh, MeshAxis, MeshError, device_orde
 pub(crate) use propagate::is_made_anywhere;
 pub(crate) use propagate::ties;
 pub use propagate::{Shardings, SpecOrigin, propagate};
-pub use refine::{Propagated, cut_axis, propagate_with_sub_axes};
+pub use refine::{Propagated, cut_axes, propagate_with_sub_axes};
 pub(crate) use resolve::{FactorAxes, resolve, spec_of};
 pub use rules::{
     Assigned, DECODER_RULES, Diagnostic, NamedDim, PRESETS, PresetRule, Rule, RuleFile, RuleFileError, RuleFileProblem,

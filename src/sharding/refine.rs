@@ -26,9 +26,9 @@ pub struct Propagated<'g> {
 /// An axis, and the size of its major part.
 type Cut = (MeshAxis, usize);
 
-/// A graph and its mesh with an axis cut in two, of which the major part has this size; `None` if no more axes fit.
-pub fn cut_axis(graph: &Graph, mesh: &Mesh, axis: MeshAxis, major: usize) -> Option<(Graph, Mesh)> {
-    mesh.cut(axis, major).map(|(mesh, parts)| (refine(graph, &parts), mesh))
+/// A graph and its mesh with each axis cut into parts of these sizes, major to minor; `None` if no more axes fit.
+pub fn cut_axes(graph: &Graph, mesh: &Mesh, sizes: &[Vec<usize>]) -> Option<(Graph, Mesh)> {
+    mesh.cut_into(sizes).map(|(mesh, parts)| (refine(graph, &parts), mesh))
 }
 
 /// Propagates, and where a reshape splits a dimension in the middle of an axis, cuts the axis and propagates again.

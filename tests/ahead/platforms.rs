@@ -59,24 +59,24 @@ pub fn tpu_topologies_are_described() {
     let operations_per_byte = (459e12_f64 / (4800e9 / 8.0 / 3.0 / 2.0)) as u64;
     let matmul = LowerOptions::default().on(&platform).limits.matmul;
     assert_eq!(matmul, CollectiveMatmul::Auto { operations_per_byte });
-    // Where a collective over a whole slice is better done in two levels, and how many devices the minor one has.
-    let cases = [
-        ("v5e:2x4", None),
-        ("v5e:8x8", Some(8)),
-        ("v6e:16x16", Some(16)),
-        ("v5p:2x2x1", None),
-        ("v5p:2x2x2", Some(2)),
-        ("v5p:4x4x8", Some(4)),
-        ("tpu7x:2x2x2", None),
-        ("tpu7x:4x4x4", Some(2)),
-        ("tpu7x:4x4x4:slices=2", Some(2)),
+    // Which collectives are better done in levels: those over a whole slice, and gathers on v5p's SparseCores.
+    const MIB: Option<u64> = Some(1 << 20);
+    let cases: [(_, &[usize], _, _); 9] = [
+        ("v5e:2x4", &[2, 4], false, None),
+        ("v5e:8x8", &[8, 8], true, None),
+        ("v6e:16x16", &[16, 16], true, None),
+        ("v5p:2x2x1", &[2, 2], false, MIB),
+        ("v5p:2x2x2", &[2, 2, 2], true, MIB),
+        ("v5p:4x4x8", &[4, 4, 8], true, MIB),
+        ("tpu7x:2x2x2", &[2, 2, 2, 2], false, None),
+        ("tpu7x:4x4x4", &[2, 4, 4, 4], true, None),
+        ("tpu7x:4x4x4:slices=2", &[2, 4, 4, 4], true, None),
     ];
-    for (name, minor) in cases {
+    for (name, shape, whole, gathers) in cases {
         let described = ahead_of_time::describe(&topology(name), &settings());
         let described = described.unwrap_or_else(|error| panic!("{error}"));
-        let devices = described.devices.iter().filter(|device| device.slice_index().is_none_or(|slice| slice == 0));
-        let expected = minor.map(|minor| WholeSlice { devices: devices.count(), minor });
-        assert_eq!(LowerOptions::default().on(&described.platform).two_levels, expected, "{name}");
+        let expected = (whole || gathers.is_some()).then(|| SliceLevels { shape: shape.to_vec(), whole, gathers });
+        assert_eq!(LowerOptions::default().on(&described.platform).levels, expected, "{name}");
     }
     let error = refusal(ahead_of_time::describe(&topology("v5e:3x5"), &settings()));
     let PjrtError::Plugin { function, code, message } = error else { panic!("{error}") };

@@ -24,7 +24,7 @@
 //! |---|---|
 //! | `pass` | names of passes, see below |
 //! | `rule` | the rule of `passes::algebra_rules` that the case is for |
-//! | `hoisted_bytes`, `combined_bytes`, `packed_bytes` | the fields of `passes::CollectiveLimits` |
+//! | `hoisted_bytes`, `combined_bytes`, `all_reduce_bytes`, `packed_bytes` | the fields of `passes::CollectiveLimits` |
 //! | `matmul` | its field of that name: `on`, or the operations per byte by which it is found where that pays |
 //! | `plugin` | `yes`: values are compared on the CPU plugin too |
 //! | `collectives` | what is left to communicate, as `summary` puts it |
@@ -165,6 +165,7 @@ impl Case {
                 }
             },
             packed_bytes: self.number("packed_bytes", default.packed_bytes),
+            all_reduce_bytes: self.number("all_reduce_bytes", default.all_reduce_bytes),
         };
         let (mut graph, mut mesh, mut fallbacks) = (graph.clone(), mesh.cloned(), Vec::new());
         for name in self.passes().split(", ") {

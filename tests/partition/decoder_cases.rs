@@ -16,7 +16,7 @@ use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Batch, DecoderConfig};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
-use meshloom::pjrt::WholeSlice;
+use meshloom::pjrt::SliceLevels;
 use meshloom::sharding::{Mesh, Rule, RuleSets, Rules};
 use meshloom::trace::Tree;
 use meshloom_train::step::{DropoutConfig, StepFunction, TrainStep};
@@ -250,11 +250,12 @@ impl Case {
         &self.without
     }
 
-    /// Whether all-gathers and reduce-scatters over all devices are done in two levels: in every second case.
-    pub fn two_levels(&self) -> Option<WholeSlice> {
+    /// Which collectives are done in levels, in every second case: those over all devices, and some gathers.
+    pub fn levels(&self) -> Option<SliceLevels> {
         let devices = self.mesh.device_count();
         let minor = (2..devices).find(|&size| devices.is_multiple_of(size))?;
-        self.without.len().is_multiple_of(2).then_some(WholeSlice { devices, minor })
+        let levels = SliceLevels { shape: vec![minor, devices / minor], whole: true, gathers: Some(1 << 9) };
+        self.without.len().is_multiple_of(2).then_some(levels)
     }
 
     /// A case as simple as can be that still fails, by leaving one thing out at a time.

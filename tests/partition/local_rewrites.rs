@@ -3,10 +3,10 @@
 use meshloom::compile::{LowerOptions, Partitioned, lower};
 use meshloom::hlo::CollectiveKind;
 use meshloom::ir::{GraphBuilder, Origin, Phase, Value};
-use meshloom::ops::AllGather;
+use meshloom::ops::{AllGather, AllReduce, ReduceKind};
 use meshloom::partition::Ledger;
 use meshloom::passes::combine_collectives;
-use meshloom::pjrt::WholeSlice;
+use meshloom::pjrt::SliceLevels;
 use meshloom_train::config::RunConfig;
 use support::local_graph::*;
 
@@ -23,7 +23,7 @@ fn forward_and_backward_stay_apart() {
         };
         let outputs = vec![gather(Phase::Forward, inputs[0]), gather(phase, inputs[1])];
         let ports = outputs.iter().map(|_| rows(&mesh, &["a", "b"], 2)).collect();
-        let after = combine_collectives(&builder.finish(outputs, ports), 1 << 20);
+        let after = combine_collectives(&builder.finish(outputs, ports), 1 << 20, 1 << 20);
         Ledger::of(&after, &mesh).iter().expect("no filter").count()
     };
     assert_eq!([combined_count(Phase::Forward), combined_count(Phase::Backward)], [1, 2]);
@@ -68,16 +68,40 @@ fn each_rewrite_can_be_switched_off() {
     assert!(error.unwrap_err().to_string().contains("did you mean \"hoist-gathers\"?"));
 }
 
+/// All-reduces of gradients have a limit of their own. What DiLoCo sends is of the forward pass, and is combined.
+#[test]
+fn all_reduces_of_gradients_have_a_limit() {
+    let mesh = mesh("a=2,b=4");
+    let combined_count = |phase: Phase, limit: u64| {
+        let mut builder = GraphBuilder::new("program");
+        let inputs = [2, 4].map(|size| builder.input(f32s(&[size, 3]), rows(&mesh, &["a", "b"], 2)));
+        builder.set_origin(Origin::default().in_phase(phase));
+        let sum = AllReduce { group: group(&mesh, &["b"]), kind: ReduceKind::Sum };
+        let outputs: Vec<Value> =
+            inputs.iter().map(|&value| builder.push1(sum.clone(), &[value]).expect("a sum")).collect();
+        let ports = outputs.iter().map(|_| rows(&mesh, &["a", "b"], 2)).collect();
+        let after = combine_collectives(&builder.finish(outputs, ports), 1 << 20, limit);
+        Ledger::of(&after, &mesh).iter().expect("no filter").count()
+    };
+    // The larger one has 48 bytes.
+    let counts = |phase| [47, 48].map(|limit| combined_count(phase, limit));
+    assert_eq!(counts(Phase::Forward), [1, 1]);
+    assert_eq!(counts(Phase::Recompute), [2, 1]);
+    assert_eq!(counts(Phase::Backward), [2, 1]);
+}
+
 /// Over an axis that is a whole slice, what is gathered and scattered is so in two levels, with the same bytes.
 #[test]
 fn whole_slices_are_crossed_in_two_levels() {
-    let ledger = |two_levels| {
-        let program = decoder("fsdp=8", LowerOptions { two_levels, ..LowerOptions::default() });
+    let ledger = |levels| {
+        let program = decoder("fsdp=8", LowerOptions { levels, ..LowerOptions::default() });
         Ledger::of(&program.graph, &program.mesh)
     };
-    let (one, two) = (ledger(None), ledger(Some(WholeSlice { devices: 8, minor: 2 })));
-    println!("{one}\n{two}");
+    let levels = |gathers: Option<u64>| Some(SliceLevels { shape: vec![2, 4], whole: gathers.is_none(), gathers });
+    let (one, two, of_gathers) = (ledger(None), ledger(levels(None)), ledger(levels(Some(1 << 10))));
+    println!("{one}\n{two}\n{of_gathers}");
     assert_eq!(one.moved_bytes(), two.moved_bytes());
+    assert_eq!(one.moved_bytes(), of_gathers.moved_bytes());
     let axes = |ledger: &Ledger, kind| -> Vec<String> {
         let of_kind = ledger.iter().expect("no filter").filter(|it| it.kind == kind);
         of_kind.map(|it| it.axes.join(",")).collect()
@@ -89,5 +113,7 @@ fn whole_slices_are_crossed_in_two_levels() {
         let whole = axes(&one, kind);
         assert!(whole.len() > 4 && whole.iter().all(|axes| axes == "fsdp"), "{whole:?}");
         assert_eq!(axes(&two, kind), levels.repeat(whole.len()));
+        let expected = if kind == CollectiveKind::AllGather { axes(&two, kind) } else { whole };
+        assert_eq!(axes(&of_gathers, kind), expected);
     }
 }

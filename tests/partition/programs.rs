@@ -122,7 +122,7 @@ fn lowered(model: &Model, case: &Case, partition: PartitionMode, form: ProgramFo
         form,
         without: case.without(),
         limits: CollectiveLimits { matmul: CollectiveMatmul::On, ..CollectiveLimits::default() },
-        two_levels: case.two_levels(),
+        levels: case.levels(),
         ..LowerOptions::default()
     };
     lower(model.function.graph(), &options).map_err(|error| error.to_string())

@@ -6,8 +6,8 @@ use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::ir::{Graph, GraphBuilder, PortInfo};
 use meshloom::ops::*;
 use meshloom::partition::Ledger;
-use meshloom::passes::two_level_collectives;
-use meshloom::pjrt::WholeSlice;
+use meshloom::passes::CollectiveLevels;
+use meshloom::pjrt::SliceLevels;
 use meshloom::sharding::Mesh;
 use support::eight_devices::client;
 use support::local_graph::{self, f32s, group, mesh, numbers};
@@ -88,22 +88,32 @@ fn single_operands_in_other_forms() {
     }
 }
 
-/// A collective over three axes in two levels, of which the minor one has as many devices as it should, or nearly.
+/// A collective over three axes in two levels, of which the minor one has as many devices as a slice's first dimension,
+/// or nearly; an all-gather also in three.
 #[test]
 fn levels_of_several_axes() {
     let mesh = mesh("a=2,b=2,c=2");
     let group = group(&mesh, &["c", "a", "b"]);
     let whole: Vec<_> =
         [[64, 16, 3], [128, 8, 3]].iter().enumerate().map(|(i, dims)| numbers(&f32s(dims), i)).collect();
-    for (minor, major_axes, minor_axes) in [(2, "c,a", "b"), (3, "c", "a,b"), (4, "c", "a,b"), (7, "c", "a,b")] {
+    for (shape, gathers, levels) in [
+        (&[2, 4][..], None, &["c,a", "b"][..]),
+        (&[4, 2], None, &["c", "a,b"]),
+        (&[4, 2], Some(0), &["c", "a", "b"]),
+        (&[2, 2, 2], Some(u64::MAX), &["c,a", "b"]),
+    ] {
+        let slice = SliceLevels { shape: shape.to_vec(), whole: true, gathers };
+        let in_levels = CollectiveLevels::new(&mesh, &slice).expect("axes along dimensions");
+        // Only gathers have as many.
+        let two = if gathers == Some(0) { &["c", "a,b"][..] } else { levels };
         for dim in 0..2 {
-            let ops: [(Op, [&str; 2]); 2] = [
-                (AllGather { group: group.clone(), dim }.into(), [minor_axes, major_axes]),
-                (ReduceScatter { group: group.clone(), dim }.into(), [major_axes, minor_axes]),
+            let ops: [(Op, Vec<&str>); 2] = [
+                (AllGather { group: group.clone(), dim }.into(), levels.iter().rev().copied().collect()),
+                (ReduceScatter { group: group.clone(), dim }.into(), two.to_vec()),
             ];
             for (op, axes) in ops {
                 let one = graph(&op, &mesh, &[&[8, 16, 3], &[16, 8, 3]]);
-                let two = two_level_collectives(&one, &mesh, WholeSlice { devices: 8, minor });
+                let two = in_levels.write(&one, &mesh);
                 let [before, after] = [&one, &two].map(|graph| Ledger::of(graph, &mesh));
                 let found: Vec<String> = after.iter().unwrap().map(|it| it.axes.join(",")).collect();
                 assert_eq!(found, axes, "{op:?}");

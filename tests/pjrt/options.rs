@@ -8,7 +8,7 @@ use meshloom::ir::{DType, Graph};
 use meshloom::kernels::Kernels;
 use meshloom::passes::CollectiveMatmul;
 use meshloom::pjrt::{
-    Client, ClientOptions, CompileOptions, DebugValue, NamedValue, Platform, PlatformKind, WholeSlice,
+    Client, ClientOptions, CompileOptions, DebugValue, NamedValue, Platform, PlatformKind, SliceLevels,
 };
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, TensorSpec};
@@ -42,7 +42,7 @@ fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>
         skip_verifier: _,
         omit_metadata: _,
         host_memory: _,
-        two_levels: _,
+        levels: _,
         kernels: _,
     } = default();
     let aliases = |aliases: &[(usize, usize)]| LowerOptions { aliases: aliases.to_vec(), ..default() };
@@ -66,13 +66,15 @@ fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>
     for bytes in [0, 1, u64::MAX] {
         let mut options = over_mesh(default());
         (options.limits.combined_bytes, options.limits.hoisted_bytes) = (bytes, bytes);
-        options.limits.packed_bytes = bytes;
+        (options.limits.packed_bytes, options.limits.all_reduce_bytes) = (bytes, bytes);
         cases.push((options, None));
     }
-    // Levels that are none, or do not divide the slice, are not followed.
-    for (devices, minor) in [(0, 0), (8, 0), (8, 1), (8, 2), (8, 3), (8, 8), (usize::MAX, usize::MAX)] {
-        let two_levels = Some(WholeSlice { devices, minor });
-        cases.push((over_mesh(LowerOptions { two_levels, ..default() }), None));
+    // Slices that are none, or that the mesh is not made of, are not followed.
+    for shape in [&[][..], &[0], &[1], &[8, 0], &[2, 2, 2], &[2, 4], &[3], &[16], &[usize::MAX, usize::MAX]] {
+        for gathers in [None, Some(0), Some(u64::MAX)] {
+            let levels = Some(SliceLevels { shape: shape.to_vec(), whole: true, gathers });
+            cases.push((over_mesh(LowerOptions { levels, ..default() }), None));
+        }
     }
     for options in [default(), over_mesh(default())] {
         cases.push((LowerOptions { form: ProgramForm::Local, ..options }, None));

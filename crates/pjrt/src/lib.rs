@@ -74,7 +74,7 @@ pub use hardware::{CudaDevice, CudaDriver, FoundLibrary, check_present, librarie
 pub use layout::{ShardBox, ShardLayout};
 pub use layout::{runs, shared_runs};
 pub use options::{CompileOptions, DebugValue};
-pub use platform::{Platform, PlatformKind, WholeSlice};
+pub use platform::{Platform, PlatformKind, SliceLevels};
 pub use plugin::Plugin;
 pub use presets::{PRESETS, Preset};
 pub use profiler::{Profile, Profiler, ProfilerOptions};

@@ -50,14 +50,18 @@ pub struct Platform {
     slice_shape: Vec<usize>,
 }
 
-/// All devices of a slice, over which a collective is better done in two levels: over those that are neighbours, and
-/// over the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WholeSlice {
-    /// How many they are.
-    pub devices: usize,
-    /// How many of them make up the minor level.
-    pub minor: usize,
+/// Which collectives over several dimensions of a slice are better done as several, in levels. Together they send the
+/// same bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceLevels {
+    /// The dimensions of a slice, the one with the fastest links first: see
+    /// [`slice_shape`](meshloom_hlo::mesh::slice_shape).
+    pub shape: Vec<usize>,
+    /// All-gathers and reduce-scatters over all devices of a slice have two levels: along its first dimension, and
+    /// along the others.
+    pub whole: bool,
+    /// All-gathers whose results have at least so many bytes have one level for each dimension.
+    pub gathers: Option<u64>,
 }
 
 impl Platform {
@@ -108,19 +112,25 @@ impl Platform {
         self.kind == PlatformKind::Tpu && matches!(chip, Some("v5p" | "v6e" | "tpu7x"))
     }
 
-    /// The devices of a slice, if libtpu makes all-reduces of other collectives over all of them, which send twice the
-    /// bytes: over a torus of three dimensions, or a square of two. Over a part of them it keeps the others
-    /// (docs/compiled-collectives.md).
-    pub fn whole_slice(&self) -> Option<WholeSlice> {
-        let is_so = match (self.device_kind().and_then(chip_of_kind)?, &self.slice_shape[..]) {
+    /// Which collectives are done in levels.
+    ///
+    /// libtpu makes all-reduces, which send twice the bytes, of other collectives over all devices of a slice: over a
+    /// torus of three dimensions, or a square of two. Over a part of them it keeps the others
+    /// (docs/compiled-collectives.md). The SparseCores of v5p gather along one dimension alone; over several the gather
+    /// is synchronous (docs/pipeline-on-tpu.md).
+    pub fn slice_levels(&self) -> Option<SliceLevels> {
+        let chip = self.device_kind().and_then(chip_of_kind)?;
+        let whole = match (chip, &self.slice_shape[..]) {
             ("v5p", [_, _, _]) => true,
             ("v5e" | "v6e", &[x, y]) => x == y && x > 2,
             // Each chip has two devices.
             ("tpu7x", &[_, x, y, z]) => x.max(y).max(z) > 2,
             _ => false,
         };
-        let whole = WholeSlice { devices: self.slice_shape.iter().product(), minor: *self.slice_shape.first()? };
-        (is_so && self.kind == PlatformKind::Tpu).then_some(whole)
+        // What is smaller takes less time than it takes to start it again for each level.
+        let gathers = (chip == "v5p" && self.slice_shape.len() > 1).then_some(1 << 20);
+        let levels = SliceLevels { shape: self.slice_shape.clone(), whole, gathers };
+        ((whole || gathers.is_some()) && self.kind == PlatformKind::Tpu).then_some(levels)
     }
 
     /// Whether the host has a memory of its own, into which values can be moved. A CPU's devices work in it.

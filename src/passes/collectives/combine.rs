@@ -26,24 +26,24 @@ const MOVED: usize = 16;
 /// of them at most. A gather of the backward pass never joins one of the forward pass, so neither is held for the
 /// other.
 ///
-/// Only small ones are combined, as they are copied together; plugins combine the large ones, without copies. The
-/// operands must be live: dead code comes first.
-pub fn combine_collectives(graph: &Graph, limit: u64) -> Graph {
-    combine(graph, limit, &mut BodyCache::default())
+/// Only small ones are combined, as they are copied together: all-reduces of the backward pass of at most `all_reduces`
+/// bytes, as XLA also combines those, without copies. The operands must be live: dead code comes first.
+pub fn combine_collectives(graph: &Graph, limit: u64, all_reduces: u64) -> Graph {
+    combine(graph, [limit, all_reduces], &mut BodyCache::default())
 }
 
-fn combine(graph: &Graph, limit: u64, bodies: &mut BodyCache) -> Graph {
+fn combine(graph: &Graph, [limit, all_reduces]: [u64; 2], bodies: &mut BodyCache) -> Graph {
     let mut walk = Walk { graph, copy: GraphCopy::with_inputs(graph), done: vec![false; graph.node_count()] };
-    let alike = alike(graph);
+    let alike = alike(graph, all_reduces);
     for node in graph.nodes() {
         if walk.done[node.id.index()] {
             continue;
         }
-        let key = Key::of(graph, node);
+        let key = Key::of(graph, node, all_reduces);
         match key.and_then(|key| alike.get(&key)).filter(|nodes| nodes.len() > 1) {
             Some(nodes) => walk.join(node, nodes, limit),
             None => {
-                let op = bodies.transform_op(node.op(), |body, bodies| combine(body, limit, bodies));
+                let op = bodies.transform_op(node.op(), |body, bodies| combine(body, [limit, all_reduces], bodies));
                 walk.copy(node, op);
             }
         }
@@ -60,19 +60,23 @@ struct Key<'g> {
 }
 
 impl<'g> Key<'g> {
-    fn of(graph: &'g Graph, node: NodeRef<'g>) -> Option<Key<'g>> {
-        let small = bytes(graph, node) <= LARGEST_COPIED;
-        let combines = small && matches!(node.op(), Op::AllGather(_) | Op::AllReduce(_) | Op::ReduceScatter(_));
+    fn of(graph: &'g Graph, node: NodeRef<'g>, all_reduces: u64) -> Option<Key<'g>> {
+        let phase = node.origin().phase;
+        let largest = match node.op() {
+            Op::AllReduce(_) if phase != Phase::Forward => all_reduces.min(LARGEST_COPIED),
+            Op::AllReduce(_) | Op::AllGather(_) | Op::ReduceScatter(_) => LARGEST_COPIED,
+            _ => return None,
+        };
         let &operand = node.operands().first()?;
-        combines.then(|| Key { op: node.op(), dtype: graph.ty(operand).dtype, phase: node.origin().phase })
+        (bytes(graph, node) <= largest).then(|| Key { op: node.op(), dtype: graph.ty(operand).dtype, phase })
     }
 }
 
 /// The collectives that could be one if only they were ready together, in their order.
-fn alike(graph: &Graph) -> FxHashMap<Key<'_>, Vec<Node>> {
+fn alike(graph: &Graph, all_reduces: u64) -> FxHashMap<Key<'_>, Vec<Node>> {
     let mut found: FxHashMap<Key<'_>, Vec<Node>> = FxHashMap::default();
     for node in graph.nodes() {
-        if let Some(key) = Key::of(graph, node) {
+        if let Some(key) = Key::of(graph, node, all_reduces) {
             found.entry(key).or_default().push(node.id);
         }
     }

@@ -7,7 +7,7 @@
 //! | [`collective_matmul`] | cuts products beside all-gathers and reduce-scatters, and sends while it multiplies |
 //! | [`pack_collectives`] | makes one transfer of all that can run beside a loop, within a bound |
 //! | [`combine_collectives`] | makes one collective of several of a kind that are ready together, within a bound |
-//! | [`two_level_collectives`] | makes two collectives of one over a whole slice of a TPU |
+//! | [`CollectiveLevels`] | makes several collectives of one over several dimensions of a TPU's slice |
 //!
 //! Every device must run the same collectives in the same order. So no collective moves into or out of a branch or a
 //! `while`: devices may take different branches and numbers of iterations, and a device that skips a collective blocks
@@ -18,16 +18,16 @@
 
 mod cancel;
 mod combine;
+mod levels;
 mod matmul;
 mod pack;
-mod two_levels;
 mod varying;
 
 pub use cancel::cancel_collectives;
 pub use combine::combine_collectives;
+pub use levels::CollectiveLevels;
 pub use matmul::{CollectiveMatmul, collective_matmul};
 pub use pack::pack_collectives;
-pub use two_levels::{levels_of_axis, two_level_collectives};
 
 use super::hoist::Bound;
 use super::{Rewrite, contains_loop};
@@ -42,6 +42,10 @@ pub struct CollectiveLimits {
     /// 100 GB/s is busy for 300 microseconds: a hundred times what it costs to start a collective, so that more would
     /// gain nothing but hold results longer.
     pub combined_bytes: u64,
+    /// The most bytes of an all-reduce of the backward pass that is combined with others: 1 MiB, as for other
+    /// collectives. They are copied side by side and apart again.
+    /// [`LowerOptions::on`](crate::compile::LowerOptions::on) lowers it for CPUs.
+    pub all_reduce_bytes: u64,
     /// The most bytes that one loop may hold of values gathered in front of it instead of in each iteration: 64 MiB,
     /// which is less than a thousandth of an accelerator's memory.
     pub hoisted_bytes: u64,
@@ -57,12 +61,16 @@ impl CollectiveLimits {
     /// [`CollectiveLimits::packed_bytes`] where packing pays: 2 GiB, so that the offsets in a buffer fit 32 bits. A
     /// repeat of Llama 3 70B has 0.4 GiB of weights on a device, and 0.8 GiB of their gradients.
     pub const PACKED_BYTES: u64 = 2048 * MIB;
+    /// The most of [`CollectiveLimits::all_reduce_bytes`] on a CPU: 64 KiB. Its virtual devices copy in the memory that
+    /// they all compute in, and XLA combines all-reduces there, but no other collectives, without copies.
+    pub const ALL_REDUCE_BYTES_ON_CPU: u64 = MIB / 16;
 }
 
 impl Default for CollectiveLimits {
     fn default() -> CollectiveLimits {
         CollectiveLimits {
             combined_bytes: 32 * MIB,
+            all_reduce_bytes: MIB,
             hoisted_bytes: 64 * MIB,
             matmul: CollectiveMatmul::Off,
             packed_bytes: 0,

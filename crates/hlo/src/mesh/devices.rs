@@ -65,6 +65,18 @@ pub fn slice_shape(devices: &[DevicePlace]) -> Vec<usize> {
     if is_that_of_all { shape.into_iter().filter(|&size| size > 1).collect() } else { Vec::new() }
 }
 
+/// The parts of each axis that lie along one dimension of a slice each, major to minor. Devices stand in the order of
+/// [`device_order`], in slices of this [shape](slice_shape). An axis that crosses slices has no parts. `None` if the
+/// mesh is not made of such slices.
+pub fn axes_along_slice(mesh: &Mesh, shape: &[usize]) -> Option<Vec<Vec<usize>>> {
+    let devices = shape.iter().try_fold(1usize, |count, &size| count.checked_mul(size)).filter(|&count| count > 0)?;
+    let dcn = dcn_sizes(mesh, mesh.device_count() / devices).ok()?;
+    let ici: Vec<usize> = mesh.axes().zip(&dcn).map(|(axis, dcn)| mesh.size(axis) / dcn).collect();
+    let parts = |pieces: &Vec<Piece>| pieces.iter().rev().map(|piece| piece.size).filter(|&size| size > 1).collect();
+    let along = |(pieces, &dcn): (&Vec<Piece>, &usize)| if dcn > 1 { Vec::new() } else { parts(pieces) };
+    Some(cut(&ici, shape)?.iter().zip(&dcn).map(along).collect())
+}
+
 fn slices(devices: &[DevicePlace]) -> BTreeMap<i64, Vec<&DevicePlace>> {
     let mut slices: BTreeMap<i64, Vec<&DevicePlace>> = BTreeMap::new();
     devices.iter().for_each(|device| slices.entry(device.slice).or_default().push(device));

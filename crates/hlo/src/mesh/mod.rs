@@ -5,7 +5,7 @@ mod error;
 
 use std::fmt;
 
-pub use devices::{DevicePlace, device_order, slice_shape};
+pub use devices::{DevicePlace, axes_along_slice, device_order, slice_shape};
 pub use error::MeshError;
 use smallvec::SmallVec;
 
@@ -191,36 +191,50 @@ impl Mesh {
     /// The mesh with an axis cut in two, `major` parts and the rest, and for each axis of this mesh what became of it;
     /// `None` if no more axes fit.
     pub fn cut(&self, axis: MeshAxis, major: usize) -> Option<(Mesh, Vec<Axes>)> {
+        let sizes = |other: MeshAxis| match self.size(other) {
+            size if other == axis => vec![major, size / major],
+            size => vec![size],
+        };
+        self.cut_into(&self.axes().map(sizes).collect::<Vec<_>>())
+    }
+
+    /// The mesh with each axis cut into parts of these sizes, major to minor, and for each axis of this mesh what
+    /// became of it; `None` if no more axes fit.
+    pub fn cut_into(&self, sizes: &[Vec<usize>]) -> Option<(Mesh, Vec<Axes>)> {
         let (mut axes, mut parts) = (Vec::new(), Vec::new());
-        for old in self.axes() {
-            let (name, size) = (self.name(old), self.size(old));
-            let first = MeshAxis::new(axes.len())?;
-            if old != axis {
-                axes.push((name.to_owned(), size));
-                parts.push(Axes::from_slice(&[first]));
-                continue;
+        for (old, sizes) in self.axes().zip(sizes) {
+            let (parent, mut before) = (self.parent_name(old), self.size_before(old));
+            let mut of_axis = Axes::new();
+            for &size in sizes {
+                of_axis.push(MeshAxis::new(axes.len())?);
+                let whole = size == self.size(old);
+                axes.push((if whole { self.name(old).to_owned() } else { format!("{parent}:({before}){size}") }, size));
+                before *= size;
             }
-            let (parent, before) = (self.parent_name(old), self.size_before(old));
-            axes.push((format!("{parent}:({before}){major}"), major));
-            axes.push((format!("{parent}:({}){}", before * major, size / major), size / major));
-            parts.push(Axes::from_slice(&[first, MeshAxis::new(axes.len() - 1)?]));
+            parts.push(of_axis);
         }
         Some((self.with_axes(axes), parts))
     }
 
-    /// The names of axes, in which sub-axes that make up a whole one are named as that.
+    /// The names of axes, in which neighbouring sub-axes are named as the larger one that they make up, or as the whole
+    /// axis.
     pub fn names_of(&self, axes: &[MeshAxis]) -> Vec<String> {
-        let mut names: Vec<String> = Vec::new();
-        let mut rest = axes;
-        while let Some((&first, others)) = rest.split_first() {
-            let parent = self.parent_name(first);
-            let siblings: Vec<MeshAxis> = self.axes().filter(|&axis| self.parent_name(axis) == parent).collect();
-            // An axis of another mesh has no siblings in this one.
-            let is_whole = !siblings.is_empty() && rest.starts_with(&siblings);
-            names.push(if is_whole { parent } else { self.name(first) }.to_owned());
-            rest = if is_whole { &rest[siblings.len()..] } else { others };
-        }
-        names
+        let follow = |&before: &MeshAxis, &next: &MeshAxis| {
+            let parent = self.parent_name(next);
+            let is_part = parent != self.name(next) && parent == self.parent_name(before);
+            is_part && self.size_before(next) == self.size_before(before) * self.size(before)
+        };
+        let name = |run: &[MeshAxis]| match run {
+            &[axis] => self.name(axis).to_owned(),
+            _ => {
+                let (parent, before) = (self.parent_name(run[0]), self.size_before(run[0]));
+                let size: usize = run.iter().map(|&axis| self.size(axis)).product();
+                let siblings = self.axes().filter(|&axis| self.parent_name(axis) == parent);
+                let is_whole = size == siblings.map(|axis| self.size(axis)).product::<usize>();
+                if is_whole { parent.to_owned() } else { format!("{parent}:({before}){size}") }
+            }
+        };
+        axes.chunk_by(follow).map(name).collect()
     }
 
     /// The size of an axis; 1 for one that belongs to a larger mesh.
