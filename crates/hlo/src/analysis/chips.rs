@@ -307,6 +307,11 @@ impl Chip {
         self.of_a_device(self.memory_bandwidth)
     }
 
+    /// Whether devices are joined by a switch, not by rings of neighbours.
+    pub fn is_switched(&self) -> bool {
+        self.link_rings == 1
+    }
+
     /// Bytes per second that one device sends along one ring, both ways round.
     pub fn ring_bandwidth(&self) -> Option<f64> {
         Some(self.of_a_device(self.link_bandwidth)? / f64::from(self.link_rings))
@@ -314,7 +319,7 @@ impl Chip {
 
     /// Bytes per second that one device sends to a neighbour: one way round a ring, or through a switch.
     pub fn neighbour_bandwidth(&self) -> Option<f64> {
-        let ways = if self.link_rings == 1 { 1.0 } else { 2.0 };
+        let ways = if self.is_switched() { 1.0 } else { 2.0 };
         Some(self.ring_bandwidth()? / ways)
     }
 

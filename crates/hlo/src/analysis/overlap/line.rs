@@ -457,10 +457,9 @@ fn is_synchronous(instruction: &HloInstructionProto) -> bool {
 /// The links of a collective, by number, and its time on them.
 type Wires = (Vec<usize>, f64);
 
-/// By how many places a permute shifts along its axis; `None` if it is none, or goes both ways, as one of two devices.
-fn shift(entry: &ModuleCollective) -> Option<i64> {
-    let is_swap = entry.pairs.iter().any(|&(from, to)| entry.pairs.contains(&(to, from)));
-    entry.shift.filter(|&shift| shift != 0 && !is_swap)
+/// Whether a permute goes both ways round, as one of two devices does.
+fn is_swap(entry: &ModuleCollective) -> bool {
+    entry.pairs.iter().any(|&(from, to)| entry.pairs.contains(&(to, from)))
 }
 
 /// The links of each collective, by number, and its time on them; and how many links there are. `None` for a chip
@@ -468,7 +467,7 @@ fn shift(entry: &ModuleCollective) -> Option<i64> {
 fn wires(entries: &[ModuleCollective], options: &CostOptions) -> Option<(Vec<Wires>, usize)> {
     const NETWORK: &str = "the network";
     const SWITCH: &str = "the switch";
-    let is_switched = options.chip?.link_rings == 1;
+    let is_switched = options.chip?.is_switched();
     let mut links: IndexSet<String> = IndexSet::from([NETWORK.to_owned()]);
     let mut wires = Vec::new();
     for entry in entries {
@@ -476,17 +475,20 @@ fn wires(entries: &[ModuleCollective], options: &CostOptions) -> Option<(Vec<Wir
         let names = match (link, &entry.axes) {
             (Link::Network, _) => Some(vec![NETWORK.to_owned()]),
             (Link::Ring, _) if is_switched => Some(vec![SWITCH.to_owned()]),
-            // Parts of an axis lie on its links. A shift goes one way, over half of them; all else goes both ways.
+            // Parts of an axis lie on its links. A permute by some places takes as many of them; one way, over half of
+            // the links, if it is a shift. All else goes both ways.
             (Link::Ring, Some(axes)) => {
-                let shift = shift(entry);
-                if let Some(shift) = shift {
-                    seconds *= 2.0 * shift.unsigned_abs() as f64;
-                }
-                let ways = match shift {
-                    Some(1..) => &["+"][..],
-                    Some(_) => &["-"],
-                    None => &["+", "-"],
+                let places = entry.shift.unwrap_or(0);
+                seconds *= places.unsigned_abs().max(1) as f64;
+                let ways = match places {
+                    0 => &["+", "-"][..],
+                    _ if is_swap(entry) => &["+", "-"],
+                    1.. => &["+"],
+                    _ => &["-"],
                 };
+                if ways.len() == 1 {
+                    seconds *= 2.0;
+                }
                 let names = axes.iter().map(|axis| axis.whole_name());
                 Some(names.flat_map(|name| ways.iter().map(move |way| format!("{name}{way}"))).collect())
             }

@@ -13,9 +13,10 @@
 //! | waiting | How long the device waits in all. Transfers over different axes that it waits for at once count once. |
 //!
 //! - Transfers over the links of one axis queue, first come, first served, so compute hides one of them at a time. A
-//!   permute that shifts along an axis takes its links one way, half of them; all others go both ways round. A
-//!   collective over several axes takes the links of all. Collectives whose axes are not known take those of every
-//!   axis. On GPUs all axes share the links of the switch; what crosses slices shares the network.
+//!   permute that shifts along an axis takes its links one way, half of them, for each place that it shifts by; all
+//!   others go both ways round. A collective over several axes takes the links of all. Collectives whose axes are not
+//!   known take those of every axis. On GPUs all axes share the links of the switch; what crosses slices shares the
+//!   network.
 //! - Second halves that lie beyond the end of the computation are taken to stand at its end.
 //! - Each branch of a conditional is followed, and its collectives count as if it were taken each time. What follows,
 //!   and transfers beside the conditional, see the branch that computes least.

@@ -107,7 +107,8 @@ fn transfers_over_an_axis_queue() {
     assert!((found.total.exposed_seconds - expected).abs() < 1e-12, "{found:?}");
 }
 
-/// A shift along a ring of four takes half of its links, and another the other way round the other half.
+/// A shift along a ring of four takes half of its links, and another the other way round the other half. What goes to
+/// the device opposite takes all of them, for each of two places.
 #[test]
 fn shifts_go_one_way() {
     let pairs = |to: usize| {
@@ -125,6 +126,7 @@ fn shifts_go_one_way() {
     };
     assert_eq!(two([1, 1]), [4.0, 4.0]);
     assert_eq!(two([1, 3]), [4.0, 2.0]);
+    assert_eq!(two([2, 2]), [4.0, 4.0]);
 }
 
 /// A loop of so many iterations.
