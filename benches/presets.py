@@ -6,7 +6,7 @@ transfers is hidden. That needs no hardware, only the plugins:
 
     cargo build --release -p hlo-dump
     target/release/hlo-dump doctor --fetch tpu --fetch cuda
-    python3 benches/presets.py                  # about half an hour on one core
+    python3 benches/presets.py                  # more than an hour on one core
     python3 benches/presets.py --target v5e:2x4
 """
 
@@ -34,6 +34,10 @@ TRIED = {
         "xla_tpu_enable_async_collective_fusion_while_loops=true",
     ],
     "v5p:2x2x2": ["xla_tpu_scoped_vmem_limit_kib=98304"],
+    "h100:1x1x8": [
+        "xla_gpu_experimental_parallel_collective_overlap_limit=2",
+        "xla_gpu_all_gather_combine_threshold_bytes=268435456",
+    ],
 }
 
 

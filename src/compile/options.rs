@@ -95,15 +95,18 @@ impl<'a> LowerOptions<'a> {
     }
 }
 
-/// Collective matmul where it pays, if the platform sends beside products and it is known how fast its chips do both;
-/// else none.
+/// Collective matmul where it pays, on TPUs whose speeds are known; elsewhere none.
+///
+/// libtpu makes one kernel of a product, what cuts its operand and what puts its result in place. XLA's GPU plugin
+/// makes several, and by its schedule of Llama 3 70B on H100 they take longer than what the rings hide. A CPU hides
+/// nothing.
 fn matmul_on(platform: &Platform) -> CollectiveMatmul {
     let operations_per_byte = || {
         let chip = platform.device_kind().and_then(Chip::of_kind)?;
         Some((chip.matrix_rate(Arithmetic::Bf16)? / chip.neighbour_bandwidth()?) as u64)
     };
-    match operations_per_byte() {
-        Some(operations_per_byte) if platform.overlaps_collectives() => CollectiveMatmul::Auto { operations_per_byte },
+    match (platform.kind(), operations_per_byte()) {
+        (PlatformKind::Tpu, Some(operations_per_byte)) => CollectiveMatmul::Auto { operations_per_byte },
         _ => CollectiveMatmul::Off,
     }
 }

@@ -254,6 +254,9 @@ pub fn the_topology_is_the_platform(target: &str) {
     let packed = LowerOptions::default().on(&described.platform).limits.packed_bytes;
     let sparse = ["v5p", "v6e", "tpu7x"].iter().any(|chip| target.starts_with(chip));
     assert_eq!(packed, if sparse { CollectiveLimits::PACKED_BYTES } else { 0 }, "{target}");
+    // On GPUs, no products are cut.
+    let matmul = LowerOptions::default().on(&described.platform).limits.matmul;
+    assert_eq!(matmul == CollectiveMatmul::Off, described.platform.kind() != PlatformKind::Tpu, "{target}");
     for platform in ["cpu", "auto"] {
         let step = StepAhead::compile(&own(platform), &settings()).unwrap_or_else(|error| panic!("{error}"));
         assert!(step.lowered.module.bytes == expected.module.bytes, "{platform}");
