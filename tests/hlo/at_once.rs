@@ -1,58 +1,14 @@
 //! In how many collectives a device can be at once, on XLA's CPU runtime: it goes on to the next when a loop or branch
-//! before it has been launched, unless one needs the other's result. `meshloom_pjrt` has the threads for three.
+//! before it has been launched, unless one needs the other's result. `meshloom_pjrt` has the threads for two.
 
-use std::collections::HashMap;
-
-use meshloom::hlo::analysis::Communication;
+use meshloom::hlo::analysis::collectives_at_once;
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom_train::config::RunConfig;
 
 use crate::modules::{around, calling, collective, computation, instruction};
 
-/// The most at once in a run of a computation.
-fn collectives_at_once(module: &HloModuleProto, computation: i64, known: &mut HashMap<i64, usize>) -> usize {
-    if let Some(&most) = known.get(&computation) {
-        return most;
-    }
-    let instructions = &module.computations.iter().find(|each| each.id == computation).expect("a callee").instructions;
-    let places: HashMap<i64, usize> = instructions.iter().enumerate().map(|(place, each)| (each.id, place)).collect();
-    let mut needs: Vec<Vec<bool>> = vec![];
-    // What may still be under way: a loop or branch, and the most in it.
-    let mut launched: Vec<(usize, usize)> = vec![];
-    let mut most = 0;
-    for (place, instruction) in instructions.iter().enumerate() {
-        let mut needed = vec![false; instructions.len()];
-        for operand in &instruction.operand_ids {
-            let operand = places[operand];
-            needed[operand] = true;
-            needed.iter_mut().zip(&needs[operand]).for_each(|(needed, also)| *needed |= also);
-        }
-        let inside =
-            instruction.called_computation_ids.iter().map(|&callee| collectives_at_once(module, callee, known));
-        let inside = inside.max().unwrap_or(0);
-        let here = if Communication::named(&instruction.opcode).is_some() { 1 } else { inside };
-        if here > 0 {
-            let beside: Vec<_> = launched.iter().copied().filter(|&(other, _)| !needed[other]).collect();
-            most = most.max(here + most_independent(&beside, &needs));
-            if inside > 0 {
-                launched.push((place, inside));
-            }
-        }
-        needs.push(needed);
-    }
-    known.insert(computation, most);
-    most
-}
-
 fn in_all(module: &HloModuleProto) -> usize {
-    collectives_at_once(module, module.entry_computation_id, &mut HashMap::new())
-}
-
-/// The largest sum over some of which none needs another.
-fn most_independent(launched: &[(usize, usize)], needs: &[Vec<bool>]) -> usize {
-    let Some((&(last, most), earlier)) = launched.split_last() else { return 0 };
-    let beside: Vec<_> = earlier.iter().copied().filter(|&(other, _)| !needs[last][other]).collect();
-    most_independent(earlier, needs).max(most + most_independent(&beside, needs))
+    collectives_at_once(module, 8)
 }
 
 /// A collective that needs the second of two loops alone may run beside the first.

@@ -6,14 +6,15 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::api::{Api, Arguments, Owned, slice, string};
-use super::compiled::unimplemented;
+use super::compiled::{Compiled, unimplemented};
 use super::device::{DeviceDescription, DeviceMemory};
 use super::error::PjrtError;
 use super::hardware;
 use super::platform::{Platform, PlatformKind};
-use super::plugin::{Plugin, with_threads_for};
+use super::plugin::{Plugin, THREADS, threads_for, with_threads_for};
 use super::sys::*;
 use super::value::NamedValue;
+use meshloom_hlo::analysis::collectives_at_once;
 use meshloom_hlo::message::counted;
 
 /// How many virtual devices the CPU plugins take. Outside of this they abort the process.
@@ -156,6 +157,8 @@ struct Inner {
     platform_name: String,
     platform_version: String,
     devices: Vec<Device>,
+    /// The threads that XLA's CPU client has for its devices; `None` on other platforms.
+    threads: Option<usize>,
 }
 
 impl Client {
@@ -171,15 +174,16 @@ impl Client {
         };
         // SAFETY: the options and what they point to outlive the call.
         let create = || unsafe { api.call(arguments) };
-        let created = match options.platform {
+        let (created, threads) = match options.platform {
             PlatformKind::Cpu => {
                 let count = values.iter().find_map(|(name, value)| match value {
                     NamedValue::Int(count) if name == DEVICE_COUNT.1 => usize::try_from(*count).ok(),
                     _ => None,
                 });
-                with_threads_for(count.unwrap_or(DEFAULT_DEVICE_COUNT), create)
+                let (created, threads) = with_threads_for(count.unwrap_or(DEFAULT_DEVICE_COUNT), create);
+                (created, Some(threads))
             }
-            _ => create(),
+            _ => (create(), None),
         };
         // SAFETY: the client is ours, and owns the strings and devices that it returns.
         unsafe {
@@ -197,6 +201,7 @@ impl Client {
                 platform_name: string(name.platform_name, name.platform_name_size),
                 platform_version: string(version.platform_version, version.platform_version_size),
                 devices,
+                threads,
             })))
         }
     }
@@ -271,6 +276,29 @@ impl Client {
 
     pub(super) fn is_same(&self, other: &Client) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Checks that a compiled program cannot leave all devices waiting for each other: XLA's CPU client has a number of
+    /// threads, and a device blocks one in each collective that it is in.
+    ///
+    /// # Errors
+    /// [`PjrtError::TooFewThreads`]. A plugin that does not give the compiled module is not checked.
+    pub(super) fn check_threads(&self, program: &str, compiled: &Compiled, devices: usize) -> Result<(), PjrtError> {
+        /// More at once are not told apart.
+        const MOST: usize = 4;
+        let Some(threads) = self.0.threads.filter(|&threads| threads < threads_for(devices, MOST)) else {
+            return Ok(());
+        };
+        let module = match compiled.optimized_hlo() {
+            Err(PjrtError::Unimplemented { .. }) => return Ok(()),
+            module => module?.decode()?,
+        };
+        let at_once = collectives_at_once(&module, MOST);
+        let needed = threads_for(devices, at_once);
+        if needed <= threads {
+            return Ok(());
+        }
+        Err(PjrtError::TooFewThreads { program: program.into(), devices, at_once, threads, needed, variable: THREADS })
     }
 
     /// The raw device with an index, which must be one that this process can use.

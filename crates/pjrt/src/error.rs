@@ -313,6 +313,26 @@ pub enum PjrtError {
         limit: Duration,
     },
 
+    /// The program's: its devices would wait for each other forever on XLA's CPU client, whose threads they all block.
+    #[error(
+        "each of the {devices} devices of program \"{program}\" is in up to {at_once} collectives at once, which takes {needed} \
+         threads, and the client has {threads}; set the environment variable {variable} to {needed} or more"
+    )]
+    TooFewThreads {
+        /// The program.
+        program: String,
+        /// The devices that it runs on.
+        devices: usize,
+        /// The most collectives that one of them is in at once.
+        at_once: usize,
+        /// The client's threads.
+        threads: usize,
+        /// Those that it needs.
+        needed: usize,
+        /// The environment variable that says how many a client has.
+        variable: &'static str,
+    },
+
     /// The caller's: boxes that do not describe a sharding of the value.
     #[error("invalid shard layout: {reason}")]
     Layout {

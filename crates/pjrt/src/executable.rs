@@ -146,13 +146,14 @@ impl Executable {
         let of_loaded = PJRT_LoadedExecutable_GetExecutable_Args { loaded_executable: executable, ..Arguments::new() };
         let devices = PJRT_LoadedExecutable_AddressableDevices_Args { executable, ..Arguments::new() };
         // SAFETY: the loaded executable is live, and owns the list of devices; the executable it gives is ours.
-        let (loaded, compiled, devices) = unsafe {
+        let (loaded, compiled, devices): (_, _, Vec<usize>) = unsafe {
             let loaded = Owned::new(api, executable);
             let compiled = Compiled::owned(client.plugin(), api.call(of_loaded)?.executable);
             let devices = api.call(devices)?;
             let list = slice(devices.addressable_devices, devices.num_addressable_devices);
             (loaded, compiled, list.iter().filter_map(|&device| client.index_of(device)).collect())
         };
+        client.check_threads(&program.name, &compiled, devices.len())?;
         Ok(Executable(Arc::new(Inner {
             output_count: compiled.output_count()?,
             output_types: compiled.output_types().unwrap_or_default(),

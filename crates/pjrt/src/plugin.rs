@@ -174,7 +174,7 @@ fn prepare_environment() {
 }
 
 /// The variable by which XLA's CPU client first sizes its thread pools.
-const THREADS: &str = "PJRT_NPROC";
+pub(super) const THREADS: &str = "PJRT_NPROC";
 
 /// The threads that XLA's CPU client takes by itself, unless it has more devices.
 fn threads() -> usize {
@@ -183,19 +183,14 @@ fn threads() -> usize {
     *FOUND.get_or_init(|| set().unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZero::get)))
 }
 
-/// Creates a client of the CPU with so many virtual devices, by `create`, and with the threads that they need.
-///
-/// A device that waits in a collective blocks a thread of a pool that all devices share. XLA gives it a thread for each
-/// device. But a device may be in two collectives at once: XLA's thunk executor (`thunk_executor.cc`) goes on to the
-/// next collective when a `while` or `conditional` before it has been launched, not when its collectives are done,
-/// unless one needs the other's result. Then devices that are ahead block all threads, and wait forever for those that
-/// have none. If no device is in more than `k` collectives at once, `(k - 1) * devices + 1` threads always leave one to
-/// the device that is behind. `k` is 2 in the programs that meshloom emits; there are threads for 3.
-pub(super) fn with_threads_for<T>(devices: usize, create: impl FnOnce() -> T) -> T {
+/// Creates a client of the CPU with so many virtual devices, by `create`, and with the threads that they need
+/// ([`threads_for`]) if a device is in two collectives at once, as it is in programs that meshloom emits. Returns the
+/// number of its threads too.
+pub(super) fn with_threads_for<T>(devices: usize, create: impl FnOnce() -> T) -> (T, usize) {
     static TURN: Mutex<()> = Mutex::new(());
-    let needed = if devices > 1 { 2 * devices + 1 } else { 1 };
+    let needed = threads_for(devices, 2);
     if needed <= threads() {
-        return create();
+        return (create(), threads());
     }
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: as in `prepare_environment`, which set the variable: a value is replaced, and the environment not moved.
@@ -203,7 +198,18 @@ pub(super) fn with_threads_for<T>(devices: usize, create: impl FnOnce() -> T) ->
     let created = create();
     // SAFETY: as before. Other clients, and programs that this one starts, find what they would have found.
     unsafe { env::set_var(THREADS, threads().to_string()) };
-    created
+    (created, needed)
+}
+
+/// The threads that XLA's CPU client needs for a program on so many devices of which each is in at most so many
+/// collectives at once ([`collectives_at_once`](meshloom_hlo::analysis::collectives_at_once)).
+///
+/// A device that waits in a collective blocks a thread of a pool that all devices share. XLA has a thread for each
+/// device. If devices that are ahead are in two collectives at once, they block all threads, and wait forever for those
+/// that have none. One thread more than all of them block in all collectives but one is enough: it is left to a device
+/// that is behind.
+pub(super) fn threads_for(devices: usize, at_once: usize) -> usize {
+    if devices > 1 { at_once.saturating_sub(1) * devices + 1 } else { 1 }
 }
 
 /// The loader's message: libloading's own says only that `dlopen` failed, the reason is its source.

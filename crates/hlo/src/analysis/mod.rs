@@ -2,6 +2,7 @@
 //!
 //! | module | what it finds |
 //! |---|---|
+//! | [`at_once`] | In how many collectives a device can be at once, on XLA's CPU runtime. |
 //! | [`axes`] | Along which axes of a mesh the devices of a collective lie. |
 //! | [`chips`] | What accelerators can do, and where that is published. |
 //! | [`collectives`](mod@collectives) | Every collective, its executions, and the bytes it moves. |
@@ -22,6 +23,7 @@
 //! | [`trip_count`] | How often a loop runs. |
 //! | [`walk`] | Each instruction that the module runs, how often, and what is around it. |
 
+pub mod at_once;
 pub mod axes;
 pub mod chips;
 pub mod collectives;
@@ -46,6 +48,7 @@ pub mod trip_count;
 mod values;
 pub mod walk;
 
+pub use at_once::collectives_at_once;
 pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
 pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip, chip_of_kind};
 pub use collectives::{
