@@ -1,9 +1,11 @@
 //! In how many collectives a device can be at once, on XLA's CPU runtime: it goes on to the next when a loop or branch
-//! before it has been launched, unless one needs the other's result. `meshloom_pjrt` has the threads for two.
+//! before it has been launched, unless one needs the other's result. `RunConfig::client_options` asks for the threads.
 
 use meshloom::hlo::analysis::collectives_at_once;
 use meshloom::hlo::proto::HloModuleProto;
+use meshloom::pjrt::{Platform, PlatformKind};
 use meshloom_train::config::RunConfig;
+use support::calibration::programs;
 
 use crate::modules::{around, calling, collective, computation, instruction};
 
@@ -25,26 +27,39 @@ fn loops_without_need_of_each_other_go_on_beside_what_follows() {
     assert_eq!(most([2, 1]), 1, "the second loop is needed, and needs the first");
 }
 
-/// No device is ever in more than two in the programs of the example configs.
+/// A device of a run without replicas is in two at most, with the threads that the trainer asks for; one of replicas
+/// that send fragments while steps run, in three, which is what clients have threads for by themselves.
 #[test]
-fn two_at_most_in_our_programs() {
+fn our_programs_have_the_threads_that_they_need() {
     let experts = ["model.family=mixtral", "model.experts=4", "mesh.axes=diloco=2,fsdp=2,expert=2"];
-    let configs: [(&str, Vec<&str>); 7] = [
+    let overlapped = ["diloco.overlap_steps=2", "train.steps_per_call=20"];
+    let configs: [(&str, Vec<&str>); 8] = [
         ("default", vec![]),
+        ("default", vec!["train.steps_per_call=2"]),
         ("diloco", vec![]),
-        ("streaming-diloco", vec![]),
         ("streaming-diloco", experts.to_vec()),
+        ("streaming-diloco", overlapped.to_vec()),
         ("psdp", vec![]),
         ("pipeline-bsw", vec![]),
         ("pipeline-4-stages", vec![]),
     ];
+    let mut found = Vec::new();
     for (name, settings) in configs {
         let overrides: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
         let file = support::path(format!("examples/configs/{name}.toml"));
         let config = RunConfig::load(&file, &overrides).unwrap_or_else(|error| panic!("{name} {settings:?}: {error}"));
-        let (_, lowered) = config.lower_train_step().unwrap_or_else(|error| panic!("{name} {settings:?}: {error}"));
+        let platform = Platform::of_any_plugin(PlatformKind::Cpu);
+        let lowered = config.on_stated_devices().and_then(|config| config.lower_run(config.calls(), &platform));
+        let (_, lowered) = lowered.unwrap_or_else(|error| panic!("{name} {settings:?}: {error}"));
+        found.push((format!("{name} {settings:?}"), config.diloco.is_some(), lowered));
+    }
+    for program in programs() {
+        let name = program.name;
+        found.push((name.to_owned(), name.contains("DiLoCo"), program.lower(PlatformKind::Cpu)));
+    }
+    for (name, is_diloco, lowered) in found {
         let most = in_all(&lowered.module.decode().expect("our own"));
-        println!("{name} {settings:?}: {most}");
-        assert!((1..=2).contains(&most), "{name} {settings:?}: {most} collectives at once");
+        println!("{name}: {most}");
+        assert!(most <= if is_diloco { 3 } else { 2 }, "{name}: {most} collectives at once");
     }
 }

@@ -148,14 +148,16 @@ fn client_cases() -> Cases<ClientOptions> {
     let ClientOptions {
         platform: _,
         device_count: _,
+        collectives_at_once: _,
         memory_fraction: _,
         preallocate: _,
         visible_devices: _,
         platform_options: _,
     } = ClientOptions::default();
     type Setting = (fn(&mut ClientOptions), &'static str, PlatformKind);
-    let settings: [Setting; 4] = [
+    let settings: [Setting; 5] = [
         (|options| options.device_count = Some(2), "device_count", PlatformKind::Cpu),
+        (|options| options.collectives_at_once = Some(2), "collectives_at_once", PlatformKind::Cpu),
         (|options| options.memory_fraction = Some(0.5), "memory_fraction", PlatformKind::Cuda),
         (|options| options.preallocate = Some(false), "preallocate", PlatformKind::Cuda),
         (|options| options.visible_devices = Some(vec![0, 1]), "visible_devices", PlatformKind::Cuda),
@@ -180,6 +182,10 @@ fn client_cases() -> Cases<ClientOptions> {
     for fraction in [0.0, -0.5, 1.5, f64::NAN] {
         let options = ClientOptions { memory_fraction: Some(fraction), ..cuda() };
         cases.push((options, Some("is not possible: expected more than 0 and at most 1")));
+    }
+    for count in [0, 17] {
+        let options = ClientOptions { collectives_at_once: Some(count), ..ClientOptions::default() };
+        cases.push((options, Some("is not possible: expected 1 to 16")));
     }
     let hidden = |name: &str| vec![(name.to_owned(), NamedValue::Int(1))];
     cases.push((

@@ -5,7 +5,7 @@ use std::{env, fs};
 
 use meshloom::hlo::parse::parse;
 use meshloom::ir::Literal;
-use meshloom::pjrt::{Array, Client, CompileOptions, PjrtError, ShardLayout};
+use meshloom::pjrt::{Array, Client, ClientOptions, CompileOptions, PjrtError, ShardLayout};
 use prost::Message;
 use support::program::test_alone;
 
@@ -17,8 +17,13 @@ fn run_alone(test: &str, threads: &str) -> String {
     text.into_owned()
 }
 
-/// Eight devices have threads for two collectives at once, as our programs have (tests/hlo/at_once.rs), however few the
-/// environment asks for. It stays as it is.
+/// A client of eight devices that are in at most two collectives at once.
+fn for_two_at_once() -> Client {
+    let options = ClientOptions { device_count: Some(8), collectives_at_once: Some(2), ..ClientOptions::default() };
+    Client::open(&options).expect("a client of eight devices")
+}
+
+/// Eight devices have threads to wait in, however few the environment asks for. It stays as it is.
 #[test]
 fn devices_have_threads_to_wait_in() {
     for (given, expected) in [("3", 9), ("40", 40)] {
@@ -30,7 +35,7 @@ fn devices_have_threads_to_wait_in() {
 #[test]
 #[ignore = "run by the test above, in a process of its own"]
 fn child_threads() {
-    let _client = Client::cpu(8).expect("a client of eight devices");
+    let _client = for_two_at_once();
     let tasks = fs::read_dir("/proc/self/task").expect("threads").flatten();
     let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
     let count = names.filter(|name| name.starts_with("tf_XLAEigen")).count();
@@ -43,7 +48,8 @@ fn child_threads() {
 fn programs_that_could_wait_forever_are_refused() {
     let refused = run_alone("child_loops", "9");
     let expected = "each of the 8 devices of program \"three\" is in up to 3 collectives at once, which takes 17 threads, \
-                    and the client has 9; set the environment variable PJRT_NPROC to 17 or more";
+                    and the client has 9; create it with `ClientOptions::collectives_at_once` of 3, or set the environment \
+                    variable PJRT_NPROC to 17 or more";
     assert!(refused.contains(expected), "{refused}");
     let run = run_alone("child_loops", "17");
     // Eight devices add up the value ten times.
@@ -91,7 +97,7 @@ ENTRY main {
   ROOT all = (f32[4], f32[4], f32[4]) tuple(r1, r2, r3)
 }";
     let module = parse(LOOPS).expect("it is well-formed").hlo_module.expect("a module").encode_to_vec();
-    let client = Client::cpu(8).expect("a client of eight devices");
+    let client = for_two_at_once();
     let program = match client.compile(&module, &CompileOptions { num_replicas: 8, ..CompileOptions::default() }) {
         Err(error @ PjrtError::TooFewThreads { .. }) => return println!("{error}"),
         program => program.expect("it compiles"),

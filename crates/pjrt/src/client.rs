@@ -11,7 +11,7 @@ use super::device::{DeviceDescription, DeviceMemory};
 use super::error::PjrtError;
 use super::hardware;
 use super::platform::{Platform, PlatformKind};
-use super::plugin::{Plugin, THREADS, threads_for, with_threads_for};
+use super::plugin::{Plugin, THREADS, threads_for, with_threads};
 use super::sys::*;
 use super::value::NamedValue;
 use meshloom_hlo::analysis::collectives_at_once;
@@ -32,6 +32,10 @@ pub struct ClientOptions {
     /// Virtual devices of a CPU client, 1 to 1024; by default the plugin decides (4). Other platforms have the devices
     /// they have.
     pub device_count: Option<usize>,
+    /// In how many collectives, 1 to 16, a virtual device of a CPU client may be at once
+    /// ([`collectives_at_once`](meshloom_hlo::analysis::collectives_at_once)); by default 3. The client has threads for
+    /// that, and refuses programs that may need more. The fewer there are, the faster are programs.
+    pub collectives_at_once: Option<usize>,
     /// The part of a GPU's memory that the plugin's allocator may take, more than 0 and at most 1.
     pub memory_fraction: Option<f64>,
     /// Whether the plugin's allocator takes that part of a GPU's memory at once.
@@ -46,6 +50,13 @@ pub struct ClientOptions {
 struct OptionRow(&'static str, &'static str, &'static [PlatformKind]);
 
 const DEVICE_COUNT: OptionRow = OptionRow("device_count", "cpu_device_count", &[PlatformKind::Cpu]);
+/// In how many collectives a device of a CPU client can be made to be at once.
+const COLLECTIVES_AT_ONCE: std::ops::RangeInclusive<usize> = 1..=16;
+
+/// In how many it can be by itself. Programs that meshloom emits are in two, and in up to three where fragments of
+/// replicas travel while steps run.
+const DEFAULT_COLLECTIVES_AT_ONCE: usize = 3;
+
 const MEMORY_FRACTION: OptionRow = OptionRow("memory_fraction", "memory_fraction", &[PlatformKind::Cuda]);
 const PREALLOCATE: OptionRow = OptionRow("preallocate", "preallocate", &[PlatformKind::Cuda]);
 const VISIBLE_DEVICES: OptionRow = OptionRow("visible_devices", "visible_devices", &[PlatformKind::Cuda]);
@@ -73,6 +84,17 @@ impl ClientOptions {
         {
             let expected = format!("{} to {}", CPU_DEVICE_COUNTS.start(), CPU_DEVICE_COUNTS.end());
             return Err(PjrtError::option(DEVICE_COUNT.0, count, expected));
+        }
+        if let Some(count) = self.collectives_at_once {
+            let (least, most) = (COLLECTIVES_AT_ONCE.start(), COLLECTIVES_AT_ONCE.end());
+            let expected = match self.platform {
+                PlatformKind::Cpu if COLLECTIVES_AT_ONCE.contains(&count) => None,
+                PlatformKind::Cpu => Some(format!("{least} to {most}")),
+                other => Some(format!("no value: {other} has no such option, only cpu")),
+            };
+            if let Some(expected) = expected {
+                return Err(PjrtError::option("collectives_at_once", count, expected));
+            }
         }
         if let Some(fraction) = self.memory_fraction
             && !(fraction > 0.0 && fraction <= 1.0)
@@ -180,7 +202,9 @@ impl Client {
                     NamedValue::Int(count) if name == DEVICE_COUNT.1 => usize::try_from(*count).ok(),
                     _ => None,
                 });
-                let (created, threads) = with_threads_for(count.unwrap_or(DEFAULT_DEVICE_COUNT), create);
+                let at_once = options.collectives_at_once.unwrap_or(DEFAULT_COLLECTIVES_AT_ONCE);
+                let needed = threads_for(count.unwrap_or(DEFAULT_DEVICE_COUNT), at_once);
+                let (created, threads) = with_threads(needed, create);
                 (created, Some(threads))
             }
             _ => (create(), None),
@@ -284,8 +308,7 @@ impl Client {
     /// # Errors
     /// [`PjrtError::TooFewThreads`]. A plugin that does not give the compiled module is not checked.
     pub(super) fn check_threads(&self, program: &str, compiled: &Compiled, devices: usize) -> Result<(), PjrtError> {
-        /// More at once are not told apart.
-        const MOST: usize = 4;
+        const MOST: usize = *COLLECTIVES_AT_ONCE.end();
         let Some(threads) = self.0.threads.filter(|&threads| threads < threads_for(devices, MOST)) else {
             return Ok(());
         };

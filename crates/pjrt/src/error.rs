@@ -316,7 +316,8 @@ pub enum PjrtError {
     /// The program's: its devices would wait for each other forever on XLA's CPU client, whose threads they all block.
     #[error(
         "each of the {devices} devices of program \"{program}\" is in up to {at_once} collectives at once, which takes {needed} \
-         threads, and the client has {threads}; set the environment variable {variable} to {needed} or more"
+         threads, and the client has {threads}; create it with `ClientOptions::collectives_at_once` of {at_once}, or set the \
+         environment variable {variable} to {needed} or more"
     )]
     TooFewThreads {
         /// The program.

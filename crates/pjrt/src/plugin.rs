@@ -150,7 +150,7 @@ impl fmt::Debug for Plugin {
 /// Sets environment variables that plugins read once, when they are loaded, unless the user has set them: XLA logs
 /// errors alone. On a machine without TPUs, libtpu does not ask a cloud's metadata server for them, and does not lock
 /// them against other processes: several may compile at once. The number of threads is what XLA takes by itself;
-/// [`with_threads_for`] replaces it.
+/// [`with_threads`] replaces it.
 fn prepare_environment() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -183,12 +183,10 @@ fn threads() -> usize {
     *FOUND.get_or_init(|| set().unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZero::get)))
 }
 
-/// Creates a client of the CPU with so many virtual devices, by `create`, and with the threads that they need
-/// ([`threads_for`]) if a device is in two collectives at once, as it is in programs that meshloom emits. Returns the
-/// number of its threads too.
-pub(super) fn with_threads_for<T>(devices: usize, create: impl FnOnce() -> T) -> (T, usize) {
+/// Creates a client of the CPU by `create`, with so many threads or as many as it takes by itself, if these are more.
+/// Returns the number of its threads too.
+pub(super) fn with_threads<T>(needed: usize, create: impl FnOnce() -> T) -> (T, usize) {
     static TURN: Mutex<()> = Mutex::new(());
-    let needed = threads_for(devices, 2);
     if needed <= threads() {
         return (create(), threads());
     }

@@ -1,24 +1,33 @@
 //! In how many collectives a device can be at once, on XLA's CPU runtime.
 //!
-//! The thunk executor (`thunk_executor.cc`) waits in a collective until all devices of its group are there. But it
-//! counts a `while`, a `conditional` or a call as under way when it has been launched, and goes on to whatever does not
-//! need its result, which may be another collective. So a device can be in one collective of each of several loops that
-//! do not need each other's results, and in one beside them.
+//! The thunk executor (`thunk_executor.cc`) starts collectives, and what contains some, in the order of the schedule.
+//! In a collective it waits until all devices of its group are there. But it goes on when a `while`, a `conditional` or
+//! a call has been launched, unless what follows needs its result. So a device can be in one collective of each of
+//! several loops that do not need each other's results, and in one beside them.
+
+use rustc_hash::FxHashMap;
 
 use super::collectives::communication;
 use super::index::{Computation, Module};
 use crate::proto::HloModuleProto;
 
-/// The most collectives that a device can be in at once, whatever the order that its instructions run in, as far as
-/// their operands and control dependencies allow. It counts up to `enough`, and no further: the time that it takes may
-/// grow with the number of loops to that power.
+/// The most collectives that a device can be in at once, in the order of the module's schedule; without one, in that in
+/// which instructions stand. It counts up to `enough`, and no further: the time that it takes may grow with the number
+/// of loops to that power.
 ///
 /// A module that XLA has yet to partition lacks collectives, and counts as having few.
 pub fn collectives_at_once(module: &HloModuleProto, enough: usize) -> usize {
     let index = Module::new(module);
+    let sequences = module.schedule.as_ref().map(|schedule| &schedule.sequences);
+    let sequence = |id: i64| Some(sequences?.get(&id)?.instruction_ids.as_slice());
     let count = |within: &[usize]| {
         let computations = index.computations().iter();
-        computations.map(|each| most_at_once(&actives(&index, each, within), enough)).collect::<Vec<_>>()
+        let most = computations.map(|each| {
+            let stand: Vec<i64> = each.instructions().iter().map(|instruction| instruction.id).collect();
+            let order = sequence(each.proto().id).unwrap_or(&stand);
+            most_at_once(&actives(&index, each, order, within), enough)
+        });
+        most.collect::<Vec<_>>()
     };
     // By number: what a computation has within depends on those that it calls.
     let mut within = vec![0; index.computations().len()];
@@ -41,15 +50,14 @@ struct Active {
     needed: Vec<u64>,
 }
 
-fn actives(module: &Module<'_>, computation: &Computation<'_>, within: &[usize]) -> Vec<Active> {
-    let instructions = computation.instructions();
+/// The collectives of a computation and what contains some, in order.
+fn actives(module: &Module<'_>, computation: &Computation<'_>, order: &[i64], within: &[usize]) -> Vec<Active> {
     let mut actives: Vec<Active> = Vec::new();
     // Those that each instruction needs or is.
-    let mut until: Vec<Vec<u64>> = Vec::with_capacity(instructions.len());
-    for instruction in instructions {
-        let before = instruction.operand_ids.iter().chain(&instruction.control_predecessor_ids);
+    let mut until: FxHashMap<i64, Vec<u64>> = FxHashMap::default();
+    for instruction in order.iter().filter_map(|&id| computation.instruction(id)) {
         let mut needed = Vec::new();
-        for set in before.filter_map(|&id| until.get(computation.position(id)?)) {
+        for set in instruction.operand_ids.iter().filter_map(|id| until.get(id)) {
             unite(&mut needed, set);
         }
         let callees = instruction.called_computation_ids.iter().filter_map(|&id| module.number(id));
@@ -60,20 +68,21 @@ fn actives(module: &Module<'_>, computation: &Computation<'_>, within: &[usize])
             unite(&mut set, &bit(actives.len()));
             actives.push(Active { inside, is_launched, needed });
         }
-        until.push(set);
+        until.insert(instruction.id, set);
     }
     actives
 }
 
+/// One that starts, and those that have been launched before and may not be done.
 fn most_at_once(actives: &[Active], enough: usize) -> usize {
-    let (launched, waiting): (Vec<usize>, Vec<usize>) = (0..actives.len()).partition(|&nth| actives[nth].is_launched);
-    let mut most = most_of(actives, &launched, enough);
-    for one in waiting {
+    let mut most = 0;
+    for (last, Active { inside, needed, .. }) in actives.iter().enumerate() {
         if most >= enough {
             break;
         }
-        let beside: Vec<usize> = launched.iter().copied().filter(|&other| are_apart(actives, one, other)).collect();
-        most = most.max(1 + most_of(actives, &beside, enough.saturating_sub(1)));
+        let beside = (0..last).filter(|&other| actives[other].is_launched && !contains(needed, other));
+        let beside: Vec<usize> = beside.collect();
+        most = most.max(inside + most_of(actives, &beside, enough.saturating_sub(*inside)));
     }
     most.min(enough)
 }
@@ -81,18 +90,14 @@ fn most_at_once(actives: &[Active], enough: usize) -> usize {
 /// The largest sum over some of which none needs another, if it is less than `enough`.
 fn most_of(actives: &[Active], some: &[usize], enough: usize) -> usize {
     let Some((&last, earlier)) = some.split_last() else { return 0 };
-    let inside = actives[last].inside;
-    let beside: Vec<usize> = earlier.iter().copied().filter(|&other| are_apart(actives, last, other)).collect();
-    let with = inside + most_of(actives, &beside, enough.saturating_sub(inside));
+    let Active { inside, needed, .. } = &actives[last];
+    let beside: Vec<usize> = earlier.iter().copied().filter(|&other| !contains(needed, other)).collect();
+    let with = inside + most_of(actives, &beside, enough.saturating_sub(*inside));
     if with >= enough { with } else { with.max(most_of(actives, earlier, enough)) }
 }
 
-/// Whether neither needs the other.
-fn are_apart(actives: &[Active], a: usize, b: usize) -> bool {
-    let needs = |reader: usize, other: usize| {
-        actives[reader].needed.get(other / 64).is_some_and(|word| word >> (other % 64) & 1 == 1)
-    };
-    a != b && !needs(a, b) && !needs(b, a)
+fn contains(set: &[u64], nth: usize) -> bool {
+    set.get(nth / 64).is_some_and(|word| word >> (nth % 64) & 1 == 1)
 }
 
 fn bit(nth: usize) -> Vec<u64> {

@@ -98,6 +98,8 @@ impl RunConfig {
     pub fn client_options(&self, platform: PlatformKind) -> Result<ClientOptions, ConfigError> {
         let target = &self.target;
         let options = ClientOptions {
+            // More threads cost time. Fragments that travel while steps run need them.
+            collectives_at_once: (platform == PlatformKind::Cpu && self.diloco.is_none()).then_some(2),
             memory_fraction: Some(target.memory_fraction).filter(|&fraction| fraction != 0.0),
             preallocate: match target.preallocate {
                 Preallocate::Plugin => None,
