@@ -109,7 +109,8 @@ impl Kernels {
     /// The blocks of an attention: those asked for, or square ones, a power of two.
     ///
     /// A block's scores are the greatest value that a loop holds. On a CPU they should stay in its cache, and small
-    /// blocks compute less beyond the diagonal; elsewhere large blocks fill the matrix units.
+    /// blocks compute less beyond the diagonal; but short rows of which a device has a part of the queries are one
+    /// block, since a loop costs more than what lies beyond. Elsewhere large blocks fill the matrix units.
     pub fn blocks_of(&self, sizes: &AttentionSizes) -> Blocks {
         let blocks = self.blocks.unwrap_or_else(|| {
             let size = self.block_size(sizes);
@@ -140,8 +141,13 @@ impl Kernels {
     fn block_size(&self, sizes: &AttentionSizes) -> usize {
         let heads = sizes.batch.iter().product::<usize>() * sizes.kv_heads * sizes.groups;
         let longest = sizes.queries.max(sizes.keys);
+        // Which pairs of blocks see each other is found while the program runs.
+        let has_part = self.platform == PlatformKind::Cpu && sizes.queries < sizes.keys;
+        if has_part && longest <= SHORT_ROW && heads * sizes.queries * sizes.keys * 4 <= CPU_SCORE_BYTES {
+            return longest;
+        }
         let (most, score_bytes) = match self.platform {
-            PlatformKind::Cpu => ((longest / 16).next_power_of_two().clamp(128, 512), 8 << 20),
+            PlatformKind::Cpu => ((longest / 16).next_power_of_two().clamp(128, 512), CPU_SCORE_BYTES),
             PlatformKind::Cuda | PlatformKind::Tpu => (512, 64 << 20),
         };
         let mut size = most;
@@ -179,6 +185,12 @@ impl Kernels {
         }
     }
 }
+
+/// The most bytes of a block's scores on a CPU, so that they stay in its cache.
+const CPU_SCORE_BYTES: usize = 8 << 20;
+
+/// The most tokens of a row that a CPU attends to at once, if it has a part of the queries.
+const SHORT_ROW: usize = 256;
 
 /// Rows of a tile in a TPU's memory, of any type: (8, 128) or (16, 128) elements.
 pub(super) const TILE: usize = 16;

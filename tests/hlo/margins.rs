@@ -83,8 +83,8 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
 /// The most by which the bound of all memory may exceed XLA's figure: the median of the programs, and the worst.
 fn bounds(backend: Backend) -> (f64, f64) {
     match backend {
-        Backend::Cpu => (1.6, 1.8),
-        Backend::Cuda => (1.55, 11.0),
+        Backend::Cpu => (1.45, 1.65),
+        Backend::Cuda => (1.4, 10.5),
         // Small programs have all but their arguments in the memory on the chip.
         Backend::Tpu => (8.0, 30.0),
     }

@@ -191,6 +191,48 @@ fn an_argument_that_a_loop_changes_is_copied() {
     assert!((5 * KIB..6 * KIB).contains(&found.temporaries), "{found}");
 }
 
+/// So does one that starts several carries with the same value.
+#[test]
+fn a_value_starts_one_carry() {
+    let of_carries = |first: &str, second: &str| {
+        let source = format!(
+            "body {{
+                t = (s32[], f32[256], f32[256]) parameter(0)
+                i = s32[] get-tuple-element(t), index=0
+                x = f32[256] get-tuple-element(t), index=1
+                y = f32[256] get-tuple-element(t), index=2
+                one = s32[] constant(1)
+                next = s32[] add(i, one)
+                a = f32[256] tanh(x)
+                b = f32[256] cosine(y)
+                ROOT r = (s32[], f32[256], f32[256]) tuple(next, a, b)
+            }}
+            condition {{
+                t = (s32[], f32[256], f32[256]) parameter(0)
+                i = s32[] get-tuple-element(t), index=0
+                n = s32[] constant(8)
+                ROOT c = pred[] compare(i, n), direction=LT
+            }}
+            ENTRY main {{
+                p = f32[256] parameter(0)
+                zero = s32[] constant(0)
+                i = s32[] copy(zero)
+                a = f32[256] copy(p)
+                b = f32[256] custom-call(p), custom_call_target=\"b\"
+                t = (s32[], f32[256], f32[256]) tuple(i, {first}, {second})
+                l = (s32[], f32[256], f32[256]) while(t), condition=condition, body=body
+                x = f32[256] get-tuple-element(l), index=1
+                y = f32[256] get-tuple-element(l), index=2
+                ROOT r = f32[8] custom-call(x, y), custom_call_target=\"c\"
+            }}"
+        );
+        of(&text(&format!("HloModule m, is_scheduled=true\n{source}"))).temporaries
+    };
+    let different = of_carries("a", "b");
+    assert!((2 * KIB..3 * KIB).contains(&different), "{different}");
+    assert_eq!(of_carries("a", "a"), different);
+}
+
 #[test]
 fn of_branches_the_largest_counts() {
     let source = "

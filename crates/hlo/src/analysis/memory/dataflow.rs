@@ -9,7 +9,7 @@
 //! receives and returns, and the result; or the results of the branches of a conditional. Such a class is live while
 //! one of its values is: between them its memory is free.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -450,7 +450,8 @@ impl<'w, 'a> Flow<'w, 'a> {
     /// iteration, passes on the same; else values that are in one buffer, which are returned in pairs.
     ///
     /// If the initial value of a carry must survive (an argument that is not donated, a constant, a value read after
-    /// the loop), and an iteration changes it, the loop starts with a copy, which a compiled module already contains.
+    /// the loop, one that another carry of the loop starts with), and an iteration changes it, the loop starts with a
+    /// copy, which a compiled module already contains.
     pub(super) fn settle(&mut self, is_donated: impl Fn(u32) -> bool) -> Vec<(u32, u32)> {
         let mut callers: BTreeMap<u32, Vec<(Via, usize)>> = BTreeMap::new();
         for (place, found) in self.walk.places().iter().enumerate() {
@@ -517,6 +518,8 @@ impl<'w, 'a> Flow<'w, 'a> {
         let asked = condition.and_then(|condition| parameter(self, condition));
         let end = self.end_of(body);
         self.read_nodes(next.clone(), end);
+        // Initial values that a carry already starts in.
+        let mut taken = HashSet::new();
         for (offset, node) in given.enumerate() {
             let of = |nodes: &Range<u32>| Some(nodes.start + offset as u32).filter(|node| nodes.contains(node));
             let (init, next) = (init.as_ref().and_then(of), of(&next));
@@ -530,7 +533,7 @@ impl<'w, 'a> Flow<'w, 'a> {
                 self.read_nodes(init..init + 1, received);
                 let first = *self.class(init);
                 let is_fixed = first.is_constant || first.is_argument && !is_donated(self.find(init));
-                if !is_fixed && first.end <= self.schedule.time(call) {
+                if !is_fixed && first.end <= self.schedule.time(call) && taken.insert(self.find(init)) {
                     merged.push((node, init));
                 }
             }
