@@ -1,7 +1,7 @@
 """What each compiler option of the presets hides: writes the tables of docs/compiler-options.md.
 
 For each chip, a decoder is compiled ahead of time without options, with the chip's preset, and with the preset but for
-one option at a time; then with the preset and one more option (TRIED). `hlo-dump compile --overlap` says how much of the
+one option at a time; then with the preset and other options of published lists (TRIED). `hlo-dump compile --overlap` says how much of the
 transfers is hidden. That needs no hardware, only the plugins:
 
     cargo build --release -p hlo-dump
@@ -24,17 +24,46 @@ HEAD = "| options | hidden | the device waits | computing | temporaries |\n|---|
 CONFIG = "examples/configs/llama-8b-32k-v5p.toml"
 SIZES = ["model.layers=4", "model.seq=4096", "train.batch=16", "mesh.axes=data=2,fsdp=2,tensor=2"]
 
-# Options that are in no preset, and were tried beside it.
-TRIED = {
-    "v5e:2x4": [
+PIPELINING = [
+    "xla_enable_async_collective_permute=true",
+    "xla_tpu_enable_ag_backward_pipelining=true",
+    "xla_tpu_enable_data_parallel_all_reduce_opt=true",
+    "xla_tpu_data_parallel_opt_different_sized_ops=true",
+]
+
+# Options of published lists that are not in the preset of every chip, by the names that the page gives them.
+GROUPS = {
+    "pipelining": PIPELINING,
+    "fusion": [
+        *PIPELINING,
+        "xla_enable_async_all_gather=true",
+        "xla_tpu_enable_async_collective_fusion=true",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+        "xla_tpu_enable_async_collective_fusion_multiple_steps=true",
+        "xla_tpu_overlap_compute_collective_tc=true",
+    ],
+    "reductions": [
         "xla_enable_async_all_reduce=true",
         "xla_enable_async_reduce_scatter_fusion=true",
         "xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true",
         "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter=true",
         "xla_tpu_enable_async_collective_fusion_while_loops=true",
     ],
-    "v5p:2x2x2": ["xla_tpu_scoped_vmem_limit_kib=98304"],
+    "SparseCores": [
+        "xla_tpu_enable_sparse_core_collective_offload_all_gather=true",
+        "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true",
+        "xla_tpu_enable_sparse_core_collective_offload_all_reduce=true",
+    ],
+}
+
+# Groups and single options that are tried beside a chip's preset.
+TRIED = {
+    "v5e:2x4": ["fusion", "reductions"],
+    "v5p:2x2x2": ["pipelining", "xla_tpu_scoped_vmem_limit_kib=98304"],
+    "v6e:2x4": ["pipelining", "xla_tpu_scoped_vmem_limit_kib=98304"],
+    "tpu7x:2x2x1": ["SparseCores", "pipelining", "xla_tpu_scoped_vmem_limit_kib=98304"],
     "h100:1x1x8": [
+        "xla_gpu_enable_latency_hiding_scheduler=true",
         "xla_gpu_experimental_parallel_collective_overlap_limit=2",
         "xla_gpu_all_gather_combine_threshold_bytes=268435456",
     ],
@@ -74,7 +103,8 @@ def table(binary, target, seconds):
     runs = []
     if lines[0].split("|")[2:] != lines[1].split("|")[2:]:
         runs = [(f"without `{it}`", [other for other in preset if other != it]) for it in preset]
-    runs += [(f"with `{it}` too", preset + [it]) for it in TRIED[target]]
+    for more in TRIED[target]:
+        runs.append((f"with {more if more in GROUPS else f'`{more}`'} too", preset + GROUPS.get(more, [more])))
     for name, options in runs:
         try:
             lines.append(line(name, compiled(binary, target, options, seconds)))

@@ -263,12 +263,12 @@ pub fn the_topology_is_the_platform(target: &str) {
     }
     // What follows from the chip can be changed, one by one and as a whole.
     let preset = described.platform.preset().expect("a preset").options().next().expect("an option");
-    let name = preset.split('=').next().expect("a name");
+    let (name, value) = preset.split_once('=').expect("name=value");
     let options = |keys: &[&str]| {
         config(&[&[&format!("target.topology={target}")], keys]).compiler_options(&described.platform).expect("options")
     };
-    assert_eq!(options(&[])[name], DebugValue::Bool(true));
-    assert_eq!(options(&[&format!("target.compiler_options=[\"{name}=false\"]")])[name], DebugValue::Bool(false));
+    assert_eq!(options(&[])[name], DebugValue::parse(value));
+    assert_eq!(options(&[&format!("target.compiler_options=[\"{name}=7\"]")])[name], DebugValue::Int(7));
     assert!(options(&["target.compiler_preset=none"]).is_empty());
 }
 

@@ -1,9 +1,8 @@
 //! Compiler options that suit a chip.
 //!
-//! They are among those that published runs on the chip are made with, but for one of our own: MaxText's lists of
-//! flags for TPUs, and what users of JAX set on GPUs. What goes by the model, such as how many bytes of collectives are
-//! combined, is left to the user. The tests compile a program for every chip with its options, so its plugin takes each
-//! of them.
+//! They are those that hid transfers in a program compiled ahead of time for the chip, of those in published lists:
+//! MaxText's flags for TPUs, and what users of JAX set on GPUs. docs/compiler-options.md says how much each of them
+//! hides. What goes by the model, such as how many bytes of collectives are combined, is left to the user.
 
 use super::platform::PlatformKind;
 use meshloom_hlo::analysis::chip_of_kind;
@@ -14,7 +13,7 @@ pub struct Preset {
     /// The chip, by its name in topologies and in [`CHIPS`](meshloom_hlo::analysis::CHIPS).
     pub chip: &'static str,
     pub(super) kind: PlatformKind,
-    options: [&'static [&'static str]; 2],
+    options: &'static [&'static str],
 }
 
 impl Preset {
@@ -25,7 +24,7 @@ impl Preset {
 
     /// The options, each `name=value`.
     pub fn options(&self) -> impl Iterator<Item = &'static str> {
-        self.options.into_iter().flatten().copied()
+        self.options.iter().copied()
     }
 }
 
@@ -33,54 +32,32 @@ impl Preset {
 /// check on the program of `examples/configs/llama-8b-psdp-v5e.toml`.
 const REDUCTIONS_STAY: &str = "xla_disable_hlo_passes=while-loop-all-reduce-code-motion";
 
-/// Asynchronous collectives on the tensor core, fused with what runs meanwhile: a v5e has no SparseCores.
-const V5E: &[&str] = &[
-    "xla_enable_async_all_gather=true",
-    "xla_enable_async_collective_permute=true",
-    "xla_tpu_enable_async_collective_fusion=true",
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
-    "xla_tpu_enable_async_collective_fusion_multiple_steps=true",
-    "xla_tpu_overlap_compute_collective_tc=true",
-    "xla_tpu_enable_ag_backward_pipelining=true",
-    "xla_tpu_enable_data_parallel_all_reduce_opt=true",
-    "xla_tpu_data_parallel_opt_different_sized_ops=true",
-    REDUCTIONS_STAY,
-];
-
 /// Collectives on the SparseCores, beside what the tensor cores do.
 const SPARSE_CORES: &[&str] = &[
-    "xla_enable_async_collective_permute=true",
     "xla_tpu_enable_sparse_core_collective_offload_all_gather=true",
     "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true",
     "xla_tpu_enable_sparse_core_collective_offload_all_reduce=true",
-    "xla_tpu_enable_ag_backward_pipelining=true",
-    "xla_tpu_enable_data_parallel_all_reduce_opt=true",
-    "xla_tpu_data_parallel_opt_different_sized_ops=true",
     REDUCTIONS_STAY,
 ];
 
-/// More of the vector memory for fusions: MaxText's limit for dense models on a v6e.
-const VECTOR_MEMORY: &[&str] = &["xla_tpu_scoped_vmem_limit_kib=98304"];
+/// Two iterations of a loop in one, so that one's collectives fit beside the other's compute.
+const GPU: &[&str] = &["xla_gpu_enable_while_loop_double_buffering=true"];
 
-/// Collectives that start early and end late, and two iterations of a loop in one, so that one's fit beside the other's
-/// compute. The options for pipelined collectives that older lists have are gone from the plugin.
-const GPU: &[&str] =
-    &["xla_gpu_enable_latency_hiding_scheduler=true", "xla_gpu_enable_while_loop_double_buffering=true"];
-
-const fn tpu(chip: &'static str, options: &'static [&'static str], more: &'static [&'static str]) -> Preset {
-    Preset { chip, kind: PlatformKind::Tpu, options: [options, more] }
+const fn tpu(chip: &'static str, options: &'static [&'static str]) -> Preset {
+    Preset { chip, kind: PlatformKind::Tpu, options }
 }
 
 const fn gpu(chip: &'static str) -> Preset {
-    Preset { chip, kind: PlatformKind::Cuda, options: [GPU, &[]] }
+    Preset { chip, kind: PlatformKind::Cuda, options: GPU }
 }
 
-/// The presets that there are, one a chip.
+/// The presets that there are, one a chip. A v5e has no SparseCores, and on a tpu7x libtpu takes them without being
+/// told.
 pub const PRESETS: &[Preset] = &[
-    tpu("v5e", V5E, &[]),
-    tpu("v5p", SPARSE_CORES, &[]),
-    tpu("v6e", SPARSE_CORES, VECTOR_MEMORY),
-    tpu("tpu7x", SPARSE_CORES, &[]),
+    tpu("v5e", &[REDUCTIONS_STAY]),
+    tpu("v5p", SPARSE_CORES),
+    tpu("v6e", SPARSE_CORES),
+    tpu("tpu7x", &[REDUCTIONS_STAY]),
     gpu("a100"),
     gpu("h100"),
     gpu("h200"),
