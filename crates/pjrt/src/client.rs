@@ -33,8 +33,9 @@ pub struct ClientOptions {
     /// they have.
     pub device_count: Option<usize>,
     /// In how many collectives, 1 to 16, a virtual device of a CPU client may be at once
-    /// ([`collectives_at_once`](meshloom_hlo::analysis::collectives_at_once)); by default 3. The client has threads for
-    /// that, and refuses programs that may need more. The fewer there are, the faster are programs.
+    /// ([`collectives_at_once`](meshloom_hlo::analysis::collectives_at_once)). The client has threads for that, and
+    /// refuses compiled programs that may need more. The fewer there are, the faster are programs. By default there are
+    /// threads for 3, and programs are not checked.
     pub collectives_at_once: Option<usize>,
     /// The part of a GPU's memory that the plugin's allocator may take, more than 0 and at most 1.
     pub memory_fraction: Option<f64>,
@@ -53,8 +54,7 @@ const DEVICE_COUNT: OptionRow = OptionRow("device_count", "cpu_device_count", &[
 /// In how many collectives a device of a CPU client can be made to be at once.
 const COLLECTIVES_AT_ONCE: std::ops::RangeInclusive<usize> = 1..=16;
 
-/// In how many it can be by itself. Programs that meshloom emits are in two, and in up to three where fragments of
-/// replicas travel while steps run.
+/// In how many it can be by itself: train steps are in two.
 const DEFAULT_COLLECTIVES_AT_ONCE: usize = 3;
 
 const MEMORY_FRACTION: OptionRow = OptionRow("memory_fraction", "memory_fraction", &[PlatformKind::Cuda]);
@@ -179,7 +179,7 @@ struct Inner {
     platform_name: String,
     platform_version: String,
     devices: Vec<Device>,
-    /// The threads that XLA's CPU client has for its devices; `None` on other platforms.
+    /// The threads that XLA's CPU client has for its devices, if programs are to be checked for more.
     threads: Option<usize>,
 }
 
@@ -205,7 +205,7 @@ impl Client {
                 let at_once = options.collectives_at_once.unwrap_or(DEFAULT_COLLECTIVES_AT_ONCE);
                 let needed = threads_for(count.unwrap_or(DEFAULT_DEVICE_COUNT), at_once);
                 let (created, threads) = with_threads(needed, create);
-                (created, Some(threads))
+                (created, options.collectives_at_once.map(|_| threads))
             }
             _ => (create(), None),
         };
