@@ -87,13 +87,8 @@ impl Case {
         let config = MoeConfig { experts, experts_per_token: per_token, mlp, ..MoeConfig::default() };
         let spec = |dims: &[usize]| TensorSpec::new(F32, dims);
         let up = || spec(&[experts, embed, mlp]);
-        let params = Moe {
-            router: spec(&[embed, experts]),
-            gate: up(),
-            up: up(),
-            down: spec(&[experts, mlp, embed]),
-            shared: None,
-        };
+        let router = spec(&[embed, experts]);
+        let params = Moe::new(router, up(), up(), spec(&[experts, mlp, embed]));
         let specs = (spec(&[BATCH, tokens / BATCH, embed]), params);
         let function = Function::trace("experts", specs, |inputs| {
             value_and_grad(inputs, |(x, params)| moe(x, &params, &config).0.square().mean(..))

@@ -56,7 +56,7 @@ impl Measured {
             value_and_grad(factors, |(x, matrix)| match chunks {
                 1 => cross_entropy(einsum("bte,ev->btv", &[x, matrix]), targets, weights),
                 _ => {
-                    let config = HeadLoss { tied: false, z_loss: 0.0, chunks };
+                    let config = HeadLoss { tied: false, z_loss: 0.0, chunks, logit_cap: None };
                     head_loss(&config, x, matrix, targets, weights / tokens as f64)
                 }
             })

@@ -23,7 +23,7 @@ use meshloom::ops::RematPolicy;
 use meshloom::partition::Amount;
 use meshloom::pjrt::{Client, MemoryStats};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom_benches::{llama_405b, median};
+use meshloom_benches::{llama_405b, median, wide_llama};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::step::{TrainStep, aliases};
@@ -224,8 +224,7 @@ fn list(found: &ModuleCollectives) -> Table<&ModuleCollective> {
 /// Llama 3 405B's layers, with the nearest sizes that 24 divides, so that it fits every mesh below.
 fn llama_405b_by_24() -> TrainStep {
     let mut step = llama_405b(126, true, RematPolicy::Full);
-    (step.model.heads, step.model.kv_heads) = (144, 24);
-    step.model.mlp = 53760;
+    step.model = wide_llama([144, 24], 53760, step.model.architecture.stack.cycles, true, step.model.remat);
     (step.batch, step.seq) = (512, 9216);
     step
 }

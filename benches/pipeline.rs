@@ -22,7 +22,9 @@ use meshloom::hlo::parse::parse;
 use meshloom::hlo::table::Table;
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{AxisNames, Literal};
-use meshloom::nn::{DecoderConfig, DecoderLayer, Layers, Rotary, RowInputs, TokenPlaces, initialize};
+use meshloom::nn::{
+    Angles, Architecture, DecoderConfig, GroupedConfig, LayerConfig, Layers, RowInputs, Stack, TokenPlaces, initialize,
+};
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{Array, Client};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
@@ -44,7 +46,7 @@ const STREAM: [&str; 3] = ["activation_batch", "activation_norm_length", "activa
 
 meshloom::tree! {
     struct Inputs<T> {
-        layers: DecoderLayer<T>,
+        layers: Layers<T>,
         x: T,
         positions: T,
         segments: T,
@@ -52,7 +54,7 @@ meshloom::tree! {
 
     struct Outputs<T> {
         loss: T,
-        gradients: DecoderLayer<T>,
+        gradients: Layers<T>,
     }
 }
 
@@ -86,38 +88,17 @@ impl Case {
             weights,
             ..PipelineOptions::default()
         };
-        DecoderConfig {
-            layers: pipeline.layers(),
-            embed: EMBED,
-            heads: 8,
-            kv_heads: 4,
-            head_dim: 64,
-            mlp: 1536,
-            vocab: 256,
-            tied_embeddings: false,
-            param_dtype: F32,
-            compute_dtype: F32,
-            scan_layers: true,
-            remat: RematPolicy::Full,
-            pipeline: Some(pipeline),
-            exchange: meshloom::ops::KeyExchange::Gather,
-            order: meshloom::nn::TokenOrder::default(),
-            rope_theta: 10_000.0,
-            norm_epsilon: 1e-5,
-            z_loss: 0.0,
-            loss_chunks: 1,
-            parts: Default::default(),
-        }
+        let layer = LayerConfig::llama(GroupedConfig::llama(8, 4, 64, 10_000.0), 1536, 1e-5);
+        let architecture = Architecture::llama(EMBED, 256, Stack::uniform(layer, pipeline.layers()), 1e-5);
+        DecoderConfig { remat: RematPolicy::Full, pipeline: Some(pipeline), ..DecoderConfig::new(architecture) }
     }
 
     fn declared(&self, weights: WeightPlan) -> anyhow::Result<Inputs<Param>> {
-        let Layers::Stacked(layers) = self.model(weights).parameters().layers else {
-            anyhow::bail!("a pipeline's layers are stacked")
-        };
+        let layers = self.model(weights).parameters().layers;
         let rows = MICROBATCH * self.microbatches;
         let of_tokens = || Param::new(S32, [rows, LENGTH], &BATCH_AXES[..2], Init::Constant(0.0));
         let x = Param::new(F32, [rows, LENGTH, EMBED], &BATCH_AXES, Init::Normal(1.0));
-        Ok(Inputs { layers: *layers, x, positions: of_tokens(), segments: of_tokens() })
+        Ok(Inputs { layers, x, positions: of_tokens(), segments: of_tokens() })
     }
 
     /// Drawn weights and activations, in rows of two packed segments.
@@ -145,10 +126,11 @@ impl Case {
             let (loss, gradients) = value_and_grad(layers, |weights| {
                 let stacked = StackedWeights { weights, names };
                 let input = PipelineInput { x, names: STREAM.to_vec(), rows: (positions, segments) };
-                let (y, ()) = pipeline(&options, stacked, input, |x, layer, (positions, segments), _| {
-                    let rotary = Rotary::new(positions, model.head_dim, model.rope_theta);
-                    let rows = RowInputs { rotary: &rotary, tokens: TokenPlaces::of_rows(segments) };
-                    (model.layer(x, &layer, rows, None).0, ())
+                let (y, ()) = pipeline(&options, stacked, input, |x, layers, (positions, segments), _| {
+                    let cycle = &model.architecture.stack.cycle;
+                    let angles = Angles::new(positions, cycle);
+                    let rows = RowInputs { angles: &angles, tokens: TokenPlaces::of_rows(segments) };
+                    (model.layer(&cycle[0], x, &layers.0[0].layers[0], rows, None).0, ())
                 });
                 y.with_axes(BATCH_AXES).square().mean(..)
             });

@@ -2,8 +2,7 @@
 
 pub mod jax;
 
-use meshloom::ir::DType;
-use meshloom::nn::DecoderConfig;
+use meshloom::nn::{Architecture, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
 use meshloom_train::step::{DropoutConfig, TrainStep};
@@ -13,31 +12,23 @@ pub fn text() -> String {
     format!("data.sources=[{:?}]", concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data/austen.txt"))
 }
 
+/// A decoder as wide as Llama 3 405B, with so many query heads and key heads, of 128, and this inner width.
+pub fn wide_llama(
+    [heads, kv_heads]: [usize; 2],
+    mlp: usize,
+    layers: usize,
+    scan_layers: bool,
+    remat: RematPolicy,
+) -> DecoderConfig {
+    let layer = LayerConfig::llama(GroupedConfig::llama(heads, kv_heads, 128, 500_000.0), mlp, 1e-5);
+    let architecture = Architecture::llama(16384, 128256, Stack::uniform(layer, layers), 1e-5);
+    DecoderConfig { scan_layers, remat, ..DecoderConfig::new(architecture) }
+}
+
 /// Llama 3 405B (arXiv 2407.21783, table 3) at 8192 tokens. The model has 126 layers.
 pub fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> TrainStep {
     TrainStep {
-        model: DecoderConfig {
-            layers,
-            embed: 16384,
-            heads: 128,
-            kv_heads: 8,
-            head_dim: 128,
-            mlp: 53248,
-            vocab: 128256,
-            tied_embeddings: false,
-            param_dtype: DType::F32,
-            compute_dtype: DType::F32,
-            scan_layers,
-            remat,
-            pipeline: None,
-            exchange: meshloom::ops::KeyExchange::Gather,
-            order: meshloom::nn::TokenOrder::default(),
-            rope_theta: 500_000.0,
-            norm_epsilon: 1e-5,
-            z_loss: 0.0,
-            loss_chunks: 1,
-            parts: Default::default(),
-        },
+        model: wide_llama([128, 8], 53248, layers, scan_layers, remat),
         optimizer: Optimizer::AdamW(AdamW::default()),
         schedule: LearningRate { peak: 8e-5, warmup: 8000, steps: 1_200_000, floor: 0.01, decay: Decay::Cosine },
         clip_norm: 1.0,

@@ -6,7 +6,8 @@ use meshloom_hlo::message::counted;
 
 use super::dropout::{Dropout, DroppedWeights};
 use super::layout::{KEY, QUERY, gather_keys};
-use super::rotary::{Rotary, rotate};
+use super::norm::{RmsNorm, rms_norm};
+use super::rotary::{Rope, Rotary, rotate};
 use super::token_order::TokenOrder;
 use crate::ir::DType;
 use crate::ops::{AttentionForm, KeyExchange, Number, PlaceOrder};
@@ -23,6 +24,78 @@ crate::tree! {
         pub wv: T,
         /// `[heads, head_dim, embed]`.
         pub wo: T,
+        /// What is added to queries, keys and values.
+        pub bias: Option<AttentionBias<T>>,
+        /// What is added to the result: `[embed]`. By whoever calls [`attention`], which leaves partial sums.
+        pub output_bias: Option<T>,
+        /// The norms of queries and keys over `head_dim`, before they turn.
+        pub head_norms: Option<HeadNorms<T>>,
+        /// For each query head a score that takes part in the softmax without a value: `[heads]`.
+        pub sinks: Option<T>,
+    }
+
+    /// Biases of the projections of [`attention`].
+    pub struct AttentionBias<T> {
+        /// `[heads, head_dim]`.
+        pub query: T,
+        /// `[kv_heads, head_dim]`.
+        pub key: T,
+        /// `[kv_heads, head_dim]`.
+        pub value: T,
+    }
+
+    /// Norms of queries and keys in [`attention`].
+    pub struct HeadNorms<T> {
+        /// `[head_dim]`.
+        pub query: T,
+        /// `[head_dim]`.
+        pub key: T,
+    }
+}
+
+/// Grouped-query attention: what its numbers are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupedConfig {
+    /// Query heads; a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// What products of queries and keys are multiplied by.
+    pub scale: f64,
+    /// How queries and keys turn by position.
+    pub rope: Rope,
+    /// A query sees its own place and `window - 1` before it; all before it if there is none.
+    pub window: Option<usize>,
+    /// Scaled scores `s` become `cap * tanh(s / cap)`.
+    pub softcap: Option<f64>,
+    /// Whether queries, keys and values have biases.
+    pub bias: bool,
+    /// Whether the result has one.
+    pub output_bias: bool,
+    /// The form of the norms of queries and keys, if they have any.
+    pub head_norms: Option<RmsNorm>,
+    /// Whether each head has a sink.
+    pub sinks: bool,
+}
+
+impl GroupedConfig {
+    /// Llama's: scores times `head_dim^-0.5`, all of a head turns, and nothing else.
+    pub fn llama(heads: usize, kv_heads: usize, head_dim: usize, theta: f64) -> GroupedConfig {
+        GroupedConfig {
+            heads,
+            kv_heads,
+            head_dim,
+            scale: (head_dim as f64).powf(-0.5),
+            rope: Rope::new(head_dim, theta),
+            window: None,
+            softcap: None,
+            bias: false,
+            output_bias: false,
+            head_norms: None,
+            sinks: false,
+        }
     }
 }
 
@@ -107,11 +180,13 @@ pub struct AttentionOptions {
 
 /// Grouped-query attention over `x` `[batch, length, embed]`: query head `h` uses key and value head
 /// `h / (heads / kv_heads)`. Scores and softmax in `f32`, the rest in the type of `x`. Weights drop as `dropout` says.
+/// `rotary` has the angles of [`GroupedConfig::rope`].
 ///
 /// Source: Ainslie et al., "GQA", arXiv 2305.13245.
 pub fn attention(
     x: Tensor,
     params: &Attention<Tensor>,
+    config: &GroupedConfig,
     rotary: &Rotary,
     tokens: TokenPlaces,
     dropout: Option<Dropout>,
@@ -120,13 +195,26 @@ pub fn attention(
     let [_, heads, head_dim] = params.wq.shape();
     let [_, kv_heads, _] = params.wk.shape();
     let [batch, length, _] = x.shape();
-    let project = |weight: Tensor, axes| einsum("bte,ehd->bhtd", &[x, weight.convert(dtype)]).with_axes(axes);
-    let query = rotate(project(params.wq, QUERY), rotary);
-    let key = tokens.meet(rotate(project(params.wk, KEY), rotary));
-    let value = tokens.meet(project(params.wv, KEY));
+    let project = |weight: Tensor, bias: Option<Tensor>, axes| {
+        let product = einsum("bte,ehd->bhtd", &[x, weight.convert(dtype)]);
+        let sum = bias.map_or(product, |bias| product + bias.convert(dtype).broadcast_like(product, [1, 3]));
+        sum.with_axes(axes)
+    };
+    let turned = |x: Tensor, norm: Option<Tensor>| {
+        let normal = norm.zip(config.head_norms).map_or(x, |(norm, form)| rms_norm(x, norm, form));
+        rotate(normal, rotary)
+    };
+    let (bias, norms) = (params.bias.as_ref(), params.head_norms.as_ref());
+    let query = project(params.wq, bias.map(|bias| bias.query), QUERY);
+    let query = turned(query, norms.map(|norms| norms.query));
+    let key = project(params.wk, bias.map(|bias| bias.key), KEY);
+    let key = tokens.meet(turned(key, norms.map(|norms| norms.key)));
+    let value = tokens.meet(project(params.wv, bias.map(|bias| bias.value), KEY));
     let groups = heads / kv_heads.max(1);
     let query = query.reshape([batch, kv_heads, groups, length, head_dim]);
-    let mixed = attend([query, key, value], tokens, (head_dim as f64).powf(-0.5), dropout);
+    let options =
+        AttentionOptions { softcap: config.softcap, window: config.window, sinks: params.sinks, dropout: None };
+    let mixed = attend([query, key, value], tokens, config.scale, dropout, options);
     let mixed = mixed.reshape([batch, heads, length, head_dim]).with_axes(QUERY);
     einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])
 }
@@ -166,10 +254,16 @@ pub fn causal_attention_with(query: Tensor, key: Tensor, value: Tensor, options:
 /// `[batch, kv_heads, length, head_dim]` and values `[batch, kv_heads, length, value_dim]` give
 /// `[batch, kv_heads, groups, length, value_dim]`. Scores and softmax in `f32`. What the backward pass reads of it has
 /// the names `attention_mixed` and `attention_log_total`.
-pub(super) fn attend(operands: [Tensor; 3], tokens: TokenPlaces, scale: f64, dropout: Option<Dropout>) -> Tensor {
+pub(super) fn attend(
+    operands: [Tensor; 3],
+    tokens: TokenPlaces,
+    scale: f64,
+    dropout: Option<Dropout>,
+    options: AttentionOptions,
+) -> Tensor {
     let heads = operands[0].dims();
     let dropout = dropout.and_then(|dropout| dropout.of_weights([heads[1], heads[2]]));
-    let options = AttentionOptions { dropout, ..AttentionOptions::default() };
+    let options = AttentionOptions { dropout, ..options };
     let of_form = (tokens.exchange, tokens.place_order());
     mixed_values(operands, tokens.of_queries_and_keys(), of_form, scale, &options)
 }

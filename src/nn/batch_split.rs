@@ -18,37 +18,30 @@
 //! rows. Source of the idea: DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 3.2.1; MaxText's
 //! `deepseek_batchsplit`.
 
-use super::layer::{DecoderLayer, FEED_FORWARD, FeedForward, LayerLoss, RowInputs, added};
-use super::moe::{Moe, add_shared, combine, dispatch, route, run_experts};
-use super::norm::rms_norm;
-use super::rotary::Rotary;
-use super::{DecoderConfig, Dropout, TokenPlaces};
+use super::layer::{Angles, FeedForward, FeedForwardConfig, Layer, LayerLoss, RowInputs};
+use super::moe::{Moe, MoeConfig, add_shared, combine, dispatch, route, run_experts};
+use super::{Dropout, TokenPlaces};
 use crate::trace::{Tensor, scope, stack};
 
 /// One half of what a layer reads.
 struct Half {
     x: Tensor,
-    rotary: Rotary,
+    angles: Angles,
     tokens: TokenPlaces,
     /// Of these rows.
     dropout: Option<Dropout>,
 }
 
-/// See [`DecoderConfig::layer`].
-pub(super) fn layer(
-    config: &DecoderConfig,
-    x: Tensor,
-    params: &DecoderLayer<Tensor>,
-    rows: RowInputs<'_>,
-    dropout: Option<Dropout>,
-) -> (Tensor, LayerLoss) {
+/// See [`DecoderConfig::layer`](super::DecoderConfig::layer).
+pub(super) fn run(layer: Layer<'_>, x: Tensor, rows: RowInputs<'_>, dropout: Option<Dropout>) -> (Tensor, LayerLoss) {
     let halves = cut(x, rows, dropout);
-    match &params.mlp {
-        FeedForward::Routed(experts) => routed_layer(config, &halves, params, experts),
-        FeedForward::Dense(_) => {
-            let attended = halves.each_ref().map(|half| half.attention(config, params));
-            let [first, second] =
-                [0, 1].map(|half| config.feed_forward_block(attended[half], params, halves[half].dropout).0);
+    match (&layer.params.mlp, &layer.config.feed_forward) {
+        (FeedForward::Routed(experts), FeedForwardConfig::Routed(routed)) => {
+            routed_layer(layer, &halves, experts, routed)
+        }
+        _ => {
+            let attended = halves.each_ref().map(|half| half.attention(layer));
+            let [first, second] = [0, 1].map(|half| layer.feed_forward_block(attended[half], halves[half].dropout).0);
             (joined(first, second), None)
         }
     }
@@ -56,35 +49,35 @@ pub(super) fn layer(
 
 /// The steps of a layer with routed experts, in the order of the table above.
 fn routed_layer(
-    config: &DecoderConfig,
+    layer: Layer<'_>,
     [first, second]: &[Half; 2],
-    params: &DecoderLayer<Tensor>,
     experts: &Moe<Tensor>,
+    routed: &MoeConfig,
 ) -> (Tensor, LayerLoss) {
-    let routed = &config.parts.routed;
     let send = |x: Tensor| {
-        let normal = rms_norm(x, params.mlp_norm, config.norm_epsilon);
-        let routing = route(normal, experts.router, routed);
-        (normal, dispatch(normal, &routing, routed), routing.load_balance_loss)
+        let normal = layer.enter_feed_forward(x);
+        let routing = route(normal, experts, routed);
+        (normal, dispatch(normal, &routing, routed), routing)
     };
-    let x = first.attention(config, params);
-    let (normal, sent, loss) = scope("mlp", || send(x));
-    let other_x = second.attention(config, params);
+    let x = first.attention(layer);
+    let (normal, sent, routing) = scope("mlp", || send(x));
+    let other_x = second.attention(layer);
     scope("mlp", || {
-        let (other_normal, other_sent, other_loss) = send(other_x);
+        let (other_normal, other_sent, other_routing) = send(other_x);
         let made = combine(run_experts(&sent, experts, routed), &sent);
         let other_made = combine(run_experts(&other_sent, experts, routed), &other_sent);
-        let done = x + added(first.dropout, FEED_FORWARD, add_shared(normal, made, experts));
-        let other_made = add_shared(other_normal, other_made, experts);
-        let other_done = other_x + added(second.dropout, FEED_FORWARD, other_made);
-        (joined(done, other_done), Some((loss + other_loss) * 0.5))
+        let made = add_shared(normal, made, &routing, experts, routed);
+        let done = layer.leave_feed_forward(x, made, first.dropout);
+        let other_made = add_shared(other_normal, other_made, &other_routing, experts, routed);
+        let other_done = layer.leave_feed_forward(other_x, other_made, second.dropout);
+        let loss = (routing.load_balance_loss + other_routing.load_balance_loss) * 0.5;
+        (joined(done, other_done), Some(loss))
     })
 }
 
 impl Half {
-    fn attention(&self, config: &DecoderConfig, params: &DecoderLayer<Tensor>) -> Tensor {
-        let rows = RowInputs { rotary: &self.rotary, tokens: self.tokens };
-        config.attention_block(self.x, params, rows, self.dropout)
+    fn attention(&self, layer: Layer<'_>) -> Tensor {
+        layer.attention_block(self.x, RowInputs { angles: &self.angles, tokens: self.tokens }, self.dropout)
     }
 }
 
@@ -93,7 +86,7 @@ impl Half {
 fn cut(x: Tensor, rows: RowInputs<'_>, dropout: Option<Dropout>) -> [Half; 2] {
     [0, 1].map(|half| Half {
         x: every_second(x, half),
-        rotary: rows.rotary.map(|angles| every_second(angles, half)),
+        angles: rows.angles.map(|angles| every_second(angles, half)),
         tokens: rows.tokens.map(|x| every_second(x, half)),
         dropout: dropout.map(|dropout| Dropout { rows: every_second(dropout.rows, half), ..dropout }),
     })

@@ -1,64 +1,85 @@
-//! The decoder: embedding, a stack of [layers](super::DecoderLayer) of one family, head and loss.
+//! The decoder: embedding, a [stack](super::Stack) of layers, head and loss.
 
+use super::architecture::Architecture;
 use super::attention::TokenPlaces;
 use super::dropout::Dropout;
-use super::head_loss::{Chunked, HeadLoss};
-use super::layer::{DecoderLayer, LayerLoss, LayerParts, RowInputs};
+use super::head_loss::{Chunked, HeadLoss, capped};
+use super::layer::{FeedForwardConfig, LayerLoss};
+use super::layers::LayerRows;
 use super::layout::{Rows, whole_rows};
 use super::loss::{WholeBatch, weighted_cross_entropy};
+use super::moe::MoeConfig;
 use super::norm::rms_norm;
-use super::rotary::Rotary;
+use super::stack::Layers;
 use super::token_order::TokenOrder;
 use crate::ir::DType;
 use crate::ops::{KeyExchange, RematPolicy};
-use crate::trace::{MapTree, Param, Tensor, TensorSpec, checkpoint, einsum_with, scan, scope};
+use crate::trace::{Param, Tensor, TensorSpec, einsum_with, scope};
 use crate::transform::pipeline::PipelineOptions;
 
-/// The shape of a decoder.
+/// A decoder: what it computes, and how.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// Number of layers.
-    pub layers: usize,
-    /// Width of the residual stream.
-    pub embed: usize,
-    /// Query heads; a multiple of `kv_heads`.
-    pub heads: usize,
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Width of a head; even.
-    pub head_dim: usize,
-    /// Width of the feed-forward block.
-    pub mlp: usize,
-    /// Number of token values.
-    pub vocab: usize,
-    /// Whether the head is the transposed embedding.
-    pub tied_embeddings: bool,
+    /// What it computes.
+    pub architecture: Architecture,
     /// Type that parameters are stored in.
     pub param_dtype: DType,
     /// Type that activations are computed in; norms, softmax and loss are always `f32`.
     pub compute_dtype: DType,
-    /// Whether the layers are one scan over stacked parameters, or each has its own nodes.
+    /// Whether layers that are alike are one scan over stacked parameters, or each has its own nodes.
     pub scan_layers: bool,
     /// What the backward pass finds of a layer, and what it computes again.
     pub remat: RematPolicy,
-    /// How the layers are spread over stages; one after the other on all devices if they are not.
+    /// How the cycles of the stack are spread over stages; one after the other on all devices if they are not.
     pub pipeline: Option<PipelineOptions>,
     /// How queries meet keys of other devices, where sequences are split. Latent attention gathers them always.
     pub exchange: KeyExchange,
     /// In what order the tokens of a row are, with all that belongs to them. The natural one, unless a batch is
     /// arranged by [`TokenOrder::places`].
     pub order: TokenOrder,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
-    /// Added to the mean square in norms.
-    pub norm_epsilon: f64,
     /// Weight of the z-loss, the mean over tokens of `logsumexp(logits)^2`; 0 for none.
     pub z_loss: f64,
+    /// Weight of the load-balance loss of routed experts, the mean over their layers; 0 for none.
+    pub load_balance_weight: f64,
     /// Parts of a sequence, a divisor of its length, whose logits the loss makes at a time: with 1 those of all tokens
     /// at once. See [`head_loss`](super::head_loss()).
     pub loss_chunks: usize,
-    /// What sets the family apart from Llama.
-    pub parts: LayerParts,
+    /// Whether a layer works on two halves of the batch in turns, so that what one moves can overlap with what the
+    /// other computes.
+    pub batch_split: bool,
+}
+
+impl DecoderConfig {
+    /// A decoder in `f32` with its layers in a scan, nothing computed twice, no pipeline and no further losses.
+    pub fn new(architecture: Architecture) -> DecoderConfig {
+        DecoderConfig {
+            architecture,
+            param_dtype: DType::F32,
+            compute_dtype: DType::F32,
+            scan_layers: true,
+            remat: RematPolicy::None,
+            pipeline: None,
+            exchange: KeyExchange::Gather,
+            order: TokenOrder::default(),
+            z_loss: 0.0,
+            load_balance_weight: 0.0,
+            loss_chunks: 1,
+            batch_split: false,
+        }
+    }
+
+    /// The same for one device, which has all tokens, in their natural order, and all experts.
+    #[must_use]
+    pub fn on_one_device(&self) -> DecoderConfig {
+        let mut plain = DecoderConfig { order: TokenOrder::default(), batch_split: false, ..self.clone() };
+        plain.architecture.stack.for_each(|layer| {
+            if let FeedForwardConfig::Routed(routed) = &mut layer.feed_forward {
+                let MoeConfig { exchange, expert_groups, batch_parts, sequence_parts, .. } = MoeConfig::default();
+                *routed = MoeConfig { exchange, expert_groups, batch_parts, sequence_parts, ..routed.clone() };
+            }
+        });
+        plain
+    }
 }
 
 crate::tree! {
@@ -95,16 +116,6 @@ crate::tree! {
         pub positions: T,
         /// Weight of each token's loss, `f32`.
         pub weights: T,
-    }
-}
-
-crate::tree! {
-    /// The layer stack: one set of parameters with a leading layer dimension, or one for each layer.
-    pub enum Layers<T> {
-        /// Paths read `layers.attention.wq`.
-        Stacked(Box<DecoderLayer<T>>),
-        /// Paths read `layers.3.attention.wq`.
-        Separate(Vec<DecoderLayer<T>>),
     }
 }
 
@@ -146,25 +157,16 @@ impl DecoderConfig {
     /// Matrices start normally distributed with variance one over the fan-in; those that write into the residual stream
     /// with that divided by twice the number of layers, so that the stream's variance does not grow with depth.
     pub fn parameters(&self) -> Decoder<Param> {
-        let layer = self.layer_parameters();
-        let layers = if let Some(pipeline) = &self.pipeline {
-            let dims = pipeline.leading_dims();
-            Layers::Stacked(Box::new(layer.map(|_, param| param.clone().stacked_over(&dims))))
-        } else if self.scan_layers {
-            Layers::Stacked(Box::new(layer.map(|_, param| param.clone().stacked(self.layers))))
-        } else {
-            Layers::Separate(vec![layer; self.layers])
-        };
-        let embed = self.embed;
+        let &Architecture { embed, vocab, tied_embeddings, .. } = &self.architecture;
         // A tied embedding is the head as well, for which the fan-in is the width.
-        let fan_in = if self.tied_embeddings { embed } else { 1 };
+        let fan_in = if tied_embeddings { embed } else { 1 };
         // Tables over the vocabulary are no matrices to optimizers: rows are seldom used, or classes of their own.
-        let head = || self.matrix(&[embed, self.vocab], &["embed", "vocab"], embed, 1.0).with_matrix(None);
+        let head = || self.matrix(&[embed, vocab], &["embed", "vocab"], embed, 1.0).with_matrix(None);
         Decoder {
-            embedding: self.matrix(&[self.vocab, embed], &["vocab", "embed"], fan_in, 1.0).with_matrix(None),
-            layers,
-            final_norm: self.norm_parameter(embed, "norm"),
-            head: (!self.tied_embeddings).then(head),
+            embedding: self.matrix(&[vocab, embed], &["vocab", "embed"], fan_in, 1.0).with_matrix(None),
+            layers: self.layers_parameters(),
+            final_norm: self.norm_parameter(embed, self.architecture.final_norm),
+            head: (!tied_embeddings).then(head),
         }
     }
 
@@ -177,48 +179,6 @@ impl DecoderConfig {
     /// How rows are split outside the layers.
     pub(super) fn rows(&self) -> Rows {
         if self.pipeline.is_some() { Rows::AROUND_PIPELINE } else { Rows::LAYERS }
-    }
-
-    /// All layers over the residual stream `x` `[batch, length, embed]`, scanned or one after the other, under the
-    /// remat policy; and the mean of the layers' own losses, if they have any. What drops is the same scanned or not,
-    /// recomputed or not.
-    pub fn layer_stack(
-        &self,
-        x: Tensor,
-        layers: &Layers<Tensor>,
-        rows: RowInputs<'_>,
-        dropout: Option<Dropout>,
-    ) -> (Tensor, LayerLoss) {
-        let one_layer = |x: Tensor, layer: DecoderLayer<Tensor>, dropout: Option<Dropout>| {
-            let inputs = (x, layer, dropout.map(|dropout| dropout.key));
-            checkpoint(self.remat.clone(), inputs, |(x, layer, key)| {
-                let dropout = dropout.zip(key).map(|(dropout, key)| Dropout { key, ..dropout });
-                self.layer(x, &layer, rows, dropout)
-            })
-        };
-        match layers {
-            Layers::Stacked(layers) => scope("layers", || {
-                let numbers = dropout.map(|_| Dropout::layer_numbers(self.layers));
-                let stacked = ((**layers).clone(), numbers);
-                let body = |x, (layer, number): (_, Option<Tensor>)| {
-                    let dropout = dropout.zip(number).map(|(dropout, number)| dropout.at(number));
-                    one_layer(x, layer, dropout)
-                };
-                let (x, losses) = scan(x, stacked, body);
-                (x, losses.map(|losses| losses.mean(..)))
-            }),
-            Layers::Separate(layers) => {
-                let (mut x, mut losses) = (x, Vec::new());
-                for (index, layer) in layers.iter().enumerate() {
-                    let dropout = dropout.map(|dropout| dropout.at(index as u32));
-                    let (next, loss) = scope(&format!("layers.{index}"), || one_layer(x, layer.clone(), dropout));
-                    x = next;
-                    losses.extend(loss);
-                }
-                let total = losses.into_iter().reduce(|total, loss| total + loss);
-                (x, total.map(|total| total / layers.len() as f64))
-            }
-        }
     }
 
     /// The logits `[batch, length, vocab]`, `f32`, of the token after each token.
@@ -262,12 +222,8 @@ impl DecoderConfig {
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
         let x = self.embed(params, tokens);
-        if let Some(found) = self.pipelined_layers(params, x, (positions, segment_ids), dropout) {
-            return found;
-        }
-        let rotary = scope("rotary", || Rotary::new(positions, self.rotary_dim(), self.rope_theta));
-        let tokens = self.token_places(segment_ids);
-        self.layer_stack(x, &params.layers, RowInputs { rotary: &rotary, tokens }, dropout)
+        let rows = LayerRows { positions, segments: segment_ids, numbers: dropout.map(|dropout| dropout.rows) };
+        self.all_layers(x, &params.layers, &rows, dropout)
     }
 
     /// Where the tokens of rows stand, by their segments `[batch, length]`.
@@ -280,7 +236,12 @@ impl DecoderConfig {
         scope("embedding", || {
             let table = whole_rows(params.embedding.convert(self.compute_dtype));
             // Where the vocabulary is split, each device has the rows of some tokens: a partial sum, as of a block.
-            self.rows().leave_block(table.take(0, tokens))
+            let x = self.rows().leave_block(table.take(0, tokens));
+            match self.architecture.embedding_scale {
+                1.0 => x,
+                // A number takes the type of the tensor, rounded.
+                scale => x * scale,
+            }
         })
     }
 
@@ -288,14 +249,15 @@ impl DecoderConfig {
     pub(super) fn head(&self, params: &Head<Tensor>, x: Tensor, rows: Rows) -> Tensor {
         scope("head", || {
             let x = self.enter_head(params, x, rows);
-            let formula = if self.tied_embeddings { "bte,ve->btv" } else { "bte,ev->btv" };
-            rows.logits(einsum_with(formula, &[x, params.matrix.convert(x.dtype())], DType::F32))
+            let formula = if self.architecture.tied_embeddings { "bte,ve->btv" } else { "bte,ev->btv" };
+            let logits = einsum_with(formula, &[x, params.matrix.convert(x.dtype())], DType::F32);
+            rows.logits(self.architecture.logit_cap.map_or(logits, |cap| capped(logits, cap)))
         })
     }
 
     /// What the head's product reads.
     fn enter_head(&self, params: &Head<Tensor>, x: Tensor, rows: Rows) -> Tensor {
-        rows.enter_block(rms_norm(x, params.norm, self.norm_epsilon))
+        rows.enter_block(rms_norm(x, params.norm, self.architecture.final_norm))
     }
 
     /// From the residual stream to the weighted sum of the tokens' losses, of a whole batch or of a part.
@@ -310,7 +272,8 @@ impl DecoderConfig {
             let logits = self.head(params, x, rows);
             return scope("loss", || weighted_cross_entropy(logits, targets, weights, self.z_loss));
         }
-        let config = HeadLoss { tied: self.tied_embeddings, z_loss: self.z_loss, chunks: self.loss_chunks };
+        let &Architecture { tied_embeddings: tied, logit_cap, .. } = &self.architecture;
+        let config = HeadLoss { tied, z_loss: self.z_loss, chunks: self.loss_chunks, logit_cap };
         let x = scope("head", || self.enter_head(params, x, rows));
         Chunked { config, rows }.loss(x, params.matrix, targets, weights)
     }
@@ -352,7 +315,7 @@ impl DecoderConfig {
             scope("loss", || sum / whole.weight)
         };
         scope("loss", || {
-            let balance = self.parts.routed.load_balance_weight / whole.parts as f64;
+            let balance = self.load_balance_weight / whole.parts as f64;
             layer_loss.map_or(loss, |layer_loss| loss + layer_loss * balance)
         })
     }

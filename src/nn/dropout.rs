@@ -2,7 +2,6 @@
 
 use std::panic::Location;
 
-use crate::ir::DType;
 use crate::trace::{Fold, Key, Tensor, composite};
 
 /// `x` with each element zero with probability `rate`, and the others divided by `1 - rate`, so that the mean stays. A
@@ -62,11 +61,6 @@ impl Dropout {
         let Dropout { attention_rate: rate, key, rows, .. } = self;
         let dims = [rows.dim(0), heads[0], heads[1]];
         (rate > 0.0).then(|| DroppedWeights { rate, seeds: key.words_by_row(dims, rows) })
-    }
-
-    /// The numbers of `count` layers, to fold in.
-    pub(super) fn layer_numbers(count: usize) -> Tensor {
-        crate::trace::arange(DType::U32, count)
     }
 }
 

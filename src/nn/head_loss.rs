@@ -29,6 +29,8 @@ pub struct HeadLoss {
     pub tied: bool,
     /// Weight of the z-loss, as [`DecoderConfig::z_loss`](super::DecoderConfig::z_loss).
     pub z_loss: f64,
+    /// Logits `l` become `cap * tanh(l / cap)`.
+    pub logit_cap: Option<f64>,
     /// Parts in which the positions of a row are worked on, a divisor of their number. The result does not depend on
     /// it, but for the order of sums.
     pub chunks: usize,
@@ -91,7 +93,7 @@ impl Chunked {
         let (inputs, matrix) = self.gathered(inputs, matrix);
         let losses = map(inputs, |chunk| {
             let (x, targets, weights) = self.at_hand(chunk);
-            let logits = self.logits(x, matrix);
+            let logits = self.capped_logits(x, matrix);
             scope("loss", || (TokenLosses::of(logits, targets, self.config.z_loss).losses * weights).sum(..))
         });
         scope("loss", || losses.sum(..))
@@ -109,10 +111,15 @@ impl Chunked {
         // The chunks' losses are added up behind the loop: a sum in it would be taken for one over a split vocabulary.
         let (of_matrix, (losses, of_x)) = scan(start, inputs, |of_matrix, chunk| {
             let (x, targets, weights) = self.at_hand(chunk);
-            let logits = self.logits(x, matrix);
+            let logits = self.capped_logits(x, matrix);
             let (loss, of_logits) = scope("loss", || {
                 let found = TokenLosses::of(logits, targets, z_loss);
                 let gradient = gradient_of_logits(logits, (targets, found.log_total), weights, z_loss);
+                let gradient = match self.config.logit_cap {
+                    // The slope of the hyperbolic tangent, from its value.
+                    Some(cap) => gradient * (1.0 - (logits * cap.recip()).square()),
+                    None => gradient,
+                };
                 ((found.losses * weights).sum(..), gradient.convert(dtype))
             });
             scope("head", || {
@@ -125,6 +132,12 @@ impl Chunked {
         let loss = scope("loss", || losses.sum(..));
         // Where they are used they are reduced, and scattered. Not before: that would be done chunk by chunk.
         scope("head", || (loss, (self.of_rows(joined(of_x), true), self.of_matrix(of_matrix, true))))
+    }
+
+    /// The logits of a chunk, capped, `f32`.
+    fn capped_logits(&self, x: Tensor, matrix: Tensor) -> Tensor {
+        let logits = self.logits(x, matrix);
+        self.config.logit_cap.map_or(logits, |cap| scope("head", || capped(logits, cap)))
     }
 
     /// The logits of a chunk, `f32`.
@@ -190,6 +203,11 @@ impl Chunked {
         let wrong = per_token.into_iter().find(|(_, given)| given.dims()[..] != x.dims()[..2]);
         wrong.map(|(what, given)| (what, format!("`[batch, length]` of the activations, {}", x.ty()), given))
     }
+}
+
+/// Logits `l` as `cap * tanh(l / cap)`.
+pub(super) fn capped(logits: Tensor, cap: f64) -> Tensor {
+    (logits * cap.recip()).tanh() * cap
 }
 
 /// Names the dimensions of a value, which is complete then, or may be a partial sum.

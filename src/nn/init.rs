@@ -11,6 +11,7 @@ use std::panic::Location;
 
 use sha2::{Digest, Sha256};
 
+use super::layer_path::LayerPath;
 use crate::ir::{DType, Literal};
 use crate::ops::{Threefry, erf_inv_f32};
 use crate::trace::{
@@ -39,11 +40,11 @@ pub fn initialize<T: Tree<Leaf = Param> + MapTree<Literal>>(params: &T, seed: u6
             Init::Constant(number) => return Literal::from_fn(ty, |_| number),
             Init::Normal(deviation) => deviation,
         };
-        let (path, first) = place_of(path.to_string());
+        let (path, [first, step]) = place_of(&path.to_string(), param);
         let key = Threefry::evaluate(key, words(&path));
         let of_layer: usize = ty.dims[param.stacked_dims..].iter().product();
         Literal::from_fn(ty, |index| {
-            let counter = counter_in_layer((first + index / of_layer) as u32, (index % of_layer) as u64);
+            let counter = counter_in_layer((first + index / of_layer * step) as u32, (index % of_layer) as u64);
             let [high, low] = Threefry::evaluate(key, counter);
             deviation * f64::from(normal_on_host(high ^ low))
         })
@@ -78,7 +79,8 @@ where
         let failed = fail(TraceErrorKind::Other(error.to_string()), place);
         return params.map(|_, _| failed);
     }
-    let places: Vec<(String, usize)> = params.paths().into_iter().map(place_of).collect();
+    let declared = params.paths().into_iter().zip(params.leaves());
+    let places: Vec<(String, [usize; 2])> = declared.map(|(path, param)| place_of(&path, &param)).collect();
     let words: Vec<[u32; 2]> = places.iter().map(|(path, _)| words(path)).collect();
     composite(place, || {
         let keys = key.fold_in_each(&words);
@@ -86,8 +88,8 @@ where
         params.map(|_, param| {
             let ty = &param.spec.ty;
             match (param.init, keys.next()) {
-                (Init::Normal(deviation), Some((key, &(_, first)))) => {
-                    let bits = key.bits_by_layer(&ty.dims, param.stacked_dims, first as u32);
+                (Init::Normal(deviation), Some((key, &(_, layers)))) => {
+                    let bits = key.bits_by_layer(&ty.dims, param.stacked_dims, layers.map(|number| number as u32));
                     (normal(bits).convert(ty.dtype.at_least_f32()) * deviation).convert(ty.dtype)
                 }
                 (Init::Constant(number) | Init::Normal(number), _) => full(ty.dtype, &ty.dims, number),
@@ -115,19 +117,11 @@ fn check_one(path: String, param: &Param) -> Result<(), InitError> {
     }
 }
 
-/// The path without the number of a layer, and the number: `layers.mlp.up` and 3 of `layers.3.mlp.up`. None where no
-/// number follows `layers`.
-pub fn layer_of(path: &str) -> Option<(String, usize)> {
-    let parts: Vec<&str> = path.split('.').collect();
-    let position = parts.windows(2).position(|pair| pair[0] == "layers" && pair[1].parse::<usize>().is_ok())?;
-    let layer = parts[position + 1].parse().ok()?;
-    let rest = [&parts[..=position], &parts[position + 2..]].concat();
-    Some((rest.join("."), layer))
-}
-
-/// Where a parameter's numbers are drawn: the path that all layers share, and the number of its only or first layer.
-fn place_of(path: String) -> (String, usize) {
-    layer_of(&path).unwrap_or((path, 0))
+/// Where a parameter's numbers are drawn: the path that all layers share, the number of its only or first layer, and
+/// how many numbers on the next is.
+fn place_of(path: &str, param: &Param) -> (String, [usize; 2]) {
+    let LayerPath { name, numbers } = LayerPath::of(path, param.stacked_dims > 0);
+    (name, numbers.map_or([0, 1], |numbers| [numbers.first, numbers.step.unwrap_or(1)]))
 }
 
 /// What is folded into the key of a seed for a parameter with this path.

@@ -1,10 +1,10 @@
 //! Multi-head latent attention: keys and values of all heads are made of one narrow vector for each token.
 
-use super::attention::{TokenPlaces, attend};
+use super::attention::{AttentionOptions, TokenPlaces, attend};
 use super::dropout::Dropout;
 use super::layout::{ALL_LATENTS, LATENT, QUERY};
-use super::norm::rms_norm;
-use super::rotary::{Rotary, rotate};
+use super::norm::{RmsNorm, rms_norm};
+use super::rotary::{Rope, Rotary, rotate};
 use crate::ops::KeyExchange;
 use crate::trace::{Tensor, concatenate, einsum};
 
@@ -36,9 +36,11 @@ crate::tree! {
     }
 }
 
-/// The sizes of latent attention.
+/// Latent attention: what its numbers are.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentConfig {
+    /// Heads.
+    pub heads: usize,
     /// Width of the narrow vector that queries are made of; 0 for none.
     pub q_lora: usize,
     /// Width of the narrow vector that keys and values are made of.
@@ -49,10 +51,16 @@ pub struct LatentConfig {
     pub rope_head_dim: usize,
     /// Width of a head's values.
     pub v_head_dim: usize,
+    /// What products of queries and keys are multiplied by.
+    pub scale: f64,
+    /// How the part that turns does: of `rope_head_dim`.
+    pub rope: Rope,
+    /// The form of the norms of the narrow vectors.
+    pub norm: RmsNorm,
 }
 
 /// Latent attention over `x` `[batch, length, embed]`, in the form for training: keys and values are made for all
-/// heads. `rotary` is of `rope_head_dim`. Scores and softmax in `f32`, the rest in the type of `x`.
+/// heads. `rotary` has the angles of [`LatentConfig::rope`]. Scores and softmax in `f32`, the rest in the type of `x`.
 ///
 /// Where the sequence is split, it is the narrow vectors that are gathered along it; each device makes keys and values
 /// of them.
@@ -61,20 +69,20 @@ pub struct LatentConfig {
 pub fn latent_attention(
     x: Tensor,
     params: &LatentAttention<Tensor>,
+    config: &LatentConfig,
     rotary: &Rotary,
     tokens: TokenPlaces,
-    epsilon: f64,
     dropout: Option<Dropout>,
 ) -> Tensor {
     let dtype = x.dtype();
     let [batch, length, _] = x.shape();
     let [heads, v_head_dim, _] = params.wo.shape();
-    let query = queries(x, &params.query, epsilon);
+    let query = queries(x, &params.query, config.norm);
     let rope = params.wk_rope.dim(-1);
     let nope = query.dim(-1).saturating_sub(rope);
     let query = concatenate(&[query.slice(-1, ..nope), rotate(query.slice(-1, nope..), rotary)], -1);
 
-    let narrow = rms_norm(einsum("bte,er->btr", &[x, params.wkv_a.convert(dtype)]), params.kv_norm, epsilon);
+    let narrow = rms_norm(einsum("bte,er->btr", &[x, params.wkv_a.convert(dtype)]), params.kv_norm, config.norm);
     let shared = einsum("bte,er->btr", &[x, params.wk_rope.convert(dtype)]);
     let turned = rotate(shared.expand(1), rotary).reshape([batch, length, rope]);
     let gather = |x: Tensor| x.with_axes_each_way(&ALL_LATENTS, &LATENT);
@@ -89,7 +97,7 @@ pub fn latent_attention(
     // Every query head has its own keys: groups of one.
     // What is gathered is narrow: keys never travel.
     let tokens = tokens.with_exchange(KeyExchange::Gather);
-    let mixed = attend([query.expand(2), key, value], tokens, ((nope + rope) as f64).powf(-0.5), dropout);
+    let mixed = attend([query.expand(2), key, value], tokens, config.scale, dropout, AttentionOptions::default());
     let mixed = mixed.reshape([batch, heads, length, v_head_dim]).with_axes(QUERY);
     einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])
 }
@@ -98,10 +106,10 @@ pub fn latent_attention(
 const ALL_HEADS: [&str; 4] = ["activation_batch", "activation_heads", "activation_kv_length", "activation_kv"];
 
 /// `[batch, heads, length, nope_head_dim + rope_head_dim]`.
-fn queries(x: Tensor, params: &LatentQuery<Tensor>, epsilon: f64) -> Tensor {
+fn queries(x: Tensor, params: &LatentQuery<Tensor>, form: RmsNorm) -> Tensor {
     let dtype = x.dtype();
     let source = match (params.wq_a, params.q_norm) {
-        (Some(down), Some(norm)) => rms_norm(einsum("bte,er->btr", &[x, down.convert(dtype)]), norm, epsilon),
+        (Some(down), Some(norm)) => rms_norm(einsum("bte,er->btr", &[x, down.convert(dtype)]), norm, form),
         _ => x,
     };
     einsum("btr,rhd->bhtd", &[source, params.wq_b.convert(dtype)]).with_axes(QUERY)

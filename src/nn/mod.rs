@@ -11,13 +11,15 @@
 //! | embedding | [`Tensor::take`](crate::trace::Tensor::take) of rows of a `[vocab, embed]` table |
 //! | normalization | [`layer_norm`], [`rms_norm`] |
 //! | attention | [`causal_attention`] over heads; [`attention`] and [`latent_attention`] with their projections |
-//! | activations | methods of [`Tensor`](crate::trace::Tensor): `relu`, `gelu`, `gelu_tanh`, `silu`, `softplus`; [`swiglu`] |
+//! | activations | methods of [`Tensor`](crate::trace::Tensor): `relu`, `gelu`, `gelu_tanh`, `silu`, `softplus`; gated ones: [`Activation`] |
+//! | rotary positions | [`rotate`] by the angles of a [`Rope`] |
 //! | experts | [`moe`](moe()) |
 //! | dropout | [`dropout`](dropout()) |
 //! | loss | [`cross_entropy`]; [`head_loss`](head_loss()) with the head's product, some positions at a time |
 //! | order of tokens over devices | [`TokenOrder`] |
-//! | whole decoders | [`DecoderConfig`] |
+//! | whole decoders | [`DecoderConfig`]: an [`Architecture`] with its [`Stack`] of layers, and how it runs |
 
+mod architecture;
 mod attention;
 mod batch_split;
 mod decoder;
@@ -27,31 +29,44 @@ mod head_loss;
 mod init;
 mod latent;
 mod layer;
+mod layer_path;
+mod layers;
 mod layout;
 mod linear;
 mod loss;
 mod mlp;
 mod moe;
 mod norm;
+mod parameters;
 mod pipelined;
 mod rotary;
+mod stack;
 mod token_order;
 
-pub use attention::{Attention, AttentionOptions, TokenPlaces, attention, causal_attention, causal_attention_with};
-pub use decoder::{Batch, Decoder, DecoderConfig, Layers};
+pub use architecture::Architecture;
+pub use attention::{
+    Attention, AttentionBias, AttentionOptions, GroupedConfig, HeadNorms, TokenPlaces, attention, causal_attention,
+    causal_attention_with,
+};
+pub use decoder::{Batch, Decoder, DecoderConfig};
 pub use dropout::{Dropout, DroppedWeights, dropout};
 pub use head_loss::{HeadLoss, head_loss};
-pub use init::{first_values, initialize, layer_of};
+pub use init::{first_values, initialize};
 pub use latent::{LatentAttention, LatentConfig, LatentQuery, latent_attention};
-pub use layer::{AttentionBlock, DecoderLayer, FeedForward, LayerLoss, LayerParts, RowInputs};
+pub use layer::{
+    Angles, AttentionBlock, AttentionConfig, DecoderLayer, FeedForward, FeedForwardConfig, LayerConfig, LayerLoss,
+    RowInputs,
+};
+pub use layer_path::{LayerNumbers, LayerPath};
 pub use layout::STREAM;
 pub use linear::{Linear, linear};
 pub use loss::{WholeBatch, cross_entropy};
-pub use mlp::{Mlp, mlp, swiglu};
+pub use mlp::{Activation, Mlp, mlp, swiglu};
 pub use moe::{
-    Dispatched, ExchangeSizes, ExpertExchange, Moe, MoeConfig, Routing, Scoring, add_shared, combine, dispatch, moe,
-    route, run_experts,
+    Dispatched, ExchangeSizes, ExpertBiases, ExpertExchange, Moe, MoeConfig, RouterGroups, Routing, Scoring,
+    add_shared, combine, dispatch, moe, route, run_experts,
 };
-pub use norm::{LayerNorm, layer_norm, rms_norm};
-pub use rotary::{Rotary, rotate};
+pub use norm::{LayerNorm, NormCast, NormWeight, RmsNorm, layer_norm, rms_norm};
+pub use rotary::{Rope, RopePairs, RopeScaling, Rotary, rotate};
+pub use stack::{LayerRun, Layers, Run, RunForm, Stack};
 pub use token_order::{ContextOrder, TokenOrder, TokenOrderError};

@@ -75,20 +75,96 @@ pub fn layer_norm(x: Tensor, params: &LayerNorm<Tensor>, epsilon: f64) -> Tensor
     })
 }
 
+/// The form of a root mean square norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RmsNorm {
+    /// Added to the mean square.
+    pub epsilon: f64,
+    /// What the normalized numbers are multiplied by.
+    pub weight: NormWeight,
+    /// Where the result gets the type of the input.
+    pub cast: NormCast,
+}
+
+/// What a norm multiplies by, of its parameter `w`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormWeight {
+    /// `w`, which starts at one.
+    #[default]
+    Plain,
+    /// `1 + w`, of a `w` that starts at zero (Gemma).
+    OnePlus,
+}
+
+/// Where a norm over a narrow type rounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormCast {
+    /// Behind the product with the weight, which is in `f32` (Gemma).
+    #[default]
+    AfterWeight,
+    /// Before the product with the weight, which is in the type of the input (Llama).
+    BeforeWeight,
+}
+
+impl From<f64> for RmsNorm {
+    /// With this epsilon, a plain weight, and the product in `f32`.
+    fn from(epsilon: f64) -> RmsNorm {
+        RmsNorm { epsilon, weight: NormWeight::default(), cast: NormCast::default() }
+    }
+}
+
+impl RmsNorm {
+    /// The form of Llama's norms.
+    pub fn llama(epsilon: f64) -> RmsNorm {
+        RmsNorm { cast: NormCast::BeforeWeight, ..RmsNorm::from(epsilon) }
+    }
+
+    /// The form of Gemma's norms.
+    pub fn gemma(epsilon: f64) -> RmsNorm {
+        RmsNorm { weight: NormWeight::OnePlus, ..RmsNorm::from(epsilon) }
+    }
+
+    /// The first value of its parameter.
+    pub(super) fn first_weight(self) -> f64 {
+        match self.weight {
+            NormWeight::Plain => 1.0,
+            NormWeight::OnePlus => 0.0,
+        }
+    }
+
+    /// What the normalized numbers are multiplied by, `f32`.
+    fn factor(self, weight: Tensor) -> Tensor {
+        let wide = weight.convert(DType::F32);
+        match self.weight {
+            NormWeight::Plain => wide,
+            NormWeight::OnePlus => wide + 1.0,
+        }
+    }
+
+    /// The result, in the type of `x`, of normalized numbers in `f32`.
+    fn scaled(self, normal: Tensor, weight: Tensor, dtype: DType) -> Tensor {
+        let factor = self.factor(weight);
+        match self.cast {
+            NormCast::AfterWeight => (normal * factor.broadcast_like(normal, -1)).convert(dtype),
+            NormCast::BeforeWeight => normal.convert(dtype) * factor.convert(dtype).broadcast_like(normal, -1),
+        }
+    }
+}
+
 /// `x * rsqrt(mean(x^2) + epsilon) * scale` over the last dimension, with statistics in `f32`. The result has the type
-/// of `x`, which must be a floating-point one. `scale` has one element for each of the last dimension's.
+/// of `x`, which must be a floating-point one. `scale` has one element for each of the last dimension's. `form` is an
+/// epsilon, or says more of it.
 ///
 /// Source: Zhang & Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
 #[track_caller]
-pub fn rms_norm(x: Tensor, scale: Tensor, epsilon: f64) -> Tensor {
+pub fn rms_norm(x: Tensor, scale: Tensor, form: impl Into<RmsNorm>) -> Tensor {
+    let form = form.into();
     composite(Location::caller(), || {
         let x = x.expect_float("the root mean square");
         let forward = move |x: Tensor, scale: Tensor| {
             let wide = x.convert(DType::F32);
-            let inverse = (wide.square().mean(-1) + epsilon).rsqrt();
-            let normal = wide * spread(inverse, wide);
-            let scaled = normal * scale.convert(DType::F32).broadcast_like(normal, -1);
-            (scaled.convert(x.dtype()), inverse)
+            let inverse = (wide.square().mean(-1) + form.epsilon).rsqrt();
+            (form.scaled(wide * spread(inverse, wide), scale, x.dtype()), inverse)
         };
         custom_vjp(
             (x, scale),
@@ -97,12 +173,12 @@ pub fn rms_norm(x: Tensor, scale: Tensor, epsilon: f64) -> Tensor {
                 let (result, inverse) = forward(x, scale);
                 (result, (x, scale, inverse))
             },
-            |(x, scale, inverse), ct| {
+            move |(x, scale, inverse), ct| {
                 let (wide, ct) = (x.convert(DType::F32), ct.convert(DType::F32));
                 let normal = wide * spread(inverse, wide);
                 let leading: Vec<i32> = (0..wide.rank() as i32 - 1).collect();
                 let scale_ct = (ct * normal).sum(leading.as_slice()).convert(scale.dtype());
-                let normal_ct = ct * scale.convert(DType::F32).broadcast_like(ct, -1);
+                let normal_ct = ct * form.factor(scale).broadcast_like(ct, -1);
                 // The norm does not change along the direction of x itself, so that part of the cotangent drops out.
                 let along = (normal_ct * normal).mean(-1);
                 let x_ct = (normal_ct - normal * spread(along, normal)) * spread(inverse, normal);

@@ -117,10 +117,12 @@ fn counters_by_row(dims: &[usize], rows: Tensor) -> [Tensor; 2] {
 }
 
 /// The counter of each element of a parameter: its row-major position within its layer, after the number of the layer.
-/// The leading `stacked` dimensions run over layers, from number `first` on.
-fn counters_by_layer(dims: &[usize], stacked: usize, first: u32) -> [Tensor; 2] {
+/// The leading `stacked` dimensions run over layers, from number `first` on, every `step`-th.
+fn counters_by_layer(dims: &[usize], stacked: usize, [first, step]: [u32; 2]) -> [Tensor; 2] {
     let ty = TensorType::new(DType::U32, dims);
-    let layer = positions(&ty, 0..stacked) + constant_word(&ty, first.into());
+    let place = positions(&ty, 0..stacked);
+    let place = if step == 1 { place } else { place * constant_word(&ty, step.into()) };
+    let layer = place + constant_word(&ty, first.into());
     if dims[stacked..].iter().product::<usize>() <= u32::MAX as usize {
         return [layer, positions(&ty, stacked..dims.len())];
     }
@@ -353,8 +355,8 @@ impl Key<Tensor> {
     /// Random `u32` bits, of which each element's depend on its layer and its position within the layer. The leading
     /// `stacked` dimensions run over layers, from number `first` on.
     #[track_caller]
-    pub(crate) fn bits_by_layer(self, dims: &[usize], stacked: usize, first: u32) -> Tensor {
-        composite(Location::caller(), || random_bits(self, DType::U32, counters_by_layer(dims, stacked, first)))
+    pub(crate) fn bits_by_layer(self, dims: &[usize], stacked: usize, layers: [u32; 2]) -> Tensor {
+        composite(Location::caller(), || random_bits(self, DType::U32, counters_by_layer(dims, stacked, layers)))
     }
 
     /// Random bits of an unsigned integer type.

@@ -22,6 +22,13 @@ pub enum PathPart {
     Field(&'static str),
     /// An element of a vector, array or tuple.
     Element(usize),
+    /// Several elements in one, such as every second from 1 on: `1::2`.
+    Every {
+        /// The first of them.
+        first: usize,
+        /// From one to the next.
+        step: usize,
+    },
 }
 
 impl From<&'static str> for PathPart {
@@ -64,6 +71,7 @@ impl fmt::Display for Path {
             match part {
                 PathPart::Field(name) => f.write_str(name)?,
                 PathPart::Element(index) => write!(f, "{index}")?,
+                PathPart::Every { first, step } => write!(f, "{first}::{step}")?,
             }
         }
         Ok(())

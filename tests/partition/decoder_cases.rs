@@ -12,8 +12,8 @@
 use std::fmt;
 
 use meshloom::compile::LOCAL_PASSES;
-use meshloom::ir::{DType, Literal};
-use meshloom::nn::{Batch, DecoderConfig};
+use meshloom::ir::Literal;
+use meshloom::nn::{Architecture, Batch, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
 use meshloom::pjrt::SliceLevels;
@@ -99,27 +99,16 @@ impl Variant {
 
     pub fn model(&self) -> Model {
         let Sizes { batch, length, embed, heads, kv_heads, head_dim, mlp, vocab, layers, .. } = self.sizes;
-        let model = DecoderConfig {
-            layers,
-            embed,
-            heads,
-            kv_heads,
-            head_dim,
-            mlp,
-            vocab,
+        let layer = LayerConfig::llama(GroupedConfig::llama(heads, kv_heads, head_dim, 10_000.0), mlp, 1e-5);
+        let architecture = Architecture {
             tied_embeddings: self.tied,
-            param_dtype: DType::F32,
-            compute_dtype: DType::F32,
+            ..Architecture::llama(embed, vocab, Stack::uniform(layer, layers), 1e-5)
+        };
+        let model = DecoderConfig {
             scan_layers: self.scanned,
             remat: self.remat.clone(),
-            pipeline: None,
-            exchange: meshloom::ops::KeyExchange::Gather,
-            order: meshloom::nn::TokenOrder::default(),
-            rope_theta: 10_000.0,
-            norm_epsilon: 1e-5,
-            z_loss: 0.0,
             loss_chunks: if self.chunked { 4 } else { 1 },
-            parts: Default::default(),
+            ..DecoderConfig::new(architecture)
         };
         let step = TrainStep {
             model,

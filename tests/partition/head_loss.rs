@@ -42,7 +42,7 @@ impl Case {
     fn of_tokens(self, (x, matrix): (Tensor, Tensor), targets: Tensor, weights: Tensor) -> Tensor {
         let Case { tied, z_loss, .. } = self;
         if let Some(chunks) = self.chunks {
-            return head_loss(&HeadLoss { tied, z_loss, chunks }, x, matrix, targets, weights);
+            return head_loss(&HeadLoss { tied, z_loss, chunks, logit_cap: None }, x, matrix, targets, weights);
         }
         let formula = if tied { "bte,ve->btv" } else { "bte,ev->btv" };
         let logits = einsum_with(formula, &[x, matrix.convert(x.dtype())], F32);

@@ -4,9 +4,8 @@
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::hlo::text::{TextOptions, print};
-use meshloom::ir::{DType, Graph};
-use meshloom::nn::{Batch, DecoderConfig};
-use meshloom::ops::RematPolicy;
+use meshloom::ir::Graph;
+use meshloom::nn::{Architecture, Batch, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, Tensor, Tree, value_and_grad};
 use support::eight_devices::compile;
@@ -16,29 +15,9 @@ const LENGTH: usize = 24;
 
 /// A small model all of whose parts can be told apart by their sizes, and be cut into eight.
 fn model() -> DecoderConfig {
-    DecoderConfig {
-        layers: 2,
-        embed: 56,
-        heads: 8,
-        kv_heads: 8,
-        head_dim: 6,
-        mlp: 80,
-        // Large enough for a lookup's rows to be less than the table.
-        vocab: 512,
-        tied_embeddings: false,
-        param_dtype: DType::F32,
-        compute_dtype: DType::F32,
-        scan_layers: true,
-        remat: RematPolicy::None,
-        pipeline: None,
-        exchange: meshloom::ops::KeyExchange::Gather,
-        order: meshloom::nn::TokenOrder::default(),
-        rope_theta: 1e4,
-        norm_epsilon: 1e-5,
-        z_loss: 0.0,
-        loss_chunks: 1,
-        parts: Default::default(),
-    }
+    let layer = LayerConfig::llama(GroupedConfig::llama(8, 8, 6, 1e4), 80, 1e-5);
+    // The vocabulary is large enough for a lookup's rows to be less than the table.
+    DecoderConfig::new(Architecture::llama(56, 512, Stack::uniform(layer, 2), 1e-5))
 }
 
 /// A step of plain gradient descent, whose text is short: the loss and the new parameters, in place of the old. With

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::{DType, Graph, Literal};
-use meshloom::nn::{Mlp, Moe, MoeConfig, Scoring};
+use meshloom::nn::{ExpertBiases, Mlp, Moe, MoeConfig, Scoring};
 use meshloom::sharding::{Mesh, Rule, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, value_and_grad};
 
@@ -43,6 +43,13 @@ pub fn parameters(embed: usize, config: &MoeConfig) -> Moe<TensorSpec> {
         gate: up(),
         up: up(),
         down: spec(&[count, mlp, embed], &["exp", "mlp", "embed_no_exp_moe"]),
+        router_bias: config.router_bias.then(|| spec(&[count], &[""])),
+        choice_bias: config.choice_bias.then(|| spec(&[count], &[""])),
+        biases: config.biases.then(|| ExpertBiases {
+            gate: spec(&[count, mlp], &["exp", "mlp"]),
+            up: spec(&[count, mlp], &["exp", "mlp"]),
+            down: spec(&[count, embed], &["exp", "embed_no_exp_moe"]),
+        }),
         shared: (shared > 0).then(|| Mlp {
             gate: shared_up(),
             up: shared_up(),

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, Literal, Name, Phase, TensorType};
-use meshloom::nn::{Batch, Decoder, DecoderConfig};
+use meshloom::nn::{Architecture, Batch, Decoder, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::optim::{AdamW, AdamWState, Decay, LearningRate, Optimizer, OptimizerState};
 use meshloom::trace::{Function, MapTree, Param, Subtree, TensorSpec, Tree, value_and_grad};
@@ -53,28 +53,16 @@ impl Golden {
     }
 
     fn model(&self, scan_layers: bool, remat: RematPolicy) -> DecoderConfig {
-        DecoderConfig {
-            layers: self.setting("model.layers"),
-            embed: self.setting("model.embed"),
-            heads: self.setting("model.heads"),
-            kv_heads: self.setting("model.kv_heads"),
-            head_dim: self.setting("model.head_dim"),
-            mlp: self.setting("model.mlp"),
-            vocab: self.setting("model.vocab"),
+        let [heads, kv_heads, head_dim] =
+            ["heads", "kv_heads", "head_dim"].map(|key| self.setting(&format!("model.{key}")));
+        let attention = GroupedConfig::llama(heads, kv_heads, head_dim, 1e4);
+        let layer = LayerConfig::llama(attention, self.setting("model.mlp"), 1e-5);
+        let stack = Stack::uniform(layer, self.setting("model.layers"));
+        let architecture = Architecture {
             tied_embeddings: self.setting("model.tied_embeddings"),
-            param_dtype: DType::F32,
-            compute_dtype: DType::F32,
-            scan_layers,
-            remat,
-            pipeline: None,
-            exchange: meshloom::ops::KeyExchange::Gather,
-            order: meshloom::nn::TokenOrder::default(),
-            rope_theta: 1e4,
-            norm_epsilon: 1e-5,
-            z_loss: 0.0,
-            loss_chunks: 1,
-            parts: Default::default(),
-        }
+            ..Architecture::llama(self.setting("model.embed"), self.setting("model.vocab"), stack, 1e-5)
+        };
+        DecoderConfig { scan_layers, remat, ..DecoderConfig::new(architecture) }
     }
 
     fn step(&self, model: DecoderConfig) -> TrainStep {
@@ -105,12 +93,13 @@ impl Golden {
 
     /// Parameters or gradients; those of single layers are put together where the model wants them stacked.
     fn params(&self, model: &DecoderConfig, what: &str) -> Decoder<Literal> {
+        let layer_count = model.architecture.stack.layer_count();
         model.parameters().map(|path, param: &Param| {
             let path = path.to_string();
             let literal = match path.strip_prefix("layers.").filter(|_| param.stacked_dims > 0) {
                 None => self.literal(&format!("{what}.{path}")),
                 Some(rest) => {
-                    let layers = (0..model.layers).map(|layer| self.literal(&format!("{what}.layers.{layer}.{rest}")));
+                    let layers = (0..layer_count).map(|layer| self.literal(&format!("{what}.layers.{layer}.{rest}")));
                     let bytes: Vec<u8> = layers.flat_map(|layer| layer.bytes().to_vec()).collect();
                     Literal::from_bytes(param.spec.ty.clone(), bytes).expect("layers of one size")
                 }
@@ -307,7 +296,7 @@ fn segments_do_not_see_each_other() {
         let mut other = batch.clone();
         let mut tokens = batch.tokens.to_vec::<i32>().expect("s32");
         let token = &mut tokens[changed.0 * length + changed.1];
-        *token = (*token + 1) % model.vocab as i32;
+        *token = (*token + 1) % model.architecture.vocab as i32;
         other.tokens = Literal::from_slice(&batch.tokens.ty().dims, &tokens).expect("tokens");
         let (left, right) = (loss(&batch), loss(&other));
         assert_eq!(left != right, matters, "token {changed:?}, losses of {counted:?}: {left:?} and {right:?}");
@@ -344,7 +333,8 @@ fn dots_and_residuals(graph: &Graph) -> String {
 
 fn step_graph(layers: usize, scan_layers: bool, remat: RematPolicy) -> Graph {
     let golden = Golden::load(false);
-    let model = DecoderConfig { layers, ..golden.model(scan_layers, remat) };
+    let mut model = golden.model(scan_layers, remat);
+    model.architecture.stack.cycles = layers;
     let function = golden.step(model).trace().expect("it traces");
     lower(function.graph(), &LowerOptions::default()).expect("it lowers").graph().clone()
 }

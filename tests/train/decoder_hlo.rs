@@ -5,7 +5,9 @@ use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, PartitionMode, lower};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{DType, Graph};
-use meshloom::nn::{Batch, DecoderConfig, Layers, Rotary, RowInputs, TokenPlaces};
+use meshloom::nn::{
+    Angles, Architecture, Batch, DecoderConfig, GroupedConfig, LayerConfig, Layers, RowInputs, Stack, TokenPlaces,
+};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
@@ -27,36 +29,18 @@ const LENGTH: usize = 4;
 
 /// The smallest model all of whose parts can be told apart by their sizes.
 fn model(scan_layers: bool, remat: RematPolicy) -> DecoderConfig {
-    DecoderConfig {
-        // A loop has the same text for any number of layers; unrolled, one is enough to see.
-        layers: if scan_layers { 3 } else { 1 },
-        embed: 24,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 6,
-        mlp: 40,
-        vocab: 32,
-        tied_embeddings: false,
-        param_dtype: DType::F32,
-        compute_dtype: DType::F32,
-        scan_layers,
-        remat,
-        pipeline: None,
-        exchange: meshloom::ops::KeyExchange::Gather,
-        order: meshloom::nn::TokenOrder::default(),
-        rope_theta: 1e4,
-        norm_epsilon: 1e-5,
-        z_loss: 0.0,
-        loss_chunks: 1,
-        parts: Default::default(),
-    }
+    // A loop has the same text for any number of layers; unrolled, one is enough to see.
+    let layers = if scan_layers { 3 } else { 1 };
+    let layer = LayerConfig::llama(GroupedConfig::llama(4, 2, 6, 1e4), 40, 1e-5);
+    let architecture = Architecture::llama(24, 32, Stack::uniform(layer, layers), 1e-5);
+    DecoderConfig { scan_layers, remat, ..DecoderConfig::new(architecture) }
 }
 
 fn layer_input(model: &DecoderConfig) -> LayerInput<TensorSpec> {
     let batch = Batch::specs(BATCH, LENGTH);
     LayerInput {
         layers: model.parameters().layers.map(|_, param| param.spec.clone()),
-        x: TensorSpec::new(DType::F32, [BATCH, LENGTH, model.embed]).with_axes(&[
+        x: TensorSpec::new(DType::F32, [BATCH, LENGTH, model.architecture.embed]).with_axes(&[
             "activation_batch",
             "activation_length",
             "activation_embed",
@@ -67,8 +51,8 @@ fn layer_input(model: &DecoderConfig) -> LayerInput<TensorSpec> {
 }
 
 fn run_layers(model: &DecoderConfig, layers: &Layers<Tensor>, input: &LayerInput<Tensor>) -> Tensor {
-    let rotary = Rotary::new(input.positions, model.head_dim, model.rope_theta);
-    let rows = RowInputs { rotary: &rotary, tokens: TokenPlaces::of_rows(input.segment_ids) };
+    let angles = Angles::new(input.positions, model.architecture.stack.layers());
+    let rows = RowInputs { angles: &angles, tokens: TokenPlaces::of_rows(input.segment_ids) };
     model.layer_stack(input.x, layers, rows, None).0
 }
 

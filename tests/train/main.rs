@@ -19,6 +19,7 @@ mod overlap;
 mod platforms;
 mod precision;
 mod profile;
+mod published;
 mod robustness;
 mod run_config;
 mod runs;

@@ -88,6 +88,8 @@ fn pipeline_example_configs() {
 fn round_trip() {
     assert_snapshot!(check("", &[]), @r#"
     [model]
+    preset = ""
+    config = ""
     family = "llama"
     layers = 4
     embed = 256
@@ -256,6 +258,7 @@ fn round_trip() {
     [pipeline]
     microbatches = 4
     repeats = 2
+    layers = 0
     layers_per_stage = 2
     weights = "bsw"
     schedule = "circular"
@@ -337,14 +340,14 @@ fn overrides() {
 
 #[test]
 fn unknown_keys() {
-    assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, attention_dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, expert_capacity, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, loss_chunks, batch_split"#);
+    assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: preset, config, family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, attention_dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, expert_capacity, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, loss_chunks, batch_split"#);
     assert_snapshot!(check("[modle]\n", &[]), @r#"run.toml:1:2: unknown key modle (did you mean "model"?); allowed: model, data, train, checkpoint, mesh, rules, remat, kernels, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, checkpoint, mesh, rules, remat, kernels, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, master_copies, clip_norm, eval_every, eval_batches"#);
     assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
     assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, uneven, params, compute, optimizer"#);
     assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list, override"#);
-    assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, attention_dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, expert_capacity, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, loss_chunks, batch_split"#);
+    assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: preset, config, family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, attention_dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, expert_capacity, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, loss_chunks, batch_split"#);
     assert_snapshot!(check("[data]\ntext = \"a.txt\"\n", &[]), @r#"run.toml:2:1: unknown key data.text (it is data.sources now, a list: data.sources = ["file.txt"]); allowed: sources, weights, field, documents, bad_lines, shuffle_window, validation, tokenizer, cache"#);
 }
 
@@ -576,7 +579,7 @@ fn impossible_pipelines_and_replicas() {
     assert_snapshot!(one(&["pipeline.repeats=2"]), @r#"--set pipeline.schedule=1f1b: pipeline.schedule is "1f1b": the schedule 1f1b has one repeat, not 2: use the circular one"#);
     assert_snapshot!(one(&["pipeline.weights=per-iteration"]), @r#"--set pipeline.weights=per-iteration: pipeline.weights is "per-iteration": the schedule 1f1b does not go with weights gathered per iteration: use "gather-once" or "bsw", which are the same for one repeat"#);
     assert_snapshot!(one(&["pipeline.delay_forwarding=true"]), @"--set pipeline.delay_forwarding=true: pipeline.delay_forwarding is true: the schedule 1f1b does not go with delayed forwarding: its transfers overlap with the other direction's compute anyway");
-    assert_snapshot!(one(&["model.layers=3"]), @"--set model.layers=3: model.layers is 3: it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is 2 * 1 * 1 = 2");
+    assert_snapshot!(one(&["model.layers=3"]), @"--set model.layers=3: model.layers is 3: it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is 2 * 1 * 1 = 2; or give pipeline.layers = 2, and the other layers run around it");
     let diloco = |overrides: &[&str]| check("", &[&["mesh.axes=diloco=2,fsdp=4"], overrides].concat());
     assert_snapshot!(diloco(&[]), @r#"--set mesh.axes=diloco=2,fsdp=4: mesh.axes is "diloco=2,fsdp=4": an axis "diloco" needs a section [diloco]: add it, or give its devices to another axis"#);
     assert_snapshot!(diloco(&["diloco.replicas=4"]), @r#"--set diloco.replicas=4: diloco.replicas is 4: it must be the size of the mesh axis "diloco", which is 2"#);
@@ -694,8 +697,10 @@ fn constants_are_keys() {
         r#"train.no_decay=["embedding","*.wo"]"#,
     ];
     let step = read("", &settings).train_step().unwrap();
-    let model = (step.model.rope_theta, step.model.norm_epsilon, step.model.z_loss);
-    assert_eq!(model, (5e5, 1e-6, 1e-4));
+    let architecture = &step.model.architecture;
+    let layer = &architecture.stack.cycle[0];
+    let epsilons = [layer.norm.epsilon, architecture.final_norm.epsilon];
+    assert_eq!((layer.rope().theta, epsilons, step.model.z_loss), (5e5, [1e-6; 2], 1e-4));
     let expected = LearningRate { peak: 3e-3, warmup: 20, steps: 200, floor: 0.0, decay: Decay::Last(30) };
     assert_eq!(step.schedule, expected);
     let no_decay = vec!["embedding".to_owned(), "*.wo".to_owned()];

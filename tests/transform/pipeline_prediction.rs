@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::nn::{Layers, STREAM};
+use meshloom::nn::STREAM;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::sharding::{MeshAxis, Role};
 use meshloom::trace::{TensorSpec, Tree};
@@ -73,7 +73,7 @@ fn expected(config: &RunConfig) -> Traffic {
     let stage: Vec<MeshAxis> = mesh.axis("stage").into_iter().collect();
     add(CollectiveKind::CollectivePermute, &stage, bytes, train.microbatches * counts.permutes);
     let decoder = config.decoder().unwrap();
-    let Layers::Stacked(layers) = decoder.parameters().layers else { panic!("stacked layers") };
+    let layers = decoder.parameters().layers;
     for (path, param) in layers.paths().into_iter().zip(layers.leaves()) {
         let mut used = param.spec.clone();
         used.ty.dtype = decoder.dtype_in_use(&path, &param);

@@ -42,10 +42,10 @@ impl RunConfig {
     /// Model, mesh and rules do not fit together.
     pub fn pipeline_alternatives(&self) -> Result<(Vec<Alternative>, Vec<RefusedAlternative>), Error> {
         let (mut possible, mut refused) = (Vec::new(), Vec::new());
-        let (Some(own), Some(options)) = (&self.pipeline, self.pipeline_options()?) else {
+        let Some(own) = &self.pipeline else {
             return Ok((possible, refused));
         };
-        for pipeline in plans(own).into_iter().chain(splits(own, self.model.layers / options.stages)) {
+        for pipeline in plans(own).into_iter().chain(splits(own, own.repeats * own.layers_per_stage)) {
             let configured = pipeline == *own;
             let (repeats, layers_per_stage) = (pipeline.repeats, pipeline.layers_per_stage);
             let other = RunConfig { pipeline: Some(pipeline), ..self.clone() };

@@ -1,6 +1,6 @@
 //! Other ways for the same attention over a sequence that is split.
 
-use super::config::{ConfigError, ModelFamily, PartitionMode, RunConfig};
+use super::config::{ConfigError, PartitionMode, RunConfig};
 use crate::Error;
 use meshloom::hlo::analysis::ModuleMemory;
 use meshloom::kernels::Kernels;
@@ -82,10 +82,7 @@ impl RunConfig {
         if self.context_parts(&self.placement()?) == 1 {
             return Ok((possible, refused));
         }
-        let exchanges = match self.model.family {
-            ModelFamily::Deepseek => &[KeyExchange::Gather][..],
-            ModelFamily::Llama | ModelFamily::Mixtral => &KeyExchange::ALL,
-        };
+        let exchanges = if self.has_latent_attention() { &[KeyExchange::Gather][..] } else { &KeyExchange::ALL };
         for &exchange in exchanges {
             for order in ContextOrder::ALL {
                 let mut other = self.clone();

@@ -101,7 +101,8 @@ impl RunConfig {
             Some(format!("fragments are used {overlap} late, but no transfer overlaps with a step: {why}"))
         };
         let unused = self.unused_keys(has_validation);
-        unused.into_iter().chain(self.endless_warmup()).chain(late.and_then(problem)).collect()
+        let unknown = self.unknown_keys_of_model();
+        unused.into_iter().chain(unknown).chain(self.endless_warmup()).chain(late.and_then(problem)).collect()
     }
 }
 

@@ -38,6 +38,7 @@ mod devices;
 pub mod diloco;
 mod error;
 mod evaluate;
+pub mod families;
 pub mod metrics;
 mod model;
 pub mod parameters;

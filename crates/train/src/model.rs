@@ -164,8 +164,6 @@ impl Model for DecoderConfig {
 
     /// The cross entropy alone, without the load-balance loss.
     fn for_evaluation(&self) -> DecoderConfig {
-        let mut model = DecoderConfig { z_loss: 0.0, ..self.clone() };
-        model.parts.routed.load_balance_weight = 0.0;
-        model
+        DecoderConfig { z_loss: 0.0, load_balance_weight: 0.0, ..self.clone() }
     }
 }

@@ -80,14 +80,7 @@ impl RunConfig {
     fn decoder_on(&self, placement: &Placement) -> Result<DecoderConfig, ConfigError> {
         let model = &self.model;
         Ok(DecoderConfig {
-            layers: model.layers,
-            embed: model.embed,
-            heads: model.heads,
-            kv_heads: model.kv_heads,
-            head_dim: model.head_dim,
-            mlp: model.mlp,
-            vocab: model.vocab,
-            tied_embeddings: model.tied_embeddings,
+            architecture: self.architecture_on(placement),
             param_dtype: model.param_dtype,
             compute_dtype: model.compute_dtype,
             scan_layers: model.scan_layers,
@@ -95,11 +88,10 @@ impl RunConfig {
             pipeline: self.pipeline_of(placement.axis_size("stage"))?,
             exchange: self.kernels.context,
             order: self.token_order_on(placement),
-            rope_theta: model.rope_theta,
-            norm_epsilon: model.norm_epsilon,
             z_loss: self.train.z_loss,
+            load_balance_weight: if self.has_experts() { model.load_balance_weight } else { 0.0 },
             loss_chunks: self.loss_chunks_on(placement),
-            parts: self.layer_parts_on(placement),
+            batch_split: model.batch_split,
         })
     }
 

@@ -3,7 +3,7 @@
 use crate::error::{Error, Execution, execute};
 use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::ir::{DType, InternalError, Literal, TensorType};
-use meshloom::nn::{Decoder, DecoderConfig, ExpertExchange, TokenOrder};
+use meshloom::nn::{Decoder, DecoderConfig};
 use meshloom::pjrt::{Array, Client};
 use meshloom::trace::{Function, MapTree, Param, TensorSpec, Tree};
 
@@ -49,14 +49,9 @@ impl Sampler {
         };
         let function = Function::trace("next_token", input, |input| {
             let (model, params) = model.without_pipeline(&input.params);
-            // One device has all tokens and all experts.
-            let mut model = DecoderConfig { order: TokenOrder::default(), ..model };
-            let routed = &mut model.parts.routed;
-            (routed.expert_groups, routed.batch_parts, routed.sequence_parts) = (1, 1, 1);
-            routed.exchange = ExpertExchange::Gather;
-            let logits = model.logits(&params, input.tokens, input.segment_ids, input.positions);
-            let zero = input.last.zeros_like();
-            logits.dynamic_slice(&[zero, input.last, zero], [1, 1, model.vocab]).reshape([model.vocab])
+            let logits = model.on_one_device().logits(&params, input.tokens, input.segment_ids, input.positions);
+            let (zero, vocab) = (input.last.zeros_like(), model.architecture.vocab);
+            logits.dynamic_slice(&[zero, input.last, zero], [1, 1, vocab]).reshape([vocab])
         })?;
         let program = lower(function.graph(), &LowerOptions::default().on(client.platform()))?.compile(client)?;
         let put = |(index, (path, param)): (usize, (String, Param))| -> Result<Array, Error> {

@@ -15,7 +15,7 @@ use super::slots::{self, Slots};
 use super::{ExpertExchange, Moe, MoeConfig, Routing};
 use crate::ir::{DType, Name};
 use crate::nn::layout::{GATHERED_CHOICES, GATHERED_TOKENS, ROUTED_CHOICES, STREAM};
-use crate::nn::mlp::swiglu;
+use crate::nn::mlp::Activation;
 use crate::ops::WithAxes;
 use crate::trace::{Place, Tensor, VmapOptions, arange, label, ragged_dot, sort_together, vmap_with, zeros};
 
@@ -88,6 +88,8 @@ struct Group {
     up: Tensor,
     /// `[experts, mlp, embed]`.
     down: Tensor,
+    /// Of gate and up, if they have any: `[experts, mlp]`.
+    biases: Option<(Tensor, Tensor)>,
 }
 
 /// Some positions of some rows.
@@ -112,7 +114,7 @@ struct Part {
 pub fn run_experts(dispatched: &Dispatched, params: &Moe<Tensor>, config: &MoeConfig) -> Tensor {
     match &dispatched.0 {
         Form::Gathered(gathered) => run_groups(gathered, params, config),
-        Form::InSlots(slots) => slots::run(slots, params),
+        Form::InSlots(slots) => slots::run(slots, params, config),
     }
 }
 
@@ -122,6 +124,7 @@ fn run_groups(dispatched: &Gathered, params: &Moe<Tensor>, config: &MoeConfig) -
     let place = Location::caller();
     let dtype = dispatched.tokens.dtype();
     let [gate, up, down] = [params.gate, params.up, params.down].map(|weight| weight.convert(dtype));
+    let biases = params.biases.as_ref().map(|biases| (biases.gate.convert(dtype), biases.up.convert(dtype)));
     let [batch, length, embed] = dispatched.tokens.shape();
     let groups = config.expert_groups.max(1);
     let parts = [config.batch_parts.max(1), config.sequence_parts.max(1)];
@@ -140,26 +143,25 @@ fn run_groups(dispatched: &Gathered, params: &Moe<Tensor>, config: &MoeConfig) -
             let by_length = VmapOptions::default().named(GATHERED_TOKENS[1]);
             vmap_with(by_length, parts, |(tokens, experts, weights)| {
                 let [experts, weights] = [experts, weights].map(|x| x.reshape([x.dim(0) * x.dim(1)]));
-                run_group(group, Part { tokens, experts, weights })
+                run_group(group, Part { tokens, experts, weights }, config.activation)
             })
         })
     };
     let results = if groups == 1 {
-        run(Group { gate, up, down }, (tokens, experts, weights))
+        run(Group { gate, up, down, biases }, (tokens, experts, weights))
     } else {
         let per_group = config.experts / groups;
-        let cut = |weight: Tensor| {
-            let [_, rows, columns] = weight.shape();
-            weight.reshape([groups, per_group, rows, columns])
-        };
+        let cut = |weight: Tensor| weight.reshape([&[groups, per_group], &weight.dims()[1..]].concat());
         // Each group has its own copy, which is none where each device has one group. libtpu (0.0.51) fails over some
         // lookups in a tensor that only the positions have one more dimension than.
         let copied = |x: Tensor| x.expand(0).broadcast_to([&[groups][..], &x.dims()].concat());
         let first = arange(DType::S32, groups) * per_group as f64;
         let by_group = VmapOptions::default().named("activation_exp");
-        let inputs = ((cut(gate), cut(up), cut(down), first), (copied(tokens), copied(weights)));
-        let results = vmap_with(by_group, inputs, |((gate, up, down, first), (tokens, weights))| {
-            run(Group { gate, up, down }, (tokens, experts - first.broadcast_to(experts.dims()), weights))
+        let biases = biases.map(|(gate, up)| (cut(gate), cut(up)));
+        let inputs = ((cut(gate), cut(up), cut(down), biases, first), (copied(tokens), copied(weights)));
+        let results = vmap_with(by_group, inputs, |((gate, up, down, biases, first), (tokens, weights))| {
+            let group = Group { gate, up, down, biases };
+            run(group, (tokens, experts - first.broadcast_to(experts.dims()), weights))
         });
         results.sum(0)
     };
@@ -192,7 +194,7 @@ fn misfit(count: usize, what: &str, parts: usize) -> Option<(String, String)> {
 }
 
 /// What a group of experts makes of a part: `[tokens, embed]`, zero for tokens that chose none of them.
-fn run_group(group: Group, part: Part) -> Tensor {
+fn run_group(group: Group, part: Part, activation: Activation) -> Tensor {
     let [token_count, embed] = part.tokens.shape();
     let [count, _, _] = group.gate.shape();
     let [choices] = part.experts.shape();
@@ -208,7 +210,17 @@ fn run_group(group: Group, part: Part) -> Tensor {
     let token = choice / per_token.max(1) as f64;
     let tokens = part.tokens.at(&[token]).in_bounds().get();
     let weights = part.weights.at(&[choice]).in_bounds().unique().get().convert(tokens.dtype());
-    let hidden = swiglu(ragged_dot(tokens, group.gate, sizes), ragged_dot(tokens, group.up, sizes)).named("mlp_hidden");
+    let product = |matrices: Tensor, bias: Option<Tensor>| {
+        let product = ragged_dot(tokens, matrices, sizes);
+        match bias {
+            // Rows behind those of the group have an expert out of range.
+            Some(bias) => product + bias.at(&[sorted[0].slice(0, ..most)]).fill(0.0).get(),
+            None => product,
+        }
+    };
+    let gate = product(group.gate, group.biases.map(|(gate, _)| gate));
+    let up = product(group.up, group.biases.map(|(_, up)| up));
+    let hidden = activation.of(gate, up).named("mlp_hidden");
     // Weighted before the last product, which is linear: so its result is not needed again for the gradient of the
     // weights.
     let weighted = hidden * weights.broadcast_like(hidden, [0]);

@@ -25,7 +25,7 @@ pub use experts::{Dispatched, combine, dispatch, run_experts};
 pub use router::{Routing, Scoring, route};
 
 use super::layout::{enter_block, leave_block};
-use super::mlp::{Mlp, mlp};
+use super::mlp::{Activation, Mlp, mlp};
 use crate::trace::Tensor;
 
 crate::tree! {
@@ -39,9 +39,42 @@ crate::tree! {
         pub up: T,
         /// `[experts, moe_mlp, embed]`.
         pub down: T,
+        /// Added to the logits of the router: `[experts]`.
+        pub router_bias: Option<T>,
+        /// Added to scores where experts are chosen, not to their weights: `[experts]`. No gradient flows into it.
+        pub choice_bias: Option<T>,
+        /// Biases of the experts.
+        pub biases: Option<ExpertBiases<T>>,
         /// The experts that every token goes through, as one block.
         pub shared: Option<Mlp<T>>,
     }
+
+    /// Biases of routed experts.
+    pub struct ExpertBiases<T> {
+        /// `[experts, moe_mlp]`.
+        pub gate: T,
+        /// `[experts, moe_mlp]`.
+        pub up: T,
+        /// `[experts, embed]`.
+        pub down: T,
+    }
+}
+
+impl<T> Moe<T> {
+    /// Experts without biases and without shared ones.
+    pub fn new(router: T, gate: T, up: T, down: T) -> Moe<T> {
+        Moe { router, gate, up, down, router_bias: None, choice_bias: None, biases: None, shared: None }
+    }
+}
+
+/// Groups of experts, of which a token chooses some before it chooses experts: a group's score is the sum of its two
+/// best (DeepSeek-V3, arXiv 2412.19437, section 2.1.2: node-limited routing).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouterGroups {
+    /// Number of groups; a divisor of the experts, which leaves two or more in a group.
+    pub count: usize,
+    /// How many a token chooses.
+    pub chosen: usize,
 }
 
 /// The shape of a block of routed experts. By default there are none.
@@ -55,14 +88,22 @@ pub struct MoeConfig {
     pub mlp: usize,
     /// Number of experts that every token goes through besides; their inner width is this times `mlp`.
     pub shared_experts: usize,
+    /// What an expert makes of the products with its two first matrices.
+    pub activation: Activation,
     /// How scores come of the router's logits.
     pub scoring: Scoring,
+    /// Whether the router's logits have a bias.
+    pub router_bias: bool,
+    /// Whether scores have a bias where experts are chosen.
+    pub choice_bias: bool,
+    /// Groups of which a token chooses some first.
+    pub groups: Option<RouterGroups>,
+    /// Whether experts have biases.
+    pub biases: bool,
     /// Whether the weights of a token's experts add up to `weight_scale`.
     pub normalize_weights: bool,
     /// What weights are multiplied by.
     pub weight_scale: f64,
-    /// Factor of the load-balance loss.
-    pub load_balance_weight: f64,
     /// How many slots an expert has for the tokens of a row, as a multiple of those that it needs where experts are
     /// used evenly ([`MoeConfig::capacity`]). Of the tokens of a row that choose it, the first get its slots; the
     /// others get nothing from it. With none, no token is dropped.
@@ -87,10 +128,14 @@ impl Default for MoeConfig {
             experts_per_token: 2,
             mlp: 0,
             shared_experts: 0,
+            activation: Activation::Silu,
             scoring: Scoring::Softmax,
+            router_bias: false,
+            choice_bias: false,
+            groups: None,
+            biases: false,
             normalize_weights: true,
             weight_scale: 1.0,
-            load_balance_weight: 0.01,
             capacity_factor: None,
             exchange: ExpertExchange::Gather,
             expert_groups: 1,
@@ -104,21 +149,27 @@ impl Default for MoeConfig {
 /// `x`, except the router in `f32`. Returns what the block adds to the stream, and the load-balance loss (a scalar
 /// `f32`, see [`Routing`]).
 ///
-/// An expert computes `down(silu(gate(x)) * up(x))`; a token's result is the sum over its experts, weighted.
+/// An expert computes `down(silu(gate(x)) * up(x))`, or with another [`Activation`], and with biases if it has any; a
+/// token's result is the sum over its experts, weighted.
 ///
 /// Source: Shazeer et al., "Outrageously Large Neural Networks", arXiv 1701.06538; Jiang et al., "Mixtral of Experts",
 /// arXiv 2401.04088; without capacity as Gale et al., "MegaBlocks", arXiv 2211.15841.
 pub fn moe(x: Tensor, params: &Moe<Tensor>, config: &MoeConfig) -> (Tensor, Tensor) {
-    let routing = route(x, params.router, config);
+    let routing = route(x, params, config);
     let dispatched = dispatch(x, &routing, config);
     let routed = combine(run_experts(&dispatched, params, config), &dispatched);
-    (add_shared(x, routed, params), routing.load_balance_loss)
+    (add_shared(x, routed, &routing, params, config), routing.load_balance_loss)
 }
 
-/// What the routed experts made of `x`, with what the shared ones make of it.
-pub fn add_shared(x: Tensor, routed: Tensor, params: &Moe<Tensor>) -> Tensor {
+/// What the routed experts made of `x`, with what the shared ones make of it, and the routed ones' last biases.
+pub fn add_shared(x: Tensor, routed: Tensor, routing: &Routing, params: &Moe<Tensor>, config: &MoeConfig) -> Tensor {
+    let routed = match &params.biases {
+        // Here, and not by the experts: where their inner width is split, each device has a partial sum.
+        Some(biases) => routed + routing.mixed_by_expert(biases.down, config).convert(routed.dtype()),
+        None => routed,
+    };
     match &params.shared {
-        Some(shared) => routed + leave_block(mlp(enter_block(x), shared)),
+        Some(shared) => routed + leave_block(mlp(enter_block(x), shared, config.activation)),
         None => routed,
     }
 }

@@ -1,6 +1,6 @@
 //! Which experts a token goes through, and with what weights.
 
-use super::MoeConfig;
+use super::{Moe, MoeConfig, RouterGroups};
 use crate::ir::DType;
 use crate::nn::layout::{ROUTED_CHOICES, STREAM, WHOLE_ROW_CHOICES};
 use crate::trace::{Tensor, einsum};
@@ -38,19 +38,23 @@ pub struct Routing {
 /// Added to the sum that weights are divided by, which may underflow to zero with [`Scoring::Sigmoid`].
 const SMALL: f64 = 1e-20;
 
-/// Routes the tokens of `x` `[batch, length, embed]` by `router` `[embed, experts]`; in `f32`. Of experts with equal
-/// scores the first is chosen.
+/// Routes the tokens of `x` `[batch, length, embed]` by the router of `params`; in `f32`. Of experts with equal scores
+/// the first is chosen.
 ///
 /// # Errors
 /// There are fewer experts than a token is to go through.
-pub fn route(x: Tensor, router: Tensor, config: &MoeConfig) -> Routing {
+pub fn route(x: Tensor, params: &Moe<Tensor>, config: &MoeConfig) -> Routing {
     let x = x.with_axes(STREAM).convert(DType::F32);
-    let logits = einsum("bte,ex->btx", &[x, router.convert(DType::F32)]);
+    let logits = einsum("bte,ex->btx", &[x, params.router.convert(DType::F32)]);
+    let logits = match params.router_bias {
+        Some(bias) => logits + bias.convert(DType::F32).broadcast_like(logits, -1),
+        None => logits,
+    };
     let scores = match config.scoring {
         Scoring::Softmax => logits.softmax(-1),
         Scoring::Sigmoid => logits.logistic(),
     };
-    let (chosen, experts) = scores.top_k(config.experts_per_token);
+    let (chosen, experts) = choose(scores, params.choice_bias, config);
     let weights = if config.normalize_weights { share(chosen) } else { chosen } * config.weight_scale;
     // Decided where the tokens are: else the scores of all experts would be gathered with them.
     let (experts, weights) = (experts.with_axes(ROUTED_CHOICES), weights.with_axes(ROUTED_CHOICES));
@@ -60,6 +64,44 @@ pub fn route(x: Tensor, router: Tensor, config: &MoeConfig) -> Routing {
     };
     let places = config.capacity_factor.map(|_| places(experts, config.experts));
     Routing { experts, weights, places, load_balance_loss: load_balance_loss(probabilities, experts) }
+}
+
+/// The scores of the experts that tokens choose, and their numbers, best first.
+fn choose(scores: Tensor, bias: Option<Tensor>, config: &MoeConfig) -> (Tensor, Tensor) {
+    let count = config.experts_per_token;
+    if bias.is_none() && config.groups.is_none() {
+        return scores.top_k(count);
+    }
+    // Choices have no gradient: it flows through the scores of those chosen.
+    let keys = scores.stop_gradient();
+    let keys = bias.map_or(keys, |bias| keys + bias.convert(DType::F32).stop_gradient().broadcast_like(keys, -1));
+    let keys = config.groups.map_or(keys, |groups| within_groups(keys, groups));
+    let (_, experts) = keys.top_k(count);
+    (scores.take_along_axis(-1, experts), experts)
+}
+
+/// Keys `[batch, length, experts]` with minus infinity for the experts of groups that a token does not choose.
+fn within_groups(keys: Tensor, groups: RouterGroups) -> Tensor {
+    let [batch, length, experts] = keys.shape();
+    let by_group = keys.reshape([batch, length, groups.count, experts / groups.count.max(1)]);
+    let best = by_group.top_k(2).0.sum(-1);
+    let chosen = best.top_k(groups.chosen).1.one_hot(groups.count, DType::S32).sum(2);
+    let is_chosen = chosen.greater(0.0).broadcast_like(by_group, [0, 1, 2]);
+    is_chosen.select(by_group, f64::NEG_INFINITY).reshape(keys.dims())
+}
+
+impl Routing {
+    /// For each token the sum over its experts of a vector of theirs, `[experts, width]`, weighted: `f32`
+    /// `[batch, length, width]`. Choices that found no slot add nothing.
+    pub(super) fn mixed_by_expert(&self, vectors: Tensor, config: &MoeConfig) -> Tensor {
+        let weights = match self.places.zip(config.capacity(self.experts.dim(1))) {
+            Some((places, capacity)) => places.less(capacity as f64).select(self.weights, 0.0),
+            None => self.weights,
+        };
+        let chosen = self.experts.one_hot(config.experts, DType::F32);
+        let of_experts = einsum("btkx,btk->btx", &[chosen, weights]).with_axes(ROUTED_CHOICES);
+        einsum("btx,xe->bte", &[of_experts, vectors.convert(DType::F32)]).with_axes(STREAM)
+    }
 }
 
 /// See [`Routing::places`].

@@ -13,7 +13,6 @@ use super::experts::lying_as;
 use super::{Moe, MoeConfig, Routing};
 use crate::ir::DType;
 use crate::nn::layout::{EXPERT_SLOTS, ROUTED_CHOICES, ROW_CHOICES, ROW_TOKENS, STREAM, TOKEN_SLOTS};
-use crate::nn::mlp::swiglu;
 use crate::trace::{Tensor, VmapOptions, arange, custom_vjp, einsum, full, vmap_with};
 
 /// Slots where the experts are, and what brings their results back.
@@ -52,14 +51,19 @@ pub(super) fn fill(x: Tensor, routing: &Routing, places: Tensor, capacity: usize
 
 /// What the experts make of their slots, weighted: `[batch, experts, capacity, embed]`, zero for empty slots.
 #[track_caller]
-pub(super) fn run(slots: &Slots, params: &Moe<Tensor>) -> Tensor {
+pub(super) fn run(slots: &Slots, params: &Moe<Tensor>, config: &MoeConfig) -> Tensor {
     let dtype = slots.tokens.dtype();
     let [gate, up, down] = [params.gate, params.up, params.down].map(|weight| weight.convert(dtype));
     // Experts first, as the products have them.
     let tokens = slots.tokens.transpose([1, 0, 2, 3]);
     let weights = slots.weights.transpose([1, 0, 2]).convert(dtype);
-    let product = |weight: Tensor| einsum("xbce,xem->xbcm", &[tokens, weight]);
-    let hidden = swiglu(product(gate), product(up)).named("mlp_hidden");
+    let product = |weight: Tensor, bias: Option<Tensor>| {
+        let product = einsum("xbce,xem->xbcm", &[tokens, weight]);
+        bias.map_or(product, |bias| product + bias.convert(dtype).broadcast_like(product, [0, 3]))
+    };
+    let biases = params.biases.as_ref();
+    let (gate, up) = (product(gate, biases.map(|all| all.gate)), product(up, biases.map(|all| all.up)));
+    let hidden = config.activation.of(gate, up).named("mlp_hidden");
     // Weighted before the last product, which is linear: so its result is not needed again for the gradient of the
     // weights.
     let weighted = hidden * weights.broadcast_like(hidden, [0, 1, 2]);

@@ -1,8 +1,9 @@
 //! The parameters, and the layers of them, that a fragment holds.
 //!
-//! Fragment 0 holds all parameters that are not stacked over layers; the others hold layers, in turns or block by
-//! block. In a pipeline, the leading dimensions are repeats, stages and layers of a stage. The stages are spread over
-//! devices, so they are never cut: a fragment holds the same share of each stage's layers, counted repeat by repeat.
+//! The layers that are cut are those of the longest stack. Fragment 0 holds all other parameters, also of shorter
+//! stacks beside it; the others hold layers, in turns or block by block. In a pipeline, the leading dimensions are
+//! repeats, stages and layers of a stage. The stages are spread over devices, so they are never cut: a fragment holds
+//! the same share of each stage's layers, counted repeat by repeat.
 
 use std::ops::Range;
 
@@ -32,6 +33,8 @@ pub(super) struct Leaf {
     pub(super) parts: Vec<usize>,
     /// Number of leading dimensions over layers.
     stacked_dims: usize,
+    /// Whether it is of the layers that fragments are cut from.
+    is_cut: bool,
 }
 
 /// How the parameters are cut into fragments.
@@ -90,10 +93,10 @@ impl Fragments {
                 found => return Err(DilocoError::Parts { path, rank, found: found.map_or(0, Vec::len) }),
             };
             let stacked_dims = param.stacked_dims;
-            Ok(Leaf { names: param.spec.axes, dims: param.spec.ty.dims, parts, stacked_dims })
+            Ok(Leaf { names: param.spec.axes, dims: param.spec.ty.dims, parts, stacked_dims, is_cut: false })
         };
         let leaves = params.leaves().into_iter().enumerate().zip(params.paths());
-        let leaves: Vec<Leaf> = leaves.map(leaf).collect::<Result<_, _>>()?;
+        let mut leaves: Vec<Leaf> = leaves.map(leaf).collect::<Result<_, _>>()?;
         let Some(streaming) = options.streaming else {
             return Ok(Fragments {
                 leaves,
@@ -103,7 +106,8 @@ impl Fragments {
                 layers: 0,
             });
         };
-        let stack = common_stack(&leaves, &params.paths())?;
+        let stack = longest_stack(&leaves)?;
+        leaves.iter_mut().for_each(|leaf| leaf.is_cut = leaf.dims[..leaf.stacked_dims] == stack[..]);
         let kept = |(dim, _): &(usize, usize)| Some(*dim) != layout.stage_dim;
         let cut_dims: Vec<(usize, usize)> = stack.into_iter().enumerate().filter(kept).collect();
         let layers = cut_dims.iter().map(|(_, size)| size).product();
@@ -140,7 +144,7 @@ impl Fragments {
     pub fn holds(&self, fragment: Fragment, param: usize) -> bool {
         match fragment {
             Fragment::Whole => param < self.leaves.len(),
-            Fragment::Part(number) => self.leaves.get(param).is_some_and(|leaf| leaf.is_layer() == (number > 0)),
+            Fragment::Part(number) => self.leaves.get(param).is_some_and(|leaf| leaf.is_cut == (number > 0)),
         }
     }
 
@@ -190,8 +194,8 @@ impl Fragments {
     pub(super) fn members(&self, cut: Cut) -> impl Iterator<Item = (usize, &Leaf)> {
         let within = move |(_, leaf): &(usize, &Leaf)| match cut {
             Cut::Whole => true,
-            Cut::Outside => !leaf.is_layer(),
-            Cut::Layers { .. } => leaf.is_layer(),
+            Cut::Outside => !leaf.is_cut,
+            Cut::Layers { .. } => leaf.is_cut,
         };
         self.leaves.iter().enumerate().filter(within)
     }
@@ -292,26 +296,18 @@ pub(super) struct PartLayout {
     pub(super) replica_dim: usize,
 }
 
-impl Leaf {
-    fn is_layer(&self) -> bool {
-        self.stacked_dims > 0
-    }
-}
-
 fn leaf_at(leaves: &[Tensor], index: usize) -> Tensor {
     let leaf = leaves.get(index).copied();
     leaf.unwrap_or_else(|| fail_internal("a fragment of DiLoCo", "a leaf for each of its parameters"))
 }
 
-/// The leading dimensions that all layers' parameters have.
-fn common_stack(leaves: &[Leaf], paths: &[String]) -> Result<Vec<usize>, DilocoError> {
-    let mut common: Option<Vec<usize>> = None;
-    for (leaf, path) in leaves.iter().zip(paths).filter(|(leaf, _)| leaf.is_layer()) {
-        let found = leaf.dims[..leaf.stacked_dims].to_vec();
-        let expected = common.get_or_insert_with(|| found.clone());
-        if *expected != found {
-            return Err(DilocoError::Stack { path: path.clone(), found, expected: expected.clone() });
-        }
-    }
-    common.ok_or(DilocoError::NoLayers)
+/// The leading dimensions of the stack with the most layers, which is cut.
+fn longest_stack(leaves: &[Leaf]) -> Result<Vec<usize>, DilocoError> {
+    let stacks = leaves.iter().filter(|leaf| leaf.stacked_dims > 0).map(|leaf| leaf.dims[..leaf.stacked_dims].to_vec());
+    // The first of several that are as long.
+    let longest = stacks.reduce(|longest, stack| {
+        let layers = |stack: &[usize]| stack.iter().product::<usize>();
+        if layers(&stack) > layers(&longest) { stack } else { longest }
+    });
+    longest.ok_or(DilocoError::NoLayers)
 }

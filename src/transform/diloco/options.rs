@@ -186,20 +186,6 @@ pub enum DilocoError {
         /// P.
         fragments: usize,
     },
-    /// Two parameters are stacked over different numbers of layers.
-    #[error(
-        "{} is stacked over {found:?}, another over {expected:?}: fragments cut all layers alike, so \
-         stack all over the same dimensions",
-        called("parameter", path)
-    )]
-    Stack {
-        /// Path of the parameter.
-        path: String,
-        /// Its leading dimensions.
-        found: Vec<usize>,
-        /// The other's.
-        expected: Vec<usize>,
-    },
     /// A program of so many steps cannot overlap a transfer with compute.
     #[error(
         "a program that sends while it computes runs whole periods of {period} steps, not {steps}, and applies fragments after 1 to {} \

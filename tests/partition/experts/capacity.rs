@@ -197,7 +197,8 @@ fn all_to_all_without_capacity_is_an_error() {
 #[test]
 fn the_run_config_chooses_by_bytes() {
     let taken = |mesh: &str, set: &[&str]| {
-        config(mesh, &[&["model.family=mixtral"], set].concat()).layer_parts().unwrap().routed.exchange
+        let architecture = config(mesh, &[&["model.family=mixtral"], set].concat()).architecture().unwrap();
+        architecture.stack.cycle[0].routed().unwrap().exchange
     };
     let (gather, exchange) = (ExpertExchange::Gather, ExpertExchange::AllToAll);
     let capacity = "model.expert_capacity=1.0";

@@ -37,15 +37,15 @@ fn impossible_keys_are_refused() {
 #[test]
 fn a_dense_family_has_no_experts() {
     let config = config("data=8", &["model.experts_per_token=9"]);
-    assert_eq!(config.layer_parts().unwrap(), meshloom::nn::LayerParts::default());
+    assert_eq!(config.architecture().unwrap().routed_count(), 0);
 }
 
 #[test]
 fn groups_are_those_of_the_mesh() {
-    let parts = |mesh: &str| config(mesh, &["model.family=mixtral"]).layer_parts().unwrap().routed;
     let cut = |mesh: &str| {
-        let parts = parts(mesh);
-        (parts.expert_groups, parts.batch_parts, parts.sequence_parts)
+        let architecture = config(mesh, &["model.family=mixtral"]).architecture().unwrap();
+        let routed = architecture.stack.cycle[0].routed().unwrap();
+        (routed.expert_groups, routed.batch_parts, routed.sequence_parts)
     };
     assert_eq!(cut("data=2,fsdp=2,expert=2"), (2, 4, 1));
     assert_eq!(cut("expert=4,context=2"), (4, 1, 2));

@@ -2,7 +2,8 @@
 
 use meshloom::ir::TensorType;
 use meshloom::nn::{
-    LatentAttention, LatentQuery, Mlp, Moe, MoeConfig, Rotary, Scoring, TokenPlaces, latent_attention, moe,
+    LatentAttention, LatentConfig, LatentQuery, Mlp, Moe, MoeConfig, RmsNorm, Rope, Rotary, Scoring, TokenPlaces,
+    latent_attention, moe,
 };
 use meshloom::trace::{Function, Tensor, arange, value_and_grad, zeros};
 use safetensors::SafeTensors;
@@ -13,7 +14,7 @@ use support::experts::*;
 
 fn experts_of(x: &[Tensor]) -> Moe<Tensor> {
     let shared = x.get(4..7).map(|shared| Mlp { gate: shared[0], up: shared[1], down: shared[2] });
-    Moe { router: x[0], gate: x[1], up: x[2], down: x[3], shared }
+    Moe { shared, ..Moe::new(x[0], x[1], x[2], x[3]) }
 }
 
 fn latent_of(x: &[Tensor], is_narrow: bool) -> LatentAttention<Tensor> {
@@ -44,10 +45,21 @@ fn computation(case: &str, x: Tensor, weights: &[Tensor]) -> (Tensor, Tensor) {
         _ => {
             let [batch, length, _] = x.shape();
             let positions = arange(DType::S32, length).broadcast_to([batch, length]);
-            let rotary = Rotary::new(positions, 2, 1e4);
+            let config = LatentConfig {
+                heads: 2,
+                q_lora: if case == "latent" { 6 } else { 0 },
+                kv_lora: 5,
+                nope_head_dim: 4,
+                rope_head_dim: 2,
+                v_head_dim: 3,
+                scale: 6_f64.powf(-0.5),
+                rope: Rope::new(2, 1e4),
+                norm: RmsNorm::from(1e-5),
+            };
+            let rotary = Rotary::new(positions, &config.rope);
             let tokens = TokenPlaces::of_rows(zeros(DType::S32, [batch, length]));
             let params = latent_of(weights, case == "latent");
-            (latent_attention(x, &params, &rotary, tokens, 1e-5, None), zeros(DType::F32, []))
+            (latent_attention(x, &params, &config, &rotary, tokens, None), zeros(DType::F32, []))
         }
     }
 }

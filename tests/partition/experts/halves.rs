@@ -3,7 +3,7 @@
 use meshloom::compile::Partitioned;
 use std::sync::Arc;
 
-use meshloom::nn::{DecoderLayer, Rotary, RowInputs, TokenPlaces};
+use meshloom::nn::{Angles, DecoderLayer, RowInputs, TokenPlaces};
 use meshloom::ops::Op;
 use meshloom::partition::{CollectiveKind, collective_of};
 use meshloom::trace::{Function, MapTree, Tensor, value_and_grad};
@@ -20,17 +20,15 @@ const LENGTH: usize = 16;
 /// One layer of a family on a mesh, alone: its result, or the gradients in its input and parameters.
 fn layer(model: &[&str], mesh: &str, gradients: bool) -> Arc<Graph> {
     let config = config(mesh, model).decoder().unwrap();
-    let params: DecoderLayer<_> = match config.parameters().layers {
-        meshloom::nn::Layers::Separate(mut layers) => layers.remove(0),
-        meshloom::nn::Layers::Stacked(_) => panic!("the layers are stacked"),
-    };
+    let params: DecoderLayer<_> = config.parameters().layers.0.remove(0).layers.remove(0);
     let positions = TensorSpec::new(DType::S32, [BATCH, LENGTH]).with_axes(&["activation_batch", "activation_length"]);
-    let x = stream(Rows { batch: BATCH, length: LENGTH, embed: config.embed });
+    let x = stream(Rows { batch: BATCH, length: LENGTH, embed: config.architecture.embed });
     let specs = (x, params.map(|_, param| param.spec.clone()), (positions.clone(), positions));
     let run = |x: Tensor, params: &DecoderLayer<Tensor>, positions: Tensor, segments: Tensor| {
-        let rotary = Rotary::new(positions, config.rotary_dim(), 1e4);
-        let rows = RowInputs { rotary: &rotary, tokens: TokenPlaces::of_rows(segments) };
-        config.layer(x, params, rows, None)
+        let layers = &config.architecture.stack.cycle;
+        let angles = Angles::new(positions, layers);
+        let rows = RowInputs { angles: &angles, tokens: TokenPlaces::of_rows(segments) };
+        config.layer(&layers[0], x, params, rows, None)
     };
     let function = Function::trace("layer", specs, |(x, params, (positions, segments))| {
         if gradients {

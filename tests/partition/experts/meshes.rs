@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meshloom::ir::{Literal, Name};
-use meshloom::nn::{Batch, ExpertExchange, initialize};
+use meshloom::nn::{Batch, DecoderConfig, initialize};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, MapTree, Tree, value_and_grad};
 use meshloom_train::config::RunConfig;
@@ -89,13 +89,7 @@ fn check(mesh: &str, model: &[&str]) {
     let (graph, inputs) = loss_and_gradients(&config);
     let lowered = partitioned(&graph, mesh, &config.rule_sets().expect("rules"));
     // One device has one group of experts, one part of all tokens, and layers that are not cut.
-    let mut plain = config.decoder().unwrap();
-    plain.parts.routed.expert_groups = 1;
-    plain.parts.routed.exchange = ExpertExchange::Gather;
-    plain.parts.routed.batch_parts = 1;
-    plain.parts.routed.sequence_parts = 1;
-    plain.parts.batch_split = false;
-    plain.remat = RematPolicy::None;
+    let plain = DecoderConfig { remat: RematPolicy::None, ..config.decoder().unwrap().on_one_device() };
     let specs = (plain.parameters().map(|_, param| param.spec.clone()), Batch::specs(16, 16));
     let reference =
         Function::trace("loss", specs, |(params, batch)| value_and_grad(params, |params| plain.loss(&params, &batch)));

@@ -4,7 +4,7 @@
 //! over them says which digit it is. Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv 2010.11929.
 
 use meshloom::ir::{AxisNames, DType, Literal};
-use meshloom::nn::{Dropout, Mlp, WholeBatch, mlp, rms_norm};
+use meshloom::nn::{Activation, Dropout, Mlp, WholeBatch, mlp, rms_norm};
 use meshloom::trace::{Init, MapTree, Param, Tensor, TensorSpec, Tree, einsum, full, iota, scan, scope};
 use meshloom::transform::pipeline::{PipelineInput, PipelineOptions, StackedWeights, pipeline};
 use meshloom_train::{Dataset, Error, Leaf, Model, next_bits};
@@ -92,7 +92,7 @@ impl VisionTransformer {
         let scores = einsum("bhtd,bhsd->bhts", &[query, key]) * (query.dim(-1) as f64).powf(-0.5);
         let mixed = einsum("bhts,bhsd->bhtd", &[scores.softmax(-1), value]).with_axes(HEADS);
         let x = x + einsum("bhtd,hde->bte", &[mixed, weights.join]).with_axes(STREAM);
-        x + mlp(rms_norm(x, weights.mlp_norm, EPSILON), &weights.mlp).with_axes(STREAM)
+        x + mlp(rms_norm(x, weights.mlp_norm, EPSILON), &weights.mlp, Activation::Silu).with_axes(STREAM)
     }
 
     fn layer_stack(&self, x: Tensor, weights: &Layer<Tensor>) -> Tensor {

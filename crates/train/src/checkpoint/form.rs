@@ -2,16 +2,19 @@
 //!
 //! In a checkpoint, all layers of a parameter share one leading dimension: `layers.mlp.up` is `[layers, embed, mlp]`. A
 //! run may hold them in the same form, in a pipeline's dimensions `[repeats, stages, layers per stage, ..]`, whose
-//! row-major order is that of the layers, or unrolled, as `layers.3.mlp.up`. Each of these is a set of boxes of the one
-//! form, so a run reads what another wrote by cutting boxes out of boxes. If replicas train on their own, the replica
-//! dimension comes before the layers.
+//! row-major order is that of the layers, every second layer in one value and the others in another, or unrolled, as
+//! `layers.3.mlp.up`. Each of these is a set of boxes of the one form, so a run reads what another wrote by cutting
+//! boxes out of boxes. If replicas train on their own, the replica dimension comes before the layers.
+//!
+//! Layers whose parameters of a name have other types share none: `layers.mlp.up` may be of the first three layers, and
+//! `layers.3::1.mlp.up` of those from number 3 on.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::CheckpointError;
 use meshloom::ir::{DType, TensorType};
-use meshloom::nn::layer_of;
+use meshloom::nn::{LayerNumbers, LayerPath};
 use meshloom::pjrt::{ShardBox, ShardLayout, shared_runs};
 use meshloom::trace::{Param, Tree};
 use meshloom::transform::diloco::REPLICAS;
@@ -27,18 +30,19 @@ pub(super) struct Leaf {
     pub own_ty: TensorType,
     /// Whether the first dimension is that of replicas.
     pub has_replicas: bool,
-    layers: Layers,
+    /// Which layers it is of, if it is of any.
+    layers: Option<Layers>,
 }
 
-/// Which dimensions of a run's value are layers.
+/// What of a run's value are layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Layers {
-    /// None.
-    None,
-    /// So many, after that of replicas.
-    Stacked(usize),
-    /// None: the value is that of this layer.
-    One(usize),
+struct Layers {
+    /// Its dimensions over layers, after that of replicas.
+    dims: usize,
+    /// The place of its first layer among those of the checkpoint's value.
+    first: usize,
+    /// From the place of one layer to that of the next.
+    step: usize,
 }
 
 /// A part of what a device holds that is one box in the checkpoint.
@@ -50,45 +54,67 @@ pub(super) struct Segment {
     pub local: ShardBox,
 }
 
+/// A leaf, by its place among all, and the numbers of its layers.
+type Member = (usize, Vec<usize>);
+
 /// The leaves of a state's declaration, in its order. Layers that are apart have one path.
 pub(super) fn leaves<T: Tree<Leaf = Param>>(declared: &T, prefix: &str) -> Result<Vec<Leaf>, CheckpointError> {
     let mut leaves = Vec::new();
-    for (path, param) in declared.paths().into_iter().zip(declared.leaves()) {
+    // The leaves, and the numbers of their layers, that share a value in the checkpoint.
+    let mut groups: BTreeMap<(String, String), Vec<Member>> = BTreeMap::new();
+    for (index, (path, param)) in declared.paths().into_iter().zip(declared.leaves()).enumerate() {
         if path.is_empty() {
             return Err(CheckpointError::Path { path });
         }
-        leaves.push(Leaf::new(&format!("{prefix}{path}"), &param));
-    }
-    let mut layers: HashMap<String, usize> = HashMap::new();
-    for leaf in &leaves {
-        let seen = layers.entry(leaf.path.clone()).or_default();
-        // Layers that are apart are visited in order.
-        match leaf.layers {
-            Layers::One(layer) if layer == *seen => *seen += 1,
-            _ if *seen == 0 => *seen = usize::MAX,
-            _ => return Err(CheckpointError::Path { path: leaf.path.clone() }),
+        let LayerPath { name, numbers } = LayerPath::of(&format!("{prefix}{path}"), param.stacked_dims > 0);
+        let leaf = Leaf::new(name, &param, numbers.is_some());
+        if let Some(LayerNumbers { first, step }) = numbers {
+            let count: usize = param.spec.ty.dims[leaf.layer_dims()].iter().product();
+            let numbers = (0..count).map(|layer| first + layer * step.unwrap_or(1)).collect();
+            groups.entry((leaf.path.clone(), leaf.type_of_layer().to_string())).or_default().push((index, numbers));
         }
+        leaves.push(leaf);
     }
-    for leaf in &mut leaves {
-        if matches!(leaf.layers, Layers::One(_)) {
-            leaf.ty.dims[usize::from(leaf.has_replicas)] = layers[&leaf.path];
+    for ((name, _), members) in groups {
+        let mut all: Vec<usize> = members.iter().flat_map(|(_, numbers)| numbers).copied().collect();
+        all.sort_unstable();
+        let (first, step) = match all[..] {
+            [] => (0, 1),
+            [first] => (first, 1),
+            [first, second, ..] => (first, second - first),
+        };
+        let is_series = all.iter().enumerate().all(|(place, &number)| step > 0 && number == first + place * step);
+        if !is_series {
+            return Err(CheckpointError::Path { path: name });
+        }
+        let path = LayerPath { name, numbers: Some(LayerNumbers { first, step: Some(step) }) }.to_string();
+        for (index, numbers) in members {
+            let leaf = &mut leaves[index];
+            leaf.path.clone_from(&path);
+            leaf.ty.dims[usize::from(leaf.has_replicas)] = all.len();
+            let place = |at: usize| numbers.get(at).map(|number| (number - first) / step);
+            if let (Some(layers), Some(own_first)) = (&mut leaf.layers, place(0)) {
+                layers.first = own_first;
+                layers.step = place(1).map_or(1, |next| next - own_first);
+            }
         }
     }
     Ok(leaves)
 }
 
 impl Leaf {
-    fn new(path: &str, param: &Param) -> Leaf {
+    fn new(path: String, param: &Param, has_layers: bool) -> Leaf {
         let own_ty = param.spec.ty.clone();
         let has_replicas = param.spec.axes.first().is_some_and(|name| name.text() == REPLICAS);
-        let (path, layers) = match (layer_of(path), param.stacked_dims) {
-            (Some((path, layer)), 0) => (path, Layers::One(layer)),
-            (_, 0) => (path.to_owned(), Layers::None),
-            (_, count) => (path.to_owned(), Layers::Stacked(count)),
-        };
+        let layers = has_layers.then_some(Layers { dims: param.stacked_dims, first: 0, step: 1 });
         let mut leaf = Leaf { path, ty: own_ty.clone(), own_ty, has_replicas, layers };
         leaf.ty.dims = leaf.flatten(&leaf.own_ty.dims).into_iter().collect();
         leaf
+    }
+
+    /// The type of one layer, of one replica.
+    fn type_of_layer(&self) -> TensorType {
+        TensorType::new(self.own_ty.dtype, &self.own_ty.dims[self.layer_dims().end..])
     }
 
     /// Number of replicas, where there are any.
@@ -99,17 +125,14 @@ impl Leaf {
     /// The run's dimensions of layers.
     fn layer_dims(&self) -> Range<usize> {
         let first = usize::from(self.has_replicas);
-        match self.layers {
-            Layers::Stacked(count) => first..first + count,
-            _ => first..first,
-        }
+        first..first + self.layers.as_ref().map_or(0, |layers| layers.dims)
     }
 
     /// Dimensions of the run's value, or of a part of it, with one dimension of layers.
     fn flatten(&self, dims: &[usize]) -> Vec<usize> {
         let layers = self.layer_dims();
         let mut flat = dims[..layers.start].to_vec();
-        if self.layers != Layers::None {
+        if self.layers.is_some() {
             flat.push(dims[layers.clone()].iter().product());
         }
         flat.extend_from_slice(&dims[layers.end..]);
@@ -136,20 +159,19 @@ impl Leaf {
             let (before, after) = (&shard[..layers.start], &shard[layers.end..]);
             before.iter().cloned().chain([run]).chain(after.iter().cloned()).collect()
         };
-        match self.layers {
-            Layers::None => vec![Segment { stored, local }],
-            Layers::One(layer) => {
-                vec![Segment { stored: with_layers(&stored, layer..layer + 1), local: with_layers(&local, 0..1) }]
+        let Some(Layers { first, step, .. }) = self.layers else { return vec![Segment { stored, local }] };
+        // Numbers of layers are places in a row-major value of one byte a layer.
+        let numbers = |dims: &[usize]| TensorType::new(DType::U8, &dims[layers.clone()]);
+        let (all, own) = (numbers(layout.value_dims()), numbers(&sizes));
+        let runs = shared_runs((&all, &stored[layers.clone()]), (&own, &local[layers.clone()]));
+        let place = |layer: usize| first + layer * step;
+        let pieces = |(from, to): (Range<usize>, Range<usize>)| -> Vec<(Range<usize>, Range<usize>)> {
+            match step {
+                1 => vec![(place(from.start)..place(from.end), to)],
+                _ => from.zip(to).map(|(from, to)| (place(from)..place(from) + 1, to..to + 1)).collect(),
             }
-            Layers::Stacked(_) => {
-                // Numbers of layers are places in a row-major value of one byte a layer.
-                let numbers = |dims: &[usize]| TensorType::new(DType::U8, &dims[layers.clone()]);
-                let (all, own) = (numbers(layout.value_dims()), numbers(&sizes));
-                let runs = shared_runs((&all, &stored[layers.clone()]), (&own, &local[layers.clone()]));
-                let segment =
-                    |(from, to)| Segment { stored: with_layers(&stored, from), local: with_layers(&local, to) };
-                runs.map(segment).collect()
-            }
-        }
+        };
+        let segment = |(from, to)| Segment { stored: with_layers(&stored, from), local: with_layers(&local, to) };
+        runs.flat_map(pieces).map(segment).collect()
     }
 }

@@ -3,7 +3,10 @@
 use super::error::{ConfigError, invalid};
 use super::validate::Checked;
 use super::{ExchangeChoice, ModelFamily, Placement, RunConfig};
-use meshloom::nn::{ExchangeSizes, ExpertExchange, LatentConfig, LayerParts, MoeConfig, Scoring};
+use meshloom::nn::{
+    Activation, Architecture, AttentionConfig, ExchangeSizes, ExpertExchange, FeedForwardConfig, GroupedConfig,
+    LatentConfig, LayerConfig, MoeConfig, RmsNorm, Rope, Scoring, Stack,
+};
 
 /// The dimension along which groups of experts are spread over devices.
 const GROUPS: &str = "activation_exp";
@@ -21,45 +24,87 @@ const POSITIONS: &str = "activation_norm_length_moe";
 const INNER: &str = "activation_mlp";
 
 impl RunConfig {
-    /// What sets the family's layers apart, for the mesh and rules of the config.
+    /// What the decoder of the config computes, with experts laid out for its mesh and rules.
     ///
     /// # Errors
     /// The mesh or the rules cannot be read.
-    pub fn layer_parts(&self) -> Result<LayerParts, ConfigError> {
-        Ok(self.layer_parts_on(&self.placement()?))
+    pub fn architecture(&self) -> Result<Architecture, ConfigError> {
+        Ok(self.architecture_on(&self.placement()?))
     }
 
-    pub(crate) fn layer_parts_on(&self, placement: &Placement) -> LayerParts {
-        let model = &self.model;
-        let latent = (model.family == ModelFamily::Deepseek).then_some(LatentConfig {
-            q_lora: model.q_lora,
-            kv_lora: model.kv_lora,
-            nope_head_dim: model.head_dim,
-            rope_head_dim: model.rope_head_dim,
-            v_head_dim: model.v_head_dim,
+    pub(crate) fn architecture_on(&self, placement: &Placement) -> Architecture {
+        let mut architecture = self.plain_architecture();
+        architecture.stack.for_each(|layer| {
+            if let FeedForwardConfig::Routed(routed) = &mut layer.feed_forward {
+                *routed = self.laid_out(routed, placement);
+            }
         });
-        let routed = if self.has_experts() { self.routed_experts(placement) } else { MoeConfig::default() };
-        LayerParts { latent, routed, batch_split: model.batch_split }
+        architecture
     }
 
-    pub(super) fn has_experts(&self) -> bool {
-        matches!(self.model.family, ModelFamily::Mixtral | ModelFamily::Deepseek)
-    }
-
-    fn routed_experts(&self, placement: &Placement) -> MoeConfig {
+    /// What the decoder computes, on whatever mesh: the published model, or one of a family by its keys.
+    pub(super) fn plain_architecture(&self) -> Architecture {
+        if let Some(published) = self.published() {
+            return published.architecture.clone();
+        }
         let model = &self.model;
-        let is_deepseek = model.family == ModelFamily::Deepseek;
-        let rows = self.rows_of_half();
-        let (batch_parts, sequence_parts) = (placement.parts(ROWS), placement.parts(POSITIONS));
-        let config = MoeConfig {
+        let (theta, epsilon) = (model.rope_theta, model.norm_epsilon);
+        let attention = match model.family {
+            ModelFamily::Llama | ModelFamily::Mixtral => {
+                AttentionConfig::Grouped(GroupedConfig::llama(model.heads, model.kv_heads, model.head_dim, theta))
+            }
+            ModelFamily::Deepseek => AttentionConfig::Latent(LatentConfig {
+                heads: model.heads,
+                q_lora: model.q_lora,
+                kv_lora: model.kv_lora,
+                nope_head_dim: model.head_dim,
+                rope_head_dim: model.rope_head_dim,
+                v_head_dim: model.v_head_dim,
+                scale: ((model.head_dim + model.rope_head_dim) as f64).powf(-0.5),
+                rope: Rope::new(model.rope_head_dim, theta),
+                norm: RmsNorm::llama(epsilon),
+            }),
+        };
+        let routed = MoeConfig {
             experts: model.experts,
             experts_per_token: model.experts_per_token,
             mlp: model.moe_mlp,
-            shared_experts: if is_deepseek { model.shared_experts } else { 0 },
-            scoring: if is_deepseek { Scoring::Sigmoid } else { Scoring::Softmax },
-            normalize_weights: true,
-            weight_scale: if is_deepseek { model.routed_scaling_factor } else { 1.0 },
-            load_balance_weight: model.load_balance_weight,
+            ..MoeConfig::default()
+        };
+        let feed_forward = match model.family {
+            ModelFamily::Llama => FeedForwardConfig::Dense { mlp: model.mlp, activation: Activation::Silu },
+            ModelFamily::Mixtral => FeedForwardConfig::Routed(routed),
+            ModelFamily::Deepseek => FeedForwardConfig::Routed(MoeConfig {
+                shared_experts: model.shared_experts,
+                scoring: Scoring::Sigmoid,
+                weight_scale: model.routed_scaling_factor,
+                ..routed
+            }),
+        };
+        let norm = RmsNorm::llama(epsilon);
+        let layer = LayerConfig { attention, feed_forward, norm, norms_behind: false, residual_scale: 1.0 };
+        Architecture {
+            tied_embeddings: model.tied_embeddings,
+            ..Architecture::llama(model.embed, model.vocab, Stack::uniform(layer, model.layers), epsilon)
+        }
+    }
+
+    /// Whether layers have routed experts.
+    pub(crate) fn has_experts(&self) -> bool {
+        self.plain_architecture().routed_count() > 0
+    }
+
+    /// Whether attention makes keys of narrow vectors, which it gathers where a sequence is split.
+    pub(crate) fn has_latent_attention(&self) -> bool {
+        self.stack().described().any(|layer| matches!(layer.attention, AttentionConfig::Latent(_)))
+    }
+
+    /// Experts with a capacity, and cut as the mesh wants them.
+    fn laid_out(&self, routed: &MoeConfig, placement: &Placement) -> MoeConfig {
+        let model = &self.model;
+        let rows = self.rows_of_half();
+        let (batch_parts, sequence_parts) = (placement.parts(ROWS), placement.parts(POSITIONS));
+        let config = MoeConfig {
             capacity_factor: (model.expert_capacity > 0.0).then_some(model.expert_capacity),
             exchange: ExpertExchange::Gather,
             expert_groups: placement.parts(GROUPS),
@@ -67,6 +112,7 @@ impl RunConfig {
             batch_parts: if rows.is_multiple_of(batch_parts) { batch_parts } else { rows },
             // A sequence that does not divide is whole on every device.
             sequence_parts: if model.seq.is_multiple_of(sequence_parts) { sequence_parts } else { 1 },
+            ..routed.clone()
         };
         MoeConfig { exchange: self.exchange_of(&config, placement), ..config }
     }
@@ -145,7 +191,8 @@ impl RunConfig {
                 return Err(invalid("model.batch_split", true, &reason).because(parts));
             }
         }
-        if self.has_experts() && model.experts_per_token > model.experts {
+        let is_own = self.published().is_none();
+        if is_own && self.has_experts() && model.experts_per_token > model.experts {
             let reason = format!("it must be at most model.experts, which is {}", model.experts);
             let wrong = invalid("model.experts_per_token", model.experts_per_token, &reason);
             return Err(wrong.because(["model.experts"]));
@@ -156,10 +203,9 @@ impl RunConfig {
     /// Checks that the mesh can hold equal groups of experts, and that tokens can travel to them as they are to.
     pub(super) fn validate_experts(&self, placement: &Placement) -> Checked {
         let groups = placement.parts(GROUPS);
-        if !self.has_experts() {
-            return Ok(());
-        }
-        if self.model.experts.is_multiple_of(groups) {
+        let stack = self.stack();
+        let Some(routed) = stack.described().find_map(|layer| layer.routed()) else { return Ok(()) };
+        if routed.experts.is_multiple_of(groups) {
             let choice = self.kernels.experts_exchange;
             if choice == ExchangeChoice::AllToAll
                 && let Some((reason, keys)) = self.hinders_all_to_all(placement)
@@ -168,10 +214,12 @@ impl RunConfig {
             }
             return Ok(());
         }
-        let reason = format!(
-            "it must be a multiple of {groups}: the rules spread experts over so many devices of {}",
-            placement.mesh
-        );
-        Err(invalid("model.experts", self.model.experts, &reason))
+        let (mesh, count) = (&placement.mesh, routed.experts);
+        let spread = format!("the rules spread experts over so many devices of {mesh}");
+        if self.published().is_some() {
+            let reason = format!("the model's {count} experts must be a multiple of {groups}: {spread}");
+            return Err(invalid("mesh.axes", &self.mesh.axes, &reason).because(["model.preset", "model.config"]));
+        }
+        Err(invalid("model.experts", count, &format!("it must be a multiple of {groups}: {spread}")))
     }
 }

@@ -11,6 +11,7 @@ mod family;
 mod loss;
 mod pipeline;
 mod placement;
+mod published;
 mod rules;
 mod sections;
 mod runnable;
@@ -36,6 +37,7 @@ pub use sections::{
     TrainConfig,
 };
 
+use crate::families::Published;
 use tree::Table;
 use value::{Keys, Section, Written};
 
@@ -129,6 +131,8 @@ pub(crate) struct Origin {
     places: Arc<HashMap<String, Place>>,
     /// The section `[target]` before platform and devices were settled.
     target: TargetConfig,
+    /// The published model that the section `[model]` names.
+    published: Option<Arc<Published>>,
 }
 
 impl PartialEq for Origin {
@@ -167,7 +171,14 @@ impl RunConfig {
         if !places.contains_key("train.steps_per_call") {
             config.train.steps_per_call = config.fitting_steps_per_call();
         }
-        config.origin = Origin { name: origin.to_owned(), places: Arc::new(places), target: config.target.clone() };
+        let found = config.read_published(&places);
+        config.origin = Origin {
+            name: origin.to_owned(),
+            places: Arc::new(places),
+            target: config.target.clone(),
+            published: config.origin.published.take(),
+        };
+        found.map_err(|error| config.placed(error))?;
         config.validate().map_err(|error| config.placed(error))?;
         Ok(config)
     }

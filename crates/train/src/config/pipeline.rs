@@ -5,7 +5,7 @@ use super::validate::{Checked, needs_section};
 use super::{PipelineConfig, RunConfig};
 use meshloom::ir::Name;
 use meshloom::ops::RematPolicy;
-use meshloom::transform::pipeline::{PipelineError, PipelineOptions};
+use meshloom::transform::pipeline::{PipelineError, PipelineOptions, Schedule};
 
 impl RunConfig {
     /// What `[remat]` says: the policy with its names.
@@ -44,7 +44,7 @@ impl RunConfig {
             stages,
             repeats: pipeline.repeats,
             microbatches: pipeline.microbatches,
-            layers_per_stage: pipeline.layers_per_stage,
+            layers_per_stage: pipeline.layers_per_stage / self.stack().cycle.len().max(1),
             weights: pipeline.weights,
             schedule: pipeline.schedule,
             delay_forwarding: pipeline.delay_forwarding,
@@ -64,28 +64,68 @@ impl RunConfig {
                 _ => Err(needs_section(&self.mesh.axes, "stage", "a section [pipeline]; add one, or give")),
             };
         };
-        let PipelineConfig { microbatches, repeats, layers_per_stage, .. } = *pipeline;
+        let PipelineConfig { microbatches, repeats, .. } = *pipeline;
         if stages == 1 && repeats == 1 {
             let reason = "a pipeline needs a mesh axis \"stage\" of more than one device, or more than one repeat; \
                           give one of them, or drop the section [pipeline]";
             return Err(invalid("pipeline.repeats", repeats, reason));
         }
+        self.validate_cycles_of_stage(pipeline)?;
         self.unchecked_options(pipeline, stages).validate().map_err(|error| refusal(pipeline, &error))?;
-        let held = stages.saturating_mul(repeats).saturating_mul(layers_per_stage);
-        if self.model.layers != held {
-            let reason = format!(
-                "it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is \
-                 {stages} * {repeats} * {layers_per_stage} = {held}"
-            );
-            let factors = ["pipeline.repeats", "pipeline.layers_per_stage"];
-            return Err(invalid("model.layers", self.model.layers, &reason).because(factors));
-        }
+        self.validate_layers_of_pipeline(pipeline, stages)?;
         let batch = self.rows_at_once();
         if !batch.is_multiple_of(microbatches) {
             let of = if self.replicas() > 1 { " of each replica" } else { "" };
             let reason = format!("it must divide train.batch / train.microbatches{of}, which is {batch}");
             let wrong = invalid("pipeline.microbatches", microbatches, &reason);
             return Err(wrong.because(["train.batch", "train.microbatches"]));
+        }
+        Ok(())
+    }
+}
+
+impl RunConfig {
+    /// Checks that stages hold whole cycles.
+    fn validate_cycles_of_stage(&self, &PipelineConfig { layers_per_stage, .. }: &PipelineConfig) -> Checked {
+        let cycle = self.stack().cycle.len().max(1);
+        if layers_per_stage.is_multiple_of(cycle) {
+            return Ok(());
+        }
+        let reason = format!("it must be a multiple of the {cycle} layers of a cycle, which a stage holds whole");
+        Err(invalid("pipeline.layers_per_stage", layers_per_stage, &reason))
+    }
+
+    /// Checks that the layers of a pipeline are those that its stages hold.
+    fn validate_layers_of_pipeline(&self, pipeline: &PipelineConfig, stages: usize) -> Checked {
+        let &PipelineConfig { repeats, layers, layers_per_stage, .. } = pipeline;
+        let stack = self.stack();
+        let cycle = stack.cycle.len().max(1);
+        let (all, factors) = (cycle * stack.cycles, ["pipeline.repeats", "pipeline.layers_per_stage"]);
+        let held = stages.saturating_mul(repeats).saturating_mul(layers_per_stage);
+        let product = format!(
+            "stages * pipeline.repeats * pipeline.layers_per_stage, which is {stages} * {repeats} * {layers_per_stage} = \
+             {held}"
+        );
+        if layers > 0 && layers != held {
+            let reason = format!("it must be {product}");
+            return Err(invalid("pipeline.layers", layers, &reason).because(factors));
+        }
+        if held > all || (layers == 0 && held != all) {
+            let instead = match held {
+                1.. if held < all => format!("; or give pipeline.layers = {held}, and the other layers run around it"),
+                _ => String::new(),
+            };
+            if all == self.model.layers {
+                let reason = format!("it must be {product}{instead}");
+                return Err(invalid("model.layers", all, &reason).because(factors));
+            }
+            let reason = format!("the model has {all} layers in whole cycles, which must be {product}{instead}");
+            return Err(invalid("pipeline.repeats", repeats, &reason).because(factors));
+        }
+        if pipeline.schedule == Schedule::OneForwardOneBackward && !stack.suffix.is_empty() {
+            let behind = stack.suffix.len();
+            let reason = format!("it has the loss in its loop, and the model has {behind} layers behind the pipeline");
+            return Err(invalid("pipeline.schedule", pipeline.schedule.name(), &reason));
         }
         Ok(())
     }

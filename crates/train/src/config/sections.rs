@@ -23,6 +23,10 @@ choice! {
 section! {
     /// `[model]`: the decoder.
     ModelConfig {
+        /// A published model by name, such as `llama-3.1-8b`, in place of a family and its keys; empty for none.
+        preset: String = String::new(),
+        /// A folder with the `config.json` of a published model, in place of a family and its keys; empty for none.
+        config: String = String::new(),
         /// The model family.
         family: ModelFamily = ModelFamily::Llama,
         /// Number of decoder layers.
@@ -331,7 +335,10 @@ section! {
         microbatches: usize = 4 => AtLeast(1.0),
         /// How often a microbatch goes round the stages.
         repeats: usize = 2 => AtLeast(1.0),
-        /// Layers that a stage holds per repeat.
+        /// Layers that the pipeline has; 0: all of the stack's cycles. Others run in front of it, or behind it, where
+        /// the stages split the batch.
+        layers: usize = 0,
+        /// Layers that a stage holds per repeat; where layers differ, whole cycles of them.
         layers_per_stage: usize = 1 => AtLeast(1.0),
         /// When weights are gathered.
         weights: WeightPlan = WeightPlan::SlidingWindow,

@@ -1,6 +1,7 @@
 //! Keys that a config sets, but that nothing reads beside its other keys.
 
 use super::ModelFamily::{self, Deepseek, Llama, Mixtral};
+use super::published::OF_SHAPE;
 use super::{DilocoConfig, OptimizerKind, PartitionMode, PipelineConfig, Platform, RateSchedule, RunConfig};
 use meshloom::ir::DType;
 use meshloom::transform::diloco::Transport;
@@ -23,6 +24,9 @@ const OF_FAMILIES: [(&str, &[ModelFamily]); 13] = [
     ("kv_heads", &[Llama, Mixtral]),
 ];
 
+/// Keys of `[model]` that are read wherever there are routed experts.
+const OF_EXPERTS: [&str; 2] = ["load_balance_weight", "expert_capacity"];
+
 /// Keys of `[diloco]` that only streaming reads.
 const OF_STREAMING: [&str; 5] =
     ["fragments", "sequential_layers", "overlap_steps", "overlap_alpha", "uneven_fragments"];
@@ -32,9 +36,19 @@ impl RunConfig {
     /// dataset what `data.validation` does not.
     pub(crate) fn unused_keys(&self, has_validation: bool) -> Vec<String> {
         let is = |key: &str, value: &str| format!("{key} is {value:?}");
-        let families = OF_FAMILIES.iter().filter(|(_, families)| !families.contains(&self.model.family));
-        let mut unused: Vec<(&str, &str, String)> =
-            families.map(|&(key, _)| ("model", key, is("model.family", self.model.family.name()))).collect();
+        let mut unused: Vec<(&str, &str, String)> = match self.published_by() {
+            Some(why) => {
+                let of_shape = OF_SHAPE.iter().map(|&key| ("model", key, why.clone()));
+                let of_experts = OF_EXPERTS.iter().map(|&key| ("model", key, why.clone()));
+                let without_experts = !self.has_experts();
+                of_shape.chain(of_experts.filter(|_| without_experts)).collect()
+            }
+            None => {
+                let families = OF_FAMILIES.iter().filter(|(_, families)| !families.contains(&self.model.family));
+                families.map(|&(key, _)| ("model", key, is("model.family", self.model.family.name()))).collect()
+            }
+        };
+        let kind = || self.published_by().unwrap_or_else(|| is("model.family", self.model.family.name()));
         let optimizer = self.train.optimizer;
         if optimizer == OptimizerKind::AdamW {
             unused.extend(
@@ -82,18 +96,18 @@ impl RunConfig {
         if self.partition.mode != PartitionMode::Explicit {
             let why = || format!("{}: XLA partitions plain forms", is("partition.mode", self.partition.mode.name()));
             unused.extend(["attention", "experts", "collective_matmul"].map(|key| ("kernels", key, why())));
-        } else if self.model.family == Llama {
-            unused.push(("kernels", "experts", is("model.family", self.model.family.name())));
+        } else if !self.has_experts() {
+            unused.push(("kernels", "experts", kind()));
         }
-        if self.model.family == Llama {
-            unused.push(("kernels", "experts_exchange", is("model.family", self.model.family.name())));
+        if !self.has_experts() {
+            unused.push(("kernels", "experts_exchange", kind()));
         }
-        if self.model.family == Deepseek {
-            unused.push(("kernels", "context", is("model.family", self.model.family.name())));
+        if self.has_latent_attention() {
+            unused.push(("kernels", "context", kind()));
         }
         if let Some(why) = self.rows_are_whole() {
             unused.push(("kernels", "context_order", why.clone()));
-            if self.model.family != Deepseek {
+            if !self.has_latent_attention() {
                 unused.push(("kernels", "context", why));
             }
         }

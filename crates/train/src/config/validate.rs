@@ -100,7 +100,9 @@ impl RunConfig {
 
     fn validate_model(&self) -> Checked {
         let model = &self.model;
-        divides("model.heads", model.heads, "model.kv_heads", model.kv_heads)?;
+        if self.published().is_none() {
+            divides("model.heads", model.heads, "model.kv_heads", model.kv_heads)?;
+        }
         if self.data.tokenizer == "bytes" && model.vocab < 256 {
             let reason = "it must be at least 256 with data.tokenizer = \"bytes\"";
             return Err(invalid("model.vocab", model.vocab, reason).because(["data.tokenizer"]));
@@ -306,11 +308,17 @@ impl RunConfig {
             let reason = "it must be at least 2: one for everything outside the layers, one or more for the layers";
             return Err(invalid("diloco.fragments", fragments, reason));
         }
+        let stack = self.stack();
+        let cycle = stack.cycle.len().max(1);
         let (layers, of) = match &self.pipeline {
-            Some(pipeline) => {
+            Some(pipeline) if cycle == 1 => {
                 (pipeline.repeats * pipeline.layers_per_stage, "the layers of a stage, of which there are")
             }
-            None => (self.model.layers, "model.layers, which is"),
+            Some(pipeline) => {
+                (pipeline.repeats * pipeline.layers_per_stage / cycle, "the cycles of a stage, of which there are")
+            }
+            None if cycle > 1 => (stack.cycles, "the cycles of layers, of which there are"),
+            None => (stack.cycles, "model.layers, which is"),
         };
         if layers < fragments - 1 {
             let reason = format!("fragments - 1 must be at most {of} {layers}");

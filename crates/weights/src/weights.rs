@@ -1,0 +1,168 @@
+//! The weights of a folder.
+
+use std::ops::Range;
+use std::path::Path;
+
+use meshloom_hlo::suggest::did_you_mean;
+
+use crate::error::WeightsError;
+use crate::files::{Files, buffer, element_bytes};
+use crate::ledger::Ledger;
+use crate::natural::natural;
+use crate::quantized::{read_fp8_blocks, read_mxfp4};
+use crate::region;
+use crate::tensor::{Parts, Tensor, assemble};
+
+/// The sizes of a block in FP8 where the `quantization_config.weight_block_size` of config.json does not say others.
+pub const FP8_BLOCK: [usize; 2] = [128, 128];
+
+/// The weights of a folder, of which so far only the headers are read.
+///
+/// Every method takes `&self`, and threads may read at once.
+#[derive(Debug)]
+pub struct Weights {
+    files: Files,
+    /// In natural order of their names.
+    tensors: Vec<Tensor>,
+}
+
+impl Weights {
+    /// Opens the folder of a checkpoint: the file `model.safetensors`, or else those that
+    /// `model.safetensors.index.json` names. (transformers looks for them in this order too.) A tensor in FP8 has
+    /// scales for blocks of `fp8_block` rows and columns: see [`FP8_BLOCK`].
+    ///
+    /// The author of the files is not trusted. Headers must say exactly where each byte belongs, and an index can only
+    /// name files of the folder. The user's links are: a file of the folder may be a link to a file elsewhere, as in
+    /// the cache of the Hugging Face Hub, where all files of a snapshot are links.
+    ///
+    /// # Errors
+    ///
+    /// If there are no such files, one of them cannot be read or is damaged, or index and files do not have the same
+    /// tensors. If the parts of a quantized tensor do not fit.
+    pub fn open(folder: &Path, fp8_block: [usize; 2]) -> Result<Weights, WeightsError> {
+        let (files, stored) = Files::open(folder)?;
+        let tensors = assemble(stored, fp8_block).map_err(|(tensor, fault)| {
+            let folder = folder.to_owned();
+            WeightsError::Quantization { folder, tensor, fault }
+        })?;
+        Ok(Weights { files, tensors })
+    }
+
+    /// All tensors, in natural order of their names: layer 2 comes before layer 10.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The tensor of a name.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub fn tensor(&self, name: &str) -> Result<&Tensor, WeightsError> {
+        let found = self.tensors.binary_search_by(|tensor| natural(tensor.name(), name));
+        found.map(|index| &self.tensors[index]).map_err(|_| WeightsError::Unknown {
+            folder: self.files.folder.clone(),
+            tensor: name.to_owned(),
+            suggestion: did_you_mean(name, self.tensors.iter().map(Tensor::name)),
+        })
+    }
+
+    /// The name of the file that has the elements of a tensor. Its scales may be in another one.
+    pub fn file(&self, tensor: &Tensor) -> &str {
+        self.files.file(tensor.values())
+    }
+
+    /// Reads a box of a tensor as numbers, in row-major order. See [`read_into`](Self::read_into).
+    ///
+    /// # Errors
+    ///
+    /// As `read_into`, or if there is no memory for the numbers.
+    pub fn read(&self, name: &str, region: &[Range<usize>]) -> Result<Vec<f32>, WeightsError> {
+        let tensor = self.tensor_with(name, region)?;
+        let mut out = buffer(tensor.values(), region::elements(region))?;
+        self.read_into(name, region, &mut out)?;
+        Ok(out)
+    }
+
+    /// Reads a box of a tensor as numbers into `out`, in row-major order. The box has a range for each dimension of
+    /// [`Tensor::shape`]; [`whole`](crate::whole) is that of all elements. Quantized tensors are dequantized.
+    ///
+    /// It reads the bytes of the box and the scales that it needs, nothing else of the file, and apart from `out` holds
+    /// a few hundred KiB at a time, or, of a quantized tensor, the scales of the box or 64 rows of its codes.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such tensor, the box is not in it, `out` has not as many elements as the box, the dtype is not
+    /// F32, BF16, F16 or F8_E4M3, or the file cannot be read.
+    pub fn read_into(&self, name: &str, region: &[Range<usize>], out: &mut [f32]) -> Result<(), WeightsError> {
+        let tensor = self.tensor_with(name, region)?;
+        expect_length(tensor, region::elements(region), out.len())?;
+        match &tensor.parts {
+            Parts::Plain(values) => self.files.read_numbers(values, region, out),
+            Parts::Fp8Blocks { values, scales, block } => {
+                read_fp8_blocks(&self.files, (values, scales), *block, region, out)
+            }
+            Parts::Mxfp4 { blocks, scales } => read_mxfp4(&self.files, (blocks, scales), region, out),
+        }
+    }
+
+    /// Reads the bytes of a box of a tensor that is not quantized, in row-major order. See
+    /// [`read_bytes_into`](Self::read_bytes_into).
+    ///
+    /// # Errors
+    ///
+    /// As `read_bytes_into`, or if there is no memory for the bytes.
+    pub fn read_bytes(&self, name: &str, region: &[Range<usize>]) -> Result<Vec<u8>, WeightsError> {
+        let tensor = self.tensor_with(name, region)?;
+        let mut out = buffer(tensor.values(), self.byte_count(tensor, region)?)?;
+        self.read_bytes_into(name, region, &mut out)?;
+        Ok(out)
+    }
+
+    /// Reads the bytes of a box of a tensor that is not quantized into `out`, in row-major order. They are those of its
+    /// dtype, little-endian. It needs no other memory.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such tensor, it is quantized, the box is not in it, `out` has not as many bytes as the box, the
+    /// elements are not whole bytes, or the file cannot be read.
+    pub fn read_bytes_into(&self, name: &str, region: &[Range<usize>], out: &mut [u8]) -> Result<(), WeightsError> {
+        let tensor = self.tensor_with(name, region)?;
+        expect_length(tensor, self.byte_count(tensor, region)?, out.len())?;
+        self.files.read_bytes(tensor.values(), region, out)
+    }
+
+    /// The bytes of tensors that were read so far: what a test of a loader looks at.
+    pub fn bytes_read(&self) -> u64 {
+        self.files.bytes_read()
+    }
+
+    /// A ledger of all tensors, none of which is used yet.
+    pub fn ledger(&self) -> Ledger {
+        Ledger::new(&self.files.folder, self.tensors.iter().map(|tensor| tensor.name().to_owned()))
+    }
+
+    fn tensor_with(&self, name: &str, region: &[Range<usize>]) -> Result<&Tensor, WeightsError> {
+        let tensor = self.tensor(name)?;
+        if !region::fits(tensor.shape(), region) {
+            let (tensor, shape) = (name.to_owned(), tensor.shape().to_vec());
+            return Err(WeightsError::Region { tensor, shape, region: region.to_vec() });
+        }
+        Ok(tensor)
+    }
+
+    /// The bytes of a box of a tensor that is not quantized.
+    fn byte_count(&self, tensor: &Tensor, region: &[Range<usize>]) -> Result<usize, WeightsError> {
+        match (&tensor.parts, tensor.encoding()) {
+            (Parts::Plain(values), _) => Ok(region::elements(region) * element_bytes(values)?),
+            (_, encoding) => Err(WeightsError::NotBytes { tensor: tensor.name().to_owned(), encoding }),
+        }
+    }
+}
+
+fn expect_length(tensor: &Tensor, expected: usize, found: usize) -> Result<(), WeightsError> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(WeightsError::Length { tensor: tensor.name().to_owned(), expected, found })
+}

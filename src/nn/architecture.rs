@@ -1,0 +1,47 @@
+//! What the numbers of a decoder are, however it is run.
+
+use super::layer::LayerConfig;
+use super::norm::RmsNorm;
+use super::stack::Stack;
+
+/// What a decoder computes: everything that a published model fixes. How it is computed is in
+/// [`DecoderConfig`](super::DecoderConfig).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Architecture {
+    /// Width of the residual stream.
+    pub embed: usize,
+    /// Number of token values.
+    pub vocab: usize,
+    /// Whether the head is the transposed embedding.
+    pub tied_embeddings: bool,
+    /// What embedded tokens are multiplied by, rounded to the type of activations first.
+    pub embedding_scale: f64,
+    /// Logits `l` become `cap * tanh(l / cap)` (Gemma 2, arXiv 2408.00118).
+    pub logit_cap: Option<f64>,
+    /// The layers.
+    pub stack: Stack,
+    /// The form of the norm behind them.
+    pub final_norm: RmsNorm,
+}
+
+impl Architecture {
+    /// Llama's: an embedding, these layers, a norm and a head of its own.
+    pub fn llama(embed: usize, vocab: usize, stack: Stack, epsilon: f64) -> Architecture {
+        Architecture {
+            embed,
+            vocab,
+            tied_embeddings: false,
+            embedding_scale: 1.0,
+            logit_cap: None,
+            stack,
+            final_norm: RmsNorm::llama(epsilon),
+        }
+    }
+
+    /// Number of layers with routed experts.
+    pub fn routed_count(&self) -> usize {
+        let Stack { prefix, cycle, cycles, suffix } = &self.stack;
+        let count = |layers: &[LayerConfig]| layers.iter().filter(|layer| layer.routed().is_some()).count();
+        count(prefix) + count(cycle) * cycles + count(suffix)
+    }
+}

@@ -1,0 +1,74 @@
+//! What the path of a parameter says of its layers.
+
+use std::fmt;
+
+/// Which layers a parameter is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LayerNumbers {
+    /// The number of the first layer.
+    pub first: usize,
+    /// From one layer to the next, of a parameter that is stacked over layers; none of one that is of one layer.
+    pub step: Option<usize>,
+}
+
+/// A path without the numbers of layers, and the numbers.
+///
+/// | path | name | numbers |
+/// |---|---|---|
+/// | `layers.3.mlp.up` | `layers.mlp.up` | layer 3 |
+/// | `layers.1::2.mlp.up`, stacked | `layers.mlp.up` | every second layer from 1 on |
+/// | `layers.mlp.up`, stacked | `layers.mlp.up` | every layer from 0 on |
+/// | `embedding` | `embedding` | none |
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LayerPath {
+    /// The path that the parameters of all layers share.
+    pub name: String,
+    /// Which layers it is of, if it is of any.
+    pub numbers: Option<LayerNumbers>,
+}
+
+impl LayerPath {
+    /// What a path says, of a parameter that is stacked over layers or is not.
+    pub fn of(path: &str, is_stacked: bool) -> LayerPath {
+        let parts: Vec<&str> = path.split('.').collect();
+        let numbered = parts.windows(2).enumerate().find_map(|(at, pair)| match pair {
+            ["layers", numbers] => Some((at + 1, numbers_of(numbers)?)),
+            _ => None,
+        });
+        match numbered {
+            Some((at, numbers)) => {
+                LayerPath { name: [&parts[..at], &parts[at + 1..]].concat().join("."), numbers: Some(numbers) }
+            }
+            None => {
+                let numbers = is_stacked.then_some(LayerNumbers { first: 0, step: Some(1) });
+                LayerPath { name: path.to_owned(), numbers }
+            }
+        }
+    }
+}
+
+impl fmt::Display for LayerPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers = match self.numbers {
+            None | Some(LayerNumbers { first: 0, step: Some(1) }) => return f.write_str(&self.name),
+            Some(LayerNumbers { first, step: None }) => first.to_string(),
+            Some(LayerNumbers { first, step: Some(step) }) => format!("{first}::{step}"),
+        };
+        let parts = self.name.split('.').map(str::to_owned);
+        let numbered = parts.flat_map(|part| match part.as_str() {
+            "layers" => vec![part, numbers.clone()],
+            _ => vec![part],
+        });
+        f.write_str(&numbered.collect::<Vec<_>>().join("."))
+    }
+}
+
+/// The numbers that a part of a path says.
+fn numbers_of(part: &str) -> Option<LayerNumbers> {
+    match part.split_once("::") {
+        None => Some(LayerNumbers { first: part.parse().ok()?, step: None }),
+        Some((first, step)) => {
+            Some(LayerNumbers { first: first.parse().ok()?, step: Some(step.parse().ok().filter(|&step| step > 0)?) })
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Published model families against transformers: what their decoders compute, what tensors they have, and which
+//! details the comparison sees.
+
+mod details;
+mod golden;
+mod meshes;
+mod parity;
+mod presets;

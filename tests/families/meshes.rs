@@ -1,0 +1,192 @@
+//! Families on meshes and in pipelines: the same numbers as transformers, and as one device.
+
+use meshloom::compile::{LowerOptions, lower};
+use meshloom::ir::{Graph, Literal};
+use meshloom::nn::{DecoderConfig, FeedForwardConfig, MoeConfig, initialize};
+use meshloom::ops::RematPolicy;
+use meshloom::sharding::Mesh;
+use meshloom::trace::{Function, MapTree, Tree, value_and_grad};
+use meshloom::transform::pipeline::PipelineOptions;
+use support::eight_devices::relative_error;
+use support::experts::{rules, run};
+use support::random::Random;
+
+use super::golden::{BOUND, CASES, Golden};
+
+/// Rules of the preset, but that key heads and narrow vectors are whole: there are too few of them.
+const NARROW_WHOLE: &[(&str, &[&str])] =
+    &[("kv_heads", &[]), ("activation_kv_heads", &[]), ("q_lora", &[]), ("kv_lora", &[])];
+
+/// A mesh of as many devices as it has.
+fn parse(mesh: &str) -> Mesh {
+    let sizes = mesh.split([',', '=']).filter_map(|part| part.parse::<usize>().ok());
+    Mesh::parse(mesh, sizes.product()).expect("a mesh")
+}
+
+fn run_on(graph: &Graph, mesh: &str, inputs: &[Literal]) -> Vec<Vec<f64>> {
+    let (mesh, rules) = (parse(mesh), rules(NARROW_WHOLE));
+    let options = LowerOptions { sharding: Some((&mesh, &rules)), deny_replication: true, ..LowerOptions::default() };
+    run(&lower(graph, &options).unwrap_or_else(|error| panic!("{mesh}: {error}")), inputs)
+}
+
+/// The decoder with experts cut as a mesh wants them.
+fn on_mesh(decoder: &DecoderConfig, mesh: &str) -> DecoderConfig {
+    let mesh = parse(mesh);
+    let size = |axis: &str| mesh.axis(axis).map_or(1, |axis| mesh.size(axis));
+    let mut decoder = decoder.clone();
+    decoder.architecture.stack.for_each(|layer| {
+        if let FeedForwardConfig::Routed(routed) = &mut layer.feed_forward {
+            *routed = MoeConfig {
+                expert_groups: size("expert"),
+                batch_parts: size("data") * size("fsdp"),
+                sequence_parts: size("context"),
+                ..routed.clone()
+            };
+        }
+    });
+    decoder
+}
+
+fn check_against_transformers(case: &'static str, mesh: &str) {
+    let golden = Golden::load(case);
+    let decoder = on_mesh(&DecoderConfig { remat: RematPolicy::Full, ..golden.decoder() }, mesh);
+    let (graph, inputs) = golden.program(&decoder);
+    golden.check(mesh, &decoder, &run_on(&graph, mesh, &inputs), BOUND);
+}
+
+#[test]
+fn fsdp_and_tensor() {
+    for case in CASES {
+        check_against_transformers(case, "fsdp=4,tensor=2");
+    }
+}
+
+#[test]
+fn experts() {
+    for case in ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"] {
+        check_against_transformers(case, "fsdp=2,expert=4");
+    }
+    check_against_transformers("qwen3_moe_plain", "data=2,fsdp=2,expert=2");
+}
+
+#[test]
+fn context() {
+    for case in ["gemma2", "gemma3_text", "gpt_oss", "mistral", "deepseek_v3"] {
+        check_against_transformers(case, "fsdp=2,context=2,tensor=2");
+    }
+}
+
+/// Loss and gradients of a decoder with these parameters, on one device or on a mesh.
+fn loss_and_gradients(
+    decoder: &DecoderConfig,
+    golden: &Golden,
+    inputs: &[Literal],
+    mesh: Option<&str>,
+) -> Vec<Vec<f64>> {
+    // Twelve rows, which three stages and four divide.
+    let batch = golden.batch_of(6);
+    let [rows, length] = [0, 1].map(|dim| batch.tokens.ty().dims[dim]);
+    let specs = (decoder.parameters().map(|_, param| param.spec.clone()), decoder.batch_specs(rows, length));
+    let function = Function::trace("loss", specs, |(params, batch)| {
+        value_and_grad(params, |params| decoder.loss(&params, &batch))
+    });
+    let graph = function.unwrap_or_else(|error| panic!("{}: {error}", golden.case)).graph().clone();
+    let inputs: Vec<Literal> = inputs.iter().cloned().chain(batch.leaves()).collect();
+    match mesh {
+        Some(mesh) => run_on(&graph, mesh, &inputs),
+        None => support::run(&graph, &inputs).iter().map(Literal::to_f64_vec).collect(),
+    }
+}
+
+/// A decoder of a family with more cycles, in a pipeline and one layer after the other.
+fn check_pipeline(case: &'static str, mesh: &str, options: PipelineOptions, cycles: usize) {
+    let golden = Golden::load(case);
+    let mut plain = DecoderConfig { load_balance_weight: 0.1, ..golden.decoder() };
+    plain.architecture.stack.cycles = cycles;
+    let pipelined = on_mesh(&DecoderConfig { pipeline: Some(options), ..plain.clone() }, mesh);
+    // Every number is random, as ones and zeros would hide what is done with weights of norms and biases.
+    let values = |decoder: &DecoderConfig| -> Vec<Literal> {
+        let declared = decoder.parameters();
+        let first = initialize(&declared, 5).expect("first values");
+        let stacked = declared.leaves();
+        let leaves = first.leaves().into_iter().zip(first.paths()).zip(stacked);
+        leaves
+            .map(|((literal, path), param)| {
+                let path = meshloom::nn::LayerPath::of(&path, param.stacked_dims > 0);
+                let of_layer: usize = literal.ty().dims[param.stacked_dims..].iter().product();
+                let numbers = literal.to_f64_vec();
+                let moved = numbers.iter().enumerate().map(|(at, number)| {
+                    let layer =
+                        path.numbers.map_or(0, |numbers| numbers.first + at / of_layer * numbers.step.unwrap_or(1));
+                    let seed =
+                        path.name.bytes().fold(layer as u64, |seed, byte| seed.wrapping_mul(31) + u64::from(byte));
+                    let mut random = Random(seed.wrapping_mul(7919) + (at % of_layer) as u64);
+                    (number + 0.2 * (random.unit() - 0.5)) as f32
+                });
+                let moved: Vec<f32> = moved.collect();
+                Literal::from_slice(&literal.ty().dims, &moved).expect("as many as before")
+            })
+            .collect()
+    };
+    let expected = loss_and_gradients(&plain, &golden, &values(&plain), None);
+    let found = loss_and_gradients(&pipelined, &golden, &values(&pipelined), Some(mesh));
+    let what = format!("{case} on {mesh}");
+    let error = relative_error(&found[0], &expected[0]);
+    assert!(error <= BOUND, "{what}: the loss is off by {error:.1e}");
+    // Gradients by path, of all layers in order, whatever they are stacked with.
+    let by_layer = |decoder: &DecoderConfig, results: &[Vec<f64>]| {
+        let declared = decoder.parameters();
+        let leaves = declared.paths().into_iter().zip(declared.leaves()).zip(&results[1..]);
+        let mut all = std::collections::BTreeMap::new();
+        for ((path, param), numbers) in leaves {
+            let path = meshloom::nn::LayerPath::of(&path, param.stacked_dims > 0);
+            let of_layer: usize = param.spec.ty.dims[param.stacked_dims..].iter().product();
+            for (at, layer) in numbers.chunks(of_layer).enumerate() {
+                let number = path.numbers.map(|numbers| numbers.first + at * numbers.step.unwrap_or(1));
+                all.insert((path.name.clone(), number), layer.to_vec());
+            }
+        }
+        let mut by_name = std::collections::BTreeMap::<String, Vec<f64>>::new();
+        for ((name, _), numbers) in all {
+            by_name.entry(name).or_default().extend(numbers);
+        }
+        by_name
+    };
+    let (found, expected) = (by_layer(&pipelined, &found), by_layer(&plain, &expected));
+    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{what}");
+    let mut worst = (0.0, String::new());
+    for (key, expected) in &expected {
+        let error = relative_error(&found[key], expected);
+        if error > worst.0 {
+            worst = (error, key.clone());
+        }
+    }
+    println!("{what}: at most {:.1e}, in {}", worst.0, worst.1);
+    assert!(worst.0 <= BOUND, "{what}: the gradient of {} is off by {:.1e}", worst.1, worst.0);
+}
+
+fn circular(stages: usize, repeats: usize) -> PipelineOptions {
+    PipelineOptions { stages, repeats, microbatches: if stages == 3 { 6 } else { 4 }, ..PipelineOptions::default() }
+}
+
+/// Every second case, from this one on; all by option.
+fn half(first: usize) -> impl Iterator<Item = &'static str> {
+    let step = if support::every_case() { 1 } else { 2 };
+    CASES.into_iter().skip(if step == 1 { 0 } else { first }).step_by(step)
+}
+
+/// Three stages, two repeats, two cycles left over.
+#[test]
+fn three_stages() {
+    for case in half(0) {
+        check_pipeline(case, "stage=3,tensor=2", circular(3, 2), 8);
+    }
+}
+
+/// Four stages, two repeats, a cycle left over.
+#[test]
+fn four_stages() {
+    for case in half(1) {
+        check_pipeline(case, "stage=4,tensor=2", circular(4, 2), 9);
+    }
+}
