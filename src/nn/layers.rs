@@ -1,5 +1,6 @@
 //! Runs the layers of a decoder over the residual stream, [run](super::Run) by run.
 
+use super::attention::TokenPlaces;
 use super::dropout::Dropout;
 use super::layer::{Angles, DecoderLayer, LayerConfig, LayerLoss, RowInputs};
 use super::layout::{Rows, STREAM};
@@ -7,6 +8,7 @@ use super::stack::{LayerRun, Run, RunForm};
 use super::{DecoderConfig, Layers};
 use crate::ir::DType;
 use crate::trace::{MapTree, Tensor, VmapOptions, arange, checkpoint, fail_internal, scan, scope, vmap_with};
+use crate::transform::pipeline::STAGE;
 
 crate::tree! {
     /// What belongs to the rows of a batch.
@@ -20,8 +22,18 @@ crate::tree! {
     }
 }
 
-/// The dimension over stages of what is computed around a pipeline.
-const STAGE: &str = "activation_stage";
+/// What layers read of rows, with the dropout of these rows.
+pub(super) struct ReadOfRows {
+    angles: Angles,
+    tokens: TokenPlaces,
+    pub(super) dropout: Option<Dropout>,
+}
+
+impl ReadOfRows {
+    pub(super) fn inputs(&self) -> RowInputs<'_> {
+        RowInputs { angles: &self.angles, tokens: self.tokens }
+    }
+}
 
 impl DecoderConfig {
     /// All layers over the residual stream `x` `[batch, length, embed]`, under the remat policy; and the mean of the
@@ -48,9 +60,8 @@ impl DecoderConfig {
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
         let Some(options) = &self.pipeline else {
-            let angles = Angles::new(rows.positions, self.architecture.stack.described());
-            let rows = RowInputs { angles: &angles, tokens: self.token_places(rows.segments) };
-            return self.layer_stack(x, layers, rows, dropout);
+            let read = self.read_of_rows(rows, self.architecture.stack.described(), dropout);
+            return self.layer_stack(x, layers, read.inputs(), read.dropout);
         };
         self.in_order(x, layers, |x, run, weights| match run.form {
             RunForm::Pipelined => self.pipelined_run(options, x, run, weights, rows, dropout),
@@ -58,6 +69,20 @@ impl DecoderConfig {
                 self.around_pipeline(options.stages, x, run, weights, rows, dropout)
             }
         })
+    }
+
+    /// What some layers read of rows.
+    pub(super) fn read_of_rows<'l>(
+        &self,
+        rows: &LayerRows<Tensor>,
+        layers: impl IntoIterator<Item = &'l LayerConfig>,
+        dropout: Option<Dropout>,
+    ) -> ReadOfRows {
+        ReadOfRows {
+            angles: Angles::new(rows.positions, layers),
+            tokens: self.token_places(rows.segments),
+            dropout: dropout.zip(rows.numbers).map(|(dropout, rows)| Dropout { rows, ..dropout }),
+        }
     }
 
     /// One run after the other; and the mean of the sums of their layers' own losses.
@@ -93,22 +118,18 @@ impl DecoderConfig {
             })
         };
         match run.form {
-            RunForm::Apart => run.each_layer(weights).fold((x, None), |(x, total), (number, config, layer)| {
-                let dropout = dropout.map(|dropout| dropout.at(number as u32));
-                let run_layer = || one_layer(x, config, layer.clone(), dropout);
-                let (x, loss) = scope(&format!("layers.{number}"), run_layer);
-                (x, added(total, loss))
+            RunForm::Apart => scope(&format!("layers.{}", run.first), || {
+                run.cycle(x, &weights.layers, |x, position, config, layer| {
+                    let dropout = dropout.map(|dropout| dropout.at((run.first + position) as u32));
+                    one_layer(x, config, layer.clone(), dropout)
+                })
             }),
             RunForm::Scanned(cycles) => scope("layers", || {
                 let numbers = dropout.map(|_| run.cycle_numbers(cycles));
                 let body = |x: Tensor, (layers, first): (Vec<DecoderLayer<Tensor>>, Option<Tensor>)| {
-                    let number = |position: usize| first.map(|first| offset(first, position));
-                    let cycle = run.cycle.iter().zip(&layers).enumerate();
-                    cycle.fold((x, None), |(x, total), (position, (config, layer))| {
-                        let dropout = dropout.zip(number(position)).map(|(dropout, number)| dropout.at(number));
-                        let run_layer = || one_layer(x, config, layer.clone(), dropout);
-                        let (x, loss) = run.scoped(position, run_layer);
-                        (x, added(total, loss))
+                    run.cycle(x, &layers, |x, position, config, layer| {
+                        let dropout = dropout.zip(first).map(|(dropout, first)| dropout.at(offset(first, position)));
+                        one_layer(x, config, layer.clone(), dropout)
                     })
                 };
                 let (x, losses) = scan(x, (weights.layers.clone(), numbers), body);
@@ -139,10 +160,8 @@ impl DecoderConfig {
         let cut_rows = MapTree::map(rows, |_, &rows: &Tensor| by_stage(rows));
         let options = VmapOptions::default().named(STAGE);
         let (made, losses) = vmap_with(options, (cut, cut_rows), |(x, rows): (Tensor, LayerRows<Tensor>)| {
-            let angles = Angles::new(rows.positions, &run.cycle);
-            let dropout = dropout.zip(rows.numbers).map(|(dropout, rows)| Dropout { rows, ..dropout });
-            let inputs = RowInputs { angles: &angles, tokens: self.token_places(rows.segments) };
-            self.layer_run(x, run, weights, inputs, dropout)
+            let read = self.read_of_rows(&rows, &run.cycle, dropout);
+            self.layer_run(x, run, weights, read.inputs(), read.dropout)
         });
         let made = made.with_axes([&[STAGE], &STREAM[..]].concat()).reshape(x.dims());
         (made.with_axes(Rows::AROUND_PIPELINE.stream()), losses.map(|losses: Tensor| losses.mean(..)))
@@ -150,13 +169,18 @@ impl DecoderConfig {
 }
 
 impl Run {
-    /// The layers of the one cycle, with their numbers and parameters.
-    fn each_layer<'r>(
-        &'r self,
-        weights: &'r LayerRun<Tensor>,
-    ) -> impl Iterator<Item = (usize, &'r LayerConfig, &'r DecoderLayer<Tensor>)> {
-        let layers = self.cycle.iter().zip(&weights.layers).enumerate();
-        layers.map(|(position, (config, layer))| (self.first + position, config, layer))
+    /// The layers of one cycle over `x`, each by its place in the cycle; and the sum of their own losses.
+    pub(super) fn cycle(
+        &self,
+        x: Tensor,
+        layers: &[DecoderLayer<Tensor>],
+        of_layer: impl Fn(Tensor, usize, &LayerConfig, &DecoderLayer<Tensor>) -> (Tensor, LayerLoss),
+    ) -> (Tensor, LayerLoss) {
+        let cycle = self.cycle.iter().zip(layers).enumerate();
+        cycle.fold((x, None), |(x, total), (position, (config, layer))| {
+            let (x, loss) = self.scoped(position, || of_layer(x, position, config, layer));
+            (x, added(total, loss))
+        })
     }
 
     /// The numbers of the first layers of cycles, to fold in: `u32` `[cycles]`.
@@ -167,7 +191,7 @@ impl Run {
     }
 
     /// In a scope of its own, if there are several layers in a cycle.
-    pub(super) fn scoped<R>(&self, position: usize, f: impl FnOnce() -> R) -> R {
+    fn scoped<R>(&self, position: usize, f: impl FnOnce() -> R) -> R {
         match self.cycle.len() {
             1 => f(),
             length => scope(&format!("{}::{length}", self.first + position), f),

@@ -5,7 +5,7 @@
 //! 1F1B head and loss are in its loop, and stages split the sequence of each microbatch for them.
 
 use super::decoder::Head;
-use super::layer::{Angles, LayerLoss, RowInputs};
+use super::layer::LayerLoss;
 use super::layer_path::{LayerNumbers, LayerPath};
 use super::layers::{LayerRows, added, offset};
 use super::layout::{Rows, STREAM};
@@ -121,17 +121,13 @@ impl DecoderConfig {
         place: LayerPlace,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
-        let angles = Angles::new(rows.positions, &run.cycle);
-        let inputs = RowInputs { angles: &angles, tokens: self.token_places(rows.segments) };
-        let dropout = dropout.zip(rows.numbers).map(|(dropout, rows)| Dropout { rows, ..dropout });
+        let read = self.read_of_rows(rows, &run.cycle, dropout);
         let length = run.cycle.len();
         let first = if length == 1 { place.layer } else { place.layer * length as f64 };
-        let layers = layers.0.iter().flat_map(|run| &run.layers);
-        let cycle = run.cycle.iter().zip(layers).enumerate();
-        cycle.fold((x, None), |(x, total), (position, (config, layer))| {
-            let dropout = dropout.map(|dropout| dropout.at(offset(first, run.first + position)));
-            let (x, loss) = run.scoped(position, || self.layer(config, x, layer, inputs, dropout));
-            (x, added(total, loss))
+        let layers = layers.0.first().map_or(&[][..], |run| &run.layers);
+        run.cycle(x, layers, |x, position, config, layer| {
+            let dropout = read.dropout.map(|dropout| dropout.at(offset(first, run.first + position)));
+            self.layer(config, x, layer, read.inputs(), dropout)
         })
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use meshloom::ir::{DType, Graph, Literal, TensorType};
 use meshloom::nn::{Batch, Decoder, DecoderConfig, LayerPath};
-use meshloom::trace::{Function, MapTree, Param, Tree, value_and_grad};
+use meshloom::trace::{Function, MapTree, Param, TensorSpec, Tree, value_and_grad};
 use meshloom_train::families::{Published, TensorsOf};
 use safetensors::{Dtype, SafeTensors};
 use support::eight_devices::relative_error;
@@ -155,10 +155,7 @@ impl Golden {
     /// Loss, gradients and logits of a decoder, and their inputs.
     pub fn program(&self, decoder: &DecoderConfig) -> (std::sync::Arc<Graph>, Vec<Literal>) {
         let (params, batch) = (self.params(decoder, &|name| self.weight(name)), self.batch());
-        let rows = batch.tokens.ty().dims[0];
-        let length = batch.tokens.ty().dims[1];
-        let specs = (decoder.parameters().map(|_, param| param.spec.clone()), decoder.batch_specs(rows, length));
-        let function = Function::trace(self.case, specs, |(params, batch)| {
+        let function = Function::trace(self.case, specs(decoder, &batch), |(params, batch)| {
             let logits = decoder.logits(&params, batch.tokens, batch.segment_ids, batch.positions);
             (value_and_grad(params, |params| decoder.loss(&params, &batch)), logits)
         });
@@ -169,9 +166,7 @@ impl Golden {
     /// The logits of a decoder alone, and their inputs.
     pub fn logits_alone(&self, decoder: &DecoderConfig) -> (std::sync::Arc<Graph>, Vec<Literal>) {
         let (params, batch) = (self.params(decoder, &|name| self.weight(name)), self.batch());
-        let [rows, length] = [0, 1].map(|dim| batch.tokens.ty().dims[dim]);
-        let specs = (decoder.parameters().map(|_, param| param.spec.clone()), decoder.batch_specs(rows, length));
-        let function = Function::trace(self.case, specs, |(params, batch)| {
+        let function = Function::trace(self.case, specs(decoder, &batch), |(params, batch)| {
             decoder.logits(&params, batch.tokens, batch.segment_ids, batch.positions)
         });
         let graph = function.unwrap_or_else(|error| panic!("{}: {error}", self.case)).graph().clone();
@@ -215,6 +210,12 @@ impl Golden {
         let (used, found) = (used.into_inner(), self.weights.keys().cloned().collect::<BTreeSet<_>>());
         [found.difference(&used).cloned().collect(), used.difference(&found).cloned().collect()]
     }
+}
+
+/// The types of a decoder's parameters and of a batch of these dimensions.
+pub fn specs(decoder: &DecoderConfig, batch: &Batch<Literal>) -> (Decoder<TensorSpec>, Batch<TensorSpec>) {
+    let [rows, length] = [0, 1].map(|dim| batch.tokens.ty().dims[dim]);
+    (decoder.parameters().map(|_, param| param.spec.clone()), decoder.batch_specs(rows, length))
 }
 
 /// The elements of a parameter of one layer.

@@ -5,13 +5,13 @@ use meshloom::ir::{Graph, Literal};
 use meshloom::nn::{DecoderConfig, FeedForwardConfig, MoeConfig, initialize};
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::Mesh;
-use meshloom::trace::{Function, MapTree, Tree, value_and_grad};
+use meshloom::trace::{Function, Tree, value_and_grad};
 use meshloom::transform::pipeline::PipelineOptions;
 use support::eight_devices::relative_error;
 use support::experts::{rules, run};
 use support::random::Random;
 
-use super::golden::{BOUND, CASES, Golden};
+use super::golden::{BOUND, CASES, Golden, specs};
 
 /// Rules of the preset, but that key heads and narrow vectors are whole: there are too few of them.
 const NARROW_WHOLE: &[(&str, &[&str])] =
@@ -85,9 +85,7 @@ fn loss_and_gradients(
 ) -> Vec<Vec<f64>> {
     // Twelve rows, which three stages and four divide.
     let batch = golden.batch_of(6);
-    let [rows, length] = [0, 1].map(|dim| batch.tokens.ty().dims[dim]);
-    let specs = (decoder.parameters().map(|_, param| param.spec.clone()), decoder.batch_specs(rows, length));
-    let function = Function::trace("loss", specs, |(params, batch)| {
+    let function = Function::trace("loss", specs(decoder, &batch), |(params, batch)| {
         value_and_grad(params, |params| decoder.loss(&params, &batch))
     });
     let graph = function.unwrap_or_else(|error| panic!("{}: {error}", golden.case)).graph().clone();

@@ -42,7 +42,7 @@ impl RunConfig {
     /// Model, mesh and rules do not fit together.
     pub fn pipeline_alternatives(&self) -> Result<(Vec<Alternative>, Vec<RefusedAlternative>), Error> {
         let (mut possible, mut refused) = (Vec::new(), Vec::new());
-        let Some(own) = &self.pipeline else {
+        let (Some(own), Some(_)) = (&self.pipeline, self.pipeline_options()?) else {
             return Ok((possible, refused));
         };
         for pipeline in plans(own).into_iter().chain(splits(own, own.repeats * own.layers_per_stage)) {

@@ -37,7 +37,7 @@ use std::panic::Location;
 
 pub use options::{PipelineError, PipelineOptions, Schedule, WeightPlan};
 pub use phases::{Phase, Task, WeightUse};
-pub use stage::LayerPlace;
+pub use stage::{LayerPlace, STAGE};
 pub use timeline::{Column, Counts, Scatter, Timeline, WeightWindow};
 pub use weights::{EXPERTS, GATHERED};
 pub use with_loss::{PipelineLoss, pipeline_with_loss};

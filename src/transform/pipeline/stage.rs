@@ -9,7 +9,7 @@ use crate::trace::{
 };
 
 /// The logical axis that runs over the stages in activations.
-pub(super) const STAGE: &str = "activation_stage";
+pub const STAGE: &str = "activation_stage";
 
 /// Which layer works on which part of the batch; both `s32[]`. Random numbers that depend on these, and on positions,
 /// are the same however the layers are run.

@@ -11,6 +11,21 @@ use meshloom_train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Star
 use super::state::{self, State, about, arrays, config, declared, literal, write, written_values};
 use support::eight_devices::client;
 
+/// A tree that gives two leaves one path.
+struct Twice<T>([T; 2]);
+
+impl<T: Tree> Tree for Twice<T> {
+    type Leaf = T::Leaf;
+
+    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T::Leaf)) {
+        self.0.iter().for_each(|leaf| path.descend("one", |path| leaf.visit(path, f)));
+    }
+
+    fn rebuild(&self, next: &mut dyn FnMut() -> T::Leaf) -> Self {
+        Twice(self.0.rebuild(next))
+    }
+}
+
 #[test]
 fn values_come_back_on_any_devices() {
     let directory = tempfile::tempdir().expect("a folder");
@@ -289,6 +304,10 @@ fn other_states_are_refused() {
     let mut checkpointer = Checkpointer::new(&config(&directory.path().join("other"), 0), Start::Fresh).expect("one");
     let unnamed = checkpointer.save(about(1), &declared().step, &arrays(1).step).expect_err("no path");
     assert!(matches!(unnamed, CheckpointError::Path { .. }), "{unnamed}");
+    let (one, array) = (declared().step, arrays(1).step);
+    let twice = checkpointer.save(about(1), &Twice([one.clone(), one]), &Twice([array.clone(), array]));
+    let twice = twice.expect_err("two values of one path");
+    assert!(matches!(&twice, CheckpointError::Path { path } if path == "one"), "{twice}");
     let small = Param::new(DType::S4, [8], &[""], Init::Constant(0.0));
     let array = Array::put(&client(), &literal(&small.spec.ty, 0), &ShardLayout::replicated(&[8], 8)).expect("put");
     let unsupported = checkpointer.save(about(1), &vec![small], &vec![array]).expect_err("four bits");

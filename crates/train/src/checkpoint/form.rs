@@ -1,15 +1,16 @@
 //! The form of a value in a checkpoint, which does not depend on the form that it has in a run.
 //!
-//! In a checkpoint, all layers of a parameter share one leading dimension: `layers.mlp.up` is `[layers, embed, mlp]`. A
-//! run may hold them in the same form, in a pipeline's dimensions `[repeats, stages, layers per stage, ..]`, whose
-//! row-major order is that of the layers, every second layer in one value and the others in another, or unrolled, as
-//! `layers.3.mlp.up`. Each of these is a set of boxes of the one form, so a run reads what another wrote by cutting
-//! boxes out of boxes. If replicas train on their own, the replica dimension comes before the layers.
+//! In a checkpoint, layers of a parameter that are alike share one leading dimension: `layers.mlp.up` is
+//! `[layers, embed, mlp]`. A run may hold them in the same form, in a pipeline's dimensions
+//! `[repeats, stages, layers per stage, ..]`, whose row-major order is that of the layers, every second layer in one
+//! value and the others in another, or unrolled, as `layers.3.mlp.up`. Each of these is a set of boxes of the one form,
+//! so a run reads what another wrote by cutting boxes out of boxes. If replicas train on their own, the replica
+//! dimension comes before the layers.
 //!
 //! Layers whose parameters of a name have other types share none: `layers.mlp.up` may be of the first three layers, and
 //! `layers.3::1.mlp.up` of those from number 3 on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use super::CheckpointError;
@@ -62,6 +63,7 @@ pub(super) fn leaves<T: Tree<Leaf = Param>>(declared: &T, prefix: &str) -> Resul
     let mut leaves = Vec::new();
     // The leaves, and the numbers of their layers, that share a value in the checkpoint.
     let mut groups: BTreeMap<(String, String), Vec<Member>> = BTreeMap::new();
+    let mut taken = HashSet::new();
     for (index, (path, param)) in declared.paths().into_iter().zip(declared.leaves()).enumerate() {
         if path.is_empty() {
             return Err(CheckpointError::Path { path });
@@ -72,6 +74,8 @@ pub(super) fn leaves<T: Tree<Leaf = Param>>(declared: &T, prefix: &str) -> Resul
             let count: usize = param.spec.ty.dims[leaf.layer_dims()].iter().product();
             let numbers = (0..count).map(|layer| first + layer * step.unwrap_or(1)).collect();
             groups.entry((leaf.path.clone(), leaf.type_of_layer().to_string())).or_default().push((index, numbers));
+        } else if !taken.insert(leaf.path.clone()) {
+            return Err(CheckpointError::Path { path: leaf.path });
         }
         leaves.push(leaf);
     }
@@ -84,10 +88,10 @@ pub(super) fn leaves<T: Tree<Leaf = Param>>(declared: &T, prefix: &str) -> Resul
             [first, second, ..] => (first, second - first),
         };
         let is_series = all.iter().enumerate().all(|(place, &number)| step > 0 && number == first + place * step);
-        if !is_series {
-            return Err(CheckpointError::Path { path: name });
-        }
         let path = LayerPath { name, numbers: Some(LayerNumbers { first, step: Some(step) }) }.to_string();
+        if !is_series || !taken.insert(path.clone()) {
+            return Err(CheckpointError::Path { path });
+        }
         for (index, numbers) in members {
             let leaf = &mut leaves[index];
             leaf.path.clone_from(&path);

@@ -36,19 +36,13 @@ pub(super) fn epsilon(fields: &Fields<'_>) -> Result<f64, FamilyError> {
     Ok(fields.positive("rms_norm_eps")?.unwrap_or(1e-6))
 }
 
-/// The activation of a dense block, by the name under one of these keys; the first that is there counts.
-pub(super) fn activation(fields: &Fields<'_>, keys: &[&str], default: Activation) -> Result<Activation, FamilyError> {
-    let mut found = None;
-    for key in keys {
-        // All are asked for, so that none counts as unknown.
-        let text = fields.text(key)?.map(|text| (*key, text));
-        found = found.or(text);
-    }
-    match found {
+/// The activation of a dense block, by its name under this key.
+pub(super) fn activation(fields: &Fields<'_>, key: &str, default: Activation) -> Result<Activation, FamilyError> {
+    match fields.text(key)? {
         None => Ok(default),
-        Some((_, "silu" | "swish")) => Ok(Activation::Silu),
-        Some((_, "gelu_pytorch_tanh")) => Ok(Activation::GeluTanh),
-        Some((key, other)) => Err(fields.unsupported(key, &format!("{other:?}"), r#""silu" and "gelu_pytorch_tanh""#)),
+        Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
+        Some(other) => Err(fields.unsupported(key, &format!("{other:?}"), r#""silu" and "gelu_pytorch_tanh""#)),
     }
 }
 
@@ -80,21 +74,21 @@ pub(super) fn rope(
     default_theta: f64,
 ) -> Result<Rope, FamilyError> {
     let own_theta = fields.positive("rope_theta")?;
-    let scaling = fields.section("rope_scaling")?;
-    let parameters = fields.section("rope_parameters")?;
-    let parameters = match (parameters, kind) {
+    let (theta, scaling) = match rope_section(fields, kind)? {
+        Some(section) => (section.positive("rope_theta")?, scaling_of(fields, &section)?),
+        None => (None, RopeScaling::None),
+    };
+    Ok(Rope { dim, theta: theta.or(own_theta).unwrap_or(default_theta), scaling, pairs: RopePairs::Halves })
+}
+
+/// What a file says of the rotary frequencies of layers of a kind.
+pub(super) fn rope_section<'j>(fields: &Fields<'j>, kind: Option<&str>) -> Result<Option<Fields<'j>>, FamilyError> {
+    // Both are asked for, so that neither counts as unknown.
+    let (scaling, parameters) = (fields.section("rope_scaling")?, fields.section("rope_parameters")?);
+    Ok(match (parameters, kind) {
         (Some(all), Some(kind)) => all.section(kind)?.or(Some(all)),
-        (parameters, _) => parameters,
-    };
-    let theta = match &parameters {
-        Some(parameters) => parameters.positive("rope_theta")?.or(own_theta),
-        None => own_theta,
-    };
-    let scaling = match parameters.or(scaling) {
-        Some(section) => scaling_of(fields, &section)?,
-        None => RopeScaling::None,
-    };
-    Ok(Rope { dim, theta: theta.unwrap_or(default_theta), scaling, pairs: RopePairs::Halves })
+        (parameters, _) => parameters.or(scaling),
+    })
 }
 
 fn scaling_of(fields: &Fields<'_>, section: &Fields<'_>) -> Result<RopeScaling, FamilyError> {

@@ -5,7 +5,7 @@ use meshloom::nn::{
     RouterGroups, Scoring, Stack,
 };
 
-use super::common::{epsilon, rope, yarn_magnitude};
+use super::common::{epsilon, rope, rope_section, yarn_magnitude};
 use super::fields::Fields;
 use super::{Family, FamilyError, Names, llama};
 
@@ -56,11 +56,7 @@ fn attention(fields: &Fields<'_>) -> Result<LatentConfig, FamilyError> {
     let interleaved = fields.flag("rope_interleave", true)?;
     let pairs = if interleaved { RopePairs::Neighbours } else { RopePairs::Halves };
     // Scores are not only of a narrower softmax where positions are stretched, but sharper.
-    let section = match fields.section("rope_parameters")? {
-        Some(section) => Some(section),
-        None => fields.section("rope_scaling")?,
-    };
-    let sharper = match &section {
+    let sharper = match rope_section(fields, None)? {
         Some(section) => match (section.positive("factor")?, section.number("mscale_all_dim")?) {
             (Some(factor), Some(weight)) if weight != 0.0 => yarn_magnitude(factor, weight).powi(2),
             _ => 1.0,

@@ -33,7 +33,7 @@ pub(super) fn layer(fields: &Fields<'_>, attention: GroupedConfig) -> Result<Lay
     fields.refuse_flag("use_bidirectional_attention")?;
     // transformers does not read `hidden_act`.
     fields.text("hidden_act")?;
-    let activation = activation(fields, &["hidden_activation"], Activation::GeluTanh)?;
+    let activation = activation(fields, "hidden_activation", Activation::GeluTanh)?;
     Ok(LayerConfig {
         attention: AttentionConfig::Grouped(attention),
         feed_forward: FeedForwardConfig::Dense { mlp: fields.needed_count("intermediate_size")?, activation },

@@ -18,7 +18,7 @@ fn describe(fields: &Fields<'_>) -> Result<Architecture, FamilyError> {
 pub(super) fn layer(fields: &Fields<'_>) -> Result<LayerConfig, FamilyError> {
     fields.refuse_flag("mlp_bias")?;
     let attention = grouped(fields, rope(fields, None, head_dim(fields)?, 1e4)?)?;
-    let activation = activation(fields, &["hidden_act"], Activation::Silu)?;
+    let activation = activation(fields, "hidden_act", Activation::Silu)?;
     let mlp = fields.needed_count("intermediate_size")?;
     let layer = LayerConfig::llama(attention, mlp, epsilon(fields)?);
     Ok(LayerConfig { feed_forward: FeedForwardConfig::Dense { mlp, activation }, ..layer })
