@@ -2,6 +2,7 @@
 //! details the comparison sees.
 
 mod details;
+mod exchange;
 mod golden;
 mod meshes;
 mod parity;

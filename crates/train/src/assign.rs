@@ -4,9 +4,12 @@ use std::path::Path;
 
 use super::checkpoint::{Checkpoint, ParameterLeaves};
 use super::parameters::{self, LoadOptions, ParameterFile};
+use super::published::PublishedWeights;
 use crate::Error;
-use meshloom::ir::Literal;
-use meshloom::pjrt::{Array, Client, ShardBox};
+use meshloom::compile::Program;
+use meshloom::ir::{DType, InternalError, Literal};
+use meshloom::nn::LayerPath;
+use meshloom::pjrt::{Array, ArraySpec, Client, ShardBox};
 use meshloom::trace::{MapTree, Param, Tree};
 
 /// Where the parameters of a model are in the state of a run, and whether with a dimension over replicas before theirs.
@@ -24,6 +27,8 @@ pub(super) enum Source<'a> {
     File(ParameterFile),
     /// A checkpoint.
     Checkpoint(ParameterLeaves<'a>),
+    /// The folder of a published model.
+    Published(PublishedWeights),
 }
 
 impl<'a> Source<'a> {
@@ -45,11 +50,38 @@ impl<'a> Source<'a> {
     }
 
     /// A box of a parameter of these dimensions, in the type that it is stored in.
-    fn part(&self, path: &str, dims: &[usize], shard: &ShardBox) -> Result<Literal, Error> {
+    pub(super) fn part(&self, path: &str, dims: &[usize], shard: &ShardBox) -> Result<Literal, Error> {
         Ok(match self {
             Source::File(file) => file.read_part(path, shard)?,
             Source::Checkpoint(leaves) => leaves.read_part(path, dims, shard)?,
+            Source::Published(weights) => weights.read_part(path, dims, shard)?,
         })
+    }
+}
+
+impl Source<'_> {
+    /// The parameters of a model as the first arguments of a program: each device's part is read on its own.
+    pub(super) fn put(&self, declared: &impl Tree<Leaf = Param>, program: &Program) -> Result<Vec<Array>, Error> {
+        let executable = program.executable();
+        let (client, devices) = (executable.client(), executable.devices());
+        let named = Tree::paths(declared).into_iter().zip(declared.leaves());
+        let put = |((path, param), ArraySpec { layout, .. }): ((String, Param), &ArraySpec)| -> Result<Array, Error> {
+            let ty = param.spec.ty;
+            Array::put_parts(client, ty.clone(), layout, devices, |index| {
+                Ok(self.part(&path, &ty.dims, &layout.value_part(index))?.convert(ty.dtype))
+            })
+        };
+        named.zip(program.inputs()).map(put).collect()
+    }
+
+    /// The type in which a parameter is stored.
+    pub(super) fn dtype(&self, path: &str) -> Result<DType, Error> {
+        let found = match self {
+            Source::File(_) => None,
+            Source::Checkpoint(leaves) => leaves.dtype(path),
+            Source::Published(weights) => weights.dtype(&LayerPath::of(path, false).name),
+        };
+        Ok(found.ok_or_else(|| InternalError::new("a stored model", "each of its parameters"))?)
     }
 }
 

@@ -35,6 +35,21 @@ pub enum Error {
     /// The checkpoint's fault, or that of the run that asks for it.
     #[error(transparent)]
     Checkpoint(#[from] Box<crate::checkpoint::CheckpointError>),
+    /// The fault of a published model's config.json.
+    #[error(transparent)]
+    Family(#[from] Box<crate::families::FamilyError>),
+    /// The fault of a published model's weights, or of the folder that they are written to.
+    #[error(transparent)]
+    Weights(#[from] Box<meshloom_weights::WeightsError>),
+    /// A folder that has no model.
+    #[error(
+        "{0:?} has no model: give a checkpoint, a directory of checkpoints, or the folder of a published model, which \
+         has a config.json"
+    )]
+    NoModel(std::path::PathBuf),
+    /// The fault of tokens that a model is given.
+    #[error(transparent)]
+    Tokens(#[from] Box<crate::logits::TokensError>),
     /// The tokenizer file's fault.
     #[error(transparent)]
     Tokenizer(#[from] Box<crate::tokenizer::TokenizerError>),
@@ -57,6 +72,8 @@ pub enum Execution {
     Step(u64),
     /// The loss on the validation set after so many steps.
     Evaluation(u64),
+    /// The logits of some rows.
+    Logits,
     /// The next token of a sample.
     Sample,
 }
@@ -67,6 +84,7 @@ impl fmt::Display for Execution {
             Execution::FirstState => f.write_str("the state before the first step"),
             Execution::Step(step) => write!(f, "step {step}"),
             Execution::Evaluation(step) => write!(f, "the evaluation after step {step}"),
+            Execution::Logits => f.write_str("the logits"),
             Execution::Sample => f.write_str("the sample"),
         }
     }
@@ -112,6 +130,9 @@ boxed! {
     Data(crate::data::DataError),
     Parameters(crate::parameters::ParameterError),
     Checkpoint(crate::checkpoint::CheckpointError),
+    Family(crate::families::FamilyError),
+    Weights(meshloom_weights::WeightsError),
+    Tokens(crate::logits::TokensError),
     Tokenizer(crate::tokenizer::TokenizerError),
 }
 

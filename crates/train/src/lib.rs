@@ -39,12 +39,14 @@ pub mod diloco;
 mod error;
 mod evaluate;
 pub mod families;
+pub mod logits;
 pub mod metrics;
 mod model;
 pub mod parameters;
 mod prefetch;
 #[cfg(feature = "tensorboard")]
 pub mod profile;
+pub mod published;
 mod random;
 mod resolve;
 pub mod run;

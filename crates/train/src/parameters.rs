@@ -137,7 +137,7 @@ pub(super) fn stored_dtype(dtype: DType) -> Option<Dtype> {
     DTYPES.iter().find(|(name, _)| *name == dtype.name()).map(|&(_, stored)| stored)
 }
 
-fn own_dtype(stored: Dtype) -> Option<DType> {
+pub(super) fn own_dtype(stored: Dtype) -> Option<DType> {
     DTYPES.iter().find(|&&(_, dtype)| dtype == stored).and_then(|(name, _)| DType::from_name(name))
 }
 

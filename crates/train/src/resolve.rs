@@ -1,5 +1,7 @@
 //! A run config, checked and resolved once: mesh, rules and train step, and the programs that follow from them.
 
+use std::sync::Arc;
+
 use super::config::{self, ConfigError, OptimizerKind, Placement, RateSchedule, RunConfig};
 use super::diloco::{DilocoStep, layout_of};
 use super::model::Model;
@@ -8,6 +10,7 @@ use super::step::{DropoutConfig, TrainStep, aliases};
 use crate::Error;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower, lower_as_traced};
 use meshloom::hlo::Stage;
+use meshloom::ir::Graph;
 use meshloom::kernels::{AttentionKernel, ExpertsKernel, Kernels};
 use meshloom::nn::DecoderConfig;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
@@ -77,7 +80,7 @@ impl RunConfig {
         self.decoder_on(&self.placement()?)
     }
 
-    fn decoder_on(&self, placement: &Placement) -> Result<DecoderConfig, ConfigError> {
+    pub(super) fn decoder_on(&self, placement: &Placement) -> Result<DecoderConfig, ConfigError> {
         let model = &self.model;
         Ok(DecoderConfig {
             architecture: self.architecture_on(placement),
@@ -207,6 +210,19 @@ impl RunConfig {
     /// The config's platform, for programs that are only looked at.
     pub(super) fn any_plugin(&self) -> Result<Platform, Error> {
         Ok(Platform::of_any_plugin(self.platform_kind()?))
+    }
+
+    /// A program beside the train step, such as a forward pass, lowered over the config's mesh. The train step is held
+    /// to the rules, other programs are not.
+    pub(super) fn lower_beside(
+        &self,
+        graph: &Arc<Graph>,
+        placement: &Placement,
+        platform: &Platform,
+    ) -> Result<Lowered, Error> {
+        let rules = placement.rules.clone().with_strict(false);
+        let sharding = (placement.mesh.device_count() > 1).then_some((&placement.mesh, &rules));
+        Ok(lower(graph, &LowerOptions { sharding, ..self.lower_options(platform) })?)
     }
 
     /// What config and platform say of lowering, but for the mesh and the program's own aliases.

@@ -13,6 +13,7 @@ use super::metrics::{Evaluation, StepMetrics};
 use super::model::{Dataset, Model};
 use super::parameters::{self, LoadOptions};
 use super::prefetch::Prefetch;
+use super::published::ModelFiles;
 use super::resolve::Run;
 use super::run::{Calls, RunStateOf};
 use super::sample::Sampler;
@@ -42,6 +43,8 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
     evaluator: Option<Evaluator>,
     pub(super) steps_done: u64,
     pub(super) warnings: Vec<String>,
+    /// What its checkpoints keep of the published model that it is on.
+    pub(super) model_files: ModelFiles,
     watch: Watch,
     lower_seconds: f64,
     compile_seconds: f64,
@@ -148,6 +151,15 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     ) -> Result<Trainer<M, D>, Error> {
         let config = run.config();
         config.check_runnable()?;
+        // Before anything is compiled.
+        let model_files = config.model_files()?;
+        let init = checkpoint.is_none().then(|| config.initial_parameters()).transpose()?.flatten();
+        let declared_params = run.step.of_replica().model.parameters();
+        let init = init.as_ref().map(|init| init.source(config, &declared_params)).transpose()?;
+        let model_files = match &init {
+            Some(Source::Published(weights)) => weights.with_dtypes(model_files),
+            _ => model_files,
+        };
         let has_validation = data.validation(0..1)?.is_some();
         config.check_evaluation(has_validation)?;
         let start = Instant::now();
@@ -201,6 +213,10 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             }
         };
         let state = declared.fill(leaves)?;
+        let state = match &init {
+            Some(source) => with_parameters(&state, source, client)?,
+            None => state,
+        };
         let warnings = config.warnings_with(has_validation).into_iter().chain(data.warnings());
         let warnings = warnings.chain(lowered.warnings()).collect();
         Ok(Trainer {
@@ -213,6 +229,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             evaluator,
             steps_done: 0,
             warnings,
+            model_files,
             watch: Watch::default(),
             lower_seconds,
             compile_seconds,

@@ -73,6 +73,21 @@ pub enum WeightsError {
         /// Empty, or a nearby name.
         suggestion: String,
     },
+    /// A tensor of another shape than the model's.
+    #[error(
+        "tensor {tensor:?} of {folder:?} is of shape {found:?}, but the model needs {expected:?}; the configuration of \
+         the model must be that of the weights"
+    )]
+    Shape {
+        /// The folder.
+        folder: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The model's shape.
+        expected: Vec<usize>,
+        /// The tensor's.
+        found: Vec<usize>,
+    },
     /// A box that does not lie in its tensor.
     #[error("the box {region:?} is not in tensor {tensor:?} of shape {shape:?}; give a range within each dimension")]
     Region {

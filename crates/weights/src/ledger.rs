@@ -52,19 +52,21 @@ impl Ledger {
         false
     }
 
-    /// Checks that each tensor was used once or skipped, and that all those used were there.
+    /// Checks that each tensor was used once or skipped, and that all those used were there. Returns the tensors that
+    /// were skipped.
     ///
     /// # Errors
     ///
     /// If not. The error has all names; its message has the first 8 of a kind.
-    pub fn finish(self) -> Result<(), WeightsError> {
+    pub fn finish(self) -> Result<Vec<String>, WeightsError> {
         let is_skipped = |name: &str| self.skipped.iter().any(|pattern| pattern.matches(name));
-        let unused = self.uses.iter().filter(|(name, uses)| **uses == 0 && !is_skipped(name));
+        let unused = self.uses.iter().filter(|(_, uses)| **uses == 0).map(|(name, _)| name);
+        let (skipped, unused): (Vec<&String>, Vec<&String>) = unused.partition(|name| is_skipped(name));
         let repeated = self.uses.iter().filter(|(_, uses)| **uses > 1);
-        let unused = sorted(unused.map(|(name, _)| name));
+        let unused = sorted(unused);
         let (missing, repeated) = (sorted(&self.missing), sorted(repeated.map(|(name, _)| name)));
         if unused.is_empty() && missing.is_empty() && repeated.is_empty() {
-            return Ok(());
+            return Ok(sorted(skipped));
         }
         Err(WeightsError::Misfit { folder: self.folder, unused, missing, repeated })
     }

@@ -67,6 +67,20 @@ impl Weights {
         })
     }
 
+    /// Checks that a tensor is of the shape that a model has for it.
+    ///
+    /// # Errors
+    ///
+    /// If it is of another one, or there is no such tensor.
+    pub fn expect_shape(&self, name: &str, expected: &[usize]) -> Result<(), WeightsError> {
+        let found = self.tensor(name)?.shape();
+        if found == expected {
+            return Ok(());
+        }
+        let (expected, found) = (expected.to_vec(), found.to_vec());
+        Err(WeightsError::Shape { folder: self.files.folder.clone(), tensor: name.to_owned(), expected, found })
+    }
+
     /// The name of the file that has the elements of a tensor. Its scales may be in another one.
     pub fn file(&self, tensor: &Tensor) -> &str {
         self.files.file(tensor.values())

@@ -6,8 +6,11 @@ use std::thread::JoinHandle;
 
 use super::folder::{self, Directory, Observer};
 use super::snapshot::Snapshot;
-use super::{About, Checkpoint, CheckpointError, DataDigest, form, write};
+use super::write::{self, Contents};
+use super::{About, Checkpoint, CheckpointError, form};
 use crate::config::CheckpointConfig;
+use crate::published::ModelFiles;
+use meshloom::ir::Literal;
 use meshloom::pjrt::Array;
 use meshloom::trace::{Param, Tree};
 
@@ -104,27 +107,26 @@ impl Checkpointer {
         declared: &impl Tree<Leaf = Param>,
         state: &impl Tree<Leaf = Array>,
     ) -> Result<(), CheckpointError> {
-        self.save_with(about, Vec::new(), declared, state)
+        self.save_with(Contents { about, digests: Vec::new(), model: ModelFiles::default() }, declared, state)
     }
 
-    /// As [`Checkpointer::save`], with what the run read.
+    /// As [`Checkpointer::save`], with what the run read and what it is of.
     pub(super) fn save_with(
         &mut self,
-        about: About,
-        digests: Vec<DataDigest>,
+        contents: Contents,
         declared: &impl Tree<Leaf = Param>,
         state: &impl Tree<Leaf = Array>,
     ) -> Result<(), CheckpointError> {
         self.wait()?;
-        if self.last == about.step && self.last > 0 {
+        let step = contents.about.step;
+        if self.last == step && self.last > 0 {
             return Ok(());
         }
         let snapshot = Snapshot::take(&form::leaves(declared, "")?, &state.leaves())?;
-        self.last = about.step;
+        self.last = step;
         let (directory, observer, keep) = (self.directory.clone(), self.observer.clone(), self.keep);
-        let step = about.step;
         let write = move || {
-            let folder = write::write(&directory, (about, digests), snapshot, &observer)?;
+            let folder = write::write(&directory, contents, snapshot, &observer)?;
             tracing::debug!("wrote the checkpoint {}", folder.display());
             directory.retain(keep, &observer)
         };
@@ -176,3 +178,34 @@ fn is_in(folder: &Path, directory: &Path) -> bool {
     let parent = folder.canonicalize().ok().and_then(|folder| Some(folder.parent()?.to_owned()));
     parent.is_some() && parent == directory.canonicalize().ok()
 }
+
+/// Reads a whole parameter by its path and its dimensions.
+pub(crate) type ParameterSource = Arc<dyn Fn(&str, &[usize]) -> Result<Literal, CheckpointError> + Send + Sync>;
+
+/// Writes a checkpoint of parameters alone into a directory that has no checkpoints. Each value is read when it is
+/// written.
+pub(crate) fn write_parameters(
+    directory: &Path,
+    about: About,
+    model: ModelFiles,
+    declared: &impl Tree<Leaf = Param>,
+    read: ParameterSource,
+) -> Result<PathBuf, CheckpointError> {
+    let directory = Directory::open(directory)?;
+    if let Some((step, _)) = folder::list(directory.path())?.pop() {
+        return Err(CheckpointError::Occupied { directory: directory.path().to_owned(), step });
+    }
+    let paths: Vec<String> = declared.paths();
+    let leaves = form::leaves(declared, PARAMS)?;
+    let snapshot = Snapshot::of_leaves(&leaves, BYTES_OF_FILE, |number| {
+        let (read, path, dims) = (read.clone(), paths[number].clone(), leaves[number].own_ty.dims.clone());
+        move || read(&path, &dims)
+    })?;
+    write::write(&directory, Contents { about, digests: Vec::new(), model }, snapshot, &(Arc::new(|_| {}) as Observer))
+}
+
+/// What the paths of parameters begin with in a state.
+const PARAMS: &str = "params.";
+
+/// About as many bytes of parameters are in a file.
+const BYTES_OF_FILE: usize = 4 << 30;

@@ -157,6 +157,18 @@ pub enum CheckpointError {
         /// The checkpoint's.
         found: Option<usize>,
     },
+    /// A checkpoint of parameters without the state of a run is to be resumed.
+    #[error(
+        "{folder:?} has parameters alone, as of a model that was imported: there is no run to go on with; start one \
+         from them with train.init = {folder:?}"
+    )]
+    ParametersAlone {
+        /// The checkpoint.
+        folder: PathBuf,
+    },
+    /// What the values are read from cannot be read.
+    #[error(transparent)]
+    Source(Box<crate::Error>),
     /// An element type that safetensors files cannot hold.
     #[error("{path} is of type {dtype}, which a checkpoint cannot hold; keep it in another type")]
     Unsupported {

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FORMAT, VERSION};
+use super::{FORMAT, MODEL, VERSION};
+use crate::published::is_kept;
 use meshloom::ir::{DType, TensorType};
 use meshloom::pjrt::{ShardBox, ShardLayout};
 
@@ -65,6 +66,9 @@ pub(super) struct Manifest {
     /// What the run read. None of a run whose data is no text, or that an older version wrote.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub data_digests: Vec<DataDigest>,
+    /// Files of the published model that the run is of, in the folder [`MODEL`]; none of other runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub model_files: Vec<StoredFile>,
     pub files: Vec<StoredFile>,
     pub leaves: Vec<StoredLeaf>,
 }
@@ -154,11 +158,11 @@ fn bytes_of(dtype: DType, dims: &[usize]) -> Option<u64> {
 impl Manifest {
     pub(super) fn new(
         (about, data_digests): (About, Vec<DataDigest>),
-        files: Vec<StoredFile>,
+        [model_files, files]: [Vec<StoredFile>; 2],
         leaves: Vec<StoredLeaf>,
     ) -> Manifest {
         let (format, meshloom) = (FORMAT.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-        Manifest { format, version: VERSION, meshloom, about, data_digests, files, leaves }
+        Manifest { format, version: VERSION, meshloom, about, data_digests, model_files, files, leaves }
     }
 
     /// Checks that it makes sense by itself: names, boxes and sizes.
@@ -170,6 +174,10 @@ impl Manifest {
             if !plain || !file.name.starts_with("shard-") || !names.insert(file.name.as_str()) {
                 return Err(format!("{:?} is not the name of one of its files", file.name));
             }
+        }
+        let of_model = |name: &str| name.strip_prefix(MODEL)?.strip_prefix('/').map(is_kept);
+        if let Some(file) = self.model_files.iter().find(|file| of_model(&file.name) != Some(true)) {
+            return Err(format!("{:?} is not the name of a file of a published model", file.name));
         }
         let mut paths = std::collections::HashSet::new();
         for leaf in &self.leaves {

@@ -4,6 +4,7 @@
 //! CHECKPOINTS/
 //!   step-00000120/                         complete: it has the name of a checkpoint
 //!     manifest.json                        what there is, where, and of which run
+//!     model/                               config.json, tokenizer and so on of the published model that the run is of
 //!     shard-00000-of-00008.safetensors ..  the values, one file for each device that had any to write
 //!     SHA256SUMS                           of all the others; `sha256sum -c` checks it
 //!   .tmp-step-00000130/                    being written, or left by a run that was killed
@@ -34,11 +35,12 @@ mod sums;
 mod write;
 
 pub use checkpointer::{Checkpointer, Start};
+pub(crate) use checkpointer::{ParameterSource, write_parameters};
 pub use error::CheckpointError;
 pub use folder::{Observer, list};
 pub use manifest::{About, DataDigest, DataPosition};
-pub(crate) use read::ParameterLeaves;
 pub use read::{Checkpoint, Fallback, Found, find};
+pub(crate) use read::{ParameterLeaves, model_folder};
 pub(crate) use sums::hex;
 
 /// What a manifest says it is.
@@ -48,6 +50,9 @@ const FORMAT: &str = "meshloom checkpoint";
 const VERSION: u64 = 1;
 
 const MANIFEST: &str = "manifest.json";
+
+/// The folder of the files of a published model.
+const MODEL: &str = "model";
 
 const SUMS: &str = "SHA256SUMS";
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::form::{self, Leaf, Segment};
 use super::manifest::{About, DataDigest, Header, Manifest, StoredLeaf, StoredPiece};
-use super::{CheckpointError, FORMAT, MANIFEST, VERSION, folder, sums};
+use super::{CheckpointError, FORMAT, MANIFEST, MODEL, VERSION, folder, sums};
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, ArraySpec, Client, ShardBox, ShardLayout, shared_runs};
@@ -20,6 +20,9 @@ const MAX_MANIFEST_BYTES: u64 = 1 << 30;
 
 /// What the paths of parameters begin with that several replicas agree on.
 const OUTER_PARAMS: &str = "outer.params.";
+
+/// The value of a state that counts its steps.
+const STEP: &str = "step";
 
 /// What is read at once where the parts of a piece that are needed are small.
 const BUFFER_BYTES: usize = 1 << 18;
@@ -78,6 +81,14 @@ pub fn find(path: impl AsRef<Path>, fallback: Fallback) -> Result<Found, Checkpo
     Err(CheckpointError::AllDamaged { directory, failures })
 }
 
+/// The folder of the published model that a checkpoint is of, or the newest one in a directory of checkpoints. What is
+/// wrong with the checkpoint shows when it is opened.
+pub(crate) fn model_folder(path: &Path) -> Option<PathBuf> {
+    let newest = || Some(folder::list(path).ok()?.pop()?.1);
+    let of_checkpoint = |folder: PathBuf| Some(folder.join(MODEL)).filter(|folder| folder.is_dir());
+    of_checkpoint(path.to_owned()).or_else(|| of_checkpoint(newest()?))
+}
+
 impl Checkpoint {
     /// Opens the checkpoint in a folder and reads all of its files once, to see that each byte is as it was written.
     ///
@@ -94,7 +105,7 @@ impl Checkpoint {
         let damaged = |reason| CheckpointError::Damaged { path: path.clone(), reason };
         let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
         manifest.check().map_err(damaged)?;
-        sums.check_files(&manifest.files)?;
+        sums.check_files(&[&manifest.files[..], &manifest.model_files].concat())?;
         Ok(Checkpoint { folder, manifest })
     }
 
@@ -103,9 +114,19 @@ impl Checkpoint {
         &self.folder
     }
 
+    /// The folder of the published model that the run is of, without weights: `config.json`, tokenizer and so on.
+    pub fn model_folder(&self) -> Option<PathBuf> {
+        (!self.manifest.model_files.is_empty()).then(|| self.folder.join(MODEL))
+    }
+
     /// The run and the place in it.
     pub fn about(&self) -> &About {
         &self.manifest.about
+    }
+
+    /// Whether it has parameters without the state of a run, as of a model that was imported.
+    pub fn has_parameters_alone(&self) -> bool {
+        self.manifest.leaves.iter().all(|leaf| leaf.path != STEP)
     }
 
     /// What the run read, if that is known.
@@ -128,6 +149,9 @@ impl Checkpoint {
     /// # Errors
     /// The first that is missing or of another type, or all that are too many.
     pub fn check<T: Tree<Leaf = Param>>(&self, declared: &T) -> Result<(), CheckpointError> {
+        if self.has_parameters_alone() {
+            return Err(CheckpointError::ParametersAlone { folder: self.folder.clone() });
+        }
         let leaves = form::leaves(declared, "")?;
         leaves.iter().try_for_each(|leaf| self.stored(leaf).map(|_| ()))?;
         let known: HashSet<&str> = leaves.iter().map(|leaf| leaf.path.as_str()).collect();
@@ -281,6 +305,12 @@ pub(crate) struct ParameterLeaves<'a> {
 }
 
 impl ParameterLeaves<'_> {
+    /// The type in which a parameter is stored.
+    pub(crate) fn dtype(&self, path: &str) -> Option<DType> {
+        let found = self.leaves.iter().find(|(own, ..)| own == path);
+        found.map(|(_, leaf, _)| leaf.own_ty.dtype)
+    }
+
     /// A box of a parameter of these dimensions, in the type that it is stored in.
     pub(crate) fn read_part(&self, path: &str, dims: &[usize], shard: &ShardBox) -> Result<Literal, CheckpointError> {
         let folder = self.checkpoint.folder.clone();

@@ -1,5 +1,6 @@
 //! A training run's checkpoints.
 
+use super::write::Contents;
 use super::{About, Checkpoint, CheckpointError, Checkpointer, DataDigest, DataPosition};
 use crate::Error;
 use crate::assign::Source;
@@ -13,7 +14,7 @@ use meshloom::pjrt::{Array, Client};
 const SECTIONS: [&str; 4] = ["model", "data", "train", "diloco"];
 
 /// Their keys that say only how it is computed.
-const FREE_KEYS: [&str; 10] = [
+const FREE_KEYS: [&str; 11] = [
     "model.scan_layers",
     "model.batch_split",
     "data.validation",
@@ -21,6 +22,7 @@ const FREE_KEYS: [&str; 10] = [
     "train.microbatches",
     "train.steps_per_call",
     "train.time_limit",
+    "train.init",
     "train.eval_every",
     "train.eval_batches",
     "diloco.check_replicas",
@@ -91,7 +93,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             devices: self.program.executable().devices().len(),
             config: config.to_toml(),
         };
-        Ok(checkpointer.save_with(about, self.data().digests(), &self.run.state(), &self.state)?)
+        let contents = Contents { about, digests: self.data().digests(), model: self.model_files.clone() };
+        Ok(checkpointer.save_with(contents, &self.run.state(), &self.state)?)
     }
 }
 

@@ -28,7 +28,33 @@ pub(super) struct Piece {
     /// How the bytes are arranged.
     pub view: TensorType,
     /// What the device held.
-    pub held: Literal,
+    pub held: Held,
+}
+
+/// The values that a piece is cut out of.
+pub(super) enum Held {
+    /// On the host.
+    Here(Literal),
+    /// Read when they are written.
+    Later(Box<dyn Fn() -> Result<Literal, CheckpointError> + Send>),
+}
+
+impl Held {
+    pub(super) fn values(&self) -> Result<Literal, CheckpointError> {
+        match self {
+            Held::Here(values) => Ok(values.clone()),
+            Held::Later(read) => read(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Held::Here(_) => "Here",
+            Held::Later(_) => "Later",
+        })
+    }
 }
 
 impl Piece {
@@ -68,10 +94,47 @@ impl Snapshot {
         let mut files: Vec<Vec<Piece>> = load.iter().map(|_| Vec::new()).collect();
         for (index, device, leaf, array, copy) in copies {
             let (held, view) = (copy.finish()?, leaf.view(array.layout(), device));
-            let piece = |segment| Piece { leaf: index, segment, view: view.clone(), held: held.clone() };
+            let piece = |segment| Piece { leaf: index, segment, view: view.clone(), held: Held::Here(held.clone()) };
             files[device].extend(leaf.segments(array.layout(), device).into_iter().map(piece));
         }
         files.retain(|pieces| !pieces.is_empty());
+        Ok(Snapshot { leaves: leaves.stored, files })
+    }
+}
+
+impl Snapshot {
+    /// Values that are read one by one while they are written: `read` makes of a leaf, by its number, how its whole
+    /// value is read. A file has about `bytes_of_file`.
+    pub(super) fn of_leaves<R>(
+        declared: &[Leaf],
+        bytes_of_file: usize,
+        read: impl Fn(usize) -> R,
+    ) -> Result<Snapshot, CheckpointError>
+    where
+        R: Fn() -> Result<Literal, CheckpointError> + Send + 'static,
+    {
+        let mut leaves = Leaves::default();
+        let mut files = vec![Vec::new()];
+        let mut bytes = 0;
+        for (number, leaf) in declared.iter().enumerate() {
+            let index = leaves.add(leaf)?;
+            let layout = ShardLayout::replicated(&leaf.own_ty.dims, 1);
+            let own_bytes = leaf.own_ty.byte_count();
+            if bytes > 0 && bytes + own_bytes > bytes_of_file {
+                files.push(Vec::new());
+                bytes = 0;
+            }
+            bytes += own_bytes;
+            let view = leaf.view(&layout, 0);
+            let piece = |segment| {
+                let held = Held::Later(Box::new(read(number)));
+                Piece { leaf: index, segment, view: view.clone(), held }
+            };
+            let pieces = leaf.segments(&layout, 0).into_iter().map(piece);
+            if let Some(file) = files.last_mut() {
+                file.extend(pieces);
+            }
+        }
         Ok(Snapshot { leaves: leaves.stored, files })
     }
 }

@@ -11,25 +11,34 @@ use super::folder::{Directory, Observer, failed, sync_folder};
 use super::manifest::{About, DataDigest, Manifest, StoredFile};
 use super::snapshot::{Piece, Snapshot};
 use super::sums::hex;
-use super::{CheckpointError, MANIFEST, Phase, SUMS};
+use super::{CheckpointError, MANIFEST, MODEL, Phase, SUMS};
 use crate::parameters;
+use crate::published::{ModelFile, ModelFiles};
 use meshloom::pjrt::runs;
 
 /// What is handed to the system at once.
 const BUFFER_BYTES: usize = 1 << 20;
 
+/// What a checkpoint says beside its values.
+#[derive(Clone, Debug)]
+pub(super) struct Contents {
+    pub about: About,
+    pub digests: Vec<DataDigest>,
+    pub model: ModelFiles,
+}
+
 /// Writes a checkpoint. It gets the name of a checkpoint only when all of it is on disk.
 pub(super) fn write(
     directory: &Directory,
-    (about, digests): (About, Vec<DataDigest>),
+    contents: Contents,
     snapshot: Snapshot,
     tell: &Observer,
 ) -> Result<PathBuf, CheckpointError> {
-    let step = about.step;
+    let step = contents.about.step;
     let unfinished = directory.start(step)?;
     tell(Phase::FolderMade);
     let written =
-        fill(&unfinished, (about, digests), snapshot, tell).and_then(|()| directory.complete(&unfinished, step, tell));
+        fill(&unfinished, contents, snapshot, tell).and_then(|()| directory.complete(&unfinished, step, tell));
     if written.is_err() {
         // What is wrong has been found already. What stays is deleted by the next run.
         let _ = std::fs::remove_dir_all(&unfinished);
@@ -40,7 +49,7 @@ pub(super) fn write(
 /// Writes all files into a folder and waits until they are on the disk.
 fn fill(
     folder: &Path,
-    about: (About, Vec<DataDigest>),
+    Contents { about, digests, model }: Contents,
     snapshot: Snapshot,
     tell: &Observer,
 ) -> Result<(), CheckpointError> {
@@ -57,8 +66,9 @@ fn fill(
         sums += &file.finish(&name, tell)?;
         stored.push(StoredFile { name, bytes });
     }
+    let of_model = write_model_files(folder, &model, &mut sums, tell)?;
     let mut file = HashedFile::create(&folder.join(MANIFEST))?;
-    let manifest = Manifest::new(about, stored, leaves);
+    let manifest = Manifest::new((about, digests), [of_model, stored], leaves);
     let text =
         serde_json::to_vec_pretty(&manifest).map_err(|error| failed("write", &folder.join(MANIFEST), error.into()))?;
     file.write(&text)?;
@@ -69,6 +79,31 @@ fn fill(
     sync_folder(folder)?;
     tell(Phase::FolderSynced);
     Ok(())
+}
+
+/// Writes the files of a published model, if there are any.
+fn write_model_files(
+    folder: &Path,
+    model: &ModelFiles,
+    sums: &mut String,
+    tell: &Observer,
+) -> Result<Vec<StoredFile>, CheckpointError> {
+    let own = folder.join(MODEL);
+    let mut stored = Vec::new();
+    for ModelFile { name, bytes } in model.iter() {
+        if stored.is_empty() {
+            std::fs::create_dir(&own).map_err(|source| failed("create", &own, source))?;
+        }
+        let name = format!("{MODEL}/{name}");
+        let mut file = HashedFile::create(&folder.join(&name))?;
+        file.write(bytes)?;
+        stored.push(StoredFile { bytes: file.bytes, name: name.clone() });
+        *sums += &file.finish(&name, tell)?;
+    }
+    if !stored.is_empty() {
+        sync_folder(&own)?;
+    }
+    Ok(stored)
 }
 
 /// Writes a safetensors file. Returns where each piece is, with the index of its leaf.
@@ -91,8 +126,9 @@ fn write_pieces<'a>(
     let mut placed = Vec::with_capacity(named.len());
     for (_, _, piece) in named {
         placed.push((piece.leaf, piece.stored(index, file.bytes)));
+        let values = piece.held.values()?;
         for run in runs(&piece.view, &piece.segment.local) {
-            file.write(&piece.held.bytes()[run])?;
+            file.write(&values.bytes()[run])?;
         }
     }
     Ok(placed)

@@ -128,7 +128,7 @@ meshloom::hlo::debug_is_message!(ConfigErrorKind);
 
 impl ConfigError {
     /// Adds other keys that have a part in it.
-    pub(super) fn because<K: Into<String>>(mut self, keys: impl IntoIterator<Item = K>) -> ConfigError {
+    pub(crate) fn because<K: Into<String>>(mut self, keys: impl IntoIterator<Item = K>) -> ConfigError {
         self.because.extend(keys.into_iter().map(Into::into));
         self
     }

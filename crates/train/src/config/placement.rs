@@ -25,7 +25,7 @@ impl Placement {
     }
 
     /// Over how many devices the rules spread a dimension of this name.
-    pub(super) fn parts(&self, name: &str) -> usize {
+    pub(crate) fn parts(&self, name: &str) -> usize {
         let rule = self.rules.compute.rules().iter().find(|rule| rule.name == name);
         rule.into_iter().flat_map(|rule| &rule.axes).map(|axis| self.axis_size(axis)).product()
     }

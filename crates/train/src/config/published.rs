@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use super::error::{ConfigError, Place, invalid};
 use super::{ModelConfig, RunConfig};
+use crate::checkpoint::model_folder;
 use crate::families::{Published, preset};
+use crate::published::{TOKENIZER, is_published};
 use meshloom::nn::Stack;
 
 /// Keys of `[model]` that are read only where neither a preset nor a folder says what the model is. Four more are
@@ -34,6 +36,12 @@ impl RunConfig {
     /// Reads the published model that the config names, and fills in the keys that say as much of it: the numbers of
     /// layers and token values, the width, and whether the head is tied. Where they are written, they must agree.
     pub(super) fn read_published(&mut self, places: &HashMap<String, Place>) -> Result<(), ConfigError> {
+        if self.model.preset.is_empty() && self.model.config.is_empty() && !places.contains_key("model.config") {
+            // What a run starts from says what it is, unless that is said.
+            let init = Path::new(&self.train.init);
+            let folder = if is_published(init) { Some(init.to_owned()) } else { model_folder(init) };
+            self.model.config = folder.map_or(String::new(), |folder| folder.display().to_string());
+        }
         let ModelConfig { preset: name, config: folder, .. } = &self.model;
         let (key, value, found) = match (name.as_str(), folder.as_str()) {
             ("", "") => return Ok(()),
@@ -65,6 +73,10 @@ impl RunConfig {
         }
         (self.model.layers, self.model.embed, self.model.vocab) = (layers, embed, architecture.vocab);
         self.model.tied_embeddings = tied;
+        let tokenizer = Path::new(&self.model.config).join(TOKENIZER);
+        if !self.model.config.is_empty() && !places.contains_key("data.tokenizer") && tokenizer.is_file() {
+            self.data.tokenizer = tokenizer.display().to_string();
+        }
         self.origin.published = Some(Arc::new(published));
         Ok(())
     }

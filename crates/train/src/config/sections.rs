@@ -169,6 +169,9 @@ section! {
         steps: usize = 200 => AtLeast(1.0),
         /// Seed of the parameters and of the order of the data.
         seed: u64 = 0,
+        /// What a new run starts from in place of drawn parameters: the folder of a published model, or a checkpoint,
+        /// of which only the parameters are taken; empty for none.
+        init: String = String::new(),
         /// Parts into which a batch is cut, with gradients accumulated.
         microbatches: usize = 1 => AtLeast(1.0),
         /// Steps that one call of the program runs, in a loop. The numbers are the same whatever it is.

@@ -10,7 +10,7 @@ use super::FamilyError;
 const LAYERS: &str = "num_hidden_layers";
 
 /// More layers than any model has.
-const MOST_LAYERS: usize = 1000;
+pub(super) const MOST_LAYERS: usize = 1000;
 
 /// The keys of a `config.json`, or of a section in it.
 #[derive(Clone, Debug)]

@@ -21,6 +21,7 @@ mod tensors;
 
 pub use error::FamilyError;
 pub use presets::{PRESETS, preset};
+pub(crate) use tensors::Form;
 pub use tensors::{Part, TensorsOf};
 
 use std::path::Path;
@@ -102,6 +103,8 @@ pub struct Published {
     pub max_length: Option<usize>,
     /// The type of its published weights, if the file says.
     pub dtype: Option<DType>,
+    /// The file's text; of a model that also sees, that of the decoder's section.
+    pub text: String,
     /// Keys of the file that neither the family nor the list of those without effect knows.
     pub unknown_keys: Vec<String>,
     names: Names,
@@ -169,9 +172,44 @@ impl Published {
         let object: Map<String, Value> = serde_json::from_str(text).map_err(|error| broken(error.to_string()))?;
         // Of a model that also sees, the decoder.
         match object.get("text_config") {
-            Some(Value::Object(decoder)) => Published::of(file, decoder),
-            _ => Published::of(file, &object),
+            Some(Value::Object(decoder)) => {
+                let text = serde_json::to_string_pretty(decoder).map_err(|error| broken(error.to_string()))?;
+                Ok(Published { text, ..Published::of(file, decoder)? })
+            }
+            _ => Ok(Published { text: text.to_owned(), ..Published::of(file, &object)? }),
         }
+    }
+
+    /// The block of an FP8 checkpoint, in rows and columns, if the file says.
+    ///
+    /// # Errors
+    /// It says something else than two counts.
+    pub(crate) fn fp8_block(&self) -> Result<Option<[usize; 2]>, FamilyError> {
+        let object = self.object();
+        let block = object.get("quantization_config").and_then(|section| section.get("weight_block_size"));
+        let Some(block) = block.filter(|block| !block.is_null()) else { return Ok(None) };
+        let sizes: Option<Vec<usize>> = serde_json::from_value(block.clone()).ok();
+        match sizes.as_deref() {
+            Some(&[rows, columns]) if rows > 0 && columns > 0 => Ok(Some([rows, columns])),
+            _ => Err(FamilyError::Wrong {
+                file: "config.json".to_owned(),
+                key: "quantization_config.weight_block_size".to_owned(),
+                found: block.to_string(),
+                expected: "a list of two integers of at least 1".to_owned(),
+            }),
+        }
+    }
+
+    /// The number of layers behind those of the model that predict further tokens.
+    pub(crate) fn further_layers(&self) -> usize {
+        let count = self.object().get("num_nextn_predict_layers").and_then(Value::as_u64);
+        count.and_then(|count| usize::try_from(count).ok()).unwrap_or_default().min(fields::MOST_LAYERS)
+    }
+
+    /// What the file says.
+    pub(crate) fn object(&self) -> Map<String, Value> {
+        // The text has been read before.
+        serde_json::from_str(&self.text).unwrap_or_default()
     }
 
     fn of(file: &str, object: &Map<String, Value>) -> Result<Published, FamilyError> {
@@ -201,6 +239,7 @@ impl Published {
             architecture,
             max_length,
             dtype,
+            text: String::new(),
             unknown_keys,
             names: family.names,
         })

@@ -26,15 +26,17 @@ pub struct Part {
     pub tensor: String,
     /// Its dimensions.
     pub dims: Vec<usize>,
-    form: Form,
+    pub(crate) form: Form,
 }
 
 /// Where elements of a parameter are in a tensor.
 #[derive(Clone, Debug)]
-enum Form {
+pub(crate) enum Form {
     /// In the same order.
     Same,
-    /// A tensor `[outputs, inputs]`, of a parameter `[inputs, outputs]`: for each of the parameter's outputs the row.
+    /// A tensor `[outputs, inputs]`, of a parameter `[inputs, outputs]`: output by output.
+    Transposed,
+    /// The same, but for each of the parameter's outputs the row.
     Rows(Vec<usize>),
     /// Every second along the last dimension, from this one on.
     Alternating(usize),
@@ -45,6 +47,10 @@ impl Part {
     pub fn place(&self, element: usize) -> usize {
         match &self.form {
             Form::Same => element,
+            Form::Transposed => {
+                let (outputs, inputs) = (self.dims[0], self.dims[1]);
+                element % outputs * inputs + element / outputs
+            }
             Form::Rows(rows) => {
                 let inputs = self.dims[1];
                 rows[element % rows.len()] * inputs + element / rows.len()
@@ -82,7 +88,7 @@ impl Published {
 /// The tensor of a parameter outside the layers.
 fn outside(name: &str, dims: &[usize], architecture: &Architecture) -> Part {
     match name {
-        "head" => rows("lm_head.weight".to_owned(), dims[0], (0..architecture.vocab).collect(), architecture.vocab),
+        "head" => transposed("lm_head.weight".to_owned(), dims[0], architecture.vocab),
         "final_norm" => same("model.norm.weight".to_owned(), dims),
         _ => same("model.embed_tokens.weight".to_owned(), dims),
     }
@@ -90,6 +96,10 @@ fn outside(name: &str, dims: &[usize], architecture: &Architecture) -> Part {
 
 fn same(tensor: String, dims: &[usize]) -> Part {
     Part { tensor, dims: dims.to_vec(), form: Form::Same }
+}
+
+fn transposed(tensor: String, inputs: usize, outputs: usize) -> Part {
+    Part { tensor, dims: vec![outputs, inputs], form: Form::Transposed }
 }
 
 /// Of a tensor `[outputs, inputs]` these rows.
@@ -115,7 +125,7 @@ impl OfLayer<'_> {
         let vector = |tensor: &str| vec![same(self.name(tensor), &[dims.iter().product()])];
         let linear = |tensor: &str, inputs: usize| {
             let outputs = dims.iter().product::<usize>() / inputs;
-            vec![rows(self.name(&format!("{tensor}.weight")), inputs, (0..outputs).collect(), outputs)]
+            vec![transposed(self.name(&format!("{tensor}.weight")), inputs, outputs)]
         };
         let names = self.names;
         match within {
@@ -196,7 +206,7 @@ impl OfLayer<'_> {
                 let (inputs, outputs) = (dims[1], dims[2]);
                 let of_expert = |expert: usize| {
                     let tensor = self.name(&format!("{path}.{expert}.{name}.weight"));
-                    rows(tensor, inputs, (0..outputs).collect(), outputs)
+                    transposed(tensor, inputs, outputs)
                 };
                 (0..experts).map(of_expert).collect()
             }

@@ -18,6 +18,9 @@ pub struct Arguments {
 pub enum Command {
     Train(Box<Train>),
     Sample(Sample),
+    Import(Import),
+    Export(Export),
+    Logits(Logits),
     Config(Config),
 }
 
@@ -215,6 +218,85 @@ pub struct Sample {
         allow_hyphen_values = true)]
     pub temperature: f64,
     /// Overrides one key of the config in the checkpoint, such as data.tokenizer if that file has moved
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// Makes a checkpoint of the weights of a published model
+#[derive(Args)]
+#[command(after_help = "\
+Example:
+  meshloom import Llama-3.2-1B imported
+  meshloom train --set train.init=imported --set data.sources=[\"text/*.txt\"]
+      Imports a model, and continues training it. `train.init` takes the folder of a published model as well")]
+pub struct Import {
+    /// The folder of the published model: config.json, and safetensors in one file or several
+    #[arg(value_name = "MODEL_DIR")]
+    pub model: PathBuf,
+    /// The directory of checkpoints to write to; it must have none
+    #[arg(value_name = "CHECKPOINT_DIR")]
+    pub checkpoint: PathBuf,
+    /// Overrides one key of the config that the checkpoint says; may be given more than once
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// Writes the model of a checkpoint as transformers reads it
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  meshloom export checkpoints exported
+      Writes config.json, safetensors and the files of the published model that the run started from
+  meshloom export checkpoints/step-00000120 exported --dtype f32")]
+pub struct Export {
+    /// A checkpoint, or a directory of checkpoints, of which the newest is taken
+    #[arg(value_name = "CHECKPOINT_DIR")]
+    pub checkpoint: PathBuf,
+    /// The folder to write to; it must have no weights
+    #[arg(value_name = "MODEL_DIR")]
+    pub model: PathBuf,
+    /// Element type of all tensors; without it, as they were published
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    pub dtype: Option<ExportDtype>,
+    /// The most bytes of tensors in a file
+    #[arg(long, value_name = "BYTES", default_value_t = meshloom_train::published::ExportOptions::default().max_shard_bytes)]
+    pub max_shard_bytes: u64,
+    /// Overrides one key of the config in the checkpoint; may be given more than once
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// The element types of exported tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExportDtype {
+    /// 32 bits
+    F32,
+    /// bfloat16
+    Bf16,
+    /// IEEE half precision
+    F16,
+}
+
+/// Writes the logits of a model for given tokens, to be compared with those of another program
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  meshloom logits Llama-3.2-1B --tokens tokens.json -o logits.npy
+      Writes f32 [rows, length, vocab] for a file such as [[1, 5, 3], [2, 4]]; places behind the end of a row are NaN
+  meshloom logits checkpoints --tokens tokens.json -o logits.npy --set model.compute_dtype=bf16
+  meshloom logits DIR --tokens tokens.json -o logits.npy --set mesh.axes=fsdp=4,tensor=2 --set target.devices=8
+      The model is on one device unless mesh.axes is set")]
+pub struct Logits {
+    /// The folder of a published model, a checkpoint, or a directory of checkpoints
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+    /// A JSON file with a list of lists of tokens
+    #[arg(long, value_name = "TOKENS.json")]
+    pub tokens: PathBuf,
+    /// The NumPy file to write
+    #[arg(short, long, value_name = "LOGITS.npy")]
+    pub output: PathBuf,
+    /// Overrides one key of the model's config, such as model.compute_dtype or mesh.axes; may be given more than once
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
 }

@@ -1,8 +1,10 @@
-//! `meshloom`: trains decoders, samples from what it has trained, and explains its run config.
+//! `meshloom`: trains decoders, samples from them, reads and writes published models, and explains its run config.
 
 mod ahead;
 mod arguments;
 mod config;
+mod exchange;
+mod logits;
 mod outputs;
 mod sample;
 mod train;
@@ -25,6 +27,9 @@ fn main() -> ExitCode {
     let result = match &arguments.command {
         Command::Train(arguments) => train::run(arguments),
         Command::Sample(arguments) => sample::run(arguments),
+        Command::Import(arguments) => exchange::import(arguments),
+        Command::Export(arguments) => exchange::export(arguments),
+        Command::Logits(arguments) => logits::run(arguments),
         Command::Config(arguments) => config::run(arguments),
     };
     match result {

@@ -1,0 +1,48 @@
+//! In which types a published model has its tensors, so that it is exported in the same ones.
+
+use std::collections::{BTreeMap, HashMap};
+
+use meshloom::ir::DType;
+use serde::{Deserialize, Serialize};
+
+use super::ModelFiles;
+
+/// The file among those of a model that has them. It is no file of the published model, and is not exported.
+pub(super) const DTYPES: &str = "meshloom-dtypes.json";
+
+/// The types of a published model's tensors, as they are read: `bf16` of quantized ones.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Dtypes {
+    /// That of most of them.
+    most: String,
+    /// Those of the others, by name.
+    others: BTreeMap<String, String>,
+}
+
+impl Dtypes {
+    /// Those of tensors.
+    pub(super) fn of(tensors: &HashMap<String, DType>) -> Dtypes {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        tensors.values().for_each(|dtype| *counts.entry(dtype.name()).or_default() += 1);
+        let most = counts.into_iter().max_by_key(|(_, count)| *count).map_or("", |(name, _)| name);
+        let others = tensors.iter().filter(|(_, dtype)| dtype.name() != most);
+        let others = others.map(|(name, dtype)| (name.clone(), dtype.name().to_owned())).collect();
+        Dtypes { most: most.to_owned(), others }
+    }
+
+    /// Those that a model's files say, if they do.
+    pub(super) fn read(files: &ModelFiles) -> Option<Dtypes> {
+        let file = files.iter().find(|file| file.name == DTYPES)?;
+        serde_json::from_slice(&file.bytes).ok()
+    }
+
+    /// The file.
+    pub(super) fn text(&self) -> String {
+        serde_json::json!(self).to_string()
+    }
+
+    /// The type of a tensor.
+    pub(super) fn get(&self, tensor: &str) -> Option<DType> {
+        DType::from_name(self.others.get(tensor).unwrap_or(&self.most))
+    }
+}

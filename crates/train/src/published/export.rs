@@ -1,0 +1,188 @@
+//! Writes the parameters of a checkpoint as transformers reads them.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+
+use meshloom::ir::{DType, TensorType};
+use meshloom::nn::{DecoderConfig, LayerNumbers, LayerPath};
+use meshloom_weights::{MAX_SHARD_BYTES, TensorSpec, WeightsWriter};
+use serde_json::Value;
+
+use super::dtypes::{DTYPES, Dtypes};
+use super::{CONFIG, ModelFiles, StoredModel, arrange};
+use crate::Error;
+use crate::assign::Source;
+use crate::config::invalid;
+use crate::families::{Part, Published, TensorsOf};
+use crate::parameters::{ParameterError, stored_dtype};
+
+/// How parameters are written.
+#[derive(Clone, Copy, Debug)]
+pub struct ExportOptions {
+    /// The type of all tensors; without it, for each tensor the type in which it was published, else the one that
+    /// `config.json` says, else the one in which it is stored.
+    pub dtype: Option<DType>,
+    /// The most bytes of tensors in a file.
+    pub max_shard_bytes: u64,
+}
+
+impl Default for ExportOptions {
+    fn default() -> ExportOptions {
+        ExportOptions { dtype: None, max_shard_bytes: MAX_SHARD_BYTES }
+    }
+}
+
+/// What was exported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exported {
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What a tensor is made of.
+struct Target<'p> {
+    name: &'p str,
+    dims: &'p [usize],
+    shares: Vec<Share<'p>>,
+}
+
+/// A parameter, or the share of one, that is of a tensor.
+struct Share<'p> {
+    parameter: &'p TensorsOf,
+    part: &'p Part,
+    /// Which share it is, where the parameter is of several tensors.
+    index: Option<usize>,
+}
+
+/// Writes the model of a checkpoint to a folder that has no weights, as transformers reads it: `config.json`, the other
+/// files of the published model, and safetensors. One tensor at a time is in memory.
+///
+/// # Errors
+/// The model is not one of `model.preset` or `model.config`; the checkpoint cannot be read; or the folder cannot be
+/// written.
+pub fn export(model: &StoredModel, folder: impl AsRef<Path>, options: ExportOptions) -> Result<Exported, Error> {
+    let folder = folder.as_ref();
+    let config = &model.config;
+    let Some(published) = config.published() else {
+        let reason = "only models of model.preset or model.config have a form that transformers reads";
+        return Err(config.placed(invalid("model.family", config.model.family.name(), reason)).into());
+    };
+    let decoder = DecoderConfig { scan_layers: false, ..DecoderConfig::new(published.architecture.clone()) };
+    let declared = decoder.parameters();
+    let source = model.source(&declared)?;
+    let model_files = config.model_files()?;
+    let dtypes = match &source {
+        Source::Published(weights) => Dtypes::read(&weights.with_dtypes(model_files.clone())),
+        _ => Dtypes::read(&model_files),
+    };
+    let parameters = published.tensors();
+    let targets = targets(&parameters);
+    let own = |target: &Target<'_>| match options.dtype {
+        Some(dtype) => Ok(dtype),
+        None => dtype_of(target, dtypes.as_ref(), published, &source),
+    };
+    let specs = targets.iter().map(|target| target.spec(own(target)?)).collect::<Result<Vec<_>, _>>()?;
+    let mut writer = WeightsWriter::create(folder, &specs, options.max_shard_bytes)?;
+    let mut bytes = 0;
+    for target in &targets {
+        let tensor = target.read(&source, own(target)?)?;
+        bytes += tensor.len() as u64;
+        writer.write(target.name, &tensor)?;
+    }
+    files(model_files, published).write(folder)?;
+    writer.finish()?;
+    Ok(Exported { tensors: targets.len(), bytes })
+}
+
+/// Every tensor, with what it is made of.
+fn targets(parameters: &[TensorsOf]) -> Vec<Target<'_>> {
+    let mut targets: Vec<Target<'_>> = Vec::new();
+    let mut known: HashMap<&str, usize> = HashMap::new();
+    for parameter in parameters {
+        for (number, part) in parameter.parts.iter().enumerate() {
+            let index = (parameter.parts.len() > 1).then_some(number);
+            let place = *known.entry(&part.tensor).or_insert_with(|| {
+                targets.push(Target { name: &part.tensor, dims: &part.dims, shares: Vec::new() });
+                targets.len() - 1
+            });
+            targets[place].shares.push(Share { parameter, part, index });
+        }
+    }
+    targets
+}
+
+impl Target<'_> {
+    fn spec(&self, dtype: DType) -> Result<TensorSpec, Error> {
+        let unsupported = || ParameterError::Unsupported { path: self.name.to_owned(), dtype };
+        let stored = stored_dtype(dtype).ok_or_else(unsupported)?;
+        Ok(TensorSpec { name: self.name.to_owned(), dtype: stored, shape: self.dims.to_vec() })
+    }
+
+    /// The bytes of the tensor, of this type.
+    fn read(&self, source: &Source<'_>, dtype: DType) -> Result<Vec<u8>, Error> {
+        let size = dtype.byte_count();
+        let ty = TensorType::new(dtype, self.dims);
+        let mut tensor = vec![0; ty.byte_count()];
+        for share in &self.shares {
+            let elements = source.part(&share.path(), &share.parameter.dims, &share.shard())?.convert(dtype);
+            arrange::put(share.part, elements.bytes(), size, &mut tensor);
+        }
+        Ok(tensor)
+    }
+}
+
+impl Share<'_> {
+    /// The path of the parameter in a decoder whose layers are each by itself.
+    fn path(&self) -> String {
+        let numbers = self.parameter.layer.map(|first| LayerNumbers { first, step: None });
+        LayerPath { name: self.parameter.name.clone(), numbers }.to_string()
+    }
+
+    /// The box of the parameter.
+    fn shard(&self) -> Vec<Range<usize>> {
+        let mut shard = meshloom_weights::whole(&self.parameter.dims);
+        if let (Some(index), Some(first)) = (self.index, shard.first_mut()) {
+            *first = index..index + 1;
+        }
+        shard
+    }
+}
+
+/// The type that a tensor is written in.
+fn dtype_of(
+    target: &Target<'_>,
+    known: Option<&Dtypes>,
+    published: &Published,
+    source: &Source<'_>,
+) -> Result<DType, Error> {
+    let is_choice_bias = || target.shares.iter().any(|share| share.parameter.name == CHOICE_BIAS);
+    let said = known.and_then(|known| known.get(target.name));
+    // Transformers keeps it in f32, whatever the file says of the model.
+    let said = said.or_else(|| published.dtype.map(|dtype| if is_choice_bias() { DType::F32 } else { dtype }));
+    if let Some(dtype) = said {
+        return Ok(dtype);
+    }
+    let dtypes = target.shares.iter().map(|share| source.dtype(&share.path())).collect::<Result<Vec<_>, _>>()?;
+    let first = dtypes.first().copied().filter(|first| dtypes.iter().all(|dtype| dtype == first));
+    Ok(first.unwrap_or(DType::F32))
+}
+
+/// The bias of the choice of experts.
+const CHOICE_BIAS: &str = "layers.mlp.choice_bias";
+
+/// The files beside the weights. Weights are not quantized, and what the text says of that is left out.
+fn files(files: ModelFiles, published: &Published) -> ModelFiles {
+    let files = files.without(DTYPES);
+    let mut object = published.object();
+    let is_quantized = object.remove("quantization_config").is_some();
+    let of_folder = files.iter().find(|file| file.name == CONFIG).map(|file| file.bytes.clone());
+    let is_same = of_folder.is_some_and(|bytes| *bytes == *published.text.as_bytes());
+    if is_same && !is_quantized {
+        return files;
+    }
+    let text = if is_quantized { format!("{:#}\n", Value::Object(object)) } else { published.text.clone() };
+    files.with(CONFIG, &text)
+}

@@ -1,0 +1,183 @@
+//! A model in a folder: a checkpoint of a run, or one of transformers.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use meshloom::trace::{Param, Tree};
+
+use super::{ModelFiles, PublishedWeights};
+use crate::Error;
+use crate::assign::Source;
+use crate::checkpoint::{self, Checkpoint, CheckpointError, Fallback};
+use crate::config::{ConfigError, RunConfig, invalid};
+use crate::families::Published;
+
+/// The file of a published model that says what it is.
+pub(crate) const CONFIG: &str = "config.json";
+
+/// The file of a published model that says how text becomes tokens.
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
+
+/// The keys of one device, on which a model is used unless the caller gives a mesh.
+const ONE_DEVICE: [&str; 2] = ["mesh.axes=data=1", "target.devices=1"];
+
+/// A model whose parameters are in a folder.
+#[derive(Debug)]
+pub struct StoredModel {
+    /// What the model is and on which devices it is used: on one, unless the caller has given `mesh.axes`.
+    pub config: RunConfig,
+    stored: ModelFolder,
+}
+
+/// What has the parameters of a model.
+#[derive(Debug)]
+pub(crate) enum ModelFolder {
+    /// A checkpoint of a run.
+    Checkpoint(Box<Checkpoint>),
+    /// A published model.
+    Published(PathBuf),
+}
+
+impl ModelFolder {
+    /// Finds out what is in a folder: a published model, a checkpoint, or checkpoints, of which the newest is taken.
+    pub(crate) fn find(folder: &Path) -> Result<ModelFolder, Error> {
+        match is_published(folder) {
+            true => Ok(ModelFolder::Published(folder.to_owned())),
+            false => Ok(ModelFolder::Checkpoint(Box::new(newest_checkpoint(folder)?))),
+        }
+    }
+
+    /// The parameters of the config's model, to be read.
+    pub(crate) fn source(&self, config: &RunConfig, declared: &impl Tree<Leaf = Param>) -> Result<Source<'_>, Error> {
+        match self {
+            ModelFolder::Checkpoint(checkpoint) => Source::checkpoint(checkpoint, declared),
+            ModelFolder::Published(folder) => published_source(folder, config),
+        }
+    }
+}
+
+impl StoredModel {
+    /// Opens a checkpoint, the newest one in a directory of checkpoints, or the folder of a published model. Each
+    /// override is `section.key=value`, and wins over what the folder says. The devices, the pipeline and the replicas
+    /// of a run that wrote a checkpoint are left out.
+    ///
+    /// # Errors
+    /// The folder has no model, its checkpoint is damaged, or the config cannot be used.
+    pub fn open(folder: impl AsRef<Path>, overrides: &[String]) -> Result<StoredModel, Error> {
+        let folder = folder.as_ref();
+        let own = |key: &str, value: &Path| format!("{key}={}", toml::Value::String(value.display().to_string()));
+        let of_model = |folder: &Path| own("model.config", folder);
+        let of_tokenizer = |folder: &Path| own("data.tokenizer", &folder.join(TOKENIZER));
+        let stored = ModelFolder::find(folder)?;
+        let (text, mut base) = match &stored {
+            // Whether it has a tokenizer shows when one is needed.
+            ModelFolder::Published(folder) => (String::new(), vec![of_model(folder), of_tokenizer(folder)]),
+            ModelFolder::Checkpoint(checkpoint) => {
+                let config = &checkpoint.about().config;
+                let mut base = Vec::new();
+                if let Some(model) = checkpoint.model_folder() {
+                    base.push(of_model(&model));
+                    if is_models_tokenizer(config) {
+                        base.push(of_tokenizer(&model));
+                    }
+                }
+                (without_devices(config), base)
+            }
+        };
+        let has_mesh = overrides.iter().any(|text| text.trim_start().starts_with("mesh.axes"));
+        if !has_mesh {
+            base.extend(ONE_DEVICE.map(str::to_owned));
+        }
+        base.extend_from_slice(overrides);
+        let name = folder.display().to_string();
+        let config = RunConfig::from_toml_with(&text, &name, &base)?;
+        config.check_runnable()?;
+        Ok(StoredModel { config, stored })
+    }
+
+    /// The checkpoint, if it is one.
+    pub fn checkpoint(&self) -> Option<&Checkpoint> {
+        match &self.stored {
+            ModelFolder::Checkpoint(checkpoint) => Some(checkpoint),
+            ModelFolder::Published(_) => None,
+        }
+    }
+
+    /// The parameters of the model in this form, to be read.
+    ///
+    /// # Errors
+    /// The folder has not the parameters of the model.
+    pub(crate) fn source(&self, declared: &impl Tree<Leaf = Param>) -> Result<Source<'_>, Error> {
+        self.stored.source(&self.config, declared)
+    }
+}
+
+/// The weights of a folder, which must be those of the config's published model.
+pub(crate) fn published_source<'a>(folder: &Path, config: &RunConfig) -> Result<Source<'a>, Error> {
+    let own = Published::open(folder).map_err(|error| invalid_folder(folder, &error.to_string()))?;
+    let same = config.published().is_some_and(|published| published.architecture == own.architecture);
+    if !same {
+        let reason = "it is of another model than [model] says; set model.config to the same folder";
+        return Err(invalid_folder(folder, reason).because(["model.config", "model.preset"]).into());
+    }
+    Ok(Source::Published(PublishedWeights::open(folder, &own)?))
+}
+
+fn invalid_folder(folder: &Path, reason: &str) -> ConfigError {
+    invalid("train.init", folder.display().to_string(), reason)
+}
+
+/// The checkpoint that a path means.
+fn newest_checkpoint(folder: &Path) -> Result<Checkpoint, Error> {
+    match checkpoint::find(folder, Fallback::Refuse) {
+        Ok(found) => Ok(found.checkpoint),
+        Err(CheckpointError::None { directory }) => Err(Error::NoModel(directory)),
+        Err(CheckpointError::Read { path, source }) if path == folder && source.kind() == io::ErrorKind::NotFound => {
+            Err(Error::NoModel(path))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a folder is that of a published model.
+pub(crate) fn is_published(folder: &Path) -> bool {
+    folder.join(CONFIG).is_file()
+}
+
+/// The config of a run without its devices, its pipeline and its replicas.
+fn without_devices(config: &str) -> String {
+    let Ok(mut table) = config.parse::<toml::Table>() else { return config.to_owned() };
+    for section in ["mesh", "pipeline", "diloco"] {
+        table.remove(section);
+    }
+    if let Some(target) = table.get_mut("target").and_then(toml::Value::as_table_mut) {
+        target.remove("devices");
+    }
+    table.to_string()
+}
+
+/// Whether a run took the tokenizer of its published model.
+fn is_models_tokenizer(config: &str) -> bool {
+    let Ok(table) = config.parse::<toml::Table>() else { return false };
+    let key = |section: &str, key: &str| table.get(section)?.get(key)?.as_str().map(PathBuf::from);
+    let model = key("model", "config").map(|folder| folder.join(TOKENIZER));
+    model.is_some() && key("data", "tokenizer") == model
+}
+
+impl RunConfig {
+    /// What checkpoints of the run keep of its published model: the files of `model.config` beside the weights.
+    pub(crate) fn model_files(&self) -> Result<ModelFiles, CheckpointError> {
+        match self.model.config.as_str() {
+            "" => Ok(ModelFiles::default()),
+            folder => ModelFiles::read(Path::new(folder)),
+        }
+    }
+
+    /// What `train.init` names, if it names something.
+    pub(crate) fn initial_parameters(&self) -> Result<Option<ModelFolder>, Error> {
+        match self.train.init.as_str() {
+            "" => Ok(None),
+            folder => ModelFolder::find(Path::new(folder)).map(Some),
+        }
+    }
+}

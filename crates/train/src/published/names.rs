@@ -1,0 +1,56 @@
+//! The names of tensors in a folder: those of a decoder by itself, or within a model that also sees.
+
+use meshloom_weights::{Tensor, Weights};
+
+use crate::families::Published;
+
+/// What the names of a decoder's tensors begin with where it is a part of a larger model, in place of `model.` and of
+/// nothing: as published, and as transformers 5 writes it.
+const WITHIN: [(&str, &str); 2] = [("language_model.model.", "language_model."), ("model.language_model.", "")];
+
+/// Tensors of older files that a model computes by itself.
+const COMPUTED: &str = "*.rotary_emb.inv_freq";
+
+/// How a folder names the tensors of a decoder.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Names {
+    /// In place of `model.` and of nothing, if the decoder is a part of a larger model.
+    within: Option<(&'static str, &'static str)>,
+}
+
+impl Names {
+    /// Those of a folder, by the name of the table of tokens.
+    pub(super) fn of(weights: &Weights) -> Names {
+        let has = |prefix: &str| {
+            let table = format!("{prefix}embed_tokens.weight");
+            weights.tensors().iter().map(Tensor::name).any(|name| name == table)
+        };
+        Names { within: WITHIN.into_iter().find(|(model, _)| has(model)) }
+    }
+
+    /// The name in the folder of a tensor of the decoder.
+    pub(super) fn in_folder(self, name: &str) -> String {
+        match (self.within, name.strip_prefix("model.")) {
+            (None, _) => name.to_owned(),
+            (Some((model, _)), Some(rest)) => format!("{model}{rest}"),
+            (Some((_, outside)), None) => format!("{outside}{name}"),
+        }
+    }
+
+    /// Patterns of the tensors that a model leaves out: what it computes, a head that is the table of tokens, layers
+    /// that predict further tokens, and what sees.
+    pub(super) fn skipped(self, published: &Published) -> Vec<String> {
+        let mut patterns = vec![COMPUTED.to_owned()];
+        if published.architecture.tied_embeddings {
+            patterns.push(self.in_folder("lm_head.weight"));
+        }
+        let layers = published.architecture.stack.layer_count();
+        let further = (layers..layers + published.further_layers()).map(|layer| format!("model.layers.{layer}."));
+        patterns.extend(further.map(|name| self.in_folder(&name)));
+        if self.within.is_some() {
+            let parts = ["vision_tower.", "multi_modal_projector.", "visual."];
+            patterns.extend(parts.iter().flat_map(|part| [(*part).to_owned(), format!("model.{part}")]));
+        }
+        patterns
+    }
+}
