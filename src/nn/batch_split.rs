@@ -19,6 +19,7 @@
 //! `deepseek_batchsplit`.
 
 use super::layer::{Angles, FeedForward, FeedForwardConfig, Layer, LayerLoss, RowInputs};
+use super::layers::added;
 use super::moe::{Moe, MoeConfig, add_shared, combine, dispatch, route, run_experts};
 use super::{Dropout, TokenPlaces};
 use crate::trace::{Tensor, scope, stack};
@@ -70,8 +71,8 @@ fn routed_layer(
         let done = layer.leave_feed_forward(x, made, first.dropout);
         let other_made = add_shared(other_normal, other_made, &other_routing, experts, routed);
         let other_done = layer.leave_feed_forward(other_x, other_made, second.dropout);
-        let loss = (routing.load_balance_loss + other_routing.load_balance_loss) * 0.5;
-        (joined(done, other_done), Some(loss))
+        let loss = added(layer.loss.of(&routing), layer.loss.of(&other_routing));
+        (joined(done, other_done), loss.map(|loss| loss * 0.5))
     })
 }
 

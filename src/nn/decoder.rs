@@ -41,6 +41,9 @@ pub struct DecoderConfig {
     pub z_loss: f64,
     /// Weight of the load-balance loss of routed experts, the mean over their layers; 0 for none.
     pub load_balance_weight: f64,
+    /// Whether biases of choices of experts have a gradient, by which experts are balanced
+    /// ([`Routing::choice_bias_loss`](super::Routing::choice_bias_loss)).
+    pub choice_bias_gradient: bool,
     /// Parts of a sequence, a divisor of its length, whose logits the loss makes at a time: with 1 those of all tokens
     /// at once. See [`head_loss`](super::head_loss()).
     pub loss_chunks: usize,
@@ -63,6 +66,7 @@ impl DecoderConfig {
             order: TokenOrder::default(),
             z_loss: 0.0,
             load_balance_weight: 0.0,
+            choice_bias_gradient: false,
             loss_chunks: 1,
             batch_split: false,
         }
@@ -315,8 +319,8 @@ impl DecoderConfig {
             scope("loss", || sum / whole.weight)
         };
         scope("loss", || {
-            let balance = self.load_balance_weight / whole.parts as f64;
-            layer_loss.map_or(loss, |layer_loss| loss + layer_loss * balance)
+            let own = layer_loss.map(|layer_loss| layer_loss / whole.parts as f64);
+            own.map_or(loss, |own| loss + own)
         })
     }
 }

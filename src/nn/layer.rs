@@ -3,9 +3,10 @@
 use super::attention::{Attention, GroupedConfig, TokenPlaces, attention};
 use super::dropout::Dropout;
 use super::latent::{LatentAttention, LatentConfig, latent_attention};
+use super::layers::added;
 use super::layout::{enter_block, leave_block};
 use super::mlp::{Activation, Mlp, mlp};
-use super::moe::{Moe, MoeConfig, moe};
+use super::moe::{Moe, MoeConfig, Routing, moe_with_routing};
 use super::norm::{RmsNorm, rms_norm};
 use super::rotary::{Rope, Rotary};
 use super::{DecoderConfig, batch_split};
@@ -154,15 +155,33 @@ impl Angles {
     }
 }
 
-/// The part of the loss that a layer adds by itself: of routed experts the load-balance loss, before its weight. A
+/// The part of the loss that a layer adds by itself: of routed experts the load-balance loss, times its weight. A
 /// scalar `f32`.
 pub type LayerLoss = Option<Tensor>;
+
+/// What the losses of layers are made of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LayerLossWeights {
+    /// Weight of the load-balance loss.
+    pub(super) load_balance: f64,
+    /// Whether biases of choices have a gradient ([`Routing::choice_bias_loss`]).
+    pub(super) choice_bias: bool,
+}
+
+impl LayerLossWeights {
+    /// The loss of a layer whose router decided this.
+    pub(super) fn of(self, routing: &Routing) -> LayerLoss {
+        let balance = (self.load_balance != 0.0).then(|| routing.load_balance_loss * self.load_balance);
+        added(balance, routing.choice_bias_loss.filter(|_| self.choice_bias))
+    }
+}
 
 /// A layer of a decoder, with its parameters.
 #[derive(Clone, Copy)]
 pub(super) struct Layer<'l> {
     pub(super) config: &'l LayerConfig,
     pub(super) params: &'l DecoderLayer<Tensor>,
+    pub(super) loss: LayerLossWeights,
 }
 
 impl DecoderConfig {
@@ -178,7 +197,8 @@ impl DecoderConfig {
         rows: RowInputs<'_>,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
-        let layer = Layer { config, params };
+        let loss = LayerLossWeights { load_balance: self.load_balance_weight, choice_bias: self.choice_bias_gradient };
+        let layer = Layer { config, params, loss };
         // A single row, as when text is sampled, is no two halves.
         let is_even = x.dims().first().is_some_and(|rows| rows.is_multiple_of(2));
         if self.batch_split && is_even {
@@ -222,8 +242,8 @@ impl Layer<'_> {
                     (leave_block(mlp(enter_block(normal), params, *activation)), None)
                 }
                 (FeedForward::Routed(params), FeedForwardConfig::Routed(config)) => {
-                    let (made, loss) = moe(normal, params, config);
-                    (made, Some(loss))
+                    let (made, routing) = moe_with_routing(normal, params, config);
+                    (made, self.loss.of(&routing))
                 }
                 (FeedForward::Dense(_), _) | (FeedForward::Routed(_), _) => {
                     (fail_internal("a layer's feed-forward block", "parameters of the kind that its config says"), None)

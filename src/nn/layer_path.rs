@@ -47,6 +47,17 @@ impl LayerPath {
     }
 }
 
+impl LayerPath {
+    /// The path of a name with some text for the numbers of its layers.
+    pub fn numbered(name: &str, numbers: &str) -> String {
+        let mut parts: Vec<&str> = name.split('.').collect();
+        if let Some(at) = parts.iter().position(|part| *part == "layers") {
+            parts.insert(at + 1, numbers);
+        }
+        parts.join(".")
+    }
+}
+
 impl fmt::Display for LayerPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let numbers = match self.numbers {
@@ -54,12 +65,7 @@ impl fmt::Display for LayerPath {
             Some(LayerNumbers { first, step: None }) => first.to_string(),
             Some(LayerNumbers { first, step: Some(step) }) => format!("{first}::{step}"),
         };
-        let parts = self.name.split('.').map(str::to_owned);
-        let numbered = parts.flat_map(|part| match part.as_str() {
-            "layers" => vec![part, numbers.clone()],
-            _ => vec![part],
-        });
-        f.write_str(&numbered.collect::<Vec<_>>().join("."))
+        f.write_str(&LayerPath::numbered(&self.name, &numbers))
     }
 }
 

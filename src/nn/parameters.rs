@@ -7,7 +7,8 @@ use super::layer::{AttentionBlock, AttentionConfig, DecoderLayer, FeedForward, F
 use super::mlp::Mlp;
 use super::moe::{ExpertBiases, Moe, MoeConfig};
 use super::norm::RmsNorm;
-use crate::trace::{Init, MatrixDims, Param};
+use crate::ir::DType;
+use crate::trace::{Init, MatrixDims, Param, Update};
 
 impl DecoderConfig {
     /// Declares one layer's parameters. Matrices that write into the residual stream start smaller with depth.
@@ -39,9 +40,9 @@ impl DecoderConfig {
         Param::new(self.param_dtype, [width], &["norm"], Init::Constant(form.first_weight()))
     }
 
-    /// A bias, which is no matrix to optimizers.
+    /// A bias, which is no matrix to optimizers and does not decay, whatever dimensions it has.
     fn bias(&self, dims: &[usize], axes: &[&str]) -> Param {
-        Param::new(self.param_dtype, dims, axes, Init::Constant(0.0)).with_matrix(None)
+        Param::new(self.param_dtype, dims, axes, Init::Constant(0.0)).with_matrix(None).with_decay(false)
     }
 
     /// The gain of what writes into the residual stream, whose variance then does not grow with depth.
@@ -119,7 +120,11 @@ impl DecoderConfig {
             self.matrix(&dims, &["exp", "embed_no_exp_moe", "mlp"], embed, 1.0).with_matrix(of_experts)
         };
         let shared = routed.shared_experts * hidden;
-        let of_choices = || self.bias(&[experts], &[""]);
+        // In f32 whatever the type of parameters: it moves in small steps.
+        let choice_bias = || {
+            let bias = Param::new(DType::F32, [experts], &[""], Init::Constant(0.0));
+            bias.with_decay(false).with_update(Update::AgainstSign)
+        };
         let bias_of_inner = || self.bias(&[experts, hidden], &["exp", "mlp"]);
         Moe {
             router: self.matrix(&[embed, experts], &["embed", ""], embed, 1.0),
@@ -128,8 +133,8 @@ impl DecoderConfig {
             down: self
                 .matrix(&[experts, hidden, embed], &["exp", "mlp", "embed_no_exp_moe"], hidden, self.residual_gain())
                 .with_matrix(of_experts),
-            router_bias: routed.router_bias.then(of_choices),
-            choice_bias: routed.choice_bias.then(of_choices),
+            router_bias: routed.router_bias.then(|| self.bias(&[experts], &[""])),
+            choice_bias: routed.choice_bias.then(choice_bias),
             biases: routed.biases.then(|| ExpertBiases {
                 gate: bias_of_inner(),
                 up: bias_of_inner(),

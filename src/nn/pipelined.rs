@@ -74,7 +74,7 @@ impl DecoderConfig {
             names: declared.into_iter().map(|param| param.spec.axes).collect(),
         };
         let routed = self.architecture.routed_count();
-        let penalty = self.load_balance_weight / (routed.max(1) * options.microbatches * whole.parts) as f64;
+        let penalty = 1.0 / (routed.max(1) * options.microbatches * whole.parts) as f64;
         let loss = PipelineLoss {
             weights: head,
             names: Rows::OF_MICROBATCH.stream().to_vec(),
@@ -88,8 +88,7 @@ impl DecoderConfig {
             |x: Tensor, head: Head<Tensor>, (_, tokens): InLoop| self.head_loss(&head, x, tokens, Rows::OF_MICROBATCH);
         let stacked = self.stacked(run, weights);
         let loss = scope("layers", || pipeline_with_loss(options, stacked, input, cycle, loss, of_microbatch).0);
-        let balance = loss_in_front.map(|loss| loss * (self.load_balance_weight / whole.parts as f64));
-        added(Some(loss), balance)
+        added(Some(loss), loss_in_front.map(|loss| loss / whole.parts as f64))
     }
 
     /// The weights of the pipeline.
@@ -105,9 +104,9 @@ impl DecoderConfig {
     }
 
     /// The type in which a layer's weight is gathered: what a layer works with may have fewer bits, so less is
-    /// gathered. It uses vectors, and the router, as they are.
+    /// gathered. It uses vectors, biases and the router as they are.
     pub fn dtype_in_use(&self, path: &str, param: &Param) -> DType {
-        let is_converted = param.unstacked_rank() > 1 && !path.ends_with("router");
+        let is_converted = param.matrix.is_some() && !path.ends_with("router");
         if is_converted { self.compute_dtype } else { param.spec.ty.dtype }
     }
 

@@ -17,7 +17,8 @@ pub struct AdamW {
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub epsilon: f64,
-    /// Decoupled weight decay, for parameters of two or more dimensions (not counting those over stacked layers).
+    /// Decoupled weight decay, for parameters that decay ([`Param::decays`]): those of two or more dimensions (not
+    /// counting those over stacked layers), but for biases.
     pub weight_decay: f64,
     /// Patterns of the paths of parameters that do not decay either: `*` stands for any text, `?` for one character.
     pub no_decay: Vec<String>,
@@ -58,7 +59,7 @@ impl AdamW {
         let exempt: Vec<WildMatch> = self.no_decay.iter().map(|pattern| WildMatch::new(pattern)).collect();
         let decays = |(path, param): (String, Param)| {
             let is_exempt = exempt.iter().any(|pattern| pattern.matches(&path));
-            self.weight_decay != 0.0 && param.unstacked_rank() >= 2 && !is_exempt
+            self.weight_decay != 0.0 && param.decays && !is_exempt
         };
         declared.paths().into_iter().zip(declared.leaves()).map(decays).collect()
     }

@@ -63,8 +63,8 @@ pub(crate) use random::counter_in_layer;
 pub(crate) use random::words_of;
 pub use random::{Fold, Key};
 pub use tensor::{
-    Axes, Index, Indices, Init, MatrixDims, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota,
-    scope, stack, zeros,
+    Axes, Index, Indices, Init, MatrixDims, Param, Tensor, TensorSpec, Update, arange, concatenate, constant, full,
+    iota, scope, stack, zeros,
 };
 pub(crate) use transform::value_and_grad_at;
 pub use transform::{grad, jvp, linear_transpose, linearize, value_and_grad, value_and_grad_aux, vjp};

@@ -84,6 +84,21 @@ pub struct Param {
     pub stacked_dims: usize,
     /// Which of its other dimensions make matrices, for optimizers of matrices; none if it is no matrix.
     pub matrix: Option<MatrixDims>,
+    /// Whether weight decay shrinks it.
+    pub decays: bool,
+    /// How a train step moves it.
+    pub update: Update,
+}
+
+/// How a train step moves a parameter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Update {
+    /// As the optimizer says.
+    #[default]
+    Optimizer,
+    /// By a fixed amount against the sign of each element of its gradient, which is none of the loss and does not count
+    /// for the gradient's norm: as biases by which experts are balanced.
+    AgainstSign,
 }
 
 /// Which dimensions of a parameter make matrices: first `batch` dimensions that run over matrices, as one over experts
@@ -99,11 +114,12 @@ pub struct MatrixDims {
 
 impl Param {
     /// A parameter with one axis name for each dimension. With two or more dimensions it is a matrix, whose inputs are
-    /// the first one.
+    /// the first one, and decays.
     pub fn new(dtype: DType, dims: impl AsRef<[usize]>, axes: &[&str], init: Init) -> Param {
         let spec = TensorSpec { role: Role::Params, ..TensorSpec::new(dtype, dims).with_axes(axes) };
-        let matrix = (spec.ty.rank() >= 2).then_some(MatrixDims { batch: 0, inputs: 1 });
-        Param { spec, init, stacked_dims: 0, matrix }
+        let decays = spec.ty.rank() >= 2;
+        let matrix = decays.then_some(MatrixDims { batch: 0, inputs: 1 });
+        Param { spec, init, stacked_dims: 0, matrix, decays, update: Update::Optimizer }
     }
 
     /// This parameter of `count` layers in one tensor, with a leading dimension named `layers`.
@@ -132,9 +148,16 @@ impl Param {
         Param { matrix, ..self }
     }
 
-    /// Number of dimensions of one layer's parameter.
-    pub fn unstacked_rank(&self) -> usize {
-        self.spec.ty.rank() - self.stacked_dims
+    /// This parameter, which a train step moves like this.
+    #[must_use]
+    pub fn with_update(self, update: Update) -> Param {
+        Param { update, ..self }
+    }
+
+    /// This parameter, which weight decay shrinks or leaves alone.
+    #[must_use]
+    pub fn with_decay(self, decays: bool) -> Param {
+        Param { decays, ..self }
     }
 }
 

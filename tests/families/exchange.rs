@@ -23,7 +23,7 @@ use super::golden::{CASES, Golden};
 /// Tensors as they are stored.
 type Stored = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-fn folder(case: &str) -> PathBuf {
+pub fn folder(case: &str) -> PathBuf {
     support::path(format!("tests/oracle/families/{case}"))
 }
 
@@ -111,7 +111,7 @@ fn tokenizer(vocab: usize) -> String {
 }
 
 /// A run that starts from a folder.
-fn run_config(init: &Path, files: &TextFiles, settings: &[&str]) -> RunConfig {
+pub fn run_config(init: &Path, files: &TextFiles, settings: &[&str]) -> RunConfig {
     let text = |key: &str, path: &Path| format!("{key}={:?}", path.display().to_string());
     let mut overrides = vec![
         text("train.init", init),
@@ -127,7 +127,7 @@ fn run_config(init: &Path, files: &TextFiles, settings: &[&str]) -> RunConfig {
     RunConfig::from_overrides(&overrides).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn text_files(vocab: usize) -> TextFiles {
+pub fn text_files(vocab: usize) -> TextFiles {
     let text: String = (0..4000_u32).map(|at| char::from(b'0' + (at * at % 37) as u8)).collect();
     TextFiles::new(&[("text.txt", text.as_bytes()), ("tokenizer.json", tokenizer(vocab).as_bytes())])
 }

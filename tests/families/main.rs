@@ -1,6 +1,7 @@
 //! Published model families against transformers: what their decoders compute, what tensors they have, and which
 //! details the comparison sees.
 
+mod balance;
 mod details;
 mod exchange;
 mod golden;

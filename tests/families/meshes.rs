@@ -99,7 +99,7 @@ fn loss_and_gradients(
 /// A decoder of a family with more cycles, in a pipeline and one layer after the other.
 fn check_pipeline(case: &'static str, mesh: &str, options: PipelineOptions, cycles: usize) {
     let golden = Golden::load(case);
-    let mut plain = DecoderConfig { load_balance_weight: 0.1, ..golden.decoder() };
+    let mut plain = DecoderConfig { load_balance_weight: 0.1, choice_bias_gradient: true, ..golden.decoder() };
     plain.architecture.stack.cycles = cycles;
     let pipelined = on_mesh(&DecoderConfig { pipeline: Some(options), ..plain.clone() }, mesh);
     // Every number is random, as ones and zeros would hide what is done with weights of norms and biases.

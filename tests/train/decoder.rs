@@ -67,6 +67,7 @@ impl Golden {
 
     fn step(&self, model: DecoderConfig) -> TrainStep {
         TrainStep {
+            choice_bias_rate: 0.0,
             model,
             optimizer: Optimizer::AdamW(AdamW {
                 beta1: self.setting("train.b1"),

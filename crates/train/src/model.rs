@@ -164,6 +164,6 @@ impl Model for DecoderConfig {
 
     /// The cross entropy alone, without the load-balance loss.
     fn for_evaluation(&self) -> DecoderConfig {
-        DecoderConfig { z_loss: 0.0, load_balance_weight: 0.0, ..self.clone() }
+        DecoderConfig { z_loss: 0.0, load_balance_weight: 0.0, choice_bias_gradient: false, ..self.clone() }
     }
 }

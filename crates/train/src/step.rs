@@ -9,8 +9,8 @@ use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, first_val
 use meshloom::optim::{LearningRate, Optimizer, OptimizerState, clip_by_global_norm, global_norm};
 use meshloom::sharding::Role;
 use meshloom::trace::{
-    Function, Init, Key, MapTree, Param, Specs, Subtree, Tensor, TensorSpec, TensorTree, Tree, arange, fail_internal,
-    scope, zeros,
+    Function, Init, Key, MapTree, Param, Specs, Subtree, Tensor, TensorSpec, TensorTree, Tree, Update, arange,
+    fail_internal, scope, zeros,
 };
 use meshloom::transform::accumulate::{in_role, value_and_grad_in_parts};
 use meshloom::transform::diloco::HasParams;
@@ -79,6 +79,8 @@ pub struct TrainStep<M = DecoderConfig> {
     /// Whether parameters that are narrower than `f32` have copies in `f32`, without which updates smaller than half a
     /// unit in a parameter's last place are lost.
     pub master_copies: bool,
+    /// By how much a step moves parameters of [`Update::AgainstSign`]: the biases by which experts are chosen.
+    pub choice_bias_rate: f64,
 }
 
 /// What a train step drops of the activations. An element drops by seed, step, layer, place in the layer, row of the
@@ -134,6 +136,26 @@ impl<P: TensorTree + Clone> HasParams for TrainState<Tensor, P> {
         let dtypes: Vec<DType> = self.params.leaves().iter().map(|param| param.dtype()).collect();
         TrainState { params: rounded(&wide, &dtypes), master: self.master.taken_from(&wide), ..self }
     }
+}
+
+/// Gradients of the loss alone: zero for parameters that move against the sign of something else.
+fn of_loss<P: TensorTree>(declared: &impl Tree<Leaf = Param>, gradients: &P) -> P {
+    map_declared(declared, gradients, |param, gradient| match param.update {
+        Update::Optimizer => gradient,
+        Update::AgainstSign => gradient.zeros_like(),
+    })
+}
+
+/// A tree with each tensor replaced, by its parameter's declaration.
+fn map_declared<P: TensorTree>(
+    declared: &impl Tree<Leaf = Param>,
+    tensors: &P,
+    mut f: impl FnMut(&Param, Tensor) -> Tensor,
+) -> P {
+    let declared = declared.leaves();
+    let mut leaves = declared.iter().zip(tensors.leaves()).map(|(param, tensor)| f(param, tensor));
+    tensors
+        .rebuild(&mut || leaves.next().unwrap_or_else(|| fail_internal("a train step", "a tensor for each parameter")))
 }
 
 /// Parameters converted to these types, one for each.
@@ -247,18 +269,37 @@ impl<M: Model> TrainStep<M> {
         let (loss, gradients) = self.loss_and_gradients(declared, &state, (batch, rows));
         scope("optimizer", || {
             // Complete from here on, and split as the optimizer's state is: the norm is that of the whole gradient.
-            let gradients = in_role(declared, &gradients, Role::Optimizer);
+            let all_gradients = in_role(declared, &gradients, Role::Optimizer);
+            let gradients = of_loss(declared, &all_gradients);
             let grad_norm = global_norm(&gradients);
             let clipped = clip_by_global_norm(&gradients, grad_norm, self.clip_norm);
             let rate = self.schedule.rate(state.step);
             let wide = state.master.placed_in(&in_role(declared, &state.params, Role::Optimizer));
-            let (wide, optimizer) =
+            let (moved, optimizer) =
                 self.optimizer.update(declared, (&wide, &clipped), &state.optimizer, state.step, rate);
+            let wide = self.balanced(declared, (&wide, moved), &all_gradients);
             let next = TrainState { optimizer, step: state.step + 1, ..state }.with_params(wide);
             StepOutput {
                 state: TrainState { params: in_role(declared, &next.params, Role::Params), ..next },
                 loss,
                 grad_norm,
+            }
+        })
+    }
+
+    /// The parameters that the optimizer has moved, but for those that move against the sign of their gradients.
+    fn balanced<P: TensorTree>(
+        &self,
+        declared: &impl Tree<Leaf = Param>,
+        (before, moved): (&P, P),
+        gradients: &P,
+    ) -> P {
+        let (mut before, mut gradients) = (before.leaves().into_iter(), gradients.leaves().into_iter());
+        map_declared(declared, &moved, |param, moved| {
+            let (before, gradient) = (before.next().unwrap_or(moved), gradients.next().unwrap_or(moved));
+            match param.update {
+                Update::Optimizer => moved,
+                Update::AgainstSign => before - gradient.sign().convert(before.dtype()) * self.choice_bias_rate,
             }
         })
     }

@@ -155,10 +155,16 @@ impl Default for MoeConfig {
 /// Source: Shazeer et al., "Outrageously Large Neural Networks", arXiv 1701.06538; Jiang et al., "Mixtral of Experts",
 /// arXiv 2401.04088; without capacity as Gale et al., "MegaBlocks", arXiv 2211.15841.
 pub fn moe(x: Tensor, params: &Moe<Tensor>, config: &MoeConfig) -> (Tensor, Tensor) {
+    let (made, routing) = moe_with_routing(x, params, config);
+    (made, routing.load_balance_loss)
+}
+
+/// As [`moe`], with all that the router decided.
+pub(super) fn moe_with_routing(x: Tensor, params: &Moe<Tensor>, config: &MoeConfig) -> (Tensor, Routing) {
     let routing = route(x, params, config);
     let dispatched = dispatch(x, &routing, config);
     let routed = combine(run_experts(&dispatched, params, config), &dispatched);
-    (add_shared(x, routed, &routing, params, config), routing.load_balance_loss)
+    (add_shared(x, routed, &routing, params, config), routing)
 }
 
 /// What the routed experts made of `x`, with what the shared ones make of it, and the routed ones' last biases.

@@ -33,6 +33,11 @@ pub struct Routing {
     /// Source: Lepikhin et al., "GShard", arXiv 2006.16668 (there by groups of tokens); Fedus et al., "Switch
     /// Transformers", arXiv 2101.03961; by sequence as in DeepSeek-V3, arXiv 2412.19437.
     pub load_balance_loss: Tensor,
+    /// Where choices have a bias: a scalar `f32` that is zero. Its gradient for the bias of an expert is by how much the
+    /// expert's fraction of a row's choices is over an even one, the mean over rows. Whoever adds it to the loss has
+    /// that for a gradient, through microbatches, meshes and pipelines as any other; the bias moves against its sign
+    /// (DeepSeek-V3, arXiv 2412.19437, section 2.1.2: balance without an auxiliary loss).
+    pub choice_bias_loss: Option<Tensor>,
 }
 
 /// Added to the sum that weights are divided by, which may underflow to zero with [`Scoring::Sigmoid`].
@@ -63,7 +68,14 @@ pub fn route(x: Tensor, params: &Moe<Tensor>, config: &MoeConfig) -> Routing {
         Scoring::Sigmoid => share(scores),
     };
     let places = config.capacity_factor.map(|_| places(experts, config.experts));
-    Routing { experts, weights, places, load_balance_loss: load_balance_loss(probabilities, experts) }
+    let fraction = fraction(experts, config.experts);
+    Routing {
+        experts,
+        weights,
+        places,
+        load_balance_loss: load_balance_loss(probabilities, fraction),
+        choice_bias_loss: params.choice_bias.map(|bias| choice_bias_loss(bias, fraction)),
+    }
 }
 
 /// The scores of the experts that tokens choose, and their numbers, best first.
@@ -120,11 +132,23 @@ fn share(numbers: Tensor) -> Tensor {
     numbers / total.broadcast_like(numbers, [0, 1])
 }
 
+/// The fraction of a row's choices that fall on each expert: `[batch, experts]`.
+fn fraction(experts: Tensor, count: usize) -> Tensor {
+    let [_, length, chosen] = experts.shape();
+    experts.one_hot(count, DType::F32).sum([1, 2]) / (length * chosen) as f64
+}
+
 /// See [`Routing::load_balance_loss`].
-fn load_balance_loss(probabilities: Tensor, experts: Tensor) -> Tensor {
-    let [_, length, count] = probabilities.shape();
-    let choices = (length * experts.dim(-1)) as f64;
-    let fraction = experts.one_hot(count, DType::F32).sum([1, 2]) / choices;
+fn load_balance_loss(probabilities: Tensor, fraction: Tensor) -> Tensor {
+    let count = probabilities.dim(-1);
     let probability = probabilities.mean(1);
     (fraction * probability).sum(-1).mean(..) * count as f64
+}
+
+/// See [`Routing::choice_bias_loss`].
+fn choice_bias_loss(bias: Tensor, fraction: Tensor) -> Tensor {
+    let over = fraction - 1.0 / fraction.dim(-1).max(1) as f64;
+    let bias = bias.convert(DType::F32);
+    let zero = bias - bias.stop_gradient();
+    (over * zero.broadcast_like(over, -1)).sum(-1).mean(..)
 }

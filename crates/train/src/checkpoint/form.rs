@@ -8,7 +8,7 @@
 //! dimension comes before the layers.
 //!
 //! Layers whose parameters of a name have other types share none: `layers.mlp.up` may be of the first three layers, and
-//! `layers.3::1.mlp.up` of those from number 3 on.
+//! `layers.3::1.mlp.up` of those from number 3 on. Those that are no series are listed: `layers.0,1,3.mlp.up`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -40,10 +40,8 @@ pub(super) struct Leaf {
 struct Layers {
     /// Its dimensions over layers, after that of replicas.
     dims: usize,
-    /// The place of its first layer among those of the checkpoint's value.
-    first: usize,
-    /// From the place of one layer to that of the next.
-    step: usize,
+    /// The places of its layers among those of the checkpoint's value.
+    places: Vec<usize>,
 }
 
 /// A part of what a device holds that is one box in the checkpoint.
@@ -82,35 +80,39 @@ pub(super) fn leaves<T: Tree<Leaf = Param>>(declared: &T, prefix: &str) -> Resul
     for ((name, _), members) in groups {
         let mut all: Vec<usize> = members.iter().flat_map(|(_, numbers)| numbers).copied().collect();
         all.sort_unstable();
-        let (first, step) = match all[..] {
-            [] => (0, 1),
-            [first] => (first, 1),
-            [first, second, ..] => (first, second - first),
-        };
-        let is_series = all.iter().enumerate().all(|(place, &number)| step > 0 && number == first + place * step);
-        let path = LayerPath { name, numbers: Some(LayerNumbers { first, step: Some(step) }) }.to_string();
-        if !is_series || !taken.insert(path.clone()) {
+        let path = path_of(name, &all);
+        let has_two_of_a_layer = all.windows(2).any(|pair| pair[0] == pair[1]);
+        if has_two_of_a_layer || !taken.insert(path.clone()) {
             return Err(CheckpointError::Path { path });
         }
         for (index, numbers) in members {
             let leaf = &mut leaves[index];
             leaf.path.clone_from(&path);
             leaf.ty.dims[usize::from(leaf.has_replicas)] = all.len();
-            let place = |at: usize| numbers.get(at).map(|number| (number - first) / step);
-            if let (Some(layers), Some(own_first)) = (&mut leaf.layers, place(0)) {
-                layers.first = own_first;
-                layers.step = place(1).map_or(1, |next| next - own_first);
+            if let Some(layers) = &mut leaf.layers {
+                layers.places = numbers.iter().map(|number| all.partition_point(|other| other < number)).collect();
             }
         }
     }
     Ok(leaves)
 }
 
+/// The path of a name of layers with these numbers, in order.
+fn path_of(name: String, all: &[usize]) -> String {
+    let first = all.first().copied().unwrap_or_default();
+    let step = all.get(1).map_or(1, |second| second - first);
+    if all.iter().enumerate().all(|(place, &number)| number == first + place * step) {
+        return LayerPath { name, numbers: Some(LayerNumbers { first, step: Some(step) }) }.to_string();
+    }
+    let listed: Vec<String> = all.iter().map(usize::to_string).collect();
+    LayerPath::numbered(&name, &listed.join(","))
+}
+
 impl Leaf {
     fn new(path: String, param: &Param, has_layers: bool) -> Leaf {
         let own_ty = param.spec.ty.clone();
         let has_replicas = param.spec.axes.first().is_some_and(|name| name.text() == REPLICAS);
-        let layers = has_layers.then_some(Layers { dims: param.stacked_dims, first: 0, step: 1 });
+        let layers = has_layers.then_some(Layers { dims: param.stacked_dims, places: Vec::new() });
         let mut leaf = Leaf { path, ty: own_ty.clone(), own_ty, has_replicas, layers };
         leaf.ty.dims = leaf.flatten(&leaf.own_ty.dims).into_iter().collect();
         leaf
@@ -163,17 +165,21 @@ impl Leaf {
             let (before, after) = (&shard[..layers.start], &shard[layers.end..]);
             before.iter().cloned().chain([run]).chain(after.iter().cloned()).collect()
         };
-        let Some(Layers { first, step, .. }) = self.layers else { return vec![Segment { stored, local }] };
+        let Some(Layers { places, .. }) = &self.layers else { return vec![Segment { stored, local }] };
         // Numbers of layers are places in a row-major value of one byte a layer.
         let numbers = |dims: &[usize]| TensorType::new(DType::U8, &dims[layers.clone()]);
         let (all, own) = (numbers(layout.value_dims()), numbers(&sizes));
         let runs = shared_runs((&all, &stored[layers.clone()]), (&own, &local[layers.clone()]));
-        let place = |layer: usize| first + layer * step;
-        let pieces = |(from, to): (Range<usize>, Range<usize>)| -> Vec<(Range<usize>, Range<usize>)> {
-            match step {
-                1 => vec![(place(from.start)..place(from.end), to)],
-                _ => from.zip(to).map(|(from, to)| (place(from)..place(from) + 1, to..to + 1)).collect(),
+        // Layers side by side in both are one piece.
+        let pieces = |(from, to): (Range<usize>, Range<usize>)| {
+            let mut pieces: Vec<(Range<usize>, Range<usize>)> = Vec::new();
+            for (&place, to) in places[from].iter().zip(to) {
+                match pieces.last_mut() {
+                    Some((stored, local)) if stored.end == place => (stored.end, local.end) = (place + 1, to + 1),
+                    _ => pieces.push((place..place + 1, to..to + 1)),
+                }
             }
+            pieces
         };
         let segment = |(from, to)| Segment { stored: with_layers(&stored, from), local: with_layers(&local, to) };
         runs.flat_map(pieces).map(segment).collect()

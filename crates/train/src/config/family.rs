@@ -94,6 +94,11 @@ impl RunConfig {
         self.plain_architecture().routed_count() > 0
     }
 
+    /// Whether experts are chosen with a bias.
+    pub(crate) fn has_choice_bias(&self) -> bool {
+        self.stack().described().any(|layer| layer.routed().is_some_and(|routed| routed.choice_bias))
+    }
+
     /// Whether attention makes keys of narrow vectors, which it gathers where a sequence is split.
     pub(crate) fn has_latent_attention(&self) -> bool {
         self.stack().described().any(|layer| matches!(layer.attention, AttentionConfig::Latent(_)))

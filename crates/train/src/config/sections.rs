@@ -200,13 +200,16 @@ section! {
         muon_momentum: f64 = 0.95 => Below(0.0, 1.0),
         /// Muon: root mean square of a matrix's update before the learning rate; that of AdamW's is near 0.2.
         muon_rms: f64 = 0.2 => MoreThan(0.0),
-        /// Decoupled weight decay, of parameters with two or more dimensions.
+        /// Decoupled weight decay, of parameters with two or more dimensions but for biases.
         weight_decay: f64 = 0.1 => AtLeast(0.0),
         /// Patterns of the paths of parameters that do not decay either: `*` stands for any text, `?` for one
         /// character.
         no_decay: Vec<String> = Vec::new(),
         /// Weight of the z-loss, the mean over tokens of the square of logsumexp; 0 for none.
         z_loss: f64 = 0.0 => AtLeast(0.0),
+        /// By how much a step moves each bias by which experts are chosen, up where an expert has less than an even share
+        /// of the choices and down where it has more; 0 to leave them.
+        choice_bias_rate: f64 = 1e-3 => AtLeast(0.0),
         /// Whether parameters narrower than f32 have f32 copies in the optimizer's state.
         master_copies: bool = true,
         /// Largest global norm of the gradient.

@@ -55,6 +55,9 @@ impl RunConfig {
                 ["muon_momentum", "muon_rms"].map(|key| ("train", key, is("train.optimizer", optimizer.name()))),
             );
         }
+        if !self.has_choice_bias() {
+            unused.push(("train", "choice_bias_rate", format!("{}, without biases of choices", kind())));
+        }
         if self.model.param_dtype.byte_count() >= DType::F32.byte_count() {
             unused.push(("train", "master_copies", is("model.param_dtype", self.model.param_dtype.name())));
         }

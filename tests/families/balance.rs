@@ -1,0 +1,115 @@
+//! Biases by which experts are chosen: what moves them, and that it balances.
+
+use meshloom::compile::{LowerOptions, lower};
+use meshloom::ir::Literal;
+use meshloom::nn::{MoeConfig, RouterGroups, Scoring, route};
+use meshloom::pjrt::Array;
+use meshloom::sharding::Mesh;
+use meshloom::trace::{Function, MapTree, Tree, value_and_grad};
+use meshloom_train::Trainer;
+use support::eight_devices::{client, relative_error};
+use support::experts::{ROWS, experts, parameters, random_inputs, rules, run, stream};
+
+use super::exchange::{folder, run_config, text_files};
+use super::golden::BOUND;
+
+fn config() -> MoeConfig {
+    let groups = Some(RouterGroups { count: 4, chosen: 2 });
+    MoeConfig { choice_bias: true, scoring: Scoring::Sigmoid, groups, ..experts(8, 3) }
+}
+
+/// The gradient is by how much each expert's fraction of a row's choices is over an even one, the mean over rows; also
+/// where rows and experts are on several devices. The loss is what it was.
+#[test]
+fn the_gradient_is_the_uneven_part_of_choices() {
+    let config = config();
+    let specs = (stream(ROWS), parameters(ROWS.embed, &config));
+    let function = Function::trace("router", specs, |(x, params)| {
+        let routing = route(x, &params, &config);
+        let moved = params.choice_bias.expect("it has one");
+        let (loss, gradient) = value_and_grad(moved, |bias| {
+            let params = meshloom::nn::Moe { choice_bias: Some(bias), ..params.clone() };
+            route(x, &params, &config).choice_bias_loss.expect("it has one")
+        });
+        (routing.experts, loss, gradient)
+    });
+    let function = function.unwrap_or_else(|error| panic!("{error}"));
+    let inputs = random_inputs(function.graph(), 3);
+    let check = |what: &str, results: &[Vec<f64>]| {
+        let [chosen, loss, gradient] = results else { panic!("three results") };
+        let mut expected = vec![-1.0 / config.experts as f64; config.experts];
+        for &expert in chosen {
+            expected[expert as usize] += 1.0 / chosen.len() as f64;
+        }
+        assert_eq!(loss, &[0.0], "{what}");
+        assert!(expected.iter().any(|over| over.abs() > 0.02), "choices are uneven");
+        let error = relative_error(gradient, &expected);
+        assert!(error <= BOUND, "{what}: off by {error:.1e}");
+    };
+    let results: Vec<Vec<f64>> = support::run(function.graph(), &inputs).iter().map(Literal::to_f64_vec).collect();
+    check("one device", &results);
+    for mesh in ["fsdp=4,tensor=2", "fsdp=2,expert=4", "fsdp=2,context=4"] {
+        let (parsed, rules) = (Mesh::parse(mesh, 8).expect("a mesh"), rules(&[]));
+        let options = LowerOptions { sharding: Some((&parsed, &rules)), ..LowerOptions::default() };
+        let lowered = lower(function.graph(), &options).unwrap_or_else(|error| panic!("{mesh}: {error}"));
+        check(mesh, &run(&lowered, &inputs));
+    }
+}
+
+/// What a run has after some steps: biases, all other parameters, and the norms of gradients.
+fn after(settings: &[&str], steps: usize) -> (Vec<Vec<f64>>, Vec<Vec<f64>>, Vec<f64>) {
+    let files = text_files(48);
+    let mut all = vec!["mesh.axes=fsdp=8", "rules.strict=false", "train.warmup=0", "train.learning_rate=1e-3"];
+    all.extend(settings);
+    let config = run_config(&folder("deepseek_v3"), &files, &all);
+    let mut trainer = Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{error}"));
+    let norms = (0..steps).map(|_| trainer.step().expect("a step").grad_norm).collect();
+    let host = trainer.state().params().map(|_, array: &Array| array.get().expect("on the host"));
+    let (mut biases, mut others) = (Vec::new(), Vec::new());
+    for (path, literal) in Tree::paths(&host).into_iter().zip(host.leaves()) {
+        let numbers = literal.to_f64_vec();
+        if path.ends_with("choice_bias") { biases.push(numbers) } else { others.push(numbers) }
+    }
+    (biases, others, norms)
+}
+
+/// A step moves each by the rate, whatever the learning rate and the gradient's norm, and nothing else by it.
+#[test]
+fn a_step_moves_biases_by_the_rate_alone() {
+    let (before, _, _) = after(&[], 0);
+    let (still, others, norms) = after(&["train.choice_bias_rate=0"], 2);
+    assert_eq!(still, before);
+    let (moved, _, first_norms) = after(&["train.choice_bias_rate=1e-5"], 1);
+    assert_eq!(first_norms[0], norms[0]);
+    let differences = moved.iter().flatten().zip(before.iter().flatten()).map(|(moved, before)| moved - before);
+    let differences: Vec<f64> = differences.collect();
+    assert!(differences.iter().any(|&moved| moved > 0.0) && differences.iter().any(|&moved| moved < 0.0));
+    for moved in &differences {
+        let is_step = (moved.abs() - 1e-5).abs() < 1e-7 || *moved == 0.0;
+        assert!(is_step, "{moved:e} is no step of 1e-5");
+    }
+    // A rate too small to change a choice changes nothing else.
+    let (_, same, same_norms) = after(&["train.choice_bias_rate=1e-9"], 2);
+    assert_eq!((others, norms), (same, same_norms));
+}
+
+/// Microbatches, a layer in halves and a pipeline move them as one device does.
+#[test]
+fn biases_move_alike_however_a_batch_is_cut() {
+    let (expected, ..) = after(&[], 1);
+    for settings in [
+        &["train.microbatches=1", "mesh.axes=data=1", "target.devices=1"][..],
+        &["train.microbatches=2", "mesh.axes=data=4", "target.devices=4"],
+        &["model.batch_split=true", "mesh.axes=data=2,fsdp=2", "target.devices=4"],
+        &["mesh.axes=stage=2,data=2", "target.devices=4", "pipeline.microbatches=2", "pipeline.repeats=1"],
+    ] {
+        let (found, ..) = after(settings, 1);
+        let [found, expected] = [&found, &expected].map(|biases| {
+            let mut all: Vec<f64> = biases.iter().flatten().copied().collect();
+            all.sort_by(f64::total_cmp);
+            all
+        });
+        let error = relative_error(&found, &expected);
+        assert!(error <= 1e-7, "{settings:?}: {error:.1e}");
+    }
+}
