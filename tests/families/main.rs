@@ -2,6 +2,8 @@
 //! details the comparison sees.
 
 mod balance;
+mod config_errors;
+mod config_forms;
 mod details;
 mod exchange;
 mod golden;

@@ -5,21 +5,54 @@ use meshloom::nn::{
     RouterGroups, Scoring, Stack,
 };
 
-use super::common::{epsilon, rope, rope_section, yarn_magnitude};
-use super::fields::Fields;
+use super::common::{activation, epsilon, experts, rope, rope_section, rope_type, yarn_magnitude};
+use super::fields::{Fields, fits};
+use super::keys::Key;
 use super::{Family, FamilyError, Names, llama};
 
 pub(super) const DEEPSEEK_V3: Family =
-    Family { model_type: "deepseek_v3", describe, names: Names { router: "mlp.gate", ..Names::LLAMA } };
+    Family { model_type: "deepseek_v3", keys: KEYS, describe, names: Names { router: "mlp.gate", ..Names::LLAMA } };
+
+/// Of `DeepseekV3Config`.
+const KEYS: &[Key] = &[
+    Key::count("vocab_size", 129_280),
+    Key::count("hidden_size", 7168),
+    Key::count("intermediate_size", 18_432),
+    Key::count("moe_intermediate_size", 2048),
+    Key::count("num_hidden_layers", 61),
+    Key::count("num_attention_heads", 128),
+    Key::count("num_key_value_heads", 128).or_null(),
+    Key::count("n_shared_experts", 1),
+    Key::count("n_routed_experts", 256),
+    Key::number("routed_scaling_factor", 2.5),
+    Key::count("kv_lora_rank", 512),
+    Key::count("q_lora_rank", 1536).or_null(),
+    Key::count("qk_rope_head_dim", 64),
+    Key::count("qk_nope_head_dim", 128),
+    Key::count("v_head_dim", 128),
+    Key::count("n_group", 8),
+    Key::count("topk_group", 4),
+    Key::count("num_experts_per_tok", 8),
+    Key::count("first_k_dense_replace", 3),
+    Key::flag("norm_topk_prob", true).or_null(),
+    Key::text("hidden_act", "silu"),
+    Key::count("max_position_embeddings", 4096),
+    Key::number("rms_norm_eps", 1e-6),
+    Key::number("rope_theta", 1e4),
+    Key::flag("rope_interleave", true).or_null(),
+    Key::flag("tie_word_embeddings", false),
+    Key::flag("attention_bias", false),
+];
 
 /// The epsilon of the norms of narrow vectors, whatever the others have (`modeling_deepseek_v3.py`).
 const LATENT_EPSILON: f64 = 1e-6;
 
 fn describe(fields: &Fields<'_>) -> Result<Architecture, FamilyError> {
     fields.refuse_flag("attention_bias")?;
-    fields.one_of("hidden_act", &["silu"])?;
     fields.one_of("scoring_func", &["sigmoid"])?;
     fields.one_of("topk_method", &["noaux_tc"])?;
+    // transformers has experts in every layer behind the first, whatever this says.
+    fields.only("moe_layer_freq", 1.0)?;
     let attention = attention(fields)?;
     let norm = RmsNorm::llama(epsilon(fields)?);
     let with = |feed_forward: FeedForwardConfig| LayerConfig {
@@ -30,72 +63,92 @@ fn describe(fields: &Fields<'_>) -> Result<Architecture, FamilyError> {
         residual_scale: 1.0,
     };
     let dense = with(FeedForwardConfig::Dense {
-        mlp: fields.needed_count("intermediate_size")?,
-        activation: Default::default(),
+        mlp: fields.count("intermediate_size")?,
+        activation: activation(fields, "hidden_act")?,
     });
     let routed = with(FeedForwardConfig::Routed(routed(fields)?));
-    let first = fields.number_of("first_k_dense_replace")?.unwrap_or(0);
-    let every = fields.count("moe_layer_freq")?.unwrap_or(1);
-    let of_layer = |number: usize| {
-        let is_routed = number >= first && number.is_multiple_of(every);
-        if is_routed { routed.clone() } else { dense.clone() }
-    };
+    let first = fields.number_of("first_k_dense_replace")?;
+    let of_layer = |number: usize| if number >= first { routed.clone() } else { dense.clone() };
     let layers: Vec<LayerConfig> = (0..fields.layer_count()?).map(of_layer).collect();
-    llama::architecture(fields, Stack::of_layers(&layers), false)
+    llama::architecture(fields, Stack::of_layers(&layers))
 }
 
 fn attention(fields: &Fields<'_>) -> Result<LatentConfig, FamilyError> {
-    let (nope, turned) = (fields.needed_count("qk_nope_head_dim")?, fields.needed_count("qk_rope_head_dim")?);
+    let (nope, turned) = (fields.count("qk_nope_head_dim")?, fields.count("qk_rope_head_dim")?);
     // Written by transformers 5; both follow from the others.
-    for key in ["head_dim", "qk_head_dim"] {
-        fields.count(key)?;
+    if fields.has("head_dim") && fields.count("head_dim")? != turned {
+        let expected = format!("qk_rope_head_dim, which is {turned}; leave it out");
+        return Err(fields.out_of_range("head_dim", fields.count("head_dim")?, &expected));
     }
+    fields.only("qk_head_dim", (nope + turned) as f64)?;
     if !turned.is_multiple_of(2) {
-        return Err(fields.out_of_range("qk_rope_head_dim", turned, "an even number".to_owned()));
+        return Err(fields.out_of_range("qk_rope_head_dim", turned, "an even number"));
     }
-    let interleaved = fields.flag("rope_interleave", true)?;
+    let heads = fields.count("num_attention_heads")?;
+    if let Some(kv_heads) = fields.count_or_null("num_key_value_heads")?.filter(|&kv_heads| kv_heads != heads) {
+        let expected = format!("num_attention_heads, which is {heads}: every head has keys and values of its own");
+        return Err(fields.out_of_range("num_key_value_heads", kv_heads, &expected));
+    }
+    let interleaved = fields.flag("rope_interleave")?;
     let pairs = if interleaved { RopePairs::Neighbours } else { RopePairs::Halves };
-    // Scores are not only of a narrower softmax where positions are stretched, but sharper.
-    let sharper = match rope_section(fields, None)? {
-        Some(section) => match (section.positive("factor")?, section.number("mscale_all_dim")?) {
-            (Some(factor), Some(weight)) if weight != 0.0 => yarn_magnitude(factor, weight).powi(2),
-            _ => 1.0,
-        },
-        None => 1.0,
-    };
     Ok(LatentConfig {
-        heads: fields.needed_count("num_attention_heads")?,
-        q_lora: fields.count("q_lora_rank")?.unwrap_or(0),
-        kv_lora: fields.needed_count("kv_lora_rank")?,
+        heads,
+        q_lora: fields.count_or_null("q_lora_rank")?.unwrap_or(0),
+        kv_lora: fields.count("kv_lora_rank")?,
         nope_head_dim: nope,
         rope_head_dim: turned,
-        v_head_dim: fields.needed_count("v_head_dim")?,
-        scale: ((nope + turned) as f64).powf(-0.5) * sharper,
-        rope: Rope { pairs, ..rope(fields, None, turned, 1e4)? },
+        v_head_dim: fields.count("v_head_dim")?,
+        scale: ((nope + turned) as f64).powf(-0.5) * sharper(fields)?,
+        rope: Rope { pairs, ..rope(fields, turned)? },
         norm: RmsNorm::llama(LATENT_EPSILON),
     })
 }
 
+/// By what scores are sharper where positions are stretched.
+fn sharper(fields: &Fields<'_>) -> Result<f64, FamilyError> {
+    let Some(section) = rope_section(fields)? else { return Ok(1.0) };
+    let weight = section.number_or_null("mscale_all_dim")?.filter(|&weight| weight != 0.0);
+    let Some(weight) = weight else { return Ok(1.0) };
+    if rope_type(&section)? == "default" {
+        return Ok(1.0);
+    }
+    let sharper = yarn_magnitude(section.positive("factor")?, weight).powi(2);
+    match fits(sharper) {
+        true => Ok(sharper),
+        false => Err(section.wrong(
+            "mscale_all_dim",
+            &weight.to_string(),
+            "one that scales scores by a number that f32 can hold",
+        )),
+    }
+}
+
 fn routed(fields: &Fields<'_>) -> Result<MoeConfig, FamilyError> {
-    let experts = fields.needed_count("n_routed_experts")?;
-    let (count, chosen) = (fields.count("n_group")?.unwrap_or(1), fields.count("topk_group")?.unwrap_or(1));
+    let key = fields.named("n_routed_experts", "num_local_experts");
+    let routed = experts(fields, key)?;
+    let (experts, per_token) = (routed.experts, routed.experts_per_token);
+    let (count, chosen) = (fields.count("n_group")?, fields.count("topk_group")?);
     if !experts.is_multiple_of(count) || (count > 1 && experts / count < 2) {
-        let expected = format!("a divisor of n_routed_experts, which is {experts}, that leaves two or more in a group");
-        return Err(fields.out_of_range("n_group", count, expected));
+        let expected = format!("a divisor of {key}, which is {experts}, that leaves two or more in a group");
+        return Err(fields.out_of_range("n_group", count, &expected));
     }
     if chosen > count {
-        return Err(fields.out_of_range("topk_group", chosen, format!("at most n_group, which is {count}")));
+        return Err(fields.out_of_range("topk_group", chosen, &format!("at most n_group, which is {count}")));
+    }
+    let candidates = experts / count * chosen;
+    if per_token > candidates {
+        let expected = format!("at most the {candidates} experts in topk_group = {chosen} groups");
+        return Err(fields.out_of_range("num_experts_per_tok", per_token, &expected));
     }
     Ok(MoeConfig {
-        experts,
-        experts_per_token: fields.needed_count("num_experts_per_tok")?,
-        mlp: fields.needed_count("moe_intermediate_size")?,
-        shared_experts: fields.number_of("n_shared_experts")?.unwrap_or(0),
+        mlp: fields.count("moe_intermediate_size")?,
+        shared_experts: fields.number_of("n_shared_experts")?,
+        activation: activation(fields, "hidden_act")?,
         scoring: Scoring::Sigmoid,
         choice_bias: true,
         groups: (count > 1).then_some(RouterGroups { count, chosen }),
-        normalize_weights: fields.flag("norm_topk_prob", true)?,
-        weight_scale: fields.positive("routed_scaling_factor")?.unwrap_or(1.0),
-        ..MoeConfig::default()
+        normalize_weights: fields.flag("norm_topk_prob")?,
+        weight_scale: fields.positive("routed_scaling_factor")?,
+        ..routed
     })
 }

@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use meshloom::hlo::message::listed;
-
 /// A published model that cannot be taken as it is.
 #[derive(thiserror::Error)]
 pub enum FamilyError {
@@ -16,7 +14,7 @@ pub enum FamilyError {
         source: std::io::Error,
     },
     /// The file is no JSON object.
-    #[error("{file} is no JSON object: {reason}")]
+    #[error("{file} is not a JSON object that can be read: {reason}")]
     Json {
         /// The file.
         file: String,
@@ -24,7 +22,7 @@ pub enum FamilyError {
         reason: String,
     },
     /// A key is missing.
-    #[error("{file} has no {key:?}, which this family needs")]
+    #[error("{file} has no {key:?}, which its other keys make necessary; give it")]
     Missing {
         /// The file.
         file: String,
@@ -55,15 +53,49 @@ pub enum FamilyError {
         /// What it knows.
         known: String,
     },
+    /// There is no `model_type`.
+    #[error("{file} has no \"model_type\", which says how its keys are meant; give one of {}", known.join(", "))]
+    NoType {
+        /// The file.
+        file: String,
+        /// Those that are known.
+        known: Vec<&'static str>,
+    },
     /// No family has this `model_type`.
-    #[error("{file} has model_type {found:?}, which no family here has; known: {}", listed("type", known))]
+    #[error("{file} has model_type {found:?}, which no family here has{hint}; there are {}", known.join(", "))]
     UnknownType {
         /// The file.
         file: String,
         /// The `model_type`.
         found: String,
+        /// A type like it.
+        hint: String,
         /// Those that are known.
-        known: Vec<String>,
+        known: Vec<&'static str>,
+    },
+    /// The file is of a model that does not only read text, and of no known type.
+    #[error(
+        "{file} has a \"text_config\" and the model_type {found:?}; with one, meshloom knows {}; for another model, give \
+         its text_config as a config.json of its own", known.join(", ")
+    )]
+    UnknownOuterType {
+        /// The file.
+        file: String,
+        /// The `model_type` beside `text_config`.
+        found: String,
+        /// Those that are known.
+        known: Vec<&'static str>,
+    },
+    /// The sizes make a model that cannot be.
+    #[error(
+        "{file} describes a model of {parameters} parameters, which are more than can be counted; check hidden_size, \
+         vocab_size, num_hidden_layers, and the sizes of heads and of blocks"
+    )]
+    TooLarge {
+        /// The file.
+        file: String,
+        /// Its number of parameters.
+        parameters: u128,
     },
     /// No preset has this name.
     #[error("there is no preset {found:?}{hint}; there are {}", known.join(", "))]

@@ -4,12 +4,14 @@ use meshloom::nn::{
     Activation, Architecture, FeedForwardConfig, GroupedConfig, LayerConfig, MoeConfig, RmsNorm, Scoring, Stack,
 };
 
-use super::common::{epsilon, grouped, head_dim, rope, sliding_layers};
+use super::common::{epsilon, experts, grouped, head_dim, rope, windows};
 use super::fields::Fields;
+use super::keys::{Key, Missing};
 use super::{ExpertNames, Family, FamilyError, Names, llama};
 
 pub(super) const GPT_OSS: Family = Family {
     model_type: "gpt_oss",
+    keys: KEYS,
     describe,
     names: Names { router: "mlp.router", experts: ExpertNames::Together { within: "mlp.experts" }, ..Names::LLAMA },
 };
@@ -17,33 +19,64 @@ pub(super) const GPT_OSS: Family = Family {
 /// The slope of the logistic function in gates, as [`Activation::Clamped`] has it.
 const SLOPE: f64 = 1.702;
 
+/// Of `GptOssConfig`.
+const KEYS: &[Key] = &[
+    Key::count("vocab_size", 201_088),
+    Key::count("hidden_size", 2880),
+    Key::count("intermediate_size", 2880),
+    Key::count("num_hidden_layers", 36),
+    Key::count("num_attention_heads", 64),
+    Key::count("num_key_value_heads", 8),
+    Key::count("head_dim", 64),
+    Key::text("hidden_act", "silu"),
+    Key::count("max_position_embeddings", 131_072),
+    Key::number("rms_norm_eps", 1e-5),
+    Key::number("rope_theta", 150_000.0),
+    Key::section(
+        "rope_parameters",
+        &[
+            ("rope_type", Missing::Text("yarn")),
+            ("factor", Missing::Number(32.0)),
+            ("beta_fast", Missing::Number(32.0)),
+            ("beta_slow", Missing::Number(1.0)),
+            ("truncate", Missing::Flag(false)),
+            ("original_max_position_embeddings", Missing::Count(4096)),
+        ],
+    ),
+    Key::flag("tie_word_embeddings", false),
+    Key::flag("attention_bias", true),
+    Key::count("sliding_window", 128),
+    Key::nothing("layer_types"),
+    Key::count("num_local_experts", 128),
+    Key::count("num_experts_per_tok", 4),
+    Key::number("swiglu_alpha", SLOPE),
+    Key::number("swiglu_limit", 7.0),
+];
+
 fn describe(fields: &Fields<'_>) -> Result<Architecture, FamilyError> {
     fields.one_of("hidden_act", &["silu"])?;
-    let window = fields.count("sliding_window")?.unwrap_or(128);
-    let biased = fields.flag("attention_bias", true)?;
-    let rope = rope(fields, None, head_dim(fields)?, 150_000.0)?;
+    fields.only("swiglu_alpha", SLOPE)?;
+    let biased = fields.flag("attention_bias")?;
+    let rope = rope(fields, head_dim(fields)?)?;
     let attention = GroupedConfig { bias: biased, output_bias: biased, sinks: true, ..grouped(fields, rope)? };
-    // transformers 5 writes the slope of the logistic function, which published files leave out.
-    if let Some(slope) = fields.positive("swiglu_alpha")?.filter(|&slope| slope != SLOPE) {
-        return Err(fields.unsupported("swiglu_alpha", &slope.to_string(), &SLOPE.to_string()));
-    }
-    // Another name of `num_experts_per_tok`.
-    fields.count("experts_per_token")?;
     let routed = MoeConfig {
-        experts: fields.needed_count("num_local_experts")?,
-        experts_per_token: fields.needed_count("num_experts_per_tok")?,
-        mlp: fields.needed_count("intermediate_size")?,
-        activation: Activation::Clamped { limit: fields.positive("swiglu_limit")?.unwrap_or(7.0) },
+        mlp: fields.count("intermediate_size")?,
+        activation: Activation::Clamped { limit: fields.positive("swiglu_limit")? },
         // The softmax over the best logits alone: that over all, as shares of the sum of the best.
         scoring: Scoring::Softmax,
         normalize_weights: true,
         router_bias: true,
         biases: true,
-        ..MoeConfig::default()
+        ..experts(fields, fields.named("num_local_experts", "num_experts"))?
     };
+    // What published files have beside `num_experts_per_tok`; transformers does not read it.
+    if let Some(other) = fields.count_or_null("experts_per_token")?.filter(|&other| other != routed.experts_per_token) {
+        let expected = format!("num_experts_per_tok, which is {}; leave it out", routed.experts_per_token);
+        return Err(fields.out_of_range("experts_per_token", other, &expected));
+    }
     let epsilon = epsilon(fields)?;
-    let of_layer = |slides: bool| {
-        let attention = GroupedConfig { window: slides.then_some(window), ..attention.clone() };
+    let of_layer = |window| {
+        let attention = GroupedConfig { window, ..attention.clone() };
         LayerConfig {
             feed_forward: FeedForwardConfig::Routed(routed.clone()),
             // Products with weights of norms are in f32, unlike Llama's.
@@ -51,8 +84,8 @@ fn describe(fields: &Fields<'_>) -> Result<Architecture, FamilyError> {
             ..LayerConfig::llama(attention, routed.mlp, epsilon)
         }
     };
-    let sliding = sliding_layers(fields, |number| number.is_multiple_of(2))?;
-    let layers: Vec<LayerConfig> = sliding.into_iter().map(of_layer).collect();
-    let plain = llama::architecture(fields, Stack::of_layers(&layers), false)?;
+    let windows = windows(fields, Some(fields.count("sliding_window")?), |number| number.is_multiple_of(2))?;
+    let layers: Vec<LayerConfig> = windows.into_iter().map(of_layer).collect();
+    let plain = llama::architecture(fields, Stack::of_layers(&layers))?;
     Ok(Architecture { final_norm: RmsNorm::from(epsilon), ..plain })
 }

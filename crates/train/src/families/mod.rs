@@ -1,8 +1,8 @@
 //! Published model families: from a `config.json` of transformers to what a decoder computes, and to the names of its
 //! weights.
 //!
-//! A family is a `Family`: its `model_type`, a function from the keys of the file to an [`Architecture`], and the
-//! `Names` of its tensors. Adding one adds a file here, a row to `FAMILIES` and a golden to
+//! A family is a `Family`: its `model_type`, its keys with what they are where a file does not have them, a function
+//! from the keys to an [`Architecture`], and the `Names` of its tensors. Adding one adds a file here, a row to `FAMILIES` and a golden to
 //! `tests/oracle/families`.
 
 mod common;
@@ -12,11 +12,14 @@ mod fields;
 mod gemma2;
 mod gemma3;
 mod gpt_oss;
+mod json;
+mod keys;
 mod llama;
 mod mistral;
 mod presets;
 mod qwen2;
 mod qwen3;
+mod size;
 mod tensors;
 
 pub use error::FamilyError;
@@ -27,6 +30,9 @@ pub use tensors::{Part, TensorsOf};
 use std::path::Path;
 
 use fields::Fields;
+use json::Unambiguous;
+use keys::Key;
+use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
 use meshloom::nn::Architecture;
 use serde_json::{Map, Value};
@@ -36,6 +42,8 @@ use serde_json::{Map, Value};
 struct Family {
     /// What `config.json` says of it.
     model_type: &'static str,
+    /// Its keys, as transformers has them.
+    keys: &'static [Key],
     /// What a model of it computes, by the keys of its `config.json`.
     describe: fn(&Fields<'_>) -> Result<Architecture, FamilyError>,
     /// The names of its tensors.
@@ -103,15 +111,15 @@ pub struct Published {
     pub max_length: Option<usize>,
     /// The type of its published weights, if the file says.
     pub dtype: Option<DType>,
-    /// The file's text; of a model that also sees, that of the decoder's section.
+    /// The file's text; of a model that also sees, that of the decoder's section as a file of its own.
     pub text: String,
-    /// Keys of the file that neither the family nor the list of those without effect knows.
+    /// Keys of the file, with their sections, that neither the family nor the list of those without effect knows.
     pub unknown_keys: Vec<String>,
     names: Names,
 }
 
 /// Keys that do not change what a model computes.
-const WITHOUT_EFFECT: [&str; 38] = [
+const WITHOUT_EFFECT: [&str; 40] = [
     "_name_or_path",
     "architectures",
     "attention_dropout",
@@ -133,6 +141,7 @@ const WITHOUT_EFFECT: [&str; 38] = [
     "max_window_layers",
     "model_type",
     "num_key_value_heads",
+    "num_mtp_layers",
     "num_nextn_predict_layers",
     "output_attentions",
     "output_hidden_states",
@@ -145,6 +154,7 @@ const WITHOUT_EFFECT: [&str; 38] = [
     "router_aux_loss_coef",
     "router_jitter_noise",
     "seq_aux",
+    "tie_last_hidden_states",
     "sliding_window",
     "sliding_window_size",
     "torch_dtype",
@@ -169,14 +179,13 @@ impl Published {
     /// As of [`Published::open`].
     pub fn parse(file: &str, text: &str) -> Result<Published, FamilyError> {
         let broken = |reason: String| FamilyError::Json { file: file.to_owned(), reason };
-        let object: Map<String, Value> = serde_json::from_str(text).map_err(|error| broken(error.to_string()))?;
-        // Of a model that also sees, the decoder.
+        let object = match serde_json::from_str(text).map_err(|error| broken(error.to_string()))? {
+            Unambiguous(Value::Object(object)) => object,
+            Unambiguous(_) => return Err(broken("it is another value".to_owned())),
+        };
         match object.get("text_config") {
-            Some(Value::Object(decoder)) => {
-                let text = serde_json::to_string_pretty(decoder).map_err(|error| broken(error.to_string()))?;
-                Ok(Published { text, ..Published::of(file, decoder)? })
-            }
-            _ => Ok(Published { text: text.to_owned(), ..Published::of(file, &object)? }),
+            Some(Value::Object(decoder)) => Published::of_decoder(file, &object, decoder),
+            _ => Ok(Published { text: text.to_owned(), ..Published::of_text(file, &object)? }),
         }
     }
 
@@ -212,28 +221,74 @@ impl Published {
         serde_json::from_str(&self.text).unwrap_or_default()
     }
 
-    fn of(file: &str, object: &Map<String, Value>) -> Result<Published, FamilyError> {
-        let fields = Fields::new(file, object);
-        let found = fields.text("model_type")?.unwrap_or_default();
-        let family = FAMILIES.iter().find(|family| family.model_type == found);
-        let Some(family) = family else {
-            let known = FAMILIES.iter().map(|family| family.model_type.to_owned()).collect();
-            return Err(FamilyError::UnknownType { file: file.to_owned(), found: found.to_owned(), known });
+    fn of_text(file: &str, object: &Map<String, Value>) -> Result<Published, FamilyError> {
+        let nothing = Map::new();
+        let known = || FAMILIES.iter().map(|family| family.model_type).collect();
+        let plain = Fields::new(file, "", object, &[], &nothing);
+        let Some(found) = plain.text_or_null("model_type")? else {
+            return Err(FamilyError::NoType { file: file.to_owned(), known: known() });
         };
-        let architecture = (family.describe)(&fields)?;
-        let dtype = match fields.text("dtype")? {
-            Some(dtype) => Some(dtype),
-            None => fields.text("torch_dtype")?,
+        if OUTER_TYPES.iter().any(|(outer, _)| *outer == found) {
+            return Err(plain.missing("text_config"));
+        }
+        let Some(family) = FAMILIES.iter().find(|family| family.model_type == found) else {
+            let hint = did_you_mean(found, FAMILIES.iter().map(|family| family.model_type));
+            let (file, found) = (file.to_owned(), found.to_owned());
+            return Err(FamilyError::UnknownType { file, found, hint, known: known() });
         };
-        let dtype = match dtype {
-            Some("bfloat16") => Some(DType::BF16),
-            Some("float16") => Some(DType::F16),
-            Some("float32") => Some(DType::F32),
-            _ => None,
+        let missing = keys::missing(family.keys);
+        Published::of(family, &Fields::new(file, "", object, family.keys, &missing))
+    }
+
+    /// Of a model that also sees, the decoder.
+    fn of_decoder(
+        file: &str,
+        object: &Map<String, Value>,
+        decoder: &Map<String, Value>,
+    ) -> Result<Published, FamilyError> {
+        let missing = keys::missing(OUTER_KEYS);
+        let outer = Fields::new(file, "", object, OUTER_KEYS, &missing);
+        let found = outer.text_or_null("model_type")?.unwrap_or_default();
+        let Some((_, family)) = OUTER_TYPES.iter().find(|(known, _)| *known == found) else {
+            let known = OUTER_TYPES.iter().map(|(known, _)| *known).collect();
+            return Err(FamilyError::UnknownOuterType { file: file.to_owned(), found: found.to_owned(), known });
         };
-        let max_length = fields.count("max_position_embeddings")?;
+        let missing = keys::missing(family.keys);
+        let inner = Fields::new(file, "text_config.", decoder, family.keys, &missing);
+        inner.one_of("model_type", &[family.model_type])?;
+        let of_decoder = Published::of(family, &inner)?;
+        let tied = outer.flag("tie_word_embeddings")?;
+        let dtype = dtype(&outer)?;
+        let mut unknown_keys = of_decoder.unknown_keys;
+        let beside = outer.unused();
+        unknown_keys.extend(
+            beside.into_iter().filter(|key| ![&WITHOUT_EFFECT[..], &OF_OUTER].concat().contains(&key.as_str())),
+        );
+        Ok(Published {
+            // transformers asks the whole model, and not its decoder.
+            architecture: Architecture { tied_embeddings: tied, ..of_decoder.architecture },
+            dtype: of_decoder.dtype.or(dtype),
+            text: decoder_alone(file, object, decoder, family, tied)?,
+            unknown_keys,
+            ..of_decoder
+        })
+    }
+
+    fn of(family: &Family, fields: &Fields<'_>) -> Result<Published, FamilyError> {
+        // Layers that differ from what the other keys say.
+        fields.refuse("per_layer_config")?;
+        let architecture = (family.describe)(fields)?;
+        size::check(fields, &architecture)?;
+        let max_length = match fields.is_written(MAX_LENGTH) {
+            true => fields.count_or_null(MAX_LENGTH)?,
+            false => None,
+        };
+        let dtype = dtype(fields)?;
         let mut unknown_keys = fields.unused();
-        unknown_keys.retain(|key| !WITHOUT_EFFECT.contains(&key.as_str()));
+        unknown_keys.retain(|key| {
+            let key = key.strip_prefix("text_config.").unwrap_or(key);
+            !WITHOUT_EFFECT.contains(&key)
+        });
         Ok(Published {
             model_type: family.model_type,
             architecture,
@@ -245,3 +300,46 @@ impl Published {
         })
     }
 }
+
+/// The text of a file that has a decoder alone: its section, with what is said beside it.
+fn decoder_alone(
+    file: &str,
+    outer: &Map<String, Value>,
+    decoder: &Map<String, Value>,
+    family: &Family,
+    tied: bool,
+) -> Result<String, FamilyError> {
+    let mut alone = decoder.clone();
+    for key in ["dtype", "torch_dtype"] {
+        let value = decoder.get(key).or(outer.get(key));
+        alone.extend(value.map(|value| (key.to_owned(), value.clone())));
+    }
+    alone.insert("model_type".to_owned(), family.model_type.into());
+    alone.insert("tie_word_embeddings".to_owned(), tied.into());
+    let broken = |error: serde_json::Error| FamilyError::Json { file: file.to_owned(), reason: error.to_string() };
+    serde_json::to_string_pretty(&alone).map_err(broken)
+}
+
+const MAX_LENGTH: &str = "max_position_embeddings";
+
+/// The type of weights that a file names, if it is one that is known.
+fn dtype(fields: &Fields<'_>) -> Result<Option<DType>, FamilyError> {
+    // The second is an older name.
+    let names = (fields.text_or_null("dtype")?, fields.text_or_null("torch_dtype")?);
+    Ok(match names.0.or(names.1) {
+        Some("bfloat16") => Some(DType::BF16),
+        Some("float16") => Some(DType::F16),
+        Some("float32") => Some(DType::F32),
+        _ => None,
+    })
+}
+
+/// The `model_type` of models of which the decoder is in `text_config`, and that decoder's family.
+const OUTER_TYPES: [(&str, &Family); 1] = [("gemma3", &gemma3::GEMMA3)];
+
+/// Keys beside `text_config` that say something of the decoder.
+const OUTER_KEYS: &[Key] = &[Key::flag("tie_word_embeddings", true).or_null()];
+
+/// Keys beside `text_config` that say nothing of the decoder.
+const OF_OUTER: [&str; 6] =
+    ["boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image", "text_config", "vision_config"];

@@ -6,7 +6,9 @@ use meshloom::hlo::suggest::did_you_mean;
 macro_rules! presets {
     ($($name:literal),* $(,)?) => {
         /// The names of the published models that can be had by name, with their `config.json`, as they were published
-        /// but for keys without effect. Parameters are counted in `tests/oracle/presets.tsv`.
+        /// but for keys without effect. Of Gemma 3 4B, 12B and 27B, which also see, it is the published `text_config`
+        /// alone, with the keys that it leaves out as transformers has them. Parameters are counted in
+        /// `tests/oracle/presets.tsv`.
         pub const PRESETS: &[(&str, &str)] =
             &[$(($name, include_str!(concat!("presets/", $name, ".json")))),*];
     };

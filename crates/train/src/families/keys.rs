@@ -1,0 +1,92 @@
+//! What keys of a `config.json` are where a file does not have them: the table that each family states.
+
+use serde_json::{Map, Value};
+
+/// A key of a family, as the class of the family's config in transformers has it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Key {
+    pub(super) name: &'static str,
+    /// What it is where it is missing.
+    missing: Missing,
+    /// What null says.
+    pub(super) null: Null,
+}
+
+/// A value of a missing key.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Missing {
+    Count(u32),
+    Number(f64),
+    Text(&'static str),
+    Flag(bool),
+    Object(&'static [(&'static str, Missing)]),
+    Nothing,
+}
+
+/// What null says of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Null {
+    /// It is no value of the key.
+    Refused,
+    /// There is none: no window, say.
+    Nothing,
+    /// The same as a missing key.
+    Missing,
+}
+
+impl Key {
+    const fn new(name: &'static str, missing: Missing) -> Key {
+        Key { name, missing, null: Null::Refused }
+    }
+
+    pub(super) const fn count(name: &'static str, missing: u32) -> Key {
+        Key::new(name, Missing::Count(missing))
+    }
+
+    pub(super) const fn number(name: &'static str, missing: f64) -> Key {
+        Key::new(name, Missing::Number(missing))
+    }
+
+    pub(super) const fn text(name: &'static str, missing: &'static str) -> Key {
+        Key::new(name, Missing::Text(missing))
+    }
+
+    pub(super) const fn flag(name: &'static str, missing: bool) -> Key {
+        Key::new(name, Missing::Flag(missing))
+    }
+
+    /// A section, which is this one where it is missing or null.
+    pub(super) const fn section(name: &'static str, missing: &'static [(&'static str, Missing)]) -> Key {
+        Key { name, missing: Missing::Object(missing), null: Null::Missing }
+    }
+
+    /// A key that says nothing where it is missing or null.
+    pub(super) const fn nothing(name: &'static str) -> Key {
+        Key::new(name, Missing::Nothing).or_null()
+    }
+
+    /// The key, for which null says that there is none.
+    pub(super) const fn or_null(self) -> Key {
+        Key { null: Null::Nothing, ..self }
+    }
+}
+
+impl Missing {
+    fn value(self) -> Value {
+        match self {
+            Missing::Count(count) => count.into(),
+            Missing::Number(number) => number.into(),
+            Missing::Text(text) => text.into(),
+            Missing::Flag(flag) => flag.into(),
+            Missing::Object(keys) => {
+                keys.iter().map(|(name, missing)| ((*name).to_owned(), missing.value())).collect::<Map<_, _>>().into()
+            }
+            Missing::Nothing => Value::Null,
+        }
+    }
+}
+
+/// The object of a file that has none of these keys.
+pub(super) fn missing(keys: &[Key]) -> Map<String, Value> {
+    keys.iter().map(|key| (key.name.to_owned(), key.missing.value())).collect()
+}
