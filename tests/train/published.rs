@@ -96,3 +96,47 @@ fn stages_hold_whole_cycles() {
         read("", &gemma).decoder().unwrap().runs().iter().map(|run| (run.first, run.form)).collect();
     assert_eq!(runs, [(0, RunForm::Scanned(4)), (4, RunForm::Pipelined)]);
 }
+
+/// A config that code has changed is not taken for the model that was read before.
+#[test]
+fn a_model_that_was_not_read_again_is_refused() {
+    let refused = |change: fn(&mut RunConfig)| {
+        let mut config = read("", &["model.preset=llama-3.2-1b"]);
+        change(&mut config);
+        match config.decoder() {
+            Ok(_) => "taken".to_owned(),
+            Err(error) => error.to_string(),
+        }
+    };
+    let found = [
+        refused(|config| config.model.preset = "gemma-2-2b".to_owned()),
+        refused(|config| config.model.preset = String::new()),
+        refused(|config| config.model.config = "somewhere".to_owned()),
+        refused(|config| config.model.layers = 4),
+        refused(|config| config.model.tied_embeddings = false),
+    ];
+    assert_snapshot!(found.join("\n"), @r#"
+    model.preset is "gemma-2-2b": it was "llama-3.2-1b" when the model was read; call RunConfig::read_model behind the change
+    model.preset is "": it was "llama-3.2-1b" when the model was read; call RunConfig::read_model behind the change
+    model.config is "somewhere": it was "" when the model was read; call RunConfig::read_model behind the change
+    model.layers is 4: the published model has 16; leave it as it was read
+    model.tied_embeddings is false: the published model has true; leave it as it was read
+    "#);
+    let mut config = read("", &["model.preset=llama-3.2-1b"]);
+    config.model.preset = "gemma-2-2b".to_owned();
+    config.read_model().unwrap();
+    let gemma = preset("gemma-2-2b").unwrap().architecture;
+    assert_eq!((config.model.layers, config.decoder().unwrap().architecture), (26, gemma));
+    let mut config = RunConfig::default();
+    config.model.preset = "gemma-2-3b".to_owned();
+    assert!(config.resolve().is_err());
+    assert!(config.read_model().unwrap_err().to_string().contains("there is no preset \"gemma-2-3b\""));
+}
+
+#[test]
+fn sequences_longer_than_a_model_was_made_for_are_a_warning() {
+    let warnings = |seq: &str| read("", &["model.preset=gemma-2-2b", "data.tokenizer=tokenizer.json", seq]).warnings();
+    assert_eq!(warnings("model.seq=8192"), Vec::<String>::new());
+    let expected = "model.seq is 8193, but model.preset is \"gemma-2-2b\", which was made for at most 8192 tokens";
+    assert_eq!(warnings("model.seq=8193"), [expected]);
+}

@@ -80,3 +80,22 @@ fn it_resumes_from_a_checkpoint_on_another_mesh() {
         }
     }
 }
+
+/// Only the decoder runs layers around its pipeline, and only it is published.
+#[test]
+fn what_another_model_cannot_have_is_refused() {
+    let refused = |settings: &[&str]| {
+        let config = RunConfig::from_overrides(&settings.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
+        let config = config.unwrap_or_else(|error| panic!("{error}"));
+        match config.resolve_for(model_of(&config)) {
+            Ok(_) => "taken".to_owned(),
+            Err(error) => error.to_string(),
+        }
+    };
+    let around = ["mesh.axes=stage=2,fsdp=4", "model.layers=6", "pipeline.layers=4", "pipeline.repeats=2"];
+    let found = [refused(&around), refused(&["model.preset=llama-3.2-1b"])];
+    insta::assert_snapshot!(found.join("\n"), @r#"
+    --set pipeline.layers=4: pipeline.layers is 4: model.layers is 6, and only the decoder runs layers around its pipeline; leave pipeline.layers out, and have the stages hold all layers
+    --set model.preset=llama-3.2-1b: model.preset is "llama-3.2-1b": it is a decoder, but the run is of a model that code describes; leave the key out
+    "#);
+}

@@ -102,7 +102,14 @@ impl RunConfig {
         };
         let unused = self.unused_keys(has_validation);
         let unknown = self.unknown_keys_of_model();
-        unused.into_iter().chain(unknown).chain(self.endless_warmup()).chain(late.and_then(problem)).collect()
+        let long = self.longer_than_made_for();
+        unused
+            .into_iter()
+            .chain(unknown)
+            .chain(long)
+            .chain(self.endless_warmup())
+            .chain(late.and_then(problem))
+            .collect()
     }
 }
 

@@ -41,12 +41,13 @@ impl RunConfig {
     }
 
     /// The run of another model. Of the section `[model]` only `layers` (which a pipeline spreads over its stages),
-    /// `seq` and `dropout` matter then, and `[data]` does not.
+    /// `seq` and `dropout` matter then, and `[data]` does not. All layers are in the pipeline, if there is one.
     ///
     /// # Errors
     /// As of [`RunConfig::resolve`].
     pub fn resolve_for<M: Model>(&self, model: M) -> Result<Run<M>, Error> {
         let placement = self.placement()?;
+        self.check_for_another_model()?;
         self.check_order_of(model.token_order(), &placement)?;
         self.resolve_on(model, placement)
     }

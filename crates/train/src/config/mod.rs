@@ -37,7 +37,7 @@ pub use sections::{
     TrainConfig,
 };
 
-use crate::families::Published;
+use published::ReadModel;
 use tree::Table;
 use value::{Keys, Section, Written};
 
@@ -132,7 +132,7 @@ pub(crate) struct Origin {
     /// The section `[target]` before platform and devices were settled.
     target: TargetConfig,
     /// The published model that the section `[model]` names.
-    published: Option<Arc<Published>>,
+    published: Option<ReadModel>,
 }
 
 impl PartialEq for Origin {

@@ -95,6 +95,28 @@ impl RunConfig {
         Err(invalid("pipeline.layers_per_stage", layers_per_stage, &reason))
     }
 
+    /// Refuses what only the decoder knows how to run: layers around a pipeline, and a published model.
+    pub(crate) fn check_for_another_model(&self) -> Checked {
+        if self.published().is_some() {
+            let (key, value) = match self.model.preset.as_str() {
+                "" => ("model.config", &self.model.config),
+                _ => ("model.preset", &self.model.preset),
+            };
+            let reason = "it is a decoder, but the run is of a model that code describes; leave the key out";
+            return Err(self.placed(invalid(key, value, reason)));
+        }
+        let Some(&PipelineConfig { layers, .. }) = self.pipeline.as_ref() else { return Ok(()) };
+        let all = self.model.layers;
+        if layers == 0 || layers == all {
+            return Ok(());
+        }
+        let reason = format!(
+            "model.layers is {all}, and only the decoder runs layers around its pipeline; leave pipeline.layers out, and have \
+             the stages hold all layers"
+        );
+        Err(self.placed(invalid("pipeline.layers", layers, &reason).because(["model.layers"])))
+    }
+
     /// Checks that the layers of a pipeline are those that its stages hold.
     fn validate_layers_of_pipeline(&self, pipeline: &PipelineConfig, stages: usize) -> Checked {
         let &PipelineConfig { repeats, layers, layers_per_stage, .. } = pipeline;

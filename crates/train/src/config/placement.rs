@@ -41,8 +41,9 @@ impl Placement {
 }
 
 impl RunConfig {
-    /// Mesh and rules.
+    /// Mesh and rules. All that a config resolves to needs them, so that this is where one that code has changed shows.
     pub(crate) fn placement(&self) -> Result<Placement, ConfigError> {
+        self.check_published()?;
         Ok(Placement { mesh: self.mesh()?, rules: self.rule_sets()? })
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::error::{ConfigError, Place, invalid};
-use super::{ModelConfig, RunConfig};
+use super::{DataConfig, ModelConfig, RunConfig};
 use crate::checkpoint::model_folder;
 use crate::families::{Published, preset};
 use crate::published::{TOKENIZER, is_published};
@@ -32,7 +32,74 @@ pub(super) const OF_SHAPE: [&str; 16] = [
     "norm_epsilon",
 ];
 
+/// A published model, and what of the config it was read for.
+#[derive(Clone, Debug)]
+pub(super) struct ReadModel {
+    preset: String,
+    config: String,
+    published: Arc<Published>,
+}
+
+const TOKENIZER_KEY: &str = "data.tokenizer";
+
+/// The tokenizer of a folder with a published model.
+fn tokenizer_of(folder: &str) -> String {
+    Path::new(folder).join(TOKENIZER).display().to_string()
+}
+
 impl RunConfig {
+    /// Reads the published model that `model.preset` or `model.config` names, for a config in which code has set one of
+    /// them. Reading a file does this as well. The keys that say as much of the model follow it.
+    ///
+    /// # Errors
+    /// There is no such model, or it does not fit the rest of the config.
+    pub fn read_model(&mut self) -> Result<(), ConfigError> {
+        let before = self.origin.published.take();
+        let of_before = before.filter(|before| !before.config.is_empty()).map(|before| tokenizer_of(&before.config));
+        let is_written = self.origin.places.contains_key(TOKENIZER_KEY);
+        if !is_written && of_before.is_some_and(|of_before| of_before == self.data.tokenizer) {
+            self.data.tokenizer = DataConfig::default().tokenizer;
+        }
+        // A tokenizer that code has set stays.
+        let is_set = is_written || self.data.tokenizer != DataConfig::default().tokenizer;
+        let places = is_set.then(|| (TOKENIZER_KEY.to_owned(), Place::default()));
+        self.read_published(&places.into_iter().collect())?;
+        self.validate()
+    }
+
+    /// Refuses a config whose keys code has changed since the published model was read.
+    pub(super) fn check_published(&self) -> Result<(), ConfigError> {
+        let ModelConfig { preset, config, layers, embed, vocab, tied_embeddings, .. } = &self.model;
+        let (read, architecture) = match &self.origin.published {
+            Some(ReadModel { preset, config, published }) => {
+                ((preset.as_str(), config.as_str()), Some(&published.architecture))
+            }
+            None => (("", ""), None),
+        };
+        let again = "call RunConfig::read_model behind the change";
+        for (key, now, read) in [("model.preset", preset, read.0), ("model.config", config, read.1)] {
+            if now != read {
+                return Err(invalid(key, now, &format!("it was {read:?} when the model was read; {again}")));
+            }
+        }
+        let Some(architecture) = architecture else { return Ok(()) };
+        let sizes = [
+            ("model.layers", *layers, architecture.stack.layer_count()),
+            ("model.embed", *embed, architecture.embed),
+            ("model.vocab", *vocab, architecture.vocab),
+        ];
+        for (key, now, read) in sizes {
+            if now != read {
+                return Err(invalid(key, now, &format!("the published model has {read}; leave it as it was read")));
+            }
+        }
+        if *tied_embeddings != architecture.tied_embeddings {
+            let reason = format!("the published model has {}; leave it as it was read", architecture.tied_embeddings);
+            return Err(invalid("model.tied_embeddings", *tied_embeddings, &reason));
+        }
+        Ok(())
+    }
+
     /// Reads the published model that the config names, and fills in the keys that say as much of it: the numbers of
     /// layers and token values, the width, and whether the head is tied. Where they are written, they must agree.
     pub(super) fn read_published(&mut self, places: &HashMap<String, Place>) -> Result<(), ConfigError> {
@@ -73,17 +140,18 @@ impl RunConfig {
         }
         (self.model.layers, self.model.embed, self.model.vocab) = (layers, embed, architecture.vocab);
         self.model.tied_embeddings = tied;
-        let tokenizer = Path::new(&self.model.config).join(TOKENIZER);
-        if !self.model.config.is_empty() && !places.contains_key("data.tokenizer") && tokenizer.is_file() {
-            self.data.tokenizer = tokenizer.display().to_string();
+        let tokenizer = tokenizer_of(&self.model.config);
+        if !self.model.config.is_empty() && !places.contains_key(TOKENIZER_KEY) && Path::new(&tokenizer).is_file() {
+            self.data.tokenizer = tokenizer;
         }
-        self.origin.published = Some(Arc::new(published));
+        let (preset, config) = (self.model.preset.clone(), self.model.config.clone());
+        self.origin.published = Some(ReadModel { preset, config, published: Arc::new(published) });
         Ok(())
     }
 
     /// The published model that `model.preset` or `model.config` names.
     pub fn published(&self) -> Option<&Published> {
-        self.origin.published.as_deref()
+        self.origin.published.as_ref().map(|read| &*read.published)
     }
 
     /// Keys of the published model's file that may say what is not computed.
@@ -91,6 +159,13 @@ impl RunConfig {
         let keys = &self.published()?.unknown_keys;
         let by = self.published_by()?;
         (!keys.is_empty()).then(|| format!("{by}, whose config.json has keys that are not known: {}", keys.join(", ")))
+    }
+
+    /// What is wrong with sequences that are longer than the published model was made for.
+    pub(crate) fn longer_than_made_for(&self) -> Option<String> {
+        let (seq, most) = (self.model.seq, self.published()?.max_length?);
+        let by = self.published_by()?;
+        (seq > most).then(|| format!("model.seq is {seq}, but {by}, which was made for at most {most} tokens"))
     }
 
     /// What says what the model is, in place of the keys of a shape.
