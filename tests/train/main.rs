@@ -23,5 +23,6 @@ mod published;
 mod robustness;
 mod run_config;
 mod runs;
+mod subwords;
 mod unused_keys;
 mod vision_transformer;

@@ -3,12 +3,16 @@
 #[cfg(not(feature = "tokenizers"))]
 #[path = "tokenizer/absent.rs"]
 mod subword;
+mod special;
+mod stream;
 #[cfg(feature = "tokenizers")]
 mod subword;
 
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
+pub use special::SpecialTokens;
+pub use stream::TextStream;
 use subword::Subword;
 
 use super::config::RunConfig;
@@ -44,6 +48,46 @@ pub enum TokenizerError {
         last: u32,
         /// The model's number of token values.
         vocab: usize,
+    },
+    /// A file beside the tokenizer cannot be read.
+    #[error("cannot read {file:?}: {source}; make it readable, or take it away")]
+    ReadSettings {
+        /// The file.
+        file: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A file beside the tokenizer is no JSON object.
+    #[error("{file:?} is not a JSON object that can be read: {reason}")]
+    Settings {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A file beside the tokenizer has a wrong value.
+    #[error("{file:?} has {key:?} = {found}, but it must be {expected}")]
+    Setting {
+        /// The file.
+        file: String,
+        /// The key.
+        key: String,
+        /// The value.
+        found: String,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// A file beside the tokenizer names a token that the tokenizer does not have.
+    #[error(
+        "{file:?} has {key:?} = {token:?}, but the tokenizer has no such token; take the tokenizer.json beside the file"
+    )]
+    NoSuchToken {
+        /// The file.
+        file: String,
+        /// The key.
+        key: String,
+        /// The text of the token.
+        token: String,
     },
     /// The tokenizer fails on a text.
     #[error("the tokenizer {origin:?} cannot take the text apart: {reason}")]
@@ -133,18 +177,77 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer fails.
     pub fn encode(&self, text: &str) -> Result<Vec<i32>, TokenizerError> {
-        let Kind::File { origin, tokenizer, .. } = &self.0 else { return Ok(text.bytes().map(i32::from).collect()) };
-        let encoding = tokenizer.encode(text);
-        let encoding = encoding.map_err(|reason| TokenizerError::Encode { origin: origin.clone(), reason })?;
-        // The constructor has seen that all values fit.
-        Ok(encoding.iter().map(|&id| id as i32).collect())
+        self.encoded(text, false)
     }
 
-    /// The text of tokens. What is no token, or half a character, becomes a replacement character or is left out.
+    /// The tokens of a text, with those that the file's post-processor puts around it, such as the first of a text.
+    /// Generation starts from them.
+    ///
+    /// # Errors
+    /// As of [`Tokenizer::encode`].
+    pub fn encode_with_special(&self, text: &str) -> Result<Vec<i32>, TokenizerError> {
+        self.encoded(text, true)
+    }
+
+    fn encoded(&self, text: &str, with_special: bool) -> Result<Vec<i32>, TokenizerError> {
+        let Kind::File { origin, tokenizer, .. } = &self.0 else { return Ok(text.bytes().map(i32::from).collect()) };
+        let encoding = tokenizer.encode(text, with_special);
+        let refused = |reason: String| TokenizerError::Encode { origin: origin.clone(), reason };
+        // The constructor has seen that all tokens fit; a post-processor may name others.
+        let fitting = |&id: &u32| {
+            i32::try_from(id)
+                .map_err(|_| refused(format!("its post-processor adds the token {id}, which does not fit")))
+        };
+        encoding.map_err(refused)?.iter().map(fitting).collect()
+    }
+
+    /// The text of tokens, without special ones. What is no token, or half a character, becomes a replacement character
+    /// or is left out.
     pub fn decode(&self, tokens: &[i32]) -> String {
+        self.decoded(tokens, false)
+    }
+
+    /// As [`Tokenizer::decode`], with the texts of special tokens.
+    pub fn decode_with_special(&self, tokens: &[i32]) -> String {
+        self.decoded(tokens, true)
+    }
+
+    /// The text of tokens that come one at a time, without special ones.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream::new(self)
+    }
+
+    /// The value of the token that is this text, if there is one: of a special one such as `<|eot_id|>`, say.
+    pub fn token(&self, text: &str) -> Option<i32> {
+        match &self.0 {
+            Kind::Bytes => match text.as_bytes() {
+                &[byte] => Some(byte.into()),
+                _ => None,
+            },
+            // The constructor has seen that all values fit.
+            Kind::File { tokenizer, .. } => tokenizer.token(text).map(|id| id as i32),
+        }
+    }
+
+    /// Whether a token leaves no trace in a text: it is none, or a special one.
+    fn is_left_out(&self, token: i32, keeps_special: bool) -> bool {
+        let Kind::File { tokenizer, .. } = &self.0 else { return false };
+        let text = u32::try_from(token).ok().and_then(|id| tokenizer.text(id));
+        text.is_none_or(|text| !keeps_special && tokenizer.is_special(&text))
+    }
+
+    /// Whether a token may be one byte of a run that only counts as a whole.
+    fn is_byte_of_run(&self, token: i32) -> bool {
+        let Kind::File { tokenizer, .. } = &self.0 else { return false };
+        let text = u32::try_from(token).ok().and_then(|id| tokenizer.text(id)).unwrap_or_default();
+        let digits = text.strip_prefix("<0x").and_then(|text| text.strip_suffix('>'));
+        digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())
+    }
+
+    fn decoded(&self, tokens: &[i32], with_special: bool) -> String {
         let Kind::File { tokenizer, .. } = &self.0 else { return super::data::decode_bytes(tokens) };
         let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
-        tokenizer.decode(&ids).unwrap_or_else(|_| "\u{fffd}".to_owned())
+        tokenizer.decode(&ids, with_special).unwrap_or_else(|_| "\u{fffd}".to_owned())
     }
 }
 

@@ -12,7 +12,7 @@ mod fields;
 mod gemma2;
 mod gemma3;
 mod gpt_oss;
-mod json;
+pub(crate) mod json;
 mod keys;
 mod llama;
 mod mistral;

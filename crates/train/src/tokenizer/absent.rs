@@ -11,11 +11,23 @@ impl Subword {
         match *self {}
     }
 
-    pub(super) fn encode(&self, _: &str) -> Result<Vec<u32>, String> {
+    pub(super) fn encode(&self, _: &str, _: bool) -> Result<Vec<u32>, String> {
         match *self {}
     }
 
-    pub(super) fn decode(&self, _: &[u32]) -> Result<String, String> {
+    pub(super) fn decode(&self, _: &[u32], _: bool) -> Result<String, String> {
+        match *self {}
+    }
+
+    pub(super) fn token(&self, _: &str) -> Option<u32> {
+        match *self {}
+    }
+
+    pub(super) fn text(&self, _: u32) -> Option<String> {
+        match *self {}
+    }
+
+    pub(super) fn is_special(&self, _: &str) -> bool {
         match *self {}
     }
 }

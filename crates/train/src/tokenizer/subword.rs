@@ -26,11 +26,23 @@ impl Subword {
         self.0.get_vocab(true).into_values().max()
     }
 
-    pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
-        Ok(guarded(|| self.0.encode_fast(text, false))?.get_ids().to_vec())
+    pub(super) fn encode(&self, text: &str, with_special: bool) -> Result<Vec<u32>, String> {
+        Ok(guarded(|| self.0.encode_fast(text, with_special))?.get_ids().to_vec())
     }
 
-    pub(super) fn decode(&self, tokens: &[u32]) -> Result<String, String> {
-        guarded(|| self.0.decode(tokens, true))
+    pub(super) fn decode(&self, tokens: &[u32], with_special: bool) -> Result<String, String> {
+        guarded(|| self.0.decode(tokens, !with_special))
+    }
+
+    pub(super) fn token(&self, text: &str) -> Option<u32> {
+        self.0.token_to_id(text)
+    }
+
+    pub(super) fn text(&self, token: u32) -> Option<String> {
+        self.0.id_to_token(token)
+    }
+
+    pub(super) fn is_special(&self, text: &str) -> bool {
+        self.0.get_added_vocabulary().is_special_token(text)
     }
 }

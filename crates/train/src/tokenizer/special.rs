@@ -1,0 +1,109 @@
+//! The tokens that begin and end a text of a published model, by the files beside its weights.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::{Tokenizer, TokenizerError};
+use crate::families::json::Unambiguous;
+
+/// The tokens that begin and end a text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// The token in front of a text, if the files name one. Whether it is put there is said by the tokenizer:
+    /// [`Tokenizer::encode_with_special`] does it.
+    pub begin: Option<i32>,
+    /// Tokens behind which nothing is generated. There can be several: the end of a text, and the end of a turn.
+    pub stops: Vec<i32>,
+    /// The token that fills rows, if the files name one.
+    pub padding: Option<i32>,
+}
+
+impl SpecialTokens {
+    /// Reads `generation_config.json`, `config.json` and `tokenizer_config.json` of a folder: of each kind of token
+    /// the first file that names one counts. Files may be missing.
+    ///
+    /// # Errors
+    /// A file cannot be read or has a wrong value, or names a token that the tokenizer does not have.
+    pub fn open(folder: impl AsRef<Path>, tokenizer: &Tokenizer) -> Result<SpecialTokens, TokenizerError> {
+        let folder = folder.as_ref();
+        let [generation, config, settings] =
+            ["generation_config.json", "config.json", "tokenizer_config.json"].map(|name| File::open(folder, name));
+        let (generation, config, settings) = (generation?, config?, settings?);
+        let first = |kind: &str| -> Result<Vec<i32>, TokenizerError> {
+            for file in [&generation, &config] {
+                let found = file.numbers(&format!("{kind}_token_id"))?;
+                if !found.is_empty() {
+                    return Ok(found);
+                }
+            }
+            Ok(settings.named(&format!("{kind}_token"), tokenizer)?.into_iter().collect())
+        };
+        let one = |kind: &str| first(kind).map(|found| found.first().copied());
+        Ok(SpecialTokens { begin: one("bos")?, stops: first("eos")?, padding: one("pad")? })
+    }
+}
+
+/// A file of settings, which may be missing.
+struct File {
+    path: String,
+    object: Map<String, Value>,
+}
+
+impl File {
+    fn open(folder: &Path, name: &str) -> Result<File, TokenizerError> {
+        let path = folder.join(name);
+        let shown = path.display().to_string();
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => "{}".to_owned(),
+            Err(source) => return Err(TokenizerError::ReadSettings { file: path, source }),
+        };
+        let broken = |reason: String| TokenizerError::Settings { file: shown.clone(), reason };
+        match serde_json::from_str(&text).map_err(|error| broken(error.to_string()))? {
+            Unambiguous(Value::Object(object)) => Ok(File { path: shown, object }),
+            Unambiguous(_) => Err(broken("it is another value".to_owned())),
+        }
+    }
+
+    fn wrong(&self, key: &str, found: &Value, expected: &'static str) -> TokenizerError {
+        let (file, key, found) = (self.path.clone(), key.to_owned(), found.to_string());
+        TokenizerError::Setting { file, key, found, expected }
+    }
+
+    /// One token or several, by number.
+    fn numbers(&self, key: &str) -> Result<Vec<i32>, TokenizerError> {
+        let number = |value: &Value| i32::try_from(value.as_u64()?).ok();
+        // Models that also see name tokens where their decoder is described.
+        let decoder = self.object.get("text_config").and_then(|decoder| decoder.get(key));
+        let found = self.object.get(key).filter(|value| !value.is_null()).or(decoder);
+        let read = match found {
+            None | Some(Value::Null) => return Ok(Vec::new()),
+            // Older files say so that there is none.
+            Some(value) if value.as_i64() == Some(-1) => return Ok(Vec::new()),
+            Some(Value::Array(list)) => list.iter().map(number).collect::<Option<Vec<i32>>>(),
+            Some(value) => number(value).map(|token| vec![token]),
+        };
+        let expected = "the number of a token, or a list of such";
+        read.ok_or_else(|| self.wrong(key, found.unwrap_or(&Value::Null), expected))
+    }
+
+    /// A token by its text.
+    fn named(&self, key: &str, tokenizer: &Tokenizer) -> Result<Option<i32>, TokenizerError> {
+        let text = match self.object.get(key) {
+            None | Some(Value::Null) => return Ok(None),
+            // Of a token that is described.
+            Some(Value::Object(token)) => token.get("content").unwrap_or(&Value::Null),
+            Some(text) => text,
+        };
+        let Some(text) = text.as_str() else { return Err(self.wrong(key, text, "the text of a token")) };
+        match tokenizer.token(text) {
+            Some(token) => Ok(Some(token)),
+            None => {
+                let (file, key, token) = (self.path.clone(), key.to_owned(), text.to_owned());
+                Err(TokenizerError::NoSuchToken { file, key, token })
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Text of tokens that come one at a time.
+
+use super::Tokenizer;
+
+/// The text of tokens that come one at a time: of each token what it adds, so that all texts together are the text of
+/// all tokens. Text appears once no later token can change it, so never half a character.
+///
+/// Of a tokenizer that writes unknown characters as bytes, a run of these appears behind its last, because one that is
+/// wrong makes all of the run wrong.
+#[derive(Debug)]
+pub struct TextStream<'t> {
+    tokenizer: &'t Tokenizer,
+    keeps_special: bool,
+    /// Tokens whose text is out, in front of those whose text is not all out. Decoders treat the first token of a text
+    /// in another way, so that the latter are never the first.
+    tokens: Vec<i32>,
+    /// How many of these tokens are the former.
+    context: usize,
+    /// How many bytes of the text of all these tokens are out.
+    out: usize,
+}
+
+impl<'t> TextStream<'t> {
+    pub(super) fn new(tokenizer: &'t Tokenizer) -> TextStream<'t> {
+        TextStream { tokenizer, keeps_special: false, tokens: Vec::new(), context: 0, out: 0 }
+    }
+
+    /// The stream that has the texts of special tokens too.
+    pub fn with_special(self) -> TextStream<'t> {
+        TextStream { keeps_special: true, ..self }
+    }
+
+    /// The text that a token adds: empty while a character is not whole.
+    pub fn push(&mut self, token: i32) -> String {
+        // As if it were not there: bytes on both sides of it are one run.
+        if self.tokenizer.is_left_out(token, self.keeps_special) {
+            return String::new();
+        }
+        self.tokens.push(token);
+        if self.tokenizer.is_byte_of_run(token) {
+            return String::new();
+        }
+        let all = self.text(&self.tokens);
+        // What stands for half a character, or for bytes that are none.
+        let stable = all.trim_end_matches('\u{fffd}').len();
+        let added = all.get(self.out..stable).unwrap_or_default().to_owned();
+        self.out += added.len();
+        if self.out == all.len() {
+            self.forget();
+        }
+        added
+    }
+
+    /// The text that is left when no token follows: of what is half a character, a replacement.
+    pub fn finish(self) -> String {
+        self.text(&self.tokens).get(self.out..).unwrap_or_default().to_owned()
+    }
+
+    /// Forgets tokens whose text is out, but for those that the next ones need in front of them.
+    fn forget(&mut self) {
+        let new = self.text(&self.tokens[self.context..]);
+        // Tokens without text may leave the treatment of a first token to the next one.
+        if !new.is_empty() {
+            self.tokens.drain(..self.context);
+            (self.context, self.out) = (self.tokens.len(), new.len());
+        }
+    }
+
+    fn text(&self, tokens: &[i32]) -> String {
+        if self.keeps_special { self.tokenizer.decode_with_special(tokens) } else { self.tokenizer.decode(tokens) }
+    }
+}
