@@ -79,6 +79,57 @@ fn forms_of_a_config_are_read_as_transformers_reads_them() {
     assert!(taken > 300 && refused > 100);
 }
 
+/// Any value of any key gives a model or an error, and no panic.
+#[test]
+fn odd_values_give_errors_or_work() {
+    let odd = [
+        json!(0),
+        json!(1),
+        json!(3),
+        json!(-1),
+        json!(i32::MAX),
+        json!(u64::MAX),
+        json!(1e300),
+        json!(1e-300),
+        json!(-0.5),
+        json!("x"),
+        json!(true),
+        json!([]),
+        json!([0, "x"]),
+        json!({}),
+        json!({"factor": {}}),
+        json!(null),
+    ];
+    let mut taken = 0;
+    for (model_type, family) in families() {
+        for key in family.missing.keys() {
+            for value in &odd {
+                let changed = Object::from_iter([(key.clone(), value.clone())]);
+                for whole in [&family.missing, &family.full] {
+                    taken += usize::from(parse(&model_type, &[whole, &changed]).is_ok());
+                }
+            }
+        }
+        let Some(Value::Object(rope)) = family.full.get("rope_parameters") else { panic!("{model_type}: no section") };
+        for kind in ["linear", "llama3", "yarn"] {
+            for key in
+                ["factor", "low_freq_factor", "original_max_position_embeddings", "beta_fast", "mscale", "rope_theta"]
+            {
+                for value in &odd {
+                    let mut section = rope.clone();
+                    section.extend([("rope_type".to_owned(), kind.into()), ("factor".to_owned(), 4.into())]);
+                    section
+                        .extend([("low_freq_factor".to_owned(), 1.into()), ("high_freq_factor".to_owned(), 2.into())]);
+                    section.extend([("mscale_all_dim".to_owned(), 1.into()), (key.to_owned(), value.clone())]);
+                    let changed = Object::from_iter([("rope_scaling".to_owned(), section.into())]);
+                    taken += usize::from(parse(&model_type, &[&family.base, &changed]).is_ok());
+                }
+            }
+        }
+    }
+    assert!(taken > 500, "{taken}");
+}
+
 fn read(config: &Value) -> Result<Published, FamilyError> {
     Published::parse("config.json", &config.to_string())
 }
@@ -135,5 +186,8 @@ fn published_gemma_3_is_read_right() {
         assert_eq!(found.architecture, expected.architecture, "{preset}");
         assert_eq!(found.unknown_keys, Vec::<String>::new(), "{preset}");
         assert_eq!(found.dtype, expected.dtype, "{preset}");
+        // What an export writes.
+        let alone = Published::parse("config.json", &found.text).unwrap_or_else(|error| panic!("{preset}: {error}"));
+        assert_eq!((alone.architecture, alone.dtype), (found.architecture, found.dtype), "{preset}");
     }
 }

@@ -5,7 +5,7 @@ for each tokenizer and text: the tokens (`plain`), those with what the file's po
 of the latter without and with special tokens (`skipped`, `kept`; null where it is the text itself).
 `tests/train/subwords.rs` reads them.
 
-Any Python with torch and transformers will do (made with transformers 5.24.0 and tokenizers 0.23.3). Run with `--check`
+Any Python with transformers will do (made with transformers 5.24.0 and tokenizers 0.23.3). Run with `--check`
 to compare with the files instead of writing them; tokenizers are then those of the files.
 """
 
@@ -16,10 +16,9 @@ import random
 import sys
 from pathlib import Path
 
-# Behind the standard library, for torch wants its `profile` and not the script of that name beside this one.
+# Behind the standard library: transformers may load torch, which wants its `profile` and not the script of that name.
 sys.path.append(sys.path.pop(0))
 
-import torch  # noqa: F401: without it, transformers is not what the other files were made with
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 

@@ -127,6 +127,11 @@ fn a_model_that_was_not_read_again_is_refused() {
     config.read_model().unwrap();
     let gemma = preset("gemma-2-2b").unwrap().architecture;
     assert_eq!((config.model.layers, config.decoder().unwrap().architecture), (26, gemma));
+    // The tokenizer of a folder goes with it, and one that code has set stays.
+    let mut config = read("", &[&format!("model.config={}", golden("llama3")), "data.tokenizer=of-the-run.json"]);
+    config.model.config = golden("qwen3");
+    config.read_model().unwrap();
+    assert_eq!(config.data.tokenizer, "of-the-run.json");
     let mut config = RunConfig::default();
     config.model.preset = "gemma-2-3b".to_owned();
     assert!(config.resolve().is_err());
