@@ -56,6 +56,7 @@ NOT_COMPARED = {
 }  # fmt: skip
 LINEAR = dict(rope_type="linear", factor=4.0)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3_OF_32 = LLAMA3 | dict(original_max_position_embeddings=32)
 YARN = dict(rope_type="yarn", factor=4.0)
 DEFAULT = dict(rope_type="default", rope_theta=5000.0)
 # Rotary frequencies of families that have one kind of them.
@@ -123,7 +124,7 @@ ROPE_BY_KIND = [
     dict(rope_parameters=dict(full_attention=LINEAR), rope_scaling=None),
     dict(rope_parameters=dict(full_attention=dict(rope_theta=None))),
     dict(rope_parameters=dict(full_attention=dict(type="linear", factor=2.0))),
-    dict(rope_parameters=dict(full_attention=LLAMA3, sliding_attention=dict(LLAMA3, original_max_position_embeddings=32))),
+    dict(rope_parameters=dict(full_attention=LLAMA3, sliding_attention=LLAMA3_OF_32)),
 ]
 SLIDING, FULL = "sliding_attention", "full_attention"
 ALTERNATING = [FULL, SLIDING] * 4
@@ -139,7 +140,11 @@ QWEN_WINDOWS = [
 ]
 WINDOWS = [dict(sliding_window=5), dict(layer_types=ALTERNATING), dict(layer_types=[FULL] * 8, sliding_window=None)]
 FURTHER = {
-    "llama": [dict(head_dim=12), dict(num_attention_heads=5, num_key_value_heads=5, head_dim=8), dict(rms_norm_eps=1e-3)],
+    "llama": [
+        dict(head_dim=12),
+        dict(num_attention_heads=5, num_key_value_heads=5, head_dim=8),
+        dict(rms_norm_eps=1e-3),
+    ],
     "qwen2": QWEN_WINDOWS + [dict(tie_word_embeddings=True)],
     "qwen3": QWEN_WINDOWS + [dict(head_dim=8)],
     "qwen3_moe": [
@@ -153,7 +158,12 @@ FURTHER = {
         dict(norm_topk_prob=True),
     ],
     "mistral": [dict(sliding_window=5), dict(head_dim=16)],
-    "mixtral": [dict(sliding_window=5), dict(head_dim=None), dict(num_experts=6), dict(num_experts=6, num_local_experts=5)],
+    "mixtral": [
+        dict(sliding_window=5),
+        dict(head_dim=None),
+        dict(num_experts=6),
+        dict(num_experts=6, num_local_experts=5),
+    ],
     "gemma2": WINDOWS
     + [
         dict(num_attention_heads=5, num_key_value_heads=5),

@@ -75,8 +75,8 @@ pub enum FamilyError {
     },
     /// The file is of a model that does not only read text, and of no known type.
     #[error(
-        "{file} has a \"text_config\" and the model_type {found:?}; with one, meshloom knows {}; for another model, give \
-         its text_config as a config.json of its own", known.join(", ")
+        "{file} has a \"text_config\" and the model_type {found:?}; with one, meshloom knows {}; for another model, \
+         give its text_config as a config.json of its own", known.join(", ")
     )]
     UnknownOuterType {
         /// The file.

@@ -2,8 +2,8 @@
 //! weights.
 //!
 //! A family is a `Family`: its `model_type`, its keys with what they are where a file does not have them, a function
-//! from the keys to an [`Architecture`], and the `Names` of its tensors. Adding one adds a file here, a row to `FAMILIES` and a golden to
-//! `tests/oracle/families`.
+//! from the keys to an [`Architecture`], and the `Names` of its tensors. Adding one adds a file here, a row to
+//! `FAMILIES` and a golden to `tests/oracle/families`.
 
 mod common;
 mod deepseek_v3;
