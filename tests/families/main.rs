@@ -10,3 +10,4 @@ mod golden;
 mod meshes;
 mod parity;
 mod presets;
+mod runs;

@@ -193,7 +193,7 @@ fn stack_function(
     step: impl Fn(Stack<Tensor>, Tensor) -> (Stack<Tensor>, Tensor),
 ) -> Function<StackInput<TensorSpec>, StackOutput<TensorSpec>> {
     let declared = stack();
-    let layout = Layout { stage_dim: None, parts: vec![vec![parts], vec![1, parts, 1]] };
+    let layout = Layout { parts: vec![vec![parts], vec![1, parts, 1]], ..Layout::default() };
     let diloco = Diloco::new(options, &declared, &layout).unwrap_or_else(|error| panic!("{error}"));
     let own = || declared.map(|_, param| param.spec.clone());
     let mut x = of_replicas(&TensorSpec::new(DType::F32, [4, WIDTH]), 2);

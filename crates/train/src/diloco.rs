@@ -130,8 +130,11 @@ fn why_no_overlap(schedule: &Schedule, steps: usize) -> Option<String> {
 pub(super) fn layout_of(
     params: &impl Tree<Leaf = Param>,
     (mesh, rules): (&Mesh, &RuleSets),
-    stage_dim: Option<usize>,
+    pipeline: Option<&[(usize, &str)]>,
 ) -> Result<Layout, Error> {
+    // Of the leading dimensions of a pipeline's layers, the one over stages.
+    let stage_dim = pipeline.and_then(|dims| dims.iter().position(|(_, name)| *name == "layers"));
+    let stack = pipeline.map(|dims| dims.iter().map(|(size, _)| *size).collect());
     let parts = |(path, param): (String, Param)| -> Result<Vec<usize>, Error> {
         let texts: Vec<String> = param.spec.axes.iter().map(|name| name.text()).collect();
         let names: Vec<Option<&str>> = texts.iter().map(|text| Some(text.as_str())).collect();
@@ -140,7 +143,7 @@ pub(super) fn layout_of(
         Ok((0..names.len()).map(|dim| spec.part_count(mesh, dim)).collect())
     };
     let parts = params.paths().into_iter().zip(params.leaves()).map(parts).collect::<Result<_, _>>()?;
-    Ok(Layout { stage_dim, parts })
+    Ok(Layout { stage_dim, stack, parts })
 }
 
 /// A declaration with a leading dimension over replicas.

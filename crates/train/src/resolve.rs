@@ -64,9 +64,8 @@ impl RunConfig {
             None => RunStep::Single(Box::new(step)),
             Some(options) => {
                 let params = step.wide_parameters(Role::Params);
-                // Of the leading dimensions of stacked parameters, the one over the stages of a pipeline.
-                let stage_dim = dims.and_then(|dims| dims.iter().position(|(_, name)| *name == "layers"));
-                let diloco = Diloco::new(&options, &params, &layout_of(&params, (&mesh, &rules), stage_dim)?)?;
+                let layout = layout_of(&params, (&mesh, &rules), dims.as_deref())?;
+                let diloco = Diloco::new(&options, &params, &layout)?;
                 RunStep::Diloco(Box::new(DilocoStep { step, diloco }))
             }
         };

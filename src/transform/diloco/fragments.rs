@@ -18,6 +18,9 @@ use crate::trace::{Param, Tensor, Tree, arange, fail_internal, map, scan};
 pub struct Layout {
     /// Of the leading dimensions over layers, the one that runs over the stages of a pipeline.
     pub stage_dim: Option<usize>,
+    /// The leading dimensions of the layers that are cut, such as those of a pipeline; without them, those of the stack
+    /// with the most layers.
+    pub stack: Option<Vec<usize>>,
     /// For each parameter, into how many parts each of its dimensions is cut: blocks of numbers that share a scale stay
     /// within one. Empty: into one.
     pub parts: Vec<Vec<usize>>,
@@ -106,7 +109,7 @@ impl Fragments {
                 layers: 0,
             });
         };
-        let stack = longest_stack(&leaves)?;
+        let stack = layout.stack.clone().or_else(|| longest_stack(&leaves)).ok_or(DilocoError::NoLayers)?;
         leaves.iter_mut().for_each(|leaf| leaf.is_cut = leaf.dims[..leaf.stacked_dims] == stack[..]);
         let kept = |(dim, _): &(usize, usize)| Some(*dim) != layout.stage_dim;
         let cut_dims: Vec<(usize, usize)> = stack.into_iter().enumerate().filter(kept).collect();
@@ -301,13 +304,10 @@ fn leaf_at(leaves: &[Tensor], index: usize) -> Tensor {
     leaf.unwrap_or_else(|| fail_internal("a fragment of DiLoCo", "a leaf for each of its parameters"))
 }
 
-/// The leading dimensions of the stack with the most layers, which is cut.
-fn longest_stack(leaves: &[Leaf]) -> Result<Vec<usize>, DilocoError> {
+/// The leading dimensions of the stack with the most layers.
+fn longest_stack(leaves: &[Leaf]) -> Option<Vec<usize>> {
     let stacks = leaves.iter().filter(|leaf| leaf.stacked_dims > 0).map(|leaf| leaf.dims[..leaf.stacked_dims].to_vec());
+    let layers = |stack: &[usize]| stack.iter().product::<usize>();
     // The first of several that are as long.
-    let longest = stacks.reduce(|longest, stack| {
-        let layers = |stack: &[usize]| stack.iter().product::<usize>();
-        if layers(&stack) > layers(&longest) { stack } else { longest }
-    });
-    longest.ok_or(DilocoError::NoLayers)
+    stacks.reduce(|longest, stack| if layers(&stack) > layers(&longest) { stack } else { longest })
 }

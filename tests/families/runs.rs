@@ -1,0 +1,114 @@
+//! Runs on published models whose layers are not all alike: the same losses in every form, and across checkpoints.
+
+use meshloom_train::Trainer;
+use meshloom_train::checkpoint::{Checkpointer, Start};
+use support::eight_devices::{client, relative_error};
+
+use super::exchange::{folder, run_config, text_files};
+
+/// Losses of runs differ by the order of sums alone, step by step.
+const BOUND: f64 = 2e-5;
+
+/// What all runs have: every number that could hide a difference is not zero.
+const RUN: [&str; 6] = [
+    "rules.strict=false",
+    "train.warmup=0",
+    "train.learning_rate=1e-3",
+    "model.dropout=0.1",
+    "model.load_balance_weight=0.05",
+    "train.choice_bias_rate=1e-3",
+];
+
+/// Layers around the pipeline: DeepSeek's dense ones in front of it.
+const PIPELINE: [&str; 4] =
+    ["mesh.axes=stage=2,fsdp=4", "pipeline.microbatches=2", "pipeline.repeats=1", "pipeline.layers=2"];
+
+struct Case {
+    files: support::text_files::TextFiles,
+    case: &'static str,
+}
+
+impl Case {
+    fn new(case: &'static str) -> Case {
+        Case { files: text_files(48), case }
+    }
+
+    fn trainer(&self, settings: &[&str]) -> Trainer {
+        let config = run_config(&folder(self.case), &self.files, &[&RUN[..], settings].concat());
+        Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{} {settings:?}: {error}", self.case))
+    }
+
+    fn losses(&self, settings: &[&str]) -> Vec<f64> {
+        steps(&mut self.trainer(settings), 3)
+    }
+}
+
+fn steps(trainer: &mut Trainer, count: usize) -> Vec<f64> {
+    (0..count).map(|_| trainer.step().expect("a step").loss).collect()
+}
+
+fn check(what: &str, found: &[f64], expected: &[f64]) {
+    let error = relative_error(found, expected);
+    println!("{what}: {error:.1e}");
+    assert!(error <= BOUND, "{what}: {found:?} for {expected:?}, off by {error:.1e}");
+}
+
+/// In a pipeline with the loss in its loop, in a circular one, and one layer after the other.
+#[test]
+fn losses_are_those_of_one_device() {
+    let run = Case::new("deepseek_v3");
+    let expected = run.losses(&["mesh.axes=data=1", "target.devices=1"]);
+    assert!(expected[2] < expected[0]);
+    for (what, settings) in [
+        ("unrolled", &["mesh.axes=fsdp=4,tensor=2", "model.scan_layers=false"][..]),
+        ("circular", &PIPELINE[..]),
+        ("1f1b", &[&PIPELINE[..], &["pipeline.schedule=1f1b"]].concat()),
+    ] {
+        check(what, &run.losses(settings), &expected);
+    }
+}
+
+/// A pipeline's checkpoint goes on without a pipeline, and the other way round.
+#[test]
+fn checkpoints_fit_every_form() {
+    let run = Case::new("deepseek_v3");
+    let plain = ["mesh.axes=fsdp=8"];
+    let unrolled = ["mesh.axes=fsdp=4,tensor=2", "model.scan_layers=false"];
+    let expected = run.losses(&plain);
+    for (from, to) in [(&PIPELINE[..], &plain[..]), (&plain, &PIPELINE), (&unrolled, &PIPELINE)] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let own = format!("checkpoint.dir={:?}", directory.path().display().to_string());
+        let mut first = run.trainer(&[from, &[&own]].concat());
+        let mut losses = steps(&mut first, 2);
+        let mut checkpointer = Checkpointer::new(&first.run().config().checkpoint, Start::Fresh).expect("a place");
+        first.save_checkpoint(&mut checkpointer).expect("saved");
+        checkpointer.finish().expect("written");
+        let found = meshloom_train::checkpoint::find(directory.path(), Default::default()).expect("a checkpoint");
+        let config = run_config(&folder(run.case), &run.files, &[&RUN[..], to].concat());
+        let resumed = Trainer::resume(&config, &client(), &found.checkpoint);
+        losses.extend(steps(&mut resumed.unwrap_or_else(|error| panic!("{from:?} {to:?}: {error}")), 1));
+        check(&format!("{from:?}, then {to:?}"), &losses, &expected);
+    }
+}
+
+/// Streaming DiLoCo cuts the pipeline's layers, and all others sync with what is outside of layers.
+#[test]
+fn replicas_of_several_stacks_agree() {
+    let run = Case::new("deepseek_v3");
+    let settings = [
+        "mesh.axes=diloco=2,stage=2,fsdp=2",
+        "pipeline.microbatches=2",
+        "pipeline.repeats=1",
+        "pipeline.layers=2",
+        "diloco.replicas=2",
+        "diloco.streaming=true",
+        "diloco.fragments=2",
+        "diloco.sync_period=2",
+        "diloco.check_replicas=true",
+        "train.batch=16",
+    ];
+    let mut trainer = run.trainer(&settings);
+    // Replicas are compared after each sync.
+    let losses = steps(&mut trainer, 6);
+    assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
+}
