@@ -337,7 +337,7 @@ fn decoders_within_larger_models_are_read() {
 fn quantized_weights_are_dequantized() {
     // Any bytes but NaN.
     let codes =
-        |count: usize| -> Vec<u8> { (0..count).map(|at| (at * 37 % 127) as u8 | (at % 2 << 7) as u8).collect() };
+        |count: usize| -> Vec<u8> { (0..count).map(|at| (at * 37 % 127) as u8 | ((at % 2) << 7) as u8).collect() };
     let mut tensors = stored(&folder("deepseek_v3"));
     let name = "model.layers.2.mlp.experts.3.up_proj.weight";
     let (dtype, shape, bytes) = tensors.get_mut(name).expect("a tensor");
@@ -382,7 +382,7 @@ fn quantized_weights_are_dequantized() {
     const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     for (at, word) in found.2.chunks(2).enumerate() {
         let (row, input) = (at / (inputs * outputs) * outputs + at % outputs, at / outputs % inputs);
-        let code = blocks[row * 16 + input / 2] >> (4 * (input % 2)) & 15;
+        let code = (blocks[row * 16 + input / 2] >> (4 * (input % 2))) & 15;
         let sign = if code < 8 { 1.0 } else { -1.0 };
         let expected = sign * E2M1[usize::from(code % 8)] * 2_f32.powi(i32::from(exponents[row]) - 127);
         assert_eq!(half::bf16::from_le_bytes([word[0], word[1]]).to_f32(), expected, "element {at}");
@@ -392,7 +392,7 @@ fn quantized_weights_are_dequantized() {
 /// A number of F8_E4M3 that is not NaN: a sign, four bits of exponent, three of mantissa.
 fn f8_e4m3(code: u8) -> f32 {
     let sign = if code < 128 { 1.0 } else { -1.0 };
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7) / 8.0);
+    let (exponent, mantissa) = (i32::from((code >> 3) & 15), f32::from(code & 7) / 8.0);
     let magnitude = if exponent == 0 { mantissa * 2_f32.powi(-6) } else { (1.0 + mantissa) * 2_f32.powi(exponent - 7) };
     sign * magnitude
 }

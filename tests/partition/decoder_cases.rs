@@ -111,6 +111,7 @@ impl Variant {
             ..DecoderConfig::new(architecture)
         };
         let step = TrainStep {
+            choice_bias_rate: 0.0,
             model,
             // Without it, a first step is the sign of the gradient, and rounding decides on the sign of what is almost
             // zero.

@@ -73,6 +73,7 @@ fn layer_backward(model: &DecoderConfig) -> (Graph, Vec<(usize, usize)>) {
 
 fn train_step(model: &DecoderConfig) -> (Graph, Vec<(usize, usize)>) {
     let step = TrainStep {
+        choice_bias_rate: 0.0,
         model: model.clone(),
         optimizer: Optimizer::AdamW(AdamW::default()),
         schedule: LearningRate { peak: 0.01, warmup: 10, steps: 100, floor: 0.1, decay: Decay::Cosine },
