@@ -5,6 +5,7 @@ use std::panic::Location;
 use meshloom_hlo::message::counted;
 
 use super::dropout::{Dropout, DroppedWeights};
+use super::keys::{Keys, Sight};
 use super::layout::{KEY, QUERY, gather_keys};
 use super::norm::{RmsNorm, rms_norm};
 use super::rotary::{Rope, Rotary, rotate};
@@ -141,15 +142,15 @@ impl TokenPlaces {
     }
 
     /// Keys or values as queries meet them.
-    fn meet(self, x: Tensor) -> Tensor {
+    pub(super) fn meet(self, x: Tensor) -> Tensor {
         match self.exchange {
             KeyExchange::Gather => gather_keys(x),
             KeyExchange::Ring => x,
         }
     }
 
-    /// Segments and places of queries, then of keys.
-    fn of_queries_and_keys(self) -> [[Tensor; 2]; 2] {
+    /// What queries see of the keys of the same tokens.
+    pub(super) fn sight(self) -> Sight {
         let named = |axis| {
             let axes = ["activation_batch", axis];
             // Each device makes its own places, so only segments are ever gathered.
@@ -160,7 +161,8 @@ impl TokenPlaces {
             KeyExchange::Gather => "activation_kv_length",
             KeyExchange::Ring => "activation_length",
         };
-        [named("activation_length"), named(keys)]
+        let (queries, keys) = (named("activation_length"), named(keys));
+        Sight { queries, keys, exchange: self.exchange, order: self.place_order() }
     }
 }
 
@@ -191,6 +193,18 @@ pub fn attention(
     tokens: TokenPlaces,
     dropout: Option<Dropout>,
 ) -> Tensor {
+    attention_over_keys(x, params, config, rotary, &mut Keys::OfRows(tokens), dropout)
+}
+
+/// As [`attention`], over the keys and values that queries meet.
+pub(super) fn attention_over_keys(
+    x: Tensor,
+    params: &Attention<Tensor>,
+    config: &GroupedConfig,
+    rotary: &Rotary,
+    keys: &mut Keys,
+    dropout: Option<Dropout>,
+) -> Tensor {
     let dtype = x.dtype();
     let [_, heads, head_dim] = params.wq.shape();
     let [_, kv_heads, _] = params.wk.shape();
@@ -208,13 +222,13 @@ pub fn attention(
     let query = project(params.wq, bias.map(|bias| bias.query), QUERY);
     let query = turned(query, norms.map(|norms| norms.query));
     let key = project(params.wk, bias.map(|bias| bias.key), KEY);
-    let key = tokens.meet(turned(key, norms.map(|norms| norms.key)));
-    let value = tokens.meet(project(params.wv, bias.map(|bias| bias.value), KEY));
+    let key = turned(key, norms.map(|norms| norms.key));
+    let (key, value) = keys.meet(key, || project(params.wv, bias.map(|bias| bias.value), KEY));
     let groups = heads / kv_heads.max(1);
     let query = query.reshape([batch, kv_heads, groups, length, head_dim]);
     let options =
         AttentionOptions { softcap: config.softcap, window: config.window, sinks: params.sinks, dropout: None };
-    let mixed = attend([query, key, value], tokens, config.scale, dropout, options);
+    let mixed = attend([query, key, value], keys, config.scale, dropout, options);
     let mixed = mixed.reshape([batch, heads, length, head_dim]).with_axes(QUERY);
     einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])
 }
@@ -245,18 +259,19 @@ pub fn causal_attention_with(query: Tensor, key: Tensor, value: Tensor, options:
         let scale = (head_dim as f64).powf(-0.5);
         let rows = [zeros(DType::S32, [batch, length]), iota(DType::S32, [batch, length], 1)];
         let operands = [query, by_head(key), by_head(value)];
-        let mixed = mixed_values(operands, [rows; 2], (KeyExchange::Gather, PlaceOrder::Index), scale, options);
+        let sight = Sight { queries: rows, keys: rows, exchange: KeyExchange::Gather, order: PlaceOrder::Index };
+        let mixed = mixed_values(operands, sight, scale, options);
         by_head(mixed.reshape([batch, heads, length, value.dim(3)]))
     })
 }
 
 /// Values mixed by the softmax of scaled scores: queries `[batch, kv_heads, groups, length, head_dim]`, keys
-/// `[batch, kv_heads, length, head_dim]` and values `[batch, kv_heads, length, value_dim]` give
+/// `[batch, kv_heads, keys, head_dim]` and values `[batch, kv_heads, keys, value_dim]` give
 /// `[batch, kv_heads, groups, length, value_dim]`. Scores and softmax in `f32`. What the backward pass reads of it has
 /// the names `attention_mixed` and `attention_log_total`.
 pub(super) fn attend(
     operands: [Tensor; 3],
-    tokens: TokenPlaces,
+    keys: &Keys,
     scale: f64,
     dropout: Option<Dropout>,
     options: AttentionOptions,
@@ -264,29 +279,22 @@ pub(super) fn attend(
     let heads = operands[0].dims();
     let dropout = dropout.and_then(|dropout| dropout.of_weights([heads[1], heads[2]]));
     let options = AttentionOptions { dropout, ..options };
-    let of_form = (tokens.exchange, tokens.place_order());
-    mixed_values(operands, tokens.of_queries_and_keys(), of_form, scale, &options)
+    mixed_values(operands, keys.sight(), scale, &options)
 }
 
-/// As [`attend`], from segments and places of queries and of keys.
-fn mixed_values(
-    operands: [Tensor; 3],
-    [of_queries, of_keys]: [[Tensor; 2]; 2],
-    (exchange, order): (KeyExchange, PlaceOrder),
-    scale: f64,
-    options: &AttentionOptions,
-) -> Tensor {
+/// As [`attend`], by what queries see.
+fn mixed_values(operands: [Tensor; 3], sight: Sight, scale: f64, options: &AttentionOptions) -> Tensor {
     let form = AttentionForm {
         scale: Number::new(scale),
         softcap: options.softcap.map(Number::new),
         causal: true,
         window: options.window,
-        order,
-        exchange,
+        order: sight.order,
+        exchange: sight.exchange,
         dropout: options.dropout.map(|dropped| Number::new(dropped.rate)),
     };
-    let segments = [of_queries[0], of_keys[0]];
-    let places = [of_queries[1], of_keys[1]];
+    let segments = [sight.queries[0], sight.keys[0]];
+    let places = [sight.queries[1], sight.keys[1]];
     let seeds = options.dropout.map(|dropped| dropped.seeds);
     let (mixed, log_total) = attention_over(form, operands, segments, places, seeds);
     // A name is one for what made the value, which is then kept in its stead.

@@ -18,6 +18,7 @@
 //! rows. Source of the idea: DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 3.2.1; MaxText's
 //! `deepseek_batchsplit`.
 
+use super::keys::Keys;
 use super::layer::{Angles, FeedForward, FeedForwardConfig, Layer, LayerLoss, RowInputs};
 use super::layers::added;
 use super::moe::{Moe, MoeConfig, add_shared, combine, dispatch, route, run_experts};
@@ -78,7 +79,7 @@ fn routed_layer(
 
 impl Half {
     fn attention(&self, layer: Layer<'_>) -> Tensor {
-        layer.attention_block(self.x, RowInputs { angles: &self.angles, tokens: self.tokens }, self.dropout)
+        layer.attention_block(self.x, &self.angles, &mut Keys::OfRows(self.tokens), self.dropout)
     }
 }
 

@@ -209,7 +209,7 @@ impl DecoderConfig {
     /// reduced first, as fewer bits are sent than after the conversion, and added up then.
     ///
     /// A pipeline with the loss in its loop does not do so: there the head's gradient is a sum of `f32`.
-    fn with_table_in_use(&self, params: &Decoder<Tensor>) -> Decoder<Tensor> {
+    pub(super) fn with_table_in_use(&self, params: &Decoder<Tensor>) -> Decoder<Tensor> {
         let mut params = params.clone();
         if params.head.is_none() {
             params.embedding = scope("embedding", || params.embedding.convert(self.compute_dtype));

@@ -2,10 +2,10 @@
 
 use super::attention::{AttentionOptions, TokenPlaces, attend};
 use super::dropout::Dropout;
-use super::layout::{ALL_LATENTS, LATENT, QUERY};
+use super::keys::{Keys, MetLatents};
+use super::layout::QUERY;
 use super::norm::{RmsNorm, rms_norm};
 use super::rotary::{Rope, Rotary, rotate};
-use crate::ops::KeyExchange;
 use crate::trace::{Tensor, concatenate, einsum};
 
 crate::tree! {
@@ -74,6 +74,20 @@ pub fn latent_attention(
     tokens: TokenPlaces,
     dropout: Option<Dropout>,
 ) -> Tensor {
+    latent_attention_over_keys(x, params, config, rotary, &mut Keys::OfRows(tokens), dropout)
+}
+
+/// As [`latent_attention`], over the narrow vectors that queries meet. Those in a cache are not made into keys and
+/// values: instead queries are made into queries of narrow vectors, and what they mix of these into mixed values
+/// (the same source, where keys and values are absorbed).
+pub(super) fn latent_attention_over_keys(
+    x: Tensor,
+    params: &LatentAttention<Tensor>,
+    config: &LatentConfig,
+    rotary: &Rotary,
+    keys: &mut Keys,
+    dropout: Option<Dropout>,
+) -> Tensor {
     let dtype = x.dtype();
     let [batch, length, _] = x.shape();
     let [heads, v_head_dim, _] = params.wo.shape();
@@ -85,21 +99,41 @@ pub fn latent_attention(
     let narrow = rms_norm(einsum("bte,er->btr", &[x, params.wkv_a.convert(dtype)]), params.kv_norm, config.norm);
     let shared = einsum("bte,er->btr", &[x, params.wk_rope.convert(dtype)]);
     let turned = rotate(shared.expand(1), rotary).reshape([batch, length, rope]);
-    let gather = |x: Tensor| x.with_axes_each_way(&ALL_LATENTS, &LATENT);
-    let (narrow, turned) = (gather(narrow), gather(turned));
-    let made = einsum("bsr,rhd->bhsd", &[narrow, params.wkv_b.convert(dtype)]);
-    // Each device sees what its own queries ask of all keys: for the way back that is scattered along the sequence.
-    let made = made.with_axes_each_way(&ALL_HEADS, &QUERY);
-    let turned = turned.expand(1).broadcast_to([batch, heads, length, rope]);
-    let key = concatenate(&[made.slice(-1, ..nope), turned], -1);
-    let value = made.slice(-1, nope..);
-
-    // Every query head has its own keys: groups of one.
-    // What is gathered is narrow: keys never travel.
-    let tokens = tokens.with_exchange(KeyExchange::Gather);
-    let mixed = attend([query.expand(2), key, value], tokens, config.scale, dropout, AttentionOptions::default());
+    let made_of = params.wkv_b.convert(dtype);
+    let mixed = match keys.meet_latents(narrow, turned) {
+        MetLatents::OfRows { narrow, turned } => {
+            let made = einsum("bsr,rhd->bhsd", &[narrow, made_of]);
+            // Each device sees what its own queries ask of all keys: for the way back that is scattered along the
+            // sequence.
+            let made = made.with_axes_each_way(&ALL_HEADS, &QUERY);
+            let turned = turned.expand(1).broadcast_to([batch, heads, length, rope]);
+            let key = concatenate(&[made.slice(-1, ..nope), turned], -1);
+            let value = made.slice(-1, nope..);
+            // Every query head has its own keys: groups of one.
+            attend([query.expand(2), key, value], keys, config.scale, dropout, AttentionOptions::default())
+        }
+        MetLatents::Slots(slots) => over_slots(query, slots, made_of, (nope, config.scale), keys),
+    };
     let mixed = mixed.reshape([batch, heads, length, v_head_dim]).with_axes(QUERY);
     einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])
+}
+
+/// Values mixed over the slots of a cache, `[batch, slots, kv_lora + rope_head_dim]`, for queries
+/// `[batch, heads, length, nope + rope_head_dim]`: `[batch, heads, length, v_head_dim]`.
+///
+/// The product of a query with a key is that of the query, multiplied by the keys' part of `made_of`, with the narrow
+/// vector. So all heads share one key, the slot, and one value, which is the slot as well: what is mixed of its turned
+/// part is left out. Matrix and slots are multiplied whole, for a slice of either would be a copy.
+fn over_slots(query: Tensor, slots: Tensor, made_of: Tensor, (nope, scale): (usize, f64), keys: &Keys) -> Tensor {
+    let [kv_lora, _, made] = made_of.shape();
+    let plain = query.slice(-1, ..nope).pad(-1, 0, made.saturating_sub(nope) as i64, 0.0);
+    let narrow = einsum("bhtd,rhd->bhtr", &[plain, made_of]);
+    let query = concatenate(&[narrow, query.slice(-1, nope..)], -1).with_axes(QUERY);
+    let slots = slots.expand(1);
+    let mixed = attend([query.expand(1), slots, slots], keys, scale, None, AttentionOptions::default());
+    let [batch, _, heads, length, _] = mixed.shape();
+    let narrow = mixed.slice(-1, ..kv_lora).reshape([batch, heads, length, kv_lora]).with_axes(QUERY);
+    einsum("bhtr,rhd->bhtd", &[narrow, made_of]).slice(-1, nope..)
 }
 
 /// Keys and values of all positions, `[batch, heads, length, width]`.

@@ -1,8 +1,9 @@
 //! One decoder layer: an attention block and a feed-forward block, each added to the residual stream.
 
-use super::attention::{Attention, GroupedConfig, TokenPlaces, attention};
+use super::attention::{Attention, GroupedConfig, TokenPlaces, attention_over_keys};
 use super::dropout::Dropout;
-use super::latent::{LatentAttention, LatentConfig, latent_attention};
+use super::keys::Keys;
+use super::latent::{LatentAttention, LatentConfig, latent_attention_over_keys};
 use super::layers::added;
 use super::layout::{enter_block, leave_block};
 use super::mlp::{Activation, Mlp, mlp};
@@ -204,24 +205,30 @@ impl DecoderConfig {
         if self.batch_split && is_even {
             return batch_split::run(layer, x, rows, dropout);
         }
-        let x = layer.attention_block(x, rows, dropout);
+        let x = layer.attention_block(x, rows.angles, &mut Keys::OfRows(rows.tokens), dropout);
         layer.feed_forward_block(x, dropout)
     }
 }
 
 impl Layer<'_> {
-    /// The first block of a layer.
-    pub(super) fn attention_block(self, x: Tensor, rows: RowInputs<'_>, dropout: Option<Dropout>) -> Tensor {
+    /// The first block of a layer, over the keys that queries meet.
+    pub(super) fn attention_block(
+        self,
+        x: Tensor,
+        angles: &Angles,
+        keys: &mut Keys,
+        dropout: Option<Dropout>,
+    ) -> Tensor {
         scope("attention", || {
             let normal = enter_block(rms_norm(x, self.params.attention_norm, self.config.norm));
             let of_weights = dropout.map(|dropout| dropout.at(WEIGHTS));
-            let (angles, tokens) = (rows.angles.of(self.config), rows.tokens);
+            let angles = angles.of(self.config);
             let (mixed, bias) = match (&self.params.attention, &self.config.attention) {
                 (AttentionBlock::Grouped(params), AttentionConfig::Grouped(config)) => {
-                    (attention(normal, params, config, &angles, tokens, of_weights), params.output_bias)
+                    (attention_over_keys(normal, params, config, &angles, keys, of_weights), params.output_bias)
                 }
                 (AttentionBlock::Latent(params), AttentionConfig::Latent(config)) => {
-                    (latent_attention(normal, params, config, &angles, tokens, of_weights), None)
+                    (latent_attention_over_keys(normal, params, config, &angles, keys, of_weights), None)
                 }
                 (AttentionBlock::Grouped(_), _) | (AttentionBlock::Latent(_), _) => {
                     (fail_internal("a layer's attention", "parameters of the kind that its config says"), None)

@@ -67,7 +67,7 @@ pub const QUERY: [&str; 4] = ["activation_batch", "activation_heads", "activatio
 pub const KEY: [&str; 4] = ["activation_batch", "activation_kv_heads", "activation_length", "activation_kv"];
 
 /// Keys and values as queries see them: all positions of a row.
-const ALL_KEYS: [&str; 4] = ["activation_batch", "activation_kv_heads", "activation_kv_length", "activation_kv"];
+pub const ALL_KEYS: [&str; 4] = ["activation_batch", "activation_kv_heads", "activation_kv_length", "activation_kv"];
 
 /// The compressed keys and values of latent attention as they are made, `[batch, length, kv_lora]`.
 pub const LATENT: [&str; 3] = ["activation_batch", "activation_length", ""];

@@ -17,6 +17,7 @@
 //! | dropout | [`dropout`](dropout()) |
 //! | loss | [`cross_entropy`]; [`head_loss`](head_loss()) with the head's product, some positions at a time |
 //! | order of tokens over devices | [`TokenOrder`] |
+//! | generation | [`GeneratingDecoder`]: prompts in one pass, then a token at a time over a [`KeyValueCache`] |
 //! | whole decoders | [`DecoderConfig`]: an [`Architecture`] with its [`Stack`] of layers, and how it runs |
 
 mod architecture;
@@ -25,8 +26,10 @@ mod batch_split;
 mod decoder;
 mod dropout;
 mod flops;
+mod generation;
 mod head_loss;
 mod init;
+mod keys;
 mod latent;
 mod layer;
 mod layer_path;
@@ -50,8 +53,10 @@ pub use attention::{
 };
 pub use decoder::{Batch, Decoder, DecoderConfig};
 pub use dropout::{Dropout, DroppedWeights, dropout};
+pub use generation::{Continued, GeneratingDecoder, NextTokens, Prompts};
 pub use head_loss::{HeadLoss, head_loss};
 pub use init::{first_values, initialize};
+pub use keys::{KeyValueCache, KeysAndValues, LatentSlots, LayerCache};
 pub use latent::{LatentAttention, LatentConfig, LatentQuery, latent_attention};
 pub use layer::{
     Angles, AttentionBlock, AttentionConfig, DecoderLayer, FeedForward, FeedForwardConfig, LayerConfig, LayerLoss,

@@ -260,10 +260,22 @@ impl Definition<'_> {
         self.builder.broadcast(x, &dims, &Self::leading(dims.len() - 1))
     }
 
+    /// Products of queries and keys: `[*b, kv_heads, groups, queries, keys]`.
+    fn products(&mut self, operands: &[Value]) -> Result<Value, OpError> {
+        let wide = score_dtype(self.dtype);
+        if self.sizes.queries > 1 {
+            return self.dot(operands[0], operands[1], (&[2], &[1]), wide);
+        }
+        // Keys first: XLA for CPU transposes the second factor, and of one query the keys are the larger by far.
+        let products = self.dot(operands[1], operands[0], (&[1], &[2]), wide)?;
+        let b = self.sizes.batch.len() + 1;
+        let order: SmallVec<[usize; 6]> = (0..b).chain([b + 1, b + 2, b]).collect();
+        self.builder.transpose(products, &order)
+    }
+
     /// Scores before they are masked, after the cap: `[*b, kv_heads, groups, queries, keys]`; and where they count.
     fn scores(&mut self, operands: &[Value]) -> Result<(Value, Value), OpError> {
-        let wide = score_dtype(self.dtype);
-        let products = self.dot(operands[0], operands[1], (&[2], &[1]), wide)?;
+        let products = self.products(operands)?;
         let scaled = self.builder.scale(products, self.form.scale.get())?;
         let scores = match self.form.softcap {
             None => scaled,

@@ -14,11 +14,11 @@ use support::random::Random;
 use super::golden::{BOUND, CASES, Golden, specs};
 
 /// Rules of the preset, but that key heads and narrow vectors are whole: there are too few of them.
-const NARROW_WHOLE: &[(&str, &[&str])] =
+pub const NARROW_WHOLE: &[(&str, &[&str])] =
     &[("kv_heads", &[]), ("activation_kv_heads", &[]), ("q_lora", &[]), ("kv_lora", &[])];
 
 /// A mesh of as many devices as it has.
-fn parse(mesh: &str) -> Mesh {
+pub fn parse(mesh: &str) -> Mesh {
     let sizes = mesh.split([',', '=']).filter_map(|part| part.parse::<usize>().ok());
     Mesh::parse(mesh, sizes.product()).expect("a mesh")
 }
@@ -30,7 +30,7 @@ fn run_on(graph: &Graph, mesh: &str, inputs: &[Literal]) -> Vec<Vec<f64>> {
 }
 
 /// The decoder with experts cut as a mesh wants them.
-fn on_mesh(decoder: &DecoderConfig, mesh: &str) -> DecoderConfig {
+pub fn on_mesh(decoder: &DecoderConfig, mesh: &str) -> DecoderConfig {
     let mesh = parse(mesh);
     let size = |axis: &str| mesh.axis(axis).map_or(1, |axis| mesh.size(axis));
     let mut decoder = decoder.clone();

@@ -4,10 +4,12 @@
     python tests/oracle/families.py qwen2 mixtral      writes these
     python tests/oracle/families.py norms              writes norms.safetensors alone, which is written with all folders
     python tests/oracle/families.py --check            compares with the folders that are there
+    python tests/oracle/families.py --generation       writes generation.safetensors of every folder alone
     python tests/oracle/families.py --search 500 NAME  tries seeds 0..499 for a case that rounding changes little
 
-A folder holds `config.json` and `model.safetensors` as `save_pretrained` writes them, and `golden.safetensors`. Most
-hold `config.published.json` too: the same model with the keys that published files of the family have.
+A folder holds `config.json` and `model.safetensors` as `save_pretrained` writes them, `golden.safetensors`, and
+`generation.safetensors` (families_generation.py). Most hold `config.published.json` too: the same model with the keys
+that published files of the family have.
 
 The reference is computed in f64, the casts to f32 inside the models' code too, and is stored as f32. The same model in
 f32 chooses the same experts, and is within NOISE of the reference in the logits and in each gradient.
@@ -38,6 +40,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+import families_generation
 import tensor_file
 from families_cases import BATCH, CASES, DEFAULT_GAIN, SEQ
 
@@ -455,6 +458,7 @@ def write_folder(name, folder):
     tokens = write_checkpoint(case, folder)
     write_configs(case, folder)
     facts = write_golden(case, folder, tokens)
+    write_generation(folder)
 
     # What a reader of the folder gets.
     golden, _ = tensor_file.decode((folder / "golden.safetensors").read_bytes())
@@ -470,6 +474,17 @@ def write_folder(name, folder):
         flush=True,
     )
     return sum(size.values())
+
+
+def write_generation(folder):
+    model = load(folder)
+
+    @torch.no_grad()
+    def exact_logits(tokens):
+        with f32_is_f64():
+            return in_f64(model)(tokens, use_cache=False).logits
+
+    families_generation.write(model, exact_logits, route, folder)
 
 
 def check_folder(name):
@@ -528,6 +543,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases or `norms`, all if none is named")
     parser.add_argument("--check", action="store_true", help="compare with the folders instead of writing them")
+    parser.add_argument("--generation", action="store_true", help="write generation.safetensors alone")
     parser.add_argument("--search", type=int, metavar="SEEDS", help="try this many seeds and write nothing")
     arguments = parser.parse_args()
     names = arguments.names or [*CASES, "norms"]
@@ -539,6 +555,11 @@ def main():
     if arguments.search:
         for name in names:
             search(name, arguments.search)
+        return
+    if arguments.generation:
+        for name in names:
+            if name != "norms":
+                write_generation(FOLDER / name)
         return
     if "norms" in names:
         names.remove("norms")

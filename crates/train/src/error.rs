@@ -16,7 +16,7 @@ pub enum Error {
     #[error(transparent)]
     Compiler(#[from] meshloom::Error),
     /// The plugin's, or the machine's: a program did not end well.
-    #[error("{what}: {source}{}", advice(.source))]
+    #[error("{what}: {source}{}", advice(*.what, .source))]
     Execution {
         /// What it was for.
         what: Execution,
@@ -53,6 +53,9 @@ pub enum Error {
     /// The tokenizer file's fault.
     #[error(transparent)]
     Tokenizer(#[from] Box<crate::tokenizer::TokenizerError>),
+    /// The fault of what a generator is asked for.
+    #[error(transparent)]
+    Generate(#[from] crate::generate::GenerateError),
     /// The metrics file could not be written.
     #[error(transparent)]
     Metrics(#[from] crate::metrics::MetricsError),
@@ -74,8 +77,10 @@ pub enum Execution {
     Evaluation(u64),
     /// The logits of some rows.
     Logits,
-    /// The next token of a sample.
-    Sample,
+    /// A generator's pass over prompts.
+    Prompts,
+    /// A generator's step: the next token of each row.
+    Token,
 }
 
 impl fmt::Display for Execution {
@@ -85,7 +90,8 @@ impl fmt::Display for Execution {
             Execution::Step(step) => write!(f, "step {step}"),
             Execution::Evaluation(step) => write!(f, "the evaluation after step {step}"),
             Execution::Logits => f.write_str("the logits"),
-            Execution::Sample => f.write_str("the sample"),
+            Execution::Prompts => f.write_str("the pass over the prompts"),
+            Execution::Token => f.write_str("the next token"),
         }
     }
 }
@@ -103,10 +109,15 @@ pub(crate) fn execute(
 }
 
 /// What to do about a program that failed, where the config has keys for it.
-fn advice(error: &meshloom::Error) -> &'static str {
+fn advice(what: Execution, error: &meshloom::Error) -> &'static str {
     let meshloom::Error::Pjrt(error) = error else { return "" };
     match &**error {
         PjrtError::TimedOut { .. } => "; give it more by train.time_limit, or none by 0",
+        PjrtError::Plugin { code: ErrorCode::ResourceExhausted, .. }
+            if matches!(what, Execution::Prompts | Execution::Token) =>
+        {
+            "; the devices have too little memory: continue fewer prompts at once, or by fewer tokens"
+        }
         PjrtError::Plugin { code: ErrorCode::ResourceExhausted, .. } => {
             "; the devices have too little memory: lower train.batch or model.seq, raise train.microbatches, or set \
              remat.policy = \"full\""

@@ -39,6 +39,7 @@ pub mod diloco;
 mod error;
 mod evaluate;
 pub mod families;
+pub mod generate;
 pub mod logits;
 pub mod metrics;
 mod model;
@@ -50,7 +51,6 @@ pub mod published;
 mod random;
 mod resolve;
 pub mod run;
-pub mod sample;
 pub mod step;
 pub mod summary;
 #[cfg(feature = "tensorboard")]

@@ -228,7 +228,7 @@ impl RunConfig {
     }
 
     /// What config and platform say of lowering, but for the mesh and the program's own aliases.
-    fn lower_options<'a>(&self, platform: &Platform) -> LowerOptions<'a> {
+    pub(super) fn lower_options<'a>(&self, platform: &Platform) -> LowerOptions<'a> {
         let options = LowerOptions {
             partition: match self.partition.mode {
                 config::PartitionMode::Explicit => PartitionMode::Explicit,

@@ -9,6 +9,7 @@ use super::config::RunConfig;
 use super::data::{DataError, Text, TextDataset};
 use super::diloco::check_replicas;
 use super::evaluate::Evaluator;
+use super::generate::{Generator, GeneratorOptions, LiveParameters};
 use super::metrics::{Evaluation, StepMetrics};
 use super::model::{Dataset, Model};
 use super::parameters::{self, LoadOptions};
@@ -16,13 +17,12 @@ use super::prefetch::Prefetch;
 use super::published::ModelFiles;
 use super::resolve::Run;
 use super::run::{Calls, RunStateOf};
-use super::sample::Sampler;
 use super::step::TrainStep;
 use super::summary::{MemoryUse, Summary};
 use super::tokenizer::Tokenizer;
 use super::watch::{SlowStep, Watch};
 use crate::error::{Error, Execution, execute};
-use meshloom::compile::{Lowered, Program};
+use meshloom::compile::{LowerOptions, Lowered, Program};
 use meshloom::hlo::analysis::{Arithmetic, Chip};
 use meshloom::ir::{InternalError, Literal, TensorType};
 use meshloom::nn::DecoderConfig;
@@ -116,20 +116,18 @@ impl Trainer {
         &self.data.tokenizer
     }
 
-    /// A sampler with the present parameters, on one device.
+    /// A generator with the present parameters, on one device.
     ///
     /// # Errors
     /// The plugin fails.
-    pub fn sampler(&self) -> Result<Sampler, Error> {
-        let params = self.state.params();
-        let (leaves, paths) = (params.leaves(), Tree::paths(params));
-        let TrainStep { model, seq, .. } = self.run.step.of_replica();
-        let mut sampler = Sampler::new(self.program.executable().client(), model, *seq, |path, _| {
-            let leaf = paths.iter().zip(&leaves).find(|(own, _)| *own == path).map(|(_, leaf)| leaf);
-            Ok(leaf.ok_or_else(|| InternalError::new("a state", "each parameter of its model"))?.get()?)
-        })?;
-        sampler.time_limit = self.run.config().train.time_limit;
-        Ok(sampler)
+    pub fn generator(&self, options: GeneratorOptions) -> Result<Generator, Error> {
+        let (client, model) = (self.program.executable().client(), self.run.model());
+        let live = LiveParameters::new(self.state.params(), &model.parameters());
+        let options = GeneratorOptions { time_limit: self.run.config().train.time_limit, ..options };
+        let lowering = LowerOptions::default().on(client.platform());
+        Generator::new(client, &model.on_one_device(), &lowering, options, |path, dims, shard| {
+            live.read(path, dims, shard)
+        })
     }
 }
 

@@ -6,7 +6,6 @@ use crate::Error;
 use crate::assign::Source;
 use crate::config::RunConfig;
 use crate::run::RunState;
-use crate::sample::Sampler;
 use crate::{Dataset, Model, Run, Text, Trainer};
 use meshloom::pjrt::{Array, Client};
 
@@ -95,22 +94,6 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         };
         let contents = Contents { about, digests: self.data().digests(), model: self.model_files.clone() };
         Ok(checkpointer.save_with(contents, &self.run.state(), &self.state)?)
-    }
-}
-
-impl Sampler {
-    /// A sampler with the parameters of a checkpoint, for the model of its config.
-    ///
-    /// # Errors
-    /// The checkpoint's parameters are not those of the config's model, or the plugin refuses the program.
-    pub fn of_checkpoint(client: &Client, config: &RunConfig, checkpoint: &Checkpoint) -> Result<Sampler, Error> {
-        let model = config.decoder()?;
-        let declared = model.parameters();
-        let stored = checkpoint.parameters(&declared)?;
-        Sampler::new(client, &model, config.model.seq, |path, ty| {
-            let whole = ty.dims.iter().map(|&size| 0..size).collect();
-            Ok(stored.read_part(path, &ty.dims, &whole)?)
-        })
     }
 }
 

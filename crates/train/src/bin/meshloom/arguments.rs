@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use meshloom_train::config::RunConfig;
 
@@ -17,7 +17,7 @@ pub struct Arguments {
 #[derive(Subcommand)]
 pub enum Command {
     Train(Box<Train>),
-    Sample(Sample),
+    Generate(Generate),
     Import(Import),
     Export(Export),
     Logits(Logits),
@@ -94,7 +94,7 @@ pub struct Train {
     /// By default the third to the fifth step of this run, as far as it has them
     #[arg(long, value_name = "A..B", requires = "profile", value_parser = parse_range)]
     pub profile_steps: Option<(u64, u64)>,
-    /// Tokens to sample at the end [default: 160]
+    /// Tokens to generate at the end [default: 160]
     #[arg(long, value_name = "N")]
     pub sample: Option<usize>,
     /// Compiles the train step for this hardware and prints what it needs, instead of running it; short for --set
@@ -153,11 +153,6 @@ fn given<const N: usize>(flags: [(bool, &'static str); N]) -> Option<&'static st
     flags.into_iter().find_map(|(is_given, flag)| is_given.then_some(flag))
 }
 
-fn parse_temperature(text: &str) -> Result<f64, String> {
-    let temperature = text.parse().ok().filter(|&number: &f64| number.is_finite() && number >= 0.0);
-    temperature.ok_or_else(|| "it must be a number of at least 0".to_owned())
-}
-
 impl Train {
     /// A flag that only compiling for a target reads.
     pub fn flag_of_target(&self) -> Option<&'static str> {
@@ -193,33 +188,84 @@ impl Train {
     }
 }
 
-/// Continues a text with the model of a checkpoint
+/// Continues texts with the model of a checkpoint
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  meshloom sample --checkpoint checkpoints
-      Continues \"It was \" with the model of the newest checkpoint
-  meshloom sample --checkpoint checkpoints/step-00000120 --prompt \"She had \" --length 40 --seed 7")]
-pub struct Sample {
+  meshloom generate checkpoints
+      Continues \"It was \" with the model of the newest checkpoint, and prints the text as it comes
+  meshloom generate checkpoints/step-00000120 --prompt \"She had \" --length 40 --seed 7
+  meshloom generate checkpoints --prompt \"She had \" --prompt \"He had \" --greedy
+      Continues both at once, always by the likeliest token
+  meshloom generate checkpoints --count 4 --top-p 0.9 --stop \"\n\"
+      Four texts with seeds that follow each other, each up to the end of its line
+  meshloom generate checkpoints --set mesh.axes=fsdp=2,tensor=2
+      Spreads parameters and cache over devices, by the rules of the run")]
+pub struct Generate {
     /// A checkpoint, or a directory of checkpoints, of which the newest is taken
-    #[arg(long, value_name = "DIR")]
-    pub checkpoint: PathBuf,
-    /// Tokens to sample
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
+    /// A text to continue; may be given more than once [default: "It was "]
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Vec<String>,
+    /// A file with a text to continue; may be given more than once
+    #[arg(long, value_name = "FILE")]
+    pub prompt_file: Vec<PathBuf>,
+    /// How often each text is continued, with other seeds
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_count)]
+    pub count: usize,
+    /// The most tokens to add
     #[arg(long, value_name = "N", default_value_t = 160)]
     pub length: usize,
-    /// The text to continue
-    #[arg(long, value_name = "TEXT", default_value = super::sample::PROMPT)]
-    pub prompt: String,
-    /// Seed of the sample; without it, that of the run
+    /// Seed of the first text; each other has the next. Without it, that of the run
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// How freely tokens are drawn: 1 is the model's own distribution, 0 always the likeliest token
-    #[arg(long, value_name = "T", default_value_t = super::sample::TEMPERATURE, value_parser = parse_temperature,
-        allow_hyphen_values = true)]
+    #[arg(long, value_name = "T", default_value_t = super::generate::TEMPERATURE, allow_hyphen_values = true)]
     pub temperature: f64,
-    /// Overrides one key of the config in the checkpoint, such as data.tokenizer if that file has moved
+    /// Always takes the likeliest token; short for --temperature 0
+    #[arg(long, conflicts_with = "temperature")]
+    pub greedy: bool,
+    /// Draws among so many of the likeliest tokens
+    #[arg(long, value_name = "N")]
+    pub top_k: Option<usize>,
+    /// Draws among the likeliest tokens whose probabilities add up to this
+    #[arg(long, value_name = "P", allow_hyphen_values = true)]
+    pub top_p: Option<f64>,
+    /// Draws among tokens at least so likely as this times the likeliest
+    #[arg(long, value_name = "P", allow_hyphen_values = true)]
+    pub min_p: Option<f64>,
+    /// Ends a text in front of this; may be given more than once
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Ends a text in front of the token with this number; may be given more than once
+    #[arg(long, value_name = "N")]
+    pub stop_token: Vec<i32>,
+    /// Overrides one key of the config in the checkpoint, such as data.tokenizer if that file has moved. Everything is
+    /// on one device unless a key of mesh is given
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
+}
+
+impl Generate {
+    /// The texts to continue, each as often as is asked for.
+    pub fn prompts(&self) -> Result<Vec<String>> {
+        let mut prompts = self.prompt.clone();
+        for file in &self.prompt_file {
+            let text = std::fs::read_to_string(file);
+            prompts.push(text.with_context(|| format!("cannot read the prompt {}", file.display()))?);
+        }
+        if prompts.is_empty() {
+            prompts.push(super::generate::PROMPT.to_owned());
+        }
+        let each = |prompt: String| std::iter::repeat_n(prompt, self.count);
+        Ok(prompts.into_iter().flat_map(each).collect())
+    }
+}
+
+fn parse_count(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|&count| count > 0);
+    count.ok_or_else(|| "it must be a whole number of at least 1".to_owned())
 }
 
 /// Makes a checkpoint of the weights of a published model

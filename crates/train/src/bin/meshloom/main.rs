@@ -1,12 +1,12 @@
-//! `meshloom`: trains decoders, samples from them, reads and writes published models, and explains its run config.
+//! `meshloom`: trains decoders, generates text, reads and writes published models, and explains its run config.
 
 mod ahead;
 mod arguments;
 mod config;
 mod exchange;
+mod generate;
 mod logits;
 mod outputs;
-mod sample;
 mod train;
 
 use std::io::IsTerminal;
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     log.with_writer(std::io::stderr).init();
     let result = match &arguments.command {
         Command::Train(arguments) => train::run(arguments),
-        Command::Sample(arguments) => sample::run(arguments),
+        Command::Generate(arguments) => generate::run(arguments),
         Command::Import(arguments) => exchange::import(arguments),
         Command::Export(arguments) => exchange::export(arguments),
         Command::Logits(arguments) => logits::run(arguments),

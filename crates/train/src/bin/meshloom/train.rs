@@ -10,14 +10,16 @@ use meshloom::pjrt::{CacheUse, Topology};
 use meshloom_train::checkpoint::{self, Checkpoint, Fallback, Found};
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::{SkippedLines, TextDataset, Tokenized};
+use meshloom_train::generate::{GenerateOptions, GeneratorOptions, SamplingOptions};
 use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics, beside_entropy};
 use meshloom_train::parameters::{self, LoadOptions};
 use meshloom_train::profile::StepProfile;
 use meshloom_train::{Devices, Text, Trainer};
 
 use crate::arguments::Train;
+use crate::generate::Texts;
 use crate::outputs::Outputs;
-use crate::{ahead, sample};
+use crate::{ahead, generate};
 
 pub fn run(arguments: &Train) -> Result<()> {
     let config = arguments.config.load(arguments.overrides())?;
@@ -144,15 +146,24 @@ pub fn run(arguments: &Train) -> Result<()> {
     eprintln!("{summary}");
     let length = arguments.sample.unwrap_or(SAMPLE);
     if length > 0 {
-        let sampler = trainer.sampler()?;
-        let text =
-            sample::Text { prompt: sample::PROMPT, length, temperature: sample::TEMPERATURE, seed: config.train.seed };
-        println!("\n{}", text.continued(&sampler, trainer.tokenizer())?);
+        generate_sample(&trainer, length, config.train.seed)?;
     }
     Ok(())
 }
 
-/// Tokens that are sampled at the end, unless the user says how many.
+/// Prints a text by the model that has been trained.
+fn generate_sample(trainer: &Trainer, length: usize, seed: u64) -> Result<()> {
+    let sampling = SamplingOptions { temperature: generate::TEMPERATURE, ..SamplingOptions::default() };
+    let options = GenerateOptions { length, sampling, stop_tokens: Vec::new() };
+    let texts = Texts { prompts: &[generate::PROMPT.to_owned()], seed, stops: &[], options };
+    let requests = texts.requests(trainer.tokenizer())?;
+    let longest = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(1);
+    let mut generator = trainer.generator(GeneratorOptions::new(1, longest.saturating_add(length)))?;
+    println!();
+    texts.print(&requests, &mut generator, trainer.tokenizer())
+}
+
+/// Tokens that are generated at the end, unless the user says how many.
 const SAMPLE: usize = 160;
 
 /// The text of a config, with a bar while it is taken apart, and a warning for each file that lacks lines.

@@ -1,0 +1,130 @@
+//! `meshloom generate`: what follows a text, by the model of a checkpoint.
+
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+
+use anyhow::Result;
+use meshloom::hlo::message::counted;
+use meshloom_train::checkpoint::{self, Fallback};
+use meshloom_train::config::RunConfig;
+use meshloom_train::generate::{
+    GenerateOptions, Generator, GeneratorOptions, Request, SamplingOptions, StepCost, TextStream,
+};
+use meshloom_train::tokenizer::Tokenizer;
+
+use crate::arguments::Generate;
+
+/// What is continued unless told otherwise.
+pub const PROMPT: &str = "It was ";
+
+/// How freely tokens are drawn unless told otherwise.
+pub const TEMPERATURE: f64 = 0.8;
+
+/// Texts that are continued together.
+pub struct Texts<'a> {
+    pub prompts: &'a [String],
+    /// The first has this seed, each other the next.
+    pub seed: u64,
+    /// Texts that end one.
+    pub stops: &'a [String],
+    pub options: GenerateOptions,
+}
+
+impl Texts<'_> {
+    /// The tokens of the prompts.
+    pub fn requests(&self, tokenizer: &Tokenizer) -> Result<Vec<Request>> {
+        let seeds = (0..).map(|number: u64| self.seed.wrapping_add(number));
+        let request = |(prompt, seed): (&String, u64)| Ok(Request { prompt: tokenizer.encode(prompt)?, seed });
+        self.prompts.iter().zip(seeds).map(request).collect()
+    }
+
+    /// Prints each prompt and what follows it. One alone is printed as it comes.
+    pub fn print(&self, requests: &[Request], generator: &mut Generator, tokenizer: &Tokenizer) -> Result<()> {
+        let stream = |request: &Request| TextStream::behind(&request.prompt, tokenizer, self.stops);
+        let mut streams: Vec<TextStream<'_>> = requests.iter().map(stream).collect();
+        let mut texts = self.prompts.to_vec();
+        let is_alone = texts.len() == 1;
+        let mut shown = io::stdout().lock();
+        let mut written = if is_alone { show(&mut shown, &texts[0]) } else { Ok(()) };
+        generator.generate(requests, &self.options, |row, token| {
+            let piece = streams[row].push(token);
+            if is_alone {
+                written = std::mem::replace(&mut written, Ok(())).and_then(|()| show(&mut shown, &piece));
+            }
+            texts[row].push_str(&piece);
+            // Nobody reads on.
+            if streams[row].has_ended() || written.is_err() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })?;
+        written?;
+        let rests = streams.into_iter().map(TextStream::finish);
+        if is_alone {
+            return Ok(writeln!(shown, "{}", rests.collect::<String>())?);
+        }
+        for (number, (text, rest)) in texts.iter().zip(rests).enumerate() {
+            let between = if number > 0 { "\n" } else { "" };
+            writeln!(shown, "{between}[{}]\n{text}{rest}", number + 1)?;
+        }
+        Ok(())
+    }
+}
+
+fn show(to: &mut impl Write, text: &str) -> io::Result<()> {
+    to.write_all(text.as_bytes())?;
+    to.flush()
+}
+
+pub fn run(arguments: &Generate) -> Result<()> {
+    let checkpoint = checkpoint::find(&arguments.folder, Fallback::Refuse)?.checkpoint;
+    let config = RunConfig::from_toml_with(&checkpoint.about().config, "the checkpoint's config", &arguments.set)?;
+    config.check_runnable()?;
+    let tokenizer = config.load_tokenizer()?;
+    let prompts = arguments.prompts()?;
+    let sampling = SamplingOptions {
+        temperature: if arguments.greedy { 0.0 } else { arguments.temperature },
+        top_k: arguments.top_k,
+        top_p: arguments.top_p,
+        min_p: arguments.min_p,
+    };
+    let options = GenerateOptions { length: arguments.length, sampling, stop_tokens: arguments.stop_token.clone() };
+    let seed = arguments.seed.unwrap_or(config.train.seed);
+    let texts = Texts { prompts: &prompts, seed, stops: &arguments.stop, options };
+    // Before anything is compiled.
+    texts.options.sampling.check().map_err(meshloom_train::Error::from)?;
+    let requests = texts.requests(&tokenizer)?;
+    let longest = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(1);
+    let room = GeneratorOptions::new(requests.len(), longest.saturating_add(arguments.length));
+    let is_over_mesh = arguments.set.iter().any(|text| text.trim_start().starts_with("mesh."));
+    let (mut generator, notes) = match is_over_mesh {
+        true => {
+            let devices = config.open()?;
+            (devices.config.generator(&devices.client, &checkpoint, room)?, devices.notes)
+        }
+        false => {
+            let (client, notes) = config.open_one()?;
+            (config.generator_on_one_device(&client, &checkpoint, room)?, notes)
+        }
+    };
+    notes.iter().for_each(|note| eprintln!("warning: {note}"));
+    texts.print(&requests, &mut generator, &tokenizer)?;
+    // Some plugins do not show the programs that they make.
+    if let Ok(cost) = generator.step_cost() {
+        eprintln!("{}", described(&cost));
+    }
+    Ok(())
+}
+
+/// What a step reads, beside what there is.
+fn described(cost: &StepCost) -> String {
+    let mib = |bytes: f64| format!("{:.1} MiB", bytes / f64::from(1 << 20));
+    format!(
+        "a step of {} reads {} for each, by its program; the parameters are {}, the cache {}",
+        counted(cost.tokens, "token"),
+        mib(cost.bytes_read_per_token()),
+        mib(cost.parameter_bytes as f64),
+        mib(cost.cache_bytes as f64),
+    )
+}

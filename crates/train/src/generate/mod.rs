@@ -1,0 +1,23 @@
+//! Text from a decoder: prompts in one pass, then one compiled step for each further token, over a cache of keys and
+//! values that stays on the devices.
+//!
+//! | part | |
+//! |---|---|
+//! | [`Generator`] | the programs, the parameters, and rows of text |
+//! | [`SamplingOptions`] | how tokens are drawn |
+//! | [`TextStream`] | tokens as text, as they come |
+
+mod error;
+mod generator;
+mod live;
+mod lowering;
+mod of_config;
+mod sampling;
+mod text;
+
+pub use error::GenerateError;
+pub use generator::{Continuation, End, GenerateOptions, Generator, Request, StepCost};
+pub(crate) use live::LiveParameters;
+pub use lowering::GeneratorOptions;
+pub use sampling::SamplingOptions;
+pub use text::TextStream;

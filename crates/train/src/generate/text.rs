@@ -1,0 +1,114 @@
+//! Tokens as text, as they come.
+
+use crate::tokenizer::Tokenizer;
+
+/// How many tokens of a prompt are decoded again with those behind them: tokenizers write a token otherwise at the
+/// start of a text.
+const CONTEXT: usize = 5;
+
+/// Makes text of tokens, one after the other. It never gives half a character, and nothing of a text that ends it.
+#[derive(Debug)]
+pub struct TextStream<'t> {
+    tokenizer: &'t Tokenizer,
+    tokens: Vec<i32>,
+    /// From which token on is decoded.
+    start: usize,
+    /// Tokens whose text has been given.
+    given: usize,
+    stops: Vec<String>,
+    /// What may be the beginning of a text that ends it.
+    held: String,
+    has_ended: bool,
+}
+
+impl<'t> TextStream<'t> {
+    /// The text behind the tokens of a prompt. It ends in front of the first of `stops`; empty ones are none.
+    pub fn behind(prompt: &[i32], tokenizer: &'t Tokenizer, stops: &[String]) -> TextStream<'t> {
+        let tokens = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
+        let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+        let given = tokens.len();
+        TextStream { tokenizer, tokens, start: 0, given, stops, held: String::new(), has_ended: false }
+    }
+
+    /// The text that one more token makes certain.
+    pub fn push(&mut self, token: i32) -> String {
+        if self.has_ended {
+            return String::new();
+        }
+        self.tokens.push(token);
+        let Some(text) = self.decoded().filter(|text| !text.ends_with(char::REPLACEMENT_CHARACTER)) else {
+            return String::new();
+        };
+        (self.start, self.given) = (self.given, self.tokens.len());
+        self.certain(&text)
+    }
+
+    /// Whether one of the texts that end it has come.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// What is left once no more tokens come.
+    pub fn finish(mut self) -> String {
+        if self.has_ended {
+            return String::new();
+        }
+        let rest = self.decoded().unwrap_or_default();
+        let certain = self.certain(&rest);
+        if self.has_ended { certain } else { certain + &self.held }
+    }
+
+    /// The text behind that which has been given.
+    fn decoded(&self) -> Option<String> {
+        let before = self.tokenizer.decode(&self.tokens[self.start..self.given]);
+        let all = self.tokenizer.decode(&self.tokens[self.start..]);
+        all.get(before.len()..).map(str::to_owned)
+    }
+
+    /// More text, without what may be a text that ends it.
+    fn certain(&mut self, text: &str) -> String {
+        self.held.push_str(text);
+        if let Some(end) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
+            self.has_ended = true;
+            self.held.truncate(end);
+            return std::mem::take(&mut self.held);
+        }
+        let may_begin = |rest: &str| self.stops.iter().any(|stop| stop.starts_with(rest));
+        let end = self.held.char_indices().map(|(at, _)| at).find(|&at| may_begin(&self.held[at..]));
+        let rest = self.held.split_off(end.unwrap_or(self.held.len()));
+        std::mem::replace(&mut self.held, rest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(text: &[u8], stops: &[&str]) -> Vec<String> {
+        let (tokenizer, stops) = (Tokenizer::bytes(), stops.iter().map(|&stop| stop.to_owned()).collect::<Vec<_>>());
+        let mut stream = TextStream::behind(&[65], &tokenizer, &stops);
+        let mut pieces: Vec<String> = text.iter().map(|&byte| stream.push(byte.into())).collect();
+        pieces.push(stream.finish());
+        pieces
+    }
+
+    #[test]
+    fn no_half_character_is_given() {
+        assert_eq!(pieces("aé→b".as_bytes(), &[]), ["a", "", "é", "", "", "→", "b", ""]);
+    }
+
+    #[test]
+    fn what_is_no_character_is_given_with_what_follows() {
+        assert_eq!(pieces(b"a\xe2b", &[]), ["a", "", "\u{fffd}b", ""]);
+        assert_eq!(pieces(b"a\xe2", &[]), ["a", "", "\u{fffd}"]);
+    }
+
+    #[test]
+    fn nothing_of_a_text_that_ends_it_is_given() {
+        assert_eq!(pieces(b"one\n\ntwo", &["\n\n"]).concat(), "one");
+        assert_eq!(pieces(b"one\ntwo", &["\n\n"]), ["o", "n", "e", "", "\nt", "w", "o", ""]);
+        assert_eq!(pieces(b"aab", &["aac", "b"]).concat(), "aa");
+        assert_eq!(pieces(b"one\n", &["\n\n"]).concat(), "one\n");
+        assert_eq!(pieces(b"one", &[""]).concat(), "one");
+    }
+}

@@ -1,0 +1,372 @@
+//! What families generate: the tokens of transformers, and in each step the logits of a whole pass.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+
+use meshloom::compile::LowerOptions;
+use meshloom::ir::{DType, Literal, TensorType};
+use meshloom::nn::{
+    AttentionConfig, Batch, Continued, Decoder, DecoderConfig, GeneratingDecoder, KeyValueCache, NextTokens, Prompts,
+};
+use meshloom::pjrt::{Client, ShardBox, shared_runs};
+use meshloom::trace::{Function, MapTree, TensorSpec, Tree};
+use meshloom_train::generate::{
+    Continuation, End, GenerateOptions, Generator, GeneratorOptions, Request, SamplingOptions,
+};
+use support::eight_devices::{client, relative_error};
+
+use super::golden::{BOUND, CASES, Golden, read};
+use super::meshes::{NARROW_WHOLE, on_mesh, parse};
+
+/// Tokens that transformers added to each prompt.
+const LENGTH: usize = 64;
+
+/// The prompts of a folder, and what transformers adds to them.
+struct Expected {
+    prompts: Vec<Vec<i32>>,
+    added: Vec<Vec<i32>>,
+}
+
+impl Expected {
+    fn of(golden: &Golden) -> Expected {
+        let tensors = read(&format!("tests/oracle/families/{}/generation.safetensors", golden.case));
+        let numbers = |name: &str| tensors[name].1.iter().map(|&token| token as i32).collect::<Vec<_>>();
+        let added = numbers("tokens").chunks(LENGTH).map(<[i32]>::to_vec).collect();
+        Expected { prompts: ["prompt_0", "prompt_1"].map(numbers).to_vec(), added }
+    }
+
+    /// Tokens of the longest row.
+    fn capacity(&self) -> usize {
+        self.prompts.iter().map(|prompt| prompt.len() + LENGTH).max().expect("prompts")
+    }
+
+    fn requests(&self) -> Vec<Request> {
+        self.prompts.iter().map(|prompt| Request { prompt: prompt.clone(), seed: 0 }).collect()
+    }
+}
+
+/// A generator with the weights of a folder.
+fn generator(
+    golden: &Golden,
+    client: &Client,
+    decoder: &DecoderConfig,
+    lowering: &LowerOptions<'_>,
+    (rows, capacity): (usize, usize),
+) -> Generator {
+    let apart = GeneratingDecoder::new(decoder, capacity).config().clone();
+    let params = golden.params(&apart, &|name| golden.weight(name));
+    let params: HashMap<String, Literal> = params.paths().into_iter().zip(params.leaves()).collect();
+    let options = GeneratorOptions { debug_options: support::unoptimized(), ..GeneratorOptions::new(rows, capacity) };
+    let read = |path: &str, dims: &[usize], shard: &ShardBox| {
+        let whole = &params[path];
+        assert_eq!(&*whole.ty().dims, dims, "{path}");
+        Ok(cut(whole, shard))
+    };
+    let made = Generator::new(client, decoder, lowering, options, read);
+    made.unwrap_or_else(|error| panic!("{}: {error}", golden.case))
+}
+
+/// A box of a value.
+fn cut(whole: &Literal, shard: &ShardBox) -> Literal {
+    let ty = TensorType::new(whole.ty().dtype, &shard.iter().map(ExactSizeIterator::len).collect::<Vec<_>>());
+    let mut bytes = vec![0; ty.byte_count()];
+    let all: ShardBox = shard.iter().map(|range| 0..range.len()).collect();
+    for (from, to) in shared_runs((whole.ty(), shard), (&ty, &all)) {
+        bytes[to].copy_from_slice(&whole.bytes()[from]);
+    }
+    Literal::from_bytes(ty, bytes).expect("as many as the dims say")
+}
+
+fn greedy(length: usize) -> GenerateOptions {
+    GenerateOptions { length, sampling: SamplingOptions::greedy(), stop_tokens: Vec::new() }
+}
+
+fn generate(generator: &mut Generator, requests: &[Request], options: &GenerateOptions) -> Vec<Vec<i32>> {
+    let all = generator.generate(requests, options, |_, _| ControlFlow::Continue(()));
+    let tokens = |Continuation { tokens, end }| {
+        assert_eq!(end, End::Length);
+        tokens
+    };
+    all.unwrap_or_else(|error| panic!("{error}")).into_iter().map(tokens).collect()
+}
+
+/// Together and each alone, by two programs.
+#[test]
+fn families_generate_what_transformers_does() {
+    for case in CASES {
+        let golden = Golden::load(case);
+        let expected = Expected::of(&golden);
+        let sizes = (2, expected.capacity());
+        let mut generator = generator(&golden, &client(), &golden.decoder(), &LowerOptions::default(), sizes);
+        assert_eq!(generate(&mut generator, &expected.requests(), &greedy(LENGTH)), expected.added, "{case}");
+        for (request, added) in expected.requests().into_iter().zip(&expected.added) {
+            assert_eq!(generate(&mut generator, &[request], &greedy(LENGTH)), [added.clone()], "{case} alone");
+        }
+        assert_eq!(generator.program_count(), 2, "{case}: one for the prompts, one for all tokens after them");
+    }
+}
+
+fn check_on_mesh(case: &'static str, mesh: &str, rows: usize) {
+    let golden = Golden::load(case);
+    let expected = Expected::of(&golden);
+    let (decoder, rules) = (on_mesh(&golden.decoder(), mesh), support::experts::rules(NARROW_WHOLE));
+    let parsed = parse(mesh);
+    let options = LowerOptions { sharding: Some((&parsed, &rules)), deny_replication: true, ..LowerOptions::default() };
+    let mut generator = generator(&golden, &client(), &decoder, &options, (rows, expected.capacity()));
+    assert_eq!(generate(&mut generator, &expected.requests(), &greedy(LENGTH)), expected.added, "{case} on {mesh}");
+}
+
+#[test]
+fn fsdp_and_tensor() {
+    for case in CASES {
+        check_on_mesh(case, "fsdp=4,tensor=2", 4);
+    }
+}
+
+#[test]
+fn experts() {
+    for case in ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"] {
+        check_on_mesh(case, "fsdp=2,expert=4", 8);
+    }
+}
+
+/// What a step takes.
+type StepTree<T> = (Decoder<T>, (KeyValueCache<T>, NextTokens<T>));
+
+/// The passes of a decoder, compiled for prompts of a length.
+struct Passes {
+    prefill: support::Compiled,
+    step: support::Compiled,
+    params: Decoder<Literal>,
+}
+
+impl Passes {
+    fn new(golden: &Golden, decoder: &DecoderConfig, rows: usize, length: usize, capacity: usize) -> Passes {
+        let decoder = GeneratingDecoder::new(decoder, capacity);
+        let specs: Decoder<TensorSpec> = decoder.parameters().map(|_, param| param.spec.clone());
+        let prompts = (specs.clone(), decoder.prompt_specs(rows, length));
+        let prefill =
+            Function::trace("prefill", prompts, |(params, prompts): (_, Prompts<_>)| decoder.prefill(&params, prompts));
+        let input: StepTree<TensorSpec> = (specs, (decoder.cache_specs(rows), decoder.next_specs(rows)));
+        let step = Function::trace("step", input, |(params, (cache, next))| decoder.step(&params, cache, next));
+        let compiled = |graph: &meshloom::ir::Graph| support::compile(graph);
+        Passes {
+            prefill: compiled(prefill.expect("it traces").graph()),
+            step: compiled(step.expect("it traces").graph()),
+            params: golden.params(decoder.config(), &|name| golden.weight(name)),
+        }
+    }
+
+    /// The logits behind prompts, then behind each of the tokens of rows that follow.
+    fn logits(&self, rows: &[Vec<i32>], prompts: &[usize], length: usize) -> Vec<Vec<f64>> {
+        let steps = rows.iter().zip(prompts).map(|(row, prompt)| row.len() - prompt).min().expect("rows");
+        let padding: Vec<i32> = prompts.iter().map(|prompt| (length - prompt) as i32).collect();
+        let padded = rows.iter().zip(prompts).flat_map(|(row, &prompt)| {
+            // What stands in the padding does not matter.
+            (0..length - prompt).map(|at| at as i32 % 5).chain(row[..prompt].iter().copied()).collect::<Vec<_>>()
+        });
+        let padded = Literal::from_slice(&[rows.len(), length], &padded.collect::<Vec<_>>()).expect("rows");
+        let padding = Literal::vector(&padding);
+        let prompt = Prompts { tokens: padded, padding: padding.clone() };
+        let mut left = self.prefill.run(&[self.params.leaves(), prompt.leaves()].concat());
+        let mut found = Vec::new();
+        for step in 0..=steps {
+            found.push(left.pop().expect("logits").to_f64_vec());
+            if step == steps {
+                break;
+            }
+            let tokens: Vec<i32> = rows.iter().zip(prompts).map(|(row, prompt)| row[prompt + step]).collect();
+            let place = Literal::scalar((length + step) as i32);
+            let next = NextTokens { tokens: Literal::vector(&tokens), padding: padding.clone(), place };
+            left = self.step.run(&[self.params.leaves(), left, next.leaves()].concat());
+        }
+        found
+    }
+}
+
+/// The logits of rows of one length in one pass without a cache.
+fn whole_logits(golden: &Golden, decoder: &DecoderConfig, rows: &[Vec<i32>]) -> Vec<f64> {
+    let (count, length) = (rows.len(), rows[0].len());
+    let tokens: Vec<i32> = rows.iter().flatten().copied().collect();
+    let of = |f: &dyn Fn(usize) -> f64| Literal::from_fn(TensorType::new(DType::S32, &[count, length]), |at| f(at));
+    let params = golden.params(decoder, &|name| golden.weight(name));
+    let specs = (decoder.parameters().map(|_, param| param.spec.clone()), decoder.batch_specs(count, length));
+    let function = Function::trace("whole", specs, |(params, batch): (Decoder<_>, Batch<_>)| {
+        decoder.logits(&params, batch.tokens, batch.segment_ids, batch.positions)
+    });
+    let batch = Batch {
+        tokens: Literal::from_slice(&[count, length], &tokens).expect("rows"),
+        targets: of(&|_| 0.0),
+        segment_ids: of(&|_| 1.0),
+        positions: of(&|at| (at % length) as f64),
+        weights: of(&|_| 0.0).convert(DType::F32),
+    };
+    let results = support::run(
+        function.unwrap_or_else(|error| panic!("{error}")).graph(),
+        &[params.leaves(), batch.leaves()].concat(),
+    );
+    results[0].to_f64_vec()
+}
+
+/// Rows of which a part is a prompt, padded to a length, with a cache of so many tokens.
+fn check_logits(case: &'static str, rows: &[Vec<i32>], prompts: &[usize], length: usize, capacity: usize) {
+    let golden = Golden::load(case);
+    let decoder = golden.decoder();
+    let vocab = decoder.architecture.vocab;
+    let found = Passes::new(&golden, &decoder, rows.len(), length, capacity).logits(rows, prompts, length);
+    let whole = whole_logits(&golden, &decoder, rows);
+    let (mut worst, of_row) = (0.0_f64, rows[0].len() * vocab);
+    for (step, found) in found.iter().enumerate() {
+        for (row, (found, prompt)) in found.chunks(vocab).zip(prompts).enumerate() {
+            let at = row * of_row + (prompt + step - 1) * vocab;
+            worst = worst.max(relative_error(found, &whole[at..at + vocab]));
+        }
+    }
+    println!("{case}: {} steps behind {length} places: at most {worst:.1e}", found.len() - 1);
+    assert!(worst <= BOUND, "{case}: logits are off by {worst:.1e}");
+}
+
+/// In every step, past the end of every window: of prompts that are shorter than windows and of longer ones; with more
+/// places in front, padding among them, than the cache has slots.
+#[test]
+fn steps_compute_what_a_whole_pass_does() {
+    for case in CASES {
+        let golden = Golden::load(case);
+        let (_, tokens) = &golden.expected["tokens"];
+        let tokens: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
+        let rows: Vec<Vec<i32>> = tokens.chunks(24).map(<[i32]>::to_vec).collect();
+        let windows = golden.published.architecture.stack.layers().filter_map(|layer| match &layer.attention {
+            AttentionConfig::Grouped(grouped) => grouped.window,
+            AttentionConfig::Latent(_) => None,
+        });
+        assert!(windows.max().unwrap_or(0) < 12, "{case}: a window that is never left");
+        check_logits(case, &rows, &[3, 4], 4, 24);
+        check_logits(case, &rows, &[2, 13], 40, 24);
+    }
+}
+
+/// A row does not depend on the others, nor on whether there are others.
+#[test]
+fn rows_are_drawn_by_themselves() {
+    let golden = Golden::load("qwen3_moe");
+    let sizes = (3, 40);
+    let mut generator = generator(&golden, &client(), &golden.decoder(), &LowerOptions::default(), sizes);
+    let request = |prompt: &[i32], seed| Request { prompt: prompt.to_vec(), seed };
+    let requests = [request(&[1, 2, 3], 7), request(&[4, 5, 6, 7, 8], 7), request(&[1, 2, 3], 8)];
+    let options = GenerateOptions { sampling: SamplingOptions::default(), ..greedy(24) };
+    let together = generate(&mut generator, &requests, &options);
+    for (request, expected) in requests.iter().zip(&together) {
+        assert_eq!(&generate(&mut generator, std::slice::from_ref(request), &options)[0], expected);
+    }
+    let reversed: Vec<Request> = requests.iter().rev().cloned().collect();
+    let mut again = generate(&mut generator, &reversed, &options);
+    again.reverse();
+    assert_eq!(again, together);
+    assert_ne!(together[0], together[2], "another seed draws other tokens");
+    assert_eq!(generator.program_count(), 2);
+}
+
+/// A row ends by a token, or by whoever is told of it; the others go on.
+#[test]
+fn rows_end_by_themselves() {
+    let golden = Golden::load("llama2");
+    let expected = Expected::of(&golden);
+    let sizes = (2, expected.capacity());
+    let mut generator = generator(&golden, &client(), &golden.decoder(), &LowerOptions::default(), sizes);
+    let stop = expected.added[0][9];
+    let options = GenerateOptions { stop_tokens: vec![stop], ..greedy(LENGTH) };
+    let mut told = Vec::new();
+    let found = generator.generate(&expected.requests(), &options, |row, token| {
+        told.push((row, token));
+        ControlFlow::Continue(())
+    });
+    let until = |row: usize| expected.added[row].iter().take_while(|&&token| token != stop).count();
+    for (row, found) in found.expect("a text").into_iter().enumerate() {
+        assert_eq!(found.tokens, expected.added[row][..until(row)]);
+        assert_eq!(found.end, if until(row) < LENGTH { End::StopToken(stop) } else { End::Length });
+        let of_row: Vec<i32> = told.iter().filter(|(of, _)| *of == row).map(|&(_, token)| token).collect();
+        assert_eq!(of_row, found.tokens);
+    }
+    let found = generator.generate(&expected.requests(), &greedy(LENGTH), |row, _| match row {
+        0 => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    });
+    let found = found.expect("a text");
+    assert_eq!(found[0], Continuation { tokens: expected.added[0][..1].to_vec(), end: End::Told });
+    assert_eq!(found[1], Continuation { tokens: expected.added[1].clone(), end: End::Length });
+}
+
+#[test]
+fn what_cannot_be_generated_is_refused() {
+    let golden = Golden::load("llama2");
+    let mut generator = generator(&golden, &client(), &golden.decoder(), &LowerOptions::default(), (2, 20));
+    let mut refused = |prompts: &[&[i32]], options: &GenerateOptions| {
+        let requests: Vec<Request> =
+            prompts.iter().map(|prompt| Request { prompt: prompt.to_vec(), seed: 0 }).collect();
+        match generator.generate(&requests, options, |_, _| ControlFlow::Continue(())) {
+            Ok(_) => "generated".to_owned(),
+            Err(error) => error.to_string(),
+        }
+    };
+    assert_eq!(
+        refused(&[&[1], &[2], &[3]], &greedy(4)),
+        "3 prompts for a generator of 2 rows; give fewer, or make one with more rows"
+    );
+    assert_eq!(
+        refused(&[&[1], &[]], &greedy(4)),
+        "prompt 1 has no tokens; give it one at least, such as the token that begins a text"
+    );
+    assert_eq!(
+        refused(&[&[1, 48]], &greedy(4)),
+        "prompt 0 has the token 48, but the model has tokens 0 to 47; is the tokenizer that of the model?"
+    );
+    assert!(refused(&[&[-1]], &greedy(4)).starts_with("prompt 0 has the token -1"));
+    assert_eq!(
+        refused(&[&[1, 2, 3]], &greedy(18)),
+        "prompt 0 has 3 tokens, and 18 are to follow, but the cache holds 20; shorten either, or make a generator with \
+         a capacity of 21"
+    );
+    let sampling = SamplingOptions { top_p: Some(1.5), ..SamplingOptions::default() };
+    assert_eq!(
+        refused(&[&[1]], &GenerateOptions { sampling, ..greedy(4) }),
+        "top-p cannot be 1.5: it is a probability above 0, up to 1"
+    );
+    assert_eq!(refused(&[&[1, 2]], &greedy(18)), "generated");
+    assert_eq!(refused(&[], &greedy(4)), "generated");
+}
+
+/// A step writes into the cache that it is given: XLA copies no part of it, and no weight.
+#[test]
+fn a_step_copies_nothing() {
+    for case in ["llama2", "gemma3_text", "deepseek_v3", "gpt_oss"] {
+        let golden = Golden::load(case);
+        let generator = generator(&golden, &client(), &golden.decoder(), &LowerOptions::default(), (2, 512));
+        let cache = generator.decoder().cache_specs(2);
+        let module = generator.step_program().executable().optimized_hlo().expect("a module").decode().expect("one");
+        let aliases = module.input_output_alias.as_ref().map_or(0, |alias| alias.entries.len());
+        assert_eq!(aliases, cache.leaves().len(), "{case}: each part of the cache is written where it is");
+        let sizes: Vec<Vec<i64>> =
+            cache.leaves().iter().map(|spec| spec.ty.dims.iter().map(|&size| size as i64).collect()).collect();
+        let copies = module.computations.iter().flat_map(|computation| &computation.instructions);
+        let copies = copies.filter(|instruction| instruction.opcode == "copy" || instruction.opcode == "transpose");
+        for copy in copies {
+            let dims = copy.shape.as_ref().expect("a shape").dimensions.clone();
+            assert!(!sizes.contains(&dims), "{case}: {} copies a part of the cache, {dims:?}", copy.name);
+        }
+        let cost = generator.step_cost().expect("a cost");
+        println!("{case}: {cost:?}");
+    }
+}
+
+/// What is left of logits is a tree as a step takes it.
+#[test]
+fn trees_of_both_passes_agree() {
+    let golden = Golden::load("gemma2");
+    let decoder = GeneratingDecoder::new(&golden.decoder(), 9);
+    let specs = decoder.cache_specs(1);
+    assert_eq!(specs.paths()[..2], ["layers.0.key", "layers.0.value"]);
+    let slots: Vec<usize> = specs.leaves().iter().step_by(2).map(|spec| spec.ty.dims[2]).collect();
+    assert!(slots.contains(&7) && slots.contains(&9), "{slots:?}");
+    let continued = Continued { cache: specs, logits: TensorSpec::new(DType::F32, [1, 4]) };
+    assert_eq!(continued.paths()[0], "cache.layers.0.key");
+}
