@@ -200,7 +200,7 @@ impl DecoderConfig {
     ) -> (Tensor, LayerLoss) {
         let loss = LayerLossWeights { load_balance: self.load_balance_weight, choice_bias: self.choice_bias_gradient };
         let layer = Layer { config, params, loss };
-        // A single row, as when text is sampled, is no two halves.
+        // A single row is no two halves.
         let is_even = x.dims().first().is_some_and(|rows| rows.is_multiple_of(2));
         if self.batch_split && is_even {
             return batch_split::run(layer, x, rows, dropout);

@@ -12,3 +12,4 @@ mod meshes;
 mod parity;
 mod presets;
 mod runs;
+mod sampling;

@@ -1,5 +1,7 @@
 //! The order in which tokens are dealt out to devices that split a sequence changes what each computes, and no result.
 
+use std::ops::ControlFlow;
+
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::kernels::{Blocks, Kernels};
@@ -7,6 +9,7 @@ use meshloom::nn::{ContextOrder, DecoderConfig, TokenOrder};
 use meshloom::ops::{AttentionSizes, KeyExchange};
 use meshloom::trace::Tree;
 use meshloom_train::config::RunConfig;
+use meshloom_train::generate::{GenerateOptions, GeneratorOptions, Request, SamplingOptions};
 use meshloom_train::step::TrainStep;
 use meshloom_train::{DeviceScores, Trainer};
 use support::configs::{NARROW, ONE_DEVICE, UNOPTIMIZED};
@@ -105,7 +108,10 @@ fn samples_are_in_natural_order() {
     let files = files();
     let sample = |settings: &[&str]| {
         let trainer = Trainer::new(&config(&files, &[settings]), &client()).expect("a trainer");
-        trainer.sampler().expect("a sampler").continue_text(&[76, 105, 110], 6, 0.0, 1).expect("a text")
+        let mut generator = trainer.generator(GeneratorOptions::new(1, 9)).expect("a generator");
+        let options = GenerateOptions { length: 6, sampling: SamplingOptions::greedy(), stop_tokens: Vec::new() };
+        let request = Request { prompt: vec![76, 105, 110], seed: 1 };
+        generator.generate(&[request], &options, |_, _| ControlFlow::Continue(())).expect("a text")
     };
     let ordered = ["mesh.axes=data=2,context=4", "kernels.context_order=striped"];
     assert_eq!(sample(&ordered), sample(ONE_DEVICE));

@@ -1,6 +1,7 @@
 //! Parameters in safetensors files, and tokenizer files.
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -10,6 +11,7 @@ use meshloom::trace::{MapTree, TensorSpec, Tree};
 use meshloom_train::Error;
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
+use meshloom_train::generate::{GenerateOptions, GeneratorOptions, Request, SamplingOptions, TextStream};
 use meshloom_train::parameters::{LoadOptions, ParameterFile, load, save};
 use meshloom_train::tokenizer::Tokenizer;
 use safetensors::SafeTensors;
@@ -295,9 +297,17 @@ fn a_run_trains_on_tokens() {
     let losses: Vec<f64> = (0..6).map(|_| trainer.step().expect("a step").loss).collect();
     assert!(losses[0] > 6.5 && losses[5] < losses[0] - 0.3, "{losses:?}");
     let prompt = trainer.tokenizer().encode("It was").expect("tokens");
-    let sampled = trainer.sampler().expect("a sampler").continue_text(&prompt, 4, 0.8, 0).expect("text");
-    assert_eq!(sampled.len(), 4);
-    assert!(!trainer.tokenizer().decode(&sampled).is_empty());
+    let mut generator = trainer.generator(GeneratorOptions::new(1, 16)).expect("a generator");
+    let options = GenerateOptions { length: 4, sampling: SamplingOptions::default(), stop_tokens: Vec::new() };
+    let mut stream = TextStream::behind(&prompt, trainer.tokenizer(), &[]);
+    let mut text = String::new();
+    let made = generator.generate(&[Request { prompt, seed: 0 }], &options, |_, token| {
+        text.push_str(&stream.push(token));
+        ControlFlow::Continue(())
+    });
+    let tokens = &made.expect("a text")[0].tokens;
+    assert_eq!(tokens.len(), 4);
+    assert_eq!(text + &stream.finish(), trainer.tokenizer().decode(tokens));
 }
 
 /// The header is all that is read before names and types are known to fit.

@@ -381,21 +381,56 @@ fn train_explains_what_is_wrong() {
 }
 
 #[test]
-fn a_checkpoint_is_sampled() {
+fn a_checkpoint_generates_text() {
     let folder = tempfile::tempdir().expect("a folder");
     let checkpoints = folder.path().join("checkpoints").to_str().expect("a name").to_owned();
     let overrides = [SHORT_RUN, ONE_DEVICE].concat();
     let arguments = ["--steps", "2", "--sample", "12", "--checkpoint", &checkpoints];
     let trained = train(&with_overrides(&arguments, &overrides));
     assert!(trained.status.success(), "{}", String::from_utf8_lossy(&trained.stderr));
-    let sampled = meshloom(&["sample", "--checkpoint", &checkpoints, "--length", "12"]);
-    assert!(sampled.status.success(), "{}", String::from_utf8_lossy(&sampled.stderr));
+    let generate = |flags: &[&str]| {
+        let output = meshloom(&[&["generate", &checkpoints, "--length", "12"], flags].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        (String::from_utf8_lossy(&output.stdout).into_owned(), said)
+    };
+    let (sampled, said) = generate(&[]);
+    assert!(said.contains("a step of 1 token reads ") && said.contains("; the parameters are "), "{said}");
     // What the run printed at its end.
-    let (trained, sampled) = (String::from_utf8_lossy(&trained.stdout), String::from_utf8_lossy(&sampled.stdout));
+    let trained = String::from_utf8_lossy(&trained.stdout);
     assert!(sampled.starts_with("It was ") && trained.ends_with(&format!("\n\n{sampled}")), "{trained}: {sampled}");
-    let missing = meshloom(&["sample", "--checkpoint", folder.path().to_str().expect("a name")]);
-    let message = String::from_utf8_lossy(&missing.stderr).into_owned();
-    assert!(missing.status.code() == Some(1) && message.contains("there is no checkpoint in"), "{message}");
+    // Several at once: each as if it were alone, the second with the next seed.
+    let (both, _) = generate(&["--count", "2", "--seed", "3"]);
+    let alone = ["3", "4"].map(|seed| generate(&["--seed", seed]).0);
+    assert_eq!(both, format!("[1]\n{}\n[2]\n{}", alone[0], alone[1]));
+    // Over a mesh, by the rules of the run, and with prompts from files.
+    let file = folder.path().join("prompt.txt");
+    std::fs::write(&file, "She was ").expect("a file");
+    let prompt = ["--greedy", "--prompt-file", file.to_str().expect("a name")];
+    let (greedy, _) = generate(&prompt);
+    assert!(greedy.starts_with("She was "), "{greedy}");
+    let over_mesh = ["--set", "target.devices=4", "--set", "mesh.axes=fsdp=2,tensor=2"];
+    assert_eq!(generate(&[&prompt[..], &over_mesh].concat()).0, greedy);
+    let stop = greedy.trim_end().chars().last().expect("a text").to_string();
+    let (stopped, _) = generate(&[&prompt[..], &["--stop", &stop]].concat());
+    let added = greedy.strip_prefix("She was ").and_then(|text| text.split(stop.as_str()).next()).expect("a text");
+    assert_eq!(stopped, format!("She was {added}\n"));
+}
+
+#[test]
+fn what_cannot_be_generated_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let refused = |arguments: &[&str]| {
+        let output = meshloom(&[&["generate"], arguments].concat());
+        assert!(!output.status.success(), "{arguments:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let message = refused(&[folder.path().to_str().expect("a name")]);
+    assert!(message.contains("there is no checkpoint in"), "{message}");
+    let message = refused(&["folder", "--greedy", "--temperature", "1"]);
+    assert!(message.contains("cannot be used with"), "{message}");
+    let message = refused(&["folder", "--count", "0"]);
+    assert!(message.contains("it must be a whole number of at least 1"), "{message}");
 }
 
 #[test]
