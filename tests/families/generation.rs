@@ -100,7 +100,11 @@ fn families_generate_what_transformers_does() {
         let mut generator = generator(&golden, &client(), &golden.decoder(), &LowerOptions::default(), sizes);
         assert_eq!(generate(&mut generator, &expected.requests(), &greedy(LENGTH)), expected.added, "{case}");
         for (request, added) in expected.requests().into_iter().zip(&expected.added) {
-            assert_eq!(generate(&mut generator, &[request], &greedy(LENGTH)), [added.clone()], "{case} alone");
+            assert_eq!(
+                generate(&mut generator, &[request], &greedy(LENGTH)),
+                std::slice::from_ref(added),
+                "{case} alone"
+            );
         }
         assert_eq!(generator.program_count(), 2, "{case}: one for the prompts, one for all tokens after them");
     }
@@ -188,7 +192,7 @@ impl Passes {
 fn whole_logits(golden: &Golden, decoder: &DecoderConfig, rows: &[Vec<i32>]) -> Vec<f64> {
     let (count, length) = (rows.len(), rows[0].len());
     let tokens: Vec<i32> = rows.iter().flatten().copied().collect();
-    let of = |f: &dyn Fn(usize) -> f64| Literal::from_fn(TensorType::new(DType::S32, &[count, length]), |at| f(at));
+    let of = |f: &dyn Fn(usize) -> f64| Literal::from_fn(TensorType::new(DType::S32, &[count, length]), f);
     let params = golden.params(decoder, &|name| golden.weight(name));
     let specs = (decoder.parameters().map(|_, param| param.spec.clone()), decoder.batch_specs(count, length));
     let function = Function::trace("whole", specs, |(params, batch): (Decoder<_>, Batch<_>)| {
