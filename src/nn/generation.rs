@@ -6,7 +6,7 @@
 use super::attention::{GroupedConfig, TokenPlaces};
 use super::decoder::Head;
 use super::keys::{KeyValueCache, Keys, KeysAndValues, LatentSlots, LayerCache, Step};
-use super::layer::{Angles, AttentionConfig, DecoderLayer, FeedForwardConfig, Layer, LayerConfig};
+use super::layer::{Angles, AttentionConfig, DecoderLayer, FeedForwardConfig, Layer, LayerConfig, LayerLossWeights};
 use super::layout::{ALL_KEYS, ALL_LATENTS};
 use super::moe::{ExpertExchange, MoeConfig};
 use super::token_order::TokenOrder;
@@ -190,7 +190,8 @@ impl GeneratingDecoder {
         let mut x = config.embed(params, tokens);
         let mut cache = KeyValueCache { layers: Vec::with_capacity(weights.len()) };
         for (number, (layer, params)) in config.architecture.stack.layers().zip(weights).enumerate() {
-            let layer = Layer { config: layer, params };
+            let loss = LayerLossWeights { load_balance: 0.0, choice_bias: false };
+            let layer = Layer { config: layer, params, loss };
             scope(&format!("layers.{number}"), || {
                 let (attended, kept) = attend(layer, x, &angles);
                 x = layer.feed_forward_block(attended, None).0;

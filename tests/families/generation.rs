@@ -13,6 +13,8 @@ use meshloom::trace::{Function, MapTree, TensorSpec, Tree};
 use meshloom_train::generate::{
     Continuation, End, GenerateOptions, Generator, GeneratorOptions, Request, SamplingOptions,
 };
+use meshloom_train::published::StoredModel;
+use meshloom_train::tokenizer::Tokenizer;
 use support::eight_devices::{client, relative_error};
 
 use super::golden::{BOUND, CASES, Golden, read};
@@ -108,6 +110,42 @@ fn families_generate_what_transformers_does() {
         }
         assert_eq!(generator.program_count(), 2, "{case}: one for the prompts, one for all tokens after them");
     }
+}
+
+/// From the folders themselves, whose files say what ends a text.
+#[test]
+fn published_models_generate_what_transformers_does() {
+    for case in ["deepseek_v3", "gemma2", "gpt_oss", "qwen3_moe"] {
+        let expected = Expected::of(&Golden::load(case));
+        let folder = support::path(format!("tests/oracle/families/{case}"));
+        let model = StoredModel::open(&folder, &[]).unwrap_or_else(|error| panic!("{case}: {error}"));
+        let generator = model.generator(&client(), GeneratorOptions::new(2, expected.capacity()));
+        let mut generator = generator.unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert_eq!(generate(&mut generator, &expected.requests(), &greedy(LENGTH)), expected.added, "{case}");
+    }
+}
+
+#[test]
+fn files_say_what_ends_a_text() {
+    let published = support::path("tests/oracle/families/llama2");
+    let folder = tempfile::tempdir().expect("a folder");
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(published.join(file), folder.path().join(file)).expect("a copy");
+    }
+    let stop_tokens = || {
+        let model = StoredModel::open(folder.path(), &[]).expect("a model");
+        assert!(model.is_of_published());
+        model.stop_tokens(&Tokenizer::bytes()).map_err(|error| error.to_string())
+    };
+    assert_eq!(stop_tokens(), Ok(vec![2]));
+    let write = |text: &str| std::fs::write(folder.path().join("generation_config.json"), text).expect("a file");
+    write(r#"{"eos_token_id": [3, 5]}"#);
+    assert_eq!(stop_tokens(), Ok(vec![3, 5]));
+    write(r#"{"bos_token_id": 1}"#);
+    assert_eq!(stop_tokens(), Ok(vec![2]));
+    write(r#"{"eos_token_id": "</s>"}"#);
+    let message = stop_tokens().expect_err("no token");
+    assert!(message.contains("eos_token_id") && message.contains("the number of a token"), "{message}");
 }
 
 fn check_on_mesh(case: &'static str, mesh: &str, rows: usize) {

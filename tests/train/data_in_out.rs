@@ -11,7 +11,7 @@ use meshloom::trace::{MapTree, TensorSpec, Tree};
 use meshloom_train::Error;
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
-use meshloom_train::generate::{GenerateOptions, GeneratorOptions, Request, SamplingOptions, TextStream};
+use meshloom_train::generate::{ContinuedText, GenerateOptions, GeneratorOptions, Request, SamplingOptions};
 use meshloom_train::parameters::{LoadOptions, ParameterFile, load, save};
 use meshloom_train::tokenizer::Tokenizer;
 use safetensors::SafeTensors;
@@ -299,7 +299,7 @@ fn a_run_trains_on_tokens() {
     let prompt = trainer.tokenizer().encode("It was").expect("tokens");
     let mut generator = trainer.generator(GeneratorOptions::new(1, 16)).expect("a generator");
     let options = GenerateOptions { length: 4, sampling: SamplingOptions::default(), stop_tokens: Vec::new() };
-    let mut stream = TextStream::behind(&prompt, trainer.tokenizer(), &[]);
+    let mut stream = ContinuedText::behind(&prompt, trainer.tokenizer(), &[]);
     let mut text = String::new();
     let made = generator.generate(&[Request { prompt, seed: 0 }], &options, |_, token| {
         text.push_str(&stream.push(token));

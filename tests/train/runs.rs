@@ -426,7 +426,7 @@ fn what_cannot_be_generated_is_refused() {
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     let message = refused(&[folder.path().to_str().expect("a name")]);
-    assert!(message.contains("there is no checkpoint in"), "{message}");
+    assert!(message.contains("has no model: give a checkpoint"), "{message}");
     let message = refused(&["folder", "--greedy", "--temperature", "1"]);
     assert!(message.contains("cannot be used with"), "{message}");
     let message = refused(&["folder", "--count", "0"]);

@@ -5,13 +5,13 @@
 //! |---|---|
 //! | [`Generator`] | the programs, the parameters, and rows of text |
 //! | [`SamplingOptions`] | how tokens are drawn |
-//! | [`TextStream`] | tokens as text, as they come |
+//! | [`ContinuedText`] | tokens as text, as they come |
 
 mod error;
 mod generator;
 mod live;
 mod lowering;
-mod of_config;
+mod of_stored;
 mod sampling;
 mod text;
 
@@ -20,4 +20,4 @@ pub use generator::{Continuation, End, GenerateOptions, Generator, Request, Step
 pub(crate) use live::LiveParameters;
 pub use lowering::GeneratorOptions;
 pub use sampling::SamplingOptions;
-pub use text::TextStream;
+pub use text::ContinuedText;

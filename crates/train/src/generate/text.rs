@@ -1,33 +1,32 @@
 //! Tokens as text, as they come.
 
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{TextStream, Tokenizer};
 
 /// How many tokens of a prompt are decoded again with those behind them: tokenizers write a token otherwise at the
 /// start of a text.
 const CONTEXT: usize = 5;
 
-/// Makes text of tokens, one after the other. It never gives half a character, and nothing of a text that ends it.
+/// The text behind a prompt, of tokens that come one after the other. It never gives half a character, and nothing of a
+/// text that ends it.
 #[derive(Debug)]
-pub struct TextStream<'t> {
-    tokenizer: &'t Tokenizer,
-    tokens: Vec<i32>,
-    /// From which token on is decoded.
-    start: usize,
-    /// Tokens whose text has been given.
-    given: usize,
+pub struct ContinuedText<'t> {
+    stream: TextStream<'t>,
     stops: Vec<String>,
     /// What may be the beginning of a text that ends it.
     held: String,
     has_ended: bool,
 }
 
-impl<'t> TextStream<'t> {
+impl<'t> ContinuedText<'t> {
     /// The text behind the tokens of a prompt. It ends in front of the first of `stops`; empty ones are none.
-    pub fn behind(prompt: &[i32], tokenizer: &'t Tokenizer, stops: &[String]) -> TextStream<'t> {
-        let tokens = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
+    pub fn behind(prompt: &[i32], tokenizer: &'t Tokenizer, stops: &[String]) -> ContinuedText<'t> {
+        let mut stream = tokenizer.stream();
+        for &token in &prompt[prompt.len().saturating_sub(CONTEXT)..] {
+            // The reader has the prompt.
+            stream.push(token);
+        }
         let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
-        let given = tokens.len();
-        TextStream { tokenizer, tokens, start: 0, given, stops, held: String::new(), has_ended: false }
+        ContinuedText { stream, stops, held: String::new(), has_ended: false }
     }
 
     /// The text that one more token makes certain.
@@ -35,11 +34,7 @@ impl<'t> TextStream<'t> {
         if self.has_ended {
             return String::new();
         }
-        self.tokens.push(token);
-        let Some(text) = self.decoded().filter(|text| !text.ends_with(char::REPLACEMENT_CHARACTER)) else {
-            return String::new();
-        };
-        (self.start, self.given) = (self.given, self.tokens.len());
+        let text = self.stream.push(token);
         self.certain(&text)
     }
 
@@ -53,16 +48,9 @@ impl<'t> TextStream<'t> {
         if self.has_ended {
             return String::new();
         }
-        let rest = self.decoded().unwrap_or_default();
+        let rest = self.stream.rest();
         let certain = self.certain(&rest);
         if self.has_ended { certain } else { certain + &self.held }
-    }
-
-    /// The text behind that which has been given.
-    fn decoded(&self) -> Option<String> {
-        let before = self.tokenizer.decode(&self.tokens[self.start..self.given]);
-        let all = self.tokenizer.decode(&self.tokens[self.start..]);
-        all.get(before.len()..).map(str::to_owned)
     }
 
     /// More text, without what may be a text that ends it.
@@ -86,7 +74,7 @@ mod tests {
 
     fn pieces(text: &[u8], stops: &[&str]) -> Vec<String> {
         let (tokenizer, stops) = (Tokenizer::bytes(), stops.iter().map(|&stop| stop.to_owned()).collect::<Vec<_>>());
-        let mut stream = TextStream::behind(&[65], &tokenizer, &stops);
+        let mut stream = ContinuedText::behind(&[65], &tokenizer, &stops);
         let mut pieces: Vec<String> = text.iter().map(|&byte| stream.push(byte.into())).collect();
         pieces.push(stream.finish());
         pieces

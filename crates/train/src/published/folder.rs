@@ -103,6 +103,14 @@ impl StoredModel {
         }
     }
 
+    /// The folder of the published model, if it is one.
+    pub(crate) fn published_folder(&self) -> Option<PathBuf> {
+        match &self.stored {
+            ModelFolder::Checkpoint(_) => None,
+            ModelFolder::Published(folder) => Some(folder.clone()),
+        }
+    }
+
     /// The parameters of the model in this form, to be read.
     ///
     /// # Errors

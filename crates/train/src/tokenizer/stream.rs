@@ -53,6 +53,11 @@ impl<'t> TextStream<'t> {
 
     /// The text that is left when no token follows: of what is half a character, a replacement.
     pub fn finish(self) -> String {
+        self.rest()
+    }
+
+    /// The text that is left if no token follows.
+    pub(crate) fn rest(&self) -> String {
         self.text(&self.tokens).get(self.out..).unwrap_or_default().to_owned()
     }
 

@@ -188,7 +188,7 @@ impl Train {
     }
 }
 
-/// Continues texts with the model of a checkpoint
+/// Continues texts with a model
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -200,9 +200,10 @@ Examples:
   meshloom generate checkpoints --count 4 --top-p 0.9 --stop \"\n\"
       Four texts with seeds that follow each other, each up to the end of its line
   meshloom generate checkpoints --set mesh.axes=fsdp=2,tensor=2
-      Spreads parameters and cache over devices, by the rules of the run")]
+      Spreads parameters and cache over devices, by the rules of the run
+  meshloom generate Llama-3.2-1B --prompt \"The capital of France is\" --set model.compute_dtype=bf16")]
 pub struct Generate {
-    /// A checkpoint, or a directory of checkpoints, of which the newest is taken
+    /// The folder of a published model, a checkpoint, or a directory of checkpoints, of which the newest is taken
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
     /// A text to continue; may be given more than once [default: "It was "]
@@ -238,11 +239,12 @@ pub struct Generate {
     /// Ends a text in front of this; may be given more than once
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// Ends a text in front of the token with this number; may be given more than once
+    /// Ends a text in front of the token with this number, as in front of those that a published model says; may be
+    /// given more than once
     #[arg(long, value_name = "N")]
     pub stop_token: Vec<i32>,
-    /// Overrides one key of the config in the checkpoint, such as data.tokenizer if that file has moved. Everything is
-    /// on one device unless a key of mesh is given
+    /// Overrides one key of the model's config, such as data.tokenizer if that file has moved, or mesh.axes: everything
+    /// is on one device unless it is set
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
 }

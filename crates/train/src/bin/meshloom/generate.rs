@@ -1,15 +1,15 @@
-//! `meshloom generate`: what follows a text, by the model of a checkpoint.
+//! `meshloom generate`: what follows a text, by a model in a folder.
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 
 use anyhow::Result;
 use meshloom::hlo::message::counted;
-use meshloom_train::checkpoint::{self, Fallback};
-use meshloom_train::config::RunConfig;
+use meshloom_train::Devices;
 use meshloom_train::generate::{
-    GenerateOptions, Generator, GeneratorOptions, Request, SamplingOptions, StepCost, TextStream,
+    ContinuedText, GenerateOptions, Generator, GeneratorOptions, Request, SamplingOptions, StepCost,
 };
+use meshloom_train::published::StoredModel;
 use meshloom_train::tokenizer::Tokenizer;
 
 use crate::arguments::Generate;
@@ -27,6 +27,8 @@ pub struct Texts<'a> {
     pub seed: u64,
     /// Texts that end one.
     pub stops: &'a [String],
+    /// Whether prompts have the special tokens that the tokenizer's file puts around a text.
+    pub with_special: bool,
     pub options: GenerateOptions,
 }
 
@@ -34,14 +36,26 @@ impl Texts<'_> {
     /// The tokens of the prompts.
     pub fn requests(&self, tokenizer: &Tokenizer) -> Result<Vec<Request>> {
         let seeds = (0..).map(|number: u64| self.seed.wrapping_add(number));
-        let request = |(prompt, seed): (&String, u64)| Ok(Request { prompt: tokenizer.encode(prompt)?, seed });
+        let request = |(prompt, seed): (&String, u64)| {
+            let prompt = match self.with_special {
+                true => tokenizer.encode_with_special(prompt)?,
+                false => tokenizer.encode(prompt)?,
+            };
+            Ok(Request { prompt, seed })
+        };
         self.prompts.iter().zip(seeds).map(request).collect()
+    }
+
+    /// What a generator needs room for.
+    pub fn room(&self, requests: &[Request]) -> GeneratorOptions {
+        let longest = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(1);
+        GeneratorOptions::new(requests.len(), longest.saturating_add(self.options.length))
     }
 
     /// Prints each prompt and what follows it. One alone is printed as it comes.
     pub fn print(&self, requests: &[Request], generator: &mut Generator, tokenizer: &Tokenizer) -> Result<()> {
-        let stream = |request: &Request| TextStream::behind(&request.prompt, tokenizer, self.stops);
-        let mut streams: Vec<TextStream<'_>> = requests.iter().map(stream).collect();
+        let stream = |request: &Request| ContinuedText::behind(&request.prompt, tokenizer, self.stops);
+        let mut streams: Vec<ContinuedText<'_>> = requests.iter().map(stream).collect();
         let mut texts = self.prompts.to_vec();
         let is_alone = texts.len() == 1;
         let mut shown = io::stdout().lock();
@@ -60,7 +74,7 @@ impl Texts<'_> {
             }
         })?;
         written?;
-        let rests = streams.into_iter().map(TextStream::finish);
+        let rests = streams.into_iter().map(ContinuedText::finish);
         if is_alone {
             return Ok(writeln!(shown, "{}", rests.collect::<String>())?);
         }
@@ -78,37 +92,29 @@ fn show(to: &mut impl Write, text: &str) -> io::Result<()> {
 }
 
 pub fn run(arguments: &Generate) -> Result<()> {
-    let checkpoint = checkpoint::find(&arguments.folder, Fallback::Refuse)?.checkpoint;
-    let config = RunConfig::from_toml_with(&checkpoint.about().config, "the checkpoint's config", &arguments.set)?;
-    config.check_runnable()?;
-    let tokenizer = config.load_tokenizer()?;
-    let prompts = arguments.prompts()?;
+    let model = StoredModel::open(&arguments.folder, &arguments.set)?;
+    let tokenizer = model.config.load_tokenizer()?;
     let sampling = SamplingOptions {
         temperature: if arguments.greedy { 0.0 } else { arguments.temperature },
         top_k: arguments.top_k,
         top_p: arguments.top_p,
         min_p: arguments.min_p,
     };
-    let options = GenerateOptions { length: arguments.length, sampling, stop_tokens: arguments.stop_token.clone() };
-    let seed = arguments.seed.unwrap_or(config.train.seed);
-    let texts = Texts { prompts: &prompts, seed, stops: &arguments.stop, options };
     // Before anything is compiled.
-    texts.options.sampling.check().map_err(meshloom_train::Error::from)?;
-    let requests = texts.requests(&tokenizer)?;
-    let longest = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(1);
-    let room = GeneratorOptions::new(requests.len(), longest.saturating_add(arguments.length));
-    let is_over_mesh = arguments.set.iter().any(|text| text.trim_start().starts_with("mesh."));
-    let (mut generator, notes) = match is_over_mesh {
-        true => {
-            let devices = config.open()?;
-            (devices.config.generator(&devices.client, &checkpoint, room)?, devices.notes)
-        }
-        false => {
-            let (client, notes) = config.open_one()?;
-            (config.generator_on_one_device(&client, &checkpoint, room)?, notes)
-        }
+    sampling.check().map_err(meshloom_train::Error::from)?;
+    let mut stop_tokens = model.stop_tokens(&tokenizer)?;
+    stop_tokens.extend(&arguments.stop_token);
+    let texts = Texts {
+        prompts: &arguments.prompts()?,
+        seed: arguments.seed.unwrap_or(model.config.train.seed),
+        stops: &arguments.stop,
+        with_special: model.is_of_published(),
+        options: GenerateOptions { length: arguments.length, sampling, stop_tokens },
     };
+    let requests = texts.requests(&tokenizer)?;
+    let Devices { client, notes, .. } = model.config.open()?;
     notes.iter().for_each(|note| eprintln!("warning: {note}"));
+    let mut generator = model.generator(&client, texts.room(&requests))?;
     texts.print(&requests, &mut generator, &tokenizer)?;
     // Some plugins do not show the programs that they make.
     if let Ok(cost) = generator.step_cost() {

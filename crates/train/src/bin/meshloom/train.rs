@@ -10,7 +10,7 @@ use meshloom::pjrt::{CacheUse, Topology};
 use meshloom_train::checkpoint::{self, Checkpoint, Fallback, Found};
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::{SkippedLines, TextDataset, Tokenized};
-use meshloom_train::generate::{GenerateOptions, GeneratorOptions, SamplingOptions};
+use meshloom_train::generate::{GenerateOptions, SamplingOptions};
 use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics, beside_entropy};
 use meshloom_train::parameters::{self, LoadOptions};
 use meshloom_train::profile::StepProfile;
@@ -155,10 +155,9 @@ pub fn run(arguments: &Train) -> Result<()> {
 fn generate_sample(trainer: &Trainer, length: usize, seed: u64) -> Result<()> {
     let sampling = SamplingOptions { temperature: generate::TEMPERATURE, ..SamplingOptions::default() };
     let options = GenerateOptions { length, sampling, stop_tokens: Vec::new() };
-    let texts = Texts { prompts: &[generate::PROMPT.to_owned()], seed, stops: &[], options };
+    let texts = Texts { prompts: &[generate::PROMPT.to_owned()], seed, stops: &[], with_special: false, options };
     let requests = texts.requests(trainer.tokenizer())?;
-    let longest = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(1);
-    let mut generator = trainer.generator(GeneratorOptions::new(1, longest.saturating_add(length)))?;
+    let mut generator = trainer.generator(texts.room(&requests))?;
     println!();
     texts.print(&requests, &mut generator, trainer.tokenizer())
 }
