@@ -28,6 +28,7 @@ pub fn wide_llama(
 /// Llama 3 405B (arXiv 2407.21783, table 3) at 8192 tokens. The model has 126 layers.
 pub fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> TrainStep {
     TrainStep {
+        choice_bias_rate: 0.0,
         model: wide_llama([128, 8], 53248, layers, scan_layers, remat),
         optimizer: Optimizer::AdamW(AdamW::default()),
         schedule: LearningRate { peak: 8e-5, warmup: 8000, steps: 1_200_000, floor: 0.01, decay: Decay::Cosine },
