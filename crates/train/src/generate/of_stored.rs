@@ -11,8 +11,8 @@ use meshloom::nn::GeneratingDecoder;
 use meshloom::pjrt::Client;
 
 impl StoredModel {
-    /// A generator with the parameters of the model, over the mesh of its config and by its rules. Rows are filled up to
-    /// a multiple of the devices that they are spread over. The config says what the plugin is told and how long
+    /// A generator with the parameters of the model, over the mesh of its config and by its rules. Rows are filled up
+    /// to a multiple of the devices that they are spread over. The config says what the plugin is told and how long
     /// programs may take.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use meshloom_train::config::RunConfig;
+use meshloom_train::published::ExportOptions;
 
 /// Trains decoders on text, over any mesh of devices that a PJRT plugin has.
 #[derive(Parser)]
@@ -307,7 +308,7 @@ pub struct Export {
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub dtype: Option<ExportDtype>,
     /// The most bytes of tensors in a file
-    #[arg(long, value_name = "BYTES", default_value_t = meshloom_train::published::ExportOptions::default().max_shard_bytes)]
+    #[arg(long, value_name = "BYTES", default_value_t = ExportOptions::default().max_shard_bytes)]
     pub max_shard_bytes: u64,
     /// Overrides one key of the config in the checkpoint; may be given more than once
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
