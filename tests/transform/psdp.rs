@@ -198,8 +198,11 @@ fn crosses_once() {
         let along = |axis: &str| mesh.axis(axis).map_or(1, |axis| mesh.size(axis)) as u64;
         let (replicas, fsdp) = (along("replica"), along("fsdp"));
         // Norms are not split over fsdp.
-        let norms: u64 =
-            declared.iter().filter(|param| param.matrix.is_none()).map(|p| p.spec.ty.element_count() as u64).sum();
+        let norms: u64 = declared
+            .iter()
+            .filter(|param| param.spec.ty.rank() == param.stacked_dims + 1)
+            .map(|p| p.spec.ty.element_count() as u64)
+            .sum();
         let on_one_device = (size - norms) / fsdp + norms;
         let expected_count = if config.model.scan_layers { parameters } else { parameters + (parameters - 3) };
         let scatters = first.get(&(CollectiveKind::ReduceScatter, "replica".to_owned()));
