@@ -54,7 +54,7 @@ pub enum End {
     Told,
 }
 
-/// What a step reads, by the cost model of [`cost`] over the program that the plugin made of it: the numbers of all
+/// What a step reads, by the cost model of [`cost()`] over the program that the plugin made of it: the numbers of all
 /// devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepCost {
