@@ -33,8 +33,8 @@ pub struct Routing {
     /// Source: Lepikhin et al., "GShard", arXiv 2006.16668 (there by groups of tokens); Fedus et al., "Switch
     /// Transformers", arXiv 2101.03961; by sequence as in DeepSeek-V3, arXiv 2412.19437.
     pub load_balance_loss: Tensor,
-    /// Where choices have a bias: a scalar `f32` that is zero. Its gradient for the bias of an expert is by how much its
-    /// fraction of a row's choices is over an even one, the mean over rows. Whoever adds it to the loss has
+    /// Where choices have a bias: a scalar `f32` that is zero. Its gradient for an expert's bias is by how much the
+    /// expert's fraction of a row's choices is over an even one, the mean over rows. Whoever adds it to the loss has
     /// that for a gradient, through microbatches, meshes and pipelines as any other; the bias moves against its sign
     /// (DeepSeek-V3, arXiv 2412.19437, section 2.1.2: balance without an auxiliary loss).
     pub choice_bias_loss: Option<Tensor>,
