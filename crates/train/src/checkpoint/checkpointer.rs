@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use super::folder::{self, Directory, Observer};
+use super::read::PARAMS;
 use super::snapshot::Snapshot;
 use super::write::{self, Contents};
 use super::{About, Checkpoint, CheckpointError, form};
@@ -203,9 +204,6 @@ pub(crate) fn write_parameters(
     })?;
     write::write(&directory, Contents { about, digests: Vec::new(), model }, snapshot, &(Arc::new(|_| {}) as Observer))
 }
-
-/// What the paths of parameters begin with in a state.
-const PARAMS: &str = "params.";
 
 /// About as many bytes of parameters are in a file.
 const BYTES_OF_FILE: usize = 4 << 30;

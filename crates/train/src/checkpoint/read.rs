@@ -21,8 +21,8 @@ const MAX_MANIFEST_BYTES: u64 = 1 << 30;
 /// What the paths of parameters begin with that several replicas agree on.
 const OUTER_PARAMS: &str = "outer.params.";
 
-/// The value of a state that counts its steps.
-const STEP: &str = "step";
+/// What the paths of parameters begin with in a state.
+pub(super) const PARAMS: &str = "params.";
 
 /// What is read at once where the parts of a piece that are needed are small.
 const BUFFER_BYTES: usize = 1 << 18;
@@ -126,7 +126,7 @@ impl Checkpoint {
 
     /// Whether it has parameters without the state of a run, as of a model that was imported.
     pub fn has_parameters_alone(&self) -> bool {
-        self.manifest.leaves.iter().all(|leaf| leaf.path != STEP)
+        self.about().step == 0 && self.manifest.leaves.iter().all(|leaf| leaf.path.starts_with(PARAMS))
     }
 
     /// What the run read, if that is known.
