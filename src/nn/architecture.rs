@@ -22,6 +22,9 @@ pub struct Architecture {
     pub stack: Stack,
     /// The form of the norm behind them.
     pub final_norm: RmsNorm,
+    /// Layers that predict further tokens, each one more (multi-token prediction,
+    /// [`FurtherToken`](super::FurtherToken)). Only training computes them.
+    pub further: Vec<LayerConfig>,
 }
 
 impl Architecture {
@@ -35,13 +38,13 @@ impl Architecture {
             logit_cap: None,
             stack,
             final_norm: RmsNorm::llama(epsilon),
+            further: Vec::new(),
         }
     }
 
-    /// Number of layers with routed experts.
-    pub fn routed_count(&self) -> usize {
-        let Stack { prefix, cycle, cycles, suffix } = &self.stack;
-        let count = |layers: &[LayerConfig]| layers.iter().filter(|layer| layer.routed().is_some()).count();
-        count(prefix) + count(cycle) * cycles + count(suffix)
+    /// Changes every layer, of those that predict further tokens as well.
+    pub fn for_each_layer(&mut self, mut f: impl FnMut(&mut LayerConfig)) {
+        self.stack.for_each(&mut f);
+        self.further.iter_mut().for_each(f);
     }
 }

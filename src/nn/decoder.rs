@@ -3,9 +3,10 @@
 use super::architecture::Architecture;
 use super::attention::TokenPlaces;
 use super::dropout::Dropout;
+use super::further::FurtherToken;
 use super::head_loss::{Chunked, HeadLoss, capped};
 use super::layer::{FeedForwardConfig, LayerLoss};
-use super::layers::LayerRows;
+use super::layers::{LayerRows, added};
 use super::layout::{Rows, whole_rows};
 use super::loss::{WholeBatch, weighted_cross_entropy};
 use super::moe::MoeConfig;
@@ -41,6 +42,9 @@ pub struct DecoderConfig {
     pub z_loss: f64,
     /// Weight of the load-balance loss of routed experts, the mean over their layers; 0 for none.
     pub load_balance_weight: f64,
+    /// Weight of the loss of further tokens, the mean over the layers that predict them; 0 for none, and then these
+    /// layers are not computed.
+    pub further_weight: f64,
     /// Whether biases of choices of experts have a gradient, by which experts are balanced
     /// ([`Routing::choice_bias_loss`](super::Routing::choice_bias_loss)).
     pub choice_bias_gradient: bool,
@@ -66,6 +70,7 @@ impl DecoderConfig {
             order: TokenOrder::default(),
             z_loss: 0.0,
             load_balance_weight: 0.0,
+            further_weight: 0.0,
             choice_bias_gradient: false,
             loss_chunks: 1,
             batch_split: false,
@@ -76,7 +81,7 @@ impl DecoderConfig {
     #[must_use]
     pub fn on_one_device(&self) -> DecoderConfig {
         let mut plain = DecoderConfig { order: TokenOrder::default(), batch_split: false, ..self.clone() };
-        plain.architecture.stack.for_each(|layer| {
+        plain.architecture.for_each_layer(|layer| {
             if let FeedForwardConfig::Routed(routed) = &mut layer.feed_forward {
                 let MoeConfig { exchange, expert_groups, batch_parts, sequence_parts, .. } = MoeConfig::default();
                 *routed = MoeConfig { exchange, expert_groups, batch_parts, sequence_parts, ..routed.clone() };
@@ -97,6 +102,8 @@ crate::tree! {
         pub final_norm: T,
         /// `[embed, vocab]`; none when tied to the embedding.
         pub head: Option<T>,
+        /// The layers that predict further tokens.
+        pub further: Vec<FurtherToken<T>>,
     }
 
     /// What makes logits of activations.
@@ -171,6 +178,7 @@ impl DecoderConfig {
             layers: self.layers_parameters(),
             final_norm: self.norm_parameter(embed, self.architecture.final_norm),
             head: (!tied_embeddings).then(head),
+            further: self.further_parameters(),
         }
     }
 
@@ -282,8 +290,25 @@ impl DecoderConfig {
         Chunked { config, rows }.loss(x, params.matrix, targets, weights)
     }
 
+    /// What some rows add to the weighted mean over the tokens of a whole batch.
+    pub(super) fn mean_loss(
+        &self,
+        head: &Head<Tensor>,
+        x: Tensor,
+        (targets, weights): (Tensor, Tensor),
+        whole: WholeBatch,
+    ) -> Tensor {
+        if self.loss_chunks > 1 {
+            // The gradient is made with the loss, so what divides it must be known there.
+            let weights = scope("loss", || weights / whole.weight.broadcast_like(weights, []));
+            return self.head_loss(head, x, (targets, weights), self.rows());
+        }
+        let sum = self.head_loss(head, x, (targets, weights), self.rows());
+        scope("loss", || sum / whole.weight)
+    }
+
     /// The mean cross entropy of a batch, in nats per token; with routed experts, and their load-balance loss times its
-    /// weight. The z-loss comes with its weight as well.
+    /// weight. The z-loss and the loss of further tokens come with their weights as well.
     pub fn loss(&self, params: &Decoder<Tensor>, batch: &Batch<Tensor>) -> Tensor {
         self.loss_with(params, batch, None)
     }
@@ -309,18 +334,11 @@ impl DecoderConfig {
         let params = &self.with_table_in_use(params);
         let rows = (part.positions, part.segment_ids);
         let (x, layer_loss) = self.activations(params, part.tokens, rows, dropout);
-        let head = Head::of(params);
-        let loss = if self.loss_chunks > 1 {
-            // The gradient is made with the loss, so what divides it must be known there.
-            let weights = scope("loss", || part.weights / whole.weight.broadcast_like(part.weights, []));
-            self.head_loss(&head, x, (part.targets, weights), self.rows())
-        } else {
-            let sum = self.head_loss(&head, x, (part.targets, part.weights), self.rows());
-            scope("loss", || sum / whole.weight)
-        };
+        let loss = self.mean_loss(&Head::of(params), x, (part.targets, part.weights), whole);
+        let (of_further, further_layer_loss) = self.further_loss(params, x, part, whole, dropout);
         scope("loss", || {
-            let own = layer_loss.map(|layer_loss| layer_loss / whole.parts as f64);
-            own.map_or(loss, |own| loss + own)
+            let own = added(layer_loss, further_layer_loss).map(|layer_loss| layer_loss / whole.parts as f64);
+            added(added(Some(loss), of_further), own).unwrap_or(loss)
         })
     }
 }

@@ -1,8 +1,8 @@
 //! What a decoder must compute, whatever it is compiled to.
 
-use super::DecoderConfig;
 use super::layer::{AttentionConfig, LayerConfig};
 use super::layer_path::LayerPath;
+use super::{Architecture, DecoderConfig};
 use crate::trace::Tree;
 
 impl DecoderConfig {
@@ -16,19 +16,28 @@ impl DecoderConfig {
     /// arXiv 2204.02311, appendix B: `6 N + 12 L H Q T`.
     pub fn flops_per_token(&self, length: usize) -> f64 {
         let params = self.parameters();
-        let stack = &self.architecture.stack;
-        let is_lookup = |path: &str| path == "embedding" && !self.architecture.tied_embeddings;
+        let Architecture { stack, tied_embeddings, .. } = &self.architecture;
+        let further = if self.predicts_further() { &self.architecture.further[..] } else { &[] };
+        let is_lookup = |path: &str| path == "embedding" && !tied_embeddings;
+        let is_head = |path: &str| path == if *tied_embeddings { "embedding" } else { "head" };
         let products = params.paths().into_iter().zip(params.leaves()).filter_map(|(path, param)| {
             // Tables over the vocabulary are no matrices to optimizers, but products with them are.
             let is_matrix = param.matrix.is_some() || path == "head" || path == "embedding";
-            let numbers = LayerPath::of(&path, param.stacked_dims > 0).numbers;
-            let routed = || stack.layers().nth(numbers?.first)?.routed();
+            let (numbers, depth) = (LayerPath::of(&path, param.stacked_dims > 0).numbers, depth_of(&path));
+            let routed = || match (depth, numbers) {
+                (Some(depth), _) => further.get(depth)?.routed(),
+                (None, numbers) => stack.layers().nth(numbers?.first)?.routed(),
+            };
             let is_expert = param.spec.axes.iter().any(|name| name.text() == "exp");
             let share = match is_expert.then(routed).flatten() {
                 Some(routed) => routed.experts_per_token as f64 / routed.experts as f64,
                 None => 1.0,
             };
-            (is_matrix && !is_lookup(&path)).then(|| param.spec.ty.element_count() as f64 * share)
+            // Each further token goes through the head again.
+            let times = if is_head(&path) { 1.0 + further.len() as f64 } else { 1.0 };
+            let is_left_out = depth.is_some() && further.is_empty();
+            (is_matrix && !is_lookup(&path) && !is_left_out)
+                .then(|| param.spec.ty.element_count() as f64 * share * times)
         });
         let of_attention = |layer: &LayerConfig| match &layer.attention {
             AttentionConfig::Grouped(grouped) => {
@@ -41,8 +50,14 @@ impl DecoderConfig {
         let of_layers = |layers: &[LayerConfig]| layers.iter().map(of_attention).sum::<usize>() as f64;
         let attention =
             of_layers(&stack.prefix) + of_layers(&stack.cycle) * stack.cycles as f64 + of_layers(&stack.suffix);
+        let attention = attention + of_layers(further);
         6.0 * (products.sum::<f64>() + attention)
     }
+}
+
+/// The number of the layer that predicts further tokens, from 0, of a path in one.
+fn depth_of(path: &str) -> Option<usize> {
+    path.strip_prefix("further.")?.split('.').next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -74,6 +89,13 @@ mod tests {
         let experts = 2.0 * 64.0 + 2.0 * 32.0 + 8.0 * 8.0 + 2.0 * 3.0 * 8.0 * 6.0;
         let expected = 6.0 * (3.0 * (experts + attention) + head);
         let of_experts = LayerConfig { feed_forward: FeedForwardConfig::Routed(routed), ..layer() };
-        assert_eq!(config(of_experts).flops_per_token(16), expected);
+        assert_eq!(config(of_experts.clone()).flops_per_token(16), expected);
+        // A layer that predicts a further token: its own products, the projection of two vectors, the head again.
+        let mut further = config(of_experts.clone());
+        further.architecture.further = vec![of_experts];
+        assert_eq!(further.flops_per_token(16), expected, "where the loss does not ask for it");
+        further.further_weight = 0.3;
+        let more = experts + attention + 2.0 * 64.0 + head;
+        assert_eq!(further.flops_per_token(16), expected + 6.0 * more);
     }
 }

@@ -64,6 +64,8 @@ impl GeneratingDecoder {
             batch_split: false,
             ..decoder.clone()
         };
+        // They predict what comes later, in training alone.
+        config.architecture.further.clear();
         config.architecture.stack.for_each(|layer| {
             if let FeedForwardConfig::Routed(routed) = &mut layer.feed_forward {
                 *routed = MoeConfig {

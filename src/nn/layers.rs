@@ -71,6 +71,24 @@ impl DecoderConfig {
         })
     }
 
+    /// A run that stands by itself, around a pipeline if the config has one; and the sum of its layers' own losses.
+    pub(super) fn outside_pipeline(
+        &self,
+        x: Tensor,
+        run: &Run,
+        weights: &LayerRun<Tensor>,
+        rows: &LayerRows<Tensor>,
+        dropout: Option<Dropout>,
+    ) -> (Tensor, LayerLoss) {
+        match &self.pipeline {
+            Some(options) => self.around_pipeline(options.stages, x, run, weights, rows, dropout),
+            None => {
+                let read = self.read_of_rows(rows, &run.cycle, dropout);
+                self.layer_run(x, run, weights, read.inputs(), read.dropout)
+            }
+        }
+    }
+
     /// What some layers read of rows.
     pub(super) fn read_of_rows<'l>(
         &self,
@@ -98,7 +116,7 @@ impl DecoderConfig {
             x = next;
             total = added(total, loss);
         }
-        (x, total.map(|total| total / self.architecture.routed_count() as f64))
+        (x, total.map(|total| total / self.routed_count() as f64))
     }
 
     /// The layers of a run, and the sum of their own losses.

@@ -41,6 +41,16 @@ impl Rows {
         [self.batch, self.block, "activation_embed"]
     }
 
+    /// What is inside of a block, `[batch, length, mlp]`.
+    pub(super) const fn hidden(self) -> [&'static str; 3] {
+        [self.batch, self.block, "activation_mlp"]
+    }
+
+    /// Tokens where a block is, `[batch, length]`.
+    pub(super) const fn tokens(self) -> [&'static str; 2] {
+        [self.batch, self.block]
+    }
+
     /// From the residual stream into a block.
     #[track_caller]
     pub(super) fn enter_block(self, x: Tensor) -> Tensor {
@@ -76,7 +86,7 @@ pub const LATENT: [&str; 3] = ["activation_batch", "activation_length", ""];
 pub const ALL_LATENTS: [&str; 3] = ["activation_batch", "activation_kv_length", ""];
 
 /// What is inside of a feed-forward block, `[batch, length, mlp]`.
-pub const HIDDEN: [&str; 3] = ["activation_batch", "activation_length", "activation_mlp"];
+pub const HIDDEN: [&str; 3] = Rows::LAYERS.hidden();
 
 /// Tokens where routed experts are, `[batch, length, embed]`: the batch is whole along the axes that experts are split
 /// over.

@@ -26,6 +26,7 @@ mod batch_split;
 mod decoder;
 mod dropout;
 mod flops;
+mod further;
 mod generation;
 mod head_loss;
 mod init;
@@ -53,6 +54,7 @@ pub use attention::{
 };
 pub use decoder::{Batch, Decoder, DecoderConfig};
 pub use dropout::{Dropout, DroppedWeights, dropout};
+pub use further::FurtherToken;
 pub use generation::{Continued, GeneratingDecoder, NextTokens, Prompts};
 pub use head_loss::{HeadLoss, head_loss};
 pub use init::{first_values, initialize};

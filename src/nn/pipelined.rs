@@ -6,14 +6,13 @@
 
 use super::decoder::Head;
 use super::layer::LayerLoss;
-use super::layer_path::{LayerNumbers, LayerPath};
 use super::layers::{LayerRows, added, offset};
 use super::layout::{Rows, STREAM};
 use super::loss::WholeBatch;
 use super::stack::{LayerRun, Run, RunForm};
 use super::{Batch, Decoder, DecoderConfig, Dropout, Layers};
 use crate::ir::DType;
-use crate::trace::{MapTree, Param, Tensor, Tree, concatenate, fail_internal, scope};
+use crate::trace::{MapTree, Param, Tensor, Tree, fail_internal, scope};
 use crate::transform::pipeline::{
     LayerPlace, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, pipeline, pipeline_with_loss,
 };
@@ -59,6 +58,12 @@ impl DecoderConfig {
             let found = format!("layers from number {} on", behind.first);
             return Some(x.mismatch("the layers behind a pipeline", expected, found, std::panic::Location::caller()));
         }
+        if self.predicts_further() {
+            let expected = "none: the schedule 1f1b has the loss in its loop; take another schedule".to_owned();
+            let found = format!("{}", self.architecture.further.len());
+            let what = "the layers that predict further tokens behind a pipeline";
+            return Some(x.mismatch(what, expected, found, std::panic::Location::caller()));
+        }
         let numbers = dropout.map(|dropout| dropout.rows);
         let rows = LayerRows { positions: batch.positions, segments: batch.segment_ids, numbers };
         let in_front = Layers(params.layers.0[..pipelined].to_vec());
@@ -73,7 +78,7 @@ impl DecoderConfig {
             weights: Head::of(params),
             names: declared.into_iter().map(|param| param.spec.axes).collect(),
         };
-        let routed = self.architecture.routed_count();
+        let routed = self.routed_count();
         let penalty = 1.0 / (routed.max(1) * options.microbatches * whole.parts) as f64;
         let loss = PipelineLoss {
             weights: head,
@@ -103,10 +108,10 @@ impl DecoderConfig {
         StackedWeights::declared(&declared, weights)
     }
 
-    /// The type in which a layer's weight is gathered: what a layer works with may have fewer bits, so less is
-    /// gathered. It uses vectors, biases and the router as they are.
+    /// The type in which a weight is used: what decays, the matrices, in that of activations, which may have fewer
+    /// bits, so less is gathered. Vectors, biases and the router are used as they are.
     pub fn dtype_in_use(&self, path: &str, param: &Param) -> DType {
-        let is_converted = param.matrix.is_some() && !path.ends_with("router");
+        let is_converted = param.decays && !path.ends_with("router");
         if is_converted { self.compute_dtype } else { param.spec.ty.dtype }
     }
 
@@ -129,58 +134,6 @@ impl DecoderConfig {
             self.layer(config, x, layer, read.inputs(), dropout)
         })
     }
-
-    /// The same model with its layers one after the other, and the parameters of this one for it.
-    pub fn without_pipeline(&self, params: &Decoder<Tensor>) -> (DecoderConfig, Decoder<Tensor>) {
-        let Some(pipeline) = &self.pipeline else { return (self.clone(), params.clone()) };
-        let model = DecoderConfig { pipeline: None, scan_layers: true, ..self.clone() };
-        let leading = pipeline.leading_dims().len();
-        let sources = params.paths().into_iter().zip(params.leaves()).zip(self.parameters().leaves());
-        let sources: Vec<(LayerPath, Tensor)> = sources
-            .map(|((path, weight), declared)| {
-                let flat = match weight.dims().get(leading..) {
-                    Some(rest) if declared.stacked_dims == leading => {
-                        let cycles = weight.dims()[..leading].iter().product();
-                        weight.reshape([&[cycles][..], rest].concat())
-                    }
-                    _ => weight,
-                };
-                (LayerPath::of(&path, declared.stacked_dims > 0), flat)
-            })
-            .collect();
-        let params = model.parameters().map(|path, declared| {
-            let wanted = LayerPath::of(&path.to_string(), declared.stacked_dims > 0);
-            let count = declared.spec.ty.dims.first().copied().unwrap_or_default();
-            joined(&sources, &wanted, count)
-        });
-        (model, params)
-    }
-}
-
-/// The parameter `wanted`, which has `count` layers if it is of several, put together of those that have its layers.
-fn joined(sources: &[(LayerPath, Tensor)], wanted: &LayerPath, count: usize) -> Tensor {
-    let same = sources.iter().filter(|(path, _)| path.name == wanted.name);
-    let Some(LayerNumbers { first, step: Some(step) }) = wanted.numbers else {
-        let found = same.into_iter().find(|(path, _)| path.numbers == wanted.numbers);
-        return found.map_or_else(|| missing(wanted), |(_, weight)| *weight);
-    };
-    let layers = first..first + count * step;
-    let is_wanted =
-        |numbers: LayerNumbers| layers.contains(&numbers.first) && (numbers.first - first).is_multiple_of(step);
-    let pieces: Vec<Tensor> = same
-        .filter_map(|(path, weight)| path.numbers.map(|numbers| (numbers, *weight)))
-        .filter(|(numbers, _)| is_wanted(*numbers))
-        .map(|(numbers, weight)| if numbers.step.is_some() { weight } else { weight.expand(0) })
-        .collect();
-    match pieces[..] {
-        [] => missing(wanted),
-        [one] => one,
-        _ => concatenate(&pieces, 0),
-    }
-}
-
-fn missing(wanted: &LayerPath) -> Tensor {
-    fail_internal(format_args!("the parameter {}", wanted.name), "the layers of a pipeline and around it")
 }
 
 /// Rows of a pipeline with its loss: those of layers, and targets and weights of tokens.

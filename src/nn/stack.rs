@@ -76,6 +76,11 @@ impl Stack {
         self.prefix.iter().chain(&self.cycle).chain(&self.suffix)
     }
 
+    /// Number of layers with routed experts.
+    pub fn routed_count(&self) -> usize {
+        self.layers().filter(|layer| layer.routed().is_some()).count()
+    }
+
     /// Changes every layer.
     pub fn for_each(&mut self, mut f: impl FnMut(&mut LayerConfig)) {
         self.prefix.iter_mut().chain(&mut self.cycle).chain(&mut self.suffix).for_each(&mut f);

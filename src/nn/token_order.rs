@@ -8,7 +8,7 @@
 use std::panic::Location;
 
 use crate::ir::DType;
-use crate::trace::{Tensor, iota};
+use crate::trace::{Tensor, concatenate, iota};
 
 meshloom_hlo::words! {
     /// Which tokens of a row each of several devices has.
@@ -125,6 +125,61 @@ impl TokenOrder {
             }
             ContextOrder::Striped => (index % of_part) * parts + index / of_part,
         }
+    }
+}
+
+impl TokenOrder {
+    /// The index of the tokens that stand at places of rows of `length` tokens: undoes [`TokenOrder::places`].
+    fn index_of(self, place: Tensor, length: usize) -> Tensor {
+        let (of_part, parts) = ((length / self.parts) as f64, self.parts as f64);
+        match self.order {
+            ContextOrder::Natural => place,
+            ContextOrder::TwoChunk => {
+                let chunk = of_part / 2.0;
+                let (number, within) = (place / chunk, place % chunk);
+                let first = number * of_part + within;
+                let second = (number * -1.0 + (2.0 * parts - 1.0)) * of_part + within + chunk;
+                number.less(parts).select(first, second)
+            }
+            ContextOrder::Striped => (place % parts) * of_part + place / parts,
+        }
+    }
+}
+
+/// For each token of some rows, the one after it in the text.
+pub(super) struct NextToken {
+    /// The order of the rows.
+    pub(super) order: TokenOrder,
+    /// The logical axes of what belongs to tokens, `[batch, length]`.
+    pub(super) axes: [&'static str; 2],
+    /// Which document a token belongs to, integers `[batch, length]`.
+    pub(super) segments: Tensor,
+}
+
+impl NextToken {
+    /// What belongs to the next token, of what belongs to tokens, `[batch, length]`. The last of a row has its own.
+    ///
+    /// Where rows are split, they are gathered first: tokens are small beside their activations.
+    pub(super) fn of(&self, rows: Tensor) -> Tensor {
+        let [batch, length] = self.axes;
+        let whole = rows.with_axes([batch, ""]);
+        let last = rows.dim(1).saturating_sub(1);
+        let next = match self.order.is_natural() {
+            true => concatenate(&[whole.slice(1, 1..), whole.slice(1, last..)], 1),
+            false => {
+                let place = self.order.tensor([1, rows.dim(1)]).reshape([rows.dim(1)]);
+                let index = self.order.index_of((place + 1.0).minimum(last as f64), rows.dim(1));
+                whole.take(1, index.with_axes([length]))
+            }
+        };
+        next.with_axes(self.axes)
+    }
+
+    /// Whether the next token is of the same document; the last of a row has none.
+    pub(super) fn is_same_document(&self) -> Tensor {
+        let place = self.order.tensor([self.segments.dim(0), self.segments.dim(1)]).with_axes(self.axes);
+        let has_next = place.less(self.segments.dim(1).saturating_sub(1) as f64);
+        has_next & self.of(self.segments).equal(self.segments)
     }
 }
 

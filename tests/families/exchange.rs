@@ -1,6 +1,6 @@
 //! Published checkpoints in and out: bit for bit, on any mesh, and nothing left out in silence.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -450,4 +450,31 @@ fn wrong_folders_are_refused() {
     assert!(
         matches!(&occupied, meshloom_train::Error::Weights(error) if matches!(**error, WeightsError::Occupied { .. }))
     );
+}
+
+/// The layers that predict further tokens are left out by name, or kept with their copies of table and head.
+#[test]
+fn further_layers_are_left_out_or_kept() {
+    let source = support::path(super::further::FOLDER);
+    let whole = stored(&source);
+    let is_further = |name: &str| name.starts_with("model.layers.4.") || name.starts_with("model.layers.5.");
+    let is_copy = |name: &str| name.contains("embed_tokens") || name.contains("shared_head.head");
+    for (settings, left_out) in [
+        (vec![], &|name: &str| is_further(name)),
+        (vec!["train.further_token_weight=0.3".to_owned()], &|name: &str| is_further(name) && is_copy(name)),
+    ] as [(Vec<String>, &dyn Fn(&str) -> bool); 2]
+    {
+        let made = tempfile::tempdir().expect("a folder");
+        let (checkpoint, exported) = (made.path().join("checkpoint"), made.path().join("exported"));
+        let imported = import(&source, &checkpoint, &settings).unwrap_or_else(|error| panic!("{error}"));
+        let expected: Vec<String> = whole.keys().filter(|name| left_out(name)).cloned().collect();
+        let skipped: BTreeSet<String> = imported.skipped.into_iter().collect();
+        assert!(skipped.iter().eq(&expected), "{settings:?}: {skipped:?}");
+        export(&open(&checkpoint), &exported, ExportOptions::default()).unwrap_or_else(|error| panic!("{error}"));
+        let is_kept = |name: &&String| !settings.is_empty() || !is_further(name);
+        let kept: Stored = whole.keys().filter(is_kept).map(|name| (name.clone(), whole[name].clone())).collect();
+        assert!(stored(&exported) == kept, "{settings:?}: other tensors");
+        // They are no part of what is looked into.
+        assert_eq!(logits(&checkpoint, &[]), logits(&source, &[]), "{settings:?}");
+    }
 }

@@ -412,3 +412,34 @@ fn trees_of_both_passes_agree() {
     let continued = Continued { cache: specs, logits: TensorSpec::new(DType::F32, [1, 4]) };
     assert_eq!(continued.paths()[0], "cache.layers.0.key");
 }
+
+/// No matrix is converted at each step, whatever type parameters are stored in: but for the router, which works in f32.
+#[test]
+fn weights_are_stored_as_they_are_used() {
+    for case in ["llama2", "gemma2", "deepseek_v3", "gpt_oss"] {
+        let golden = Golden::load(case);
+        let narrow = DecoderConfig { compute_dtype: DType::BF16, ..golden.decoder() };
+        let decoder = GeneratingDecoder::new(&narrow, 9);
+        let params = decoder.parameters();
+        let matrices: Vec<Option<String>> =
+            params.paths().into_iter().zip(params.leaves()).map(|(path, param)| param.decays.then_some(path)).collect();
+        let specs: Decoder<TensorSpec> = params.map(|_, param| param.spec.clone());
+        let input: StepTree<TensorSpec> = (specs, (decoder.cache_specs(1), decoder.next_specs(1)));
+        let step = Function::trace("step", input, |(params, (cache, next))| decoder.step(&params, cache, next));
+        let graph = step.expect("it traces").graph().clone();
+        let mut weights = std::collections::HashMap::new();
+        for (value, path) in graph.inputs().iter().zip(matrices) {
+            weights.extend(path.map(|path| (*value, path)));
+        }
+        for node in graph.nodes() {
+            // Names of dimensions leave a value as it is.
+            let weight = node.operands().first().and_then(|operand| weights.get(operand)).cloned();
+            let Some(path) = weight else { continue };
+            if node.op().name() == "with_axes" {
+                weights.insert(node.result(), path);
+            } else if node.op().name() == "convert" {
+                assert!(path.ends_with("router"), "{case}: {path} is converted");
+            }
+        }
+    }
+}

@@ -6,6 +6,7 @@ mod config_errors;
 mod config_forms;
 mod details;
 mod exchange;
+mod further;
 mod generation;
 mod golden;
 mod meshes;

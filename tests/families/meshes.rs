@@ -23,7 +23,7 @@ pub fn parse(mesh: &str) -> Mesh {
     Mesh::parse(mesh, sizes.product()).expect("a mesh")
 }
 
-fn run_on(graph: &Graph, mesh: &str, inputs: &[Literal]) -> Vec<Vec<f64>> {
+pub fn run_on(graph: &Graph, mesh: &str, inputs: &[Literal]) -> Vec<Vec<f64>> {
     let (mesh, rules) = (parse(mesh), rules(NARROW_WHOLE));
     let options = LowerOptions { sharding: Some((&mesh, &rules)), deny_replication: true, ..LowerOptions::default() };
     run(&lower(graph, &options).unwrap_or_else(|error| panic!("{mesh}: {error}")), inputs)
@@ -34,7 +34,7 @@ pub fn on_mesh(decoder: &DecoderConfig, mesh: &str) -> DecoderConfig {
     let mesh = parse(mesh);
     let size = |axis: &str| mesh.axis(axis).map_or(1, |axis| mesh.size(axis));
     let mut decoder = decoder.clone();
-    decoder.architecture.stack.for_each(|layer| {
+    decoder.architecture.for_each_layer(|layer| {
         if let FeedForwardConfig::Routed(routed) = &mut layer.feed_forward {
             *routed = MoeConfig {
                 expert_groups: size("expert"),

@@ -112,3 +112,33 @@ fn replicas_of_several_stacks_agree() {
     let losses = steps(&mut trainer, 6);
     assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
 }
+
+/// Further tokens are predicted alike however layers, rows and sequences are cut; what has no place for it says so.
+#[test]
+fn runs_predict_further_tokens() {
+    let files = text_files(48);
+    let source = support::path(super::further::FOLDER);
+    let plain = ["mesh.axes=data=1", "target.devices=1"];
+    let trainer = |settings: &[&str]| {
+        let config = run_config(&source, &files, &[&RUN[..], settings].concat());
+        Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{settings:?}: {error}"))
+    };
+    let with = |settings: &[&'static str]| [settings, &["train.further_token_weight=0.3"]].concat();
+    let expected = steps(&mut trainer(&with(&plain)), 3);
+    assert!(expected[0] > steps(&mut trainer(&plain), 1)[0] + 0.5, "the loss of further tokens is a part of it");
+    for settings in [
+        &["mesh.axes=fsdp=2,expert=2", "target.devices=4", "train.microbatches=2"][..],
+        &["mesh.axes=fsdp=2,context=4"],
+        &PIPELINE,
+    ] {
+        check(&format!("{settings:?}"), &steps(&mut trainer(&with(settings)), 3), &expected);
+    }
+    let refused = |init: &std::path::Path, settings: &[&str]| {
+        let config = std::panic::catch_unwind(|| run_config(init, &files, settings));
+        config.map(drop).expect_err("it is refused").downcast_ref::<String>().cloned().expect("a message")
+    };
+    let schedule = refused(&source, &with(&[&PIPELINE[..], &["pipeline.schedule=1f1b"]].concat()));
+    assert!(schedule.contains("train.further_token_weight is 0.3") && schedule.contains("1f1b"), "{schedule}");
+    let without = refused(&folder("qwen3"), &with(&["mesh.axes=fsdp=8"]));
+    assert!(without.contains("no layers that predict further tokens"), "{without}");
+}

@@ -154,6 +154,7 @@ fn round_trip() {
     weight_decay = 0.1
     no_decay = []
     z_loss = 0.0
+    further_token_weight = 0.0
     choice_bias_rate = 0.001
     master_copies = true
     clip_norm = 1.0
@@ -333,7 +334,7 @@ fn overrides() {
     assert_snapshot!(check("", &["train.steps"]), @r#""train.steps" is not an override: it has no "="; write section.key=value, as in train.steps=100"#);
     assert_snapshot!(check("", &["steps=3"]), @r#""steps=3" is not an override: its key has no section; write section.key=value, as in train.steps=100"#);
     assert_snapshot!(check("", &["train.=3"]), @r#""train.=3" is not an override: a part of its key is empty; write section.key=value, as in train.steps=100"#);
-    assert_snapshot!(check("", &["train.stepps=3"]), @r#"--set train.stepps=3: unknown key train.stepps (did you mean "steps"?); allowed: batch, steps, seed, init, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, choice_bias_rate, master_copies, clip_norm, eval_every, eval_batches"#);
+    assert_snapshot!(check("", &["train.stepps=3"]), @r#"--set train.stepps=3: unknown key train.stepps (did you mean "steps"?); allowed: batch, steps, seed, init, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, further_token_weight, choice_bias_rate, master_copies, clip_norm, eval_every, eval_batches"#);
     assert_snapshot!(check("", &["train.steps=many"]), @r#"--set train.steps=many: train.steps is "many" (a string), but must be an integer of at least 1"#);
     assert_snapshot!(check("", &["train.steps="]), @r#"--set train.steps=: train.steps is "" (a string), but must be an integer of at least 1"#);
     assert_snapshot!(check("", &["train.steps.more=3"]), @"--set train.steps.more=3: train.steps is a table, but must be an integer of at least 1");
@@ -345,7 +346,7 @@ fn unknown_keys() {
     assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: preset, config, family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, attention_dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, expert_capacity, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, loss_chunks, batch_split"#);
     assert_snapshot!(check("[modle]\n", &[]), @r#"run.toml:1:2: unknown key modle (did you mean "model"?); allowed: model, data, train, checkpoint, mesh, rules, remat, kernels, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, checkpoint, mesh, rules, remat, kernels, pipeline, diloco, partition, target"#);
-    assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, init, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, choice_bias_rate, master_copies, clip_norm, eval_every, eval_batches"#);
+    assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, init, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, further_token_weight, choice_bias_rate, master_copies, clip_norm, eval_every, eval_batches"#);
     assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
     assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, uneven, params, compute, optimizer"#);
     assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list, override"#);

@@ -69,7 +69,8 @@ impl<'t> LogitsProgram<'t> {
         let parts = |name: &str| placement.parts(name).max(1);
         let call = [parts("activation_batch"), length.next_multiple_of(parts("activation_length"))];
         let config = RunConfig { model: crate::config::ModelConfig { seq: call[1], ..config.model.clone() }, ..config };
-        let decoder = DecoderConfig { order: TokenOrder::default(), ..config.decoder_on(&placement)? };
+        let mut decoder = DecoderConfig { order: TokenOrder::default(), ..config.decoder_on(&placement)? };
+        decoder.architecture.further.clear();
         let vocab = decoder.architecture.vocab;
         for (row, tokens) in rows.iter().enumerate() {
             let is_in = |token: i32| usize::try_from(token).is_ok_and(|token| token < vocab);

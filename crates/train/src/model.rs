@@ -162,8 +162,14 @@ impl Model for DecoderConfig {
         self.order
     }
 
-    /// The cross entropy alone, without the load-balance loss.
+    /// The cross entropy of the next token alone.
     fn for_evaluation(&self) -> DecoderConfig {
-        DecoderConfig { z_loss: 0.0, load_balance_weight: 0.0, choice_bias_gradient: false, ..self.clone() }
+        DecoderConfig {
+            z_loss: 0.0,
+            load_balance_weight: 0.0,
+            further_weight: 0.0,
+            choice_bias_gradient: false,
+            ..self.clone()
+        }
     }
 }

@@ -93,6 +93,7 @@ impl RunConfig {
             order: self.token_order_on(placement),
             z_loss: self.train.z_loss,
             load_balance_weight: if self.has_experts() { model.load_balance_weight } else { 0.0 },
+            further_weight: self.train.further_token_weight,
             choice_bias_gradient: self.train.choice_bias_rate > 0.0 && self.has_choice_bias(),
             loss_chunks: self.loss_chunks_on(placement),
             batch_split: model.batch_split,

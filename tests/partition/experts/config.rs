@@ -37,7 +37,7 @@ fn impossible_keys_are_refused() {
 #[test]
 fn a_dense_family_has_no_experts() {
     let config = config("data=8", &["model.experts_per_token=9"]);
-    assert_eq!(config.architecture().unwrap().routed_count(), 0);
+    assert_eq!(config.architecture().unwrap().stack.routed_count(), 0);
 }
 
 #[test]

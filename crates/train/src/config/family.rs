@@ -34,7 +34,7 @@ impl RunConfig {
 
     pub(crate) fn architecture_on(&self, placement: &Placement) -> Architecture {
         let mut architecture = self.plain_architecture();
-        architecture.stack.for_each(|layer| {
+        architecture.for_each_layer(|layer| {
             if let FeedForwardConfig::Routed(routed) = &mut layer.feed_forward {
                 *routed = self.laid_out(routed, placement);
             }
@@ -44,8 +44,8 @@ impl RunConfig {
 
     /// What the decoder computes, on whatever mesh: the published model, or one of a family by its keys.
     pub(super) fn plain_architecture(&self) -> Architecture {
-        if let Some(published) = self.published() {
-            return published.architecture.clone();
+        if let Some(published) = self.published_in_use() {
+            return published.architecture;
         }
         let model = &self.model;
         let (theta, epsilon) = (model.rope_theta, model.norm_epsilon);
@@ -91,7 +91,7 @@ impl RunConfig {
 
     /// Whether layers have routed experts.
     pub(crate) fn has_experts(&self) -> bool {
-        self.plain_architecture().routed_count() > 0
+        self.stack().routed_count() > 0
     }
 
     /// Whether experts are chosen with a bias.
@@ -202,7 +202,7 @@ impl RunConfig {
             let wrong = invalid("model.experts_per_token", model.experts_per_token, &reason);
             return Err(wrong.because(["model.experts"]));
         }
-        Ok(())
+        self.validate_further()
     }
 
     /// Checks that the mesh can hold equal groups of experts, and that tokens can travel to them as they are to.

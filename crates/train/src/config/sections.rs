@@ -207,6 +207,9 @@ section! {
         no_decay: Vec<String> = Vec::new(),
         /// Weight of the z-loss, the mean over tokens of the square of logsumexp; 0 for none.
         z_loss: f64 = 0.0 => AtLeast(0.0),
+        /// Weight of the loss of further tokens (multi-token prediction), the mean over the layers that predict them;
+        /// 0 to leave these layers out.
+        further_token_weight: f64 = 0.0 => AtLeast(0.0),
         /// By how much a step moves each bias by which experts are chosen: up where an expert has less than an even
         /// share of the choices, and down where it has more; 0 to leave them.
         choice_bias_rate: f64 = 1e-3 => AtLeast(0.0),

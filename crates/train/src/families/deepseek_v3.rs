@@ -6,7 +6,7 @@ use meshloom::nn::{
 };
 
 use super::common::{activation, epsilon, experts, rope, rope_section, rope_type, yarn_magnitude};
-use super::fields::{Fields, fits};
+use super::fields::{Fields, MOST_LAYERS, fits};
 use super::keys::Key;
 use super::{Family, FamilyError, Names, llama};
 
@@ -42,7 +42,12 @@ const KEYS: &[Key] = &[
     Key::flag("rope_interleave", true).or_null(),
     Key::flag("tie_word_embeddings", false),
     Key::flag("attention_bias", false),
+    // Not of transformers, which leaves these layers out.
+    Key::count(FURTHER, 0).or_null(),
 ];
+
+/// The number of layers that predict further tokens.
+const FURTHER: &str = "num_nextn_predict_layers";
 
 /// The epsilon of the norms of narrow vectors, whatever the others have (`modeling_deepseek_v3.py`).
 const LATENT_EPSILON: f64 = 1e-6;
@@ -69,8 +74,15 @@ fn describe(fields: &Fields<'_>) -> Result<Architecture, FamilyError> {
     let routed = with(FeedForwardConfig::Routed(routed(fields)?));
     let first = fields.number_of("first_k_dense_replace")?;
     let of_layer = |number: usize| if number >= first { routed.clone() } else { dense.clone() };
-    let layers: Vec<LayerConfig> = (0..fields.layer_count()?).map(of_layer).collect();
-    llama::architecture(fields, Stack::of_layers(&layers))
+    let count = fields.layer_count()?;
+    let layers: Vec<LayerConfig> = (0..count).map(of_layer).collect();
+    // Layers of transformers do not include them, and neither does their number; published weights do.
+    let further = fields.number_of_or_null(FURTHER)?.unwrap_or_default();
+    if further > MOST_LAYERS {
+        return Err(fields.out_of_range(FURTHER, further, &format!("at most {MOST_LAYERS}")));
+    }
+    let further = (count..count + further).map(of_layer).collect();
+    Ok(Architecture { further, ..llama::architecture(fields, Stack::of_layers(&layers))? })
 }
 
 fn attention(fields: &Fields<'_>) -> Result<LatentConfig, FamilyError> {

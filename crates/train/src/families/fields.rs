@@ -188,6 +188,11 @@ impl<'j> Fields<'j> {
         }
     }
 
+    /// A count that may be zero; none where it is null.
+    pub(super) fn number_of_or_null(&self, key: &str) -> Result<Option<usize>, FamilyError> {
+        self.typed(key, "an integer of at least 0", number_of)
+    }
+
     /// A count that may be zero.
     pub(super) fn number_of(&self, key: &str) -> Result<usize, FamilyError> {
         self.needed(key, "an integer of at least 0", number_of)

@@ -34,7 +34,7 @@ use json::Unambiguous;
 use keys::Key;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
-use meshloom::nn::Architecture;
+use meshloom::nn::{Architecture, LayerConfig};
 use serde_json::{Map, Value};
 
 /// A family of published models.
@@ -105,8 +105,11 @@ impl Names {
 pub struct Published {
     /// Its family, as transformers calls it.
     pub model_type: &'static str,
-    /// What it computes.
+    /// What it computes; without the layers that predict further tokens, unless they are
+    /// [asked for](Published::predicting_further).
     pub architecture: Architecture,
+    /// The layers that predict further tokens, if its file says that there are any.
+    pub further: Vec<LayerConfig>,
     /// The longest sequence that it was made for, in tokens, if the file says.
     pub max_length: Option<usize>,
     /// The type of its published weights, if the file says.
@@ -119,7 +122,7 @@ pub struct Published {
 }
 
 /// Keys that do not change what a model computes.
-const WITHOUT_EFFECT: [&str; 40] = [
+const WITHOUT_EFFECT: [&str; 39] = [
     "_name_or_path",
     "architectures",
     "attention_dropout",
@@ -142,7 +145,6 @@ const WITHOUT_EFFECT: [&str; 40] = [
     "model_type",
     "num_key_value_heads",
     "num_mtp_layers",
-    "num_nextn_predict_layers",
     "output_attentions",
     "output_hidden_states",
     "output_router_logits",
@@ -209,10 +211,11 @@ impl Published {
         }
     }
 
-    /// The number of layers behind those of the model that predict further tokens.
-    pub(crate) fn further_layers(&self) -> usize {
-        let count = self.object().get("num_nextn_predict_layers").and_then(Value::as_u64);
-        count.and_then(|count| usize::try_from(count).ok()).unwrap_or_default().min(fields::MOST_LAYERS)
+    /// The model with the layers that predict further tokens, or without: its tensors are those of its parameters.
+    #[must_use]
+    pub fn predicting_further(&self, predicts: bool) -> Published {
+        let further = if predicts { self.further.clone() } else { Vec::new() };
+        Published { architecture: Architecture { further, ..self.architecture.clone() }, ..self.clone() }
     }
 
     /// What the file says.
@@ -277,8 +280,9 @@ impl Published {
     fn of(family: &Family, fields: &Fields<'_>) -> Result<Published, FamilyError> {
         // Layers that differ from what the other keys say.
         fields.refuse("per_layer_config")?;
-        let architecture = (family.describe)(fields)?;
+        let mut architecture = (family.describe)(fields)?;
         size::check(fields, &architecture)?;
+        let further = std::mem::take(&mut architecture.further);
         let max_length = match fields.is_written(MAX_LENGTH) {
             true => fields.count_or_null(MAX_LENGTH)?,
             false => None,
@@ -292,6 +296,7 @@ impl Published {
         Ok(Published {
             model_type: family.model_type,
             architecture,
+            further,
             max_length,
             dtype,
             text: String::new(),

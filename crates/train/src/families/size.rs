@@ -13,8 +13,9 @@ const MOST_PARAMETERS: u128 = 1 << 56;
 pub(super) fn check(fields: &Fields<'_>, architecture: &Architecture) -> Result<(), FamilyError> {
     let embed = architecture.embed as u128;
     let layers: u128 = architecture.stack.layers().map(|layer| of_layer(layer, embed)).sum();
+    let further: u128 = architecture.further.iter().map(|layer| of_layer(layer, embed) + 2 * embed * embed).sum();
     let tables = 2 * embed * architecture.vocab as u128;
-    let parameters = layers + tables;
+    let parameters = layers + further + tables;
     if parameters > MOST_PARAMETERS { Err(fields.too_large(parameters)) } else { Ok(()) }
 }
 

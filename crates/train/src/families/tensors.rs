@@ -60,23 +60,43 @@ impl Part {
     }
 }
 
+/// The table of tokens.
+const TABLE: &str = "model.embed_tokens.weight";
+
+/// The head of a decoder whose head is not tied.
+const HEAD: &str = "lm_head.weight";
+
 impl Published {
+    /// Tensors that published files have twice: each copy, and what it is a copy of. Layers that predict further tokens
+    /// come with the table of tokens and the head, which are those of the decoder.
+    pub(crate) fn copies(&self) -> Vec<(String, &'static str)> {
+        let Architecture { stack, further, tied_embeddings, .. } = &self.architecture;
+        let head = if *tied_embeddings { TABLE } else { HEAD };
+        let first = stack.layer_count();
+        let of_layer = |layer: usize| {
+            let copy = |name: &str| format!("model.layers.{layer}.{name}.weight");
+            [(copy("embed_tokens"), TABLE), (copy("shared_head.head"), head)]
+        };
+        (first..first + further.len()).flat_map(of_layer).collect()
+    }
+
     /// Every parameter of the decoder, with its tensors.
     pub fn tensors(&self) -> Vec<TensorsOf> {
         let config = DecoderConfig { scan_layers: false, ..DecoderConfig::new(self.architecture.clone()) };
         let parameters = config.parameters();
-        let layers: Vec<&LayerConfig> = self.architecture.stack.layers().collect();
+        let Architecture { stack, further, .. } = &self.architecture;
+        let layers: Vec<&LayerConfig> = stack.layers().chain(further).collect();
+        let count = stack.layer_count();
         let declared = parameters.paths().into_iter().zip(parameters.leaves());
         declared
             .map(|(path, param)| {
                 let LayerPath { name, numbers } = LayerPath::of(&path, false);
                 let layer = numbers.map(|numbers| numbers.first);
                 let dims = param.spec.ty.dims.to_vec();
-                let parts = match (layer, name.strip_prefix("layers.")) {
-                    (Some(layer), Some(within)) => {
-                        let of_layer = OfLayer { number: layer, config: layers[layer], names: self.names };
-                        of_layer.parts(within, &dims)
-                    }
+                let of_layer = |number: usize| OfLayer { number, config: layers[number], names: self.names };
+                let parts = match (layer, name.strip_prefix("layers."), within_further(&name)) {
+                    (Some(layer), Some(within), _) => of_layer(layer).parts(within, &dims),
+                    (_, _, Some((depth, within))) => of_layer(count + depth).further(within, &dims),
                     _ => vec![outside(&name, &dims, &self.architecture)],
                 };
                 TensorsOf { name, layer, dims, parts }
@@ -85,12 +105,18 @@ impl Published {
     }
 }
 
+/// The number of the layer that predicts further tokens, from 0, of a path in one; and the rest of the path.
+fn within_further(path: &str) -> Option<(usize, &str)> {
+    let (depth, within) = path.strip_prefix("further.")?.split_once('.')?;
+    Some((depth.parse().ok()?, within))
+}
+
 /// The tensor of a parameter outside the layers.
 fn outside(name: &str, dims: &[usize], architecture: &Architecture) -> Part {
     match name {
-        "head" => transposed("lm_head.weight".to_owned(), dims[0], architecture.vocab),
+        "head" => transposed(HEAD.to_owned(), dims[0], architecture.vocab),
         "final_norm" => same("model.norm.weight".to_owned(), dims),
-        _ => same("model.embed_tokens.weight".to_owned(), dims),
+        _ => same(TABLE.to_owned(), dims),
     }
 }
 
@@ -117,6 +143,17 @@ struct OfLayer<'l> {
 impl OfLayer<'_> {
     fn name(&self, within: &str) -> String {
         format!("model.layers.{}.{within}", self.number)
+    }
+
+    /// The tensors of a parameter, by its path within a layer that predicts further tokens.
+    fn further(&self, within: &str, dims: &[usize]) -> Vec<Part> {
+        match (within, within.strip_prefix("layer.")) {
+            (_, Some(within)) => self.parts(within, dims),
+            ("embedding_norm", _) => vec![same(self.name("enorm.weight"), dims)],
+            ("stream_norm", _) => vec![same(self.name("hnorm.weight"), dims)],
+            ("projection", _) => vec![transposed(self.name("eh_proj.weight"), dims[0], dims[1])],
+            _ => vec![same(self.name("shared_head.norm.weight"), dims)],
+        }
     }
 
     /// The tensors of a parameter, by its path within a layer.

@@ -1,6 +1,7 @@
 //! Writes the parameters of a checkpoint as transformers reads them.
 
 use std::collections::HashMap;
+use std::iter::once;
 use std::ops::Range;
 use std::path::Path;
 
@@ -66,7 +67,7 @@ struct Share<'p> {
 pub fn export(model: &StoredModel, folder: impl AsRef<Path>, options: ExportOptions) -> Result<Exported, Error> {
     let folder = folder.as_ref();
     let config = &model.config;
-    let Some(published) = config.published() else {
+    let Some(published) = &config.published_in_use() else {
         let reason = "only models of model.preset or model.config have a form that transformers reads";
         return Err(config.placed(invalid("model.family", config.model.family.name(), reason)).into());
     };
@@ -84,17 +85,28 @@ pub fn export(model: &StoredModel, folder: impl AsRef<Path>, options: ExportOpti
         Some(dtype) => Ok(dtype),
         None => dtype_of(target, dtypes.as_ref(), published, &source),
     };
-    let specs = targets.iter().map(|target| target.spec(own(target)?)).collect::<Result<Vec<_>, _>>()?;
+    let copies = published.copies();
+    let names = |target: &Target<'_>| -> Vec<String> {
+        let copies = copies.iter().filter(|(_, original)| *original == target.name).map(|(copy, _)| copy.clone());
+        once(target.name.to_owned()).chain(copies).collect()
+    };
+    let mut specs = Vec::with_capacity(targets.len() + copies.len());
+    for target in &targets {
+        let spec = target.spec(own(target)?)?;
+        specs.extend(names(target).into_iter().map(|name| TensorSpec { name, ..spec.clone() }));
+    }
     let mut writer = WeightsWriter::create(folder, &specs, options.max_shard_bytes)?;
     let mut bytes = 0;
     for target in &targets {
         let tensor = target.read(&source, own(target)?)?;
-        bytes += tensor.len() as u64;
-        writer.write(target.name, &tensor)?;
+        for name in names(target) {
+            bytes += tensor.len() as u64;
+            writer.write(&name, &tensor)?;
+        }
     }
     files(model_files, published).write(folder)?;
     writer.finish()?;
-    Ok(Exported { tensors: targets.len(), bytes })
+    Ok(Exported { tensors: specs.len(), bytes })
 }
 
 /// Every tensor, with what it is made of.

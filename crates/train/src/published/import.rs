@@ -24,14 +24,18 @@ pub struct Imported {
 
 /// Makes a checkpoint of the parameters of a published model, in the types that they are published in (`bf16` where
 /// they are quantized), in a directory that has none yet. One layer of a parameter at a time is in memory. A run starts
-/// from it by `train.init`.
+/// from it by `train.init`. The layers that predict further tokens are left out unless an override sets
+/// `train.further_token_weight`.
 ///
 /// # Errors
 /// The folder's config or weights cannot be used, or the directory cannot be written or has checkpoints.
 pub fn import(folder: impl AsRef<Path>, directory: impl AsRef<Path>, overrides: &[String]) -> Result<Imported, Error> {
     let folder = folder.as_ref();
     let StoredModel { config, .. } = StoredModel::open(folder, overrides)?;
-    let published = Published::open(folder)?;
+    let published = match config.published_in_use() {
+        Some(published) => published,
+        None => Published::open(folder)?,
+    };
     let weights = Arc::new(PublishedWeights::open(folder, &published)?);
     // Each layer by itself is read by itself.
     let decoder = DecoderConfig { scan_layers: false, ..DecoderConfig::new(published.architecture.clone()) };

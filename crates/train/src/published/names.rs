@@ -38,15 +38,16 @@ impl Names {
     }
 
     /// Patterns of the tensors that a model leaves out: what it computes, a head that is the table of tokens, layers
-    /// that predict further tokens, and what sees.
+    /// that predict further tokens where it has none, copies of tensors, and what sees.
     pub(super) fn skipped(self, published: &Published) -> Vec<String> {
         let mut patterns = vec![COMPUTED.to_owned()];
         if published.architecture.tied_embeddings {
             patterns.push(self.in_folder("lm_head.weight"));
         }
         let layers = published.architecture.stack.layer_count();
-        let further = (layers..layers + published.further_layers()).map(|layer| format!("model.layers.{layer}."));
-        patterns.extend(further.map(|name| self.in_folder(&name)));
+        let left_out = layers + published.architecture.further.len()..layers + published.further.len();
+        patterns.extend(left_out.map(|layer| self.in_folder(&format!("model.layers.{layer}."))));
+        patterns.extend(published.copies().iter().map(|(copy, _)| self.in_folder(copy)));
         if self.within.is_some() {
             let parts = ["vision_tower.", "multi_modal_projector.", "visual."];
             patterns.extend(parts.iter().flat_map(|part| [(*part).to_owned(), format!("model.{part}")]));

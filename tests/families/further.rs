@@ -1,0 +1,171 @@
+//! Multi-token prediction against a reference script, tests/oracle/further.py: packed documents, two further tokens.
+
+use meshloom::ir::{DType, Literal, TensorType};
+use meshloom::nn::{Batch, ContextOrder, DecoderConfig, TokenOrder};
+use meshloom::ops::RematPolicy;
+use meshloom::trace::{Function, Tree, value_and_grad};
+use meshloom::transform::pipeline::PipelineOptions;
+use meshloom_train::families::Published;
+use support::eight_devices::relative_error;
+
+use super::golden::{BOUND, Golden, read, specs};
+use super::meshes::{on_mesh, run_on};
+
+/// The weight of the script.
+const WEIGHT: f64 = 0.3;
+
+/// The rows of the file, so often: meshes and microbatches divide them.
+const REPEATED: usize = 4;
+
+pub const FOLDER: &str = "tests/oracle/further";
+
+fn golden() -> Golden {
+    let published = Published::open(&support::path(FOLDER)).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(published.further.len(), 2);
+    assert!(published.architecture.further.is_empty(), "nobody has asked for them");
+    Golden {
+        case: "further",
+        published: published.predicting_further(true),
+        weights: read(&format!("{FOLDER}/model.safetensors")),
+        expected: read(&format!("{FOLDER}/golden.safetensors")),
+    }
+}
+
+fn decoder(golden: &Golden) -> DecoderConfig {
+    DecoderConfig { further_weight: WEIGHT, ..golden.decoder() }
+}
+
+/// The rows of the file, in an order of their tokens.
+fn batch(golden: &Golden, order: TokenOrder) -> Batch<Literal> {
+    let of = |name: &str, dtype: DType| {
+        let (dims, numbers) = &golden.expected[name];
+        let places = order.places(dims[1]).expect("a length that divides");
+        let number = |at: usize| f64::from(numbers[at / dims[1] % dims[0] * dims[1] + places[at % dims[1]]]);
+        Literal::from_fn(TensorType::new(dtype, &[dims[0] * REPEATED, dims[1]]), number)
+    };
+    Batch {
+        tokens: of("tokens", DType::S32),
+        targets: of("targets", DType::S32),
+        segment_ids: of("segment_ids", DType::S32),
+        positions: of("positions", DType::S32),
+        weights: of("weights", DType::F32),
+    }
+}
+
+/// How far loss and gradients are from the script's, and which is furthest.
+fn worst(golden: &Golden, decoder: &DecoderConfig, batch: &Batch<Literal>, mesh: Option<&str>) -> (f64, String) {
+    let params = golden.params(decoder, &|name| golden.weight(name));
+    let function = Function::trace("further", specs(decoder, batch), |(params, batch)| {
+        value_and_grad(params, |params| decoder.loss(&params, &batch))
+    });
+    let graph = function.unwrap_or_else(|error| panic!("{error}")).graph().clone();
+    let inputs: Vec<Literal> = params.leaves().into_iter().chain(batch.leaves()).collect();
+    let results = match mesh {
+        Some(mesh) => run_on(&graph, mesh, &inputs),
+        None => support::run(&graph, &inputs).iter().map(Literal::to_f64_vec).collect(),
+    };
+    let loss = f64::from(golden.expected["loss"].1[0]);
+    let mut worst = (relative_error(&results[0], &[loss]), "the loss".to_owned());
+    let expected = golden.params(decoder, &|name| golden.gradient(name));
+    for ((path, expected), found) in expected.paths().into_iter().zip(expected.leaves()).zip(&results[1..]) {
+        let error = relative_error(found, &expected.to_f64_vec());
+        if error > worst.0 {
+            worst = (error, path);
+        }
+    }
+    worst
+}
+
+fn check(what: &str, change: impl FnOnce(DecoderConfig) -> DecoderConfig, mesh: Option<&str>) {
+    let golden = golden();
+    let decoder = change(decoder(&golden));
+    let decoder = mesh.map_or(decoder.clone(), |mesh| on_mesh(&decoder, mesh));
+    let (error, name) = worst(&golden, &decoder, &batch(&golden, decoder.order), mesh);
+    println!("{what}: at most {error:.1e}, in {name}");
+    assert!(error <= BOUND, "{what}: {name} is off by {error:.1e}");
+}
+
+#[test]
+fn one_device() {
+    check("scanned", |decoder| decoder, None);
+    check("unrolled", |decoder| DecoderConfig { scan_layers: false, ..decoder }, None);
+    check("full remat", |decoder| DecoderConfig { remat: RematPolicy::Full, ..decoder }, None);
+    check("the loss in chunks", |decoder| DecoderConfig { loss_chunks: 3, ..decoder }, None);
+}
+
+#[test]
+fn meshes() {
+    for mesh in ["fsdp=4,tensor=2", "fsdp=2,expert=4", "fsdp=2,context=4", "fsdp=2,context=2,tensor=2"] {
+        check(mesh, |decoder| decoder, Some(mesh));
+    }
+    for order in [ContextOrder::TwoChunk, ContextOrder::Striped] {
+        let dealt_out = |decoder| DecoderConfig { order: TokenOrder::new(order, 4), ..decoder };
+        check(order.name(), dealt_out, Some("fsdp=2,context=4"));
+    }
+}
+
+/// The routed layers are the pipeline; what is in front and behind runs around it.
+#[test]
+fn pipelines() {
+    let options = |microbatches| PipelineOptions { stages: 2, microbatches, ..PipelineOptions::default() };
+    let piped = |decoder| DecoderConfig { pipeline: Some(options(4)), remat: RematPolicy::Full, ..decoder };
+    check("a pipeline", piped, Some("stage=2,fsdp=2,tensor=2"));
+    let in_chunks = |decoder| DecoderConfig { pipeline: Some(options(2)), loss_chunks: 2, ..decoder };
+    check("a pipeline, the loss in chunks", in_chunks, Some("stage=2,fsdp=2,expert=2"));
+}
+
+/// Each of these is seen by far more than the bound.
+#[test]
+fn wrong_details_are_seen() {
+    let golden = golden();
+    let right = batch(&golden, TokenOrder::default());
+    let ones = Literal::from_fn(right.segment_ids.ty().clone(), |_| 1.0);
+    let weights = Literal::from_fn(right.weights.ty().clone(), |_| 1.0);
+    let of_one_document = Batch { segment_ids: ones, ..right.clone() };
+    let other_weights = Batch { weights, ..right.clone() };
+    let plain = decoder(&golden);
+    let wrong = |change: &dyn Fn(&mut DecoderConfig)| {
+        let mut decoder = plain.clone();
+        change(&mut decoder);
+        decoder
+    };
+    let half = wrong(&|decoder| decoder.further_weight = WEIGHT / 2.0);
+    let epsilon = wrong(&|decoder| decoder.architecture.final_norm.epsilon *= 100.0);
+    for (what, decoder, batch) in [
+        ("targets across documents", &plain, &of_one_document),
+        ("weights left out", &plain, &other_weights),
+        ("the sum over layers", &half, &right),
+        ("another epsilon of norms", &epsilon, &right),
+    ] {
+        let (error, name) = worst(&golden, decoder, batch, None);
+        println!("{what}: {error:.1e}, in {name}");
+        assert!(error > 30.0 * BOUND, "{what}: only {error:.1e}");
+    }
+    // Named as published, the two layers are not interchangeable either.
+    let mut swapped = self::golden();
+    let other = |name: &str| match () {
+        () if name.starts_with("model.layers.4.") => name.replacen("layers.4.", "layers.5.", 1),
+        () => name.replacen("layers.5.", "layers.4.", 1),
+    };
+    swapped.weights = swapped.weights.into_iter().map(|(name, tensor)| (other(&name), tensor)).collect();
+    let (error, name) = worst(&swapped, &plain, &right, None);
+    assert!(error > 30.0 * BOUND, "layers in another order: only {error:.1e}, in {name}");
+}
+
+/// Without a weight the layers are not there: neither in the parameters nor in the loss.
+#[test]
+fn without_a_weight_there_are_none() {
+    let golden = golden();
+    let off = DecoderConfig { further_weight: 0.0, ..decoder(&golden) };
+    let function = Function::trace("loss", specs(&off, &batch(&golden, TokenOrder::default())), |(params, batch)| {
+        off.loss(&params, &batch)
+    });
+    let function = function.unwrap_or_else(|error| panic!("{error}"));
+    let without = golden.published.predicting_further(false);
+    let plain = DecoderConfig::new(without.architecture);
+    let of_plain = Function::trace("loss", specs(&plain, &batch(&golden, TokenOrder::default())), |(params, batch)| {
+        plain.loss(&params, &batch)
+    });
+    let of_plain = of_plain.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(function.graph().nodes().len(), of_plain.graph().nodes().len());
+}
