@@ -35,7 +35,7 @@ pub fn run(arguments: &Memory, json: bool) -> Result<()> {
         [given("--min-bytes", &arguments.min_bytes.map(output::human_bytes)), given("--scope", &arguments.scope)];
     note_if_empty(found.live_at_peak.len(), all, "buffer", options);
     let chip_bytes = chip.and_then(Chip::device_memory);
-    let upper = upper(&loaded.module, &found, chip.map(|chip| chip.backend).or_else(|| loaded.backend()));
+    let upper = upper(&found, chip.map(|chip| chip.backend).or_else(|| loaded.backend()));
     if json {
         let chip = chip.map(|chip| chip.name);
         return output::json("memory", &loaded.found(&Answer { memory: &found, upper, chip, chip_bytes }));
@@ -70,7 +70,7 @@ pub fn of(loaded: &Loaded) -> Result<ModuleMemory> {
 /// The most that a device needs by what is known: for a module that is not compiled, with the margin of its compiler.
 pub fn most(loaded: &Loaded) -> Result<(u64, Option<UpperMemory>)> {
     let found = of(loaded)?;
-    let upper = upper(&loaded.module, &found, loaded.backend());
+    let upper = upper(&found, loaded.backend());
     Ok((upper.map_or(found.peak, |upper| upper.peak), upper))
 }
 

@@ -40,7 +40,7 @@ pub fn figures(report: &Report) -> Markup {
             ))
             (figure("moved", sent, format!("sent by one device in {runs}")))
             @if let Ok(memory) = &report.memory {
-                @let most = upper(&loaded.module, memory, Some(chip.backend)).map(|upper| upper.peak);
+                @let most = upper(memory, Some(chip.backend)).map(|upper| upper.peak);
                 @let share = chip.device_memory().map(|bytes| 100.0 * most.unwrap_or(memory.peak) as f64 / bytes as f64);
                 @let of = share.filter(|share| *share >= 0.1).map(|share| format!(", {share:.1} % of a {}", chip.name));
                 @let detail = match most {

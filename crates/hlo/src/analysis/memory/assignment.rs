@@ -39,6 +39,7 @@ pub fn memory_of_assignment(module: &HloModuleProto, assignment: &BufferAssignme
         placed: true,
         constants: of(|allocation| allocation.is_constant),
         peak: held.saturating_add(temporaries),
+        in_tiles: None,
         live_at_peak: live,
         curve: replay
             .curve

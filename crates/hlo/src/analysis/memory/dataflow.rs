@@ -29,8 +29,8 @@ const HOST: i64 = 5;
 pub(super) struct Class {
     /// Bytes; those of the largest node, or of one device's part.
     pub(super) bytes: u64,
-    /// Whether that is one device's part of something that other nodes are all of.
-    pub(super) is_part: bool,
+    /// The node that is one device's part of something that other nodes are all of.
+    pub(super) part: Option<u32>,
     /// When it is first defined.
     pub(super) start: u32,
     /// When it is last read or defined.
@@ -106,6 +106,11 @@ fn is_border(target: &str) -> bool {
     matches!(target, "Sharding" | "SPMDFullToShardShape" | "SPMDShardToFullShape")
 }
 
+/// Whether an array lies in the host's memory.
+pub(super) fn is_on_host(shape: &ShapeProto) -> bool {
+    shape.layout.as_ref().is_some_and(|layout| layout.memory_space == HOST)
+}
+
 /// How many nodes a shape has.
 pub(super) fn node_count(shape: &ShapeProto) -> u64 {
     shape.tuple_shapes.iter().fold(1, |count, part| count.saturating_add(node_count(part)))
@@ -139,12 +144,12 @@ impl<'w, 'a> Flow<'w, 'a> {
         let is_tuple = shape.element_type == i32::from(PrimitiveType::Tuple);
         let bytes = match is_tuple {
             true => POINTER * shape.tuple_shapes.len() as u64,
-            false if shape.layout.as_ref().is_some_and(|layout| layout.memory_space == HOST) => 0,
+            false if is_on_host(shape) => 0,
             false => padded_bytes(shape).or_else(|| shape_bytes(shape)).unwrap_or(0),
         };
         self.classes.push(Class {
             bytes,
-            is_part: false,
+            part: None,
             start: time,
             end: time,
             definer: point,
@@ -262,12 +267,12 @@ impl<'w, 'a> Flow<'w, 'a> {
         let (a, b) = if self.classes[a as usize].start <= self.classes[b as usize].start { (a, b) } else { (b, a) };
         let other = self.classes[b as usize];
         let class = &mut self.classes[a as usize];
-        class.bytes = match (class.is_part, other.is_part) {
-            (true, false) => class.bytes,
-            (false, true) => other.bytes,
+        class.bytes = match (class.part, other.part) {
+            (Some(_), None) => class.bytes,
+            (None, Some(_)) => other.bytes,
             _ => class.bytes.max(other.bytes),
         };
-        class.is_part |= other.is_part;
+        class.part = class.part.or(other.part);
         class.end = class.end.max(other.end);
         class.is_constant |= other.is_constant;
         class.is_argument |= other.is_argument;
@@ -326,7 +331,7 @@ impl<'w, 'a> Flow<'w, 'a> {
                     "SPMDShardToFullShape" => nodes.clone(),
                     _ => 0..0,
                 };
-                parts.for_each(|node| self.class(node).is_part = true);
+                parts.for_each(|node| self.class(node).part = Some(node));
                 self.join_all(results, nodes);
             }
             ("reshape", Some(operand)) if reshapes_pass => {
@@ -548,10 +553,22 @@ impl<'w, 'a> Flow<'w, 'a> {
         times.max().map_or(0, |last| last + 1)
     }
 
+    /// The shape of what each device has of a node.
+    pub(super) fn part_shape(&mut self, node: u32) -> Option<&'a ShapeProto> {
+        let node = self.class(node).part.unwrap_or(node);
+        self.own_shape(node)
+    }
+
     /// The shape of the node that a class is first defined as.
     pub(super) fn shape(&mut self, node: u32) -> Option<&'a ShapeProto> {
         let node = self.find(node);
-        let point = self.classes[node as usize].definer as usize;
+        self.own_shape(node)
+    }
+
+    /// The shape of a node itself.
+    fn own_shape(&self, node: u32) -> Option<&'a ShapeProto> {
+        // Points without nodes start where the next point does, so the last that starts so early has the node.
+        let point = self.first_node.partition_point(|&first| first <= node).checked_sub(1)?;
         let mut shape = self.instruction(point).shape.as_ref()?;
         let mut before = u64::from(node - self.nodes(point).start);
         while before > 0 {

@@ -57,7 +57,7 @@ use sharing::Handover;
 pub(super) use schedule::order;
 
 pub use assignment::memory_of_assignment;
-pub use upper::{Backend, Margin, UpperMemory, upper};
+pub use upper::{Backend, InTiles, Margin, UpperMemory, upper};
 
 /// What a module's memory was read off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -157,6 +157,9 @@ pub struct ModuleMemory {
     pub constants: u64,
     /// All that a device holds for the program: arguments, outputs that are not in them, temporaries.
     pub peak: u64,
+    /// Arguments and outputs as a TPU would have them; `None` where layouts already say it.
+    #[serde(skip)]
+    pub in_tiles: Option<InTiles>,
     /// What is in memory when most is, largest first.
     pub live_at_peak: Vec<LiveBuffer>,
     /// How much is live over time, in at most [`CURVE_POINTS`] steps, each with the most that is live in it.
@@ -340,6 +343,7 @@ impl Ports {
         let temporaries = fixed.iter().fold(heap_size.unwrap_or(most), |size, value| {
             size.checked_next_multiple_of(placement::ALIGNMENT).unwrap_or(size).saturating_add(value.bytes)
         });
+        let in_tiles = (form == MemoryForm::Uncompiled).then(|| self.in_tiles(flow));
         let always = arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(fixed_bytes);
         let is_live = |value: &&Lifetime| value.is_live(at as u32);
         let at_peak: Vec<Lifetime> = heap[..values].iter().chain(&fixed).filter(is_live).cloned().collect();
@@ -354,8 +358,20 @@ impl Ports {
             placed: heap_size.is_some(),
             constants,
             peak: arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(temporaries),
+            in_tiles,
             live_at_peak: self.live_at_peak(flow, &at_peak, &scratch_at_peak, sources),
             curve: curve(flow, &live, always),
+        }
+    }
+
+    fn in_tiles(&self, flow: &mut Flow<'_, '_>) -> InTiles {
+        let mut sum = |nodes: &mut dyn Iterator<Item = u32>| {
+            nodes.fold(0u64, |sum, node| sum.saturating_add(flow.part_shape(node).map_or(0, upper::tiled_bytes)))
+        };
+        InTiles {
+            arguments: sum(&mut self.arguments.iter().copied()),
+            outputs: sum(&mut self.outputs.iter().copied()),
+            aliased: sum(&mut self.aliases.iter().map(|&(output, _)| output)),
         }
     }
 

@@ -4,7 +4,7 @@
 //! of products, workspaces of libraries, values that a later reader keeps. [`ModuleMemory::temporaries`] is then a
 //! guess that may be too low, and [`upper`] adds what it may be short by:
 //!
-//! - On TPUs, arguments and results are padded to tiles, which is computed here. The two fastest dimensions of an array
+//! - On TPUs, the parts of arguments and results that a device has are padded to tiles, which is computed here. The two fastest dimensions of an array
 //!   are padded to 8 rows (as many times more for elements of fewer bits) of 128, a vector to 1024 elements, a number
 //!   to 512 bytes.
 //! - Temporaries get the margin of the [`Backend`]. It covers every program of a calibration set, and is no proof for
@@ -12,10 +12,10 @@
 
 use serde::Serialize;
 
+use super::dataflow::is_on_host;
 use super::{MemoryForm, ModuleMemory};
-use crate::analysis::index::Module;
 use crate::analysis::size::shape_bytes;
-use crate::proto::{HloModuleProto, PrimitiveType, ShapeProto};
+use crate::proto::{PrimitiveType, ShapeProto};
 
 /// The compilers that a margin is known of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -83,58 +83,53 @@ pub struct UpperMemory {
     pub peak: u64,
 }
 
+/// The arguments and outputs that each device has, in the tiles of a TPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InTiles {
+    /// All arguments.
+    pub arguments: u64,
+    /// All outputs, with the pointers of their tuple.
+    pub outputs: u64,
+    /// The outputs that lie in donated arguments.
+    pub aliased: u64,
+}
+
 /// What a module needs at most when a backend compiles it, by its estimate; of the backend that needs most, if none is
 /// named. `None` for a module that is compiled: its estimate needs no margin.
-pub fn upper(module: &HloModuleProto, estimate: &ModuleMemory, backend: Option<Backend>) -> Option<UpperMemory> {
+pub fn upper(estimate: &ModuleMemory, backend: Option<Backend>) -> Option<UpperMemory> {
     if estimate.form != MemoryForm::Uncompiled {
         return None;
     }
-    let of = |backend| upper_of(module, estimate, backend);
+    let of = |backend| upper_of(estimate, backend);
     match backend {
         Some(backend) => Some(of(backend)),
         None => Backend::ALL.into_iter().map(of).max_by_key(|upper| upper.peak),
     }
 }
 
-fn upper_of(module: &HloModuleProto, estimate: &ModuleMemory, backend: Backend) -> UpperMemory {
+fn upper_of(estimate: &ModuleMemory, backend: Backend) -> UpperMemory {
     let Margin { percent, bytes } = backend.margin();
     let share = u64::try_from(u128::from(estimate.temporaries) * u128::from(percent) / 100).unwrap_or(u64::MAX);
     let temporaries = estimate.temporaries.saturating_add(share).saturating_add(bytes);
-    let (arguments, outputs, aliased) = match backend {
-        Backend::Tpu => in_tiles(module).unwrap_or((estimate.arguments, estimate.outputs, estimate.aliased)),
-        Backend::Cpu | Backend::Cuda => (estimate.arguments, estimate.outputs, estimate.aliased),
-    };
+    let &ModuleMemory { arguments, outputs, aliased, .. } = estimate;
+    let InTiles { arguments, outputs, aliased } =
+        estimate.in_tiles.filter(|_| backend == Backend::Tpu).unwrap_or(InTiles { arguments, outputs, aliased });
     let peak = arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(temporaries);
     UpperMemory { backend, arguments, outputs, aliased, temporaries, peak }
 }
 
-/// Arguments, outputs and aliased outputs as a TPU has them.
-fn in_tiles(module: &HloModuleProto) -> Option<(u64, u64, u64)> {
-    let index = Module::new(module);
-    let entry = index.computations().get(index.entry()?)?;
-    let parameters = entry.instructions().iter().filter(|instruction| instruction.opcode == "parameter");
-    let shapes = parameters.filter_map(|parameter| parameter.shape.as_ref());
-    let arguments = shapes.fold(0u64, |sum, shape| sum.saturating_add(tiled_bytes(shape)));
-    let root = entry.root()?.shape.as_ref()?;
-    let entries = module.input_output_alias.iter().flat_map(|alias| &alias.entries);
-    let aliased = entries.fold(0u64, |sum, entry| {
-        let part = |shape: &'_ ShapeProto, &index: &i64| shape.tuple_shapes.get(usize::try_from(index).ok()?).cloned();
-        let shape = entry.output_shape_index.iter().try_fold(root.clone(), |shape, index| part(&shape, index));
-        sum.saturating_add(shape.map_or(0, |shape| tiled_bytes(&shape)))
-    });
-    Some((arguments, tiled_bytes(root), aliased))
-}
-
-/// The most that a shape takes on a TPU; of a tuple, with its pointers.
-fn tiled_bytes(shape: &ShapeProto) -> u64 {
+/// The most that an array takes on a TPU; of a tuple, its pointers.
+pub(super) fn tiled_bytes(shape: &ShapeProto) -> u64 {
     /// Where a buffer ends is a multiple of this.
     const UNIT: u64 = 512;
     const ROWS: u64 = 8;
     const COLUMNS: u64 = 128;
     let in_units = |bytes: u64| bytes.checked_next_multiple_of(UNIT).unwrap_or(u64::MAX);
     if shape.element_type == i32::from(PrimitiveType::Tuple) {
-        let pointers = in_units(8 * shape.tuple_shapes.len() as u64);
-        return shape.tuple_shapes.iter().fold(pointers, |sum, part| sum.saturating_add(tiled_bytes(part)));
+        return in_units(8 * shape.tuple_shapes.len() as u64);
+    }
+    if is_on_host(shape) {
+        return 0;
     }
     let bits = PrimitiveType::try_from(shape.element_type).ok().and_then(|of| of.bits());
     let Some(bits) = bits.filter(|&bits| bits > 0) else { return shape_bytes(shape).unwrap_or(0) };
