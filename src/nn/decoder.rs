@@ -3,7 +3,7 @@
 use super::architecture::Architecture;
 use super::attention::TokenPlaces;
 use super::dropout::Dropout;
-use super::further::FurtherToken;
+use super::further::{FurtherToken, KnownTokens, LossWeights};
 use super::head_loss::{Chunked, HeadLoss, capped};
 use super::layer::{FeedForwardConfig, LayerLoss};
 use super::layers::{LayerRows, added};
@@ -11,7 +11,7 @@ use super::layout::{Rows, whole_rows};
 use super::loss::{WholeBatch, weighted_cross_entropy};
 use super::moe::MoeConfig;
 use super::norm::rms_norm;
-use super::stack::Layers;
+use super::stack::{LayerRun, Layers, Run};
 use super::token_order::TokenOrder;
 use crate::ir::DType;
 use crate::ops::{KeyExchange, RematPolicy};
@@ -233,7 +233,7 @@ impl DecoderConfig {
         (positions, segment_ids): (Tensor, Tensor),
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
-        let x = self.embed(params, tokens);
+        let x = self.embed(params.embedding, tokens, self.rows());
         let rows = LayerRows { positions, segments: segment_ids, numbers: dropout.map(|dropout| dropout.rows) };
         self.all_layers(x, &params.layers, &rows, dropout)
     }
@@ -244,11 +244,11 @@ impl DecoderConfig {
     }
 
     /// The embedded tokens, `[batch, length, embed]`.
-    pub(super) fn embed(&self, params: &Decoder<Tensor>, tokens: Tensor) -> Tensor {
+    pub(super) fn embed(&self, table: Tensor, tokens: Tensor, rows: Rows) -> Tensor {
         scope("embedding", || {
-            let table = whole_rows(params.embedding.convert(self.compute_dtype));
+            let table = whole_rows(table.convert(self.compute_dtype));
             // Where the vocabulary is split, each device has the rows of some tokens: a partial sum, as of a block.
-            let x = self.rows().leave_block(table.take(0, tokens));
+            let x = rows.leave_block(table.take(0, tokens));
             match self.architecture.embedding_scale {
                 1.0 => x,
                 // A number takes the type of the tensor, rounded.
@@ -290,23 +290,6 @@ impl DecoderConfig {
         Chunked { config, rows }.loss(x, params.matrix, targets, weights)
     }
 
-    /// What some rows add to the weighted mean over the tokens of a whole batch.
-    pub(super) fn mean_loss(
-        &self,
-        head: &Head<Tensor>,
-        x: Tensor,
-        (targets, weights): (Tensor, Tensor),
-        whole: WholeBatch,
-    ) -> Tensor {
-        if self.loss_chunks > 1 {
-            // The gradient is made with the loss, so what divides it must be known there.
-            let weights = scope("loss", || weights / whole.weight.broadcast_like(weights, []));
-            return self.head_loss(head, x, (targets, weights), self.rows());
-        }
-        let sum = self.head_loss(head, x, (targets, weights), self.rows());
-        scope("loss", || sum / whole.weight)
-    }
-
     /// The mean cross entropy of a batch, in nats per token; with routed experts, and their load-balance loss times its
     /// weight. The z-loss and the loss of further tokens come with their weights as well.
     pub fn loss(&self, params: &Decoder<Tensor>, batch: &Batch<Tensor>) -> Tensor {
@@ -334,11 +317,40 @@ impl DecoderConfig {
         let params = &self.with_table_in_use(params);
         let rows = (part.positions, part.segment_ids);
         let (x, layer_loss) = self.activations(params, part.tokens, rows, dropout);
-        let loss = self.mean_loss(&Head::of(params), x, (part.targets, part.weights), whole);
-        let (of_further, further_layer_loss) = self.further_loss(params, x, part, whole, dropout);
+        let head = Head::of(params);
+        let shares = || scope("loss", || part.weights / whole.weight.broadcast_like(part.weights, []));
+        let loss = if self.loss_chunks > 1 {
+            // The gradient is made with the loss, so what divides it must be known there.
+            self.head_loss(&head, x, (part.targets, shares()), self.rows())
+        } else {
+            let sum = self.head_loss(&head, x, (part.targets, part.weights), self.rows());
+            scope("loss", || sum / whole.weight)
+        };
+        let (of_further, further_layer_loss) = match self.predicts_further() {
+            true => self.further_loss_of_part(params, x, part, shares(), dropout),
+            false => (None, None),
+        };
         scope("loss", || {
             let own = added(layer_loss, further_layer_loss).map(|layer_loss| layer_loss / whole.parts as f64);
             added(added(Some(loss), of_further), own).unwrap_or(loss)
         })
+    }
+
+    /// What the layers that predict further tokens add, from the stream behind the layers.
+    fn further_loss_of_part(
+        &self,
+        params: &Decoder<Tensor>,
+        x: Tensor,
+        part: &Batch<Tensor>,
+        shares: Tensor,
+        dropout: Option<Dropout>,
+    ) -> (Option<Tensor>, LayerLoss) {
+        let numbers = dropout.map(|dropout| dropout.rows);
+        let rows = LayerRows { positions: part.positions, segments: part.segment_ids, numbers };
+        let known =
+            KnownTokens { segments: part.segment_ids, targets: part.targets, weights: shares, rows: self.rows() };
+        let run_layer =
+            |x: Tensor, run: &Run, weights: &LayerRun<Tensor>| self.outside_pipeline(x, run, weights, &rows, dropout);
+        self.further_loss(&LossWeights::of(params, true), x, known, run_layer)
     }
 }

@@ -10,12 +10,12 @@
 use super::decoder::Head;
 use super::layer::{DecoderLayer, LayerConfig, LayerLoss};
 use super::layer_path::LayerNumbers;
-use super::layers::{LayerRows, added};
-use super::loss::WholeBatch;
+use super::layers::added;
+use super::layout::Rows;
 use super::norm::rms_norm;
 use super::stack::{LayerRun, Run, RunForm};
 use super::token_order::NextToken;
-use super::{Batch, Decoder, DecoderConfig, Dropout};
+use super::{Decoder, DecoderConfig};
 use crate::trace::{Param, Tensor, checkpoint, concatenate, einsum, scope};
 
 crate::tree! {
@@ -34,11 +34,27 @@ crate::tree! {
     }
 }
 
-/// What is predicted, so many tokens on.
+crate::tree! {
+    /// What a loss has of a decoder behind its layers.
+    pub(super) struct LossWeights<T> {
+        pub(super) head: Head<T>,
+        /// The table of tokens, where further tokens are predicted and it is not the head's matrix.
+        pub(super) table: Option<T>,
+        pub(super) further: Vec<FurtherToken<T>>,
+    }
+}
+
+/// Tokens of rows, `[batch, length]`, for which further ones are predicted.
 #[derive(Clone, Copy)]
-struct Ahead {
-    targets: Tensor,
-    weights: Tensor,
+pub(super) struct KnownTokens {
+    /// Which document each belongs to.
+    pub(super) segments: Tensor,
+    /// The token after each.
+    pub(super) targets: Tensor,
+    /// What each target counts, over what the whole batch does.
+    pub(super) weights: Tensor,
+    /// How they are split.
+    pub(super) rows: Rows,
 }
 
 impl DecoderConfig {
@@ -68,48 +84,42 @@ impl DecoderConfig {
     }
 
     /// What some rows of a batch add to the loss of further tokens: of each layer the sum of the cross entropies of
-    /// its tokens over the weight of the whole batch, the mean over the layers, times its weight. `x` is the residual
-    /// stream behind the layers. Also returns what these layers' experts add.
+    /// its tokens, the mean over the layers, times its weight. `x` is the residual stream behind the layers, and
+    /// `run_layer` runs one more. Also returns what these layers' experts add.
     pub(super) fn further_loss(
         &self,
-        params: &Decoder<Tensor>,
+        params: &LossWeights<Tensor>,
         x: Tensor,
-        part: &Batch<Tensor>,
-        whole: WholeBatch,
-        dropout: Option<Dropout>,
+        known: KnownTokens,
+        run_layer: impl Fn(Tensor, &Run, &LayerRun<Tensor>) -> (Tensor, LayerLoss),
     ) -> (Option<Tensor>, LayerLoss) {
-        if !self.predicts_further() {
-            return (None, None);
-        }
-        let share = self.further_weight / self.architecture.further.len() as f64;
-        let numbers = dropout.map(|dropout| dropout.rows);
-        let rows = LayerRows { positions: part.positions, segments: part.segment_ids, numbers };
-        let next = NextToken { order: self.order, axes: self.rows().tokens(), segments: part.segment_ids };
-        let weights = part.weights.stop_gradient() * share;
-        let mut ahead = Ahead { targets: part.targets, weights };
-        let mut stream = rms_norm(x, params.final_norm, self.architecture.final_norm);
+        let KnownTokens { segments, mut targets, weights, rows } = known;
+        let form = self.architecture.final_norm;
+        let Head { norm, matrix } = params.head;
+        let table = params.table.unwrap_or(matrix);
+        let next = NextToken { order: self.order, axes: rows.tokens(), segments };
+        let mut weights = weights.stop_gradient() * (self.further_weight / params.further.len().max(1) as f64);
+        let mut stream = rms_norm(x, norm, form);
         let (mut loss, mut layer_losses): (Option<Tensor>, LayerLoss) = (None, None);
-        let matrix = Head::of(params).matrix;
         for (depth, (layer, further)) in self.architecture.further.iter().zip(&params.further).enumerate() {
-            let tokens = ahead.targets;
-            ahead = scope("further", || ahead.moved_on(&next));
-            let x = self.enter_further(further, self.embed(params, tokens), stream);
+            let x = self.enter_further(further, self.embed(table, targets, rows), stream, rows);
             let first = self.architecture.stack.layer_count() + depth;
             let run = Run { first, cycle: vec![layer.clone()], form: RunForm::Apart };
             let numbers = LayerNumbers { first, step: None };
-            let weights = LayerRun { numbers, layers: vec![further.layer.clone()] };
-            let (x, layer_loss) = self.outside_pipeline(x, &run, &weights, &rows, dropout);
+            let (x, layer_loss) = run_layer(x, &run, &LayerRun { numbers, layers: vec![further.layer.clone()] });
             layer_losses = added(layer_losses, layer_loss);
+            (targets, weights) =
+                scope("further", || (next.of(targets), next.is_same_document().select(next.of(weights), 0.0)));
             let head = Head { norm: further.norm, matrix };
-            loss = added(loss, Some(self.mean_loss(&head, x, (ahead.targets, ahead.weights), whole)));
-            stream = rms_norm(x, further.norm, self.architecture.final_norm);
+            loss = added(loss, Some(self.head_loss(&head, x, (targets, weights), rows)));
+            stream = rms_norm(x, further.norm, form);
         }
         (loss, layer_losses.map(|losses| losses / self.routed_count() as f64))
     }
 
     /// The stream that a layer starts with, from the embedded tokens and the stream before.
-    fn enter_further(&self, further: &FurtherToken<Tensor>, embedded: Tensor, stream: Tensor) -> Tensor {
-        let (form, rows) = (self.architecture.final_norm, self.rows());
+    fn enter_further(&self, further: &FurtherToken<Tensor>, embedded: Tensor, stream: Tensor, rows: Rows) -> Tensor {
+        let form = self.architecture.final_norm;
         let FurtherToken { embedding_norm, stream_norm, projection, .. } = further;
         let inputs = ((embedded, stream), (*embedding_norm, *stream_norm, *projection));
         scope("further", || {
@@ -123,10 +133,14 @@ impl DecoderConfig {
     }
 }
 
-impl Ahead {
-    /// One token on.
-    fn moved_on(self, next: &NextToken) -> Ahead {
-        let weights = next.is_same_document().select(next.of(self.weights), 0.0);
-        Ahead { targets: next.of(self.targets), weights }
+impl<T: Clone> LossWeights<T> {
+    /// Those of a decoder.
+    pub(super) fn of(decoder: &Decoder<T>, predicts_further: bool) -> LossWeights<T> {
+        let has_table = predicts_further && decoder.head.is_some();
+        LossWeights {
+            head: Head::of(decoder),
+            table: has_table.then(|| decoder.embedding.clone()),
+            further: if predicts_further { decoder.further.clone() } else { Vec::new() },
+        }
     }
 }

@@ -189,7 +189,7 @@ impl GeneratingDecoder {
         let params = &config.with_table_in_use(params);
         let angles = Angles::new(positions, config.architecture.stack.described());
         let weights: Vec<&DecoderLayer<Tensor>> = params.layers.0.iter().flat_map(|run| &run.layers).collect();
-        let mut x = config.embed(params, tokens);
+        let mut x = config.embed(params.embedding, tokens, config.rows());
         let mut cache = KeyValueCache { layers: Vec::with_capacity(weights.len()) };
         for (number, (layer, params)) in config.architecture.stack.layers().zip(weights).enumerate() {
             let loss = LayerLossWeights { load_balance: 0.0, choice_bias: false };

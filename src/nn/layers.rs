@@ -120,7 +120,7 @@ impl DecoderConfig {
     }
 
     /// The layers of a run, and the sum of their own losses.
-    fn layer_run(
+    pub(super) fn layer_run(
         &self,
         x: Tensor,
         run: &Run,

@@ -4,7 +4,7 @@
 //! that are no part of it: those in front of the cycles, cycles that are left over, and those behind. With the schedule
 //! 1F1B head and loss are in its loop, and stages split the sequence of each microbatch for them.
 
-use super::decoder::Head;
+use super::further::{KnownTokens, LossWeights};
 use super::layer::LayerLoss;
 use super::layers::{LayerRows, added, offset};
 use super::layout::{Rows, STREAM};
@@ -52,17 +52,11 @@ impl DecoderConfig {
         let runs = self.runs();
         let pipelined = runs.iter().position(|run| run.form == RunForm::Pipelined)?;
         let (run, weights) = (&runs[pipelined], params.layers.0.get(pipelined)?);
-        let x = self.embed(params, batch.tokens);
+        let x = self.embed(params.embedding, batch.tokens, self.rows());
         if let Some(behind) = runs.get(pipelined + 1) {
             let expected = "none: the schedule 1f1b has the loss in its loop; take another schedule".to_owned();
             let found = format!("layers from number {} on", behind.first);
             return Some(x.mismatch("the layers behind a pipeline", expected, found, std::panic::Location::caller()));
-        }
-        if self.predicts_further() {
-            let expected = "none: the schedule 1f1b has the loss in its loop; take another schedule".to_owned();
-            let found = format!("{}", self.architecture.further.len());
-            let what = "the layers that predict further tokens behind a pipeline";
-            return Some(x.mismatch(what, expected, found, std::panic::Location::caller()));
         }
         let numbers = dropout.map(|dropout| dropout.rows);
         let rows = LayerRows { positions: batch.positions, segments: batch.segment_ids, numbers };
@@ -73,15 +67,10 @@ impl DecoderConfig {
         // Each microbatch adds its part of the mean.
         let weights_of_tokens = batch.weights / whole.weight.broadcast_like(batch.weights, []);
         let input = PipelineInput { x, names: STREAM.to_vec(), rows: (rows, (batch.targets, weights_of_tokens)) };
-        let declared = Head::of(&self.parameters()).leaves();
-        let head = StackedWeights {
-            weights: Head::of(params),
-            names: declared.into_iter().map(|param| param.spec.axes).collect(),
-        };
         let routed = self.routed_count();
         let penalty = 1.0 / (routed.max(1) * options.microbatches * whole.parts) as f64;
         let loss = PipelineLoss {
-            weights: head,
+            weights: self.loss_weights(params),
             names: Rows::OF_MICROBATCH.stream().to_vec(),
             // Only routed experts have a loss of their own.
             penalties: vec![penalty],
@@ -89,11 +78,51 @@ impl DecoderConfig {
         let cycle = |x: Tensor, layers: Layers<Tensor>, (rows, _): InLoop, place: LayerPlace| {
             self.cycle_of_pipeline(x, run, &layers, &rows, place, dropout)
         };
-        let of_microbatch =
-            |x: Tensor, head: Head<Tensor>, (_, tokens): InLoop| self.head_loss(&head, x, tokens, Rows::OF_MICROBATCH);
+        let of_microbatch = |x: Tensor, params: LossWeights<Tensor>, rows: InLoop| {
+            let loss = self.head_loss(&params.head, x, rows.1, Rows::OF_MICROBATCH);
+            let (of_further, of_experts) = self.further_loss_of_microbatch(&params, x, &rows, dropout);
+            let of_experts = of_experts.map(|loss| loss / (options.microbatches * whole.parts) as f64);
+            added(added(Some(loss), of_further), of_experts).unwrap_or(loss)
+        };
         let stacked = self.stacked(run, weights);
         let loss = scope("layers", || pipeline_with_loss(options, stacked, input, cycle, loss, of_microbatch).0);
         added(Some(loss), loss_in_front.map(|loss| loss / whole.parts as f64))
+    }
+
+    /// The weights of the loss, in the loop. Those of the head stay in their own type: where it is the table of tokens,
+    /// its two gradients are added up in that.
+    fn loss_weights(&self, params: &Decoder<Tensor>) -> StackedWeights<LossWeights<Tensor>> {
+        let declared = LossWeights::of(&self.parameters(), self.predicts_further()).leaves();
+        let mut left = declared.iter();
+        let weights = MapTree::map(&LossWeights::of(params, self.predicts_further()), |path, &weight: &Tensor| {
+            let path = path.to_string();
+            match left.next() {
+                Some(param) if !path.starts_with("head.") => weight.convert(self.dtype_in_use(&path, param)),
+                _ => weight,
+            }
+        });
+        StackedWeights { weights, names: declared.into_iter().map(|param| param.spec.axes).collect() }
+    }
+
+    /// What the layers that predict further tokens add of a microbatch. It has too few rows for the stages, and each
+    /// of its tokens sees others: every stage computes these layers for all of it.
+    fn further_loss_of_microbatch(
+        &self,
+        params: &LossWeights<Tensor>,
+        x: Tensor,
+        (rows, (targets, weights)): &InLoop,
+        dropout: Option<Dropout>,
+    ) -> (Option<Tensor>, LayerLoss) {
+        if params.further.is_empty() {
+            return (None, None);
+        }
+        let (targets, weights) = (*targets, *weights);
+        let known = KnownTokens { segments: rows.segments, targets, weights, rows: Rows::OF_MICROBATCH };
+        self.further_loss(params, x, known, |x, run, weights| {
+            let read = self.read_of_rows(rows, &run.cycle, dropout);
+            let (x, loss) = self.layer_run(x.with_axes(STREAM), run, weights, read.inputs(), read.dropout);
+            (x.with_axes(Rows::OF_MICROBATCH.stream()), loss)
+        })
     }
 
     /// The weights of the pipeline.

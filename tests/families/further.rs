@@ -4,7 +4,7 @@ use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::nn::{Batch, ContextOrder, DecoderConfig, TokenOrder};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, Tree, value_and_grad};
-use meshloom::transform::pipeline::PipelineOptions;
+use meshloom::transform::pipeline::{PipelineOptions, Schedule};
 use meshloom_train::families::Published;
 use support::eight_devices::relative_error;
 
@@ -112,6 +112,9 @@ fn pipelines() {
     check("a pipeline", piped, Some("stage=2,fsdp=2,tensor=2"));
     let in_chunks = |decoder| DecoderConfig { pipeline: Some(options(2)), loss_chunks: 2, ..decoder };
     check("a pipeline, the loss in chunks", in_chunks, Some("stage=2,fsdp=2,expert=2"));
+    let in_loop = PipelineOptions { schedule: Schedule::OneForwardOneBackward, ..options(2) };
+    let with_loss = |decoder| DecoderConfig { pipeline: Some(in_loop), ..decoder };
+    check("the loss in the loop of a pipeline", with_loss, Some("stage=2,fsdp=2,expert=2"));
 }
 
 /// Each of these is seen by far more than the bound.

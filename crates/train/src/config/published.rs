@@ -10,7 +10,6 @@ use crate::checkpoint::model_folder;
 use crate::families::{Published, preset};
 use crate::published::{TOKENIZER, is_published};
 use meshloom::nn::Stack;
-use meshloom::transform::pipeline::Schedule;
 
 /// Keys of `[model]` that are read only where neither a preset nor a folder says what the model is. Four more are
 /// filled in from there.
@@ -160,22 +159,17 @@ impl RunConfig {
         self.published().map(|published| published.predicting_further(self.train.further_token_weight > 0.0))
     }
 
-    /// Refuses a loss of further tokens that no layer predicts, or that no schedule has a place for.
+    /// Refuses a loss of further tokens that no layer predicts.
     pub(super) fn validate_further(&self) -> Result<(), ConfigError> {
         let weight = self.train.further_token_weight;
         if weight == 0.0 {
             return Ok(());
         }
-        let wrong = |reason: &str| invalid("train.further_token_weight", weight, reason);
         if self.published().is_none_or(|published| published.further.is_empty()) {
             let reason = "the model has no layers that predict further tokens; published ones do whose config.json has \
                           num_nextn_predict_layers";
-            return Err(wrong(reason).because(["model.preset", "model.config"]));
-        }
-        if self.pipeline.as_ref().is_some_and(|pipeline| pipeline.schedule == Schedule::OneForwardOneBackward) {
-            let reason = "the layers that predict further tokens stand behind the pipeline, and the schedule 1f1b has the \
-                          loss in its loop; take another schedule";
-            return Err(wrong(reason).because(["pipeline.schedule"]));
+            let wrong = invalid("train.further_token_weight", weight, reason);
+            return Err(wrong.because(["model.preset", "model.config"]));
         }
         Ok(())
     }
