@@ -163,8 +163,8 @@ fn unknown_backends_and_compiled_modules() {
     assert_eq!(upper(&memory(&compiled).expect("its memory"), None), None);
 }
 
-/// Parameters and results around a manual region have global shapes: a device's part is padded, as it is given and not as
-/// it is reshaped, which would take more.
+/// Parameters and results around a manual region have global shapes: a device's part is padded, as it is given and not
+/// as it is reshaped, which would take more.
 #[test]
 fn devices_have_parts_of_arguments() {
     let source = "HloModule m, num_partitions=4, input_output_alias={ {0}: (0, {}, may-alias) }

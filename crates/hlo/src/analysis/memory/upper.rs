@@ -4,9 +4,9 @@
 //! of products, workspaces of libraries, values that a later reader keeps. [`ModuleMemory::temporaries`] is then a
 //! guess that may be too low, and [`upper`] adds what it may be short by:
 //!
-//! - On TPUs, the parts of arguments and results that a device has are padded to tiles, which is computed here. The two fastest dimensions of an array
-//!   are padded to 8 rows (as many times more for elements of fewer bits) of 128, a vector to 1024 elements, a number
-//!   to 512 bytes.
+//! - On TPUs, the parts of arguments and results that a device has are padded to tiles, which is computed here. The
+//!   two fastest dimensions of an array are padded to 8 rows (as many times more for elements of fewer bits) of 128, a
+//!   vector to 1024 elements, a number to 512 bytes.
 //! - Temporaries get the margin of the [`Backend`]. It covers every program of a calibration set, and is no proof for
 //!   others; docs/memory.md has the distribution.
 
