@@ -304,7 +304,7 @@ fn mixed_values(operands: [Tensor; 3], sight: Sight, scale: f64, options: &Atten
         None => mixed,
         // The share that the sum of the others has of a sum with the sink.
         Some(sinks) => {
-            let sinks = sinks.convert(log_total.dtype()).reshape(&log_total.dims()[1..3]);
+            let sinks = sinks.convert(log_total.dtype()).reshape([log_total.dim(1), log_total.dim(2)]);
             let share = (log_total - sinks.broadcast_like(log_total, [1, 2])).logistic();
             mixed * share.convert(mixed.dtype()).broadcast_like(mixed, [0, 1, 2, 3])
         }

@@ -96,16 +96,14 @@ fn cut(x: Tensor, rows: RowInputs<'_>, dropout: Option<Dropout>) -> [Half; 2] {
 
 /// Every second row from `first` on.
 fn every_second(x: Tensor, first: usize) -> Tensor {
-    let mut dims = x.dims();
-    dims[0] /= 2;
-    let half = dims.clone();
-    dims.insert(1, 2);
-    x.reshape(dims).slice(1, first..first + 1).reshape(half)
+    let (half, dims) = (x.dim(0) / 2, x.dims());
+    let rest = dims.get(1..).unwrap_or_default();
+    x.reshape([&[half, 2], rest].concat()).slice(1, first..first + 1).reshape([&[half], rest].concat())
 }
 
 /// Rows in turns from one and the other.
 fn joined(first: Tensor, second: Tensor) -> Tensor {
-    let mut dims = first.dims();
-    dims[0] *= 2;
-    stack(&[first, second], 1).reshape(dims)
+    let dims = first.dims();
+    let rest = dims.get(1..).unwrap_or_default();
+    stack(&[first, second], 1).reshape([&[2 * first.dim(0)], rest].concat())
 }

@@ -172,7 +172,7 @@ impl DecoderConfig {
     ) -> (Tensor, LayerLoss) {
         let by_stage = |x: Tensor| {
             let dims = x.dims();
-            x.reshape([&[stages, dims[0] / stages.max(1)], &dims[1..]].concat())
+            x.reshape([&[stages, x.dim(0) / stages.max(1)], dims.get(1..).unwrap_or_default()].concat())
         };
         let cut = by_stage(x).with_axes([&[STAGE], &STREAM[..]].concat());
         let cut_rows = MapTree::map(rows, |_, &rows: &Tensor| by_stage(rows));

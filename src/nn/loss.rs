@@ -13,18 +13,9 @@ use crate::trace::{Tensor, composite, custom_vjp, iota};
 /// gather, so a sharded vocabulary never has to come together.
 #[track_caller]
 pub fn cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor {
-    let place = Location::caller();
-    if logits.rank() != 3 {
-        let expected = "`[batch, length, vocab]`".to_owned();
-        return logits.mismatch("the logits of a cross entropy", expected, logits.ty().to_string(), place);
-    }
-    for (name, given) in [("targets", targets), ("weights", weights)] {
-        if given.dims()[..] != logits.dims()[..2] {
-            let expected = format!("`[batch, length]` of the logits, {}", logits.ty());
-            return given.mismatch(&format!("the {name} of a cross entropy"), expected, given.ty().to_string(), place);
-        }
-    }
-    composite(place, || weighted_cross_entropy(logits, targets, weights, 0.0) / WholeBatch::of(weights).weight)
+    composite(Location::caller(), || {
+        weighted_cross_entropy(logits, targets, weights, 0.0) / WholeBatch::of(weights).weight
+    })
 }
 
 /// What the loss of some rows must know of the batch they are of.
@@ -45,7 +36,19 @@ impl WholeBatch {
 
 /// The sum of the cross entropies of all tokens, each times its weight. With a `z_loss`, each token adds so much of the
 /// square of its logsumexp, which keeps logits from drifting: Chowdhery et al., "PaLM", arXiv 2204.02311, section 5.
+#[track_caller]
 pub(super) fn weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor, z_loss: f64) -> Tensor {
+    let place = Location::caller();
+    if logits.rank() != 3 {
+        let expected = "`[batch, length, vocab]`".to_owned();
+        return logits.mismatch("the logits of a cross entropy", expected, logits.ty().to_string(), place);
+    }
+    for (name, given) in [("targets", targets), ("weights", weights)] {
+        if given.dims()[..] != logits.dims()[..2] {
+            let expected = format!("`[batch, length]` of the logits, {}", logits.ty());
+            return given.mismatch(&format!("the {name} of a cross entropy"), expected, given.ty().to_string(), place);
+        }
+    }
     (token_losses(logits, targets, z_loss) * weights.stop_gradient()).sum(..)
 }
 

@@ -19,7 +19,7 @@ const REPEATED: usize = 4;
 
 pub const FOLDER: &str = "tests/oracle/further";
 
-fn golden() -> Golden {
+pub fn golden() -> Golden {
     let published = Published::open(&support::path(FOLDER)).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(published.further.len(), 2);
     assert!(published.architecture.further.is_empty(), "nobody has asked for them");

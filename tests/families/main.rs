@@ -14,3 +14,4 @@ mod parity;
 mod presets;
 mod runs;
 mod sampling;
+mod wrong_batches;
