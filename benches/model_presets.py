@@ -8,8 +8,8 @@ device needs at most is no more than it has. That takes no plugin and no hardwar
     python3 benches/model_presets.py --only qwen3                 # the models with this in their names; others stay
     python3 benches/model_presets.py --compile --target v5p       # compiles what was found, too: hours for all
 
-What was compiled before stays in the table where target, mesh and batch are the same. A model that does not compile
-keeps its row; the script then says why, and ends with status 1.
+What was compiled before stays in the table where target, mesh and batch are the same; it is bold where it is more than
+there should be at most. A model that does not compile keeps its row; the script then says why, and ends with status 1.
 """
 
 import argparse
@@ -147,6 +147,13 @@ def known_rows(page, begin):
     return {cells[0]: cells for cells in rows}
 
 
+def marked(cells):
+    """A row of which what is compiled is bold if it is more than there should be at most."""
+    compiled = cells[-1].strip("*")
+    is_more = compiled != "-" and float(compiled.split()[0]) > float(cells[-3].split()[0])
+    return [*cells[:-1], f"**{compiled}**" if is_more else compiled]
+
+
 def write(begin, head, rows):
     before, rest = PAGE.read_text().split(begin)
     _, after = rest.split(END, 1)
@@ -184,7 +191,7 @@ def main():
             before = known.get(name, [])
             # The same program was compiled before.
             compiled = before[-1] if before[1:4] == cells[:3] else "-"
-            known[name] = [name, *cells, compiled]
+            known[name] = marked([name, *cells, compiled])
             counts[name] = [name, f"{count:,}", f"{int(preset['published']):,}", preset["what is apart"]]
             found[name] = count, text
             print("  ".join(known[name]), flush=True)
@@ -203,7 +210,7 @@ def main():
                 continue
             memory = made["memory"]
             total = memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporary"]
-            known[name][-1] = gib(total)
+            known[name] = marked([*known[name][:-1], gib(total)])
             print(f"{name}: compiled, {gib(total)} in {made['compile_seconds']:.0f} s", flush=True)
             write(begins[0], head, [known[name] for name in names if name in known])
     sys.exit(failed)
