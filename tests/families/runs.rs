@@ -75,7 +75,7 @@ fn checkpoints_fit_every_form() {
     let plain = ["mesh.axes=fsdp=8"];
     let unrolled = ["mesh.axes=fsdp=4,tensor=2", "model.scan_layers=false"];
     let expected = run.losses(&plain);
-    for (from, to) in [(&PIPELINE[..], &plain[..]), (&plain, &PIPELINE), (&unrolled, &PIPELINE)] {
+    for (from, to) in support::some_of([(&PIPELINE[..], &plain[..]), (&plain, &PIPELINE), (&unrolled, &PIPELINE)], 2) {
         let directory = tempfile::tempdir().expect("a directory");
         let own = format!("checkpoint.dir={:?}", directory.path().display().to_string());
         let mut first = run.trainer(&[from, &[&own]].concat());
@@ -126,12 +126,14 @@ fn runs_predict_further_tokens() {
     let with = |settings: &[&'static str]| [settings, &["train.further_token_weight=0.3"]].concat();
     let expected = steps(&mut trainer(&with(&plain)), 3);
     assert!(expected[0] > steps(&mut trainer(&plain), 1)[0] + 0.5, "the loss of further tokens is a part of it");
-    for settings in [
+    let in_loop = [&PIPELINE[..], &["pipeline.schedule=1f1b"]].concat();
+    let all = [
         &["mesh.axes=fsdp=2,expert=2", "target.devices=4", "train.microbatches=2"][..],
         &["mesh.axes=fsdp=2,context=4"],
+        &in_loop,
         &PIPELINE,
-        &[&PIPELINE[..], &["pipeline.schedule=1f1b"]].concat(),
-    ] {
+    ];
+    for settings in support::some_of(all, 2) {
         check(&format!("{settings:?}"), &steps(&mut trainer(&with(settings)), 3), &expected);
     }
 }
