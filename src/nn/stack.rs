@@ -78,7 +78,9 @@ impl Stack {
 
     /// Number of layers with routed experts.
     pub fn routed_count(&self) -> usize {
-        self.layers().filter(|layer| layer.routed().is_some()).count()
+        let count = |layers: &[LayerConfig]| layers.iter().filter(|layer| layer.routed().is_some()).count();
+        // A number of cycles may be absurd, so they are not walked through.
+        count(&self.prefix) + count(&self.cycle).saturating_mul(self.cycles) + count(&self.suffix)
     }
 
     /// Changes every layer.

@@ -225,6 +225,15 @@ fn use_config(text: &str) -> Result<(), String> {
 
 const VALID_CONFIG: &str = include_str!("../../examples/configs/default.toml");
 
+/// A config with more layers than anybody has is read at once: nothing walks through them.
+#[test]
+fn layers_without_number_are_not_walked_through() {
+    for family in ["llama", "mixtral", "deepseek"] {
+        let text = format!("[model]\nfamily = {family:?}\nlayers = {}\n", i64::MAX);
+        assert_eq!(use_config(&text), Ok(()), "{family}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
