@@ -139,7 +139,7 @@ impl Cut {
 
     /// With all dimensions of the batch.
     fn whole_batch(&self, x: Tensor) -> Tensor {
-        x.reshape([&self.sizes.batch[..], &x.dims()[1..]].concat())
+        x.reshape_first(&self.sizes.batch)
     }
 
     /// Blocks of queries and of keys.

@@ -96,14 +96,14 @@ fn cut(x: Tensor, rows: RowInputs<'_>, dropout: Option<Dropout>) -> [Half; 2] {
 
 /// Every second row from `first` on.
 fn every_second(x: Tensor, first: usize) -> Tensor {
-    let (half, dims) = (x.dim(0) / 2, x.dims());
-    let rest = dims.get(1..).unwrap_or_default();
-    x.reshape([&[half, 2], rest].concat()).slice(1, first..first + 1).reshape([&[half], rest].concat())
+    let half = x.dim(0) / 2;
+    let pairs = x.reshape_first(&[half, 2]);
+    pairs.slice(1, first..first + 1).reshape([&[half], x.dims().get(1..).unwrap_or_default()].concat())
 }
 
 /// Rows in turns from one and the other.
 fn joined(first: Tensor, second: Tensor) -> Tensor {
-    let dims = first.dims();
-    let rest = dims.get(1..).unwrap_or_default();
+    let rest = first.dims();
+    let rest = rest.get(1..).unwrap_or_default();
     stack(&[first, second], 1).reshape([&[2 * first.dim(0)], rest].concat())
 }

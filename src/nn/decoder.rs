@@ -318,7 +318,7 @@ impl DecoderConfig {
         let rows = (part.positions, part.segment_ids);
         let (x, layer_loss) = self.activations(params, part.tokens, rows, dropout);
         let head = Head::of(params);
-        let shares = || scope("loss", || part.weights / whole.weight.broadcast_like(part.weights, []));
+        let shares = || scope("loss", || whole.shares(part.weights));
         let loss = if self.loss_chunks > 1 {
             // The gradient is made with the loss, so what divides it must be known there.
             self.head_loss(&head, x, (part.targets, shares()), self.rows())
@@ -332,7 +332,7 @@ impl DecoderConfig {
         };
         scope("loss", || {
             let own = added(layer_loss, further_layer_loss).map(|layer_loss| layer_loss / whole.parts as f64);
-            added(added(Some(loss), of_further), own).unwrap_or(loss)
+            [of_further, own].into_iter().flatten().fold(loss, |sum, part| sum + part)
         })
     }
 

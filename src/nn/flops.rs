@@ -1,7 +1,7 @@
 //! What a decoder must compute, whatever it is compiled to.
 
 use super::layer::{AttentionConfig, LayerConfig};
-use super::layer_path::LayerPath;
+use super::layer_path::{LayerPath, further_path};
 use super::{Architecture, DecoderConfig};
 use crate::trace::Tree;
 
@@ -17,13 +17,14 @@ impl DecoderConfig {
     pub fn flops_per_token(&self, length: usize) -> f64 {
         let params = self.parameters();
         let Architecture { stack, tied_embeddings, .. } = &self.architecture;
-        let further = if self.predicts_further() { &self.architecture.further[..] } else { &[] };
+        let further = self.further_layers();
         let is_lookup = |path: &str| path == "embedding" && !tied_embeddings;
         let is_head = |path: &str| path == if *tied_embeddings { "embedding" } else { "head" };
         let products = params.paths().into_iter().zip(params.leaves()).filter_map(|(path, param)| {
             // Tables over the vocabulary are no matrices to optimizers, but products with them are.
             let is_matrix = param.matrix.is_some() || path == "head" || path == "embedding";
-            let (numbers, depth) = (LayerPath::of(&path, param.stacked_dims > 0).numbers, depth_of(&path));
+            let (numbers, depth) =
+                (LayerPath::of(&path, param.stacked_dims > 0).numbers, further_path(&path).map(|(depth, _)| depth));
             let routed = || match (depth, numbers) {
                 (Some(depth), _) => further.get(depth)?.routed(),
                 (None, numbers) => stack.layers().nth(numbers?.first)?.routed(),
@@ -53,11 +54,6 @@ impl DecoderConfig {
         let attention = attention + of_layers(further);
         6.0 * (products.sum::<f64>() + attention)
     }
-}
-
-/// The number of the layer that predicts further tokens, from 0, of a path in one.
-fn depth_of(path: &str) -> Option<usize> {
-    path.strip_prefix("further.")?.split('.').next()?.parse().ok()
 }
 
 #[cfg(test)]

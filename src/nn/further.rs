@@ -58,15 +58,20 @@ pub(super) struct KnownTokens {
 }
 
 impl DecoderConfig {
+    /// The layers that predict further tokens, if the loss asks for them.
+    pub(super) fn further_layers(&self) -> &[LayerConfig] {
+        if self.further_weight == 0.0 { &[] } else { &self.architecture.further }
+    }
+
     /// Whether the loss asks for further tokens.
     pub fn predicts_further(&self) -> bool {
-        self.further_weight != 0.0 && !self.architecture.further.is_empty()
+        !self.further_layers().is_empty()
     }
 
     /// Number of layers whose routed experts add to the loss.
     pub(super) fn routed_count(&self) -> usize {
-        let further = if self.predicts_further() { &self.architecture.further[..] } else { &[] };
-        self.architecture.stack.routed_count() + further.iter().filter(|layer| layer.routed().is_some()).count()
+        let further = self.further_layers().iter();
+        self.architecture.stack.routed_count() + further.filter(|layer| layer.routed().is_some()).count()
     }
 
     /// Declares the parameters of the layers that predict further tokens.

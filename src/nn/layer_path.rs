@@ -58,6 +58,13 @@ impl LayerPath {
     }
 }
 
+/// The number of the layer that predicts further tokens, from 0, of a path in one, and the rest of the path:
+/// `further.0.layer.attention.wq` is `layer.attention.wq` of the first.
+pub fn further_path(path: &str) -> Option<(usize, &str)> {
+    let (depth, within) = path.strip_prefix("further.")?.split_once('.')?;
+    Some((depth.parse().ok()?, within))
+}
+
 impl fmt::Display for LayerPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let numbers = match self.numbers {

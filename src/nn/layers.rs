@@ -8,7 +8,7 @@ use super::stack::{LayerRun, Run, RunForm};
 use super::{DecoderConfig, Layers};
 use crate::ir::DType;
 use crate::trace::{MapTree, Tensor, VmapOptions, arange, checkpoint, fail_internal, scan, scope, vmap_with};
-use crate::transform::pipeline::STAGE;
+use crate::transform::pipeline::{PipelineOptions, STAGE};
 
 crate::tree! {
     /// What belongs to the rows of a batch.
@@ -65,28 +65,8 @@ impl DecoderConfig {
         };
         self.in_order(x, layers, |x, run, weights| match run.form {
             RunForm::Pipelined => self.pipelined_run(options, x, run, weights, rows, dropout),
-            RunForm::Apart | RunForm::Scanned(_) => {
-                self.around_pipeline(options.stages, x, run, weights, rows, dropout)
-            }
+            RunForm::Apart | RunForm::Scanned(_) => self.outside_pipeline(x, run, weights, rows, dropout),
         })
-    }
-
-    /// A run that stands by itself, around a pipeline if the config has one; and the sum of its layers' own losses.
-    pub(super) fn outside_pipeline(
-        &self,
-        x: Tensor,
-        run: &Run,
-        weights: &LayerRun<Tensor>,
-        rows: &LayerRows<Tensor>,
-        dropout: Option<Dropout>,
-    ) -> (Tensor, LayerLoss) {
-        match &self.pipeline {
-            Some(options) => self.around_pipeline(options.stages, x, run, weights, rows, dropout),
-            None => {
-                let read = self.read_of_rows(rows, &run.cycle, dropout);
-                self.layer_run(x, run, weights, read.inputs(), read.dropout)
-            }
-        }
     }
 
     /// What some layers read of rows.
@@ -157,30 +137,30 @@ impl DecoderConfig {
         }
     }
 
-    /// The layers of a run in front of a pipeline or behind it: stages split the batch, as further data parallelism.
+    /// The layers of a run that is no pipeline, and the sum of their own losses. In front of a pipeline or behind it,
+    /// stages split the batch, as further data parallelism.
     ///
     /// They are a leading dimension, so that layers are the same as in the pipeline: rows `s B / S` to `(s + 1) B / S`
     /// of the batch are those of stage `s`, which is how the pipeline takes them up.
-    pub(super) fn around_pipeline(
+    pub(super) fn outside_pipeline(
         &self,
-        stages: usize,
         x: Tensor,
         run: &Run,
         weights: &LayerRun<Tensor>,
         rows: &LayerRows<Tensor>,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
-        let by_stage = |x: Tensor| {
-            let dims = x.dims();
-            x.reshape([&[stages, x.dim(0) / stages.max(1)], dims.get(1..).unwrap_or_default()].concat())
+        let layers = |x: Tensor, rows: &LayerRows<Tensor>| {
+            let read = self.read_of_rows(rows, &run.cycle, dropout);
+            self.layer_run(x, run, weights, read.inputs(), read.dropout)
         };
+        let Some(PipelineOptions { stages, .. }) = self.pipeline else { return layers(x, rows) };
+        let by_stage = |x: Tensor| x.reshape_first(&[stages, x.dim(0) / stages.max(1)]);
         let cut = by_stage(x).with_axes([&[STAGE], &STREAM[..]].concat());
         let cut_rows = MapTree::map(rows, |_, &rows: &Tensor| by_stage(rows));
         let options = VmapOptions::default().named(STAGE);
-        let (made, losses) = vmap_with(options, (cut, cut_rows), |(x, rows): (Tensor, LayerRows<Tensor>)| {
-            let read = self.read_of_rows(&rows, &run.cycle, dropout);
-            self.layer_run(x, run, weights, read.inputs(), read.dropout)
-        });
+        let (made, losses) =
+            vmap_with(options, (cut, cut_rows), |(x, rows): (Tensor, LayerRows<Tensor>)| layers(x, &rows));
         let made = made.with_axes([&[STAGE], &STREAM[..]].concat()).reshape(x.dims());
         (made.with_axes(Rows::AROUND_PIPELINE.stream()), losses.map(|losses: Tensor| losses.mean(..)))
     }

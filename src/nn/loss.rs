@@ -32,6 +32,11 @@ impl WholeBatch {
     pub fn of(weights: Tensor) -> WholeBatch {
         WholeBatch { weight: weights.sum(..).maximum(1.0).stop_gradient(), parts: 1 }
     }
+
+    /// The weights of some of its tokens, over that of all.
+    pub(super) fn shares(self, weights: Tensor) -> Tensor {
+        weights / self.weight.broadcast_like(weights, [])
+    }
 }
 
 /// The sum of the cross entropies of all tokens, each times its weight. With a `z_loss`, each token adds so much of the

@@ -64,7 +64,7 @@ pub use layer::{
     Angles, AttentionBlock, AttentionConfig, DecoderLayer, FeedForward, FeedForwardConfig, LayerConfig, LayerLoss,
     RowInputs,
 };
-pub use layer_path::{LayerNumbers, LayerPath};
+pub use layer_path::{LayerNumbers, LayerPath, further_path};
 pub use layout::STREAM;
 pub use linear::{Linear, linear};
 pub use loss::{WholeBatch, cross_entropy};

@@ -61,12 +61,11 @@ impl DecoderConfig {
         let numbers = dropout.map(|dropout| dropout.rows);
         let rows = LayerRows { positions: batch.positions, segments: batch.segment_ids, numbers };
         let in_front = Layers(params.layers.0[..pipelined].to_vec());
-        let (x, loss_in_front) = self.in_order(x, &in_front, |x, run, weights| {
-            self.around_pipeline(options.stages, x, run, weights, &rows, dropout)
-        });
+        let (x, loss_in_front) =
+            self.in_order(x, &in_front, |x, run, weights| self.outside_pipeline(x, run, weights, &rows, dropout));
         // Each microbatch adds its part of the mean.
-        let weights_of_tokens = batch.weights / whole.weight.broadcast_like(batch.weights, []);
-        let input = PipelineInput { x, names: STREAM.to_vec(), rows: (rows, (batch.targets, weights_of_tokens)) };
+        let shares = whole.shares(batch.weights);
+        let input = PipelineInput { x, names: STREAM.to_vec(), rows: (rows, (batch.targets, shares)) };
         let routed = self.routed_count();
         let penalty = 1.0 / (routed.max(1) * options.microbatches * whole.parts) as f64;
         let loss = PipelineLoss {
@@ -82,7 +81,7 @@ impl DecoderConfig {
             let loss = self.head_loss(&params.head, x, rows.1, Rows::OF_MICROBATCH);
             let (of_further, of_experts) = self.further_loss_of_microbatch(&params, x, &rows, dropout);
             let of_experts = of_experts.map(|loss| loss / (options.microbatches * whole.parts) as f64);
-            added(added(Some(loss), of_further), of_experts).unwrap_or(loss)
+            [of_further, of_experts].into_iter().flatten().fold(loss, |sum, part| sum + part)
         };
         let stacked = self.stacked(run, weights);
         let loss = scope("layers", || pipeline_with_loss(options, stacked, input, cycle, loss, of_microbatch).0);

@@ -369,6 +369,13 @@ impl Tensor {
         self.reshape_at(dims.as_ref(), Location::caller())
     }
 
+    /// The same elements with these dimensions in place of the first one.
+    #[track_caller]
+    pub(crate) fn reshape_first(self, dims: &[usize]) -> Tensor {
+        let rest = self.dims();
+        self.reshape([dims, rest.get(1..).unwrap_or_default()].concat())
+    }
+
     #[track_caller]
     pub(super) fn reshape_at(self, dims: &[usize], place: Place) -> Tensor {
         if self.value != context::POISON && self.dims().as_slice() == dims {

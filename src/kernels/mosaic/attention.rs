@@ -218,8 +218,7 @@ impl Call {
     /// What [`Call::keys`] was made of.
     fn of_keys(&self, x: Tensor) -> Tensor {
         let AttentionSizes { ref batch, keys, .. } = self.sizes;
-        let x = x.slice(2, ..keys);
-        x.reshape([&batch[..], &x.dims()[1..]].concat())
+        x.slice(2, ..keys).reshape_first(batch)
     }
 
     fn rows(&self, operands: &[Tensor]) -> Rows {

@@ -151,10 +151,7 @@ fn run_groups(dispatched: &Gathered, params: &Moe<Tensor>, config: &MoeConfig) -
         run(Group { gate, up, down, biases }, (tokens, experts, weights))
     } else {
         let per_group = config.experts / groups;
-        let cut = |weight: Tensor| {
-            let dims = weight.dims();
-            weight.reshape([&[groups, per_group], dims.get(1..).unwrap_or_default()].concat())
-        };
+        let cut = |weight: Tensor| weight.reshape_first(&[groups, per_group]);
         // Each group has its own copy, which is none where each device has one group. libtpu (0.0.51) fails over some
         // lookups in a tensor that only the positions have one more dimension than.
         let copied = |x: Tensor| x.expand(0).broadcast_to([&[groups][..], &x.dims()].concat());

@@ -44,8 +44,8 @@ impl RunConfig {
 
     /// What the decoder computes, on whatever mesh: the published model, or one of a family by its keys.
     pub(super) fn plain_architecture(&self) -> Architecture {
-        if let Some(published) = self.published_in_use() {
-            return published.architecture;
+        if let Some(published) = self.published() {
+            return published.architecture_predicting_further(self.predicts_further());
         }
         let model = &self.model;
         let (theta, epsilon) = (model.rope_theta, model.norm_epsilon);

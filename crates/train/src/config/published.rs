@@ -154,24 +154,25 @@ impl RunConfig {
         self.origin.published.as_ref().map(|read| &*read.published)
     }
 
+    /// Whether the loss asks for further tokens.
+    pub(crate) fn predicts_further(&self) -> bool {
+        self.train.further_token_weight > 0.0
+    }
+
     /// The published model as the run trains it: with the layers that predict further tokens if its loss asks for them.
     pub(crate) fn published_in_use(&self) -> Option<Published> {
-        self.published().map(|published| published.predicting_further(self.train.further_token_weight > 0.0))
+        self.published().map(|published| published.predicting_further(self.predicts_further()))
     }
 
     /// Refuses a loss of further tokens that no layer predicts.
     pub(super) fn validate_further(&self) -> Result<(), ConfigError> {
-        let weight = self.train.further_token_weight;
-        if weight == 0.0 {
+        if !self.predicts_further() || self.published().is_some_and(|published| !published.further.is_empty()) {
             return Ok(());
         }
-        if self.published().is_none_or(|published| published.further.is_empty()) {
-            let reason = "the model has no layers that predict further tokens; published ones do whose config.json has \
-                          num_nextn_predict_layers";
-            let wrong = invalid("train.further_token_weight", weight, reason);
-            return Err(wrong.because(["model.preset", "model.config"]));
-        }
-        Ok(())
+        let reason = "the model has no layers that predict further tokens; published ones do whose config.json has \
+                      num_nextn_predict_layers";
+        let wrong = invalid("train.further_token_weight", self.train.further_token_weight, reason);
+        Err(wrong.because(["model.preset", "model.config"]))
     }
 
     /// Keys of the published model's file that may say what is not computed.

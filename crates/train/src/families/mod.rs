@@ -214,8 +214,13 @@ impl Published {
     /// The model with the layers that predict further tokens, or without: its tensors are those of its parameters.
     #[must_use]
     pub fn predicting_further(&self, predicts: bool) -> Published {
+        Published { architecture: self.architecture_predicting_further(predicts), ..self.clone() }
+    }
+
+    /// What it computes, with the layers that predict further tokens or without.
+    pub(crate) fn architecture_predicting_further(&self, predicts: bool) -> Architecture {
         let further = if predicts { self.further.clone() } else { Vec::new() };
-        Published { architecture: Architecture { further, ..self.architecture.clone() }, ..self.clone() }
+        Architecture { further, ..self.architecture.clone() }
     }
 
     /// What the file says.

@@ -3,7 +3,9 @@
 use std::iter::once;
 
 use super::{ExpertNames, Names, Published};
-use meshloom::nn::{Architecture, AttentionConfig, DecoderConfig, LatentConfig, LayerConfig, LayerPath, RopePairs};
+use meshloom::nn::{
+    Architecture, AttentionConfig, DecoderConfig, LatentConfig, LayerConfig, LayerPath, RopePairs, further_path,
+};
 use meshloom::trace::Tree;
 
 /// A parameter of one layer, or one outside the layers, and the tensors that it is made of.
@@ -94,7 +96,7 @@ impl Published {
                 let layer = numbers.map(|numbers| numbers.first);
                 let dims = param.spec.ty.dims.to_vec();
                 let of_layer = |number: usize| OfLayer { number, config: layers[number], names: self.names };
-                let parts = match (layer, name.strip_prefix("layers."), within_further(&name)) {
+                let parts = match (layer, name.strip_prefix("layers."), further_path(&name)) {
                     (Some(layer), Some(within), _) => of_layer(layer).parts(within, &dims),
                     (_, _, Some((depth, within))) => of_layer(count + depth).further(within, &dims),
                     _ => vec![outside(&name, &dims, &self.architecture)],
@@ -103,12 +105,6 @@ impl Published {
             })
             .collect()
     }
-}
-
-/// The number of the layer that predicts further tokens, from 0, of a path in one; and the rest of the path.
-fn within_further(path: &str) -> Option<(usize, &str)> {
-    let (depth, within) = path.strip_prefix("further.")?.split_once('.')?;
-    Some((depth.parse().ok()?, within))
 }
 
 /// The tensor of a parameter outside the layers.

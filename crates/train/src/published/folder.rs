@@ -123,13 +123,12 @@ impl StoredModel {
 /// The weights of a folder, which must be those of the config's published model.
 pub(crate) fn published_source<'a>(folder: &Path, config: &RunConfig) -> Result<Source<'a>, Error> {
     let own = Published::open(folder).map_err(|error| invalid_folder(folder, &error.to_string()))?;
-    let is_same = |published: &Published| published.predicting_further(false).architecture == own.architecture;
-    let Some(published) = config.published_in_use().filter(is_same) else {
+    let same = config.published().is_some_and(|published| published.architecture == own.architecture);
+    if !same {
         let reason = "it is of another model than [model] says; set model.config to the same folder";
         return Err(invalid_folder(folder, reason).because(["model.config", "model.preset"]).into());
-    };
-    let own = own.predicting_further(!published.architecture.further.is_empty());
-    Ok(Source::Published(PublishedWeights::open(folder, &own)?))
+    }
+    Ok(Source::Published(PublishedWeights::open(folder, &own.predicting_further(config.predicts_further()))?))
 }
 
 fn invalid_folder(folder: &Path, reason: &str) -> ConfigError {
