@@ -8,7 +8,7 @@ use crate::ir::{Graph, OpError, TensorType, Value};
 /// A function cut into a forward and a backward half. Whoever runs the backward half has the function's inputs at hand;
 /// what else it needs are residuals, which the forward half returns.
 #[derive(Clone, Debug)]
-pub(crate) struct Halves {
+pub struct Halves {
     /// Inputs to outputs, then the residuals.
     forward: Graph,
     /// What `reads` lists, then the cotangents of `wanted` outputs, to those of `active` inputs.
@@ -24,7 +24,10 @@ pub(crate) struct Halves {
 
 impl Halves {
     /// Differentiates `graph` with respect to the floating-point inputs marked active.
-    pub(crate) fn of(graph: &Graph, active: &[bool]) -> Result<Halves, OpError> {
+    ///
+    /// # Errors
+    /// A cotangent reaches an op that is not differentiable.
+    pub fn of(graph: &Graph, active: &[bool]) -> Result<Halves, OpError> {
         let float = graph.input_types().map(|ty| ty.dtype.is_float());
         let active: Vec<bool> = active.iter().zip(float).map(|(&active, float)| active && float).collect();
         let wanted = output_activity(graph, &active);
@@ -38,32 +41,42 @@ impl Halves {
     }
 
     /// Inputs to outputs, then the residuals.
-    pub(crate) fn forward(&self) -> &Graph {
+    pub fn forward(&self) -> &Graph {
         &self.forward
     }
 
     /// To be applied to [`Halves::arguments`].
-    pub(crate) fn backward(&self) -> &Graph {
+    pub fn backward(&self) -> &Graph {
         &self.backward
     }
 
+    /// For each argument of the backward half, which of the function's inputs it is, if any.
+    pub(super) fn argument_inputs(&self) -> impl Iterator<Item = Option<usize>> {
+        let input = |read: &Residual| match *read {
+            Residual::Input(index) => Some(index),
+            Residual::Computed(_) | Residual::Output(_) => None,
+        };
+        let cotangents = self.backward.inputs().len() - self.reads.len();
+        self.reads.iter().map(input).chain(std::iter::repeat_n(None, cotangents))
+    }
+
     /// The inputs whose cotangents the backward half returns, in order.
-    pub(crate) fn active(&self) -> &[usize] {
+    pub fn active(&self) -> &[usize] {
         &self.active
     }
 
     /// Whether the backward half reads an input.
-    pub(crate) fn reads_input(&self, input: usize) -> bool {
+    pub fn reads_input(&self, input: usize) -> bool {
         self.reads.contains(&Residual::Input(input))
     }
 
     /// The types of the residuals.
-    pub(crate) fn residual_types(&self) -> impl Iterator<Item = &TensorType> {
+    pub fn residual_types(&self) -> impl Iterator<Item = &TensorType> {
         self.forward.output_types().skip(self.output_count)
     }
 
     /// What the backward half takes: from the function's inputs, the residuals, and the cotangents of all outputs.
-    pub(crate) fn arguments<T: Copy>(&self, inputs: &[T], residuals: &[T], cotangents: &[T]) -> Vec<T> {
+    pub fn arguments<T: Copy>(&self, inputs: &[T], residuals: &[T], cotangents: &[T]) -> Vec<T> {
         let read = self.reads.iter().map(|read| match *read {
             Residual::Input(index) => inputs[index],
             // Outputs are not kept for the backward half, so it never asks for one as such.

@@ -26,20 +26,24 @@
 
 mod activity;
 mod context;
+mod cut;
 mod error;
 mod forward;
 mod forward_regions;
 mod halves;
 mod keep;
 mod linear;
+mod max_flow;
 mod regions;
 mod split;
 mod tape;
+mod weights;
 
 pub use context::{JvpContext, VjpContext};
 pub use error::GradientError;
 pub use forward::jvp;
-pub(crate) use halves::Halves;
+pub use halves::Halves;
 pub use linear::{check as check_linear, transpose};
 pub(crate) use tape::gradient_of_first;
 pub use tape::{Tape, value_and_grad};
+pub use weights::{KeptBytes, Read, SplitBackward};

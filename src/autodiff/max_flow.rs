@@ -1,0 +1,130 @@
+//! Smallest cuts of networks, by maximum flow (Dinic's algorithm).
+
+/// A capacity that no cut pays: above all sums of others.
+pub(super) const UNBOUNDED: u128 = u128::MAX / 4;
+
+/// A network under construction: vertices by number, with [`Network::SOURCE`] and [`Network::SINK`] there already.
+pub(super) struct Network {
+    /// For each vertex, its arcs.
+    leaving: Vec<Vec<usize>>,
+    /// Every arc has its reverse beside it: the one of number `arc ^ 1`.
+    arcs: Vec<Arc>,
+}
+
+struct Arc {
+    to: usize,
+    /// What may still flow.
+    room: u128,
+}
+
+impl Network {
+    pub(super) const SOURCE: usize = 0;
+    pub(super) const SINK: usize = 1;
+
+    pub(super) fn new() -> Network {
+        Network { leaving: vec![Vec::new(), Vec::new()], arcs: Vec::new() }
+    }
+
+    /// Adds a vertex.
+    pub(super) fn vertex(&mut self) -> usize {
+        self.leaving.push(Vec::new());
+        self.leaving.len() - 1
+    }
+
+    /// Adds an arc: whoever has `from` on the source's side and `to` on the sink's pays its capacity.
+    pub(super) fn arc(&mut self, from: usize, to: usize, capacity: u128) {
+        for (from, to, room) in [(from, to, capacity), (to, from, 0)] {
+            self.leaving[from].push(self.arcs.len());
+            self.arcs.push(Arc { to, room });
+        }
+    }
+
+    /// For each vertex, whether it is on the source's side of the smallest cut; of several, of the one nearest to the
+    /// source.
+    pub(super) fn cut(mut self) -> Vec<bool> {
+        loop {
+            let levels = self.levels();
+            if levels[Network::SINK].is_none() {
+                return levels.iter().map(Option::is_some).collect();
+            }
+            self.fill(&levels);
+        }
+    }
+
+    /// How many arcs each vertex is away from the source, over arcs that have room.
+    fn levels(&self) -> Vec<Option<usize>> {
+        let mut levels = vec![None; self.leaving.len()];
+        levels[Network::SOURCE] = Some(0);
+        let mut reached = vec![Network::SOURCE];
+        let mut next = 0;
+        while let Some(&vertex) = reached.get(next) {
+            next += 1;
+            for &arc in &self.leaving[vertex] {
+                let Arc { to, room } = self.arcs[arc];
+                if room > 0 && levels[to].is_none() {
+                    levels[to] = levels[vertex].map(|level| level + 1);
+                    reached.push(to);
+                }
+            }
+        }
+        levels
+    }
+
+    /// Sends as much as fits along paths on which each arc leads one level further.
+    fn fill(&mut self, levels: &[Option<usize>]) {
+        // The first arc of each vertex that may still lead to the sink.
+        let mut next = vec![0; self.leaving.len()];
+        let mut path: Vec<usize> = Vec::new();
+        loop {
+            let vertex = path.last().map_or(Network::SOURCE, |&arc| self.arcs[arc].to);
+            if vertex == Network::SINK {
+                let flow = path.iter().map(|&arc| self.arcs[arc].room).min().unwrap_or(0);
+                for &arc in &path {
+                    self.arcs[arc].room -= flow;
+                    self.arcs[arc ^ 1].room = self.arcs[arc ^ 1].room.saturating_add(flow);
+                }
+                // On from the first arc that is full.
+                let full = path.iter().position(|&arc| self.arcs[arc].room == 0).unwrap_or(0);
+                path.truncate(full);
+                continue;
+            }
+            match self.leaving[vertex].get(next[vertex]) {
+                Some(&arc) => {
+                    let Arc { to, room } = self.arcs[arc];
+                    let further = levels[to].is_some() && levels[to] == levels[vertex].map(|level| level + 1);
+                    if room > 0 && further { path.push(arc) } else { next[vertex] += 1 }
+                }
+                None => match path.pop() {
+                    Some(arc) => next[self.arcs[arc ^ 1].to] += 1,
+                    None => return,
+                },
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Source's side of a network of `count` further vertices, numbered from 2.
+    fn cut(count: usize, arcs: &[(usize, usize, u128)]) -> Vec<usize> {
+        let mut network = Network::new();
+        (0..count).for_each(|_| {
+            network.vertex();
+        });
+        arcs.iter().for_each(|&(from, to, capacity)| network.arc(from, to, capacity));
+        network.cut().iter().enumerate().filter_map(|(vertex, &near)| near.then_some(vertex)).collect()
+    }
+
+    #[test]
+    fn cuts_are_smallest() {
+        assert_eq!(cut(1, &[(0, 2, 5), (2, 1, 3)]), [0, 2]);
+        assert_eq!(cut(1, &[(0, 2, 3), (2, 1, 5)]), [0]);
+        assert_eq!(cut(2, &[(0, 2, 9), (0, 3, 9), (2, 3, 9), (2, 1, 2), (3, 1, 4)]), [0, 2, 3]);
+        // A path must give back what went the wrong way at first.
+        let crossed = [(0, 2, 1), (0, 3, 1), (2, 4, 1), (2, 5, 1), (3, 4, 1), (4, 1, 1), (5, 1, 1)];
+        assert_eq!(cut(4, &crossed), [0]);
+        assert_eq!(cut(1, &[(0, 2, UNBOUNDED), (2, 1, 7)]), [0, 2]);
+    }
+}

@@ -1,0 +1,405 @@
+//! The backward half of a function, cut in two: the cotangents of its inputs now, those of its weights later.
+//!
+//! Pipelines without bubbles run the two at different times: the stage before waits for the cotangents of activations
+//! (B), while those of the weights (W) fill gaps. [`Halves::split`] cuts a backward half like that. What B computes and
+//! W reads lies between, and what of the backward half's arguments W reads must be there for longer; which values these
+//! are is a matter of bytes (`cut.rs`).
+//!
+//! A loop or a call that both need is cut too, inside out. A loop over layers carries the activations' cotangent from
+//! layer to layer and stacks the weights' gradients: it becomes a loop that carries the cotangent and stacks what W
+//! reads of each layer, and one over these stacks that carries nothing. (What it carries are sums of gradients, of
+//! weights that all iterations share.) Other ops with regions, and those with side effects, are left whole: if B needs
+//! any of their results, all are B's.
+
+use std::sync::Arc;
+
+use super::cut::{Input, Look, Needs, Task, happens_early, is_work, kept, mark_needed, needed_in_loop};
+use super::halves::Halves;
+use crate::ir::{Definition, Graph, GraphCopy, Memo, NodeRef, OpError, Value, Values};
+use crate::ops::{Call, Op, Scan};
+use crate::passes::eliminate_dead_code;
+
+/// Where an input of the later half comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// The argument of the backward half with this index.
+    Argument(usize),
+    /// The value with this index of those that the earlier half returns for it.
+    Between(usize),
+}
+
+/// A backward half cut in two.
+#[derive(Clone, Debug)]
+pub struct SplitBackward {
+    inputs_half: Graph,
+    weights_half: Graph,
+    reads: Vec<Read>,
+    inputs: Vec<usize>,
+    weights: Vec<usize>,
+    kept: KeptBytes,
+}
+
+/// What cutting a backward half costs in memory, from when the earlier half has run until the later half does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptBytes {
+    /// Values that the earlier half returns for the later.
+    pub between: usize,
+    /// Arguments of the backward half that the later half reads, weights apart: residuals and cotangents.
+    pub arguments: usize,
+}
+
+impl SplitBackward {
+    /// From the arguments of the backward half to the cotangents of [`SplitBackward::inputs`], then the values between.
+    pub fn inputs_half(&self) -> &Graph {
+        &self.inputs_half
+    }
+
+    /// From what [`SplitBackward::reads`] lists to the cotangents of [`SplitBackward::weights`].
+    pub fn weights_half(&self) -> &Graph {
+        &self.weights_half
+    }
+
+    /// Where each input of the weights' half comes from.
+    pub fn reads(&self) -> &[Read] {
+        &self.reads
+    }
+
+    /// The inputs of the function whose cotangents the earlier half returns, in order.
+    pub fn inputs(&self) -> &[usize] {
+        &self.inputs
+    }
+
+    /// The inputs of the function whose cotangents the later half returns, in order.
+    pub fn weights(&self) -> &[usize] {
+        &self.weights
+    }
+
+    /// What the weights' half takes, from the arguments of the backward half and all results of the inputs' half.
+    pub fn arguments<T: Copy>(&self, arguments: &[T], results: &[T]) -> Vec<T> {
+        let read = |read: &Read| match *read {
+            Read::Argument(index) => arguments[index],
+            Read::Between(index) => results[self.inputs.len() + index],
+        };
+        self.reads.iter().map(read).collect()
+    }
+
+    /// What waits for the weights' half.
+    pub fn kept_bytes(&self) -> KeptBytes {
+        self.kept
+    }
+}
+
+impl Halves {
+    /// Cuts the backward half in two: the cotangents of inputs that are no weights, and those of weights.
+    ///
+    /// # Errors
+    /// A part of a loop does not fit together, which would be a defect.
+    pub fn split(&self, is_weight: impl Fn(usize) -> bool) -> Result<SplitBackward, OpError> {
+        let early: Vec<bool> = self.active().iter().map(|&input| !is_weight(input)).collect();
+        let lies_there: Vec<bool> = self.argument_inputs().map(|input| input.is_some_and(&is_weight)).collect();
+        let inputs: Vec<Input> =
+            lies_there.iter().map(|&lies_there| Input::Early { times: usize::from(!lies_there) }).collect();
+        let backward = eliminate_dead_code(self.backward());
+        let parts = divide(&backward, &early, &inputs, 1, true, &Cuts::default())?;
+        let between = parts.early.output_types().skip(early.iter().filter(|early| **early).count());
+        let read = |read: &Read| match *read {
+            Read::Argument(index) if !lies_there[index] => backward.ty(backward.inputs()[index]).byte_count(),
+            _ => 0,
+        };
+        let kept = KeptBytes {
+            between: between.map(|ty| ty.byte_count()).sum(),
+            arguments: parts.reads.iter().map(read).sum(),
+        };
+        let (weights, inputs) = self.active().iter().partition(|&&input| is_weight(input));
+        Ok(SplitBackward {
+            inputs_half: Arc::unwrap_or_clone(parts.early),
+            weights_half: Arc::unwrap_or_clone(parts.late),
+            reads: parts.reads,
+            inputs,
+            weights,
+            kept,
+        })
+    }
+}
+
+/// A graph in two parts.
+#[derive(Clone, Debug)]
+struct Parts {
+    /// From the inputs in `taken` to the early outputs, then what the late part reads.
+    early: Arc<Graph>,
+    /// The inputs that the early part takes.
+    taken: Vec<usize>,
+    /// From what `reads` lists to the late outputs.
+    late: Arc<Graph>,
+    /// Inputs of the graph, in order, then what the early part returns, in order.
+    reads: Vec<Read>,
+}
+
+/// Functions cut so far, by what the outcome depends on besides: calls that agree in it share the parts.
+type Cuts = Memo<(Vec<bool>, Vec<Input>, usize), Parts>;
+
+/// Cuts a graph, which runs so many times, in two: the outputs marked early and the others. The early part takes all
+/// inputs that it can have, or those that it reads.
+fn divide(
+    graph: &Graph,
+    early: &[bool],
+    inputs: &[Input],
+    times: usize,
+    all: bool,
+    cuts: &Cuts,
+) -> Result<Parts, OpError> {
+    let flat = separate(graph, early, inputs, times, cuts)?;
+    let needs = Needs::of(&flat, early, Look::AtNodes);
+    let kept = kept(&Task { graph: &flat, early, inputs, times }, &needs);
+    let argument = |value: Value| match flat.definition(value) {
+        Definition::Input(index) if inputs[index as usize] != Input::Carry => Some(index as usize),
+        Definition::Input(_) | Definition::Result(..) => None,
+    };
+    let chosen = |wanted: bool| {
+        flat.outputs().iter().zip(early).filter(move |(_, early)| **early == wanted).map(|(&value, _)| value)
+    };
+
+    let between: Vec<Value> = kept.iter().copied().filter(|&value| argument(value).is_none()).collect();
+    let returned: Vec<Value> = chosen(true).chain(between.iter().copied()).collect();
+    let mut live = vec![false; flat.value_count()];
+    returned.iter().for_each(|value| live[value.index()] = true);
+    let happens = |node: NodeRef<'_>| happens_early(node, &needs.late);
+    mark_needed(&flat, &mut live, Look::AtNodes, happens);
+    let taken: Vec<usize> = (0..inputs.len())
+        .filter(|&input| {
+            let is_read = live[flat.inputs()[input].index()];
+            inputs[input].is_early() && (all || is_read || inputs[input] == Input::Carry)
+        })
+        .collect();
+    let mut copy = GraphCopy::of_body(&flat, taken.iter().map(|&input| flat.inputs()[input]));
+    copy_live(&flat, &mut copy, &live, happens);
+    let early_part = copy.finish_body(returned);
+
+    // What is carried has its place whether it is read or not.
+    let read: Vec<usize> = (0..inputs.len())
+        .filter(|&input| {
+            let value = flat.inputs()[input];
+            inputs[input] == Input::LateCarry || (argument(value).is_some() && kept.binary_search(&value).is_ok())
+        })
+        .collect();
+    let read_values: Vec<Value> =
+        read.iter().map(|&input| flat.inputs()[input]).chain(between.iter().copied()).collect();
+    let mut copy = GraphCopy::of_body(&flat, read_values.iter().copied());
+    let mut live = vec![false; flat.value_count()];
+    chosen(false).for_each(|value| live[value.index()] = true);
+    let mut at_hand = vec![false; flat.value_count()];
+    read_values.iter().for_each(|value| at_hand[value.index()] = true);
+    mark_late(&flat, &mut live, &at_hand);
+    copy_live(&flat, &mut copy, &live, |_| false);
+    let late_part = copy.finish_body(chosen(false));
+    let reads = read.into_iter().map(Read::Argument).chain((0..between.len()).map(Read::Between)).collect();
+    let late_part = late_part.renamed(format!("{}_weights", graph.name()));
+    Ok(Parts { early: Arc::new(early_part), taken, late: Arc::new(late_part), reads })
+}
+
+/// Marks what the values marked depend on, up to what is at hand, which is unmarked.
+fn mark_late(graph: &Graph, live: &mut [bool], at_hand: &[bool]) {
+    for node in graph.nodes().rev() {
+        node.results().for_each(|result| live[result.index()] &= !at_hand[result.index()]);
+        let is_live = node.results().any(|result| live[result.index()]);
+        let is_barrier = matches!(node.op(), Op::Barrier(_));
+        for (index, operand) in node.operands().iter().enumerate() {
+            let needed =
+                if is_barrier { node.results().nth(index).is_some_and(|result| live[result.index()]) } else { is_live };
+            live[operand.index()] |= needed;
+        }
+    }
+}
+
+/// Copies the nodes with results that are marked, and those needed anyway; of barriers, the results marked.
+fn copy_live(graph: &Graph, copy: &mut GraphCopy<'_>, live: &[bool], anyway: impl Fn(NodeRef<'_>) -> bool) {
+    for node in graph.nodes() {
+        let wanted = |value: &Value| live[value.index()];
+        if !node.results().any(|result| wanted(&result)) && !anyway(node) {
+            continue;
+        }
+        if !matches!(node.op(), Op::Barrier(_)) {
+            copy.node(node);
+            continue;
+        }
+        let (results, operands): (Vec<Value>, Vec<Value>) = node
+            .results()
+            .zip(node.operands())
+            .filter(|(result, _)| wanted(result))
+            .map(|(result, &operand)| (result, copy.map.get(operand)))
+            .unzip();
+        let types = results.iter().map(|&result| graph.ty(result).clone());
+        let new = copy.builder.push_from(node.origin(), node.op().clone(), &operands, types);
+        results.into_iter().zip(new).for_each(|(old, new)| copy.map.set(old, new));
+    }
+}
+
+/// The same graph, in which every loop and call that both early and late outputs need is one for each.
+fn separate(graph: &Graph, early: &[bool], inputs: &[Input], times: usize, cuts: &Cuts) -> Result<Graph, OpError> {
+    let needs = Needs::of(graph, early, Look::IntoBodies);
+    let is_mixed = |node: NodeRef<'_>| {
+        let mut results = node.results();
+        results.clone().any(|result| needs.early[result.index()])
+            && results.any(|result| needs.late[result.index()] && !needs.early[result.index()])
+    };
+    if let Some(open) = open_wrappers(graph, is_mixed) {
+        return separate(&open, early, inputs, times, cuts);
+    }
+    // What the early half can have: its own, and what may be moved there.
+    let mut can_be_early = needs.early.clone();
+    for (value, input) in graph.inputs().iter().zip(inputs) {
+        can_be_early[value.index()] = input.is_early();
+    }
+    let mut lies_there = vec![false; graph.value_count()];
+    for (value, input) in graph.inputs().iter().zip(inputs) {
+        lies_there[value.index()] = *input == Input::Early { times: 0 };
+    }
+    let mut copy = GraphCopy::with_inputs(graph);
+    for node in graph.nodes() {
+        let operands_early = node.operands().iter().all(|operand| can_be_early[operand.index()]);
+        for result in node.results() {
+            can_be_early[result.index()] |= operands_early && !is_work(node.op());
+        }
+        let is_needed = node.results().any(|value| needs.early[value.index()] || needs.late[value.index()]);
+        if !is_needed && !node.op().has_side_effect() {
+            continue;
+        }
+        let operand = |input: usize| node.operands()[input];
+        let division = match node.op() {
+            op if op.has_side_effect() || !is_mixed(node) => None,
+            Op::Call(Call { function }) => {
+                let early: Vec<bool> = node.results().map(|result| needs.early[result.index()]).collect();
+                let kind = |input: usize| match can_be_early[operand(input).index()] {
+                    true => Input::Early { times: if lies_there[operand(input).index()] { 0 } else { times } },
+                    false => Input::Late,
+                };
+                let inputs: Vec<Input> = (0..node.operands().len()).map(kind).collect();
+                let key = (early.clone(), inputs.clone(), times);
+                let parts = cuts.of(function, key, || divide(function, &early, &inputs, times, false, cuts))?;
+                Some((parts, early, None))
+            }
+            Op::Scan(scan) => {
+                let wanted =
+                    |needs: &[bool]| -> Vec<bool> { node.results().map(|result| needs[result.index()]).collect() };
+                let (early, _) = needed_in_loop(scan, &wanted(&needs.early));
+                let first_slice = scan.invariant_count + scan.carry_count;
+                let kind = |input: usize| {
+                    let is_carry = (scan.invariant_count..first_slice).contains(&input);
+                    let value = operand(input);
+                    let runs = if input < scan.invariant_count { 1 } else { scan.length };
+                    match (is_carry, can_be_early[value.index()]) {
+                        (true, _) if early[input - scan.invariant_count] => Input::Carry,
+                        (true, _) => Input::LateCarry,
+                        (false, true) if lies_there[value.index()] => Input::Early { times: 0 },
+                        (false, true) => Input::Early { times: times.saturating_mul(runs) },
+                        (false, false) => Input::Late,
+                    }
+                };
+                let inputs: Vec<Input> = (0..node.operands().len()).map(kind).collect();
+                let runs = times.saturating_mul(scan.length);
+                let parts = divide(&scan.body, &early, &inputs, runs, false, cuts)?;
+                Some((parts, early, Some(scan)))
+            }
+            _ => None,
+        };
+        match division {
+            Some((parts, early, scan)) => push_parts(&mut copy, node, parts, &early, scan)?,
+            None => {
+                copy.node(node);
+            }
+        }
+    }
+    let outputs = graph.outputs().to_vec();
+    Ok(copy.finish_body(outputs))
+}
+
+/// Pushes the two parts of a loop, or of a call, in its place.
+fn push_parts(
+    copy: &mut GraphCopy<'_>,
+    node: NodeRef<'_>,
+    parts: Parts,
+    early: &[bool],
+    scan: Option<&Scan>,
+) -> Result<(), OpError> {
+    let Parts { early: early_part, taken, late: late_part, reads } = parts;
+    let operands: Vec<Value> = node.operands().iter().map(|&value| copy.map.get(value)).collect();
+    let outer = copy.builder.origin();
+    copy.builder.set_origin(node.origin());
+    let early_count = early.iter().filter(|early| **early).count();
+    let early_op = match scan {
+        None => Op::from(Call { function: early_part }),
+        Some(scan) => Op::from(Scan {
+            body: early_part,
+            invariant_count: taken.iter().filter(|&&input| input < scan.invariant_count).count(),
+            carry_count: early[..scan.carry_count].iter().filter(|early| **early).count(),
+            ..scan.clone()
+        }),
+    };
+    let arguments: Vec<Value> = taken.iter().map(|&input| operands[input]).collect();
+    let early_results = copy.builder.push(early_op, &arguments)?;
+    let arguments: Vec<Value> = reads
+        .iter()
+        .map(|read| match *read {
+            Read::Argument(input) => operands[input],
+            Read::Between(index) => early_results[early_count + index],
+        })
+        .collect();
+    let first_slice = scan.map_or(0, |scan| scan.invariant_count + scan.carry_count);
+    let is_slice = |read: &Read| {
+        matches!(*read, Read::Between(_)) || matches!(*read, Read::Argument(input) if input >= first_slice)
+    };
+    // What passes through as it is needs neither loop nor call. What is carried does not: it is that of the last
+    // iteration.
+    let carries = scan.map_or(0, |scan| early[..scan.carry_count].iter().filter(|early| !**early).count());
+    let passed = |&output: &Value| match late_part.definition(output) {
+        Definition::Input(index) if carries == 0 && is_slice(&reads[index as usize]) => Some(arguments[index as usize]),
+        Definition::Input(_) | Definition::Result(..) => None,
+    };
+    let late_results: Values = match late_part.outputs().iter().map(passed).collect::<Option<Values>>() {
+        Some(passed) => passed,
+        None => {
+            let is_invariant =
+                |scan: &Scan, read: &Read| matches!(*read, Read::Argument(input) if input < scan.invariant_count);
+            let late_op = match scan {
+                None => Op::from(Call { function: late_part }),
+                Some(scan) => Op::from(Scan {
+                    invariant_count: reads.iter().filter(|read| is_invariant(scan, read)).count(),
+                    carry_count: carries,
+                    body: late_part,
+                    ..scan.clone()
+                }),
+            };
+            copy.builder.push(late_op, &arguments)?
+        }
+    };
+    copy.builder.set_origin(outer);
+    let (mut early_results, mut late_results) = (early_results.into_iter(), late_results.into_iter());
+    for (result, &early) in node.results().zip(early) {
+        if let Some(new) = if early { early_results.next() } else { late_results.next() } {
+            copy.map.set(result, new);
+        }
+    }
+    Ok(())
+}
+
+/// The same graph with wrappers other than calls, of those that are mixed, written in place; none if there are none.
+fn open_wrappers(graph: &Graph, is_mixed: impl Fn(NodeRef<'_>) -> bool) -> Option<Graph> {
+    let opens = |node: NodeRef<'_>| matches!(node.op(), Op::Checkpoint(_) | Op::CustomVjp(_)) && is_mixed(node);
+    if !graph.nodes().any(opens) {
+        return None;
+    }
+    let mut copy = GraphCopy::with_inputs(graph);
+    for node in graph.nodes() {
+        match node.op().regions().next() {
+            Some(body) if opens(node) => {
+                let operands: Vec<Value> = node.operands().iter().map(|&value| copy.map.get(value)).collect();
+                let results = copy.builder.inline(body, &operands);
+                node.results().zip(results).for_each(|(old, new)| copy.map.set(old, new));
+            }
+            _ => {
+                copy.node(node);
+            }
+        }
+    }
+    Some(copy.finish_body(graph.outputs().iter().copied()))
+}
