@@ -37,11 +37,19 @@ impl Input {
     }
 }
 
+/// Which half returns an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Output {
+    Early,
+    Late,
+    /// Nobody reads it.
+    Unread,
+}
+
 /// A graph that is to be cut.
 pub(super) struct Task<'g> {
     pub(super) graph: &'g Graph,
-    /// For each output, whether the early half returns it.
-    pub(super) early: &'g [bool],
+    pub(super) outputs: &'g [Output],
     pub(super) inputs: &'g [Input],
     /// How often the graph runs, each time keeping anew.
     pub(super) times: usize,
@@ -55,6 +63,11 @@ pub(super) struct Needs {
     pub(super) late: Vec<bool>,
 }
 
+/// The outputs that a half returns, in order.
+pub(super) fn returned<'g>(graph: &'g Graph, outputs: &'g [Output], half: Output) -> impl Iterator<Item = Value> + 'g {
+    graph.outputs().iter().zip(outputs).filter(move |(_, output)| **output == half).map(|(&value, _)| value)
+}
+
 /// How far needs are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Look {
@@ -65,11 +78,11 @@ pub(super) enum Look {
 }
 
 impl Needs {
-    pub(super) fn of(graph: &Graph, early: &[bool], look: Look) -> Needs {
-        let not_early: Vec<bool> = early.iter().map(|early| !early).collect();
-        let late = needed(graph, &not_early, look, |_| false);
+    pub(super) fn of(graph: &Graph, outputs: &[Output], look: Look) -> Needs {
+        let returned = |half: Output| -> Vec<bool> { outputs.iter().map(|&output| output == half).collect() };
+        let late = needed(graph, &returned(Output::Late), look, |_| false);
         // What late outputs depend on happens where it is computed.
-        let early = needed(graph, early, look, |node| happens_early(node, &late));
+        let early = needed(graph, &returned(Output::Early), look, |node| happens_early(node, &late));
         Needs { early, late }
     }
 }
@@ -219,7 +232,7 @@ pub(super) fn kept(task: &Task<'_>, needs: &Needs) -> Vec<Value> {
             network.arc(maker, vertex, bytes(result) * task.times as u128 * unit + 2);
         }
     }
-    let late_outputs = || graph.outputs().iter().zip(task.early).filter(|(_, early)| !**early).map(|(&value, _)| value);
+    let late_outputs = || returned(graph, task.outputs, Output::Late);
     for had in late_outputs().filter_map(|value| had[value.index()]) {
         network.arc(had, Network::SINK, UNBOUNDED);
     }

@@ -15,6 +15,9 @@
 //! The bodies of scans, branches and calls are differentiated as one joint graph which is then cut in two (`split.rs`):
 //! what the backward half reads from the forward half are the residuals.
 //!
+//! The backward half of a whole function can be cut once more ([`Halves::split`], `weights.rs`): the cotangents of its
+//! inputs now, those of its weights later, as pipelines without bubbles want them.
+//!
 //! | region op | reverse mode | forward mode |
 //! |---|---|---|
 //! | scan | residuals stacked; a scan the other way round | tangents carried and stacked like values |
@@ -34,6 +37,7 @@ mod halves;
 mod keep;
 mod linear;
 mod max_flow;
+mod pieces;
 mod regions;
 mod split;
 mod tape;
@@ -44,6 +48,7 @@ pub use error::GradientError;
 pub use forward::jvp;
 pub use halves::Halves;
 pub use linear::{check as check_linear, transpose};
+pub use pieces::WeightsPieces;
 pub(crate) use tape::gradient_of_first;
 pub use tape::{Tape, value_and_grad};
 pub use weights::{KeptBytes, Read, SplitBackward};

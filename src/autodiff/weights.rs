@@ -13,11 +13,12 @@
 
 use std::sync::Arc;
 
-use super::cut::{Input, Look, Needs, Task, happens_early, is_work, kept, mark_needed, needed_in_loop};
+use super::cut::{
+    Input, Look, Needs, Output, Task, happens_early, is_work, kept, mark_needed, needed_in_loop, returned,
+};
 use super::halves::Halves;
 use crate::ir::{Definition, Graph, GraphCopy, Memo, NodeRef, OpError, Value, Values};
 use crate::ops::{Call, Op, Scan};
-use crate::passes::eliminate_dead_code;
 
 /// Where an input of the later half comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,13 +96,14 @@ impl Halves {
     /// # Errors
     /// A part of a loop does not fit together, which would be a defect.
     pub fn split(&self, is_weight: impl Fn(usize) -> bool) -> Result<SplitBackward, OpError> {
-        let early: Vec<bool> = self.active().iter().map(|&input| !is_weight(input)).collect();
+        let half = |&input: &usize| if is_weight(input) { Output::Late } else { Output::Early };
+        let outputs: Vec<Output> = self.active().iter().map(half).collect();
         let lies_there: Vec<bool> = self.argument_inputs().map(|input| input.is_some_and(&is_weight)).collect();
         let inputs: Vec<Input> =
             lies_there.iter().map(|&lies_there| Input::Early { times: usize::from(!lies_there) }).collect();
-        let backward = eliminate_dead_code(self.backward());
-        let parts = divide(&backward, &early, &inputs, 1, true, &Cuts::default())?;
-        let between = parts.early.output_types().skip(early.iter().filter(|early| **early).count());
+        let backward = self.backward();
+        let parts = divide(backward, &outputs, &inputs, 1, true, &Cuts::default())?;
+        let between = parts.early.output_types().skip(number_of(&outputs, Output::Early));
         let read = |read: &Read| match *read {
             Read::Argument(index) if !lies_there[index] => backward.ty(backward.inputs()[index]).byte_count(),
             _ => 0,
@@ -136,33 +138,38 @@ struct Parts {
 }
 
 /// Functions cut so far, by what the outcome depends on besides: calls that agree in it share the parts.
-type Cuts = Memo<(Vec<bool>, Vec<Input>, usize), Parts>;
+type Cuts = Memo<(Vec<Output>, Vec<Input>, usize), Parts>;
 
-/// Cuts a graph, which runs so many times, in two: the outputs marked early and the others. The early part takes all
-/// inputs that it can have, or those that it reads.
+/// How many outputs a half returns.
+fn number_of(outputs: &[Output], half: Output) -> usize {
+    outputs.iter().filter(|output| **output == half).count()
+}
+
+/// Cuts a graph, which runs so many times, in two. The early part takes all inputs that it can have, or those that it
+/// reads.
 fn divide(
     graph: &Graph,
-    early: &[bool],
+    outputs: &[Output],
     inputs: &[Input],
     times: usize,
     all: bool,
     cuts: &Cuts,
 ) -> Result<Parts, OpError> {
-    let flat = separate(graph, early, inputs, times, cuts)?;
-    let needs = Needs::of(&flat, early, Look::AtNodes);
-    let kept = kept(&Task { graph: &flat, early, inputs, times }, &needs);
+    let flat = separate(graph, outputs, inputs, times, cuts)?;
+    let outputs: Vec<Output> = outputs.iter().copied().filter(|&output| output != Output::Unread).collect();
+    let outputs = &outputs[..];
+    let needs = Needs::of(&flat, outputs, Look::AtNodes);
+    let kept = kept(&Task { graph: &flat, outputs, inputs, times }, &needs);
     let argument = |value: Value| match flat.definition(value) {
         Definition::Input(index) if inputs[index as usize] != Input::Carry => Some(index as usize),
         Definition::Input(_) | Definition::Result(..) => None,
     };
-    let chosen = |wanted: bool| {
-        flat.outputs().iter().zip(early).filter(move |(_, early)| **early == wanted).map(|(&value, _)| value)
-    };
+    let chosen = |half: Output| returned(&flat, outputs, half);
 
     let between: Vec<Value> = kept.iter().copied().filter(|&value| argument(value).is_none()).collect();
-    let returned: Vec<Value> = chosen(true).chain(between.iter().copied()).collect();
+    let results: Vec<Value> = chosen(Output::Early).chain(between.iter().copied()).collect();
     let mut live = vec![false; flat.value_count()];
-    returned.iter().for_each(|value| live[value.index()] = true);
+    results.iter().for_each(|value| live[value.index()] = true);
     let happens = |node: NodeRef<'_>| happens_early(node, &needs.late);
     mark_needed(&flat, &mut live, Look::AtNodes, happens);
     let taken: Vec<usize> = (0..inputs.len())
@@ -173,7 +180,7 @@ fn divide(
         .collect();
     let mut copy = GraphCopy::of_body(&flat, taken.iter().map(|&input| flat.inputs()[input]));
     copy_live(&flat, &mut copy, &live, happens);
-    let early_part = copy.finish_body(returned);
+    let early_part = copy.finish_body(results);
 
     // What is carried has its place whether it is read or not.
     let read: Vec<usize> = (0..inputs.len())
@@ -186,12 +193,12 @@ fn divide(
         read.iter().map(|&input| flat.inputs()[input]).chain(between.iter().copied()).collect();
     let mut copy = GraphCopy::of_body(&flat, read_values.iter().copied());
     let mut live = vec![false; flat.value_count()];
-    chosen(false).for_each(|value| live[value.index()] = true);
+    chosen(Output::Late).for_each(|value| live[value.index()] = true);
     let mut at_hand = vec![false; flat.value_count()];
     read_values.iter().for_each(|value| at_hand[value.index()] = true);
     mark_late(&flat, &mut live, &at_hand);
     copy_live(&flat, &mut copy, &live, |_| false);
-    let late_part = copy.finish_body(chosen(false));
+    let late_part = copy.finish_body(chosen(Output::Late));
     let reads = read.into_iter().map(Read::Argument).chain((0..between.len()).map(Read::Between)).collect();
     let late_part = late_part.renamed(format!("{}_weights", graph.name()));
     Ok(Parts { early: Arc::new(early_part), taken, late: Arc::new(late_part), reads })
@@ -234,16 +241,17 @@ fn copy_live(graph: &Graph, copy: &mut GraphCopy<'_>, live: &[bool], anyway: imp
     }
 }
 
-/// The same graph, in which every loop and call that both early and late outputs need is one for each.
-fn separate(graph: &Graph, early: &[bool], inputs: &[Input], times: usize, cuts: &Cuts) -> Result<Graph, OpError> {
-    let needs = Needs::of(graph, early, Look::IntoBodies);
+/// The same graph without outputs that nobody reads, in which every loop and call that both early and late outputs need
+/// is one for each.
+fn separate(graph: &Graph, outputs: &[Output], inputs: &[Input], times: usize, cuts: &Cuts) -> Result<Graph, OpError> {
+    let needs = Needs::of(graph, outputs, Look::IntoBodies);
     let is_mixed = |node: NodeRef<'_>| {
         let mut results = node.results();
         results.clone().any(|result| needs.early[result.index()])
             && results.any(|result| needs.late[result.index()] && !needs.early[result.index()])
     };
     if let Some(open) = open_wrappers(graph, is_mixed) {
-        return separate(&open, early, inputs, times, cuts);
+        return separate(&open, outputs, inputs, times, cuts);
     }
     // What the early half can have: its own, and what may be moved there.
     let mut can_be_early = needs.early.clone();
@@ -264,53 +272,61 @@ fn separate(graph: &Graph, early: &[bool], inputs: &[Input], times: usize, cuts:
         if !is_needed && !node.op().has_side_effect() {
             continue;
         }
-        let operand = |input: usize| node.operands()[input];
+        let needed_of = |needs: &[bool]| -> Vec<bool> { node.results().map(|result| needs[result.index()]).collect() };
         let division = match node.op() {
             op if op.has_side_effect() || !is_mixed(node) => None,
             Op::Call(Call { function }) => {
-                let early: Vec<bool> = node.results().map(|result| needs.early[result.index()]).collect();
-                let kind = |input: usize| match can_be_early[operand(input).index()] {
-                    true => Input::Early { times: if lies_there[operand(input).index()] { 0 } else { times } },
+                let outputs = halves_of(&needed_of(&needs.early), &needed_of(&needs.late));
+                let kind = |value: &Value| match can_be_early[value.index()] {
+                    true => Input::Early { times: if lies_there[value.index()] { 0 } else { times } },
                     false => Input::Late,
                 };
-                let inputs: Vec<Input> = (0..node.operands().len()).map(kind).collect();
-                let key = (early.clone(), inputs.clone(), times);
-                let parts = cuts.of(function, key, || divide(function, &early, &inputs, times, false, cuts))?;
-                Some((parts, early, None))
+                let inputs: Vec<Input> = node.operands().iter().map(kind).collect();
+                let key = (outputs.clone(), inputs.clone(), times);
+                let parts = cuts.of(function, key, || divide(function, &outputs, &inputs, times, false, cuts))?;
+                Some((parts, outputs, None))
             }
             Op::Scan(scan) => {
-                let wanted =
-                    |needs: &[bool]| -> Vec<bool> { node.results().map(|result| needs[result.index()]).collect() };
-                let (early, _) = needed_in_loop(scan, &wanted(&needs.early));
-                let first_slice = scan.invariant_count + scan.carry_count;
-                let kind = |input: usize| {
-                    let is_carry = (scan.invariant_count..first_slice).contains(&input);
-                    let value = operand(input);
+                let of_loop = |needs: &[bool]| needed_in_loop(scan, &needed_of(needs)).0;
+                let outputs = halves_of(&of_loop(&needs.early), &of_loop(&needs.late));
+                let kind = |(input, value): (usize, &Value)| {
+                    let carry = input.checked_sub(scan.invariant_count).filter(|&carry| carry < scan.carry_count);
                     let runs = if input < scan.invariant_count { 1 } else { scan.length };
-                    match (is_carry, can_be_early[value.index()]) {
-                        (true, _) if early[input - scan.invariant_count] => Input::Carry,
-                        (true, _) => Input::LateCarry,
-                        (false, true) if lies_there[value.index()] => Input::Early { times: 0 },
-                        (false, true) => Input::Early { times: times.saturating_mul(runs) },
-                        (false, false) => Input::Late,
+                    match (carry.map(|carry| outputs[carry]), can_be_early[value.index()]) {
+                        (Some(Output::Early), _) => Input::Carry,
+                        (Some(Output::Late), _) => Input::LateCarry,
+                        (None, true) if lies_there[value.index()] => Input::Early { times: 0 },
+                        (None, true) => Input::Early { times: times.saturating_mul(runs) },
+                        // What is carried for nobody is dropped.
+                        (None, false) | (Some(Output::Unread), _) => Input::Late,
                     }
                 };
-                let inputs: Vec<Input> = (0..node.operands().len()).map(kind).collect();
+                let inputs: Vec<Input> = node.operands().iter().enumerate().map(kind).collect();
                 let runs = times.saturating_mul(scan.length);
-                let parts = divide(&scan.body, &early, &inputs, runs, false, cuts)?;
-                Some((parts, early, Some(scan)))
+                let parts = divide(&scan.body, &outputs, &inputs, runs, false, cuts)?;
+                Some((parts, outputs, Some(scan)))
             }
             _ => None,
         };
         match division {
-            Some((parts, early, scan)) => push_parts(&mut copy, node, parts, &early, scan)?,
+            Some((parts, outputs, scan)) => push_parts(&mut copy, node, parts, &outputs, scan)?,
             None => {
                 copy.node(node);
             }
         }
     }
-    let outputs = graph.outputs().to_vec();
-    Ok(copy.finish_body(outputs))
+    let read = graph.outputs().iter().zip(outputs).filter(|(_, output)| **output != Output::Unread);
+    Ok(copy.finish_body(read.map(|(&value, _)| value)))
+}
+
+/// Which half returns each result: the early one what it needs itself.
+fn halves_of(early: &[bool], late: &[bool]) -> Vec<Output> {
+    let half = |(&early, &late): (&bool, &bool)| match (early, late) {
+        (true, _) => Output::Early,
+        (false, true) => Output::Late,
+        (false, false) => Output::Unread,
+    };
+    early.iter().zip(late).map(half).collect()
 }
 
 /// Pushes the two parts of a loop, or of a call, in its place.
@@ -318,20 +334,20 @@ fn push_parts(
     copy: &mut GraphCopy<'_>,
     node: NodeRef<'_>,
     parts: Parts,
-    early: &[bool],
+    outputs: &[Output],
     scan: Option<&Scan>,
 ) -> Result<(), OpError> {
     let Parts { early: early_part, taken, late: late_part, reads } = parts;
     let operands: Vec<Value> = node.operands().iter().map(|&value| copy.map.get(value)).collect();
     let outer = copy.builder.origin();
     copy.builder.set_origin(node.origin());
-    let early_count = early.iter().filter(|early| **early).count();
+    let early_count = number_of(outputs, Output::Early);
     let early_op = match scan {
         None => Op::from(Call { function: early_part }),
         Some(scan) => Op::from(Scan {
             body: early_part,
             invariant_count: taken.iter().filter(|&&input| input < scan.invariant_count).count(),
-            carry_count: early[..scan.carry_count].iter().filter(|early| **early).count(),
+            carry_count: number_of(&outputs[..scan.carry_count], Output::Early),
             ..scan.clone()
         }),
     };
@@ -350,7 +366,7 @@ fn push_parts(
     };
     // What passes through as it is needs neither loop nor call. What is carried does not: it is that of the last
     // iteration.
-    let carries = scan.map_or(0, |scan| early[..scan.carry_count].iter().filter(|early| !**early).count());
+    let carries = scan.map_or(0, |scan| number_of(&outputs[..scan.carry_count], Output::Late));
     let passed = |&output: &Value| match late_part.definition(output) {
         Definition::Input(index) if carries == 0 && is_slice(&reads[index as usize]) => Some(arguments[index as usize]),
         Definition::Input(_) | Definition::Result(..) => None,
@@ -373,11 +389,9 @@ fn push_parts(
         }
     };
     copy.builder.set_origin(outer);
-    let (mut early_results, mut late_results) = (early_results.into_iter(), late_results.into_iter());
-    for (result, &early) in node.results().zip(early) {
-        if let Some(new) = if early { early_results.next() } else { late_results.next() } {
-            copy.map.set(result, new);
-        }
+    for (half, values) in [(Output::Early, early_results), (Output::Late, late_results)] {
+        let results = node.results().zip(outputs).filter(|(_, output)| **output == half);
+        results.zip(values).for_each(|((result, _), value)| copy.map.set(result, value));
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ mod passes;
 mod random_graphs;
 mod remat;
 mod second_order;
+mod split_backward;
 mod structure;
 mod trace;
 mod vmap;

@@ -8,7 +8,7 @@ mod generate;
 use std::sync::Arc;
 
 use generate::{Kind, Recipe, Step, graph, graph_and_rows, inputs, recipe};
-use meshloom::autodiff::value_and_grad;
+use meshloom::autodiff::{Halves, value_and_grad};
 use meshloom::compile::{LowerOptions, PASSES, lower};
 use meshloom::ir::{DType, Graph, GraphBuilder, GraphTextOptions, Literal, PortInfo, TensorType, verify};
 use meshloom::ops::{Call, Op};
@@ -19,6 +19,8 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 use support::interpret::{interpret, literal, same_bits};
 use support::random::Random;
 use support::spmd::{group, run_local};
+
+use super::split_backward::check_split;
 
 fn from_environment(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
@@ -361,4 +363,21 @@ fn back_end_agrees() {
             }
         }
     }
+}
+
+/// Whatever inputs count as weights, both halves of a backward half that is cut give what the whole gives.
+#[test]
+fn split_backward_halves_agree() {
+    let late = std::cell::Cell::new(0);
+    check(300, |recipe, numbers| {
+        let graph = graph(Kind::Smooth, recipe);
+        let along = float_inputs(&graph);
+        let active: Vec<bool> = (0..graph.inputs().len()).map(|input| along.contains(&input)).collect();
+        let halves = Halves::of(&graph, &active).map_err(|error| format!("{error}\n{graph}"))?;
+        let weights = Random(numbers).below(1 << active.len());
+        let split = halves.split(|input| weights >> input & 1 == 1).map_err(|error| format!("{error}\n{graph}"))?;
+        late.set(late.get() + usize::from(split.weights_half().node_count() > 3));
+        check_split(&graph, &halves, &split, &inputs(Kind::Smooth, numbers))
+    });
+    assert!(late.get() >= 100, "{} later halves do something", late.get());
 }
