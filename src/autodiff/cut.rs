@@ -8,6 +8,8 @@
 //! - A barrier's results have nothing to do with each other, so each is taken for itself. What is computed again behind
 //!   a barrier is behind one in the late half too.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use super::max_flow::{Network, UNBOUNDED};
@@ -63,88 +65,149 @@ pub(super) struct Needs {
     pub(super) late: Vec<bool>,
 }
 
+impl Needs {
+    /// Of a graph of nodes that are each in one half as a whole.
+    pub(super) fn of(graph: &Graph, outputs: &[Output]) -> Needs {
+        Needs::walk(graph, outputs, |_, early, late| (of_all(early), of_all(late)))
+    }
+
+    /// Of a graph in which loops and calls are cut in two if both halves need results of them.
+    pub(super) fn before_cutting(graph: &Graph, outputs: &[Output]) -> Needs {
+        Needs::walk(graph, outputs, |node, early, late| match Cuttable::of(node, early, late) {
+            Some(cuttable) => (cuttable.early_operands, cuttable.late_operands),
+            None => (of_all(early), of_all(late)),
+        })
+    }
+
+    /// `of_operands` says what a node needs of its operands, early and late, from what is needed of its results: one
+    /// flag for each, or one for all.
+    fn walk(
+        graph: &Graph,
+        outputs: &[Output],
+        of_operands: impl Fn(NodeRef<'_>, &[bool], &[bool]) -> (Flags, Flags),
+    ) -> Needs {
+        let mut needs = Needs { early: vec![false; graph.value_count()], late: vec![false; graph.value_count()] };
+        returned(graph, outputs, Output::Early).for_each(|value| needs.early[value.index()] = true);
+        returned(graph, outputs, Output::Late).for_each(|value| needs.late[value.index()] = true);
+        for node in graph.nodes().rev() {
+            let early: Flags = node.results().map(|result| needs.early[result.index()]).collect();
+            let late: Flags = node.results().map(|result| needs.late[result.index()]).collect();
+            let (of_early, of_late) = match node.op() {
+                Op::Barrier(_) => (early, late),
+                // As if somebody needed it.
+                _ if happens_early(node, &needs.late) => (Flags::from_elem(true, 1), late),
+                _ => of_operands(node, &early, &late),
+            };
+            for (index, operand) in node.operands().iter().enumerate() {
+                let flag = |flags: &Flags| flags.get(index).or(flags.first()).is_some_and(|&flag| flag);
+                needs.early[operand.index()] |= flag(&of_early);
+                needs.late[operand.index()] |= flag(&of_late);
+            }
+        }
+        needs
+    }
+}
+
+/// A flag for each operand or result of a node.
+type Flags = SmallVec<[bool; 4]>;
+
+/// One flag for all operands of a node that is in one half as a whole.
+fn of_all(results: &[bool]) -> Flags {
+    Flags::from_elem(results.contains(&true), 1)
+}
+
+/// A loop or a call of which both halves need results, so that it is cut in two.
+pub(super) struct Cuttable<'g> {
+    pub(super) kind: CuttableKind<'g>,
+    /// Which half returns each output of the body.
+    pub(super) outputs: Vec<Output>,
+    /// Which operands are needed.
+    early_operands: Flags,
+    late_operands: Flags,
+}
+
+/// What is cut.
+#[derive(Clone, Copy)]
+pub(super) enum CuttableKind<'g> {
+    Call(&'g Arc<Graph>),
+    Scan(&'g Scan),
+}
+
+impl<'g> Cuttable<'g> {
+    /// From what is needed of the node's results; none if the node stays whole.
+    pub(super) fn of(node: NodeRef<'g>, early: &[bool], late: &[bool]) -> Option<Cuttable<'g>> {
+        if !is_mixed(early, late) || node.op().has_side_effect() {
+            return None;
+        }
+        let mut outputs: Vec<Output> = early
+            .iter()
+            .zip(late)
+            .map(|(&early, &late)| match (early, late) {
+                (true, _) => Output::Early,
+                (false, true) => Output::Late,
+                (false, false) => Output::Unread,
+            })
+            .collect();
+        let of_inputs = |body: &Graph, needs: &[bool]| -> Flags {
+            body.inputs().iter().map(|input| needs[input.index()]).collect()
+        };
+        match node.op() {
+            Op::Call(Call { function }) => {
+                let needs = Needs::before_cutting(function, &outputs);
+                let early_operands = of_inputs(function, &needs.early);
+                let late_operands = of_inputs(function, &needs.late);
+                Some(Cuttable { kind: CuttableKind::Call(function), outputs, early_operands, late_operands })
+            }
+            Op::Scan(scan) => loop {
+                let needs = Needs::before_cutting(&scan.body, &outputs);
+                let mut early_operands = of_inputs(&scan.body, &needs.early);
+                let mut late_operands = of_inputs(&scan.body, &needs.late);
+                // Whoever reads what is carried must make it: the early half for both, if it needs it itself.
+                let mut settled = true;
+                for carry in 0..scan.carry_count {
+                    let input = scan.invariant_count + carry;
+                    let output = match (early_operands[input], late_operands[input], outputs[carry]) {
+                        (true, _, _) => Output::Early,
+                        (false, true, Output::Unread) => Output::Late,
+                        (false, _, output) => output,
+                    };
+                    settled &= output == outputs[carry];
+                    outputs[carry] = output;
+                    early_operands[input] = output == Output::Early;
+                    late_operands[input] = output == Output::Late;
+                }
+                if settled {
+                    return Some(Cuttable { kind: CuttableKind::Scan(scan), outputs, early_operands, late_operands });
+                }
+            },
+            _ => None,
+        }
+    }
+}
+
+/// Whether both halves need results of a node, the late one some that the early one does not need.
+pub(super) fn is_mixed(early: &[bool], late: &[bool]) -> bool {
+    early.contains(&true) && early.iter().zip(late).any(|(&early, &late)| late && !early)
+}
+
 /// The outputs that a half returns, in order.
 pub(super) fn returned<'g>(graph: &'g Graph, outputs: &'g [Output], half: Output) -> impl Iterator<Item = Value> + 'g {
     graph.outputs().iter().zip(outputs).filter(move |(_, output)| **output == half).map(|(&value, _)| value)
 }
 
-/// How far needs are followed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Look {
-    /// A node needs all its operands.
-    AtNodes,
-    /// A loop or a call needs what its body needs for the results in question.
-    IntoBodies,
-}
-
-impl Needs {
-    pub(super) fn of(graph: &Graph, outputs: &[Output], look: Look) -> Needs {
-        let returned = |half: Output| -> Vec<bool> { outputs.iter().map(|&output| output == half).collect() };
-        let late = needed(graph, &returned(Output::Late), look, |_| false);
-        // What late outputs depend on happens where it is computed.
-        let early = needed(graph, &returned(Output::Early), look, |node| happens_early(node, &late));
-        Needs { early, late }
-    }
-}
-
-/// Whether a node has to be in the early half for what it does besides giving results.
+/// Whether a node has to be in the early half for what it does besides giving results. What late outputs depend on
+/// happens where it is computed.
 pub(super) fn happens_early(node: NodeRef<'_>, late: &[bool]) -> bool {
     node.op().has_side_effect() && !node.results().any(|result| late[result.index()])
 }
 
-/// Which values the outputs marked depend on, and the nodes that are needed anyway.
-fn needed(graph: &Graph, outputs: &[bool], look: Look, anyway: impl Fn(NodeRef<'_>) -> bool) -> Vec<bool> {
-    let mut live = vec![false; graph.value_count()];
-    let wanted = graph.outputs().iter().zip(outputs).filter(|(_, wanted)| **wanted);
-    wanted.for_each(|(output, _)| live[output.index()] = true);
-    mark_needed(graph, &mut live, look, anyway);
-    live
-}
-
 /// Marks what the values marked depend on, and the nodes that are needed anyway.
-pub(super) fn mark_needed(graph: &Graph, live: &mut [bool], look: Look, anyway: impl Fn(NodeRef<'_>) -> bool) {
+pub(super) fn mark_needed(graph: &Graph, live: &mut [bool], anyway: impl Fn(NodeRef<'_>) -> bool) {
     for node in graph.nodes().rev() {
-        let results: SmallVec<[bool; 4]> = node.results().map(|result| live[result.index()]).collect();
-        if results.contains(&true) || anyway(node) {
-            let operands = needed_operands(node, &results, look);
-            node.operands().iter().zip(operands).for_each(|(operand, needed)| live[operand.index()] |= needed);
-        }
-    }
-}
-
-/// Which operands a node needs for the results marked.
-fn needed_operands(node: NodeRef<'_>, results: &[bool], look: Look) -> SmallVec<[bool; 4]> {
-    match node.op() {
-        Op::Barrier(_) => results.into(),
-        _ if look == Look::AtNodes => SmallVec::from_elem(true, node.operands().len()),
-        Op::Scan(scan) if !node.op().has_side_effect() => {
-            let (outputs, mut inputs) = needed_in_loop(scan, results);
-            for carry in 0..scan.carry_count {
-                inputs[scan.invariant_count + carry] |= outputs[carry];
-            }
-            inputs.into()
-        }
-        Op::Call(Call { function }) if !node.op().has_side_effect() => {
-            let live = needed(function, results, Look::IntoBodies, |_| false);
-            function.inputs().iter().map(|input| live[input.index()]).collect()
-        }
-        _ => SmallVec::from_elem(true, node.operands().len()),
-    }
-}
-
-/// Which outputs and inputs of a loop's body its results marked depend on, from iteration to iteration.
-pub(super) fn needed_in_loop(scan: &Scan, results: &[bool]) -> (Vec<bool>, Vec<bool>) {
-    let mut outputs = results.to_vec();
-    loop {
-        let live = needed(&scan.body, &outputs, Look::IntoBodies, |_| false);
-        let inputs: Vec<bool> = scan.body.inputs().iter().map(|input| live[input.index()]).collect();
-        let mut settled = true;
-        for carry in 0..scan.carry_count {
-            settled &= outputs[carry] || !inputs[scan.invariant_count + carry];
-            outputs[carry] |= inputs[scan.invariant_count + carry];
-        }
-        if settled {
-            return (outputs, inputs);
+        let results: Flags = node.results().map(|result| live[result.index()]).collect();
+        let any = results.contains(&true) || anyway(node);
+        for (index, operand) in node.operands().iter().enumerate() {
+            live[operand.index()] |= if matches!(node.op(), Op::Barrier(_)) { results[index] } else { any };
         }
     }
 }
@@ -242,11 +305,12 @@ pub(super) fn kept(task: &Task<'_>, needs: &Needs) -> Vec<Value> {
     let mut wanted = vec![false; graph.value_count()];
     late_outputs().for_each(|value| wanted[value.index()] = true);
     for node in graph.nodes().rev() {
-        let results: SmallVec<[bool; 4]> =
-            node.results().map(|result| wanted[result.index()] && !is_early(result)).collect();
-        if results.contains(&true) {
-            let operands = needed_operands(node, &results, Look::AtNodes);
-            node.operands().iter().zip(operands).for_each(|(operand, needed)| wanted[operand.index()] |= needed);
+        let results: Flags = node.results().map(|result| wanted[result.index()] && !is_early(result)).collect();
+        for (index, operand) in node.operands().iter().enumerate() {
+            wanted[operand.index()] |= match node.op() {
+                Op::Barrier(_) => results[index],
+                _ => results.contains(&true),
+            };
         }
     }
     graph

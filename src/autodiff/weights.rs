@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use super::cut::{
-    Input, Look, Needs, Output, Task, happens_early, is_work, kept, mark_needed, needed_in_loop, returned,
+    Cuttable, CuttableKind, Input, Needs, Output, Task, happens_early, is_mixed, is_work, kept, mark_needed, returned,
 };
 use super::halves::Halves;
 use crate::ir::{Definition, Graph, GraphCopy, Memo, NodeRef, OpError, Value, Values};
@@ -158,7 +158,7 @@ fn divide(
     let flat = separate(graph, outputs, inputs, times, cuts)?;
     let outputs: Vec<Output> = outputs.iter().copied().filter(|&output| output != Output::Unread).collect();
     let outputs = &outputs[..];
-    let needs = Needs::of(&flat, outputs, Look::AtNodes);
+    let needs = Needs::of(&flat, outputs);
     let kept = kept(&Task { graph: &flat, outputs, inputs, times }, &needs);
     let argument = |value: Value| match flat.definition(value) {
         Definition::Input(index) if inputs[index as usize] != Input::Carry => Some(index as usize),
@@ -171,7 +171,7 @@ fn divide(
     let mut live = vec![false; flat.value_count()];
     results.iter().for_each(|value| live[value.index()] = true);
     let happens = |node: NodeRef<'_>| happens_early(node, &needs.late);
-    mark_needed(&flat, &mut live, Look::AtNodes, happens);
+    mark_needed(&flat, &mut live, happens);
     let taken: Vec<usize> = (0..inputs.len())
         .filter(|&input| {
             let is_read = live[flat.inputs()[input].index()];
@@ -244,13 +244,15 @@ fn copy_live(graph: &Graph, copy: &mut GraphCopy<'_>, live: &[bool], anyway: imp
 /// The same graph without outputs that nobody reads, in which every loop and call that both early and late outputs need
 /// is one for each.
 fn separate(graph: &Graph, outputs: &[Output], inputs: &[Input], times: usize, cuts: &Cuts) -> Result<Graph, OpError> {
-    let needs = Needs::of(graph, outputs, Look::IntoBodies);
-    let is_mixed = |node: NodeRef<'_>| {
-        let mut results = node.results();
-        results.clone().any(|result| needs.early[result.index()])
-            && results.any(|result| needs.late[result.index()] && !needs.early[result.index()])
+    let needs = Needs::before_cutting(graph, outputs);
+    let needed_of = |node: NodeRef<'_>| -> [Vec<bool>; 2] {
+        [&needs.early, &needs.late].map(|needs| node.results().map(|result| needs[result.index()]).collect())
     };
-    if let Some(open) = open_wrappers(graph, is_mixed) {
+    let open = open_wrappers(graph, |node| {
+        let [early, late] = needed_of(node);
+        is_mixed(&early, &late) && !node.op().has_side_effect()
+    });
+    if let Some(open) = open {
         return separate(&open, outputs, inputs, times, cuts);
     }
     // What the early half can have: its own, and what may be moved there.
@@ -272,61 +274,42 @@ fn separate(graph: &Graph, outputs: &[Output], inputs: &[Input], times: usize, c
         if !is_needed && !node.op().has_side_effect() {
             continue;
         }
-        let needed_of = |needs: &[bool]| -> Vec<bool> { node.results().map(|result| needs[result.index()]).collect() };
-        let division = match node.op() {
-            op if op.has_side_effect() || !is_mixed(node) => None,
-            Op::Call(Call { function }) => {
-                let outputs = halves_of(&needed_of(&needs.early), &needed_of(&needs.late));
-                let kind = |value: &Value| match can_be_early[value.index()] {
-                    true => Input::Early { times: if lies_there[value.index()] { 0 } else { times } },
-                    false => Input::Late,
-                };
-                let inputs: Vec<Input> = node.operands().iter().map(kind).collect();
+        let [early, late] = needed_of(node);
+        let Some(Cuttable { kind, outputs, .. }) = Cuttable::of(node, &early, &late) else {
+            copy.node(node);
+            continue;
+        };
+        let input = |value: &Value, times: usize| match can_be_early[value.index()] {
+            true => Input::Early { times: if lies_there[value.index()] { 0 } else { times } },
+            false => Input::Late,
+        };
+        match kind {
+            CuttableKind::Call(function) => {
+                let inputs: Vec<Input> = node.operands().iter().map(|value| input(value, times)).collect();
                 let key = (outputs.clone(), inputs.clone(), times);
                 let parts = cuts.of(function, key, || divide(function, &outputs, &inputs, times, false, cuts))?;
-                Some((parts, outputs, None))
+                push_parts(&mut copy, node, parts, &outputs, None)?;
             }
-            Op::Scan(scan) => {
-                let of_loop = |needs: &[bool]| needed_in_loop(scan, &needed_of(needs)).0;
-                let outputs = halves_of(&of_loop(&needs.early), &of_loop(&needs.late));
-                let kind = |(input, value): (usize, &Value)| {
-                    let carry = input.checked_sub(scan.invariant_count).filter(|&carry| carry < scan.carry_count);
-                    let runs = if input < scan.invariant_count { 1 } else { scan.length };
-                    match (carry.map(|carry| outputs[carry]), can_be_early[value.index()]) {
-                        (Some(Output::Early), _) => Input::Carry,
-                        (Some(Output::Late), _) => Input::LateCarry,
-                        (None, true) if lies_there[value.index()] => Input::Early { times: 0 },
-                        (None, true) => Input::Early { times: times.saturating_mul(runs) },
+            CuttableKind::Scan(scan) => {
+                let runs = times.saturating_mul(scan.length);
+                let input = |(index, value): (usize, &Value)| {
+                    let carry = index.checked_sub(scan.invariant_count).filter(|&carry| carry < scan.carry_count);
+                    match carry.map(|carry| outputs[carry]) {
+                        Some(Output::Early) => Input::Carry,
+                        Some(Output::Late) => Input::LateCarry,
                         // What is carried for nobody is dropped.
-                        (None, false) | (Some(Output::Unread), _) => Input::Late,
+                        Some(Output::Unread) => Input::Late,
+                        None => input(value, if index < scan.invariant_count { times } else { runs }),
                     }
                 };
-                let inputs: Vec<Input> = node.operands().iter().enumerate().map(kind).collect();
-                let runs = times.saturating_mul(scan.length);
+                let inputs: Vec<Input> = node.operands().iter().enumerate().map(input).collect();
                 let parts = divide(&scan.body, &outputs, &inputs, runs, false, cuts)?;
-                Some((parts, outputs, Some(scan)))
-            }
-            _ => None,
-        };
-        match division {
-            Some((parts, outputs, scan)) => push_parts(&mut copy, node, parts, &outputs, scan)?,
-            None => {
-                copy.node(node);
+                push_parts(&mut copy, node, parts, &outputs, Some(scan))?;
             }
         }
     }
     let read = graph.outputs().iter().zip(outputs).filter(|(_, output)| **output != Output::Unread);
     Ok(copy.finish_body(read.map(|(&value, _)| value)))
-}
-
-/// Which half returns each result: the early one what it needs itself.
-fn halves_of(early: &[bool], late: &[bool]) -> Vec<Output> {
-    let half = |(&early, &late): (&bool, &bool)| match (early, late) {
-        (true, _) => Output::Early,
-        (false, true) => Output::Late,
-        (false, false) => Output::Unread,
-    };
-    early.iter().zip(late).map(half).collect()
 }
 
 /// Pushes the two parts of a loop, or of a call, in its place.

@@ -1,6 +1,8 @@
 //! Backward halves cut in two: what inputs need now, and what weights need later.
 
-use meshloom::autodiff::{Halves, Read, SplitBackward, WeightsPieces};
+use std::sync::Arc;
+
+use meshloom::autodiff::{Halves, KeptBytes, Read, SplitBackward, WeightsPieces};
 use meshloom::ir::DType::{self, BF16, F32, S32};
 use meshloom::ir::{Graph, Literal, TensorType, verify};
 use meshloom::nn::{
@@ -269,18 +271,51 @@ fn llama_layer() {
     }
 }
 
-/// What waits for the weights' half is what the linear maps have read and the gradients of what they have made: 6.5 and
-/// 10.5 times the width of the model for each token.
+/// What waits for the weights' half is what the linear maps have read and the gradients of what they have made, 6.5 and
+/// 10.5 times the width of the model for each token; and the gradients of the norms' scales, which are ready. So much,
+/// whatever is computed again, in loops and outside.
 #[test]
 fn bytes_of_a_llama_layer() {
     let (embed, length) = (32, 64);
+    let width = 2 * embed * length;
     for layers in [None, Some(3)] {
         for (name, policy) in policies() {
             let program = llama_layers(&llama(embed, BF16), length, layers, &policy);
-            let kept = program.split().kept_bytes();
-            let widths = |bytes: usize| bytes as f64 / (2 * embed * length * layers.unwrap_or(1)) as f64;
-            println!("{name} {layers:?}: between {} arguments {}", widths(kept.between), widths(kept.arguments));
+            let count = layers.unwrap_or(1);
+            let bytes = |is_weight: &dyn Fn(usize) -> bool| {
+                let KeptBytes { between, arguments } = program.halves().split(is_weight).expect("halves").kept_bytes();
+                (between + arguments) / count
+            };
+            let scales = 2 * embed * F32.byte_count();
+            assert_eq!(bytes(&program.is_weight()), 17 * width + scales, "{name} {layers:?}");
+            // Of the last matrix alone, what it has read and the gradient of what it has made: 3.5 and 1.
+            let info = program.graph.input_info();
+            assert_eq!(bytes(&|input| info[input].path.ends_with("down")), 9 * width / 2, "{name} {layers:?}");
+            // What the three matrices on one input have read is kept once, for whichever of them.
+            assert_eq!(bytes(&|input| info[input].path.ends_with("wq")), 2 * width, "{name} {layers:?}");
+            assert_eq!(bytes(&|_| false), 0, "{name} {layers:?}");
+            // One loop over the layers, or none.
+            let pieces = program.split().weights_pieces().expect("pieces");
+            assert_eq!(pieces.map(|pieces| pieces.count), layers, "{name}");
         }
+    }
+}
+
+/// Narrow inputs are kept as they are, though the product is of wide ones. A checkpoint's barrier is in both halves: in
+/// front of what each of them computes again.
+#[test]
+fn barriers_and_wide_products() {
+    for (barriers, policy) in [(0, RematPolicy::None), (1, RematPolicy::Full)] {
+        let program =
+            Program::trace((TensorSpec::new(BF16, [6, 8]), TensorSpec::new(F32, [8, 4])), (1, 1), |(x, w)| {
+                checkpoint(policy.clone(), (x, w), |(x, w)| (x.convert(F32) * 2.0).matmul(w).sin())
+            });
+        let split = program.check();
+        assert_eq!(split.kept_bytes(), KeptBytes { between: 6 * 4 * 4, arguments: 6 * 8 * 2 });
+        for half in [split.inputs_half(), split.weights_half()] {
+            assert_eq!(count(half, "opt-barrier"), barriers, "{half}");
+        }
+        assert_eq!(count(split.weights_half(), "convert"), 1, "{}", split.weights_half());
     }
 }
 
@@ -307,7 +342,13 @@ fn calls_and_branches() {
         function.call((function.call((x, again())), again()))
     });
     let split = program.check();
-    assert_eq!(dots(&program, &split), (4, 2, 2));
+    // Of each of the two calls. They share a function in each half.
+    assert_eq!(dots(&program, &split), (8, 4, 4));
+    for half in [split.inputs_half(), split.weights_half()] {
+        let mut called: Vec<_> = half.nodes().filter_map(|node| node.op().regions().next()).map(Arc::as_ptr).collect();
+        called.dedup();
+        assert_eq!(called.len(), 1, "{half}");
+    }
 
     let program = Program::trace((rows(), block_specs(&[])), (1, 4), |(x, params)| {
         cond(x.sum(..).less(0.0), (x, params), |(x, params)| block(x, &params), |(x, _)| x.sin())
