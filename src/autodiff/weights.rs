@@ -221,24 +221,27 @@ fn mark_late(graph: &Graph, live: &mut [bool], at_hand: &[bool]) {
 /// Copies the nodes with results that are marked, and those needed anyway; of barriers, the results marked.
 fn copy_live(graph: &Graph, copy: &mut GraphCopy<'_>, live: &[bool], anyway: impl Fn(NodeRef<'_>) -> bool) {
     for node in graph.nodes() {
-        let wanted = |value: &Value| live[value.index()];
-        if !node.results().any(|result| wanted(&result)) && !anyway(node) {
-            continue;
+        if node.results().any(|result| live[result.index()]) || anyway(node) {
+            copy_whole(graph, copy, node, |value| live[value.index()]);
         }
-        if !matches!(node.op(), Op::Barrier(_)) {
-            copy.node(node);
-            continue;
-        }
-        let (results, operands): (Vec<Value>, Vec<Value>) = node
-            .results()
-            .zip(node.operands())
-            .filter(|(result, _)| wanted(result))
-            .map(|(result, &operand)| (result, copy.map.get(operand)))
-            .unzip();
-        let types = results.iter().map(|&result| graph.ty(result).clone());
-        let new = copy.builder.push_from(node.origin(), node.op().clone(), &operands, types);
-        results.into_iter().zip(new).for_each(|(old, new)| copy.map.set(old, new));
     }
+}
+
+/// Copies a node; of a barrier, the results that are wanted.
+fn copy_whole(graph: &Graph, copy: &mut GraphCopy<'_>, node: NodeRef<'_>, wanted: impl Fn(Value) -> bool) {
+    if !matches!(node.op(), Op::Barrier(_)) {
+        copy.node(node);
+        return;
+    }
+    let (results, operands): (Vec<Value>, Vec<Value>) = node
+        .results()
+        .zip(node.operands())
+        .filter(|(result, _)| wanted(*result))
+        .map(|(result, &operand)| (result, copy.map.get(operand)))
+        .unzip();
+    let types = results.iter().map(|&result| graph.ty(result).clone());
+    let new = copy.builder.push_from(node.origin(), node.op().clone(), &operands, types);
+    results.into_iter().zip(new).for_each(|(old, new)| copy.map.set(old, new));
 }
 
 /// The same graph without outputs that nobody reads, in which every loop and call that both early and late outputs need
@@ -267,16 +270,19 @@ fn separate(graph: &Graph, outputs: &[Output], inputs: &[Input], times: usize, c
     let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
         let operands_early = node.operands().iter().all(|operand| can_be_early[operand.index()]);
-        for result in node.results() {
-            can_be_early[result.index()] |= operands_early && !is_work(node.op());
+        for (index, result) in node.results().enumerate() {
+            can_be_early[result.index()] |= match node.op() {
+                Op::Barrier(_) => can_be_early[node.operands()[index].index()],
+                op => operands_early && !is_work(op),
+            };
         }
-        let is_needed = node.results().any(|value| needs.early[value.index()] || needs.late[value.index()]);
-        if !is_needed && !node.op().has_side_effect() {
+        let is_needed = |value: Value| needs.early[value.index()] || needs.late[value.index()];
+        if !node.results().any(is_needed) && !node.op().has_side_effect() {
             continue;
         }
         let [early, late] = needed_of(node);
         let Some(Cuttable { kind, outputs, .. }) = Cuttable::of(node, &early, &late) else {
-            copy.node(node);
+            copy_whole(graph, &mut copy, node, is_needed);
             continue;
         };
         let input = |value: &Value, times: usize| match can_be_early[value.index()] {
