@@ -164,15 +164,15 @@ impl<'g> Cuttable<'g> {
                 let mut late_operands = of_inputs(&scan.body, &needs.late);
                 // Whoever reads what is carried must make it: the early half for both, if it needs it itself.
                 let mut settled = true;
-                for carry in 0..scan.carry_count {
+                for (carry, made) in outputs.iter_mut().enumerate().take(scan.carry_count) {
                     let input = scan.invariant_count + carry;
-                    let output = match (early_operands[input], late_operands[input], outputs[carry]) {
+                    let output = match (early_operands[input], late_operands[input], *made) {
                         (true, _, _) => Output::Early,
                         (false, true, Output::Unread) => Output::Late,
                         (false, _, output) => output,
                     };
-                    settled &= output == outputs[carry];
-                    outputs[carry] = output;
+                    settled &= output == *made;
+                    *made = output;
                     early_operands[input] = output == Output::Early;
                     late_operands[input] = output == Output::Late;
                 }
