@@ -24,6 +24,7 @@ use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{AxisNames, Literal};
 use meshloom::nn::{
     Angles, Architecture, DecoderConfig, GroupedConfig, LayerConfig, Layers, RowInputs, Stack, TokenPlaces, initialize,
+    rows_of_weight,
 };
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{Array, Client};
@@ -124,7 +125,7 @@ impl Case {
         let specs = declared.map(|_, param| param.spec.clone());
         let function = Function::trace("pipeline", specs, |Inputs { layers, x, positions, segments }| {
             let (loss, gradients) = value_and_grad(layers, |weights| {
-                let stacked = StackedWeights { weights, names };
+                let stacked = StackedWeights::new(weights, names).used_on(rows_of_weight);
                 let input = PipelineInput { x, names: STREAM.to_vec(), rows: (positions, segments) };
                 let (y, ()) = pipeline(&options, stacked, input, |x, layers, (positions, segments), _| {
                     let cycle = &model.architecture.stack.cycle;

@@ -4,6 +4,7 @@
 //! (`activation_length`): sequence parallelism (Korthikanti et al., arXiv 2205.05198). So a block gathers what it
 //! reads, and scatters the partial sums that it adds to the stream; the cotangents do the same, the other way round.
 
+use crate::ir::{AxisNames, Name};
 use crate::trace::Tensor;
 
 /// The residual stream in layers, `[batch, length, embed]`.
@@ -41,6 +42,18 @@ impl Rows {
         [self.batch, self.block, "activation_embed"]
     }
 
+    /// The rows that a weight of these names is used on, see [`StackedWeights::rows`]: in a block, or where routed
+    /// experts work, to which tokens come.
+    ///
+    /// [`StackedWeights::rows`]: crate::transform::pipeline::StackedWeights::rows
+    pub(super) fn of_weight(self, names: &AxisNames) -> AxisNames {
+        let rows = match names.contains(&Name::new("exp")) {
+            true => [GATHERED_TOKENS[0], GATHERED_TOKENS[1]],
+            false => self.tokens(),
+        };
+        rows.iter().map(|name| Name::new(name)).collect()
+    }
+
     /// What is inside of a block, `[batch, length, mlp]`.
     pub(super) const fn hidden(self) -> [&'static str; 3] {
         [self.batch, self.block, "activation_mlp"]
@@ -68,6 +81,12 @@ impl Rows {
     pub(super) fn logits(self, logits: Tensor) -> Tensor {
         logits.with_axes([self.batch, self.block, "activation_vocab"])
     }
+}
+
+/// The names of the rows that a weight of a layer is used on, by the names of its dimensions: for
+/// [`StackedWeights::used_on`](crate::transform::pipeline::StackedWeights::used_on).
+pub fn rows_of_weight(names: &AxisNames) -> AxisNames {
+    Rows::LAYERS.of_weight(names)
 }
 
 /// Queries and mixed values, `[batch, heads, length, head_dim]`.

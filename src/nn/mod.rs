@@ -65,7 +65,7 @@ pub use layer::{
     RowInputs,
 };
 pub use layer_path::{LayerNumbers, LayerPath, further_path};
-pub use layout::STREAM;
+pub use layout::{STREAM, rows_of_weight};
 pub use linear::{Linear, linear};
 pub use loss::{WholeBatch, cross_entropy};
 pub use mlp::{Activation, Mlp, mlp, swiglu};

@@ -7,7 +7,7 @@
 use super::further::{KnownTokens, LossWeights};
 use super::layer::LayerLoss;
 use super::layers::{LayerRows, added, offset};
-use super::layout::{Rows, STREAM};
+use super::layout::{Rows, STREAM, rows_of_weight};
 use super::loss::WholeBatch;
 use super::stack::{LayerRun, Run, RunForm};
 use super::{Batch, Decoder, DecoderConfig, Dropout, Layers};
@@ -100,7 +100,8 @@ impl DecoderConfig {
                 _ => weight,
             }
         });
-        StackedWeights { weights, names: declared.into_iter().map(|param| param.spec.axes).collect() }
+        let names = declared.into_iter().map(|param| param.spec.axes).collect();
+        StackedWeights::new(weights, names).used_on(|names| Rows::OF_MICROBATCH.of_weight(names))
     }
 
     /// What the layers that predict further tokens add of a microbatch. It has too few rows for the stages, and each
@@ -133,7 +134,7 @@ impl DecoderConfig {
             Some(param) => weight.convert(self.dtype_in_use(&path.to_string(), param)),
             None => fail_internal(format_args!("weight {path}"), "a weight that the config declares"),
         });
-        StackedWeights::declared(&declared, weights)
+        StackedWeights::declared(&declared, weights).used_on(rows_of_weight)
     }
 
     /// The type in which a weight is used: what decays, the matrices, in that of activations, which may have fewer

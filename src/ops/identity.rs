@@ -97,9 +97,11 @@ crate::ir::op_text!(Named = "name" { 0: lead });
 pub struct WithAxes {
     /// The logical axis names.
     pub names: AxisNames,
-    /// Mesh axes that split no dimension of the result, whatever the rules say: what they split otherwise is gathered.
-    /// The cotangent is not split over them either.
-    pub gathered: AxisNames,
+    /// Where this is a weight as it is used: the logical names of a dimension that it shares with the activations it is
+    /// used on (or the empty name), then those of their rows. Mesh axes that split rows split no dimension of the
+    /// result, whatever the rules say: what they split otherwise is gathered. The cotangent is not split over them
+    /// either. Empty for any other value.
+    pub beside: AxisNames,
     /// As in [`Reshard`].
     pub keeps_partial: bool,
     /// Whether a dimension is split over those of its axes, in order, that divide it: for work that devices may share,
@@ -111,7 +113,7 @@ pub struct WithAxes {
 
 crate::ir::op_text!(WithAxes = "with-axes" {
     names: lead,
-    gathered: optional("gathered", AxisNames::new()),
+    beside: optional("beside", AxisNames::new()),
     keeps_partial: flag("partial"),
     as_divides: flag("as-divides"),
     role: optional("role", Role::Compute),
@@ -120,7 +122,7 @@ crate::ir::op_text!(WithAxes = "with-axes" {
 impl WithAxes {
     /// Names by which the rules in force alone decide, those for [`Role::Compute`].
     pub fn new(names: AxisNames) -> WithAxes {
-        WithAxes { names, gathered: AxisNames::new(), keeps_partial: false, as_divides: false, role: Role::Compute }
+        WithAxes { names, beside: AxisNames::new(), keeps_partial: false, as_divides: false, role: Role::Compute }
     }
 }
 

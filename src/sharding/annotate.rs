@@ -187,12 +187,14 @@ impl Pass<'_> {
         let shared = op.as_divides.then(|| rules.clone().with_as_divides());
         let rules = shared.as_ref().unwrap_or(rules);
         let mut assigned = rules.assign(self.mesh, &tensor, &optional(&names), &ty.dims, found)?;
-        let mesh = self.mesh;
-        let gathered: Vec<String> = texts(&op.gathered);
-        let kept = |axis: &MeshAxis| !gathered.iter().any(|name| name == mesh.name(*axis));
-        for dim in 0..ty.rank() {
-            let axes: Axes = assigned.spec.dim(dim).iter().copied().filter(kept).collect();
-            assigned.spec = assigned.spec.with_dim(dim, axes);
+        if !op.beside.is_empty() {
+            let beside = texts(&op.beside);
+            let of_rows = self.rules.compute.axes_of_rows(self.mesh, &tensor, &optional(&beside))?;
+            let kept = |axis: &MeshAxis| !of_rows.contains(axis);
+            for dim in 0..ty.rank() {
+                let axes: Axes = assigned.spec.dim(dim).iter().copied().filter(kept).collect();
+                assigned.spec = assigned.spec.with_dim(dim, axes);
+            }
         }
         let spec = assigned.spec.clone();
         self.note(RowKind::Named(origin), op.role, ty, axes, assigned);

@@ -39,7 +39,7 @@ fn error_of(
     let specs = (TensorSpec::new(F32, weights), TensorSpec::new(F32, [rows[0], 16]), TensorSpec::new(F32, [rows[1]]));
     let weight_names = vec![weights.iter().map(|_| Name::new("")).collect()];
     let function = Function::trace("refused", specs, |(weights, x, rows)| {
-        let stacked = StackedWeights { weights, names: weight_names };
+        let stacked = StackedWeights::new(weights, weight_names);
         let input = PipelineInput { x, names: names.to_vec(), rows };
         pipeline(&options(2, 2, 4), stacked, input, |x, w, rows, _| (layer(x, w, rows), ())).0
     });
@@ -64,7 +64,7 @@ fn layers_that_use_what_has_a_gradient() {
     let function =
         Function::trace("refused", (TensorSpec::new(F32, [2, 2, 16, 16]), TensorSpec::new(F32, [8, 16])), |(w, x)| {
             let outer = x.sum(..);
-            let stacked = StackedWeights { weights: w, names: vec![(0..4).map(|_| Name::new("")).collect()] };
+            let stacked = StackedWeights::new(w, vec![(0..4).map(|_| Name::new("")).collect()]);
             let input = PipelineInput { x, names: NAMES.to_vec(), rows: () };
             pipeline(&options(2, 2, 4), stacked, input, |x, w, (), _| (x.matmul(w) * outer, ())).0
         });
@@ -78,13 +78,10 @@ fn losses_that_are_none() {
     let function = Function::trace("refused", specs, |(w, x)| {
         let names = vec![(0..3).map(|_| Name::new("")).collect()];
         let input = PipelineInput { x, names: NAMES.to_vec(), rows: () };
-        let head = PipelineLoss {
-            weights: StackedWeights { weights: (), names: Vec::new() },
-            names: NAMES.to_vec(),
-            penalties: Vec::new(),
-        };
+        let head =
+            PipelineLoss { weights: StackedWeights::new((), Vec::new()), names: NAMES.to_vec(), penalties: Vec::new() };
         let options = PipelineOptions { schedule: Schedule::OneForwardOneBackward, ..options(2, 1, 4) };
-        let stacked = StackedWeights { weights: w, names };
+        let stacked = StackedWeights::new(w, names);
         pipeline_with_loss(&options, stacked, input, |x, w, (), _| (x.matmul(w), ()), head, |x, _: (), ()| x.sum(-1)).0
     });
     let text = function.expect_err("it is refused").to_string();

@@ -21,10 +21,10 @@ fn graph(options: &PipelineOptions, with_loss: bool) -> Result<String, String> {
     let specs = (TensorSpec::new(F32, dims), TensorSpec::new(F32, [ROWS, WIDTH]));
     let function = Function::trace("gradient", specs, |(weights, x)| {
         grad(weights, |weights| {
-            let stacked = StackedWeights { weights, names: vec![names] };
+            let stacked = StackedWeights::new(weights, vec![names]);
             let input = PipelineInput { x, names: vec!["activation_batch", ""], rows: () };
             let head = PipelineLoss {
-                weights: StackedWeights { weights: (), names: Vec::new() },
+                weights: StackedWeights::new((), Vec::new()),
                 names: vec!["activation_batch", ""],
                 penalties: Vec::new(),
             };

@@ -7,7 +7,7 @@ use meshloom::nn::STREAM;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::sharding::{MeshAxis, Role};
 use meshloom::trace::{TensorSpec, Tree};
-use meshloom::transform::pipeline::{EXPERTS, GATHERED, Timeline, WeightPlan};
+use meshloom::transform::pipeline::{Timeline, WeightPlan};
 use meshloom_train::config::RunConfig;
 use meshloom_train::step::aliases;
 use support::configs::{self, DECODER};
@@ -34,6 +34,9 @@ fn outside_elements(config: &RunConfig) -> u64 {
 fn config(overrides: &[&str]) -> RunConfig {
     configs::config(&[DECODER, MODEL, overrides])
 }
+
+/// Mesh axes that split rows under the rules of these tests, so weights are gathered over them.
+const OF_ROWS: [&str; 3] = ["data", "fsdp", "expert"];
 
 /// Bytes of operands on one device in a step, by kind and mesh axes.
 type Traffic = BTreeMap<(CollectiveKind, Vec<String>), u64>;
@@ -77,10 +80,10 @@ fn expected(config: &RunConfig) -> Traffic {
     for (path, param) in layers.paths().into_iter().zip(layers.leaves()) {
         let mut used = param.spec.clone();
         used.ty.dtype = decoder.dtype_in_use(&path, &param);
-        let of_experts = used.axes.iter().any(|name| name.text() == EXPERTS);
+        let of_experts = used.axes.iter().any(|name| name.text() == "exp");
         let stays = |axis: &MeshAxis| {
             let name = mesh.name(*axis);
-            !GATHERED.contains(&name) || (of_experts && name == "expert")
+            !OF_ROWS.contains(&name) || (of_experts && name == "expert")
         };
         let whole: Vec<MeshAxis> = part(Role::Compute, &used).0.into_iter().filter(stays).collect();
         let (at_rest, bytes) = part(Role::Params, &used);
@@ -137,6 +140,11 @@ fn lowered(config: &RunConfig) -> Lowered {
 
 /// Bytes over `stage`, `fsdp` and `replica`, to the byte.
 fn check(overrides: &[&str]) {
+    check_over("fsdp", overrides);
+}
+
+/// The same where another axis than `fsdp` splits the widths of weights.
+fn check_over(widths: &str, overrides: &[&str]) {
     let config = config(overrides);
     let traffic = expected(&config);
     let lowered = lowered(&config);
@@ -153,10 +161,10 @@ fn check(overrides: &[&str]) {
     if size("stage") > 1 {
         expect(CollectiveKind::CollectivePermute, "stage", 0);
     }
-    if size("fsdp") > 1 {
+    if size(widths) > 1 {
         let outside = outside(&config) / size("tensor");
-        expect(CollectiveKind::AllGather, "fsdp", outside / size("fsdp"));
-        expect(CollectiveKind::ReduceScatter, "fsdp", outside);
+        expect(CollectiveKind::AllGather, widths, outside / size(widths));
+        expect(CollectiveKind::ReduceScatter, widths, outside);
     }
     if size("replica") > 1 {
         // Embedding, head and the last norm, of which devices along fsdp have parts, but for the norm; gradients of all
@@ -176,6 +184,16 @@ fn every_plan() {
         for keep in ["pipeline.keep_gathered=false", "pipeline.keep_gathered=true"] {
             check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=4", &weights, keep]);
         }
+    }
+}
+
+/// Of which axis the rules make `fsdp` changes nothing.
+#[test]
+fn weights_over_data() {
+    for weights in ["per-iteration", "gather-once", "bsw", "bsw-split"] {
+        let weights = format!("pipeline.weights={weights}");
+        let rules = "rules.override=[[\"embed\", [\"data\"]]]";
+        check_over("data", &["mesh.axes=stage=2,data=4", "pipeline.repeats=4", rules, &weights]);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::pipelines::{Case, EMBED, HIDDEN, LENGTH};
+use crate::pipelines::{Case, EMBED, HIDDEN, LENGTH, PipelineRules};
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Partitioned, lower};
 use meshloom::hlo::text::{TextOptions, print};
@@ -163,6 +163,101 @@ fn weights_of_an_iteration_are_gathered_in_it() {
         );
         assert_eq!(executions(&ledger.kind(CollectiveKind::ReduceScatter).over("fsdp")), count, "{case}:\n{ledger}");
         check_permutes(&case, &ledger);
+    }
+}
+
+/// Rules under which `dp` splits rows, and one dimension of the matrices.
+const OTHER_NAME: PipelineRules = &[
+    ("layers", &["stage"]),
+    ("activation_stage", &["stage"]),
+    ("activation_batch", &["dp"]),
+    ("batch", &["stage", "dp"]),
+    ("embed", &["dp"]),
+];
+
+/// The same of `data`, which the default rules do not give to weights.
+const DATA: PipelineRules = &[
+    ("layers", &["stage"]),
+    ("activation_stage", &["stage"]),
+    ("activation_batch", &["data"]),
+    ("batch", &["stage", "data"]),
+    ("embed", &["data"]),
+];
+
+/// `fsdp` on the other dimension.
+const OTHER_DIMENSION: PipelineRules = &[
+    ("layers", &["stage"]),
+    ("activation_stage", &["stage"]),
+    ("activation_batch", &["fsdp"]),
+    ("batch", &["stage", "fsdp"]),
+    ("mlp", &["fsdp"]),
+];
+
+/// An axis that splits sequences.
+const OF_SEQUENCES: PipelineRules = &[
+    ("layers", &["stage"]),
+    ("activation_stage", &["stage"]),
+    ("activation_length", &["ring"]),
+    ("activation_logits_length", &["ring"]),
+    ("batch", &["stage"]),
+    ("embed", &["ring"]),
+];
+
+/// What moves over the axis of a plan's weights: gathers forwards and backwards and reduce-scatters, each with how often
+/// it runs and the deepest loop it stands in.
+fn moved_weights(case: &Case, axis: &str) -> [(u64, usize); 3] {
+    let ledger = ledger(case);
+    let deepest = |moved: &Ledger| moved.iter().into_iter().flatten().map(|moved| moved.loop_depth).max().unwrap_or(0);
+    let gathers = ledger.kind(CollectiveKind::AllGather).over(axis);
+    let scatters = ledger.kind(CollectiveKind::ReduceScatter).over(axis);
+    [gathers.forward(), gathers.backward(), scatters].map(|moved| (executions(&moved), deepest(&moved)))
+}
+
+/// Which mesh axes weights are gathered over follows from the rules, by any name: those that split rows too.
+#[test]
+fn any_axis_that_splits_rows_is_gathered_when_the_plan_says() {
+    let others = [(OTHER_NAME, "dp"), (DATA, "data"), (OTHER_DIMENSION, "fsdp"), (OF_SEQUENCES, "ring")];
+    for weights in
+        [WeightPlan::PerIteration, WeightPlan::GatherOnce, WeightPlan::SlidingWindow, WeightPlan::SplitSlidingWindow]
+    {
+        for repeats in [1, 2, 5] {
+            let options = options(2, repeats, 4, weights);
+            let expected = moved_weights(&Case::new(options.clone(), "stage=2,fsdp=4"), "fsdp");
+            // Two matrices; repeats may be a loop, iterations are one inside of it.
+            let [(gathers, depth), ..] = expected;
+            match weights {
+                WeightPlan::PerIteration => assert_eq!(gathers, 2 * options.iterations() as u64),
+                WeightPlan::GatherOnce => assert_eq!((gathers, depth), (2, 0)),
+                _ => assert_eq!((gathers, depth), (2 * repeats as u64, usize::from(repeats > 3))),
+            }
+            for (rules, axis) in others {
+                let case = Case { rules, ..Case::new(options.clone(), &format!("stage=2,{axis}=4")) };
+                assert_eq!(moved_weights(&case, axis), expected, "{case}, {axis}:\n{}", ledger(&case));
+            }
+        }
+    }
+    // The loss in the loop: its matrix is gathered in front as well.
+    let schedule = Schedule::OneForwardOneBackward;
+    let options = PipelineOptions { schedule, ..options(2, 1, 4, WeightPlan::SlidingWindow) };
+    for (rules, axis) in others {
+        let case = Case { rules, ..Case::new(options.clone(), &format!("stage=2,{axis}=4")) };
+        assert_eq!(moved_weights(&case, axis), [(3, 0), (0, 0), (3, 0)], "{case}, {axis}:\n{}", ledger(&case));
+    }
+}
+
+/// An axis that splits no rows splits the weights where they are used: nothing gathers them.
+#[test]
+fn an_axis_that_splits_no_rows_stays() {
+    let rules: PipelineRules = &[
+        ("layers", &["stage"]),
+        ("activation_stage", &["stage"]),
+        ("batch", &["stage"]),
+        ("activation_mlp", &["parts"]),
+        ("mlp", &["parts"]),
+    ];
+    for weights in [WeightPlan::GatherOnce, WeightPlan::SlidingWindow, WeightPlan::PerIteration] {
+        let case = Case { rules, ..Case::new(options(2, 2, 4, weights), "stage=2,parts=4") };
+        assert_eq!(moved_weights(&case, "parts"), [(0, 0); 3], "{case}:\n{}", ledger(&case));
     }
 }
 

@@ -21,8 +21,11 @@ pub const HIDDEN: usize = 32;
 /// The logical names of activations within a pipeline.
 pub const STREAM: [&str; 3] = ["activation_batch", "activation_length", "activation_embed"];
 
+/// Logical names and their mesh axes.
+pub type PipelineRules = &'static [(&'static str, &'static [&'static str])];
+
 /// The rules of MaxText's pipelines, as far as these layers go.
-pub const RULES: &[(&str, &[&str])] = &[
+pub const RULES: PipelineRules = &[
     ("activation_stage", &["stage"]),
     ("activation_batch", &["data", "fsdp"]),
     ("batch", &["stage", "data", "fsdp"]),
@@ -65,6 +68,8 @@ pub type Program = Function<Inputs<TensorSpec>, (TensorSpec, (Layer<TensorSpec>,
 /// A pipeline over a mesh.
 #[derive(Clone, Debug)]
 pub struct Case {
+    /// The rules of every role.
+    pub rules: PipelineRules,
     pub options: PipelineOptions,
     /// Rows of a microbatch.
     pub rows: usize,
@@ -106,7 +111,7 @@ impl Case {
     pub fn new(options: PipelineOptions, mesh: &str) -> Case {
         // As many as the mesh has parts for, but for that of stages.
         let rows = 8;
-        Case { options, rows, mesh: mesh.to_owned(), poisonous: false, dropout: false }
+        Case { rules: RULES, options, rows, mesh: mesh.to_owned(), poisonous: false, dropout: false }
     }
 
     pub fn mesh(&self) -> Mesh {
@@ -115,7 +120,7 @@ impl Case {
     }
 
     pub fn rules(&self) -> RuleSets {
-        let rules = Rules::from_pairs(RULES).expect("rules");
+        let rules = Rules::from_pairs(self.rules).expect("rules");
         RuleSets::uniform(rules.with_declared_axes(["data", "stage", "fsdp", "tensor"].map(str::to_owned)))
     }
 
@@ -219,10 +224,10 @@ impl Case {
         let specs = self.specs();
         let names = specs.layers.leaves().into_iter().map(|spec| spec.axes).collect();
         let length = if LENGTH.is_multiple_of(self.options.stages) { "activation_logits_length" } else { "" };
-        let stacked = StackedWeights { weights: layers, names };
+        let stacked = StackedWeights::new(layers, names);
         let input = PipelineInput { x, names: STREAM.to_vec(), rows: (positions, target) };
         let loss = PipelineLoss {
-            weights: StackedWeights { weights: head, names: vec![specs.head.axes] },
+            weights: StackedWeights::new(head, vec![specs.head.axes]),
             names: vec!["activation_batch", length, ""],
             penalties: vec![PENALTY],
         };

@@ -89,6 +89,20 @@ impl Rules {
         Ok(Assigned { spec, rules })
     }
 
+    /// The mesh axes that split all but the first dimension of activations with these names, whatever their sizes. What
+    /// is wrong with the rules is said of the activations themselves.
+    pub(in crate::sharding) fn axes_of_rows(
+        &self,
+        mesh: &Mesh,
+        tensor: &str,
+        names: &[Option<&str>],
+    ) -> Result<Axes, ShardingError> {
+        let lenient = self.clone().with_strict(false);
+        // All axes divide zero.
+        let spec = lenient.resolve(mesh, tensor, names, &vec![0; names.len()], &mut Vec::new())?;
+        Ok((1..names.len()).flat_map(|dim| spec.dim(dim).iter().copied()).collect())
+    }
+
     /// The axes as they are when they divide the dimension, or need not; else the problem, or those that do, taken in
     /// order.
     fn divide(

@@ -39,7 +39,6 @@ pub use options::{PipelineError, PipelineOptions, Schedule, WeightPlan};
 pub use phases::{Phase, Task, WeightUse};
 pub use stage::{LayerPlace, STAGE};
 pub use timeline::{Column, Counts, Scatter, Timeline, WeightWindow};
-pub use weights::{EXPERTS, GATHERED};
 pub use with_loss::{PipelineLoss, pipeline_with_loss};
 
 use back::Backward;
@@ -54,6 +53,10 @@ use crate::trace::{self, Param, Place, Tensor, TraceErrorKind, Tree, called, cus
 use meshloom_hlo::message::counted;
 
 /// Stacked weights of all layers, and the logical names of their dimensions.
+///
+/// Mesh axes that split a weight at rest may split rows of the activations that it is used on, as `fsdp` does. No device
+/// can then use its part of the weight alone: such axes are those over which weights are gathered, when the
+/// [`WeightPlan`] says. Other axes, as those of tensor parallelism, split a weight where it is used.
 #[derive(Clone, Debug)]
 pub struct StackedWeights<W> {
     /// Each tensor has the [leading dimensions](PipelineOptions::leading_dims) of the pipeline, then those of a layer's
@@ -61,13 +64,29 @@ pub struct StackedWeights<W> {
     pub weights: W,
     /// For each tensor, the names of all dimensions.
     pub names: Vec<AxisNames>,
+    /// For each tensor, the names of the rows of the activations that it is used on, as those of batch and sequence.
+    /// Where this ends, they are those of the pipeline's activations, all but the last name.
+    pub rows: Vec<AxisNames>,
+}
+
+impl<W> StackedWeights<W> {
+    /// Weights with the names of their dimensions, used on rows of the pipeline's activations.
+    pub fn new(weights: W, names: Vec<AxisNames>) -> StackedWeights<W> {
+        StackedWeights { weights, names, rows: Vec::new() }
+    }
+
+    /// The same, where for each weight, by its names, the function says which rows it is used on.
+    #[must_use]
+    pub fn used_on(self, rows: impl Fn(&AxisNames) -> AxisNames) -> StackedWeights<W> {
+        StackedWeights { rows: self.names.iter().map(rows).collect(), ..self }
+    }
 }
 
 impl<W: Tree<Leaf = Tensor>> StackedWeights<W> {
     /// Weights with the names that their declarations give. Those have the leading dimensions already:
     /// [`Param::stacked_over`] puts them there.
     pub fn declared(declared: &impl Tree<Leaf = Param>, weights: W) -> StackedWeights<W> {
-        StackedWeights { names: declared.leaves().into_iter().map(|param| param.spec.axes).collect(), weights }
+        StackedWeights::new(weights, declared.leaves().into_iter().map(|param| param.spec.axes).collect())
     }
 }
 
@@ -143,7 +162,7 @@ where
         (None, aux) => return (input.x, refill(&aux, &mut std::iter::empty())),
     };
     let names = stage_names(&input.names);
-    let weights = Weights::new(options, &stacked.names, place);
+    let weights = Weights::new(options, &stacked, (STAGE, &input.names), place);
     let program = Program { options, stage: &stage, weights: &weights, names: &names, place };
     // From here on, no line is the user's but that of the call.
     let (x, sums) = trace::composite(place, || {

@@ -23,7 +23,8 @@ words! {
 }
 
 words! {
-    /// When weights that are split over `fsdp` (and its like) are gathered.
+    /// When weights are gathered over the mesh axes that split rows of activations too, as `fsdp` does
+    /// ([`StackedWeights`](super::StackedWeights)).
     #[derive(Default)]
     pub enum WeightPlan {
         /// In every iteration, those of the repeats that stages work on.

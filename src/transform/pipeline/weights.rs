@@ -1,22 +1,18 @@
 //! The source of an iteration's weights, and the destination of their cotangents.
 
 use super::stage::STAGE;
-use super::{PipelineOptions, WeightPlan};
+use super::{PipelineOptions, StackedWeights, WeightPlan};
 use crate::ir::{AxisNames, DType, Name};
 use crate::ops::WithAxes;
 use crate::trace::{Place, Tensor, VmapOptions, barrier, concatenate, full, label, vmap_with, zeros};
-
-/// Mesh axes that split weights at rest only: before use, weights are gathered over them.
-pub const GATHERED: [&str; 4] = ["fsdp", "fsdp_transpose", "context", "expert"];
-
-/// The logical axis of experts. Their weights stay split over the mesh axis `expert`: tokens come to them.
-pub const EXPERTS: &str = "exp";
 
 /// The stacked weights of a pipeline: what is known of all of them.
 pub(super) struct Weights<'a> {
     pub(super) options: &'a PipelineOptions,
     /// For each weight, the logical names of its dimensions without that of repeats.
     names: Vec<AxisNames>,
+    /// For each weight, what it is used [beside](WithAxes::beside).
+    beside: Vec<AxisNames>,
     place: Place,
 }
 
@@ -75,11 +71,21 @@ pub(super) struct Items {
 }
 
 impl<'a> Weights<'a> {
-    /// `names` are those of all dimensions of each stacked weight.
-    pub(super) fn new(options: &'a PipelineOptions, names: &[AxisNames], place: Place) -> Weights<'a> {
+    /// Weights of the layers, or of the loss, that work on activations of these names. `shared` is the logical name that
+    /// runs over the stages in activations, if these weights are those of stages.
+    pub(super) fn new<W>(
+        options: &'a PipelineOptions,
+        stacked: &StackedWeights<W>,
+        (shared, activations): (&str, &[&str]),
+        place: Place,
+    ) -> Weights<'a> {
         let first = usize::from(options.repeats > 1);
-        let names = names.iter().map(|names| names.iter().skip(first).copied().collect()).collect();
-        Weights { options, names, place }
+        let names = stacked.names.iter().map(|names| names.iter().skip(first).copied().collect()).collect();
+        let rows: AxisNames =
+            activations.split_last().map_or(&[][..], |(_, rows)| rows).iter().map(|name| Name::new(name)).collect();
+        let rows = (0..stacked.names.len()).map(|weight| stacked.rows.get(weight).unwrap_or(&rows));
+        let beside = rows.map(|rows| std::iter::once(Name::new(shared)).chain(rows.iter().copied()).collect());
+        Weights { options, names, beside: beside.collect(), place }
     }
 
     /// The logical names of the weights of one repeat, or of all.
@@ -88,8 +94,8 @@ impl<'a> Weights<'a> {
         repeats.into_iter().chain(self.names[weight].iter().copied()).collect()
     }
 
-    /// The same weights, whole on all devices but for stages, tensors and experts; the first of them is the weight of
-    /// this number.
+    /// The same weights, whole but for what splits them where they are used; the first of them is the weight of this
+    /// number.
     pub(super) fn gather(&self, weights: &[Tensor], first: usize, all: bool) -> Vec<Tensor> {
         let gather = |(index, &weight): (usize, &Tensor)| label(weight, self.whole(first + index, all), self.place);
         weights.iter().enumerate().map(gather).collect()
@@ -97,10 +103,7 @@ impl<'a> Weights<'a> {
 
     /// The names of a weight that lies as it is used.
     fn whole(&self, weight: usize, all: bool) -> WithAxes {
-        let names = self.names(weight, all);
-        let experts = names.contains(&Name::new(EXPERTS));
-        let gathered = GATHERED.iter().filter(|axis| !(experts && **axis == "expert"));
-        WithAxes { gathered: gathered.map(|axis| Name::new(axis)).collect(), ..WithAxes::new(names) }
+        WithAxes { beside: self.beside[weight].clone(), ..WithAxes::new(self.names(weight, all)) }
     }
 
     /// Cotangents that each device has added up for itself, reduced, and split as the stacked weights are. Over axes

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use super::one_f_one_b::{Found, LossFunction, Pass, rows_of_all};
-use super::stage::StageFunction;
+use super::stage::{STAGE, StageFunction};
 use super::weights::{Number, Weights, Window, in_types_of};
 use super::{
     LayerPlace, LossAt, PipelineInput, PipelineOptions, Program, Schedule, StackedWeights, by_microbatch,
@@ -78,8 +78,9 @@ where
     let Some(stage) = stage else { return failed(&aux) };
     let Some(loss) = trace_loss(options, input, head, loss, place) else { return failed(&aux) };
     let names = stage_names(&input.names);
-    let (weights, loss_weights) =
-        (Weights::new(options, &stacked.names, place), Weights::new(options, &head.weights.names, place));
+    let weights = Weights::new(options, stacked, (STAGE, &input.names), place);
+    // The loss is not of any stage: stages may split its rows.
+    let loss_weights = Weights::new(options, &head.weights, ("", &head.names), place);
     let program = Program { options, stage: &stage, weights: &weights, names: &names, place };
     let whole = WithLoss { program, loss: &loss, loss_weights: &loss_weights, penalties: &head.penalties };
     let (value, sums) = trace::composite(place, || {

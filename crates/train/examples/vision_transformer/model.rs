@@ -4,7 +4,7 @@
 //! over them says which digit it is. Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv 2010.11929.
 
 use meshloom::ir::{AxisNames, DType, Literal};
-use meshloom::nn::{Activation, Dropout, Mlp, WholeBatch, mlp, rms_norm};
+use meshloom::nn::{Activation, Dropout, Mlp, WholeBatch, mlp, rms_norm, rows_of_weight};
 use meshloom::trace::{Init, MapTree, Param, Tensor, TensorSpec, Tree, einsum, full, iota, scan, scope};
 use meshloom::transform::pipeline::{PipelineInput, PipelineOptions, StackedWeights, pipeline};
 use meshloom_train::{Dataset, Error, Leaf, Model, next_bits};
@@ -101,7 +101,7 @@ impl VisionTransformer {
         };
         let names: Vec<AxisNames> =
             self.parameters().layers.leaves().into_iter().map(|param| param.spec.axes).collect();
-        let stacked = StackedWeights { weights: weights.clone(), names };
+        let stacked = StackedWeights::new(weights.clone(), names).used_on(rows_of_weight);
         let input = PipelineInput { x, names: STREAM.to_vec(), rows: () };
         pipeline(options, stacked, input, |x, weights, (), _| (self.layer(x, &weights), ())).0
     }
