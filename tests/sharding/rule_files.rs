@@ -76,6 +76,39 @@ fn pipelined_experts() {
     assert_snapshot!(check("pipelined-experts", "stage=2,tensor=8", &["embed:64 kv_heads:4 kv:8"]), @r#"error: tensor "embed:64 kv_heads:4 kv:8": dimension 1 ("kv_heads") of size 4 cannot be split 8 ways by rule kv_heads -> tensor (rules.yml:19) on the mesh "stage=2,tensor=8"; give these axes a size that divides it and the other devices to another axis, or have every device hold all key and value heads, by the rules ["kv_heads", []] and ["activation_kv_heads", []] before this one; or use `Rules::with_strict(false)` to leave the dimension unsplit"#);
 }
 
+/// Several names want `tensor`, or `expert`: the first rule has it, and the others go on to their next rules, or stay
+/// whole, in strict rules too.
+#[test]
+fn large_experts() {
+    let tensors = [
+        "activation_batch:16 activation_length:32 activation_embed:64",
+        "activation_batch:16 activation_heads:8 activation_length:32 activation_kv:16",
+        "activation_batch_no_exp_moe:16 activation_norm_length_moe:32 activation_embed_moe:64",
+        "vocab:256 activation_embed:64",
+        "layers:4 embed:64 q_lora:16",
+        "layers:4 embed:64 kv_lora:16",
+        "layers:4 exp:8 embed_no_exp_moe:64 mlp:96",
+    ];
+    assert_snapshot!(check("large-experts", "stage=2,fsdp=2,context=2,tensor=2,expert=2", &tensors), @r#"
+    activation_batch:16 activation_length:32 activation_embed:64: [(fsdp,expert), context, tensor]
+    activation_batch:16 activation_heads:8 activation_length:32 activation_kv:16: [(fsdp,expert), tensor, context, _]
+    activation_batch_no_exp_moe:16 activation_norm_length_moe:32 activation_embed_moe:64: [fsdp, context, tensor]
+    vocab:256 activation_embed:64: [_, tensor]
+    layers:4 embed:64 q_lora:16: [stage, (fsdp,expert), _]
+    layers:4 embed:64 kv_lora:16: [stage, (fsdp,expert), _]
+    layers:4 exp:8 embed_no_exp_moe:64 mlp:96: [stage, expert, fsdp, tensor]
+    "#);
+    // Not those of another length, by the user's own rule.
+    let own = |key: &str| {
+        let rules = format!("rules.file={}", path("large-experts"));
+        let settings =
+            [&rules, key, "mesh.axes=stage=2,expert=2,tensor=2", "pipeline.repeats=2", "model.family=mixtral"];
+        let config = RunConfig::from_overrides(&settings.map(str::to_owned)).expect("a config");
+        config.lower_train_step().expect_err("refused").to_string().replace(&path("large-experts"), "RULES")
+    };
+    assert_snapshot!(own("rules.override=[[\"heads\", [\"expert\"]]]"), @r#"tensor "state.params.layers.attention.wq": dimension 2 ("embed") stays unsplit, because rule embed -> (fsdp,expert) (RULES:40) wants mesh axis "expert", which dimension 3 already has by rule heads -> expert (rules.override[0]); add a rule for "embed" with other axes, or with none; or use rules.strict = false to leave the dimension unsplit"#);
+}
+
 #[test]
 fn context_as_experts() {
     let tensors = [

@@ -190,6 +190,34 @@ fn strict_errors_and_lenient_warnings() {
     assert_snapshot!(lenient("x=2", "a x x", "a:4"), @r#"error: rule a -> (x,x) (rules.list[0]) names mesh axis "x" twice; an axis can split a dimension once"#);
 }
 
+/// Rules of presets and files are written for names that want one axis: what follows is said, but no error.
+#[test]
+fn clashes_of_published_rules() {
+    let mesh = Mesh::parse("x=2,y=2", 4).unwrap();
+    let resolve = |published: [bool; 2], rules: &str| {
+        let rules = rules.lines().enumerate().map(|line| {
+            let rule = rule(line);
+            Rule { published: published[usize::from(rule.name == "b")], ..rule }
+        });
+        let rules = Rules::new(rules.collect(), true).unwrap();
+        let mut warnings = Vec::new();
+        let spec = rules.resolve(&mesh, "w", &[Some("a"), Some("b")], &[4, 4], &mut warnings);
+        let spec = spec.map_or_else(|error| format!("error: {error}"), |spec| spec.display(&mesh).to_string());
+        warnings.iter().fold(spec, |text, warning| text + &format!("\nwarning: {warning}"))
+    };
+    assert_snapshot!(resolve([true, true], "a x\nb x"), @r#"
+    [x, _]
+    warning: tensor "w": dimension 1 ("b") stays unsplit, because rule b -> x (rules.list[1]) wants mesh axis "x", which dimension 0 already has by rule a -> x (rules.list[0]); add a rule for "b" with other axes, or with none; published rules may clash, so meshloom will leave the dimension unsplit
+    "#);
+    // The next rule of the name applies, as it says.
+    assert_snapshot!(resolve([true, true], "a x\nb x y\nb y"), @"[x, y]");
+    // Either side is the user's own.
+    assert!(resolve([true, false], "a x\nb x").starts_with("error: "));
+    assert!(resolve([false, true], "a x\nb x").starts_with("error: "));
+    // Other problems of published rules are errors.
+    assert!(resolve([true, true], "a x y\nb z").starts_with("error: "));
+}
+
 #[test]
 fn whole_mesh_checks() {
     let mesh = Mesh::parse("data=2,fsdp=2,tensor=1", 4).unwrap();

@@ -89,6 +89,39 @@ fn rules_from_a_file() {
     }
 }
 
+/// What MaxText's rules for pipelines with experts (pipeline-large-moe) say, strict: names of one value that want one
+/// axis are no mistake of such a file. Over every pair of its axes, experts and latent attention compute what one device
+/// does.
+#[test]
+fn rules_for_large_models_with_experts() {
+    const RULES: &str = concat!("rules.file=", env!("CARGO_MANIFEST_DIR"), "/rule_files/large-experts.yml");
+    let mixtral = ["model.family=mixtral", RULES, "rules.strict=true"];
+    let expected = expected(&["model.family=mixtral"]);
+    let with_tensor = "mesh.axes=stage=2,expert=2,tensor=2";
+    for mesh in ["mesh.axes=stage=2,fsdp=2,expert=2", with_tensor, "mesh.axes=stage=2,fsdp=2,tensor=2"] {
+        check(&mixtral, &over(mesh, SLIDING), &expected);
+    }
+    let deepseek = ["model.family=deepseek", RULES, "rules.strict=true"];
+    check(&deepseek, &over(with_tensor, SLIDING), &self::expected(&["model.family=deepseek"]));
+
+    // A table of tokens by its width, which activations have too: each name that stays whole is said once.
+    let (_, lowered) = config(&[&mixtral[..], &over(with_tensor, SLIDING)].concat()).lower_train_step().unwrap();
+    let warnings: Vec<String> = lowered.warnings().collect();
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    let said = "(\"vocab\") stays unsplit, because rule vocab -> tensor (";
+    assert!(warnings[0].contains(said) && warnings[0].contains("published rules may clash"), "{warnings:#?}");
+}
+
+/// The axis over which weights are split at rest is whichever the rules say, at no other result.
+#[test]
+fn weights_over_data() {
+    let expected = expected(&[]);
+    let rules = ["rules.override=[[\"embed\", [\"data\"]]]"];
+    for pipeline in [SLIDING, ONCE, ONE_LOOP] {
+        check(&rules, &over("mesh.axes=stage=2,data=2,tensor=2", pipeline), &expected);
+    }
+}
+
 /// Which activations drop depends on layer, row, position and channel: not on stages, microbatches or schedule.
 #[test]
 fn dropout() {

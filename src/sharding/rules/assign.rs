@@ -66,6 +66,7 @@ impl Rules {
                         axis: axis.to_owned(),
                         taken_dim,
                         taken_rule: taken_rule.to_string(),
+                        published: rule.published && taken_rule.published,
                     });
                 }
                 Some(_) => {}

@@ -9,7 +9,8 @@
 //! Mesh axes of size 1 are left out of the spec, but count as used. So do those that a rule file or preset declares and
 //! the mesh does not have: they are written for more axes than one mesh needs. These are the semantics of flax's
 //! logical partitioning, which MaxText's rule files rely on. Where it falls back silently we report a [`RuleProblem`]:
-//! an error when the rules are strict, else its result with a [`Diagnostic`].
+//! an error when the rules are strict, else its result with a [`Diagnostic`]. Where two names want one mesh axis by
+//! rules that are all of presets or files, it is never an error: those are written for that.
 
 mod assign;
 mod file;
@@ -196,7 +197,7 @@ impl Rules {
     }
 
     fn report(&self, problem: RuleProblem, diagnostics: &mut Vec<Diagnostic>) -> Result<(), ShardingError> {
-        if self.strict {
+        if self.strict && problem.is_error() {
             return Err(ShardingError::Rule { problem: Box::new(problem), settings: self.settings });
         }
         diagnostics.push(Diagnostic::Fallback { problem, settings: self.settings, others: Vec::new() });

@@ -82,6 +82,8 @@ pub enum RuleProblem {
         taken_dim: usize,
         /// The rule that gave it.
         taken_rule: String,
+        /// Whether both rules are of presets or rule files. Those are written for this: it is no error.
+        published: bool,
     },
     /// A mesh axis that splits nothing.
     #[error(
@@ -147,6 +149,11 @@ impl RuleProblem {
         }
     }
 
+    /// Whether strict rules refuse it.
+    pub(super) fn is_error(&self) -> bool {
+        !matches!(self, RuleProblem::Clash { published: true, .. })
+    }
+
     /// The tensor whose problem it is, where others may have the same.
     fn tensor(&self) -> Option<&str> {
         match self {
@@ -158,6 +165,14 @@ impl RuleProblem {
     /// Whether this is the same problem of another tensor.
     fn is_alike(&self, other: &RuleProblem) -> bool {
         let (Some(_), Some(name)) = (self.tensor(), other.tensor()) else { return false };
+        // A published rule that gives way does so in many tensors, to rules of several names.
+        if let (
+            RuleProblem::Clash { rule, axis, published: true, .. },
+            RuleProblem::Clash { rule: other, axis: wanted, published: true, .. },
+        ) = (self, other)
+        {
+            return (rule, axis) == (other, wanted);
+        }
         let mut renamed = self.clone();
         if let RuleProblem::NotDivisible { tensor, .. } | RuleProblem::Clash { tensor, .. } = &mut renamed {
             name.clone_into(tensor);
@@ -182,7 +197,7 @@ impl RuleProblem {
 /// Something about the rules that the user should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Diagnostic {
-    /// A problem, and what was done about it, because the rules are not strict.
+    /// A problem, and what was done about it, because the rules are not strict, or it is no error of published ones.
     Fallback {
         /// The problem.
         problem: RuleProblem,
@@ -238,7 +253,11 @@ impl fmt::Display for Diagnostic {
         match self {
             Diagnostic::Fallback { problem, settings, others } => {
                 let (advice, fallback) = (problem.advice(settings), problem.fallback());
-                write!(f, "{problem}{advice}; the rules are not strict, so meshloom will {fallback}")?;
+                let reason = match problem.is_error() {
+                    true => "the rules are not strict",
+                    false => "published rules may clash",
+                };
+                write!(f, "{problem}{advice}; {reason}, so meshloom will {fallback}")?;
                 match others.len() {
                     0 => Ok(()),
                     count => write!(f, " (also of {})", counted(count, "other tensor")),

@@ -54,8 +54,8 @@ use meshloom_hlo::message::counted;
 
 /// Stacked weights of all layers, and the logical names of their dimensions.
 ///
-/// Mesh axes that split a weight at rest may split rows of the activations that it is used on, as `fsdp` does. No device
-/// can then use its part of the weight alone: such axes are those over which weights are gathered, when the
+/// Mesh axes that split a weight at rest may split rows of the activations that it is used on, as `fsdp` does. No
+/// device can then use its part of the weight alone: such axes are those over which weights are gathered, when the
 /// [`WeightPlan`] says. Other axes, as those of tensor parallelism, split a weight where it is used.
 #[derive(Clone, Debug)]
 pub struct StackedWeights<W> {

@@ -71,8 +71,8 @@ pub(super) struct Items {
 }
 
 impl<'a> Weights<'a> {
-    /// Weights of the layers, or of the loss, that work on activations of these names. `shared` is the logical name that
-    /// runs over the stages in activations, if these weights are those of stages.
+    /// Weights of the layers, or of the loss, that work on activations of these names. `shared` is the logical name
+    /// that runs over the stages in activations, if these weights are those of stages.
     pub(super) fn new<W>(
         options: &'a PipelineOptions,
         stacked: &StackedWeights<W>,
