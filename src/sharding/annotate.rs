@@ -36,7 +36,9 @@ pub fn annotate(
 ) -> Result<Annotated, ShardingError> {
     let mut diagnostics = rules.check_mesh(mesh)?;
     // A misspelled name comes first, for whatever else is wrong may follow from it.
-    diagnostics.extend(rules.check_names(&named_dims(graph))?);
+    let mut of_names = rules.check_names(&named_dims(graph))?;
+    rules.note_large_without_rule(parameters(graph), &mut of_names);
+    diagnostics.extend(of_names);
     let mut pass = Pass { mesh, rules, diagnostics, rows: Vec::new(), bodies: BodyCache::default() };
     let mut inputs = graph.input_info().to_vec();
     for (index, (info, &input)) in inputs.iter_mut().zip(graph.inputs()).enumerate() {
@@ -131,6 +133,14 @@ fn named_dims(graph: &Graph) -> Vec<NamedDim> {
         }
     }
     found
+}
+
+/// The parameters that a program takes: names, path and bytes of each.
+fn parameters(graph: &Graph) -> impl Iterator<Item = (Vec<String>, String, usize)> {
+    let inputs = graph.input_info().iter().zip(graph.inputs()).enumerate();
+    inputs.filter(|(_, (info, _))| info.role == Role::Params).map(|(index, (info, &input))| {
+        (texts(&info.axes), port_name(graph, "input", index, info), graph.ty(input).byte_count())
+    })
 }
 
 /// Whether a region is a part of this program: what runs in a derivative only is none.

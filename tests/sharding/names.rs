@@ -81,6 +81,33 @@ fn a_misspelled_axis_of_a_tensor_is_an_error() {
     assert_snapshot!(refused.expect_err("a typo"), @r#"tensor "input 0 of `f`" has logical axis "activation_bacth", which no rule names; did you mean "activation_batch", as rule activation_batch -> (replica,data,fsdp,expert) (preset decoder) has it?; or use `Rules::with_strict(false)` to leave the dimension unsplit"#);
 }
 
+/// A large parameter with a name that no rule has is worth a line, once for each name: also where the rules are
+/// published, which are silent about the names that they lack.
+#[test]
+fn a_large_parameter_without_a_rule_is_said() {
+    let mesh = Mesh::parse("fsdp=8", 8).expect("a mesh");
+    let said = |sets: &RuleSets, rows: usize, role: Role| -> String {
+        let param = |axes: [&str; 2]| TensorSpec { role, ..TensorSpec::new(DType::F32, [rows, 256]).with_axes(&axes) };
+        let inputs = (param(["fields", "embed"]), param(["fields", "embed"]), param(["rows", "embed"]));
+        let function = Function::trace("f", inputs, |(a, b, c)| a + b + c).expect("it traces");
+        let annotated = annotate(function.graph(), &mesh, sets, &[]).expect("it is no error");
+        annotated.diagnostics.iter().map(|line| format!("{line}\n")).collect()
+    };
+    let preset = RuleSets::preset("decoder", true).expect("a preset");
+    assert_snapshot!(said(&preset, 1025, Role::Params), @r#"
+    parameter "0" of 1.00 MiB has logical axis "fields", which no rule names, so it is not split along it; add a rule for "fields" with mesh axes, or with none if it is to stay whole
+    parameter "2" of 1.00 MiB has logical axis "rows", which no rule names, so it is not split along it; add a rule for "rows" with mesh axes, or with none if it is to stay whole
+    "#);
+    // Of 1 MiB, or no parameter.
+    assert_eq!(said(&preset, 1024, Role::Params), "");
+    assert_eq!(said(&preset, 1025, Role::Compute), "");
+    // A rule without axes says that it is meant.
+    assert_eq!(said(&list("embed fsdp\nfields\nrows"), 1025, Role::Params), "");
+    // Of the user's own rules, small ones are in the list of names without rules.
+    assert_snapshot!(said(&list("embed fsdp\nrows"), 1025, Role::Params), @r#"parameter "0" of 1.00 MiB has logical axis "fields", which no rule names, so it is not split along it; add a rule for "fields" with mesh axes, or with none if it is to stay whole"#);
+    assert_snapshot!(said(&list("embed fsdp\nrows"), 1024, Role::Params), @"no rule names logical axis fields, so dimensions of that name stay unsplit");
+}
+
 /// Every way to write a rule, with a slip in each name in turn.
 #[test]
 fn every_slip_in_every_source_is_found() {

@@ -6,6 +6,9 @@ use meshloom_hlo::suggest::misspelled;
 
 use super::{Diagnostic, ROLES, Role, Rule, RuleProblem, RuleSets, Rules, ShardingError};
 
+/// Bytes above which a parameter is worth a line if no rule has a name of it.
+const LARGE: usize = 1 << 20;
+
 /// A logical name on a dimension of a tensor: the first tensor of a program that has it, under the rules of a role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedDim {
@@ -73,6 +76,39 @@ impl RuleSets {
         diagnostics.extend((!unused.is_empty()).then_some(Diagnostic::UnusedRules { rules: unused }));
         diagnostics.extend((!without.is_empty()).then_some(Diagnostic::AxesWithoutRule { names: without }));
         Ok(diagnostics)
+    }
+
+    /// A line for each name of a large parameter that no rule has: what it is not split by, every device may hold. `said`
+    /// is what [`RuleSets::check_names`] found; a name that is misspelled is said there, one that is in its list of names
+    /// without rules leaves the list. `parameters` are the names, path and bytes of each.
+    pub(in crate::sharding) fn note_large_without_rule(
+        &self,
+        parameters: impl Iterator<Item = (Vec<String>, String, usize)>,
+        said: &mut Vec<Diagnostic>,
+    ) {
+        let mut found: Vec<(String, String, usize)> = Vec::new();
+        for (names, parameter, bytes) in parameters.filter(|(.., bytes)| *bytes > LARGE) {
+            for name in names.into_iter().filter(|name| !name.is_empty() && self.params.first_for(name).is_none()) {
+                let is_misspelled = said.iter().any(|diagnostic| match diagnostic {
+                    Diagnostic::Fallback { problem: RuleProblem::MisspelledAxis { name: other, .. }, .. } => {
+                        *other == name
+                    }
+                    Diagnostic::Fallback { problem: RuleProblem::MisspelledRule { meant, .. }, .. } => *meant == name,
+                    _ => false,
+                });
+                if !is_misspelled && !found.iter().any(|(other, ..)| *other == name) {
+                    found.push((name, parameter.clone(), bytes));
+                }
+            }
+        }
+        for diagnostic in said.iter_mut() {
+            if let Diagnostic::AxesWithoutRule { names } = diagnostic {
+                names.retain(|name| !found.iter().any(|(other, ..)| other == name));
+            }
+        }
+        said.retain(|diagnostic| !matches!(diagnostic, Diagnostic::AxesWithoutRule { names } if names.is_empty()));
+        let line = |(name, parameter, bytes)| Diagnostic::LargeWithoutRule { name, parameter, bytes };
+        said.extend(found.into_iter().map(line));
     }
 
     /// The rules that the user wrote, each once.

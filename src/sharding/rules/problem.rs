@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use meshloom_hlo::message::{counted, listed};
+use meshloom_hlo::message::{counted, human_bytes, listed};
 
 /// What messages call the settings that they advise to change: the names that the reader of the message can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,6 +216,15 @@ pub enum Diagnostic {
         /// The names.
         names: Vec<String>,
     },
+    /// A name of a large parameter that no rule has.
+    LargeWithoutRule {
+        /// The name.
+        name: String,
+        /// The path of the first such parameter.
+        parameter: String,
+        /// Its bytes.
+        bytes: usize,
+    },
     /// Keys of a rule file that say nothing of rules.
     SkippedKeys {
         /// The file.
@@ -268,6 +277,14 @@ impl fmt::Display for Diagnostic {
             }
             Diagnostic::AxesWithoutRule { names } => {
                 write!(f, "no rule names {}, so dimensions of that name stay unsplit", listed("logical axis", names))
+            }
+            Diagnostic::LargeWithoutRule { name, parameter, bytes } => {
+                write!(
+                    f,
+                    "parameter {parameter:?} of {} has logical axis {name:?}, which no rule names, so it is not split along it; \
+                     add a rule for {name:?} with mesh axes, or with none if it is to stay whole",
+                    human_bytes(*bytes as u64)
+                )
             }
             Diagnostic::SkippedKeys { file, keys } => {
                 write!(f, "{file} has more than rules and mesh axes; skipped: {}", listed("key", keys))
