@@ -1,7 +1,7 @@
 //! The run config: from TOML and overrides to a config, or to an error that helps.
 
 use insta::assert_snapshot;
-use meshloom::ir::DType;
+use meshloom::ir::{DType, Name};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
 use meshloom::pjrt::{DebugValue, ErrorCode, PjrtError, Platform, PlatformKind};
@@ -269,6 +269,8 @@ fn round_trip() {
     scan_iterations = true
     scan_repeats = true
     keep_gathered = false
+    remat = "same"
+    remat_names = []
 
     [diloco]
     replicas = 2
@@ -423,6 +425,10 @@ fn impossible_values() {
     assert_snapshot!(with(&["rules.params.list=[[\"embed\", [\"fsdp\", \"fsdp\"]]]"]), @r#"--set rules.params.list=[["embed", ["fsdp", "fsdp"]]]: rules.params.list is a list of one rule: rule embed -> (fsdp,fsdp) (rules.params.list[0]) names mesh axis "fsdp" twice; an axis can split a dimension once"#);
     assert_snapshot!(with(&["remat.policy=save"]), @r#"--set remat.policy=save: remat.policy is "save": it needs remat.names, the values to keep"#);
     assert_snapshot!(with(&["remat.names=[\"a\"]"]), @r#"--set remat.names=["a"]: remat.names is ["a"]: names are for remat.policy = "save" or "offload""#);
+    let stages = "mesh.axes=stage=2,fsdp=4";
+    assert_snapshot!(with(&[stages, "pipeline.remat=save"]), @r#"--set pipeline.remat=save: pipeline.remat is "save": it needs pipeline.remat_names, the values to keep"#);
+    assert_snapshot!(with(&[stages, "pipeline.remat=full", "pipeline.remat_names=[\"a\"]"]), @r#"--set pipeline.remat_names=["a"]: pipeline.remat_names is ["a"]: names are for pipeline.remat = "save" or "offload""#);
+    assert_snapshot!(with(&[stages, "pipeline.remat=some"]), @r#"--set pipeline.remat=some: pipeline.remat is "some": it must be one of "same", "none", "full", "dots", "save", "offload" (did you mean "same"?)"#);
     assert_snapshot!(with(&["train.batch=67108864", "model.seq=32"]), @"--set train.batch=67108864: train.batch is 67108864: times model.seq, which is 32, it must be at most 2147483647; lower one of them");
     assert_snapshot!(with(&["model.seq=999999999999"]), @"--set model.seq=999999999999: train.batch is 16: times model.seq, which is 999999999999, it must be at most 2147483647; lower one of them");
     assert_snapshot!(with(&["target.memory_fraction=1.5"]), @"--set target.memory_fraction=1.5: target.memory_fraction is 1.5: it must be a number from 0 to 1");
@@ -561,6 +567,13 @@ fn names_to_keep_exist() {
         "remat.names is \"mlp_hiden\": no value of the model has this name (did you mean \"mlp_hidden\"?); there are ";
     assert!(error.starts_with(expected) && error.contains("attention_mixed"), "{error}");
     read("", &["remat.policy=save", "remat.names=[\"mlp_hidden\"]"]).lower_train_step().expect("it exists");
+    let own = |name: &str| {
+        let name = format!("pipeline.remat_names=[\"{name}\"]");
+        read("", &["mesh.axes=stage=2,fsdp=4", "pipeline.remat=save", &name]).lower_train_step()
+    };
+    let error = own("mlp_hiden").expect_err("no such value").to_string();
+    assert!(error.starts_with("pipeline.remat_names is \"mlp_hiden\": no value of the model has this name"), "{error}");
+    own("mlp_hidden").expect("it exists");
 }
 
 #[test]
@@ -630,7 +643,16 @@ fn pipeline_options() {
         keep_gathered: true,
         remat: RematPolicy::Dots,
     };
-    assert_eq!(read("", &overrides).pipeline_options().unwrap(), Some(expected));
+    assert_eq!(read("", &overrides).pipeline_options().unwrap().as_ref(), Some(&expected));
+    // A policy of the pipeline's own; that of the layers around it stays.
+    let own = |keys: &[&str]| read("", &[&overrides[..], keys].concat());
+    let full = own(&["pipeline.remat=full"]);
+    assert_eq!(full.remat_policy(), RematPolicy::Dots);
+    let expected = PipelineOptions { remat: RematPolicy::Full, ..expected };
+    assert_eq!(full.pipeline_options().unwrap().as_ref(), Some(&expected));
+    let saved = own(&["pipeline.remat=save", "pipeline.remat_names=[\"attention_mixed\"]"]);
+    let expected = PipelineOptions { remat: RematPolicy::Save(vec![Name::new("attention_mixed")]), ..expected };
+    assert_eq!(saved.pipeline_options().unwrap(), Some(expected));
     // A config that was changed since it was read is checked again.
     let mut changed = read("", &overrides);
     changed.pipeline.as_mut().unwrap().microbatches = 4;

@@ -14,7 +14,7 @@ fn keys_without_effect() {
         format!("data.bad_lines = \"skip\" has no effect, because {jsonl} and data.tokenizer is \"bytes\""),
     ];
     let tokenizer = ["data.tokenizer=tokenizer.json"];
-    let cases: [(&[&str], &[&str], &str); 32] = [
+    let cases: [(&[&str], &[&str], &str); 33] = [
         (
             &["train.schedule=constant"],
             &["train.floor=0.2"],
@@ -94,6 +94,11 @@ fn keys_without_effect() {
             &pipeline,
             &["pipeline.keep_gathered=true"],
             "pipeline.keep_gathered = true has no effect, because pipeline.weights is \"per-iteration\"",
+        ),
+        (
+            &pipeline,
+            &["pipeline.remat=dots", "remat.policy=full"],
+            "remat.policy = \"full\" has no effect, because pipeline.remat is \"dots\"",
         ),
     ];
     for (base, changed, expected) in cases {

@@ -122,6 +122,18 @@ fn weights_over_data() {
     }
 }
 
+/// Layers in the pipeline and around it under policies of their own.
+#[test]
+fn remat_of_the_pipeline() {
+    let form = over("mesh.axes=stage=2,data=2,fsdp=2", SLIDING);
+    let settings = ["model.layers=6", "pipeline.layers=4"];
+    let expected = step(&config(&[&settings[..], &["remat.policy=none"], &form].concat()));
+    for own in ["full", "dots", "none"] {
+        let own = format!("pipeline.remat={own}");
+        check(&[&settings[..], &["remat.policy=dots", &own]].concat(), &form, &expected);
+    }
+}
+
 /// Which activations drop depends on layer, row, position and channel: not on stages, microbatches or schedule.
 #[test]
 fn dropout() {

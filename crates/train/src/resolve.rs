@@ -303,7 +303,7 @@ impl<M: Model> Run<M> {
     /// The model's sizes do not fit together.
     pub fn trace(&self, calls: Calls) -> Result<RunFunction<M>, Error> {
         let function = self.step.trace(calls)?;
-        if !self.config.remat.names.is_empty() {
+        if self.config.saved_names().next().is_some() {
             self.config.check_saved_names(&function.graph().value_names())?;
         }
         Ok(function)

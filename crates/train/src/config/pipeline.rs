@@ -2,7 +2,7 @@
 
 use super::error::{ConfigError, invalid};
 use super::validate::{Checked, needs_section};
-use super::{PipelineConfig, RunConfig};
+use super::{PipelineConfig, PipelineRemat, RunConfig};
 use meshloom::ir::Name;
 use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{PipelineError, PipelineOptions, Schedule};
@@ -10,12 +10,7 @@ use meshloom::transform::pipeline::{PipelineError, PipelineOptions, Schedule};
 impl RunConfig {
     /// What `[remat]` says: the policy with its names.
     pub fn remat_policy(&self) -> RematPolicy {
-        let names = || self.remat.names.iter().map(|name| Name::new(name)).collect();
-        match &self.remat.policy {
-            RematPolicy::Save(_) => RematPolicy::Save(names()),
-            RematPolicy::Offload(_) => RematPolicy::Offload(names()),
-            policy => policy.clone(),
-        }
+        with_names(&self.remat.policy, &self.remat.names)
     }
 
     /// The form of the pipeline that the config describes; `None` without a section `[pipeline]`. The stages are the
@@ -52,7 +47,10 @@ impl RunConfig {
             scan_repeats: pipeline.scan_repeats,
             scan_layers: self.model.scan_layers,
             keep_gathered: pipeline.keep_gathered,
-            remat: self.remat_policy(),
+            remat: match &pipeline.remat {
+                PipelineRemat::Same => self.remat_policy(),
+                PipelineRemat::Own(policy) => with_names(policy, &pipeline.remat_names),
+            },
         }
     }
 
@@ -70,6 +68,7 @@ impl RunConfig {
                           give one of them, or drop the section [pipeline]";
             return Err(invalid("pipeline.repeats", repeats, reason));
         }
+        validate_remat(pipeline)?;
         self.validate_cycles_of_stage(pipeline)?;
         self.unchecked_options(pipeline, stages).validate().map_err(|error| refusal(pipeline, &error))?;
         self.validate_layers_of_pipeline(pipeline, stages)?;
@@ -150,6 +149,32 @@ impl RunConfig {
             return Err(invalid("pipeline.schedule", pipeline.schedule.name(), &reason));
         }
         Ok(())
+    }
+}
+
+/// A policy with the names of the values that it keeps.
+fn with_names(policy: &RematPolicy, names: &[String]) -> RematPolicy {
+    let names = || names.iter().map(|name| Name::new(name)).collect();
+    match policy {
+        RematPolicy::Save(_) => RematPolicy::Save(names()),
+        RematPolicy::Offload(_) => RematPolicy::Offload(names()),
+        policy => policy.clone(),
+    }
+}
+
+/// Checks that the pipeline's own policy has names if it needs them.
+fn validate_remat(PipelineConfig { remat, remat_names, .. }: &PipelineConfig) -> Checked {
+    let needs_names = matches!(remat, PipelineRemat::Own(RematPolicy::Save(_) | RematPolicy::Offload(_)));
+    match remat_names.is_empty() {
+        true if needs_names => {
+            let reason = "it needs pipeline.remat_names, the values to keep";
+            Err(invalid("pipeline.remat", remat.name(), reason).because(["pipeline.remat_names"]))
+        }
+        false if !needs_names => {
+            let reason = "names are for pipeline.remat = \"save\" or \"offload\"";
+            Err(invalid("pipeline.remat_names", remat_names, reason).because(["pipeline.remat"]))
+        }
+        _ => Ok(()),
     }
 }
 

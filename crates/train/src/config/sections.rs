@@ -336,6 +336,26 @@ section! {
     }
 }
 
+/// What the backward pass recomputes of the layers in a pipeline.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum PipelineRemat {
+    /// As `[remat]` says of all layers.
+    #[default]
+    Same,
+    /// By a policy of its own, without the names of values.
+    Own(RematPolicy),
+}
+
+impl PipelineRemat {
+    /// As it is written.
+    pub fn name(&self) -> &'static str {
+        match self {
+            PipelineRemat::Same => "same",
+            PipelineRemat::Own(policy) => policy.name(),
+        }
+    }
+}
+
 section! {
     /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more
     /// than 1.
@@ -361,6 +381,10 @@ section! {
         scan_repeats: bool = true,
         /// Whether the backward pass reuses gathered weights instead of gathering again.
         keep_gathered: bool = false,
+        /// What the backward pass recomputes of the pipeline's layers; `same` is as `[remat]` says of all layers.
+        remat: PipelineRemat = PipelineRemat::Same,
+        /// The values that `remat = "save"` and `"offload"` of the pipeline keep.
+        remat_names: Vec<String> = Vec::new(),
     }
 }
 

@@ -2,7 +2,9 @@
 
 use super::ModelFamily::{self, Deepseek, Llama, Mixtral};
 use super::published::OF_SHAPE;
-use super::{DilocoConfig, OptimizerKind, PartitionMode, PipelineConfig, Platform, RateSchedule, RunConfig};
+use super::{
+    DilocoConfig, OptimizerKind, PartitionMode, PipelineConfig, PipelineRemat, Platform, RateSchedule, RunConfig,
+};
 use meshloom::ir::DType;
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::WeightPlan;
@@ -72,6 +74,9 @@ impl RunConfig {
         if let Some(PipelineConfig { weights: WeightPlan::PerIteration, .. }) = &self.pipeline {
             unused.push(("pipeline", "keep_gathered", is("pipeline.weights", WeightPlan::PerIteration.name())));
         }
+        if let Some(remat) = self.own_remat_of_all_layers() {
+            unused.extend(["policy", "names"].map(|key| ("remat", key, is("pipeline.remat", remat.name()))));
+        }
         if self.train.schedule == RateSchedule::Constant {
             unused.push(("train", "floor", is("train.schedule", RateSchedule::Constant.name())));
         }
@@ -138,6 +143,15 @@ impl RunConfig {
             changed(section, key).map(|value| format!("{section}.{key} = {value} has no effect, because {why}"))
         };
         unused.into_iter().filter_map(line).collect()
+    }
+
+    /// The policy of a pipeline's own, if no layer runs outside of the pipeline.
+    fn own_remat_of_all_layers(&self) -> Option<&PipelineRemat> {
+        let PipelineConfig { layers, remat, .. } = self.pipeline.as_ref()?;
+        let stack = self.stack();
+        let in_cycles = stack.cycle.len() * stack.cycles;
+        let are_all = (*layers == 0 || *layers == in_cycles) && stack.prefix.is_empty() && stack.suffix.is_empty();
+        (are_all && !self.predicts_further() && *remat != PipelineRemat::Same).then_some(remat)
     }
 
     /// What is wrong with a warm-up that leaves no step after it.

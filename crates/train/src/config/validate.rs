@@ -194,13 +194,20 @@ impl RunConfig {
         }
     }
 
-    /// Checks that values of a model have the names of `remat.names`. `names` are those that values have.
+    /// The keys that name values to keep, with those names.
+    pub(crate) fn saved_names(&self) -> impl Iterator<Item = (&'static str, &String)> {
+        let of_pipeline = self.pipeline.iter().flat_map(|pipeline| &pipeline.remat_names);
+        let of_all = self.remat.names.iter().map(|name| ("remat.names", name));
+        of_all.chain(of_pipeline.map(|name| ("pipeline.remat_names", name)))
+    }
+
+    /// Checks that values of a model have the names that are to be kept. `names` are those that values have.
     pub(crate) fn check_saved_names(&self, names: &[Name]) -> Checked {
         let names: Vec<String> = names.iter().map(|name| name.text()).collect();
-        let Some(unknown) = self.remat.names.iter().find(|name| !names.contains(name)) else { return Ok(()) };
+        let Some((key, unknown)) = self.saved_names().find(|(_, name)| !names.contains(name)) else { return Ok(()) };
         let suggestion = did_you_mean(unknown, names.iter().map(String::as_str));
         let reason = format!("no value of the model has this name{suggestion}; there are {}", names.join(", "));
-        Err(invalid("remat.names", unknown, &reason))
+        Err(invalid(key, unknown, &reason))
     }
 
     fn validate_rules(&self, placement: &Placement) -> Checked {

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::KeyInfo;
 use super::error::{self, ConfigError, ConfigErrorKind, Place};
 use super::tree::{Entry, Node, Table};
+use super::{KeyInfo, PipelineRemat};
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
 use meshloom::nn::ContextOrder;
@@ -302,6 +302,7 @@ named! {
     ContextOrder: ContextOrder::ALL.into_iter(),
     DType: float_types(),
     KeyExchange: KeyExchange::ALL.into_iter(),
+    PipelineRemat: std::iter::once(PipelineRemat::Same).chain(policies().map(PipelineRemat::Own)),
     RematPolicy: policies(),
     Schedule: Schedule::ALL.into_iter(),
     Transport: Transport::ALL.into_iter(),
