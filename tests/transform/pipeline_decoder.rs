@@ -90,8 +90,8 @@ fn rules_from_a_file() {
 }
 
 /// What MaxText's rules for pipelines with experts (pipeline-large-moe) say, strict: names of one value that want one
-/// axis are no mistake of such a file. Over every pair of its axes, experts and latent attention compute what one device
-/// does.
+/// axis are no mistake of such a file. Over every pair of its axes, experts and latent attention compute what one
+/// device does.
 #[test]
 fn rules_for_large_models_with_experts() {
     const RULES: &str = concat!("rules.file=", env!("CARGO_MANIFEST_DIR"), "/rule_files/large-experts.yml");

@@ -203,8 +203,8 @@ const OF_SEQUENCES: PipelineRules = &[
     ("embed", &["ring"]),
 ];
 
-/// What moves over the axis of a plan's weights: gathers forwards and backwards and reduce-scatters, each with how often
-/// it runs and the deepest loop it stands in.
+/// What moves over the axis of a plan's weights: gathers forwards and backwards and reduce-scatters, each with how
+/// often it runs and the deepest loop it stands in.
 fn moved_weights(case: &Case, axis: &str) -> [(u64, usize); 3] {
     let ledger = ledger(case);
     let deepest = |moved: &Ledger| moved.iter().into_iter().flatten().map(|moved| moved.loop_depth).max().unwrap_or(0);

@@ -78,9 +78,9 @@ impl RuleSets {
         Ok(diagnostics)
     }
 
-    /// A line for each name of a large parameter that no rule has: what it is not split by, every device may hold. `said`
-    /// is what [`RuleSets::check_names`] found; a name that is misspelled is said there, one that is in its list of names
-    /// without rules leaves the list. `parameters` are the names, path and bytes of each.
+    /// A line for each name of a large parameter that no rule has: what it is not split by, every device may hold.
+    /// `said` is what [`RuleSets::check_names`] found; a name that is misspelled is said there, one that is in its list
+    /// of names without rules leaves the list. `parameters` are the names, path and bytes of each.
     pub(in crate::sharding) fn note_large_without_rule(
         &self,
         parameters: impl Iterator<Item = (Vec<String>, String, usize)>,
