@@ -3,7 +3,7 @@
 use meshloom_train::config::RunConfig;
 
 /// What a section or a value needs of the rest of the config.
-const NEEDED: [(&str, &[&str]); 14] = [
+const NEEDED: [(&str, &[&str]); 16] = [
     (
         "pipeline.",
         &["mesh.axes=stage=2,fsdp=4", "pipeline.microbatches=4", "pipeline.repeats=2", "pipeline.layers_per_stage=1"],
@@ -13,6 +13,8 @@ const NEEDED: [(&str, &[&str]); 14] = [
     ("diloco.", &["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"]),
     ("remat.policy=save", &["remat.names=[\"mlp_hidden\"]"]),
     ("remat.policy=offload", &["remat.names=[\"mlp_hidden\"]"]),
+    ("pipeline.remat=save", &["pipeline.remat_names=[\"mlp_hidden\"]"]),
+    ("pipeline.remat=offload", &["pipeline.remat_names=[\"mlp_hidden\"]"]),
     ("target.preallocate=", &["target.platform=cuda"]),
     ("train.schedule=wsd", &["train.decay_steps=20"]),
     ("kernels.attention=mosaic", &["target.platform=tpu"]),
