@@ -15,6 +15,7 @@
 //! | `iteration` | one iteration, and its transpose |
 //! | `run`, `back` | all of them, forwards and backwards |
 //! | `timeline` | the schedule as data |
+//! | `schedule` | schedules as tables: what each stage does in each tick |
 //! | `one_f_one_b` | both passes in one loop, which contains the loss |
 //! | `with_loss` | a pipeline and the loss behind it, under any schedule |
 //!
@@ -27,6 +28,7 @@ mod one_f_one_b;
 mod options;
 mod phases;
 mod run;
+mod schedule;
 mod stage;
 mod timeline;
 mod weights;
@@ -37,6 +39,9 @@ use std::panic::Location;
 
 pub use options::{PipelineError, PipelineOptions, Schedule, WeightPlan};
 pub use phases::{Phase, Task, WeightUse};
+pub use schedule::{
+    Cell, Columns, Direction, Item, Piece, Placement, Read, Route, ScheduleError, Shape, Slots, Table, Work,
+};
 pub use stage::{LayerPlace, STAGE};
 pub use timeline::{Column, Counts, Scatter, Timeline, WeightWindow};
 pub use with_loss::{PipelineLoss, pipeline_with_loss};

@@ -1,0 +1,254 @@
+//! What is wrong with a table.
+
+use std::fmt;
+
+use meshloom_hlo::message::counted;
+
+use super::Work;
+
+/// The way that a payload goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// To the stage after.
+    Right,
+    /// To the stage before.
+    Left,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Direction::Right => "right",
+            Direction::Left => "left",
+        })
+    }
+}
+
+/// A buffer of the [columns](super::Columns), as something that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Read {
+    /// What has arrived and waits.
+    Inbox,
+    /// Residuals for the backward pass.
+    HeldB,
+    /// Residuals for gradients of weights.
+    HeldW,
+    /// What the backward pass leaves for gradients of weights.
+    Between,
+}
+
+impl fmt::Display for Read {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Read::Inbox => "inbox",
+            Read::HeldB => "held_b",
+            Read::HeldW => "held_w",
+            Read::Between => "between",
+        })
+    }
+}
+
+/// Why a table cannot be, or cannot be run.
+#[derive(Clone, PartialEq, thiserror::Error)]
+pub enum ScheduleError {
+    /// A number is zero.
+    #[error("the number of {what} of a pipeline's schedule is 0; use 1 or more")]
+    Zero {
+        /// The number.
+        what: &'static str,
+    },
+    /// More entries than a table can have.
+    #[error(
+        "a schedule of {} with {}, {} and {} has more than {limit} entries: use fewer",
+        counted(*.stages, "stage"), counted(*.microbatches, "microbatch"), counted(*.chunks, "chunk"),
+        counted(*.pieces, "piece")
+    )]
+    TooLarge {
+        /// S.
+        stages: usize,
+        /// M.
+        microbatches: usize,
+        /// v.
+        chunks: usize,
+        /// Pieces of the weights of a chunk.
+        pieces: usize,
+        /// The most entries.
+        limit: usize,
+    },
+    /// A V has two chunks.
+    #[error("chunks in the form of a V are 2 on each stage, not {chunks}: use 2, or place them in a loop")]
+    VeeChunks {
+        /// v.
+        chunks: usize,
+    },
+    /// A generator needs a microbatch for each stage.
+    #[error(
+        "{} do not fill {}: use at least as many microbatches",
+        counted(*.microbatches, "microbatch"), counted(*.stages, "stage")
+    )]
+    TooFewMicrobatches {
+        /// M.
+        microbatches: usize,
+        /// S.
+        stages: usize,
+    },
+    /// A tick has cells for another number of stages.
+    #[error("tick {tick} has {}, but there are {expected}", counted(*.found, "cell"), expected = counted(*.expected, "stage"))]
+    Stages {
+        /// The tick.
+        tick: usize,
+        /// S.
+        expected: usize,
+        /// Cells.
+        found: usize,
+    },
+    /// An entry that the shape does not have.
+    #[error("stage {stage} does {work} in tick {tick}, which the shape of the schedule does not have")]
+    Unknown {
+        /// The tick.
+        tick: usize,
+        /// The stage.
+        stage: usize,
+        /// What it does.
+        work: Work,
+    },
+    /// Something is done twice.
+    #[error("stage {stage} does {work} in tick {tick}, but has done it in tick {before}")]
+    Twice {
+        /// The tick.
+        tick: usize,
+        /// The stage.
+        stage: usize,
+        /// What it does.
+        work: Work,
+        /// When it did it first.
+        before: usize,
+    },
+    /// Something is never done.
+    #[error("stage {stage} never does {work}")]
+    Missing {
+        /// The stage.
+        stage: usize,
+        /// What it does not do.
+        work: Work,
+    },
+    /// Something is done before what it needs is there.
+    #[error("stage {stage} does {work} in tick {tick}, but {needed} of stage {from} is there from tick {there} on")]
+    Early {
+        /// The tick.
+        tick: usize,
+        /// The stage.
+        stage: usize,
+        /// What it does.
+        work: Work,
+        /// What that needs.
+        needed: Work,
+        /// The stage that does this.
+        from: usize,
+        /// The first tick in which it can be used.
+        there: usize,
+    },
+    /// Two payloads would go the same way.
+    #[error(
+        "stage {stage} does {forward} and {backward} in tick {tick}, and both results go {direction}: one permute \
+         carries one"
+    )]
+    Collision {
+        /// The tick.
+        tick: usize,
+        /// The stage.
+        stage: usize,
+        /// What it does first.
+        forward: Work,
+        /// What it does then.
+        backward: Work,
+        /// Where both go.
+        direction: Direction,
+    },
+    /// Microbatches enter or leave out of order.
+    #[error("stage {stage} does {work} in tick {tick}, but the next in order is microbatch {expected}")]
+    Order {
+        /// The tick.
+        tick: usize,
+        /// The stage.
+        stage: usize,
+        /// What it does.
+        work: Work,
+        /// The microbatch that comes next.
+        expected: usize,
+    },
+    /// Costs for another number of virtual stages.
+    #[error("costs are given for {}, but there are {expected}", counted(*.found, "virtual stage"))]
+    Costs {
+        /// Virtual stages of the shape.
+        expected: usize,
+        /// Costs.
+        found: usize,
+    },
+    /// A cost that is no time.
+    #[error("a cost of a pipeline's schedule is {cost}; use finite numbers, 0 or more, that are not all 0")]
+    Cost {
+        /// The number.
+        cost: f64,
+    },
+    /// A memory cap that is no number.
+    #[error("the memory cap of a pipeline's schedule is {cap}; use a number of microbatches")]
+    Cap {
+        /// The number.
+        cap: f64,
+    },
+    /// No table was found under a memory cap.
+    #[error("no schedule was found that holds at most {cap} microbatches per stage: allow at least {least}")]
+    NoTable {
+        /// The cap.
+        cap: f64,
+        /// The least that a table holds.
+        least: f64,
+    },
+    /// Columns that do not belong to the table, or have a number that means nothing.
+    #[error("in the columns of tick {tick}, stage {stage}, {column} is {found}, but the table needs {expected}")]
+    Column {
+        /// The tick.
+        tick: usize,
+        /// The stage.
+        stage: usize,
+        /// Name of the column.
+        column: &'static str,
+        /// What it should say.
+        expected: String,
+        /// What it says.
+        found: i32,
+    },
+    /// Columns of another length.
+    #[error("the column {column} has {found} numbers, but the table needs {expected}")]
+    ColumnLength {
+        /// Name of the column.
+        column: &'static str,
+        /// How many there should be.
+        expected: usize,
+        /// How many there are.
+        found: usize,
+    },
+    /// A slot holds something else than what is read.
+    #[error(
+        "in tick {tick}, stage {stage} reads slot {slot} of {buffer} for {work}, which needs {expected} but finds {found}"
+    )]
+    Slot {
+        /// The tick.
+        tick: usize,
+        /// The stage.
+        stage: usize,
+        /// The buffer.
+        buffer: Read,
+        /// The slot.
+        slot: i32,
+        /// What reads it.
+        work: Work,
+        /// What it needs.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+}
+
+meshloom_hlo::debug_is_message!(ScheduleError);
