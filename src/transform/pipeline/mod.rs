@@ -40,7 +40,8 @@ use std::panic::Location;
 pub use options::{PipelineError, PipelineOptions, Schedule, WeightPlan};
 pub use phases::{Phase, Task, WeightUse};
 pub use schedule::{
-    Cell, Columns, Direction, Item, Piece, Placement, Read, Route, ScheduleError, Shape, Slots, Table, Work,
+    Cell, Columns, Cost, Costs, Direction, Item, Piece, Placement, Read, Route, ScheduleError, Shape, Simulated, Slots,
+    Table, Work,
 };
 pub use stage::{LayerPlace, STAGE};
 pub use timeline::{Column, Counts, Scatter, Timeline, WeightWindow};

@@ -2,6 +2,9 @@
 
 use serde::Serialize;
 
+use super::slots::{Assigned, number};
+use super::{Cell, Route, ScheduleError, Shape, Table};
+
 /// Slots of each buffer of a stage. All stages have as many: it is one program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Slots {
@@ -10,10 +13,10 @@ pub struct Slots {
     /// Residuals of an item from its forward pass to its backward pass.
     pub held_b: usize,
     /// Residuals of an item from its forward pass to its last piece of weights; none without
-    /// [`Shape::split`](super::Shape::split).
+    /// [`Shape::split`].
     pub held_w: usize,
     /// What the backward pass of an item leaves for its pieces of weights; none without
-    /// [`Shape::split`](super::Shape::split).
+    /// [`Shape::split`].
     pub between: usize,
 }
 
@@ -24,7 +27,7 @@ pub struct Slots {
 /// 1. F, where `forward` is not 0. It reads `forward_input`, and writes its residuals into `forward_held_b` and
 ///    `forward_held_w`.
 /// 2. The loss of microbatch `leaves_for_loss`, if it is not -1, of the F of stage
-///    [`loss_stage`](super::Shape::loss_stage). The gradient goes into `loss_slot` of that stage's inbox.
+///    [`loss_stage`](Shape::loss_stage). The gradient goes into `loss_slot` of that stage's inbox.
 /// 3. B, where `backward` is not 0. It reads `backward_input` and `backward_held_b`, and writes `backward_between`.
 /// 4. W's, as many as `weights_count`. Each reads `weights_held_w` and `weights_between`.
 /// 5. The permutes: what `sends_right` and `sends_left` say goes to the neighbours, who put it into the slots of their
@@ -51,7 +54,7 @@ pub struct Columns {
     pub forward_input: Vec<Vec<i32>>,
     /// The slot of `held_b` for the residuals.
     pub forward_held_b: Vec<Vec<i32>>,
-    /// The slot of `held_w` for the residuals; -1 without [`Shape::split`](super::Shape::split).
+    /// The slot of `held_w` for the residuals; -1 without [`Shape::split`].
     pub forward_held_w: Vec<Vec<i32>>,
 
     /// 0 for none, else 1 + the chunk.
@@ -63,9 +66,9 @@ pub struct Columns {
     /// The slot of `held_b` with the residuals.
     pub backward_held_b: Vec<Vec<i32>>,
     /// The slot of `held_w` with the residuals, which the W's of the item read too; -1 without
-    /// [`Shape::split`](super::Shape::split).
+    /// [`Shape::split`].
     pub backward_held_w: Vec<Vec<i32>>,
-    /// The slot of `between` for the W's of the item; -1 without [`Shape::split`](super::Shape::split).
+    /// The slot of `between` for the W's of the item; -1 without [`Shape::split`].
     pub backward_between: Vec<Vec<i32>>,
 
     /// How many W's; they are the first entries of the columns below.
@@ -104,4 +107,141 @@ pub struct Columns {
     pub loss_slot: Vec<i32>,
     /// `[tick]`: the microbatch whose gradient leaves B of the first virtual stage; it is on stage 0.
     pub exits: Vec<i32>,
+}
+
+/// What [`Columns::sends_right`] and [`Columns::sends_left`] say of the result of F, and of that of B.
+pub(super) const SENDS_FORWARD: i32 = 1;
+pub(super) const SENDS_BACKWARD: i32 = 2;
+
+impl Columns {
+    /// The columns of a table.
+    ///
+    /// # Errors
+    /// The table does not [verify](Table::verify).
+    pub fn of(table: &Table) -> Result<Columns, ScheduleError> {
+        let times = table.times()?;
+        let shape = &table.shape;
+        let assigned = Assigned::of(shape, &times);
+        let max_weights = table.ticks.iter().flatten().map(|cell| cell.weights.len()).max().unwrap_or(0);
+        let mut columns = Columns::empty(shape, table.ticks.len(), max_weights);
+        columns.slots = assigned.slots;
+        let index = |stage, chunk, microbatch| times.index(shape.virtual_stage(stage, chunk), microbatch);
+        for (tick, row) in table.ticks.iter().enumerate() {
+            for (stage, cell) in row.iter().enumerate() {
+                if let Some(item) = cell.forward {
+                    let at = index(stage, item.chunk, item.microbatch);
+                    columns.forward[tick][stage] = 1 + number(item.chunk);
+                    columns.forward_microbatch[tick][stage] = number(item.microbatch);
+                    columns.forward_input[tick][stage] = assigned.forward_input[at];
+                    columns.forward_held_b[tick][stage] = assigned.held_b[at];
+                    columns.forward_held_w[tick][stage] = assigned.held_w[at];
+                    if shape.virtual_stage(stage, item.chunk) == 0 {
+                        columns.enters[tick] = number(item.microbatch);
+                    }
+                    let route = shape.forward_route(stage, item.chunk);
+                    match route {
+                        Route::Out => {
+                            columns.leaves_for_loss[tick] = number(item.microbatch);
+                            columns.loss_slot[tick] = assigned.backward_input[at];
+                        }
+                        _ => {
+                            let after = times.index(shape.virtual_stage(stage, item.chunk) + 1, item.microbatch);
+                            columns.send(tick, stage, route, SENDS_FORWARD, assigned.forward_input[after]);
+                        }
+                    }
+                }
+                if let Some(item) = cell.backward {
+                    let here = shape.virtual_stage(stage, item.chunk);
+                    let at = times.index(here, item.microbatch);
+                    columns.backward[tick][stage] = 1 + number(item.chunk);
+                    columns.backward_microbatch[tick][stage] = number(item.microbatch);
+                    columns.backward_input[tick][stage] = assigned.backward_input[at];
+                    columns.backward_held_b[tick][stage] = assigned.held_b[at];
+                    columns.backward_held_w[tick][stage] = assigned.held_w[at];
+                    columns.backward_between[tick][stage] = assigned.between[at];
+                    match here.checked_sub(1) {
+                        None => columns.exits[tick] = number(item.microbatch),
+                        Some(before) => {
+                            let slot = assigned.backward_input[times.index(before, item.microbatch)];
+                            let route = shape.backward_route(stage, item.chunk);
+                            columns.send(tick, stage, route, SENDS_BACKWARD, slot);
+                        }
+                    }
+                }
+                columns.put_weights(tick, stage, cell, |chunk, microbatch| {
+                    let at = index(stage, chunk, microbatch);
+                    (assigned.held_w[at], assigned.between[at])
+                });
+            }
+        }
+        Ok(columns)
+    }
+
+    /// Columns in which nothing is done.
+    fn empty(shape: &Shape, ticks: usize, max_weights: usize) -> Columns {
+        let (zeros, none) = (vec![vec![0; shape.stages]; ticks], vec![vec![-1; shape.stages]; ticks]);
+        let entries = |value| vec![vec![value; shape.stages * max_weights]; ticks];
+        Columns {
+            slots: Slots::default(),
+            max_weights,
+            forward: zeros.clone(),
+            forward_microbatch: none.clone(),
+            forward_input: none.clone(),
+            forward_held_b: none.clone(),
+            forward_held_w: none.clone(),
+            backward: zeros.clone(),
+            backward_microbatch: none.clone(),
+            backward_input: none.clone(),
+            backward_held_b: none.clone(),
+            backward_held_w: none.clone(),
+            backward_between: none.clone(),
+            weights_count: zeros.clone(),
+            weights: entries(0),
+            weights_microbatch: entries(-1),
+            weights_piece: entries(-1),
+            weights_held_w: entries(-1),
+            weights_between: entries(-1),
+            sends_right: zeros.clone(),
+            sends_left: zeros,
+            arrives_from_left: none.clone(),
+            arrives_from_right: none.clone(),
+            forward_stays: none.clone(),
+            backward_stays: none,
+            enters: vec![-1; ticks],
+            leaves_for_loss: vec![-1; ticks],
+            loss_slot: vec![-1; ticks],
+            exits: vec![-1; ticks],
+        }
+    }
+
+    /// Notes that a result goes to a slot, on the stage where it is needed.
+    fn send(&mut self, tick: usize, stage: usize, route: Route, what: i32, slot: i32) {
+        let stages = self.forward[tick].len();
+        match route {
+            Route::Right => {
+                self.sends_right[tick][stage] = what;
+                self.arrives_from_left[tick][(stage + 1) % stages] = slot;
+            }
+            Route::Left => {
+                self.sends_left[tick][stage] = what;
+                self.arrives_from_right[tick][(stage + stages - 1) % stages] = slot;
+            }
+            Route::Stays if what == SENDS_FORWARD => self.forward_stays[tick][stage] = slot,
+            Route::Stays => self.backward_stays[tick][stage] = slot,
+            Route::Out => {}
+        }
+    }
+
+    fn put_weights(&mut self, tick: usize, stage: usize, cell: &Cell, slots: impl Fn(usize, usize) -> (i32, i32)) {
+        self.weights_count[tick][stage] = number(cell.weights.len());
+        for (entry, piece) in cell.weights.iter().enumerate() {
+            let at = stage * self.max_weights + entry;
+            let (held_w, between) = slots(piece.item.chunk, piece.item.microbatch);
+            self.weights[tick][at] = 1 + number(piece.item.chunk);
+            self.weights_microbatch[tick][at] = number(piece.item.microbatch);
+            self.weights_piece[tick][at] = number(piece.piece);
+            self.weights_held_w[tick][at] = held_w;
+            self.weights_between[tick][at] = between;
+        }
+    }
 }

@@ -21,9 +21,20 @@
 
 mod columns;
 mod error;
+mod greedy;
+mod orders;
+mod picture;
+mod replay;
+mod search;
+mod simulate;
+mod slots;
+#[cfg(test)]
+mod tests;
+mod verify;
 
 pub use columns::{Columns, Slots};
 pub use error::{Direction, Read, ScheduleError};
+pub use simulate::{Cost, Costs, Simulated};
 
 use std::fmt;
 
@@ -148,7 +159,7 @@ impl Cell {
 }
 
 /// More entries than any table needs, and few enough for the numbers of [`Columns`].
-const MOST_ENTRIES: usize = 1 << 24;
+const MOST_ENTRIES: usize = 1 << 22;
 
 impl Shape {
     /// A shape of one chunk per stage, with a backward pass in one part.

@@ -1,0 +1,174 @@
+//! Tables by search: over the parameters of the `greedy` rule, and the published tables.
+
+use super::greedy::{Bounds, EPSILON, Made, Mode, Prefer, Rule, greedy};
+use super::orders::{check, published};
+use super::simulate::cell_cost;
+use super::{Cost, Costs, Placement, ScheduleError, Shape, Table};
+
+impl Table {
+    /// Interleaved stages: several chunks, the backward pass in one part. Up to one forward pass and one backward pass
+    /// are in each tick, so the time is near (M + (S - 1) / v) (f + b + w), and a stage holds about S (1 + 1 / v)
+    /// microbatches. The number of microbatches need not be a multiple of the stages.
+    ///
+    /// # Errors
+    /// There are fewer microbatches than stages, a number is 0 or too large, or the costs are for another shape.
+    pub fn interleaved(
+        stages: usize,
+        microbatches: usize,
+        chunks: usize,
+        costs: &Costs,
+    ) -> Result<Table, ScheduleError> {
+        let shape = Shape { chunks, ..Shape::new(stages, microbatches) };
+        let cap = stages as f64 * (1.0 + 1.0 / chunks.max(1) as f64) + 1.0;
+        Table::searched(&[shape], costs, cap)
+    }
+
+    /// Zero bubble with one chunk, in which a stage holds S microbatches at most: ZB-H1, or what a search finds that is
+    /// better with these costs.
+    ///
+    /// # Errors
+    /// There are fewer microbatches than stages, a number is 0 or too large, or the costs are for another shape.
+    pub fn zb_h1(stages: usize, microbatches: usize, pieces: usize, costs: &Costs) -> Result<Table, ScheduleError> {
+        let shape = Shape { split: true, pieces, ..Shape::new(stages, microbatches) };
+        Table::searched(&[shape], costs, stages as f64)
+    }
+
+    /// Zero bubble with two chunks in the form of a V, in which a stage holds S microbatches at most: ZB-V, or what a
+    /// search finds that is better with these costs.
+    ///
+    /// # Errors
+    /// There are fewer microbatches than stages, a number is 0 or too large, or the costs are for another shape.
+    pub fn zb_v(stages: usize, microbatches: usize, pieces: usize, costs: &Costs) -> Result<Table, ScheduleError> {
+        let shape = Shape::new(stages, microbatches);
+        let shape = Shape { chunks: 2, placement: Placement::Vee, split: true, pieces, ..shape };
+        Table::searched(&[shape], costs, stages as f64)
+    }
+
+    /// The best table for so many chunks over both placements, with the backward pass in one part or, if `split` allows,
+    /// in two. See [`Table::searched`].
+    ///
+    /// # Errors
+    /// As [`Table::searched`]. The placement of `shape` means nothing.
+    pub fn auto(shape: &Shape, costs: &Costs, cap: f64) -> Result<Table, ScheduleError> {
+        let placements: &[Placement] =
+            if shape.chunks == 2 { &[Placement::Loop, Placement::Vee] } else { &[Placement::Loop] };
+        let splits: &[bool] = if shape.split { &[false, true] } else { &[false] };
+        let shapes: Vec<Shape> = placements
+            .iter()
+            .flat_map(|&placement| splits.iter().map(move |&split| Shape { placement, split, ..*shape }))
+            .collect();
+        Table::searched(&shapes, costs, cap)
+    }
+
+    /// The table of one of these shapes that takes the least time in lock step; of several such tables, the one that
+    /// holds least. No stage holds more microbatches than `cap` at once, as
+    /// [`Simulated::peak_memory`](super::Simulated::peak_memory) counts them. The search goes over a small family of
+    /// rules, so there can be better tables.
+    ///
+    /// # Errors
+    /// There are fewer microbatches than stages, a number is 0 or too large, the costs are for another shape, or no
+    /// table was found that keeps the cap.
+    pub fn searched(shapes: &[Shape], costs: &Costs, cap: f64) -> Result<Table, ScheduleError> {
+        if cap.is_nan() {
+            return Err(ScheduleError::Cap { cap });
+        }
+        let mut best: Option<Made> = None;
+        for shape in shapes {
+            check(shape)?;
+            let costs = costs.resolve(shape)?;
+            search(shape, &costs, cap, &mut best);
+        }
+        match best {
+            Some(made) => {
+                made.table.verify()?;
+                Ok(made.table)
+            }
+            // With one microbatch under way a stage holds one, in all its chunks.
+            None => Err(ScheduleError::NoTable { cap, least: 1.0 }),
+        }
+    }
+}
+
+/// Looks for a better table than `best`.
+fn search(shape: &Shape, costs: &[Cost], cap: f64, best: &mut Option<Made>) {
+    // Items that a stage may hold; a float that is too large becomes the largest number.
+    let held = (cap * shape.chunks as f64 + EPSILON).floor() as usize;
+    for table in published(shape, costs) {
+        let made = measured(table, costs);
+        if made.held <= held && better(&made, best) {
+            *best = Some(made);
+        }
+    }
+    for rule in rules(shape) {
+        let time = best.as_ref().map_or(f64::INFINITY, |best| best.time);
+        let Some(made) = greedy(shape, costs, &rule, Bounds { time, held }) else { continue };
+        if better(&made, best) {
+            *best = Some(made);
+        }
+    }
+}
+
+fn measured(table: Table, costs: &[Cost]) -> Made {
+    let longest = |row: &Vec<super::Cell>| {
+        let cells = row.iter().enumerate();
+        cells.map(|(stage, cell)| cell_cost(&table.shape, costs, stage, cell)).fold(0.0, f64::max)
+    };
+    let time = table.ticks.iter().map(longest).sum();
+    let most = super::simulate::memory(&table).into_iter().flatten().fold(0.0, f64::max);
+    let held = (most * table.shape.chunks as f64).round() as usize;
+    Made { table, time, held }
+}
+
+/// Whether a table is better than the best so far: faster, or as fast and holds less.
+fn better(made: &Made, best: &Option<Made>) -> bool {
+    best.as_ref().is_none_or(|best| {
+        // Of tables of different shapes, items are of different size.
+        let held = |made: &Made| made.held as f64 / made.table.shape.chunks as f64;
+        made.time < best.time - EPSILON || made.time <= best.time + EPSILON && held(made) < held(best) - EPSILON
+    })
+}
+
+/// The rules to try, those that often are best first.
+fn rules(shape: &Shape) -> Vec<Rule> {
+    let stages = shape.stages;
+    let mut in_flight: Vec<usize> = if stages <= 8 {
+        ((stages / 2).max(1)..=2 * stages).collect()
+    } else {
+        [2, 1]
+            .iter()
+            .map(|less| stages - less)
+            .chain([0, 1, 2, stages / 4, stages / 2, stages].map(|more| stages + more))
+            .collect()
+    };
+    // With one under way there is a table under any cap that allows one.
+    in_flight.push(1);
+    in_flight.retain(|count| *count <= shape.microbatches.max(1));
+    in_flight.push(shape.microbatches.min(2 * stages));
+    in_flight.sort_unstable();
+    in_flight.dedup();
+    let mut waiting = match (shape.split, stages <= 8) {
+        (false, _) => vec![0],
+        (true, true) => vec![0, 1, 2, 4, stages, 2 * stages],
+        (true, false) => vec![0, 1, stages, 2 * stages],
+    };
+    waiting.sort_unstable();
+    waiting.dedup();
+    let slopes: &[usize] = if shape.chunks == 1 { &[0, 1, 2] } else { &[0] };
+    let deeps: &[bool] = if shape.chunks == 1 { &[true] } else { &[true, false] };
+    let mut modes = vec![Mode::Both(Prefer::Backward), Mode::One(Prefer::Backward)];
+    if shape.placement == Placement::Vee {
+        modes.extend([Mode::Both(Prefer::Forward), Mode::Both(Prefer::Alternate)]);
+    }
+    modes.extend([Mode::One(Prefer::Alternate), Mode::One(Prefer::Forward)]);
+    let mut rules = vec![];
+    for mode in modes {
+        for &in_flight in &in_flight {
+            for &waiting in &waiting {
+                for &slope in slopes {
+                    rules.extend(deeps.iter().map(|&deep| Rule { mode, in_flight, slope, waiting, deep }));
+                }
+            }
+        }
+    }
+    rules
+}
