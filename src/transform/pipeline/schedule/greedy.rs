@@ -11,7 +11,11 @@ pub(super) enum Mode {
     /// One pass.
     One(Prefer),
     /// A forward pass and a backward pass. Where both would go the same way, the preferred one.
-    Both(Prefer),
+    Both {
+        prefer: Prefer,
+        /// Whether the backward pass of the last virtual stage follows in the tick of its forward pass.
+        at_once: bool,
+    },
 }
 
 /// Which pass a stage takes if it could do both.
@@ -44,6 +48,8 @@ pub(super) struct Rule {
     pub waiting: usize,
     /// Whether a forward pass of a later chunk goes first.
     pub deep: bool,
+    /// Whether all pieces of an item are done before those of another. Otherwise chunks take turns.
+    pub whole: bool,
 }
 
 /// Where to give up: no better table can come of it.
@@ -121,7 +127,7 @@ pub(super) fn greedy(shape: &Shape, costs: &[Cost], rule: &Rule, bounds: Bounds)
             return None;
         }
     }
-    let rest = shape.split.then(|| state.rest()).flatten();
+    let rest = shape.split.then(|| state.rest(rule)).flatten();
     if let Some((row, lasts)) = rest {
         time += lasts;
         ticks.push(row);
@@ -178,9 +184,8 @@ impl<'a> State<'a> {
         Some((chunk, microbatch))
     }
 
-    /// The microbatch whose backward pass a chunk can do in a tick, and whether that needs its forward pass in the same
-    /// tick.
-    fn next_backward(&self, tick: usize, stage: usize, chunk: usize, forward: Pass) -> Pass {
+    /// The microbatch whose backward pass a chunk can do in a tick, if the forward pass `now` is done in it too.
+    fn next_backward(&self, tick: usize, stage: usize, chunk: usize, now: Pass) -> Pass {
         let here = self.shape.virtual_stage(stage, chunk);
         let at = stage * self.shape.chunks + chunk;
         let microbatch = self.backwards[at];
@@ -188,7 +193,7 @@ impl<'a> State<'a> {
             return None;
         }
         let there = if here + 1 == self.shape.virtual_stages() {
-            forward == Some((chunk, microbatch)) || (self.forward_at[self.at(here, microbatch)] as usize) < tick
+            now == Some((chunk, microbatch)) || (self.forward_at[self.at(here, microbatch)] as usize) < tick
         } else {
             (self.backward_at[self.at(here + 1, microbatch)] as usize) < tick
         };
@@ -197,8 +202,9 @@ impl<'a> State<'a> {
 
     /// The oldest backward pass that does not collide with a forward pass; of the same age, of the first chunk that is
     /// last.
-    fn oldest_backward(&self, tick: usize, stage: usize, forward: Pass) -> Pass {
-        let candidates = (0..self.shape.chunks).filter_map(|chunk| self.next_backward(tick, stage, chunk, forward));
+    fn oldest_backward(&self, tick: usize, stage: usize, forward: Pass, at_once: bool) -> Pass {
+        let now = if at_once { forward } else { None };
+        let candidates = (0..self.shape.chunks).filter_map(|chunk| self.next_backward(tick, stage, chunk, now));
         let free = candidates
             .filter(|(chunk, _)| forward.is_none_or(|(forward, _)| !self.shape.collide(stage, forward, *chunk)));
         free.min_by_key(|&(chunk, microbatch)| (microbatch, std::cmp::Reverse(chunk)))
@@ -211,21 +217,21 @@ impl<'a> State<'a> {
         let mut forwards = (0..chunks).filter_map(|index| self.next_forward(tick, stage, in_order(index), rule));
         match rule.mode {
             Mode::One(prefer) => {
-                let (forward, backward) = (forwards.next(), self.oldest_backward(tick, stage, None));
+                let (forward, backward) = (forwards.next(), self.oldest_backward(tick, stage, None, false));
                 match (forward, backward) {
                     (Some(_), Some(_)) if prefer.backward(tick, stage) => (None, backward),
                     (Some(_), Some(_)) => (forward, None),
                     alone => alone,
                 }
             }
-            Mode::Both(prefer) => {
+            Mode::Both { prefer, at_once } => {
                 let first = forwards.next();
-                let alone = self.oldest_backward(tick, stage, None);
+                let alone = self.oldest_backward(tick, stage, None, false);
                 let Some(forward) = first else { return (None, alone) };
                 // The oldest backward pass with any forward pass that goes another way, before any other of them.
                 let mut best: Option<((usize, usize), (usize, usize))> = None;
                 for candidate in std::iter::once(forward).chain(forwards) {
-                    let Some(backward) = self.oldest_backward(tick, stage, Some(candidate)) else { continue };
+                    let Some(backward) = self.oldest_backward(tick, stage, Some(candidate), at_once) else { continue };
                     let older = best.is_none_or(|(_, (chunk, microbatch))| {
                         (backward.1, std::cmp::Reverse(backward.0)) < (microbatch, std::cmp::Reverse(chunk))
                     });
@@ -271,9 +277,12 @@ impl<'a> State<'a> {
     }
 
     /// The chunk of a stage whose next piece is the oldest, and the time of that piece.
-    fn next_piece(&self, stage: usize) -> Option<(usize, f64)> {
+    fn next_piece(&self, stage: usize, rule: &Rule) -> Option<(usize, f64)> {
         let waiting = self.chunks_of(stage).filter(|at| self.weights[*at] < self.pieces * self.backwards[*at]);
-        let oldest = waiting.min_by_key(|at| self.weights[*at])?;
+        let oldest = waiting.min_by_key(|at| {
+            let done = self.weights[*at];
+            if rule.whole { (done / self.pieces, self.pieces - done % self.pieces) } else { (done, 0) }
+        })?;
         let chunk = oldest - stage * self.shape.chunks;
         let cost = self.costs[self.shape.virtual_stage(stage, chunk)].weights / self.pieces as f64;
         Some((chunk, cost))
@@ -301,21 +310,21 @@ impl<'a> State<'a> {
             let too_many = self.pending(stage).saturating_sub(rule.waiting * self.pieces);
             let busy = cell.forward.is_some() || cell.backward.is_some();
             let forced = match rule.mode {
-                Mode::Both(_) => too_many,
+                Mode::Both { .. } => too_many,
                 // A pass of its own tick.
                 Mode::One(_) => usize::from(too_many > 0 && !busy),
             };
             // If no stage has a pass, weights are all there is to do.
             let forced = if idle { forced.max(1) } else { forced };
             for _ in 0..forced {
-                let Some((chunk, cost)) = self.next_piece(stage) else { break };
+                let Some((chunk, cost)) = self.next_piece(stage, rule) else { break };
                 self.do_piece(stage, chunk, cell);
                 *lasts += cost;
             }
         }
         let longest = lasts.iter().copied().fold(0.0, f64::max);
         for (stage, (cell, lasts)) in row.iter_mut().zip(lasts.iter_mut()).enumerate() {
-            while let Some((chunk, cost)) = self.next_piece(stage) {
+            while let Some((chunk, cost)) = self.next_piece(stage, rule) {
                 if *lasts + cost > longest + EPSILON {
                     break;
                 }
@@ -326,12 +335,12 @@ impl<'a> State<'a> {
     }
 
     /// The pieces that are left after the last pass, all in one tick, and its time.
-    fn rest(&mut self) -> Option<(Vec<Cell>, f64)> {
+    fn rest(&mut self, rule: &Rule) -> Option<(Vec<Cell>, f64)> {
         let mut row = vec![Cell::default(); self.shape.stages];
         let mut longest = 0.0;
         for (stage, cell) in row.iter_mut().enumerate() {
             let mut lasts = 0.0;
-            while let Some((chunk, cost)) = self.next_piece(stage) {
+            while let Some((chunk, cost)) = self.next_piece(stage, rule) {
                 self.do_piece(stage, chunk, cell);
                 lasts += cost;
             }

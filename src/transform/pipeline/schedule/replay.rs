@@ -204,7 +204,12 @@ impl<'a> Machine<'a> {
             at.expect("forward", cell.forward.map(|item| item.chunk), 1, columns.forward[tick][stage])?;
             let microbatch = cell.forward.map(|item| item.microbatch);
             at.expect("forward_microbatch", microbatch, 0, columns.forward_microbatch[tick][stage])?;
-            let Some(item) = cell.forward else { continue };
+            let Some(item) = cell.forward else {
+                at.expect("forward_input", None, 0, columns.forward_input[tick][stage])?;
+                at.expect("forward_held_b", None, 0, columns.forward_held_b[tick][stage])?;
+                at.expect("forward_held_w", None, 0, columns.forward_held_w[tick][stage])?;
+                continue;
+            };
             results[stage].0 = self.forward(at, item)?;
             let here = self.shape.virtual_stage(stage, item.chunk);
             enters = if here == 0 { Some(item.microbatch) } else { enters };
@@ -230,6 +235,11 @@ impl<'a> Machine<'a> {
                 results[stage].1 = self.backward(at, item)?;
                 let here = self.shape.virtual_stage(stage, item.chunk);
                 exits = if here == 0 { Some(item.microbatch) } else { exits };
+            } else {
+                at.expect("backward_input", None, 0, columns.backward_input[tick][stage])?;
+                at.expect("backward_held_b", None, 0, columns.backward_held_b[tick][stage])?;
+                at.expect("backward_held_w", None, 0, columns.backward_held_w[tick][stage])?;
+                at.expect("backward_between", None, 0, columns.backward_between[tick][stage])?;
             }
             self.weights(at, &cell.weights)?;
         }

@@ -119,13 +119,18 @@ fn measured(table: Table, costs: &[Cost]) -> Made {
     Made { table, time, held }
 }
 
-/// Whether a table is better than the best so far: faster, or as fast and holds less.
+/// Whether a table is better than the best so far: faster, or as fast and holds less, or both the same in fewer ticks.
 fn better(made: &Made, best: &Option<Made>) -> bool {
-    best.as_ref().is_none_or(|best| {
-        // Of tables of different shapes, items are of different size.
-        let held = |made: &Made| made.held as f64 / made.table.shape.chunks as f64;
-        made.time < best.time - EPSILON || made.time <= best.time + EPSILON && held(made) < held(best) - EPSILON
-    })
+    let Some(best) = best else { return true };
+    // Of tables of different shapes, items are of different size.
+    let held = |made: &Made| made.held as f64 / made.table.shape.chunks as f64;
+    let ticks = |made: &Made| made.table.ticks.len() as f64;
+    for (new, old) in [(made.time, best.time), (held(made), held(best)), (ticks(made), ticks(best))] {
+        if (new - old).abs() > EPSILON {
+            return new < old;
+        }
+    }
+    false
 }
 
 /// The rules to try, those that often are best first.
@@ -155,17 +160,23 @@ fn rules(shape: &Shape) -> Vec<Rule> {
     waiting.dedup();
     let slopes: &[usize] = if shape.chunks == 1 { &[0, 1, 2] } else { &[0] };
     let deeps: &[bool] = if shape.chunks == 1 { &[true] } else { &[true, false] };
-    let mut modes = vec![Mode::Both(Prefer::Backward), Mode::One(Prefer::Backward)];
+    let both = |prefer| [true, false].map(|at_once| Mode::Both { prefer, at_once });
+    let mut modes = both(Prefer::Backward).to_vec();
+    modes.push(Mode::One(Prefer::Backward));
     if shape.placement == Placement::Vee {
-        modes.extend([Mode::Both(Prefer::Forward), Mode::Both(Prefer::Alternate)]);
+        modes.extend([Prefer::Forward, Prefer::Alternate].into_iter().flat_map(both));
     }
     modes.extend([Mode::One(Prefer::Alternate), Mode::One(Prefer::Forward)]);
+    let wholes: &[bool] = if shape.chunks > 1 && shape.weight_pieces() > 1 { &[true, false] } else { &[true] };
     let mut rules = vec![];
     for mode in modes {
         for &in_flight in &in_flight {
             for &waiting in &waiting {
                 for &slope in slopes {
-                    rules.extend(deeps.iter().map(|&deep| Rule { mode, in_flight, slope, waiting, deep }));
+                    for &deep in deeps {
+                        let rule = |&whole| Rule { mode, in_flight, slope, waiting, deep, whole };
+                        rules.extend(wholes.iter().map(rule));
+                    }
                 }
             }
         }
