@@ -34,9 +34,10 @@ pub struct Slots {
 ///    inboxes that `arrives_from_left` and `arrives_from_right` say. What stays is put into `forward_stays` and
 ///    `backward_stays`.
 ///
-/// A slot that B or W has read is not written in the same tick again, so they can read buffers as they were when the
-/// tick began, but for what F or B of the same item wrote in the tick. A slot of the inbox that has been read can be
-/// written later in the tick: by the loss if F read it, by the permutes in any case.
+/// A slot of another buffer than the inbox is not written in a tick in which another item reads it. So F, B and W can
+/// read buffers as they were when the tick began, but for what F or B of the same item wrote in the tick. A slot of the
+/// inbox that has been read can be written later in the tick: by the loss if F read it, by the permutes in any case. B
+/// can read what the loss wrote in the tick.
 ///
 /// Columns with stages are `[tick][stage]`. -1 is nothing, unless a column says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

@@ -103,6 +103,23 @@ pub struct Cell {
 }
 
 /// What each stage does in each tick.
+///
+/// ```
+/// use meshloom::transform::pipeline::{Columns, Costs, ScheduleError, Table};
+///
+/// # fn main() -> Result<(), ScheduleError> {
+/// // Four stages and eight microbatches, with F, B and W of one time. W is in one piece.
+/// let costs = Costs::even(1.0, 1.0, 1.0);
+/// let table = Table::zb_v(4, 8, 1, &costs)?;
+/// println!("{table}");
+/// let simulated = table.simulate(&costs)?;
+/// assert!(simulated.bubble_lockstep < 0.06 && simulated.peak() <= 4.0);
+/// // What a program that runs the table reads.
+/// let columns = Columns::of(&table)?;
+/// columns.replay(&table)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Table {
     /// What the table is for.

@@ -323,7 +323,7 @@ impl<'a> Machine<'a> {
             SENDS_BACKWARD => Ok(Some(results[stage].1)),
             _ => Err(At { tick, stage }.wrong(column, "0, 1 or 2".to_owned(), number)),
         };
-        for stage in 0..stages {
+        for (stage, result) in results.iter().enumerate() {
             let (left, right) = ((stage + stages - 1) % stages, (stage + 1) % stages);
             let at = At { tick, stage };
             let cell = &table.ticks[tick][stage];
@@ -341,8 +341,8 @@ impl<'a> Machine<'a> {
                     columns.arrives_from_right[tick][stage],
                     sent("sends_left", right, columns.sends_left[tick][right])?,
                 ),
-                ("forward_stays", columns.forward_stays[tick][stage], forward_stays.then_some(results[stage].0)),
-                ("backward_stays", columns.backward_stays[tick][stage], backward_stays.then_some(results[stage].1)),
+                ("forward_stays", columns.forward_stays[tick][stage], forward_stays.then_some(result.0)),
+                ("backward_stays", columns.backward_stays[tick][stage], backward_stays.then_some(result.1)),
             ];
             for (column, slot, value) in arrivals {
                 match value {

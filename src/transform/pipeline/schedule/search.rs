@@ -63,7 +63,8 @@ impl Table {
     /// The table of one of these shapes that takes the least time in lock step; of several such tables, the one that
     /// holds least. No stage holds more microbatches than `cap` at once, as
     /// [`Simulated::peak_memory`](super::Simulated::peak_memory) counts them. The search goes over a small family of
-    /// rules, so there can be better tables.
+    /// rules, so there can be better tables. Whether an item waits for B or for W does not matter to `cap`; where one
+    /// takes more than the other, compare [`Columns::slots`](super::Columns::slots).
     ///
     /// # Errors
     /// There are fewer microbatches than stages, a number is 0 or too large, the costs are for another shape, or no

@@ -244,7 +244,8 @@ fn errors_say_what_is_wrong() {
         edit(&mut table);
         table.verify().unwrap_err().to_string()
     };
-    let cases: [(&dyn Fn(&mut Table), &str); 7] = [
+    type Edit<'a> = &'a dyn Fn(&mut Table);
+    let cases: [(Edit, &str); 7] = [
         (
             &|table| table.ticks[0][1].forward = Some(item(0, 0)),
             "stage 1 does F of microbatch 0 in chunk 0 in tick 1, but has done it in tick 0",
