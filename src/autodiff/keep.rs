@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use crate::ir::{
     Graph, GraphBuilder, Memo, Name, Node, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap, Values,
 };
-use crate::ops::{Call, Executions, Memory, MoveTo, Op, RematPolicy};
+use crate::ops::{Call, Memory, MoveTo, Op, RematPolicy};
 
 /// Which values of a graph are kept. The slots are its own values, then those of nodes with regions, in node order.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ fn looked_into(op: &Op) -> SmallVec<[&Arc<Graph>; 2]> {
         // What runs under differentiation is the forward rule.
         Op::CustomVjp(op) => SmallVec::from_slice(&[&op.forward]),
         // There is no room for what a loop would keep of which nobody knows how often it runs.
-        op if op.executions(0) == Executions::Unknown => SmallVec::new(),
+        op if op.executions(0).is_open() => SmallVec::new(),
         op => op.regions().collect(),
     }
 }

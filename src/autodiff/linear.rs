@@ -13,7 +13,7 @@ use super::activity::{activity, demand, region_activity};
 use super::context::VjpContext;
 use super::tape::Tape;
 use crate::ir::{Graph, GraphBuilder, NodeRef, OpError, PortInfo, TensorType, TypeError, Value, Values};
-use crate::ops::{Analysis, CustomVjp, Executions, Op, Primitive, ValueFacts};
+use crate::ops::{Analysis, CustomVjp, Op, Primitive, ValueFacts};
 
 /// Pushes the transpose of `graph` with respect to the inputs that have no operand: from one cotangent for each output
 /// (`None` for zero) to one for each input.
@@ -214,7 +214,7 @@ impl Analysis for Fact {
     }
 
     fn looks_into(&self, op: &Op) -> bool {
-        op.executions(0) != Executions::Unknown
+        !op.executions(0).is_open()
     }
 
     fn transfer(&self, op: &Op, operands: &[bool], result_count: usize) -> ValueFacts<bool> {

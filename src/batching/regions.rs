@@ -131,7 +131,12 @@ fn batch_while(builder: &mut GraphBuilder, op: &While, operands: &[Batched], map
             *argument = aligned(builder, operands[index], mapping.axis.size)?;
         }
     }
-    push(builder, While { condition, body, invariant_count: op.invariant_count }, &arguments, carries)
+    push(
+        builder,
+        While { condition, body, invariant_count: op.invariant_count, at_most: op.at_most },
+        &arguments,
+        carries,
+    )
 }
 
 /// Whether a condition over a batch holds for any example.

@@ -7,6 +7,7 @@ use super::layout::{Rows, STREAM};
 use super::stack::{LayerRun, Run, RunForm};
 use super::{DecoderConfig, Layers};
 use crate::ir::DType;
+use crate::ops::KeyExchange;
 use crate::trace::{MapTree, Tensor, VmapOptions, arange, checkpoint, fail_internal, scan, scope, vmap_with};
 use crate::transform::pipeline::{PipelineOptions, STAGE};
 
@@ -32,6 +33,11 @@ pub(super) struct ReadOfRows {
 impl ReadOfRows {
     pub(super) fn inputs(&self) -> RowInputs<'_> {
         RowInputs { angles: &self.angles, tokens: self.tokens }
+    }
+
+    /// The same, with keys that are gathered.
+    pub(super) fn gathering_keys(self) -> ReadOfRows {
+        ReadOfRows { tokens: self.tokens.with_exchange(KeyExchange::Gather), ..self }
     }
 }
 

@@ -14,7 +14,7 @@ use super::{Batch, Decoder, DecoderConfig, Dropout, Layers};
 use crate::ir::DType;
 use crate::trace::{MapTree, Param, Tensor, Tree, fail_internal, scope};
 use crate::transform::pipeline::{
-    LayerPlace, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, pipeline, pipeline_with_loss,
+    LayerPlace, PipelineInput, PipelineLoss, PipelineOptions, StackedWeights, pipeline, pipeline_with_loss,
 };
 
 impl DecoderConfig {
@@ -46,7 +46,7 @@ impl DecoderConfig {
         dropout: Option<Dropout>,
     ) -> Option<Tensor> {
         let options = self.pipeline.as_ref()?;
-        if options.schedule != Schedule::OneForwardOneBackward {
+        if !options.schedule.branches() {
             return None;
         }
         let runs = self.runs();
@@ -154,7 +154,11 @@ impl DecoderConfig {
         place: LayerPlace,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
-        let read = self.read_of_rows(rows, &run.cycle, dropout);
+        let mut read = self.read_of_rows(rows, &run.cycle, dropout);
+        if self.pipeline.as_ref().is_some_and(|options| options.schedule.branches()) {
+            // A ring passes keys on by permutes, for which not all devices are there in a branch.
+            read = read.gathering_keys();
+        }
         let length = run.cycle.len();
         let first = if length == 1 { place.layer } else { place.layer * length as f64 };
         let layers = layers.0.first().map_or(&[][..], |run| &run.layers);

@@ -53,10 +53,19 @@ pub enum Executions {
     AtMostOnce,
     /// So many times, one after the other.
     Times(usize),
+    /// At most so many times, maybe none, one after the other.
+    AtMost(usize),
     /// Any number of times, maybe none, one after the other.
     Unknown,
     /// Never: differentiation puts it in the place of the op.
     InDerivative,
+}
+
+impl Executions {
+    /// Whether it is decided while the program runs how often, so that nothing can be kept of each time.
+    pub fn is_open(self) -> bool {
+        matches!(self, Executions::AtMost(_) | Executions::Unknown)
+    }
 }
 
 /// An input or output of a region.
@@ -168,7 +177,11 @@ impl Op {
     pub(crate) fn trip_count(&self) -> Option<usize> {
         match self.executions(0) {
             Executions::Times(count) => Some(count),
-            Executions::Once | Executions::AtMostOnce | Executions::Unknown | Executions::InDerivative => None,
+            Executions::Once
+            | Executions::AtMostOnce
+            | Executions::AtMost(_)
+            | Executions::Unknown
+            | Executions::InDerivative => None,
         }
     }
 
@@ -311,10 +324,14 @@ mod tests {
             invariant_count: 1,
             carry_count: 2,
             reverse: false,
+            parallel: false,
             unroll: 1,
         };
         check(scan, &[matrix.clone(), row.clone(), count, tensor(&[5, 3])]);
         let looped = [matrix, flag, row];
-        check(While { condition: body(&looped, &[1]), body: body(&looped, &[1, 2]), invariant_count: 1 }, &looped);
+        check(
+            While { condition: body(&looped, &[1]), body: body(&looped, &[1, 2]), invariant_count: 1, at_most: 0 },
+            &looped,
+        );
     }
 }

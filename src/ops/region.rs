@@ -99,6 +99,10 @@ pub struct Scan {
     pub carry_count: usize,
     /// Whether iterations run from the last slice to the first.
     pub reverse: bool,
+    /// Whether iterations have nothing to do with each other: there are no carries, and devices may run them side by
+    /// side. Then the leading dimension may be split; a branch in the body is taken by each iteration for itself, so
+    /// devices branch by their place along the mesh axes that split it.
+    pub parallel: bool,
     /// How many iterations one round of the emitted loop runs: at least 1, which is a plain loop; from `length` on
     /// there is no loop left. [`passes::unroll`](crate::passes::unroll) sees to it after everything else, so that
     /// differentiation meets the rolled loop. The loops that come of this one inherit it.
@@ -110,10 +114,15 @@ crate::ir::op_text!(Scan = "scan" {
     invariant_count: optional("invariants", 0),
     carry_count: optional("carries", 0),
     reverse: flag("reverse"),
+    parallel: flag("parallel"),
     unroll: optional("unroll", 1),
     body: body,
 });
-compare_by_identity!(Scan, bodies: [body], attributes: [length, invariant_count, carry_count, reverse, unroll]);
+compare_by_identity!(
+    Scan,
+    bodies: [body],
+    attributes: [length, invariant_count, carry_count, reverse, parallel, unroll]
+);
 
 /// A loop that runs as long as a condition holds, which is asked before each iteration.
 ///
@@ -130,10 +139,17 @@ pub struct While {
     pub body: Arc<Graph>,
     /// Number of leading operands that are the same in every iteration.
     pub invariant_count: usize,
+    /// How often the body runs at most; 0 if that is not known. Whoever builds the loop answers for it.
+    pub at_most: usize,
 }
 
-crate::ir::op_text!(While = "while" { invariant_count: optional("invariants", 0), condition: body, body: body });
-compare_by_identity!(While, bodies: [condition, body], attributes: [invariant_count]);
+crate::ir::op_text!(While = "while" {
+    invariant_count: optional("invariants", 0),
+    at_most: optional("at-most", 0),
+    condition: body,
+    body: body,
+});
+compare_by_identity!(While, bodies: [condition, body], attributes: [invariant_count, at_most]);
 
 /// Runs one of several branches.
 ///
@@ -265,6 +281,11 @@ impl RegionOp for Scan {
             self.length
         );
         refuse_if!(self.unroll == 0, "the unroll factor must be at least 1, found 0");
+        refuse_if!(
+            self.parallel && self.carry_count > 0,
+            "iterations that run side by side carry nothing, found {} carries",
+            self.carry_count
+        );
         for (index, (operand, input)) in operands.iter().zip(body.input_types()).enumerate() {
             expect_dtype(index, operand, input.dtype)?;
             if index < stacked_start {
@@ -332,7 +353,7 @@ impl RegionOp for While {
     }
 
     fn executions(&self, _region: usize) -> Executions {
-        Executions::Unknown
+        if self.at_most == 0 { Executions::Unknown } else { Executions::AtMost(self.at_most) }
     }
 
     fn with_operands(&self, kept: &[bool]) -> Op {

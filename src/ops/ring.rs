@@ -96,6 +96,7 @@ impl<R: Rounds> Ring<'_, R> {
             invariant_count: staying.len(),
             carry_count: carries.len(),
             reverse: false,
+            parallel: false,
             unroll: 1,
         };
         let results = builder.push(scan, &[staying, &carries].concat())?;

@@ -1,6 +1,6 @@
 //! What keeps a graph from being partitioned.
 
-use super::Fallback;
+use super::{Fallback, Stray};
 use crate::ir::{InternalError, OpError, SpecError};
 use crate::sharding::ShardingError;
 
@@ -23,6 +23,12 @@ pub enum PartitionError {
         fallbacks: Vec<Fallback>,
         /// What messages call the setting that allows it.
         setting: &'static str,
+    },
+    /// Devices branch by their place, and something they exchange needs those of several branches.
+    #[error("{stray}")]
+    Stray {
+        /// The exchange.
+        stray: Box<Stray>,
     },
     /// meshloom's fault.
     #[error(transparent)]

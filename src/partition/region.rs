@@ -1,18 +1,19 @@
 //! Ops with regions: bodies become bodies of local shapes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::walk::{Version, Walk};
 use super::{PartitionError, shared, without};
 use crate::ir::{Axes, Graph, GraphBuilder, InternalError, NodeRef, PortInfo, Spec, TensorType, Value};
 use crate::ops::{Call, Cond, RegionKind, Scan, While};
-use crate::sharding::Shardings;
+use crate::sharding::{Shardings, parallel_axes};
 
 /// A partitioned body, and what came out of it before it was brought into the specs demanded.
-struct Body {
-    graph: Graph,
+pub(super) struct Body {
+    pub(super) graph: Graph,
     /// The specs of its outputs.
-    outputs: Vec<Spec>,
+    pub(super) outputs: Vec<Spec>,
     /// Whether each input was used as it came: never brought into another state of summation.
     untouched: Vec<bool>,
 }
@@ -20,7 +21,10 @@ struct Body {
 impl<'a> Walk<'a, '_> {
     pub(super) fn region(&mut self, node: NodeRef<'_>, op: RegionKind<'_>) -> Result<(), PartitionError> {
         match op {
-            RegionKind::Scan(scan) => self.scan(node, scan),
+            RegionKind::Scan(scan) => match parallel_axes(scan, node, |value| self.shardings.spec(value)) {
+                along if along.is_empty() => self.scan(node, scan),
+                along => self.parallel_scan(node, scan, &along),
+            },
             RegionKind::Call(call) => self.call(node, call),
             RegionKind::Cond(cond) => self.cond(node, cond),
             RegionKind::While(op) => self.while_loop(node, op),
@@ -29,7 +33,7 @@ impl<'a> Walk<'a, '_> {
         }
     }
 
-    fn body_shardings(&self, node: NodeRef<'_>, index: usize) -> Result<&'a Shardings, InternalError> {
+    pub(super) fn body_shardings(&self, node: NodeRef<'_>, index: usize) -> Result<&'a Shardings, InternalError> {
         let known = self.shardings.body(node.id, index);
         known.ok_or_else(|| InternalError::new(node.op().name(), "propagated specs in its body").at(node.origin()))
     }
@@ -55,7 +59,7 @@ impl<'a> Walk<'a, '_> {
     }
 
     /// Partitions a body. `demand` says in which spec an output is wanted, from the one it has.
-    fn body(
+    pub(super) fn body(
         &mut self,
         body: &Graph,
         shardings: &Shardings,
@@ -109,58 +113,66 @@ impl<'a> Walk<'a, '_> {
             let saved = shardings.before_gathering(body, self.mesh, body.outputs()[index]);
             stacked(found, shardings.spec(saved))
         };
-        let carried = self.partial_carries(scan, shardings, &inputs)?;
-        for (input, axes) in inputs[first_carry..first_slice].iter_mut().zip(carried) {
+        let carried = self.partial_carries(body, first_carry..first_slice, shardings, &inputs)?;
+        for (input, axes) in inputs[..first_slice].iter_mut().zip(carried) {
             *input = std::mem::take(input).with_unreduced(axes);
         }
         let partitioned = self.body(body, shardings, &inputs, |index, found| wanted(index, found, &inputs))?;
         let mut operands = Vec::new();
         for (index, &operand) in node.operands().iter().enumerate() {
-            let spec = if index < first_slice { inputs[index].clone() } else { with_loop_dim(&inputs[index]) };
+            let spec =
+                if index < first_slice { inputs[index].clone() } else { with_leading(Axes::new(), &inputs[index]) };
             operands.push(self.get(operand, &spec)?);
         }
         self.set_origin(node.origin());
         let results = self.builder.push(Scan { body: Arc::new(partitioned.graph), ..scan.clone() }, &operands)?;
         let specs = partitioned.outputs.into_iter().enumerate();
-        let specs = specs.map(|(index, spec)| if index < scan.carry_count { spec } else { with_loop_dim(&spec) });
+        let specs =
+            specs.map(|(index, spec)| if index < scan.carry_count { spec } else { with_leading(Axes::new(), &spec) });
         self.set_results(node, results, specs);
         Ok(())
     }
 
-    /// For each carry, the axes over which it can stay a partial sum all through the loop: what an iteration adds is
-    /// partial over them, and nothing in it needs the sum. Found from above: every carry is taken to be partial over
-    /// all axes that do not split it, until what comes out of an iteration is what went in.
+    /// For each invariant and carry of a loop, the axes over which it can stay a partial sum all through the loop: what
+    /// an iteration adds is partial over them, and nothing in it needs the sum. Found from above: an invariant is taken
+    /// to be as it comes, and every carry to be partial over all axes that do not split it, until each is used as it is
+    /// and what comes out of an iteration is what went in.
     fn partial_carries(
         &mut self,
-        scan: &Scan,
+        body: &Graph,
+        carries: Range<usize>,
         shardings: &Shardings,
         inputs: &[Spec],
     ) -> Result<Vec<Axes>, PartitionError> {
-        let carries = scan.invariant_count..scan.invariant_count + scan.carry_count;
         let free = |index: usize| -> Axes {
-            if !scan.body.ty(scan.body.inputs()[index]).dtype.is_float() {
+            if !body.ty(body.inputs()[index]).dtype.is_float() {
                 return Axes::new();
+            }
+            if index < carries.start {
+                return inputs[index].unreduced().into();
             }
             let used: Axes = inputs[index].used_axes().collect();
             self.mesh.axes().filter(|&axis| self.mesh.size(axis) > 1 && !used.contains(&axis)).collect()
         };
-        let mut carried: Vec<Axes> = carries.clone().map(free).collect();
+        let mut carried: Vec<Axes> = (0..carries.end).map(free).collect();
         while carried.iter().any(|axes| !axes.is_empty()) {
             let mut inputs = inputs.to_vec();
-            for (input, axes) in inputs[carries.clone()].iter_mut().zip(&carried) {
+            for (input, axes) in inputs.iter_mut().zip(&carried) {
                 *input = std::mem::take(input).with_unreduced(axes.iter().copied());
             }
             let known = self.fallbacks.len();
-            let trial = self.body(&scan.body, shardings, &inputs, |_, found| found.clone())?;
+            let trial = self.body(body, shardings, &inputs, |_, found| found.clone())?;
             self.fallbacks.truncate(known);
             let mut settled = true;
             for (index, axes) in carried.iter_mut().enumerate().filter(|(_, axes)| !axes.is_empty()) {
-                let left = trial.outputs[index].unreduced();
-                let kept = shared(axes, left);
+                let kept = match index.checked_sub(carries.start) {
+                    Some(carry) => shared(axes, trial.outputs[carry].unreduced()),
+                    None => axes.clone(),
+                };
                 if kept.len() < axes.len() {
                     *axes = kept;
                     settled = false;
-                } else if !trial.untouched[carries.start + index] {
+                } else if !trial.untouched[index] {
                     axes.clear();
                     settled = false;
                 }
@@ -207,12 +219,29 @@ impl<'a> Walk<'a, '_> {
             specs.push(spec);
         }
         let wanted: Vec<Spec> = node.results().map(|result| self.shardings.spec(result).clone()).collect();
-        let mut branches = Vec::new();
-        for (index, branch) in cond.branches.iter().enumerate() {
+        let mut partial: Vec<Axes> = vec![Axes::new(); wanted.len()];
+        let mut branches: Vec<Option<Body>> = cond.branches.iter().map(|_| None).collect();
+        // A result that is a partial sum in one branch is one in all: what is added up behind the branches need not be
+        // added up in them. So a branch is written again where another has a sum that it does not.
+        while let Some(index) = branches.iter().position(Option::is_none) {
             let shardings = self.body_shardings(node, index)?;
-            let body = self.body(branch, shardings, &specs, |index, _| wanted[index].clone())?;
-            branches.push(Arc::new(body.graph));
+            let body = self.body(&cond.branches[index], shardings, &specs, |index, found| {
+                let used: Axes = wanted[index].used_axes().collect();
+                let more = without(&without(found.unreduced(), &used), &partial[index]);
+                wanted[index].clone().with_unreduced(partial[index].iter().chain(&more).copied())
+            })?;
+            let mut grown = false;
+            for (axes, spec) in partial.iter_mut().zip(&body.outputs) {
+                grown |= axes.len() < spec.unreduced().len();
+                *axes = spec.unreduced().into();
+            }
+            if grown {
+                branches.iter_mut().for_each(|branch| *branch = None);
+            }
+            branches[index] = Some(body);
         }
+        let wanted: Vec<Spec> = wanted.into_iter().zip(partial).map(|(spec, axes)| spec.with_unreduced(axes)).collect();
+        let branches = branches.into_iter().flatten().map(|body| Arc::new(body.graph)).collect();
         self.set_origin(node.origin());
         let locals = self.builder.push(Cond { branches }, &operands)?;
         self.set_results(node, locals, wanted);
@@ -221,7 +250,17 @@ impl<'a> Walk<'a, '_> {
 
     fn while_loop(&mut self, node: NodeRef<'_>, op: &While) -> Result<(), PartitionError> {
         let shardings = self.body_shardings(node, 1)?;
-        let specs: Vec<Spec> = op.body.inputs().iter().map(|&input| shardings.spec(input).clone()).collect();
+        let mut specs: Vec<Spec> = op.body.inputs().iter().map(|&input| shardings.spec(input).clone()).collect();
+        let invariants = node.operands()[..op.invariant_count].iter();
+        for (spec, &operand) in specs.iter_mut().zip(invariants) {
+            if let Some((_, found)) = self.first(operand) {
+                *spec = found.clone();
+            }
+        }
+        let carried = self.partial_carries(&op.body, op.invariant_count..specs.len(), shardings, &specs)?;
+        for (spec, axes) in specs.iter_mut().zip(carried) {
+            *spec = std::mem::take(spec).with_unreduced(axes);
+        }
         let mut operands = Vec::new();
         for (&operand, spec) in node.operands().iter().zip(&specs) {
             operands.push(self.get(operand, spec)?);
@@ -234,6 +273,7 @@ impl<'a> Walk<'a, '_> {
             condition: Arc::new(condition.graph),
             body: Arc::new(body.graph),
             invariant_count: op.invariant_count,
+            at_most: op.at_most,
         };
         let results = self.builder.push(local, &operands)?;
         self.set_results(node, results, specs.into_iter().skip(op.invariant_count));
@@ -241,8 +281,9 @@ impl<'a> Walk<'a, '_> {
     }
 }
 
-/// The spec of stacked values: the loop's dimension is whole on every device.
-fn with_loop_dim(spec: &Spec) -> Spec {
-    let dims = std::iter::once(Axes::new()).chain(spec.dims().iter().cloned());
+/// The spec of stacked values, whose leading dimension is split over these axes: over none, if it is that of a loop
+/// that every device runs.
+pub(super) fn with_leading(axes: Axes, spec: &Spec) -> Spec {
+    let dims = std::iter::once(axes).chain(spec.dims().iter().cloned());
     Spec::new(dims).with_unreduced(spec.unreduced().iter().copied())
 }

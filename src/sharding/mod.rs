@@ -33,8 +33,8 @@ pub use error::ShardingError;
 pub use explain::{ExplainedStep, Explanation, UnknownTensor, explain};
 pub use meshloom_hlo::mesh::{DevicePlace, Mesh, MeshAxis, MeshError, device_order};
 pub(crate) use propagate::is_made_anywhere;
-pub(crate) use propagate::ties;
 pub use propagate::{Shardings, SpecOrigin, propagate};
+pub(crate) use propagate::{parallel_axes, ties};
 pub use refine::{Propagated, cut_axes, propagate_with_sub_axes};
 pub(crate) use resolve::{FactorAxes, resolve, spec_of};
 pub use rules::{

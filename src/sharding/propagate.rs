@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::resolve::{resolve, spec_of};
 use super::{Axes, Mesh, Spec};
 use crate::ir::{Graph, Node, NodeRef, TensorType, Value};
-use crate::ops::{Edge, FactorKind, FactorRule, Op, Port, Primitive};
+use crate::ops::{Edge, FactorKind, FactorRule, Op, Port, Primitive, Scan};
 
 /// Why a value has its spec.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -325,9 +325,20 @@ impl Sweeper<'_> {
     ) {
         let bodies_of: SmallVec<[&Graph; 2]> = node.op().regions().map(|body| &**body).collect();
         let origin = SpecOrigin::Through(node.id);
+        let mut along = Axes::new();
+        if let Op::Scan(scan) = node.op() {
+            along = parallel_axes(scan, node, |value| shardings.spec(value));
+            for value in sliced(scan, node).filter(|_| !along.is_empty()) {
+                let mut dims = vec![Axes::new(); graph.ty(value).rank()];
+                dims[0] = along.clone();
+                self.offer(shardings, value, graph.ty(value), &dims, origin);
+            }
+        }
         for tie in ties {
             let (outer_ty, inner_ty) = (graph.ty(tie.outer), bodies_of[tie.body].ty(tie.inner));
-            let inwards = shardings.spec(tie.outer).dims()[tie.extra_dims..].to_vec();
+            let mut inwards = shardings.spec(tie.outer).dims()[tie.extra_dims..].to_vec();
+            // Each device has slices of its own: within one, these axes split nothing.
+            inwards.iter_mut().for_each(|axes| axes.retain(|axis| !along.contains(axis)));
             self.offer(&mut bodies[tie.body], tie.inner, inner_ty, &inwards, origin);
             let mut outwards = vec![Axes::new(); tie.extra_dims];
             outwards.extend(bodies[tie.body].spec(tie.inner).dims().iter().cloned());
@@ -343,6 +354,19 @@ fn passes_through(rule: &FactorRule) -> bool {
         rule.factors[factor].kind == FactorKind::Parallel
             && tensors().all(|dims| dims.iter().flatten().any(|&index| index as usize == factor))
     })
+}
+
+/// What a scan slices and stacks.
+fn sliced<'a>(scan: &Scan, node: NodeRef<'a>) -> impl Iterator<Item = Value> + use<'a> {
+    let first = scan.invariant_count + scan.carry_count;
+    node.operands()[first..].iter().copied().chain(node.results().skip(scan.carry_count))
+}
+
+/// The mesh axes along which devices run the iterations of a scan side by side: those that split the leading dimension
+/// of what it slices and stacks, as far as any says so. None if they are run one after the other.
+pub(crate) fn parallel_axes<'a>(scan: &Scan, node: NodeRef<'_>, spec: impl Fn(Value) -> &'a Spec) -> Axes {
+    let axes = |value: Value| Some(spec(value).dim(0).iter().copied().collect()).filter(|axes: &Axes| !axes.is_empty());
+    if scan.parallel { sliced(scan, node).find_map(axes).unwrap_or_default() } else { Axes::new() }
 }
 
 /// What enters and leaves the bodies of a node: each end of an edge outside with each one inside. So a carry is one

@@ -15,6 +15,9 @@ pub struct ScanOptions {
     pub length: Option<usize>,
     /// Runs from the last slice to the first.
     pub reverse: bool,
+    /// Nothing is carried, and devices may run the iterations side by side: each those of its part of the leading
+    /// dimension. See [`map_parallel`].
+    pub parallel: bool,
     /// How many iterations one round of the emitted loop runs: at least 1, the default. It need not divide the length;
     /// from the length on, no loop is left. Loops of the backward pass inherit it.
     pub unroll: usize,
@@ -22,7 +25,7 @@ pub struct ScanOptions {
 
 impl Default for ScanOptions {
     fn default() -> ScanOptions {
-        ScanOptions { length: None, reverse: false, unroll: 1 }
+        ScanOptions { length: None, reverse: false, parallel: false, unroll: 1 }
     }
 }
 
@@ -129,6 +132,7 @@ fn scan_at<C: TensorTree, X: TensorTree, Y: TensorTree>(
             invariant_count,
             carry_count: carries.len(),
             reverse: options.reverse,
+            parallel: options.parallel,
             unroll: options.unroll,
         };
         let operands = [&captured[..], &carries, &slices].concat();
@@ -141,6 +145,29 @@ fn scan_at<C: TensorTree, X: TensorTree, Y: TensorTree>(
 #[track_caller]
 pub fn map<X: TensorTree, Y: TensorTree>(stacked: X, f: impl FnOnce(X) -> Y) -> Y {
     scan_at(ScanOptions::default(), (), stacked, |(), slice| ((), f(slice)), Location::caller()).1
+}
+
+/// As [`map`], by devices side by side: where the leading dimension is split over mesh axes, each device applies `f` to
+/// its own slices. What [`cond`], [`switch`] and [`while_loop`] decide in `f` is decided for each slice, so devices
+/// branch by their place along these axes; a [vmap](super::vmap) would run all branches and select.
+///
+/// Nothing in `f` may be split over these axes. The partitioner refuses an exchange over them, and a
+/// collective-permute in a branch, in which all devices of a CPU plugin would have to take part.
+///
+/// ```
+/// # use meshloom::trace::{Function, TensorSpec, cond, map_parallel};
+/// # use meshloom::ir::DType::{F32, Pred};
+/// // Devices whose slice is idle skip the product.
+/// let specs = (TensorSpec::new(Pred, [4]), TensorSpec::new(F32, [4, 8, 8]));
+/// let function = Function::trace("squares", specs, |inputs| {
+///     map_parallel(inputs, |(works, x)| cond(works, x, |x| x.matmul(x), |x| x))
+/// })?;
+/// # Ok::<(), meshloom::Error>(())
+/// ```
+#[track_caller]
+pub fn map_parallel<X: TensorTree, Y: TensorTree>(stacked: X, f: impl FnOnce(X) -> Y) -> Y {
+    let options = ScanOptions { parallel: true, ..ScanOptions::default() };
+    scan_at(options, (), stacked, |(), slice| ((), f(slice)), Location::caller()).1
 }
 
 /// Runs `body` on the numbers from 0 to `count`, as `s32` scalars, and a carry: `(number, carry) -> carry`.
@@ -166,7 +193,26 @@ pub fn fori_loop<C: TensorTree>(count: usize, carry: C, body: impl FnOnce(Tensor
 /// ```
 #[track_caller]
 pub fn while_loop<C: TensorTree>(carry: C, condition: impl FnOnce(C) -> Tensor, body: impl FnOnce(C) -> C) -> C {
-    let place = Location::caller();
+    while_at(0, carry, condition, body, Location::caller())
+}
+
+/// `body` of the carry if `predicate`, a `pred[]`, holds; else the carry. As [`cond`], but it is a loop of one
+/// iteration or none: that changes the carry where it is, while a conditional copies what its branches return. There is
+/// no gradient through it in reverse mode.
+#[track_caller]
+pub(crate) fn change_if<C: TensorTree>(predicate: Tensor, carry: C, body: impl FnOnce(C) -> C) -> C {
+    let left = predicate.convert(DType::S32);
+    let more = |(left, _): (Tensor, C)| left.greater(0.0);
+    while_at(1, (left, carry), more, |(left, carry)| (left - 1.0, body(carry)), Location::caller()).1
+}
+
+fn while_at<C: TensorTree>(
+    at_most: usize,
+    carry: C,
+    condition: impl FnOnce(C) -> Tensor,
+    body: impl FnOnce(C) -> C,
+    place: Place,
+) -> C {
     let carries = carry.leaves();
     let (condition, _) =
         trace_tree("condition", ports(&carries, place), None, place, |tensors| condition(refill(&carry, tensors)));
@@ -178,7 +224,7 @@ pub fn while_loop<C: TensorTree>(carry: C, condition: impl FnOnce(C) -> Tensor, 
     let results = finish(condition.and_then(|condition| Ok(vec![condition, body?])), |bodies| {
         let (mut graphs, captured) = Body::share_captures(bodies);
         let (Some(body), Some(condition)) = (graphs.pop(), graphs.pop()) else { unreachable_body() };
-        let op = While { condition: condition.into(), body: body.into(), invariant_count: captured.len() };
+        let op = While { condition: condition.into(), body: body.into(), invariant_count: captured.len(), at_most };
         apply_many(op.into(), &[&captured[..], &carries].concat(), carries.len(), place).to_vec()
     });
     refill(&shape, &mut results.into_iter())
@@ -243,7 +289,18 @@ where
     branch(index, &inputs, branches.map(|f| Box::new(f) as Branch<'_, P, O>).into(), Location::caller())
 }
 
-type Branch<'a, P, O> = Box<dyn FnOnce(P) -> O + 'a>;
+/// One of several closures to choose from.
+pub(crate) type Branch<'a, P, O> = Box<dyn FnOnce(P) -> O + 'a>;
+
+/// As [`switch`], between any number of branches.
+#[track_caller]
+pub(crate) fn switch_between<P, O>(index: Tensor, inputs: P, branches: Vec<Branch<'_, P, O>>) -> O
+where
+    P: TensorTree,
+    O: TensorTree,
+{
+    branch(index, &inputs, branches, Location::caller())
+}
 
 fn branch<P: TensorTree, O: TensorTree>(
     selector: Tensor,

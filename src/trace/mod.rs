@@ -46,7 +46,10 @@ mod windows;
 pub use batching::{MappedAxes, VmapOptions, vmap, vmap_with};
 pub use context::fail_internal;
 pub(crate) use context::{Place, composite};
-pub use control::{ScanOptions, checkpoint, cond, custom_vjp, fori_loop, map, scan, scan_with, switch, while_loop};
+pub(crate) use control::{Branch, change_if, switch_between};
+pub use control::{
+    ScanOptions, checkpoint, cond, custom_vjp, fori_loop, map, map_parallel, scan, scan_with, switch, while_loop,
+};
 pub(crate) use control::{refill, unreachable_body};
 pub use einsum::{DotOptions, einsum, einsum_with};
 pub use error::{InitError, TraceError, TraceErrorKind, TransformError};

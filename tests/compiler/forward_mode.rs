@@ -62,7 +62,7 @@ fn forward_mode_is_the_transpose_of_reverse_mode() {
             vec![h, out]
         }),
         (&[&[3], &[4, 3]], |x| {
-            let options = ScanOptions { reverse: true, unroll: 2, ..Default::default() };
+            let options = ScanOptions { reverse: true, parallel: false, unroll: 2, ..Default::default() };
             let (h, out) = scan_with(options, x[0], x[1], |h, w| ((h * w).sin(), h.exp()));
             vec![h, out]
         }),

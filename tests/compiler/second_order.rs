@@ -14,7 +14,7 @@ fn second_derivatives_through_regions() {
     let cases: &[(&[&[usize]], Program)] = &[
         (&[&[2], &[3, 2]], |x| scan(x[0], x[1], |h, w| ((h * w).sin(), h.exp())).1.sum(..)),
         (&[&[2], &[3, 2]], |x| {
-            let options = ScanOptions { reverse: true, unroll: 2, ..Default::default() };
+            let options = ScanOptions { reverse: true, parallel: false, unroll: 2, ..Default::default() };
             let ((h, _), out) = scan_with(options, (x[0], full(S32, [], 1.0)), x[1], |(h, n), w| {
                 (((h * w).sin(), n + 1), h * n.convert(F64))
             });

@@ -22,7 +22,7 @@ fn while_op(dtype: &str) -> While {
         let sine = unary(b, UnaryKind::Sine, x[3]);
         vec![add(b, x[2], one), mul(b, sine, x[1])]
     });
-    While { condition, body: step, invariant_count: 2 }
+    While { condition, body: step, invariant_count: 2, at_most: 0 }
 }
 
 pub fn while_loop() -> Entry {

@@ -39,7 +39,7 @@ fn scan_body(dtype: &str) -> Arc<Graph> {
 }
 
 fn scan_op(dtype: &str, length: usize, reverse: bool) -> Scan {
-    Scan { body: scan_body(dtype), length, invariant_count: 1, carry_count: 2, reverse, unroll: 1 }
+    Scan { body: scan_body(dtype), length, invariant_count: 1, carry_count: 2, reverse, parallel: false, unroll: 1 }
 }
 
 fn scan_reference(operands: &[Tensor], length: usize, reverse: bool) -> Vec<Tensor> {
@@ -84,6 +84,7 @@ pub fn scan() -> Entry {
         invariant_count: 0,
         carry_count: 1,
         reverse: false,
+        parallel: false,
         unroll: 1,
     };
     let mut entry = Entry::new("scan")
@@ -130,19 +131,36 @@ pub fn scan() -> Entry {
         let next = unary(b, UnaryKind::Tanh, product);
         vec![x[1], next]
     });
-    let carries = Scan { body: carries, length: 3, invariant_count: 0, carry_count: 2, reverse: false, unroll: 1 };
+    let carries = Scan {
+        body: carries,
+        length: 3,
+        invariant_count: 0,
+        carry_count: 2,
+        reverse: false,
+        parallel: false,
+        unroll: 1,
+    };
     let slices = body("slices", "f64[2] f64[]", |b, x| {
         let exponential = unary(b, UnaryKind::Exponential, x[0]);
         let square = mul(b, x[1], x[1]);
         vec![square, exponential, x[0]]
     });
-    let slices = Scan { body: slices, length: 3, invariant_count: 0, carry_count: 0, reverse: true, unroll: 1 };
+    let slices =
+        Scan { body: slices, length: 3, invariant_count: 0, carry_count: 0, reverse: true, parallel: false, unroll: 1 };
     let invariant = body("invariant", "f64[2] f64[2] f64[2]", |b, x| {
         let product = mul(b, x[0], x[1]);
         let next = mul(b, x[0], x[2]);
         vec![next, product, x[1], x[0]]
     });
-    let invariant = Scan { body: invariant, length: 2, invariant_count: 1, carry_count: 1, reverse: false, unroll: 1 };
+    let invariant = Scan {
+        body: invariant,
+        length: 2,
+        invariant_count: 1,
+        carry_count: 1,
+        reverse: false,
+        parallel: false,
+        unroll: 1,
+    };
     // A loop in a loop: the inner one's carry starts at the outer one's.
     let inner = scan_op("f64", 2, true);
     let nested = body("outer", "f64[2] f64[2] f64[2,2]", |b, x| {
@@ -152,7 +170,15 @@ pub fn scan() -> Entry {
         let mean = push(b, Reduce { kind: ReduceKind::Sum, axes: [0].into_iter().collect() }, &[results[2]]);
         vec![results[0], mean]
     });
-    let nested = Scan { body: nested, length: 3, invariant_count: 1, carry_count: 1, reverse: false, unroll: 1 };
+    let nested = Scan {
+        body: nested,
+        length: 3,
+        invariant_count: 1,
+        carry_count: 1,
+        reverse: false,
+        parallel: false,
+        unroll: 1,
+    };
     entry
         .gradient(carries, &[f64s(&[3]), random(F64, &[3], 0.3, 1.0)])
         .gradient(slices, &[f64s(&[3, 2]), f64s(&[3])])
@@ -181,7 +207,15 @@ fn function(dtype: &str, rich: bool) -> Arc<Graph> {
                 let next = unary(b, UnaryKind::Cosine, product);
                 vec![next, product]
             });
-            let scan = Scan { body: step, length: 2, invariant_count: 0, carry_count: 1, reverse: false, unroll: 1 };
+            let scan = Scan {
+                body: step,
+                length: 2,
+                invariant_count: 0,
+                carry_count: 1,
+                reverse: false,
+                parallel: false,
+                unroll: 1,
+            };
             let start = push(b, Reduce { kind: ReduceKind::Sum, axes: [0].into_iter().collect() }, &[product]);
             let results = b.push(scan, &[start, product]).expect("fits");
             result = add(b, result, results[1]);
@@ -252,7 +286,15 @@ pub fn checkpoint() -> Entry {
             let zero = push(b, Splat::new(TensorType::scalar(S32), 0.0), &[]);
             vec![b.push(inner, &[x[0], x[1], zero]).expect("fits")[0]]
         });
-        let layers = Scan { body: step, length: 3, invariant_count: 0, carry_count: 1, reverse: false, unroll: 1 };
+        let layers = Scan {
+            body: step,
+            length: 3,
+            invariant_count: 0,
+            carry_count: 1,
+            reverse: false,
+            parallel: false,
+            unroll: 1,
+        };
         entry = entry.gradient(layers, &[f64s(&[2, 2]), random(F64, &[3, 2, 2], 0.0, 1.0)]);
         let outer = body("nested", "f64[2,2] f64[2,2] s32[]", |b, x| {
             let results = b.push(op, x).expect("fits");
@@ -296,7 +338,15 @@ pub fn custom_vjp() -> Entry {
         let zero = push(b, Splat::new(TensorType::scalar(S32), 0.0), &[]);
         vec![b.push(custom("f64", 1.0), &[x[0], x[1], zero]).expect("fits")[0]]
     });
-    let layers = Scan { body: in_loop, length: 2, invariant_count: 0, carry_count: 1, reverse: false, unroll: 1 };
+    let layers = Scan {
+        body: in_loop,
+        length: 2,
+        invariant_count: 0,
+        carry_count: 1,
+        reverse: false,
+        parallel: false,
+        unroll: 1,
+    };
     calling(Entry::new("custom_vjp"), |dtype| custom(dtype, 1.0).into())
         .reject(
             CustomVjp { forward: other, ..good.clone() },

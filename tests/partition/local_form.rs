@@ -59,7 +59,7 @@ fn ranks_everywhere(mesh: &Mesh) -> Graph {
         let sum = with_rank(&mut builder, mesh, &["b", "c"], called);
         Arc::new(builder.finish(vec![sum], vec![PortInfo::default()]))
     };
-    let scan = Scan { body, length: 3, invariant_count: 0, carry_count: 1, reverse: false, unroll: 1 };
+    let scan = Scan { body, length: 3, invariant_count: 0, carry_count: 1, reverse: false, parallel: false, unroll: 1 };
     values.push(builder.push1(scan, &[x]).expect("a scan"));
     // At least one is added in each turn.
     let body = {
@@ -71,7 +71,7 @@ fn ranks_everywhere(mesh: &Mesh) -> Graph {
         Arc::new(builder.finish(vec![sum], vec![PortInfo::default()]))
     };
     let condition = below(mesh, &["b"]);
-    values.push(builder.push1(While { condition, body, invariant_count: 0 }, &[x]).expect("a loop"));
+    values.push(builder.push1(While { condition, body, invariant_count: 0, at_most: 0 }, &[x]).expect("a loop"));
     let zero = builder.push1(Splat::new(scalar(), 0.0), &[]).expect("zero");
     let rank = with_rank(&mut builder, mesh, &["b"], zero);
     let branches = vec![adding("first", mesh, &["a"]), adding("second", mesh, &["c"])];

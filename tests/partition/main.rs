@@ -1,5 +1,6 @@
 //! Partitioned programs compute what those of one device do.
 
+mod branches;
 mod collective_matmul;
 mod decoder_cases;
 mod experts;

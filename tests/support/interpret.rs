@@ -5,7 +5,7 @@
 //!
 //! The local graph of a mesh runs on all devices in lockstep: node by node, and iteration by iteration in loops. What
 //! is one value of a graph is a value for each device ([`Lanes`]); a graph without collectives runs on a mesh of one
-//! device.
+//! device. Devices may take different branches, but those of a collective's group must come to it together.
 //!
 //! [`evaluate`]: meshloom::passes::evaluate
 
@@ -14,6 +14,8 @@ mod cudnn;
 mod ragged;
 pub mod moves;
 mod number;
+
+use std::cell::RefCell;
 
 use meshloom::ir::{Graph, Literal, TensorType};
 use meshloom::ops::{Cond, Op, Scan, While};
@@ -114,26 +116,65 @@ fn row_of(stacked: &Literal, row: usize) -> Literal {
     Literal::from_bytes(ty.clone(), &stacked.bytes()[start..start + ty.byte_count()]).expect("a row")
 }
 
-/// A scalar that all devices must agree on: which way they go.
-fn agreed(lanes: &Lanes, what: &str) -> i64 {
-    assert!(lanes.iter().all(|literal| literal.bytes() == lanes[0].bytes()), "devices differ in {what}: {lanes:?}");
-    lanes[0].to_f64_vec()[0] as i64
+thread_local! {
+    /// The devices that take the branch that is being run; all of them outside of branches.
+    static PRESENT: RefCell<Option<Vec<bool>>> = const { RefCell::new(None) };
+}
+
+/// Which devices run what is being run.
+pub fn present(devices: usize) -> Vec<bool> {
+    PRESENT.with_borrow(|present| present.clone().unwrap_or_else(|| vec![true; devices]))
+}
+
+/// Runs a branch that some devices take. The others compute on what they have; nothing of it is used.
+fn run_for(present: &[bool], graph: &Graph, operands: Vec<Lanes>, mesh: &Mesh) -> Vec<Lanes> {
+    let outer = PRESENT.replace(Some(present.to_vec()));
+    let results = lockstep(graph, operands, mesh);
+    PRESENT.set(outer);
+    results
+}
+
+/// For each device, a scalar as a number.
+fn numbers_of(lanes: &Lanes) -> Vec<i64> {
+    lanes.iter().map(|literal| literal.to_f64_vec()[0] as i64).collect()
+}
+
+/// Takes the values of some devices over.
+fn take(into: &mut [Lanes], from: Vec<Lanes>, which: &[bool]) {
+    for (into, from) in into.iter_mut().zip(from) {
+        let chosen = into.iter_mut().zip(from).zip(which).filter(|(_, chosen)| **chosen);
+        chosen.for_each(|((into, from), _)| *into = from);
+    }
 }
 
 fn cond(cond: &Cond, mut operands: Vec<Lanes>, mesh: &Mesh) -> Vec<Lanes> {
-    let selector = agreed(&operands.remove(0), "the branch they take");
-    lockstep(&cond.branches[cond.chosen(selector as i32)], operands, mesh)
+    let present = present(mesh.device_count());
+    let chosen: Vec<usize> =
+        numbers_of(&operands.remove(0)).iter().map(|&selector| cond.chosen(selector as i32)).collect();
+    let mut results: Option<Vec<Lanes>> = None;
+    for (index, branch) in cond.branches.iter().enumerate() {
+        let takes: Vec<bool> = present.iter().zip(&chosen).map(|(&present, &own)| present && own == index).collect();
+        if takes.contains(&true) {
+            let found = run_for(&takes, branch, operands.clone(), mesh);
+            match &mut results {
+                None => results = Some(found),
+                Some(results) => take(results, found, &takes),
+            }
+        }
+    }
+    results.expect("a device that is present")
 }
 
 fn run_while(op: &While, mut operands: Vec<Lanes>, mesh: &Mesh) -> Vec<Lanes> {
+    let mut going = present(mesh.device_count());
     loop {
-        let condition = lockstep(&op.condition, operands.clone(), mesh).swap_remove(0);
-        if agreed(&condition, "whether a loop goes on") == 0 {
+        let condition = run_for(&going, &op.condition, operands.clone(), mesh).swap_remove(0);
+        going.iter_mut().zip(numbers_of(&condition)).for_each(|(going, holds)| *going &= holds != 0);
+        if !going.contains(&true) {
             return operands.split_off(op.invariant_count);
         }
-        let carries = lockstep(&op.body, operands.clone(), mesh);
-        operands.truncate(op.invariant_count);
-        operands.extend(carries);
+        let carries = run_for(&going, &op.body, operands.clone(), mesh);
+        take(&mut operands[op.invariant_count..], carries, &going);
     }
 }
 

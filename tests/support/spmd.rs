@@ -6,7 +6,7 @@ use meshloom::ops::{Binary, Group, Op, ReduceKind};
 use meshloom::sharding::{Mesh, Spec};
 
 use super::interpret::moves::{concatenate, cut, paste};
-use super::interpret::{Lanes, apply, lockstep};
+use super::interpret::{Lanes, apply, lockstep, present};
 
 /// Runs a local graph: inputs are whole values, of which each device gets the part that the port's spec says; the
 /// outputs are put together again.
@@ -80,8 +80,13 @@ pub fn collective(op: &Op, group: &Group, operands: &[&Lanes], mesh: &Mesh) -> V
     let results = operands.len().max(1);
     let mut lanes: Vec<Vec<Option<Literal>>> = vec![vec![None; mesh.device_count()]; results];
     let mut known: Vec<(Vec<*const u8>, Vec<Literal>)> = Vec::new();
+    let present = present(mesh.device_count());
+    let waits_for_all = matches!(op, Op::CollectivePermute(_));
+    assert!(!waits_for_all || !present.contains(&false), "{}: some devices are in another branch", op.name());
     for devices in device_groups(mesh, &group.axes) {
         assert_eq!(devices.len(), group.size, "{}: a group of the wrong size", op.name());
+        let together = devices.iter().all(|&device| present[device] == present[devices[0]]);
+        assert!(together, "{}: devices of a group are in different branches", op.name());
         for (index, lanes) in lanes.iter_mut().enumerate() {
             let parts: Vec<&Literal> =
                 operands.get(index).map_or(Vec::new(), |lanes| devices.iter().map(|&device| &lanes[device]).collect());

@@ -261,6 +261,7 @@ fn round_trip() {
     [pipeline]
     microbatches = 4
     repeats = 2
+    chunks = 1
     layers = 0
     layers_per_stage = 2
     weights = "bsw"
@@ -632,6 +633,7 @@ fn pipeline_options() {
         // Those within a slice and those across.
         stages: 4,
         repeats: 2,
+        chunks: 1,
         microbatches: 8,
         layers_per_stage: 2,
         weights: WeightPlan::SplitSlidingWindow,

@@ -79,6 +79,11 @@ fn options(stages: usize, repeats: usize, microbatches: usize, weights: WeightPl
     PipelineOptions { stages, repeats, microbatches, weights, ..PipelineOptions::default() }
 }
 
+fn interleaved_chunks(stages: usize, chunks: usize, microbatches: usize) -> PipelineOptions {
+    let plain = options(stages, 1, microbatches, WeightPlan::SlidingWindow);
+    PipelineOptions { schedule: Schedule::Interleaved, chunks, ..plain }
+}
+
 /// The same with the schedule 1F1B.
 fn in_one_loop(options: PipelineOptions) -> PipelineOptions {
     let weights = match options.weights {
@@ -116,9 +121,15 @@ fn random_case(random: &mut Random) -> Case {
         scan_layers: flag(random),
         keep_gathered: random.below(3) == 0,
         remat,
+        chunks: 1,
     };
-    let options = match random.below(2) {
-        0 if repeats == 1 => in_one_loop(options),
+    let options = match random.below(4) {
+        0 | 1 if repeats == 1 => in_one_loop(options),
+        2 => {
+            let options = in_one_loop(options);
+            let microbatches = stages + random.below(2 * stages + 1);
+            PipelineOptions { schedule: Schedule::Interleaved, chunks: repeats, microbatches, ..options }
+        }
         _ => options,
     };
     let meshes = meshes(stages);
@@ -165,6 +176,18 @@ fn one_forward_one_backward() {
 }
 
 #[test]
+fn interleaved() {
+    for stages in [1, 2, 3, 4] {
+        for chunks in [1, 2, 3] {
+            for microbatches in [stages, stages + 1, 2 * stages + 1, 3 * stages] {
+                let options = interleaved_chunks(stages, chunks, microbatches);
+                check(&Case { poisonous: chunks == 2, ..Case::new(options, meshes(stages)[0]) });
+            }
+        }
+    }
+}
+
+#[test]
 fn random_pipelines() {
     let count = std::env::var("PIPELINE_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(80);
     let mut random = Random(6);
@@ -193,6 +216,7 @@ fn forwards_alone() {
             let mut forms = vec![circular.clone()];
             if repeats == 1 {
                 forms.push(in_one_loop(circular));
+                forms.push(interleaved_chunks(4, 2, 9));
             }
             for options in forms {
                 let case = Case { poisonous: true, ..Case::new(options, "stage=4,fsdp=2") };
@@ -225,5 +249,11 @@ fn on_eight_devices() {
             check_compiled(&Case::new(options(stages, 3, 2 * stages, weights), mesh));
         }
         check_compiled(&Case::new(in_one_loop(options(stages, 1, 2 * stages, WeightPlan::SlidingWindow)), mesh));
+    }
+    for (stages, chunks, microbatches, mesh) in
+        [(2, 2, 5, "stage=2,fsdp=2,tensor=2"), (2, 3, 4, "data=2,stage=2,tensor=2"), (4, 2, 7, "stage=4,tensor=2")]
+    {
+        let case = Case::new(interleaved_chunks(stages, chunks, microbatches), mesh);
+        check_compiled(&Case { poisonous: true, dropout: true, ..case });
     }
 }

@@ -9,7 +9,7 @@ use meshloom::ops::RematPolicy;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Key, Tensor, TensorSpec, Tree, einsum, value_and_grad};
 use meshloom::transform::pipeline::{
-    LayerPlace, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, pipeline_with_loss,
+    LayerPlace, PipelineInput, PipelineLoss, PipelineOptions, StackedWeights, pipeline_with_loss,
 };
 
 use support::numbers;
@@ -82,7 +82,9 @@ pub struct Case {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PipelineOptions { stages, repeats, microbatches, layers_per_stage, weights, remat, .. } = &self.options;
+        let PipelineOptions {
+            stages, repeats, chunks, microbatches, layers_per_stage, weights, remat, schedule, ..
+        } = &self.options;
         let flags = [
             ("delay", self.options.delay_forwarding),
             ("unrolled iterations", !self.options.scan_iterations),
@@ -91,11 +93,10 @@ impl fmt::Display for Case {
             ("kept", self.options.keep_gathered),
             ("poisonous", self.poisonous),
             ("dropout", self.dropout),
-            ("1f1b", self.options.schedule == Schedule::OneForwardOneBackward),
         ];
         write!(
             f,
-            "S={stages} R={repeats} M={microbatches} P={layers_per_stage} mb={} {weights:?} {remat:?}",
+            "{schedule} S={stages} R={repeats} v={chunks} M={microbatches} P={layers_per_stage} mb={} {weights:?} {remat:?}",
             self.rows
         )?;
         flags.iter().filter(|(_, set)| *set).try_for_each(|(name, _)| write!(f, ", {name}"))?;
@@ -109,8 +110,9 @@ pub fn save(names: &[&str]) -> RematPolicy {
 
 impl Case {
     pub fn new(options: PipelineOptions, mesh: &str) -> Case {
-        // As many as the mesh has parts for, but for that of stages.
-        let rows = 8;
+        // As many as the mesh has parts for, but for that of stages: whatever the number of microbatches, for three.
+        let uneven = options.stages == 3 && !options.microbatches.is_multiple_of(3);
+        let rows = if uneven { 24 } else { 8 };
         Case { rules: RULES, options, rows, mesh: mesh.to_owned(), poisonous: false, dropout: false }
     }
 
@@ -137,7 +139,7 @@ impl Case {
             TensorSpec::new(F32, all).with_axes(&names)
         };
         // Behind the pipeline it is whole everywhere, so that all gathers are of the layers.
-        let in_one_loop = self.options.schedule == Schedule::OneForwardOneBackward;
+        let in_one_loop = self.options.schedule.branches();
         let head = if in_one_loop { &["embed", "mlp"] } else { &["", ""] };
         let activations = || TensorSpec::new(F32, [self.batch(), LENGTH, EMBED]).with_axes(&["batch", "", ""]);
         Inputs {
@@ -238,9 +240,14 @@ impl Case {
         pipeline_with_loss(&self.options, stacked, input, layer, loss, of_loss).0
     }
 
-    /// The rows of a microbatch: `s (M/S) + j` has those at `s (B/S) + row (M/S) + j`.
+    /// The rows of a microbatch: `s (M/S) + j` has those at `s (B/S) + row (M/S) + j`; where M is no multiple of S,
+    /// `m` has those at `row M + m`.
     fn rows_of(&self, all: Tensor, microbatch: usize) -> Tensor {
         let PipelineOptions { stages, microbatches, .. } = self.options;
+        if !microbatches.is_multiple_of(stages) {
+            let cut = all.reshape([&[self.rows, microbatches], &all.dims()[1..]].concat());
+            return cut.slice(1, microbatch..microbatch + 1).reshape([&[self.rows], &all.dims()[1..]].concat());
+        }
         let slots = microbatches / stages;
         let (stage, slot) = (microbatch / slots, microbatch % slots);
         let cut = all.reshape([&[stages, self.rows, slots], &all.dims()[1..]].concat());

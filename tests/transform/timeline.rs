@@ -100,7 +100,8 @@ fn counts_by_hand() {
         Case {
             options: one_forward_one_backward(4, 8),
             iterations: [14, 8, 6],
-            fraction: 6.0 / 14.0,
+            // Each of the first and the last 3 ticks has one pass.
+            fraction: 3.0 / 11.0,
             gathers: [1, 0, 1],
             permutes: 3 * 14,
             alive: vec![7, 5, 3, 1],
@@ -270,4 +271,28 @@ fn as_json() {
     assert_eq!(json["columns"][0]["forward"][1], serde_json::Value::Null);
     assert_eq!(json["counts"]["bubble_iterations"], 1);
     assert_eq!(json["windows"][0]["alive"], serde_json::json!({"start": 0, "end": 3}));
+}
+
+/// The table of docs/pipeline-schedules.md: bubbles, and what a stage holds in microbatches of all its layers.
+#[test]
+fn figures_of_the_docs() {
+    let docs = include_str!("../../docs/pipeline-schedules.md");
+    for (stages, microbatches) in [(4, 8), (4, 16), (8, 16)] {
+        let cell = |schedule: Schedule, repeats: usize, chunks: usize| {
+            let options = PipelineOptions { schedule, chunks, ..options(stages, repeats, microbatches) };
+            options.validate().unwrap();
+            let counts = Timeline::of(&options).counts;
+            let held = counts.alive.iter().copied().max().unwrap_or(0) as f64 / options.parts() as f64;
+            format!("{:.1} %, {held}", 100.0 * counts.bubble_fraction)
+        };
+        let cells = [
+            format!("{stages}, {microbatches}"),
+            cell(Schedule::Gpipe, 1, 1),
+            cell(Schedule::OneForwardOneBackward, 1, 1),
+            cell(Schedule::Circular, 2, 1),
+            cell(Schedule::Interleaved, 1, 2),
+        ];
+        let row = format!("| {} |", cells.join(" | "));
+        assert!(docs.contains(&row), "{row}");
+    }
 }

@@ -45,7 +45,7 @@ impl RunConfig {
         let (Some(own), Some(_)) = (&self.pipeline, self.pipeline_options()?) else {
             return Ok((possible, refused));
         };
-        for pipeline in plans(own).into_iter().chain(splits(own, own.repeats * own.layers_per_stage)) {
+        for pipeline in plans(own).into_iter().chain(splits(own, own.repeats * own.chunks * own.layers_per_stage)) {
             let configured = pipeline == *own;
             let (repeats, layers_per_stage) = (pipeline.repeats, pipeline.layers_per_stage);
             let other = RunConfig { pipeline: Some(pipeline), ..self.clone() };
@@ -74,11 +74,10 @@ fn plans(own: &PipelineConfig) -> Vec<PipelineConfig> {
     let keeps = |weights: WeightPlan| {
         // If every iteration gathers, there is nothing to keep; if both passes share a loop, weights are kept anyway.
         let never = weights == WeightPlan::PerIteration && !own.keep_gathered;
-        let both = own.schedule != Schedule::OneForwardOneBackward && weights != WeightPlan::PerIteration;
+        let both = !own.schedule.branches() && weights != WeightPlan::PerIteration;
         if both { vec![false, true] } else { vec![own.keep_gathered && !never] }
     };
-    let goes =
-        |weights: &WeightPlan| own.schedule != Schedule::OneForwardOneBackward || *weights != WeightPlan::PerIteration;
+    let goes = |weights: &WeightPlan| !own.schedule.branches() || *weights != WeightPlan::PerIteration;
     WeightPlan::ALL
         .into_iter()
         .filter(goes)
@@ -86,28 +85,27 @@ fn plans(own: &PipelineConfig) -> Vec<PipelineConfig> {
         .collect()
 }
 
-/// Every other way to spread the layers of a stage over repeats, and the other orders of work.
+/// Every other way to spread the layers of a stage over repeats or chunks, and the other orders of work.
 fn splits(own: &PipelineConfig, layers_of_stage: usize) -> Vec<PipelineConfig> {
     let mut found = Vec::new();
-    for repeats in (1..=layers_of_stage).filter(|repeats| layers_of_stage.is_multiple_of(*repeats)) {
-        let schedules: &[Schedule] = match repeats {
+    // Gpipe is the circular schedule with one repeat.
+    let alike = |schedule: Schedule| if schedule == Schedule::Gpipe { Schedule::Circular } else { schedule };
+    for parts in (1..=layers_of_stage).filter(|parts| layers_of_stage.is_multiple_of(*parts)) {
+        let schedules: &[Schedule] = match parts {
             1 => &[Schedule::Gpipe, Schedule::OneForwardOneBackward],
-            _ => &[Schedule::Circular],
+            _ => &[Schedule::Circular, Schedule::Interleaved],
         };
         for &schedule in schedules {
-            let same = |a: Schedule, b: Schedule| {
-                let one = Schedule::OneForwardOneBackward;
-                (a == one) == (b == one)
-            };
-            if repeats == own.repeats && same(schedule, own.schedule) {
+            if parts == own.repeats * own.chunks && alike(schedule) == alike(own.schedule) {
                 continue;
             }
-            let weights = match (schedule, own.weights) {
-                (Schedule::OneForwardOneBackward, WeightPlan::PerIteration) => WeightPlan::SlidingWindow,
-                (_, weights) => weights,
+            let weights = match own.weights {
+                WeightPlan::PerIteration if schedule.branches() => WeightPlan::SlidingWindow,
+                weights => weights,
             };
-            let layers_per_stage = layers_of_stage / repeats;
-            found.push(PipelineConfig { repeats, layers_per_stage, schedule, weights, ..own.clone() });
+            let (repeats, chunks) = if schedule.has_chunks() { (1, parts) } else { (parts, 1) };
+            let layers_per_stage = layers_of_stage / parts;
+            found.push(PipelineConfig { repeats, chunks, layers_per_stage, schedule, weights, ..own.clone() });
         }
     }
     found

@@ -6,7 +6,7 @@ use super::{Recording, cotangents_of, gradients_of, residual_values};
 use crate::autodiff::activity::region_activity;
 use crate::autodiff::split::{Halves, Joint};
 use crate::ir::{Graph, GraphBuilder, OpError, Origin, Phase, PortInfo, Value, Values};
-use crate::ops::Scan;
+use crate::ops::{ReduceKind, Scan};
 
 #[derive(Debug)]
 pub(in crate::autodiff) struct ScanTape {
@@ -19,7 +19,8 @@ pub(in crate::autodiff) struct ScanTape {
     carries: Vec<usize>,
     /// Operands (invariants) whose cotangents are accumulated.
     accumulated: Vec<usize>,
-    /// Operands (stacked) whose cotangents are stacked.
+    /// Operands whose cotangents are stacked: stacked ones; where iterations run side by side, invariants too, whose
+    /// cotangents are then added up.
     slices: Vec<usize>,
     /// Results (stacked outputs) whose cotangents are read.
     outputs: Vec<usize>,
@@ -47,6 +48,9 @@ pub(super) fn record(
     let carries: Vec<usize> = (scan.invariant_count..first_slice).filter(flowing).collect();
     let accumulated: Vec<usize> = (0..scan.invariant_count).filter(flowing).collect();
     let slices: Vec<usize> = (first_slice..inputs.len()).filter(flowing).collect();
+    // Iterations side by side carry no sums: what each adds to the cotangent of an invariant is stacked.
+    let (accumulated, added) = if scan.parallel { (Vec::new(), accumulated) } else { (accumulated, Vec::new()) };
+    let slices = [slices, added].concat();
     let returned: Vec<Value> =
         [&carries[..], &accumulated, &slices].concat().iter().filter_map(|&input| joint.gradients[input]).collect();
     let Halves { forward, backward, residuals, saved } =
@@ -137,7 +141,11 @@ pub(super) fn pullback(
     arguments.extend(&tape.stacked);
     let types = scan.result_types();
     arguments.extend(cotangents_of(builder, &tape.outputs, cotangents, |output| &types[output]));
-    let results = builder.push(tape.backward.clone(), &arguments)?;
+    let mut results = builder.push(tape.backward.clone(), &arguments)?;
+    let stacked = results[tape.carries.len() + tape.accumulated.len()..].iter_mut();
+    for (_, result) in tape.slices.iter().zip(stacked).filter(|(input, _)| **input < scan.invariant_count) {
+        *result = builder.reduce(ReduceKind::Sum, &[0], *result)?;
+    }
     let inputs = tape.carries.iter().chain(&tape.accumulated).chain(&tape.slices).copied();
     Ok(gradients_of(operands.len(), inputs, results))
 }

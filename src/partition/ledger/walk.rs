@@ -94,6 +94,9 @@ impl Walk<'_> {
                 // Of a loop of no iterations nothing is emitted.
                 Executions::Times(0) | Executions::InDerivative => {}
                 Executions::Times(count) => self.graph(body, within(around.executions.times(count as u64))),
+                Executions::AtMost(count) => {
+                    self.graph(body, within(around.executions.times(count as u64).or_less()));
+                }
                 Executions::Unknown => self.graph(body, within(Amount::Unknown)),
             }
         }

@@ -16,7 +16,10 @@
 //! | `run`, `back` | all of them, forwards and backwards |
 //! | `timeline` | the schedule as data |
 //! | `schedule` | schedules as tables: what each stage does in each tick |
-//! | `one_f_one_b` | both passes in one loop, which contains the loss |
+//! | `schedule` | tables of what each stage does when, where stages branch |
+//! | `ticks` | the loop that runs a table, which contains the loss |
+//! | `turns` | how inputs come to the first stage there, and their cotangents go back |
+//! | `loss_function` | the loss of a microbatch |
 //! | `with_loss` | a pipeline and the loss behind it, under any schedule |
 //!
 //! Source: GPipe (Huang et al., arXiv 1811.06965), circular pipelines as in MaxText (maxtext.layers.pipeline),
@@ -24,13 +27,15 @@
 
 mod back;
 mod iteration;
-mod one_f_one_b;
+mod loss_function;
 mod options;
 mod phases;
 mod run;
 mod schedule;
 mod stage;
+mod ticks;
 mod timeline;
+mod turns;
 mod weights;
 mod with_loss;
 
@@ -48,7 +53,7 @@ pub use timeline::{Column, Counts, Scatter, Timeline, WeightWindow};
 pub use with_loss::{PipelineLoss, pipeline_with_loss};
 
 use back::Backward;
-use iteration::{Machine, State, slots};
+use iteration::{Machine, State};
 use run::Kept;
 use stage::{StageFunction, StageHalves, StageInputs};
 use weights::{Weights, in_types_of};
@@ -117,10 +122,9 @@ pub struct PipelineInput<X> {
 /// are those at `s (B/S) + row (M/S) + j` of the batch: so a batch that is split over stages first, then over what
 /// splits the rows of a microbatch, is in place.
 ///
-/// The schedule 1F1B needs [`pipeline_with_loss`].
-///
-/// In bubbles, layers are run on whatever is there. Nothing of that is seen: neither in values nor in gradients, not
-/// even where it is no number.
+/// Schedules in which stages [branch](Schedule::branches) need [`pipeline_with_loss`]. With the others, layers are run
+/// in bubbles on whatever is there. Nothing of that is seen: neither in values nor in gradients, not even where it is
+/// no number.
 ///
 /// ```
 /// use meshloom::prelude::*;
@@ -185,6 +189,11 @@ fn stage_names(names: &[&str]) -> AxisNames {
     [stage::STAGE].iter().chain(names).map(|name| Name::new(name)).collect()
 }
 
+/// The logical names of activations of one stage.
+fn stage_names_of_one(names: &AxisNames) -> AxisNames {
+    names.iter().skip(1).copied().collect()
+}
+
 /// Where the loss of a pipeline's results is computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LossAt {
@@ -240,7 +249,7 @@ where
 {
     options.validate()?;
     let schedule = options.schedule;
-    if schedule == Schedule::OneForwardOneBackward && loss == LossAt::Behind {
+    if schedule.branches() && loss == LossAt::Behind {
         return Err(PipelineError::NeedsLoss { schedule }.into());
     }
     let mismatch =
@@ -257,7 +266,8 @@ where
     }
     for ((weight, path), names) in weights.iter().zip(paths).zip(&stacked.names) {
         if !weight.dims().starts_with(&leading) {
-            let &PipelineOptions { repeats, stages, layers_per_stage, .. } = options;
+            let &PipelineOptions { stages, layers_per_stage, .. } = options;
+            let repeats = options.parts();
             let found = weight.ty().to_string();
             let expected = leading;
             return Err(PipelineError::Weight { path, found, repeats, stages, layers_per_stage, expected }.into());
@@ -288,9 +298,12 @@ where
 
 /// Checks what a layer does with activations, and what else it uses.
 fn check_stage(stage: &StageFunction, x: Tensor) -> Result<(), TraceErrorKind> {
-    let (expected, found) = (x.ty(), stage.output_type().cloned());
+    let (expected, found) = (stage.type_of_part(x.ty()), stage.output_type().cloned());
     if found.as_ref() != Some(&expected) {
-        let what = "the activations that the layers of a pipeline return, stages first".to_owned();
+        let what = match stage.is_mapped() {
+            true => "the activations that the layers of a pipeline return, stages first".to_owned(),
+            false => "the activations that the layers of a pipeline return".to_owned(),
+        };
         let found = found.map(|ty| ty.to_string()).unwrap_or_default();
         return Err(TraceErrorKind::Mismatch { what, expected: expected.to_string(), found });
     }
@@ -315,7 +328,7 @@ where
     W: Tree<Leaf = Tensor>,
     X: Tree<Leaf = Tensor>,
 {
-    let first = usize::from(options.repeats > 1);
+    let first = usize::from(options.parts() > 1);
     let part = |tensor: &Tensor| {
         let dims = tensor.dims();
         zeros(tensor.dtype(), [&[options.stages, dims[0] / options.microbatches], &dims[1..]].concat())
@@ -330,19 +343,46 @@ where
     }
 }
 
-/// `[B, ..]` as `[S, M/S, mb, ..]`.
+/// `[B, ..]` as `[S, M/S, mb, ..]`, where microbatches fill the slots.
 fn split_rows(options: &PipelineOptions, rows: Tensor) -> Tensor {
     let &PipelineOptions { stages, microbatches, .. } = options;
-    let dims = rows.dims();
-    let cut = [stages, dims[0] / microbatches, microbatches / stages];
-    let order: Vec<i32> = [0, 2, 1].into_iter().chain(3..dims.len() as i32 + 2).collect();
+    let (dims, slots) = (rows.dims(), microbatches / stages);
+    let rest = dims.len() as i32 - 1;
+    let cut = [stages, dims[0] / microbatches, slots];
+    let order: Vec<i32> = [0, 2, 1].into_iter().chain(3..rest + 3).collect();
     rows.reshape([&cut, &dims[1..]].concat()).transpose(&order[..])
 }
 
-/// Inputs as they enter a pipeline: `[S, M/S, mb, ..]`.
+/// `[B, ..]` as `[M, mb, ..]`, where microbatches do not fill the slots.
+fn rows_by_microbatch(options: &PipelineOptions, rows: Tensor) -> Tensor {
+    let dims = rows.dims();
+    let cut = [dims[0] / options.microbatches, options.microbatches];
+    let order: Vec<i32> = [1, 0].into_iter().chain(2..dims.len() as i32 + 1).collect();
+    rows.reshape([&cut, &dims[1..]].concat()).transpose(&order[..])
+}
+
+/// Inputs as they enter a pipeline: `[S, M/S, mb, ..]`. Where microbatches do not fill the slots, there are zeros
+/// behind the last, and microbatch `m` has the rows `row M + m`.
 fn into_slots(options: &PipelineOptions, x: Tensor, names: &AxisNames, place: Place) -> Tensor {
+    let &PipelineOptions { stages, microbatches, .. } = options;
+    let split = match microbatches.is_multiple_of(stages) {
+        true => split_rows(options, x),
+        false => {
+            let (rows, slots) = (rows_by_microbatch(options, x), microbatches.div_ceil(stages));
+            let padded = rows.pad(0, 0, (stages * slots - microbatches) as i64, 0.0);
+            // Only whole can it be padded, and cut again on the way back.
+            let whole = [&[Name::new("")], &names[1..]].concat();
+            let padded = label(padded, WithAxes::new(whole.into()), place);
+            padded.reshape([&[stages, slots], without_first(&rows.dims())].concat())
+        }
+    };
     let names = [&names[..1], &[Name::new("")], &names[1..]].concat();
-    label(split_rows(options, x), WithAxes::new(names.into()), place)
+    label(split, WithAxes::new(names.into()), place)
+}
+
+/// Dimensions without the first, which a tensor that stands for an error does not have.
+fn without_first(dims: &[usize]) -> &[usize] {
+    dims.get(1..).unwrap_or_default()
 }
 
 /// Results as they have left a pipeline, `[S, M/S, mb, ..]`, as a batch like `x`.
@@ -355,7 +395,7 @@ fn out_of_slots(options: &PipelineOptions, io: Tensor, x: Tensor) -> Tensor {
 
 /// `[S, M/S, mb, ..]`, the first slot of which was written `late` iterations after the first.
 fn in_order(options: &PipelineOptions, io: Tensor, late: usize) -> Tensor {
-    match late % slots(options) {
+    match late % options.microbatches.div_ceil(options.stages) {
         0 => io,
         late => io.roll(1, -(late as i64)),
     }
@@ -363,8 +403,17 @@ fn in_order(options: &PipelineOptions, io: Tensor, late: usize) -> Tensor {
 
 /// Rows by microbatches, `[M, mb, ..]`.
 fn by_microbatch(options: &PipelineOptions, rows: Tensor) -> Tensor {
+    if !options.microbatches.is_multiple_of(options.stages) {
+        return rows_by_microbatch(options, rows);
+    }
     let split = split_rows(options, rows);
     split.reshape([&[options.microbatches], &split.dims()[2..]].concat())
+}
+
+/// Rows `[M, mb, ..]`, the same on every stage.
+fn rows_of_all(names: &AxisNames, all: Tensor, place: Place) -> Tensor {
+    let other = vec![Name::new(""); all.rank() - 2];
+    label(all, WithAxes::new([&[Name::new(""), names[1]], &other[..]].concat().into()), place)
 }
 
 /// Rows `[S, M, mb, ..]`, of which every stage has all.

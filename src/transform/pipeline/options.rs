@@ -3,6 +3,7 @@
 use meshloom_hlo::message::counted;
 use meshloom_hlo::words;
 
+use super::schedule::{Costs, ScheduleError, Table};
 use crate::ops::RematPolicy;
 use crate::trace::{TraceErrorKind, TransformError, called};
 
@@ -16,9 +17,28 @@ words! {
         /// several times.
         #[default]
         Circular = "circular",
-        /// In every iteration the forward pass of one microbatch and the backward pass of another; one repeat. The loss
-        /// is part of the pipeline.
+        /// A stage starts the backward pass of a microbatch as soon as it can, so it holds few of them. Stages branch:
+        /// in a bubble a stage computes nothing. One repeat; the loss is part of the pipeline.
         OneForwardOneBackward = "1f1b",
+        /// As [`Schedule::OneForwardOneBackward`], with several chunks of layers on each stage, which shortens the
+        /// bubbles.
+        Interleaved = "interleaved",
+    }
+}
+
+impl Schedule {
+    /// Whether stages branch, each by a table of what it does when, with the loss in their loop; otherwise all do the
+    /// same in every iteration, and bubbles are computed.
+    pub fn branches(self) -> bool {
+        match self {
+            Schedule::Gpipe | Schedule::Circular => false,
+            Schedule::OneForwardOneBackward | Schedule::Interleaved => true,
+        }
+    }
+
+    /// Whether a stage can hold several chunks of layers.
+    pub fn has_chunks(self) -> bool {
+        self == Schedule::Interleaved
     }
 }
 
@@ -53,7 +73,11 @@ pub struct PipelineOptions {
     pub stages: usize,
     /// How often a microbatch goes round the stages, R.
     pub repeats: usize,
-    /// Parts into which a batch is cut, M; a multiple of the stages.
+    /// Chunks of layers on each stage, v: virtual stages are as many times the stages. More than one only with
+    /// [`Schedule::Interleaved`].
+    pub chunks: usize,
+    /// Parts into which a batch is cut, M. At least as many as the stages; without [branches](Schedule::branches) a
+    /// multiple of the stages.
     pub microbatches: usize,
     /// Layers that a stage holds of each repeat, P.
     pub layers_per_stage: usize,
@@ -71,8 +95,8 @@ pub struct PipelineOptions {
     /// Whether the layers of a stage are a loop, or each its own nodes.
     pub scan_layers: bool,
     /// Whether the backward pass finds the gathered weights of every repeat, or gathers again. Under
-    /// [`WeightPlan::PerIteration`] no weights of a repeat are there to be kept; under
-    /// [`Schedule::OneForwardOneBackward`] both passes find the same ones anyway.
+    /// [`WeightPlan::PerIteration`] no weights of a repeat are there to be kept; where stages
+    /// [branch](Schedule::branches), both passes find the same ones anyway.
     pub keep_gathered: bool,
     /// What is kept of a layer beside its input.
     pub remat: RematPolicy,
@@ -83,6 +107,7 @@ impl Default for PipelineOptions {
         PipelineOptions {
             stages: 1,
             repeats: 1,
+            chunks: 1,
             microbatches: 1,
             layers_per_stage: 1,
             weights: WeightPlan::default(),
@@ -98,7 +123,7 @@ impl Default for PipelineOptions {
 }
 
 /// Why a pipeline cannot be.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum PipelineError {
     /// A number is zero.
     #[error("the number of {what} of a pipeline is 0; use 1 or more")]
@@ -133,9 +158,29 @@ pub enum PipelineError {
         /// R.
         repeats: usize,
     },
-    /// Something that the schedule 1F1B does not go with.
-    #[error("the schedule 1f1b does not go with {what}: {instead}")]
-    OneForwardOneBackward {
+    /// A schedule without chunks was asked for several.
+    #[error(
+        "the schedule {schedule} has one chunk of layers on each stage, not {chunks}: use the schedule interleaved"
+    )]
+    Chunks {
+        /// The schedule.
+        schedule: Schedule,
+        /// v.
+        chunks: usize,
+    },
+    /// Fewer microbatches than stages.
+    #[error("{} do not fill {}; use at least as many", counted(*microbatches, "microbatch"), counted(*stages, "stage"))]
+    TooFewToFill {
+        /// M.
+        microbatches: usize,
+        /// S.
+        stages: usize,
+    },
+    /// Something that a schedule in which stages branch does not go with.
+    #[error("the schedule {schedule} does not go with {what}: {instead}")]
+    Branches {
+        /// The schedule.
+        schedule: Schedule,
         /// The option.
         what: &'static str,
         /// What to do instead.
@@ -149,6 +194,9 @@ pub enum PipelineError {
         /// The schedule.
         schedule: Schedule,
     },
+    /// There is no such table.
+    #[error(transparent)]
+    Table(#[from] Box<ScheduleError>),
     /// The batch does not divide into microbatches.
     #[error("a batch of {} does not divide into {}", counted(*.batch, "row"), counted(*.microbatches, "microbatch"))]
     Batch {
@@ -205,9 +253,14 @@ impl PipelineOptions {
         self.microbatches * self.repeats + self.lag()
     }
 
-    /// Layers in all, S R P.
+    /// Parts of the layer stack on each stage: repeats or chunks.
+    pub fn parts(&self) -> usize {
+        self.repeats * self.chunks
+    }
+
+    /// Layers in all, S R v P.
     pub fn layers(&self) -> usize {
-        self.stages * self.repeats * self.layers_per_stage
+        self.stages * self.parts() * self.layers_per_stage
     }
 
     /// Microbatches that wait, at any time, in front of the first stage for their next repeat. None if a microbatch is
@@ -216,12 +269,12 @@ impl PipelineOptions {
         if self.repeats > 1 { self.microbatches.saturating_sub(self.stages * self.delay()) } else { 0 }
     }
 
-    /// The leading dimensions of stacked weights, with their logical names: repeats, stages, layers of a stage. Repeats
-    /// and layers are left out when there is one; then the layer's own dimensions follow.
+    /// The leading dimensions of stacked weights, with their logical names: repeats (or chunks), stages, layers of a
+    /// stage. Repeats and layers are left out when there is one; then the layer's own dimensions follow.
     pub fn leading_dims(&self) -> Vec<(usize, &'static str)> {
         let mut dims = vec![(self.stages, "layers")];
-        if self.repeats > 1 {
-            dims.insert(0, (self.repeats, "circular_repeats"));
+        if self.parts() > 1 {
+            dims.insert(0, (self.parts(), "circular_repeats"));
         }
         if self.layers_per_stage > 1 {
             dims.push((self.layers_per_stage, "layers_per_stage"));
@@ -229,34 +282,55 @@ impl PipelineOptions {
         dims
     }
 
+    /// What passes cost: a forward pass 1, and as much the cotangents of inputs and of weights.
+    pub(super) fn costs(&self) -> Costs {
+        match self.remat {
+            // A backward pass begins with another forward pass.
+            RematPolicy::Full => Costs::even(1.0, 2.0, 1.0),
+            _ => Costs::even(1.0, 1.0, 1.0),
+        }
+    }
+
+    /// What each stage does when, where stages [branch](Schedule::branches).
+    ///
+    /// # Errors
+    /// There is no such table, or the schedule has none.
+    pub(super) fn table(&self) -> Result<Table, ScheduleError> {
+        let (&PipelineOptions { stages, microbatches, chunks, .. }, costs) = (self, self.costs());
+        match self.schedule {
+            Schedule::Gpipe | Schedule::Circular => Table::gpipe(stages, microbatches, self.parts()),
+            Schedule::OneForwardOneBackward => Table::one_f_one_b(stages, microbatches),
+            Schedule::Interleaved => Table::interleaved(stages, microbatches, chunks, &costs),
+        }
+    }
+
     /// Checks that there can be such a pipeline.
     ///
     /// # Errors
     /// The options exclude each other: which, by what numbers, and what to do.
     pub fn validate(&self) -> Result<(), PipelineError> {
-        let &PipelineOptions { stages, repeats, microbatches, layers_per_stage, schedule, .. } = self;
+        let &PipelineOptions { stages, repeats, chunks, microbatches, layers_per_stage, schedule, .. } = self;
         let counts = [
             ("stages", stages),
             ("repeats", repeats),
+            ("chunks", chunks),
             ("microbatches", microbatches),
             ("layers per stage", layers_per_stage),
         ];
         if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return Err(PipelineError::Zero { what });
         }
-        if !microbatches.is_multiple_of(stages) {
-            return Err(PipelineError::Microbatches { microbatches, stages });
-        }
         if schedule != Schedule::Circular && repeats > 1 {
             return Err(PipelineError::Repeats { schedule, repeats });
         }
-        let round = stages * self.delay();
-        if repeats > 1 && microbatches < round {
-            return Err(PipelineError::TooFewMicrobatches { microbatches, round });
+        if !schedule.has_chunks() && chunks > 1 {
+            return Err(PipelineError::Chunks { schedule, chunks });
         }
-        // So no stage lags by more than a repeat, and the window, of two repeats, is never too small.
-        if schedule == Schedule::OneForwardOneBackward {
-            let refuse = |what, instead| Err(PipelineError::OneForwardOneBackward { what, instead });
+        if schedule.branches() {
+            let refuse = |what, instead| Err(PipelineError::Branches { schedule, what, instead });
+            if microbatches < stages {
+                return Err(PipelineError::TooFewToFill { microbatches, stages });
+            }
             if self.delay_forwarding {
                 return refuse("delayed forwarding", "its transfers overlap with the other direction's compute anyway");
             }
@@ -266,8 +340,23 @@ impl PipelineOptions {
                     "use \"gather-once\" or \"bsw\", which are the same for one repeat",
                 );
             }
+            return Ok(());
+        }
+        if !microbatches.is_multiple_of(stages) {
+            return Err(PipelineError::Microbatches { microbatches, stages });
+        }
+        let round = stages * self.delay();
+        // So no stage lags by more than a repeat, and the window, of two repeats, is never too small.
+        if repeats > 1 && microbatches < round {
+            return Err(PipelineError::TooFewMicrobatches { microbatches, round });
         }
         Ok(())
+    }
+}
+
+impl From<ScheduleError> for PipelineError {
+    fn from(error: ScheduleError) -> PipelineError {
+        PipelineError::Table(Box::new(error))
     }
 }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::{PipelineOptions, Schedule};
+use super::PipelineOptions;
 
 /// What one stage works on in one iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -53,14 +53,6 @@ impl PipelineOptions {
         let item = iteration.checked_sub(self.delay() * stage)?;
         (item < self.microbatches * self.repeats)
             .then(|| Task { microbatch: item % self.microbatches, repeat: item / self.microbatches })
-    }
-
-    /// For the schedule 1F1B: the microbatch whose backward pass a stage does in an iteration, after the forward pass
-    /// of [`PipelineOptions::task`].
-    pub fn backward_task(&self, iteration: usize, stage: usize) -> Option<usize> {
-        let lag = 2 * (self.stages - 1) - stage;
-        let microbatch = iteration.checked_sub(lag)?;
-        (self.schedule == Schedule::OneForwardOneBackward && microbatch < self.microbatches).then_some(microbatch)
     }
 
     /// The phases, in order. Those with weights in a sliding window change repeats in phases of their own.

@@ -1,4 +1,7 @@
 //! What all stages do at once in an iteration: the user's layer, mapped over the stages.
+//!
+//! Where stages branch, there is no such thing: the function is that of one stage, and the dimension of stages is
+//! missing from all types here.
 
 use super::PipelineOptions;
 use crate::autodiff::Halves;
@@ -56,13 +59,14 @@ pub(super) struct Iteration {
 pub(super) struct StageFunction {
     /// The layers of one stage: outer tensors that they use, then [`StageInputs`] without stages.
     one: Graph,
-    /// The same, mapped over the stages.
+    /// The same, mapped over the stages, or for one stage.
     all: Graph,
     /// Outer tensors that the layer uses.
     pub(super) captured: Vec<Tensor>,
     /// Where the activations stand among the graph's inputs: after captured tensors and weights.
     x_position: usize,
-    stages: usize,
+    /// Over how many stages it is mapped; none if it is that of one.
+    stages: Option<usize>,
     place: Place,
 }
 
@@ -77,7 +81,8 @@ pub(super) struct StageHalves {
 }
 
 /// A graph mapped over the stages. `shared` says of each input whether all stages have the same.
-fn over_stages(one: &Graph, shared: &[bool], stages: usize, place: Place) -> Option<Graph> {
+fn over_stages(one: &Graph, shared: &[bool], stages: Option<usize>, place: Place) -> Option<Graph> {
+    let Some(stages) = stages else { return Some(one.clone()) };
     let input = |(ty, shared): (&TensorType, &bool)| match shared {
         true => zeros(ty.dtype, &ty.dims),
         false => zeros(ty.dtype, [&[stages], &ty.dims[..]].concat()),
@@ -127,8 +132,9 @@ impl StageFunction {
         let stage = traced.and_then(|(one, captured)| {
             let x_position = captured.len() + weight_count;
             let shared: Vec<bool> = (0..one.inputs().len()).map(|input| input < captured.len()).collect();
-            let all = over_stages(&one, &shared, options.stages, place)?;
-            Some(StageFunction { one, all, captured, x_position, stages: options.stages, place })
+            let stages = (!options.schedule.branches()).then_some(options.stages);
+            let all = over_stages(&one, &shared, stages, place)?;
+            Some(StageFunction { one, all, captured, x_position, stages, place })
         });
         (stage, aux)
     }
@@ -136,6 +142,19 @@ impl StageFunction {
     /// The types of the auxiliary values.
     pub(super) fn aux_types(&self) -> impl Iterator<Item = &TensorType> {
         self.all.output_types().skip(1)
+    }
+
+    /// Whether it is mapped over the stages.
+    pub(super) fn is_mapped(&self) -> bool {
+        self.stages.is_some()
+    }
+
+    /// A type `[S, ..]` as this function has it.
+    pub(super) fn type_of_part(&self, mut ty: TensorType) -> TensorType {
+        if !self.is_mapped() {
+            ty.dims.remove(0);
+        }
+        ty
     }
 
     /// The type of the activations after the layers.
@@ -199,12 +218,16 @@ impl StageFunction {
         let cotangents = [&[y], &aux[..]].concat();
         let arguments = halves.halves.arguments(&[captured, &inputs.leaves()].concat(), &residuals, &cotangents);
         let results = trace::inline(&halves.backward, &arguments, self.place);
-        let active = halves.halves.active();
-        let gradients = |input: usize| active.iter().position(|&active| active == input).map(|at| results[at]);
+        let gradients = |input: usize| gradient_of(&halves.halves, &results, input);
         let weights = (captured.len()..self.x_position).zip(&inputs.weights);
         let weights = weights.map(|(input, weight)| gradients(input).unwrap_or_else(|| weight.zeros_like())).collect();
         (weights, gradients(self.x_position).unwrap_or_else(|| x.zeros_like()))
     }
+}
+
+/// The cotangent of an input of a function, among those that its backward half returns.
+pub(super) fn gradient_of(halves: &Halves, gradients: &[Tensor], input: usize) -> Option<Tensor> {
+    halves.active().iter().position(|&active| active == input).map(|at| gradients[at])
 }
 
 /// The slices of the leading dimension. Their cotangents are put together again, rather than each padded and all added:

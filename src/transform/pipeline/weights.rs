@@ -79,7 +79,8 @@ impl<'a> Weights<'a> {
         (shared, activations): (&str, &[&str]),
         place: Place,
     ) -> Weights<'a> {
-        let first = usize::from(options.repeats > 1);
+        // Those of a loss are not stacked.
+        let first = usize::from(!shared.is_empty() && options.parts() > 1);
         let names = stacked.names.iter().map(|names| names.iter().skip(first).copied().collect()).collect();
         let rows: AxisNames =
             activations.split_last().map_or(&[][..], |(_, rows)| rows).iter().map(|name| Name::new(name)).collect();

@@ -2,15 +2,18 @@
 
 use std::panic::Location;
 
-use super::one_f_one_b::{Found, LossFunction, Pass, rows_of_all};
-use super::stage::{STAGE, StageFunction};
-use super::weights::{Number, Weights, Window, in_types_of};
+use super::loss_function::LossFunction;
+use super::schedule::{Columns, Table};
+use super::stage::{STAGE, StageFunction, StageHalves};
+use super::ticks::{Found, Ticks};
+use super::weights::{Weights, in_types_of};
 use super::{
-    LayerPlace, LossAt, PipelineInput, PipelineOptions, Program, Schedule, StackedWeights, by_microbatch,
-    check_captured, in_order, into_slots, out_of_slots, pipeline, stage_names, trace_stage, zeros_of,
+    LayerPlace, LossAt, PipelineInput, PipelineOptions, StackedWeights, by_microbatch, check_captured, into_slots,
+    pipeline, rows_of_all, stage_names, trace_stage, zeros_of,
 };
-use crate::ir::{AxisNames, DType, Name};
-use crate::trace::{self, Place, Tensor, TraceErrorKind, Tree, arange, custom_vjp, full, refill, scan, zeros};
+use crate::autodiff::Halves;
+use crate::ir::{AxisNames, Name};
+use crate::trace::{self, Place, Tensor, TraceErrorKind, Tree, custom_vjp, refill, zeros};
 
 /// The loss behind a pipeline.
 #[derive(Clone, Debug)]
@@ -29,8 +32,8 @@ pub struct PipelineLoss<H> {
 /// scalar. It is a sum over rows, so it may be computed microbatch by microbatch. Returns the loss with all penalties,
 /// and the auxiliary values, through which only the gradient of the penalties flows.
 ///
-/// With the schedule 1F1B the loss of a microbatch and its gradient are computed while others are on their way;
-/// otherwise the loss is that of the whole batch.
+/// Where stages [branch](super::Schedule::branches), the loss of a microbatch and its gradient are computed while
+/// others are on their way; otherwise the loss is that of the whole batch.
 #[track_caller]
 pub fn pipeline_with_loss<W, X, A, H>(
     options: &PipelineOptions,
@@ -47,7 +50,7 @@ where
     H: Tree<Leaf = Tensor>,
 {
     let place = Location::caller();
-    if options.schedule == Schedule::OneForwardOneBackward {
+    if options.schedule.branches() {
         return in_one_loop(options, &stacked, &input, layer, (&head, loss), place);
     }
     let rows = input.rows.clone();
@@ -77,12 +80,29 @@ where
     let (stage, aux) = trace_stage(options, LossAt::InLoop, stacked, input, layer, place);
     let Some(stage) = stage else { return failed(&aux) };
     let Some(loss) = trace_loss(options, input, head, loss, place) else { return failed(&aux) };
+    let (table, columns) = match options.table().and_then(|table| Ok((Columns::of(&table)?, table))) {
+        Ok((columns, table)) => (table, columns),
+        Err(problem) => {
+            trace::fail(TraceErrorKind::from(super::PipelineError::from(problem)), place);
+            return failed(&aux);
+        }
+    };
     let names = stage_names(&input.names);
     let weights = Weights::new(options, stacked, (STAGE, &input.names), place);
     // The loss is not of any stage: stages may split its rows.
     let loss_weights = Weights::new(options, &head.weights, ("", &head.names), place);
-    let program = Program { options, stage: &stage, weights: &weights, names: &names, place };
-    let whole = WithLoss { program, loss: &loss, loss_weights: &loss_weights, penalties: &head.penalties };
+    let whole = WithLoss {
+        options,
+        table: &table,
+        columns: &columns,
+        stage: &stage,
+        weights: &weights,
+        names: &names,
+        place,
+        loss: &loss,
+        loss_weights: &loss_weights,
+        penalties: &head.penalties,
+    };
     let (value, sums) = trace::composite(place, || {
         let io = into_slots(options, input.x, &names, place);
         let (captured, of_loss) = (stage.captured.clone(), loss.captured.clone());
@@ -139,7 +159,13 @@ where
 
 /// A pipeline with its loss, both traced.
 struct WithLoss<'a> {
-    program: Program<'a>,
+    options: &'a PipelineOptions,
+    table: &'a Table,
+    columns: &'a Columns,
+    stage: &'a StageFunction,
+    weights: &'a Weights<'a>,
+    names: &'a AxisNames,
+    place: Place,
     loss: &'a LossFunction,
     loss_weights: &'a Weights<'a>,
     penalties: &'a [f64],
@@ -171,71 +197,53 @@ impl WithLoss<'_> {
         )
     }
 
-    /// The loss of everything, after all of it has gone through.
-    fn forwards(&self, [weights, io, rows, captured, head, of_loss]: Inputs) -> (Tensor, Vec<Tensor>) {
-        let Program { options, names, place, .. } = self.program;
-        let machine = self.program.machine(None, rows.clone(), captured);
-        let (state, _) = machine.run_all(&self.program.weights.before_phases(weights), io[0]);
-        let sums: Vec<Tensor> = state.aux.iter().map(|aux| aux.sum(0)).collect();
-        let dims = io[0].dims();
-        let batch = [&[dims[..3].iter().product()], &dims[3..]].concat();
-        let x = by_microbatch(options, out_of_slots(options, state.io, zeros(io[0].dtype(), batch)));
-        let rows: Vec<Tensor> =
-            rows.iter().map(|&rows| rows_of_all(names, by_microbatch(options, rows), place)).collect();
-        let head = self.loss_weights.gather(&head, 0, false);
-        let nothing = zeros(self.loss.dtype, []);
-        let (value, ()) = scan(nothing, arange(DType::S32, options.microbatches), |sum, microbatch| {
-            let of_one: Vec<Tensor> = rows.iter().map(|rows| rows.dynamic_index(0, microbatch)).collect();
-            (sum + self.loss.value(&of_loss, x.dynamic_index(0, microbatch), &head, &of_one), ())
-        });
-        (penalized(value, self.penalties, &sums), sums)
+    /// The loss and the sums of auxiliary values.
+    fn forwards(&self, inputs: Inputs) -> (Tensor, Vec<Tensor>) {
+        let Found { loss, aux, .. } = self.run(inputs, None);
+        let sums: Vec<Tensor> = aux.iter().map(|aux| aux.sum(0)).collect();
+        (penalized(loss, self.penalties, &sums), sums)
     }
 
     /// The loss, the sums of auxiliary values, and the gradients with respect to weights, inputs and the weights of the
     /// loss.
     fn both_ways(&self, inputs: Inputs) -> (Tensor, Vec<Tensor>, [Vec<Tensor>; 3]) {
-        let [weights, io, rows, captured, head, of_loss] = inputs;
-        let Program { options, stage, weights: stages, names, place } = self.program;
-        let (Some(halves), Some(loss_halves)) = (stage.differentiate(), self.loss.differentiate()) else {
+        let [weights, io, _, _, head, _] = inputs.clone();
+        let (Some(halves), Some(loss_halves)) = (self.stage.differentiate(), self.loss.differentiate()) else {
             // An error has been noted.
             return (io[0], Vec::new(), [weights, io, head]);
         };
-        let aux = self.cotangents_of_aux(stage);
-        let by_microbatch = |&rows: &Tensor| rows_of_all(names, by_microbatch(options, rows), place);
-        let rows_of_loss: Vec<Tensor> = rows.iter().map(by_microbatch).collect();
-        let machine = self.program.machine(Some(&halves), rows, captured);
-        // With one repeat, all plans but that of gathering in every iteration are the same.
-        let gathered = match options.weights.slides() {
-            true => stages.of_repeat(&weights, Number::Known(0)),
-            false => stages.before_phases(weights.clone()),
-        };
-        let window = Window::One(gathered);
-        let pass = Pass {
-            machine: &machine,
-            halves: &halves,
-            loss: self.loss,
-            loss_halves: &loss_halves,
-            loss_weights: &self.loss_weights.gather(&head, 0, false),
-            loss_captured: &of_loss,
-            rows: &rows_of_loss,
-            window: &window,
-            aux: &aux,
-        };
-        let found = pass.run(io[0]);
-        let Found { loss, aux, io, .. } = found;
+        let Found { loss, aux, weights: of_weights, io: of_io, loss_weights } =
+            self.run(inputs, Some((&halves, &loss_halves)));
         let sums: Vec<Tensor> = aux.iter().map(|aux| aux.sum(0)).collect();
-        // Cotangents took the slots that inputs left: the first of them after 2 (S - 1) iterations.
-        let io = in_order(options, io, 2 * (options.stages - 1));
-        let of_weights = in_types_of(&weights, stages.scatter(found.weights, false));
-        let of_head = in_types_of(&head, self.loss_weights.scatter(found.loss_weights, false));
-        let gradients = [of_weights, vec![io], of_head];
+        let of_weights = in_types_of(&weights, self.weights.scatter(of_weights, self.options.parts() > 1));
+        let of_head = in_types_of(&head, self.loss_weights.scatter(loss_weights, false));
+        let gradients = [of_weights, of_io.into_iter().collect(), of_head];
         (penalized(loss, self.penalties, &sums), sums, gradients)
     }
 
-    /// For each auxiliary value, what its penalty's gradient is: `[S, ..]`.
-    fn cotangents_of_aux(&self, stage: &StageFunction) -> Vec<Tensor> {
-        let penalties = self.penalties.iter().copied().chain(std::iter::repeat(0.0));
-        stage.aux_types().zip(penalties).map(|(ty, weight)| full(ty.dtype, &ty.dims, weight)).collect()
+    /// All ticks; with the backward pass, if the derivatives are given.
+    fn run(&self, inputs: Inputs, halves: Option<(&StageHalves, &Halves)>) -> Found {
+        let [weights, io, rows, captured, head, of_loss] = inputs;
+        let &WithLoss { options, columns, stage, names, place, loss, penalties, .. } = self;
+        let rows: Vec<Tensor> =
+            rows.iter().map(|&rows| rows_of_all(names, by_microbatch(options, rows), place)).collect();
+        let ticks = Ticks {
+            options,
+            shape: self.table.shape,
+            columns,
+            stage,
+            halves,
+            captured: &captured,
+            loss,
+            loss_weights: &self.loss_weights.gather(&head, 0, false),
+            loss_captured: &of_loss,
+            rows: &rows,
+            weights: &self.weights.gather(&weights, 0, options.parts() > 1),
+            penalties,
+            names,
+            place,
+        };
+        ticks.run(io[0])
     }
 }
 

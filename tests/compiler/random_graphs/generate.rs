@@ -584,6 +584,7 @@ fn make_scan(m: &mut Maker, step: &Step) -> Option<Vec<Value>> {
         invariant_count: invariants.len(),
         carry_count: carries.len(),
         reverse: flags % 2 == 1,
+        parallel: false,
         unroll: 1,
     };
     m.many(scan, &operands)
@@ -631,7 +632,7 @@ fn make_while(m: &mut Maker, step: &Step) -> Option<Vec<Value>> {
         outputs.push(body.choose(0, |ty| ty == m.ty(operand))?);
     }
     let (condition, body) = (Arc::new(condition.finish(vec![goes_on])), Arc::new(body.finish(outputs)));
-    m.many(While { condition, body, invariant_count }, &operands)
+    m.many(While { condition, body, invariant_count, at_most: 0 }, &operands)
 }
 
 impl Maker {

@@ -4,7 +4,6 @@ use super::error::invalid;
 use super::placement::Placement;
 use super::validate::Checked;
 use super::{PipelineConfig, RunConfig};
-use meshloom::transform::pipeline::Schedule;
 
 /// What the logits that a device makes at a time should take at most, in bytes: 512 tokens of a vocabulary of 128 Ki.
 /// More chunks save little beside the gradient of the matrix, which each adds to.
@@ -36,7 +35,7 @@ impl RunConfig {
     fn share_of_loss(&self, placement: &Placement) -> Share {
         let (rows, batch, length) = match &self.pipeline {
             None => (self.rows_at_once(), "activation_batch", "activation_length"),
-            Some(PipelineConfig { schedule: Schedule::OneForwardOneBackward, .. }) => {
+            Some(PipelineConfig { schedule, .. }) if schedule.branches() => {
                 (self.rows_of_layer(), "activation_batch", "activation_logits_length")
             }
             Some(_) => (self.rows_at_once(), "activation_embed_and_logits_batch", "activation_length"),

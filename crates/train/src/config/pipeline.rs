@@ -5,7 +5,7 @@ use super::validate::{Checked, needs_section};
 use super::{PipelineConfig, PipelineRemat, RunConfig};
 use meshloom::ir::Name;
 use meshloom::ops::RematPolicy;
-use meshloom::transform::pipeline::{PipelineError, PipelineOptions, Schedule};
+use meshloom::transform::pipeline::{PipelineError, PipelineOptions};
 
 impl RunConfig {
     /// What `[remat]` says: the policy with its names.
@@ -38,6 +38,7 @@ impl RunConfig {
         PipelineOptions {
             stages,
             repeats: pipeline.repeats,
+            chunks: pipeline.chunks,
             microbatches: pipeline.microbatches,
             layers_per_stage: pipeline.layers_per_stage / self.stack().cycle.len().max(1),
             weights: pipeline.weights,
@@ -118,14 +119,15 @@ impl RunConfig {
 
     /// Checks that the layers of a pipeline are those that its stages hold.
     fn validate_layers_of_pipeline(&self, pipeline: &PipelineConfig, stages: usize) -> Checked {
-        let &PipelineConfig { repeats, layers, layers_per_stage, .. } = pipeline;
+        let &PipelineConfig { repeats, chunks, layers, layers_per_stage, .. } = pipeline;
         let stack = self.stack();
         let cycle = stack.cycle.len().max(1);
-        let (all, factors) = (cycle * stack.cycles, ["pipeline.repeats", "pipeline.layers_per_stage"]);
-        let held = stages.saturating_mul(repeats).saturating_mul(layers_per_stage);
+        let (key, parts) =
+            if pipeline.schedule.has_chunks() { ("pipeline.chunks", chunks) } else { ("pipeline.repeats", repeats) };
+        let (all, factors) = (cycle * stack.cycles, [key, "pipeline.layers_per_stage"]);
+        let held = stages.saturating_mul(parts).saturating_mul(layers_per_stage);
         let product = format!(
-            "stages * pipeline.repeats * pipeline.layers_per_stage, which is {stages} * {repeats} * {layers_per_stage} = \
-             {held}"
+            "stages * {key} * pipeline.layers_per_stage, which is {stages} * {parts} * {layers_per_stage} = {held}"
         );
         if layers > 0 && layers != held {
             let reason = format!("it must be {product}");
@@ -141,9 +143,9 @@ impl RunConfig {
                 return Err(invalid("model.layers", all, &reason).because(factors));
             }
             let reason = format!("the model has {all} layers in whole cycles, which must be {product}{instead}");
-            return Err(invalid("pipeline.repeats", repeats, &reason).because(factors));
+            return Err(invalid(key, parts, &reason).because(factors));
         }
-        if pipeline.schedule == Schedule::OneForwardOneBackward && !stack.suffix.is_empty() {
+        if pipeline.schedule.branches() && !stack.suffix.is_empty() {
             let behind = stack.suffix.len();
             let reason = format!("it has the loss in its loop, and the model has {behind} layers behind the pipeline");
             return Err(invalid("pipeline.schedule", pipeline.schedule.name(), &reason));
@@ -185,10 +187,13 @@ fn refusal(pipeline: &PipelineConfig, error: &PipelineError) -> ConfigError {
         PipelineError::Repeats { .. } | PipelineError::NeedsLoss { .. } => {
             invalid("pipeline.schedule", pipeline.schedule.name(), reason)
         }
-        PipelineError::OneForwardOneBackward { .. } if pipeline.delay_forwarding => {
+        PipelineError::Branches { .. } if pipeline.delay_forwarding => {
             invalid("pipeline.delay_forwarding", true, reason)
         }
-        PipelineError::OneForwardOneBackward { .. } => invalid("pipeline.weights", pipeline.weights.name(), reason),
+        PipelineError::Branches { .. } => invalid("pipeline.weights", pipeline.weights.name(), reason),
+        PipelineError::Chunks { .. } | PipelineError::Zero { what: "chunks" } => {
+            invalid("pipeline.chunks", pipeline.chunks, reason)
+        }
         PipelineError::Zero { what: "repeats" } => invalid("pipeline.repeats", pipeline.repeats, reason),
         PipelineError::Zero { what: "layers per stage" } => {
             invalid("pipeline.layers_per_stage", pipeline.layers_per_stage, reason)
@@ -197,6 +202,8 @@ fn refusal(pipeline: &PipelineConfig, error: &PipelineError) -> ConfigError {
         PipelineError::Zero { .. }
         | PipelineError::Microbatches { .. }
         | PipelineError::TooFewMicrobatches { .. }
+        | PipelineError::TooFewToFill { .. }
+        | PipelineError::Table(_)
         | PipelineError::Batch { .. }
         | PipelineError::Weight { .. } => invalid("pipeline.microbatches", pipeline.microbatches, reason),
     }

@@ -360,14 +360,17 @@ section! {
     /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more
     /// than 1.
     PipelineConfig {
-        /// Parts into which a batch is cut to fill the pipeline; a multiple of the stages.
+        /// Parts into which a batch is cut to fill the pipeline; with the schedules gpipe and circular a multiple of
+        /// the stages, otherwise at least as many.
         microbatches: usize = 4 => AtLeast(1.0),
-        /// How often a microbatch goes round the stages.
+        /// How often a microbatch goes round the stages; more than once only with the schedule circular.
         repeats: usize = 2 => AtLeast(1.0),
+        /// Parts of the layers that each stage holds; more than one only with the schedule interleaved.
+        chunks: usize = 1 => AtLeast(1.0),
         /// Layers that the pipeline has; 0: all of the stack's cycles. Others run in front of it, or behind it, where
         /// the stages split the batch.
         layers: usize = 0,
-        /// Layers that a stage holds per repeat; where layers differ, whole cycles of them.
+        /// Layers that a stage holds per repeat, or per chunk; where layers differ, whole cycles of them.
         layers_per_stage: usize = 1 => AtLeast(1.0),
         /// When weights are gathered.
         weights: WeightPlan = WeightPlan::SlidingWindow,

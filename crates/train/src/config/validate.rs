@@ -318,12 +318,14 @@ impl RunConfig {
         let stack = self.stack();
         let cycle = stack.cycle.len().max(1);
         let (layers, of) = match &self.pipeline {
-            Some(pipeline) if cycle == 1 => {
-                (pipeline.repeats * pipeline.layers_per_stage, "the layers of a stage, of which there are")
-            }
-            Some(pipeline) => {
-                (pipeline.repeats * pipeline.layers_per_stage / cycle, "the cycles of a stage, of which there are")
-            }
+            Some(pipeline) if cycle == 1 => (
+                pipeline.repeats * pipeline.chunks * pipeline.layers_per_stage,
+                "the layers of a stage, of which there are",
+            ),
+            Some(pipeline) => (
+                pipeline.repeats * pipeline.chunks * pipeline.layers_per_stage / cycle,
+                "the cycles of a stage, of which there are",
+            ),
             None if cycle > 1 => (stack.cycles, "the cycles of layers, of which there are"),
             None => (stack.cycles, "model.layers, which is"),
         };

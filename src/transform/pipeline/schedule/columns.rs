@@ -96,8 +96,8 @@ pub struct Columns {
     pub arrives_from_right: Vec<Vec<i32>>,
     /// The slot of the inbox for the result of this stage's own F: only at the turn of a V.
     pub forward_stays: Vec<Vec<i32>>,
-    /// The slot of the inbox for the result of this stage's own B: only at the turn of a V. F and B can both stay in one
-    /// tick.
+    /// The slot of the inbox for the result of this stage's own B: only at the turn of a V. F and B can both stay in
+    /// one tick.
     pub backward_stays: Vec<Vec<i32>>,
 
     /// `[tick]`: the microbatch that F of the first virtual stage takes from outside; it is on stage 0.

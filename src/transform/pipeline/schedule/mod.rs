@@ -90,8 +90,8 @@ pub struct Piece {
 /// What one stage does in one tick, in this order.
 ///
 /// After the forward pass of the last virtual stage, the loss of the microbatch is computed in the same tick. So the
-/// backward pass of the same item can follow in this tick. Everything else that another virtual stage needs, on the same
-/// stage too, is there from the next tick on. Weights of an item can follow in the tick of its backward pass.
+/// backward pass of the same item can follow in this tick. Everything else that another virtual stage needs, on the
+/// same stage too, is there from the next tick on. Weights of an item can follow in the tick of its backward pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Cell {
     /// The forward pass of an item, F.

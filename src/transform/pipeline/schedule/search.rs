@@ -44,8 +44,8 @@ impl Table {
         Table::searched(&[shape], costs, stages as f64)
     }
 
-    /// The best table for so many chunks over both placements, with the backward pass in one part or, if `split` allows,
-    /// in two. See [`Table::searched`].
+    /// The best table for so many chunks over both placements, with the backward pass in one part or, if `split`
+    /// allows, in two. See [`Table::searched`].
     ///
     /// # Errors
     /// As [`Table::searched`]. The placement of `shape` means nothing.

@@ -138,8 +138,8 @@ fn works(cell: &Cell) -> impl Iterator<Item = Work> + '_ {
 
 impl Table {
     /// Checks that every item has one forward pass, one backward pass and, if the backward pass is split, each piece of
-    /// its weights once, on its stage; that what each needs is there in time; that each permute carries one payload from
-    /// each stage; and that microbatches enter and leave in ascending order.
+    /// its weights once, on its stage; that what each needs is there in time; that each permute carries one payload
+    /// from each stage; and that microbatches enter and leave in ascending order.
     ///
     /// # Errors
     /// The first entry that is wrong: its tick, its stage, and what it would have to be.

@@ -1,9 +1,10 @@
 //! The schedule of a pipeline as data: what every stage does in every iteration, and when the weights of each repeat
 //! are whole. It is a function of the options alone; nothing is traced.
 //!
-//! Time is counted in columns. With [`Schedule::Gpipe`] and [`Schedule::Circular`] the iterations of the forward pass
-//! come first, then those of the backward pass, the last iteration first. With [`Schedule::OneForwardOneBackward`] a
-//! column has both.
+//! Time is counted in columns. With [`Schedule::Gpipe`](super::Schedule::Gpipe) and
+//! [`Schedule::Circular`](super::Schedule::Circular) the iterations of the forward pass come first, then those of the
+//! backward pass, the last iteration first. Where stages [branch](super::Schedule::branches), a column is a tick, and
+//! has both; what is said of repeats holds of chunks there.
 //!
 //! ```
 //! # use meshloom::transform::pipeline::{PipelineOptions, Schedule, Timeline, WeightPlan};
@@ -20,7 +21,9 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::{PipelineOptions, Schedule, Task, WeightPlan, WeightUse};
+use super::schedule::{Cell, Columns, Item};
+use super::turns::Turns;
+use super::{PipelineOptions, Task, WeightPlan, WeightUse};
 
 /// What every stage does, and when weights are gathered.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -81,13 +84,15 @@ pub struct Scatter {
 /// Sums over a schedule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Counts {
-    /// Iterations of the forward pass; with 1F1B, of both.
+    /// Iterations of the forward pass; where stages branch, ticks, which have both passes.
     pub iterations: usize,
-    /// Those of them in which a stage has work: M R.
+    /// Those of them in which a stage has a forward pass to do: M R, or M v.
     pub real_iterations: usize,
     /// The others: D (S - 1); with 1F1B, 2 (S - 1).
     pub bubble_iterations: usize,
-    /// The part of all iterations that are bubbles, of each stage.
+    /// The part of all iterations that are bubbles, of each stage. Where stages branch, the part of the time in which a
+    /// stage waits: a tick is as long as the longest work of a stage, with backward passes twice as long as forward
+    /// passes, or three times with full rematerialization.
     pub bubble_fraction: f64,
     /// How often a device gathers its part of a weight of one repeat, in the forward pass.
     pub gathers_forward: usize,
@@ -116,7 +121,7 @@ impl Timeline {
         let counts = counts(options, &columns, &windows);
         Timeline {
             stages: options.stages,
-            repeats: options.repeats,
+            repeats: options.parts(),
             microbatches: options.microbatches,
             delay: options.delay(),
             schedule: options.schedule.name(),
@@ -134,21 +139,18 @@ impl Timeline {
     }
 }
 
-fn is_interleaved(options: &PipelineOptions) -> bool {
-    options.schedule == Schedule::OneForwardOneBackward
-}
-
 fn columns(options: &PipelineOptions) -> Vec<Column> {
     let forward = |iteration| (0..options.stages).map(|stage| options.task(iteration, stage)).collect();
-    if is_interleaved(options) {
-        let backward =
-            |iteration, stage| options.backward_task(iteration, stage).map(|microbatch| Task { microbatch, repeat: 0 });
-        let column = |iteration| Column {
+    if options.schedule.branches() {
+        let task = |item: Option<Item>| item.map(|Item { chunk, microbatch }| Task { microbatch, repeat: chunk });
+        let column = |(iteration, cells): (usize, &Vec<Cell>)| Column {
             iteration,
-            forward: forward(iteration),
-            backward: (0..options.stages).map(|stage| backward(iteration, stage)).collect(),
+            forward: cells.iter().map(|cell| task(cell.forward)).collect(),
+            backward: cells.iter().map(|cell| task(cell.backward)).collect(),
         };
-        return (0..options.microbatches + 2 * (options.stages - 1)).map(column).collect();
+        // Options that are valid have a table.
+        let ticks = options.table().map(|table| table.ticks).unwrap_or_default();
+        return ticks.iter().enumerate().map(column).collect();
     }
     let there = (0..options.iterations()).map(|iteration| Column {
         iteration,
@@ -165,12 +167,12 @@ fn columns(options: &PipelineOptions) -> Vec<Column> {
 
 /// When weights are gathered and released, and gradients scattered.
 fn weights(options: &PipelineOptions, columns: usize) -> (Vec<WeightWindow>, Vec<Scatter>) {
-    let all = 0..options.repeats;
+    let all = 0..options.parts();
     let once = |alive: Range<usize>| WeightWindow { repeats: all.clone(), gather: alive.start..alive.start, alive };
     let turn = columns / 2;
     match options.weights {
         WeightPlan::PerIteration => (Vec::new(), Vec::new()),
-        _ if is_interleaved(options) => (vec![once(0..columns)], vec![Scatter { repeats: all, column: columns }]),
+        _ if options.schedule.branches() => (vec![once(0..columns)], vec![Scatter { repeats: all, column: columns }]),
         WeightPlan::GatherOnce => {
             let windows =
                 if options.keep_gathered { vec![once(0..columns)] } else { vec![once(0..turn), once(turn..columns)] };
@@ -228,11 +230,11 @@ impl RepeatSpan {
 }
 
 fn counts(options: &PipelineOptions, columns: &[Column], windows: &[WeightWindow]) -> Counts {
-    let interleaved = is_interleaved(options);
-    let iterations = if interleaved { columns.len() } else { options.iterations() };
-    let real_iterations = options.microbatches * options.repeats;
+    let by_table = options.schedule.branches().then(|| of_table(options)).flatten();
+    let iterations = if by_table.is_some() { columns.len() } else { options.iterations() };
+    let real_iterations = options.microbatches * options.parts();
     let bubble_iterations = iterations - real_iterations;
-    let turn = if interleaved { columns.len() } else { options.iterations() };
+    let turn = if by_table.is_some() { columns.len() } else { options.iterations() };
     let gathers = |backward: bool| match options.weights {
         WeightPlan::PerIteration => options.iterations(),
         _ => {
@@ -246,25 +248,42 @@ fn counts(options: &PipelineOptions, columns: &[Column], windows: &[WeightWindow
         iterations,
         real_iterations,
         bubble_iterations,
-        bubble_fraction: bubble_iterations as f64 / iterations as f64,
+        bubble_fraction: match &by_table {
+            Some(table) => table.bubbles,
+            None => bubble_iterations as f64 / iterations as f64,
+        },
         gathers_forward: gathers(false),
         gathers_backward: gathers(true),
-        scatters: if options.weights == WeightPlan::PerIteration { options.iterations() } else { options.repeats },
-        permutes: permutes(options, iterations),
+        scatters: if options.weights == WeightPlan::PerIteration { options.iterations() } else { options.parts() },
+        permutes: by_table.as_ref().map_or_else(|| permutes(options, iterations), |table| table.permutes),
         alive: (0..options.stages).map(|stage| alive(columns, stage)).collect(),
-        stashed_iterations: if interleaved { 2 * options.stages - 1 } else { iterations },
+        stashed_iterations: by_table.as_ref().map_or(iterations, |table| table.held),
         gathered_repeats: (0..columns.len()).map(at_once).max().unwrap_or(0).max(1),
     }
 }
 
+/// What is counted of a table.
+struct OfTable {
+    bubbles: f64,
+    permutes: usize,
+    held: usize,
+}
+
+/// Options that are valid have a table.
+fn of_table(options: &PipelineOptions) -> Option<OfTable> {
+    let table = options.table().ok()?;
+    let (columns, simulated) = (Columns::of(&table).ok()?, table.simulate(&options.costs()).ok()?);
+    let turns = Turns::of(&columns, table.shape);
+    // Two permutes at the end of each tick, and one for each turn.
+    let moved = 2 * turns.ticks.len() + turns.count();
+    let permutes = if options.stages == 1 { 0 } else { moved };
+    Some(OfTable { bubbles: simulated.bubble_lockstep, permutes, held: columns.slots.held_b })
+}
+
 /// In every iteration what stages hand on; where inputs enter or results leave, the slot that moves with them as well.
-/// With 1F1B each iteration hands on activations and gradients, and one slot has inputs and what becomes of them.
 fn permutes(options: &PipelineOptions, iterations: usize) -> usize {
     if options.stages == 1 {
         return 0;
-    }
-    if is_interleaved(options) {
-        return 3 * iterations;
     }
     let moving = options.phases().into_iter().filter(|phase| phase.takes_inputs || phase.gives_outputs);
     2 * (iterations + moving.map(|phase| phase.iterations.len()).sum::<usize>())

@@ -1,0 +1,58 @@
+//! The loss of a microbatch, traced.
+
+use super::stage::gradient_of;
+use crate::autodiff::Halves;
+use crate::ir::{AxisNames, DType, Graph};
+use crate::ops::WithAxes;
+use crate::trace::{self, Place, Tensor, full, label};
+
+/// The loss of a microbatch: a traced function of activations `[mb, ..]`, its own weights and rows `[mb, ..]`.
+pub(super) struct LossFunction {
+    pub(super) graph: Graph,
+    /// Of the loss.
+    pub(super) dtype: DType,
+    pub(super) captured: Vec<Tensor>,
+    pub(super) weight_count: usize,
+    /// The logical names of the activations that it gets.
+    pub(super) names: AxisNames,
+    pub(super) place: Place,
+}
+
+impl LossFunction {
+    /// Differentiates it, with respect to activations and weights.
+    pub(super) fn differentiate(&self) -> Option<Halves> {
+        let first = self.captured.len();
+        let active: Vec<bool> =
+            (0..self.graph.inputs().len()).map(|input| (first..=first + self.weight_count).contains(&input)).collect();
+        trace::differentiate(&self.graph, &active)
+    }
+
+    /// The loss alone.
+    pub(super) fn value(&self, captured: &[Tensor], x: Tensor, weights: &[Tensor], rows: &[Tensor]) -> Tensor {
+        trace::inline(&self.graph, &[captured, &[self.named(x)], weights, rows].concat(), self.place)[0]
+    }
+
+    /// The loss, the cotangent of the activations and those of the weights.
+    pub(super) fn with_gradients(
+        &self,
+        halves: &Halves,
+        captured: &[Tensor],
+        (x, weights, rows): (Tensor, &[Tensor], &[Tensor]),
+    ) -> (Tensor, Tensor, Vec<Tensor>) {
+        let inputs = [captured, &[self.named(x)], weights, rows].concat();
+        let results = trace::inline(halves.forward(), &inputs, self.place);
+        let one = full(results[0].dtype(), [], 1.0);
+        let arguments = halves.arguments(&inputs, &results[1..], &[one]);
+        let gradients = trace::inline(halves.backward(), &arguments, self.place);
+        let first = captured.len();
+        let of_x = gradient_of(halves, &gradients, first).unwrap_or_else(|| x.zeros_like());
+        let of_weights = weights.iter().enumerate().map(|(index, weight)| {
+            gradient_of(halves, &gradients, first + 1 + index).unwrap_or_else(|| weight.zeros_like())
+        });
+        (results[0], self.named(of_x), of_weights.collect())
+    }
+
+    fn named(&self, x: Tensor) -> Tensor {
+        label(x, WithAxes::new(self.names.clone()), self.place)
+    }
+}
