@@ -31,13 +31,18 @@ impl fmt::Display for Fallback {
         let Fallback { op, ty, dim, axes, origin } = self;
         write!(f, "`{op}` cannot work on parts of dimension {dim} of {ty}: it is gathered over {}", axes.join(","))?;
         write!(f, " ({} bytes on every device)", self.bytes())?;
-        let scope = origin.scope.path();
-        if !scope.is_empty() {
-            write!(f, ", in scope `{scope}`")?;
-        }
-        if let Some(source) = origin.source() {
-            write!(f, ", at {source}")?;
-        }
-        Ok(())
+        write_place(f, origin, ",")
     }
+}
+
+/// Where an op comes from, behind a message and a mark.
+pub(super) fn write_place(f: &mut fmt::Formatter<'_>, origin: &Origin, mark: &str) -> fmt::Result {
+    let scope = origin.scope.path();
+    if !scope.is_empty() {
+        write!(f, "{mark} in scope `{scope}`")?;
+    }
+    if let Some(source) = origin.source() {
+        write!(f, "{mark} at {source}")?;
+    }
+    Ok(())
 }

@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::PartitionError;
+use super::fallback::write_place;
 use super::region::with_leading;
 use super::walk::Walk;
 use crate::ir::{Axes, Graph, NodeRef, Origin, Spec, Value};
@@ -56,14 +57,7 @@ impl fmt::Display for Stray {
                  would have to take part; split no dimension that has to be shifted or passed round in there"
             )?,
         }
-        let scope = self.origin.scope.path();
-        if !scope.is_empty() {
-            write!(f, "; in scope `{scope}`")?;
-        }
-        match self.origin.source() {
-            Some(source) => write!(f, "; at {source}"),
-            None => Ok(()),
-        }
+        write_place(f, &self.origin, ";")
     }
 }
 

@@ -15,7 +15,6 @@
 //! | `iteration` | one iteration, and its transpose |
 //! | `run`, `back` | all of them, forwards and backwards |
 //! | `timeline` | the schedule as data |
-//! | `schedule` | schedules as tables: what each stage does in each tick |
 //! | `schedule` | tables of what each stage does when, where stages branch |
 //! | `ticks` | the loop that runs a table, which contains the loss |
 //! | `turns` | how inputs come to the first stage there, and their cotangents go back |
@@ -346,10 +345,9 @@ where
 /// `[B, ..]` as `[S, M/S, mb, ..]`, where microbatches fill the slots.
 fn split_rows(options: &PipelineOptions, rows: Tensor) -> Tensor {
     let &PipelineOptions { stages, microbatches, .. } = options;
-    let (dims, slots) = (rows.dims(), microbatches / stages);
-    let rest = dims.len() as i32 - 1;
-    let cut = [stages, dims[0] / microbatches, slots];
-    let order: Vec<i32> = [0, 2, 1].into_iter().chain(3..rest + 3).collect();
+    let dims = rows.dims();
+    let cut = [stages, dims[0] / microbatches, microbatches / stages];
+    let order: Vec<i32> = [0, 2, 1].into_iter().chain(3..dims.len() as i32 + 2).collect();
     rows.reshape([&cut, &dims[1..]].concat()).transpose(&order[..])
 }
 
@@ -373,16 +371,16 @@ fn into_slots(options: &PipelineOptions, x: Tensor, names: &AxisNames, place: Pl
             // Only whole can it be padded, and cut again on the way back.
             let whole = [&[Name::new("")], &names[1..]].concat();
             let padded = label(padded, WithAxes::new(whole.into()), place);
-            padded.reshape([&[stages, slots], without_first(&rows.dims())].concat())
+            padded.reshape([&[stages, slots], without_first(&rows.dims(), 1)].concat())
         }
     };
     let names = [&names[..1], &[Name::new("")], &names[1..]].concat();
     label(split, WithAxes::new(names.into()), place)
 }
 
-/// Dimensions without the first, which a tensor that stands for an error does not have.
-fn without_first(dims: &[usize]) -> &[usize] {
-    dims.get(1..).unwrap_or_default()
+/// Dimensions without the first ones, of which a tensor that stands for an error has none.
+fn without_first(dims: &[usize], count: usize) -> &[usize] {
+    dims.get(count..).unwrap_or_default()
 }
 
 /// Results as they have left a pipeline, `[S, M/S, mb, ..]`, as a batch like `x`.

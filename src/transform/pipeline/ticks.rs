@@ -22,7 +22,7 @@ use super::schedule::{Columns, Placement, Shape};
 use super::stage::{Iteration, StageFunction, StageHalves, StageInputs};
 use super::turns::{Turn, Turns};
 use super::weights::no_sum;
-use super::{PipelineOptions, in_order, stage_names_of_one};
+use super::{PipelineOptions, in_order, stage_names_of_one, without_first};
 use crate::autodiff::Halves;
 use crate::ir::{AxisNames, DType, Literal, Name};
 use crate::ops::WithAxes;
@@ -91,8 +91,8 @@ pub(super) struct Ticks<'a> {
     pub(super) loss_captured: &'a [Tensor],
     /// Rows `[M, mb, ..]`, whole on all stages.
     pub(super) rows: &'a [Tensor],
-    /// The stacked weights, gathered: `[v, S, P, ..]` (without v if that is 1).
-    pub(super) weights: &'a [Tensor],
+    /// For each chunk, its weights, gathered: `[S, P, ..]`.
+    pub(super) weights: &'a [Vec<Tensor>],
     /// For each auxiliary value, what it counts in the loss.
     pub(super) penalties: &'a [f64],
     /// The logical names of activations `[S, mb, ..]`.
@@ -177,11 +177,6 @@ fn put(buffer: Tensor, value: Tensor, slot: Tensor) -> Tensor {
 /// Zeros, to which the cotangents of weights are added.
 fn no_sums(weights: &[Tensor]) -> Vec<Tensor> {
     weights.iter().map(|&weight| no_sum(weight)).collect()
-}
-
-/// Dimensions without the first ones, of which a tensor that stands for an error has none.
-fn without_first(dims: &[usize], count: usize) -> &[usize] {
-    dims.get(count..).unwrap_or_default()
 }
 
 fn write(buffer: Tensor, value: Tensor, place: Tensor) -> Tensor {
@@ -286,11 +281,7 @@ impl Ticks<'_> {
             io,
             done: backwards.then(|| zeros(io.dtype(), room(turns.waiting, without_first(&dims, 2)))),
             aux: self.stage.aux_types().map(|ty| zeros(ty.dtype, [&[stages], &ty.dims[..]].concat())).collect(),
-            sums: if backwards {
-                self.weights_by_chunk().iter().map(|weights| no_sums(weights)).collect()
-            } else {
-                Vec::new()
-            },
+            sums: if backwards { self.weights.iter().map(|weights| no_sums(weights)).collect() } else { Vec::new() },
             loss_sums: self.loss_weights.iter().filter(|_| backwards).map(|&weight| no_sum(weight)).collect(),
             loss: zeros(self.loss.dtype, []),
         }
@@ -308,18 +299,6 @@ impl Ticks<'_> {
         }
     }
 
-    /// For each chunk, the weights `[S, P, ..]`.
-    fn weights_by_chunk(&self) -> Vec<Vec<Tensor>> {
-        let chunk = |chunk: usize| -> Vec<Tensor> {
-            let own = |weight: &Tensor| match self.options.chunks {
-                1 => *weight,
-                _ => weight.slice(0, chunk..chunk + 1).reshape(without_first(&weight.dims(), 1)),
-            };
-            self.weights.iter().map(own).collect()
-        };
-        (0..self.options.chunks).map(chunk).collect()
-    }
-
     fn named(&self, x: Tensor) -> Tensor {
         label(x, WithAxes::new(self.names.clone()), self.place)
     }
@@ -335,7 +314,7 @@ impl Ticks<'_> {
 
     fn tick(&self, cells: Tensor, shared: Cell, state: State<Tensor>) -> State<Tensor> {
         let State { inbox, held, io, done, aux, sums, loss_sums, loss } = state;
-        let weights = self.weights_by_chunk();
+        let weights = self.weights.to_vec();
         let turns = shared.shared(Shared::Turns);
         let entry = io.dynamic_index(1, turns.maximum(0.0));
         let others = [&[entry], &aux[..]].concat();

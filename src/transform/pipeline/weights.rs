@@ -1,7 +1,7 @@
 //! The source of an iteration's weights, and the destination of their cotangents.
 
 use super::stage::STAGE;
-use super::{PipelineOptions, StackedWeights, WeightPlan};
+use super::{PipelineOptions, StackedWeights, WeightPlan, without_first};
 use crate::ir::{AxisNames, DType, Name};
 use crate::ops::WithAxes;
 use crate::trace::{Place, Tensor, VmapOptions, barrier, concatenate, full, label, vmap_with, zeros};
@@ -127,11 +127,11 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// The weights of a repeat as they are in the stack.
+    /// The weights of a repeat, or of a chunk, as they are in the stack.
     pub(super) fn at_rest(&self, stacked: &[Tensor], repeat: Number) -> Vec<Tensor> {
-        let own = |weight: &Tensor| match (self.options.repeats, repeat) {
+        let own = |weight: &Tensor| match (self.options.parts(), repeat) {
             (1, _) => *weight,
-            (_, Number::Known(repeat)) => weight.slice(0, repeat..repeat + 1).reshape(&weight.dims()[1..]),
+            (_, Number::Known(repeat)) => weight.slice(0, repeat..repeat + 1).reshape(without_first(&weight.dims(), 1)),
             (_, Number::Traced(repeat)) => weight.dynamic_index(0, repeat),
         };
         stacked.iter().map(own).collect()

@@ -6,7 +6,7 @@ use super::loss_function::LossFunction;
 use super::schedule::{Columns, Table};
 use super::stage::{STAGE, StageFunction, StageHalves};
 use super::ticks::{Found, Ticks};
-use super::weights::{Weights, in_types_of};
+use super::weights::{Number, Weights, in_types_of};
 use super::{
     LayerPlace, LossAt, PipelineInput, PipelineOptions, StackedWeights, by_microbatch, check_captured, into_slots,
     pipeline, rows_of_all, stage_names, trace_stage, zeros_of,
@@ -227,6 +227,9 @@ impl WithLoss<'_> {
         let &WithLoss { options, columns, stage, names, place, loss, penalties, .. } = self;
         let rows: Vec<Tensor> =
             rows.iter().map(|&rows| rows_of_all(names, by_microbatch(options, rows), place)).collect();
+        let gathered = self.weights.gather(&weights, 0, options.parts() > 1);
+        let of_chunk = |chunk: usize| self.weights.at_rest(&gathered, Number::Known(chunk));
+        let weights: Vec<Vec<Tensor>> = (0..options.chunks).map(of_chunk).collect();
         let ticks = Ticks {
             options,
             shape: self.table.shape,
@@ -238,7 +241,7 @@ impl WithLoss<'_> {
             loss_weights: &self.loss_weights.gather(&head, 0, false),
             loss_captured: &of_loss,
             rows: &rows,
-            weights: &self.weights.gather(&weights, 0, options.parts() > 1),
+            weights: &weights,
             penalties,
             names,
             place,

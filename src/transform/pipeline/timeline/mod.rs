@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::schedule::{Cell, Columns, Item};
+use super::schedule::{Cell, Columns, Item, Table};
 use super::turns::Turns;
 use super::{PipelineOptions, Task, WeightPlan, WeightUse};
 
@@ -116,9 +116,11 @@ pub struct Counts {
 impl Timeline {
     /// The schedule of a pipeline, whose options are [valid](PipelineOptions::validate).
     pub fn of(options: &PipelineOptions) -> Timeline {
-        let columns = columns(options);
+        // Options that are valid have a table, if their stages branch.
+        let table = options.schedule.branches().then(|| options.table().ok()).flatten();
+        let columns = columns(options, table.as_ref());
         let (windows, scatters) = weights(options, columns.len());
-        let counts = counts(options, &columns, &windows);
+        let counts = counts(options, table.as_ref(), &columns, &windows);
         Timeline {
             stages: options.stages,
             repeats: options.parts(),
@@ -139,18 +141,16 @@ impl Timeline {
     }
 }
 
-fn columns(options: &PipelineOptions) -> Vec<Column> {
+fn columns(options: &PipelineOptions, table: Option<&Table>) -> Vec<Column> {
     let forward = |iteration| (0..options.stages).map(|stage| options.task(iteration, stage)).collect();
-    if options.schedule.branches() {
+    if let Some(table) = table {
         let task = |item: Option<Item>| item.map(|Item { chunk, microbatch }| Task { microbatch, repeat: chunk });
         let column = |(iteration, cells): (usize, &Vec<Cell>)| Column {
             iteration,
             forward: cells.iter().map(|cell| task(cell.forward)).collect(),
             backward: cells.iter().map(|cell| task(cell.backward)).collect(),
         };
-        // Options that are valid have a table.
-        let ticks = options.table().map(|table| table.ticks).unwrap_or_default();
-        return ticks.iter().enumerate().map(column).collect();
+        return table.ticks.iter().enumerate().map(column).collect();
     }
     let there = (0..options.iterations()).map(|iteration| Column {
         iteration,
@@ -229,8 +229,8 @@ impl RepeatSpan {
     }
 }
 
-fn counts(options: &PipelineOptions, columns: &[Column], windows: &[WeightWindow]) -> Counts {
-    let by_table = options.schedule.branches().then(|| of_table(options)).flatten();
+fn counts(options: &PipelineOptions, table: Option<&Table>, columns: &[Column], windows: &[WeightWindow]) -> Counts {
+    let by_table = table.and_then(|table| of_table(options, table));
     let iterations = if by_table.is_some() { columns.len() } else { options.iterations() };
     let real_iterations = options.microbatches * options.parts();
     let bubble_iterations = iterations - real_iterations;
@@ -269,10 +269,9 @@ struct OfTable {
     held: usize,
 }
 
-/// Options that are valid have a table.
-fn of_table(options: &PipelineOptions) -> Option<OfTable> {
-    let table = options.table().ok()?;
-    let (columns, simulated) = (Columns::of(&table).ok()?, table.simulate(&options.costs()).ok()?);
+/// Nothing of a table that does not verify, which those of options do.
+fn of_table(options: &PipelineOptions, table: &Table) -> Option<OfTable> {
+    let (columns, simulated) = (Columns::of(table).ok()?, table.simulate(&options.costs()).ok()?);
     let turns = Turns::of(&columns, table.shape);
     // Two permutes at the end of each tick, and one for each turn.
     let moved = 2 * turns.ticks.len() + turns.count();
