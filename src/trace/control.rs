@@ -197,13 +197,25 @@ pub fn while_loop<C: TensorTree>(carry: C, condition: impl FnOnce(C) -> Tensor, 
 }
 
 /// `body` of the carry if `predicate`, a `pred[]`, holds; else the carry. As [`cond`], but it is a loop of one
-/// iteration or none: that changes the carry where it is, while a conditional copies what its branches return. There is
-/// no gradient through it in reverse mode.
+/// iteration or none: that changes the carry where it is, while a conditional copies what its branches return. What
+/// `body` computes of outer tensors alone XLA may move in front of the loop, and then compute in any case: what is dear
+/// has to depend on the carry. There is no gradient through it in reverse mode.
 #[track_caller]
 pub(crate) fn change_if<C: TensorTree>(predicate: Tensor, carry: C, body: impl FnOnce(C) -> C) -> C {
     let left = predicate.convert(DType::S32);
     let more = |(left, _): (Tensor, C)| left.greater(0.0);
     while_at(1, (left, carry), more, |(left, carry)| (left - 1.0, body(carry)), Location::caller()).1
+}
+
+/// As [`while_loop`], of at most so many iterations.
+#[track_caller]
+pub(crate) fn while_at_most<C: TensorTree>(
+    at_most: usize,
+    carry: C,
+    condition: impl FnOnce(C) -> Tensor,
+    body: impl FnOnce(C) -> C,
+) -> C {
+    while_at(at_most, carry, condition, body, Location::caller())
 }
 
 fn while_at<C: TensorTree>(

@@ -2,7 +2,7 @@
 
 use super::context::{self, Place, push_values, trace_body, with_builder};
 use super::{Tensor, TraceErrorKind, control::ports};
-use crate::autodiff::Halves;
+use crate::autodiff::{Halves, SplitBackward};
 use crate::ir::{Graph, Origin};
 use crate::ops::{Barrier, WithAxes};
 use crate::passes;
@@ -30,6 +30,11 @@ pub(crate) fn inline(graph: &Graph, arguments: &[Tensor], place: Place) -> Vec<T
 /// noted.
 pub(crate) fn differentiate(graph: &Graph, active: &[bool]) -> Option<Halves> {
     Halves::of(graph, active).map_err(|error| context::fail_error(error.into())).ok()
+}
+
+/// The backward half in two: see [`Halves::split`]. None after an error, which has been noted.
+pub(crate) fn split_backward(halves: &Halves, is_weight: impl Fn(usize) -> bool) -> Option<SplitBackward> {
+    halves.split(is_weight).map_err(|error| context::fail_error(error.into())).ok()
 }
 
 /// Notes an error in the trace under way; what it returns stands for the result.

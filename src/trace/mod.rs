@@ -46,7 +46,7 @@ mod windows;
 pub use batching::{MappedAxes, VmapOptions, vmap, vmap_with};
 pub use context::fail_internal;
 pub(crate) use context::{Place, composite};
-pub(crate) use control::{Branch, change_if, switch_between};
+pub(crate) use control::{Branch, change_if, switch_between, while_at_most};
 pub use control::{
     ScanOptions, checkpoint, cond, custom_vjp, fori_loop, map, map_parallel, scan, scan_with, switch, while_loop,
 };
@@ -54,7 +54,7 @@ pub(crate) use control::{refill, unreachable_body};
 pub use einsum::{DotOptions, einsum, einsum_with};
 pub use error::{InitError, TraceError, TraceErrorKind, TransformError};
 pub use function::{Function, StepFunction};
-pub(crate) use graphs::{barrier, differentiate, fail, graph_of, inline, label, label_from, origin_of};
+pub(crate) use graphs::{barrier, differentiate, fail, graph_of, inline, label, label_from, origin_of, split_backward};
 pub use indexing::At;
 pub use kernel::{Kernel, KernelBody, ResultDType};
 pub(crate) use library::ragged_dot_by;

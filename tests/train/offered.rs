@@ -3,7 +3,7 @@
 use meshloom_train::config::RunConfig;
 
 /// What a section or a value needs of the rest of the config.
-const NEEDED: [(&str, &[&str]); 17] = [
+const NEEDED: [(&str, &[&str]); 20] = [
     (
         "pipeline.",
         &["mesh.axes=stage=2,fsdp=4", "pipeline.microbatches=4", "pipeline.repeats=2", "pipeline.layers_per_stage=1"],
@@ -11,6 +11,9 @@ const NEEDED: [(&str, &[&str]); 17] = [
     ("pipeline.schedule=gpipe", &["pipeline.repeats=1", "pipeline.layers_per_stage=2"]),
     ("pipeline.schedule=1f1b", &["pipeline.repeats=1", "pipeline.layers_per_stage=2"]),
     ("pipeline.schedule=interleaved", &["pipeline.repeats=1", "pipeline.chunks=2"]),
+    ("pipeline.schedule=zb-h1", &["pipeline.repeats=1", "pipeline.layers_per_stage=2"]),
+    ("pipeline.schedule=zb-v", &["pipeline.repeats=1", "pipeline.chunks=2"]),
+    ("pipeline.schedule=auto", &["pipeline.repeats=1", "pipeline.chunks=2"]),
     ("diloco.", &["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"]),
     ("remat.policy=save", &["remat.names=[\"mlp_hidden\"]"]),
     ("remat.policy=offload", &["remat.names=[\"mlp_hidden\"]"]),

@@ -584,7 +584,7 @@ fn impossible_pipelines_and_replicas() {
     assert_snapshot!(pipeline(&["pipeline.repeats=3"]), @"--set pipeline.repeats=3: model.layers is 4: it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is 2 * 3 * 1 = 6");
     assert_snapshot!(pipeline(&["pipeline.microbatches=3"]), @"--set pipeline.microbatches=3: pipeline.microbatches is 3: the number of microbatches, 3, is no multiple of the 2 stages; use 2 or 4");
     assert_snapshot!(pipeline(&["pipeline.microbatches=6"]), @"--set pipeline.microbatches=6: pipeline.microbatches is 6: it must divide train.batch / train.microbatches, which is 16");
-    assert_snapshot!(pipeline(&["pipeline.schedule=gpipe"]), @r#"--set pipeline.schedule=gpipe: pipeline.schedule is "gpipe": the schedule gpipe has one repeat, not 2: use the circular one"#);
+    assert_snapshot!(pipeline(&["pipeline.schedule=gpipe"]), @r#"--set pipeline.schedule=gpipe: pipeline.schedule is "gpipe": the schedule gpipe has one repeat, not 2: set repeats to 1, or use the schedule circular"#);
     assert_snapshot!(check("", &["pipeline.repeats=1"]), @r#"--set pipeline.repeats=1: pipeline.repeats is 1: a pipeline needs a mesh axis "stage" of more than one device, or more than one repeat; give one of them, or drop the section [pipeline]"#);
     assert_snapshot!(
         check("", &["mesh.axes=stage=4", "target.devices=4", "model.layers=8", "pipeline.delay_forwarding=true"]),
@@ -594,7 +594,7 @@ fn impossible_pipelines_and_replicas() {
     let one = |overrides: &[&str]| {
         pipeline(&[&["pipeline.repeats=1", "pipeline.schedule=1f1b", "model.layers=2"], overrides].concat())
     };
-    assert_snapshot!(one(&["pipeline.repeats=2"]), @r#"--set pipeline.schedule=1f1b: pipeline.schedule is "1f1b": the schedule 1f1b has one repeat, not 2: use the circular one"#);
+    assert_snapshot!(one(&["pipeline.repeats=2"]), @r#"--set pipeline.schedule=1f1b: pipeline.schedule is "1f1b": the schedule 1f1b has one repeat, not 2: set repeats to 1, or use the schedule circular"#);
     assert_snapshot!(one(&["pipeline.weights=per-iteration"]), @r#"--set pipeline.weights=per-iteration: pipeline.weights is "per-iteration": the schedule 1f1b does not go with weights gathered per iteration: use "gather-once" or "bsw", which are the same for one repeat"#);
     assert_snapshot!(one(&["pipeline.delay_forwarding=true"]), @"--set pipeline.delay_forwarding=true: pipeline.delay_forwarding is true: the schedule 1f1b does not go with delayed forwarding: its transfers overlap with the other direction's compute anyway");
     assert_snapshot!(one(&["model.layers=3"]), @"--set model.layers=3: model.layers is 3: it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is 2 * 1 * 1 = 2; or give pipeline.layers = 2, and the other layers run around it");

@@ -80,8 +80,17 @@ fn options(stages: usize, repeats: usize, microbatches: usize, weights: WeightPl
 }
 
 fn interleaved_chunks(stages: usize, chunks: usize, microbatches: usize) -> PipelineOptions {
+    with_table(Schedule::Interleaved, stages, chunks, microbatches)
+}
+
+fn with_table(schedule: Schedule, stages: usize, chunks: usize, microbatches: usize) -> PipelineOptions {
     let plain = options(stages, 1, microbatches, WeightPlan::SlidingWindow);
-    PipelineOptions { schedule: Schedule::Interleaved, chunks, ..plain }
+    PipelineOptions { schedule, chunks, ..plain }
+}
+
+/// The policies with which backward passes are cut in two, and the one with which they are not.
+fn remats() -> [RematPolicy; 4] {
+    [RematPolicy::None, RematPolicy::Dots, save(&["hidden"]), RematPolicy::Full]
 }
 
 /// The same with the schedule 1F1B.
@@ -123,12 +132,17 @@ fn random_case(random: &mut Random) -> Case {
         remat,
         chunks: 1,
     };
-    let options = match random.below(4) {
+    let options = match random.below(6) {
         0 | 1 if repeats == 1 => in_one_loop(options),
-        2 => {
-            let options = in_one_loop(options);
+        which @ 2..=5 => {
             let microbatches = stages + random.below(2 * stages + 1);
-            PipelineOptions { schedule: Schedule::Interleaved, chunks: repeats, microbatches, ..options }
+            let (schedule, chunks) = match which {
+                2 => (Schedule::Interleaved, repeats),
+                3 => (Schedule::ZeroBubbleOne, 1),
+                4 => (Schedule::ZeroBubbleVee, 2),
+                _ => (Schedule::Searched, repeats),
+            };
+            PipelineOptions { schedule, chunks, microbatches, ..in_one_loop(options) }
         }
         _ => options,
     };
@@ -187,13 +201,41 @@ fn interleaved() {
     }
 }
 
+/// Backward passes in two parts, and stages that lie as a V.
+#[test]
+fn zero_bubbles() {
+    for stages in [1, 2, 3, 4] {
+        for (number, microbatches) in [stages, stages + 1, 2 * stages + 1, 3 * stages].into_iter().enumerate() {
+            for (schedule, chunks) in [
+                (Schedule::ZeroBubbleOne, 1),
+                (Schedule::ZeroBubbleVee, 2),
+                (Schedule::Searched, 1),
+                (Schedule::Searched, 2),
+                (Schedule::Searched, 3),
+            ] {
+                let remat = remats()[(number + chunks) % 4].clone();
+                let options = PipelineOptions {
+                    remat,
+                    layers_per_stage: 1 + number % 2,
+                    ..with_table(schedule, stages, chunks, microbatches)
+                };
+                check(&Case { poisonous: number == 2, ..Case::new(options, meshes(stages)[0]) });
+            }
+        }
+    }
+}
+
+/// As many as the environment says, or 80.
 #[test]
 fn random_pipelines() {
-    let count = std::env::var("PIPELINE_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(80);
     let mut random = Random(6);
-    for _ in 0..count {
+    for _ in 0..count_of("PIPELINE_CASES", 80) {
         check(&random_case(&mut random));
     }
+}
+
+fn count_of(variable: &str, otherwise: usize) -> usize {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
 
 /// A layer that makes no number of zeros, which is what stages work on in bubbles.
@@ -217,6 +259,8 @@ fn forwards_alone() {
             if repeats == 1 {
                 forms.push(in_one_loop(circular));
                 forms.push(interleaved_chunks(4, 2, 9));
+                let vee = with_table(Schedule::ZeroBubbleVee, 4, 2, 6);
+                forms.push(PipelineOptions { remat: RematPolicy::None, ..vee });
             }
             for options in forms {
                 let case = Case { poisonous: true, ..Case::new(options, "stage=4,fsdp=2") };
@@ -255,5 +299,19 @@ fn on_eight_devices() {
     {
         let case = Case::new(interleaved_chunks(stages, chunks, microbatches), mesh);
         check_compiled(&Case { poisonous: true, dropout: true, ..case });
+    }
+    for (schedule, stages, chunks, microbatches, mesh) in [
+        (Schedule::ZeroBubbleOne, 2, 1, 5, "stage=2,fsdp=2,tensor=2"),
+        (Schedule::ZeroBubbleVee, 4, 2, 6, "stage=4,tensor=2"),
+        (Schedule::Searched, 4, 2, 7, "stage=4,fsdp=2"),
+    ] {
+        let options = with_table(schedule, stages, chunks, microbatches);
+        let case = Case::new(PipelineOptions { remat: RematPolicy::None, ..options }, mesh);
+        check_compiled(&Case { poisonous: true, dropout: true, ..case });
+    }
+    // Random ones: as many as the environment says, or 6.
+    let mut random = Random(7);
+    for _ in 0..count_of("PIPELINE_COMPILED_CASES", 6) {
+        check_compiled(&random_case(&mut random));
     }
 }

@@ -22,9 +22,13 @@ fn options_that_exclude_each_other() {
     assert_snapshot!(refused(options(4, 1, 6)), @"the number of microbatches, 6, is no multiple of the 4 stages; use 4 or 8");
     assert_snapshot!(refused(options(4, 1, 2)), @"the number of microbatches, 2, is no multiple of the 4 stages; use 4");
     assert_snapshot!(refused(PipelineOptions { delay_forwarding: true, ..options(4, 2, 4) }), @"a microbatch comes round after 8 iterations (stages * delay), but the first stage needs it after the 4 microbatches of a repeat: use at least 8 microbatches, or one repeat");
-    assert_snapshot!(refused(PipelineOptions { schedule: Schedule::Gpipe, ..options(2, 2, 4) }), @"the schedule gpipe has one repeat, not 2: use the circular one");
+    assert_snapshot!(refused(PipelineOptions { schedule: Schedule::Gpipe, ..options(2, 2, 4) }), @"the schedule gpipe has one repeat, not 2: set repeats to 1, or use the schedule circular");
     let in_one_loop = PipelineOptions { schedule: Schedule::OneForwardOneBackward, ..options(2, 1, 4) };
-    assert_snapshot!(refused(PipelineOptions { repeats: 3, ..in_one_loop.clone() }), @"the schedule 1f1b has one repeat, not 3: use the circular one");
+    assert_snapshot!(refused(PipelineOptions { repeats: 3, ..in_one_loop.clone() }), @"the schedule 1f1b has one repeat, not 3: set repeats to 1, or use the schedule circular");
+    let interleaved = PipelineOptions { schedule: Schedule::Interleaved, ..in_one_loop.clone() };
+    assert_snapshot!(refused(PipelineOptions { repeats: 2, ..interleaved }), @"the schedule interleaved has one repeat, not 2: set repeats to 1, or use the schedule circular; parts of the layers on a stage are its chunks");
+    let vee = PipelineOptions { schedule: Schedule::ZeroBubbleVee, ..in_one_loop.clone() };
+    assert_snapshot!(refused(vee), @"the schedule zb-v has two chunks of layers on each stage, not 1: set chunks to 2");
     assert_snapshot!(refused(PipelineOptions { delay_forwarding: true, ..in_one_loop.clone() }), @"the schedule 1f1b does not go with delayed forwarding: its transfers overlap with the other direction's compute anyway");
     assert_snapshot!(refused(PipelineOptions { weights: WeightPlan::PerIteration, ..in_one_loop }), @r#"the schedule 1f1b does not go with weights gathered per iteration: use "gather-once" or "bsw", which are the same for one repeat"#);
 }

@@ -1,6 +1,7 @@
 //! Schedules as data and as pictures.
 
 use insta::assert_snapshot;
+use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, Timeline, WeightPlan};
 
 fn options(stages: usize, repeats: usize, microbatches: usize) -> PipelineOptions {
@@ -201,12 +202,14 @@ fn pictures() {
     forward      0   1   2   3   4   5   6   7   8
     stage 0    0:0 0:1 0:2 0:3 1:0 1:1 1:2 1:3   .
     stage 1      . 0:0 0:1 0:2 0:3 1:0 1:1 1:2 1:3
+    held       0.5   1 1.5   2 2.5   3 3.5   4   4
     weights 0    =   =   =   =   =
     weights 1    ~   ~   ~   ~   =   =   =   =   =
 
     backward     8   7   6   5   4   3   2   1   0
     stage 0      . 1:3 1:2 1:1 1:0 0:3 0:2 0:1 0:0
     stage 1    1:3 1:2 1:1 1:0 0:3 0:2 0:1 0:0   .
+    held         4   4 3.5   3 2.5   2 1.5   1 0.5
     weights 1    =   =   =   =  =+
     weights 0    ~   ~   ~   ~   =   =   =   =  =+
     ");
@@ -218,7 +221,21 @@ fn pictures() {
       backward             .  .  .  0  1  2  3  .
     stage 2 forward        .  .  0  1  2  3  .  .
       backward             .  .  0  1  2  3  .  .
+    held                   1  2  3  4  4  3  2  1
     weights 0              =  =  =  =  =  =  = =+
+    ");
+    let schedule = Schedule::ZeroBubbleVee;
+    let vee = PipelineOptions { schedule, chunks: 2, remat: RematPolicy::None, ..options(2, 1, 4) };
+    assert_snapshot!(Timeline::of(&vee), @r"
+    forward and backward    0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17  18  19  20 …  22  23  24
+    stage 0 forward       0:0 0:1 0:2 1:0   .   . 1:1   .   . 0:3   .   . 1:2   .   .   .   . 1:3   .   .   . …   .   .   .
+      backward              .   .   .   . 1:0   .   . 1:1   .   . 0:0   .   . 1:2   . 0:1   .   . 1:3   . 0:2 … 0:3   .   .
+      of weights            .   .   .   .   . 1:0   .   . 1:1   .   . 0:0   .   . 1:2   . 0:1   .   . 1:3   . …   . 0:3   .
+    stage 1 forward         . 0:0 1:0 0:1 1:1   .   . 0:2   .   . 1:2   .   . 0:3   .   . 1:3   .   .   .   . …   .   .   .
+      backward              .   .   .   .   . 1:0   .   . 0:0   .   . 1:1   .   . 0:1   .   . 1:2   . 0:2 1:3 …   .   .   .
+      of weights            .   .   .   .   .   . 1:0   .   . 0:0   .   . 1:1   .   . 0:1   .   . 1:2   .   . … 0:2 1:3 0:3
+    held                  0.5   1 1.5   2   2   2   2   2   2   2   2   2   2   2   2   2   2   2   2 1.5 1.5 … 1.5   1 0.5
+    weights, all            =   =   =   =   =   =   =   =   =   =   =   =   =   =   =   =   =   =   =   =   = …   =   =  =+
     ");
     let weights = WeightPlan::GatherOnce;
     assert_snapshot!(Timeline::of(&PipelineOptions { weights, schedule: Schedule::Gpipe, ..options(4, 1, 4) }), @r"
@@ -227,6 +244,7 @@ fn pictures() {
     stage 1    . 0 1 2 3 . .
     stage 2    . . 0 1 2 3 .
     stage 3    . . . 0 1 2 3
+    held       1 2 3 4 4 4 4
     weights 0  = = = = = = =
 
     backward    6  5  4  3  2  1  0
@@ -234,6 +252,7 @@ fn pictures() {
     stage 1     .  .  3  2  1  0  .
     stage 2     .  3  2  1  0  .  .
     stage 3     3  2  1  0  .  .  .
+    held        4  4  4  4  3  2  1
     weights 0   =  =  =  =  =  = =+
     ");
     // Long ones are folded.
@@ -244,6 +263,7 @@ fn pictures() {
     stage 1       .  0:0  0:1  0:2  0:3  0:4  0:5 … 0:27 0:28 0:29 0:30 0:31  1:0  1:1  1:2 … 1:27 1:28 1:29 1:30 1:31    .    .
     stage 2       .    .  0:0  0:1  0:2  0:3  0:4 … 0:26 0:27 0:28 0:29 0:30 0:31  1:0  1:1 … 1:26 1:27 1:28 1:29 1:30 1:31    .
     stage 3       .    .    .  0:0  0:1  0:2  0:3 … 0:25 0:26 0:27 0:28 0:29 0:30 0:31  1:0 … 1:25 1:26 1:27 1:28 1:29 1:30 1:31
+    held        0.5    1  1.5    2  2.5    3  3.5 … 14.5   15 15.5   16 16.5   17 17.5   18 … 30.5   31 31.5   32   32   32   32
     weights 0     =    =    =    =    =    =    = …    =    =    =    =    =    =    =      …
     weights 1     ~    ~    ~    ~    ~    ~    ~ …    ~    ~    ~    ~    =    =    =    = …    =    =    =    =    =    =    =
 
@@ -252,6 +272,7 @@ fn pictures() {
     stage 1       .    . 1:31 1:30 1:29 1:28 1:27 …  1:2  1:1  1:0 0:31 0:30 0:29 0:28 0:27 …  0:5  0:4  0:3  0:2  0:1  0:0    .
     stage 2       . 1:31 1:30 1:29 1:28 1:27 1:26 …  1:1  1:0 0:31 0:30 0:29 0:28 0:27 0:26 …  0:4  0:3  0:2  0:1  0:0    .    .
     stage 3    1:31 1:30 1:29 1:28 1:27 1:26 1:25 …  1:0 0:31 0:30 0:29 0:28 0:27 0:26 0:25 …  0:3  0:2  0:1  0:0    .    .    .
+    held         32   32   32   32 31.5   31 30.5 …   18 17.5   17 16.5   16 15.5   15 14.5 …  3.5    3  2.5    2  1.5    1  0.5
     weights 1     =    =    =    =    =    =    = …    =    =    =   =+                     …
     weights 0     ~    ~    ~    ~    ~    ~    ~ …    ~    =    =    =    =    =    =    = …    =    =    =    =    =    =   =+
     ");
@@ -273,26 +294,37 @@ fn as_json() {
     assert_eq!(json["windows"][0]["alive"], serde_json::json!({"start": 0, "end": 3}));
 }
 
-/// The table of docs/pipeline-schedules.md: bubbles, and what a stage holds in microbatches of all its layers.
+/// The tables of docs/pipeline-schedules.md: bubbles, and what a stage holds in microbatches of all its layers.
 #[test]
 fn figures_of_the_docs() {
     let docs = include_str!("../../docs/pipeline-schedules.md");
-    for (stages, microbatches) in [(4, 8), (4, 16), (8, 16)] {
-        let cell = |schedule: Schedule, repeats: usize, chunks: usize| {
-            let options = PipelineOptions { schedule, chunks, ..options(stages, repeats, microbatches) };
-            options.validate().unwrap();
-            let counts = Timeline::of(&options).counts;
-            let held = counts.alive.iter().copied().max().unwrap_or(0) as f64 / options.parts() as f64;
-            format!("{:.1} %, {held}", 100.0 * counts.bubble_fraction)
-        };
-        let cells = [
-            format!("{stages}, {microbatches}"),
-            cell(Schedule::Gpipe, 1, 1),
-            cell(Schedule::OneForwardOneBackward, 1, 1),
-            cell(Schedule::Circular, 2, 1),
-            cell(Schedule::Interleaved, 1, 2),
-        ];
-        let row = format!("| {} |", cells.join(" | "));
-        assert!(docs.contains(&row), "{row}");
+    let mut missing = Vec::new();
+    for remat in [RematPolicy::Full, RematPolicy::None] {
+        for (stages, microbatches) in [(4, 8), (4, 16), (8, 16)] {
+            let cell = |schedule: Schedule, repeats: usize, chunks: usize| {
+                let plain = options(stages, repeats, microbatches);
+                let options = PipelineOptions { schedule, chunks, remat: remat.clone(), ..plain };
+                options.validate().unwrap();
+                let Timeline { counts, held, .. } = Timeline::of(&options);
+                let held = held.into_iter().fold(0.0, f64::max);
+                format!("{:.1} %, {held}", 100.0 * counts.bubble_fraction)
+            };
+            let mut cells = vec![
+                format!("{stages}, {microbatches}"),
+                cell(Schedule::Gpipe, 1, 1),
+                cell(Schedule::OneForwardOneBackward, 1, 1),
+                cell(Schedule::Circular, 2, 1),
+                cell(Schedule::Interleaved, 1, 2),
+            ];
+            if remat == RematPolicy::None {
+                let others = [(Schedule::ZeroBubbleOne, 1), (Schedule::ZeroBubbleVee, 2), (Schedule::Searched, 2)];
+                cells.extend(others.map(|(schedule, chunks)| cell(schedule, 1, chunks)));
+            }
+            let row = format!("| {} |", cells.join(" | "));
+            if !docs.contains(&row) {
+                missing.push(row);
+            }
+        }
     }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
 }

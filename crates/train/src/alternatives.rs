@@ -15,6 +15,8 @@ pub struct Alternative {
     pub configured: bool,
     /// Iterations, bubbles, gathers.
     pub counts: Counts,
+    /// Microbatches whose activations a stage holds at most: the largest of [`Timeline::held`].
+    pub held: f64,
     /// What the lowered train step moves.
     pub collectives: Ledger,
     /// What it needs.
@@ -63,8 +65,10 @@ impl RunConfig {
         // Only of our own partitioner is known what it does.
         self.partition.mode = PartitionMode::Explicit;
         let (_, lowered) = self.lower_train_step()?;
-        let (counts, collectives) = (Timeline::of(&options).counts, lowered.collectives());
-        Ok(Some(Alternative { options, configured, counts, collectives, memory: lowered.memory()? }))
+        let Timeline { counts, held, .. } = Timeline::of(&options);
+        let held = held.into_iter().fold(0.0, f64::max);
+        let (collectives, memory) = (lowered.collectives(), lowered.memory()?);
+        Ok(Some(Alternative { options, configured, counts, held, collectives, memory }))
     }
 }
 
@@ -92,7 +96,8 @@ fn splits(own: &PipelineConfig, layers_of_stage: usize) -> Vec<PipelineConfig> {
     let alike = |schedule: Schedule| if schedule == Schedule::Gpipe { Schedule::Circular } else { schedule };
     for parts in (1..=layers_of_stage).filter(|parts| layers_of_stage.is_multiple_of(*parts)) {
         let schedules: &[Schedule] = match parts {
-            1 => &[Schedule::Gpipe, Schedule::OneForwardOneBackward],
+            1 => &[Schedule::Gpipe, Schedule::OneForwardOneBackward, Schedule::ZeroBubbleOne],
+            2 => &[Schedule::Circular, Schedule::Interleaved, Schedule::ZeroBubbleVee],
             _ => &[Schedule::Circular, Schedule::Interleaved],
         };
         for &schedule in schedules {

@@ -17,6 +17,8 @@
 //! | `timeline` | the schedule as data |
 //! | `schedule` | tables of what each stage does when, where stages branch |
 //! | `ticks` | the loop that runs a table, which contains the loss |
+//! | `cells` | the numbers of a table as that loop reads them |
+//! | `split_stage` | the backward pass of a stage in two: cotangents of activations now, those of weights later |
 //! | `turns` | how inputs come to the first stage there, and their cotangents go back |
 //! | `loss_function` | the loss of a microbatch |
 //! | `with_loss` | a pipeline and the loss behind it, under any schedule |
@@ -25,12 +27,14 @@
 //! PipeDream-Flush's 1F1B (Narayanan et al., arXiv 2104.04473).
 
 mod back;
+mod cells;
 mod iteration;
 mod loss_function;
 mod options;
 mod phases;
 mod run;
 mod schedule;
+mod split_stage;
 mod stage;
 mod ticks;
 mod timeline;
@@ -459,7 +463,7 @@ impl Program<'_> {
                 self.results(state).0
             },
             |[weights, io, rows, captured]| {
-                let found = self.stage.differentiate();
+                let found = self.stage.differentiate(false);
                 let machine = self.machine(found.as_ref(), rows.clone(), captured.clone());
                 let used = self.weights.before_phases(weights.clone());
                 let (state, mut kept) = machine.run_all(&used, io[0]);

@@ -3,7 +3,7 @@
 use meshloom_hlo::message::counted;
 use meshloom_hlo::words;
 
-use super::schedule::{Costs, ScheduleError, Table};
+use super::schedule::{Costs, Placement, ScheduleError, Shape, Table};
 use crate::ops::RematPolicy;
 use crate::trace::{TraceErrorKind, TransformError, called};
 
@@ -23,6 +23,16 @@ words! {
         /// As [`Schedule::OneForwardOneBackward`], with several chunks of layers on each stage, which shortens the
         /// bubbles.
         Interleaved = "interleaved",
+        /// As [`Schedule::OneForwardOneBackward`], but the backward pass is cut in two: the gradients of weights can
+        /// wait, and fill bubbles (ZB-H1). A stage holds as many microbatches as there are stages.
+        ZeroBubbleOne = "zb-h1",
+        /// As [`Schedule::ZeroBubbleOne`], with two chunks of layers on each stage, which lie as a V: the first stage
+        /// has the first and the last layers (ZB-V). Bubbles are half as long, and no more is held.
+        ZeroBubbleVee = "zb-v",
+        /// The table that takes the least time of those that a search finds, with or without a V, with or without
+        /// cutting the backward pass; a stage holds at most one and a half times as many microbatches as there are
+        /// stages.
+        Searched = "auto",
     }
 }
 
@@ -32,13 +42,20 @@ impl Schedule {
     pub fn branches(self) -> bool {
         match self {
             Schedule::Gpipe | Schedule::Circular => false,
-            Schedule::OneForwardOneBackward | Schedule::Interleaved => true,
+            Schedule::OneForwardOneBackward
+            | Schedule::Interleaved
+            | Schedule::ZeroBubbleOne
+            | Schedule::ZeroBubbleVee
+            | Schedule::Searched => true,
         }
     }
 
     /// Whether a stage can hold several chunks of layers.
     pub fn has_chunks(self) -> bool {
-        self == Schedule::Interleaved
+        match self {
+            Schedule::Gpipe | Schedule::Circular | Schedule::OneForwardOneBackward | Schedule::ZeroBubbleOne => false,
+            Schedule::Interleaved | Schedule::ZeroBubbleVee | Schedule::Searched => true,
+        }
     }
 }
 
@@ -74,7 +91,7 @@ pub struct PipelineOptions {
     /// How often a microbatch goes round the stages, R.
     pub repeats: usize,
     /// Chunks of layers on each stage, v: virtual stages are as many times the stages. More than one only with
-    /// [`Schedule::Interleaved`].
+    /// schedules that [have chunks](Schedule::has_chunks).
     pub chunks: usize,
     /// Parts into which a batch is cut, M. At least as many as the stages; without [branches](Schedule::branches) a
     /// multiple of the stages.
@@ -151,7 +168,10 @@ pub enum PipelineError {
         round: usize,
     },
     /// A schedule of one repeat was asked for more.
-    #[error("the schedule {schedule} has one repeat, not {repeats}: use the circular one")]
+    #[error(
+        "the schedule {schedule} has one repeat, not {repeats}: set repeats to 1, or use the schedule circular{}",
+        if schedule.has_chunks() { "; parts of the layers on a stage are its chunks" } else { "" }
+    )]
     Repeats {
         /// The schedule.
         schedule: Schedule,
@@ -163,6 +183,14 @@ pub enum PipelineError {
         "the schedule {schedule} has one chunk of layers on each stage, not {chunks}: use the schedule interleaved"
     )]
     Chunks {
+        /// The schedule.
+        schedule: Schedule,
+        /// v.
+        chunks: usize,
+    },
+    /// A V was asked for other than two chunks.
+    #[error("the schedule {schedule} has two chunks of layers on each stage, not {chunks}: set chunks to 2")]
+    VeeChunks {
         /// The schedule.
         schedule: Schedule,
         /// v.
@@ -291,16 +319,30 @@ impl PipelineOptions {
         }
     }
 
+    /// Whether the backward pass is to be cut in two. With full rematerialization it is not: what the gradients of
+    /// weights wait for is many times what a forward pass keeps, so they follow at once.
+    pub(super) fn splits(&self) -> bool {
+        self.remat != RematPolicy::Full
+    }
+
     /// What each stage does when, where stages [branch](Schedule::branches).
     ///
     /// # Errors
     /// There is no such table, or the schedule has none.
     pub(super) fn table(&self) -> Result<Table, ScheduleError> {
         let (&PipelineOptions { stages, microbatches, chunks, .. }, costs) = (self, self.costs());
+        let (shape, split) = (Shape::new(stages, microbatches), self.splits());
         match self.schedule {
             Schedule::Gpipe | Schedule::Circular => Table::gpipe(stages, microbatches, self.parts()),
             Schedule::OneForwardOneBackward => Table::one_f_one_b(stages, microbatches),
             Schedule::Interleaved => Table::interleaved(stages, microbatches, chunks, &costs),
+            // Without cutting, the tables that hold as little.
+            Schedule::ZeroBubbleOne => Table::searched(&[Shape { split, ..shape }], &costs, stages as f64),
+            Schedule::ZeroBubbleVee => {
+                let shape = Shape { chunks: 2, placement: Placement::Vee, split, ..shape };
+                Table::searched(&[shape], &costs, stages as f64)
+            }
+            Schedule::Searched => Table::auto(&Shape { chunks, split, ..shape }, &costs, 1.5 * stages as f64),
         }
     }
 
@@ -325,6 +367,9 @@ impl PipelineOptions {
         }
         if !schedule.has_chunks() && chunks > 1 {
             return Err(PipelineError::Chunks { schedule, chunks });
+        }
+        if schedule == Schedule::ZeroBubbleVee && chunks != 2 {
+            return Err(PipelineError::VeeChunks { schedule, chunks });
         }
         if schedule.branches() {
             let refuse = |what, instead| Err(PipelineError::Branches { schedule, what, instead });

@@ -3,7 +3,10 @@
 //! Where stages branch, there is no such thing: the function is that of one stage, and the dimension of stages is
 //! missing from all types here.
 
+use std::ops::Range;
+
 use super::PipelineOptions;
+use super::split_stage::SplitStage;
 use crate::autodiff::Halves;
 use crate::ir::{DType, Graph, TensorType};
 use crate::trace::{
@@ -67,13 +70,15 @@ pub(super) struct StageFunction {
     x_position: usize,
     /// Over how many stages it is mapped; none if it is that of one.
     stages: Option<usize>,
-    place: Place,
+    pub(super) place: Place,
 }
 
 /// The halves of the derivative of a [`StageFunction`].
 pub(super) struct StageHalves {
     /// Of one stage.
     halves: Halves,
+    /// The backward half in two parts, where they run apart.
+    pub(super) split: Option<SplitStage>,
     /// The forward half, mapped over the stages.
     forward: Graph,
     /// The backward half, mapped over the stages.
@@ -162,8 +167,24 @@ impl StageFunction {
         self.all.output_types().next()
     }
 
-    /// Differentiates it, with respect to weights and activations.
-    pub(super) fn differentiate(&self) -> Option<StageHalves> {
+    /// Where the weights stand among the inputs of the function of one stage; the activations come behind them.
+    pub(super) fn weight_inputs(&self) -> Range<usize> {
+        self.captured.len()..self.x_position
+    }
+
+    /// The number of inputs.
+    pub(super) fn input_count(&self) -> usize {
+        self.one.inputs().len()
+    }
+
+    /// The number of results: activations and auxiliary values.
+    pub(super) fn output_count(&self) -> usize {
+        self.one.outputs().len()
+    }
+
+    /// Differentiates it, with respect to weights and activations. `split` is whether the backward half is cut in two,
+    /// which one that is mapped over the stages is not.
+    pub(super) fn differentiate(&self, split: bool) -> Option<StageHalves> {
         let captured = self.captured.len();
         let inputs = 0..self.one.inputs().len();
         let active: Vec<bool> = inputs.clone().map(|input| (captured..=self.x_position).contains(&input)).collect();
@@ -173,7 +194,8 @@ impl StageFunction {
         let residuals = vec![false; halves.residual_types().count()];
         let read = halves.arguments(&shared, &residuals, &vec![false; self.one.outputs().len()]);
         let backward = over_stages(halves.backward(), &read, self.stages, self.place)?;
-        Some(StageHalves { halves, forward, backward })
+        let split = if split { Some(self.split(&halves)?) } else { None };
+        Some(StageHalves { halves, split, forward, backward })
     }
 
     /// Runs an iteration; under differentiation, `halves` are those of [`StageFunction::differentiate`]. `captured`
@@ -211,23 +233,40 @@ impl StageFunction {
         inputs: StageInputs,
         iteration: Iteration,
     ) -> (Vec<Tensor>, Tensor) {
+        let weights = inputs.weights.clone();
+        let (arguments, x) = self.backward_arguments(halves, captured, inputs, iteration);
+        let results = trace::inline(&halves.backward, &arguments, self.place);
+        let gradients = |input: usize| gradient_of(&halves.halves, &results, input);
+        let weights = self.weight_inputs().zip(&weights);
+        let weights = weights.map(|(input, weight)| gradients(input).unwrap_or_else(|| weight.zeros_like())).collect();
+        (weights, gradients(self.x_position).unwrap_or_else(|| x.zeros_like()))
+    }
+
+    /// The arguments of the backward half, and the activations that the iteration began with.
+    pub(super) fn backward_arguments(
+        &self,
+        halves: &StageHalves,
+        captured: &[Tensor],
+        inputs: StageInputs,
+        iteration: Iteration,
+    ) -> (Vec<Tensor>, Tensor) {
         let Iteration { y, aux, mut residuals } = iteration;
         let missing = || fail_internal("a stage of a pipeline", "its activations among the residuals");
         let x = if self.reads_x(halves) { residuals.pop().unwrap_or_else(missing) } else { y };
         let inputs = StageInputs { x, ..inputs };
         let cotangents = [&[y], &aux[..]].concat();
-        let arguments = halves.halves.arguments(&[captured, &inputs.leaves()].concat(), &residuals, &cotangents);
-        let results = trace::inline(&halves.backward, &arguments, self.place);
-        let gradients = |input: usize| gradient_of(&halves.halves, &results, input);
-        let weights = (captured.len()..self.x_position).zip(&inputs.weights);
-        let weights = weights.map(|(input, weight)| gradients(input).unwrap_or_else(|| weight.zeros_like())).collect();
-        (weights, gradients(self.x_position).unwrap_or_else(|| x.zeros_like()))
+        (halves.halves.arguments(&[captured, &inputs.leaves()].concat(), &residuals, &cotangents), x)
     }
 }
 
 /// The cotangent of an input of a function, among those that its backward half returns.
 pub(super) fn gradient_of(halves: &Halves, gradients: &[Tensor], input: usize) -> Option<Tensor> {
-    halves.active().iter().position(|&active| active == input).map(|at| gradients[at])
+    gradient_among(halves.active(), gradients, input)
+}
+
+/// The same, where the cotangents are those of these inputs.
+pub(super) fn gradient_among(inputs: &[usize], gradients: &[Tensor], input: usize) -> Option<Tensor> {
+    inputs.iter().position(|&other| other == input).map(|at| gradients[at])
 }
 
 /// The slices of the leading dimension. Their cotangents are put together again, rather than each padded and all added:

@@ -5,30 +5,35 @@
 //! stages have to do together stands outside: the loss of a microbatch, over which they split the work, in the ticks in
 //! which there is one; inputs that enter and cotangents that leave; and at the end of each tick two permutes.
 //!
-//! Buffers are read in the branches and written behind them: a conditional that returned a buffer would copy it. So a
-//! branch returns what is new, and a stage that has nothing to write writes what is there already. Sums of cotangents
-//! of weights are too large for that: they are carried by a loop of one iteration or none, which works in place.
+//! Branches return what is new and never a buffer, which would be copied. Behind them it is written, and sums are added
+//! to, by loops of one iteration or none, which work in place. (A select between what is there and what is new would
+//! read a buffer beside writing it, and XLA then copies it.)
+//!
+//! Where the table cuts backward passes in two, W's are a loop over the entries of the cell.
 //!
 //! | tensor | holds |
 //! |---|---|
 //! | `inbox` `[S, slots, mb, ..]` | activations and cotangents that have arrived and wait |
-//! | `held` `[S, slots, ..]` | residuals of items between their passes |
+//! | `held` `[S, slots, ..]` | residuals of items until B, or until W if that reads them |
+//! | `between` `[S, slots, ..]` | what B leaves for W |
 //! | `io` `[S, M/S, mb, ..]` | inputs at first, their cotangents at the end; see [`turns`](super::turns) |
 //! | `done` `[S, slots, mb, ..]` | cotangents of inputs that wait at the first stage for their turn |
 //! | `sums` `[S, P, ..]` | for each chunk, cotangents of weights |
 
+use super::cells::{Cell, Cells, Entries, Entry, Number, Shared};
 use super::loss_function::LossFunction;
 use super::schedule::{Columns, Placement, Shape};
+use super::split_stage::SplitStage;
 use super::stage::{Iteration, StageFunction, StageHalves, StageInputs};
-use super::turns::{Turn, Turns};
+use super::turns::Turns;
 use super::weights::no_sum;
 use super::{PipelineOptions, in_order, stage_names_of_one, without_first};
 use crate::autodiff::Halves;
-use crate::ir::{AxisNames, DType, Literal, Name};
+use crate::ir::{AxisNames, DType, Name, TensorType};
 use crate::ops::WithAxes;
 use crate::trace::{
-    Branch, Place, ScanOptions, Tensor, change_if, cond, constant, fail_internal, full, iota, label, map_parallel,
-    scan_with, stack, switch_between, zeros,
+    Branch, Place, ScanOptions, Tensor, change_if, cond, full, iota, label, map_parallel, scan_with, switch_between,
+    while_at_most, zeros,
 };
 
 crate::tree! {
@@ -36,6 +41,7 @@ crate::tree! {
     struct State<T> {
         inbox: T,
         held: Vec<T>,
+        between: Vec<T>,
         io: T,
         done: Option<T>,
         /// Sums of auxiliary values, of each stage.
@@ -56,6 +62,7 @@ crate::tree! {
         weights: Vec<Vec<T>>,
         inbox: T,
         held: Vec<T>,
+        between: Vec<T>,
         /// Forwards, what enters and the sums of auxiliary values; backwards, what the forward pass has made.
         others: Vec<T>,
         /// Backwards, for each chunk the sums of the weights' cotangents.
@@ -68,8 +75,8 @@ pub(super) struct Found {
     pub(super) loss: Tensor,
     /// `[S, ..]` each.
     pub(super) aux: Vec<Tensor>,
-    /// Cotangents of the stacked weights, `[v, S, P, ..]` (without v if that is 1). None of a forward pass alone.
-    pub(super) weights: Vec<Tensor>,
+    /// For each chunk, cotangents of the weights, `[S, P, ..]`. None of a forward pass alone.
+    pub(super) weights: Vec<Vec<Tensor>>,
     /// Cotangents of the inputs, in slots.
     pub(super) io: Option<Tensor>,
     /// Cotangents of the loss's weights.
@@ -100,68 +107,6 @@ pub(super) struct Ticks<'a> {
     pub(super) place: Place,
 }
 
-/// A number of a tick and stage: its place in a cell.
-#[derive(Clone, Copy)]
-enum Number {
-    Forward,
-    ForwardMicrobatch,
-    ForwardFirstLayer,
-    ForwardInput,
-    ForwardHeld,
-    Backward,
-    BackwardMicrobatch,
-    BackwardFirstLayer,
-    BackwardInput,
-    BackwardHeld,
-    LossSlot,
-    SendsRight,
-    SendsLeft,
-    FromLeft,
-    FromRight,
-    ForwardStays,
-    BackwardStays,
-}
-
-const NUMBERS: usize = Number::BackwardStays as usize + 1;
-
-/// A number of a tick that all stages share.
-#[derive(Clone, Copy)]
-enum Shared {
-    /// The microbatch whose loss is computed.
-    Leaves,
-    /// The slot of `io` that turns.
-    Turns,
-    /// The slot of `done` for the cotangent that the first stage has computed.
-    Exits,
-    /// The slot of `done` whose cotangent is put into the turning slot.
-    Taken,
-}
-
-const SHARED: usize = Shared::Taken as usize + 1;
-
-/// The numbers of a tick, `s32[numbers]`: of a stage, or those that all share.
-#[derive(Clone, Copy)]
-struct Cell(Tensor);
-
-impl Cell {
-    fn at(self, index: usize) -> Tensor {
-        self.0.slice(0, index..index + 1).reshape([])
-    }
-
-    fn get(self, number: Number) -> Tensor {
-        self.at(number as usize)
-    }
-
-    fn shared(self, number: Shared) -> Tensor {
-        self.at(number as usize)
-    }
-
-    /// A number of which -1 stands for nothing; then 0.
-    fn place(self, number: Number) -> Tensor {
-        self.get(number).maximum(0.0)
-    }
-}
-
 /// Whether a number says something, rather than -1, as a mask over `like`.
 fn says(number: Tensor, like: Tensor) -> Tensor {
     number.greater_equal(0.0).broadcast_like(like, [])
@@ -179,6 +124,11 @@ fn no_sums(weights: &[Tensor]) -> Vec<Tensor> {
     weights.iter().map(|&weight| no_sum(weight)).collect()
 }
 
+/// Sums with what is added to each.
+fn added(sums: &[Tensor], more: &[Tensor]) -> Vec<Tensor> {
+    sums.iter().zip(more).map(|(&sum, more)| sum + more.convert(sum.dtype())).collect()
+}
+
 fn write(buffer: Tensor, value: Tensor, place: Tensor) -> Tensor {
     buffer.dynamic_update_along(0, value.expand(0), place)
 }
@@ -188,10 +138,12 @@ impl Ticks<'_> {
     pub(super) fn run(&self, io: Tensor) -> Found {
         let turns = Turns::of(self.columns, self.shape);
         let count = turns.ticks.len();
-        let numbers = (self.cells(count), self.shared_numbers(&turns));
-        let unroll = if self.options.scan_iterations { 1 } else { count.max(1) };
-        let options = ScanOptions { unroll, ..ScanOptions::default() };
-        let (state, ()) = scan_with(options, self.start(io, &turns), numbers, |state, (cells, shared)| {
+        let &Ticks { options, columns, shape, .. } = self;
+        let cells = Cells { columns, shape, layers_per_stage: options.layers_per_stage };
+        let numbers = (cells.of_stages(count), cells.shared(&turns));
+        let unroll = if options.scan_iterations { 1 } else { count.max(1) };
+        let in_order_of_ticks = ScanOptions { unroll, ..ScanOptions::default() };
+        let (state, ()) = scan_with(in_order_of_ticks, self.start(io, &turns), numbers, |state, (cells, shared)| {
             let names = [self.names[0], Name::new("")];
             let cells = label(cells, WithAxes::new(names.into_iter().collect()), self.place);
             (self.tick(cells, Cell(shared), state), ())
@@ -199,85 +151,24 @@ impl Ticks<'_> {
         Found {
             loss: state.loss,
             aux: state.aux,
-            weights: self.stacked(&state.sums),
-            io: state.done.map(|_| in_order(self.options, state.io, turns.lag)),
+            weights: state.sums,
+            io: state.done.map(|_| in_order(options, state.io, turns.lag)),
             loss_weights: state.loss_sums,
         }
-    }
-
-    /// The numbers of so many ticks and of all stages, `s32[ticks, S, numbers]`. There can be more ticks than the table
-    /// has, in which stages do nothing.
-    fn cells(&self, count: usize) -> Tensor {
-        let (columns, stages) = (self.columns, self.shape.stages);
-        let mut numbers = Vec::new();
-        for tick in 0..columns.forward.len() {
-            for stage in 0..stages {
-                let of = |column: &[Vec<i32>]| column[tick][stage];
-                let loss_slot = if stage == self.shape.loss_stage() { columns.loss_slot[tick] } else { -1 };
-                // In the order of `Number`.
-                let cell: [i32; NUMBERS] = [
-                    of(&columns.forward),
-                    of(&columns.forward_microbatch),
-                    self.first_layer(stage, of(&columns.forward)),
-                    of(&columns.forward_input),
-                    of(&columns.forward_held_b),
-                    of(&columns.backward),
-                    of(&columns.backward_microbatch),
-                    self.first_layer(stage, of(&columns.backward)),
-                    of(&columns.backward_input),
-                    of(&columns.backward_held_b),
-                    loss_slot,
-                    of(&columns.sends_right),
-                    of(&columns.sends_left),
-                    of(&columns.arrives_from_left),
-                    of(&columns.arrives_from_right),
-                    of(&columns.forward_stays),
-                    of(&columns.backward_stays),
-                ];
-                numbers.extend(cell);
-            }
-        }
-        // Nothing to do, and nothing that comes.
-        let mut idle = [-1; NUMBERS];
-        idle[Number::Forward as usize] = 0;
-        idle[Number::Backward as usize] = 0;
-        (columns.forward.len() * stages..count * stages).for_each(|_| numbers.extend(idle));
-        self.numbers(&[count, stages, NUMBERS], &numbers)
-    }
-
-    /// The numbers that all stages share, `s32[ticks, numbers]`.
-    fn shared_numbers(&self, turns: &Turns) -> Tensor {
-        // In the order of `Shared`.
-        let tick = |(tick, turn): (usize, &Turn)| -> [i32; SHARED] {
-            let leaves = self.columns.leaves_for_loss.get(tick).copied().unwrap_or(-1);
-            [leaves, turn.slot, turn.exits, turn.taken]
-        };
-        let numbers: Vec<i32> = turns.ticks.iter().enumerate().flat_map(tick).collect();
-        self.numbers(&[turns.ticks.len(), SHARED], &numbers)
-    }
-
-    fn numbers(&self, dims: &[usize], numbers: &[i32]) -> Tensor {
-        match Literal::from_slice(dims, numbers) {
-            Ok(literal) => constant(literal),
-            Err(_) => fail_internal("the table of a pipeline", "a number for each tick and stage"),
-        }
-    }
-
-    /// The number of the first layer of a chunk, given by what a column says of it: 1 more, or 0 for none.
-    fn first_layer(&self, stage: usize, chunk: i32) -> i32 {
-        let chunk = usize::try_from(chunk - 1).unwrap_or(0);
-        (self.shape.virtual_stage(stage, chunk) * self.options.layers_per_stage) as i32
     }
 
     fn start(&self, io: Tensor, turns: &Turns) -> State<Tensor> {
         let dims = io.dims();
         let (stages, slots) = (self.shape.stages, self.columns.slots);
         let room = |count: usize, dims: &[usize]| [&[stages, count.max(1)], dims].concat();
-        let residuals = self.halves.map(|(halves, _)| self.stage.residual_types(halves)).unwrap_or_default();
+        let buffer = |ty: &TensorType, count: usize| zeros(ty.dtype, room(count, &ty.dims));
+        let held_slots = |index: usize| if self.waits(index) { slots.held_w } else { slots.held_b };
+        let residuals = self.residual_types();
         let backwards = self.halves.is_some();
         State {
             inbox: zeros(io.dtype(), room(slots.inbox, without_first(&dims, 2))),
-            held: residuals.iter().map(|ty| zeros(ty.dtype, room(slots.held_b, &ty.dims))).collect(),
+            held: residuals.iter().enumerate().map(|(index, ty)| buffer(ty, held_slots(index))).collect(),
+            between: self.between_types().iter().map(|ty| buffer(ty, slots.between)).collect(),
             io,
             done: backwards.then(|| zeros(io.dtype(), room(turns.waiting, without_first(&dims, 2)))),
             aux: self.stage.aux_types().map(|ty| zeros(ty.dtype, [&[stages], &ty.dims[..]].concat())).collect(),
@@ -287,16 +178,24 @@ impl Ticks<'_> {
         }
     }
 
-    /// The sums of all chunks, `[v, S, P, ..]` (without v if that is 1).
-    fn stacked(&self, sums: &[Vec<Tensor>]) -> Vec<Tensor> {
-        match sums {
-            [] => Vec::new(),
-            [sums] => sums.clone(),
-            [first, ..] => {
-                let of_weight = |weight: usize| sums.iter().map(|sums| sums[weight]).collect::<Vec<Tensor>>();
-                (0..first.len()).map(|weight| stack(&of_weight(weight), 0)).collect()
-            }
-        }
+    /// The types of what a forward pass keeps; nothing where there is no backward pass.
+    fn residual_types(&self) -> Vec<TensorType> {
+        self.halves.map(|(halves, _)| self.stage.residual_types(halves)).unwrap_or_default()
+    }
+
+    /// The backward pass in two, if the table has it so.
+    fn split(&self) -> Option<&SplitStage> {
+        self.halves.and_then(|(halves, _)| halves.split.as_ref())
+    }
+
+    /// Whether a residual waits for W, not only for B.
+    fn waits(&self, residual: usize) -> bool {
+        self.split().is_some_and(|split| split.waits[residual])
+    }
+
+    /// The types of what B leaves for W.
+    fn between_types(&self) -> Vec<TensorType> {
+        self.split().map(|split| self.stage.between_types(split)).unwrap_or_default()
     }
 
     fn named(&self, x: Tensor) -> Tensor {
@@ -313,12 +212,14 @@ impl Ticks<'_> {
     }
 
     fn tick(&self, cells: Tensor, shared: Cell, state: State<Tensor>) -> State<Tensor> {
-        let State { inbox, held, io, done, aux, sums, loss_sums, loss } = state;
+        let State { inbox, held, between, io, done, aux, sums, loss_sums, loss } = state;
         let weights = self.weights.to_vec();
         let turns = shared.shared(Shared::Turns);
         let entry = io.dynamic_index(1, turns.maximum(0.0));
         let others = [&[entry], &aux[..]].concat();
-        let pass = ForPass { cell: cells, weights: weights.clone(), inbox, held, others, sums: Vec::new() };
+        let none = (Vec::new(), Vec::new());
+        let pass =
+            ForPass { cell: cells, weights: weights.clone(), inbox, held, between: none.0, others, sums: none.1 };
         let (y, held, aux) = map_parallel(pass, |pass| self.forward(pass));
         let y = self.named(y);
         let (of_y, loss_sums, loss) = self.loss(shared.shared(Shared::Leaves), y, loss_sums, loss);
@@ -326,10 +227,10 @@ impl Ticks<'_> {
             let io = self.turn(turns, io, entry, |entry| entry);
             let (right, left) = self.permute(y, y);
             let inbox = self.receive(cells, inbox, [right, left, y, y]);
-            return State { inbox, held, io, done, aux, sums, loss_sums, loss };
+            return State { inbox, held, between, io, done, aux, sums, loss_sums, loss };
         };
-        let pass = ForPass { cell: cells, weights, inbox, held: held.clone(), others: vec![y], sums };
-        let (inbox, (of_x, right, left), sums) = map_parallel(pass, |pass| self.backward(halves, pass, of_y));
+        let pass = ForPass { cell: cells, weights, inbox, held: held.clone(), between, others: vec![y], sums };
+        let (inbox, (of_x, right, left), between, sums) = map_parallel(pass, |pass| self.backward(halves, pass, of_y));
         let of_x = self.named(of_x);
         let exits = shared.shared(Shared::Exits);
         let done = done.map(|done| {
@@ -345,7 +246,7 @@ impl Ticks<'_> {
         });
         let (right, left) = self.permute(self.named(right), self.named(left));
         let inbox = self.receive(cells, inbox, [right, left, y, of_x]);
-        State { inbox, held, io, done, aux, sums, loss_sums, loss }
+        State { inbox, held, between, io, done, aux, sums, loss_sums, loss }
     }
 
     /// Inputs and their cotangents after a tick: with one slot, which holds `there`, changed and moved one stage to the
@@ -360,20 +261,20 @@ impl Ticks<'_> {
     fn forward(&self, pass: ForPass<Tensor>) -> (Tensor, Vec<Tensor>, Vec<Tensor>) {
         let ForPass { cell, weights, inbox, held, others, .. } = pass;
         let (cell, entry, aux) = (Cell(cell), others[0], &others[1..]);
+        let residual_types = self.residual_types();
         let slot = cell.get(Number::ForwardInput);
         let x = says(slot, entry).select(inbox.dynamic_index(0, slot.maximum(0.0)), entry);
-        let place = cell.place(Number::ForwardHeld);
         let aux_types: Vec<_> = self.stage.aux_types().cloned().collect();
         let nothing = |x: Tensor| {
-            // What is in the slot already.
-            let residuals: Vec<Tensor> = held.iter().map(|held| held.dynamic_index(0, place)).collect();
+            let residuals: Vec<Tensor> = residual_types.iter().map(|ty| zeros(ty.dtype, &ty.dims)).collect();
             let aux: Vec<Tensor> = aux_types.iter().map(|ty| zeros(ty.dtype, &ty.dims)).collect();
             (self.named_of_one(x.zeros_like()), aux, residuals)
         };
         let of_chunk = |weights: &Vec<Tensor>| {
             let weights = weights.clone();
             move |x: Tensor| {
-                let inputs = self.inputs(cell, (Number::ForwardMicrobatch, Number::ForwardFirstLayer), weights, x);
+                let inputs =
+                    self.inputs((cell.get(Number::ForwardMicrobatch), cell.get(Number::ForwardFirstLayer)), weights, x);
                 let halves = self.halves.map(|(halves, _)| halves);
                 let Iteration { y, aux, residuals } = self.stage.run(halves, self.captured, &inputs);
                 (self.named_of_one(y), aux, residuals)
@@ -382,21 +283,22 @@ impl Ticks<'_> {
         let mut branches: Vec<Branch<'_, Tensor, _>> = vec![Box::new(nothing)];
         branches.extend(weights.iter().map(|weights| Box::new(of_chunk(weights)) as Branch<'_, _, _>));
         let (y, added, residuals) = switch_between(cell.get(Number::Forward), self.named_of_one(x), branches);
-        let held = held.iter().zip(residuals).map(|(&held, residual)| write(held, residual, place)).collect();
+        let held = change_if(cell.get(Number::Forward).greater(0.0), held, |held| {
+            let places = [Number::ForwardHeld, Number::ForwardHeldW].map(|number| cell.place(number));
+            let write = |(index, (&held, residual)): (usize, (&Tensor, Tensor))| {
+                write(held, residual, places[usize::from(self.waits(index))])
+            };
+            held.iter().zip(residuals).enumerate().map(write).collect()
+        });
         let aux = aux.iter().zip(added).map(|(&sum, added)| sum + added).collect();
         (y, held, aux)
     }
 
-    fn inputs(
-        &self,
-        cell: Cell,
-        (microbatch, first_layer): (Number, Number),
-        weights: Vec<Tensor>,
-        x: Tensor,
-    ) -> StageInputs {
-        let microbatch = cell.place(microbatch);
+    /// What a pass gets: `numbers` are the microbatch, -1 for none, and the first layer.
+    fn inputs(&self, numbers: (Tensor, Tensor), weights: Vec<Tensor>, x: Tensor) -> StageInputs {
+        let microbatch = numbers.0.maximum(0.0);
         let rows = self.rows.iter().map(|rows| rows.dynamic_index(0, microbatch)).collect();
-        StageInputs { weights, x, rows, first_layer: cell.get(first_layer), microbatch }
+        StageInputs { weights, x, rows, first_layer: numbers.1, microbatch }
     }
 
     /// In a tick in which a microbatch has come to the end: its loss, the cotangent of its activations, and those of
@@ -409,71 +311,142 @@ impl Ticks<'_> {
         loss: Tensor,
     ) -> (Tensor, Vec<Tensor>, Tensor) {
         let one = zeros(y.dtype(), without_first(&y.dims(), 1));
-        let carry = (self.named_of_one(one), loss_sums, loss);
-        change_if(microbatch.greater_equal(0.0), carry, |(unused, sums, loss)| {
+        // XLA moves what does not depend on the carry in front of a loop, and then computes it in every tick. So the
+        // activations are carried too, and changed.
+        let carry = (y, self.named_of_one(one), loss_sums, loss);
+        let (_, of_y, sums, loss) = change_if(microbatch.greater_equal(0.0), carry, |(y, unused, sums, loss)| {
             let own = self.is_stage(self.shape.loss_stage(), y).select(y, 0.0).sum(0);
+            let used = self.named(y.zeros_like());
             let rows: Vec<Tensor> =
                 self.rows.iter().map(|rows| rows.dynamic_index(0, microbatch.maximum(0.0))).collect();
             let Some((_, halves)) = self.halves else {
                 let value = self.loss.value(self.loss_captured, own, self.loss_weights, &rows);
-                return (unused, sums, loss + value);
+                return (used, unused, sums, loss + value);
             };
             let inputs = (own, self.loss_weights, &rows[..]);
             let (value, of_y, of_weights) = self.loss.with_gradients(halves, self.loss_captured, inputs);
-            let sums = sums.iter().zip(of_weights).map(|(&sum, added)| sum + added.convert(sum.dtype())).collect();
-            (self.named_of_one(of_y), sums, loss + value)
-        })
+            let sums = added(&sums, &of_weights);
+            (used, self.named_of_one(of_y), sums, loss + value)
+        });
+        (of_y, sums, loss)
     }
 
     /// The backward pass of one stage: the inbox with the loss's cotangent; the cotangent of what the chunk began with,
-    /// and what goes to the right and to the left; and the sums of the weights' cotangents.
+    /// and what goes to the right and to the left; what B has left for W; and the sums of the weights' cotangents.
+    #[expect(clippy::type_complexity, reason = "each part is what the comment says")]
     fn backward(
         &self,
         halves: &StageHalves,
         pass: ForPass<Tensor>,
         of_y: Tensor,
-    ) -> (Tensor, (Tensor, Tensor, Tensor), Vec<Vec<Tensor>>) {
-        let ForPass { cell, weights, inbox, held, others, sums } = pass;
+    ) -> (Tensor, (Tensor, Tensor, Tensor), Vec<Tensor>, Vec<Vec<Tensor>>) {
+        let ForPass { cell, weights, inbox, held, between, others, sums } = pass;
         let (cell, y) = (Cell(cell), others[0]);
         let inbox = put(inbox, of_y, cell.get(Number::LossSlot));
         let received = self.named_of_one(inbox.dynamic_index(0, cell.place(Number::BackwardInput)));
+        let left_types = self.between_types();
         let nothing = |x: Tensor| {
-            let none: Vec<Tensor> = weights[0].iter().map(|weight| weight.zeros_like()).collect();
+            let none: Vec<Tensor> = match halves.split {
+                None => weights[0].iter().map(|weight| weight.zeros_like()).collect(),
+                Some(_) => left_types.iter().map(|ty| zeros(ty.dtype, &ty.dims)).collect(),
+            };
             (self.named_of_one(x.zeros_like()), none)
         };
         let held = &held;
         let of_chunk = |weights: &Vec<Tensor>| {
             let weights = weights.clone();
             move |received: Tensor| {
-                let place = cell.place(Number::BackwardHeld);
-                let residuals = held.iter().map(|held| held.dynamic_index(0, place)).collect();
-                let inputs =
-                    self.inputs(cell, (Number::BackwardMicrobatch, Number::BackwardFirstLayer), weights, received);
+                let places = [Number::BackwardHeld, Number::BackwardHeldW].map(|number| cell.place(number));
+                let residual =
+                    |(index, held): (usize, &Tensor)| held.dynamic_index(0, places[usize::from(self.waits(index))]);
+                let residuals = held.iter().enumerate().map(residual).collect();
+                let numbers = (cell.get(Number::BackwardMicrobatch), cell.get(Number::BackwardFirstLayer));
+                let inputs = self.inputs(numbers, weights, received);
                 let iteration = Iteration { y: received, aux: self.cotangents_of_aux(), residuals };
-                let (of_weights, of_x) = self.stage.run_back(halves, self.captured, inputs, iteration);
-                (self.named_of_one(of_x), of_weights)
+                let (of_x, others) = match &halves.split {
+                    None => {
+                        let (of_weights, of_x) = self.stage.run_back(halves, self.captured, inputs, iteration);
+                        (of_x, of_weights)
+                    }
+                    Some(split) => self.stage.run_inputs_back((halves, split), self.captured, inputs, iteration),
+                };
+                (self.named_of_one(of_x), others)
             }
         };
         let mut branches: Vec<Branch<'_, Tensor, _>> = vec![Box::new(nothing)];
         branches.extend(weights.iter().map(|weights| Box::new(of_chunk(weights)) as Branch<'_, _, _>));
         let which = cell.get(Number::Backward);
-        let (of_x, of_weights) = switch_between(which, received, branches);
-        let sums = self.add(which, sums, &of_weights);
+        let (of_x, others) = switch_between(which, received, branches);
+        let (between, sums) = match &halves.split {
+            None => (between, self.add(which, sums, &others)),
+            Some(split) => {
+                let between = change_if(which.greater(0.0), between, |between| {
+                    let place = cell.place(Number::BackwardBetween);
+                    between.iter().zip(others).map(|(&between, left)| write(between, left, place)).collect()
+                });
+                let sums = self.weights_back((halves, split), cell, (&weights, held, &between), sums);
+                (between, sums)
+            }
+        };
         let sent = |number: Number| says(cell.get(number) - 2.0, y).select(of_x, y);
         let (right, left) = match self.shape.placement {
             Placement::Loop => (y, of_x),
             Placement::Vee => (sent(Number::SendsRight), sent(Number::SendsLeft)),
         };
-        (inbox, (of_x, right, left), sums)
+        (inbox, (of_x, right, left), between, sums)
+    }
+
+    /// The W's of a cell: the sums with the cotangents of weights.
+    fn weights_back(
+        &self,
+        halves: (&StageHalves, &SplitStage),
+        cell: Cell,
+        (weights, held, between): (&[Vec<Tensor>], &[Tensor], &[Tensor]),
+        sums: Vec<Vec<Tensor>>,
+    ) -> Vec<Vec<Tensor>> {
+        // The entries are carried, and change: so XLA finds nothing in the loop that it could compute in front of it.
+        let carry = (cell.entries().0, sums);
+        let more = |(entries, _): (Tensor, _)| Entries(entries).first(Entry::Chunk).greater(0.0);
+        let (_, sums) =
+            while_at_most(self.columns.max_weights, carry, more, |(entries, sums): (Tensor, Vec<Vec<Tensor>>)| {
+                let entries = Entries(entries);
+                let [chunk, microbatch, first_layer, held_w, place] =
+                    [Entry::Chunk, Entry::Microbatch, Entry::FirstLayer, Entry::HeldW, Entry::Between]
+                        .map(|number| entries.first(number));
+                let residual = |(index, held): (usize, &Tensor)| match self.waits(index) {
+                    true => held.dynamic_index(0, held_w),
+                    // It is not looked at.
+                    false => held_w,
+                };
+                let residuals: Vec<Tensor> = held.iter().enumerate().map(residual).collect();
+                let between: Vec<Tensor> = between.iter().map(|between| between.dynamic_index(0, place)).collect();
+                let of_chunk = |weights: &Vec<Tensor>| {
+                    let inputs = self.inputs((microbatch, first_layer), weights.clone(), held_w);
+                    let left = (residuals.clone(), between.clone(), self.cotangents_of_aux());
+                    self.stage.run_weights_back(halves, self.captured, inputs, left)
+                };
+                let sums = match &sums[..] {
+                    [sums] => vec![added(sums, &of_chunk(&weights[0]))],
+                    _ if halves.1.reads_weights => {
+                        let branch = |weights: &'_ Vec<Tensor>| {
+                            let weights = weights.clone();
+                            Box::new(move |()| of_chunk(&weights)) as Branch<'_, (), _>
+                        };
+                        let of_weights: Vec<Tensor> =
+                            switch_between(chunk - 1.0, (), weights.iter().map(branch).collect());
+                        self.add(chunk, sums, &of_weights)
+                    }
+                    _ => self.add(chunk, sums.clone(), &of_chunk(&weights[0])),
+                };
+                (entries.rest().0, sums)
+            });
+        sums
     }
 
     /// Adds the cotangents of a chunk's weights, if there are any: `chunk` counts from 1, and is 0 if there are none.
     fn add(&self, chunk: Tensor, sums: Vec<Vec<Tensor>>, of_weights: &[Tensor]) -> Vec<Vec<Tensor>> {
         let of_chunk = |(index, sums): (usize, Vec<Tensor>)| {
-            change_if(chunk.equal((index + 1) as f64), sums, |sums| {
-                let added = sums.iter().zip(of_weights);
-                added.map(|(&sum, added)| sum + added.convert(sum.dtype())).collect()
-            })
+            change_if(chunk.equal((index + 1) as f64), sums, |sums| added(&sums, of_weights))
         };
         sums.into_iter().enumerate().map(of_chunk).collect()
     }

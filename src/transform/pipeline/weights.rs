@@ -4,7 +4,9 @@ use super::stage::STAGE;
 use super::{PipelineOptions, StackedWeights, WeightPlan, without_first};
 use crate::ir::{AxisNames, DType, Name};
 use crate::ops::WithAxes;
-use crate::trace::{Place, Tensor, VmapOptions, barrier, concatenate, full, label, vmap_with, zeros};
+use crate::trace::{
+    Place, Tensor, VmapOptions, barrier, change_if, concatenate, full, label, map_parallel, vmap_with, zeros,
+};
 
 /// The stacked weights of a pipeline: what is known of all of them.
 pub(super) struct Weights<'a> {
@@ -178,8 +180,8 @@ impl<'a> Weights<'a> {
         vec![of_repeat.iter().map(|&weight| no_sum(weight)).collect(); self.options.repeats]
     }
 
-    /// Adds the cotangents of an iteration's weights to those of the window. What bubbles computed is left out, even if
-    /// it is no number.
+    /// Adds the cotangents of an iteration's weights to those of the window, of which there is a list for each repeat.
+    /// What bubbles computed is left out, even if it is no number.
     pub(super) fn add(
         &self,
         sums: &[Vec<Tensor>],
@@ -204,12 +206,7 @@ impl<'a> Weights<'a> {
                 let is_after = self.is_after(items, *repeat);
                 vec![add(&sums[0], Some(!is_after & items.active)), add(&sums[1], Some(is_after & items.active))]
             }
-            Window::All(_) => {
-                let of_repeat = |(repeat, sums): (usize, &Vec<Tensor>)| {
-                    add(sums, Some(items.repeat.equal(repeat as f64) & items.active))
-                };
-                sums.iter().enumerate().map(of_repeat).collect()
-            }
+            Window::All(_) => add_own(sums, items, cotangents),
         }
     }
 
@@ -259,6 +256,20 @@ pub(super) fn no_sum(weight: Tensor) -> Tensor {
 /// Sums of cotangents in the types of what they are cotangents of.
 pub(super) fn in_types_of(weights: &[Tensor], sums: Vec<Tensor>) -> Vec<Tensor> {
     sums.into_iter().zip(weights).map(|(sum, weight)| sum.convert(weight.dtype())).collect()
+}
+
+/// Adds cotangents `[S, P, ..]`, on each stage to the sums of its own repeat. Those of the others are not touched.
+fn add_own(sums: &[Vec<Tensor>], items: &Items, cotangents: Vec<Tensor>) -> Vec<Vec<Tensor>> {
+    let numbers = [items.repeat, items.active];
+    map_parallel((sums.to_vec(), cotangents, numbers), |(sums, cotangents, [repeat, active])| {
+        let of_repeat = |(number, sums): (usize, Vec<Tensor>)| {
+            let own = repeat.equal(number as f64) & active;
+            change_if(own, sums, |sums| {
+                sums.iter().zip(&cotangents).map(|(&sum, ct)| sum + ct.convert(sum.dtype())).collect()
+            })
+        };
+        sums.into_iter().enumerate().map(of_repeat).collect::<Vec<Vec<Tensor>>>()
+    })
 }
 
 /// `[S]` as a mask over `like` `[S, ..]`.

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use super::loss_function::LossFunction;
-use super::schedule::{Columns, Table};
+use super::schedule::{Columns, Placement, Table};
 use super::stage::{STAGE, StageFunction, StageHalves};
 use super::ticks::{Found, Ticks};
 use super::weights::{Number, Weights, in_types_of};
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::autodiff::Halves;
 use crate::ir::{AxisNames, Name};
-use crate::trace::{self, Place, Tensor, TraceErrorKind, Tree, custom_vjp, refill, zeros};
+use crate::trace::{self, Place, Tensor, TraceErrorKind, Tree, custom_vjp, refill, stack, zeros};
 
 /// The loss behind a pipeline.
 #[derive(Clone, Debug)]
@@ -208,17 +208,44 @@ impl WithLoss<'_> {
     /// loss.
     fn both_ways(&self, inputs: Inputs) -> (Tensor, Vec<Tensor>, [Vec<Tensor>; 3]) {
         let [weights, io, _, _, head, _] = inputs.clone();
-        let (Some(halves), Some(loss_halves)) = (self.stage.differentiate(), self.loss.differentiate()) else {
+        let (Some(halves), Some(loss_halves)) =
+            (self.stage.differentiate(self.table.shape.split), self.loss.differentiate())
+        else {
             // An error has been noted.
             return (io[0], Vec::new(), [weights, io, head]);
         };
         let Found { loss, aux, weights: of_weights, io: of_io, loss_weights } =
             self.run(inputs, Some((&halves, &loss_halves)));
         let sums: Vec<Tensor> = aux.iter().map(|aux| aux.sum(0)).collect();
-        let of_weights = in_types_of(&weights, self.weights.scatter(of_weights, self.options.parts() > 1));
+        let of_weights = self.scattered(&weights, of_weights);
         let of_head = in_types_of(&head, self.loss_weights.scatter(loss_weights, false));
         let gradients = [of_weights, of_io.into_iter().collect(), of_head];
         (penalized(loss, self.penalties, &sums), sums, gradients)
+    }
+
+    /// The weights of a chunk, `[S, P, ..]`, as stages use them, from those in the order of the layers; or the other
+    /// way round. The second chunk of a V goes through the stages from the last to the first.
+    fn moved(&self, chunk: usize, weights: Vec<Tensor>) -> Vec<Tensor> {
+        match (self.table.shape.placement, chunk) {
+            (Placement::Loop, _) | (Placement::Vee, 0) => weights,
+            (Placement::Vee, _) => weights.into_iter().map(|weight| weight.reverse(0)).collect(),
+        }
+    }
+
+    /// Cotangents of the stacked weights, from the sums of each chunk.
+    fn scattered(&self, weights: &[Tensor], sums: Vec<Vec<Tensor>>) -> Vec<Tensor> {
+        let of_chunk = |(chunk, sums)| {
+            let own = in_types_of(weights, self.weights.scatter(sums, false));
+            self.moved(chunk, own)
+        };
+        let chunks: Vec<Vec<Tensor>> = sums.into_iter().enumerate().map(of_chunk).collect();
+        match &chunks[..] {
+            [only] => only.clone(),
+            _ => {
+                let of_weight = |weight| chunks.iter().map(|chunk| chunk[weight]).collect::<Vec<Tensor>>();
+                (0..weights.len()).map(|weight| stack(&of_weight(weight), 0)).collect()
+            }
+        }
     }
 
     /// All ticks; with the backward pass, if the derivatives are given.
@@ -227,8 +254,10 @@ impl WithLoss<'_> {
         let &WithLoss { options, columns, stage, names, place, loss, penalties, .. } = self;
         let rows: Vec<Tensor> =
             rows.iter().map(|&rows| rows_of_all(names, by_microbatch(options, rows), place)).collect();
-        let gathered = self.weights.gather(&weights, 0, options.parts() > 1);
-        let of_chunk = |chunk: usize| self.weights.at_rest(&gathered, Number::Known(chunk));
+        let of_chunk = |chunk: usize| {
+            let own = self.moved(chunk, self.weights.at_rest(&weights, Number::Known(chunk)));
+            self.weights.gather(&own, 0, false)
+        };
         let weights: Vec<Vec<Tensor>> = (0..options.chunks).map(of_chunk).collect();
         let ticks = Ticks {
             options,

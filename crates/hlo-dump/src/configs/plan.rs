@@ -55,9 +55,12 @@ struct Row<'a> {
     configured: bool,
     schedule: &'a str,
     repeats: usize,
+    chunks: usize,
     layers_per_stage: usize,
     weights: &'a str,
     keep_gathered: bool,
+    /// Microbatches whose activations a stage holds at most.
+    held: f64,
     peak: u64,
     fits: Option<bool>,
     counts: &'a Counts,
@@ -164,7 +167,7 @@ fn chip(arguments: &Plan, config: &RunConfig) -> Result<Option<&'static Chip>> {
 }
 
 fn same_split(a: &PipelineOptions, b: &PipelineOptions) -> bool {
-    (a.repeats, a.schedule) == (b.repeats, b.schedule)
+    (a.repeats, a.chunks, a.schedule) == (b.repeats, b.chunks, b.schedule)
 }
 
 fn row(it: &Alternative, there_is: Option<u64>) -> Result<Row<'_>> {
@@ -173,9 +176,11 @@ fn row(it: &Alternative, there_is: Option<u64>) -> Result<Row<'_>> {
         configured: it.configured,
         schedule: it.options.schedule.name(),
         repeats: it.options.repeats,
+        chunks: it.options.chunks,
         layers_per_stage: it.options.layers_per_stage,
         weights: it.options.weights.name(),
         keep_gathered: it.options.keep_gathered,
+        held: it.held,
         peak,
         fits: there_is.map(|there_is| peak <= there_is),
         counts: &it.counts,
@@ -217,8 +222,10 @@ fn print_plans<'a>(
         .text(title, |row| format!("{}{}", row.weights, if row.keep_gathered { ", kept" } else { "" }))
         .text("schedule", |row| row.schedule)
         .number("repeats", |row| row.repeats)
+        .number("chunks", |row| row.chunks)
         .number("layers", |row| row.layers_per_stage)
         .number("bubbles", |row| format!("{:.1} %", 100.0 * row.counts.bubble_fraction))
+        .number("held", |row| row.held)
         .flexible("sent over", |row| sent(&row.traffic))
         .number("peak", |row| output::human_bytes(row.peak))
         .text("", |row| row.fits.map_or("", |fits| if fits { "fits" } else { "does not fit" }));
@@ -268,8 +275,11 @@ fn print_schedule(timeline: &Timeline, whole: bool) {
     ));
     let picture = if whole { format!("{timeline:#}") } else { timeline.to_string() };
     picture.lines().for_each(line);
-    let cells = if timeline.repeats > 1 { "1:3 microbatch 3 in repeat 1" } else { "3 microbatch 3" };
-    let mut legend = format!("{cells}, . bubble");
+    let cells = match timeline.parts() {
+        (1, _) => "3 microbatch 3".to_owned(),
+        (_, part) => format!("1:3 microbatch 3 in {part} 1"),
+    };
+    let mut legend = format!("{cells}, . bubble, held: microbatches whose activations a stage holds at most");
     if !timeline.windows.is_empty() {
         legend.push_str(", ~ weights are gathered meanwhile, = they are there, + their gradient is scattered");
     }

@@ -15,12 +15,22 @@ const MOST_BARS: usize = 64;
 
 pub fn render(timeline: &Timeline) -> Markup {
     let counts = &timeline.counts;
-    let schedule =
-        Schedule { row: "stage".to_owned(), stages: timeline.stages, passes: passes(timeline), bars: bars(timeline) };
+    let schedule = Schedule {
+        row: "stage".to_owned(),
+        stages: timeline.stages,
+        passes: passes(timeline),
+        held: timeline.held.clone(),
+        bars: bars(timeline),
+    };
     let drawn: usize = schedule.passes.iter().map(|pass| pass.columns.len()).sum();
+    let (parts, part) = timeline.parts();
     let alive = counts.alive.iter().max().copied().unwrap_or(0);
     let times = |count: usize| output::times(Amount::Exactly(count as u64));
-    let mut key = vec![("forward", "forward"), ("backward", "backward"), ("bubble", "bubble")];
+    let mut key = vec![("forward", "forward"), ("backward", "backward")];
+    if timeline.columns.iter().any(|column| !column.weights.is_empty()) {
+        key.push(("weights", "backward, of weights"));
+    }
+    key.push(("bubble", "bubble"));
     if !timeline.windows.is_empty() {
         key.extend([
             ("gather", "weights are gathered meanwhile"),
@@ -32,7 +42,7 @@ pub fn render(timeline: &Timeline) -> Markup {
         p.facts {
             b { (plural(timeline.stages as u64, "stage")) } ", "
             b { (plural(timeline.microbatches as u64, "microbatch")) } ", "
-            b { (plural(timeline.repeats as u64, "repeat")) } ", schedule " b { (timeline.schedule) } ", weights "
+            b { (plural(parts as u64, part)) } ", schedule " b { (timeline.schedule) } ", weights "
             b { (timeline.weights) }
             "; " (plural(counts.iterations as u64, "iteration")) ", of which "
             b { (plural(counts.bubble_iterations as u64, "bubble")) }
@@ -42,7 +52,7 @@ pub fn render(timeline: &Timeline) -> Markup {
         (schedule.render())
         p.note {
             "Each stage has at most " (plural(alive as u64, "microbatch")) " of which the backward pass is to come. A weight of \
-             one repeat is gathered " (times(counts.gathers_forward)) " forwards and " (times(counts.gathers_backward))
+             one " (part) " is gathered " (times(counts.gathers_forward)) " forwards and " (times(counts.gathers_backward))
             " backwards; its gradient is scattered " (times(counts.scatters)) "."
         }
         @if timeline.columns.len() > drawn || timeline.stages > MOST_ROWS {
@@ -68,21 +78,29 @@ fn passes(timeline: &Timeline) -> Vec<Pass> {
             Some((false, true)) => "forward",
             _ => "backward",
         };
-        let columns = columns.iter().map(|column| self::column(column, timeline.repeats > 1)).collect();
+        let columns = columns.iter().map(|column| self::column(column, timeline.parts())).collect();
         Pass { title, microbatches: timeline.microbatches, start, columns }
     };
     starts.zip(ends).map(pass).collect()
 }
 
-fn column(column: &pipeline::Column, repeated: bool) -> Column {
-    let task = |task: &pipeline::Task| Task { microbatch: task.microbatch, repeat: repeated.then_some(task.repeat) };
-    let sides = [("forward", ", forward", &column.forward), ("backward", ", backward", &column.backward)];
-    let sides = sides.into_iter().filter(|(.., tasks)| !tasks.is_empty()).map(|(class, name, tasks)| Side {
-        class,
-        name,
-        tasks: tasks.iter().map(|it| it.as_ref().map(task)).collect(),
-    });
-    Column { iteration: column.iteration, sides: sides.collect() }
+fn column(column: &pipeline::Column, (parts, part): (usize, &'static str)) -> Column {
+    let task =
+        |task: &pipeline::Task| Task { microbatch: task.microbatch, part: (parts > 1).then_some((part, task.repeat)) };
+    let one = |it: &Option<pipeline::Task>| it.iter().map(task).collect::<Vec<Task>>();
+    let side = |class, name, tasks| Side { class, name, tasks };
+    let mut sides = Vec::new();
+    if !column.forward.is_empty() {
+        sides.push(side("forward", ", forward", column.forward.iter().map(one).collect()));
+    }
+    if !column.backward.is_empty() {
+        sides.push(side("backward", ", backward", column.backward.iter().map(one).collect()));
+    }
+    if !column.weights.is_empty() {
+        let tasks = column.weights.iter().map(|tasks| tasks.iter().map(task).collect());
+        sides.push(side("weights", ", backward of weights", tasks.collect()));
+    }
+    Column { iteration: column.iteration, sides }
 }
 
 /// For each of the repeats that are gathered together, when their weights are there.

@@ -126,7 +126,7 @@ impl Pipeline {
     fn schedule(&self) -> Schedule {
         let column = |found: &PipelineLoop, iteration: usize| {
             let task = |stage| found.microbatch(self.stages, stage, iteration);
-            let task = |stage| task(stage).map(|microbatch| Task { microbatch, repeat: None });
+            let task = |stage| task(stage).map(|microbatch| Task { microbatch, part: None }).into_iter().collect();
             let tasks = (0..self.stages.min(MOST_ROWS)).map(task).collect();
             Column { iteration, sides: vec![Side { class: found.direction(), name: "", tasks }] }
         };
@@ -139,7 +139,7 @@ impl Pipeline {
                 columns: (0..found.iterations.min(MOST_COLUMNS)).map(|at| column(found, at)).collect(),
             });
         }
-        Schedule { row: self.axis.clone(), stages: self.stages, passes, bars: Vec::new() }
+        Schedule { row: self.axis.clone(), stages: self.stages, passes, held: Vec::new(), bars: Vec::new() }
     }
 }
 

@@ -12,6 +12,8 @@ pub struct Schedule {
     pub row: String,
     pub stages: usize,
     pub passes: Vec<Pass>,
+    /// For each column, the microbatches that a stage holds at most: a curve. Empty if that is not known.
+    pub held: Vec<f64>,
     pub bars: Vec<Bar>,
 }
 
@@ -34,19 +36,19 @@ pub struct Column {
 
 /// What the stages do in one direction.
 pub struct Side {
-    /// `forward` or `backward`.
+    /// `forward`, `backward` or `weights`.
     pub class: &'static str,
-    /// What tells it from the other side.
+    /// What tells it from the other sides.
     pub name: &'static str,
     /// By stage; none for a bubble.
-    pub tasks: Vec<Option<Task>>,
+    pub tasks: Vec<Vec<Task>>,
 }
 
 #[derive(Clone, Copy)]
 pub struct Task {
     pub microbatch: usize,
-    /// Where there are several.
-    pub repeat: Option<usize>,
+    /// Which repeat or chunk, and which of the two it is, where there are several.
+    pub part: Option<(&'static str, usize)>,
 }
 
 /// Something that lasts for some columns, such as weights that are there.
@@ -63,9 +65,16 @@ const TOP: f64 = 40.0;
 /// Between two passes.
 const BETWEEN: f64 = 18.0;
 const BAR: f64 = 18.0;
+/// How tall the curve of what is held is.
+const CURVE: f64 = 34.0;
 /// Larger schedules are cut off: nobody reads more cells.
 pub const MOST_COLUMNS: usize = 256;
 pub const MOST_ROWS: usize = 64;
+
+/// A number with one digit behind the point, if it needs it.
+fn short(number: f64) -> String {
+    ((number * 10.0).round() / 10.0).to_string()
+}
 
 /// What the classes of the drawing mean.
 pub fn legend(items: &[(&str, &str)]) -> Markup {
@@ -75,7 +84,8 @@ pub fn legend(items: &[(&str, &str)]) -> Markup {
 impl Schedule {
     pub fn render(&self) -> Markup {
         let above = if self.bars.is_empty() { 0.0 } else { 10.0 };
-        let below = TOP + self.rows() as f64 * self.tall() + above;
+        let curve = TOP + self.rows() as f64 * self.tall() + 8.0;
+        let below = if self.held.is_empty() { curve - 8.0 } else { curve + CURVE } + above;
         let height = below + self.bars.len() as f64 * BAR + 8.0;
         let content = html! {
             defs {
@@ -90,6 +100,7 @@ impl Schedule {
                 (text("title", (self.x(pass.start).unwrap_or(LEFT), 13.0), pass.title))
                 @for (index, column) in pass.columns.iter().enumerate() { (self.column(pass, index, column)) }
             }
+            @if !self.held.is_empty() { (self.curve(curve)) }
             @for (row, bar) in self.bars.iter().enumerate() { (self.bar(bar, below + row as f64 * BAR)) }
         };
         drawing(" pipeline", None, height, "microbatches by stage and iteration", content)
@@ -101,7 +112,13 @@ impl Schedule {
 
     /// How tall the row of a stage is.
     fn tall(&self) -> f64 {
-        if self.rows() > 16 { 18.0 } else { 34.0 }
+        let columns = self.passes.iter().flat_map(|pass| &pass.columns);
+        let sides = columns.map(|column| column.sides.len()).max().unwrap_or(1);
+        match (self.rows() > 16, sides) {
+            (true, _) => 18.0,
+            (false, 3..) => 51.0,
+            _ => 34.0,
+        }
     }
 
     /// How wide a column is.
@@ -141,30 +158,32 @@ impl Schedule {
                 (text("tick middle", (x + width / 2.0, 32.0), column.iteration))
             }
             @for (number, side) in column.sides.iter().enumerate() {
-                @for (stage, task) in side.tasks.iter().enumerate().take(self.rows()) {
+                @for (stage, tasks) in side.tasks.iter().enumerate().take(self.rows()) {
                     g {
                         title {
                             "stage " (stage) ", iteration " (column.iteration) (side.name) ": "
-                            @match task {
-                                None => "bubble",
-                                Some(Task { microbatch, repeat }) => {
-                                    "microbatch " (microbatch) @if let Some(repeat) = repeat { " in repeat " (repeat) }
-                                }
+                            @if tasks.is_empty() { "bubble" }
+                            @for (index, Task { microbatch, part }) in tasks.iter().enumerate() {
+                                @if index > 0 { ", " }
+                                "microbatch " (microbatch)
+                                @if let Some((part, number)) = part { " in " (part) " " (number) }
                             }
                         }
-                        (self.cell(area(stage, number), side.class, *task, pass.microbatches))
+                        (self.cell(area(stage, number), side.class, tasks, pass.microbatches))
                     }
                 }
             }
         }
     }
 
-    fn cell(&self, area: Area, class: &str, task: Option<Task>, microbatches: usize) -> Markup {
+    fn cell(&self, area: Area, class: &str, tasks: &[Task], microbatches: usize) -> Markup {
+        let task = tasks.first().copied();
         // Later microbatches are stronger, so that the eye can follow one.
         let count = microbatches.max(2) as f64 - 1.0;
         let strength = task.map_or(1.0, |task| 0.7 + 0.3 * task.microbatch as f64 / count);
-        let number = task.filter(|_| self.is_numbered(area.height)).map(|task| match task.repeat {
-            Some(repeat) if area.width >= 30.0 => format!("{repeat}:{}", task.microbatch),
+        let number = task.filter(|_| self.is_numbered(area.height)).map(|task| match (task.part, tasks.len()) {
+            (_, 2..) => format!("×{}", tasks.len()),
+            (Some((_, part)), _) if area.width >= 30.0 => format!("{part}:{}", task.microbatch),
             _ => task.microbatch.to_string(),
         });
         let class = if task.is_some() { class } else { "bubble" };
@@ -173,6 +192,20 @@ impl Schedule {
             @if let Some(number) = number {
                 (text("number", (area.x + area.width / 2.0, area.y + area.height / 2.0 + 4.5), number))
             }
+        }
+    }
+
+    /// What is held, as a column of its height for each iteration.
+    fn curve(&self, y: f64) -> Markup {
+        let most = self.held.iter().copied().fold(0.0, f64::max);
+        let column = |(index, &held): (usize, &f64)| {
+            let height = if most > 0.0 { (CURVE - 4.0) * held / most } else { 0.0 };
+            let area = Area { x: self.x(index)?, y: y + CURVE - height, width: self.width(), height };
+            Some(html! { g { title { "held: " (short(held)) } (area.rectangle(Some("held"), 0, None)) } })
+        };
+        html! {
+            (text("lane", (0.0, y + CURVE / 2.0 + 4.0), format!("held ≤ {}", short(most))))
+            @for column in self.held.iter().enumerate().filter_map(column) { (column) }
         }
     }
 

@@ -191,7 +191,7 @@ fn refusal(pipeline: &PipelineConfig, error: &PipelineError) -> ConfigError {
             invalid("pipeline.delay_forwarding", true, reason)
         }
         PipelineError::Branches { .. } => invalid("pipeline.weights", pipeline.weights.name(), reason),
-        PipelineError::Chunks { .. } | PipelineError::Zero { what: "chunks" } => {
+        PipelineError::Chunks { .. } | PipelineError::VeeChunks { .. } | PipelineError::Zero { what: "chunks" } => {
             invalid("pipeline.chunks", pipeline.chunks, reason)
         }
         PipelineError::Zero { what: "repeats" } => invalid("pipeline.repeats", pipeline.repeats, reason),

@@ -365,7 +365,8 @@ section! {
         microbatches: usize = 4 => AtLeast(1.0),
         /// How often a microbatch goes round the stages; more than once only with the schedule circular.
         repeats: usize = 2 => AtLeast(1.0),
-        /// Parts of the layers that each stage holds; more than one only with the schedule interleaved.
+        /// Parts of the layers that each stage holds; more than one only with the schedules interleaved, zb-v (which
+        /// has two) and auto.
         chunks: usize = 1 => AtLeast(1.0),
         /// Layers that the pipeline has; 0: all of the stack's cycles. Others run in front of it, or behind it, where
         /// the stages split the batch.

@@ -32,6 +32,8 @@ pub struct Timeline {
     pub stages: usize,
     /// R.
     pub repeats: usize,
+    /// v.
+    pub chunks: usize,
     /// M.
     pub microbatches: usize,
     /// D.
@@ -42,6 +44,10 @@ pub struct Timeline {
     pub weights: &'static str,
     /// What happens, in order.
     pub columns: Vec<Column>,
+    /// For each column what the stage that holds most holds after its forward pass: in microbatches of which the
+    /// activations of all its layers are there, so one in one of several repeats or chunks counts its share. They are
+    /// held until the gradients of the weights are done.
+    pub held: Vec<f64>,
     /// When the weights of which repeats are whole on each device. None if they are gathered in every iteration.
     pub windows: Vec<WeightWindow>,
     /// When the gradients of which repeats are reduced and scattered. None if they are in every iteration.
@@ -58,7 +64,11 @@ pub struct Column {
     /// For each stage the work of the forward pass, none in a bubble; empty where there is no forward pass.
     pub forward: Vec<Option<Task>>,
     /// For each stage the work of the backward pass, which in the same column comes after that of the forward pass.
+    /// Where `weights` says something, gradients of inputs alone.
     pub backward: Vec<Option<Task>>,
+    /// For each stage the gradients of weights that it computes, after all else in the column; empty where they are
+    /// part of `backward`.
+    pub weights: Vec<Vec<Task>>,
 }
 
 /// The time for which the gathered weights of some repeats are alive.
@@ -104,7 +114,7 @@ pub struct Counts {
     /// one microbatch.
     pub permutes: usize,
     /// For each stage, how many microbatches (of any repeat) it has at most of which the forward pass is done and the
-    /// backward pass is not.
+    /// backward pass, with the gradients of weights, is not.
     pub alive: Vec<usize>,
     /// Iterations whose inputs are kept for the backward pass, bubbles included.
     pub stashed_iterations: usize,
@@ -123,16 +133,23 @@ impl Timeline {
         let counts = counts(options, table.as_ref(), &columns, &windows);
         Timeline {
             stages: options.stages,
-            repeats: options.parts(),
+            repeats: options.repeats,
+            chunks: options.chunks,
             microbatches: options.microbatches,
             delay: options.delay(),
             schedule: options.schedule.name(),
             weights: options.weights.name(),
+            held: held(options, &columns),
             columns,
             windows,
             scatters,
             counts,
         }
+    }
+
+    /// Parts of the layer stack on each stage, and what they are called.
+    pub fn parts(&self) -> (usize, &'static str) {
+        if self.chunks > 1 { (self.chunks, "chunk") } else { (self.repeats, "repeat") }
     }
 
     /// The first column of the backward pass, where that comes after the forward pass.
@@ -145,10 +162,12 @@ fn columns(options: &PipelineOptions, table: Option<&Table>) -> Vec<Column> {
     let forward = |iteration| (0..options.stages).map(|stage| options.task(iteration, stage)).collect();
     if let Some(table) = table {
         let task = |item: Option<Item>| item.map(|Item { chunk, microbatch }| Task { microbatch, repeat: chunk });
+        let of_weights = |cell: &Cell| cell.weights.iter().filter_map(|piece| task(Some(piece.item))).collect();
         let column = |(iteration, cells): (usize, &Vec<Cell>)| Column {
             iteration,
             forward: cells.iter().map(|cell| task(cell.forward)).collect(),
             backward: cells.iter().map(|cell| task(cell.backward)).collect(),
+            weights: if table.shape.split { cells.iter().map(of_weights).collect() } else { Vec::new() },
         };
         return table.ticks.iter().enumerate().map(column).collect();
     }
@@ -156,11 +175,13 @@ fn columns(options: &PipelineOptions, table: Option<&Table>) -> Vec<Column> {
         iteration,
         forward: forward(iteration),
         backward: Vec::new(),
+        weights: Vec::new(),
     });
     let back = (0..options.iterations()).rev().map(|iteration| Column {
         iteration,
         forward: Vec::new(),
         backward: forward(iteration),
+        weights: Vec::new(),
     });
     there.chain(back).collect()
 }
@@ -256,7 +277,7 @@ fn counts(options: &PipelineOptions, table: Option<&Table>, columns: &[Column], 
         gathers_backward: gathers(true),
         scatters: if options.weights == WeightPlan::PerIteration { options.iterations() } else { options.parts() },
         permutes: by_table.as_ref().map_or_else(|| permutes(options, iterations), |table| table.permutes),
-        alive: (0..options.stages).map(|stage| alive(columns, stage)).collect(),
+        alive: (0..options.stages).map(|stage| alive(columns, stage).into_iter().max().unwrap_or(0)).collect(),
         stashed_iterations: by_table.as_ref().map_or(iterations, |table| table.held),
         gathered_repeats: (0..columns.len()).map(at_once).max().unwrap_or(0).max(1),
     }
@@ -276,7 +297,7 @@ fn of_table(options: &PipelineOptions, table: &Table) -> Option<OfTable> {
     // Two permutes at the end of each tick, and one for each turn.
     let moved = 2 * turns.ticks.len() + turns.count();
     let permutes = if options.stages == 1 { 0 } else { moved };
-    Some(OfTable { bubbles: simulated.bubble_lockstep, permutes, held: columns.slots.held_b })
+    Some(OfTable { bubbles: simulated.bubble_lockstep, permutes, held: columns.slots.held_b.max(columns.slots.held_w) })
 }
 
 /// In every iteration what stages hand on; where inputs enter or results leave, the slot that moves with them as well.
@@ -288,14 +309,24 @@ fn permutes(options: &PipelineOptions, iterations: usize) -> usize {
     2 * (iterations + moving.map(|phase| phase.iterations.len()).sum::<usize>())
 }
 
-/// The most microbatches of which a stage has done the forward pass and not the backward pass. Within a column, forward
-/// comes first.
-fn alive(columns: &[Column], stage: usize) -> usize {
-    let (mut now, mut most) = (0, 0);
-    for column in columns {
+/// For each column, the microbatches (of any repeat) of which a stage has done the forward pass, and not all of the
+/// backward pass. Within a column, forward comes first.
+fn alive(columns: &[Column], stage: usize) -> Vec<usize> {
+    let mut now = 0;
+    let of_column = |column: &Column| {
         now += usize::from(column.forward.get(stage).is_some_and(Option::is_some));
-        most = most.max(now);
-        now -= usize::from(column.backward.get(stage).is_some_and(Option::is_some));
-    }
-    most
+        let held = now;
+        now -= match column.weights.get(stage) {
+            Some(weights) => weights.len(),
+            None => usize::from(column.backward.get(stage).is_some_and(Option::is_some)),
+        };
+        held
+    };
+    columns.iter().map(of_column).collect()
+}
+
+fn held(options: &PipelineOptions, columns: &[Column]) -> Vec<f64> {
+    let of_stages: Vec<Vec<usize>> = (0..options.stages).map(|stage| alive(columns, stage)).collect();
+    let most = |column: usize| of_stages.iter().map(|held| held[column]).max().unwrap_or(0);
+    (0..columns.len()).map(|column| most(column) as f64 / options.parts() as f64).collect()
 }

@@ -1,4 +1,5 @@
-//! A schedule as text: a row for each stage, a column for each iteration, and below them when weights are whole.
+//! A schedule as text: a row for each stage, a column for each iteration, and below them what is held and when weights
+//! are whole.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
@@ -41,6 +42,8 @@ impl Timeline {
             };
             rows.extend(self.stage_rows(stage, &shown));
         }
+        let held = |&at: &usize| ((self.held[at] * 10.0).round() / 10.0).to_string();
+        rows.push(("held".to_owned(), shown.iter().map(held).collect()));
         rows.extend(self.weight_rows(&columns, &shown));
         write_rows(f, &rows, &shown)
     }
@@ -49,7 +52,8 @@ impl Timeline {
         self.columns[column].iteration.to_string()
     }
 
-    /// The work of one stage: in a row, or two where forward and backward are at the same time.
+    /// The work of one stage: in a row, or two where forward and backward are at the same time, or three where that of
+    /// weights is apart.
     fn stage_rows(&self, stage: usize, shown: &[usize]) -> Vec<Row> {
         let row = |name: String, side: fn(&Column) -> &Vec<Option<Task>>| {
             let cells = shown.iter().map(|&at| self.cell(side(&self.columns[at])[stage]));
@@ -57,10 +61,17 @@ impl Timeline {
         };
         let has = |side: fn(&Column) -> &Vec<Option<Task>>| shown.iter().all(|&at| !side(&self.columns[at]).is_empty());
         match (has(|column| &column.forward), has(|column| &column.backward)) {
-            (true, true) => vec![
-                row(format!("stage {stage} forward"), |column| &column.forward),
-                row("  backward".to_owned(), |column| &column.backward),
-            ],
+            (true, true) => {
+                let mut rows = vec![
+                    row(format!("stage {stage} forward"), |column| &column.forward),
+                    row("  backward".to_owned(), |column| &column.backward),
+                ];
+                if shown.iter().all(|&at| !self.columns[at].weights.is_empty()) {
+                    let cells = shown.iter().map(|&at| self.cells(&self.columns[at].weights[stage]));
+                    rows.push(("  of weights".to_owned(), cells.collect()));
+                }
+                rows
+            }
             (true, false) => vec![row(format!("stage {stage}"), |column| &column.forward)],
             (false, _) => vec![row(format!("stage {stage}"), |column| &column.backward)],
         }
@@ -70,8 +81,17 @@ impl Timeline {
     fn cell(&self, task: Option<Task>) -> String {
         match task {
             None => ".".to_owned(),
-            Some(task) if self.repeats == 1 => task.microbatch.to_string(),
+            Some(task) if self.parts().0 == 1 => task.microbatch.to_string(),
             Some(Task { microbatch, repeat }) => format!("{repeat}:{microbatch}"),
+        }
+    }
+
+    /// Several tasks of one cell: the first, and how many more there are.
+    fn cells(&self, tasks: &[Task]) -> String {
+        match tasks {
+            [] => ".".to_owned(),
+            [only] => self.cell(Some(*only)),
+            [first, others @ ..] => format!("{}+{}", self.cell(Some(*first)), others.len()),
         }
     }
 

@@ -1,0 +1,109 @@
+//! The backward pass of a stage cut in two: B, the cotangents of activations, for which the stage before waits, and W,
+//! those of weights, which can wait.
+
+use super::stage::{Iteration, StageFunction, StageHalves, StageInputs, gradient_among};
+use crate::autodiff::{Halves, Read, SplitBackward};
+use crate::ir::TensorType;
+use crate::trace::{self, Tensor, fail_internal};
+
+/// What an argument of the backward half is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Argument {
+    /// An input of the stage's function.
+    Input,
+    /// One of [`Iteration::residuals`].
+    Residual(usize),
+    /// The cotangent of a result: of the activations first, then of auxiliary values.
+    Cotangent(usize),
+}
+
+/// The backward half of a stage's function, cut in two.
+pub(super) struct SplitStage {
+    cut: SplitBackward,
+    /// For each of [`Iteration::residuals`], whether it waits for W, not only for B.
+    pub(super) waits: Vec<bool>,
+    /// Whether W reads the cotangent of the activations too.
+    keeps_cotangent: bool,
+    /// Whether W reads weights. That of linear layers does not.
+    pub(super) reads_weights: bool,
+}
+
+impl StageFunction {
+    /// Cuts the backward half. None after an error, which has been noted.
+    pub(super) fn split(&self, halves: &Halves) -> Option<SplitStage> {
+        let weights = self.weight_inputs();
+        let cut = trace::split_backward(halves, |input| weights.contains(&input))?;
+        let residual_count = halves.residual_types().count();
+        // The activations that the stage began with are kept among the residuals.
+        let x = weights.end;
+        let inputs: Vec<(usize, Argument)> = (0..self.input_count())
+            .map(|input| (input, if input == x { Argument::Residual(residual_count) } else { Argument::Input }))
+            .collect();
+        let no_input = usize::MAX;
+        let residuals: Vec<_> = (0..residual_count).map(|index| (no_input, Argument::Residual(index))).collect();
+        let cotangents: Vec<_> = (0..self.output_count()).map(|index| (no_input, Argument::Cotangent(index))).collect();
+        let arguments = halves.arguments(&inputs, &residuals, &cotangents);
+        let read: Vec<(usize, Argument)> = cut
+            .reads()
+            .iter()
+            .filter_map(|read| match *read {
+                Read::Argument(index) => Some(arguments[index]),
+                Read::Between(_) => None,
+            })
+            .collect();
+        let is_read = |wanted: Argument| read.iter().any(|(_, argument)| *argument == wanted);
+        Some(SplitStage {
+            waits: (0..=residual_count).map(|index| is_read(Argument::Residual(index))).collect(),
+            keeps_cotangent: is_read(Argument::Cotangent(0)),
+            reads_weights: read.iter().any(|(input, _)| weights.contains(input)),
+            cut,
+        })
+    }
+
+    /// The types of what B leaves for W.
+    pub(super) fn between_types(&self, split: &SplitStage) -> Vec<TensorType> {
+        let left = split.cut.inputs_half().output_types().skip(split.cut.inputs().len());
+        left.chain(self.output_type().filter(|_| split.keeps_cotangent)).cloned().collect()
+    }
+
+    /// B: the cotangent of the activations that an iteration began with, and what W needs of it. The arguments are
+    /// those of [`StageFunction::run_back`].
+    pub(super) fn run_inputs_back(
+        &self,
+        (halves, split): (&StageHalves, &SplitStage),
+        captured: &[Tensor],
+        inputs: StageInputs,
+        iteration: Iteration,
+    ) -> (Tensor, Vec<Tensor>) {
+        let y = iteration.y;
+        let (arguments, x) = self.backward_arguments(halves, captured, inputs, iteration);
+        let mut results = trace::inline(split.cut.inputs_half(), &arguments, self.place);
+        let mut between = results.split_off(split.cut.inputs().len());
+        between.extend(split.keeps_cotangent.then_some(y));
+        let of_x = gradient_among(split.cut.inputs(), &results, self.weight_inputs().end);
+        (of_x.unwrap_or_else(|| x.zeros_like()), between)
+    }
+
+    /// W: the cotangents of the weights. Of `inputs` and of the residuals, only those are looked at that
+    /// [wait](SplitStage::waits) or are no activations.
+    pub(super) fn run_weights_back(
+        &self,
+        (halves, split): (&StageHalves, &SplitStage),
+        captured: &[Tensor],
+        inputs: StageInputs,
+        (residuals, mut between, aux): (Vec<Tensor>, Vec<Tensor>, Vec<Tensor>),
+    ) -> Vec<Tensor> {
+        let (weights, unread) = (inputs.weights.clone(), inputs.x);
+        let missing = || fail_internal("W of a stage of a pipeline", "the cotangent that B has left");
+        let y = if split.keeps_cotangent { between.pop().unwrap_or_else(missing) } else { unread };
+        let iteration = Iteration { y, aux, residuals };
+        let (arguments, _) = self.backward_arguments(halves, captured, inputs, iteration);
+        let of_inputs = vec![unread; split.cut.inputs().len()];
+        let arguments = split.cut.arguments(&arguments, &[of_inputs, between].concat());
+        let results = trace::inline(split.cut.weights_half(), &arguments, self.place);
+        let gradient = |(input, weight): (usize, &Tensor)| {
+            gradient_among(split.cut.weights(), &results, input).unwrap_or_else(|| weight.zeros_like())
+        };
+        self.weight_inputs().zip(&weights).map(gradient).collect()
+    }
+}
