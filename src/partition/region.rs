@@ -113,7 +113,7 @@ impl<'a> Walk<'a, '_> {
             let saved = shardings.before_gathering(body, self.mesh, body.outputs()[index]);
             stacked(found, shardings.spec(saved))
         };
-        let carried = self.partial_carries(body, first_carry..first_slice, shardings, &inputs)?;
+        let carried = self.partial_carries(node.operands(), body, first_carry..first_slice, shardings, &inputs)?;
         for (input, axes) in inputs[..first_slice].iter_mut().zip(carried) {
             *input = std::mem::take(input).with_unreduced(axes);
         }
@@ -134,11 +134,12 @@ impl<'a> Walk<'a, '_> {
     }
 
     /// For each invariant and carry of a loop, the axes over which it can stay a partial sum all through the loop: what
-    /// an iteration adds is partial over them, and nothing in it needs the sum. Found from above: an invariant is taken
-    /// to be as it comes, and every carry to be partial over all axes that do not split it, until each is used as it is
-    /// and what comes out of an iteration is what went in.
+    /// an iteration adds is partial over them, and nothing in it needs the sum. Found from above: an invariant, or a
+    /// carry that the loop hands on, is taken to be as it comes, and every other carry to be partial over all axes that
+    /// do not split it, until each is used as it is and what comes out of an iteration is what went in.
     fn partial_carries(
         &mut self,
+        operands: &[Value],
         body: &Graph,
         carries: Range<usize>,
         shardings: &Shardings,
@@ -152,6 +153,10 @@ impl<'a> Walk<'a, '_> {
                 return inputs[index].unreduced().into();
             }
             let used: Axes = inputs[index].used_axes().collect();
+            if body.outputs()[index - carries.start] == body.inputs()[index] {
+                let at_hand = self.first(operands[index]).into_iter().flat_map(|(_, spec)| spec.unreduced());
+                return at_hand.copied().filter(|axis| !used.contains(axis)).collect();
+            }
             self.mesh.axes().filter(|&axis| self.mesh.size(axis) > 1 && !used.contains(&axis)).collect()
         };
         let mut carried: Vec<Axes> = (0..carries.end).map(free).collect();
@@ -257,7 +262,8 @@ impl<'a> Walk<'a, '_> {
                 *spec = found.clone();
             }
         }
-        let carried = self.partial_carries(&op.body, op.invariant_count..specs.len(), shardings, &specs)?;
+        let carried =
+            self.partial_carries(node.operands(), &op.body, op.invariant_count..specs.len(), shardings, &specs)?;
         for (spec, axes) in specs.iter_mut().zip(carried) {
             *spec = std::mem::take(spec).with_unreduced(axes);
         }

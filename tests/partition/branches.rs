@@ -122,6 +122,27 @@ fn sums_over_devices_wait_until_they_are_needed() {
     insta::assert_snapshot!(text);
 }
 
+/// What a loop hands on as it is has nothing to be added up: nothing is exchanged for it.
+#[test]
+fn a_loop_hands_on_what_it_does_not_change() {
+    let function = Function::trace("handed", (specs(), TensorSpec::new(F32, [8])), |(inputs, scale)| {
+        let Inputs { times, x, w, .. } = inputs;
+        let times = times.slice(0, 0..1).reshape([STAGES]);
+        map_parallel((times, x, w), |(times, x, w)| {
+            let carry = (times, x, scale);
+            let (_, x, scale) =
+                while_loop(carry, |(left, ..)| left.greater(0.0), |(left, x, scale)| (left - 1.0, x + w, scale));
+            (x, scale)
+        })
+    });
+    let function = function.expect("a program");
+    let mesh = Mesh::parse("stage=4,data=2", 8).expect("a mesh");
+    let rules = RuleSets::uniform(Rules::from_pairs(RULES).expect("rules").with_declared_axes(["tensor".to_owned()]));
+    let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
+    let lowered = lower(function.graph(), &options).expect("it lowers");
+    assert_eq!(lowered.collectives().count().expect("no overflow"), 0, "{}", lowered.collectives());
+}
+
 #[test]
 fn exchanges_that_would_hang_are_refused() {
     let mesh = Mesh::parse("stage=4,data=2", 8).expect("a mesh");

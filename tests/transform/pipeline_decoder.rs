@@ -55,6 +55,10 @@ const ONCE: &[&str] = &["pipeline.repeats=2", "pipeline.weights=gather-once"];
 const DEEP: &[&str] = &["pipeline.repeats=1", "pipeline.layers_per_stage=2", "pipeline.schedule=gpipe"];
 const ONE_LOOP: &[&str] = &["pipeline.repeats=1", "pipeline.layers_per_stage=2", "pipeline.schedule=1f1b"];
 
+const ZERO_BUBBLE: &[&str] =
+    &["pipeline.repeats=1", "pipeline.layers_per_stage=2", "pipeline.schedule=zb-h1", "pipeline.remat=none"];
+const VEE: &[&str] = &["pipeline.repeats=1", "pipeline.chunks=2", "pipeline.schedule=zb-v", "pipeline.remat=none"];
+
 fn over(mesh: &'static str, pipeline: &[&'static str]) -> Vec<&'static str> {
     [&[mesh], pipeline].concat()
 }
@@ -62,7 +66,7 @@ fn over(mesh: &'static str, pipeline: &[&'static str]) -> Vec<&'static str> {
 #[test]
 fn llama() {
     let expected = expected(&[]);
-    for pipeline in [SLIDING, ONCE, DEEP, ONE_LOOP] {
+    for pipeline in [SLIDING, ONCE, DEEP, ONE_LOOP, ZERO_BUBBLE, VEE] {
         for mesh in [
             "mesh.axes=stage=2,data=2,fsdp=2",
             "mesh.axes=stage=2,fsdp=2,tensor=2",
@@ -144,6 +148,7 @@ fn dropout() {
         over("mesh.axes=stage=2,fsdp=4", DEEP),
         over("mesh.axes=stage=2,fsdp=2,tensor=2", ONCE),
         over("mesh.axes=stage=2,data=2,fsdp=2", ONE_LOOP),
+        over("mesh.axes=stage=2,data=2,fsdp=2", VEE),
         over("mesh.axes=stage=4,fsdp=2", &["pipeline.repeats=1", "pipeline.microbatches=8"]),
         over(
             "mesh.axes=stage=2,data=2",
@@ -190,7 +195,7 @@ fn loss_in_chunks() {
 fn mixtral() {
     let family = ["model.family=mixtral"];
     let expected = expected(&family);
-    for pipeline in [SLIDING, ONE_LOOP] {
+    for pipeline in [SLIDING, ONE_LOOP, VEE] {
         check(&family, &over("mesh.axes=stage=2,fsdp=2,expert=2", pipeline), &expected);
     }
 }
@@ -201,7 +206,7 @@ fn deepseek_in_halves() {
     let family = ["model.family=deepseek", "train.batch=32"];
     let expected = expected(&family);
     let halves = ["model.family=deepseek", "train.batch=32", "model.batch_split=true"];
-    for pipeline in [SLIDING, ONE_LOOP] {
+    for pipeline in [SLIDING, ONE_LOOP, VEE] {
         check(&halves, &over("mesh.axes=stage=2,fsdp=2,expert=2", pipeline), &expected);
     }
 }

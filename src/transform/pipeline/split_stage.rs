@@ -26,13 +26,18 @@ pub(super) struct SplitStage {
     keeps_cotangent: bool,
     /// Whether W reads weights. That of linear layers does not.
     pub(super) reads_weights: bool,
+    /// For each weight whether its cotangent is W's. Those of vectors, as of the scale of a norm, are B's: they are a
+    /// sum over rows, which is less to keep than the rows are.
+    pub(super) waiting_weights: Vec<bool>,
 }
 
 impl StageFunction {
     /// Cuts the backward half. None after an error, which has been noted.
     pub(super) fn split(&self, halves: &Halves) -> Option<SplitStage> {
         let weights = self.weight_inputs();
-        let cut = trace::split_backward(halves, |input| weights.contains(&input))?;
+        let waiting_weights: Vec<bool> = self.weight_ranks().map(|rank| rank > 1).collect();
+        let waits = |input: usize| weights.contains(&input) && waiting_weights[input - weights.start];
+        let cut = trace::split_backward(halves, waits)?;
         let residual_count = halves.residual_types().count();
         // The activations that the stage began with are kept among the residuals.
         let x = weights.end;
@@ -56,6 +61,7 @@ impl StageFunction {
             waits: (0..=residual_count).map(|index| is_read(Argument::Residual(index))).collect(),
             keeps_cotangent: is_read(Argument::Cotangent(0)),
             reads_weights: read.iter().any(|(input, _)| weights.contains(input)),
+            waiting_weights,
             cut,
         })
     }
@@ -66,26 +72,30 @@ impl StageFunction {
         left.chain(self.output_type().filter(|_| split.keeps_cotangent)).cloned().collect()
     }
 
-    /// B: the cotangent of the activations that an iteration began with, and what W needs of it. The arguments are
-    /// those of [`StageFunction::run_back`].
+    /// B: the cotangents of the weights that are its own, that of the activations that an iteration began with, and
+    /// what W needs of it. The arguments are those of [`StageFunction::run_back`].
     pub(super) fn run_inputs_back(
         &self,
         (halves, split): (&StageHalves, &SplitStage),
         captured: &[Tensor],
         inputs: StageInputs,
         iteration: Iteration,
-    ) -> (Tensor, Vec<Tensor>) {
-        let y = iteration.y;
+    ) -> (Vec<Tensor>, Tensor, Vec<Tensor>) {
+        let (y, weights) = (iteration.y, inputs.weights.clone());
         let (arguments, x) = self.backward_arguments(halves, captured, inputs, iteration);
         let mut results = trace::inline(split.cut.inputs_half(), &arguments, self.place);
         let mut between = results.split_off(split.cut.inputs().len());
         between.extend(split.keeps_cotangent.then_some(y));
         let of_x = gradient_among(split.cut.inputs(), &results, self.weight_inputs().end);
-        (of_x.unwrap_or_else(|| x.zeros_like()), between)
+        let own = self.weight_inputs().zip(&weights).zip(&split.waiting_weights).filter(|(_, waits)| !**waits);
+        let gradient = |((input, weight), _): ((usize, &Tensor), &bool)| {
+            gradient_among(split.cut.inputs(), &results, input).unwrap_or_else(|| weight.zeros_like())
+        };
+        (own.map(gradient).collect(), of_x.unwrap_or_else(|| x.zeros_like()), between)
     }
 
-    /// W: the cotangents of the weights. Of `inputs` and of the residuals, only those are looked at that
-    /// [wait](SplitStage::waits) or are no activations.
+    /// W: the cotangents of the weights that are its own. Of `inputs` and of the residuals, only those are looked at
+    /// that [wait](SplitStage::waits) or are no activations.
     pub(super) fn run_weights_back(
         &self,
         (halves, split): (&StageHalves, &SplitStage),
@@ -101,9 +111,10 @@ impl StageFunction {
         let of_inputs = vec![unread; split.cut.inputs().len()];
         let arguments = split.cut.arguments(&arguments, &[of_inputs, between].concat());
         let results = trace::inline(split.cut.weights_half(), &arguments, self.place);
-        let gradient = |(input, weight): (usize, &Tensor)| {
+        let gradient = |((input, weight), _): ((usize, &Tensor), &bool)| {
             gradient_among(split.cut.weights(), &results, input).unwrap_or_else(|| weight.zeros_like())
         };
-        self.weight_inputs().zip(&weights).map(gradient).collect()
+        let own = self.weight_inputs().zip(&weights).zip(&split.waiting_weights).filter(|(_, waits)| **waits);
+        own.map(gradient).collect()
     }
 }

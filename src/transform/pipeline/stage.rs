@@ -70,6 +70,8 @@ pub(super) struct StageFunction {
     x_position: usize,
     /// Over how many stages it is mapped; none if it is that of one.
     stages: Option<usize>,
+    /// The dimensions of weights in front of those of one layer's: that of layers, where a stage has several.
+    layer_dims: usize,
     pub(super) place: Place,
 }
 
@@ -139,7 +141,8 @@ impl StageFunction {
             let shared: Vec<bool> = (0..one.inputs().len()).map(|input| input < captured.len()).collect();
             let stages = (!options.schedule.branches()).then_some(options.stages);
             let all = over_stages(&one, &shared, stages, place)?;
-            Some(StageFunction { one, all, captured, x_position, stages, place })
+            let layer_dims = usize::from(options.layers_per_stage > 1);
+            Some(StageFunction { one, all, captured, x_position, stages, layer_dims, place })
         });
         (stage, aux)
     }
@@ -170,6 +173,12 @@ impl StageFunction {
     /// Where the weights stand among the inputs of the function of one stage; the activations come behind them.
     pub(super) fn weight_inputs(&self) -> Range<usize> {
         self.captured.len()..self.x_position
+    }
+
+    /// The ranks of the weights of one layer.
+    pub(super) fn weight_ranks(&self) -> impl Iterator<Item = usize> {
+        let types = self.one.input_types().skip(self.captured.len()).take(self.weight_inputs().len());
+        types.map(|ty| ty.rank() - self.layer_dims)
     }
 
     /// The number of inputs.

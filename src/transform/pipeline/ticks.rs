@@ -32,8 +32,8 @@ use crate::autodiff::Halves;
 use crate::ir::{AxisNames, DType, Name, TensorType};
 use crate::ops::WithAxes;
 use crate::trace::{
-    Branch, Place, ScanOptions, Tensor, change_if, cond, full, iota, label, map_parallel, scan_with, switch_between,
-    while_at_most, zeros,
+    Branch, Place, ScanOptions, Tensor, change_if, cond, full, iota, label, map_parallel, refill, scan_with,
+    switch_between, while_at_most, zeros,
 };
 
 crate::tree! {
@@ -127,6 +127,18 @@ fn no_sums(weights: &[Tensor]) -> Vec<Tensor> {
 /// Sums with what is added to each.
 fn added(sums: &[Tensor], more: &[Tensor]) -> Vec<Tensor> {
     sums.iter().zip(more).map(|(&sum, more)| sum + more.convert(sum.dtype())).collect()
+}
+
+/// Adds the cotangents of those weights of a chunk that are marked, if there are any: `chunk` counts from 1, and is 0
+/// if there are none.
+fn add(chunk: Tensor, sums: Vec<Vec<Tensor>>, (marked, more): (&[bool], &[Tensor])) -> Vec<Vec<Tensor>> {
+    let of_chunk = |(index, sums): (usize, Vec<Tensor>)| {
+        let own = sums.iter().zip(marked).filter(|(_, marked)| **marked).map(|(&sum, _)| sum).collect::<Vec<Tensor>>();
+        let mut changed = change_if(chunk.equal((index + 1) as f64), own, |sums| added(&sums, more)).into_iter();
+        let own = |(sum, &marked): (Tensor, &bool)| if marked { refill(&sum, &mut changed) } else { sum };
+        sums.into_iter().zip(marked).map(own).collect()
+    };
+    sums.into_iter().enumerate().map(of_chunk).collect()
 }
 
 fn write(buffer: Tensor, value: Tensor, place: Tensor) -> Tensor {
@@ -345,12 +357,16 @@ impl Ticks<'_> {
         let inbox = put(inbox, of_y, cell.get(Number::LossSlot));
         let received = self.named_of_one(inbox.dynamic_index(0, cell.place(Number::BackwardInput)));
         let left_types = self.between_types();
+        // The weights whose cotangents are not W's.
+        let at_once: Vec<bool> = match &halves.split {
+            None => vec![true; weights[0].len()],
+            Some(split) => split.waiting_weights.iter().map(|waits| !waits).collect(),
+        };
         let nothing = |x: Tensor| {
-            let none: Vec<Tensor> = match halves.split {
-                None => weights[0].iter().map(|weight| weight.zeros_like()).collect(),
-                Some(_) => left_types.iter().map(|ty| zeros(ty.dtype, &ty.dims)).collect(),
-            };
-            (self.named_of_one(x.zeros_like()), none)
+            let own = weights[0].iter().zip(&at_once).filter(|(_, own)| **own);
+            let of_weights: Vec<Tensor> = own.map(|(weight, _)| weight.zeros_like()).collect();
+            let left: Vec<Tensor> = left_types.iter().map(|ty| zeros(ty.dtype, &ty.dims)).collect();
+            (self.named_of_one(x.zeros_like()), of_weights, left)
         };
         let held = &held;
         let of_chunk = |weights: &Vec<Tensor>| {
@@ -363,26 +379,27 @@ impl Ticks<'_> {
                 let numbers = (cell.get(Number::BackwardMicrobatch), cell.get(Number::BackwardFirstLayer));
                 let inputs = self.inputs(numbers, weights, received);
                 let iteration = Iteration { y: received, aux: self.cotangents_of_aux(), residuals };
-                let (of_x, others) = match &halves.split {
+                let (of_weights, of_x, left) = match &halves.split {
                     None => {
                         let (of_weights, of_x) = self.stage.run_back(halves, self.captured, inputs, iteration);
-                        (of_x, of_weights)
+                        (of_weights, of_x, Vec::new())
                     }
                     Some(split) => self.stage.run_inputs_back((halves, split), self.captured, inputs, iteration),
                 };
-                (self.named_of_one(of_x), others)
+                (self.named_of_one(of_x), of_weights, left)
             }
         };
         let mut branches: Vec<Branch<'_, Tensor, _>> = vec![Box::new(nothing)];
         branches.extend(weights.iter().map(|weights| Box::new(of_chunk(weights)) as Branch<'_, _, _>));
         let which = cell.get(Number::Backward);
-        let (of_x, others) = switch_between(which, received, branches);
+        let (of_x, of_weights, left) = switch_between(which, received, branches);
+        let sums = add(which, sums, (&at_once, &of_weights));
         let (between, sums) = match &halves.split {
-            None => (between, self.add(which, sums, &others)),
+            None => (between, sums),
             Some(split) => {
                 let between = change_if(which.greater(0.0), between, |between| {
                     let place = cell.place(Number::BackwardBetween);
-                    between.iter().zip(others).map(|(&between, left)| write(between, left, place)).collect()
+                    between.iter().zip(left).map(|(&between, left)| write(between, left, place)).collect()
                 });
                 let sums = self.weights_back((halves, split), cell, (&weights, held, &between), sums);
                 (between, sums)
@@ -425,30 +442,18 @@ impl Ticks<'_> {
                     let left = (residuals.clone(), between.clone(), self.cotangents_of_aux());
                     self.stage.run_weights_back(halves, self.captured, inputs, left)
                 };
-                let sums = match &sums[..] {
-                    [sums] => vec![added(sums, &of_chunk(&weights[0]))],
-                    _ if halves.1.reads_weights => {
-                        let branch = |weights: &'_ Vec<Tensor>| {
-                            let weights = weights.clone();
-                            Box::new(move |()| of_chunk(&weights)) as Branch<'_, (), _>
-                        };
-                        let of_weights: Vec<Tensor> =
-                            switch_between(chunk - 1.0, (), weights.iter().map(branch).collect());
-                        self.add(chunk, sums, &of_weights)
-                    }
-                    _ => self.add(chunk, sums.clone(), &of_chunk(&weights[0])),
+                let of_weights: Vec<Tensor> = if weights.len() > 1 && halves.1.reads_weights {
+                    let branch = |weights: &'_ Vec<Tensor>| {
+                        let weights = weights.clone();
+                        Box::new(move |()| of_chunk(&weights)) as Branch<'_, (), _>
+                    };
+                    switch_between(chunk - 1.0, (), weights.iter().map(branch).collect())
+                } else {
+                    of_chunk(&weights[0])
                 };
-                (entries.rest().0, sums)
+                (entries.rest().0, add(chunk, sums, (&halves.1.waiting_weights, &of_weights)))
             });
         sums
-    }
-
-    /// Adds the cotangents of a chunk's weights, if there are any: `chunk` counts from 1, and is 0 if there are none.
-    fn add(&self, chunk: Tensor, sums: Vec<Vec<Tensor>>, of_weights: &[Tensor]) -> Vec<Vec<Tensor>> {
-        let of_chunk = |(index, sums): (usize, Vec<Tensor>)| {
-            change_if(chunk.equal((index + 1) as f64), sums, |sums| added(&sums, of_weights))
-        };
-        sums.into_iter().enumerate().map(of_chunk).collect()
     }
 
     /// For each auxiliary value, what its penalty's gradient is.
