@@ -2,12 +2,13 @@
 //! devices: the gradient of a mean square through eight or four Llama-like layers, from the same weights and inputs.
 //!
 //! ```text
-//! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench pipeline             # both configs, all plans, three rounds
+//! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench pipeline             # both configs, all forms, three rounds
 //! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench pipeline -- 10 B bsw  # ten rounds of one
 //! ```
 //!
 //! Configs: A is 8 layers over 4 stages x 2 fsdp, 8 microbatches; B 4 layers over 2 stages x 2 data x 2 fsdp, 4
-//! microbatches; both two repeats, everything rematerialized. JAX's process steps in turn with ours, so that both see
+//! microbatches; both two repeats or chunks, everything rematerialized but where a form says otherwise. Where stages
+//! branch, JAX's is the circular one. JAX's process steps in turn with ours, so that both see
 //! the same machine; ratios are ours / JAX's. What moves is read off both compiled modules by the same analysis. The
 //! frontend is from closure to serialized HLO here, trace and lowering there; each is the first in its process. Without
 //! a Python that has JAX, ours alone is printed.
@@ -29,8 +30,10 @@ use meshloom::nn::{
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{Array, Client};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::trace::{Function, Init, MapTree, Param, TensorSpec, Tree, value_and_grad};
-use meshloom::transform::pipeline::{PipelineInput, PipelineOptions, StackedWeights, WeightPlan, pipeline};
+use meshloom::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, Tree, value_and_grad};
+use meshloom::transform::pipeline::{
+    PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, WeightPlan, pipeline_with_loss,
+};
 use meshloom_benches::jax::Jax;
 use meshloom_benches::median;
 use serde::Deserialize;
@@ -72,21 +75,47 @@ const CASES: [Case; 2] = [
     Case { name: "B", mesh: "stage=2,data=2,fsdp=2", stages: 2, microbatches: 4 },
 ];
 
-/// A plan, its name in run configs, and what benches/jax/pipeline.py calls it.
-const PLANS: [(WeightPlan, &str, &str); 4] = [
-    (WeightPlan::PerIteration, "per-iteration", "circular"),
-    (WeightPlan::GatherOnce, "gather-once", "once"),
-    (WeightPlan::SlidingWindow, "bsw", "window"),
-    (WeightPlan::SplitSlidingWindow, "bsw-split", "window"),
+/// A form of the pipeline.
+struct Form {
+    name: &'static str,
+    weights: WeightPlan,
+    schedule: Schedule,
+    keeps_everything: bool,
+    /// What benches/jax/pipeline.py calls it, or what it is compared with.
+    jax: &'static str,
+}
+
+const fn circular(name: &'static str, weights: WeightPlan, jax: &'static str) -> Form {
+    Form { name, weights, schedule: Schedule::Circular, keeps_everything: false, jax }
+}
+
+const fn branching(name: &'static str, schedule: Schedule, keeps_everything: bool) -> Form {
+    Form { name, weights: WeightPlan::GatherOnce, schedule, keeps_everything, jax: "window" }
+}
+
+const FORMS: [Form; 8] = [
+    circular("per-iteration", WeightPlan::PerIteration, "circular"),
+    circular("gather-once", WeightPlan::GatherOnce, "once"),
+    circular("bsw", WeightPlan::SlidingWindow, "window"),
+    circular("bsw-split", WeightPlan::SplitSlidingWindow, "window"),
+    branching("interleaved", Schedule::Interleaved, false),
+    branching("zb-v", Schedule::ZeroBubbleVee, false),
+    branching("interleaved-kept", Schedule::Interleaved, true),
+    branching("zb-v-kept", Schedule::ZeroBubbleVee, true),
 ];
 
 impl Case {
-    fn model(&self, weights: WeightPlan) -> DecoderConfig {
+    fn model(&self, form: &Form) -> DecoderConfig {
+        let &Form { weights, schedule, keeps_everything, .. } = form;
+        let (repeats, chunks) = if schedule.branches() { (1, 2) } else { (2, 1) };
         let pipeline = PipelineOptions {
             stages: self.stages,
-            repeats: 2,
+            repeats,
+            chunks,
             microbatches: self.microbatches,
             weights,
+            schedule,
+            remat: if keeps_everything { RematPolicy::None } else { RematPolicy::Full },
             ..PipelineOptions::default()
         };
         let layer = LayerConfig::llama(GroupedConfig::llama(8, 4, 64, 10_000.0), 1536, 1e-5);
@@ -94,8 +123,8 @@ impl Case {
         DecoderConfig { remat: RematPolicy::Full, pipeline: Some(pipeline), ..DecoderConfig::new(architecture) }
     }
 
-    fn declared(&self, weights: WeightPlan) -> anyhow::Result<Inputs<Param>> {
-        let layers = self.model(weights).parameters().layers;
+    fn declared(&self, form: &Form) -> anyhow::Result<Inputs<Param>> {
+        let layers = self.model(form).parameters().layers;
         let rows = MICROBATCH * self.microbatches;
         let of_tokens = || Param::new(S32, [rows, LENGTH], &BATCH_AXES[..2], Init::Constant(0.0));
         let x = Param::new(F32, [rows, LENGTH, EMBED], &BATCH_AXES, Init::Normal(1.0));
@@ -103,7 +132,7 @@ impl Case {
     }
 
     /// Drawn weights and activations, in rows of two packed segments.
-    fn values(&self, weights: WeightPlan) -> anyhow::Result<Inputs<Literal>> {
+    fn values(&self, form: &Form) -> anyhow::Result<Inputs<Literal>> {
         let rows = MICROBATCH * self.microbatches;
         let boundary = |row: usize| 1 + (row * 37) % (LENGTH - 1);
         let tokens = |value: fn(usize, usize) -> usize| {
@@ -113,27 +142,30 @@ impl Case {
         };
         let positions = tokens(|at, boundary| if at < boundary { at } else { at - boundary })?;
         let segments = tokens(|at, boundary| 1 + usize::from(at >= boundary))?;
-        Ok(Inputs { positions, segments, ..initialize(&self.declared(weights)?, 0)? })
+        Ok(Inputs { positions, segments, ..initialize(&self.declared(form)?, 0)? })
     }
 
     /// The loss and its gradients, of all weights.
-    fn trace(&self, weights: WeightPlan) -> anyhow::Result<Function<Inputs<TensorSpec>, Outputs<TensorSpec>>> {
-        let model = self.model(weights);
+    fn trace(&self, form: &Form) -> anyhow::Result<Function<Inputs<TensorSpec>, Outputs<TensorSpec>>> {
+        let model = self.model(form);
         let options = model.pipeline.clone().unwrap_or_default();
-        let declared = self.declared(weights)?;
+        let declared = self.declared(form)?;
         let names: Vec<AxisNames> = declared.layers.leaves().into_iter().map(|param| param.spec.axes).collect();
         let specs = declared.map(|_, param| param.spec.clone());
         let function = Function::trace("pipeline", specs, |Inputs { layers, x, positions, segments }| {
             let (loss, gradients) = value_and_grad(layers, |weights| {
                 let stacked = StackedWeights::new(weights, names).used_on(rows_of_weight);
                 let input = PipelineInput { x, names: STREAM.to_vec(), rows: (positions, segments) };
-                let (y, ()) = pipeline(&options, stacked, input, |x, layers, (positions, segments), _| {
+                let layer = |x: Tensor, layers: Layers<Tensor>, (positions, segments): (Tensor, Tensor), _| {
                     let cycle = &model.architecture.stack.cycle;
                     let angles = Angles::new(positions, cycle);
                     let rows = RowInputs { angles: &angles, tokens: TokenPlaces::of_rows(segments) };
                     (model.layer(&cycle[0], x, &layers.0[0].layers[0], rows, None).0, ())
-                });
-                y.with_axes(BATCH_AXES).square().mean(..)
+                };
+                let weights = StackedWeights::new((), Vec::new());
+                let head = PipelineLoss { weights, names: STREAM.to_vec(), penalties: Vec::new() };
+                let count = x.ty().element_count() as f64;
+                pipeline_with_loss(&options, stacked, input, layer, head, |y, (), _| y.square().sum(..) / count).0
             });
             Outputs { loss, gradients }
         });
@@ -160,19 +192,19 @@ struct Ours {
 }
 
 impl Ours {
-    fn new(case: &Case, weights: WeightPlan, client: &Client) -> anyhow::Result<Ours> {
+    fn new(case: &Case, form: &Form, client: &Client) -> anyhow::Result<Ours> {
         let mesh = Mesh::parse(case.mesh, DEVICES)?;
         let rules = RuleSets::uniform(Rules::preset("decoder", false)?);
         let options =
             LowerOptions { sharding: Some((&mesh, &rules)), deny_replication: true, ..LowerOptions::default() };
         let start = Instant::now();
-        let function = case.trace(weights)?;
+        let function = case.trace(form)?;
         lower(function.graph(), &options)?;
         let frontend_seconds = start.elapsed().as_secs_f64();
         let start = Instant::now();
         let compiled = compile(&function, client, &options)?;
         let compile_seconds = start.elapsed().as_secs_f64();
-        let inputs = compiled.put(&case.values(weights)?)?;
+        let inputs = compiled.put(&case.values(form)?)?;
         let executable = compiled.program().executable();
         let module = executable.optimized_hlo()?.decode()?;
         let figures = Figures {
@@ -302,11 +334,10 @@ fn print_collectives(ours: &Figures, jax: Option<&Figures>) {
     println!("{table}");
 }
 
-fn measure(case: &Case, plan: &(WeightPlan, &str, &str), rounds: usize, client: &Client) -> anyhow::Result<()> {
-    let &(weights, name, variant) = plan;
-    println!("\n{}, {}: {name}, JAX's {variant}", case.name, case.mesh);
-    let ours = Ours::new(case, weights, client)?;
-    let (mut jax, figures) = match start_jax(case, variant, &case.values(weights)?) {
+fn measure(case: &Case, form: &Form, rounds: usize, client: &Client) -> anyhow::Result<()> {
+    println!("\n{}, {}: {}, JAX's {}", case.name, case.mesh, form.name, form.jax);
+    let ours = Ours::new(case, form, client)?;
+    let (mut jax, figures) = match start_jax(case, form.jax, &case.values(form)?) {
         Ok((jax, figures)) => (Some(jax), Some(figures)),
         Err(error) => {
             println!("JAX is left out: {error:#}");
@@ -327,11 +358,11 @@ fn main() -> anyhow::Result<()> {
         let mut chosen = arguments.iter().filter(|argument| known.contains(&argument.as_str())).peekable();
         chosen.peek().is_none() || chosen.any(|argument| argument == name)
     };
-    let (cases, plans) = (CASES.map(|case| case.name), PLANS.map(|(_, name, _)| name));
+    let (cases, forms) = (CASES.map(|case| case.name), FORMS.map(|form| form.name));
     let client = Client::cpu(DEVICES)?;
     for case in CASES.iter().filter(|case| asked(&cases, case.name)) {
-        for plan in PLANS.iter().filter(|(_, name, _)| asked(&plans, name)) {
-            measure(case, plan, rounds, &client)?;
+        for form in FORMS.iter().filter(|form| asked(&forms, form.name)) {
+            measure(case, form, rounds, &client)?;
         }
     }
     Ok(())

@@ -166,7 +166,7 @@ fn jvp_cond(builder: &mut GraphBuilder, cond: &Cond, incoming: Incoming<'_>) -> 
     let branches = cond.branches.iter().map(|branch| {
         Ok(push_body(branch, &flags(&tangents[1..]), |output| active[output], (&all, None), cache)?.graph)
     });
-    let op = Cond { branches: branches.collect::<Result<_, OpError>>()? };
+    let op = Cond { branches: branches.collect::<Result<_, OpError>>()?, often: cond.often.clone() };
     let mut ports = vec![operands[0]];
     ports.extend(grouped(&operands[1..], &tangents[1..], &all));
     let results = builder.push(op, &ports)?;
@@ -207,6 +207,7 @@ fn jvp_while(builder: &mut GraphBuilder, op: &While, incoming: Incoming<'_>) -> 
         body: pushed.graph,
         invariant_count: invariants + count(&active[groups[0].clone()]),
         at_most: op.at_most,
+        often: op.often.clone(),
     };
     let results = builder.push(op, &grouped(operands, &tangents, &groups))?;
     ungrouped(&results, &pushed.active, &whole(pushed.active.len()))

@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 use super::{Batched, Demand, Mapping, aligned, batch_in_front, walk};
 use crate::ir::{Graph, GraphBuilder, InternalError, OpError, TensorType, Value};
 use crate::ops::{
-    Analysis, Call, Checkpoint, Cond, CustomVjp, Direction, Op, ReduceKind, RegionKind, Scan, Select, ValueFacts, While,
+    Analysis, Call, Checkpoint, Cond, CustomVjp, Direction, Often, Op, ReduceKind, RegionKind, Scan, Select,
+    ValueFacts, While,
 };
 
 type Results = Result<SmallVec<[Batched; 2]>, OpError>;
@@ -131,12 +132,7 @@ fn batch_while(builder: &mut GraphBuilder, op: &While, operands: &[Batched], map
             *argument = aligned(builder, operands[index], mapping.axis.size)?;
         }
     }
-    push(
-        builder,
-        While { condition, body, invariant_count: op.invariant_count, at_most: op.at_most },
-        &arguments,
-        carries,
-    )
+    push(builder, While { condition, body, often: Often::default(), ..*op }, &arguments, carries)
 }
 
 /// Whether a condition over a batch holds for any example.
@@ -175,7 +171,7 @@ fn batch_cond(builder: &mut GraphBuilder, cond: &Cond, operands: &[Batched], map
         let results = Differs.through(&cond.clone().into(), &flags(operands)).results;
         let batch = |branch| Ok(mapping.body(branch, &flags(arguments), &demands(&results))?.0);
         let branches = cond.branches.iter().map(batch).collect::<Result<Vec<_>, OpError>>()?;
-        return push(builder, Cond { branches }, &values(operands), &results);
+        return push(builder, Cond { branches, often: cond.often.clone() }, &values(operands), &results);
     }
     let mut branches = Vec::new();
     for branch in &cond.branches {

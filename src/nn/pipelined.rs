@@ -54,7 +54,8 @@ impl DecoderConfig {
         let (run, weights) = (&runs[pipelined], params.layers.0.get(pipelined)?);
         let x = self.embed(params.embedding, batch.tokens, self.rows());
         if let Some(behind) = runs.get(pipelined + 1) {
-            let expected = "none: the schedule 1f1b has the loss in its loop; take another schedule".to_owned();
+            let schedule = options.schedule;
+            let expected = format!("none: the schedule {schedule} has the loss in its loop; take gpipe or circular");
             let found = format!("layers from number {} on", behind.first);
             return Some(x.mismatch("the layers behind a pipeline", expected, found, std::panic::Location::caller()));
         }

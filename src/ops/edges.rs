@@ -168,6 +168,11 @@ impl Op {
         self.as_region().map_or(Executions::InDerivative, |op| op.executions(region))
     }
 
+    /// How often a region runs if the op runs `executions` times, where more is known than [`Op::executions`] says.
+    pub fn runs(&self, region: usize, executions: u64) -> Option<u64> {
+        self.as_region().and_then(|op| op.runs(region, executions))
+    }
+
     /// The regions that run when the op does, each with its number.
     pub(crate) fn running_regions(&self) -> impl Iterator<Item = (usize, &Arc<Graph>)> {
         self.regions().enumerate().filter(|&(region, _)| self.executions(region) != Executions::InDerivative)
@@ -239,7 +244,7 @@ mod tests {
 
     use super::*;
     use crate::ir::{DType, GraphBuilder, PortInfo, Value};
-    use crate::ops::{Call, Checkpoint, Cond, CustomVjp, RematPolicy, Scan, While};
+    use crate::ops::{Call, Checkpoint, Cond, CustomVjp, Often, RematPolicy, Scan, While};
 
     fn tensor(dims: &[usize]) -> TensorType {
         TensorType::new(DType::F32, dims)
@@ -308,7 +313,7 @@ mod tests {
         check(Call { function: body(&pair, &[1, 0]) }, &pair);
         check(Checkpoint { body: body(&pair, &[1]), policy: RematPolicy::Full }, &pair);
         let branches = vec![body(&pair, &[1, 0]), body(&pair, &[1, 0])];
-        check(Cond { branches }, &[flag.clone(), row.clone(), matrix.clone()]);
+        check(Cond::of(branches), &[flag.clone(), row.clone(), matrix.clone()]);
         // Operands of which one has no cotangent; two residuals.
         let operands = [row.clone(), count.clone(), matrix.clone()];
         let rule = CustomVjp {
@@ -330,7 +335,13 @@ mod tests {
         check(scan, &[matrix.clone(), row.clone(), count, tensor(&[5, 3])]);
         let looped = [matrix, flag, row];
         check(
-            While { condition: body(&looped, &[1]), body: body(&looped, &[1, 2]), invariant_count: 1, at_most: 0 },
+            While {
+                condition: body(&looped, &[1]),
+                body: body(&looped, &[1, 2]),
+                invariant_count: 1,
+                at_most: 0,
+                often: Often::default(),
+            },
             &looped,
         );
     }

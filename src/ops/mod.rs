@@ -70,7 +70,7 @@ pub use ragged::{RaggedDot, RaggedForm, RaggedMode, RaggedSizes};
 pub use random::Threefry;
 pub use reduce::{ArgReduce, ArgReduceKind, Reduce, ReduceKind};
 pub use reduce_window::{ArgReduceWindow, ReduceWindow, WindowDim};
-pub use region::{Bodies, Call, Checkpoint, Cond, CustomVjp, RegionOp, Scan, While};
+pub use region::{Bodies, Call, Checkpoint, Cond, CustomVjp, Often, RegionOp, Scan, While};
 pub use remat::{Memory, RematPolicy};
 pub use roll::Roll;
 pub use scatter_form::ScatterForm;

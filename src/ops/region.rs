@@ -9,8 +9,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::edges::{Edge, Executions, Port, Source, Target, loop_edges, plain_edges};
 use super::rules::refuse_if;
-use super::{Op, OpName, RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
-use crate::ir::{DType, Graph, TensorType, TypeError, Value};
+use super::{AxisList, Op, OpName, RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
+use crate::ir::{Attribute, DType, Graph, GraphTextError, Printer, Reader, TensorType, TypeError, Value};
 
 /// The bodies of an op.
 pub type Bodies<'a> = SmallVec<[&'a Arc<Graph>; 3]>;
@@ -34,6 +34,12 @@ pub trait RegionOp: OpName {
 
     /// How often a region runs.
     fn executions(&self, region: usize) -> Executions;
+
+    /// How often a region runs if the op runs `executions` times, where more is known than [`RegionOp::executions`]
+    /// says.
+    fn runs(&self, _region: usize, _executions: u64) -> Option<u64> {
+        None
+    }
 
     /// The op for the operands marked only: attributes that count operands follow. Whoever drops the others also drops
     /// the other ends of their edges.
@@ -124,6 +130,41 @@ compare_by_identity!(
     attributes: [length, invariant_count, carry_count, reverse, parallel, unroll]
 );
 
+/// How often regions run in several executions of their op, as ops in a loop that follow a table. Whoever builds the op
+/// answers for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Often {
+    /// For each branch, or for the body of a loop, how often it runs. Empty if that is not known.
+    pub runs: AxisList,
+    /// In so many executions of the op.
+    pub of: usize,
+}
+
+impl Often {
+    /// One region, or several, run so often in `of` executions.
+    pub fn new(runs: impl IntoIterator<Item = usize>, of: usize) -> Often {
+        Often { runs: runs.into_iter().collect(), of }
+    }
+
+    /// How often a region runs if the op runs `executions` times; none if that is not known.
+    pub fn runs_of(&self, region: usize, executions: u64) -> Option<u64> {
+        let runs = *self.runs.get(region)? as u64;
+        let of = self.of as u64;
+        (of > 0 && executions.is_multiple_of(of)).then(|| executions / of * runs)
+    }
+}
+
+impl Attribute for Often {
+    fn write(&self, out: &mut Printer<'_>) {
+        (self.runs.clone(), AxisList::from_slice(&[self.of])).write(out);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Often, GraphTextError> {
+        let (runs, of) = <(AxisList, AxisList)>::read(reader)?;
+        Ok(Often { runs, of: of.first().copied().unwrap_or(0) })
+    }
+}
+
 /// A loop that runs as long as a condition holds, which is asked before each iteration.
 ///
 /// Operands: `invariant_count` values seen unchanged by every iteration, then the initial carries. Condition and body
@@ -141,15 +182,18 @@ pub struct While {
     pub invariant_count: usize,
     /// How often the body runs at most; 0 if that is not known. Whoever builds the loop answers for it.
     pub at_most: usize,
+    /// How often the body runs in several executions of the loop, if that is known.
+    pub often: Often,
 }
 
 crate::ir::op_text!(While = "while" {
     invariant_count: optional("invariants", 0),
     at_most: optional("at-most", 0),
+    often: optional("often", Often::default()),
     condition: body,
     body: body,
 });
-compare_by_identity!(While, bodies: [condition, body], attributes: [invariant_count, at_most]);
+compare_by_identity!(While, bodies: [condition, body], attributes: [invariant_count, at_most, often]);
 
 /// Runs one of several branches.
 ///
@@ -160,20 +204,25 @@ compare_by_identity!(While, bodies: [condition, body], attributes: [invariant_co
 pub struct Cond {
     /// The branches.
     pub branches: Vec<Arc<Graph>>,
+    /// How often each branch runs in several executions of the op, if that is known.
+    pub often: Often,
 }
 
-crate::ir::op_text!(Cond = "cond" { branches: body });
+crate::ir::op_text!(Cond = "cond" { often: optional("often", Often::default()), branches: body });
 
 impl PartialEq for Cond {
     fn eq(&self, other: &Cond) -> bool {
         let same = |(one, other): (&Arc<Graph>, &Arc<Graph>)| Arc::ptr_eq(one, other);
-        self.branches.len() == other.branches.len() && self.branches.iter().zip(&other.branches).all(same)
+        self.branches.len() == other.branches.len()
+            && self.branches.iter().zip(&other.branches).all(same)
+            && self.often == other.often
     }
 }
 impl Eq for Cond {}
 impl Hash for Cond {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.branches.iter().for_each(|branch| Arc::as_ptr(branch).hash(state));
+        self.often.hash(state);
     }
 }
 
@@ -356,6 +405,12 @@ impl RegionOp for While {
         if self.at_most == 0 { Executions::Unknown } else { Executions::AtMost(self.at_most) }
     }
 
+    fn runs(&self, region: usize, executions: u64) -> Option<u64> {
+        let of_body = self.often.runs_of(0, executions)?;
+        // The condition is asked once more.
+        Some(if region == 0 { of_body + executions } else { of_body })
+    }
+
     fn with_operands(&self, kept: &[bool]) -> Op {
         While { invariant_count: count(&kept[..self.invariant_count]), ..self.clone() }.into()
     }
@@ -402,7 +457,7 @@ impl RegionOp for Cond {
     }
 
     fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
-        Cond { branches: self.branches.iter().map(f).collect() }.into()
+        Cond { branches: self.branches.iter().map(f).collect(), ..self.clone() }.into()
     }
 
     fn edges(&self) -> Vec<Edge> {
@@ -418,12 +473,21 @@ impl RegionOp for Cond {
         Executions::AtMostOnce
     }
 
+    fn runs(&self, region: usize, executions: u64) -> Option<u64> {
+        self.often.runs_of(region, executions)
+    }
+
     fn with_operands(&self, _kept: &[bool]) -> Op {
         self.clone().into()
     }
 }
 
 impl Cond {
+    /// One of these branches.
+    pub fn of(branches: Vec<Arc<Graph>>) -> Cond {
+        Cond { branches, often: Often::default() }
+    }
+
     /// The branch that a selector's value chooses: what XLA does with an index out of range.
     pub fn chosen(&self, selector: i32) -> usize {
         usize::try_from(selector).unwrap_or(usize::MAX).min(self.branches.len().saturating_sub(1))

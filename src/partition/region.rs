@@ -248,7 +248,7 @@ impl<'a> Walk<'a, '_> {
         let wanted: Vec<Spec> = wanted.into_iter().zip(partial).map(|(spec, axes)| spec.with_unreduced(axes)).collect();
         let branches = branches.into_iter().flatten().map(|body| Arc::new(body.graph)).collect();
         self.set_origin(node.origin());
-        let locals = self.builder.push(Cond { branches }, &operands)?;
+        let locals = self.builder.push(Cond { branches, often: cond.often.clone() }, &operands)?;
         self.set_results(node, locals, wanted);
         Ok(())
     }
@@ -280,6 +280,7 @@ impl<'a> Walk<'a, '_> {
             body: Arc::new(body.graph),
             invariant_count: op.invariant_count,
             at_most: op.at_most,
+            often: op.often.clone(),
         };
         let results = self.builder.push(local, &operands)?;
         self.set_results(node, results, specs.into_iter().skip(op.invariant_count));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::context::{self, Body, Place, apply_many, trace_tree};
 use super::{Tensor, TensorTree, TraceError, TraceErrorKind, called};
 use crate::ir::{DType, PortInfo, TensorType};
-use crate::ops::{Checkpoint, Cond, CustomVjp, Iota, RematPolicy, Scan, Splat, While};
+use crate::ops::{Checkpoint, Cond, CustomVjp, Iota, Often, RematPolicy, Scan, Splat, While};
 
 /// How a scan runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,7 +193,7 @@ pub fn fori_loop<C: TensorTree>(count: usize, carry: C, body: impl FnOnce(Tensor
 /// ```
 #[track_caller]
 pub fn while_loop<C: TensorTree>(carry: C, condition: impl FnOnce(C) -> Tensor, body: impl FnOnce(C) -> C) -> C {
-    while_at(0, carry, condition, body, Location::caller())
+    while_at((0, Often::default()), carry, condition, body, Location::caller())
 }
 
 /// `body` of the carry if `predicate`, a `pred[]`, holds; else the carry. As [`cond`], but it is a loop of one
@@ -201,25 +201,25 @@ pub fn while_loop<C: TensorTree>(carry: C, condition: impl FnOnce(C) -> Tensor, 
 /// `body` computes of outer tensors alone XLA may move in front of the loop, and then compute in any case: what is dear
 /// has to depend on the carry. There is no gradient through it in reverse mode.
 #[track_caller]
-pub(crate) fn change_if<C: TensorTree>(predicate: Tensor, carry: C, body: impl FnOnce(C) -> C) -> C {
+pub(crate) fn change_if<C: TensorTree>(predicate: Tensor, often: Often, carry: C, body: impl FnOnce(C) -> C) -> C {
     let left = predicate.convert(DType::S32);
     let more = |(left, _): (Tensor, C)| left.greater(0.0);
-    while_at(1, (left, carry), more, |(left, carry)| (left - 1.0, body(carry)), Location::caller()).1
+    while_at((1, often), (left, carry), more, |(left, carry)| (left - 1.0, body(carry)), Location::caller()).1
 }
 
-/// As [`while_loop`], of at most so many iterations.
+/// As [`while_loop`], of at most so many iterations, with what is known of several executions.
 #[track_caller]
 pub(crate) fn while_at_most<C: TensorTree>(
-    at_most: usize,
+    runs: (usize, Often),
     carry: C,
     condition: impl FnOnce(C) -> Tensor,
     body: impl FnOnce(C) -> C,
 ) -> C {
-    while_at(at_most, carry, condition, body, Location::caller())
+    while_at(runs, carry, condition, body, Location::caller())
 }
 
 fn while_at<C: TensorTree>(
-    at_most: usize,
+    (at_most, often): (usize, Often),
     carry: C,
     condition: impl FnOnce(C) -> Tensor,
     body: impl FnOnce(C) -> C,
@@ -236,7 +236,8 @@ fn while_at<C: TensorTree>(
     let results = finish(condition.and_then(|condition| Ok(vec![condition, body?])), |bodies| {
         let (mut graphs, captured) = Body::share_captures(bodies);
         let (Some(body), Some(condition)) = (graphs.pop(), graphs.pop()) else { unreachable_body() };
-        let op = While { condition: condition.into(), body: body.into(), invariant_count: captured.len(), at_most };
+        let invariant_count = captured.len();
+        let op = While { condition: condition.into(), body: body.into(), invariant_count, at_most, often };
         apply_many(op.into(), &[&captured[..], &carries].concat(), carries.len(), place).to_vec()
     });
     refill(&shape, &mut results.into_iter())
@@ -276,7 +277,7 @@ pub fn cond<P: TensorTree, O: TensorTree>(
     otherwise: impl FnOnce(P) -> O,
 ) -> O {
     // Of a cond's branches, the one for `false` comes first.
-    branch(predicate, &inputs, vec![Box::new(otherwise), Box::new(then)], Location::caller())
+    branch((predicate, Often::default()), &inputs, vec![Box::new(otherwise), Box::new(then)], Location::caller())
 }
 
 /// The branch that `index`, an `s32[]` counted from 0, chooses, of the inputs; an index out of range, on either side,
@@ -298,24 +299,29 @@ where
     O: TensorTree,
 {
     const { assert!(N > 0, "a switch needs a branch") };
-    branch(index, &inputs, branches.map(|f| Box::new(f) as Branch<'_, P, O>).into(), Location::caller())
+    branch(
+        (index, Often::default()),
+        &inputs,
+        branches.map(|f| Box::new(f) as Branch<'_, P, O>).into(),
+        Location::caller(),
+    )
 }
 
 /// One of several closures to choose from.
 pub(crate) type Branch<'a, P, O> = Box<dyn FnOnce(P) -> O + 'a>;
 
-/// As [`switch`], between any number of branches.
+/// As [`switch`], between any number of branches, with how often each of them runs in several executions.
 #[track_caller]
-pub(crate) fn switch_between<P, O>(index: Tensor, inputs: P, branches: Vec<Branch<'_, P, O>>) -> O
+pub(crate) fn switch_between<P, O>(index: Tensor, often: Often, inputs: P, branches: Vec<Branch<'_, P, O>>) -> O
 where
     P: TensorTree,
     O: TensorTree,
 {
-    branch(index, &inputs, branches, Location::caller())
+    branch((index, often), &inputs, branches, Location::caller())
 }
 
 fn branch<P: TensorTree, O: TensorTree>(
-    selector: Tensor,
+    (selector, often): (Tensor, Often),
     inputs: &P,
     branches: Vec<Branch<'_, P, O>>,
     place: Place,
@@ -344,7 +350,7 @@ fn branch<P: TensorTree, O: TensorTree>(
     let (Some(shape), Some(types)) = (shape, types) else { unreachable_body() };
     let results = finish(bodies, |bodies| {
         let (graphs, captured) = Body::share_captures(bodies);
-        let op = Cond { branches: graphs.into_iter().map(Arc::new).collect() };
+        let op = Cond { branches: graphs.into_iter().map(Arc::new).collect(), often };
         let operands = [&[selector], &captured[..], &arguments].concat();
         apply_many(op.into(), &operands, types.len(), place).to_vec()
     });

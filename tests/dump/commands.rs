@@ -452,7 +452,7 @@ fn plans_are_compared() {
     let configured: Vec<&&str> = lines.iter().filter(|line| line.starts_with('*')).collect();
     assert_eq!(configured.len(), 1, "{printed}");
     let words: Vec<&str> = configured[0].split_whitespace().collect();
-    assert_eq!(words[..7], ["*", "bsw", "circular", "2", "1", "1", "11.1"], "{printed}");
+    assert_eq!(words[..8], ["*", "bsw", "circular", "2", "1", "1", "full", "11.1"], "{printed}");
     assert!(words.ends_with(&["fits"]), "{printed}");
     for plan in ["per-iteration", "gather-once, kept", "bsw-split", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"] {
         assert!(printed.contains(plan), "{plan}: {printed}");

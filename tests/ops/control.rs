@@ -22,7 +22,7 @@ fn while_op(dtype: &str) -> While {
         let sine = unary(b, UnaryKind::Sine, x[3]);
         vec![add(b, x[2], one), mul(b, sine, x[1])]
     });
-    While { condition, body: step, invariant_count: 2, at_most: 0 }
+    While { condition, body: step, invariant_count: 2, at_most: 0, often: Often::default() }
 }
 
 pub fn while_loop() -> Entry {
@@ -113,28 +113,28 @@ fn operands(dtype: DType) -> Vec<Tensor> {
 }
 
 pub fn cond() -> Entry {
-    let op = Cond { branches: branches("f32") };
-    let two = |dtype: &str| Cond { branches: branches(dtype)[..2].to_vec() };
+    let op = Cond::of(branches("f32"));
+    let two = |dtype: &str| Cond::of(branches(dtype)[..2].to_vec());
     let types = "f32[2] f32[2] s32[]";
     let other = body("other", types, |_, x| vec![x[0]]);
     let narrow = body("narrow", "f32[2]", |_, x| vec![x[0]]);
     let mut entry = Entry::new("cond")
         .accept(op.clone(), "s32[] f32[2] f32[2] s32[] -> f32[2] s32[]")
         .accept(two("f32"), "pred[] f32[2] f32[2] s32[] -> f32[2] s32[]")
-        .accept(Cond { branches: vec![body("nothing", "", |_, _| vec![])] }, "s32[] ->")
+        .accept(Cond::of(vec![body("nothing", "", |_, _| vec![])]), "s32[] ->")
         .reject(op.clone(), "", "it needs a selector and branches, found 3 branches")
-        .reject(Cond { branches: vec![] }, "s32[]", "it needs a selector and branches, found 0 branches")
+        .reject(Cond::of(vec![]), "s32[]", "it needs a selector and branches, found 0 branches")
         .reject(op.clone(), "pred[] f32[2] f32[2] s32[]", "a pred chooses between two branches, found 3")
         .reject(op.clone(), "u32[] f32[2] f32[2] s32[]", "the element type of operand 0 must be pred or s32, found u32")
         .reject(op.clone(), "s32[1] f32[2] f32[2] s32[]", "operand 0 must have 0 dimensions, found 1")
         .reject(op.clone(), "s32[] f32[2]", "branch 0, operands after the selector: expected 3 operands, found 1")
         .reject(
-            Cond { branches: [op.branches.clone(), vec![other]].concat() },
+            Cond::of([op.branches.clone(), vec![other]].concat()),
             "s32[] f32[2] f32[2] s32[]",
             "all branches must return the same types; branch 0 returns [f32[2], s32[]], branch 3 [f32[2]]",
         )
         .reject(
-            Cond { branches: [op.branches.clone(), vec![narrow]].concat() },
+            Cond::of([op.branches.clone(), vec![narrow]].concat()),
             "s32[] f32[2] f32[2] s32[]",
             "branch 3, operands after the selector: expected 1 operand, found 3",
         );
@@ -142,7 +142,7 @@ pub fn cond() -> Entry {
         let arguments = operands(dtype);
         // Out of range, on either side, is the last branch.
         for (index, branch) in [(0, 0), (1, 1), (2, 2), (3, 2), (-1, 2), (i32::MAX, 2), (i32::MIN, 2)] {
-            let op = Cond { branches: branches(dtype.name()) };
+            let op = Cond::of(branches(dtype.name()));
             assert_eq!(op.chosen(index), branch);
             let operands = [vec![Tensor::scalar(S32, index.into())], arguments.clone()].concat();
             entry = entry.run(op, &operands, branch_values(branch, &arguments), tolerance);
@@ -154,7 +154,7 @@ pub fn cond() -> Entry {
     }
     for index in 0..3 {
         let operands = [vec![Tensor::scalar(S32, f64::from(index))], operands(F64)].concat();
-        let op = Cond { branches: branches("f64") };
+        let op = Cond::of(branches("f64"));
         entry = entry.gradient(op.clone(), &operands).gradient_in(op.clone(), &operands, &[1]);
         entry = entry.gradient_in(op, &operands, &[2]);
     }

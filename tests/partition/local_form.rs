@@ -71,11 +71,15 @@ fn ranks_everywhere(mesh: &Mesh) -> Graph {
         Arc::new(builder.finish(vec![sum], vec![PortInfo::default()]))
     };
     let condition = below(mesh, &["b"]);
-    values.push(builder.push1(While { condition, body, invariant_count: 0, at_most: 0 }, &[x]).expect("a loop"));
+    values.push(
+        builder
+            .push1(While { condition, body, invariant_count: 0, at_most: 0, often: Often::default() }, &[x])
+            .expect("a loop"),
+    );
     let zero = builder.push1(Splat::new(scalar(), 0.0), &[]).expect("zero");
     let rank = with_rank(&mut builder, mesh, &["b"], zero);
     let branches = vec![adding("first", mesh, &["a"]), adding("second", mesh, &["c"])];
-    values.push(builder.push1(Cond { branches }, &[rank, x]).expect("a conditional"));
+    values.push(builder.push1(Cond::of(branches), &[rank, x]).expect("a conditional"));
     let rows: Vec<Value> = (values.iter())
         .map(|&value| builder.push1(Reshape { dims: [1].as_slice().into() }, &[value]).expect("a row"))
         .collect();

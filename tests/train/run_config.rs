@@ -582,7 +582,7 @@ fn impossible_pipelines_and_replicas() {
     let pipeline = |overrides: &[&str]| check("", &[&["mesh.axes=stage=2,fsdp=4"], overrides].concat());
     assert_snapshot!(pipeline(&[]), @r#"--set mesh.axes=stage=2,fsdp=4: mesh.axes is "stage=2,fsdp=4": an axis "stage" needs a section [pipeline]; add one, or give its devices to another axis"#);
     assert_snapshot!(pipeline(&["pipeline.repeats=3"]), @"--set pipeline.repeats=3: model.layers is 4: it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is 2 * 3 * 1 = 6");
-    assert_snapshot!(pipeline(&["pipeline.microbatches=3"]), @"--set pipeline.microbatches=3: pipeline.microbatches is 3: the number of microbatches, 3, is no multiple of the 2 stages; use 2 or 4");
+    assert_snapshot!(pipeline(&["pipeline.microbatches=3"]), @"--set pipeline.microbatches=3: pipeline.microbatches is 3: the number of microbatches, 3, is no multiple of the 2 stages, which several repeats need; use 2 or 4");
     assert_snapshot!(pipeline(&["pipeline.microbatches=6"]), @"--set pipeline.microbatches=6: pipeline.microbatches is 6: it must divide train.batch / train.microbatches, which is 16");
     assert_snapshot!(pipeline(&["pipeline.schedule=gpipe"]), @r#"--set pipeline.schedule=gpipe: pipeline.schedule is "gpipe": the schedule gpipe has one repeat, not 2: set repeats to 1, or use the schedule circular"#);
     assert_snapshot!(check("", &["pipeline.repeats=1"]), @r#"--set pipeline.repeats=1: pipeline.repeats is 1: a pipeline needs a mesh axis "stage" of more than one device, or more than one repeat; give one of them, or drop the section [pipeline]"#);
@@ -590,7 +590,7 @@ fn impossible_pipelines_and_replicas() {
         check("", &["mesh.axes=stage=4", "target.devices=4", "model.layers=8", "pipeline.delay_forwarding=true"]),
         @r#"run.toml: pipeline.microbatches is 4: a microbatch comes round after 8 iterations (stages * delay), but the first stage needs it after the 4 microbatches of a repeat: use at least 8 microbatches, or one repeat"#
     );
-    assert_snapshot!(pipeline(&["pipeline.microbatches=1"]), @"--set pipeline.microbatches=1: pipeline.microbatches is 1: the number of microbatches, 1, is no multiple of the 2 stages; use 2");
+    assert_snapshot!(pipeline(&["pipeline.microbatches=1"]), @"--set pipeline.microbatches=1: pipeline.microbatches is 1: the number of microbatches, 1, is no multiple of the 2 stages, which several repeats need; use 2");
     let one = |overrides: &[&str]| {
         pipeline(&[&["pipeline.repeats=1", "pipeline.schedule=1f1b", "model.layers=2"], overrides].concat())
     };

@@ -109,7 +109,10 @@ fn random_case(random: &mut Random) -> Case {
     let repeats = 1 + random.below(4);
     let delay_forwarding = random.below(4) == 0;
     let round = if delay_forwarding && repeats > 1 { 2 } else { 1 };
-    let microbatches = stages * (round + random.below(3));
+    let microbatches = match repeats {
+        1 => stages + random.below(2 * stages + 1),
+        _ => stages * (round + random.below(3)),
+    };
     let flag = |random: &mut Random| random.below(4) != 0;
     let remat = match random.below(5) {
         0 => RematPolicy::None,
@@ -196,6 +199,21 @@ fn interleaved() {
             for microbatches in [stages, stages + 1, 2 * stages + 1, 3 * stages] {
                 let options = interleaved_chunks(stages, chunks, microbatches);
                 check(&Case { poisonous: chunks == 2, ..Case::new(options, meshes(stages)[0]) });
+            }
+        }
+    }
+}
+
+/// One repeat takes any number of microbatches from that of stages on.
+#[test]
+fn microbatches_that_do_not_fill_the_slots() {
+    for stages in [2, 3, 4] {
+        for microbatches in [stages + 1, 2 * stages - 1, 2 * stages + 1] {
+            for weights in PLANS {
+                for delay_forwarding in [false, true] {
+                    let options = PipelineOptions { delay_forwarding, ..options(stages, 1, microbatches, weights) };
+                    check(&Case { poisonous: true, ..Case::new(options, meshes(stages)[0]) });
+                }
             }
         }
     }

@@ -19,8 +19,9 @@ fn options(stages: usize, repeats: usize, microbatches: usize) -> PipelineOption
 fn options_that_exclude_each_other() {
     assert_snapshot!(refused(options(0, 1, 1)), @"the number of stages of a pipeline is 0; use 1 or more");
     assert_snapshot!(refused(PipelineOptions { layers_per_stage: 0, ..options(2, 1, 2) }), @"the number of layers per stage of a pipeline is 0; use 1 or more");
-    assert_snapshot!(refused(options(4, 1, 6)), @"the number of microbatches, 6, is no multiple of the 4 stages; use 4 or 8");
-    assert_snapshot!(refused(options(4, 1, 2)), @"the number of microbatches, 2, is no multiple of the 4 stages; use 4");
+    assert_snapshot!(refused(options(4, 2, 6)), @"the number of microbatches, 6, is no multiple of the 4 stages, which several repeats need; use 4 or 8");
+    assert_snapshot!(refused(options(4, 2, 2)), @"the number of microbatches, 2, is no multiple of the 4 stages, which several repeats need; use 4");
+    assert_snapshot!(refused(options(4, 1, 2)), @"a pipeline of 4 stages needs as many microbatches or more, not 2");
     assert_snapshot!(refused(PipelineOptions { delay_forwarding: true, ..options(4, 2, 4) }), @"a microbatch comes round after 8 iterations (stages * delay), but the first stage needs it after the 4 microbatches of a repeat: use at least 8 microbatches, or one repeat");
     assert_snapshot!(refused(PipelineOptions { schedule: Schedule::Gpipe, ..options(2, 2, 4) }), @"the schedule gpipe has one repeat, not 2: set repeats to 1, or use the schedule circular");
     let in_one_loop = PipelineOptions { schedule: Schedule::OneForwardOneBackward, ..options(2, 1, 4) };

@@ -84,8 +84,16 @@ fn every_option_is_followed_or_refused() {
     let of_one_repeat = ["weights: split", "scan_repeats"];
     let interleaved = PipelineOptions { schedule: Schedule::Interleaved, chunks: 2, ..gpipe.clone() };
     let kept = ["weights: once", "weights: split", "scan_repeats", "keep_gathered"];
-    let cases: [(PipelineOptions, &[&str]); 4] =
-        [(circular, &[]), (gpipe, &of_one_repeat), (in_one_loop, &kept), (interleaved, &kept)];
+    let split = |schedule, chunks| PipelineOptions { schedule, chunks, remat: RematPolicy::None, ..gpipe.clone() };
+    let cases: [(PipelineOptions, &[&str]); 7] = [
+        (circular, &[]),
+        (gpipe.clone(), &of_one_repeat),
+        (in_one_loop, &kept),
+        (interleaved, &kept),
+        (split(Schedule::ZeroBubbleOne, 1), &kept),
+        (split(Schedule::ZeroBubbleVee, 2), &kept),
+        (split(Schedule::Searched, 2), &kept),
+    ];
     let mut wrong = Vec::new();
     for (base, without_effect) in cases {
         for with_loss in [false, true] {

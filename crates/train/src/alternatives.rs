@@ -1,8 +1,9 @@
 //! Other pipelines for the same model, mesh and batch.
 
-use super::config::{ConfigError, PartitionMode, PipelineConfig, RunConfig};
+use super::config::{ConfigError, PartitionMode, PipelineConfig, PipelineRemat, RunConfig};
 use crate::Error;
 use meshloom::hlo::analysis::ModuleMemory;
+use meshloom::ops::RematPolicy;
 use meshloom::partition::Ledger;
 use meshloom::transform::pipeline::{Counts, PipelineOptions, Schedule, Timeline, WeightPlan};
 
@@ -37,8 +38,9 @@ pub struct RefusedAlternative {
 impl RunConfig {
     /// The pipelines that this config could have for its layers, mesh and batch: the configured one with every plan for
     /// gathering weights, then every other split of the layers into repeats and layers per stage, with every schedule
-    /// that fits. For a topology, the devices must be known ([`RunConfig::on_devices`]). Empty without a section
-    /// `[pipeline]`.
+    /// that fits. Where full rematerialization keeps a backward pass whole that the schedule would cut, there is also
+    /// the pipeline that keeps everything and cuts it. For a topology, the devices must be known
+    /// ([`RunConfig::on_devices`]). Empty without a section `[pipeline]`.
     ///
     /// # Errors
     /// Model, mesh and rules do not fit together.
@@ -47,7 +49,11 @@ impl RunConfig {
         let (Some(own), Some(_)) = (&self.pipeline, self.pipeline_options()?) else {
             return Ok((possible, refused));
         };
-        for pipeline in plans(own).into_iter().chain(splits(own, own.repeats * own.chunks * own.layers_per_stage)) {
+        let others = splits(own, own.repeats * own.chunks * own.layers_per_stage);
+        let uncut = others.iter().chain([own]).filter(|other| self.keeps_weights_at_once(other));
+        let cut = uncut.map(|other| PipelineConfig { remat: PipelineRemat::Own(RematPolicy::None), ..other.clone() });
+        let cut: Vec<PipelineConfig> = cut.collect();
+        for pipeline in plans(own).into_iter().chain(others).chain(cut) {
             let configured = pipeline == *own;
             let (repeats, layers_per_stage) = (pipeline.repeats, pipeline.layers_per_stage);
             let other = RunConfig { pipeline: Some(pipeline), ..self.clone() };
@@ -57,6 +63,15 @@ impl RunConfig {
             }
         }
         Ok((possible, refused))
+    }
+
+    /// Whether the schedule would cut the backward pass in two, but the remat policy keeps it whole.
+    fn keeps_weights_at_once(&self, pipeline: &PipelineConfig) -> bool {
+        let policy = match &pipeline.remat {
+            PipelineRemat::Same => &self.remat.policy,
+            PipelineRemat::Own(policy) => policy,
+        };
+        pipeline.schedule.cuts_backward() && *policy == RematPolicy::Full
     }
 
     /// The pipeline of this config, and what its lowered train step moves and needs.

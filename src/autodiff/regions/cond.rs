@@ -42,7 +42,7 @@ pub(super) fn record(
     let (slot_types, slots) = unify(&halves.iter().map(computed).collect::<Vec<_>>());
     let forward = halves.iter().zip(&slots).map(|(half, slots)| Arc::new(forward_branch(half, slots, &slot_types)));
     let operands = recording.all_operands();
-    let mut results = builder.push(Cond { branches: forward.collect() }, &operands)?;
+    let mut results = builder.push(Cond { branches: forward.collect(), often: cond.often.clone() }, &operands)?;
 
     // What any branch reads of operands and results, then the slots.
     let mut shared: Vec<Residual> = Vec::new();
@@ -58,7 +58,7 @@ pub(super) fn record(
     let backward =
         halves.iter().zip(&slots).map(|(half, slots)| Arc::new(backward_branch(half, slots, &shared, &types)));
     let tape = CondTape {
-        backward: Cond { branches: backward.collect() },
+        backward: Cond { branches: backward.collect(), often: cond.often.clone() },
         residuals,
         inputs,
         outputs: marked(wanted.iter().copied()),

@@ -84,7 +84,24 @@ impl Walk<'_> {
         self.conditionals += usize::from(op.executions(0) == Executions::AtMostOnce);
         let within = |executions: Amount| Around { executions, loop_depth: around.loop_depth + 1, ..around };
         for (region, body) in op.regions().enumerate() {
-            match op.executions(region) {
+            let known = match around.executions {
+                Amount::Exactly(executions) => op.runs(region, executions).map(Amount::Exactly),
+                _ => None,
+            };
+            let executions = op.executions(region);
+            match known {
+                // They do not exclude each other: of several executions of the op, each has its share.
+                Some(known) if executions == Executions::AtMostOnce => {
+                    self.graph(body, Around { executions: known, ..around });
+                    continue;
+                }
+                Some(known) => {
+                    self.graph(body, within(known));
+                    continue;
+                }
+                None => {}
+            }
+            match executions {
                 Executions::Once => self.graph(body, around),
                 Executions::AtMostOnce => {
                     self.branches.push(Branch { conditional, branch: region, branch_count: op.regions().count() });

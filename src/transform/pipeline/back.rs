@@ -35,6 +35,7 @@ impl Backward<'_> {
         let (begin, end) = (&phases[0], &phases[phases.len() - 1]);
         if options.repeats == 1 {
             let sums = weights.no_sums(&last);
+            let state = State { io: self.machine.home_back(state.io), ..state };
             let (state, sums) = self.phase(begin, Part::Whole, &Window::One(last), (state, sums));
             return (state, weights.stack(vec![self.repeat_done(sums.concat())]));
         }

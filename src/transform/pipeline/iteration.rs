@@ -11,16 +11,20 @@
 //! | `io` `[S, M/S, mb, ..]` | inputs at first, results at the end | slot `i mod (M/S)` one stage to the left |
 //! | `waiting` `[S, M - S D, mb, ..]` | what waits at the first stage for its next repeat | what came round takes the oldest's place |
 //!
+//! Where microbatches do not fill the slots, `io` turns on behind the last iteration until results are in their places.
+//!
 //! MaxText (`maxtext.layers.pipeline`) moves three buffers in every iteration. Here `shift` reaches the first stage by
 //! itself, so nothing moves to `waiting`, which holds only what waits at a time; and `io` moves in the first and last M
 //! iterations only.
 
+use std::ops::Range;
+
 use super::stage::{Iteration, StageFunction, StageHalves, StageInputs};
 use super::weights::{Items, Weights, Window, per_stage, pick_own};
-use super::{Phase, PipelineOptions};
+use super::{Phase, PipelineOptions, without_first};
 use crate::ir::{AxisNames, DType, TensorType};
 use crate::ops::WithAxes;
-use crate::trace::{Place, Tensor, iota, label, zeros};
+use crate::trace::{Place, Tensor, full, iota, label, zeros};
 
 crate::tree! {
     /// What is carried from iteration to iteration; backwards, the cotangents of it.
@@ -75,8 +79,13 @@ pub(super) struct Machine<'a> {
 }
 
 /// Number of slots of `io`.
-pub(super) fn slots(options: &PipelineOptions) -> usize {
-    options.microbatches / options.stages
+fn slots(options: &PipelineOptions) -> usize {
+    options.microbatches.div_ceil(options.stages)
+}
+
+/// Dimensions without the second.
+fn without_second(dims: &[usize]) -> Vec<usize> {
+    [&dims[..dims.len().min(1)], without_first(dims, 2)].concat()
 }
 
 impl Machine<'_> {
@@ -179,6 +188,30 @@ impl Machine<'_> {
             1 => self.named(cotangent.pad(0, -1, 1, 0.0)),
             _ => self.named(cotangent.roll(0, -1)),
         }
+    }
+
+    /// The turns of `io` behind the last iteration: where microbatches do not fill the slots, results are not home
+    /// then.
+    fn last_turns(&self) -> Range<usize> {
+        let all = slots(self.options) * self.options.stages;
+        let iterations = self.options.iterations();
+        iterations..iterations + all - self.options.microbatches
+    }
+
+    fn turn_one(&self, io: Tensor, turn: usize, towards: i64) -> Tensor {
+        let slot = turn % slots(self.options);
+        let moved = self.named(io.slice(1, slot..slot + 1).reshape(without_second(&io.dims())).roll(0, towards));
+        io.dynamic_update_along(1, moved.expand(1), full(DType::S32, [], slot as f64))
+    }
+
+    /// Results in their places.
+    pub(super) fn home(&self, io: Tensor) -> Tensor {
+        self.last_turns().fold(io, |io, turn| self.turn_one(io, turn, -1))
+    }
+
+    /// The transpose of [`Machine::home`].
+    pub(super) fn home_back(&self, io: Tensor) -> Tensor {
+        self.last_turns().rev().fold(io, |io, turn| self.turn_one(io, turn, 1))
     }
 
     /// One iteration.

@@ -123,7 +123,7 @@ pub struct PipelineInput<X> {
 /// `layer` is traced once, or once for each layer of a stage, and must be the same for all. It may use outer tensors,
 /// but no floating-point ones: what a gradient may be wanted for has to be a weight. Rows of microbatch `s (M/S) + j`
 /// are those at `s (B/S) + row (M/S) + j` of the batch: so a batch that is split over stages first, then over what
-/// splits the rows of a microbatch, is in place.
+/// splits the rows of a microbatch, is in place. Where M is no multiple of S, microbatch `m` has the rows `row M + m`.
 ///
 /// Schedules in which stages [branch](Schedule::branches) need [`pipeline_with_loss`]. With the others, layers are run
 /// in bubbles on whatever is there. Nothing of that is seen: neither in values nor in gradients, not even where it is
@@ -182,7 +182,7 @@ where
         let io = into_slots(options, input.x, &names, place);
         let inputs = [stacked.weights.leaves(), vec![io], input.rows.leaves(), stage.captured.clone()];
         let (io, sums) = program.differentiable(inputs);
-        (out_of_slots(options, io, input.x), sums)
+        (out_of_slots(options, io, input.x, &names, place), sums)
     });
     (x, refill(&aux, &mut sums.into_iter()))
 }
@@ -388,9 +388,18 @@ fn without_first(dims: &[usize], count: usize) -> &[usize] {
 }
 
 /// Results as they have left a pipeline, `[S, M/S, mb, ..]`, as a batch like `x`.
-fn out_of_slots(options: &PipelineOptions, io: Tensor, x: Tensor) -> Tensor {
+fn out_of_slots(options: &PipelineOptions, io: Tensor, x: Tensor, names: &AxisNames, place: Place) -> Tensor {
     // With one repeat, results take the slots that inputs leave, and the first is ready after `lag` iterations.
     let io = if options.repeats == 1 { in_order(options, io, options.lag()) } else { io };
+    if !options.microbatches.is_multiple_of(options.stages) {
+        let dims = io.dims();
+        let all = io.reshape([&[dims[0] * dims[1]], without_first(&dims, 2)].concat());
+        // Only whole can it be cut.
+        let whole = [&[Name::new("")], &names[1..]].concat();
+        let rows = label(all, WithAxes::new(whole.into()), place).slice(0, 0..options.microbatches);
+        let order: Vec<i32> = [1, 0].into_iter().chain(2..rows.rank() as i32).collect();
+        return rows.transpose(&order[..]).reshape(x.dims());
+    }
     let order: Vec<i32> = [0, 2, 1].into_iter().chain(3..io.rank() as i32).collect();
     io.transpose(&order[..]).reshape(x.dims())
 }

@@ -50,6 +50,14 @@ impl Schedule {
         }
     }
 
+    /// Whether the backward pass is to be cut in two, or may be, if the remat policy lets it.
+    pub fn cuts_backward(self) -> bool {
+        match self {
+            Schedule::Gpipe | Schedule::Circular | Schedule::OneForwardOneBackward | Schedule::Interleaved => false,
+            Schedule::ZeroBubbleOne | Schedule::ZeroBubbleVee | Schedule::Searched => true,
+        }
+    }
+
     /// Whether a stage can hold several chunks of layers.
     pub fn has_chunks(self) -> bool {
         match self {
@@ -93,8 +101,8 @@ pub struct PipelineOptions {
     /// Chunks of layers on each stage, v: virtual stages are as many times the stages. More than one only with
     /// schedules that [have chunks](Schedule::has_chunks).
     pub chunks: usize,
-    /// Parts into which a batch is cut, M. At least as many as the stages; without [branches](Schedule::branches) a
-    /// multiple of the stages.
+    /// Parts into which a batch is cut, M. At least as many as the stages; with several repeats a multiple of the
+    /// stages.
     pub microbatches: usize,
     /// Layers that a stage holds of each repeat, P.
     pub layers_per_stage: usize,
@@ -148,8 +156,11 @@ pub enum PipelineError {
         /// The option.
         what: &'static str,
     },
-    /// Microbatches do not fill the stages evenly.
-    #[error("the number of microbatches, {microbatches}, is no multiple of the {}; use {}", counted(*stages, "stage"), nearest_multiples(*microbatches, *stages))]
+    /// Microbatches do not fill the stages evenly, which several repeats need.
+    #[error(
+        "the number of microbatches, {microbatches}, is no multiple of the {}, which several repeats need; use {}",
+        counted(*stages, "stage"), nearest_multiples(*microbatches, *stages)
+    )]
     Microbatches {
         /// M.
         microbatches: usize,
@@ -197,7 +208,9 @@ pub enum PipelineError {
         chunks: usize,
     },
     /// Fewer microbatches than stages.
-    #[error("{} do not fill {}; use at least as many", counted(*microbatches, "microbatch"), counted(*stages, "stage"))]
+    #[error(
+        "a pipeline of {} needs as many microbatches or more, not {microbatches}", counted(*stages, "stage")
+    )]
     TooFewToFill {
         /// M.
         microbatches: usize,
@@ -321,8 +334,8 @@ impl PipelineOptions {
 
     /// Whether the backward pass is to be cut in two. With full rematerialization it is not: what the gradients of
     /// weights wait for is many times what a forward pass keeps, so they follow at once.
-    pub(super) fn splits(&self) -> bool {
-        self.remat != RematPolicy::Full
+    fn splits(&self) -> bool {
+        self.schedule.cuts_backward() && self.remat != RematPolicy::Full
     }
 
     /// What each stage does when, where stages [branch](Schedule::branches).
@@ -387,12 +400,18 @@ impl PipelineOptions {
             }
             return Ok(());
         }
+        if repeats == 1 {
+            return match microbatches < stages {
+                true => Err(PipelineError::TooFewToFill { microbatches, stages }),
+                false => Ok(()),
+            };
+        }
         if !microbatches.is_multiple_of(stages) {
             return Err(PipelineError::Microbatches { microbatches, stages });
         }
         let round = stages * self.delay();
         // So no stage lags by more than a repeat, and the window, of two repeats, is never too small.
-        if repeats > 1 && microbatches < round {
+        if microbatches < round {
             return Err(PipelineError::TooFewMicrobatches { microbatches, round });
         }
         Ok(())

@@ -169,6 +169,7 @@ impl Machine<'_> {
         let first = self.weights.of_repeat(stacked, Number::Known(0));
         if options.repeats == 1 {
             let state = self.phase(&phases[0], Part::Whole, &Window::One(first.clone()), zero, state);
+            let state = State { io: self.home(state.io), ..state };
             return (state, if self.keeps() { first } else { Vec::new() });
         }
         let (begin, end) = (&phases[0], &phases[phases.len() - 1]);

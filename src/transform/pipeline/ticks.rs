@@ -30,10 +30,10 @@ use super::weights::no_sum;
 use super::{PipelineOptions, in_order, stage_names_of_one, without_first};
 use crate::autodiff::Halves;
 use crate::ir::{AxisNames, DType, Name, TensorType};
-use crate::ops::WithAxes;
+use crate::ops::{Often, WithAxes};
 use crate::trace::{
-    Branch, Place, ScanOptions, Tensor, change_if, cond, full, iota, label, map_parallel, refill, scan_with,
-    switch_between, while_at_most, zeros,
+    Branch, Place, ScanOptions, Tensor, change_if, full, iota, label, map_parallel, refill, scan_with, switch_between,
+    while_at_most, zeros,
 };
 
 crate::tree! {
@@ -88,6 +88,7 @@ pub(super) struct Ticks<'a> {
     pub(super) options: &'a PipelineOptions,
     pub(super) shape: Shape,
     pub(super) columns: &'a Columns,
+    pub(super) turns: &'a Turns,
     pub(super) stage: &'a StageFunction,
     /// The halves of the derivatives of a stage and of the loss; none of a forward pass alone.
     pub(super) halves: Option<(&'a StageHalves, &'a Halves)>,
@@ -130,11 +131,13 @@ fn added(sums: &[Tensor], more: &[Tensor]) -> Vec<Tensor> {
 }
 
 /// Adds the cotangents of those weights of a chunk that are marked, if there are any: `chunk` counts from 1, and is 0
-/// if there are none.
-fn add(chunk: Tensor, sums: Vec<Vec<Tensor>>, (marked, more): (&[bool], &[Tensor])) -> Vec<Vec<Tensor>> {
+/// if there are none. `often` is known of each chunk.
+fn add(chunk: Tensor, often: &Often, sums: Vec<Vec<Tensor>>, (marked, more): (&[bool], &[Tensor])) -> Vec<Vec<Tensor>> {
     let of_chunk = |(index, sums): (usize, Vec<Tensor>)| {
         let own = sums.iter().zip(marked).filter(|(_, marked)| **marked).map(|(&sum, _)| sum).collect::<Vec<Tensor>>();
-        let mut changed = change_if(chunk.equal((index + 1) as f64), own, |sums| added(&sums, more)).into_iter();
+        let is_own = chunk.equal((index + 1) as f64);
+        let changed: Vec<Tensor> = change_if(is_own, often.clone(), own, |sums| added(&sums, more));
+        let mut changed = changed.into_iter();
         let own = |(sum, &marked): (Tensor, &bool)| if marked { refill(&sum, &mut changed) } else { sum };
         sums.into_iter().zip(marked).map(own).collect()
     };
@@ -148,14 +151,13 @@ fn write(buffer: Tensor, value: Tensor, place: Tensor) -> Tensor {
 impl Ticks<'_> {
     /// All ticks. Inputs are in slots.
     pub(super) fn run(&self, io: Tensor) -> Found {
-        let turns = Turns::of(self.columns, self.shape);
+        let &Ticks { options, columns, shape, turns, .. } = self;
         let count = turns.ticks.len();
-        let &Ticks { options, columns, shape, .. } = self;
         let cells = Cells { columns, shape, layers_per_stage: options.layers_per_stage };
-        let numbers = (cells.of_stages(count), cells.shared(&turns));
+        let numbers = (cells.of_stages(count), cells.shared(turns));
         let unroll = if options.scan_iterations { 1 } else { count.max(1) };
         let in_order_of_ticks = ScanOptions { unroll, ..ScanOptions::default() };
-        let (state, ()) = scan_with(in_order_of_ticks, self.start(io, &turns), numbers, |state, (cells, shared)| {
+        let (state, ()) = scan_with(in_order_of_ticks, self.start(io, turns), numbers, |state, (cells, shared)| {
             let names = [self.names[0], Name::new("")];
             let cells = label(cells, WithAxes::new(names.into_iter().collect()), self.place);
             (self.tick(cells, Cell(shared), state), ())
@@ -193,6 +195,22 @@ impl Ticks<'_> {
     /// The types of what a forward pass keeps; nothing where there is no backward pass.
     fn residual_types(&self) -> Vec<TensorType> {
         self.halves.map(|(halves, _)| self.stage.residual_types(halves)).unwrap_or_default()
+    }
+
+    /// Items of a stage.
+    fn items(&self) -> usize {
+        self.shape.microbatches * self.shape.chunks
+    }
+
+    /// What is known of an op of a tick: how often its regions run in all ticks.
+    fn often(&self, runs: impl IntoIterator<Item = usize>) -> Often {
+        Often::new(runs, self.turns.ticks.len())
+    }
+
+    /// As [`Ticks::often`], of nothing and a pass of each chunk.
+    fn often_of_passes(&self) -> Often {
+        let of_chunks = std::iter::repeat_n(self.shape.microbatches, self.shape.chunks);
+        self.often(std::iter::once(self.turns.ticks.len() - self.items()).chain(of_chunks))
     }
 
     /// The backward pass in two, if the table has it so.
@@ -265,7 +283,10 @@ impl Ticks<'_> {
     /// left.
     fn turn(&self, slot: Tensor, io: Tensor, there: Tensor, change: impl FnOnce(Tensor) -> Tensor) -> Tensor {
         let moves = |there: Tensor| self.named(change(there).roll(0, -1));
-        let moved = cond(slot.greater_equal(0.0), self.named(there), moves, |there| there);
+        let turns = self.turns.count();
+        let often = self.often([self.turns.ticks.len() - turns, turns]);
+        let branches: Vec<Branch<'_, Tensor, Tensor>> = vec![Box::new(|there| there), Box::new(moves)];
+        let moved = switch_between(slot.greater_equal(0.0), often, self.named(there), branches);
         io.dynamic_update_along(1, self.named(moved).expand(1), slot.maximum(0.0))
     }
 
@@ -294,8 +315,9 @@ impl Ticks<'_> {
         };
         let mut branches: Vec<Branch<'_, Tensor, _>> = vec![Box::new(nothing)];
         branches.extend(weights.iter().map(|weights| Box::new(of_chunk(weights)) as Branch<'_, _, _>));
-        let (y, added, residuals) = switch_between(cell.get(Number::Forward), self.named_of_one(x), branches);
-        let held = change_if(cell.get(Number::Forward).greater(0.0), held, |held| {
+        let which = cell.get(Number::Forward);
+        let (y, added, residuals) = switch_between(which, self.often_of_passes(), self.named_of_one(x), branches);
+        let held = change_if(which.greater(0.0), self.often([self.items()]), held, |held| {
             let places = [Number::ForwardHeld, Number::ForwardHeldW].map(|number| cell.place(number));
             let write = |(index, (&held, residual)): (usize, (&Tensor, Tensor))| {
                 write(held, residual, places[usize::from(self.waits(index))])
@@ -326,7 +348,8 @@ impl Ticks<'_> {
         // XLA moves what does not depend on the carry in front of a loop, and then computes it in every tick. So the
         // activations are carried too, and changed.
         let carry = (y, self.named_of_one(one), loss_sums, loss);
-        let (_, of_y, sums, loss) = change_if(microbatch.greater_equal(0.0), carry, |(y, unused, sums, loss)| {
+        let (is_one, often) = (microbatch.greater_equal(0.0), self.often([self.shape.microbatches]));
+        let (_, of_y, sums, loss) = change_if(is_one, often, carry, |(y, unused, sums, loss)| {
             let own = self.is_stage(self.shape.loss_stage(), y).select(y, 0.0).sum(0);
             let used = self.named(y.zeros_like());
             let rows: Vec<Tensor> =
@@ -392,12 +415,13 @@ impl Ticks<'_> {
         let mut branches: Vec<Branch<'_, Tensor, _>> = vec![Box::new(nothing)];
         branches.extend(weights.iter().map(|weights| Box::new(of_chunk(weights)) as Branch<'_, _, _>));
         let which = cell.get(Number::Backward);
-        let (of_x, of_weights, left) = switch_between(which, received, branches);
-        let sums = add(which, sums, (&at_once, &of_weights));
+        let (of_x, of_weights, left) = switch_between(which, self.often_of_passes(), received, branches);
+        let sums = add(which, &self.often([self.shape.microbatches]), sums, (&at_once, &of_weights));
         let (between, sums) = match &halves.split {
             None => (between, sums),
             Some(split) => {
-                let between = change_if(which.greater(0.0), between, |between| {
+                let often = self.often([self.items()]);
+                let between = change_if(which.greater(0.0), often, between, |between| {
                     let place = cell.place(Number::BackwardBetween);
                     between.iter().zip(left).map(|(&between, left)| write(between, left, place)).collect()
                 });
@@ -424,35 +448,38 @@ impl Ticks<'_> {
         // The entries are carried, and change: so XLA finds nothing in the loop that it could compute in front of it.
         let carry = (cell.entries().0, sums);
         let more = |(entries, _): (Tensor, _)| Entries(entries).first(Entry::Chunk).greater(0.0);
-        let (_, sums) =
-            while_at_most(self.columns.max_weights, carry, more, |(entries, sums): (Tensor, Vec<Vec<Tensor>>)| {
-                let entries = Entries(entries);
-                let [chunk, microbatch, first_layer, held_w, place] =
-                    [Entry::Chunk, Entry::Microbatch, Entry::FirstLayer, Entry::HeldW, Entry::Between]
-                        .map(|number| entries.first(number));
-                let residual = |(index, held): (usize, &Tensor)| match self.waits(index) {
-                    true => held.dynamic_index(0, held_w),
-                    // It is not looked at.
-                    false => held_w,
+        let (chunks, pieces) = (self.shape.chunks, self.items() * self.shape.pieces);
+        let runs = (self.columns.max_weights, self.often([pieces]));
+        let (_, sums) = while_at_most(runs, carry, more, |(entries, sums): (Tensor, Vec<Vec<Tensor>>)| {
+            let entries = Entries(entries);
+            let [chunk, microbatch, first_layer, held_w, place] =
+                [Entry::Chunk, Entry::Microbatch, Entry::FirstLayer, Entry::HeldW, Entry::Between]
+                    .map(|number| entries.first(number));
+            let residual = |(index, held): (usize, &Tensor)| match self.waits(index) {
+                true => held.dynamic_index(0, held_w),
+                // It is not looked at.
+                false => held_w,
+            };
+            let residuals: Vec<Tensor> = held.iter().enumerate().map(residual).collect();
+            let between: Vec<Tensor> = between.iter().map(|between| between.dynamic_index(0, place)).collect();
+            let of_chunk = |weights: &Vec<Tensor>| {
+                let inputs = self.inputs((microbatch, first_layer), weights.clone(), held_w);
+                let left = (residuals.clone(), between.clone(), self.cotangents_of_aux());
+                self.stage.run_weights_back(halves, self.captured, inputs, left)
+            };
+            let of_weights: Vec<Tensor> = if weights.len() > 1 && halves.1.reads_weights {
+                let branch = |weights: &'_ Vec<Tensor>| {
+                    let weights = weights.clone();
+                    Box::new(move |()| of_chunk(&weights)) as Branch<'_, (), _>
                 };
-                let residuals: Vec<Tensor> = held.iter().enumerate().map(residual).collect();
-                let between: Vec<Tensor> = between.iter().map(|between| between.dynamic_index(0, place)).collect();
-                let of_chunk = |weights: &Vec<Tensor>| {
-                    let inputs = self.inputs((microbatch, first_layer), weights.clone(), held_w);
-                    let left = (residuals.clone(), between.clone(), self.cotangents_of_aux());
-                    self.stage.run_weights_back(halves, self.captured, inputs, left)
-                };
-                let of_weights: Vec<Tensor> = if weights.len() > 1 && halves.1.reads_weights {
-                    let branch = |weights: &'_ Vec<Tensor>| {
-                        let weights = weights.clone();
-                        Box::new(move |()| of_chunk(&weights)) as Branch<'_, (), _>
-                    };
-                    switch_between(chunk - 1.0, (), weights.iter().map(branch).collect())
-                } else {
-                    of_chunk(&weights[0])
-                };
-                (entries.rest().0, add(chunk, sums, (&halves.1.waiting_weights, &of_weights)))
-            });
+                let often = Often::new(vec![pieces / chunks; chunks], pieces);
+                switch_between(chunk - 1.0, often, (), weights.iter().map(branch).collect())
+            } else {
+                of_chunk(&weights[0])
+            };
+            let often = Often::new([pieces / chunks], pieces);
+            (entries.rest().0, add(chunk, &often, sums, (&halves.1.waiting_weights, &of_weights)))
+        });
         sums
     }
 

@@ -3,7 +3,7 @@
 use super::stage::STAGE;
 use super::{PipelineOptions, StackedWeights, WeightPlan, without_first};
 use crate::ir::{AxisNames, DType, Name};
-use crate::ops::WithAxes;
+use crate::ops::{Often, WithAxes};
 use crate::trace::{
     Place, Tensor, VmapOptions, barrier, change_if, concatenate, full, label, map_parallel, vmap_with, zeros,
 };
@@ -264,7 +264,7 @@ fn add_own(sums: &[Vec<Tensor>], items: &Items, cotangents: Vec<Tensor>) -> Vec<
     map_parallel((sums.to_vec(), cotangents, numbers), |(sums, cotangents, [repeat, active])| {
         let of_repeat = |(number, sums): (usize, Vec<Tensor>)| {
             let own = repeat.equal(number as f64) & active;
-            change_if(own, sums, |sums| {
+            change_if(own, Often::default(), sums, |sums| {
                 sums.iter().zip(&cotangents).map(|(&sum, ct)| sum + ct.convert(sum.dtype())).collect()
             })
         };

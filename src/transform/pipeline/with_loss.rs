@@ -6,6 +6,7 @@ use super::loss_function::LossFunction;
 use super::schedule::{Columns, Placement, Table};
 use super::stage::{STAGE, StageFunction, StageHalves};
 use super::ticks::{Found, Ticks};
+use super::turns::Turns;
 use super::weights::{Number, Weights, in_types_of};
 use super::{
     LayerPlace, LossAt, PipelineInput, PipelineOptions, StackedWeights, by_microbatch, check_captured, into_slots,
@@ -263,6 +264,7 @@ impl WithLoss<'_> {
             options,
             shape: self.table.shape,
             columns,
+            turns: &Turns::of(columns, self.table.shape),
             stage,
             halves,
             captured: &captured,

@@ -609,7 +609,7 @@ fn make_cond(m: &mut Maker, step: &Step) -> Option<Vec<Value>> {
         Some(Arc::new(inner.finish(outputs?)))
     };
     let branches: Option<Vec<Arc<Graph>>> = (0..count).map(branch).collect();
-    m.many(Cond { branches: branches? }, &[&[selector], &operands[..]].concat())
+    m.many(Cond::of(branches?), &[&[selector], &operands[..]].concat())
 }
 
 /// A loop of up to three iterations, counted by its first carry. The first operand is an invariant, if there are
@@ -632,7 +632,7 @@ fn make_while(m: &mut Maker, step: &Step) -> Option<Vec<Value>> {
         outputs.push(body.choose(0, |ty| ty == m.ty(operand))?);
     }
     let (condition, body) = (Arc::new(condition.finish(vec![goes_on])), Arc::new(body.finish(outputs)));
-    m.many(While { condition, body, invariant_count, at_most: 0 }, &operands)
+    m.many(While { condition, body, invariant_count, at_most: 0, often: Often::default() }, &operands)
 }
 
 impl Maker {

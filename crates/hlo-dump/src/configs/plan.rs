@@ -57,6 +57,7 @@ struct Row<'a> {
     repeats: usize,
     chunks: usize,
     layers_per_stage: usize,
+    remat: &'a str,
     weights: &'a str,
     keep_gathered: bool,
     /// Microbatches whose activations a stage holds at most.
@@ -167,7 +168,7 @@ fn chip(arguments: &Plan, config: &RunConfig) -> Result<Option<&'static Chip>> {
 }
 
 fn same_split(a: &PipelineOptions, b: &PipelineOptions) -> bool {
-    (a.repeats, a.chunks, a.schedule) == (b.repeats, b.chunks, b.schedule)
+    (a.repeats, a.chunks, a.schedule, &a.remat) == (b.repeats, b.chunks, b.schedule, &b.remat)
 }
 
 fn row(it: &Alternative, there_is: Option<u64>) -> Result<Row<'_>> {
@@ -178,6 +179,7 @@ fn row(it: &Alternative, there_is: Option<u64>) -> Result<Row<'_>> {
         repeats: it.options.repeats,
         chunks: it.options.chunks,
         layers_per_stage: it.options.layers_per_stage,
+        remat: it.options.remat.name(),
         weights: it.options.weights.name(),
         keep_gathered: it.options.keep_gathered,
         held: it.held,
@@ -224,6 +226,7 @@ fn print_plans<'a>(
         .number("repeats", |row| row.repeats)
         .number("chunks", |row| row.chunks)
         .number("layers", |row| row.layers_per_stage)
+        .text("remat", |row| row.remat)
         .number("bubbles", |row| format!("{:.1} %", 100.0 * row.counts.bubble_fraction))
         .number("held", |row| row.held)
         .flexible("sent over", |row| sent(&row.traffic))

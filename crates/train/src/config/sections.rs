@@ -360,8 +360,8 @@ section! {
     /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more
     /// than 1.
     PipelineConfig {
-        /// Parts into which a batch is cut to fill the pipeline; with the schedules gpipe and circular a multiple of
-        /// the stages, otherwise at least as many.
+        /// Parts into which a batch is cut to fill the pipeline: at least as many as the stages, and with several
+        /// repeats a multiple of them.
         microbatches: usize = 4 => AtLeast(1.0),
         /// How often a microbatch goes round the stages; more than once only with the schedule circular.
         repeats: usize = 2 => AtLeast(1.0),

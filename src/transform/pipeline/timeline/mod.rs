@@ -300,13 +300,15 @@ fn of_table(options: &PipelineOptions, table: &Table) -> Option<OfTable> {
     Some(OfTable { bubbles: simulated.bubble_lockstep, permutes, held: columns.slots.held_b.max(columns.slots.held_w) })
 }
 
-/// In every iteration what stages hand on; where inputs enter or results leave, the slot that moves with them as well.
+/// In every iteration what stages hand on; where inputs enter or results leave, the slot that moves with them as well;
+/// and the turns that bring results home where microbatches do not fill the slots.
 fn permutes(options: &PipelineOptions, iterations: usize) -> usize {
     if options.stages == 1 {
         return 0;
     }
     let moving = options.phases().into_iter().filter(|phase| phase.takes_inputs || phase.gives_outputs);
-    2 * (iterations + moving.map(|phase| phase.iterations.len()).sum::<usize>())
+    let last_turns = options.microbatches.next_multiple_of(options.stages) - options.microbatches;
+    2 * (iterations + moving.map(|phase| phase.iterations.len()).sum::<usize>() + last_turns)
 }
 
 /// For each column, the microbatches (of any repeat) of which a stage has done the forward pass, and not all of the
