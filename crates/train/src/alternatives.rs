@@ -67,11 +67,7 @@ impl RunConfig {
 
     /// Whether the schedule would cut the backward pass in two, but the remat policy keeps it whole.
     fn keeps_weights_at_once(&self, pipeline: &PipelineConfig) -> bool {
-        let policy = match &pipeline.remat {
-            PipelineRemat::Same => &self.remat.policy,
-            PipelineRemat::Own(policy) => policy,
-        };
-        pipeline.schedule.cuts_backward() && *policy == RematPolicy::Full
+        pipeline.schedule.cuts_backward() && self.remat_of(pipeline) == RematPolicy::Full
     }
 
     /// The pipeline of this config, and what its lowered train step moves and needs.

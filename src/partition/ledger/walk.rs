@@ -88,33 +88,23 @@ impl Walk<'_> {
                 Amount::Exactly(executions) => op.runs(region, executions).map(Amount::Exactly),
                 _ => None,
             };
-            let executions = op.executions(region);
-            match known {
+            match (op.executions(region), known) {
                 // They do not exclude each other: of several executions of the op, each has its share.
-                Some(known) if executions == Executions::AtMostOnce => {
-                    self.graph(body, Around { executions: known, ..around });
-                    continue;
-                }
-                Some(known) => {
-                    self.graph(body, within(known));
-                    continue;
-                }
-                None => {}
-            }
-            match executions {
-                Executions::Once => self.graph(body, around),
-                Executions::AtMostOnce => {
+                (Executions::AtMostOnce, Some(executions)) => self.graph(body, Around { executions, ..around }),
+                (_, Some(executions)) => self.graph(body, within(executions)),
+                (Executions::Once, None) => self.graph(body, around),
+                (Executions::AtMostOnce, None) => {
                     self.branches.push(Branch { conditional, branch: region, branch_count: op.regions().count() });
                     self.graph(body, Around { executions: around.executions.or_less(), ..around });
                     self.branches.pop();
                 }
                 // Of a loop of no iterations nothing is emitted.
-                Executions::Times(0) | Executions::InDerivative => {}
-                Executions::Times(count) => self.graph(body, within(around.executions.times(count as u64))),
-                Executions::AtMost(count) => {
+                (Executions::Times(0) | Executions::InDerivative, None) => {}
+                (Executions::Times(count), None) => self.graph(body, within(around.executions.times(count as u64))),
+                (Executions::AtMost(count), None) => {
                     self.graph(body, within(around.executions.times(count as u64).or_less()));
                 }
-                Executions::Unknown => self.graph(body, within(Amount::Unknown)),
+                (Executions::Unknown, None) => self.graph(body, within(Amount::Unknown)),
             }
         }
     }

@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use super::stage::{Iteration, StageFunction, StageHalves, StageInputs};
 use super::weights::{Items, Weights, Window, per_stage, pick_own};
-use super::{Phase, PipelineOptions, without_first};
+use super::{Phase, PipelineOptions};
 use crate::ir::{AxisNames, DType, TensorType};
 use crate::ops::WithAxes;
 use crate::trace::{Place, Tensor, full, iota, label, zeros};
@@ -81,11 +81,6 @@ pub(super) struct Machine<'a> {
 /// Number of slots of `io`.
 fn slots(options: &PipelineOptions) -> usize {
     options.microbatches.div_ceil(options.stages)
-}
-
-/// Dimensions without the second.
-fn without_second(dims: &[usize]) -> Vec<usize> {
-    [&dims[..dims.len().min(1)], without_first(dims, 2)].concat()
 }
 
 impl Machine<'_> {
@@ -199,9 +194,9 @@ impl Machine<'_> {
     }
 
     fn turn_one(&self, io: Tensor, turn: usize, towards: i64) -> Tensor {
-        let slot = turn % slots(self.options);
-        let moved = self.named(io.slice(1, slot..slot + 1).reshape(without_second(&io.dims())).roll(0, towards));
-        io.dynamic_update_along(1, moved.expand(1), full(DType::S32, [], slot as f64))
+        let slot = full(DType::S32, [], (turn % slots(self.options)) as f64);
+        let moved = self.named(io.dynamic_index(1, slot).roll(0, towards));
+        io.dynamic_update_along(1, moved.expand(1), slot)
     }
 
     /// Results in their places.

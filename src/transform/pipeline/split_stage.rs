@@ -87,11 +87,9 @@ impl StageFunction {
         let mut between = results.split_off(split.cut.inputs().len());
         between.extend(split.keeps_cotangent.then_some(y));
         let of_x = gradient_among(split.cut.inputs(), &results, self.weight_inputs().end);
-        let own = self.weight_inputs().zip(&weights).zip(&split.waiting_weights).filter(|(_, waits)| !**waits);
-        let gradient = |((input, weight), _): ((usize, &Tensor), &bool)| {
-            gradient_among(split.cut.inputs(), &results, input).unwrap_or_else(|| weight.zeros_like())
-        };
-        (own.map(gradient).collect(), of_x.unwrap_or_else(|| x.zeros_like()), between)
+        let own = |index: usize| !split.waiting_weights[index];
+        let of_weights = self.weight_gradients(split.cut.inputs(), &results, &weights, own);
+        (of_weights, of_x.unwrap_or_else(|| x.zeros_like()), between)
     }
 
     /// W: the cotangents of the weights that are its own. Of `inputs` and of the residuals, only those are looked at
@@ -111,10 +109,6 @@ impl StageFunction {
         let of_inputs = vec![unread; split.cut.inputs().len()];
         let arguments = split.cut.arguments(&arguments, &[of_inputs, between].concat());
         let results = trace::inline(split.cut.weights_half(), &arguments, self.place);
-        let gradient = |((input, weight), _): ((usize, &Tensor), &bool)| {
-            gradient_among(split.cut.weights(), &results, input).unwrap_or_else(|| weight.zeros_like())
-        };
-        let own = self.weight_inputs().zip(&weights).zip(&split.waiting_weights).filter(|(_, waits)| **waits);
-        own.map(gradient).collect()
+        self.weight_gradients(split.cut.weights(), &results, &weights, |index| split.waiting_weights[index])
     }
 }

@@ -245,10 +245,25 @@ impl StageFunction {
         let weights = inputs.weights.clone();
         let (arguments, x) = self.backward_arguments(halves, captured, inputs, iteration);
         let results = trace::inline(&halves.backward, &arguments, self.place);
-        let gradients = |input: usize| gradient_of(&halves.halves, &results, input);
-        let weights = self.weight_inputs().zip(&weights);
-        let weights = weights.map(|(input, weight)| gradients(input).unwrap_or_else(|| weight.zeros_like())).collect();
-        (weights, gradients(self.x_position).unwrap_or_else(|| x.zeros_like()))
+        let of_weights = self.weight_gradients(halves.halves.active(), &results, &weights, |_| true);
+        let of_x = gradient_of(&halves.halves, &results, self.x_position);
+        (of_weights, of_x.unwrap_or_else(|| x.zeros_like()))
+    }
+
+    /// The cotangents of those weights that are asked for, by their place: of results that are the cotangents of these
+    /// inputs.
+    pub(super) fn weight_gradients(
+        &self,
+        inputs: &[usize],
+        results: &[Tensor],
+        weights: &[Tensor],
+        asked: impl Fn(usize) -> bool,
+    ) -> Vec<Tensor> {
+        let asked = self.weight_inputs().zip(weights).enumerate().filter(|(index, _)| asked(*index));
+        let gradient = |(_, (input, weight)): (usize, (usize, &Tensor))| {
+            gradient_among(inputs, results, input).unwrap_or_else(|| weight.zeros_like())
+        };
+        asked.map(gradient).collect()
     }
 
     /// The arguments of the backward half, and the activations that the iteration began with.

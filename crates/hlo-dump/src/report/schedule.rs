@@ -112,7 +112,8 @@ impl Schedule {
 
     /// How tall the row of a stage is.
     fn tall(&self) -> f64 {
-        let columns = self.passes.iter().flat_map(|pass| &pass.columns);
+        // The columns of a pass have as many.
+        let columns = self.passes.iter().filter_map(|pass| pass.columns.first());
         let sides = columns.map(|column| column.sides.len()).max().unwrap_or(1);
         match (self.rows() > 16, sides) {
             (true, _) => 18.0,

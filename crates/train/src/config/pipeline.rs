@@ -48,10 +48,15 @@ impl RunConfig {
             scan_repeats: pipeline.scan_repeats,
             scan_layers: self.model.scan_layers,
             keep_gathered: pipeline.keep_gathered,
-            remat: match &pipeline.remat {
-                PipelineRemat::Same => self.remat_policy(),
-                PipelineRemat::Own(policy) => with_names(policy, &pipeline.remat_names),
-            },
+            remat: self.remat_of(pipeline),
+        }
+    }
+
+    /// What is kept of a pipeline's layers.
+    pub(crate) fn remat_of(&self, pipeline: &PipelineConfig) -> RematPolicy {
+        match &pipeline.remat {
+            PipelineRemat::Same => self.remat_policy(),
+            PipelineRemat::Own(policy) => with_names(policy, &pipeline.remat_names),
         }
     }
 
