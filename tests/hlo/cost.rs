@@ -241,7 +241,7 @@ fn loops_and_branches() {
     let scope = found.scopes.iter().find(|scope| scope.scope == "step/layer").expect("a scope");
     assert_eq!(scope.total.flops, 7 * product);
 
-    let unknown = source.replace("compare(i, n)", "compare(i, i)");
+    let unknown = source.replace("tuple(zero, x)", "tuple(which, x)");
     let found = of(&text(&unknown));
     assert_eq!(found.assumptions.loops_counted_once, ["l"]);
     assert_eq!(found.total.flops, (product + 1) + 1 + product);

@@ -147,7 +147,8 @@ impl Known {
     }
 
     fn given(&self, step: i64) -> Given {
-        Walk::of(&self.walk_of).given(&[KnownInput { parameter: 0, element: Vec::new(), value: step }])
+        Walk::of(&self.walk_of)
+            .given(&[KnownInput { parameter: 0, element: Vec::new(), value: step }], Devices::partitioned(8))
     }
 
     /// Bytes over an axis where the first input is 0, 1, ...
@@ -223,7 +224,7 @@ ENTRY %main (x: f32[8192], step: s32[]) -> f32[8192] {
     let over = known.over("slow");
     let at = |step| {
         let input = KnownInput { parameter: 1, element: Vec::new(), value: step };
-        Walk::of(&known.walk_of).given(&[input]).moved_bytes(&over.entries)
+        Walk::of(&known.walk_of).given(&[input], Devices::partitioned(8)).moved_bytes(&over.entries)
     };
     assert_eq!([0, 1, 2, 3, 7].map(at), [0, 64, 128, 0, 64].map(exactly));
 }
@@ -231,9 +232,10 @@ ENTRY %main (x: f32[8192], step: s32[]) -> f32[8192] {
 #[test]
 fn without_the_counter_nothing_is_claimed() {
     let known = Known::of(STREAMING);
-    let given = Walk::of(&known.walk_of).given(&[]);
+    let given = Walk::of(&known.walk_of).given(&[], Devices::partitioned(8));
     assert_eq!(given.moved_bytes(&known.found.entries), known.found.moved_bounds());
-    let other = Walk::of(&known.walk_of).given(&[KnownInput { parameter: 1, element: Vec::new(), value: 3 }]);
+    let other = Walk::of(&known.walk_of)
+        .given(&[KnownInput { parameter: 1, element: Vec::new(), value: 3 }], Devices::partitioned(8));
     assert_eq!(other.moved_bytes(&known.found.entries), known.found.moved_bounds());
 }
 

@@ -7,6 +7,7 @@ mod optimizers;
 mod pipeline;
 mod pipeline_decoder;
 mod pipeline_errors;
+mod pipeline_executed;
 mod pipeline_options;
 mod pipeline_packed;
 mod pipeline_prediction;

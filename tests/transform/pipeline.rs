@@ -42,14 +42,21 @@ fn lowered(case: &Case, graph: &Graph) -> Lowered {
     lowered
 }
 
+/// The bound in `f32`.
+const BOUND: f64 = 1e-5;
+
+fn error(found: &Literal, expected: &Literal) -> f64 {
+    relative_error(&found.to_f64_vec(), &expected.to_f64_vec())
+}
+
 fn compare(case: &Case, found: &[Literal], expected: &[Literal]) {
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let error = relative_error(&found.to_f64_vec(), &expected.to_f64_vec());
-        assert!(error <= 1e-5, "{case}: result {index} is off by {error:e}");
+        let error = error(found, expected);
+        assert!(error <= BOUND, "{case}: result {index} is off by {error:e}");
     }
 }
 
-/// Loss and every gradient agree with those of the sequential layers on one device, to 1e-5 in `f32`.
+/// Loss and every gradient agree with those of the sequential layers on one device.
 fn check(case: &Case) {
     let inputs = case.literals().leaves();
     let expected = interpret(case.sequential().graph(), &inputs);
@@ -63,16 +70,24 @@ fn interpret_local(case: &Case, lowered: &Lowered, inputs: &[Literal]) -> Vec<Li
     run_local(local, mesh, inputs).unwrap_or_else(|error| panic!("{case}: {error}"))
 }
 
-/// As [`check`], on eight devices of the CPU plugin.
+/// As [`check`], on eight devices of the CPU plugin. XLA's `tanh` and `rsqrt` differ from the interpreter's in the last
+/// digits, and a row whose norm is almost zero makes more of that than the bound. So what the interpreter says
+/// otherwise, XLA's own program of the sequential layers decides.
 fn check_compiled(case: &Case) {
-    let inputs = case.literals();
-    let expected = interpret(case.sequential().graph(), &inputs.leaves());
-    let lowered = lowered(case, case.pipelined().graph());
-    let program = compile(&lowered).unwrap_or_else(|error| panic!("{case}: {error}"));
-    let arguments = program.put(0, &inputs).expect("the inputs fit").leaves();
+    let expected = interpret(case.sequential().graph(), &case.literals().leaves());
+    let found = run_compiled(case, &lowered(case, case.pipelined().graph()));
+    if found.iter().zip(&expected).all(|(found, expected)| error(found, expected) <= BOUND) {
+        return;
+    }
+    let sequential = lower(case.sequential().graph(), &LowerOptions::default());
+    compare(case, &found, &run_compiled(case, &sequential.unwrap_or_else(|error| panic!("{case}: {error}"))));
+}
+
+fn run_compiled(case: &Case, lowered: &Lowered) -> Vec<Literal> {
+    let program = compile(lowered).unwrap_or_else(|error| panic!("{case}: {error}"));
+    let arguments = program.put(0, &case.literals()).expect("the inputs fit").leaves();
     let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).unwrap_or_else(|error| panic!("{case}: {error}"));
-    let found: Vec<Literal> = outputs.iter().map(|output| output.get().expect("a result")).collect();
-    compare(case, &found, &expected);
+    outputs.iter().map(|output| output.get().expect("a result")).collect()
 }
 
 fn options(stages: usize, repeats: usize, microbatches: usize, weights: WeightPlan) -> PipelineOptions {
@@ -329,7 +344,6 @@ fn on_eight_devices() {
     }
     // Random ones: as many as the environment says, or 6.
     let mut random = Random(7);
-    for _ in 0..count_of("PIPELINE_COMPILED_CASES", 6) {
-        check_compiled(&random_case(&mut random));
-    }
+    let cases = std::iter::repeat_with(|| random_case(&mut random)).filter(|case| case.mesh().device_count() <= 8);
+    cases.take(count_of("PIPELINE_COMPILED_CASES", 6)).for_each(|case| check_compiled(&case));
 }

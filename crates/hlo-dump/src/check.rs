@@ -1,7 +1,7 @@
 //! `hlo-dump check`: limits that a program must keep, for CI.
 
 use anyhow::{Result, bail};
-use meshloom_hlo::analysis::{Chip, Communication, ModuleCollective, ModuleCollectives, ModuleOverlap};
+use meshloom_hlo::analysis::{Chip, Communication, ModuleCollective, ModuleCollectives, ModuleOverlap, Together};
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
@@ -28,6 +28,8 @@ enum Denied {
     Over(String),
     /// A collective over an axis that runs whichever branches are taken.
     OutsideConditionals(String),
+    /// A collective that some devices of a group run where others take another branch: they would wait forever.
+    AcrossBranches,
     /// A kind of collective, over an axis if one is named.
     Kind(String, Option<String>),
     /// A collective with an unknown number of executions.
@@ -148,8 +150,9 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
 }
 
 /// What may be denied beside kinds of collectives.
-const DENIED: [&str; 5] = [
+const DENIED: [&str; 6] = [
     "replication",
+    "collectives-across-branches",
     "collectives-in-loops",
     "collectives-over",
     "collectives-outside-conditionals",
@@ -164,6 +167,7 @@ fn parse(text: &str) -> Result<Denied> {
     Ok(match (name, axis) {
         ("replication", None) => Denied::Replication,
         ("unknown-trip-counts", None) => Denied::UnknownTripCounts,
+        ("collectives-across-branches", None) => Denied::AcrossBranches,
         ("collectives-in-loops", axis) => Denied::InLoops(axis),
         ("collectives-over", Some(axis)) => Denied::Over(axis),
         ("collectives-outside-conditionals", Some(axis)) => Denied::OutsideConditionals(axis),
@@ -173,7 +177,8 @@ fn parse(text: &str) -> Result<Denied> {
             let near = did_you_mean(name, DENIED.into_iter().chain(kinds).filter(|known| *known != name));
             bail!(
                 "--deny {text}: expected replication, collectives-in-loops[=AXIS], collectives-over=AXIS, \
-                 collectives-outside-conditionals=AXIS, unknown-trip-counts, or a kind ({}) with or without =AXIS{near}",
+                 collectives-outside-conditionals=AXIS, collectives-across-branches, unknown-trip-counts, or a kind ({}) \
+                 with or without =AXIS{near}",
                 kinds.join(", ")
             )
         }
@@ -254,11 +259,24 @@ fn violations(
     match denied {
         Denied::Replication => Ok(replication::found(loaded, least)),
         Denied::UnknownTripCounts => listed(None, &|entry| entry.executions == Amount::Unknown),
+        Denied::AcrossBranches => Ok(found.entries.iter().filter_map(|entry| apart(found, entry)).collect()),
         Denied::InLoops(axis) => listed(axis.as_ref(), &|entry| entry.loop_depth > 0),
         Denied::Over(axis) => listed(Some(axis), &|_| true),
         Denied::OutsideConditionals(axis) => listed(Some(axis), &|entry| entry.branches.is_empty()),
         Denied::Kind(kind, axis) => listed(axis.as_ref(), &|entry| entry.kind.name() == kind),
     }
+}
+
+/// How the devices of a collective come apart, if they may.
+fn apart(found: &ModuleCollectives, entry: &ModuleCollective) -> Option<String> {
+    let why = match found.together(entry) {
+        Together::Yes => return None,
+        Together::No(runs, other) => format!("devices {runs} and {other} take different branches"),
+        Together::Unknown => {
+            "unknown: the branches or loops around it do not follow from the number of the device".to_owned()
+        }
+    };
+    Some(format!("{}: {why}", describe(entry)))
 }
 
 fn describe(entry: &ModuleCollective) -> String {

@@ -345,7 +345,7 @@ fn print_per_step(found: &ModuleCollectives, over: &[String], steps: u64) {
 }
 
 fn sums(found: &ModuleCollectives, by: CollectiveGroup) -> Vec<Sum> {
-    let mut groups: IndexMap<String, ModuleCollectives> = IndexMap::new();
+    let mut groups: IndexMap<String, Vec<ModuleCollective>> = IndexMap::new();
     for entry in &found.entries {
         let kind = entry.kind.name().to_owned();
         let name = match by {
@@ -355,12 +355,12 @@ fn sums(found: &ModuleCollectives, by: CollectiveGroup) -> Vec<Sum> {
             CollectiveGroup::Scope => scope_of(entry),
             CollectiveGroup::Source => entry.source.clone().unwrap_or_else(|| "unknown".to_owned()),
         };
-        groups.entry(name).or_default().entries.push(entry.clone());
+        groups.entry(name).or_default().push(entry.clone());
     }
-    let sum = |(name, group): (String, ModuleCollectives)| Sum {
-        name,
-        collectives: group.entries.len(),
-        all: Moved::of(group.execution_bounds(), group.moved_bounds()),
+    let sum = |(name, entries): (String, Vec<ModuleCollective>)| {
+        let group = found.some(entries);
+        let all = Moved::of(group.execution_bounds(), group.moved_bounds());
+        Sum { name, collectives: group.entries.len(), all }
     };
     let mut groups: Vec<Sum> = groups.into_iter().map(sum).collect();
     groups.sort_by_key(|sum| Reverse(sum.all.moved_bytes.unwrap_or(u64::MAX)));

@@ -21,7 +21,8 @@ pub struct ConditionalSum<'a> {
     branches: Vec<BranchSum<'a>>,
 }
 
-/// What a branch moves where it is the one that is taken, each time that its conditional runs.
+/// What a branch moves: as often as devices take it, where that is known, else if it is taken each time that its
+/// conditional runs.
 #[derive(Serialize)]
 struct BranchSum<'a> {
     /// `true`, `false`, or the value of the selector.
@@ -39,7 +40,7 @@ pub fn sums(found: &ModuleCollectives) -> Vec<ConditionalSum<'_>> {
             found.entries.iter().filter_map(|entry| Some((entry, beyond(entry, number, branch)?))).collect()
         };
         let branches = conditional.branches.iter().enumerate();
-        let branches: Vec<_> = branches.map(|(branch, when)| branch_sum(when, &inside(branch))).collect();
+        let branches: Vec<_> = branches.map(|(branch, when)| branch_sum(found, when, &inside(branch))).collect();
         let Conditional { name, computation, op_name, source, executions, .. } = conditional;
         branches.iter().any(|branch| branch.collectives > 0).then_some(ConditionalSum {
             number,
@@ -60,7 +61,16 @@ fn beyond(entry: &ModuleCollective, conditional: usize, branch: usize) -> Option
     Some(&entry.branches[at + 1..])
 }
 
-fn branch_sum<'a>(when: &'a str, inside: &[(&ModuleCollective, &[Branch])]) -> BranchSum<'a> {
+fn branch_sum<'a>(
+    found: &ModuleCollectives,
+    when: &'a str,
+    inside: &[(&ModuleCollective, &[Branch])],
+) -> BranchSum<'a> {
+    if inside.iter().all(|(entry, _)| entry.undecided.is_empty()) {
+        let inside = found.some(inside.iter().map(|(entry, _)| (*entry).clone()).collect());
+        let all = Moved::of(inside.execution_bounds(), inside.moved_bounds());
+        return BranchSum { when, collectives: inside.entries.len(), all };
+    }
     // Where its branches are taken, it runs so often.
     let taken = |amount: Amount| amount.bound().map_or(Amount::Unknown, Amount::Exactly);
     let total = |of: fn(&ModuleCollective) -> Amount| -> Bounds {

@@ -126,11 +126,12 @@ fn groups<K: std::hash::Hash + Eq>(
     after: &ModuleCollectives,
     key: impl Fn(&ModuleCollective) -> K,
 ) -> IndexMap<K, [ModuleCollectives; 2]> {
-    let mut groups: IndexMap<K, [ModuleCollectives; 2]> = IndexMap::new();
+    let mut groups: IndexMap<K, [Vec<ModuleCollective>; 2]> = IndexMap::new();
     for (side, found) in [before, after].into_iter().enumerate() {
         for entry in &found.entries {
-            groups.entry(key(entry)).or_default()[side].entries.push(entry.clone());
+            groups.entry(key(entry)).or_default()[side].push(entry.clone());
         }
     }
-    groups
+    let of_both = |[one, other]: [Vec<ModuleCollective>; 2]| [before.some(one), after.some(other)];
+    groups.into_iter().map(|(key, entries)| (key, of_both(entries))).collect()
 }

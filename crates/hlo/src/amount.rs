@@ -128,7 +128,7 @@ impl Bounds {
     }
 
     /// The one or the other.
-    fn or(self, other: Bounds) -> Bounds {
+    pub(crate) fn or(self, other: Bounds) -> Bounds {
         let most = self.most.zip(other.most).map(|(a, b)| a.max(b));
         Bounds { least: self.least.min(other.least), most }
     }

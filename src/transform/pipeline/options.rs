@@ -342,7 +342,7 @@ impl PipelineOptions {
     ///
     /// # Errors
     /// There is no such table, or the schedule has none.
-    pub(super) fn table(&self) -> Result<Table, ScheduleError> {
+    pub fn table(&self) -> Result<Table, ScheduleError> {
         let (&PipelineOptions { stages, microbatches, chunks, .. }, costs) = (self, self.costs());
         let (shape, split) = (Shape::new(stages, microbatches), self.splits());
         match self.schedule {

@@ -72,7 +72,7 @@ pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
     if let Some(path) = &arguments.profile {
         loaded.profile = Some(load_profile(path)?);
     }
-    let walk = Walk::of(&loaded.module);
+    let walk = Walk::on(&loaded.module, loaded.devices);
     let report = Report::of(&loaded, chip, &walk);
     let measured = report.measured.as_ref().map(|it| it.answer());
     let page = html::document(report.page()?);

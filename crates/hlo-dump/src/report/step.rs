@@ -6,7 +6,7 @@
 
 use meshloom_hlo::analysis::cost::InstructionCost;
 use meshloom_hlo::analysis::source::op_name;
-use meshloom_hlo::analysis::{ModuleCollective, ModuleCollectives, ModuleCost, Via, Walk};
+use meshloom_hlo::analysis::{ModuleCollective, ModuleCollectives, ModuleCost, Place, Via, Walk};
 use meshloom_hlo::proto::HloInstructionProto;
 use rustc_hash::FxHashMap;
 
@@ -109,6 +109,16 @@ impl<'a> Planner<'a> {
         match opcode {
             "while" => self.fold_loop(clock, instruction, called, depth),
             "conditional" => {
+                let places = self.walk.places();
+                let is_decided = |callee: &usize| places.get(*callee).is_some_and(Place::is_decided);
+                if called.iter().all(is_decided) {
+                    // Each for its share of the executions.
+                    for &callee in called {
+                        let times = places[callee].assumed_executions as f64 / executions;
+                        clock.append(self.place(callee, depth + 1), times, 0);
+                    }
+                    return;
+                }
                 // Which one is not known: the longest.
                 let plans = called.iter().map(|&callee| self.place(callee, depth + 1));
                 clock.append(plans.max_by(|a, b| a.seconds.total_cmp(&b.seconds)).unwrap_or_default(), 1.0, 0);

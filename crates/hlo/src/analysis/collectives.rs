@@ -6,17 +6,20 @@
 //! group size, as in the ledger of a partitioned program, so a compiled module can be compared with the program it was
 //! made from.
 //!
-//! Only one branch of a conditional runs, so a sum is not over all branches: it lies between the branch that moves
-//! least and the one that moves most ([`ModuleCollectives::moved_bounds`]). [`given`](super::given) finds the branch
-//! that a step takes.
+//! Only one branch of a conditional runs. Where the number of the device decides which, executions are exact. Otherwise
+//! a sum is not over all branches: it lies between the branch that moves least and the one that moves most
+//! ([`ModuleCollectives::moved_bounds`]), and [`given`](super::given) finds the branch that a step takes.
 //!
 //! The analysis counts what the compiler made of a collective, with one exception: a TPU compiler writes a
 //! reduce-scatter as a fusion of an all-reduce and a slice, which counts as a reduce-scatter.
+
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use serde::{Serialize, Serializer};
 
 use super::axes::{AxisPart, Strides, pair_axes};
+use super::given::{Given, Together};
 use super::groups::{DeviceGroups, Devices};
 use super::index::Computation;
 use super::sites::Sites;
@@ -101,6 +104,9 @@ pub struct ModuleCollective {
     pub in_branch: bool,
     /// The branches that it is in, outermost first; empty where ways through the module are merged.
     pub branches: Vec<Branch>,
+    /// Those of them that may or may not be taken, for all that is known: see [`Walk::on`].
+    #[serde(skip)]
+    pub undecided: Vec<Branch>,
     /// Number of the [place](Walk::places) that it is in.
     #[serde(skip)]
     pub place: usize,
@@ -130,6 +136,9 @@ pub struct ModuleCollectives {
     /// The conditionals of the module, each once for each way to it: see [`Branch::conditional`].
     #[serde(skip)]
     pub conditionals: Vec<Conditional>,
+    /// What the devices do, where their numbers decide it.
+    #[serde(skip)]
+    pub(super) given: Option<Arc<Given>>,
 }
 
 /// A conditional, of whose branches one runs.
@@ -179,6 +188,13 @@ impl ModuleCollectives {
         self.entries.iter().filter(move |entry| entry.kind == Communication::Collective(kind))
     }
 
+    /// Some of them, of the same module.
+    #[must_use]
+    pub fn some(&self, entries: Vec<ModuleCollective>) -> ModuleCollectives {
+        let (conditionals, given) = (self.conditionals.clone(), self.given.clone());
+        ModuleCollectives { entries, merged: self.merged, conditionals, given }
+    }
+
     /// The same, with the axes of a mesh over whose devices the module runs.
     #[must_use]
     pub fn along(mut self, mesh: &Mesh) -> ModuleCollectives {
@@ -214,7 +230,7 @@ impl ModuleCollectives {
 
     /// How often collectives run at least and at most, whichever branches are taken.
     pub fn execution_bounds(&self) -> Bounds {
-        sum(self.entries.iter().map(|entry| (entry.branches.as_slice(), entry.executions)))
+        self.total(|_| Some(1))
     }
 
     /// Bytes that one device sends in one run of the program; where branches differ, the most.
@@ -224,7 +240,26 @@ impl ModuleCollectives {
 
     /// Bytes that one device sends at least and at most, whichever branches are taken.
     pub fn moved_bounds(&self) -> Bounds {
-        sum(self.entries.iter().map(|entry| (entry.branches.as_slice(), entry.total_moved_bytes())))
+        self.total(|entry| entry.moved_bytes)
+    }
+
+    fn total(&self, of_one: impl Fn(&ModuleCollective) -> Option<u64>) -> Bounds {
+        if let Some(given) = &self.given {
+            return given.total(&self.entries, of_one);
+        }
+        let amount =
+            |entry: &ModuleCollective| of_one(entry).map_or(Amount::Unknown, |of_one| entry.executions.times(of_one));
+        sum(self.entries.iter().map(|entry| (entry.undecided.as_slice(), amount(entry))))
+    }
+
+    /// Whether the devices of each of its groups run a collective together: whether no group lies on both sides of a
+    /// branch.
+    pub fn together(&self, entry: &ModuleCollective) -> Together {
+        match &self.given {
+            Some(given) => given.together(entry),
+            None if entry.branches.is_empty() => Together::Yes,
+            None => Together::Unknown,
+        }
     }
 }
 
@@ -257,7 +292,7 @@ impl ModuleCollective {
 
 /// The collectives of a module that runs on so many devices.
 pub fn collectives(module: &HloModuleProto, devices: Devices) -> ModuleCollectives {
-    collectives_of_walk(&Walk::of(module), Sources::of(module), devices)
+    collectives_of_walk(&Walk::on(module, devices), Sources::of(module), devices)
 }
 
 /// The collectives of a module that has been walked.
@@ -284,7 +319,8 @@ pub(super) fn collectives_at(
     };
     let conditionals =
         (0..walk.conditional_count()).filter_map(|number| Conditional::of(walk, sources, number)).collect();
-    ModuleCollectives { entries: walk.steps().filter_map(entry).collect(), merged: walk.is_merged(), conditionals }
+    let entries = walk.steps().filter_map(entry).collect();
+    ModuleCollectives { entries, merged: walk.is_merged(), conditionals, given: walk.on_devices().cloned() }
 }
 
 fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devices) -> ModuleCollective {
@@ -306,6 +342,7 @@ fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devi
         executions: place.executions,
         in_branch: matches!(place.executions, Amount::AtMost(_)),
         branches: place.branches.clone(),
+        undecided: place.undecided.clone(),
         place: step.place_number,
         loop_depth: place.loop_depth,
         asynchronous: place.asynchronous,

@@ -1,51 +1,111 @@
-//! How often everything runs, given some inputs: which branch a train step takes when its counter is `n`.
+//! How often everything runs, on each device, given some inputs: which branch a train step takes when its counter is
+//! `n`, and which work a stage of a pipeline does in an iteration.
 //!
-//! The selector of a conditional is computed from the inputs ([`KnownInput`]), and in each iteration of the surrounding
-//! loops if it depends on them. Branches that are not taken run zero times. If a selector depends on something else,
-//! all its branches stay possible, and sums have bounds ([`Bounds`]) as they have without inputs.
+//! The selector of a conditional is computed from the number of the device and from inputs ([`KnownInput`]), in each
+//! iteration of the surrounding loops if it depends on them. So are the iterations of a loop with no fixed number of
+//! them. Branches that are not taken run zero times. If a selector depends on something else, all its branches stay
+//! possible, and sums have bounds ([`Bounds`]).
+
+use std::hash::{Hash, Hasher};
+
+use rustc_hash::FxHasher;
 
 use super::collectives::ModuleCollective;
+use super::groups::{DeviceGroups, Devices};
 pub use super::values::KnownInput;
 use super::values::{ANY_ITERATION, Values};
-use super::walk::{Via, Walk};
+use super::walk::{Place, Via, Walk};
 use crate::{Amount, Bounds, Branch, sum};
 
-/// Iterations that are looked at one by one, over all loops.
+/// Iterations that are looked at one by one, over all loops of a device.
 const ITERATIONS: u64 = 1 << 16;
+/// More devices than a program is made for are not told apart.
+const DEVICES: u64 = 1 << 13;
 
-/// How often each place of a walk runs.
-#[derive(Clone, Debug)]
+/// How often each place of a walk runs, on each device.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
-    /// For each place, its executions: the certain ones, without branches, and those in branches that may or may not be
-    /// taken.
-    places: Vec<Vec<(Vec<Branch>, Amount)>>,
+    /// What devices do, each different one once.
+    runs: Vec<Run>,
+    /// Which of these each device does; empty if all do the first.
+    of_device: Vec<usize>,
+    devices: Devices,
+}
+
+/// What a device does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) places: Vec<PlaceRun>,
+}
+
+/// How often a device runs what is in a place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PlaceRun {
+    /// The certain executions, without branches, and those in branches that may or may not be taken.
+    pub(super) amounts: Vec<(Vec<Branch>, Amount)>,
+    /// Of the iterations in which it runs. Devices that run it in others have another.
+    when: u64,
+}
+
+/// Whether the devices of each group of a collective run it together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Together {
+    /// They do.
+    Yes,
+    /// One of these devices runs it where the other does not.
+    No(u64, u64),
+    /// It is in a branch that data decides, or the module does not say which devices take part.
+    Unknown,
 }
 
 impl Walk<'_> {
-    /// How often each place runs, given these inputs.
-    pub fn given(&self, inputs: &[KnownInput]) -> Given {
-        let own = |place: &super::walk::Place<'_>| vec![(place.branches.clone(), place.executions)];
-        if self.is_merged() || self.conditional_count() == 0 {
-            return Given { places: self.places().iter().map(own).collect() };
+    /// How often each place runs on each of these devices, given these inputs.
+    pub fn given(&self, inputs: &[KnownInput], devices: Devices) -> Given {
+        let own = |place: &Place<'_>| PlaceRun { amounts: vec![(place.branches.clone(), place.executions)], when: 0 };
+        let decides = self.deciding();
+        if self.is_merged() || !decides.contains(&true) {
+            let places = self.places().iter().map(own).collect();
+            return Given { runs: vec![Run { places }], of_device: Vec::new(), devices };
         }
-        let mut run = Run {
-            walk: self,
-            values: Values::new(self, inputs),
-            decides: self.with_conditionals(),
-            places: vec![Vec::new(); self.places().len()],
-            left: ITERATIONS,
-        };
-        run.place(0, &mut Vec::new(), &mut Vec::new(), Amount::Exactly(1));
-        Given { places: run.places }
+        let count = devices.replicas.saturating_mul(devices.partitions);
+        let mut values = Values::new(self, inputs);
+        let mut given = Given { runs: Vec::new(), of_device: Vec::new(), devices };
+        for device in 0..count.max(1) {
+            if count <= DEVICES {
+                values.become_device(device, devices);
+            }
+            let places = vec![PlaceRun::default(); self.places().len()];
+            let mut follow = Follow { walk: self, values, decides: &decides, run: Run { places }, left: ITERATIONS };
+            follow.place(0, &mut Vec::new(), &mut Vec::new(), Amount::Exactly(1));
+            let run = follow.run;
+            values = follow.values;
+            let known = given.runs.iter().position(|known| *known == run);
+            given.of_device.push(known.unwrap_or(given.runs.len()));
+            if known.is_none() {
+                given.runs.push(run);
+            }
+            if !values.depends_on_device() || count > DEVICES {
+                break;
+            }
+        }
+        if given.runs.len() == 1 {
+            given.of_device.clear();
+        }
+        given
     }
 
-    /// For each place, whether there is a conditional in it or in what it runs.
-    fn with_conditionals(&self) -> Vec<bool> {
+    /// For each place, whether what is in it, or in what it runs, is decided while it runs.
+    fn deciding(&self) -> Vec<bool> {
         let mut found = vec![false; self.places().len()];
         // A place follows its caller.
         for (number, place) in self.places().iter().enumerate().rev() {
             let Some(caller) = place.caller else { continue };
-            found[caller.place] |= found[number] || matches!(caller.via, Via::Branch(_));
+            let decided = match caller.via {
+                Via::Branch(_) => true,
+                Via::LoopBody => self.trip_count(number).is_none(),
+                _ => false,
+            };
+            found[caller.place] |= found[number] || decided;
         }
         found
     }
@@ -62,19 +122,95 @@ impl Given {
         self.total(collectives, |collective| collective.moved_bytes)
     }
 
-    /// A number for each execution of collectives, summed.
+    /// A number for each execution of collectives, summed: on the devices for which the sum is least, and most.
     pub fn total<'c>(
         &self,
         collectives: impl IntoIterator<Item = &'c ModuleCollective>,
         of_one: impl Fn(&ModuleCollective) -> Option<u64>,
     ) -> Bounds {
-        let amounts = collectives.into_iter().flat_map(|collective| {
-            let each = of_one(collective);
-            self.places.get(collective.place).into_iter().flatten().map(move |(branches, executions)| {
-                (branches.as_slice(), each.map_or(unless_never(*executions), |each| executions.times(each)))
-            })
+        let each: Vec<(usize, Option<u64>)> =
+            collectives.into_iter().map(|collective| (collective.place, of_one(collective))).collect();
+        let of_run = |run: &Run| {
+            let amounts = each.iter().flat_map(|&(place, each)| {
+                run.places.get(place).into_iter().flat_map(|place| &place.amounts).map(move |(branches, executions)| {
+                    (branches.as_slice(), each.map_or(unless_never(*executions), |each| executions.times(each)))
+                })
+            });
+            sum(amounts)
+        };
+        let all = self.runs.iter().map(of_run).reduce(Bounds::or);
+        all.unwrap_or(Bounds { least: 0, most: Some(0) })
+    }
+
+    /// The devices that wait for one another in a collective.
+    fn groups(&self, collective: &ModuleCollective) -> Option<Vec<Vec<u64>>> {
+        let Devices { replicas, partitions } = self.devices;
+        // Numbers may then be of replicas, of partitions, or of both.
+        if replicas > 1 && partitions > 1 {
+            return None;
+        }
+        // What permutes waits for all that take part.
+        if !collective.pairs.is_empty() {
+            return Some(vec![collective.pairs.iter().flat_map(|&(source, target)| [source, target]).collect()]);
+        }
+        collective.group_size?;
+        match collective.groups {
+            DeviceGroups::One => Some(vec![(0..replicas.max(partitions)).collect()]),
+            _ => collective.groups.lists(),
+        }
+    }
+
+    /// The branches that may or may not be taken around a place, and how often it runs if they are: of all devices, or
+    /// the most of any. `None` if one amount cannot say it.
+    pub(super) fn of_place(&self, place: usize) -> Option<(Vec<Branch>, Amount)> {
+        let nothing = (Vec::new(), Amount::Exactly(0));
+        let mut all = self.runs.iter().map(|run| match run.places.get(place)?.amounts.as_slice() {
+            [] => Some(&nothing),
+            [only] => Some(only),
+            _ => None,
         });
-        sum(amounts.collect::<Vec<_>>())
+        let (branches, first) = all.next()??;
+        let executions = all.try_fold(*first, |most, amount| {
+            let (others, amount) = amount?;
+            let most = if most == *amount { most } else { Amount::AtMost(most.bound()?.max(amount.bound()?)) };
+            (branches == others).then_some(most)
+        })?;
+        Some((branches.clone(), executions))
+    }
+
+    /// Whether the devices of each group of a collective run it together.
+    pub fn together(&self, collective: &ModuleCollective) -> Together {
+        let place = collective.place;
+        let is_open = |run: &Run| run.places.get(place).is_none_or(PlaceRun::is_open);
+        if self.runs.iter().any(is_open) {
+            return Together::Unknown;
+        }
+        if self.of_device.is_empty() {
+            return Together::Yes;
+        }
+        let Some(groups) = self.groups(collective) else { return Together::Unknown };
+        let run = |device: u64| {
+            let number = usize::try_from(device).ok()?;
+            self.runs.get(*self.of_device.get(number)?)?.places.get(place)
+        };
+        for group in &groups {
+            let Some((&first, others)) = group.split_first() else { continue };
+            for &other in others {
+                match (run(first), run(other)) {
+                    (Some(one), Some(another)) if one == another => {}
+                    (Some(_), Some(_)) => return Together::No(first, other),
+                    _ => return Together::Unknown,
+                }
+            }
+        }
+        Together::Yes
+    }
+}
+
+impl PlaceRun {
+    /// Whether it may or may not run, for all that is known.
+    fn is_open(&self) -> bool {
+        self.amounts.iter().any(|(branches, amount)| !branches.is_empty() || !matches!(amount, Amount::Exactly(_)))
     }
 }
 
@@ -83,20 +219,21 @@ fn unless_never(executions: Amount) -> Amount {
     if executions == 0 { executions } else { Amount::Unknown }
 }
 
-struct Run<'w, 'a> {
+/// Follows one device through the program.
+struct Follow<'w, 'a, 'd> {
     walk: &'w Walk<'a>,
     values: Values<'w, 'a>,
-    decides: Vec<bool>,
-    places: Vec<Vec<(Vec<Branch>, Amount)>>,
+    decides: &'d [bool],
+    run: Run,
     /// Iterations that may still be looked at one by one.
     left: u64,
 }
 
-impl Run<'_, '_> {
-    /// Counts a place and everything it runs, in one iteration of each surrounding loop; `None` if no particular
-    /// iteration is examined. `open` are the surrounding branches that may or may not be taken.
+impl Follow<'_, '_, '_> {
+    /// Counts a place and everything it runs, in one iteration of each surrounding loop, or in [`ANY_ITERATION`].
+    /// `open` are the surrounding branches that may or may not be taken.
     fn place(&mut self, number: usize, iterations: &mut Vec<u64>, open: &mut Vec<Branch>, times: Amount) {
-        self.add(number, open, times);
+        self.add(number, iterations, open, times);
         for callee in self.walk.places()[number].callees.clone() {
             let Some(caller) = self.walk.places()[callee].caller else { continue };
             match caller.via {
@@ -112,11 +249,14 @@ impl Run<'_, '_> {
                         }
                     }
                 }
-                Via::LoopBody => self.body(callee, iterations, open, times),
+                Via::LoopBody => {
+                    let count = self.values.trips(number, caller.instruction, iterations);
+                    self.body(callee, iterations, open, times, count);
+                }
                 Via::LoopCondition => {
                     // It is asked once more than it says yes; its own numbers are not followed.
-                    let body = self.walk.callees_at(number, self.position(callee)).next();
-                    let count = body.and_then(|body| self.walk.trip_count(body)).map(|count| count.saturating_add(1));
+                    let count = self.values.trips(number, caller.instruction, iterations);
+                    let count = count.map(|count| count.saturating_add(1));
                     self.unlooked(callee, iterations, open, count.map_or(Amount::Unknown, |count| times.times(count)));
                 }
                 Via::CustomCall => self.place(callee, iterations, open, Amount::Unknown),
@@ -125,8 +265,15 @@ impl Run<'_, '_> {
         }
     }
 
-    fn body(&mut self, body: usize, iterations: &mut Vec<u64>, open: &mut Vec<Branch>, times: Amount) {
-        let Some(count) = self.walk.trip_count(body) else {
+    fn body(
+        &mut self,
+        body: usize,
+        iterations: &mut Vec<u64>,
+        open: &mut Vec<Branch>,
+        times: Amount,
+        count: Option<u64>,
+    ) {
+        let Some(count) = count else {
             return self.unlooked(body, iterations, open, Amount::Unknown);
         };
         if !self.decides[body] || count > self.left {
@@ -147,20 +294,17 @@ impl Run<'_, '_> {
         iterations.pop();
     }
 
-    /// Where in its caller's computation the instruction stands that runs a place.
-    fn position(&self, callee: usize) -> usize {
-        let caller = self.walk.places()[callee].caller;
-        let found = caller.and_then(|caller| {
-            self.walk.computation(&self.walk.places()[caller.place]).position(caller.instruction.id)
-        });
-        found.unwrap_or(0)
-    }
-
-    fn add(&mut self, place: usize, open: &[Branch], times: Amount) {
-        let known = &mut self.places[place];
-        match known.iter_mut().find(|(branches, _)| branches == open) {
+    fn add(&mut self, place: usize, iterations: &[u64], open: &[Branch], times: Amount) {
+        let known = &mut self.run.places[place];
+        // What runs zero times runs in no iteration.
+        if times != Amount::Exactly(0) {
+            let mut hasher = FxHasher::default();
+            (known.when, iterations).hash(&mut hasher);
+            known.when = hasher.finish();
+        }
+        match known.amounts.iter_mut().find(|(branches, _)| branches == open) {
             Some((_, amount)) => *amount = amount.plus(times),
-            None => known.push((open.to_vec(), times)),
+            None => known.amounts.push((open.to_vec(), times)),
         }
     }
 }

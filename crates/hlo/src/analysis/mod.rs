@@ -9,7 +9,7 @@
 //! | [`cost`](mod@cost) | Operations, bytes and time on a chip, for each instruction, loop and scope. |
 //! | [`diff`](mod@diff) | What changed between two modules, by meaning. |
 //! | [`explain`] | Where a value's sharding is stated. |
-//! | [`given`] | What runs when some inputs are known: which branch a step takes when its counter is `n`. |
+//! | [`given`] | What each device runs, and when some inputs are known: which branch a step takes when its counter is `n`. |
 //! | [`groups`] | Which devices take part, from any form of device groups. |
 //! | [`measured`] | What a profile measured: the time of each instruction. |
 //! | [`memory`](mod@memory) | Arguments, outputs and temporaries; the peak and what is live at it; the curve. |
@@ -29,6 +29,7 @@ pub mod chips;
 pub mod collectives;
 pub mod cost;
 pub mod diff;
+mod elements;
 pub mod explain;
 pub mod given;
 pub mod groups;
@@ -57,7 +58,7 @@ pub use collectives::{
 pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
 pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
 pub use explain::{StatedFrom, TracedStep, UnknownValue, trace_sharding};
-pub use given::{Given, KnownInput};
+pub use given::{Given, KnownInput, Together};
 pub use groups::{DeviceGroups, Devices, device_count};
 pub use measured::{Measured, MeasuredInstruction, longest_program};
 pub use memory::{

@@ -89,7 +89,7 @@ pub fn traffic(
             .iter()
             .map(|(parameter, element)| KnownInput { parameter: *parameter, element: element.clone(), value })
             .collect();
-        let given = walk.given(&known);
+        let given = walk.given(&known, devices);
         StepTraffic {
             counter,
             executions: given.total(&found.entries, |_| Some(1)),

@@ -9,8 +9,9 @@
 
 use std::cell::Cell;
 
+use super::elements::{Element, number};
 use super::index::{Computation, Module};
-use crate::proto::{HloInstructionProto, LiteralProto, PrimitiveType, ShapeProto};
+use crate::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
 
 /// Deeper nests of fusions than any compiler makes.
 const DEPTH_LIMIT: usize = 64;
@@ -237,21 +238,6 @@ pub(super) fn range(shape: &ShapeProto) -> Option<(i128, i128)> {
     })
 }
 
-/// The only number of a literal.
-pub(super) fn scalar(literal: &LiteralProto) -> Option<i128> {
-    let numbers: Vec<i128> = (literal.s32s.iter().copied().map(i128::from))
-        .chain(literal.u32s.iter().copied().map(i128::from))
-        .chain(literal.s64s.iter().copied().map(i128::from))
-        .chain(literal.u64s.iter().copied().map(i128::from))
-        .chain(literal.u8s.iter().copied().map(i128::from))
-        .chain(literal.s8s.iter().map(|&byte| i128::from(byte as i8)))
-        .chain(literal.u16s.chunks_exact(2).map(|bytes| i128::from(u16::from_le_bytes([bytes[0], bytes[1]]))))
-        .chain(literal.s16s.chunks_exact(2).map(|bytes| i128::from(i16::from_le_bytes([bytes[0], bytes[1]]))))
-        .take(2)
-        .collect();
-    if let [number] = numbers[..] { Some(number) } else { None }
-}
-
 /// A computation whose parameters are known.
 #[derive(Clone, Copy)]
 struct Evaluation<'a> {
@@ -282,7 +268,7 @@ impl Evaluation<'_> {
 
     fn try_symbol(&self, instruction: &HloInstructionProto) -> Option<Symbol> {
         match instruction.opcode.as_str() {
-            "constant" => Some(Symbol::Number(Scalar::Constant(scalar(instruction.literal.as_ref()?)?))),
+            "constant" => Some(Symbol::Number(Scalar::Constant(number(instruction.literal.as_ref()?, Element::Any)?))),
             "parameter" => self.parameters.get(usize::try_from(instruction.parameter_number).ok()?).copied(),
             "get-tuple-element" => {
                 self.deeper()?.element(self.computation.operand(instruction, 0)?, instruction.tuple_index)

@@ -1,16 +1,18 @@
 //! Integers that a program computes from some of its inputs, above all the selectors of conditionals.
 //!
-//! The counter of a train step decides what the step does. If the counter is known, so is what follows from it by
-//! integer arithmetic, through fusions, calls, branches, copies and the tuples that loops carry. The analysis looks for
-//! scalars, and for arrays whose elements are all equal; anything that depends on other inputs is unknown. It evaluates
-//! only what it is asked for.
+//! The counter of a train step decides what the step does, and the place of a device in a pipeline what the device
+//! does. What follows from them by integer arithmetic is known too, through fusions, calls, branches, copies, tables
+//! and the tuples that loops carry; anything that depends on other inputs is unknown. The analysis evaluates only what
+//! it is asked for, element by element.
 
 use rustc_hash::FxHashMap;
 
+use super::elements::{self, Element, counted, number};
+use super::groups::Devices;
 use super::partitioning::Border;
-use super::trip_count::{range, scalar};
+use super::trip_count::range;
 use super::walk::{Via, Walk};
-use crate::proto::{HloInstructionProto, LiteralProto, PrimitiveType, ShapeProto};
+use crate::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
 
 /// An input of the entry computation whose value is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,28 +27,74 @@ pub struct KnownInput {
 
 /// Deeper chains of computations than any step counter goes through.
 const DEPTH_LIMIT: usize = 400;
-/// The number of instructions examined before the analysis gives up.
-const BUDGET: usize = 1 << 22;
+/// The number of instructions examined, for all devices, before the analysis gives up.
+const BUDGET: usize = 1 << 23;
+/// Iterations of a loop before it counts as one that does not end.
+const LONGEST_LOOP: u64 = 1 << 12;
 
 /// In place of the number of an iteration: any of them.
 pub(super) const ANY_ITERATION: u64 = u64::MAX;
 
-/// An instruction in a place, an element of its tuple, and the iteration of each loop around the place, outermost
-/// first.
-type Key = (usize, i64, Vec<i64>, Vec<u64>);
+/// A number in what an instruction makes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Part {
+    /// Where in its tuple.
+    path: Vec<i64>,
+    element: Element,
+}
+
+impl Part {
+    const SCALAR: Part = Part { path: Vec::new(), element: Element::At(0) };
+
+    /// Of the tuple that this is in.
+    fn within(&self, index: i64) -> Part {
+        Part { path: std::iter::once(index).chain(self.path.iter().copied()).collect(), ..*self }
+    }
+
+    /// Which element of the tuple this is in, and where in that.
+    fn split(&self) -> Option<(usize, Part)> {
+        let (&first, rest) = self.path.split_first()?;
+        Some((usize::try_from(first).ok()?, Part { path: rest.to_vec(), ..*self }))
+    }
+}
+
+/// An instruction in a place, a part of it, and the iteration of each loop around the place, outermost first.
+type Key = (usize, i64, Part, Vec<u64>);
 
 /// What is known of the numbers of a module.
 pub(super) struct Values<'w, 'a> {
     walk: &'w Walk<'a>,
     inputs: &'w [KnownInput],
+    /// The replica and the partition, where they are known.
+    device: Option<(u64, u64)>,
     known: FxHashMap<Key, Option<i128>>,
     depth: usize,
     left: usize,
+    depends_on_device: bool,
 }
 
 impl<'w, 'a> Values<'w, 'a> {
     pub(super) fn new(walk: &'w Walk<'a>, inputs: &'w [KnownInput]) -> Values<'w, 'a> {
-        Values { walk, inputs, known: FxHashMap::default(), depth: 0, left: BUDGET }
+        Values {
+            walk,
+            inputs,
+            device: None,
+            known: FxHashMap::default(),
+            depth: 0,
+            left: BUDGET,
+            depends_on_device: false,
+        }
+    }
+
+    /// Goes on as a device, numbered through the replicas.
+    pub(super) fn become_device(&mut self, device: u64, devices: Devices) {
+        self.known.clear();
+        self.device = device.checked_div(devices.partitions).zip(device.checked_rem(devices.partitions));
+    }
+
+    /// Whether the number of the device has been asked for.
+    pub(super) fn depends_on_device(&self) -> bool {
+        self.depends_on_device
     }
 
     /// The branch that a conditional in a place takes, in an iteration of each loop around the place.
@@ -57,13 +105,32 @@ impl<'w, 'a> Values<'w, 'a> {
         iterations: &[u64],
     ) -> Option<usize> {
         let selector = self.operand_shape(place, conditional, 0)?.element_type;
-        let value = self.operand(place, conditional, 0, &[], iterations)?;
+        let value = self.operand(place, conditional, 0, &Part::SCALAR, iterations)?;
         let last = conditional.called_computation_ids.len().checked_sub(1)?;
         if selector == i32::from(PrimitiveType::Pred) {
             return Some(usize::from(value == 0));
         }
         // What is out of range takes the last branch.
         Some(usize::try_from(value).map_or(last, |branch| branch.min(last)))
+    }
+
+    /// The iterations of a loop in a place, in an iteration of each loop around the place.
+    pub(super) fn trips(&mut self, place: usize, it: &HloInstructionProto, iterations: &[u64]) -> Option<u64> {
+        let (body, _) = self.callee(place, it, 0)?;
+        if let Some(count) = self.walk.trip_count(body) {
+            return Some(count);
+        }
+        if it.opcode != "while" {
+            return None;
+        }
+        let (condition, root) = self.callee(place, it, 1)?;
+        for iteration in 0..LONGEST_LOOP {
+            let inside: Vec<u64> = iterations.iter().copied().chain([iteration]).collect();
+            if self.value(condition, root, &Part::SCALAR, &inside)? == 0 {
+                return Some(iteration);
+            }
+        }
+        None
     }
 
     fn operand_shape(&self, place: usize, reader: &HloInstructionProto, position: usize) -> Option<&'a ShapeProto> {
@@ -76,16 +143,22 @@ impl<'w, 'a> Values<'w, 'a> {
         place: usize,
         reader: &HloInstructionProto,
         position: usize,
-        element: &[i64],
+        part: &Part,
         iterations: &[u64],
     ) -> Option<i128> {
         let id = *reader.operand_ids.get(position)?;
-        self.value(place, id, element, iterations)
+        self.value(place, id, part, iterations)
     }
 
-    /// The number that an instruction makes.
-    fn value(&mut self, place: usize, id: i64, element: &[i64], iterations: &[u64]) -> Option<i128> {
-        let key = (place, id, element.to_vec(), iterations.to_vec());
+    /// A number that an instruction makes.
+    fn value(&mut self, place: usize, id: i64, part: &Part, iterations: &[u64]) -> Option<i128> {
+        let walk = self.walk;
+        let it = walk.computation(walk.places().get(place)?).instruction(id)?;
+        let part = match &it.shape {
+            Some(shape) if part.path.is_empty() => Part { element: part.element.of(shape), ..part.clone() },
+            _ => part.clone(),
+        };
+        let key = (place, id, part, iterations.to_vec());
         if let Some(known) = self.known.get(&key) {
             return *known;
         }
@@ -94,70 +167,87 @@ impl<'w, 'a> Values<'w, 'a> {
             return None;
         }
         self.depth += 1;
-        let walk = self.walk;
-        let computation = walk.computation(walk.places().get(place)?);
-        let found = computation.instruction(id).and_then(|it| self.compute(place, it, element, iterations));
+        let found = self.compute(place, it, &key.2, iterations);
         self.depth -= 1;
         self.known.insert(key, found);
         found
     }
 
-    fn compute(
-        &mut self,
-        place: usize,
-        it: &'a HloInstructionProto,
-        element: &[i64],
-        iterations: &[u64],
-    ) -> Option<i128> {
+    fn compute(&mut self, place: usize, it: &'a HloInstructionProto, part: &Part, iterations: &[u64]) -> Option<i128> {
         match it.opcode.as_str() {
-            "parameter" => return self.parameter(place, it, element, iterations),
-            "get-tuple-element" => {
-                let element: Vec<i64> = std::iter::once(it.tuple_index).chain(element.iter().copied()).collect();
-                return self.operand(place, it, 0, &element, iterations);
-            }
+            "parameter" => return self.parameter(place, it, part, iterations),
+            "get-tuple-element" => return self.operand(place, it, 0, &part.within(it.tuple_index), iterations),
             "tuple" => {
-                let (&first, rest) = element.split_first()?;
-                return self.operand(place, it, usize::try_from(first).ok()?, rest, iterations);
+                let (first, rest) = part.split()?;
+                return self.operand(place, it, first, &rest, iterations);
             }
             "fusion" | "call" => {
                 let (callee, root) = self.callee(place, it, 0)?;
-                return self.value(callee, root, element, iterations);
+                return self.value(callee, root, part, iterations);
             }
             "conditional" => {
                 let taken = self.branch(place, it, iterations)?;
                 let (callee, root) = self.callee(place, it, taken)?;
-                return self.value(callee, root, element, iterations);
+                return self.value(callee, root, part, iterations);
             }
-            "while" => return self.after_loop(place, it, element, iterations),
+            "while" => return self.after_loop(place, it, part, iterations),
             // Of several values, each has its element.
             "custom-call" if Border::of(it).is_some() && it.operand_ids.len() > 1 => {
-                let (&first, rest) = element.split_first()?;
-                return self.operand(place, it, usize::try_from(first).ok()?, rest, iterations);
+                let (first, rest) = part.split()?;
+                return self.operand(place, it, first, &rest, iterations);
             }
             "opt-barrier" | "copy-done" | "copy" | "custom-call" => {
-                return if passes_on(it) { self.operand(place, it, 0, element, iterations) } else { None };
+                return if passes_on(it) { self.operand(place, it, 0, part, iterations) } else { None };
             }
             // The copy, and what it is made of.
-            "copy-start" if element.len() == 1 && element[0] < 2 => return self.operand(place, it, 0, &[], iterations),
+            "copy-start" if part.path.len() == 1 && part.path[0] < 2 => {
+                return self.operand(place, it, 0, &Part { path: Vec::new(), ..*part }, iterations);
+            }
             _ => {}
         }
         // What follows makes arrays.
-        if !element.is_empty() {
+        if !part.path.is_empty() {
             return None;
         }
-        let mut operand = |position| self.operand(place, it, position, &[], iterations);
+        self.element(place, it, part.element, iterations)
+    }
+
+    fn element(
+        &mut self,
+        place: usize,
+        it: &'a HloInstructionProto,
+        element: Element,
+        iterations: &[u64],
+    ) -> Option<i128> {
+        let array = |element| Part { path: Vec::new(), element };
+        if elements::moves(&it.opcode) {
+            let shapes: Vec<_> =
+                (0..it.operand_ids.len()).map(|number| self.operand_shape(place, it, number)).collect();
+            let mut offset = |number| self.operand(place, it, number, &Part::SCALAR, iterations);
+            let source = match element {
+                Element::At(at) => elements::source(it, &shapes, &mut offset, at),
+                Element::Any => None,
+            };
+            let (number, element) = match source {
+                Some((number, at)) => (number, Element::At(at)),
+                // Wherever it is, the elements may all be equal.
+                None if elements::of_one_operand(&it.opcode) => (0, Element::Any),
+                None => return None,
+            };
+            let value = self.operand(place, it, number, &array(element), iterations)?;
+            // A bitcast may make other numbers of the same bytes.
+            return (shapes.get(number)?.as_ref()?.element_type == it.shape.as_ref()?.element_type).then_some(value);
+        }
+        let mut operand = |position| self.operand(place, it, position, &array(element), iterations);
         let value = match it.opcode.as_str() {
-            "constant" => {
-                let literal = it.literal.as_ref()?;
-                scalar(literal).or_else(|| truth(literal))?
+            "constant" => number(it.literal.as_ref()?, element)?,
+            "iota" => counted(it, element)?,
+            "partition-id" | "replica-id" => {
+                self.depends_on_device = true;
+                let (replica, partition) = self.device?;
+                i128::from(if it.opcode == "replica-id" { replica } else { partition })
             }
-            "broadcast" | "reshape" | "transpose" | "slice" | "dynamic-slice" | "reverse" | "convert" => operand(0)?,
-            "bitcast" => {
-                // It may make other numbers of the same bytes.
-                let value = operand(0)?;
-                let from = self.operand_shape(place, it, 0)?.element_type;
-                (from == it.shape.as_ref()?.element_type).then_some(value)?
-            }
+            "convert" => operand(0)?,
             "select" => match operand(0) {
                 Some(0) => operand(2)?,
                 Some(_) => operand(1)?,
@@ -191,47 +281,49 @@ impl<'w, 'a> Values<'w, 'a> {
         Some((callee, self.walk.places()[callee].computation.root_id))
     }
 
-    fn parameter(
-        &mut self,
-        place: usize,
-        it: &HloInstructionProto,
-        element: &[i64],
-        iterations: &[u64],
-    ) -> Option<i128> {
+    fn parameter(&mut self, place: usize, it: &HloInstructionProto, part: &Part, iterations: &[u64]) -> Option<i128> {
         let number = usize::try_from(it.parameter_number).ok()?;
         let Some(caller) = self.walk.places()[place].caller else {
-            let is = |input: &&KnownInput| input.parameter == it.parameter_number && input.element == element;
+            let is = |input: &&KnownInput| input.parameter == it.parameter_number && input.element == part.path;
             return self.inputs.iter().find(is).map(|input| i128::from(input.value));
         };
         match caller.via {
             Via::Call | Via::Fusion | Via::Async => {
-                self.operand(caller.place, caller.instruction, number, element, iterations)
+                self.operand(caller.place, caller.instruction, number, part, iterations)
             }
-            Via::Branch(branch) => self.operand(caller.place, caller.instruction, branch + 1, element, iterations),
-            Via::LoopBody if caller.instruction.opcode == "while" => {
+            Via::Branch(branch) => self.operand(caller.place, caller.instruction, branch + 1, part, iterations),
+            Via::LoopBody | Via::LoopCondition if caller.instruction.opcode == "while" => {
                 let (&iteration, around) = iterations.split_last()?;
-                self.carried(place, caller.place, caller.instruction, element, around, iteration)
+                self.carried(caller.place, caller.instruction, part, around, iteration)
             }
             Via::LoopBody | Via::LoopCondition | Via::CustomCall => None,
         }
     }
 
-    /// What a loop carries into an iteration of its body.
+    /// What a loop carries into an iteration.
     fn carried(
         &mut self,
-        body: usize,
         place: usize,
         it: &HloInstructionProto,
-        element: &[i64],
+        part: &Part,
         around: &[u64],
         iteration: u64,
     ) -> Option<i128> {
-        if iteration == 0 || self.is_invariant(body, element) {
-            return self.operand(place, it, 0, element, around);
+        let (body, root) = self.callee(place, it, 0)?;
+        if iteration == 0 || self.is_invariant(body, &part.path) {
+            return self.operand(place, it, 0, part, around);
         }
         let before = if iteration == ANY_ITERATION { None } else { iteration.checked_sub(1) }?;
-        let iterations: Vec<u64> = around.iter().copied().chain([before]).collect();
-        self.value(body, self.walk.places()[body].computation.root_id, element, &iterations)
+        let inside = |iteration: u64| -> Vec<u64> { around.iter().copied().chain([iteration]).collect() };
+        // From the last iteration that is known: one at a time, the depth does not grow with their number.
+        let is_known = |&iteration: &u64| self.known.contains_key(&(body, root, part.clone(), inside(iteration)));
+        let earliest = before.saturating_sub(LONGEST_LOOP);
+        let known = (earliest..before).rev().find(is_known).map(|known| known + 1);
+        let first = known.or_else(|| (earliest == 0).then_some(0))?;
+        for iteration in first..before {
+            self.value(body, root, part, &inside(iteration));
+        }
+        self.value(body, root, part, &inside(before))
     }
 
     /// Whether the body of a loop passes on an element of what it is given.
@@ -258,16 +350,9 @@ impl<'w, 'a> Values<'w, 'a> {
     }
 
     /// What a loop has carried after its last iteration.
-    fn after_loop(
-        &mut self,
-        place: usize,
-        it: &HloInstructionProto,
-        element: &[i64],
-        iterations: &[u64],
-    ) -> Option<i128> {
-        let (body, _) = self.callee(place, it, 0)?;
-        let count = self.walk.trip_count(body)?;
-        self.carried(body, place, it, element, iterations, count)
+    fn after_loop(&mut self, place: usize, it: &HloInstructionProto, part: &Part, iterations: &[u64]) -> Option<i128> {
+        let count = self.trips(place, it, iterations)?;
+        self.carried(place, it, part, iterations, count)
     }
 }
 
@@ -278,11 +363,6 @@ fn passes_on(it: &HloInstructionProto) -> bool {
 
 fn is_truth(it: &HloInstructionProto) -> bool {
     it.shape.as_ref().is_some_and(|shape| shape.element_type == i32::from(PrimitiveType::Pred))
-}
-
-/// The only truth value of a literal.
-fn truth(literal: &LiteralProto) -> Option<i128> {
-    if let [value] = literal.preds[..] { Some(i128::from(value)) } else { None }
 }
 
 fn compared(direction: &str, a: i128, b: i128) -> Option<i128> {

@@ -7,7 +7,8 @@
 //! - The trip counts of loops multiply; a condition runs once more than its body. [`trip_count`] says when a trip count
 //!   is known.
 //! - A branch runs at most as often as its conditional ([`Amount::AtMost`]) and excludes the others
-//!   ([`Place::branches`]); for known inputs, [`given`](super::given) finds which one runs.
+//!   ([`Place::undecided`]), unless the devices are known ([`Walk::on`]) and their numbers decide which one runs, as in
+//!   a pipeline whose stages branch. For known inputs, [`given`](super::given) finds which one runs.
 //! - An asynchronous computation runs where it starts. The instructions that update and end it name it again and run
 //!   nothing.
 //! - A computation given to a custom call runs an unknown number of times, except what a TPU compiler offloads to
@@ -20,9 +21,12 @@
 //! of the first: see [`Walk::is_merged`].
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use rustc_hash::FxHashSet;
 
+use super::given::Given;
+use super::groups::Devices;
 use super::index::{Computation, Module};
 use super::trip_count;
 use crate::proto::{HloComputationProto, HloInstructionProto, HloModuleProto};
@@ -72,6 +76,8 @@ pub struct Place<'a> {
     pub assumed_executions: u64,
     /// The branches of conditionals around it, outermost first; empty where the walk is merged.
     pub branches: Vec<Branch>,
+    /// Those of them that may or may not be taken, for all that is known.
+    pub undecided: Vec<Branch>,
     /// Loops around it.
     pub loop_depth: usize,
     /// The body or condition of the innermost loop around it, which may be itself, as the number of a place.
@@ -118,6 +124,15 @@ pub struct Walk<'a> {
     merged: bool,
     /// Conditionals, each once for each way to it: where it stands, by place and position.
     conditionals: Vec<(usize, usize)>,
+    /// What the devices do, where their numbers decide it.
+    given: Option<Arc<Given>>,
+}
+
+impl Place<'_> {
+    /// Whether it is known how often it runs in the innermost branch around it: see [`Walk::on`].
+    pub fn is_decided(&self) -> bool {
+        self.undecided.last() != self.branches.last()
+    }
 }
 
 impl<'a> Walk<'a> {
@@ -126,13 +141,33 @@ impl<'a> Walk<'a> {
     pub fn of(module: &'a HloModuleProto) -> Walk<'a> {
         let module = Module::new(module);
         let sites = CallSites::of(&module);
-        let mut walk = Walk { module, sites, places: Vec::new(), merged: false, conditionals: Vec::new() };
+        let mut walk = Walk { module, sites, places: Vec::new(), merged: false, conditionals: Vec::new(), given: None };
         if let Some(entry) = walk.module.entry() {
             let order = walk.sites.callers_first(entry);
             walk.merged = !walk.sites.few_ways(&walk.module, &order);
             walk.expand(entry, &order);
         }
         walk
+    }
+
+    /// The same, with the executions on these devices. Where devices differ, executions are the most of any.
+    pub fn on(module: &'a HloModuleProto, devices: Devices) -> Walk<'a> {
+        let mut walk = Walk::of(module);
+        let given = walk.given(&[], devices);
+        for (number, place) in walk.places.iter_mut().enumerate() {
+            if let Some((undecided, executions)) = given.of_place(number) {
+                place.executions = executions;
+                place.assumed_executions = executions.bound().unwrap_or(place.assumed_executions);
+                place.undecided = undecided;
+            }
+        }
+        walk.given = Some(Arc::new(given));
+        walk
+    }
+
+    /// What the devices do, where the walk is [on](Walk::on) some.
+    pub(super) fn on_devices(&self) -> Option<&Arc<Given>> {
+        self.given.as_ref()
     }
 
     /// Whether the module had too many ways to keep apart, so that a place represents all executions of a computation.
@@ -217,6 +252,7 @@ impl<'a> Walk<'a> {
             executions: Amount::Exactly(1),
             assumed_executions: 1,
             branches: Vec::new(),
+            undecided: Vec::new(),
             loop_depth: 0,
             innermost_loop: None,
             asynchronous: false,
@@ -238,7 +274,7 @@ impl<'a> Walk<'a> {
                     None => site.times.of((around.executions, around.assumed_executions)),
                 };
                 let instruction = &around.computation.instructions[site.position];
-                let branches = match site.via {
+                let branches: Vec<Branch> = match site.via {
                     Via::Branch(_) if self.merged => Vec::new(),
                     Via::Branch(branch) => {
                         let conditional = conditional_at(&mut self.conditionals, (next, site.position));
@@ -254,6 +290,7 @@ impl<'a> Walk<'a> {
                     caller: Some(Caller { place: next, instruction, via: site.via }),
                     executions,
                     assumed_executions,
+                    undecided: branches.clone(),
                     branches,
                     loop_depth: around.loop_depth + usize::from(is_loop),
                     innermost_loop: if is_loop { Some(self.places.len()) } else { around.innermost_loop },

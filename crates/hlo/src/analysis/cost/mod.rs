@@ -274,7 +274,7 @@ impl CostOptions {
 
 /// The cost of a module.
 pub fn cost(module: &HloModuleProto, options: &CostOptions) -> ModuleCost {
-    cost_of_walk(&Walk::of(module), Sources::of(module), options)
+    cost_of_walk(&Walk::on(module, options.devices), Sources::of(module), options)
 }
 
 /// The cost of a module that has been walked.
@@ -297,7 +297,7 @@ pub fn cost_of_walk(walk: &Walk<'_>, sources: Sources<'_>, options: &CostOptions
     let loops = loops(walk, sources, &whole);
     let assumptions = Assumptions {
         loops_counted_once: loops_counted_once(walk),
-        branches: walk.places().iter().any(|place| matches!(via(place), Some(Via::Branch(_)))),
+        branches: walk.places().iter().any(|place| matches!(via(place), Some(Via::Branch(_))) && !place.is_decided()),
         merged: walk.is_merged(),
         unknown_calls: unknown.into_values().collect(),
     };
@@ -404,7 +404,8 @@ impl Sums {
             let mut branches: FxHashMap<i64, Sum> = FxHashMap::default();
             for callee in place.callees.clone() {
                 let Some(caller) = walk.places()[callee].caller else { continue };
-                if matches!(caller.via, Via::Branch(_)) && !walk.is_merged() {
+                let is_branch = matches!(caller.via, Via::Branch(_)) && !walk.is_merged();
+                if is_branch && !walk.places()[callee].is_decided() {
                     let largest = branches.entry(caller.instruction.id).or_default();
                     *largest = largest.max(whole[callee]);
                 } else {
@@ -458,7 +459,8 @@ fn loops(walk: &Walk<'_>, sources: Sources<'_>, whole: &[Sum]) -> Vec<LoopCost> 
 fn loops_counted_once(walk: &Walk<'_>) -> Vec<String> {
     let unknown = |(number, place): (usize, &Place<'_>)| {
         let caller = place.caller.filter(|caller| caller.via == Via::LoopBody)?;
-        walk.trip_count(number).is_none().then(|| caller.instruction.name.clone())
+        (place.executions == Amount::Unknown && walk.trip_count(number).is_none())
+            .then(|| caller.instruction.name.clone())
     };
     let mut names: Vec<String> = walk.places().iter().enumerate().filter_map(unknown).collect();
     names.sort();
