@@ -8,6 +8,7 @@
 mod figures;
 mod kernels;
 mod overlap;
+mod pipelines;
 mod platforms;
 mod profilers;
 mod programs;
@@ -74,6 +75,10 @@ fn trials() -> Vec<Trial> {
         on("tpu", "transfers_run_beside_compute", overlap::transfers_run_beside_compute),
         on("tpu", "bytes_as_emitted", || ["v5p:2x2x2", "v6e:2x4"].into_iter().for_each(sent::as_emitted)),
         on("cuda", "bytes_as_emitted", || sent::as_emitted("h100:1x1x8")),
+        on("tpu", "stages_branch", || {
+            ["v5p:2x2x2", "v6e:2x4", "tpu7x:2x2x1"].into_iter().for_each(pipelines::stages_branch)
+        }),
+        on("cuda", "stages_branch", || pipelines::stages_branch("h100:1x1x8")),
         on("cuda", "topologies_are_described", platforms::gpu_topologies_are_described),
         on("cuda", "compiles", platforms::compiles_for_gpus),
         on("cuda", "the_explicit_step_for_64_devices", platforms::the_explicit_step_compiles_for_64_gpus),

@@ -199,8 +199,8 @@ impl<'w, 'a> Values<'w, 'a> {
             "opt-barrier" | "copy-done" | "copy" | "custom-call" => {
                 return if passes_on(it) { self.operand(place, it, 0, part, iterations) } else { None };
             }
-            // The copy, and what it is made of.
-            "copy-start" if part.path.len() == 1 && part.path[0] < 2 => {
+            // The copy, and what it is made of; the second half asks for the copy.
+            "copy-start" if part.path.len() < 2 && part.path.first().is_none_or(|&index| index < 2) => {
                 return self.operand(place, it, 0, &Part { path: Vec::new(), ..*part }, iterations);
             }
             _ => {}
@@ -341,7 +341,7 @@ impl<'w, 'a> Values<'w, 'a> {
                     next = first.and_then(|first| computation.operand(it, first));
                     continue;
                 }
-                "copy" | "opt-barrier" => {}
+                "copy" | "copy-start" | "copy-done" | "opt-barrier" => {}
                 _ => return false,
             }
             next = computation.operand(it, 0);
