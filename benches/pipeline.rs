@@ -7,11 +7,15 @@
 //! ```
 //!
 //! Configs: A is 8 layers over 4 stages x 2 fsdp, 8 microbatches; B 4 layers over 2 stages x 2 data x 2 fsdp, 4
-//! microbatches; both two repeats or chunks, everything rematerialized but where a form says otherwise. Where stages
-//! branch, JAX's is the circular one. JAX's process steps in turn with ours, so that both see
+//! microbatches; both two repeats, two chunks or two layers per stage, everything rematerialized but where a form is
+//! called kept. Where stages branch, JAX's is the circular one. JAX's process steps in turn with ours, so that both see
 //! the same machine; ratios are ours / JAX's. What moves is read off both compiled modules by the same analysis. The
 //! frontend is from closure to serialized HLO here, trace and lowering there; each is the first in its process. Without
 //! a Python that has JAX, ours alone is printed.
+//!
+//! The last table has all forms. Where devices share cores, the time of the process' threads counts what is executed,
+//! so it should be as the simulator's work: that of all items, and of bubbles where stages do not branch. With a core
+//! for each device, a step should take as the simulator's time: work and waiting. Both are relative to `bsw`.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -32,7 +36,7 @@ use meshloom::pjrt::{Array, Client};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, Tree, value_and_grad};
 use meshloom::transform::pipeline::{
-    PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, WeightPlan, pipeline_with_loss,
+    Costs, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, WeightPlan, pipeline_with_loss,
 };
 use meshloom_benches::jax::Jax;
 use meshloom_benches::median;
@@ -93,31 +97,67 @@ const fn branching(name: &'static str, schedule: Schedule, keeps_everything: boo
     Form { name, weights: WeightPlan::GatherOnce, schedule, keeps_everything, jax: "window" }
 }
 
-const FORMS: [Form; 8] = [
+const FORMS: [Form; 13] = [
     circular("per-iteration", WeightPlan::PerIteration, "circular"),
     circular("gather-once", WeightPlan::GatherOnce, "once"),
     circular("bsw", WeightPlan::SlidingWindow, "window"),
     circular("bsw-split", WeightPlan::SplitSlidingWindow, "window"),
+    Form { keeps_everything: true, ..circular("bsw-kept", WeightPlan::SlidingWindow, "window") },
+    branching("gpipe", Schedule::Gpipe, false),
+    branching("1f1b", Schedule::OneForwardOneBackward, false),
     branching("interleaved", Schedule::Interleaved, false),
     branching("zb-v", Schedule::ZeroBubbleVee, false),
+    branching("1f1b-kept", Schedule::OneForwardOneBackward, true),
     branching("interleaved-kept", Schedule::Interleaved, true),
+    branching("zb-h1-kept", Schedule::ZeroBubbleOne, true),
     branching("zb-v-kept", Schedule::ZeroBubbleVee, true),
 ];
 
+impl Form {
+    /// Repeats, chunks and layers per stage.
+    fn parts(&self) -> (usize, usize, usize) {
+        match self.schedule {
+            Schedule::Circular => (2, 1, 1),
+            Schedule::Interleaved | Schedule::ZeroBubbleVee => (1, 2, 1),
+            _ => (1, 1, 2),
+        }
+    }
+}
+
 impl Case {
-    fn model(&self, form: &Form) -> DecoderConfig {
-        let &Form { weights, schedule, keeps_everything, .. } = form;
-        let (repeats, chunks) = if schedule.branches() { (1, 2) } else { (2, 1) };
-        let pipeline = PipelineOptions {
+    fn pipeline(&self, form: &Form) -> PipelineOptions {
+        let (repeats, chunks, layers_per_stage) = form.parts();
+        PipelineOptions {
             stages: self.stages,
             repeats,
             chunks,
+            layers_per_stage,
             microbatches: self.microbatches,
-            weights,
-            schedule,
-            remat: if keeps_everything { RematPolicy::None } else { RematPolicy::Full },
+            weights: form.weights,
+            schedule: form.schedule,
+            remat: if form.keeps_everything { RematPolicy::None } else { RematPolicy::Full },
             ..PipelineOptions::default()
-        };
+        }
+    }
+
+    /// What a step takes by the simulator, in forward passes of one layer: with shared cores, and with a core for each
+    /// device. A backward pass takes two, half of it for weights, and one more where it repeats the forward pass.
+    fn predicted(&self, form: &Form) -> anyhow::Result<[f64; 2]> {
+        let pipeline = self.pipeline(form);
+        let of_layer = [1.0, if form.keeps_everything { 1.0 } else { 2.0 }, 1.0];
+        let layers = pipeline.layers_per_stage as f64;
+        let [forward, backward, weights] = of_layer.map(|cost| cost * layers);
+        if !form.schedule.branches() {
+            // Iterations take as long whether an item is real or not.
+            let takes = pipeline.iterations() as f64 * (forward + backward + weights);
+            return Ok([takes, takes]);
+        }
+        let found = pipeline.table()?.simulate(&Costs::even(forward, backward, weights))?;
+        Ok([found.ideal, found.makespan_lockstep])
+    }
+
+    fn model(&self, form: &Form) -> DecoderConfig {
+        let pipeline = self.pipeline(form);
         let layer = LayerConfig::llama(GroupedConfig::llama(8, 4, 64, 10_000.0), 1536, 1e-5);
         let architecture = Architecture::llama(EMBED, 256, Stack::uniform(layer, pipeline.layers()), 1e-5);
         DecoderConfig { remat: RematPolicy::Full, pipeline: Some(pipeline), ..DecoderConfig::new(architecture) }
@@ -217,13 +257,32 @@ impl Ours {
     }
 
     /// One step: its seconds and loss.
-    fn step(&self) -> anyhow::Result<(f64, f64)> {
-        let start = Instant::now();
+    fn step(&self) -> anyhow::Result<(Seconds, f64)> {
+        let (start, before) = (Instant::now(), processor_seconds("self"));
         let Outputs { loss, gradients } = self.compiled.run(&self.inputs)?;
         gradients.leaves().iter().try_for_each(Array::block_until_ready)?;
         let loss = loss.get()?.to_f64_vec();
-        Ok((start.elapsed().as_secs_f64(), loss.first().copied().unwrap_or(f64::NAN)))
+        let seconds = Seconds { wall: start.elapsed().as_secs_f64(), processor: processor_seconds("self") - before };
+        Ok((seconds, loss.first().copied().unwrap_or(f64::NAN)))
     }
+}
+
+/// Of a step: on the clock, and of all threads of the process.
+#[derive(Clone, Copy)]
+struct Seconds {
+    wall: f64,
+    processor: f64,
+}
+
+/// What the threads of a process have computed so far; NaN on systems without `/proc`.
+fn processor_seconds(process: &str) -> f64 {
+    // Fields after the name, which is in parentheses; in hundredths of a second on every Linux.
+    let found = std::fs::read_to_string(format!("/proc/{process}/stat")).ok().and_then(|text| {
+        let (_, fields) = text.rsplit_once(')')?;
+        let mut times = fields.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<f64>().ok());
+        Some((times.next()? + times.next()?) / 100.0)
+    });
+    found.unwrap_or(f64::NAN)
 }
 
 /// What JAX's script says when it is ready.
@@ -261,22 +320,32 @@ fn start_jax_in(folder: &Path, case: &Case, variant: &str, inputs: &Inputs<Liter
     Ok((jax, figures))
 }
 
-/// Seconds of steps, taken in turns. The first of each side is left out: memory is touched for the first time.
-fn alternate(ours: &Ours, jax: &mut Option<Jax>, rounds: usize) -> anyhow::Result<[Vec<f64>; 2]> {
-    let mut seconds = [Vec::new(), Vec::new()];
+/// Medians over steps, taken in turns. The first of each side is left out: memory is touched for the first time.
+fn alternate(ours: &Ours, jax: &mut Option<Jax>, rounds: usize) -> anyhow::Result<[Option<Seconds>; 2]> {
+    let mut all = [Vec::new(), Vec::new()];
     for round in 0..=rounds {
         let (own, loss) = ours.step()?;
-        let other = jax.as_mut().map(Jax::step).transpose()?;
+        let other = jax.as_mut().map(|jax| -> anyhow::Result<_> {
+            let process = jax.process().to_string();
+            let before = processor_seconds(&process);
+            let (wall, expected) = jax.step()?;
+            Ok((Seconds { wall, processor: processor_seconds(&process) - before }, expected))
+        });
+        let other = other.transpose()?;
         if let Some((_, expected)) = other {
             let error = (loss - expected).abs() / expected.abs();
             ensure!(error <= 1e-5, "the losses are {loss} and JAX's {expected}");
         }
         if round > 0 {
-            seconds[0].push(own);
-            seconds[1].extend(other.map(|(seconds, _)| seconds));
+            all[0].push(own);
+            all[1].extend(other.map(|(seconds, _)| seconds));
         }
     }
-    Ok(seconds)
+    let medians = |steps: &Vec<Seconds>| {
+        let of = |figure: fn(&Seconds) -> f64| median(&steps.iter().map(figure).collect::<Vec<_>>());
+        (!steps.is_empty()).then(|| Seconds { wall: of(|step| step.wall), processor: of(|step| step.processor) })
+    };
+    Ok([medians(&all[0]), medians(&all[1])])
 }
 
 fn moved(found: &ModuleCollectives) -> f64 {
@@ -290,7 +359,7 @@ fn row(what: &str, ours: f64, theirs: Option<f64>, unit: f64, digits: usize) -> 
     [what.to_owned(), show(ours), theirs.map_or("-".to_owned(), show), ratio]
 }
 
-fn print_figures(ours: &Figures, jax: Option<&Figures>, [own, other]: &[Vec<f64>; 2]) {
+fn print_figures(ours: &Figures, jax: Option<&Figures>, [own, other]: [Option<Seconds>; 2]) {
     let figures: [(&str, Figure, f64, usize); 4] = [
         ("frontend, ms", |figures| figures.frontend_seconds, 1e-3, 1),
         ("compile, s", |figures| figures.compile_seconds, 1.0, 2),
@@ -298,8 +367,9 @@ fn print_figures(ours: &Figures, jax: Option<&Figures>, [own, other]: &[Vec<f64>
         ("moved, MiB", |figures| moved(&figures.collectives), MIB, 1),
     ];
     let rows = figures.map(|(what, figure, unit, digits)| row(what, figure(ours), jax.map(figure), unit, digits));
-    let theirs = (!other.is_empty()).then(|| median(other));
-    let rows: Vec<_> = rows.into_iter().chain([row("step (median), s", median(own), theirs, 1.0, 3)]).collect();
+    let step = |what, of: fn(Seconds) -> f64| row(what, own.map_or(f64::NAN, of), other.map(of), 1.0, 3);
+    let steps = [step("step (median), s", |it| it.wall), step("of all threads, s", |it| it.processor)];
+    let rows: Vec<_> = rows.into_iter().chain(steps).collect();
     let table = Table::of(&rows)
         .text("", |[what, ..]| what)
         .number("meshloom", |[_, ours, ..]| ours)
@@ -334,7 +404,43 @@ fn print_collectives(ours: &Figures, jax: Option<&Figures>) {
     println!("{table}");
 }
 
-fn measure(case: &Case, form: &Form, rounds: usize, client: &Client) -> anyhow::Result<()> {
+/// A form in the last table.
+struct Measured {
+    form: &'static str,
+    own: Option<Seconds>,
+    jax: Option<Seconds>,
+    predicted: [f64; 2],
+    temporary_bytes: f64,
+    moved: f64,
+}
+
+/// All forms of a case, beside what the simulator says, relative to the first.
+fn print_forms(all: &[Measured]) {
+    let Some(first) = all.iter().find(|it| it.form == "bsw").or(all.first()) else { return };
+    let base = first.own;
+    let ratio = |of: Option<Seconds>, figure: fn(Seconds) -> f64| match (of, base) {
+        (Some(of), Some(base)) => format!("{:.2}", figure(of) / figure(base)),
+        _ => "-".to_owned(),
+    };
+    let seconds = |of: Option<Seconds>, figure: fn(Seconds) -> f64| {
+        of.map_or("-".to_owned(), |of| format!("{:.2}", figure(of)))
+    };
+    let table = Table::of(all)
+        .text("relative to bsw", |it| it.form)
+        .number("threads, s", |it| seconds(it.own, |own| own.processor))
+        .number("ratio", |it| ratio(it.own, |own| own.processor))
+        .number("simulated", |it| format!("{:.2}", it.predicted[0] / first.predicted[0]))
+        .number("step, s", |it| seconds(it.own, |own| own.wall))
+        .number("ratio", |it| ratio(it.own, |own| own.wall))
+        .number("simulated", |it| format!("{:.2}", it.predicted[1] / first.predicted[1]))
+        .number("JAX's threads, s", |it| seconds(it.jax, |jax| jax.processor))
+        .number("JAX's step, s", |it| seconds(it.jax, |jax| jax.wall))
+        .number("temporaries, MiB", |it| format!("{:.1}", it.temporary_bytes / MIB))
+        .number("moved, MiB", |it| format!("{:.1}", it.moved / MIB));
+    println!("\n{table}");
+}
+
+fn measure(case: &Case, form: &Form, rounds: usize, client: &Client) -> anyhow::Result<Measured> {
     println!("\n{}, {}: {}, JAX's {}", case.name, case.mesh, form.name, form.jax);
     let ours = Ours::new(case, form, client)?;
     let (mut jax, figures) = match start_jax(case, form.jax, &case.values(form)?) {
@@ -344,10 +450,17 @@ fn measure(case: &Case, form: &Form, rounds: usize, client: &Client) -> anyhow::
             (None, None)
         }
     };
-    let seconds = alternate(&ours, &mut jax, rounds)?;
-    print_figures(&ours.figures, figures.as_ref(), &seconds);
+    let seconds @ [own, other] = alternate(&ours, &mut jax, rounds)?;
+    print_figures(&ours.figures, figures.as_ref(), seconds);
     print_collectives(&ours.figures, figures.as_ref());
-    Ok(())
+    Ok(Measured {
+        form: form.name,
+        own,
+        jax: other,
+        predicted: case.predicted(form)?,
+        temporary_bytes: ours.figures.temporary_bytes,
+        moved: moved(&ours.figures.collectives),
+    })
 }
 
 fn main() -> anyhow::Result<()> {
@@ -361,9 +474,9 @@ fn main() -> anyhow::Result<()> {
     let (cases, forms) = (CASES.map(|case| case.name), FORMS.map(|form| form.name));
     let client = Client::cpu(DEVICES)?;
     for case in CASES.iter().filter(|case| asked(&cases, case.name)) {
-        for form in FORMS.iter().filter(|form| asked(&forms, form.name)) {
-            measure(case, form, rounds, &client)?;
-        }
+        let asked = FORMS.iter().filter(|form| asked(&forms, form.name));
+        let all = asked.map(|form| measure(case, form, rounds, &client)).collect::<anyhow::Result<Vec<_>>>()?;
+        print_forms(&all);
     }
     Ok(())
 }
