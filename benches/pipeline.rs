@@ -422,9 +422,8 @@ fn print_forms(all: &[Measured]) {
         (Some(of), Some(base)) => format!("{:.2}", figure(of) / figure(base)),
         _ => "-".to_owned(),
     };
-    let seconds = |of: Option<Seconds>, figure: fn(Seconds) -> f64| {
-        of.map_or("-".to_owned(), |of| format!("{:.2}", figure(of)))
-    };
+    let seconds =
+        |of: Option<Seconds>, figure: fn(Seconds) -> f64| of.map_or("-".to_owned(), |of| format!("{:.2}", figure(of)));
     let table = Table::of(all)
         .text("relative to bsw", |it| it.form)
         .number("threads, s", |it| seconds(it.own, |own| own.processor))

@@ -156,7 +156,7 @@ impl DecoderConfig {
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
         let mut read = self.read_of_rows(rows, &run.cycle, dropout);
-        if self.pipeline.as_ref().is_some_and(|options| options.schedule.branches()) {
+        if self.pipeline.as_ref().is_some_and(PipelineOptions::layers_branch) {
             // A ring passes keys on by permutes, for which not all devices are there in a branch.
             read = read.gathering_keys();
         }

@@ -298,6 +298,7 @@ fn limits_are_checked() {
     assert_eq!(check(&["--deny", "reduce-scatter=fsdp"]), 0);
     assert_eq!(check(&["--deny", "all-gather=fsdp"]), 1);
     assert_eq!(check(&["--deny", "unknown-trip-counts"]), 0);
+    assert_eq!(check(&["--deny", "collectives-across-branches"]), 0);
     let json = run(&["check", CONFIG, "--deny", "replication", "--json"]).json();
     assert_eq!((&json["schema"], &json["passed"]), (&"hlo-dump/check/1".into(), &true.into()));
     let whole =

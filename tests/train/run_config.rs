@@ -267,6 +267,7 @@ fn round_trip() {
     weights = "bsw"
     schedule = "circular"
     delay_forwarding = true
+    skip_bubbles = false
     scan_iterations = true
     scan_repeats = true
     keep_gathered = false
@@ -639,6 +640,7 @@ fn pipeline_options() {
         weights: WeightPlan::SplitSlidingWindow,
         schedule: Schedule::Circular,
         delay_forwarding: true,
+        skip_bubbles: false,
         scan_iterations: true,
         scan_repeats: false,
         scan_layers: false,

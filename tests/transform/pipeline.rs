@@ -115,7 +115,7 @@ fn in_one_loop(options: PipelineOptions) -> PipelineOptions {
         plan => plan,
     };
     let schedule = Schedule::OneForwardOneBackward;
-    PipelineOptions { repeats: 1, delay_forwarding: false, schedule, weights, ..options }
+    PipelineOptions { repeats: 1, delay_forwarding: false, skip_bubbles: false, schedule, weights, ..options }
 }
 
 /// A random pipeline, three in five of them with a sliding window.
@@ -143,6 +143,7 @@ fn random_case(random: &mut Random) -> Case {
         weights: PLANS[[0, 0, 1, 2, 3][random.below(5)]],
         schedule: Schedule::Circular,
         delay_forwarding,
+        skip_bubbles: false,
         scan_iterations: flag(random),
         scan_repeats: flag(random),
         scan_layers: flag(random),
@@ -162,7 +163,7 @@ fn random_case(random: &mut Random) -> Case {
             };
             PipelineOptions { schedule, chunks, microbatches, ..in_one_loop(options) }
         }
-        _ => options,
+        _ => PipelineOptions { skip_bubbles: random.below(2) == 0, ..options },
     };
     let meshes = meshes(stages);
     let mesh = meshes[random.below(meshes.len())];
@@ -258,6 +259,21 @@ fn zero_bubbles() {
     }
 }
 
+/// Stages that do nothing in bubbles compute what those compute that work on zeros.
+#[test]
+fn skipped_bubbles() {
+    for weights in PLANS {
+        for (repeats, microbatches, delay_forwarding) in [(1, 4, false), (1, 7, true), (3, 8, false), (2, 8, true)] {
+            let plain = options(4, repeats, microbatches, weights);
+            let options =
+                PipelineOptions { skip_bubbles: true, delay_forwarding, remat: remats()[repeats].clone(), ..plain };
+            check(&Case { poisonous: true, dropout: true, ..Case::new(options, "stage=4,fsdp=2") });
+        }
+    }
+    let tensor = PipelineOptions { skip_bubbles: true, ..options(4, 2, 8, WeightPlan::SlidingWindow) };
+    check(&Case::new(tensor, "stage=4,tensor=2"));
+}
+
 /// As many as the environment says, or 80.
 #[test]
 fn random_pipelines() {
@@ -326,6 +342,9 @@ fn on_eight_devices() {
             check_compiled(&Case::new(options(stages, 3, 2 * stages, weights), mesh));
         }
         check_compiled(&Case::new(in_one_loop(options(stages, 1, 2 * stages, WeightPlan::SlidingWindow)), mesh));
+        let skipping =
+            PipelineOptions { skip_bubbles: true, ..options(stages, 2, 2 * stages, WeightPlan::SlidingWindow) };
+        check_compiled(&Case { poisonous: true, ..Case::new(skipping, mesh) });
     }
     for (stages, chunks, microbatches, mesh) in
         [(2, 2, 5, "stage=2,fsdp=2,tensor=2"), (2, 3, 4, "data=2,stage=2,tensor=2"), (4, 2, 7, "stage=4,tensor=2")]

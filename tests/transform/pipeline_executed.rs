@@ -5,9 +5,9 @@
 
 use crate::pipelines::{Case, EMBED, HIDDEN, LENGTH};
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::hlo::Amount;
-use meshloom::hlo::analysis::{Devices, ModuleCollectives, Together, Via, Walk, collectives};
+use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, Together, Via, Walk, collectives};
 use meshloom::hlo::proto::HloModuleProto;
+use meshloom::hlo::{Amount, Bounds};
 use meshloom::ops::RematPolicy;
 use meshloom::partition::CollectiveKind;
 use meshloom::transform::pipeline::{Columns, Costs, PipelineOptions, Schedule, Timeline};
@@ -96,6 +96,24 @@ fn emitted_programs_do_what_their_tables_say() {
             let permutes = in_loops.map(|entry| entry.executions.bound().expect("known")).sum::<u64>();
             assert_eq!(permutes, Timeline::of(&case.options).counts.permutes as u64, "{case}");
         }
+    }
+}
+
+/// A circular pipeline that skips its bubbles runs every item once on each stage, M R in all, and no others.
+#[test]
+fn skipped_bubbles_do_not_run() {
+    for repeats in [1, 2] {
+        let options = PipelineOptions { stages: 4, repeats, microbatches: 8, skip_bubbles: true, ..Default::default() };
+        let case = Case::new(options, "stage=4,tensor=2");
+        let module = lowered(&case).module.decode().expect("a module");
+        let found = collectives(&module, EIGHT);
+        // Of the forward pass: one of the product with the second weight.
+        let is_layers = |entry: &&ModuleCollective| entry.loop_depth > 0 && !entry.op_name.contains("backward");
+        let in_layers: Vec<_> = found.kind(CollectiveKind::AllReduce).filter(is_layers).cloned().collect();
+        assert!(in_layers.iter().all(|entry| found.together(entry) == Together::Yes), "{case}: {in_layers:?}");
+        let all = 8 * repeats as u64;
+        let executed = found.some(in_layers).execution_bounds();
+        assert_eq!(executed, Bounds { least: all, most: Some(all) }, "{case}: on every device");
     }
 }
 

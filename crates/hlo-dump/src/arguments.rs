@@ -335,7 +335,7 @@ pub struct Check {
     #[arg(long, value_name = "TARGET", help_heading = "Limits")]
     pub target: Option<String>,
     /// Forbids replication, collectives-in-loops[=AXIS], collectives-over=AXIS, collectives-outside-conditionals=AXIS,
-    /// KIND[=AXIS] (all-gather=fsdp) or unknown-trip-counts; may be given more than once
+    /// collectives-across-branches, KIND[=AXIS] (all-gather=fsdp) or unknown-trip-counts; may be given more than once
     #[arg(long, value_name = "WHAT", help_heading = "Limits")]
     pub deny: Vec<String>,
     /// With --deny replication: the smallest parameter that counts; by default 64KiB

@@ -19,11 +19,11 @@
 
 use std::ops::Range;
 
-use super::stage::{Iteration, StageFunction, StageHalves, StageInputs};
+use super::stage::{Active, Iteration, StageFunction, StageHalves, StageInputs};
 use super::weights::{Items, Weights, Window, per_stage, pick_own};
 use super::{Phase, PipelineOptions};
 use crate::ir::{AxisNames, DType, TensorType};
-use crate::ops::WithAxes;
+use crate::ops::{Often, WithAxes};
 use crate::trace::{Place, Tensor, full, iota, label, zeros};
 
 crate::tree! {
@@ -157,6 +157,17 @@ impl Machine<'_> {
         }
     }
 
+    /// Which stages are to run, if not all do in this phase.
+    fn active(&self, phase: &Phase, items: &Items) -> Option<Active> {
+        let &PipelineOptions { microbatches, repeats, skip_bubbles, .. } = self.options;
+        // In one phase of several, a stage that is behind others runs less often.
+        let often = match repeats {
+            1 => Often::new([phase.iterations.len() - microbatches, microbatches], phase.iterations.len()),
+            _ => Often::default(),
+        };
+        (skip_bubbles && phase.has_bubbles).then_some(Active { stages: items.active, often })
+    }
+
     pub(super) fn is_stage(&self, stage: usize, like: Tensor) -> Tensor {
         per_stage(iota(DType::S32, [self.options.stages], 0).equal(stage as f64), like)
     }
@@ -225,7 +236,8 @@ impl Machine<'_> {
         let x = first.map_or(shift, |first| self.is_stage(0, shift).select(first, shift));
         let x = self.named(x);
         let weights = self.weights.of_iteration(window, &items, x);
-        let result = self.stage.run(self.halves, &self.captured, &self.inputs(&items, weights, x));
+        let active = self.active(phase, &items);
+        let result = self.stage.run(self.halves, &self.captured, &self.inputs(&items, weights, x), active.as_ref());
         let y = self.named(result.y);
         let added = aux.iter().zip(&result.aux).map(|(&sum, &aux)| match phase.has_bubbles {
             true => sum + per_stage(items.active, aux).select(aux, 0.0),
@@ -284,7 +296,8 @@ impl Machine<'_> {
         let weights = self.weights.of_iteration(window, &items, y);
         let result = Iteration { y: masked(y), aux: aux.iter().map(|&aux| masked(aux)).collect(), residuals };
         let inputs = self.inputs(&items, weights, y);
-        let (of_weights, of_x) = self.stage.run_back(halves, &self.captured, inputs, result);
+        let active = self.active(phase, &items);
+        let (of_weights, of_x) = self.stage.run_back(halves, &self.captured, inputs, result, active.as_ref());
         let of_x = self.named(masked(of_x));
         let sums = self.weights.add(&sums, window, &items, (of_weights, phase.has_bubbles));
         let first = self.is_stage(0, of_x);

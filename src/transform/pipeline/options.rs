@@ -113,6 +113,10 @@ pub struct PipelineOptions {
     /// Whether activations are sent one iteration late, so that the transfer overlaps with compute: the delay D from
     /// stage to stage is then two iterations instead of one.
     pub delay_forwarding: bool,
+    /// Whether stages branch where an iteration may be a bubble, and do nothing in it. Otherwise they compute what is
+    /// then left out, so that all do the same. No time is gained where each device has a chip, but its work. The
+    /// schedules in which stages [branch](Schedule::branches) skip anyway.
+    pub skip_bubbles: bool,
     /// Whether iterations are loops, or each its own nodes.
     pub scan_iterations: bool,
     /// Whether repeats are a loop, or each its own nodes.
@@ -138,6 +142,7 @@ impl Default for PipelineOptions {
             weights: WeightPlan::default(),
             schedule: Schedule::default(),
             delay_forwarding: false,
+            skip_bubbles: false,
             scan_iterations: true,
             scan_repeats: true,
             scan_layers: true,
@@ -289,6 +294,11 @@ impl PipelineOptions {
         self.delay() * (self.stages - 1)
     }
 
+    /// Whether layers stand in branches of stages: then nothing in them may permute.
+    pub fn layers_branch(&self) -> bool {
+        self.schedule.branches() || self.skip_bubbles
+    }
+
     /// Iterations of the forward pass, M R + L.
     pub fn iterations(&self) -> usize {
         self.microbatches * self.repeats + self.lag()
@@ -388,6 +398,9 @@ impl PipelineOptions {
             let refuse = |what, instead| Err(PipelineError::Branches { schedule, what, instead });
             if microbatches < stages {
                 return Err(PipelineError::TooFewToFill { microbatches, stages });
+            }
+            if self.skip_bubbles {
+                return refuse("skip_bubbles", "its stages do nothing in bubbles anyway; leave it out");
             }
             if self.delay_forwarding {
                 return refuse("delayed forwarding", "its transfers overlap with the other direction's compute anyway");

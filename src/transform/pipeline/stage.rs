@@ -9,9 +9,10 @@ use super::PipelineOptions;
 use super::split_stage::SplitStage;
 use crate::autodiff::Halves;
 use crate::ir::{DType, Graph, TensorType};
+use crate::ops::Often;
 use crate::trace::{
-    self, Place, Tensor, Tree, VmapOptions, arange, checkpoint, custom_vjp, fail_internal, refill, scan, stack,
-    vmap_with, zeros,
+    self, Place, Tensor, Tree, VmapOptions, arange, checkpoint, custom_vjp, fail_internal, map_parallel, refill, scan,
+    stack, switch_between, vmap_with, zeros,
 };
 
 /// The logical axis that runs over the stages in activations.
@@ -85,6 +86,14 @@ pub(super) struct StageHalves {
     forward: Graph,
     /// The backward half, mapped over the stages.
     backward: Graph,
+    /// Which of its inputs are the same for all stages.
+    of_all: Vec<bool>,
+}
+
+/// Which stages have something to do in an iteration, `pred[S]`, and how often a stage has in all of a loop's.
+pub(super) struct Active {
+    pub(super) stages: Tensor,
+    pub(super) often: Often,
 }
 
 /// A graph mapped over the stages. `shared` says of each input whether all stages have the same.
@@ -204,15 +213,28 @@ impl StageFunction {
         let read = halves.arguments(&shared, &residuals, &vec![false; self.one.outputs().len()]);
         let backward = over_stages(halves.backward(), &read, self.stages, self.place)?;
         let split = if split { Some(self.split(&halves)?) } else { None };
-        Some(StageHalves { halves, split, forward, backward })
+        Some(StageHalves { halves, split, forward, backward, of_all: read })
     }
 
     /// Runs an iteration; under differentiation, `halves` are those of [`StageFunction::differentiate`]. `captured`
-    /// stands for the outer tensors that the layer uses.
-    pub(super) fn run(&self, halves: Option<&StageHalves>, captured: &[Tensor], inputs: &StageInputs) -> Iteration {
-        let graph = halves.map_or(&self.all, |halves| &halves.forward);
+    /// stands for the outer tensors that the layer uses. Stages that are not active return zeros.
+    pub(super) fn run(
+        &self,
+        halves: Option<&StageHalves>,
+        captured: &[Tensor],
+        inputs: &StageInputs,
+        active: Option<&Active>,
+    ) -> Iteration {
         let arguments = [captured, &inputs.leaves()].concat();
-        let mut results = trace::inline(graph, &arguments, self.place).into_iter();
+        let results = match active {
+            None => trace::inline(halves.map_or(&self.all, |halves| &halves.forward), &arguments, self.place),
+            Some(active) => {
+                let one = halves.map_or(&self.one, |halves| halves.halves.forward());
+                let of_all: Vec<bool> = (0..arguments.len()).map(|input| input < captured.len()).collect();
+                self.where_active(one, &of_all, &arguments, active)
+            }
+        };
+        let mut results = results.into_iter();
         let count = self.all.outputs().len() - 1;
         let y = refill(&inputs.x, &mut results);
         let aux = results.by_ref().take(count).collect();
@@ -221,6 +243,26 @@ impl StageFunction {
             residuals.push(inputs.x);
         }
         Iteration { y, aux, residuals }
+    }
+
+    /// Runs a graph of one stage on the stages that are active, each for itself. `of_all` says of each argument whether
+    /// all stages have the same.
+    fn where_active(&self, one: &Graph, of_all: &[bool], arguments: &[Tensor], active: &Active) -> Vec<Tensor> {
+        let is_own = |(_, of_all): &(&Tensor, &bool)| !**of_all;
+        let own: Vec<Tensor> = arguments.iter().zip(of_all).filter(is_own).map(|(&argument, _)| argument).collect();
+        map_parallel((active.stages, own), |(works, own)| {
+            let nothing = |_| one.output_types().map(|ty| zeros(ty.dtype, &ty.dims)).collect::<Vec<_>>();
+            let work = |own: Vec<Tensor>| {
+                let mut own = own.into_iter();
+                let argument = |(&argument, &of_all): (&Tensor, &bool)| match of_all {
+                    true => argument,
+                    false => own.next().unwrap_or(argument),
+                };
+                let all: Vec<Tensor> = arguments.iter().zip(of_all).map(argument).collect();
+                trace::inline(one, &all, self.place)
+            };
+            switch_between(works, active.often.clone(), own, vec![Box::new(nothing), Box::new(work)])
+        })
     }
 
     fn reads_x(&self, halves: &StageHalves) -> bool {
@@ -241,10 +283,14 @@ impl StageFunction {
         captured: &[Tensor],
         inputs: StageInputs,
         iteration: Iteration,
+        active: Option<&Active>,
     ) -> (Vec<Tensor>, Tensor) {
         let weights = inputs.weights.clone();
         let (arguments, x) = self.backward_arguments(halves, captured, inputs, iteration);
-        let results = trace::inline(&halves.backward, &arguments, self.place);
+        let results = match active {
+            None => trace::inline(&halves.backward, &arguments, self.place),
+            Some(active) => self.where_active(halves.halves.backward(), &halves.of_all, &arguments, active),
+        };
         let of_weights = self.weight_gradients(halves.halves.active(), &results, &weights, |_| true);
         let of_x = gradient_of(&halves.halves, &results, self.x_position);
         (of_weights, of_x.unwrap_or_else(|| x.zeros_like()))

@@ -309,7 +309,7 @@ impl Ticks<'_> {
                 let inputs =
                     self.inputs((cell.get(Number::ForwardMicrobatch), cell.get(Number::ForwardFirstLayer)), weights, x);
                 let halves = self.halves.map(|(halves, _)| halves);
-                let Iteration { y, aux, residuals } = self.stage.run(halves, self.captured, &inputs);
+                let Iteration { y, aux, residuals } = self.stage.run(halves, self.captured, &inputs, None);
                 (self.named_of_one(y), aux, residuals)
             }
         };
@@ -404,7 +404,7 @@ impl Ticks<'_> {
                 let iteration = Iteration { y: received, aux: self.cotangents_of_aux(), residuals };
                 let (of_weights, of_x, left) = match &halves.split {
                     None => {
-                        let (of_weights, of_x) = self.stage.run_back(halves, self.captured, inputs, iteration);
+                        let (of_weights, of_x) = self.stage.run_back(halves, self.captured, inputs, iteration, None);
                         (of_weights, of_x, Vec::new())
                     }
                     Some(split) => self.stage.run_inputs_back((halves, split), self.captured, inputs, iteration),

@@ -44,6 +44,7 @@ impl RunConfig {
             weights: pipeline.weights,
             schedule: pipeline.schedule,
             delay_forwarding: pipeline.delay_forwarding,
+            skip_bubbles: pipeline.skip_bubbles,
             scan_iterations: pipeline.scan_iterations,
             scan_repeats: pipeline.scan_repeats,
             scan_layers: self.model.scan_layers,
@@ -192,6 +193,7 @@ fn refusal(pipeline: &PipelineConfig, error: &PipelineError) -> ConfigError {
         PipelineError::Repeats { .. } | PipelineError::NeedsLoss { .. } => {
             invalid("pipeline.schedule", pipeline.schedule.name(), reason)
         }
+        PipelineError::Branches { .. } if pipeline.skip_bubbles => invalid("pipeline.skip_bubbles", true, reason),
         PipelineError::Branches { .. } if pipeline.delay_forwarding => {
             invalid("pipeline.delay_forwarding", true, reason)
         }

@@ -74,9 +74,14 @@ impl RunConfig {
         if let Some(PipelineConfig { weights: WeightPlan::PerIteration, .. }) = &self.pipeline {
             unused.push(("pipeline", "keep_gathered", is("pipeline.weights", WeightPlan::PerIteration.name())));
         }
-        if let Some(PipelineConfig { schedule, .. }) = self.pipeline.as_ref().filter(|it| it.schedule.branches()) {
-            let why = format!("{}: layers in its branches gather keys", is("pipeline.schedule", schedule.name()));
-            unused.push(("kernels", "context", why));
+        if let Some(PipelineConfig { schedule, skip_bubbles, .. }) = &self.pipeline
+            && (*skip_bubbles || schedule.branches())
+        {
+            let key = match skip_bubbles {
+                true => is("pipeline.skip_bubbles", "true"),
+                false => is("pipeline.schedule", schedule.name()),
+            };
+            unused.push(("kernels", "context", format!("{key}: layers in its branches gather keys")));
         }
         if let Some(remat) = self.own_remat_of_all_layers() {
             unused.extend(["policy", "names"].map(|key| ("remat", key, is("pipeline.remat", remat.name()))));
