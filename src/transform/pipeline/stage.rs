@@ -248,20 +248,16 @@ impl StageFunction {
     /// Runs a graph of one stage on the stages that are active, each for itself. `of_all` says of each argument whether
     /// all stages have the same.
     fn where_active(&self, one: &Graph, of_all: &[bool], arguments: &[Tensor], active: &Active) -> Vec<Tensor> {
-        let is_own = |(_, of_all): &(&Tensor, &bool)| !**of_all;
-        let own: Vec<Tensor> = arguments.iter().zip(of_all).filter(is_own).map(|(&argument, _)| argument).collect();
-        map_parallel((active.stages, own), |(works, own)| {
+        let own: Vec<usize> = (0..arguments.len()).filter(|&input| !of_all[input]).collect();
+        let of_stages: Vec<Tensor> = own.iter().map(|&input| arguments[input]).collect();
+        map_parallel((active.stages, of_stages), |(works, of_stage)| {
             let nothing = |_| one.output_types().map(|ty| zeros(ty.dtype, &ty.dims)).collect::<Vec<_>>();
-            let work = |own: Vec<Tensor>| {
-                let mut own = own.into_iter();
-                let argument = |(&argument, &of_all): (&Tensor, &bool)| match of_all {
-                    true => argument,
-                    false => own.next().unwrap_or(argument),
-                };
-                let all: Vec<Tensor> = arguments.iter().zip(of_all).map(argument).collect();
+            let work = |of_stage: Vec<Tensor>| {
+                let mut all = arguments.to_vec();
+                own.iter().zip(of_stage).for_each(|(&input, value)| all[input] = value);
                 trace::inline(one, &all, self.place)
             };
-            switch_between(works, active.often.clone(), own, vec![Box::new(nothing), Box::new(work)])
+            switch_between(works, active.often.clone(), of_stage, vec![Box::new(nothing), Box::new(work)])
         })
     }
 
