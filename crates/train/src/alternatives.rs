@@ -121,7 +121,19 @@ fn splits(own: &PipelineConfig, layers_of_stage: usize) -> Vec<PipelineConfig> {
             };
             let (repeats, chunks) = if schedule.has_chunks() { (1, parts) } else { (parts, 1) };
             let layers_per_stage = layers_of_stage / parts;
-            found.push(PipelineConfig { repeats, chunks, layers_per_stage, schedule, weights, ..own.clone() });
+            // Where stages branch, they skip bubbles and overlap transfers by themselves.
+            let [delay_forwarding, skip_bubbles] =
+                [own.delay_forwarding, own.skip_bubbles].map(|asked| asked && !schedule.branches());
+            found.push(PipelineConfig {
+                repeats,
+                chunks,
+                layers_per_stage,
+                schedule,
+                weights,
+                delay_forwarding,
+                skip_bubbles,
+                ..own.clone()
+            });
         }
     }
     found
