@@ -1,0 +1,97 @@
+//! Places where all processes wait for one another.
+//!
+//! Each process writes that it has come, and counts. Whoever counts all of them opens the barrier; the others wait for
+//! that alone, so that what a barrier costs grows with the number of processes and not with its square. The key that
+//! opens it outlives the process that wrote it, which may leave at once.
+
+use std::time::{Duration, Instant};
+
+use crate::error::StoreError;
+use crate::messages::{LeaseGrantRequest, LeaseGrantResponse, PutRequest, PutResponse, WatchCreateRequest};
+use crate::store::{Store, behind, insist, left};
+
+/// How long an open barrier is remembered.
+const REMEMBERED: Duration = Duration::from_secs(3600);
+
+impl Store {
+    /// Waits until all processes of the attempt have come. A barrier is for one use: a name is not used again.
+    ///
+    /// # Errors
+    /// Some have not come in time ([`StoreError::Missing`] names them); one that has been there has died; this process
+    /// has come before; the store does not answer.
+    pub fn barrier(&self, name: &str, limit: Duration) -> Result<(), StoreError> {
+        self.lease.check()?;
+        self.block_on(self.meet(name, limit))
+    }
+
+    async fn meet(&self, name: &str, limit: Duration) -> Result<(), StoreError> {
+        let (deadline, count) = (Instant::now() + limit, self.options.count);
+        let (arrivals, open) = (format!("barriers/{name}/"), format!("open/{name}"));
+        self.put_once(&format!("{arrivals}{}", self.options.process), b"").await?;
+        // The last to come sees all: what it wrote came after all others.
+        let here = insist(deadline, || self.count_under(&arrivals, left(deadline))).await?;
+        if here == count {
+            return self.open(&open, deadline).await;
+        }
+        loop {
+            let (found, revision) = insist(deadline, || self.read_with_revision(&open, left(deadline))).await?;
+            if found.is_some() {
+                return Ok(());
+            }
+            let dead = insist(deadline, || self.look_for_dead(left(deadline))).await?;
+            if !dead.is_empty() {
+                return Err(StoreError::Died { dead });
+            }
+            let deaths = self.full("members/");
+            // NOPUT: those who come are of no interest.
+            let deaths =
+                WatchCreateRequest { range_end: behind(&deaths), key: deaths, filters: vec![0], ..Default::default() };
+            // A death between reading and watching is found by reading again, after a while in any case.
+            let moment = left(deadline).min(Duration::from_secs(2));
+            tokio::select! {
+                found = self.watch(&open, revision + 1) => self.unless_away(found).await?,
+                found = self.watch_range(deaths) => self.unless_away(found).await?,
+                () = tokio::time::sleep(moment) => {}
+            }
+            if left(deadline).is_zero() {
+                return Err(self.missing(name, &arrivals, limit).await);
+            }
+        }
+    }
+
+    /// Waits a moment if etcd is away.
+    async fn unless_away(&self, found: Result<(), StoreError>) -> Result<(), StoreError> {
+        match found {
+            Err(StoreError::Unreachable { .. }) => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Who has not come.
+    async fn missing(&self, barrier: &str, arrivals: &str, waited: Duration) -> StoreError {
+        let count = self.options.count;
+        match self.names_under(arrivals, Duration::from_secs(5)).await {
+            Ok(names) => {
+                let missing = (0..count).filter(|process| !names.contains(&process.to_string())).collect();
+                StoreError::Missing { barrier: barrier.to_owned(), count, missing, waited }
+            }
+            Err(error) => error,
+        }
+    }
+
+    /// Lets everybody through.
+    async fn open(&self, key: &str, deadline: Instant) -> Result<(), StoreError> {
+        let ttl = REMEMBERED.as_secs().cast_signed();
+        let lease: LeaseGrantResponse = insist(deadline, || {
+            self.etcd.call("/etcdserverpb.Lease/LeaseGrant", LeaseGrantRequest { ttl }, left(deadline))
+        })
+        .await?;
+        let put = PutRequest { key: self.full(key), value: Vec::new(), lease: lease.id };
+        insist(deadline, || self.etcd.call::<_, PutResponse>("/etcdserverpb.KV/Put", put.clone(), left(deadline)))
+            .await
+            .map(drop)
+    }
+}

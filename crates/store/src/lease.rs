@@ -1,0 +1,110 @@
+//! The heartbeat of a process: a lease that is kept alive until the process ends.
+//!
+//! Keys under the lease end with it, so whoever watches them learns that the process has gone: at once if it gave the
+//! lease back, or after its length.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use crate::error::StoreError;
+use crate::etcd::Etcd;
+use crate::messages::{
+    LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
+    LeaseRevokeResponse,
+};
+
+/// A lease that is kept alive by a task.
+pub(crate) struct Lease {
+    pub(crate) id: i64,
+    length: Duration,
+    ended: Arc<AtomicBool>,
+    /// Dropped, it ends the task.
+    _stop: watch::Sender<()>,
+}
+
+impl Lease {
+    /// Asks for a lease and begins to keep it alive.
+    pub(crate) async fn grant(etcd: Arc<Etcd>, length: Duration, limit: Duration) -> Result<Lease, StoreError> {
+        let question = LeaseGrantRequest { ttl: length.as_secs().max(1).cast_signed() };
+        let granted: LeaseGrantResponse = etcd.call("/etcdserverpb.Lease/LeaseGrant", question, limit).await?;
+        if !granted.error.is_empty() {
+            return Err(StoreError::Other { address: etcd.address().to_owned(), reason: granted.error });
+        }
+        let length = Duration::from_secs(granted.ttl.max(1).cast_unsigned());
+        let ended = Arc::new(AtomicBool::new(false));
+        let (stop, stopped) = watch::channel(());
+        tokio::spawn(keep_alive(etcd, granted.id, length, ended.clone(), stopped));
+        Ok(Lease { id: granted.id, length, ended, _stop: stop })
+    }
+
+    /// An error once the others take this process for dead.
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        if self.ended.load(Ordering::Acquire) { Err(StoreError::LeaseEnded(self.length)) } else { Ok(()) }
+    }
+
+    /// Gives the lease back: its keys end now.
+    pub(crate) async fn revoke(&self, etcd: &Etcd, limit: Duration) -> Result<(), StoreError> {
+        let question = LeaseRevokeRequest { id: self.id };
+        etcd.call::<_, LeaseRevokeResponse>("/etcdserverpb.Lease/LeaseRevoke", question, limit).await.map(drop)
+    }
+}
+
+/// Renews a lease three times in its length, over a stream that is opened again when it breaks, until the lease has
+/// ended or nobody needs it.
+async fn keep_alive(
+    etcd: Arc<Etcd>,
+    id: i64,
+    length: Duration,
+    ended: Arc<AtomicBool>,
+    mut stopped: watch::Receiver<()>,
+) {
+    let mut renewed = Instant::now();
+    loop {
+        let asked = Instant::now();
+        let answer = tokio::select! {
+            answer = renew(&etcd, id, length / 3) => answer,
+            _ = stopped.changed() => return,
+        };
+        match answer {
+            // The length counts from when etcd had the question, which is not before it was asked.
+            Ok(true) => renewed = asked,
+            Ok(false) => return ended.store(true, Ordering::Release),
+            Err(error) => {
+                tracing::warn!("the lease of this process is not renewed: {error}");
+                if renewed.elapsed() >= length {
+                    // It may still be there, if etcd was away for as long; etcd then knows it when it is back.
+                    tracing::warn!("the lease of this process may have ended");
+                }
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep((length / 3).saturating_sub(asked.elapsed()).max(length / 12)) => {}
+            _ = stopped.changed() => return,
+        }
+    }
+}
+
+/// Whether the lease goes on.
+async fn renew(etcd: &Etcd, id: i64, limit: Duration) -> Result<bool, StoreError> {
+    let renewing = async {
+        let question = LeaseKeepAliveRequest { id };
+        let (_questions, mut answers) =
+            etcd.stream::<_, LeaseKeepAliveResponse>("/etcdserverpb.Lease/LeaseKeepAlive", question).await?;
+        match answers.message().await {
+            Ok(Some(answer)) => Ok(answer.ttl > 0),
+            Ok(None) => Err(StoreError::Unreachable {
+                address: etcd.address().to_owned(),
+                reason: "the stream of heartbeats has ended".to_owned(),
+            }),
+            Err(status) => Err(etcd.error(&status)),
+        }
+    };
+    let late = || StoreError::Unreachable {
+        address: etcd.address().to_owned(),
+        reason: format!("no answer within {} s", limit.as_secs_f64()),
+    };
+    tokio::time::timeout(limit, renewing).await.unwrap_or_else(|_| Err(late()))
+}

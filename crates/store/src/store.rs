@@ -1,0 +1,342 @@
+//! Keys that are written once and waited for.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::{Builder, Runtime};
+
+use crate::error::StoreError;
+use crate::etcd::Etcd;
+use crate::lease::Lease;
+use crate::messages::{
+    Compare, CompareTarget, KeyValue, PutRequest, RangeRequest, RangeResponse, Request, RequestOp, Response, TxnRequest,
+    TxnResponse, WatchCreateRequest, WatchRequest, WatchRequestUnion, WatchResponse,
+};
+
+/// Certificates, in PEM.
+#[derive(Clone, Debug, Default)]
+pub struct Tls {
+    /// Of the authority that has signed etcd's certificate; without it, those that browsers know.
+    pub authority: Option<Vec<u8>>,
+    /// The certificate and the key with which this process shows who it is.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Where the store is, and who asks.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// `http://HOST:PORT` or `https://HOST:PORT`.
+    pub address: String,
+    /// Name of the job; no other that uses this etcd at a time has it.
+    pub job: String,
+    /// Number of the attempt: that of the start, counted over restarts.
+    pub attempt: u64,
+    /// Number of this process.
+    pub process: usize,
+    /// Number of processes.
+    pub count: usize,
+    /// How long the others wait for a sign of life before they take this process for dead.
+    pub lease: Duration,
+    /// How long one call may take that waits for nobody but etcd.
+    pub limit: Duration,
+    /// Certificates, for https.
+    pub tls: Option<Tls>,
+    /// A user of etcd and the password.
+    pub user: Option<(String, String)>,
+}
+
+impl StoreOptions {
+    /// A process of a job, with a lease of 15 seconds, and 60 seconds for etcd to answer.
+    pub fn new(address: impl Into<String>, job: impl Into<String>, (process, count): (usize, usize)) -> StoreOptions {
+        StoreOptions {
+            address: address.into(),
+            job: job.into(),
+            attempt: 0,
+            process,
+            count,
+            lease: Duration::from_secs(15),
+            limit: Duration::from_secs(60),
+            tls: None,
+            user: None,
+        }
+    }
+}
+
+/// A connection of a process to the store of its run.
+pub struct Store {
+    // First, so that it is dropped last: tasks of the lease run on it.
+    pub(crate) lease: Lease,
+    pub(crate) etcd: Arc<Etcd>,
+    pub(crate) options: StoreOptions,
+    /// The processes that have been there.
+    seen: Mutex<BTreeSet<usize>>,
+    runtime: Runtime,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("address", &self.options.address).field("job", &self.options.job).finish()
+    }
+}
+
+/// What is in a key.
+pub(crate) struct Found {
+    pub(crate) value: Vec<u8>,
+    /// The lease it is under.
+    lease: i64,
+}
+
+impl Store {
+    /// Connects, and writes that this process is there.
+    ///
+    /// # Errors
+    /// Nobody answers within [`StoreOptions::limit`]; the user is refused; another process has this number, in this
+    /// attempt.
+    pub fn connect(options: StoreOptions) -> Result<Store, StoreError> {
+        let other = |error: std::io::Error| StoreError::Other { address: options.address.clone(), reason: error.to_string() };
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().thread_name("store").build().map_err(other)?;
+        let etcd = {
+            let _inside = runtime.enter();
+            Arc::new(Etcd::new(&options)?)
+        };
+        let deadline = Instant::now() + options.limit;
+        let lease = runtime.block_on(insist(deadline, || Lease::grant(etcd.clone(), options.lease, left(deadline))))?;
+        let store = Store { lease, etcd, options, seen: Mutex::default(), runtime };
+        store.put(&member_key(store.options.process), b"")?;
+        Ok(store)
+    }
+
+    /// Writes a key.
+    ///
+    /// # Errors
+    /// It has been written before, by whomever; the store does not answer.
+    pub fn put(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.lease.check()?;
+        self.runtime.block_on(self.put_once(key, value))
+    }
+
+    /// The value of a key, as soon as it is written.
+    ///
+    /// # Errors
+    /// It is not written in time; the store does not answer.
+    pub fn get(&self, key: &str, limit: Duration) -> Result<Vec<u8>, StoreError> {
+        self.lease.check()?;
+        self.runtime.block_on(self.wait_for(key, limit))
+    }
+
+    /// The value of a key that has been written.
+    ///
+    /// # Errors
+    /// It is not there; the store does not answer.
+    pub fn try_get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        self.lease.check()?;
+        let deadline = Instant::now() + self.options.limit;
+        let found = self.runtime.block_on(insist(deadline, || self.read(key, left(deadline))))?;
+        found.map(|found| found.value).ok_or_else(|| StoreError::NotFound { key: key.to_owned() })
+    }
+
+    /// The processes that this one has seen, by this call or at a barrier, and whose leases have ended.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn dead(&self) -> Result<Vec<usize>, StoreError> {
+        self.lease.check()?;
+        let deadline = Instant::now() + self.options.limit;
+        self.runtime.block_on(insist(deadline, || self.look_for_dead(left(deadline))))
+    }
+
+    pub(crate) async fn look_for_dead(&self, limit: Duration) -> Result<Vec<usize>, StoreError> {
+        let names = self.names_under("members/", limit).await?;
+        let present: BTreeSet<usize> = names.iter().filter_map(|name| name.parse().ok()).collect();
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.extend(&present);
+        Ok(seen.difference(&present).copied().collect())
+    }
+
+    /// Ends the lease of this process, and with it all that it has written.
+    ///
+    /// # Errors
+    /// The store does not answer; the lease then ends by itself.
+    pub fn leave(self) -> Result<(), StoreError> {
+        self.runtime.block_on(self.lease.revoke(&self.etcd, Duration::from_secs(5)))
+    }
+
+    pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.runtime.block_on(future)
+    }
+
+    /// The whole key.
+    pub(crate) fn full(&self, key: &str) -> Vec<u8> {
+        let StoreOptions { job, attempt, .. } = &self.options;
+        format!("meshloom/{job}/{attempt}/{key}").into_bytes()
+    }
+
+    pub(crate) async fn put_once(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        let deadline = Instant::now() + self.options.limit;
+        let mut may_be_written = false;
+        loop {
+            match self.put_now(key, value, left(deadline)).await {
+                Ok(None) => return Ok(()),
+                // What was lost was the answer.
+                Ok(Some(found)) if may_be_written && found.lease == self.lease.id && found.value == value => return Ok(()),
+                Ok(Some(_)) => return Err(StoreError::AlreadyExists { key: key.to_owned() }),
+                Err(error @ StoreError::Unreachable { .. }) => {
+                    may_be_written = true;
+                    pause(deadline, error).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Writes a key if it is not there; else what it has.
+    async fn put_now(&self, key: &str, value: &[u8], limit: Duration) -> Result<Option<Found>, StoreError> {
+        let key = self.full(key);
+        let is_new = Compare {
+            // EQUAL and CREATE.
+            result: 0,
+            target: 1,
+            key: key.clone(),
+            target_union: Some(CompareTarget::CreateRevision(0)),
+        };
+        let put = PutRequest { key: key.clone(), value: value.to_vec(), lease: self.lease.id };
+        let read = RangeRequest { key, ..RangeRequest::default() };
+        let op = |request| RequestOp { request: Some(request) };
+        let question = TxnRequest {
+            compare: vec![is_new],
+            success: vec![op(Request::Put(put))],
+            failure: vec![op(Request::Range(read))],
+        };
+        let answer: TxnResponse = self.etcd.call("/etcdserverpb.KV/Txn", question, limit).await?;
+        if answer.succeeded {
+            return Ok(None);
+        }
+        let found = answer.responses.into_iter().find_map(|response| match response.response {
+            Some(Response::Range(range)) => range.kvs.into_iter().next(),
+            _ => None,
+        });
+        let empty = KeyValue::default();
+        let KeyValue { value, lease, .. } = found.unwrap_or(empty);
+        Ok(Some(Found { value, lease }))
+    }
+
+    pub(crate) async fn read(&self, key: &str, limit: Duration) -> Result<Option<Found>, StoreError> {
+        Ok(self.read_with_revision(key, limit).await?.0)
+    }
+
+    /// A key, and the revision at which it was read.
+    pub(crate) async fn read_with_revision(&self, key: &str, limit: Duration) -> Result<(Option<Found>, i64), StoreError> {
+        let question = RangeRequest { key: self.full(key), ..RangeRequest::default() };
+        let answer: RangeResponse = self.etcd.call("/etcdserverpb.KV/Range", question, limit).await?;
+        let revision = answer.header.map_or(0, |header| header.revision);
+        let found = answer.kvs.into_iter().next().map(|KeyValue { value, lease, .. }| Found { value, lease });
+        Ok((found, revision))
+    }
+
+    /// How many keys begin so.
+    pub(crate) async fn count_under(&self, prefix: &str, limit: Duration) -> Result<usize, StoreError> {
+        let key = self.full(prefix);
+        let question = RangeRequest { range_end: behind(&key), key, count_only: true };
+        let answer: RangeResponse = self.etcd.call("/etcdserverpb.KV/Range", question, limit).await?;
+        Ok(usize::try_from(answer.count).unwrap_or(0))
+    }
+
+    /// The rest of all keys that begin so.
+    pub(crate) async fn names_under(&self, prefix: &str, limit: Duration) -> Result<Vec<String>, StoreError> {
+        let key = self.full(prefix);
+        let question = RangeRequest { range_end: behind(&key), key: key.clone(), count_only: false };
+        let answer: RangeResponse = self.etcd.call("/etcdserverpb.KV/Range", question, limit).await?;
+        let rest = |found: KeyValue| String::from_utf8(found.key.get(key.len()..)?.to_vec()).ok();
+        Ok(answer.kvs.into_iter().filter_map(rest).collect())
+    }
+
+    async fn wait_for(&self, key: &str, limit: Duration) -> Result<Vec<u8>, StoreError> {
+        let deadline = Instant::now() + limit;
+        let late = || StoreError::DeadlineExceeded { key: key.to_owned(), waited: limit };
+        loop {
+            let one_call = left(deadline).min(self.options.limit).max(Duration::from_millis(1));
+            match self.read_with_revision(key, one_call).await {
+                Ok((Some(found), _)) => return Ok(found.value),
+                Ok((None, revision)) => {
+                    let watching = self.watch(key, revision + 1);
+                    match tokio::time::timeout(left(deadline), watching).await {
+                        // It may have been written and ended: read again.
+                        Ok(Ok(())) => {}
+                        Ok(Err(error @ StoreError::Unreachable { .. })) => pause(deadline, error).await.map_err(|_| late())?,
+                        Ok(Err(error)) => return Err(error),
+                        Err(_) => return Err(late()),
+                    }
+                }
+                Err(error @ StoreError::Unreachable { .. }) => pause(deadline, error).await?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Returns when a key changes, from a revision on.
+    pub(crate) async fn watch(&self, key: &str, start_revision: i64) -> Result<(), StoreError> {
+        self.watch_range(WatchCreateRequest { key: self.full(key), start_revision, ..WatchCreateRequest::default() }).await
+    }
+
+    pub(crate) async fn watch_range(&self, create: WatchCreateRequest) -> Result<(), StoreError> {
+        let question = WatchRequest { request_union: Some(WatchRequestUnion::Create(create)) };
+        let (_questions, mut answers) = self.etcd.stream::<_, WatchResponse>("/etcdserverpb.Watch/Watch", question).await?;
+        loop {
+            match answers.message().await {
+                Ok(Some(answer)) if answer.canceled || !answer.events.is_empty() => return Ok(()),
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    let (address, reason) = (self.etcd.address().to_owned(), "the watch has ended".to_owned());
+                    return Err(StoreError::Unreachable { address, reason });
+                }
+                Err(status) => return Err(self.etcd.error(&status)),
+            }
+        }
+    }
+}
+
+/// The key that says that a process is there.
+pub(crate) fn member_key(process: usize) -> String {
+    format!("members/{process}")
+}
+
+/// The first key behind all that begin so.
+pub(crate) fn behind(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            break;
+        }
+    }
+    end
+}
+
+/// The time until a deadline.
+pub(crate) fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// Waits a moment for etcd to be back; the error if there is no time left.
+async fn pause(deadline: Instant, error: StoreError) -> Result<(), StoreError> {
+    const MOMENT: Duration = Duration::from_millis(100);
+    if left(deadline) <= MOMENT {
+        return Err(error);
+    }
+    tokio::time::sleep(MOMENT).await;
+    Ok(())
+}
+
+/// Asks again while nobody answers, until a deadline.
+pub(crate) async fn insist<T, F: Future<Output = Result<T, StoreError>>>(
+    deadline: Instant,
+    ask: impl Fn() -> F,
+) -> Result<T, StoreError> {
+    loop {
+        match ask().await {
+            Err(error @ StoreError::Unreachable { .. }) => pause(deadline, error).await?,
+            answer => return answer,
+        }
+    }
+}
