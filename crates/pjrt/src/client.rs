@@ -10,6 +10,7 @@ use super::compiled::{Compiled, unimplemented};
 use super::device::{DeviceDescription, DeviceMemory};
 use super::error::PjrtError;
 use super::hardware;
+use super::key_values::{Callbacks, KeyValues};
 use super::platform::{Platform, PlatformKind};
 use super::plugin::{Plugin, THREADS, threads_for, with_threads};
 use super::sys::*;
@@ -45,6 +46,19 @@ pub struct ClientOptions {
     pub visible_devices: Option<Vec<usize>>,
     /// More options, by the plugin's own names. They go to the plugin unchecked.
     pub platform_options: Vec<(String, NamedValue)>,
+    /// Which process this is, where the client is one of several that have their devices together.
+    pub process: Option<ProcessPlace>,
+}
+
+/// A process among several.
+#[derive(Clone, Debug)]
+pub struct ProcessPlace {
+    /// Its number, from 0 on.
+    pub number: usize,
+    /// How many there are.
+    pub count: usize,
+    /// Through which their clients find one another. It is called from any thread, as long as the client is there.
+    pub store: Arc<dyn KeyValues>,
 }
 
 /// The options that a field stands for: the field, the plugin's name, and the platforms whose plugins have it.
@@ -123,7 +137,24 @@ impl ClientOptions {
             }
             values.push((name.to_owned(), value));
         }
+        values.extend(self.process_values()?);
         Ok(values)
+    }
+}
+
+impl ClientOptions {
+    /// What the plugin is told of the process: TPUs find that in the environment.
+    fn process_values(&self) -> Result<Vec<(String, NamedValue)>, PjrtError> {
+        let Some(ProcessPlace { number, count, .. }) = self.process else { return Ok(Vec::new()) };
+        if number >= count {
+            return Err(PjrtError::option("process", number, format!("a number below that of processes, {count}")));
+        }
+        let value = |name: &str, number: usize| (name.to_owned(), NamedValue::Int(number as i64));
+        Ok(match self.platform {
+            PlatformKind::Cuda => vec![value("node_id", number), value("num_nodes", count)],
+            PlatformKind::Cpu => vec![value("process_id", number)],
+            PlatformKind::Tpu => Vec::new(),
+        })
     }
 }
 
@@ -174,6 +205,8 @@ pub struct Client(Arc<Inner>);
 struct Inner {
     /// Buffers and executables hold the client, so they are gone before it.
     raw: Owned<PJRT_Client>,
+    /// What the client calls, for as long as it is there.
+    _callbacks: Option<Callbacks>,
     plugin: Arc<Plugin>,
     platform: Platform,
     platform_name: String,
@@ -189,11 +222,15 @@ impl Client {
         let api = plugin.api();
         let values = options.values()?;
         let raw_values: Vec<_> = values.iter().map(|(name, value)| value.to_raw(name)).collect();
-        let arguments = PJRT_Client_Create_Args {
+        let mut arguments = PJRT_Client_Create_Args {
             create_options: raw_values.as_ptr(),
             num_options: raw_values.len(),
             ..Arguments::new()
         };
+        let callbacks = options.process.as_ref().map(|process| Callbacks::new(process.store.clone()));
+        if let Some(callbacks) = &callbacks {
+            callbacks.give(&mut arguments);
+        }
         // SAFETY: the options and what they point to outlive the call.
         let create = || unsafe { api.call(arguments) };
         let (created, threads) = match options.platform {
@@ -220,6 +257,7 @@ impl Client {
             let devices = devices.map(|&device| Device::read(api, device)).collect::<Result<Vec<_>, _>>()?;
             Ok(Client(Arc::new(Inner {
                 raw,
+                _callbacks: callbacks,
                 plugin: plugin.clone(),
                 platform: Platform::new(options.platform, plugin.api_version(), devices.iter().map(|device| &**device)),
                 platform_name: string(name.platform_name, name.platform_name_size),

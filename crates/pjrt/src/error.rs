@@ -39,6 +39,13 @@ macro_rules! error_codes {
                     other => ErrorCode::Other(other),
                 }
             }
+
+            pub(super) fn raw(self) -> u32 {
+                match self {
+                    $(ErrorCode::$code => $number,)*
+                    ErrorCode::Other(code) => code,
+                }
+            }
         }
 
         impl fmt::Display for ErrorCode {

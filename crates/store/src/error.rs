@@ -6,7 +6,9 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// The address is no URL of an etcd.
-    #[error("the address of the store, {address:?}, cannot be used: {reason}; expected http://HOST:PORT or https://HOST:PORT")]
+    #[error(
+        "the address of the store, {address:?}, cannot be used: {reason}; expected http://HOST:PORT or https://HOST:PORT"
+    )]
     Address {
         /// The address.
         address: String,

@@ -52,8 +52,13 @@ impl Server {
         let mut child = started.map_err(|error| failed(format!("{} does not start: {error}", program.display())))?;
         // What it says is read, or it would stop when the pipe is full.
         if let Some(errors) = child.stderr.take() {
-            let log = move || BufReader::new(errors).lines().map_while(Result::ok).for_each(|line| tracing::debug!("etcd: {line}"));
-            std::thread::Builder::new().name("etcd".to_owned()).spawn(log).map_err(|error| failed(error.to_string()))?;
+            let log = move || {
+                BufReader::new(errors).lines().map_while(Result::ok).for_each(|line| tracing::debug!("etcd: {line}"))
+            };
+            std::thread::Builder::new()
+                .name("etcd".to_owned())
+                .spawn(log)
+                .map_err(|error| failed(error.to_string()))?;
         }
         let mut server = Server { child, address, folder: folder.to_owned() };
         let deadline = Instant::now() + START;

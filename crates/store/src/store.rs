@@ -10,8 +10,8 @@ use crate::error::StoreError;
 use crate::etcd::Etcd;
 use crate::lease::Lease;
 use crate::messages::{
-    Compare, CompareTarget, KeyValue, PutRequest, RangeRequest, RangeResponse, Request, RequestOp, Response, TxnRequest,
-    TxnResponse, WatchCreateRequest, WatchRequest, WatchRequestUnion, WatchResponse,
+    Compare, CompareTarget, KeyValue, PutRequest, RangeRequest, RangeResponse, Request, RequestOp, Response,
+    TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchRequestUnion, WatchResponse,
 };
 
 /// Certificates, in PEM.
@@ -94,8 +94,10 @@ impl Store {
     /// Nobody answers within [`StoreOptions::limit`]; the user is refused; another process has this number, in this
     /// attempt.
     pub fn connect(options: StoreOptions) -> Result<Store, StoreError> {
-        let other = |error: std::io::Error| StoreError::Other { address: options.address.clone(), reason: error.to_string() };
-        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().thread_name("store").build().map_err(other)?;
+        let other =
+            |error: std::io::Error| StoreError::Other { address: options.address.clone(), reason: error.to_string() };
+        let runtime =
+            Builder::new_multi_thread().worker_threads(2).enable_all().thread_name("store").build().map_err(other)?;
         let etcd = {
             let _inside = runtime.enter();
             Arc::new(Etcd::new(&options)?)
@@ -179,7 +181,9 @@ impl Store {
             match self.put_now(key, value, left(deadline)).await {
                 Ok(None) => return Ok(()),
                 // What was lost was the answer.
-                Ok(Some(found)) if may_be_written && found.lease == self.lease.id && found.value == value => return Ok(()),
+                Ok(Some(found)) if may_be_written && found.lease == self.lease.id && found.value == value => {
+                    return Ok(());
+                }
                 Ok(Some(_)) => return Err(StoreError::AlreadyExists { key: key.to_owned() }),
                 Err(error @ StoreError::Unreachable { .. }) => {
                     may_be_written = true;
@@ -226,7 +230,11 @@ impl Store {
     }
 
     /// A key, and the revision at which it was read.
-    pub(crate) async fn read_with_revision(&self, key: &str, limit: Duration) -> Result<(Option<Found>, i64), StoreError> {
+    pub(crate) async fn read_with_revision(
+        &self,
+        key: &str,
+        limit: Duration,
+    ) -> Result<(Option<Found>, i64), StoreError> {
         let question = RangeRequest { key: self.full(key), ..RangeRequest::default() };
         let answer: RangeResponse = self.etcd.call("/etcdserverpb.KV/Range", question, limit).await?;
         let revision = answer.header.map_or(0, |header| header.revision);
@@ -263,7 +271,9 @@ impl Store {
                     match tokio::time::timeout(left(deadline), watching).await {
                         // It may have been written and ended: read again.
                         Ok(Ok(())) => {}
-                        Ok(Err(error @ StoreError::Unreachable { .. })) => pause(deadline, error).await.map_err(|_| late())?,
+                        Ok(Err(error @ StoreError::Unreachable { .. })) => {
+                            pause(deadline, error).await.map_err(|_| late())?
+                        }
                         Ok(Err(error)) => return Err(error),
                         Err(_) => return Err(late()),
                     }
@@ -276,12 +286,14 @@ impl Store {
 
     /// Returns when a key changes, from a revision on.
     pub(crate) async fn watch(&self, key: &str, start_revision: i64) -> Result<(), StoreError> {
-        self.watch_range(WatchCreateRequest { key: self.full(key), start_revision, ..WatchCreateRequest::default() }).await
+        self.watch_range(WatchCreateRequest { key: self.full(key), start_revision, ..WatchCreateRequest::default() })
+            .await
     }
 
     pub(crate) async fn watch_range(&self, create: WatchCreateRequest) -> Result<(), StoreError> {
         let question = WatchRequest { request_union: Some(WatchRequestUnion::Create(create)) };
-        let (_questions, mut answers) = self.etcd.stream::<_, WatchResponse>("/etcdserverpb.Watch/Watch", question).await?;
+        let (_questions, mut answers) =
+            self.etcd.stream::<_, WatchResponse>("/etcdserverpb.Watch/Watch", question).await?;
         loop {
             match answers.message().await {
                 Ok(Some(answer)) if answer.canceled || !answer.events.is_empty() => return Ok(()),

@@ -29,7 +29,11 @@ fn etcd() -> Etcd {
 impl Etcd {
     fn options(&self, job: &str, process: usize, count: usize) -> StoreOptions {
         let lease = Duration::from_secs(2);
-        StoreOptions { lease, limit: Duration::from_secs(20), ..StoreOptions::new(self.server.address(), job, (process, count)) }
+        StoreOptions {
+            lease,
+            limit: Duration::from_secs(20),
+            ..StoreOptions::new(self.server.address(), job, (process, count))
+        }
     }
 
     fn connect(&self, job: &str, process: usize, count: usize) -> Store {

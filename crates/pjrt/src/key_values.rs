@@ -1,0 +1,315 @@
+//! What the clients of several processes tell one another: the three callbacks of PJRT's key-value store
+//! (`PJRT_KeyValueGetCallback` and so on, pjrt_c_api.h).
+//!
+//! XLA puts each process' devices under a key when a client is created, and what NCCL needs when devices first
+//! communicate. It calls from several threads at once, and for as long as the client lives.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::os::raw::{c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::error::ErrorCode;
+use super::sys::*;
+
+/// A store of keys that several processes share.
+pub trait KeyValues: fmt::Debug + Send + Sync {
+    /// Writes a key.
+    ///
+    /// # Errors
+    /// [`ErrorCode::AlreadyExists`] if it has been written: XLA goes by that.
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), KeyValueFailure>;
+
+    /// The value of a key, as soon as it is written.
+    ///
+    /// # Errors
+    /// [`ErrorCode::DeadlineExceeded`] if it is not written in time.
+    fn get(&self, key: &str, limit: Duration) -> Result<Vec<u8>, KeyValueFailure>;
+
+    /// The value of a key that has been written.
+    ///
+    /// # Errors
+    /// [`ErrorCode::NotFound`] if it has not.
+    fn try_get(&self, key: &str) -> Result<Vec<u8>, KeyValueFailure>;
+}
+
+/// Why a store did not do what XLA asked of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyValueFailure {
+    /// What kind of failure it is.
+    pub code: ErrorCode,
+    /// What happened.
+    pub message: String,
+}
+
+/// The store as a plugin gets it. Its address is what the callbacks are called with, so it stays where it is.
+pub(super) struct Callbacks(Box<Arc<dyn KeyValues>>);
+
+impl Callbacks {
+    pub(super) fn new(store: Arc<dyn KeyValues>) -> Callbacks {
+        Callbacks(Box::new(store))
+    }
+
+    /// Adds the callbacks to what a client is created with. They may be called until the client is gone.
+    pub(super) fn give(&self, arguments: &mut PJRT_Client_Create_Args) {
+        let store: *const Arc<dyn KeyValues> = &raw const *self.0;
+        let user = store.cast_mut().cast::<c_void>();
+        arguments.kv_get_callback = Some(get);
+        arguments.kv_get_user_arg = user;
+        arguments.kv_put_callback = Some(put);
+        arguments.kv_put_user_arg = user;
+        arguments.kv_try_get_callback = Some(try_get);
+        arguments.kv_try_get_user_arg = user;
+    }
+}
+
+/// Runs what a callback does, and makes the plugin's error of a failure.
+///
+/// # Safety
+/// `user` is what [`Callbacks::give`] has given, `key` has `size` bytes, `error` is the plugin's.
+unsafe fn run(
+    (user, key, size): (*mut c_void, *const c_char, usize),
+    error: *mut PJRT_CallbackError,
+    act: impl FnOnce(&dyn KeyValues, &str) -> Result<(), KeyValueFailure>,
+) -> *mut PJRT_Error {
+    let internal = |message: &str| KeyValueFailure { code: ErrorCode::Internal, message: message.to_owned() };
+    // A panic must not go through the plugin's frames.
+    let done = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the caller's promise.
+        let (store, key) = unsafe { (&*user.cast::<Arc<dyn KeyValues>>(), bytes(key, size)) };
+        let key = std::str::from_utf8(key).map_err(|_| internal("a key is no UTF-8"))?;
+        act(&**store, key)
+    }));
+    let failure = match done {
+        Ok(Ok(())) => return std::ptr::null_mut(),
+        Ok(Err(failure)) => failure,
+        Err(_) => internal("the store has panicked"),
+    };
+    // SAFETY: the plugin's function, which copies the message.
+    unsafe {
+        match error.as_ref().copied().flatten() {
+            Some(make) => make(failure.code.raw(), failure.message.as_ptr().cast(), failure.message.len()),
+            None => std::ptr::null_mut(),
+        }
+    }
+}
+
+/// # Safety
+/// There are so many bytes, or none and any pointer.
+unsafe fn bytes<'a>(start: *const c_char, count: usize) -> &'a [u8] {
+    if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(start.cast(), count) } }
+}
+
+unsafe extern "C" fn put(args: *mut PJRT_KeyValuePutCallback_Args) -> *mut PJRT_Error {
+    // SAFETY: the plugin passes arguments that live for the call.
+    unsafe {
+        let args = &*args;
+        let value = bytes(args.value, args.value_size);
+        run((args.user_arg, args.key, args.key_size), args.callback_error, |store, key| store.put(key, value))
+    }
+}
+
+unsafe extern "C" fn get(args: *mut PJRT_KeyValueGetCallback_Args) -> *mut PJRT_Error {
+    // SAFETY: as above.
+    unsafe {
+        let args = &mut *args;
+        let limit = Duration::from_millis(u64::try_from(args.timeout_in_ms).unwrap_or(0));
+        run((args.user_arg, args.key, args.key_size), args.callback_error, |store, key| {
+            (args.value, args.value_size) = leak(store.get(key, limit)?);
+            args.value_deleter_callback = Some(delete);
+            Ok(())
+        })
+    }
+}
+
+unsafe extern "C" fn try_get(args: *mut PJRT_KeyValueTryGetCallback_Args) -> *mut PJRT_Error {
+    // SAFETY: as above.
+    unsafe {
+        let args = &mut *args;
+        run((args.user_arg, args.key, args.key_size), args.callback_error, |store, key| {
+            (args.value, args.value_size) = leak(store.try_get(key)?);
+            args.value_deleter_callback = Some(delete);
+            Ok(())
+        })
+    }
+}
+
+/// Bytes in front of a value that is handed out: how many follow. The plugin gives back the value's address alone.
+const HEADER: usize = size_of::<usize>();
+
+/// A value that [`delete`] ends.
+fn leak(value: Vec<u8>) -> (*mut c_char, usize) {
+    let size = value.len();
+    let mut whole = Vec::with_capacity(HEADER + size);
+    whole.extend(size.to_ne_bytes());
+    whole.extend(value);
+    let start = Box::into_raw(whole.into_boxed_slice()).cast::<u8>();
+    // SAFETY: the header is within the allocation.
+    (unsafe { start.add(HEADER) }.cast(), size)
+}
+
+unsafe extern "C" fn delete(value: *mut c_char) {
+    // SAFETY: the value is one of [`leak`], which has so many bytes behind its header.
+    unsafe {
+        let start = value.cast::<u8>().sub(HEADER);
+        let size = usize::from_ne_bytes(start.cast::<[u8; HEADER]>().read());
+        drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(start, HEADER + size)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::sync::{Condvar, Mutex};
+    use std::thread;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct InMemory(Mutex<HashMap<String, Vec<u8>>>, Condvar);
+
+    fn failure(code: ErrorCode, key: &str) -> KeyValueFailure {
+        KeyValueFailure { code, message: format!("{code}: {key}") }
+    }
+
+    impl KeyValues for InMemory {
+        fn put(&self, key: &str, value: &[u8]) -> Result<(), KeyValueFailure> {
+            assert!(key != "panic", "a store that panics");
+            let mut all = self.0.lock().expect("no thread has panicked with it");
+            if all.contains_key(key) {
+                return Err(failure(ErrorCode::AlreadyExists, key));
+            }
+            all.insert(key.to_owned(), value.to_vec());
+            self.1.notify_all();
+            Ok(())
+        }
+
+        fn get(&self, key: &str, limit: Duration) -> Result<Vec<u8>, KeyValueFailure> {
+            let deadline = Instant::now() + limit;
+            let mut all = self.0.lock().expect("no thread has panicked with it");
+            loop {
+                if let Some(value) = all.get(key) {
+                    return Ok(value.clone());
+                }
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(failure(ErrorCode::DeadlineExceeded, key));
+                }
+                all = self.1.wait_timeout(all, left).expect("no thread has panicked with it").0;
+            }
+        }
+
+        fn try_get(&self, key: &str) -> Result<Vec<u8>, KeyValueFailure> {
+            let all = self.0.lock().expect("no thread has panicked with it");
+            all.get(key).cloned().ok_or_else(|| failure(ErrorCode::NotFound, key))
+        }
+    }
+
+    /// The plugin's side of an error: its code and message, in a box that is taken for an error.
+    unsafe extern "C" fn make_error(code: u32, message: *const c_char, size: usize) -> *mut PJRT_Error {
+        let message = String::from_utf8(unsafe { bytes(message, size) }.to_vec()).expect("text");
+        Box::into_raw(Box::new((code, message))).cast()
+    }
+
+    /// A caller in C.
+    struct Caller(PJRT_Client_Create_Args);
+
+    // SAFETY: the store may be called from any thread.
+    unsafe impl Send for Caller {}
+    unsafe impl Sync for Caller {}
+
+    type Failed = (u32, String);
+
+    impl Caller {
+        fn result(error: *mut PJRT_Error) -> Result<(), Failed> {
+            if error.is_null() { Ok(()) } else { Err(*unsafe { Box::from_raw(error.cast::<Failed>()) }) }
+        }
+
+        fn put(&self, key: &str, value: &[u8]) -> Result<(), Failed> {
+            let mut error: PJRT_CallbackError = Some(make_error);
+            let mut args = PJRT_KeyValuePutCallback_Args {
+                key: key.as_ptr().cast(),
+                key_size: key.len(),
+                value: value.as_ptr().cast(),
+                value_size: value.len(),
+                callback_error: &raw mut error,
+                user_arg: self.0.kv_put_user_arg,
+                ..Default::default()
+            };
+            Self::result(unsafe { self.0.kv_put_callback.expect("given")(&raw mut args) })
+        }
+
+        fn get(&self, key: &str, milliseconds: i32) -> Result<Vec<u8>, Failed> {
+            let mut error: PJRT_CallbackError = Some(make_error);
+            let mut args = PJRT_KeyValueGetCallback_Args {
+                key: key.as_ptr().cast(),
+                key_size: key.len(),
+                timeout_in_ms: milliseconds,
+                callback_error: &raw mut error,
+                user_arg: self.0.kv_get_user_arg,
+                ..Default::default()
+            };
+            Self::result(unsafe { self.0.kv_get_callback.expect("given")(&raw mut args) })?;
+            let value = unsafe { bytes(args.value, args.value_size) }.to_vec();
+            unsafe { args.value_deleter_callback.expect("given")(args.value) };
+            Ok(value)
+        }
+
+        fn try_get(&self, key: &str) -> Result<Vec<u8>, Failed> {
+            let mut error: PJRT_CallbackError = Some(make_error);
+            let mut args = PJRT_KeyValueTryGetCallback_Args {
+                key: key.as_ptr().cast(),
+                key_size: key.len(),
+                callback_error: &raw mut error,
+                user_arg: self.0.kv_try_get_user_arg,
+                ..Default::default()
+            };
+            Self::result(unsafe { self.0.kv_try_get_callback.expect("given")(&raw mut args) })?;
+            let value = unsafe { bytes(args.value, args.value_size) }.to_vec();
+            unsafe { args.value_deleter_callback.expect("given")(args.value) };
+            Ok(value)
+        }
+    }
+
+    fn caller() -> (Callbacks, Caller) {
+        let callbacks = Callbacks::new(Arc::new(InMemory::default()));
+        let mut arguments = PJRT_Client_Create_Args::default();
+        callbacks.give(&mut arguments);
+        (callbacks, Caller(arguments))
+    }
+
+    #[test]
+    fn as_the_plugin_calls() {
+        let (_store, caller) = caller();
+        assert_eq!(caller.try_get("a"), Err((PJRT_Error_Code_NOT_FOUND, "NOT_FOUND: a".to_owned())));
+        assert_eq!(caller.get("a", 10), Err((PJRT_Error_Code_DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED: a".to_owned())));
+        assert_eq!(caller.put("a", b"\0bytes\xff"), Ok(()));
+        assert_eq!(caller.put("a", b""), Err((PJRT_Error_Code_ALREADY_EXISTS, "ALREADY_EXISTS: a".to_owned())));
+        assert_eq!(caller.get("a", 0), Ok(b"\0bytes\xff".to_vec()));
+        assert_eq!(caller.put("empty", b""), Ok(()));
+        assert_eq!(caller.try_get("empty"), Ok(Vec::new()));
+        let panicked = caller.put("panic", b"");
+        assert_eq!(panicked, Err((PJRT_Error_Code_INTERNAL, "the store has panicked".to_owned())));
+    }
+
+    #[test]
+    fn from_many_threads() {
+        let (_store, caller) = caller();
+        thread::scope(|scope| {
+            for number in 0..8 {
+                let caller = &caller;
+                scope.spawn(move || {
+                    for key in 0..125 {
+                        let own = format!("{number}/{key}");
+                        assert_eq!(caller.put(&own, own.as_bytes()), Ok(()));
+                        let others = format!("{}/{key}", (number + 1) % 8);
+                        assert_eq!(caller.get(&others, 20_000), Ok(others.clone().into_bytes()));
+                    }
+                });
+            }
+        });
+    }
+}
