@@ -17,11 +17,13 @@
 mod barrier;
 mod error;
 mod etcd;
+mod launch;
 mod lease;
 mod messages;
 mod server;
 mod store;
 
 pub use error::StoreError;
+pub use launch::{Environment, LaunchError, Launched, Launcher, OwnEnvironment};
 pub use server::Server;
 pub use store::{Store, StoreOptions, Tls};
