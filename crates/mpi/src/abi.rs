@@ -1,0 +1,68 @@
+//! The functions of MPI that are used, by the standard ABI of MPI 5.0 (chapter 20, `mpi_abi.h`): handles are pointers
+//! with fixed values.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::path::Path;
+
+use libloading::Library;
+
+use crate::MpiError;
+
+/// A communicator, a type or an error handler, as the ABI has it.
+pub(crate) type Handle = *mut c_void;
+
+pub(crate) const COMM_WORLD: usize = 0x101;
+pub(crate) const ERRORS_RETURN: usize = 0x143;
+pub(crate) const BYTE: usize = 0x247;
+pub(crate) const THREAD_MULTIPLE: c_int = 4096;
+pub(crate) const PROC_NULL: c_int = -3;
+pub(crate) const LONGEST_ERROR: usize = 512;
+
+pub(crate) fn handle(number: usize) -> Handle {
+    std::ptr::without_provenance_mut(number)
+}
+
+macro_rules! functions {
+    ($($field:ident $symbol:literal ($($argument:ty),*);)*) => {
+        /// The functions.
+        pub(crate) struct Functions {
+            $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> c_int,)*
+            /// Holds the library.
+            _library: Library,
+        }
+
+        impl Functions {
+            /// Loads a library.
+            pub(crate) fn load(path: &Path) -> Result<Functions, MpiError> {
+                let unloadable = |reason: String| MpiError::Library { path: path.to_owned(), reason };
+                // SAFETY: loading an MPI library runs its initializers, which is what it is for.
+                let library = unsafe { Library::new(path) }.map_err(|error| unloadable(error.to_string()))?;
+                // SAFETY: these are the types of the standard ABI.
+                unsafe {
+                    $(let $field = *library
+                        .get($symbol)
+                        .map_err(|error| unloadable(error.to_string()))?;)*
+                    Ok(Functions { $($field,)* _library: library })
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    init_thread b"MPI_Init_thread\0" (*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int);
+    finalize b"MPI_Finalize\0" ();
+    comm_rank b"MPI_Comm_rank\0" (Handle, *mut c_int);
+    comm_size b"MPI_Comm_size\0" (Handle, *mut c_int);
+    comm_dup b"MPI_Comm_dup\0" (Handle, *mut Handle);
+    comm_split b"MPI_Comm_split\0" (Handle, c_int, c_int, *mut Handle);
+    comm_free b"MPI_Comm_free\0" (*mut Handle);
+    comm_set_errhandler b"MPI_Comm_set_errhandler\0" (Handle, Handle);
+    error_string b"MPI_Error_string\0" (c_int, *mut c_char, *mut c_int);
+    barrier b"MPI_Barrier\0" (Handle);
+    all_gather b"MPI_Allgather_c\0" (*const c_void, i64, Handle, *mut c_void, i64, Handle, Handle);
+    all_to_all b"MPI_Alltoall_c\0" (*const c_void, i64, Handle, *mut c_void, i64, Handle, Handle);
+    send_receive b"MPI_Sendrecv_c\0"
+        (*const c_void, i64, Handle, c_int, c_int, *mut c_void, i64, Handle, c_int, c_int, Handle, *mut c_void);
+}
