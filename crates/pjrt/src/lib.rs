@@ -41,6 +41,7 @@ mod executable;
 #[cfg(feature = "fetch")]
 mod fetch;
 mod files;
+mod foreign_calls;
 mod hardware;
 mod key_values;
 mod layout;
@@ -71,6 +72,7 @@ pub use device::{DeviceDescription, DeviceMemory};
 pub use end::end_process;
 pub use error::{Attempt, ErrorCode, PjrtError};
 pub use executable::{Executable, ExecuteOptions};
+pub use foreign_calls::{CallBuffer, CallFailure, ForeignCall, ForeignFunction};
 pub use hardware::{CudaDevice, CudaDriver, FoundLibrary, check_present, libraries_of};
 pub use key_values::{KeyValueFailure, KeyValues};
 pub use layout::{ShardBox, ShardLayout};

@@ -1,0 +1,60 @@
+//! Programs call functions of this process.
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use meshloom_hlo::Literal;
+use meshloom_hlo::parse::parse;
+use meshloom_pjrt::*;
+use prost::Message;
+
+struct Double;
+
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+impl ForeignFunction for Double {
+    const NAME: &'static str = "meshloom_test_double";
+
+    fn call(call: &mut ForeignCall<'_>) -> Result<(), CallFailure> {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        let input: Vec<f32> =
+            call.operands[0].bytes().chunks_exact(4).map(|four| f32::from_ne_bytes(four.try_into().unwrap())).collect();
+        if input.iter().any(|value| *value < 0.0) {
+            return Err(CallFailure { code: ErrorCode::Unavailable, message: "a peer is gone".to_owned() });
+        }
+        assert_eq!(call.operands[0].dims, [2, 2]);
+        let output = call.results[0].bytes_mut();
+        for (out, value) in output.chunks_exact_mut(4).zip(input) {
+            out.copy_from_slice(&(2.0 * value).to_ne_bytes());
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn on_every_cpu_plugin() {
+    let text = "HloModule double, entry_computation_layout={(f32[2,2]{1,0})->f32[2,2]{1,0}}
+
+ENTRY %main (x: f32[2,2]) -> f32[2,2] {
+  %x = f32[2,2]{1,0} parameter(0)
+  %y = f32[2,2]{1,0} custom-call(%x), custom_call_target=\"meshloom_test_double\", custom_call_has_side_effect=true, api_version=API_VERSION_TYPED_FFI
+  ROOT %z = f32[2,2]{1,0} add(%y, %x)
+}
+";
+    let module = parse(text).unwrap_or_else(|error| panic!("{error}")).hlo_module.expect("a module").encode_to_vec();
+    let path = std::env::var("MESHLOOM_CPU_PLUGIN").expect("a plugin");
+    let plugin = Plugin::load(std::path::Path::new(&path)).unwrap_or_else(|error| panic!("{error}"));
+    plugin.register::<Double>().unwrap_or_else(|error| panic!("{error}"));
+    let client = Client::new(&plugin, &ClientOptions::of(PlatformKind::Cpu)).expect("a client");
+    let executable = client.compile(&module, &CompileOptions::default()).unwrap_or_else(|error| panic!("{error}"));
+    let run = |values: [f32; 4]| {
+        let literal = Literal::from_slice(&[2, 2], &values).expect("four");
+        let x = Buffer::from_literal(&client, &literal, 0).expect("put");
+        let outputs = executable.execute(&[vec![x]], &ExecuteOptions::default())?;
+        outputs[0][0].to_literal()
+    };
+    let found = run([1.0, 2.0, 3.0, 4.0]).expect("it runs");
+    assert_eq!(found, Literal::from_slice(&[2, 2], &[3.0f32, 6.0, 9.0, 12.0]).expect("four"));
+    assert_eq!(CALLS.load(Ordering::Relaxed), 1);
+    let failed = run([-1.0, 0.0, 0.0, 0.0]).expect_err("it fails").to_string();
+    println!("{failed}");
+    assert!(failed.contains("a peer is gone"), "{failed}");
+}
