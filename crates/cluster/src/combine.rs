@@ -1,0 +1,126 @@
+//! Sums and the like of two operands, element by element, of every type that devices reduce.
+
+use half::{bf16, f16};
+use meshloom_hlo::proto::PrimitiveType;
+
+/// What a reduction does with two elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Combine {
+    /// Adds them; of truth values, whether either is true.
+    Sum,
+    /// Multiplies them; of truth values, whether both are.
+    Product,
+    /// The larger, and NaN where either is.
+    Max,
+    /// The smaller, and NaN where either is.
+    Min,
+    /// The bits that both have; of truth values, whether both are true.
+    And,
+    /// The bits that either has; of truth values, whether either is.
+    Or,
+}
+
+/// Adds the second operand to the first.
+pub(crate) type Combining = fn(Combine, &mut [u8], &[u8]);
+
+/// How elements of a type are combined, and the bytes of one; none of a type that nothing is known of.
+pub(crate) fn of_type(element_type: i32) -> Option<(Combining, usize)> {
+    use PrimitiveType as P;
+    Some(match PrimitiveType::try_from(element_type).ok()? {
+        P::Pred => (truths, 1),
+        P::S8 => (each::<i8, 1>, 1),
+        P::S16 => (each::<i16, 2>, 2),
+        P::S32 => (each::<i32, 4>, 4),
+        P::S64 => (each::<i64, 8>, 8),
+        P::U8 => (each::<u8, 1>, 1),
+        P::U16 => (each::<u16, 2>, 2),
+        P::U32 => (each::<u32, 4>, 4),
+        P::U64 => (each::<u64, 8>, 8),
+        P::F16 => (each::<f16, 2>, 2),
+        P::Bf16 => (each::<bf16, 2>, 2),
+        P::F32 => (each::<f32, 4>, 4),
+        P::F64 => (each::<f64, 8>, 8),
+        _ => return None,
+    })
+}
+
+/// An element that is combined.
+trait Element<const N: usize>: Copy {
+    fn read(bytes: [u8; N]) -> Self;
+    fn write(self) -> [u8; N];
+    fn combined(self, other: Self, how: Combine) -> Self;
+}
+
+macro_rules! integers {
+    ($($ty:ty, $bytes:literal;)*) => {$(
+        impl Element<$bytes> for $ty {
+            fn read(bytes: [u8; $bytes]) -> Self {
+                <$ty>::from_ne_bytes(bytes)
+            }
+
+            fn write(self) -> [u8; $bytes] {
+                self.to_ne_bytes()
+            }
+
+            fn combined(self, other: Self, how: Combine) -> Self {
+                match how {
+                    Combine::Sum => self.wrapping_add(other),
+                    Combine::Product => self.wrapping_mul(other),
+                    Combine::Max => self.max(other),
+                    Combine::Min => self.min(other),
+                    Combine::And => self & other,
+                    Combine::Or => self | other,
+                }
+            }
+        }
+    )*};
+}
+
+integers! { i8, 1; i16, 2; i32, 4; i64, 8; u8, 1; u16, 2; u32, 4; u64, 8; }
+
+macro_rules! floats {
+    ($($ty:ty, $bytes:literal;)*) => {$(
+        impl Element<$bytes> for $ty {
+            fn read(bytes: [u8; $bytes]) -> Self {
+                <$ty>::from_ne_bytes(bytes)
+            }
+
+            fn write(self) -> [u8; $bytes] {
+                self.to_ne_bytes()
+            }
+
+            fn combined(self, other: Self, how: Combine) -> Self {
+                match how {
+                    Combine::Sum => self + other,
+                    Combine::Product => self * other,
+                    _ if self.is_nan() => self,
+                    _ if other.is_nan() => other,
+                    Combine::Max if self < other => other,
+                    Combine::Min if self > other => other,
+                    // Floats have no `and` and `or`: HLO refuses them.
+                    Combine::Max | Combine::Min | Combine::And | Combine::Or => self,
+                }
+            }
+        }
+    )*};
+}
+
+floats! { f16, 2; bf16, 2; f32, 4; f64, 8; }
+
+fn each<T: Element<N>, const N: usize>(how: Combine, sum: &mut [u8], next: &[u8]) {
+    let (sums, _) = sum.as_chunks_mut::<N>();
+    let (nexts, _) = next.as_chunks::<N>();
+    for (sum, next) in sums.iter_mut().zip(nexts) {
+        *sum = T::read(*sum).combined(T::read(*next), how).write();
+    }
+}
+
+fn truths(how: Combine, sum: &mut [u8], next: &[u8]) {
+    for (sum, next) in sum.iter_mut().zip(next) {
+        let (a, b) = (*sum != 0, *next != 0);
+        *sum = u8::from(match how {
+            Combine::Sum | Combine::Max | Combine::Or => a || b,
+            Combine::Product | Combine::Min | Combine::And => a && b,
+        });
+    }
+}
