@@ -53,6 +53,11 @@ impl RunConfig {
         }
     }
 
+    /// [`PipelineOptions::layers_branch`], which does not depend on the number of stages.
+    pub(super) fn layers_branch(&self, pipeline: &PipelineConfig) -> bool {
+        self.unchecked_options(pipeline, 1).layers_branch()
+    }
+
     /// What is kept of a pipeline's layers.
     pub(crate) fn remat_of(&self, pipeline: &PipelineConfig) -> RematPolicy {
         match &pipeline.remat {

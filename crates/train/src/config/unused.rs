@@ -74,12 +74,10 @@ impl RunConfig {
         if let Some(PipelineConfig { weights: WeightPlan::PerIteration, .. }) = &self.pipeline {
             unused.push(("pipeline", "keep_gathered", is("pipeline.weights", WeightPlan::PerIteration.name())));
         }
-        if let Some(PipelineConfig { schedule, skip_bubbles, .. }) = &self.pipeline
-            && (*skip_bubbles || schedule.branches())
-        {
-            let key = match skip_bubbles {
+        if let Some(pipeline) = self.pipeline.as_ref().filter(|pipeline| self.layers_branch(pipeline)) {
+            let key = match pipeline.skip_bubbles {
                 true => is("pipeline.skip_bubbles", "true"),
-                false => is("pipeline.schedule", schedule.name()),
+                false => is("pipeline.schedule", pipeline.schedule.name()),
             };
             unused.push(("kernels", "context", format!("{key}: layers in its branches gather keys")));
         }
