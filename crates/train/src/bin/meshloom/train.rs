@@ -89,7 +89,7 @@ pub fn run(arguments: &Train) -> Result<()> {
         match trainer.compile_cache() {
             Some(CacheUse::Hit) => ", compile cache hit",
             Some(CacheUse::Miss) => ", compile cache miss",
-            Some(CacheUse::Bypassed) => ", not cached (several CPU devices)",
+            Some(CacheUse::Bypassed) => " (anew: programs of several CPU devices are not cached)",
             None => "",
         },
     );
