@@ -30,16 +30,9 @@ fn meshes(stages: usize) -> &'static [&'static str] {
     }
 }
 
-fn lowered(case: &Case, graph: &Graph) -> Lowered {
-    let (mesh, rules) = (case.mesh(), case.rules());
-    let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
-    let lowered = lower(graph, &options).unwrap_or_else(|error| panic!("{case}: {error}"));
-    assert!(
-        lowered.partitioned().expect("it is partitioned").fallbacks.is_empty(),
-        "{case}: {:?}",
-        lowered.partitioned().expect("it is partitioned").fallbacks
-    );
-    lowered
+/// A program in which no op has to be computed whole.
+fn lowered(case: &Case, program: &Graph) -> Lowered {
+    case.lower(program, LowerOptions { deny_replication: true, ..LowerOptions::default() })
 }
 
 /// The bound in `f32`.

@@ -4,7 +4,7 @@
 //! schedules, nor with the ledger.
 
 use crate::pipelines::{Case, EMBED, HIDDEN, LENGTH};
-use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::compile::LowerOptions;
 use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, Together, Via, Walk, collectives};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::hlo::{Amount, Bounds};
@@ -31,12 +31,6 @@ fn cases(mesh: &'static str) -> Vec<Case> {
         (Schedule::Searched, 2, 7),
     ];
     forms.into_iter().map(|(schedule, chunks, microbatches)| case(schedule, chunks, microbatches, mesh)).collect()
-}
-
-fn lowered(case: &Case) -> Lowered {
-    let (mesh, rules) = (case.mesh(), case.rules());
-    let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
-    lower(case.pipelined().graph(), &options).unwrap_or_else(|error| panic!("{case}: {error}"))
 }
 
 const EIGHT: Devices = Devices { replicas: 1, partitions: 8 };
@@ -84,7 +78,7 @@ fn check_branches(case: &Case, module: &HloModuleProto) {
 fn emitted_programs_do_what_their_tables_say() {
     for mesh in ["stage=4,fsdp=2", "stage=4,tensor=2"] {
         for case in cases(mesh) {
-            let lowered = lowered(&case);
+            let lowered = case.lowered(LowerOptions::default());
             let module = lowered.module.decode().expect("a module");
             let found = collectives(&module, EIGHT).along(lowered.emitted_mesh().expect("a mesh"));
             check_all_known(&case, &found);
@@ -105,7 +99,7 @@ fn skipped_bubbles_do_not_run() {
     for repeats in [1, 2] {
         let options = PipelineOptions { stages: 4, repeats, microbatches: 8, skip_bubbles: true, ..Default::default() };
         let case = Case::new(options, "stage=4,tensor=2");
-        let module = lowered(&case).module.decode().expect("a module");
+        let module = case.lowered(LowerOptions::default()).module.decode().expect("a module");
         let found = collectives(&module, EIGHT);
         // Of the forward pass: one of the product with the second weight.
         let is_layers = |entry: &&ModuleCollective| entry.loop_depth > 0 && !entry.op_name.contains("backward");
@@ -121,7 +115,7 @@ fn skipped_bubbles_do_not_run() {
 #[test]
 fn compiled_programs_do_what_their_tables_say() {
     for case in cases("stage=4,tensor=2").into_iter().step_by(2) {
-        let lowered = lowered(&case);
+        let lowered = case.lowered(LowerOptions::default());
         let program = compile(&lowered).unwrap_or_else(|error| panic!("{case}: {error}"));
         let module = program.executable().optimized_hlo().and_then(|it| it.decode()).expect("a module");
         check_all_known(&case, &collectives(&module, EIGHT));
@@ -143,7 +137,7 @@ fn compiled_programs_hold_what_their_tables_say() {
     let between = activations(ROWS, EMBED) + activations(ROWS, HIDDEN);
     let measured = |schedule, chunks, microbatches| {
         let case = Case { rows: ROWS, ..case(schedule, chunks, microbatches, "stage=4") };
-        let program = compile(&lowered(&case)).unwrap_or_else(|error| panic!("{case}: {error}"));
+        let program = compile(&case.lowered(LowerOptions::default())).unwrap_or_else(|error| panic!("{case}: {error}"));
         let bytes = program.executable().memory_stats().expect("the plugin counts").temporary as f64;
         let table = case.options.table().expect("a table");
         let slots = Columns::of(&table).expect("its numbers").slots;

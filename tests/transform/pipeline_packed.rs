@@ -2,7 +2,7 @@
 //! as there are groups and element types.
 
 use crate::pipelines::Case;
-use meshloom::compile::{LowerOptions, Lowered, Partitioned, lower};
+use meshloom::compile::{LowerOptions, Lowered, Partitioned};
 use meshloom::ir::{Graph, Literal, NodeRef};
 use meshloom::ops::Op;
 use meshloom::partition::{CollectiveKind, Ledger};
@@ -22,15 +22,9 @@ fn options(stages: usize, repeats: usize, weights: WeightPlan) -> PipelineOption
 
 /// The program with transfers of up to so many bytes as one, and no others combined.
 fn lowered(case: &Case, packed_bytes: u64) -> Lowered {
-    let (mesh, rules) = (case.mesh(), case.rules());
-    let options = LowerOptions {
-        sharding: Some((&mesh, &rules)),
-        deny_replication: true,
-        without: &["combine-collectives"],
-        limits: CollectiveLimits { packed_bytes, ..CollectiveLimits::default() },
-        ..LowerOptions::default()
-    };
-    lower(case.pipelined().graph(), &options).unwrap_or_else(|error| panic!("{case}: {error}"))
+    let without = &["combine-collectives"];
+    let limits = CollectiveLimits { packed_bytes, ..CollectiveLimits::default() };
+    case.lowered(LowerOptions { deny_replication: true, without, limits, ..LowerOptions::default() })
 }
 
 fn partitioned(lowered: &Lowered) -> &Partitioned {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::pipelines::{Case, EMBED, HIDDEN, LENGTH, PipelineRules};
 use insta::assert_snapshot;
-use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Partitioned, lower};
+use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Partitioned};
 use meshloom::hlo::Amount;
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{Graph, Node, Value};
@@ -22,14 +22,8 @@ fn options(stages: usize, repeats: usize, microbatches: usize, weights: WeightPl
 
 /// The program of one device, with each collective by itself.
 fn lowered(case: &Case) -> Lowered {
-    let (mesh, rules) = (case.mesh(), case.rules());
-    let options = LowerOptions {
-        sharding: Some((&mesh, &rules)),
-        deny_replication: true,
-        without: &["combine-collectives"],
-        ..LowerOptions::default()
-    };
-    lower(case.pipelined().graph(), &options).unwrap_or_else(|error| panic!("{case}: {error}"))
+    let without = &["combine-collectives"];
+    case.lowered(LowerOptions { deny_replication: true, without, ..LowerOptions::default() })
 }
 
 fn ledger(case: &Case) -> Ledger {
@@ -491,15 +485,8 @@ fn programs() {
     let _bound = support::snapshots_in("hlo_snapshots/pipeline");
     for (name, plan) in plans {
         let case = Case::new(options(2, 2, 4, plan), "stage=2,data=2,fsdp=2");
-        let (mesh, rules) = (case.mesh(), case.rules());
         for (stage, partition) in [("global", PartitionMode::GSPMD), ("local", PartitionMode::Explicit)] {
-            let options = LowerOptions {
-                sharding: Some((&mesh, &rules)),
-                partition,
-                omit_metadata: true,
-                ..LowerOptions::default()
-            };
-            let lowered = lower(case.pipelined().graph(), &options).unwrap_or_else(|error| panic!("{case}: {error}"));
+            let lowered = case.lowered(LowerOptions { partition, omit_metadata: true, ..LowerOptions::default() });
             assert_snapshot!(
                 format!("{name}_{stage}"),
                 print(&lowered.module.decode().expect("a module"), &TextOptions::canonical())

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::DType::{F32, S32};
-use meshloom::ir::{Literal, Name};
+use meshloom::ir::{Graph, Literal, Name};
 use meshloom::nn::dropout;
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
@@ -215,6 +216,18 @@ impl Case {
             })
         });
         function.unwrap_or_else(|error| panic!("{self}: {error}"))
+    }
+
+    /// [`Case::pipelined`], lowered for the mesh.
+    pub fn lowered(&self, options: LowerOptions<'_>) -> Lowered {
+        self.lower(self.pipelined().graph(), options)
+    }
+
+    /// A program of this case, lowered for the mesh.
+    pub fn lower(&self, program: &Graph, options: LowerOptions<'_>) -> Lowered {
+        let (mesh, rules) = (self.mesh(), self.rules());
+        let options = LowerOptions { sharding: Some((&mesh, &rules)), ..options };
+        lower(program, &options).unwrap_or_else(|error| panic!("{self}: {error}"))
     }
 
     /// The loss alone, with the layers in a pipeline.
