@@ -123,27 +123,32 @@ pub(super) fn number(literal: &LiteralProto, element: Element) -> Option<i128> {
         Element::At(_) => return None,
         Element::Any => 0,
     };
-    let (count, found) = if !literal.s32s.is_empty() {
-        (literal.s32s.len(), literal.s32s.get(at).copied().map(i128::from))
-    } else if !literal.preds.is_empty() {
-        (literal.preds.len(), literal.preds.get(at).copied().map(i128::from))
-    } else if !literal.u32s.is_empty() {
-        (literal.u32s.len(), literal.u32s.get(at).copied().map(i128::from))
-    } else if !literal.s64s.is_empty() {
-        (literal.s64s.len(), literal.s64s.get(at).copied().map(i128::from))
-    } else if !literal.u64s.is_empty() {
-        (literal.u64s.len(), literal.u64s.get(at).copied().map(i128::from))
-    } else if !literal.u8s.is_empty() {
-        (literal.u8s.len(), literal.u8s.get(at).copied().map(i128::from))
-    } else if !literal.s8s.is_empty() {
-        (literal.s8s.len(), literal.s8s.get(at).map(|&byte| i128::from(byte as i8)))
-    } else {
-        let pair = |bytes: &[u8]| bytes.chunks_exact(2).nth(at).map(|pair| [pair[0], pair[1]]);
-        let unsigned = pair(&literal.u16s).map(|bytes| i128::from(u16::from_le_bytes(bytes)));
-        let signed = pair(&literal.s16s).map(|bytes| i128::from(i16::from_le_bytes(bytes)));
-        ((literal.u16s.len() + literal.s16s.len()) / 2, unsigned.or(signed))
-    };
+    // A literal has its numbers in the field of its type.
+    let (count, found) = [
+        of_field(&literal.preds, at),
+        of_field(&literal.s32s, at),
+        of_field(&literal.s64s, at),
+        of_field(&literal.u32s, at),
+        of_field(&literal.u64s, at),
+        of_bytes(&literal.s8s, at, i8::from_le_bytes),
+        of_bytes(&literal.s16s, at, i16::from_le_bytes),
+        of_bytes(&literal.u8s, at, u8::from_le_bytes),
+        of_bytes(&literal.u16s, at, u16::from_le_bytes),
+    ]
+    .into_iter()
+    .find(|(count, _)| *count > 0)?;
     found.filter(|_| element != Element::Any || count == 1)
+}
+
+/// How many numbers a field of a literal has, and one of them.
+fn of_field<T: Copy + Into<i128>>(numbers: &[T], at: usize) -> (usize, Option<i128>) {
+    (numbers.len(), numbers.get(at).map(|&number| number.into()))
+}
+
+/// The same of a field of bytes, `N` of them a number.
+fn of_bytes<const N: usize, T: Into<i128>>(bytes: &[u8], at: usize, number: fn([u8; N]) -> T) -> (usize, Option<i128>) {
+    let (numbers, _) = bytes.as_chunks();
+    (numbers.len(), numbers.get(at).map(|&bytes| number(bytes).into()))
 }
 
 fn sizes(shape: &ShapeProto) -> Option<Vec<u64>> {
