@@ -2,7 +2,7 @@
 
 use meshloom_hlo::analysis::{Conditional, ModuleCollective, ModuleCollectives};
 use meshloom_hlo::table::Table;
-use meshloom_hlo::{Amount, Bounds, Branch, sum};
+use meshloom_hlo::{Amount, Branch};
 use serde::Serialize;
 
 use crate::collectives::Moved;
@@ -36,11 +36,8 @@ struct BranchSum<'a> {
 pub fn sums(found: &ModuleCollectives) -> Vec<ConditionalSum<'_>> {
     let all = found.conditionals.iter().enumerate();
     all.filter_map(|(number, conditional)| {
-        let inside = |branch: usize| -> Vec<_> {
-            found.entries.iter().filter_map(|entry| Some((entry, beyond(entry, number, branch)?))).collect()
-        };
         let branches = conditional.branches.iter().enumerate();
-        let branches: Vec<_> = branches.map(|(branch, when)| branch_sum(found, when, &inside(branch))).collect();
+        let branches: Vec<_> = branches.map(|(branch, when)| branch_sum(found, when, (number, branch))).collect();
         let Conditional { name, computation, op_name, source, executions, .. } = conditional;
         branches.iter().any(|branch| branch.collectives > 0).then_some(ConditionalSum {
             number,
@@ -55,29 +52,12 @@ pub fn sums(found: &ModuleCollectives) -> Vec<ConditionalSum<'_>> {
     .collect()
 }
 
-/// The branches that a collective is in within a branch of a conditional; none if it is not in that one.
-fn beyond(entry: &ModuleCollective, conditional: usize, branch: usize) -> Option<&[Branch]> {
-    let at = entry.branches.iter().position(|it| (it.conditional, it.branch) == (conditional, branch))?;
-    Some(&entry.branches[at + 1..])
-}
-
-fn branch_sum<'a>(
-    found: &ModuleCollectives,
-    when: &'a str,
-    inside: &[(&ModuleCollective, &[Branch])],
-) -> BranchSum<'a> {
-    if inside.iter().all(|(entry, _)| entry.undecided.is_empty()) {
-        let inside = found.some(inside.iter().map(|(entry, _)| (*entry).clone()).collect());
-        let all = Moved::of(inside.execution_bounds(), inside.moved_bounds());
-        return BranchSum { when, collectives: inside.entries.len(), all };
-    }
-    // Where its branches are taken, it runs so often.
-    let taken = |amount: Amount| amount.bound().map_or(Amount::Unknown, Amount::Exactly);
-    let total = |of: fn(&ModuleCollective) -> Amount| -> Bounds {
-        sum(inside.iter().map(|(entry, beyond)| (*beyond, taken(of(entry)))))
-    };
-    let all = Moved::of(total(|entry| entry.executions), total(ModuleCollective::total_moved_bytes));
-    BranchSum { when, collectives: inside.len(), all }
+fn branch_sum<'a>(found: &ModuleCollectives, when: &'a str, at: (usize, usize)) -> BranchSum<'a> {
+    let is_inside = |entry: &&ModuleCollective| entry.branches.iter().any(|it| (it.conditional, it.branch) == at);
+    let executions = found.total_in_branch(at, |_| Some(1));
+    let moved = found.total_in_branch(at, |entry| entry.moved_bytes);
+    let collectives = found.entries.iter().filter(is_inside).count();
+    BranchSum { when, collectives, all: Moved::of(executions, moved) }
 }
 
 /// `true`, `1 of 3`, and `true > 1 of 3` for one in another.

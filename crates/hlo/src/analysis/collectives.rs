@@ -29,7 +29,7 @@ use super::source::{Sources, op_name};
 use super::walk::{Step, Via, Walk};
 use crate::mesh::Mesh;
 use crate::proto::{HloInstructionProto, HloModuleProto, PrimitiveType};
-use crate::{Amount, Bounds, Branch, CollectiveKind, sum};
+use crate::{Amount, Bounds, Branch, CollectiveKind};
 
 /// What an instruction communicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,7 +125,7 @@ pub struct ModuleCollective {
 }
 
 /// The collectives of a module, in the order of the program.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModuleCollectives {
     /// Each of them.
     #[serde(rename = "collectives")]
@@ -136,9 +136,9 @@ pub struct ModuleCollectives {
     /// The conditionals of the module, each once for each way to it: see [`Branch::conditional`].
     #[serde(skip)]
     pub conditionals: Vec<Conditional>,
-    /// What the devices do, where their numbers decide it.
+    /// What the devices do, where their numbers decide it; else whichever branches are taken.
     #[serde(skip)]
-    pub(super) given: Option<Arc<Given>>,
+    pub(super) given: Arc<Given>,
 }
 
 /// A conditional, of whose branches one runs.
@@ -230,7 +230,7 @@ impl ModuleCollectives {
 
     /// How often collectives run at least and at most, whichever branches are taken.
     pub fn execution_bounds(&self) -> Bounds {
-        self.total(|_| Some(1))
+        self.given.total(&self.entries, |_| Some(1))
     }
 
     /// Bytes that one device sends in one run of the program; where branches differ, the most.
@@ -240,26 +240,27 @@ impl ModuleCollectives {
 
     /// Bytes that one device sends at least and at most, whichever branches are taken.
     pub fn moved_bounds(&self) -> Bounds {
-        self.total(|entry| entry.moved_bytes)
+        self.given.moved_bytes(&self.entries)
     }
 
-    fn total(&self, of_one: impl Fn(&ModuleCollective) -> Option<u64>) -> Bounds {
-        if let Some(given) = &self.given {
-            return given.total(&self.entries, of_one);
-        }
-        let amount =
-            |entry: &ModuleCollective| of_one(entry).map_or(Amount::Unknown, |of_one| entry.executions.times(of_one));
-        sum(self.entries.iter().map(|entry| (entry.undecided.as_slice(), amount(entry))))
+    /// A number for each execution of those in a branch of a conditional, summed: as often as devices take it, where
+    /// that is known, else as if it were taken each time that the conditional runs.
+    pub fn total_in_branch(
+        &self,
+        (conditional, branch): (usize, usize),
+        of_one: impl Fn(&ModuleCollective) -> Option<u64>,
+    ) -> Bounds {
+        let inside = self.entries.iter().filter_map(|entry| {
+            let at = entry.branches.iter().position(|it| (it.conditional, it.branch) == (conditional, branch))?;
+            Some((entry, &entry.branches[..=at]))
+        });
+        self.given.total_beyond(inside, of_one)
     }
 
     /// Whether the devices of each of its groups run a collective together: whether no group lies on both sides of a
     /// branch.
     pub fn together(&self, entry: &ModuleCollective) -> Together {
-        match &self.given {
-            Some(given) => given.together(entry),
-            None if entry.branches.is_empty() => Together::Yes,
-            None => Together::Unknown,
-        }
+        self.given.together(entry)
     }
 }
 
@@ -320,7 +321,8 @@ pub(super) fn collectives_at(
     let conditionals =
         (0..walk.conditional_count()).filter_map(|number| Conditional::of(walk, sources, number)).collect();
     let entries = walk.steps().filter_map(entry).collect();
-    ModuleCollectives { entries, merged: walk.is_merged(), conditionals, given: walk.on_devices().cloned() }
+    let given = walk.on_devices().cloned().unwrap_or_else(|| Arc::new(walk.whichever(devices)));
+    ModuleCollectives { entries, merged: walk.is_merged(), conditionals, given }
 }
 
 fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devices) -> ModuleCollective {

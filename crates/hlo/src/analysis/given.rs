@@ -61,11 +61,9 @@ pub enum Together {
 impl Walk<'_> {
     /// How often each place runs on each of these devices, given these inputs.
     pub fn given(&self, inputs: &[KnownInput], devices: Devices) -> Given {
-        let own = |place: &Place<'_>| PlaceRun { amounts: vec![(place.branches.clone(), place.executions)], when: 0 };
         let decides = self.deciding();
         if self.is_merged() || !decides.contains(&true) {
-            let places = self.places().iter().map(own).collect();
-            return Given { runs: vec![Run { places }], of_device: Vec::new(), devices };
+            return self.whichever(devices);
         }
         let count = devices.replicas.saturating_mul(devices.partitions);
         let mut values = Values::new(self, inputs);
@@ -92,6 +90,13 @@ impl Walk<'_> {
             given.of_device.clear();
         }
         given
+    }
+
+    /// How often each place runs, whichever branches are taken.
+    pub(super) fn whichever(&self, devices: Devices) -> Given {
+        let own = |place: &Place<'_>| PlaceRun { amounts: vec![(place.branches.clone(), place.executions)], when: 0 };
+        let places = self.places().iter().map(own).collect();
+        Given { runs: vec![Run { places }], of_device: Vec::new(), devices }
     }
 
     /// For each place, whether what is in it, or in what it runs, is decided while it runs.
@@ -128,12 +133,23 @@ impl Given {
         collectives: impl IntoIterator<Item = &'c ModuleCollective>,
         of_one: impl Fn(&ModuleCollective) -> Option<u64>,
     ) -> Bounds {
-        let each: Vec<(usize, Option<u64>)> =
-            collectives.into_iter().map(|collective| (collective.place, of_one(collective))).collect();
+        self.total_beyond(collectives.into_iter().map(|collective| (collective, &[][..])), of_one)
+    }
+
+    /// The same, where the branches that come with a collective, the outermost of its own, are taken each time that
+    /// they may be.
+    pub(super) fn total_beyond<'c>(
+        &self,
+        collectives: impl IntoIterator<Item = (&'c ModuleCollective, &'c [Branch])>,
+        of_one: impl Fn(&ModuleCollective) -> Option<u64>,
+    ) -> Bounds {
+        let each: Vec<(usize, &[Branch], Option<u64>)> =
+            collectives.into_iter().map(|(collective, taken)| (collective.place, taken, of_one(collective))).collect();
         let of_run = |run: &Run| {
-            let amounts = each.iter().flat_map(|&(place, each)| {
+            let amounts = each.iter().flat_map(|&(place, taken, each)| {
                 run.places.get(place).into_iter().flat_map(|place| &place.amounts).map(move |(branches, executions)| {
-                    (branches.as_slice(), each.map_or(unless_never(*executions), |each| executions.times(each)))
+                    let (branches, executions) = beyond(taken, branches, *executions);
+                    (branches, each.map_or(unless_never(executions), |each| executions.times(each)))
                 })
             });
             sum(amounts)
@@ -211,6 +227,14 @@ impl PlaceRun {
     /// Whether it may or may not run, for all that is known.
     fn is_open(&self) -> bool {
         self.amounts.iter().any(|(branches, amount)| !branches.is_empty() || !matches!(amount, Amount::Exactly(_)))
+    }
+}
+
+/// What is left to be decided when these branches are taken.
+fn beyond<'b>(taken: &[Branch], branches: &'b [Branch], executions: Amount) -> (&'b [Branch], Amount) {
+    match branches.iter().take_while(|branch| taken.contains(branch)).count() {
+        0 => (branches, executions),
+        known => (&branches[known..], executions.bound().map_or(Amount::Unknown, Amount::Exactly)),
     }
 }
 
