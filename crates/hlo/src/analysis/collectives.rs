@@ -104,9 +104,6 @@ pub struct ModuleCollective {
     pub in_branch: bool,
     /// The branches that it is in, outermost first; empty where ways through the module are merged.
     pub branches: Vec<Branch>,
-    /// Those of them that may or may not be taken, for all that is known: see [`Walk::on`].
-    #[serde(skip)]
-    pub undecided: Vec<Branch>,
     /// Number of the [place](Walk::places) that it is in.
     #[serde(skip)]
     pub place: usize,
@@ -344,7 +341,6 @@ fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devi
         executions: place.executions,
         in_branch: matches!(place.executions, Amount::AtMost(_)),
         branches: place.branches.clone(),
-        undecided: place.undecided.clone(),
         place: step.place_number,
         loop_depth: place.loop_depth,
         asynchronous: place.asynchronous,
