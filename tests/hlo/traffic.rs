@@ -122,6 +122,51 @@ ENTRY %main (step: s32[], other: s32[], x: f32[1024]) -> f32[1024] {
 }
 ";
 
+/// Three iterations: in each, the device decides whether 64 bytes are sent, and the step which of 0, 128 and 256. At
+/// the end, both decide together on 64 more.
+const DEVICES_AND_STEPS: &str = "
+%body (t: (s32[], s32[], s32[], f32[1024])) -> (s32[], s32[], s32[], f32[1024]) {
+  %t = (s32[], s32[], s32[], f32[1024]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %device = s32[] get-tuple-element(%t), index=1
+  %step = s32[] get-tuple-element(%t), index=2
+  %x = f32[1024] get-tuple-element(%t), index=3
+  %one = s32[] constant(1)
+  %two = s32[] constant(2)
+  %three = s32[] constant(3)
+  %next = s32[] add(%i, %one)
+  %by_device = s32[] add(%device, %i)
+  %whether = s32[] remainder(%by_device, %two)
+  %y = f32[1024] conditional(%whether, %x, %x), branch_computations={%slow_16, %nothing}
+  %by_step = s32[] add(%step, %i)
+  %which = s32[] remainder(%by_step, %three)
+  %z = f32[1024] conditional(%which, %y, %y, %y), branch_computations={%nothing, %slow_32, %slow_64}
+  ROOT %out = (s32[], s32[], s32[], f32[1024]) tuple(%next, %device, %step, %z)
+}
+
+%go_on (t: (s32[], s32[], s32[], f32[1024])) -> pred[] {
+  %t = (s32[], s32[], s32[], f32[1024]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %count = s32[] constant(3)
+  ROOT %less = pred[] compare(%i, %count), direction=LT
+}
+
+ENTRY %main (step: s32[], x: f32[1024]) -> f32[1024] {
+  %step = s32[] parameter(0)
+  %x = f32[1024] parameter(1)
+  %id = u32[] partition-id()
+  %device = s32[] convert(%id)
+  %zero = s32[] constant(0)
+  %t = (s32[], s32[], s32[], f32[1024]) tuple(%zero, %device, %step, %x)
+  %loop = (s32[], s32[], s32[], f32[1024]) while(%t), condition=%go_on, body=%body
+  %y = f32[1024] get-tuple-element(%loop), index=3
+  %both = s32[] add(%step, %device)
+  %two = s32[] constant(2)
+  %whether = s32[] remainder(%both, %two)
+  ROOT %z = f32[1024] conditional(%whether, %y, %y), branch_computations={%slow_16, %nothing}
+}
+";
+
 fn module(text: &str) -> HloModuleProto {
     let text = header() + text;
     read::read(text.as_bytes(), &read::Limits::default()).unwrap_or_else(|error| panic!("{error}\n{text}")).module
@@ -147,15 +192,21 @@ impl Known {
     }
 
     fn given(&self, step: i64) -> Given {
-        Walk::of(&self.walk_of)
-            .given(&[KnownInput { parameter: 0, element: Vec::new(), value: step }], Devices::partitioned(8))
+        Walk::of(&self.walk_of).given(&[first_input(step)], Devices::partitioned(8))
     }
 
     /// Bytes over an axis where the first input is 0, 1, ...
     fn by_step(&self, axis: &str, steps: i64) -> Vec<Bounds> {
         let over = self.over(axis);
-        (0..steps).map(|step| self.given(step).moved_bytes(&over.entries)).collect()
+        let inputs: Vec<_> = (0..steps).map(|step| vec![first_input(step)]).collect();
+        let given = Walk::of(&self.walk_of).given_each(&inputs, Devices::partitioned(8));
+        assert_eq!(given, (0..steps).map(|step| self.given(step)).collect::<Vec<_>>(), "as one by one");
+        given.iter().map(|given| given.moved_bytes(&over.entries)).collect()
     }
+}
+
+fn first_input(value: i64) -> KnownInput {
+    KnownInput { parameter: 0, element: Vec::new(), value }
 }
 
 fn exactly(bytes: u64) -> Bounds {
@@ -196,6 +247,9 @@ fn a_step_takes_its_branch() {
     let either = |more: u64| Bounds { least: 64 + more, most: Some(128 + more) };
     // A selector out of range takes the last branch.
     assert_eq!(undecided, [either(256), either(0), either(64), either(64)]);
+    // Even devices send 64 bytes twice in the loop, odd ones once, and either one more at the end.
+    let even = Bounds { least: 384 + 64, most: Some(384 + 2 * 64 + 64) };
+    assert_eq!(Known::of(DEVICES_AND_STEPS).by_step("slow", 4), [even, exactly(384 + 128), even, exactly(384 + 128)]);
 }
 
 /// JAX's `shard_map` before compilation: the counter is one of several values that enter a manual region.

@@ -7,6 +7,7 @@
 //! possible, and sums have bounds ([`Bounds`]).
 
 use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use rustc_hash::FxHasher;
 
@@ -26,7 +27,7 @@ const DEVICES: u64 = 1 << 13;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
     /// What devices do, each different one once.
-    runs: Vec<Run>,
+    runs: Vec<Arc<Run>>,
     /// Which of these each device does; empty if all do the first.
     of_device: Vec<usize>,
     devices: Devices,
@@ -61,42 +62,61 @@ pub enum Together {
 impl Walk<'_> {
     /// How often each place runs on each of these devices, given these inputs.
     pub fn given(&self, inputs: &[KnownInput], devices: Devices) -> Given {
+        let mut found = [(inputs, Given::nothing(devices))];
+        self.follow(&mut found, devices);
+        let [(_, given)] = found;
+        given
+    }
+
+    /// The same for each of several sets of inputs. What does not depend on them, such as the stages of a pipeline, is
+    /// computed once.
+    pub fn given_each(&self, inputs: &[Vec<KnownInput>], devices: Devices) -> Vec<Given> {
+        let mut found: Vec<_> = inputs.iter().map(|inputs| (inputs.as_slice(), Given::nothing(devices))).collect();
+        self.follow(&mut found, devices);
+        found.into_iter().map(|(_, given)| given).collect()
+    }
+
+    fn follow(&self, found: &mut [(&[KnownInput], Given)], devices: Devices) {
         let decides = self.deciding();
         if self.is_merged() || !decides.contains(&true) {
-            return self.whichever(devices);
+            let whichever = self.whichever(devices);
+            found.iter_mut().for_each(|(_, given)| given.clone_from(&whichever));
+            return;
         }
         let count = devices.replicas.saturating_mul(devices.partitions);
-        let mut values = Values::new(self, inputs);
-        let mut given = Given { runs: Vec::new(), of_device: Vec::new(), devices };
+        let mut values = Values::new(self, found.len());
+        let mut runs: Vec<Arc<Run>> = Vec::new();
         for device in 0..count.max(1) {
             if count <= DEVICES {
                 values.become_device(device, devices);
             }
-            let places = vec![PlaceRun::default(); self.places().len()];
-            let mut follow = Follow { walk: self, values, decides: &decides, run: Run { places }, left: ITERATIONS };
-            follow.place(0, &mut Vec::new(), &mut Vec::new(), Amount::Exactly(1));
-            let run = follow.run;
-            values = follow.values;
-            let known = given.runs.iter().position(|known| *known == run);
-            given.of_device.push(known.unwrap_or(given.runs.len()));
-            if known.is_none() {
-                given.runs.push(run);
+            for (inputs, given) in &mut *found {
+                values.take_inputs(inputs);
+                let run = Follow::program(self, &mut values, &decides);
+                let run = match runs.iter().find(|known| ***known == run) {
+                    Some(known) => known.clone(),
+                    None => {
+                        let run = Arc::new(run);
+                        runs.push(run.clone());
+                        run
+                    }
+                };
+                given.add(run);
             }
             if !values.depends_on_device() || count > DEVICES {
                 break;
             }
         }
-        if given.runs.len() == 1 {
+        for (_, given) in found.iter_mut().filter(|(_, given)| given.runs.len() == 1) {
             given.of_device.clear();
         }
-        given
     }
 
     /// How often each place runs, whichever branches are taken.
     pub(super) fn whichever(&self, devices: Devices) -> Given {
         let own = |place: &Place<'_>| PlaceRun { amounts: vec![(place.branches.clone(), place.executions)], when: 0 };
         let places = self.places().iter().map(own).collect();
-        Given { runs: vec![Run { places }], of_device: Vec::new(), devices }
+        Given { runs: vec![Arc::new(Run { places })], ..Given::nothing(devices) }
     }
 
     /// For each place, whether what is in it, or in what it runs, is decided while it runs.
@@ -154,8 +174,21 @@ impl Given {
             });
             sum(amounts)
         };
-        let all = self.runs.iter().map(of_run).reduce(Bounds::or);
+        let all = self.runs.iter().map(|run| of_run(run)).reduce(Bounds::or);
         all.unwrap_or(Bounds { least: 0, most: Some(0) })
+    }
+
+    fn nothing(devices: Devices) -> Given {
+        Given { runs: Vec::new(), of_device: Vec::new(), devices }
+    }
+
+    /// What the next device does.
+    fn add(&mut self, run: Arc<Run>) {
+        let known = self.runs.iter().position(|known| Arc::ptr_eq(known, &run));
+        self.of_device.push(known.unwrap_or(self.runs.len()));
+        if known.is_none() {
+            self.runs.push(run);
+        }
     }
 
     /// The devices that wait for one another in a collective.
@@ -198,7 +231,7 @@ impl Given {
     pub fn together(&self, collective: &ModuleCollective) -> Together {
         let place = collective.place;
         let is_open = |run: &Run| run.places.get(place).is_none_or(PlaceRun::is_open);
-        if self.runs.iter().any(is_open) {
+        if self.runs.iter().any(|run| is_open(run)) {
             return Together::Unknown;
         }
         if self.of_device.is_empty() {
@@ -244,16 +277,23 @@ fn unless_never(executions: Amount) -> Amount {
 }
 
 /// Follows one device through the program.
-struct Follow<'w, 'a, 'd> {
+struct Follow<'f, 'w, 'a> {
     walk: &'w Walk<'a>,
-    values: Values<'w, 'a>,
-    decides: &'d [bool],
+    values: &'f mut Values<'w, 'a>,
+    decides: &'f [bool],
     run: Run,
     /// Iterations that may still be looked at one by one.
     left: u64,
 }
 
-impl Follow<'_, '_, '_> {
+impl<'f, 'w, 'a> Follow<'f, 'w, 'a> {
+    fn program(walk: &'w Walk<'a>, values: &'f mut Values<'w, 'a>, decides: &'f [bool]) -> Run {
+        let run = Run { places: vec![PlaceRun::default(); walk.places().len()] };
+        let mut follow = Follow { walk, values, decides, run, left: ITERATIONS };
+        follow.place(0, &mut Vec::new(), &mut Vec::new(), Amount::Exactly(1));
+        follow.run
+    }
+
     /// Counts a place and everything it runs, in one iteration of each surrounding loop, or in [`ANY_ITERATION`].
     /// `open` are the surrounding branches that may or may not be taken.
     fn place(&mut self, number: usize, iterations: &mut Vec<u64>, open: &mut Vec<Branch>, times: Amount) {

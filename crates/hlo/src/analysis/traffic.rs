@@ -5,7 +5,7 @@
 
 use super::axes::AxisPart;
 use super::collectives::{ModuleCollective, collectives_of_walk};
-use super::given::KnownInput;
+use super::given::{Given, KnownInput};
 use super::groups::Devices;
 use super::source::{Sources, op_name};
 use super::walk::Walk;
@@ -83,20 +83,19 @@ pub fn traffic(
     let walk = Walk::of(module);
     let mut found = collectives_of_walk(&walk, Sources::of(module), devices).along(mesh);
     found.entries.retain(|entry| entry.crosses(axis, mesh).unwrap_or(true));
-    let step = |counter: u64| {
+    let counters: Vec<u64> = counters.into_iter().collect();
+    let inputs_at = |&counter: &u64| -> Vec<KnownInput> {
         let value = i64::try_from(counter).unwrap_or(i64::MAX);
-        let known: Vec<KnownInput> = inputs
-            .iter()
-            .map(|(parameter, element)| KnownInput { parameter: *parameter, element: element.clone(), value })
-            .collect();
-        let given = walk.given(&known, devices);
-        StepTraffic {
-            counter,
-            executions: given.total(&found.entries, |_| Some(1)),
-            moved_bytes: given.moved_bytes(&found.entries),
-            moved_in_loops: given.moved_bytes(found.entries.iter().filter(|entry| entry.loop_depth > 0)),
-        }
+        let inputs = inputs.iter().cloned();
+        inputs.map(|(parameter, element)| KnownInput { parameter, element, value }).collect()
     };
-    let steps = counters.into_iter().map(step).collect();
+    let each: Vec<Vec<KnownInput>> = counters.iter().map(inputs_at).collect();
+    let step = |(counter, given): (u64, Given)| StepTraffic {
+        counter,
+        executions: given.total(&found.entries, |_| Some(1)),
+        moved_bytes: given.moved_bytes(&found.entries),
+        moved_in_loops: given.moved_bytes(found.entries.iter().filter(|entry| entry.loop_depth > 0)),
+    };
+    let steps = counters.into_iter().zip(walk.given_each(&each, devices)).map(step).collect();
     Traffic { collectives: found.entries, steps }
 }

@@ -27,7 +27,7 @@ pub struct KnownInput {
 
 /// Deeper chains of computations than any step counter goes through.
 const DEPTH_LIMIT: usize = 400;
-/// The number of instructions examined, for all devices, before the analysis gives up.
+/// The number of instructions examined, for all devices and each set of inputs, before the analysis gives up.
 const BUDGET: usize = 1 << 23;
 /// Iterations of a loop before it counts as one that does not end.
 const LONGEST_LOOP: u64 = 1 << 12;
@@ -61,35 +61,61 @@ impl Part {
 /// An instruction in a place, a part of it, and the iteration of each loop around the place, outermost first.
 type Key = (usize, i64, Part, Vec<u64>);
 
+/// What a number depends on, beside the program. What does not depend on the device is kept for the next one, and so
+/// for inputs.
+#[derive(Clone, Copy, Default)]
+struct Reads {
+    device: bool,
+    inputs: bool,
+}
+
+impl Reads {
+    fn and(self, other: Reads) -> Reads {
+        Reads { device: self.device || other.device, inputs: self.inputs || other.inputs }
+    }
+}
+
 /// What is known of the numbers of a module.
 pub(super) struct Values<'w, 'a> {
     walk: &'w Walk<'a>,
     inputs: &'w [KnownInput],
     /// The replica and the partition, where they are known.
     device: Option<(u64, u64)>,
-    known: FxHashMap<Key, Option<i128>>,
+    known: FxHashMap<Key, (Option<i128>, Reads)>,
+    /// What the number that is being computed depends on.
+    reads: Reads,
     depth: usize,
     left: usize,
     depends_on_device: bool,
 }
 
 impl<'w, 'a> Values<'w, 'a> {
-    pub(super) fn new(walk: &'w Walk<'a>, inputs: &'w [KnownInput]) -> Values<'w, 'a> {
+    /// Without inputs, for as many sets of them as there will be.
+    pub(super) fn new(walk: &'w Walk<'a>, input_sets: usize) -> Values<'w, 'a> {
         Values {
             walk,
-            inputs,
+            inputs: &[],
             device: None,
             known: FxHashMap::default(),
+            reads: Reads::default(),
             depth: 0,
-            left: BUDGET,
+            left: BUDGET.saturating_mul(input_sets),
             depends_on_device: false,
         }
     }
 
     /// Goes on as a device, numbered through the replicas.
     pub(super) fn become_device(&mut self, device: u64, devices: Devices) {
-        self.known.clear();
+        self.known.retain(|_, (_, reads)| !reads.device);
         self.device = device.checked_div(devices.partitions).zip(device.checked_rem(devices.partitions));
+    }
+
+    /// Goes on with other inputs.
+    pub(super) fn take_inputs(&mut self, inputs: &'w [KnownInput]) {
+        if self.inputs != inputs {
+            self.known.retain(|_, (_, reads)| !reads.inputs);
+            self.inputs = inputs;
+        }
     }
 
     /// Whether the number of the device has been asked for.
@@ -159,17 +185,20 @@ impl<'w, 'a> Values<'w, 'a> {
             _ => part.clone(),
         };
         let key = (place, id, part, iterations.to_vec());
-        if let Some(known) = self.known.get(&key) {
-            return *known;
+        if let Some(&(known, reads)) = self.known.get(&key) {
+            self.reads = self.reads.and(reads);
+            return known;
         }
         self.left = self.left.checked_sub(1)?;
         if self.depth >= DEPTH_LIMIT {
             return None;
         }
         self.depth += 1;
+        let around = std::mem::take(&mut self.reads);
         let found = self.compute(place, it, &key.2, iterations);
         self.depth -= 1;
-        self.known.insert(key, found);
+        self.known.insert(key, (found, self.reads));
+        self.reads = self.reads.and(around);
         found
     }
 
@@ -244,6 +273,7 @@ impl<'w, 'a> Values<'w, 'a> {
             "iota" => counted(it, element)?,
             "partition-id" | "replica-id" => {
                 self.depends_on_device = true;
+                self.reads.device = true;
                 let (replica, partition) = self.device?;
                 i128::from(if it.opcode == "replica-id" { replica } else { partition })
             }
@@ -284,6 +314,7 @@ impl<'w, 'a> Values<'w, 'a> {
     fn parameter(&mut self, place: usize, it: &HloInstructionProto, part: &Part, iterations: &[u64]) -> Option<i128> {
         let number = usize::try_from(it.parameter_number).ok()?;
         let Some(caller) = self.walk.places()[place].caller else {
+            self.reads.inputs = true;
             let is = |input: &&KnownInput| input.parameter == it.parameter_number && input.element == part.path;
             return self.inputs.iter().find(is).map(|input| i128::from(input.value));
         };
