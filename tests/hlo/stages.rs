@@ -171,4 +171,8 @@ fn cost_counts_what_runs() {
     assert_eq!(cost.total.link_bytes, 5 * 64);
     assert!(!cost.assumptions.branches, "{:?}", cost.assumptions);
     assert!(cost.assumptions.loops_counted_once.is_empty(), "{:?}", cost.assumptions);
+    // The last stage comes to the inner loop, and has no iteration of it.
+    let trips: Vec<_> = cost.loops.iter().map(|it| (it.name.as_str(), it.trip_count, it.trips)).collect();
+    let inner = ("loop.4", None, Bounds { least: 0, most: Some(2) });
+    assert_eq!(trips, [("end", Some(5), Bounds { least: 5, most: Some(5) }), inner]);
 }

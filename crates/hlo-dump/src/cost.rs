@@ -133,7 +133,7 @@ fn rows(cost: &ModuleCost, by: CostBy) -> Vec<Row> {
 /// The loops, and what is outside of all of them.
 fn loops(cost: &ModuleCost) -> Vec<Row> {
     let row = |it: &LoopCost| {
-        let times = output::times(it.trip_count.map_or(Amount::Unknown, Amount::Exactly));
+        let times = output::bounds_of_times(it.trips);
         Row {
             name: format!("{}%{}, {times}", "  ".repeat(it.depth.saturating_sub(1)), it.name),
             executions: Some(it.executions),

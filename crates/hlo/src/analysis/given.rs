@@ -37,6 +37,9 @@ pub struct Given {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) places: Vec<PlaceRun>,
+    /// For each place that is the body of a loop, how many iterations the loop has, each time it is run. No part of
+    /// [`PlaceRun`]: a loop of no iterations is as good as none.
+    iterations: Vec<Option<Bounds>>,
 }
 
 /// How often a device runs what is in a place.
@@ -116,7 +119,7 @@ impl Walk<'_> {
     pub(super) fn whichever(&self, devices: Devices) -> Given {
         let own = |place: &Place<'_>| PlaceRun { amounts: vec![(place.branches.clone(), place.executions)], when: 0 };
         let places = self.places().iter().map(own).collect();
-        Given { runs: vec![Arc::new(Run { places })], ..Given::nothing(devices) }
+        Given { runs: vec![Arc::new(Run { places, iterations: Vec::new() })], ..Given::nothing(devices) }
     }
 
     /// For each place, whether what is in it, or in what it runs, is decided while it runs.
@@ -227,6 +230,12 @@ impl Given {
         Some((branches.clone(), executions))
     }
 
+    /// The iterations of the loop whose body is a place: the fewest and the most that it has when it is run, on any
+    /// device. `None` if it is no body, or nothing here says more than the walk.
+    pub fn iterations(&self, body: usize) -> Option<Bounds> {
+        self.runs.iter().filter_map(|run| *run.iterations.get(body)?).reduce(Bounds::or)
+    }
+
     /// Whether the devices of each group of a collective run it together.
     pub fn together(&self, collective: &ModuleCollective) -> Together {
         let place = collective.place;
@@ -288,7 +297,8 @@ struct Follow<'f, 'w, 'a> {
 
 impl<'f, 'w, 'a> Follow<'f, 'w, 'a> {
     fn program(walk: &'w Walk<'a>, values: &'f mut Values<'w, 'a>, decides: &'f [bool]) -> Run {
-        let run = Run { places: vec![PlaceRun::default(); walk.places().len()] };
+        let count = walk.places().len();
+        let run = Run { places: vec![PlaceRun::default(); count], iterations: vec![None; count] };
         let mut follow = Follow { walk, values, decides, run, left: ITERATIONS };
         follow.place(0, &mut Vec::new(), &mut Vec::new(), Amount::Exactly(1));
         follow.run
@@ -315,6 +325,9 @@ impl<'f, 'w, 'a> Follow<'f, 'w, 'a> {
                 }
                 Via::LoopBody => {
                     let count = self.values.trips(number, caller.instruction, iterations);
+                    let now = Bounds { least: count.unwrap_or(0), most: count };
+                    let known = &mut self.run.iterations[callee];
+                    *known = Some(known.map_or(now, |known| known.or(now)));
                     self.body(callee, iterations, open, times, count);
                 }
                 Via::LoopCondition => {

@@ -41,8 +41,8 @@ use super::groups::Devices;
 use super::sites::Sites;
 use super::source::{Sources, op_name, scope};
 use super::walk::{Place, Via, Walk};
-use crate::Amount;
 use crate::proto::HloModuleProto;
+use crate::{Amount, Bounds};
 
 pub(super) use roofline::Link;
 pub(super) use timing::{Timer, transfer};
@@ -181,8 +181,11 @@ pub struct LoopCost {
     pub name: String,
     /// Name of its body.
     pub body: String,
-    /// Its iterations, each time it is run; `None` where they are not known.
+    /// Its iterations, each time it is run; `None` where they are not known, or not always the same.
     pub trip_count: Option<u64>,
+    /// The fewest and the most of them, on any device.
+    #[serde(skip)]
+    pub trips: Bounds,
     /// How often the body runs in one run of the program, all loops around it multiplied.
     pub executions: Amount,
     /// Loops around the body, this one too.
@@ -432,10 +435,12 @@ fn loops(walk: &Walk<'_>, sources: Sources<'_>, whole: &[Sum]) -> Vec<LoopCost> 
         match caller.via {
             Via::LoopBody => {
                 by_caller.insert((caller.place, caller.instruction.id), loops.len());
+                let trips = trips(walk, number);
                 loops.push(LoopCost {
                     name: caller.instruction.name.clone(),
                     body: place.computation.name.clone(),
-                    trip_count: walk.trip_count(number),
+                    trip_count: trips.most.filter(|&most| most == trips.least),
+                    trips,
                     executions: place.executions,
                     depth: place.loop_depth,
                     total: sum.work,
@@ -454,6 +459,15 @@ fn loops(walk: &Walk<'_>, sources: Sources<'_>, whole: &[Sum]) -> Vec<LoopCost> 
         }
     }
     loops
+}
+
+/// The iterations of the loop whose body is a place, each time it is run.
+fn trips(walk: &Walk<'_>, body: usize) -> Bounds {
+    let on_devices = walk.on_devices().and_then(|given| given.iterations(body));
+    on_devices.unwrap_or_else(|| {
+        let count = walk.trip_count(body);
+        Bounds { least: count.unwrap_or(0), most: count }
+    })
 }
 
 fn loops_counted_once(walk: &Walk<'_>) -> Vec<String> {
