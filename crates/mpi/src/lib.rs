@@ -58,6 +58,15 @@ pub enum MpiError {
     },
 }
 
+/// Whether a file, or a name that the loader knows, is a library with the standard ABI. It is loaded for that, and stays
+/// loaded: MPI's libraries are not made to be unloaded.
+///
+/// # Errors
+/// It cannot be loaded, or is without a function of the ABI.
+pub fn check(library: &Path) -> Result<(), MpiError> {
+    Functions::load(library).map(std::mem::forget)
+}
+
 /// An initialized MPI. It is finalized when the last communicator of it is gone.
 struct Mpi(Functions);
 

@@ -46,6 +46,7 @@ mod hardware;
 mod key_values;
 mod layout;
 mod options;
+pub mod packages;
 mod platform;
 mod plugin;
 mod presets;
