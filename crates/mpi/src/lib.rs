@@ -18,7 +18,7 @@ use std::sync::Arc;
 use abi::{BYTE, COMM_WORLD, ERRORS_RETURN, Functions, Handle, LONGEST_ERROR, PROC_NULL, THREAD_MULTIPLE, handle};
 
 /// Why MPI did not do what it was asked.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MpiError {
     /// The library cannot be loaded, or is without the standard ABI.
     #[error(
@@ -57,6 +57,8 @@ pub enum MpiError {
         expected: usize,
     },
 }
+
+meshloom_hlo::debug_is_message!(MpiError);
 
 /// Whether a file, or a name that the loader knows, is a library with the standard ABI. It is loaded for that, and stays
 /// loaded: MPI's libraries are not made to be unloaded.

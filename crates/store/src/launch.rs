@@ -58,7 +58,7 @@ pub struct Launched {
 }
 
 /// Why an environment says nothing that can be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LaunchError {
     /// No known launcher has started this process.
     #[error(
@@ -89,6 +89,8 @@ pub enum LaunchError {
         expected: String,
     },
 }
+
+meshloom_hlo::debug_is_message!(LaunchError);
 
 /// The variables of an environment.
 pub trait Environment {
