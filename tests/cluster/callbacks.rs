@@ -63,8 +63,8 @@ fn many_threads() {
     assert_eq!(written.load(Ordering::Relaxed), 1000);
 }
 
-/// etcd is killed in the middle of puts and gets, and started again with its data, twice: calls wait for it, each key is
-/// written once and has one writer who is told so, and leases go on.
+/// etcd is killed in the middle of puts and gets, and started again with its data, twice: calls wait for it, each key
+/// is written once and has one writer who is told so, and leases go on.
 #[test]
 fn etcd_may_be_away() {
     let mut etcd = Etcd::start();

@@ -1,4 +1,5 @@
-//! Several processes run one program: the store that they share, what launchers tell them, and what they compute together.
+//! Several processes run one program: the store that they share, what launchers tell them, and what they compute
+//! together.
 //!
 //! etcd and MPICH are found as programs find them, and fetched where they are not.
 

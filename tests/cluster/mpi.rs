@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use support::program::example;
 
-/// Starts so many processes of a program, which gets the path of the library of MPI, and returns what they print. One such
-/// start at a time: a process of MPICH that waits takes all of a core.
+/// Starts so many processes of a program, which gets the path of the library of MPI, and returns what they print. One
+/// such start at a time: a process of MPICH that waits takes all of a core.
 pub fn start(count: usize, program: &Path, variables: &[(&str, &Path)]) -> String {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let found = |it: Result<_, meshloom_cluster::ProgramError>| it.unwrap_or_else(|error| panic!("{error}"));

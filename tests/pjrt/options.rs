@@ -218,8 +218,8 @@ fn client_cases() -> Cases<ClientOptions> {
     cases.push((ClientOptions { platform_options: hidden("no_such_option"), ..cuda() }, Some("no_such_option")));
     let process = |number, count| Some(ProcessPlace { number, count, store: Arc::new(NoStore) });
     for platform in PlatformKind::ALL {
-        // The stand-in knows `process_id`, and names one of `node_id` and `num_nodes`, which are for CUDA's. That of TPUs
-        // finds them in the environment.
+        // The stand-in knows `process_id`, and names one of `node_id` and `num_nodes`, which are for CUDA's. That of
+        // TPUs finds them in the environment.
         let expected =
             (platform == PlatformKind::Cuda).then_some("Unexpected option name passed to PJRT_Client_Create: n");
         cases.push((ClientOptions { process: process(1, 2), ..ClientOptions::of(platform) }, expected));

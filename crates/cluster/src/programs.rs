@@ -88,12 +88,12 @@ const MPI: Wanted = Wanted {
     ],
 };
 
-/// What a library with the standard ABI is called. The name without a number is not among them: of MPICH's wheel, that is
-/// a text for linkers.
+/// What a library with the standard ABI is called. The name without a number is not among them: of MPICH's wheel, that
+/// is a text for linkers.
 const MPI_NAMES: [&str; 2] = ["libmpi_abi.so.1", "libmpi_abi.so.0"];
 
-/// The program etcd: what `MESHLOOM_ETCD` names; else the one in PATH; else meshloom's own, which is fetched where it is
-/// not in the cache.
+/// The program etcd: what `MESHLOOM_ETCD` names; else the one in PATH; else meshloom's own, which is fetched where it
+/// is not in the cache.
 ///
 /// # Errors
 /// The variable names no file; there is none, and it cannot be fetched.
@@ -110,8 +110,8 @@ pub fn etcd_program() -> Result<PathBuf, ProgramError> {
 }
 
 /// A library of MPI with the standard ABI: the file that `MESHLOOM_MPI` names; else the one that the `mpiexec` in PATH
-/// comes with; else the one that the loader knows, as its name; else meshloom's own, which is fetched where it is not in
-/// the cache.
+/// comes with; else the one that the loader knows, as its name; else meshloom's own, which is fetched where it is not
+/// in the cache.
 ///
 /// # Errors
 /// The variable names no file; there is none, and it cannot be fetched.
@@ -159,7 +159,8 @@ pub fn mpiexec_program() -> Result<PathBuf, ProgramError> {
 }
 
 impl Wanted {
-    /// The file that the variable names. Where that is not there, falling through to another would hide the user's mistake.
+    /// The file that the variable names. Where that is not there, falling through to another would hide the user's
+    /// mistake.
     fn named(&self) -> Option<Result<PathBuf, ProgramError>> {
         let path = PathBuf::from(env::var_os(self.variable).filter(|path| !path.is_empty())?);
         if path.is_file() {
@@ -253,7 +254,8 @@ mod tests {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("change");
     }
 
-    /// The first in the order of PATH that can be run; what is relative to the folder one happens to be in is not looked at.
+    /// The first in the order of PATH that can be run; what is relative to the folder one happens to be in is not
+    /// looked at.
     #[test]
     fn programs_are_looked_for_in_path() {
         let root = tempfile::tempdir().expect("a folder");

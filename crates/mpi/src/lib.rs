@@ -60,8 +60,8 @@ pub enum MpiError {
 
 meshloom_hlo::debug_is_message!(MpiError);
 
-/// Whether a file, or a name that the loader knows, is a library with the standard ABI. It is loaded for that, and stays
-/// loaded: MPI's libraries are not made to be unloaded.
+/// Whether a file, or a name that the loader knows, is a library with the standard ABI. It is loaded for that, and
+/// stays loaded: MPI's libraries are not made to be unloaded.
 ///
 /// # Errors
 /// It cannot be loaded, or is without a function of the ABI.

