@@ -2,13 +2,17 @@
 //!
 //! Every field of the options stands here: one that is new does not compile until it has its cases.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use meshloom::compile::{LowerOptions, PartitionMode, lower, lower_as_traced};
 use meshloom::emit::{GroupFormat, ProgramForm};
 use meshloom::ir::{DType, Graph};
 use meshloom::kernels::Kernels;
 use meshloom::passes::CollectiveMatmul;
 use meshloom::pjrt::{
-    Client, ClientOptions, CompileOptions, DebugValue, NamedValue, Platform, PlatformKind, SliceLevels,
+    Client, ClientOptions, CompileOptions, DebugValue, ErrorCode, KeyValueFailure, KeyValues, NamedValue, Platform,
+    PlatformKind, ProcessPlace, SliceLevels,
 };
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, TensorSpec};
@@ -141,6 +145,24 @@ fn groups_that_the_plugin_does_not_read() {
     }
 }
 
+/// A store that nobody asks: clients of CPUs do not look for one another.
+#[derive(Debug)]
+struct NoStore;
+
+impl KeyValues for NoStore {
+    fn put(&self, key: &str, _: &[u8]) -> Result<(), KeyValueFailure> {
+        self.try_get(key).map(drop)
+    }
+
+    fn get(&self, key: &str, _: Duration) -> Result<Vec<u8>, KeyValueFailure> {
+        self.try_get(key)
+    }
+
+    fn try_get(&self, key: &str) -> Result<Vec<u8>, KeyValueFailure> {
+        Err(KeyValueFailure { code: ErrorCode::Internal, message: format!("{key} is asked for") })
+    }
+}
+
 /// What a client is created with. A CPU's plugin of API 0.115 or later refuses an option that it does not know, so on
 /// one that is taken for CUDA's it shows what is sent: what is set, and nothing else.
 fn client_cases() -> Cases<ClientOptions> {
@@ -153,6 +175,7 @@ fn client_cases() -> Cases<ClientOptions> {
         preallocate: _,
         visible_devices: _,
         platform_options: _,
+        process: _,
     } = ClientOptions::default();
     type Setting = (fn(&mut ClientOptions), &'static str, PlatformKind);
     let settings: [Setting; 5] = [
@@ -193,6 +216,18 @@ fn client_cases() -> Cases<ClientOptions> {
         Some("`ClientOptions::preallocate`"),
     ));
     cases.push((ClientOptions { platform_options: hidden("no_such_option"), ..cuda() }, Some("no_such_option")));
+    let process = |number, count| Some(ProcessPlace { number, count, store: Arc::new(NoStore) });
+    for platform in PlatformKind::ALL {
+        // The stand-in knows `process_id`, and names one of `node_id` and `num_nodes`, which are for CUDA's. That of
+        // TPUs finds them in the environment.
+        let expected =
+            (platform == PlatformKind::Cuda).then_some("Unexpected option name passed to PJRT_Client_Create: n");
+        cases.push((ClientOptions { process: process(1, 2), ..ClientOptions::of(platform) }, expected));
+        for (number, count) in [(2, 2), (0, 0)] {
+            let options = ClientOptions { process: process(number, count), ..ClientOptions::of(platform) };
+            cases.push((options, Some("is not possible: expected a number below that of processes")));
+        }
+    }
     cases
 }
 

@@ -14,6 +14,14 @@ pub fn cpu_wheels() -> impl Iterator<Item = &'static Wheel> {
     Wheel::of_platform("cpu")
 }
 
+/// Those of them that tests go through: with `MESHLOOM_TEST_CPU=NAME` only that wheel.
+pub fn chosen_cpu_wheels() -> Vec<&'static Wheel> {
+    let only = env::var("MESHLOOM_TEST_CPU").ok().filter(|name| !name.is_empty());
+    let chosen: Vec<_> = cpu_wheels().filter(|wheel| only.as_deref().is_none_or(|only| only == wheel.name())).collect();
+    assert!(!chosen.is_empty(), "MESHLOOM_TEST_CPU names no CPU wheel");
+    chosen
+}
+
 /// The plugin of a wheel. They may all be loaded into one process: each keeps its symbols to itself.
 pub fn load(wheel: &Wheel) -> Arc<Plugin> {
     let options = FindOptions { wheel: Some(wheel.name().into()), ..FindOptions::default() };
@@ -48,14 +56,10 @@ pub fn why_without(platform: &'static str) -> Result<Option<String>, String> {
 pub fn cpu_clients() -> &'static [(&'static str, Client)] {
     static CLIENTS: OnceLock<Vec<(&'static str, Client)>> = OnceLock::new();
     CLIENTS.get_or_init(|| {
-        let only = env::var("MESHLOOM_TEST_CPU").ok().filter(|name| !name.is_empty());
-        let is_wanted = |wheel: &&Wheel| only.as_deref().is_none_or(|only| only == wheel.name());
         let client = |wheel: &'static Wheel| {
             let client = Client::new(&load(wheel), &ClientOptions { device_count: Some(8), ..Default::default() });
             (wheel.name(), client.unwrap_or_else(|error| panic!("{}: {error}", wheel.name())))
         };
-        let clients: Vec<_> = cpu_wheels().filter(is_wanted).map(client).collect();
-        assert!(!clients.is_empty(), "MESHLOOM_TEST_CPU names no CPU wheel");
-        clients
+        chosen_cpu_wheels().into_iter().map(client).collect()
     })
 }

@@ -4,6 +4,7 @@
 //! with the profile that the tests were built with. Where that has been done already, it takes a moment.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -22,6 +23,13 @@ fn build(arguments: &[&str], place: &str) -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
     // The same packages as `cargo test --workspace` selects: others could have other features, and be built anew.
     build.current_dir(crate::path("")).args(["build", "--quiet", "--workspace", "--profile", name]).args(arguments);
+    // What Cargo says to this test of the test's own package; build scripts that look at it would be run again.
+    let of_package = |name: &OsString| {
+        name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
+    };
+    for name in env::vars_os().map(|(name, _)| name).filter(of_package) {
+        build.env_remove(name);
+    }
     let built = build.arg("--target-dir").arg(profile.parent().expect("the target folder")).status();
     assert!(built.expect("cargo runs").success(), "cargo build {arguments:?}");
     profile.join(place)
@@ -43,6 +51,11 @@ pub fn hlo_dump() -> PathBuf {
 pub fn worker() -> PathBuf {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| build(&["--bin", "meshloom-worker"], "meshloom-worker")).clone()
+}
+
+/// An example of a crate of the workspace.
+pub fn example(name: &str) -> PathBuf {
+    build(&["--example", name], &format!("examples/{name}"))
 }
 
 /// Settings with that worker.

@@ -40,7 +40,7 @@ pub struct CrossingSite {
 }
 
 /// Why a site cannot be.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CrossingError {
     /// A device is in no group, or in two.
     #[error("device {device} is in {count} groups of a collective between processes, expected one")]
@@ -54,6 +54,8 @@ pub enum CrossingError {
     #[error(transparent)]
     Mpi(#[from] MpiError),
 }
+
+meshloom_hlo::debug_is_message!(CrossingError);
 
 struct Registered {
     kind: CrossingKind,

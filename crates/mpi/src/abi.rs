@@ -2,6 +2,7 @@
 //! with fixed values.
 #![allow(unsafe_code)]
 
+use std::error::Error;
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
 
@@ -35,14 +36,18 @@ macro_rules! functions {
         impl Functions {
             /// Loads a library.
             pub(crate) fn load(path: &Path) -> Result<Functions, MpiError> {
-                let unloadable = |reason: String| MpiError::Library { path: path.to_owned(), reason };
+                // The loader's own words are in the source; the error itself only says which function of it failed.
+                let unloadable = |error: libloading::Error| MpiError::Library {
+                    path: path.to_owned(),
+                    reason: error.source().map_or_else(|| error.to_string(), ToString::to_string),
+                };
                 // SAFETY: loading an MPI library runs its initializers, which is what it is for.
-                let library = unsafe { Library::new(path) }.map_err(|error| unloadable(error.to_string()))?;
+                let library = unsafe { Library::new(path) }.map_err(unloadable)?;
                 // SAFETY: these are the types of the standard ABI.
                 unsafe {
                     $(let $field = *library
                         .get($symbol)
-                        .map_err(|error| unloadable(error.to_string()))?;)*
+                        .map_err(unloadable)?;)*
                     Ok(Functions { $($field,)* _library: library })
                 }
             }

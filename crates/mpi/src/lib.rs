@@ -18,7 +18,7 @@ use std::sync::Arc;
 use abi::{BYTE, COMM_WORLD, ERRORS_RETURN, Functions, Handle, LONGEST_ERROR, PROC_NULL, THREAD_MULTIPLE, handle};
 
 /// Why MPI did not do what it was asked.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MpiError {
     /// The library cannot be loaded, or is without the standard ABI.
     #[error(
@@ -56,6 +56,17 @@ pub enum MpiError {
         /// The bytes that it must have.
         expected: usize,
     },
+}
+
+meshloom_hlo::debug_is_message!(MpiError);
+
+/// Whether a file, or a name that the loader knows, is a library with the standard ABI. It is loaded for that, and
+/// stays loaded: MPI's libraries are not made to be unloaded.
+///
+/// # Errors
+/// It cannot be loaded, or is without a function of the ABI.
+pub fn check(library: &Path) -> Result<(), MpiError> {
+    Functions::load(library).map(std::mem::forget)
 }
 
 /// An initialized MPI. It is finalized when the last communicator of it is gone.

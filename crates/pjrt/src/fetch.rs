@@ -31,12 +31,12 @@ pub(super) fn fetch(cache: &Path, wheel: &Wheel, replace: bool) -> Result<PathBu
     Ok(target)
 }
 
-/// Downloads, checks and unpacks a package of shared libraries, unless it is there: one file of it, whose path in the
-/// cache is returned, and all that lies in the same folder, which it may open.
-pub(super) fn fetch_library(cache: &Path, package: &Package, file: &Path) -> Result<PathBuf, PjrtError> {
+/// Downloads, checks and unpacks a file of a package, whose path in the cache is returned, unless it is there; before
+/// it, the parts that it needs: files, and folders, with a slash at their ends, with all that is below them.
+pub(super) fn fetch_with(cache: &Path, package: &Package, file: &str, parts: &[&str]) -> Result<PathBuf, PjrtError> {
     let _lock = lock(cache, package)?;
     let root = package.root(cache);
-    fetch_files(cache, package, Wanted::FolderOf(file, &root), false)?;
+    fetch_files(cache, package, Wanted::With { file, parts, root: &root }, false)?;
     Ok(root.join(file))
 }
 
@@ -54,16 +54,16 @@ fn lock(cache: &Path, package: &Package) -> Result<File, PjrtError> {
 enum Wanted<'a> {
     /// These files, by their names in it, and where they are to lie.
     Files(Vec<(String, PathBuf)>),
-    /// A file and all others in its folder, below a root.
-    FolderOf(&'a Path, &'a Path),
+    /// A file and the parts that it needs, as [`fetch_with`] takes them, below a root.
+    With { file: &'a str, parts: &'a [&'a str], root: &'a Path },
 }
 
 impl Wanted<'_> {
-    /// Whether all is there. The file that a folder is wanted for comes last, so if it is there, everything is.
+    /// Whether all is there. The file that parts are wanted for comes last, so if it is there, everything is.
     fn is_there(&self) -> bool {
         match self {
             Wanted::Files(files) => files.iter().all(|(_, target)| target.is_file()),
-            Wanted::FolderOf(file, root) => root.join(file).is_file(),
+            Wanted::With { file, root, .. } => root.join(file).is_file(),
         }
     }
 
@@ -71,10 +71,12 @@ impl Wanted<'_> {
     fn files<'n>(self, names: impl Iterator<Item = &'n str>) -> Vec<(String, PathBuf)> {
         match self {
             Wanted::Files(files) => files,
-            Wanted::FolderOf(file, root) => {
-                let in_folder = |name: &&str| Path::new(name).parent() == file.parent() && !name.ends_with('/');
-                let names = names.filter(in_folder).filter(|name| Path::new(name) != file).map(str::to_owned);
-                let names = names.chain([file.to_string_lossy().into_owned()]);
+            Wanted::With { file, parts, root } => {
+                let (folders, files): (Vec<&str>, Vec<&str>) = parts.iter().partition(|part| part.ends_with('/'));
+                let below = |name: &&str| folders.iter().any(|folder| name.starts_with(folder));
+                let is_further = |name: &&str| !name.ends_with('/') && *name != file && !files.contains(name);
+                let below = names.filter(below).filter(is_further).map(str::to_owned);
+                let names = below.chain(files.iter().chain([&file]).map(|&name| name.to_owned()));
                 names.map(|name| (name.clone(), root.join(name))).collect()
             }
         }
@@ -280,14 +282,27 @@ mod tests {
         assert_eq!(files.iter().map(runs).collect::<Vec<_>>(), [false, true]);
     }
 
-    /// A library may open others beside it: they are there when it is.
+    /// A library may open others beside it, and a program starts others: they are there when it is.
     #[test]
-    fn a_library_comes_with_its_folder_and_last() {
-        let names = ["n/lib/libx.so.1", "n/lib/libx_part.so.1", "n/include/x.h", "n/lib/", "n/lib/deep/y.so"];
-        let (file, root) = (Path::new("n/lib/libx.so.1"), Path::new("/root"));
-        let files = Wanted::FolderOf(file, root).files(names.into_iter());
-        let expected = ["n/lib/libx_part.so.1", "n/lib/libx.so.1"];
+    fn a_file_comes_after_the_parts_that_it_needs() {
+        let names =
+            ["n/lib/libx.so.1", "n/lib/deep/y.so", "n/lib/", "n/include/x.h", "n/lib/z.so", "n/bin/other", "n/bin/run"];
+        let root = Path::new("/root");
+        let wanted = Wanted::With { file: "n/lib/libx.so.1", parts: &["n/lib/", "n/bin/run"], root };
+        let files = wanted.files(names.into_iter());
+        let expected = ["n/lib/deep/y.so", "n/lib/z.so", "n/bin/run", "n/lib/libx.so.1"];
         assert_eq!(files, expected.map(|name| (name.to_owned(), root.join(name))));
+    }
+
+    #[test]
+    fn a_file_that_is_in_the_cache_is_not_fetched_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (_, package) = wheel(folder.path());
+        let file = package.root(folder.path()).join(NAMES[1]);
+        fs::create_dir_all(file.parent().expect("a folder")).expect("create");
+        fs::write(&file, OBJECT).expect("write");
+        // The parts that it needs came before it.
+        assert_eq!(fetch_with(folder.path(), &package, NAMES[1], &["some/"]).expect("from the cache"), file);
     }
 
     #[test]

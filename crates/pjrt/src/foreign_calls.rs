@@ -1,5 +1,5 @@
-//! Functions of this process that programs call: typed FFI custom calls (`XLA_FFI_Handler`, xla/ffi/api/c_api.h), which a
-//! plugin takes by its FFI extension (`PJRT_FFI_Register_Handler`, pjrt_c_api_ffi_extension.h).
+//! Functions of this process that programs call: typed FFI custom calls (`XLA_FFI_Handler`, xla/ffi/api/c_api.h), which
+//! a plugin takes by its FFI extension (`PJRT_FFI_Register_Handler`, pjrt_c_api_ffi_extension.h).
 //!
 //! A handler is called by the threads of the plugin, for each device, with the buffers of the call. Handlers stay
 //! registered until the process ends, as plugins do.
@@ -116,8 +116,8 @@ struct FfiExtension {
     register_handler: Option<unsafe extern "C" fn(*mut RegisterArguments) -> *mut PJRT_Error>,
 }
 
-/// `PJRT_FFI_Register_Handler_Args`, as plugins read it: a published header has a version in the middle, with which they
-/// abort.
+/// `PJRT_FFI_Register_Handler_Args`, as plugins read it: a published header has a version in the middle, with which
+/// they abort.
 #[repr(C)]
 struct RegisterArguments {
     struct_size: usize,
@@ -228,8 +228,8 @@ unsafe extern "C" fn handle<F: ForeignFunction>(frame: *mut CallFrame) -> *mut c
         let mut extension = frame.extension_start;
         while !extension.is_null() {
             if (*extension).kind == METADATA {
-                // It asks for which version of the API this is written: the plugin's own. Only what all versions have is
-                // used here.
+                // It asks for which version of the API this is written: the plugin's own. Only what all versions have
+                // is used here.
                 let metadata = &mut *(*extension.cast::<MetadataExtension>()).metadata;
                 let (major, minor) = match frame.api.as_ref() {
                     Some(api) => (api.version.major, api.version.minor),

@@ -5,6 +5,8 @@
 //! communicate. It calls from several threads at once, and for as long as the client lives.
 #![allow(unsafe_code)]
 
+mod caller;
+
 use std::fmt;
 use std::os::raw::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,6 +15,7 @@ use std::time::Duration;
 
 use super::error::ErrorCode;
 use super::sys::*;
+pub use caller::ThroughCallbacks;
 
 /// A store of keys that several processes share.
 pub trait KeyValues: fmt::Debug + Send + Sync {
@@ -45,6 +48,7 @@ pub struct KeyValueFailure {
 }
 
 /// The store as a plugin gets it. Its address is what the callbacks are called with, so it stays where it is.
+#[derive(Debug)]
 pub(super) struct Callbacks(Box<Arc<dyn KeyValues>>);
 
 impl Callbacks {
@@ -208,96 +212,23 @@ mod tests {
         }
     }
 
-    /// The plugin's side of an error: its code and message, in a box that is taken for an error.
-    unsafe extern "C" fn make_error(code: u32, message: *const c_char, size: usize) -> *mut PJRT_Error {
-        let message = String::from_utf8(unsafe { bytes(message, size) }.to_vec()).expect("text");
-        Box::into_raw(Box::new((code, message))).cast()
-    }
-
-    /// A caller in C.
-    struct Caller(PJRT_Client_Create_Args);
-
-    // SAFETY: the store may be called from any thread.
-    unsafe impl Send for Caller {}
-    unsafe impl Sync for Caller {}
-
-    type Failed = (u32, String);
-
-    impl Caller {
-        fn result(error: *mut PJRT_Error) -> Result<(), Failed> {
-            if error.is_null() { Ok(()) } else { Err(*unsafe { Box::from_raw(error.cast::<Failed>()) }) }
-        }
-
-        fn put(&self, key: &str, value: &[u8]) -> Result<(), Failed> {
-            let mut error: PJRT_CallbackError = Some(make_error);
-            let mut args = PJRT_KeyValuePutCallback_Args {
-                key: key.as_ptr().cast(),
-                key_size: key.len(),
-                value: value.as_ptr().cast(),
-                value_size: value.len(),
-                callback_error: &raw mut error,
-                user_arg: self.0.kv_put_user_arg,
-                ..Default::default()
-            };
-            Self::result(unsafe { self.0.kv_put_callback.expect("given")(&raw mut args) })
-        }
-
-        fn get(&self, key: &str, milliseconds: i32) -> Result<Vec<u8>, Failed> {
-            let mut error: PJRT_CallbackError = Some(make_error);
-            let mut args = PJRT_KeyValueGetCallback_Args {
-                key: key.as_ptr().cast(),
-                key_size: key.len(),
-                timeout_in_ms: milliseconds,
-                callback_error: &raw mut error,
-                user_arg: self.0.kv_get_user_arg,
-                ..Default::default()
-            };
-            Self::result(unsafe { self.0.kv_get_callback.expect("given")(&raw mut args) })?;
-            let value = unsafe { bytes(args.value, args.value_size) }.to_vec();
-            unsafe { args.value_deleter_callback.expect("given")(args.value) };
-            Ok(value)
-        }
-
-        fn try_get(&self, key: &str) -> Result<Vec<u8>, Failed> {
-            let mut error: PJRT_CallbackError = Some(make_error);
-            let mut args = PJRT_KeyValueTryGetCallback_Args {
-                key: key.as_ptr().cast(),
-                key_size: key.len(),
-                callback_error: &raw mut error,
-                user_arg: self.0.kv_try_get_user_arg,
-                ..Default::default()
-            };
-            Self::result(unsafe { self.0.kv_try_get_callback.expect("given")(&raw mut args) })?;
-            let value = unsafe { bytes(args.value, args.value_size) }.to_vec();
-            unsafe { args.value_deleter_callback.expect("given")(args.value) };
-            Ok(value)
-        }
-    }
-
-    fn caller() -> (Callbacks, Caller) {
-        let callbacks = Callbacks::new(Arc::new(InMemory::default()));
-        let mut arguments = PJRT_Client_Create_Args::default();
-        callbacks.give(&mut arguments);
-        (callbacks, Caller(arguments))
-    }
-
     #[test]
     fn as_the_plugin_calls() {
-        let (_store, caller) = caller();
-        assert_eq!(caller.try_get("a"), Err((PJRT_Error_Code_NOT_FOUND, "NOT_FOUND: a".to_owned())));
-        assert_eq!(caller.get("a", 10), Err((PJRT_Error_Code_DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED: a".to_owned())));
+        let caller = ThroughCallbacks::new(Arc::new(InMemory::default()));
+        assert_eq!(caller.try_get("a"), Err(failure(ErrorCode::NotFound, "a")));
+        assert_eq!(caller.get("a", Duration::from_millis(10)), Err(failure(ErrorCode::DeadlineExceeded, "a")));
         assert_eq!(caller.put("a", b"\0bytes\xff"), Ok(()));
-        assert_eq!(caller.put("a", b""), Err((PJRT_Error_Code_ALREADY_EXISTS, "ALREADY_EXISTS: a".to_owned())));
-        assert_eq!(caller.get("a", 0), Ok(b"\0bytes\xff".to_vec()));
+        assert_eq!(caller.put("a", b""), Err(failure(ErrorCode::AlreadyExists, "a")));
+        assert_eq!(caller.get("a", Duration::ZERO), Ok(b"\0bytes\xff".to_vec()));
         assert_eq!(caller.put("empty", b""), Ok(()));
         assert_eq!(caller.try_get("empty"), Ok(Vec::new()));
-        let panicked = caller.put("panic", b"");
-        assert_eq!(panicked, Err((PJRT_Error_Code_INTERNAL, "the store has panicked".to_owned())));
+        let message = "the store has panicked".to_owned();
+        assert_eq!(caller.put("panic", b""), Err(KeyValueFailure { code: ErrorCode::Internal, message }));
     }
 
     #[test]
     fn from_many_threads() {
-        let (_store, caller) = caller();
+        let caller = ThroughCallbacks::new(Arc::new(InMemory::default()));
         thread::scope(|scope| {
             for number in 0..8 {
                 let caller = &caller;
@@ -306,7 +237,7 @@ mod tests {
                         let own = format!("{number}/{key}");
                         assert_eq!(caller.put(&own, own.as_bytes()), Ok(()));
                         let others = format!("{}/{key}", (number + 1) % 8);
-                        assert_eq!(caller.get(&others, 20_000), Ok(others.clone().into_bytes()));
+                        assert_eq!(caller.get(&others, Duration::from_secs(20)), Ok(others.clone().into_bytes()));
                     }
                 });
             }

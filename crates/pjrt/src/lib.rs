@@ -46,6 +46,7 @@ mod hardware;
 mod key_values;
 mod layout;
 mod options;
+pub mod packages;
 mod platform;
 mod plugin;
 mod presets;
@@ -74,6 +75,8 @@ pub use error::{Attempt, ErrorCode, PjrtError};
 pub use executable::{Executable, ExecuteOptions};
 pub use foreign_calls::{CallBuffer, CallFailure, ForeignCall, ForeignFunction};
 pub use hardware::{CudaDevice, CudaDriver, FoundLibrary, check_present, libraries_of};
+#[doc(hidden)]
+pub use key_values::ThroughCallbacks;
 pub use key_values::{KeyValueFailure, KeyValues};
 pub use layout::{ShardBox, ShardLayout};
 pub use layout::{runs, shared_runs};

