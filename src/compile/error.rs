@@ -152,6 +152,14 @@ pub enum ArgumentError {
         /// The function that follows it.
         instead: &'static str,
     },
+    /// XLA is to partition a program over processes between which its plugin has no collectives.
+    #[error(
+        "XLA's partitioner makes no program of {processes} processes on this platform; leave `LowerOptions::partition` at `PartitionMode::Explicit`, or run one process"
+    )]
+    Processes {
+        /// The processes asked for.
+        processes: usize,
+    },
     /// There are more values than inputs, or in a run not as many.
     #[error("the program has {}, but the number of values given is {given}", counted(*.inputs, "input"))]
     Count {

@@ -11,7 +11,7 @@ use crate::emit::{EmitOptions, ProgramForm, emit, needs_local_form};
 use crate::ir::{Graph, verify};
 use crate::kernels::{KernelUse, expand};
 use crate::partition::{self, PartitionError, pad_uneven};
-use crate::passes::CollectiveLevels;
+use crate::passes::{CollectiveLevels, collectives_by_process};
 use crate::sharding::{RuleSets, annotate, cut_axes, propagate_with_sub_axes};
 
 /// Runs all passes and emits the module.
@@ -29,6 +29,9 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         Some((mesh, rules)) => {
             let sharded = Box::new(lowering.shard(graph, mesh, rules)?);
             match options.partition {
+                PartitionMode::Annotated(_) if options.processes > 1 => {
+                    return Err(ArgumentError::Processes { processes: options.processes }.into());
+                }
                 PartitionMode::Annotated(annotation) => LoweredProgram::Annotated { sharded, annotation },
                 PartitionMode::Explicit => {
                     let partitioned = Box::new(lowering.partition(&sharded, rules)?);
@@ -122,7 +125,11 @@ impl Lowering<'_> {
 
     fn partition(&mut self, sharded: &Sharded, rules: &RuleSets) -> Result<Partitioned, Error> {
         let levels = self.options.levels.as_ref().and_then(|levels| CollectiveLevels::new(&sharded.mesh, levels));
-        let cut = levels.as_ref().and_then(|levels| cut_axes(&sharded.graph, &sharded.mesh, &levels.parts));
+        let parts = match (self.options.processes, &levels) {
+            (0 | 1, levels) => levels.as_ref().map(|levels| levels.parts.clone()),
+            (processes, _) => Some(sharded.mesh.at_processes(processes)?),
+        };
+        let cut = parts.and_then(|parts| cut_axes(&sharded.graph, &sharded.mesh, &parts));
         let (graph, mesh) = cut.as_ref().map_or((&sharded.graph, &sharded.mesh), |(graph, mesh)| (graph, mesh));
         let propagated = propagate_with_sub_axes(graph, mesh);
         self.done("propagate", &sharded.graph);
@@ -141,6 +148,13 @@ impl Lowering<'_> {
                 verify(&graph).map_err(|source| Error::Verify { pass: "collective-levels", source })?;
             }
             self.done("collective-levels", &graph);
+        }
+        if self.options.processes > 1 {
+            graph = collectives_by_process(&graph, &propagated.mesh, self.options.processes);
+            if !self.options.skip_verifier {
+                verify(&graph).map_err(|source| Error::Verify { pass: "collectives-by-process", source })?;
+            }
+            self.done("collectives-by-process", &graph);
         }
         Ok(Partitioned { graph, mesh: propagated.mesh, fallbacks })
     }
@@ -176,6 +190,7 @@ impl Lowering<'_> {
             groups: options.groups,
             overlap_collectives: options.overlap_collectives,
             host_memory: options.host_memory,
+            processes: options.processes,
         };
         let module = emit(graph, emit_options)?;
         self.timings.push(PassTiming {
@@ -184,7 +199,9 @@ impl Lowering<'_> {
             node_count: graph.total_node_count(),
         });
         let aliases = options.aliases.clone();
-        Ok(Lowered { program, module, form, aliases, timings: self.timings, kernels: self.kernels })
+        let is_over_several = program.mesh().is_some_and(|mesh| mesh.device_count() > 1);
+        let processes = if is_over_several { options.processes.max(1) } else { 1 };
+        Ok(Lowered { program, module, form, processes, aliases, timings: self.timings, kernels: self.kernels })
     }
 
     /// How the module is written: as the options say, and in the local form where an instruction needs it.
@@ -193,6 +210,10 @@ impl Lowering<'_> {
         if program.partitioned().is_none() || !is_over_several {
             return ProgramForm::Manual;
         }
-        if needs_local_form(program.emitted()) { ProgramForm::Local } else { self.options.form }
+        if needs_local_form(program.emitted()) || self.options.processes > 1 {
+            ProgramForm::Local
+        } else {
+            self.options.form
+        }
     }
 }

@@ -63,6 +63,11 @@ pub struct LowerOptions<'a> {
     /// Moves the values that a checkpoint offloads into the host's memory. The plugins for GPU and TPU have such a
     /// memory; without this, and on a CPU, whose memory is the host's, they stay where they are.
     pub host_memory: bool,
+    /// Processes that the devices of the mesh lie in, where the plugin has no collectives between processes, as on
+    /// CPUs: the major axes cross them ([`Mesh::at_processes`]), and each process compiles the module for its own
+    /// devices. Collectives between processes are custom calls ([`meshloom_hlo::crossing`]), for which each process
+    /// registers a function. 0 and 1: the plugin has all devices of the mesh.
+    pub processes: usize,
 }
 
 impl<'a> LowerOptions<'a> {

@@ -7,25 +7,26 @@ use super::{ArgumentError, Error};
 use crate::ir::{Literal, PortInfo, TensorType};
 use crate::partition::Ledger;
 use crate::pjrt::{
-    Array, ArraySpec, CacheUse, Client, CompileCache, CompileOptions, Executable, ExecuteOptions, ShardLayout,
+    Array, ArraySpec, CacheUse, Client, CompileCache, CompileOptions, Executable, ExecuteOptions, ShardLayout, Span,
 };
 use crate::trace::{MapTree, Tree};
 
 impl Lowered {
     /// How inputs or outputs are laid out over the devices: those of these types (padded), and of those that the user
-    /// knows.
+    /// knows. `own` are the devices of this process.
     fn array_specs<'t>(
         &self,
         padded: impl Iterator<Item = &'t TensorType>,
         types: impl Iterator<Item = &'t TensorType>,
         info: &[PortInfo],
+        own: &[usize],
     ) -> Result<Vec<ArraySpec>, Error> {
         let one = |((padded, ty), info): ((&TensorType, &TensorType), &PortInfo)| {
             let layout = match (self.emitted_mesh(), &info.spec) {
                 (Some(mesh), Some(spec)) => ShardLayout::from_boxes(&padded.dims, spec.boxes(mesh, &padded.dims)?)?,
                 (mesh, _) => ShardLayout::replicated(&padded.dims, mesh.map_or(1, Mesh::device_count)),
             };
-            Ok(ArraySpec { ty: ty.clone(), layout: layout.with_value_dims(&ty.dims)? })
+            Ok(ArraySpec { ty: ty.clone(), layout: layout.with_value_dims(&ty.dims)?.with_own(own)? })
         };
         padded.zip(types).zip(info).map(one).collect()
     }
@@ -43,17 +44,24 @@ impl Lowered {
     /// # Errors
     /// The client has too few devices.
     pub fn compile_options(&self, client: &Client) -> Result<CompileOptions, Error> {
-        let usable = client.devices().iter().filter(|device| device.addressable);
-        self.options_on(&usable.map(|device| device.place()).collect::<Vec<_>>())
+        let shares = client.process().is_some() && self.processes <= 1 && self.mesh().is_some();
+        let usable = client.devices().iter().filter(|device| device.addressable || shares);
+        let options = self.options_on(&usable.map(|device| device.place()).collect::<Vec<_>>())?;
+        Ok(if shares { CompileOptions { span: Span::Clients, ..options } } else { options })
     }
 
-    /// What the module asks of a compiler: as many partitions as the mesh has devices, in the order that suits the
-    /// mesh.
+    /// What the module asks of a compiler: as many partitions as the mesh has devices, or the part of it that a process
+    /// has, in the order that suits the mesh.
     ///
     /// # Errors
     /// There are too few devices.
     pub fn options_on(&self, devices: &[DevicePlace]) -> Result<CompileOptions, Error> {
         let Some(mesh) = self.mesh() else { return Ok(CompileOptions::default()) };
+        if self.processes > 1 {
+            let own = self.emitted_mesh().unwrap_or(mesh).within_process(self.processes);
+            let options = CompileOptions::over_mesh(&own, devices)?.with_shardy(self.needs_shardy());
+            return Ok(CompileOptions { span: Span::Each(self.processes), ..options });
+        }
         Ok(CompileOptions::over_mesh(mesh, devices)?.with_shardy(self.needs_shardy()))
     }
 
@@ -85,8 +93,9 @@ impl Lowered {
         let ports = unpadded.unwrap_or_else(|| Ports::of(graph));
         // Where the local program leaves its outputs, if nobody asked for them elsewhere, only it knows.
         let emitted = self.emitted();
-        let inputs = self.array_specs(graph.input_types(), ports.inputs.iter(), emitted.input_info())?;
-        let outputs = self.array_specs(graph.output_types(), ports.outputs.iter(), emitted.output_info())?;
+        let own = executable.places();
+        let inputs = self.array_specs(graph.input_types(), ports.inputs.iter(), emitted.input_info(), own)?;
+        let outputs = self.array_specs(graph.output_types(), ports.outputs.iter(), emitted.output_info(), own)?;
         let place = self.module.takes_place.then(|| places(&executable).map(Box::new)).transpose()?;
         Ok(Program {
             executable,
@@ -199,9 +208,9 @@ impl Program {
 
 /// The number of each device in the mesh, on that device: `u32`, split into parts of one element.
 fn places(executable: &Executable) -> Result<Array, Error> {
-    let devices = executable.devices();
-    let numbers: Vec<u32> = (0..devices.len() as u32).collect();
-    let parts = (0..devices.len()).map(|device| std::iter::once(device..device + 1).collect()).collect();
-    let layout = ShardLayout::from_boxes(&[devices.len()], parts)?;
-    Ok(Array::put_on(executable.client(), &Literal::vector(&numbers), &layout, devices)?)
+    let count = executable.device_count();
+    let numbers: Vec<u32> = (0..count as u32).collect();
+    let parts = (0..count).map(|device| std::iter::once(device..device + 1).collect()).collect();
+    let layout = ShardLayout::from_boxes(&[count], parts)?.with_own(executable.places())?;
+    Ok(Array::put_on(executable.client(), &Literal::vector(&numbers), &layout, executable.devices())?)
 }

@@ -150,6 +150,8 @@ pub struct Lowered {
     pub module: EmittedModule,
     /// How it is written, where meshloom partitioned it over several devices.
     pub form: ProgramForm,
+    /// [`LowerOptions::processes`](super::LowerOptions::processes) of a program over several devices; 1 of others.
+    pub processes: usize,
     /// Pairs of (output, input) that share a buffer.
     pub aliases: Vec<(usize, usize)>,
     /// Time of each pass, in order.

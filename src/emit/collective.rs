@@ -2,19 +2,20 @@
 
 use meshloom_hlo::proto::{self, HloInstructionProto};
 
+use super::crossing::combine;
 use super::{ComputationId, EmitContext, InstructionId};
 use crate::ir::{DType, TensorType};
-use crate::ops::{Group, ReduceScatter, ScatterForm, to_i64};
+use crate::ops::{Group, ReduceKind, ReduceScatter, ScatterForm, to_i64};
 use meshloom_hlo::GroupFormat;
+use meshloom_hlo::crossing::CrossingKind;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// The device at each rank of each group.
 pub fn device_groups(mesh: &Mesh, axes: &[MeshAxis]) -> Vec<Vec<usize>> {
-    let strides = strides(mesh);
     let positions = |axes: &[MeshAxis]| {
         let mut offsets = vec![0];
         for &axis in axes {
-            let stride = strides[axis.index()];
+            let stride = mesh.stride(axis);
             offsets = offsets
                 .iter()
                 .flat_map(|offset| (0..mesh.size(axis)).map(move |position| offset + position * stride))
@@ -25,15 +26,6 @@ pub fn device_groups(mesh: &Mesh, axes: &[MeshAxis]) -> Vec<Vec<usize>> {
     let others: Vec<MeshAxis> = mesh.axes().filter(|axis| !axes.contains(axis)).collect();
     let ranks = positions(axes);
     positions(&others).into_iter().map(|base| ranks.iter().map(|rank| base + rank).collect()).collect()
-}
-
-/// The distance between neighbours along each axis.
-fn strides(mesh: &Mesh) -> Vec<usize> {
-    let mut strides = vec![1; mesh.axis_count()];
-    for index in (1..mesh.axis_count()).rev() {
-        strides[index - 1] = strides[index] * mesh.axes().nth(index).map_or(1, |axis| mesh.size(axis));
-    }
-    strides
 }
 
 /// The groups as a transposed iota (`IotaReplicaGroupListProto`).
@@ -66,12 +58,7 @@ fn write_groups(instruction: &mut HloInstructionProto, mesh: &Mesh, group: &Grou
 impl EmitContext<'_> {
     /// A collective of all operands over a group, each of which it gives a result; `describe` adds the opcode's own
     /// attributes.
-    pub(crate) fn emit_collective(
-        &mut self,
-        opcode: &str,
-        group: &Group,
-        describe: impl FnOnce(&mut HloInstructionProto),
-    ) {
+    fn emit_collective(&mut self, opcode: &str, group: &Group, describe: impl FnOnce(&mut HloInstructionProto)) {
         let operands = self.operand_ids();
         self.begin_all(opcode, &operands);
         self.communicate(opcode, group, describe);
@@ -93,15 +80,31 @@ impl EmitContext<'_> {
 
     /// An all-reduce of all operands. In a manual region, XLA's partitioner takes one operand alone
     /// (`spmd_partitioner.cc`, `HandleAllReduce`), so several are laid side by side.
-    pub(crate) fn emit_all_reduce(&mut self, group: &Group, combiner: ComputationId) {
+    pub(crate) fn emit_all_reduce(&mut self, group: &Group, kind: ReduceKind) {
+        if self.crosses(group) {
+            return self.emit_crossing(group, CrossingKind::AllReduce(combine(kind)), 0);
+        }
+        let combiner = self.combiner(kind.combiner().name(), self.operand_type(0).dtype);
         self.emit_reduction("all-reduce", group, combiner, None);
+    }
+
+    /// An all-to-all along a dimension.
+    pub(crate) fn emit_all_to_all(&mut self, group: &Group, dim: usize) {
+        if self.crosses(group) {
+            return self.emit_crossing(group, CrossingKind::AllToAll, dim);
+        }
+        self.emit_collective("all-to-all", group, |instruction| instruction.dimensions.push(dim as i64));
     }
 
     /// A reduce-scatter of all operands along a dimension. libtpu ends its process over one of several operands, so
     /// these are laid side by side too, as [`ReduceScatter::packed_columns`] says. One alone gets its
     /// [form](ReduceScatter::form_of_one).
-    pub(crate) fn emit_reduce_scatter(&mut self, op: &ReduceScatter, combiner: ComputationId) {
+    pub(crate) fn emit_reduce_scatter(&mut self, op: &ReduceScatter) {
         let ReduceScatter { group, dim } = op;
+        if self.crosses(group) {
+            return self.emit_crossing(group, CrossingKind::ReduceScatter(combine(ReduceKind::Sum)), *dim);
+        }
+        let combiner = self.combiner(ReduceKind::Sum.combiner().name(), self.operand_type(0).dtype);
         let &[operand] = &self.operand_ids()[..] else {
             return self.emit_reduction("reduce-scatter", group, combiner, Some(*dim));
         };
@@ -137,6 +140,9 @@ impl EmitContext<'_> {
     /// An all-gather of all operands along a dimension. XLA's CPU runtime, which takes several operands, gathers them
     /// wrongly in loops, so these are laid side by side as well.
     pub(crate) fn emit_all_gather(&mut self, group: &Group, dim: usize) {
+        if self.crosses(group) {
+            return self.emit_crossing(group, CrossingKind::AllGather, dim);
+        }
         let operands = self.operand_ids();
         if operands.len() == 1 {
             return self.emit_collective("all-gather", group, |instruction| instruction.dimensions.push(dim as i64));
@@ -231,7 +237,13 @@ impl EmitContext<'_> {
     }
 
     /// From rows, each with the elements of a part of type `part`, the value whose dimension the parts make up.
-    fn parts_into(&mut self, part: &TensorType, rows: InstructionId, dim: usize, count: usize) -> InstructionId {
+    pub(super) fn parts_into(
+        &mut self,
+        part: &TensorType,
+        rows: InstructionId,
+        dim: usize,
+        count: usize,
+    ) -> InstructionId {
         let mut stacked = part.clone();
         stacked.dims.insert(0, count);
         let mut value = self.instruction("reshape", &stacked, &[rows]);
@@ -245,7 +257,13 @@ impl EmitContext<'_> {
     }
 
     /// A value with a dimension cut into parts, which are counted by a dimension of their own in front of all others.
-    fn parts_first(&mut self, ty: &TensorType, value: InstructionId, dim: usize, count: usize) -> InstructionId {
+    pub(super) fn parts_first(
+        &mut self,
+        ty: &TensorType,
+        value: InstructionId,
+        dim: usize,
+        count: usize,
+    ) -> InstructionId {
         let mut cut = ty.clone();
         cut.dims[dim] /= count;
         cut.dims.insert(dim, count);
@@ -266,6 +284,9 @@ impl EmitContext<'_> {
 
     /// A collective-permute between ranks, in every group at once.
     pub(crate) fn emit_permute(&mut self, group: &Group, pairs: &[(u32, u32)]) {
+        if self.crosses(group) {
+            return self.emit_crossing(group, CrossingKind::CollectivePermute(pairs.to_vec()), 0);
+        }
         let channel = self.next_channel();
         let (mesh, _) = self.partitioned_over();
         let pairs = device_groups(&mesh, &group.axes).into_iter().flat_map(|devices| {
@@ -285,8 +306,7 @@ impl EmitContext<'_> {
 
     /// This device's rank in its group, from its place in the mesh.
     pub(crate) fn emit_axis_index(&mut self, group: &Group) {
-        let (mesh, _) = self.partitioned_over();
-        let (strides, unsigned) = (strides(&mesh), TensorType::scalar(DType::U32));
+        let (mesh, unsigned) = (self.emitter.mesh.clone().unwrap_or_default(), TensorType::scalar(DType::U32));
         let device = match self.emitter.place() {
             Some(place) => place,
             None if self.emitter.is_local() => self.fail("a parameter with the number of the device"),
@@ -294,7 +314,7 @@ impl EmitContext<'_> {
         };
         let mut rank = None;
         for &axis in &group.axes {
-            let (stride, size) = (strides[axis.index()], mesh.size(axis));
+            let (stride, size) = (mesh.stride(axis), mesh.size(axis));
             let mut position = device;
             if stride > 1 {
                 let stride = self.number(DType::U32, stride as f64);

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use meshloom_hlo::shape;
+use smallvec::SmallVec;
 
 use super::{Emitter, Ids, InstructionId, sanitize};
 use crate::ir::{DType, Graph, NodeRef, TensorType};
@@ -43,18 +44,40 @@ impl Emitter {
                 let own = self.writer.commit();
                 self.set_place(Some(own));
             }
-            let outputs = self.body(function, &inputs);
-            let types: Vec<&TensorType> = function.output_types().collect();
+            let mut outputs = self.body(function, &inputs);
+            let mut types: Vec<&TensorType> = function.output_types().collect();
+            self.pass_place_on(place, &mut types, &mut outputs);
             let id = self.close_with(&sanitize(function.name()), &types, &outputs);
             self.functions.insert(Arc::as_ptr(function), (function.clone(), id));
             id
         });
         (self.origin, self.op_name, self.phase) = (origin, op_name, phase);
         let operands: Ids = operands.iter().copied().chain(place).collect();
-        self.begin_tuple("call", function.output_types(), &operands).called_computation_ids.push(computation);
+        let mut types: Vec<&TensorType> = function.output_types().collect();
+        self.pass_place_on(place, &mut types, &mut Ids::new());
+        self.begin_tuple("call", types.iter().copied(), &operands).called_computation_ids.push(computation);
         self.in_order_if(&[computation]);
         let result = self.writer.commit();
+        self.take_place_from(result, place, types.len() - 1);
         self.elements(result, function.output_types())
+    }
+
+    /// Adds the number of the device to what a computation returns, where that tells which of two calls comes first
+    /// ([`EmitContext::emit_crossing`](super::EmitContext)).
+    fn pass_place_on(&mut self, place: Option<InstructionId>, types: &mut Vec<&TensorType>, outputs: &mut Ids) {
+        static PLACE: TensorType = TensorType { dtype: DType::U32, dims: SmallVec::new_const() };
+        if place.is_some() && self.orders_by_place() {
+            types.push(&PLACE);
+            outputs.extend(self.place());
+        }
+    }
+
+    /// Takes the number of the device from the last element of what such a computation has returned.
+    fn take_place_from(&mut self, result: InstructionId, place: Option<InstructionId>, last: usize) {
+        if place.is_some() && self.orders_by_place() {
+            let after = self.element(result, last, &TensorType::scalar(DType::U32));
+            self.set_place(Some(after));
+        }
     }
 
     /// Opens a computation whose only parameter is a tuple, and returns that.
@@ -146,6 +169,9 @@ impl Emitter {
         }
         let one = self.number(DType::S32, 1.0);
         state[0] = self.instruction("add", &counter_type, &[counter, one]);
+        if let (Some(own), Some(last), true) = (self.place(), state.last_mut(), place.is_some()) {
+            *last = own;
+        }
         let computation = self.close_with(&name, &state_types, &state);
 
         let instruction = self.begin_tuple("while", state_types.iter().copied(), &[initial]);
@@ -154,6 +180,7 @@ impl Emitter {
         instruction.backend_config = format!(r#"{{"known_trip_count":{{"n":"{length}"}}}}"#).into_bytes();
         self.in_order_if(&[computation]);
         let result = self.writer.commit();
+        self.take_place_from(result, place, state_types.len() - 1);
         result_types.iter().enumerate().map(|(index, ty)| self.element(result, 1 + index, ty)).collect()
     }
 
@@ -176,12 +203,16 @@ impl Emitter {
         self.set_place(place.and(state.last().copied()));
         let carries = self.region(&op.body, &state[..operands.len()]);
         state[op.invariant_count..operands.len()].copy_from_slice(&carries);
+        if let (Some(own), Some(last), true) = (self.place(), state.last_mut(), place.is_some()) {
+            *last = own;
+        }
         let body = self.close_with(&sanitize(op.body.name()), &types, &state);
 
         // XLA reads the body first, then the condition.
         self.begin_tuple("while", types.iter().copied(), &[initial]).called_computation_ids.extend([body, condition]);
         self.in_order_if(&[body, condition]);
         let result = self.writer.commit();
+        self.take_place_from(result, place, types.len() - 1);
         (op.invariant_count..operands.len()).map(|index| self.element(result, index, types[index])).collect()
     }
 
@@ -201,8 +232,10 @@ impl Emitter {
                 let parameter = self.open_over("arguments", &input_types);
                 let inputs = self.elements(parameter, input_types.iter().copied());
                 self.set_place(place.and(inputs.last().copied()));
-                let outputs = self.region(branch, &inputs[..node.operands().len() - 1]);
-                self.close_with(&sanitize(branch.name()), &result_types, &outputs)
+                let mut outputs = self.region(branch, &inputs[..node.operands().len() - 1]);
+                let mut types = result_types.clone();
+                self.pass_place_on(place, &mut types, &mut outputs);
+                self.close_with(&sanitize(branch.name()), &types, &outputs)
             })
             .collect();
         if graph.ty(node.operands()[0]).dtype == DType::Pred {
@@ -211,10 +244,13 @@ impl Emitter {
         }
         let mut operands: Ids = Ids::from_slice(&[operands[0]]);
         operands.resize(1 + computations.len(), arguments);
-        let conditional = self.begin_tuple("conditional", result_types.iter().copied(), &operands);
+        let mut types = result_types.clone();
+        self.pass_place_on(place, &mut types, &mut Ids::new());
+        let conditional = self.begin_tuple("conditional", types.iter().copied(), &operands);
         conditional.called_computation_ids.extend_from_slice(&computations);
         self.in_order_if(&computations);
         let result = self.writer.commit();
+        self.take_place_from(result, place, types.len() - 1);
         self.elements(result, result_types)
     }
 }

@@ -18,7 +18,8 @@ pub enum ProgramForm {
     Manual,
     /// Parameters and results have the shapes of one device, and nothing is annotated. If the program needs the number
     /// of the device, that is one more parameter, the last. The module is compiled with `use_shardy_partitioner`:
-    /// libtpu then takes `ragged-dot`, over which it ends the process otherwise.
+    /// libtpu then takes `ragged-dot`, over which it ends the process otherwise. A program of several processes with
+    /// collectives of meshloom's own between them is in this form: XLA knows the devices of one process.
     Local,
 }
 
@@ -42,11 +43,6 @@ impl Emitter {
         let mut attributes = mesh_attribute(mesh);
         attributes.map.insert(LOCAL_SHAPES.to_owned(), "true".to_owned());
         Some(attributes)
-    }
-
-    /// Whether a graph needs the number of the device as a value.
-    pub(super) fn uses_place(&self, graph: &Graph) -> bool {
-        self.is_local() && has_op(graph, &|op| matches!(op, Op::AxisIndex(_)))
     }
 
     /// The parameter of the entry that is the number of the device. Each has one element of an array over all devices.
@@ -93,7 +89,7 @@ pub(crate) fn needs_local_form(graph: &Graph) -> bool {
 }
 
 /// Whether a graph, or a region in it, has an op of which this is so. Each body is looked into once.
-fn has_op(graph: &Graph, is_meant: &impl Fn(&Op) -> bool) -> bool {
+pub(super) fn has_op(graph: &Graph, is_meant: &impl Fn(&Op) -> bool) -> bool {
     let mut seen: FxHashSet<*const Graph> = FxHashSet::default();
     let mut left = vec![graph];
     while let Some(graph) = left.pop() {

@@ -11,6 +11,7 @@
 
 mod collective;
 mod control;
+mod crossing;
 mod form;
 mod helpers;
 mod sharding;
@@ -64,6 +65,9 @@ pub struct EmitOptions<'a> {
     pub annotation: Annotation,
     /// The plugin keeps a memory of the host's, into which values can be moved; without, they stay where they are.
     pub host_memory: bool,
+    /// Processes between which collectives go by custom calls, as
+    /// [`LowerOptions::processes`](crate::compile::LowerOptions::processes) has it; 0 and 1: none.
+    pub processes: usize,
 }
 
 /// A serialized module.
@@ -111,6 +115,8 @@ struct Emitter {
     /// Computations with instructions that communicate.
     communicating: FxHashSet<ComputationId>,
     host_memory: bool,
+    /// Processes between which collectives go by custom calls; 0 and 1: none.
+    processes: usize,
     /// Paths of scopes, with a slash at the end unless empty.
     paths: FxHashMap<Scope, String>,
     /// Emitted functions; the graphs are held so that their addresses stay theirs.
@@ -147,6 +153,7 @@ pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> Result<EmittedModule, In
         last_collective: Vec::new(),
         communicating: FxHashSet::default(),
         host_memory: options.host_memory,
+        processes: if options.partitioned { options.processes } else { 1 },
         paths: FxHashMap::default(),
         functions: FxHashMap::default(),
         named_computations: FxHashMap::default(),
@@ -532,9 +539,14 @@ impl EmitContext<'_> {
         self.emitter.channels
     }
 
-    /// The mesh of a partitioned graph (one device where there is none), and how collectives name its devices.
+    /// The mesh of a partitioned graph that XLA knows (one device where there is none): the part within a process where
+    /// there are several. And how collectives name its devices.
     pub(super) fn partitioned_over(&self) -> (Mesh, GroupFormat) {
-        (self.emitter.mesh.clone().unwrap_or_default(), self.emitter.groups)
+        let mesh = self.emitter.mesh.clone().unwrap_or_default();
+        match self.emitter.processes {
+            0 | 1 => (mesh, self.emitter.groups),
+            processes => (mesh.within_process(processes), self.emitter.groups),
+        }
     }
 
     /// The type of an operand.

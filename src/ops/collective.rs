@@ -189,8 +189,7 @@ impl Primitive for AllReduce {
     partitioned_only!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        let combiner = context.combiner(self.kind.combiner().name(), context.operand_type(0).dtype);
-        context.emit_all_reduce(&self.group, combiner);
+        context.emit_all_reduce(&self.group, self.kind);
     }
 }
 
@@ -213,8 +212,7 @@ impl Primitive for ReduceScatter {
     partitioned_only!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        let combiner = context.combiner(ReduceKind::Sum.combiner().name(), context.operand_type(0).dtype);
-        context.emit_reduce_scatter(self, combiner);
+        context.emit_reduce_scatter(self);
     }
 }
 
@@ -232,7 +230,7 @@ impl Primitive for AllToAll {
     partitioned_only!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_collective(self.name(), &self.group, |instruction| instruction.dimensions.push(self.dim as i64));
+        context.emit_all_to_all(&self.group, self.dim);
     }
 }
 

@@ -34,8 +34,8 @@ mod unroll;
 
 pub use algebra::algebra_rules;
 pub use collectives::{
-    CollectiveLevels, CollectiveLimits, CollectiveMatmul, cancel_collectives, collective_matmul, combine_collectives,
-    hoist_gathers, pack_collectives,
+    CollectiveLevels, CollectiveLimits, CollectiveMatmul, cancel_collectives, collective_matmul,
+    collectives_by_process, combine_collectives, hoist_gathers, pack_collectives,
 };
 pub use dce::eliminate_dead_code;
 pub use evaluate::evaluate;

@@ -5,8 +5,11 @@
 
 mod callbacks;
 mod crossing;
+mod deaths;
 mod etcd;
 mod launchers;
 mod mpi;
+mod processes;
 mod programs;
 mod store;
+mod training;

@@ -4,8 +4,6 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-use support::program::example;
-
 /// Starts so many processes of a program, which gets the path of the library of MPI, and returns what they print. One
 /// such start at a time: a process of MPICH that waits takes all of a core.
 pub fn start(count: usize, program: &Path, variables: &[(&str, &Path)]) -> String {
@@ -20,13 +18,4 @@ pub fn start(count: usize, program: &Path, variables: &[(&str, &Path)]) -> Strin
     let [said, errors] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     assert!(output.status.success(), "{count} processes of {}: {}\n{said}\n{errors}", program.display(), output.status);
     said
-}
-
-#[test]
-fn collectives() {
-    let program = example("collectives");
-    for count in [2, 3] {
-        let said = start(count, &program, &[]);
-        assert!(said.contains(&format!("{count} processes: all collectives are right")), "{said}");
-    }
 }

@@ -1,6 +1,7 @@
 //! Programs call functions of this process, by typed FFI.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use meshloom::hlo::parse::parse;
 use meshloom::ir::Literal;
@@ -15,23 +16,31 @@ static CALLS: AtomicUsize = AtomicUsize::new(0);
 impl ForeignFunction for Double {
     const NAME: &'static str = "meshloom_test_double";
 
-    fn call(call: &mut ForeignCall<'_>) -> Result<(), CallFailure> {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        let input: Vec<f32> = call.operands[0]
-            .bytes()
-            .chunks_exact(4)
-            .map(|four| f32::from_ne_bytes(four.try_into().expect("four")))
-            .collect();
-        if input.iter().any(|value| *value < 0.0) {
-            return Err(CallFailure { code: ErrorCode::Unavailable, message: "a peer is gone".to_owned() });
-        }
-        assert_eq!(call.operands[0].dims, [2, 2]);
-        let output = call.results[0].bytes_mut();
-        for (out, value) in output.chunks_exact_mut(4).zip(input) {
-            out.copy_from_slice(&(2.0 * value).to_ne_bytes());
-        }
-        Ok(())
+    /// A call goes on when this has returned.
+    fn call(call: ForeignCall) {
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            double(call);
+        });
     }
+}
+
+fn double(mut call: ForeignCall) {
+    CALLS.fetch_add(1, Ordering::Relaxed);
+    let input: Vec<f32> =
+        call.operands[0].bytes().as_chunks::<4>().0.iter().map(|four| f32::from_ne_bytes(*four)).collect();
+    if input.iter().any(|value| *value < 0.0) {
+        return call.finish(Err(CallFailure { code: ErrorCode::Unavailable, message: "a peer is gone".to_owned() }));
+    }
+    // Of a call that is dropped, the program learns that, too.
+    if call.operands[0].dims != [2, 2] || call.attribute("by") != Some("two") {
+        return;
+    }
+    let output = call.results[0].bytes_mut();
+    for (out, value) in output.chunks_exact_mut(4).zip(input) {
+        out.copy_from_slice(&(2.0 * value).to_ne_bytes());
+    }
+    call.finish(Ok(()));
 }
 
 #[test]
@@ -40,7 +49,7 @@ fn on_every_cpu_plugin() {
 
 ENTRY %main (x: f32[2,2]) -> f32[2,2] {
   %x = f32[2,2]{1,0} parameter(0)
-  %y = f32[2,2]{1,0} custom-call(%x), custom_call_target=\"meshloom_test_double\", custom_call_has_side_effect=true, api_version=API_VERSION_TYPED_FFI
+  %y = f32[2,2]{1,0} custom-call(%x), custom_call_target=\"meshloom_test_double\", custom_call_has_side_effect=true, api_version=API_VERSION_TYPED_FFI, backend_config={by = \"two\"}
   ROOT %z = f32[2,2]{1,0} add(%y, %x)
 }
 ";

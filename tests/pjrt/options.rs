@@ -12,7 +12,7 @@ use meshloom::kernels::Kernels;
 use meshloom::passes::CollectiveMatmul;
 use meshloom::pjrt::{
     Client, ClientOptions, CompileOptions, DebugValue, ErrorCode, KeyValueFailure, KeyValues, NamedValue, Platform,
-    PlatformKind, ProcessPlace, SliceLevels,
+    PlatformKind, ProcessPlace, SliceLevels, Span,
 };
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, TensorSpec};
@@ -48,6 +48,7 @@ fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>
         host_memory: _,
         levels: _,
         kernels: _,
+        processes: _,
     } = default();
     let aliases = |aliases: &[(usize, usize)]| LowerOptions { aliases: aliases.to_vec(), ..default() };
     let over_mesh = |options: LowerOptions<'a>| LowerOptions { sharding: Some(sharding), ..options };
@@ -109,6 +110,22 @@ fn refuse(found: Result<(), String>, expected: Option<&str>, what: &str) {
         (Err(error), Some(expected)) => assert!(error.contains(expected), "{what}: {error}"),
         (found, expected) => panic!("{what}: {found:?} instead of {expected:?}"),
     }
+}
+
+#[test]
+fn a_mesh_lies_in_processes() {
+    let mesh = Mesh::parse("data=8", 8).expect("a mesh");
+    let rules = RuleSets::uniform(Rules::from_pairs(&[("batch", &["data"])]).expect("rules"));
+    let refused = |processes: usize, partition: PartitionMode| {
+        let options = LowerOptions { sharding: Some((&mesh, &rules)), processes, partition, ..LowerOptions::default() };
+        lower(&program(), &options).map(drop).map_err(|error| error.to_string())
+    };
+    let explicit = PartitionMode::Explicit;
+    assert_eq!(refused(4, explicit), Ok(()));
+    let error = refused(7, explicit).expect_err("8 devices");
+    assert!(error.contains("cannot lie in 7 processes"), "{error}");
+    let error = refused(2, PartitionMode::GSPMD).expect_err("XLA knows one process");
+    assert!(error.contains("XLA's partitioner makes no program of 2 processes"), "{error}");
 }
 
 /// What `lower` takes, a plugin takes.
@@ -277,6 +294,7 @@ fn compile_cases() -> Cases<CompileOptions> {
         use_spmd_partitioning: _,
         use_shardy_partitioner: _,
         device_assignment: _,
+        span: _,
         allow_propagation_to_parameters: _,
         allow_propagation_to_outputs: _,
         debug_options: _,
@@ -298,6 +316,7 @@ fn compile_cases() -> Cases<CompileOptions> {
         (replicas(9), Some("num_replicas * num_partitions = 9 is not possible")),
         (replicas(usize::MAX), Some("num_replicas * num_partitions")),
         (partitions(2), None),
+        (CompileOptions { span: Span::Each(2), ..partitions(2) }, None),
         (partitions(0), Some("num_partitions = 0 is not possible")),
         (partitions(9), Some("num_replicas * num_partitions = 9 is not possible")),
         (CompileOptions { num_replicas: usize::MAX, ..partitions(usize::MAX) }, Some("num_replicas * num_partitions")),

@@ -257,7 +257,8 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
     let sharded = Sharded { graph, unpadded: None, mesh: mesh.clone(), table, diagnostics: Vec::new() };
     let program = LoweredProgram::Annotated { sharded: Box::new(sharded), annotation: Annotation::Tiles };
     let (form, none) = (ProgramForm::Manual, Vec::new());
-    let lowered = Lowered { program, module, form, aliases: none, timings: Vec::new(), kernels: Vec::new() };
+    let lowered =
+        Lowered { program, module, form, processes: 1, aliases: none, timings: Vec::new(), kernels: Vec::new() };
     let program = compile(&lowered).expect("the plugin takes it");
     let arguments = program.put(0, &[literal.clone(), literal.clone()]).expect("the inputs fit");
     let outputs = program.run(&[&arguments[0], &arguments[1]]).expect("it runs");

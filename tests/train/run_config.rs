@@ -195,6 +195,7 @@ fn round_trip() {
     [target]
     platform = "cpu"
     devices = 8
+    processes = 1
     memory_fraction = 0.0
     preallocate = "plugin"
     visible_devices = ""
@@ -296,6 +297,7 @@ fn round_trip() {
     [target]
     platform = "cpu"
     devices = 8
+    processes = 1
     memory_fraction = 0.0
     preallocate = "plugin"
     visible_devices = ""

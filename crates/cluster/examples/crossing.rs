@@ -1,12 +1,14 @@
-//! Every collective between the processes that mpiexec has started, of two devices each, called by a compiled program.
-//! `crossing LIBRARY_OF_MPI`; `MESHLOOM_CPU_PLUGIN` names the plugin.
+//! Every collective between the processes that mpiexec has started, of two devices each, called by a compiled program:
+//! of several element types, within a process, across and mixed. `crossing LIBRARY_OF_MPI`; `MESHLOOM_CPU_PLUGIN` names
+//! the plugin.
 use std::path::Path;
 use std::time::Instant;
 
-use meshloom_cluster::{Combine, Crossing, CrossingKind, CrossingSite, forget_sites};
-use meshloom_hlo::Literal;
+use meshloom_cluster::{Crossing, Links};
+use meshloom_hlo::crossing::{self, Combine, CrossingKind};
 use meshloom_hlo::parse::parse;
-use meshloom_mpi::Communicator;
+use meshloom_hlo::{DType, Literal, TensorType};
+use meshloom_mpi::World;
 use meshloom_pjrt::{Buffer, Client, ClientOptions, CompileOptions, ExecuteOptions, PlatformKind, Plugin};
 use prost::Message;
 
@@ -14,109 +16,190 @@ const DEVICES: usize = 2;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// A sum over the devices of the process, by XLA, and a collective between processes of that.
-fn module(site: i32, input: &str, output: &str) -> Result<Vec<u8>, Failure> {
+/// A program of two collectives between processes, one after the other, and a sum within each process.
+fn module(crossing: &crossing::Crossing, input: &str, output: &str) -> Result<Vec<u8>, Failure> {
+    let (target, config) = (crossing::TARGET, crossing.backend_config());
+    let ready = crossing::Crossing { kind: CrossingKind::AllReduce(Combine::Add), ..crossing.clone() }.backend_config();
     let text = format!(
         "HloModule crossing, num_partitions={DEVICES}
 
-%add (a: f32[], b: f32[]) -> f32[] {{
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %sum = f32[] add(%a, %b)
+%add (a: u32[], b: u32[]) -> u32[] {{
+  %a = u32[] parameter(0)
+  %b = u32[] parameter(1)
+  ROOT %sum = u32[] add(%a, %b)
 }}
 
-ENTRY %main (x: {input}) -> {output} {{
-  %x = {input} parameter(0), sharding={{manual}}
-  %local = {input} all-reduce(%x), channel_id=1, replica_groups={{{{0,1}}}}, use_global_device_ids=true, to_apply=%add, sharding={{manual}}
-  %device = u32[] partition-id(), sharding={{manual}}
-  %number = s32[] convert(%device), sharding={{manual}}
-  %place = s32[1] reshape(%number), sharding={{manual}}
-  %site = s32[1] constant({{{site}}}), sharding={{manual}}
-  %header = s32[2] concatenate(%site, %place), dimensions={{0}}, sharding={{manual}}
-  ROOT %y = {output} custom-call(%local, %header), custom_call_target=\"meshloom_crossing\", custom_call_has_side_effect=true, api_version=API_VERSION_TYPED_FFI, sharding={{manual}}
+ENTRY %main (x: {input}, place: u32[]) -> ({output}, u32[], u32[]) {{
+  %x = {input} parameter(0)
+  %place = u32[] parameter(1)
+  %first = ({output}, u32[]) custom-call(%x, %place), custom_call_target=\"{target}\", api_version=API_VERSION_TYPED_FFI, backend_config={config}
+  %y = {output} get-tuple-element(%first), index=0
+  %then = u32[] get-tuple-element(%first), index=1
+  %second = (u32[], u32[]) custom-call(%place, %then), custom_call_target=\"{target}\", api_version=API_VERSION_TYPED_FFI, backend_config={ready}
+  %total = u32[] get-tuple-element(%second), index=0
+  %local = u32[] all-reduce(%place), channel_id=1, replica_groups={{{{0,1}}}}, use_global_device_ids=true, to_apply=%add
+  ROOT %all = ({output}, u32[], u32[]) tuple(%y, %total, %local)
 }}
 "
     );
     Ok(parse(&text)?.hlo_module.ok_or("no module")?.encode_to_vec())
 }
 
+struct Processes {
+    client: Client,
+    rank: usize,
+    size: usize,
+}
+
+impl Processes {
+    /// Runs a collective over some axes of a mesh of `processes x 2` twenty times, and compares.
+    fn check(&self, kind: &CrossingKind, axes: &[usize], dtype: DType) -> Result<(), Failure> {
+        let (rank, size) = (self.rank, self.size);
+        let crossing =
+            crossing::Crossing { kind: kind.clone(), axes: axes.to_vec(), mesh: vec![size, DEVICES], processes: size };
+        let members = crossing.group(0).0.len();
+        // What is exact in every type, whatever is added or multiplied: a power of 2 here and there, else 0 and 1.
+        let value = |device: usize, at: usize| f64::from(u8::from((device * 5 + at * 3).is_multiple_of(4)));
+        let dims: &[usize] = &[members, 3];
+        let count = members * 3;
+        let output_dims: Vec<usize> = match kind {
+            CrossingKind::AllGather => vec![members, members, 3],
+            CrossingKind::ReduceScatter(_) => vec![3],
+            _ => dims.to_vec(),
+        };
+        let text = |dims: &[usize]| TensorType::new(dtype, dims).to_string();
+        let module = module(&crossing, &text(dims), &text(&output_dims))?;
+        let options = CompileOptions { use_shardy_partitioner: true, ..CompileOptions::partitioned(DEVICES) };
+        let executable = self.client.compile(&module, &options)?;
+        let put = |literal: &Literal, place: usize| Buffer::from_literal(&self.client, literal, place);
+        let arguments = (0..DEVICES).map(|place| {
+            let device = rank * DEVICES + place;
+            let literal = Literal::from_fn(TensorType::new(dtype, dims), |at| value(device, at));
+            let number = Literal::from_fn(TensorType::scalar(DType::U32), |_| device as f64);
+            Ok(vec![put(&literal, place)?, put(&number, place)?])
+        });
+        let arguments = arguments.collect::<Result<Vec<_>, Failure>>()?;
+        let combined = |devices: &[usize], at: usize, how: Combine| {
+            let values = devices.iter().map(|&device| value(device, at));
+            let truth = dtype == DType::Pred;
+            match how {
+                Combine::Add if truth => values.fold(0.0, f64::max),
+                Combine::Add => values.sum(),
+                Combine::Maximum | Combine::Or => values.fold(0.0, f64::max),
+                Combine::Minimum | Combine::And | Combine::Multiply => values.fold(1.0, f64::min),
+            }
+        };
+        for _ in 0..20 {
+            let outputs = executable.execute(&arguments, &ExecuteOptions::default())?;
+            for (place, of_device) in outputs.iter().enumerate() {
+                let device = rank * DEVICES + place;
+                let (group, own) = crossing.group(device);
+                let expected: Vec<f64> = match kind {
+                    CrossingKind::AllReduce(how) => (0..count).map(|at| combined(&group, at, *how)).collect(),
+                    CrossingKind::ReduceScatter(how) => {
+                        (3 * own..3 * own + 3).map(|at| combined(&group, at, *how)).collect()
+                    }
+                    CrossingKind::AllGather => {
+                        group.iter().flat_map(|&other| (0..count).map(move |at| value(other, at))).collect()
+                    }
+                    CrossingKind::AllToAll => {
+                        let part = 3 * own..3 * own + 3;
+                        group.iter().flat_map(|&other| part.clone().map(move |at| value(other, at))).collect()
+                    }
+                    CrossingKind::CollectivePermute(pairs) => {
+                        let from = pairs.iter().find(|(_, to)| *to as usize == own).map(|(from, _)| *from as usize);
+                        (0..count).map(|at| from.map_or(0.0, |from| value(group[from], at))).collect()
+                    }
+                };
+                let found = of_device[0].to_literal()?.to_f64_vec();
+                assert_eq!(found, expected, "{crossing} of {dtype:?} on device {device}");
+                let sum: usize = group.iter().sum();
+                assert_eq!(of_device[1].to_literal()?.to_f64_vec(), [sum as f64], "{crossing}: what follows");
+                let local = 2 * rank * DEVICES + 1;
+                assert_eq!(of_device[2].to_literal()?.to_f64_vec(), [local as f64], "{crossing}: within the process");
+            }
+        }
+        Ok(())
+    }
+
+    fn check_all(&self) -> Result<(), Failure> {
+        use DType::{BF16, F16, F32, F64, Pred, S8, S16, S32, S64, U8, U16, U32, U64};
+        let count = |axes: &[usize]| axes.iter().map(|axis| [self.size, DEVICES][*axis]).product::<usize>() as u32;
+        for axes in [&[0][..], &[0, 1], &[1, 0], &[1]] {
+            let ring = (0..count(axes)).map(|rank| (rank, (rank + 1) % count(axes))).collect();
+            let line = (1..count(axes)).map(|rank| (rank - 1, rank)).collect();
+            let kinds = [
+                CrossingKind::AllReduce(Combine::Add),
+                CrossingKind::ReduceScatter(Combine::Add),
+                CrossingKind::AllGather,
+                CrossingKind::AllToAll,
+                CrossingKind::CollectivePermute(ring),
+                CrossingKind::CollectivePermute(line),
+            ];
+            for kind in &kinds {
+                self.check(kind, axes, F32)?;
+            }
+        }
+        for dtype in [Pred, S8, S16, S32, S64, U8, U16, U32, U64, F16, BF16, F32, F64] {
+            for how in Combine::ALL {
+                let is_float = matches!(dtype, F16 | BF16 | F32 | F64);
+                if !(is_float && matches!(how, Combine::And | Combine::Or)) {
+                    self.check(&CrossingKind::AllReduce(how), &[0], dtype)?;
+                }
+            }
+            self.check(&CrossingKind::AllGather, &[0], dtype)?;
+        }
+        Ok(())
+    }
+
+    /// Seconds of an all-reduce of 2 MiB for each device.
+    fn time(&self) -> Result<f64, Failure> {
+        let crossing = crossing::Crossing {
+            kind: CrossingKind::AllReduce(Combine::Add),
+            axes: vec![0],
+            mesh: vec![self.size, DEVICES],
+            processes: self.size,
+        };
+        let ty = TensorType::new(DType::F32, &[1 << 19]);
+        let options = CompileOptions { use_shardy_partitioner: true, ..CompileOptions::partitioned(DEVICES) };
+        let executable = self.client.compile(&module(&crossing, &ty.to_string(), &ty.to_string())?, &options)?;
+        let arguments = (0..DEVICES).map(|place| {
+            let device = (self.rank * DEVICES + place) as f64;
+            let number = Literal::from_fn(TensorType::scalar(DType::U32), |_| device);
+            let literals = [Literal::from_fn(ty.clone(), |_| 1.0), number];
+            Ok(literals
+                .iter()
+                .map(|one| Buffer::from_literal(&self.client, one, place))
+                .collect::<Result<Vec<_>, _>>()?)
+        });
+        let arguments = arguments.collect::<Result<Vec<_>, Failure>>()?;
+        let mut seconds = Vec::new();
+        for _ in 0..8 {
+            let start = Instant::now();
+            let outputs = executable.execute(&arguments, &ExecuteOptions::default())?;
+            outputs.iter().try_for_each(|output| output[0].block_until_ready())?;
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+        seconds.sort_by(f64::total_cmp);
+        Ok(seconds[4])
+    }
+}
+
 fn main() -> Result<(), Failure> {
     let library = std::env::args().nth(1).ok_or("which library of MPI?")?;
-    let world = Communicator::world(Path::new(&library))?;
+    let world = World::start(Path::new(&library))?;
     let (rank, size) = (world.rank(), world.size());
     let plugin = Plugin::load(Path::new(&std::env::var("MESHLOOM_CPU_PLUGIN")?))?;
     plugin.register::<Crossing>()?;
-    let client =
-        Client::new(&plugin, &ClientOptions { device_count: Some(DEVICES), ..ClientOptions::of(PlatformKind::Cpu) })?;
-    let groups: Vec<Vec<usize>> =
-        (0..DEVICES).map(|place| (0..size).map(|process| process * DEVICES + place).collect()).collect();
-    let rows = size;
-    // What device `place` of process `process` has at a place; the sum over the devices of a process.
-    let value = |process: usize, place: usize, at: usize| (1000 * process + 100 * place + at) as f32;
-    let local = |process: usize, at: usize| (0..DEVICES).map(|place| value(process, place, at)).sum::<f32>();
-    let input = format!("f32[{rows},3]");
-    let count = 3 * rows;
-    let total = |at: usize| (0..size).map(|process| local(process, at)).sum::<f32>();
-    let cases: Vec<(CrossingKind, String, Vec<f32>)> = vec![
-        (CrossingKind::AllReduce(Combine::Sum), input.clone(), (0..count).map(total).collect()),
-        (CrossingKind::AllReduce(Combine::Max), input.clone(), (0..count).map(|at| local(size - 1, at)).collect()),
-        (CrossingKind::ReduceScatter(Combine::Sum), "f32[1,3]".into(), (3 * rank..3 * rank + 3).map(total).collect()),
-        (
-            CrossingKind::AllGather,
-            format!("f32[{size},{rows},3]"),
-            (0..size).flat_map(|process| (0..count).map(move |at| local(process, at))).collect(),
-        ),
-        (
-            CrossingKind::AllToAll,
-            input.clone(),
-            (0..size).flat_map(|process| (3 * rank..3 * rank + 3).map(move |at| local(process, at))).collect(),
-        ),
-        (
-            CrossingKind::Permute((1..size).map(|target| (target - 1, target)).collect()),
-            input.clone(),
-            (0..count).map(|at| rank.checked_sub(1).map_or(0.0, |from| local(from, at))).collect(),
-        ),
-    ];
-    for (kind, output, expected) in cases {
-        let site = CrossingSite { kind: kind.clone(), groups: groups.clone() }.register(&world, DEVICES)?;
-        let executable = client.compile(&module(site, &input, &output)?, &CompileOptions::partitioned(DEVICES))?;
-        let arguments = (0..DEVICES).map(|place| {
-            let values: Vec<f32> = (0..count).map(|at| value(rank, place, at)).collect();
-            let literal = Literal::from_slice(&[rows, 3], &values)?;
-            Ok(vec![Buffer::from_literal(&client, &literal, place)?])
-        });
-        let arguments = arguments.collect::<Result<Vec<_>, Failure>>()?;
-        for _ in 0..20 {
-            for of_device in executable.execute(&arguments, &ExecuteOptions::default())? {
-                let found = of_device[0].to_literal()?.to_vec::<f32>().ok_or("no f32")?;
-                assert_eq!(found, expected, "{kind:?} on process {rank}");
-            }
-        }
-    }
-    let site = CrossingSite { kind: CrossingKind::AllReduce(Combine::Sum), groups }.register(&world, DEVICES)?;
-    let large = 1 << 19;
-    let shape = format!("f32[{large}]");
-    let executable = client.compile(&module(site, &shape, &shape)?, &CompileOptions::partitioned(DEVICES))?;
-    let literal = Literal::from_slice(&[large], &vec![1f32; large])?;
-    let arguments: Vec<_> = (0..DEVICES)
-        .map(|place| Ok(vec![Buffer::from_literal(&client, &literal, place)?]))
-        .collect::<Result<_, Failure>>()?;
-    let mut seconds = Vec::new();
-    for _ in 0..8 {
-        let start = Instant::now();
-        let outputs = executable.execute(&arguments, &ExecuteOptions::default())?;
-        outputs.iter().try_for_each(|output| output[0].block_until_ready())?;
-        seconds.push(start.elapsed());
-    }
-    seconds.sort_unstable();
+    let links = Links::connect(world, Box::new(|waited| (waited.as_secs() > 30).then(|| "nobody sends".to_owned())));
+    let options = ClientOptions { device_count: Some(DEVICES), ..ClientOptions::of(PlatformKind::Cpu) };
+    let processes = Processes { client: Client::new(&plugin, &options)?, rank, size };
+    processes.check_all()?;
+    let seconds = processes.time()?;
     if rank == 0 {
-        println!(
-            "{size} processes of {DEVICES} devices: all right; a step of 2 MiB for each device takes {:?}",
-            seconds[4]
-        );
+        println!("{size} processes of {DEVICES} devices: all right; a step of 2 MiB for each device: {seconds:.4} s");
     }
-    world.barrier()?;
-    drop(executable);
-    forget_sites();
+    links.world().barrier(u16::MAX, &|_| None)?;
+    Links::disconnect();
     Ok(())
 }

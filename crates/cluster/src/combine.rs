@@ -1,24 +1,8 @@
 //! Sums and the like of two operands, element by element, of every type that devices reduce.
 
 use half::{bf16, f16};
+use meshloom_hlo::crossing::Combine;
 use meshloom_hlo::proto::PrimitiveType;
-
-/// What a reduction does with two elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Combine {
-    /// Adds them; of truth values, whether either is true.
-    Sum,
-    /// Multiplies them; of truth values, whether both are.
-    Product,
-    /// The larger, and NaN where either is.
-    Max,
-    /// The smaller, and NaN where either is.
-    Min,
-    /// The bits that both have; of truth values, whether both are true.
-    And,
-    /// The bits that either has; of truth values, whether either is.
-    Or,
-}
 
 /// Adds the second operand to the first.
 pub(crate) type Combining = fn(Combine, &mut [u8], &[u8]);
@@ -64,10 +48,10 @@ macro_rules! integers {
 
             fn combined(self, other: Self, how: Combine) -> Self {
                 match how {
-                    Combine::Sum => self.wrapping_add(other),
-                    Combine::Product => self.wrapping_mul(other),
-                    Combine::Max => self.max(other),
-                    Combine::Min => self.min(other),
+                    Combine::Add => self.wrapping_add(other),
+                    Combine::Multiply => self.wrapping_mul(other),
+                    Combine::Maximum => self.max(other),
+                    Combine::Minimum => self.min(other),
                     Combine::And => self & other,
                     Combine::Or => self | other,
                 }
@@ -91,14 +75,14 @@ macro_rules! floats {
 
             fn combined(self, other: Self, how: Combine) -> Self {
                 match how {
-                    Combine::Sum => self + other,
-                    Combine::Product => self * other,
+                    Combine::Add => self + other,
+                    Combine::Multiply => self * other,
                     _ if self.is_nan() => self,
                     _ if other.is_nan() => other,
-                    Combine::Max if self < other => other,
-                    Combine::Min if self > other => other,
+                    Combine::Maximum if self < other => other,
+                    Combine::Minimum if self > other => other,
                     // Floats have no `and` and `or`: HLO refuses them.
-                    Combine::Max | Combine::Min | Combine::And | Combine::Or => self,
+                    Combine::Maximum | Combine::Minimum | Combine::And | Combine::Or => self,
                 }
             }
         }
@@ -119,8 +103,8 @@ fn truths(how: Combine, sum: &mut [u8], next: &[u8]) {
     for (sum, next) in sum.iter_mut().zip(next) {
         let (a, b) = (*sum != 0, *next != 0);
         *sum = u8::from(match how {
-            Combine::Sum | Combine::Max | Combine::Or => a || b,
-            Combine::Product | Combine::Min | Combine::And => a && b,
+            Combine::Add | Combine::Maximum | Combine::Or => a || b,
+            Combine::Multiply | Combine::Minimum | Combine::And => a && b,
         });
     }
 }

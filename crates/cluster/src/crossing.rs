@@ -1,111 +1,250 @@
 //! Collectives whose groups cross processes, on CPU plugins, which have none: each is a custom call onto MPI.
 //!
-//! A program calls [`Crossing`] with an operand and a header, `s32[2]`: the number of the call site, and the device's
-//! place within its process. What the site does, and with whom, has been registered before: for each device of the
-//! process a communicator of its own, so that devices do not wait for each other's calls. All processes register the
-//! same sites in the same order.
+//! What a call does is written in it ([`crossing`]), so nothing is registered for a program. Calls of one device must
+//! not overtake each other, or two processes could wait for one another: whoever emits them chains them. Devices of a
+//! process do not wait for each other: the tag of a message says between which of its sender's and receiver's devices
+//! it goes.
 //!
-//! Calls of one device on different sites must not overtake each other, or two processes could wait for one another:
-//! whoever emits them chains them.
+//! A call goes on in a thread of its device's here, while the plugin's threads compute, and wait for each other in
+//! collectives within the process. If it held one of these, that one could not begin what others wait for.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
 
-use meshloom_mpi::{Communicator, MpiError};
-use meshloom_pjrt::{CallFailure, ErrorCode, ForeignCall, ForeignFunction};
+use meshloom_hlo::crossing::{self, Combine, CrossingKind};
+use meshloom_mpi::{Incoming, MpiError, Outgoing, World};
+use meshloom_pjrt::{CallBuffer, CallFailure, ErrorCode, ForeignCall, ForeignFunction};
 
-use crate::combine::{Combine, of_type};
+use crate::combine::of_type;
 
-/// What a call site does between processes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CrossingKind {
-    /// Every member gets the combined operands.
-    AllReduce(Combine),
-    /// Every member gets its part of the combined operands, cut along the first dimension.
-    ReduceScatter(Combine),
-    /// Every member gets the operands of all, one after the other along a new first dimension.
-    AllGather,
-    /// Part `r` along the first dimension goes to member `r`.
-    AllToAll,
-    /// Member `source` sends to member `target`; who receives nothing gets zeros.
-    Permute(Vec<(usize, usize)>),
-}
+/// What says, of a call that has waited so long, why more of that is in vain; nothing while it is not.
+pub type GiveUp = Box<dyn Fn(Duration) -> Option<String> + Send + Sync>;
 
-/// A call site, as all processes register it.
-#[derive(Clone, Debug)]
-pub struct CrossingSite {
-    /// What it does.
-    pub kind: CrossingKind,
-    /// The groups: devices, numbered through the processes, each of another process.
-    pub groups: Vec<Vec<usize>>,
-}
+/// A call, and what it is of.
+type Job = (ForeignCall, crossing::Crossing, usize, Arc<Links>);
 
-/// Why a site cannot be.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CrossingError {
-    /// A device is in no group, or in two.
-    #[error("device {device} is in {count} groups of a collective between processes, expected one")]
-    Groups {
-        /// The device.
-        device: usize,
-        /// In how many it is.
-        count: usize,
-    },
-    /// MPI says so.
-    #[error(transparent)]
-    Mpi(#[from] MpiError),
-}
-
-meshloom_hlo::debug_is_message!(CrossingError);
-
-struct Registered {
-    kind: CrossingKind,
-    /// For each device of the process.
-    members: Vec<Member>,
-}
-
-struct Member {
-    communicator: Communicator,
+/// The processes that collectives cross to.
+pub struct Links {
+    world: World,
+    give_up: GiveUp,
+    sent: AtomicU64,
+    /// The thread of each device.
+    threads: Mutex<Vec<Sender<Job>>>,
     /// Buffers that are kept between calls.
-    scratch: Mutex<[Vec<u8>; 2]>,
+    buffers: Mutex<Vec<Vec<u8>>>,
 }
 
-fn sites() -> &'static RwLock<Vec<Arc<Registered>>> {
-    static SITES: OnceLock<RwLock<Vec<Arc<Registered>>>> = OnceLock::new();
-    SITES.get_or_init(RwLock::default)
-}
+static LINKS: RwLock<Option<Arc<Links>>> = RwLock::new(None);
 
-impl CrossingSite {
-    /// Registers the site for the devices of this process, of which each process has as many. Returns its number, which
-    /// is the same in all processes that have registered as many before.
-    ///
-    /// # Errors
-    /// The groups do not have each device once; MPI says so.
-    pub fn register(&self, world: &Communicator, devices: usize) -> Result<i32, CrossingError> {
-        let member = |place: usize| -> Result<Member, CrossingError> {
-            let device = world.rank() * devices + place;
-            let mut found = self
-                .groups
-                .iter()
-                .enumerate()
-                .filter_map(|(number, group)| Some((number, group.iter().position(|&other| other == device)?)));
-            let (Some((group, position)), None) = (found.next(), found.next()) else {
-                let count = self.groups.iter().filter(|group| group.contains(&device)).count();
-                return Err(CrossingError::Groups { device, count });
+impl Links {
+    /// Has all programs of this process cross to the processes of a world, until the value is dropped. While a call
+    /// waits for another process, it asks `give_up` from time to time, and fails with what that says.
+    pub fn connect(world: World, give_up: GiveUp) -> Arc<Links> {
+        let (sent, threads, buffers) = (AtomicU64::new(0), Mutex::default(), Mutex::default());
+        let links = Arc::new(Links { world, give_up, sent, threads, buffers });
+        *LINKS.write().unwrap_or_else(PoisonError::into_inner) = Some(links.clone());
+        links
+    }
+
+    /// Ends that: no program that crosses runs any more. MPI is finalized with the last handle.
+    pub fn disconnect() {
+        *LINKS.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// The processes.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// Bytes that collectives of this process have sent to others so far.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Has a device's thread do a call.
+    fn hand_on(self: Arc<Self>, call: ForeignCall, crossing: crossing::Crossing, device: usize) {
+        let place = device % crossing.devices().max(1);
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        while threads.len() <= place {
+            let (sender, jobs) = channel::<Job>();
+            let work = move || {
+                jobs.into_iter().for_each(|(call, crossing, device, links)| work(call, &crossing, device, links))
             };
-            let number = |number: usize| u16::try_from(number).unwrap_or(u16::MAX);
-            let communicator = world.split(number(group), number(position))?;
-            Ok(Member { communicator, scratch: Mutex::default() })
-        };
-        let members = (0..devices).map(member).collect::<Result<Vec<_>, _>>()?;
-        let mut all = sites().write().unwrap_or_else(PoisonError::into_inner);
-        all.push(Arc::new(Registered { kind: self.kind.clone(), members }));
-        Ok(i32::try_from(all.len() - 1).unwrap_or(i32::MAX))
+            let thread = std::thread::Builder::new().name(format!("crossing-{}", threads.len()));
+            if let Err(error) = thread.spawn(work) {
+                let message = format!("no thread for collectives between processes: {error}");
+                return call.finish(Err(CallFailure { code: ErrorCode::ResourceExhausted, message }));
+            }
+            threads.push(sender);
+        }
+        let thread = threads[place].clone();
+        drop(threads);
+        if let Err(unsent) = thread.send((call, crossing, device, self)) {
+            let message = "the thread of a device for collectives between processes has ended".to_owned();
+            unsent.0.0.finish(Err(CallFailure { code: ErrorCode::Internal, message }));
+        }
+    }
+
+    fn buffer(&self, length: usize) -> Vec<u8> {
+        let mut buffer = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        buffer.resize(length, 0);
+        buffer
+    }
+
+    fn give_back(&self, buffer: Vec<u8>) {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
     }
 }
 
-/// Ends all sites: no program that calls them runs any more. MPI is finalized when its world is gone, too.
-pub fn forget_sites() {
-    sites().write().unwrap_or_else(PoisonError::into_inner).clear();
+impl std::fmt::Debug for Links {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Links").field("world", &self.world).finish_non_exhaustive()
+    }
+}
+
+/// A group of devices, as one of them sees it.
+struct Group<'a> {
+    links: &'a Links,
+    members: Vec<usize>,
+    rank: usize,
+    /// Devices of each process.
+    devices: usize,
+}
+
+impl Group<'_> {
+    /// The tag of messages from one member to another.
+    fn tag(&self, from: usize, to: usize) -> u16 {
+        let place = |rank: usize| self.members[rank] % self.devices;
+        // There are fewer devices in a process than make this more than MPI has.
+        u16::try_from(place(from) * self.devices + place(to)).unwrap_or(u16::MAX)
+    }
+
+    /// Sends to members and receives from members; ranks, and what is sent or received.
+    fn exchange(&self, outgoing: Vec<(usize, &[u8])>, incoming: Vec<(usize, &mut [u8])>) -> Result<(), MpiError> {
+        let own = self.members[self.rank] / self.devices;
+        let process = |rank: usize| self.members[rank] / self.devices;
+        let crossing = outgoing.iter().filter(|(to, _)| process(*to) != own);
+        let bytes: usize = crossing.map(|(_, bytes)| bytes.len()).sum();
+        self.links.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        let outgoing: Vec<_> = outgoing
+            .into_iter()
+            .map(|(to, bytes)| Outgoing { to: process(to), tag: self.tag(self.rank, to), bytes })
+            .collect();
+        let mut incoming: Vec<_> = incoming
+            .into_iter()
+            .map(|(from, bytes)| Incoming { from: process(from), tag: self.tag(from, self.rank), bytes })
+            .collect();
+        self.links.world.exchange(&outgoing, &mut incoming, &*self.links.give_up)
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> {
+        let (rank, size) = (self.rank, self.members.len());
+        // Each begins with the one behind it, so that not all send to the same.
+        (1..size).map(move |distance| (rank + distance) % size)
+    }
+
+    /// Every member's part to all, one after the other in `output`.
+    fn all_gather(&self, input: &[u8], output: &mut [u8]) -> Result<(), MpiError> {
+        let outgoing = self.others().map(|to| (to, input)).collect();
+        let mut incoming: Vec<(usize, &mut [u8])> = Vec::new();
+        for (from, part) in parts_mut(output, input.len()).enumerate() {
+            if from == self.rank {
+                part.copy_from_slice(input);
+            } else {
+                incoming.push((from, part));
+            }
+        }
+        self.exchange(outgoing, incoming)
+    }
+
+    /// Part `r` of the input to rank `r`.
+    fn all_to_all(&self, input: &[u8], output: &mut [u8]) -> Result<(), MpiError> {
+        let length = input.len() / self.members.len();
+        let part = |rank: usize| &input[rank * length..(rank + 1) * length];
+        let outgoing = self.others().map(|to| (to, part(to))).collect();
+        let mut incoming: Vec<(usize, &mut [u8])> = Vec::new();
+        for (from, own) in parts_mut(output, length).enumerate() {
+            if from == self.rank {
+                own.copy_from_slice(part(from));
+            } else {
+                incoming.push((from, own));
+            }
+        }
+        self.exchange(outgoing, incoming)
+    }
+
+    /// The parts of all for this rank, combined in the order of the ranks: it is the same sum whoever makes it.
+    fn reduce_scatter(
+        &self,
+        input: &[u8],
+        output: &mut [u8],
+        combine: &dyn Fn(&mut [u8], &[u8]),
+    ) -> Result<(), MpiError> {
+        let mut received = self.links.buffer(input.len());
+        self.all_to_all(input, &mut received)?;
+        combine_parts(&received, output, combine);
+        self.links.give_back(received);
+        Ok(())
+    }
+
+    /// Two members, or many that have little, send all that they have. Others send parts, which are combined and sent
+    /// again: `2 (n - 1) / n` of the operand from each. `width` is the bytes of an element.
+    fn all_reduce(
+        &self,
+        input: &[u8],
+        output: &mut [u8],
+        width: usize,
+        combine: &dyn Fn(&mut [u8], &[u8]),
+    ) -> Result<(), MpiError> {
+        const LITTLE: usize = 4096;
+        let size = self.members.len();
+        if size <= 2 || input.len() <= LITTLE {
+            let mut gathered = self.links.buffer(input.len() * size);
+            self.all_gather(input, &mut gathered)?;
+            combine_parts(&gathered, output, combine);
+            self.links.give_back(gathered);
+            return Ok(());
+        }
+        let part = input.len().div_ceil(size).next_multiple_of(width);
+        let mut padded = self.links.buffer(part * size);
+        let (own, rest) = padded.split_at_mut(input.len());
+        own.copy_from_slice(input);
+        rest.fill(0);
+        let mut sum = self.links.buffer(part);
+        self.reduce_scatter(&padded, &mut sum, combine)?;
+        self.all_gather(&sum, &mut padded)?;
+        output.copy_from_slice(&padded[..input.len()]);
+        [padded, sum].into_iter().for_each(|buffer| self.links.give_back(buffer));
+        Ok(())
+    }
+
+    fn permute(&self, pairs: &[(u32, u32)], input: &[u8], output: &mut [u8]) -> Result<(), MpiError> {
+        let own = u32::try_from(self.rank).unwrap_or(u32::MAX);
+        let to = pairs.iter().find(|(source, _)| *source == own).map(|(_, target)| *target as usize);
+        let from = pairs.iter().find(|(_, target)| *target == own).map(|(source, _)| *source as usize);
+        if from.is_none() {
+            output.fill(0);
+        }
+        self.exchange(
+            to.map(|to| (to, input)).into_iter().collect(),
+            from.map(|from| (from, output)).into_iter().collect(),
+        )
+    }
+}
+
+/// A buffer in parts of a length; none if that is 0, and nothing is to be exchanged.
+fn parts_mut(buffer: &mut [u8], length: usize) -> std::slice::ChunksExactMut<'_, u8> {
+    buffer.chunks_exact_mut(length.max(1))
+}
+
+fn combine_parts(parts: &[u8], sum: &mut [u8], combine: &dyn Fn(&mut [u8], &[u8])) {
+    let mut parts = parts.chunks_exact(sum.len().max(1));
+    if let Some(first) = parts.next() {
+        sum.copy_from_slice(first);
+    }
+    parts.for_each(|part| combine(sum, part));
 }
 
 /// The function that programs call.
@@ -113,49 +252,92 @@ pub fn forget_sites() {
 pub struct Crossing;
 
 impl ForeignFunction for Crossing {
-    const NAME: &'static str = "meshloom_crossing";
+    const NAME: &'static str = crossing::TARGET;
 
-    fn call(call: &mut ForeignCall<'_>) -> Result<(), CallFailure> {
-        let invalid = |message: String| CallFailure { code: ErrorCode::InvalidArgument, message };
-        let ([operand, header], [result]) = (call.operands.as_slice(), call.results.as_mut_slice()) else {
-            return Err(invalid(format!(
-                "a collective between processes has an operand, a header and a result, not {} and {}",
-                call.operands.len(),
-                call.results.len()
-            )));
-        };
-        let (numbers, _) = header.bytes().as_chunks::<4>();
-        let &[site, place] = numbers else { return Err(invalid("its header is no s32[2]".to_owned())) };
-        let [site, place] =
-            [site, place].map(|number| usize::try_from(i32::from_ne_bytes(number)).unwrap_or(usize::MAX));
-        let registered = sites().read().unwrap_or_else(PoisonError::into_inner).get(site).cloned();
-        let registered = registered.ok_or_else(|| invalid(format!("there is no site {site}")))?;
-        let member = registered.members.get(place).ok_or_else(|| invalid(format!("there is no device {place}")))?;
-        let element_type = operand.element_type;
-        let combining = |how: Combine| {
-            let found = of_type(element_type);
-            let (combining, width) = found.ok_or_else(|| invalid(format!("type {element_type} is not reduced")))?;
-            Ok::<_, CallFailure>((move |sum: &mut [u8], next: &[u8]| combining(how, sum, next), width))
-        };
-        let mut scratch = member.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let (communicator, input, output) = (&member.communicator, operand.bytes(), result.bytes_mut());
-        let done = match &registered.kind {
-            CrossingKind::AllReduce(how) => {
-                let (combine, width) = combining(*how)?;
-                communicator.all_reduce(input, output, width, &mut scratch, combine)
-            }
-            CrossingKind::ReduceScatter(how) => {
-                communicator.reduce_scatter(input, output, &mut scratch[0], combining(*how)?.0)
-            }
-            CrossingKind::AllGather => communicator.all_gather(input, output),
-            CrossingKind::AllToAll => communicator.all_to_all(input, output),
-            CrossingKind::Permute(pairs) => {
-                let own = communicator.rank();
-                let to = pairs.iter().find(|(source, _)| *source == own).map(|(_, target)| *target);
-                let from = pairs.iter().find(|(_, target)| *target == own).map(|(source, _)| *source);
-                communicator.permute(input, output, to, from)
-            }
-        };
-        done.map_err(|error| CallFailure { code: ErrorCode::Unavailable, message: error.to_string() })
+    fn call(mut call: ForeignCall) {
+        match Crossing::read(&mut call) {
+            Ok((crossing, device, links)) => links.hand_on(call, crossing, device),
+            Err(failure) => call.finish(Err(failure)),
+        }
     }
+}
+
+impl Crossing {
+    /// What a call is, the number of its device, and where it goes. The number is passed on.
+    fn read(call: &mut ForeignCall) -> Result<(crossing::Crossing, usize, Arc<Links>), CallFailure> {
+        let text = call.attribute(crossing::ATTRIBUTE);
+        let text = text.ok_or_else(|| invalid("it does not say which collective it is".to_owned()))?;
+        let crossing: crossing::Crossing = text.parse().map_err(|error| invalid(format!("{error}")))?;
+        let links = LINKS.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let links = links.ok_or_else(|| {
+            let processes = crossing.processes;
+            let message = format!("the program is for {processes} processes, but this one has not joined others");
+            CallFailure { code: ErrorCode::FailedPrecondition, message }
+        })?;
+        let size = links.world.size();
+        if size != crossing.processes {
+            return Err(invalid(format!("it is for {} processes, but there are {size}", crossing.processes)));
+        }
+        let (operands, results) = (call.operands.len(), call.results.len());
+        let (Some(device), Some(again), true) = (call.operands.last(), call.results.last_mut(), operands == results)
+        else {
+            return Err(invalid(format!("it has {operands} operands, with that of its device, but {results} results")));
+        };
+        let number = <[u8; 4]>::try_from(device.bytes()).ok().filter(|number| number.len() == again.bytes().len());
+        let number = number.ok_or_else(|| invalid("the number of its device is no u32[]".to_owned()))?;
+        again.bytes_mut().copy_from_slice(&number);
+        Ok((crossing, u32::from_ne_bytes(number) as usize, links))
+    }
+}
+
+/// Does a call, in the thread of its device.
+fn work(mut call: ForeignCall, crossing: &crossing::Crossing, device: usize, links: Arc<Links>) {
+    let (members, rank) = crossing.group(device);
+    let group = Group { links: &links, members, rank, devices: crossing.devices() };
+    let count = call.operands.len().saturating_sub(1);
+    let mut pairs = call.operands.iter().zip(&mut call.results).take(count);
+    let done = pairs.try_for_each(|(operand, result)| run(&group, &crossing.kind, operand, result));
+    // Whoever learns that the call is over may leave, and MPI is finalized by the thread of the last handle.
+    drop(links);
+    call.finish(done);
+}
+
+fn invalid(message: String) -> CallFailure {
+    CallFailure { code: ErrorCode::InvalidArgument, message: format!("a collective between processes: {message}") }
+}
+
+fn run(
+    group: &Group<'_>,
+    kind: &CrossingKind,
+    operand: &CallBuffer,
+    result: &mut CallBuffer,
+) -> Result<(), CallFailure> {
+    let element_type = operand.element_type;
+    let size = group.members.len();
+    let (input, output) = (operand.bytes(), result.bytes_mut());
+    let expected = match kind {
+        CrossingKind::AllGather => input.len() * size,
+        CrossingKind::ReduceScatter(_) => input.len() / size,
+        CrossingKind::AllReduce(_) | CrossingKind::AllToAll | CrossingKind::CollectivePermute(_) => input.len(),
+    };
+    let is_cut = matches!(kind, CrossingKind::ReduceScatter(_) | CrossingKind::AllToAll);
+    if output.len() != expected || (is_cut && !input.len().is_multiple_of(size)) {
+        return Err(invalid(format!("{} bytes become {} in a group of {size}", input.len(), output.len())));
+    }
+    let combining = |how: Combine| {
+        let (combining, width) =
+            of_type(element_type).ok_or_else(|| invalid(format!("type {element_type} is not reduced")))?;
+        Ok::<_, CallFailure>((move |sum: &mut [u8], next: &[u8]| combining(how, sum, next), width))
+    };
+    let done = match kind {
+        CrossingKind::AllGather => group.all_gather(input, output),
+        CrossingKind::AllToAll => group.all_to_all(input, output),
+        CrossingKind::CollectivePermute(pairs) => group.permute(pairs, input, output),
+        CrossingKind::AllReduce(how) => {
+            let (combine, width) = combining(*how)?;
+            group.all_reduce(input, output, width, &combine)
+        }
+        CrossingKind::ReduceScatter(how) => group.reduce_scatter(input, output, &combining(*how)?.0),
+    };
+    done.map_err(|error| CallFailure { code: ErrorCode::Unavailable, message: error.to_string() })
 }

@@ -35,7 +35,10 @@ fn failure(error: StoreError) -> KeyValueFailure {
         StoreError::AlreadyExists { .. } => ErrorCode::AlreadyExists,
         StoreError::NotFound { .. } => ErrorCode::NotFound,
         StoreError::DeadlineExceeded { .. } | StoreError::Missing { .. } => ErrorCode::DeadlineExceeded,
-        StoreError::Unreachable { .. } | StoreError::Died { .. } | StoreError::LeaseEnded(_) => ErrorCode::Unavailable,
+        StoreError::Unreachable { .. }
+        | StoreError::Died { .. }
+        | StoreError::Failed { .. }
+        | StoreError::LeaseEnded(_) => ErrorCode::Unavailable,
         StoreError::Denied { .. } => ErrorCode::PermissionDenied,
         StoreError::Address { .. } => ErrorCode::InvalidArgument,
         StoreError::Other { .. } => ErrorCode::Internal,

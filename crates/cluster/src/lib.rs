@@ -2,16 +2,21 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`Crossing`] | Collectives between processes on CPU plugins, by custom calls onto MPI. |
+//! | [`Member`] | A process of a run: it joins the others, watches them, and leaves. |
+//! | [`Crossing`], [`Links`] | Collectives between processes on CPU plugins, by custom calls onto MPI. |
 //! | [`StoreForClients`] | The store of a run, as the clients of CUDA ask for it. |
 //! | [`etcd_program`], [`mpi_library`], [`mpiexec_program`] | Where etcd and MPI are; fetched where they are not. |
 
 mod combine;
 mod crossing;
+mod join;
 mod key_values;
+mod pmi;
 mod programs;
+mod watch;
 
-pub use combine::Combine;
-pub use crossing::{Crossing, CrossingError, CrossingKind, CrossingSite, forget_sites};
+pub use crossing::{Crossing, GiveUp, Links};
+pub use join::{JoinError, JoinOptions, Member};
 pub use key_values::StoreForClients;
+pub use meshloom_store::{Environment, LaunchError, Launched, Launcher, OwnEnvironment, Tls};
 pub use programs::{ProgramError, etcd_program, mpi_library, mpiexec_program};

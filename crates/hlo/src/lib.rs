@@ -8,6 +8,7 @@
 pub mod analysis;
 mod amount;
 mod collective_kind;
+pub mod crossing;
 mod element_type;
 mod group_format;
 mod literal;

@@ -14,10 +14,10 @@ use crate::MpiError;
 pub(crate) type Handle = *mut c_void;
 
 pub(crate) const COMM_WORLD: usize = 0x101;
+pub(crate) const COMM_SELF: usize = 0x102;
 pub(crate) const ERRORS_RETURN: usize = 0x143;
 pub(crate) const BYTE: usize = 0x247;
 pub(crate) const THREAD_MULTIPLE: c_int = 4096;
-pub(crate) const PROC_NULL: c_int = -3;
 pub(crate) const LONGEST_ERROR: usize = 512;
 
 pub(crate) fn handle(number: usize) -> Handle {
@@ -61,13 +61,12 @@ functions! {
     comm_rank b"MPI_Comm_rank\0" (Handle, *mut c_int);
     comm_size b"MPI_Comm_size\0" (Handle, *mut c_int);
     comm_dup b"MPI_Comm_dup\0" (Handle, *mut Handle);
-    comm_split b"MPI_Comm_split\0" (Handle, c_int, c_int, *mut Handle);
     comm_free b"MPI_Comm_free\0" (*mut Handle);
     comm_set_errhandler b"MPI_Comm_set_errhandler\0" (Handle, Handle);
     error_string b"MPI_Error_string\0" (c_int, *mut c_char, *mut c_int);
-    barrier b"MPI_Barrier\0" (Handle);
-    all_gather b"MPI_Allgather_c\0" (*const c_void, i64, Handle, *mut c_void, i64, Handle, Handle);
-    all_to_all b"MPI_Alltoall_c\0" (*const c_void, i64, Handle, *mut c_void, i64, Handle, Handle);
-    send_receive b"MPI_Sendrecv_c\0"
-        (*const c_void, i64, Handle, c_int, c_int, *mut c_void, i64, Handle, c_int, c_int, Handle, *mut c_void);
+    send b"MPI_Isend_c\0" (*const c_void, i64, Handle, c_int, c_int, Handle, *mut Handle);
+    receive b"MPI_Irecv_c\0" (*mut c_void, i64, Handle, c_int, c_int, Handle, *mut Handle);
+    test_all b"MPI_Testall\0" (c_int, *mut Handle, *mut c_int, *mut c_void);
+    cancel b"MPI_Cancel\0" (*mut Handle);
+    request_free b"MPI_Request_free\0" (*mut Handle);
 }

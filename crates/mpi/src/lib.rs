@@ -1,21 +1,22 @@
-//! Collectives between processes over MPI, loaded at run time: any library with the standard ABI of MPI 5.0, such as
+//! Messages between processes over MPI, loaded at run time: any library with the standard ABI of MPI 5.0, such as
 //! MPICH's `libmpi_abi.so`. No header and no compiler of MPI is needed.
 //!
-//! MPI moves bytes here and computes nothing: [`Communicator::reduce_scatter`] exchanges parts and combines them in the
-//! order of the ranks. So sums are of any type, the same in every run, and the same on every process. What each process
-//! sends is what MPI's own reductions send, `(n - 1) / n` of the operand, or twice that for an all-reduce.
+//! MPI moves bytes here and computes nothing: [`World::exchange`] sends some messages and receives others, and returns
+//! when all have gone and come. What collectives are made of that is up to the caller. So no communicator is made for a
+//! group of processes, and sums are of any type, in an order that the caller chooses.
 //!
-//! Calls may come from any thread, but the processes of a communicator must make the same calls in the same order on
-//! it: a thread that is not in order with others has a communicator of its own ([`Communicator::duplicate`]).
+//! Calls may come from any thread. Between two processes, messages of one tag arrive in the order in which they were
+//! sent: threads that are not in order with each other use different tags.
 #![allow(unsafe_code)]
 
 mod abi;
 
 use std::ffi::{c_char, c_int};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use abi::{BYTE, COMM_WORLD, ERRORS_RETURN, Functions, Handle, LONGEST_ERROR, PROC_NULL, THREAD_MULTIPLE, handle};
+use abi::{BYTE, COMM_SELF, COMM_WORLD, ERRORS_RETURN, Functions, Handle, LONGEST_ERROR, THREAD_MULTIPLE, handle};
 
 /// Why MPI did not do what it was asked.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,17 +45,11 @@ pub enum MpiError {
         /// What MPI says.
         reason: String,
     },
-    /// A buffer is not as long as it must be.
-    #[error("{call} of MPI: {what} has {found} bytes, expected {expected}")]
-    Length {
-        /// The function.
-        call: &'static str,
-        /// Which buffer.
-        what: &'static str,
-        /// Its bytes.
-        found: usize,
-        /// The bytes that it must have.
-        expected: usize,
+    /// The caller gave an exchange up.
+    #[error("{reason}")]
+    GivenUp {
+        /// Why.
+        reason: String,
     },
 }
 
@@ -69,280 +64,280 @@ pub fn check(library: &Path) -> Result<(), MpiError> {
     Functions::load(library).map(std::mem::forget)
 }
 
-/// An initialized MPI. It is finalized when the last communicator of it is gone.
-struct Mpi(Functions);
-
-impl Mpi {
-    fn check(&self, call: &'static str, code: c_int) -> Result<(), MpiError> {
-        if code == 0 {
-            return Ok(());
-        }
-        let mut text = [0u8; LONGEST_ERROR];
-        let mut length = 0;
-        // SAFETY: the text has room for the longest.
-        let said = unsafe { (self.0.error_string)(code, text.as_mut_ptr().cast::<c_char>(), &raw mut length) };
-        let reason = match (said, usize::try_from(length)) {
-            (0, Ok(length)) => String::from_utf8_lossy(&text[..length.min(LONGEST_ERROR)]).into_owned(),
-            _ => format!("error {code}"),
-        };
-        Err(MpiError::Call { call, reason })
-    }
-}
-
-impl Drop for Mpi {
-    fn drop(&mut self) {
-        // SAFETY: it was initialized, and no communicator is left. What it says to that helps nobody any more.
-        let _ = unsafe { (self.0.finalize)() };
-    }
-}
-
-/// Processes that communicate.
-pub struct Communicator {
+/// Processes that send messages to each other. MPI is initialized with the first and finalized with the last, unless an
+/// exchange failed: with a process that is gone, finalizing could wait forever.
+pub struct World {
     raw: Handle,
     rank: usize,
     size: usize,
-    /// Whether it is ours to free.
-    owned: bool,
-    mpi: Arc<Mpi>,
+    has_failed: AtomicBool,
+    functions: Functions,
 }
 
 // SAFETY: the library was initialized for calls from any thread.
-unsafe impl Send for Communicator {}
+unsafe impl Send for World {}
 // SAFETY: as above.
-unsafe impl Sync for Communicator {}
+unsafe impl Sync for World {}
 
-impl Communicator {
-    /// All processes, of a library of MPI that is initialized with this. Once in a process.
+/// Says, of an exchange that has waited so long, why more of that is in vain; nothing while it is not.
+pub type GiveUp<'a> = dyn Fn(Duration) -> Option<String> + 'a;
+
+/// A message to a process.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    /// Who gets it.
+    pub to: usize,
+    /// What tells it from other messages between the two.
+    pub tag: u16,
+    /// What it says.
+    pub bytes: &'a [u8],
+}
+
+/// A message from a process.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    /// Who sends it.
+    pub from: usize,
+    /// What tells it from other messages between the two.
+    pub tag: u16,
+    /// Where it goes. The message has as many bytes.
+    pub bytes: &'a mut [u8],
+}
+
+impl World {
+    /// All processes that one launcher of MPI has started, or this one alone if none has, by a library that is
+    /// initialized with this. Once in a process.
     ///
     /// # Errors
     /// The library cannot be loaded, or initialized, or is for one thread alone.
-    pub fn world(library: &Path) -> Result<Communicator, MpiError> {
+    pub fn start(library: &Path) -> Result<World, MpiError> {
         let functions = Functions::load(library)?;
         let mut provided = 0;
         // SAFETY: MPI takes null for the arguments of the process.
         let code = unsafe {
             (functions.init_thread)(std::ptr::null_mut(), std::ptr::null_mut(), THREAD_MULTIPLE, &raw mut provided)
         };
-        let mpi = Arc::new(Mpi(functions));
-        mpi.check("MPI_Init_thread", code)?;
+        checked(&functions, "MPI_Init_thread", code)?;
+        let mut world =
+            World { raw: handle(COMM_WORLD), rank: 0, size: 1, has_failed: AtomicBool::new(false), functions };
         if provided < THREAD_MULTIPLE {
             return Err(MpiError::Threads);
         }
-        Communicator::of(mpi, handle(COMM_WORLD), false)
+        // SAFETY: the handle is a communicator. Newer calls of this process on others report errors, too.
+        let code = unsafe { (world.functions.comm_set_errhandler)(handle(COMM_SELF), handle(ERRORS_RETURN)) };
+        world.check("MPI_Comm_set_errhandler", code)?;
+        world.become_one_of(handle(COMM_WORLD))?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the handle is a communicator. Messages of others in this process do not meet those of the duplicate.
+        let code = unsafe { (world.functions.comm_dup)(handle(COMM_WORLD), &raw mut raw) };
+        world.check("MPI_Comm_dup", code)?;
+        world.become_one_of(raw)?;
+        Ok(world)
     }
 
-    fn of(mpi: Arc<Mpi>, raw: Handle, owned: bool) -> Result<Communicator, MpiError> {
+    fn become_one_of(&mut self, raw: Handle) -> Result<(), MpiError> {
         let (mut rank, mut size) = (0, 0);
         // SAFETY: the handle is a communicator of this library.
         let codes = unsafe {
             [
-                ("MPI_Comm_set_errhandler", (mpi.0.comm_set_errhandler)(raw, handle(ERRORS_RETURN))),
-                ("MPI_Comm_rank", (mpi.0.comm_rank)(raw, &raw mut rank)),
-                ("MPI_Comm_size", (mpi.0.comm_size)(raw, &raw mut size)),
+                ("MPI_Comm_set_errhandler", (self.functions.comm_set_errhandler)(raw, handle(ERRORS_RETURN))),
+                ("MPI_Comm_rank", (self.functions.comm_rank)(raw, &raw mut rank)),
+                ("MPI_Comm_size", (self.functions.comm_size)(raw, &raw mut size)),
             ]
         };
-        codes.into_iter().try_for_each(|(call, code)| mpi.check(call, code))?;
+        codes.into_iter().try_for_each(|(call, code)| self.check(call, code))?;
         let number = |number: c_int| usize::try_from(number).unwrap_or(0);
-        Ok(Communicator { raw, rank: number(rank), size: number(size), owned, mpi })
+        (self.raw, self.rank, self.size) = (raw, number(rank), number(size));
+        Ok(())
     }
 
-    /// The number of this process in it.
+    fn check(&self, call: &'static str, code: c_int) -> Result<(), MpiError> {
+        let checked = checked(&self.functions, call, code);
+        if checked.is_err() {
+            self.has_failed.store(true, Ordering::Relaxed);
+        }
+        checked
+    }
+
+    /// The number of this process.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many processes it has.
+    /// How many processes there are.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The same processes, whose messages do not meet those of others. All of them call it.
-    ///
-    /// # Errors
-    /// MPI says so.
-    pub fn duplicate(&self) -> Result<Communicator, MpiError> {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the handle is a communicator.
-        self.mpi.check("MPI_Comm_dup", unsafe { (self.mpi.0.comm_dup)(self.raw, &raw mut raw) })?;
-        Communicator::of(self.mpi.clone(), raw, true)
+    /// Whether a call has failed: processes are gone, or not in step.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// The processes that give the same colour, in the order of their keys. All processes call it.
+    /// Sends messages and receives others; returns when all have gone and come. While it waits, it asks `give_up` ten
+    /// times in a second, and ends with what that says.
     ///
     /// # Errors
-    /// MPI says so.
-    pub fn split(&self, color: u16, key: u16) -> Result<Communicator, MpiError> {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the handle is a communicator.
-        let code = unsafe { (self.mpi.0.comm_split)(self.raw, color.into(), key.into(), &raw mut raw) };
-        self.mpi.check("MPI_Comm_split", code)?;
-        Communicator::of(self.mpi.clone(), raw, true)
+    /// MPI says so, or it was given up. What was not received may be in part.
+    pub fn exchange(
+        &self,
+        outgoing: &[Outgoing<'_>],
+        incoming: &mut [Incoming<'_>],
+        give_up: &GiveUp<'_>,
+    ) -> Result<(), MpiError> {
+        let mut under_way = UnderWay { world: self, requests: Vec::new(), receives: incoming.len() };
+        let number = |rank: usize| c_int::try_from(rank).unwrap_or(c_int::MAX);
+        let count = |bytes: &[u8]| bytes.len().cast_signed() as i64;
+        for Incoming { from, tag, bytes } in incoming {
+            let mut request = std::ptr::null_mut();
+            // SAFETY: the buffer has this length, and outlives the request, which `under_way` ends.
+            let code = unsafe {
+                (self.functions.receive)(
+                    bytes.as_mut_ptr().cast(),
+                    count(bytes),
+                    handle(BYTE),
+                    number(*from),
+                    (*tag).into(),
+                    self.raw,
+                    &raw mut request,
+                )
+            };
+            self.check("MPI_Irecv", code)?;
+            under_way.requests.push(request);
+        }
+        for Outgoing { to, tag, bytes } in outgoing {
+            let mut request = std::ptr::null_mut();
+            // SAFETY: as above.
+            let code = unsafe {
+                (self.functions.send)(
+                    bytes.as_ptr().cast(),
+                    count(bytes),
+                    handle(BYTE),
+                    number(*to),
+                    (*tag).into(),
+                    self.raw,
+                    &raw mut request,
+                )
+            };
+            self.check("MPI_Isend", code)?;
+            under_way.requests.push(request);
+        }
+        under_way.wait(give_up)
     }
 
     /// Returns when all processes have called it.
     ///
     /// # Errors
-    /// MPI says so.
-    pub fn barrier(&self) -> Result<(), MpiError> {
-        // SAFETY: the handle is a communicator.
-        self.mpi.check("MPI_Barrier", unsafe { (self.mpi.0.barrier)(self.raw) })
-    }
-
-    /// The inputs of all processes, in the order of the ranks.
-    ///
-    /// # Errors
-    /// The output has not `size` times the bytes of the input; MPI says so.
-    pub fn all_gather(&self, input: &[u8], output: &mut [u8]) -> Result<(), MpiError> {
-        const CALL: &str = "MPI_Allgather";
-        length(CALL, "the output", output.len(), input.len() * self.size)?;
-        let (count, bytes) = (input.len().cast_signed() as i64, handle(BYTE));
-        // SAFETY: the buffers have these lengths.
-        let code = unsafe {
-            (self.mpi.0.all_gather)(
-                input.as_ptr().cast(),
-                count,
-                bytes,
-                output.as_mut_ptr().cast(),
-                count,
-                bytes,
-                self.raw,
-            )
-        };
-        self.mpi.check(CALL, code)
-    }
-
-    /// Part `r` of the input goes to rank `r`; part `r` of the output comes from there.
-    ///
-    /// # Errors
-    /// The lengths differ, or are no multiples of `size`; MPI says so.
-    pub fn all_to_all(&self, input: &[u8], output: &mut [u8]) -> Result<(), MpiError> {
-        const CALL: &str = "MPI_Alltoall";
-        length(CALL, "the output", output.len(), input.len())?;
-        length(CALL, "the input", input.len(), input.len().next_multiple_of(self.size))?;
-        let (count, bytes) = ((input.len() / self.size).cast_signed() as i64, handle(BYTE));
-        // SAFETY: the buffers have `size` parts of these lengths.
-        let code = unsafe {
-            (self.mpi.0.all_to_all)(
-                input.as_ptr().cast(),
-                count,
-                bytes,
-                output.as_mut_ptr().cast(),
-                count,
-                bytes,
-                self.raw,
-            )
-        };
-        self.mpi.check(CALL, code)
-    }
-
-    /// Sends the input to a process and receives the output from one. Where nobody sends, the output becomes zeros, as
-    /// HLO's permute has it.
-    ///
-    /// # Errors
-    /// The lengths differ; MPI says so.
-    pub fn permute(
-        &self,
-        input: &[u8],
-        output: &mut [u8],
-        to: Option<usize>,
-        from: Option<usize>,
-    ) -> Result<(), MpiError> {
-        const CALL: &str = "MPI_Sendrecv";
-        length(CALL, "the output", output.len(), input.len())?;
-        let rank = |rank: Option<usize>| rank.and_then(|rank| c_int::try_from(rank).ok()).unwrap_or(PROC_NULL);
-        let (count, bytes) = (input.len().cast_signed() as i64, handle(BYTE));
-        // SAFETY: the buffers have these lengths, and MPI takes null for a status that nobody reads.
-        let code = unsafe {
-            (self.mpi.0.send_receive)(
-                input.as_ptr().cast(),
-                count,
-                bytes,
-                rank(to),
-                0,
-                output.as_mut_ptr().cast(),
-                count,
-                bytes,
-                rank(from),
-                0,
-                self.raw,
-                std::ptr::null_mut(),
-            )
-        };
-        self.mpi.check(CALL, code)?;
-        if from.is_none() {
-            output.fill(0);
+    /// As of [`World::exchange`].
+    pub fn barrier(&self, tag: u16, give_up: &GiveUp<'_>) -> Result<(), MpiError> {
+        // By doubling distances: after each round, a process knows of twice as many that they have come.
+        let mut distance = 1;
+        while distance < self.size {
+            let (to, from) = ((self.rank + distance) % self.size, (self.rank + self.size - distance) % self.size);
+            let mut incoming = [Incoming { from, tag, bytes: &mut [0] }];
+            self.exchange(&[Outgoing { to, tag, bytes: &[0] }], &mut incoming, give_up)?;
+            distance *= 2;
         }
-        Ok(())
-    }
-
-    /// Part `rank` of the inputs of all processes, combined in the order of the ranks: `combine(sum, next)` adds to the
-    /// first. `scratch` is kept between calls.
-    ///
-    /// # Errors
-    /// The input has not `size` times the bytes of the output; MPI says so.
-    pub fn reduce_scatter(
-        &self,
-        input: &[u8],
-        output: &mut [u8],
-        scratch: &mut Vec<u8>,
-        combine: impl Fn(&mut [u8], &[u8]),
-    ) -> Result<(), MpiError> {
-        length("reduce-scatter", "the input", input.len(), output.len() * self.size)?;
-        scratch.resize(input.len(), 0);
-        self.all_to_all(input, scratch)?;
-        if output.is_empty() {
-            return Ok(());
-        }
-        let mut parts = scratch.chunks_exact(output.len());
-        if let Some(first) = parts.next() {
-            output.copy_from_slice(first);
-        }
-        parts.for_each(|part| combine(output, part));
-        Ok(())
-    }
-
-    /// The inputs of all processes, combined in the order of the ranks. `element` is the bytes of one: a part begins
-    /// with a whole one.
-    ///
-    /// # Errors
-    /// The lengths differ; MPI says so.
-    pub fn all_reduce(
-        &self,
-        input: &[u8],
-        output: &mut [u8],
-        element: usize,
-        scratch: &mut [Vec<u8>; 2],
-        combine: impl Fn(&mut [u8], &[u8]),
-    ) -> Result<(), MpiError> {
-        length("all-reduce", "the output", output.len(), input.len())?;
-        let part = input.len().div_ceil(self.size).next_multiple_of(element.max(1));
-        let [padded, exchanged] = scratch;
-        padded.clear();
-        padded.extend_from_slice(input);
-        padded.resize(part * self.size, 0);
-        let mut own = vec![0; part];
-        self.reduce_scatter(padded, &mut own, exchanged, combine)?;
-        self.all_gather(&own, padded)?;
-        output.copy_from_slice(&padded[..input.len()]);
         Ok(())
     }
 }
 
-impl Drop for Communicator {
+/// Messages that have not all gone and come.
+struct UnderWay<'a> {
+    world: &'a World,
+    requests: Vec<Handle>,
+    /// How many of them, the first, receive.
+    receives: usize,
+}
+
+impl UnderWay<'_> {
+    /// MPI is asked again and again. A thread that waits leaves its core to others, which compute: the processes of a
+    /// run, and their devices, may have to share few.
+    fn wait(mut self, give_up: &GiveUp<'_>) -> Result<(), MpiError> {
+        const SHORT: Duration = Duration::from_micros(20);
+        const PATIENCE: Duration = Duration::from_millis(2);
+        const ASK_AFTER: Duration = Duration::from_millis(100);
+        let start = Instant::now();
+        let mut asked = start;
+        let count = c_int::try_from(self.requests.len()).unwrap_or(c_int::MAX);
+        loop {
+            let mut all_done = 0;
+            // SAFETY: these are requests of this library, and it takes null for statuses that nobody reads.
+            let code = unsafe {
+                (self.world.functions.test_all)(
+                    count,
+                    self.requests.as_mut_ptr(),
+                    &raw mut all_done,
+                    std::ptr::null_mut(),
+                )
+            };
+            self.world.check("MPI_Testall", code)?;
+            if all_done != 0 {
+                self.requests.clear();
+                return Ok(());
+            }
+            let waited = start.elapsed();
+            if waited < PATIENCE {
+                std::thread::yield_now();
+                continue;
+            }
+            std::thread::sleep(SHORT);
+            if asked.elapsed() >= ASK_AFTER {
+                asked = Instant::now();
+                if let Some(reason) = give_up(waited) {
+                    self.world.has_failed.store(true, Ordering::Relaxed);
+                    return Err(MpiError::GivenUp { reason });
+                }
+            }
+        }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    /// Nothing is left unless the exchange failed. Then what was to be received is cancelled, for its buffer goes; what
+    /// was to be sent cannot be.
     fn drop(&mut self) {
-        if self.owned {
-            // SAFETY: it is ours, and nobody uses it any more. What MPI says to that helps nobody.
-            let _ = unsafe { (self.mpi.0.comm_free)(&raw mut self.raw) };
+        for (index, request) in self.requests.iter_mut().enumerate() {
+            // SAFETY: they are requests of this library; what it says helps nobody any more.
+            unsafe {
+                if index < self.receives {
+                    let _ = (self.world.functions.cancel)(request);
+                }
+                let _ = (self.world.functions.request_free)(request);
+            }
         }
     }
 }
 
-impl std::fmt::Debug for Communicator {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Communicator({} of {})", self.rank, self.size)
+impl Drop for World {
+    fn drop(&mut self) {
+        if !self.has_failed() {
+            // SAFETY: the communicator is ours, and nobody uses it any more. What MPI says to that helps nobody.
+            unsafe {
+                let _ = (self.functions.comm_free)(&raw mut self.raw);
+                let _ = (self.functions.finalize)();
+            }
+        }
     }
 }
 
-fn length(call: &'static str, what: &'static str, found: usize, expected: usize) -> Result<(), MpiError> {
-    if found == expected { Ok(()) } else { Err(MpiError::Length { call, what, found, expected }) }
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "World({} of {})", self.rank, self.size)
+    }
+}
+
+fn checked(functions: &Functions, call: &'static str, code: c_int) -> Result<(), MpiError> {
+    if code == 0 {
+        return Ok(());
+    }
+    let mut text = [0u8; LONGEST_ERROR];
+    let mut length = 0;
+    // SAFETY: the text has room for the longest.
+    let said = unsafe { (functions.error_string)(code, text.as_mut_ptr().cast::<c_char>(), &raw mut length) };
+    let reason = match (said, usize::try_from(length)) {
+        (0, Ok(length)) => String::from_utf8_lossy(&text[..length.min(LONGEST_ERROR)]).into_owned(),
+        _ => format!("error {code}"),
+    };
+    Err(MpiError::Call { call, reason })
 }

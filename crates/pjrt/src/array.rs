@@ -34,11 +34,12 @@ pub struct Array {
 impl Array {
     /// Starts copying a literal to the client's first devices, to each its box.
     pub fn put(client: &Client, literal: &Literal, layout: &ShardLayout) -> Result<Array, PjrtError> {
-        let devices: Vec<usize> = (0..layout.device_count()).collect();
+        let devices: Vec<usize> = (0..layout.own_devices().len()).collect();
         Array::put_on(client, literal, layout, &devices)
     }
 
-    /// As [`Array::put`], to the devices with these indices: an executable's [`devices`](super::Executable::devices).
+    /// As [`Array::put`], to the devices with these indices: an executable's [`devices`](super::Executable::devices),
+    /// one for each of the layout's that this process has.
     pub fn put_on(
         client: &Client,
         literal: &Literal,
@@ -66,14 +67,15 @@ impl Array {
         devices: &[usize],
         part: impl Fn(usize) -> Result<Literal, E>,
     ) -> Result<Array, E> {
-        check_count(|| "devices to put shards on", layout.device_count(), devices.len())?;
+        check_count(|| "devices to put shards on", layout.own_devices().len(), devices.len())?;
         let mut all_holders: HashMap<&ShardBox, Vec<usize>> = HashMap::new();
-        for (index, shard) in layout.boxes().iter().enumerate() {
-            all_holders.entry(shard).or_default().push(index);
+        for (holder, index) in layout.own_devices().enumerate() {
+            all_holders.entry(&layout.boxes()[index]).or_default().push(holder);
         }
         let mut shards: Vec<Option<Buffer>> = vec![None; devices.len()];
         let mut under_way: Vec<Buffer> = Vec::new();
-        for (index, shard) in layout.boxes().iter().enumerate() {
+        for index in layout.own_devices() {
+            let shard = &layout.boxes()[index];
             // At the first of its holders; at the others there is nothing.
             let Some(holders) = all_holders.remove(shard) else { continue };
             let part = padded(part(index)?, box_type(ty.dtype, shard))?;
@@ -89,11 +91,11 @@ impl Array {
         Ok(Array::from_shards(ty, layout.clone(), shards.into_iter().flatten().collect())?)
     }
 
-    /// An array from buffers that are on devices already, in the order of the layout's boxes.
+    /// An array from buffers that are on devices already, in the order of the layout's boxes; those of this process.
     pub fn from_shards(ty: TensorType, layout: ShardLayout, shards: Vec<Buffer>) -> Result<Array, PjrtError> {
         check_dims(&ty, &layout)?;
-        check_count(|| "shards", layout.device_count(), shards.len())?;
-        for (index, shard) in shards.iter().enumerate() {
+        check_count(|| "shards", layout.own_devices().len(), shards.len())?;
+        for (index, shard) in layout.own_devices().zip(&shards) {
             check_type(|| format!("shard {index}"), layout.local_type(ty.dtype, index).as_ref(), shard.ty())?;
         }
         Ok(Array { ty, layout, shards })
@@ -114,12 +116,15 @@ impl Array {
         ArraySpec { ty: self.ty.clone(), layout: self.layout.clone() }
     }
 
-    /// The buffer of each device.
+    /// The buffer of each device of this process.
     pub fn shards(&self) -> &[Buffer] {
         &self.shards
     }
 
     /// Waits for the whole value and assembles it on the host. Only one of several equal boxes is read.
+    ///
+    /// # Errors
+    /// The plugin fails; or other processes hold parts that this one does not.
     pub fn get(&self) -> Result<Literal, PjrtError> {
         let devices = self.layout.covering_devices()?;
         if let &[device] = devices.as_slice() {
@@ -208,8 +213,13 @@ impl Array {
 
     /// Starts copying what one device holds to the host.
     pub fn start_copy(&self, device: usize) -> Result<HostCopy, PjrtError> {
-        let shard = self.shards.get(device).ok_or_else(|| {
-            PjrtError::option("shard", device, format!("less than {}, the number of shards", self.shards.len()))
+        let own = self.layout.own_index(device).and_then(|index| self.shards.get(index));
+        let shard = own.ok_or_else(|| {
+            let expected = match self.layout.device_count() {
+                count if device < count => "a device of this process".to_owned(),
+                count => format!("less than {count}, the number of shards"),
+            };
+            PjrtError::option("shard", device, expected)
         })?;
         shard.check_usable(&format!("shard {device} of the array"))?;
         shard.start_copy()

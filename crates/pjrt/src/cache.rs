@@ -115,8 +115,9 @@ impl CompileCache {
     fn key(&self, client: &Client, module: &[u8], options: &[u8]) -> Result<String, PjrtError> {
         let plugin = client.plugin();
         let devices: Vec<_> = client.devices().iter().map(|device| (device.id, &device.kind)).collect();
+        let process = client.process().map(|process| (process.number, process.count));
         let identity = format!(
-            "{} {:?} {:?} {} {} {} {devices:?} {}",
+            "{} {:?} {:?} {} {} {} {devices:?} {process:?} {}",
             self.plugin_digest(plugin)?,
             plugin.api_version(),
             plugin.attributes(),
@@ -125,7 +126,7 @@ impl CompileCache {
             client.platform_version(),
             processor(),
         );
-        Ok(hash(&[b"meshloom compiled program 3", identity.as_bytes(), options, module]))
+        Ok(hash(&[b"meshloom compiled program 4", identity.as_bytes(), options, module]))
     }
 
     /// SHA-256 of the plugin's file. Remembered for the file's path, size and time of change, here and in the folder.

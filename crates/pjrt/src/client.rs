@@ -57,7 +57,8 @@ pub struct ProcessPlace {
     pub number: usize,
     /// How many there are.
     pub count: usize,
-    /// Through which their clients find one another. It is called from any thread, as long as the client is there.
+    /// Through which their clients find one another, where the plugin has them do so: for CUDA. It is called from any
+    /// thread, as long as the client is there.
     pub store: Arc<dyn KeyValues>,
 }
 
@@ -152,8 +153,8 @@ impl ClientOptions {
         let value = |name: &str, number: usize| (name.to_owned(), NamedValue::Int(number as i64));
         Ok(match self.platform {
             PlatformKind::Cuda => vec![value("node_id", number), value("num_nodes", count)],
-            PlatformKind::Cpu => vec![value("process_id", number)],
-            PlatformKind::Tpu => Vec::new(),
+            // Its clients do not know of each other: programs are told which process this is.
+            PlatformKind::Cpu | PlatformKind::Tpu => Vec::new(),
         })
     }
 }
@@ -212,6 +213,7 @@ struct Inner {
     platform_name: String,
     platform_version: String,
     devices: Vec<Device>,
+    process: Option<ProcessPlace>,
     /// The threads that XLA's CPU client has for its devices, if programs are to be checked for more.
     threads: Option<usize>,
 }
@@ -227,7 +229,9 @@ impl Client {
             num_options: raw_values.len(),
             ..Arguments::new()
         };
-        let callbacks = options.process.as_ref().map(|process| Callbacks::new(process.store.clone()));
+        let has_store = options.platform != PlatformKind::Cpu;
+        let process = options.process.as_ref().filter(|_| has_store);
+        let callbacks = process.map(|process| Callbacks::new(process.store.clone()));
         if let Some(callbacks) = &callbacks {
             callbacks.give(&mut arguments);
         }
@@ -263,6 +267,7 @@ impl Client {
                 platform_name: string(name.platform_name, name.platform_name_size),
                 platform_version: string(version.platform_version, version.platform_version_size),
                 devices,
+                process: options.process.clone(),
                 threads,
             })))
         }
@@ -288,6 +293,11 @@ impl Client {
     /// The plugin behind it.
     pub fn plugin(&self) -> &Arc<Plugin> {
         &self.0.plugin
+    }
+
+    /// Which process this is, if the client was told that it is one of several.
+    pub fn process(&self) -> Option<&ProcessPlace> {
+        self.0.process.as_ref()
     }
 
     /// What programs for it are compiled for.

@@ -14,7 +14,7 @@ use super::client::Client;
 use super::compiled::{Compiled, CostAnalysis, MemoryStats, OptimizedProgram, unimplemented};
 use super::error::PjrtError;
 use super::files::io_error;
-use super::options::CompileOptions;
+use super::options::{CompileOptions, Span};
 use super::program::{self, Parameter, ProgramInfo};
 use super::sys::*;
 use meshloom_hlo::TensorType;
@@ -30,8 +30,12 @@ struct Inner {
     client: Client,
     /// The module's name.
     name: Arc<str>,
-    /// Indices of the devices it runs on, in the order of the argument lists.
+    /// Indices of this process's devices that it runs on, in the order of the argument lists.
     devices: Vec<usize>,
+    /// Where they stand among all devices of the program.
+    places: Vec<usize>,
+    /// How many devices those are.
+    total: usize,
     parameters: Vec<Parameter>,
     output_count: usize,
     /// Per output; `None` when the type has no host form here. Empty when the plugin does not say.
@@ -85,18 +89,42 @@ impl Client {
 pub(super) struct Prepared {
     pub(super) options: Vec<u8>,
     program: ProgramInfo,
+    /// The ids of all devices, in the order of the argument lists.
+    order: Vec<i32>,
+    /// Whose devices it runs on.
+    span: Span,
 }
 
 impl Prepared {
     pub(super) fn new(client: &Client, module: &[u8], options: &CompileOptions) -> Result<Prepared, PjrtError> {
-        let devices: Vec<i32> = client.devices().iter().filter(|d| d.addressable).map(|d| d.id).collect();
+        let usable = client.devices().iter().filter(|device| device.addressable || options.span == Span::Clients);
+        let devices: Vec<i32> = usable.map(|device| device.id).collect();
         options.check()?;
         let assignment = options.assignment(&devices, "the client")?;
         let program = ProgramInfo::read(module, options.num_partitions > 1)?;
         program.check_plugin(client.plugin())?;
         let options = options.for_platform(client.platform(), &program);
         options.check_propagation(&program)?;
-        Ok(Prepared { options: options.encode(&assignment), program })
+        let (span, order) = (options.span, assignment.concat());
+        Ok(Prepared { options: options.encode(&assignment), program, order, span })
+    }
+
+    /// This process's devices in the order of the program's, where they stand among them, and how many those are.
+    fn places(&self, client: &Client, devices: Vec<usize>) -> (Vec<usize>, Vec<usize>, usize) {
+        if let Span::Each(processes) = self.span {
+            let number = client.process().map_or(0, |process| process.number);
+            let (own, first) = (devices.len(), number * devices.len());
+            return (devices, (first..first + own).collect(), own * processes);
+        }
+        let place = |&device: &usize| {
+            let id = client.devices().get(device)?.id;
+            self.order.iter().position(|&other| other == id)
+        };
+        let mut placed: Vec<(usize, usize)> =
+            devices.iter().filter_map(|device| Some((place(device)?, *device))).collect();
+        placed.sort_unstable();
+        let (places, devices) = placed.into_iter().unzip();
+        (devices, places, self.order.len())
     }
 
     pub(super) fn compile(&self, client: &Client, module: &[u8]) -> Result<Executable, PjrtError> {
@@ -112,7 +140,7 @@ impl Prepared {
         // SAFETY: the client is live, and program and options outlive the call. The executable is then ours.
         unsafe {
             let executable = client.api().call(arguments)?.executable;
-            Executable::owned(client, self.program.clone(), executable)
+            Executable::owned(client, self, executable)
         }
     }
 
@@ -129,7 +157,7 @@ impl Prepared {
         // SAFETY: the client is live, and the bytes outlive the call. The executable is then ours.
         unsafe {
             let executable = client.api().call(arguments)?.loaded_executable;
-            Executable::owned(client, self.program.clone(), executable)
+            Executable::owned(client, self, executable)
         }
     }
 }
@@ -139,10 +167,10 @@ impl Executable {
     /// `executable` must be a live executable of this client that nobody else frees.
     unsafe fn owned(
         client: &Client,
-        program: ProgramInfo,
+        prepared: &Prepared,
         executable: *mut PJRT_LoadedExecutable,
     ) -> Result<Executable, PjrtError> {
-        let api = client.api();
+        let (api, program) = (client.api(), prepared.program.clone());
         let of_loaded = PJRT_LoadedExecutable_GetExecutable_Args { loaded_executable: executable, ..Arguments::new() };
         let devices = PJRT_LoadedExecutable_AddressableDevices_Args { executable, ..Arguments::new() };
         // SAFETY: the loaded executable is live, and owns the list of devices; the executable it gives is ours.
@@ -154,6 +182,7 @@ impl Executable {
             (loaded, compiled, list.iter().filter_map(|&device| client.index_of(device)).collect())
         };
         client.check_threads(&program.name, &compiled, devices.len())?;
+        let (devices, places, total) = prepared.places(client, devices);
         Ok(Executable(Arc::new(Inner {
             output_count: compiled.output_count()?,
             output_types: compiled.output_types().unwrap_or_default(),
@@ -162,6 +191,8 @@ impl Executable {
             client: client.clone(),
             name: program.name.into(),
             devices,
+            places,
+            total,
             parameters: program.parameters,
         })))
     }
@@ -176,9 +207,19 @@ impl Executable {
         &self.0.client
     }
 
-    /// Indices ([`Client::devices`]) of the devices it runs on, in the order of the argument lists.
+    /// Indices ([`Client::devices`]) of this process's devices that it runs on, in the order of the argument lists.
     pub fn devices(&self) -> &[usize] {
         &self.0.devices
+    }
+
+    /// Where these stand among all devices that the program runs on, in ascending order.
+    pub fn places(&self) -> &[usize] {
+        &self.0.places
+    }
+
+    /// How many devices the program runs on, those of all processes.
+    pub fn device_count(&self) -> usize {
+        self.0.total
     }
 
     /// Its parameters, in order.
@@ -280,8 +321,8 @@ impl Executable {
             check_type(|| format!("{} as a whole", self.describe(index)), global, &whole)?;
         }
         for (index, spec) in outputs.iter().enumerate() {
-            check_count(|| format!("shards of output {index}"), device_count, spec.layout.device_count())?;
-            for device in 0..device_count {
+            check_count(|| format!("shards of output {index}"), device_count, spec.layout.own_devices().len())?;
+            for device in spec.layout.own_devices() {
                 let stated = spec.layout.local_type(spec.ty.dtype, device);
                 let Some(Some(actual)) = self.0.output_types.get(index) else { continue };
                 if let Some(stated) = stated {

@@ -1,8 +1,10 @@
 //! Functions of this process that programs call: typed FFI custom calls (`XLA_FFI_Handler`, xla/ffi/api/c_api.h), which
 //! a plugin takes by its FFI extension (`PJRT_FFI_Register_Handler`, pjrt_c_api_ffi_extension.h).
 //!
-//! A handler is called by the threads of the plugin, for each device, with the buffers of the call. Handlers stay
-//! registered until the process ends, as plugins do.
+//! A handler is called by the threads of the plugin, for each device, with the buffers of the call. A function need not
+//! be done when it returns: the call is over when its [`ForeignCall`] is [finished](ForeignCall::finish), from any
+//! thread (`XLA_FFI_Future`). Meanwhile the plugin's thread does other things. Handlers stay registered until the
+//! process ends, as plugins do.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -16,19 +18,22 @@ const FEATURE: &str = "custom calls of this process' functions";
 
 /// An operand or a result of a call: its bytes, row by row, and what they are.
 #[derive(Debug)]
-pub struct CallBuffer<'a> {
+pub struct CallBuffer {
     /// XLA's number of the type (`PrimitiveType`).
     pub element_type: i32,
     /// The sizes of its dimensions.
-    pub dims: &'a [i64],
+    pub dims: Vec<i64>,
     data: *mut u8,
     bytes: usize,
 }
 
-impl CallBuffer<'_> {
+// SAFETY: it is a part of a call, whose buffers nobody else touches until it is finished.
+unsafe impl Send for CallBuffer {}
+
+impl CallBuffer {
     /// What is in it.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the plugin's buffer has as many bytes as its shape says, and lives for the call.
+        // SAFETY: the plugin's buffer has as many bytes as its shape says, and lives until the call is finished.
         if self.bytes == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.data, self.bytes) } }
     }
 
@@ -39,13 +44,28 @@ impl CallBuffer<'_> {
     }
 }
 
-/// A call that a program makes.
+/// A call that a program makes. It is under way until it is [finished](ForeignCall::finish) or dropped, which fails it.
 #[derive(Debug)]
-pub struct ForeignCall<'a> {
+pub struct ForeignCall {
     /// What it is given.
-    pub operands: Vec<CallBuffer<'a>>,
+    pub operands: Vec<CallBuffer>,
     /// Where its results go.
-    pub results: Vec<CallBuffer<'a>>,
+    pub results: Vec<CallBuffer>,
+    /// The strings of its backend configuration, by their names.
+    pub attributes: Vec<(String, String)>,
+    completion: Completion,
+}
+
+impl ForeignCall {
+    /// A string of the backend configuration.
+    pub fn attribute(&self, name: &str) -> Option<&str> {
+        self.attributes.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
+    }
+
+    /// Ends the call: its results are there, or it has failed.
+    pub fn finish(mut self, done: Result<(), CallFailure>) {
+        self.completion.complete(done);
+    }
 }
 
 /// Why a call has failed: the program that made it fails with that.
@@ -62,11 +82,8 @@ pub trait ForeignFunction {
     /// The target of the custom call.
     const NAME: &'static str;
 
-    /// Does it, on a thread of the plugin.
-    ///
-    /// # Errors
-    /// Whatever kept it from that.
-    fn call(call: &mut ForeignCall<'_>) -> Result<(), CallFailure>;
+    /// Does it, or has it done by another thread. This one is of the plugin, and should not wait for anything.
+    fn call(call: ForeignCall);
 }
 
 impl Plugin {
@@ -172,6 +189,114 @@ struct FfiApi {
     version: ApiVersion,
     internal: *const c_void,
     make_error: Option<unsafe extern "C" fn(*mut ErrorArguments) -> *mut c_void>,
+    /// From `XLA_FFI_Error_GetMessage` to `XLA_FFI_ThreadPool_NumThreads`.
+    others: [*const c_void; 12],
+    make_future: Option<unsafe extern "C" fn(*mut FutureArguments) -> *mut c_void>,
+    set_available: Option<unsafe extern "C" fn(*mut FutureArguments) -> *mut c_void>,
+    set_error: Option<unsafe extern "C" fn(*mut FutureErrorArguments) -> *mut c_void>,
+}
+
+/// `XLA_FFI_Future_Create_Args`; `XLA_FFI_Future_SetAvailable_Args` is alike.
+#[repr(C)]
+struct FutureArguments {
+    struct_size: usize,
+    extension_start: *mut Extension,
+    future: *mut c_void,
+}
+
+/// `XLA_FFI_Future_SetError_Args`.
+#[repr(C)]
+struct FutureErrorArguments {
+    struct_size: usize,
+    extension_start: *mut Extension,
+    future: *mut c_void,
+    error: *mut c_void,
+}
+
+/// How a plugin learns that a call is over.
+#[derive(Debug)]
+struct Completion {
+    api: *const FfiApi,
+    /// None once it knows.
+    future: Option<*mut c_void>,
+}
+
+// SAFETY: a future is completed from any thread, and the table of functions is the plugin's, which stays.
+unsafe impl Send for Completion {}
+
+impl Completion {
+    /// A future of the plugin.
+    ///
+    /// # Safety
+    /// The table is the plugin's.
+    unsafe fn new(api: *const FfiApi) -> Result<Completion, CallFailure> {
+        let missing = |message: &str| CallFailure { code: ErrorCode::Unimplemented, message: message.to_owned() };
+        // SAFETY: the size is looked at before what it covers is.
+        unsafe {
+            let table = api.as_ref().filter(|table| table.struct_size >= size_of::<FfiApi>());
+            let make = table.and_then(|table| table.make_future);
+            let make =
+                make.ok_or_else(|| missing("this plugin's custom calls cannot go on when they have returned"))?;
+            let mut arguments = FutureArguments {
+                struct_size: size_of::<FutureArguments>(),
+                extension_start: std::ptr::null_mut(),
+                future: std::ptr::null_mut(),
+            };
+            if !make(&raw mut arguments).is_null() || arguments.future.is_null() {
+                return Err(missing("the plugin makes no future for a custom call"));
+            }
+            Ok(Completion { api, future: Some(arguments.future) })
+        }
+    }
+
+    fn complete(&mut self, done: Result<(), CallFailure>) {
+        let Some(future) = self.future.take() else { return };
+        let (struct_size, extension_start) = (size_of::<FutureArguments>(), std::ptr::null_mut());
+        // SAFETY: the future is not completed yet, and the table has these functions. What they return is an error of
+        // theirs, of which nobody could learn.
+        unsafe {
+            let table = &*self.api;
+            match done {
+                Ok(()) => {
+                    let mut arguments = FutureArguments { struct_size, extension_start, future };
+                    table.set_available.map(|set| set(&raw mut arguments));
+                }
+                Err(failure) => {
+                    let struct_size = size_of::<FutureErrorArguments>();
+                    let error = make_error(table, &failure);
+                    let mut arguments = FutureErrorArguments { struct_size, extension_start, future, error };
+                    table.set_error.map(|set| set(&raw mut arguments));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        let message = "the function that a program called was not finished".to_owned();
+        self.complete(Err(CallFailure { code: ErrorCode::Internal, message }));
+    }
+}
+
+/// An error of the plugin's.
+///
+/// # Safety
+/// The table is the plugin's.
+unsafe fn make_error(table: &FfiApi, failure: &CallFailure) -> *mut c_void {
+    let mut message = failure.message.replace('\0', " ").into_bytes();
+    message.push(0);
+    let mut arguments = ErrorArguments {
+        struct_size: size_of::<ErrorArguments>(),
+        extension_start: std::ptr::null_mut(),
+        message: message.as_ptr().cast(),
+        code: failure.code.raw().cast_signed(),
+    };
+    match table.make_error {
+        // SAFETY: the message outlives the call, which copies it.
+        Some(make) => unsafe { make(&raw mut arguments) },
+        None => std::ptr::null_mut(),
+    }
 }
 
 /// `XLA_FFI_Error_Create_Args`.
@@ -205,6 +330,27 @@ struct RawBuffer {
     dims: *const i64,
 }
 
+/// `XLA_FFI_Attrs`.
+#[repr(C)]
+struct RawAttributes {
+    struct_size: usize,
+    extension_start: *mut Extension,
+    count: i64,
+    kinds: *const c_int,
+    names: *const *const ByteSpan,
+    values: *const *const c_void,
+}
+
+/// `XLA_FFI_ByteSpan`: also the value of an attribute of kind [`STRING`].
+#[repr(C)]
+struct ByteSpan {
+    bytes: *const u8,
+    length: usize,
+}
+
+/// `XLA_FFI_AttrType_STRING`.
+const STRING: c_int = 4;
+
 /// `XLA_FFI_CallFrame`, as far as it is used.
 #[repr(C)]
 struct CallFrame {
@@ -215,6 +361,9 @@ struct CallFrame {
     stage: c_int,
     operands: RawBuffers,
     results: RawBuffers,
+    attributes: RawAttributes,
+    /// What the handler sets where the call goes on.
+    future: *mut c_void,
 }
 
 /// The handler that a plugin calls.
@@ -242,33 +391,28 @@ unsafe extern "C" fn handle<F: ForeignFunction>(frame: *mut CallFrame) -> *mut c
             }
             extension = (*extension).next;
         }
-        let done = catch_unwind(AssertUnwindSafe(|| {
-            let mut call = ForeignCall { operands: buffers(&frame.operands)?, results: buffers(&frame.results)? };
-            F::call(&mut call)
+        let started = catch_unwind(AssertUnwindSafe(|| {
+            let (operands, results) = (buffers(&frame.operands)?, buffers(&frame.results)?);
+            let attributes = strings(&frame.attributes);
+            let completion = Completion::new(frame.api)?;
+            frame.future = completion.future.unwrap_or(std::ptr::null_mut());
+            F::call(ForeignCall { operands, results, attributes, completion });
+            Ok(())
         }));
-        let failure = match done {
+        let failure = match started {
             Ok(Ok(())) => return std::ptr::null_mut(),
             Ok(Err(failure)) => failure,
+            // The call was dropped, which has failed it.
+            Err(_) if !frame.future.is_null() => return std::ptr::null_mut(),
             Err(_) => CallFailure { code: ErrorCode::Internal, message: format!("{} has panicked", F::NAME) },
         };
-        let mut message = failure.message.replace('\0', " ").into_bytes();
-        message.push(0);
-        let mut arguments = ErrorArguments {
-            struct_size: size_of::<ErrorArguments>(),
-            extension_start: std::ptr::null_mut(),
-            message: message.as_ptr().cast(),
-            code: failure.code.raw().cast_signed(),
-        };
-        match frame.api.as_ref().and_then(|api| api.make_error) {
-            Some(make) => make(&raw mut arguments),
-            None => std::ptr::null_mut(),
-        }
+        frame.api.as_ref().map_or(std::ptr::null_mut(), |table| make_error(table, &failure))
     }
 }
 
 /// # Safety
 /// They are buffers of a call that is under way.
-unsafe fn buffers<'a>(raw: &RawBuffers) -> Result<Vec<CallBuffer<'a>>, CallFailure> {
+unsafe fn buffers(raw: &RawBuffers) -> Result<Vec<CallBuffer>, CallFailure> {
     let count = usize::try_from(raw.count).unwrap_or(0);
     let invalid = |message: String| CallFailure { code: ErrorCode::InvalidArgument, message };
     let one = |index: usize| {
@@ -284,9 +428,31 @@ unsafe fn buffers<'a>(raw: &RawBuffers) -> Result<Vec<CallBuffer<'a>>, CallFailu
         let elements = dims.iter().try_fold(1usize, |all, &size| all.checked_mul(usize::try_from(size).ok()?));
         let bytes = elements.and_then(|elements| elements.checked_mul(width));
         let bytes = bytes.ok_or_else(|| invalid(format!("a buffer has impossible dimensions, {dims:?}")))?;
-        Ok(CallBuffer { element_type: buffer.element_type, dims, data: buffer.data.cast(), bytes })
+        Ok(CallBuffer { element_type: buffer.element_type, dims: dims.to_vec(), data: buffer.data.cast(), bytes })
     };
     (0..count).map(one).collect()
+}
+
+/// The attributes that are strings of UTF-8.
+///
+/// # Safety
+/// They are attributes of a call that is under way.
+unsafe fn strings(raw: &RawAttributes) -> Vec<(String, String)> {
+    // SAFETY: a span has so many bytes, which live for the call.
+    let text = |span: &ByteSpan| unsafe {
+        let bytes: &[u8] = if span.length == 0 { &[] } else { std::slice::from_raw_parts(span.bytes, span.length) };
+        std::str::from_utf8(bytes).ok().map(str::to_owned)
+    };
+    let count = usize::try_from(raw.count).unwrap_or(0);
+    // SAFETY: there are so many kinds, names and values, and the value of a string is a span.
+    let one = |index: usize| unsafe {
+        if *raw.kinds.add(index) != STRING {
+            return None;
+        }
+        let value = (*raw.values.add(index)).cast::<ByteSpan>();
+        Some((text(&**raw.names.add(index))?, text(&*value)?))
+    };
+    (0..count).filter_map(one).collect()
 }
 
 /// Bytes of an element of a type of XLA's; none for what is smaller than a byte, or no array.

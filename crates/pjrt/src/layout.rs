@@ -13,20 +13,28 @@ use meshloom_hlo::{DType, Dims, TensorType};
 pub type ShardBox = Vec<Range<usize>>;
 
 /// For each device, in the order of an executable's devices, the box of the global value that it holds. Devices with
-/// equal boxes hold copies. Cloning shares the boxes.
+/// equal boxes hold copies. Where some of the devices are other processes', it knows which are this one's. Cloning
+/// shares the boxes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ShardLayout {
     dims: Dims,
     /// The value's own dimensions, where those above are padded.
     value_dims: Option<Dims>,
     boxes: Arc<[ShardBox]>,
+    /// The devices of this process, in order, where there are others.
+    own: Option<Arc<[usize]>>,
 }
 
 impl ShardLayout {
     /// Every device holds the whole value of these global dimensions.
     pub fn replicated(dims: &[usize], device_count: usize) -> ShardLayout {
         let whole: ShardBox = dims.iter().map(|&size| 0..size).collect();
-        ShardLayout { dims: Dims::from_slice(dims), value_dims: None, boxes: vec![whole; device_count].into() }
+        ShardLayout {
+            dims: Dims::from_slice(dims),
+            value_dims: None,
+            boxes: vec![whole; device_count].into(),
+            own: None,
+        }
     }
 
     /// One box for each device, each within the global dimensions.
@@ -48,7 +56,7 @@ impl ShardLayout {
                 }
             }
         }
-        Ok(ShardLayout { dims: Dims::from_slice(dims), value_dims: None, boxes: boxes.into() })
+        Ok(ShardLayout { dims: Dims::from_slice(dims), value_dims: None, boxes: boxes.into(), own: None })
     }
 
     /// The same layout for values no larger than its dimensions. Missing elements at the end of a dimension are padded
@@ -63,6 +71,41 @@ impl ShardLayout {
         }
         self.value_dims = (dims != &self.dims[..]).then(|| Dims::from_slice(dims));
         Ok(self)
+    }
+
+    /// The same layout, of which this process has only these devices, in ascending order.
+    ///
+    /// # Errors
+    /// There are no such devices, or they are in another order.
+    pub fn with_own(mut self, own: &[usize]) -> Result<ShardLayout, PjrtError> {
+        let in_order = own.is_sorted_by(|left, right| left < right);
+        if !in_order || own.last().is_some_and(|&last| last >= self.boxes.len()) {
+            let reason = format!("a process cannot have the devices {own:?} of {}", self.boxes.len());
+            return Err(PjrtError::Layout { reason });
+        }
+        self.own = (own.len() < self.boxes.len()).then(|| own.into());
+        Ok(self)
+    }
+
+    /// The same layout, as if this process had all devices.
+    #[must_use]
+    pub fn of_all(mut self) -> ShardLayout {
+        self.own = None;
+        self
+    }
+
+    /// The devices of this process, in order.
+    pub fn own_devices(&self) -> impl ExactSizeIterator<Item = usize> + Clone {
+        let count = self.own.as_ref().map_or(self.boxes.len(), |own| own.len());
+        (0..count).map(|index| self.own.as_ref().map_or(index, |own| own[index]))
+    }
+
+    /// Which of this process's devices one is; `None` for another process's.
+    pub fn own_index(&self, device: usize) -> Option<usize> {
+        match &self.own {
+            None => (device < self.boxes.len()).then_some(device),
+            Some(own) => own.binary_search(&device).ok(),
+        }
     }
 
     /// The global dimensions, padded.
@@ -110,7 +153,8 @@ impl ShardLayout {
         shard.iter().zip(&self.dims).all(|(range, &size)| *range == (0..size))
     }
 
-    /// The first device of each distinct box that is not empty, which is what must be read to have the whole value.
+    /// The first of this process's devices of each distinct box that is not empty, which is what must be read to have
+    /// the whole value.
     ///
     /// # Errors
     /// When the boxes do not cover the value, or two of them overlap without being equal.
@@ -118,11 +162,12 @@ impl ShardLayout {
         let mut seen = HashSet::new();
         let holds_something = |shard: &ShardBox| shard.iter().all(|range| !range.is_empty());
         let devices: Vec<usize> =
-            (0..self.boxes.len()).filter(|&d| holds_something(&self.boxes[d]) && seen.insert(&self.boxes[d])).collect();
+            self.own_devices().filter(|&d| holds_something(&self.boxes[d]) && seen.insert(&self.boxes[d])).collect();
         let covered: usize = devices.iter().map(|&device| volume(&self.boxes[device])).sum();
         let total: usize = self.dims.iter().product();
         if covered < total {
-            let reason = format!("the shards hold {covered} of the {total} elements of the value");
+            let whose = if self.own.is_some() { "this process's shards" } else { "the shards" };
+            let reason = format!("{whose} hold {covered} of the {total} elements of the value");
             return Err(PjrtError::Layout { reason });
         }
         // Shardings cut each dimension at the same places everywhere, so nearly always no box contains a cut of

@@ -41,6 +41,19 @@ impl DebugValue {
     }
 }
 
+/// Whose devices a program runs on, where there are several processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Span {
+    /// On devices of the process that compiles it.
+    #[default]
+    Process,
+    /// On devices of all processes, which the client of each knows. All of them compile it.
+    Clients,
+    /// On those of so many processes, of which each has a client of its own devices alone and compiles the same module
+    /// for these. They are numbered through the processes.
+    Each(usize),
+}
+
 /// How to compile a module.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompileOptions {
@@ -56,6 +69,8 @@ pub struct CompileOptions {
     pub use_shardy_partitioner: bool,
     /// Device ids by replica and partition; by default the devices of the client or topology, in order.
     pub device_assignment: Option<Vec<Vec<i32>>>,
+    /// Whose devices these are.
+    pub span: Span,
     /// For each parameter (or one for all) whether propagation may change a sharding that it does not state.
     pub allow_propagation_to_parameters: Vec<bool>,
     /// For each output (or one for all) whether propagation may choose its sharding.
@@ -72,6 +87,7 @@ impl Default for CompileOptions {
             use_spmd_partitioning: false,
             use_shardy_partitioner: false,
             device_assignment: None,
+            span: Span::Process,
             allow_propagation_to_parameters: Vec::new(),
             allow_propagation_to_outputs: Vec::new(),
             debug_options: BTreeMap::new(),

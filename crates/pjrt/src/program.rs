@@ -177,7 +177,7 @@ fn parameters(module: &HloModuleProto, partitioned: bool) -> Result<Vec<Paramete
     }
 
     let mut attributes = module.frontend_attributes.iter();
-    let is_local = partitioned && attributes.any(|attributes| attributes.map.contains_key(LOCAL_SHAPES));
+    let is_local = attributes.any(|attributes| attributes.map.contains_key(LOCAL_SHAPES));
     let mut found: Vec<Option<Parameter>> = vec![None; shape.parameters.len()];
     let total = found.len();
     for instruction in entry.instructions.iter().filter(|instruction| instruction.opcode == "parameter") {

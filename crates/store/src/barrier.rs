@@ -42,6 +42,9 @@ impl Store {
             if !dead.is_empty() {
                 return Err(StoreError::Died { dead });
             }
+            if let Some((process, reason)) = self.look_for_failed(deadline).await?.into_iter().next() {
+                return Err(StoreError::Failed { process, reason });
+            }
             let deaths = self.full("members/");
             // NOPUT: those who come are of no interest.
             let deaths =

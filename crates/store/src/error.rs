@@ -74,6 +74,14 @@ pub enum StoreError {
         /// The processes.
         dead: Vec<usize>,
     },
+    /// A process has said that it ends.
+    #[error("process {process} of the run has failed: {reason}")]
+    Failed {
+        /// The process.
+        process: usize,
+        /// What it said.
+        reason: String,
+    },
     /// The lease of this process has ended: the others take it for dead.
     #[error("the lease of this process has ended, so the others take it for dead: it was cut off from the store for longer than {} s", .0.as_secs())]
     LeaseEnded(Duration),

@@ -28,6 +28,14 @@ impl Server {
         Server::start_on(program, folder, [free_port()?, free_port()?])
     }
 
+    /// The same, on a given port for clients.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_at(program: &Path, folder: &Path, port: u16) -> Result<Server, StoreError> {
+        Server::start_on(program, folder, [port, free_port()?])
+    }
+
     /// The same, on given ports: for clients and for other servers.
     ///
     /// # Errors

@@ -148,6 +148,33 @@ impl Store {
         self.runtime.block_on(insist(deadline, || self.look_for_dead(left(deadline))))
     }
 
+    /// Tells the others that this process ends, and why.
+    ///
+    /// # Errors
+    /// It has done so before; the store does not answer.
+    pub fn fail(&self, reason: &str) -> Result<(), StoreError> {
+        self.put(&format!("{FAILED}{}", self.options.process), reason.as_bytes())
+    }
+
+    /// The other processes that have said that they end, and why.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn failed(&self) -> Result<Vec<(usize, String)>, StoreError> {
+        self.lease.check()?;
+        let deadline = Instant::now() + self.options.limit;
+        self.runtime.block_on(self.look_for_failed(deadline))
+    }
+
+    pub(crate) async fn look_for_failed(&self, deadline: Instant) -> Result<Vec<(usize, String)>, StoreError> {
+        let found = insist(deadline, || self.entries_under(FAILED, left(deadline))).await?;
+        let process = |(name, reason): (String, Vec<u8>)| {
+            let process = name.parse().ok().filter(|&process| process != self.options.process)?;
+            Some((process, String::from_utf8_lossy(&reason).into_owned()))
+        };
+        Ok(found.into_iter().filter_map(process).collect())
+    }
+
     pub(crate) async fn look_for_dead(&self, limit: Duration) -> Result<Vec<usize>, StoreError> {
         let names = self.names_under("members/", limit).await?;
         let present: BTreeSet<usize> = names.iter().filter_map(|name| name.parse().ok()).collect();
@@ -156,11 +183,31 @@ impl Store {
         Ok(seen.difference(&present).copied().collect())
     }
 
+    /// Returns when a process has died or failed since this store was read last, or after a while in any case. Nothing
+    /// is asked meanwhile: the store tells.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn wait_for_loss(&self, limit: Duration) -> Result<(), StoreError> {
+        let [deaths, failures] = ["members/", FAILED].map(|prefix| self.full(prefix));
+        // NOPUT: those who come are of no interest.
+        let deaths =
+            WatchCreateRequest { range_end: behind(&deaths), key: deaths, filters: vec![0], ..Default::default() };
+        let failures = WatchCreateRequest { range_end: behind(&failures), key: failures, ..Default::default() };
+        self.runtime.block_on(async {
+            tokio::select! {
+                found = self.watch_range(deaths) => found,
+                found = self.watch_range(failures) => found,
+                () = tokio::time::sleep(limit) => Ok(()),
+            }
+        })
+    }
+
     /// Ends the lease of this process, and with it all that it has written.
     ///
     /// # Errors
     /// The store does not answer; the lease then ends by itself.
-    pub fn leave(self) -> Result<(), StoreError> {
+    pub fn leave(&self) -> Result<(), StoreError> {
         self.runtime.block_on(self.lease.revoke(&self.etcd, Duration::from_secs(5)))
     }
 
@@ -252,10 +299,15 @@ impl Store {
 
     /// The rest of all keys that begin so.
     pub(crate) async fn names_under(&self, prefix: &str, limit: Duration) -> Result<Vec<String>, StoreError> {
+        Ok(self.entries_under(prefix, limit).await?.into_iter().map(|(name, _)| name).collect())
+    }
+
+    /// The same, with what is in them.
+    async fn entries_under(&self, prefix: &str, limit: Duration) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
         let key = self.full(prefix);
         let question = RangeRequest { range_end: behind(&key), key: key.clone(), count_only: false };
         let answer: RangeResponse = self.etcd.call("/etcdserverpb.KV/Range", question, limit).await?;
-        let rest = |found: KeyValue| String::from_utf8(found.key.get(key.len()..)?.to_vec()).ok();
+        let rest = |found: KeyValue| Some((String::from_utf8(found.key.get(key.len()..)?.to_vec()).ok()?, found.value));
         Ok(answer.kvs.into_iter().filter_map(rest).collect())
     }
 
@@ -307,6 +359,9 @@ impl Store {
         }
     }
 }
+
+/// What the keys of processes that end with an error begin with.
+const FAILED: &str = "failed/";
 
 /// The key that says that a process is there.
 pub(crate) fn member_key(process: usize) -> String {

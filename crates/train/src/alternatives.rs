@@ -57,7 +57,7 @@ impl RunConfig {
             let configured = pipeline == *own;
             let (repeats, layers_per_stage) = (pipeline.repeats, pipeline.layers_per_stage);
             let other = RunConfig { pipeline: Some(pipeline), ..self.clone() };
-            match other.on_devices(self.target.devices) {
+            match other.on_devices(self.device_total()) {
                 Ok(other) => possible.extend(other.alternative(configured)?),
                 Err(reason) => refused.push(RefusedAlternative { repeats, layers_per_stage, reason }),
             }

@@ -90,7 +90,7 @@ impl RunConfig {
                 // Where keys can only be gathered, `kernels.context` says nothing.
                 let of_config = order == self.kernels.context_order;
                 let configured = of_config && (exchange == self.kernels.context || exchanges.len() == 1);
-                match other.on_devices(self.target.devices) {
+                match other.on_devices(self.device_total()) {
                     Ok(other) => possible.extend(other.context_alternative(configured)?),
                     // What it is refused for does not depend on what travels.
                     Err(reason) if exchange == exchanges[0] => refused.push(RefusedOrder { order, reason }),

@@ -3,7 +3,7 @@
 use super::config::{self, ConfigError, RunConfig};
 use crate::Error;
 use meshloom::hlo::message::counted;
-use meshloom::pjrt::{Client, Platform, PlatformKind, check_present};
+use meshloom::pjrt::{Client, ClientOptions, Platform, PlatformKind, ProcessPlace, check_present};
 
 /// The devices of a run.
 #[derive(Clone, Debug)]
@@ -24,9 +24,22 @@ impl RunConfig {
     /// The platform has no devices here, or lacks an option that the config sets; its plugin cannot be had, or makes no
     /// client; or the mesh does not fit the devices. Nothing has been written then.
     pub fn open(&self) -> Result<Devices, Error> {
-        let (client, mut notes) = self.open_client(|config| Ok(config.mesh()?.device_count()))?;
+        self.open_as(None)
+    }
+
+    /// As [`RunConfig::open`], as one of the processes that the config says there are.
+    ///
+    /// # Errors
+    /// As there; or the place is not one of so many processes.
+    pub fn open_as(&self, process: Option<&ProcessPlace>) -> Result<Devices, Error> {
+        let (client, mut notes) =
+            self.open_client(process, |config| Ok(config.mesh()?.device_count() / config.target.processes))?;
         let config = self.on_client(&client)?;
-        let (used, there) = (config.target.devices, client.devices().len());
+        let there = client.devices().len();
+        let used = match config.crossing_processes() {
+            1 => config.device_total(),
+            _ => config.target.devices,
+        };
         if used < there {
             notes.push(format!("the mesh takes the first {used} of {}", counted(there, "device")));
         }
@@ -38,16 +51,17 @@ impl RunConfig {
     /// # Errors
     /// As of [`RunConfig::open`].
     pub fn open_one(&self) -> Result<(Client, Vec<String>), Error> {
-        self.open_client(|_| Ok(1))
+        self.open_client(None, |_| Ok(1))
     }
 
     fn open_client(
         &self,
+        process: Option<&ProcessPlace>,
         cpu_devices: impl Fn(&RunConfig) -> Result<usize, ConfigError>,
     ) -> Result<(Client, Vec<String>), Error> {
         self.check_runnable()?;
         let open = |kind| -> Result<Client, Error> {
-            let mut options = self.client_options(kind)?;
+            let mut options = ClientOptions { process: process.cloned(), ..self.client_options(kind)? };
             if kind == PlatformKind::Cpu {
                 options.device_count = Some(cpu_devices(&self.with_platform(kind))?);
             }

@@ -261,8 +261,10 @@ impl<M: Model> DilocoStep<M> {
 pub fn check_replicas(outer: &impl Tree<Leaf = Array>) -> Result<(), Error> {
     for (path, array) in outer.paths().into_iter().zip(outer.leaves()) {
         let boxes = array.layout().boxes();
-        for device in 1..boxes.len() {
-            let Some(other) = boxes[..device].iter().position(|other| *other == boxes[device]) else { continue };
+        let own = array.layout().own_devices();
+        for (index, device) in own.clone().enumerate() {
+            let mut before = own.clone().take(index);
+            let Some(other) = before.find(|&other| boxes[other] == boxes[device]) else { continue };
             if array.shard(device)?.bytes() != array.shard(other)?.bytes() {
                 return Err(ReplicasDiffer { path, device, other }.into());
             }

@@ -62,6 +62,9 @@ pub enum Error {
     /// The machine's fault, or ours: what all replicas should have alike differs.
     #[error(transparent)]
     Replicas(#[from] crate::diloco::ReplicasDiffer),
+    /// Another process's fault, or the network's: the processes of a run do not go on together.
+    #[error(transparent)]
+    Peers(#[from] crate::peers::PeersError),
 }
 
 meshloom::hlo::debug_is_message!(Error);

@@ -44,6 +44,7 @@ pub mod logits;
 pub mod metrics;
 mod model;
 pub mod parameters;
+pub mod peers;
 mod prefetch;
 #[cfg(feature = "tensorboard")]
 pub mod profile;

@@ -262,6 +262,11 @@ impl Progress {
         Progress::plain(steps, Box::new(io::stderr()))
     }
 
+    /// Progress that is not shown: another process shows it.
+    pub fn hidden() -> Progress {
+        Progress { steps: 0, step_seconds: None, out: Out::Plain { out: Box::new(io::sink()), every: 1 } }
+    }
+
     /// Progress as plain lines.
     pub fn plain(steps: u64, out: Box<dyn Write + Send>) -> Progress {
         let every = steps.div_ceil(Progress::PLAIN_LINES).max(1);

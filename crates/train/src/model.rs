@@ -102,6 +102,14 @@ pub trait Dataset<M: Model>: Send + Sync + 'static {
     /// There is no such batch.
     fn batch(&self, seed: u64, step: u64, rows: usize) -> Result<M::Batch<Literal>, Error>;
 
+    /// A batch of which only some rows are needed, those that this process's devices take: the others may be anything.
+    ///
+    /// # Errors
+    /// As of [`Dataset::batch`].
+    fn rows(&self, seed: u64, step: u64, rows: usize, _own: Range<usize>) -> Result<M::Batch<Literal>, Error> {
+        self.batch(seed, step, rows)
+    }
+
     /// Rows of the validation set, which are always the same; what weighs nothing in the loss takes the place of those
     /// behind its last. None if it has none of these rows: then there is no validation set, or it ends before.
     ///

@@ -1,5 +1,6 @@
 //! Batches that are made while the devices work on those before.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -20,17 +21,18 @@ pub(super) struct Prefetch {
 }
 
 impl Prefetch {
-    /// From a step on, with batches of `rows` rows, whose tokens are in this order. `ahead` batches wait at most.
+    /// From a step on, with batches of `rows` rows, of which `own` are needed, whose tokens are in this order. `ahead`
+    /// batches wait at most.
     pub(super) fn start<M: Model, D: Dataset<M>>(
         data: Arc<D>,
-        (seed, first, rows): (u64, u64, usize),
+        ((seed, first, rows), own): ((u64, u64, usize), Range<usize>),
         order: TokenOrder,
         ahead: usize,
     ) -> Prefetch {
         let (sender, batches) = sync_channel(ahead);
         let make = move || {
             for step in first.. {
-                let batch = data.batch(seed, step, rows).and_then(|batch| arranged(order, batch.leaves()));
+                let batch = data.rows(seed, step, rows, own.clone()).and_then(|batch| arranged(order, batch.leaves()));
                 let is_last = batch.is_err();
                 if sender.send(batch).is_err() || is_last {
                     break;

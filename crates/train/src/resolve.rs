@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::config::{self, ConfigError, OptimizerKind, Placement, RateSchedule, RunConfig};
 use super::diloco::{DilocoStep, layout_of};
 use super::model::Model;
+use super::peers::Peers;
 use super::run::{Calls, RunFunction, RunState, RunStateOf, RunStep};
 use super::step::{DropoutConfig, TrainStep, aliases};
 use crate::Error;
@@ -27,6 +28,7 @@ pub struct Run<M = DecoderConfig> {
     mesh: Mesh,
     rules: RuleSets,
     pub(super) step: RunStep<M>,
+    pub(super) peers: Option<Arc<dyn Peers>>,
 }
 
 impl RunConfig {
@@ -69,7 +71,7 @@ impl RunConfig {
                 RunStep::Diloco(Box::new(DilocoStep { step, diloco }))
             }
         };
-        Ok(Run { config: self.clone(), mesh, rules, step })
+        Ok(Run { config: self.clone(), mesh, rules, step, peers: None })
     }
 
     /// The decoder that the config describes. Of a topology, the devices must be known ([`RunConfig::on_devices`]).
@@ -237,6 +239,7 @@ impl RunConfig {
                 config::PartitionMode::Shardy => PartitionMode::SHARDY,
             },
             deny_replication: self.partition.replication == config::Replication::Deny,
+            processes: self.crossing_processes(),
             ..LowerOptions::default()
         }
         .on(platform);
@@ -272,6 +275,12 @@ impl RunConfig {
 }
 
 impl<M: Model> Run<M> {
+    /// The run as one of several processes.
+    #[must_use]
+    pub fn with_peers(self, peers: Arc<dyn Peers>) -> Run<M> {
+        Run { peers: Some(peers), ..self }
+    }
+
     /// The config.
     pub fn config(&self) -> &RunConfig {
         &self.config

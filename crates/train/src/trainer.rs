@@ -1,10 +1,14 @@
 //! A training run on a plugin's devices.
 
+use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use sha2::{Digest, Sha256};
+
 use super::assign::{Source, with_parameters};
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, hex};
 use super::config::RunConfig;
 use super::data::{DataError, Text, TextDataset};
 use super::diloco::check_replicas;
@@ -13,6 +17,7 @@ use super::generate::{Generator, GeneratorOptions, LiveParameters};
 use super::metrics::{Evaluation, StepMetrics};
 use super::model::{Dataset, Model};
 use super::parameters::{self, LoadOptions};
+use super::peers::Peers;
 use super::prefetch::Prefetch;
 use super::published::ModelFiles;
 use super::resolve::Run;
@@ -59,6 +64,31 @@ pub(super) fn laid_out_for(program: &Program, arrays: Vec<Array>) -> Result<Vec<
         false => Ok(array.laid_out(&spec.layout, program.executable().devices())?),
     };
     arrays.into_iter().zip(program.inputs()).map(laid_out).collect()
+}
+
+/// What the processes of a run check before they begin: a program that differs would wait for messages that never come.
+struct Agreement<'a> {
+    peers: Option<&'a dyn Peers>,
+    programs: Cell<usize>,
+}
+
+impl Agreement<'_> {
+    fn on(&self, what: &str, text: &str) -> Result<(), Error> {
+        let Some(peers) = self.peers else { return Ok(()) };
+        let advice = "start all processes with the same files, options and version of meshloom";
+        Ok(peers.agree(&format!("the SHA-256 of the {what}"), &hex(&Sha256::digest(text)), advice)?)
+    }
+
+    fn on_program(&self, lowered: &Lowered, options: &impl std::fmt::Debug) -> Result<(), Error> {
+        let Some(peers) = self.peers else { return Ok(()) };
+        let number = self.programs.replace(self.programs.get() + 1);
+        let mut digest = Sha256::new();
+        digest.update(&lowered.module.bytes);
+        digest.update(format!("{options:?}"));
+        let what = format!("the SHA-256 of program {number} and its compiler options");
+        let advice = "start all processes with the same files, options and version of meshloom";
+        Ok(peers.agree(&what, &hex(&digest.finalize()), advice)?)
+    }
 }
 
 /// Where a run's first state comes from.
@@ -173,7 +203,11 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let debug_options = config.compiler_options(platform)?;
         let cache = config.compile_cache()?;
         let mut compile_cache = cache.as_ref().map(|_| CacheUse::Hit);
+        let agree = Agreement { peers: run.peers.as_deref(), programs: Cell::new(0) };
+        agree.on("run config", &config.shared().to_toml())?;
+        agree.on("text", &format!("{:?}", data.digests()))?;
         let mut compile = |lowered: &Lowered| -> Result<Program, Error> {
+            agree.on_program(lowered, &debug_options)?;
             let debug_options = debug_options.clone();
             let options = CompileOptions { debug_options, ..lowered.compile_options(client)? };
             let refused = |error| config.compile_error(error);
@@ -420,13 +454,25 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         }
     }
 
+    /// The rows of a batch that this process's devices take; all where they take some of each replica's.
+    fn own_rows(&self) -> Range<usize> {
+        let batch = self.run.config().train.batch;
+        let input = self.program.inputs().get(self.state.leaves().len());
+        let Some(layout) = input.map(|input| &input.layout).filter(|_| self.run.config().diloco.is_none()) else {
+            return 0..batch;
+        };
+        let rows = layout.own_devices().filter_map(|device| layout.value_part(device).first().cloned());
+        rows.reduce(|all, own| all.start.min(own.start)..all.end.max(own.end)).unwrap_or(0..batch)
+    }
+
     /// The next batches, as a call takes them: of each step, of each replica, its rows.
     fn batches(&mut self, calls: Calls, count: usize) -> Result<M::Batch<Literal>, Error> {
         let train = &self.run.config().train;
         let first = (train.seed, self.steps_done, train.batch);
         let order = self.run.model().token_order();
+        let own = self.own_rows();
         // Taken, so that it starts anew after an error.
-        let start = || Prefetch::start::<M, D>(self.data.clone(), first, order, train.steps_per_call);
+        let start = || Prefetch::start::<M, D>(self.data.clone(), (first, own), order, train.steps_per_call);
         let prefetch = self.prefetch.take().unwrap_or_else(start);
         let first = prefetch.next()?;
         let mut parts: Vec<Vec<u8>> = first.iter().map(|leaf| leaf.bytes().to_vec()).collect();

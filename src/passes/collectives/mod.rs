@@ -8,6 +8,7 @@
 //! | [`pack_collectives`] | makes one transfer of all that can run beside a loop, within a bound |
 //! | [`combine_collectives`] | makes one collective of several of a kind that are ready together, within a bound |
 //! | [`CollectiveLevels`] | makes several collectives of one over several dimensions of a TPU's slice |
+//! | [`collectives_by_process`] | makes collectives within processes and between them of those that have both |
 //!
 //! Every device must run the same collectives in the same order. So no collective moves into or out of a branch or a
 //! `while`: devices may take different branches and numbers of iterations, and a device that skips a collective blocks
@@ -21,6 +22,7 @@ mod combine;
 mod levels;
 mod matmul;
 mod pack;
+mod processes;
 mod varying;
 
 pub use cancel::cancel_collectives;
@@ -28,6 +30,7 @@ pub use combine::combine_collectives;
 pub use levels::CollectiveLevels;
 pub use matmul::{CollectiveMatmul, collective_matmul};
 pub use pack::pack_collectives;
+pub use processes::collectives_by_process;
 
 use super::hoist::Bound;
 use super::{Rewrite, contains_loop};

@@ -116,7 +116,7 @@ pub fn run(arguments: &Plan, json: bool) -> Result<()> {
         let answer = Answer {
             config: name,
             mesh: config.mesh()?.to_string(),
-            devices: config.target.devices,
+            devices: config.device_total(),
             layers: config.model.layers,
             microbatches: options.as_ref().map(|options| options.microbatches),
             chip: chip.map(|chip| chip.name),

@@ -1,7 +1,7 @@
 //! What crosses an axis of the mesh at each step.
 //!
 //! A program that syncs now and then has its syncs in branches, and its step counter, one of its inputs, decides which
-//! it takes. [`traffic`] evaluates what runs at each step ([`Given`](super::Given)) and adds up what each device sends.
+//! it takes. [`traffic`] evaluates what runs at each step ([`Given`]) and adds up what each device sends.
 
 use super::axes::AxisPart;
 use super::collectives::{ModuleCollective, collectives_of_walk};

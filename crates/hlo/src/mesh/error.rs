@@ -127,6 +127,19 @@ pub enum MeshError {
         /// Devices there are.
         devices: usize,
     },
+    /// The devices of a process are no part of the mesh.
+    #[error("mesh {mesh:?} cannot lie in {processes} processes: {}", why_not(*.processes, *.devices, .axis.as_ref()))]
+    Processes {
+        /// The mesh as text.
+        mesh: String,
+        /// The processes.
+        processes: usize,
+        /// Devices that the mesh has.
+        devices: usize,
+        /// The axis, and its size, that would lie neither within a process nor across; none where processes would have
+        /// different numbers of devices.
+        axis: Option<(String, usize)>,
+    },
     /// No axis of that name.
     #[error("the mesh {mesh:?} has no axis {axis:?}{suggestion}")]
     UnknownAxis {
@@ -140,3 +153,13 @@ pub enum MeshError {
 }
 
 crate::debug_is_message!(MeshError);
+
+fn why_not(processes: usize, devices: usize, axis: Option<&(String, usize)>) -> String {
+    match axis {
+        Some((axis, size)) => format!(
+            "of axis {axis:?} of size {size}, {} devices of a process would be a part that does not divide it; change the order or the sizes of the axes",
+            devices / processes.max(1)
+        ),
+        None => format!("they would not have equal parts of its {}", counted(devices, "device")),
+    }
+}

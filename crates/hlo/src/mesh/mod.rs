@@ -2,6 +2,7 @@
 
 mod devices;
 mod error;
+mod processes;
 
 use std::fmt;
 
@@ -249,8 +250,7 @@ impl Mesh {
 
     /// Where a device stands along an axis.
     pub fn axis_index(&self, device: usize, axis: MeshAxis) -> usize {
-        let stride: usize = self.axes.iter().skip(axis.index() + 1).map(|(_, size)| size).product();
-        device / stride % self.size(axis)
+        device / self.stride(axis) % self.size(axis)
     }
 }
 

@@ -10,6 +10,7 @@ use super::snapshot::Snapshot;
 use super::write::{self, Contents};
 use super::{About, Checkpoint, CheckpointError, form};
 use crate::config::CheckpointConfig;
+use crate::peers::Peers;
 use crate::published::ModelFiles;
 use meshloom::ir::Literal;
 use meshloom::pjrt::Array;
@@ -28,6 +29,8 @@ pub struct Checkpointer {
     writer: Option<Writer>,
     set_aside: Vec<PathBuf>,
     observer: Observer,
+    /// The processes that write together, if there are several.
+    peers: Option<Arc<dyn Peers>>,
 }
 
 struct Writer {
@@ -54,6 +57,37 @@ impl Checkpointer {
     /// The directory cannot be written, another run writes there, or it holds checkpoints of a run that this one does
     /// not continue.
     pub fn new(config: &CheckpointConfig, start: Start<'_>) -> Result<Checkpointer, CheckpointError> {
+        Checkpointer::with_peers(config, start, None)
+    }
+
+    /// As [`Checkpointer::new`], as one of the processes of a run, which write together. Only the first looks at the
+    /// directory, which all must see: it is on a file system that their hosts share.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_peers(
+        config: &CheckpointConfig,
+        start: Start<'_>,
+        peers: Option<Arc<dyn Peers>>,
+    ) -> Result<Checkpointer, CheckpointError> {
+        if let Some(peers) = peers.as_ref().filter(|peers| peers.number() > 0) {
+            let last = match start {
+                Start::After(checkpoint) if is_in(checkpoint.folder(), Path::new(&config.dir)) => {
+                    checkpoint.about().step
+                }
+                Start::Fresh | Start::After(_) => 0,
+            };
+            return Ok(Checkpointer {
+                directory: Arc::new(Directory::beside(Path::new(&config.dir))),
+                every: config.every as u64,
+                keep: config.keep,
+                last,
+                writer: None,
+                set_aside: Vec::new(),
+                observer: Arc::new(|_| {}),
+                peers: Some(peers.clone()),
+            });
+        }
         let directory = Directory::open(Path::new(&config.dir))?;
         let (mut last, mut set_aside) = (0, Vec::new());
         match start {
@@ -75,6 +109,7 @@ impl Checkpointer {
             writer: None,
             set_aside,
             observer: Arc::new(|_| {}),
+            peers,
         })
     }
 
@@ -126,7 +161,12 @@ impl Checkpointer {
         let snapshot = Snapshot::take(&form::leaves(declared, "")?, &state.leaves())?;
         self.last = step;
         let (directory, observer, keep) = (self.directory.clone(), self.observer.clone(), self.keep);
+        let peers = self.peers.clone();
         let write = move || {
+            if let Some(peers) = peers {
+                write::write_together(&directory, contents, snapshot, (&observer, &*peers))?;
+                return if peers.number() == 0 { directory.retain(keep, &observer) } else { Ok(()) };
+            }
             let folder = write::write(&directory, contents, snapshot, &observer)?;
             tracing::debug!("wrote the checkpoint {}", folder.display());
             directory.retain(keep, &observer)

@@ -206,6 +206,17 @@ pub enum CheckpointError {
     /// The values cannot be brought to or from the devices.
     #[error(transparent)]
     Device(#[from] Box<PjrtError>),
+    /// The processes of a run do not see one directory.
+    #[error(
+        "{folder:?}, which the first process of the run has made, is not there on this one; give a directory for checkpoints on a file system that all hosts share"
+    )]
+    NotShared {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// Another process of the run is gone.
+    #[error(transparent)]
+    Peers(#[from] crate::peers::PeersError),
 }
 
 meshloom::hlo::debug_is_message!(CheckpointError);

@@ -50,8 +50,9 @@ pub fn list(directory: impl AsRef<Path>) -> Result<Vec<(u64, PathBuf)>, Checkpoi
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
-    /// Given back by the system when the process ends, however it ends.
-    _lock: File,
+    /// Given back by the system when the process ends, however it ends. None of a process that writes beside the one
+    /// that has it.
+    _lock: Option<File>,
 }
 
 impl Directory {
@@ -66,9 +67,14 @@ impl Directory {
             Err(TryLockError::WouldBlock) => return Err(CheckpointError::InUse { directory: path.to_owned() }),
             Err(TryLockError::Error(source)) => return Err(failed("lock", &lock_path, source)),
         }
-        let directory = Directory { path: path.to_owned(), _lock: lock };
+        let directory = Directory { path: path.to_owned(), _lock: Some(lock) };
         directory.clean()?;
         Ok(directory)
+    }
+
+    /// The directory of a run of several processes, whose first one has it open.
+    pub(super) fn beside(path: &Path) -> Directory {
+        Directory { path: path.to_owned(), _lock: None }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -88,9 +94,14 @@ impl Directory {
         Ok(())
     }
 
+    /// The name of that folder.
+    pub(super) fn unfinished(&self, step: u64) -> PathBuf {
+        self.path.join(format!("{UNFINISHED}{}", folder_name(step)))
+    }
+
     /// A folder to write the checkpoint of a step in.
     pub(super) fn start(&self, step: u64) -> Result<PathBuf, CheckpointError> {
-        let folder = self.path.join(format!("{UNFINISHED}{}", folder_name(step)));
+        let folder = self.unfinished(step);
         fs::create_dir(&folder).map_err(|source| failed("create", &folder, source))?;
         Ok(folder)
     }

@@ -89,7 +89,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             seed: config.train.seed,
             data: DataPosition { next_batch: self.steps_done, batch, seq },
             mesh: config.mesh.axes.clone(),
-            devices: self.program.executable().devices().len(),
+            devices: self.program.executable().device_count(),
             config: config.to_toml(),
         };
         let contents = Contents { about, digests: self.data().digests(), model: self.model_files.clone() };

@@ -1,6 +1,6 @@
 //! The values of a state on the host, cut into what goes into each file.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::CheckpointError;
 use super::form::{Leaf, Segment};
@@ -14,8 +14,19 @@ use meshloom::pjrt::{Array, HostCopy, ShardLayout};
 pub(super) struct Snapshot {
     /// The leaves; their pieces are not placed yet.
     pub leaves: Vec<StoredLeaf>,
-    /// The pieces of each file.
-    pub files: Vec<Vec<Piece>>,
+    /// The files that this process writes.
+    pub files: Vec<Pieces>,
+    /// How many files there are, those of all processes.
+    pub file_count: usize,
+}
+
+/// What goes into a file.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    /// Number of the file.
+    pub file: usize,
+    /// What is in it.
+    pub pieces: Vec<Piece>,
 }
 
 /// A box of a value, within what a device held.
@@ -73,13 +84,15 @@ impl Piece {
 }
 
 impl Snapshot {
-    /// Copies a state to the host: all copies run at once, and are waited for.
+    /// Copies a state to the host, or what this process has of it and is to write: all copies run at once, and are
+    /// waited for. Who writes what follows from the layouts, so all processes say the same of it.
     pub(super) fn take(declared: &[Leaf], arrays: &[Array]) -> Result<Snapshot, CheckpointError> {
         if declared.len() != arrays.len() {
             return Err(CheckpointError::Count { expected: declared.len(), found: arrays.len() });
         }
         let mut leaves = Leaves::default();
         let mut load = Vec::new();
+        let mut writing = BTreeSet::new();
         let mut copies: Vec<(usize, usize, &Leaf, &Array, HostCopy)> = Vec::new();
         for (leaf, array) in declared.iter().zip(arrays) {
             if leaf.own_ty != *array.ty() {
@@ -88,17 +101,28 @@ impl Snapshot {
             }
             let index = leaves.add(leaf)?;
             for device in writers(array.layout(), &mut load)? {
-                copies.push((index, device, leaf, array, array.start_copy(device)?));
+                // What a device holds may be padding alone.
+                if leaf.segments(array.layout(), device).is_empty() {
+                    continue;
+                }
+                writing.insert(device);
+                if array.layout().own_index(device).is_some() {
+                    copies.push((index, device, leaf, array, array.start_copy(device)?));
+                }
             }
         }
-        let mut files: Vec<Vec<Piece>> = load.iter().map(|_| Vec::new()).collect();
+        let mut files: BTreeMap<usize, Vec<Piece>> = BTreeMap::new();
         for (index, device, leaf, array, copy) in copies {
             let (held, view) = (copy.finish()?, leaf.view(array.layout(), device));
             let piece = |segment| Piece { leaf: index, segment, view: view.clone(), held: Held::Here(held.clone()) };
-            files[device].extend(leaf.segments(array.layout(), device).into_iter().map(piece));
+            let pieces = leaf.segments(array.layout(), device).into_iter().map(piece);
+            files.entry(device).or_default().extend(pieces);
         }
-        files.retain(|pieces| !pieces.is_empty());
-        Ok(Snapshot { leaves: leaves.stored, files })
+        let file_count = writing.len();
+        let numbered = writing.into_iter().enumerate();
+        let files =
+            numbered.filter_map(|(file, device)| Some(Pieces { file, pieces: files.remove(&device)? })).collect();
+        Ok(Snapshot { leaves: leaves.stored, files, file_count })
     }
 }
 
@@ -135,7 +159,9 @@ impl Snapshot {
                 file.extend(pieces);
             }
         }
-        Ok(Snapshot { leaves: leaves.stored, files })
+        let file_count = files.len();
+        let files = files.into_iter().enumerate().map(|(file, pieces)| Pieces { file, pieces }).collect();
+        Ok(Snapshot { leaves: leaves.stored, files, file_count })
     }
 }
 
@@ -175,7 +201,7 @@ fn writers(layout: &ShardLayout, load: &mut Vec<usize>) -> Result<Vec<usize>, Ch
         holders.entry(shard).or_default().push(device);
     }
     let mut writers = Vec::new();
-    for device in layout.covering_devices()? {
+    for device in layout.clone().of_all().covering_devices()? {
         let of_box = holders.get(&boxes[device]).into_iter().flatten();
         let writer = of_box.copied().min_by_key(|&device| load[device]).unwrap_or(device);
         load[writer] += boxes[writer].iter().map(ExactSizeIterator::len).product::<usize>();

@@ -5,14 +5,16 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::folder::{Directory, Observer, failed, sync_folder};
-use super::manifest::{About, DataDigest, Manifest, StoredFile};
-use super::snapshot::{Piece, Snapshot};
+use super::manifest::{About, DataDigest, Manifest, StoredFile, StoredLeaf};
+use super::snapshot::{Piece, Pieces, Snapshot};
 use super::sums::hex;
 use super::{CheckpointError, MANIFEST, MODEL, Phase, SUMS};
 use crate::parameters;
+use crate::peers::Peers;
 use crate::published::{ModelFile, ModelFiles};
 use meshloom::pjrt::runs;
 
@@ -37,8 +39,9 @@ pub(super) fn write(
     let step = contents.about.step;
     let unfinished = directory.start(step)?;
     tell(Phase::FolderMade);
-    let written =
-        fill(&unfinished, contents, snapshot, tell).and_then(|()| directory.complete(&unfinished, step, tell));
+    let written = write_values(&unfinished, snapshot, tell)
+        .and_then(|values| fill(&unfinished, contents, values, tell))
+        .and_then(|()| directory.complete(&unfinished, step, tell));
     if written.is_err() {
         // What is wrong has been found already. What stays is deleted by the next run.
         let _ = std::fs::remove_dir_all(&unfinished);
@@ -46,25 +49,123 @@ pub(super) fn write(
     written
 }
 
-/// Writes all files into a folder and waits until they are on the disk.
-fn fill(
-    folder: &Path,
-    Contents { about, digests, model }: Contents,
+/// As [`write`], by all processes of a run, each its own part, in a directory that they share. The first makes the
+/// folder and gives it its name.
+pub(super) fn write_together(
+    directory: &Directory,
+    contents: Contents,
     snapshot: Snapshot,
-    tell: &Observer,
+    (tell, peers): (&Observer, &dyn Peers),
 ) -> Result<(), CheckpointError> {
-    let Snapshot { mut leaves, files } = snapshot;
-    let count = files.len();
-    let (mut stored, mut sums) = (Vec::new(), String::new());
-    for (index, pieces) in files.into_iter().enumerate() {
-        let name = format!("shard-{index:05}-of-{count:05}.safetensors");
+    let step = contents.about.step;
+    let unfinished = match peers.number() {
+        0 => directory.start(step)?,
+        _ => directory.unfinished(step),
+    };
+    if peers.number() == 0 {
+        tell(Phase::FolderMade);
+    }
+    peers.barrier(&format!("the checkpoint of step {step} is begun"))?;
+    if !unfinished.is_dir() {
+        return Err(CheckpointError::NotShared { folder: unfinished });
+    }
+    let written = write_values(&unfinished, snapshot, tell);
+    let told = written.and_then(|values| values.tell(&unfinished, peers.number()).map(|()| values));
+    let all_written = format!("the checkpoint of step {step} is written");
+    if peers.number() > 0 {
+        told?;
+        return Ok(peers.barrier(&all_written)?);
+    }
+    let completed = told.and_then(|mut values| {
+        peers.barrier(&all_written)?;
+        for number in 1..peers.count() {
+            values.merge(Values::told(&unfinished, number)?);
+        }
+        fill(&unfinished, contents, values, tell)?;
+        directory.complete(&unfinished, step, tell)
+    });
+    if completed.is_err() {
+        let _ = std::fs::remove_dir_all(&unfinished);
+    }
+    completed.map(|_| ())
+}
+
+/// The values that a process has written.
+#[derive(Debug, Serialize, Deserialize)]
+struct Values {
+    leaves: Vec<StoredLeaf>,
+    /// Each with its number and its line in the list of checksums.
+    files: Vec<(usize, StoredFile, String)>,
+}
+
+impl Values {
+    fn place(folder: &Path, number: usize) -> PathBuf {
+        folder.join(format!("{PART}{number}.json"))
+    }
+
+    /// Leaves it in the folder for the process that finishes the checkpoint.
+    fn tell(&self, folder: &Path, number: usize) -> Result<(), CheckpointError> {
+        if number == 0 {
+            return Ok(());
+        }
+        let path = Values::place(folder, number);
+        let text = serde_json::to_vec(self).map_err(|error| failed("write", &path, error.into()))?;
+        let mut file = HashedFile::create(&path)?;
+        file.write(&text)?;
+        file.finish("", &(std::sync::Arc::new(|_| {}) as Observer)).map(drop)
+    }
+
+    /// Takes what another process has left.
+    fn told(folder: &Path, number: usize) -> Result<Values, CheckpointError> {
+        let path = Values::place(folder, number);
+        let text = std::fs::read(&path).map_err(|source| CheckpointError::Read { path: path.clone(), source })?;
+        let values = serde_json::from_slice(&text)
+            .map_err(|error| CheckpointError::Damaged { path: path.clone(), reason: error.to_string() })?;
+        std::fs::remove_file(&path).map_err(|source| failed("delete", &path, source))?;
+        Ok(values)
+    }
+
+    /// Adds what another process has written of the same leaves.
+    fn merge(&mut self, other: Values) {
+        for (own, other) in self.leaves.iter_mut().zip(other.leaves) {
+            own.pieces.extend(other.pieces);
+        }
+        self.files.extend(other.files);
+        self.files.sort_by_key(|(number, ..)| *number);
+    }
+}
+
+/// What the files begin with in which processes tell what they have written.
+const PART: &str = ".part-";
+
+/// Writes the files of values and waits until they are on the disk.
+fn write_values(folder: &Path, snapshot: Snapshot, tell: &Observer) -> Result<Values, CheckpointError> {
+    let Snapshot { mut leaves, files, file_count } = snapshot;
+    let mut stored = Vec::new();
+    for Pieces { file: number, pieces } in files {
+        let name = format!("shard-{number:05}-of-{file_count:05}.safetensors");
         let mut file = HashedFile::create(&folder.join(&name))?;
-        for (leaf, piece) in write_pieces(&mut file, pieces, index, |piece| &leaves[piece.leaf].path)? {
+        for (leaf, piece) in write_pieces(&mut file, pieces, number, |piece| &leaves[piece.leaf].path)? {
             leaves[leaf].pieces.push(piece);
         }
         let bytes = file.bytes;
-        sums += &file.finish(&name, tell)?;
-        stored.push(StoredFile { name, bytes });
+        let sum = file.finish(&name, tell)?;
+        stored.push((number, StoredFile { name, bytes }, sum));
+    }
+    Ok(Values { leaves, files: stored })
+}
+
+/// Writes what is beside the values into a folder and waits until it is on the disk.
+fn fill(
+    folder: &Path,
+    Contents { about, digests, model }: Contents,
+    Values { leaves, files }: Values,
+    tell: &Observer,
+) -> Result<(), CheckpointError> {
+    let (mut stored, mut sums) = (Vec::new(), String::new());
+    for (_, file, sum) in files {
+        stored.push(file);
+        sums += &sum;
     }
     let of_model = write_model_files(folder, &model, &mut sums, tell)?;
     let mut file = HashedFile::create(&folder.join(MANIFEST))?;

@@ -50,27 +50,53 @@ impl RunConfig {
     /// The device mesh that the config asks for.
     pub fn mesh(&self) -> Result<Mesh, ConfigError> {
         let MeshConfig { axes, dcn } = &self.mesh;
-        let mesh = Mesh::parse(axes, self.target.devices).map_err(|error| {
+        let mesh = Mesh::parse(axes, self.device_total()).map_err(|error| {
             let target = &self.target;
             let hint = match (self.knows_devices(), target.topology.as_str()) {
+                (true, _) if target.processes > 1 => {
+                    format!("{error} (each of {} processes has target.devices = {})", target.processes, target.devices)
+                }
                 (true, _) => format!("{error} (target.devices is {})", target.devices),
                 (false, topology) => {
                     let has = if topology.is_empty() { target.platform.name() } else { topology };
                     format!(
                         "{error} ({has} has {}; --set mesh.axes=data=-1 takes all)",
-                        counted(target.devices, "device")
+                        counted(self.device_total(), "device")
                     )
                 }
             };
             let devices = self.knows_devices().then_some("target.devices");
             error::invalid("mesh.axes", axes, &hint).because(devices)
         })?;
+        if self.crossing_processes() > 1 {
+            mesh.at_processes(self.crossing_processes())
+                .map_err(|error| error::invalid("mesh.axes", axes, &error.to_string()).because(["target.processes"]))?;
+        }
         mesh.with_dcn(dcn).map_err(|error| error::invalid("mesh.dcn", dcn, &error.to_string()))
     }
 
     /// The axis rules that the config asks for.
     pub fn rule_sets(&self) -> Result<RuleSets, ConfigError> {
         self.rules.rule_sets()
+    }
+
+    /// What all processes of a run have alike: each may see other GPUs of its host.
+    pub(crate) fn shared(&self) -> RunConfig {
+        let mut config = self.clone();
+        config.target.visible_devices = Vec::new();
+        config
+    }
+
+    /// Devices of all processes.
+    pub fn device_total(&self) -> usize {
+        self.target.devices.saturating_mul(self.target.processes)
+    }
+
+    /// Processes between which collectives go by meshloom's own way, because the plugins of CPUs have none; 1
+    /// elsewhere.
+    pub(crate) fn crossing_processes(&self) -> usize {
+        let on_cpu = self.target.topology.is_empty() && self.target.platform == super::Platform::Cpu;
+        if on_cpu { self.target.processes } else { 1 }
     }
 
     /// Number of replicas that train on their own.

@@ -501,8 +501,11 @@ section! {
         /// The platform; `auto` is the first of tpu, cuda and cpu that has devices. With a topology it is not looked
         /// at.
         platform: Platform = Platform::Cpu,
-        /// Number of virtual devices, on the CPU. Other platforms have the devices they have.
+        /// Number of virtual devices, on the CPU: of each process. Other platforms have the devices they have.
         devices: usize = 8 => AtLeast(1.0),
+        /// Number of processes that run the program together, each with its own devices; the mesh covers all. `meshloom
+        /// train --processes` sets it.
+        processes: usize = 1 => AtLeast(1.0),
         /// On cuda, the part of each GPU's memory that the plugin may take; 0 for the plugin's own choice.
         memory_fraction: f64 = 0.0 => UpTo(0.0, 1.0),
         /// On cuda, whether the plugin takes that memory at once.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::error::{ConfigError, invalid, invalid_described};
 use super::value::Keys;
-use super::{CompilerPreset, Platform, Preallocate, RunConfig};
+use super::{CompilerPreset, PartitionMode, Platform, Preallocate, RunConfig};
 use crate::Error;
 use meshloom::hlo::mesh::MeshError;
 use meshloom::pjrt::ahead_of_time::WorkerFailure;
@@ -152,6 +152,15 @@ impl RunConfig {
 
     pub(super) fn validate_target(&self) -> Result<(), ConfigError> {
         parsed(&self.target.compiler_options)?;
+        let mode = self.partition.mode;
+        if self.crossing_processes() > 1 && mode != PartitionMode::Explicit {
+            let reason = "XLA partitions no program over several processes of CPUs; give explicit";
+            return Err(invalid("partition.mode", mode.name(), reason).because(["target.processes"]));
+        }
+        if let Some(diloco) = self.diloco.as_ref().filter(|_| self.crossing_processes() > 1) {
+            let reason = "replicas of a run in several processes do not lie in one program; give [diloco] to a run of one process";
+            return Err(invalid("diloco.replicas", diloco.replicas, reason).because(["target.processes"]));
+        }
         // With a topology there is no client.
         match self.target.platform.kind().filter(|_| self.target.topology.is_empty()) {
             Some(kind) => self.client_options(kind).map(drop),

@@ -39,7 +39,8 @@ impl RunConfig {
     /// The mesh, or what depends on it, does not fit them.
     pub fn on_devices(&self, count: usize) -> Result<RunConfig, ConfigError> {
         let mut config = self.clone();
-        config.target.devices = count;
+        // Where processes would not have equal numbers, the mesh says so.
+        config.target.devices = count / self.target.processes.max(1);
         config.validate_on_mesh()?;
         Ok(config)
     }

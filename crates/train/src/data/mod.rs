@@ -243,9 +243,21 @@ impl TextDataset {
     /// # Errors
     /// There is no such batch, or the cache cannot be read.
     pub fn batch(&self, seed: u64, step: u64, batch: usize) -> Result<Batch, DataError> {
+        self.batch_with(seed, step, batch, 0..batch)
+    }
+
+    /// A batch in which the rows beside `own` are padding.
+    ///
+    /// # Errors
+    /// As of [`TextDataset::batch`].
+    pub fn batch_with(&self, seed: u64, step: u64, batch: usize, own: Range<usize>) -> Result<Batch, DataError> {
         // Wide, so that no step number overflows.
         let first = u128::from(step) * batch as u128;
+        let own = first + own.start as u128..first + own.end as u128;
         self.rows(batch, (first..).take(batch), |row| {
+            if !own.contains(&row) {
+                return Ok(Vec::new());
+            }
             let (source, row) = self.mixture.row(row);
             let source = &self.sources[source];
             let rows = u128::from(source.rows_per_epoch());

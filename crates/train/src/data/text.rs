@@ -80,6 +80,10 @@ impl Dataset<DecoderConfig> for Text {
         Ok(self.dataset.batch(seed, step, rows)?)
     }
 
+    fn rows(&self, seed: u64, step: u64, rows: usize, own: Range<usize>) -> Result<Batch, Error> {
+        Ok(self.dataset.batch_with(seed, step, rows, own)?)
+    }
+
     fn validation(&self, rows: Range<u64>) -> Result<Option<Batch>, Error> {
         let first = rows.start;
         let holds = |set: &&TextDataset| set.rows_per_epoch(0).is_some_and(|count| first < count);

@@ -19,7 +19,7 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 
 /// The keys of one device, on which a model is used unless the caller gives a mesh.
-const ONE_DEVICE: [&str; 2] = ["mesh.axes=data=1", "target.devices=1"];
+const ONE_DEVICE: [&str; 3] = ["mesh.axes=data=1", "target.devices=1", "target.processes=1"];
 
 /// A model whose parameters are in a folder.
 #[derive(Debug)]

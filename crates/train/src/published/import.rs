@@ -50,7 +50,7 @@ pub fn import(folder: impl AsRef<Path>, directory: impl AsRef<Path>, overrides: 
         seed: config.train.seed,
         data: DataPosition { next_batch: 0, batch: config.train.batch, seq: config.model.seq },
         mesh: config.mesh.axes.clone(),
-        devices: config.target.devices,
+        devices: config.device_total(),
         config: config.to_toml(),
     };
     let read: ParameterSource = {

@@ -132,6 +132,9 @@ pub struct Train {
     /// With --resume: if the newest checkpoint is damaged, takes the newest one that is not
     #[arg(long, requires = "resume")]
     pub resume_fallback: bool,
+    #[cfg(feature = "cluster")]
+    #[command(flatten)]
+    pub processes: crate::processes::Processes,
 }
 
 fn parse_steps(text: &str) -> Result<u64, String> {
@@ -173,7 +176,23 @@ impl Train {
             (self.checkpoint.is_some(), "--checkpoint"),
             (self.checkpoint_every.is_some(), "--checkpoint-every"),
             (self.resume.is_some(), "--resume"),
+            (self.is_one_of_several(), "--processes"),
         ])
+    }
+
+    fn is_one_of_several(&self) -> bool {
+        #[cfg(feature = "cluster")]
+        return self.processes.given();
+        #[cfg(not(feature = "cluster"))]
+        false
+    }
+
+    /// The number of this process and how many there are, where there are several.
+    pub fn place(&self) -> Result<Option<(usize, usize)>> {
+        #[cfg(feature = "cluster")]
+        return self.processes.place();
+        #[cfg(not(feature = "cluster"))]
+        Ok(None)
     }
 
     /// The overrides that flags are short for.

@@ -7,6 +7,8 @@ mod exchange;
 mod generate;
 mod logits;
 mod outputs;
+#[cfg(feature = "cluster")]
+mod processes;
 mod train;
 
 use std::io::IsTerminal;

@@ -1,6 +1,7 @@
 //! The files that a run writes while it trains.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Result;
 use meshloom::pjrt::Client;
@@ -8,6 +9,7 @@ use meshloom_train::Trainer;
 use meshloom_train::checkpoint::{Checkpoint, Checkpointer, Start};
 use meshloom_train::config::RunConfig;
 use meshloom_train::metrics::{Evaluation, MetricsWriter, Progress, StepMetrics};
+use meshloom_train::peers::Peers;
 use meshloom_train::profile::StepProfile;
 use meshloom_train::tensorboard::EventWriter;
 
@@ -29,9 +31,14 @@ impl Outputs {
         config: &RunConfig,
         checkpoint: Option<&Checkpoint>,
         profile: Option<StepProfile>,
+        peers: Option<Arc<dyn Peers>>,
     ) -> Result<Outputs> {
+        let is_first = peers.as_ref().is_none_or(|peers| peers.number() == 0);
         let done = checkpoint.map_or(0, |checkpoint| checkpoint.about().step);
-        let checkpointer = open_checkpointer(config, checkpoint)?;
+        let checkpointer = open_checkpointer(config, checkpoint, peers)?;
+        if !is_first {
+            return Ok(Outputs { checkpointer, events: None, metrics: None, profile, parameters: None });
+        }
         let events =
             arguments.tensorboard.as_ref().map(|directory| EventWriter::create(directory, done)).transpose()?;
         // Last, because it empties a file: that of another run is left where this one cannot begin.
@@ -106,11 +113,16 @@ impl Outputs {
 }
 
 /// Where the config wants checkpoints, if it does.
-fn open_checkpointer(config: &RunConfig, checkpoint: Option<&Checkpoint>) -> Result<Option<Checkpointer>> {
+fn open_checkpointer(
+    config: &RunConfig,
+    checkpoint: Option<&Checkpoint>,
+    peers: Option<Arc<dyn Peers>>,
+) -> Result<Option<Checkpointer>> {
     if config.checkpoint.dir.is_empty() {
         return Ok(None);
     }
-    let checkpointer = Checkpointer::new(&config.checkpoint, checkpoint.map_or(Start::Fresh, Start::After))?;
+    let start = checkpoint.map_or(Start::Fresh, Start::After);
+    let checkpointer = Checkpointer::with_peers(&config.checkpoint, start, peers)?;
     for folder in checkpointer.set_aside() {
         eprintln!("warning: a checkpoint of a later step is now {}", folder.display());
     }

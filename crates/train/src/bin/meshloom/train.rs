@@ -1,28 +1,40 @@
 //! `meshloom train`: a training run, from the config to the last checkpoint.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{CacheUse, Topology};
+use meshloom::pjrt::{CacheUse, ProcessPlace, Topology};
 use meshloom_train::checkpoint::{self, Checkpoint, Fallback, Found};
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::{SkippedLines, TextDataset, Tokenized};
 use meshloom_train::generate::{GenerateOptions, SamplingOptions};
 use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics, beside_entropy};
 use meshloom_train::parameters::{self, LoadOptions};
+use meshloom_train::peers::Peers;
 use meshloom_train::profile::StepProfile;
 use meshloom_train::{Devices, Text, Trainer};
 
 use crate::arguments::Train;
 use crate::generate::Texts;
 use crate::outputs::Outputs;
+#[cfg(feature = "cluster")]
+use crate::processes;
 use crate::{ahead, generate};
 
+/// This process as one of several.
+struct Part {
+    peers: Arc<dyn Peers>,
+    process: ProcessPlace,
+}
+
 pub fn run(arguments: &Train) -> Result<()> {
-    let config = arguments.config.load(arguments.overrides())?;
+    let place = arguments.place()?;
+    let processes = place.map(|(_, count)| ("--processes", format!("target.processes={count}")));
+    let config = arguments.config.load(arguments.overrides().chain(processes))?;
     let mut settings = Settings::default();
     settings.time_limit = arguments.time_limit.map_or(settings.time_limit, Duration::from_secs);
     let topology = &config.target.topology;
@@ -39,38 +51,88 @@ pub fn run(arguments: &Train) -> Result<()> {
     if let Some(flag) = arguments.flag_of_target() {
         bail!("{flag} is for compiling: give the hardware by --target, or by target.topology");
     }
+    #[cfg(feature = "cluster")]
+    if let Some(member) = arguments.processes.join(config.platform_kind()?)? {
+        let part = Part { peers: member.clone(), process: processes::place(&member) };
+        return match train(arguments, &config, Some(part)) {
+            Ok(()) => Ok(member.leave()?),
+            Err(error) => {
+                member.fail(&error.to_string());
+                Err(error)
+            }
+        };
+    }
+    if config.target.processes > 1 {
+        let count = config.target.processes;
+        bail!("target.processes is {count}: start as many processes, each with --processes auto or with --process-id");
+    }
+    train(arguments, &config, None)
+}
+
+fn train(arguments: &Train, config: &RunConfig, part: Option<Part>) -> Result<()> {
+    // One of several processes speaks for all.
+    let is_first = part.as_ref().is_none_or(|part| part.process.number == 0);
+    let say = |text: &str| {
+        if is_first {
+            eprintln!("{text}");
+        }
+    };
+    let (peers, process) = part.map(|Part { peers, process }| (peers, process)).unzip();
     let steps = arguments.steps.unwrap_or(config.train.steps as u64);
     let checkpoint = find_checkpoint(arguments)?;
+    if let Some(peers) = &peers {
+        let found = checkpoint.as_ref().map_or("none".to_owned(), |found| found.about().step.to_string());
+        peers.agree(
+            "the step of the checkpoint",
+            &found,
+            "give all processes the same --resume, on a shared file system",
+        )?;
+    }
     let done = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.about().step);
     if done >= steps {
-        eprintln!("the run has done {}; give more with --steps", counted(done as usize, "step"));
+        say(&format!("the run has done {}; give more with --steps", counted(done as usize, "step")));
         return Ok(());
     }
     config.check_validation()?;
-    arguments.metrics.as_ref().map(MetricsWriter::check).transpose()?;
-    arguments.save_parameters.as_ref().map(parameters::check_writable).transpose()?;
+    if arguments.save_parameters.is_some() && peers.is_some() {
+        bail!("--save-parameters is for one process: give --checkpoint, and `meshloom export` the checkpoint");
+    }
+    if is_first {
+        arguments.metrics.as_ref().map(MetricsWriter::check).transpose()?;
+        arguments.save_parameters.as_ref().map(parameters::check_writable).transpose()?;
+    }
     // Before anything is written: without devices, nothing is half done.
-    let Devices { config, client, notes } = config.open()?;
+    let Devices { config, client, notes } = config.open_as(process.as_ref())?;
+    #[cfg(feature = "cluster")]
+    if process.is_some() {
+        processes::register(&client)?;
+    }
     let text = load_text(&config)?;
-    let profile = arguments.profile.as_ref().map(|directory| {
+    let profile = arguments.profile.as_ref().filter(|_| is_first).map(|directory| {
         let range = arguments.profile_steps.unwrap_or(((done + 3).min(steps), (done + 5).min(steps)));
         StepProfile::create(directory, range, done..steps, config.train.steps_per_call as u64)
     });
     let profile = profile.transpose()?;
 
     let run = config.resolve()?;
+    let run = match &peers {
+        Some(peers) => run.with_peers(peers.clone()),
+        None => run,
+    };
     let mut trainer = match &checkpoint {
         Some(checkpoint) => {
             let trainer = Trainer::resume_run(run, text, &client, checkpoint)?;
-            eprintln!("resumed after step {} from {}", trainer.steps_done(), checkpoint.folder().display());
+            say(&format!("resumed after step {} from {}", trainer.steps_done(), checkpoint.folder().display()));
             trainer
         }
         None => Trainer::of(run, text, &client)?,
     };
     for warning in notes.iter().chain(trainer.warnings()) {
-        eprintln!("warning: {warning}");
+        say(&format!("warning: {warning}"));
     }
-    trainer.on_slow_step(|slow| eprintln!("warning: {slow}"));
+    if is_first {
+        trainer.on_slow_step(|slow| eprintln!("warning: {slow}"));
+    }
     if let Some(directory) = arguments.load_parameters.as_ref().filter(|path| path.is_dir()) {
         trainer.load_parameters_of(&checkpoint::find(directory, Fallback::Refuse)?.checkpoint)?;
     } else if let Some(file) = &arguments.load_parameters {
@@ -78,10 +140,14 @@ pub fn run(arguments: &Train) -> Result<()> {
     }
     let entropy = trainer.dataset().unigram_entropy();
     let (token, single) = if trainer.tokenizer().is_bytes() { ("byte", "letter") } else { ("token", "token") };
-    eprintln!(
-        "{} parameters on {} of {} ({}); lowered in {:.1} ms, compiled in {:.1} s{}",
+    let processes = match config.target.processes {
+        1 => String::new(),
+        count => format!(" in {count} processes"),
+    };
+    say(&format!(
+        "{} parameters on {}{processes} of {} ({}); lowered in {:.1} ms, compiled in {:.1} s{}",
         trainer.parameter_count(),
-        counted(config.target.devices, "device"),
+        counted(config.device_total(), "device"),
         config.target.platform,
         trainer.run().mesh(),
         1e3 * trainer.lower_seconds(),
@@ -92,14 +158,14 @@ pub fn run(arguments: &Train) -> Result<()> {
             Some(CacheUse::Bypassed) => " (anew: programs of several CPU devices are not cached)",
             None => "",
         },
-    );
+    ));
     let count = trainer.dataset().token_count();
-    eprintln!("{count} {token}s of text, {entropy:.4} nats per {token} as single {single}s");
+    say(&format!("{count} {token}s of text, {entropy:.4} nats per {token} as single {single}s"));
 
     // Last, so that a run that does not begin leaves what an earlier one wrote.
-    let mut outputs = Outputs::open(arguments, &config, checkpoint.as_ref(), profile)?;
+    let mut outputs = Outputs::open(arguments, &config, checkpoint.as_ref(), profile, peers)?;
     let mut summary = trainer.summary();
-    let mut progress = Progress::new(steps);
+    let mut progress = if is_first { Progress::new(steps) } else { Progress::hidden() };
     let start = Instant::now();
     let mut last = None;
     while trainer.steps_done() < steps {
@@ -134,7 +200,7 @@ pub fn run(arguments: &Train) -> Result<()> {
     }
     progress.finish();
     outputs.finish()?;
-    let Some(last) = last else { return Ok(()) };
+    let Some(last) = last.filter(|_| is_first) else { return Ok(()) };
     println!(
         "step {}: loss {:.4} nats per {token}, {}, after {:.0} s",
         last.step,
@@ -145,7 +211,12 @@ pub fn run(arguments: &Train) -> Result<()> {
     summary.memory = trainer.memory_use();
     eprintln!("{summary}");
     let length = arguments.sample.unwrap_or(SAMPLE);
-    if length > 0 {
+    if process.is_some() {
+        // No process has all parameters.
+        if arguments.sample.is_some_and(|length| length > 0) {
+            eprintln!("warning: several processes generate no text; `meshloom generate` does from a checkpoint");
+        }
+    } else if length > 0 {
         generate_sample(&trainer, length, config.train.seed)?;
     }
     Ok(())

@@ -1,0 +1,398 @@
+//! Joining a run of several processes, and leaving it.
+
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use meshloom_mpi::{Incoming, MpiError, Outgoing, World};
+use meshloom_store::{LaunchError, Launched, Launcher, OwnEnvironment, Server, Store, StoreError, StoreOptions, Tls};
+
+use crate::crossing::Links;
+use crate::pmi::Questions;
+use crate::programs::{etcd_program, mpi_library};
+use crate::watch::Watch;
+
+/// How processes find each other.
+#[derive(Clone, Debug)]
+pub struct JoinOptions {
+    /// The number of this process and how many there are; none: what the launcher says.
+    pub place: Option<(usize, usize)>,
+    /// The address of the etcd; none: that of the environment (`MESHLOOM_STORE`), or one that process 0 starts.
+    pub store: Option<String>,
+    /// Certificates for `https`.
+    pub tls: Option<Tls>,
+    /// A user of the etcd and the password.
+    pub user: Option<(String, String)>,
+    /// The name of the job, by which its keys are told from those of others; none: what the launcher says.
+    pub job: Option<String>,
+    /// Number of the start, where a job is started again under its name.
+    pub attempt: u64,
+    /// How long the others may take to come.
+    pub limit: Duration,
+    /// How long a process may give no sign of life before the others take it for dead.
+    pub lease: Duration,
+    /// How long a process that is alive may keep others waiting, in a collective or where they meet.
+    pub patience: Duration,
+    /// Whether collectives between processes go by MPI: on CPUs, whose plugins have none.
+    pub mpi: bool,
+}
+
+impl Default for JoinOptions {
+    fn default() -> JoinOptions {
+        JoinOptions {
+            place: None,
+            store: None,
+            tls: None,
+            user: None,
+            job: None,
+            attempt: 0,
+            limit: Duration::from_secs(300),
+            lease: Duration::from_secs(10),
+            patience: Duration::from_secs(1800),
+            mpi: true,
+        }
+    }
+}
+
+/// Why a process is no part of a run, or no longer.
+#[derive(thiserror::Error)]
+pub enum JoinError {
+    /// What the launcher has left cannot be used.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// The store says so.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// MPI says so.
+    #[error(transparent)]
+    Mpi(#[from] MpiError),
+    /// A program that is needed cannot be had.
+    #[error(transparent)]
+    Program(#[from] crate::programs::ProgramError),
+    /// It is not known where the store is.
+    #[error(
+        "the processes need a store to find each other, and {launcher} does not say where one is; give --store http://HOST:PORT of an etcd, or set MESHLOOM_STORE"
+    )]
+    NoStore {
+        /// Who has started the process.
+        launcher: String,
+    },
+    /// MPI's launcher and the flags differ.
+    #[error("this is process {number} of {count}, but by MPI {rank} of {size}: start the processes as one job")]
+    Ranks {
+        /// Its number.
+        number: usize,
+        /// How many there should be.
+        count: usize,
+        /// Its rank.
+        rank: usize,
+        /// How many MPI has.
+        size: usize,
+    },
+    /// Processes do not have the same.
+    #[error("{what} differs between processes: {first} on process 0, {other} on process {process}; {advice}")]
+    Differs {
+        /// What should be the same.
+        what: String,
+        /// What process 0 has.
+        first: String,
+        /// What another has.
+        other: String,
+        /// That one.
+        process: usize,
+        /// What to do.
+        advice: String,
+    },
+    /// The folder of an etcd cannot be made.
+    #[error("no folder for the data of the etcd of this run: {reason}")]
+    Folder {
+        /// What the system says.
+        reason: String,
+    },
+    /// MPI cannot be answered.
+    #[error("no way to tell MPI who is there: {reason}")]
+    Socket {
+        /// What the system says.
+        reason: String,
+    },
+    /// Another process is gone or has failed.
+    #[error("{0}")]
+    Lost(String),
+}
+
+meshloom_hlo::debug_is_message!(JoinError);
+
+/// This process as part of a run of several.
+#[derive(Debug)]
+pub struct Member {
+    number: usize,
+    count: usize,
+    watch: Watch,
+    links: Mutex<Option<Arc<Links>>>,
+    store: Arc<Store>,
+    patience: Duration,
+    /// After all that needs it.
+    server: Option<OwnServer>,
+}
+
+/// An etcd that process 0 has started.
+#[derive(Debug)]
+struct OwnServer {
+    server: Server,
+    _folder: tempfile::TempDir,
+}
+
+/// How long an etcd of this process's own waits for the others to leave.
+const LEAVING: Duration = Duration::from_secs(5);
+
+/// The tag of messages that find the store.
+const ADDRESS_TAG: u16 = 0;
+/// Bytes of a message with an address.
+const ADDRESS_BYTES: usize = 256;
+
+impl Member {
+    /// Joins the others, and returns when all are there.
+    ///
+    /// # Errors
+    /// It is not known which process this is, or where the store is; the others do not come in time; MPI or the etcd
+    /// cannot be had.
+    pub fn join(options: &JoinOptions) -> Result<Member, JoinError> {
+        let launched = options.place.is_none().then(|| Launched::detect(&OwnEnvironment)).transpose()?;
+        let (number, count) = match (&launched, options.place) {
+            (_, Some(place)) => place,
+            (Some(launched), None) => (launched.process, launched.count),
+            (None, None) => (0, 1),
+        };
+        // MPICH's launcher tells MPI who is there. Of others, the store does.
+        let by_mpi = options.mpi && launched.as_ref().is_some_and(|launched| launched.launcher == Launcher::Mpich);
+        let questions = (options.mpi && !by_mpi && count > 1).then(|| Questions::expect(number, count)).transpose()?;
+        let start = || {
+            let world = World::start(&mpi_library()?)?;
+            let (rank, size) = (world.rank(), world.size());
+            if (rank, size) == (number, count) {
+                Ok(world)
+            } else {
+                Err(JoinError::Ranks { number, count, rank, size })
+            }
+        };
+        let world = by_mpi.then(start).transpose()?;
+        let given =
+            options.store.clone().or_else(|| std::env::var("MESHLOOM_STORE").ok().filter(|text| !text.is_empty()));
+        let (address, server, own_job) = match (given, &world) {
+            (Some(address), _) => {
+                let server = if number == 0 { start_at(&address)? } else { None };
+                (address, server, None)
+            }
+            (None, Some(world)) => {
+                let server = if number == 0 { Some(start_server(None)?) } else { None };
+                let own = server.as_ref().map(|server| server.server.address().to_owned());
+                let address = tell_all(world, own.unwrap_or_default(), options.limit)?;
+                // Nobody else knows this etcd.
+                (address, server, Some("run".to_owned()))
+            }
+            (None, None) => {
+                let launcher = launched.as_ref().map_or("nobody".to_owned(), |launched| launched.launcher.to_string());
+                return Err(JoinError::NoStore { launcher });
+            }
+        };
+        let job = options.job.clone().or(own_job).or(launched.and_then(|launched| launched.job));
+        let job = job.unwrap_or_else(|| "meshloom".to_owned());
+        let store = Store::connect(StoreOptions {
+            attempt: options.attempt,
+            lease: options.lease,
+            limit: options.limit.min(Duration::from_secs(60)),
+            tls: options.tls.clone(),
+            user: options.user.clone(),
+            ..StoreOptions::new(address, job, (number, count))
+        })?;
+        let store = Arc::new(store);
+        store.barrier("joined", options.limit)?;
+        let watch = Watch::start(store.clone(), options.patience);
+        let world = match questions {
+            Some(questions) => {
+                questions.answer(store.clone(), number, count, options.limit)?;
+                Some(start()?)
+            }
+            None if options.mpi && world.is_none() => Some(start()?),
+            None => world,
+        };
+        let links = world.map(|world| Links::connect(world, watch.give_up()));
+        tracing::debug!("process {number} of {count} has joined the others");
+        Ok(Member { number, count, watch, links: Mutex::new(links), store, patience: options.patience, server })
+    }
+
+    /// The number of this process.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Whether this is the process that prints and keeps records.
+    pub fn is_first(&self) -> bool {
+        self.number == 0
+    }
+
+    /// The store of the run.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// What collectives between processes go by, on CPUs.
+    pub fn links(&self) -> Option<Arc<Links>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Checks that all processes have the same, such as a digest; all call it in the same order.
+    ///
+    /// # Errors
+    /// They do not: the error names two of them. Some do not come in time.
+    pub fn agree(&self, what: &str, own: &str, advice: &str) -> Result<(), JoinError> {
+        let key = |process: usize| format!("agree/{what}/{process}");
+        let decision = format!("agreed/{what}");
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        if self.number > 0 {
+            self.store.put(&key(self.number), own.as_bytes())?;
+            let decided = text(self.get(&decision)?);
+            let Some((process, rest)) = decided.split_once(' ') else { return Ok(()) };
+            let (first, other) = rest.split_once(' ').unwrap_or((rest, ""));
+            let process = process.parse().unwrap_or(0);
+            return Err(self.differs(what, (first, other, process), advice));
+        }
+        for process in 1..self.count {
+            let other = text(self.get(&key(process))?);
+            if other != own {
+                self.store.put(&decision, format!("{process} {own} {other}").as_bytes())?;
+                return Err(self.differs(what, (own, &other, process), advice));
+            }
+        }
+        Ok(self.store.put(&decision, b"")?)
+    }
+
+    fn differs(&self, what: &str, (first, other, process): (&str, &str, usize), advice: &str) -> JoinError {
+        let (what, first, other, advice) = (what.to_owned(), first.to_owned(), other.to_owned(), advice.to_owned());
+        JoinError::Differs { what, first, other, process, advice }
+    }
+
+    /// A key that another process writes, unless a process is lost meanwhile.
+    fn get(&self, key: &str) -> Result<Vec<u8>, JoinError> {
+        const MOMENT: Duration = Duration::from_secs(1);
+        let start = std::time::Instant::now();
+        loop {
+            match self.store.get(key, MOMENT) {
+                Err(StoreError::DeadlineExceeded { .. }) if start.elapsed() < self.patience => {}
+                found => return Ok(found?),
+            }
+            if let Some(reason) = self.lost() {
+                return Err(JoinError::Lost(reason));
+            }
+        }
+    }
+
+    /// Waits for all processes.
+    ///
+    /// # Errors
+    /// One has died or failed, or does not come in time.
+    pub fn barrier(&self, name: &str) -> Result<(), JoinError> {
+        self.store.barrier(name, self.patience).map_err(|error| match self.watch.reason() {
+            Some(reason) => JoinError::Lost(reason),
+            None => error.into(),
+        })
+    }
+
+    /// Why the run cannot go on, if a process is gone or has failed.
+    pub fn lost(&self) -> Option<String> {
+        self.watch.reason()
+    }
+
+    /// Tells the others that this process ends, and why, so that none waits for it.
+    pub fn fail(&self, reason: &str) {
+        self.watch.stop();
+        // Where the store is gone, the lease says it.
+        if let Err(error) = self.store.fail(reason) {
+            tracing::debug!("the others were not told: {error}");
+        }
+        if self.server.is_some() && self.count > 1 {
+            // The store ends with this process, and the others must have read that.
+            std::thread::sleep(Duration::from_secs(2));
+        }
+    }
+
+    /// Leaves when all others do. No program that crosses may run any more.
+    ///
+    /// # Errors
+    /// One is gone, or does not come.
+    pub fn leave(&self) -> Result<(), JoinError> {
+        self.barrier("done")?;
+        self.watch.stop();
+        Links::disconnect();
+        if let Some(links) = self.links.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            tracing::debug!("{} bytes were sent to other processes", links.sent_bytes());
+            // MPI is finalized here, while there is a store to ask.
+            drop(links);
+        }
+        // All have done what they should: what the store says to that changes nothing.
+        if self.server.is_some() {
+            let start = std::time::Instant::now();
+            let left = || self.store.dead().is_ok_and(|left| left.len() + 1 >= self.count);
+            while !left() && start.elapsed() < LEAVING {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        if let Err(error) = self.store.leave() {
+            tracing::debug!("{error}");
+        }
+        Ok(())
+    }
+}
+
+/// Starts an etcd at an address of this host, unless somebody answers there.
+fn start_at(address: &str) -> Result<Option<OwnServer>, JoinError> {
+    let Some(rest) = address.strip_prefix("http://") else { return Ok(None) };
+    let is_loopback = rest.starts_with("127.0.0.1:") || rest.starts_with("localhost:");
+    let Some(port) = rest.rsplit_once(':').and_then(|(_, port)| port.trim_end_matches('/').parse::<u16>().ok()) else {
+        return Ok(None);
+    };
+    let mut places = rest.trim_end_matches('/').to_socket_addrs().into_iter().flatten();
+    let answers = places.any(|place| TcpStream::connect_timeout(&place, Duration::from_secs(2)).is_ok());
+    if !is_loopback || answers {
+        return Ok(None);
+    }
+    start_server(Some(port)).map(Some)
+}
+
+fn start_server(port: Option<u16>) -> Result<OwnServer, JoinError> {
+    let folder = tempfile::Builder::new().prefix("meshloom-etcd-").tempdir();
+    let folder = folder.map_err(|error| JoinError::Folder { reason: error.to_string() })?;
+    let program = etcd_program()?;
+    let data: &Path = folder.path();
+    let server = match port {
+        Some(port) => Server::start_at(&program, data, port)?,
+        None => Server::start(&program, data)?,
+    };
+    Ok(OwnServer { server, _folder: folder })
+}
+
+/// What process 0 says, on all.
+fn tell_all(world: &World, own: String, limit: Duration) -> Result<String, JoinError> {
+    let start = std::time::Instant::now();
+    let give_up = |_: Duration| {
+        let waited = start.elapsed();
+        (waited > limit).then(|| format!("process 0 has not said where the store is for {} s", waited.as_secs()))
+    };
+    let mut message = own.into_bytes();
+    message.resize(ADDRESS_BYTES, 0);
+    if world.rank() == 0 {
+        let to = |to: usize| Outgoing { to, tag: ADDRESS_TAG, bytes: &message };
+        world.exchange(&(1..world.size()).map(to).collect::<Vec<_>>(), &mut [], &give_up)?;
+    } else {
+        let mut incoming = [Incoming { from: 0, tag: ADDRESS_TAG, bytes: &mut message }];
+        world.exchange(&[], &mut incoming, &give_up)?;
+    }
+    let length = message.iter().position(|&byte| byte == 0).unwrap_or(message.len());
+    Ok(String::from_utf8_lossy(&message[..length]).into_owned())
+}

@@ -1,0 +1,153 @@
+//! What MPICH asks a launcher when it is initialized, answered from the store: so no launcher of MPI is needed, on one
+//! host or several.
+//!
+//! The questions are those of PMI 1, a line each, over a socket whose number stands in the environment (MPICH,
+//! `src/pmi/src/pmi_v1.c`): who this process is, which processes share a host, and a table in which each process puts
+//! where it can be reached.
+#![allow(unsafe_code)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::IntoRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use meshloom_store::{Store, StoreError};
+
+use crate::JoinError;
+
+/// The end of a socket at which MPI's questions arrive.
+pub(crate) struct Questions(UnixStream);
+
+impl Questions {
+    /// Has MPI ask here, when it is initialized as process `number` of `count`. Before any other thread of this process
+    /// runs.
+    pub(crate) fn expect(number: usize, count: usize) -> Result<Questions, JoinError> {
+        let pair = UnixStream::pair().map_err(|error| JoinError::Socket { reason: error.to_string() });
+        let (own, theirs) = pair?;
+        // MPI has it until the process ends.
+        let socket = theirs.into_raw_fd();
+        let variables =
+            [("PMI_FD", socket.to_string()), ("PMI_RANK", number.to_string()), ("PMI_SIZE", count.to_string())];
+        for (name, value) in variables {
+            // SAFETY: no other thread reads the environment yet.
+            unsafe { std::env::set_var(name, value) };
+        }
+        for name in ["PMI_PORT", "PMI_ID"] {
+            // SAFETY: as above.
+            unsafe { std::env::remove_var(name) };
+        }
+        Ok(Questions(own))
+    }
+
+    /// Answers them in a thread, until MPI is finalized.
+    pub(crate) fn answer(
+        self,
+        store: Arc<Store>,
+        number: usize,
+        count: usize,
+        limit: Duration,
+    ) -> Result<(), JoinError> {
+        let table = Table::of(&store, number, count, limit)?;
+        let answers = move || {
+            let mut barriers = 0;
+            let Ok(mut out) = self.0.try_clone() else { return };
+            for question in BufReader::new(self.0).lines().map_while(Result::ok) {
+                let answer = answer(&question, &store, (count, &table), &mut barriers, limit);
+                if writeln!(out, "{answer}").is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("pmi".to_owned()).spawn(answers);
+        thread.map(drop).map_err(|error| JoinError::Socket { reason: error.to_string() })
+    }
+}
+
+/// What all processes are told alike.
+struct Table {
+    /// A name that no other run on these hosts has: MPI names the memory so that processes of a host share.
+    name: String,
+    /// Which processes share a host, as PMI says it: a host, and how many processes of it follow each other.
+    hosts: String,
+}
+
+impl Table {
+    /// Process 0 makes it of what the others say of themselves.
+    fn of(store: &Store, number: usize, count: usize, limit: Duration) -> Result<Table, JoinError> {
+        const TABLE: &str = "pmi/hosts";
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        let own = ["/proc/sys/kernel/random/boot_id", "/proc/sys/kernel/hostname"]
+            .map(|file| std::fs::read_to_string(file).unwrap_or_default().trim().to_owned())
+            .join(" ");
+        if number > 0 {
+            store.put(&format!("pmi/host/{number}"), own.as_bytes())?;
+            let said = text(store.get(TABLE, limit)?);
+            let (name, hosts) = said.split_once(' ').unwrap_or(("", &said));
+            return Ok(Table { name: name.to_owned(), hosts: hosts.to_owned() });
+        }
+        let mut known: Vec<String> = Vec::new();
+        let mut blocks: Vec<(usize, usize)> = Vec::new();
+        for process in 0..count {
+            let host = if process == 0 { own.clone() } else { text(store.get(&format!("pmi/host/{process}"), limit)?) };
+            let index = known.iter().position(|other| *other == host).unwrap_or_else(|| {
+                known.push(host);
+                known.len() - 1
+            });
+            match blocks.last_mut() {
+                Some((last, count)) if *last == index => *count += 1,
+                _ => blocks.push((index, 1)),
+            }
+        }
+        let blocks: Vec<String> = blocks.iter().map(|(host, count)| format!("({host},1,{count})")).collect();
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let name = format!("meshloom_{}_{}", std::process::id(), since.as_nanos());
+        let table = Table { name, hosts: format!("(vector,{})", blocks.join(",")) };
+        store.put(TABLE, format!("{} {}", table.name, table.hosts).as_bytes())?;
+        Ok(table)
+    }
+}
+
+fn answer(
+    question: &str,
+    store: &Store,
+    (count, table): (usize, &Table),
+    barriers: &mut usize,
+    limit: Duration,
+) -> String {
+    let value = |name: &str| {
+        let found = question.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+        found.unwrap_or_default()
+    };
+    let result = |done: Result<Vec<u8>, StoreError>| match done {
+        Ok(found) => format!("rc=0 msg=success value={}", String::from_utf8_lossy(&found)),
+        // A message has no blanks.
+        Err(error) => format!("rc=-1 msg={} value=unknown", error.to_string().replace(' ', "_")),
+    };
+    match value("cmd") {
+        "init" => "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0".to_owned(),
+        "get_maxes" => "cmd=maxes kvsname_max=256 keylen_max=64 vallen_max=4096".to_owned(),
+        "get_appnum" => "cmd=appnum appnum=0".to_owned(),
+        "get_my_kvsname" => format!("cmd=my_kvsname kvsname={}", table.name),
+        "get_universe_size" => format!("cmd=universe_size size={count}"),
+        "put" => {
+            // What it says may have blanks.
+            let said = question.split_once(" value=").map_or("", |(_, said)| said);
+            let done = store.put(&format!("pmi/table/{}", value("key")), said.as_bytes());
+            format!("cmd=put_result {}", result(done.map(|()| Vec::new())))
+        }
+        "get" if value("key") == "PMI_process_mapping" => {
+            format!("cmd=get_result {}", result(Ok(table.hosts.as_bytes().to_vec())))
+        }
+        "get" => format!("cmd=get_result {}", result(store.try_get(&format!("pmi/table/{}", value("key"))))),
+        "barrier_in" => {
+            *barriers += 1;
+            match store.barrier(&format!("pmi/{barriers}"), limit) {
+                Ok(()) => "cmd=barrier_out rc=0".to_owned(),
+                Err(error) => format!("cmd=barrier_out rc=-1 msg={}", error.to_string().replace(' ', "_")),
+            }
+        }
+        "finalize" => "cmd=finalize_ack".to_owned(),
+        other => format!("cmd=unknown rc=-1 msg=no_such_question_{other}"),
+    }
+}

@@ -1,0 +1,118 @@
+//! Whether the other processes of a run are alive.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use meshloom_pjrt::end_process;
+use meshloom_store::{Store, StoreError};
+
+use crate::crossing::GiveUp;
+
+/// How long the store may tell nothing until it is asked again.
+const AT_MOST: Duration = Duration::from_secs(10);
+
+/// How long to wait for a store that does not answer.
+const MOMENT: Duration = Duration::from_millis(500);
+
+/// How long this process may take to end by an error of its own when another is lost. Collectives and barriers notice
+/// that within a second; what notices nothing is ended with the process.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// A thread that asks the store who is alive. When a process is lost, those that wait for it are told; and if this
+/// process then does not end by itself, the thread ends it.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    shared: Arc<Shared>,
+    patience: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stopped: AtomicBool,
+    reason: Mutex<Option<String>>,
+}
+
+impl Shared {
+    fn reason(&self) -> Option<String> {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Watch {
+    pub(crate) fn start(store: Arc<Store>, patience: Duration) -> Watch {
+        let shared = Arc::new(Shared::default());
+        let own = shared.clone();
+        let watch = move || watch(&store, &own);
+        let thread = std::thread::Builder::new().name("watch".to_owned()).spawn(watch);
+        if let Err(error) = &thread {
+            tracing::warn!("the other processes are not watched: {error}");
+        }
+        Watch { shared, patience }
+    }
+
+    /// Why the run cannot go on, if it cannot.
+    pub(crate) fn reason(&self) -> Option<String> {
+        self.shared.reason()
+    }
+
+    /// What a collective that waits is to ask.
+    pub(crate) fn give_up(&self) -> GiveUp {
+        let (shared, patience) = (self.shared.clone(), self.patience);
+        Box::new(move |waited| {
+            let late = || format!("another process has kept a collective waiting for {} s", waited.as_secs());
+            shared.reason().or_else(|| (waited > patience).then(late))
+        })
+    }
+
+    /// Ends the watch: others may go now.
+    pub(crate) fn stop(&self) {
+        self.shared.stopped.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn watch(store: &Store, shared: &Shared) {
+    let is_stopped = || shared.stopped.load(Ordering::Acquire);
+    let reason = loop {
+        let found = look(store);
+        if is_stopped() {
+            return;
+        }
+        if let Some(reason) = found {
+            break reason;
+        }
+        if let Err(error) = store.wait_for_loss(AT_MOST) {
+            tracing::debug!("{error}");
+            std::thread::sleep(MOMENT);
+        }
+    };
+    *shared.reason.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.clone());
+    std::thread::sleep(GRACE);
+    if !is_stopped() {
+        tracing::error!("{reason}; this process ends");
+        end_process(1);
+    }
+}
+
+/// Who is gone, if anybody is.
+fn look(store: &Store) -> Option<String> {
+    let failed = match store.failed() {
+        Ok(failed) => failed,
+        // The store was asked again and again before it said that.
+        Err(error) => return Some(error.to_string()),
+    };
+    if let Some((process, reason)) = failed.first() {
+        return Some(StoreError::Failed { process: *process, reason: reason.clone() }.to_string());
+    }
+    match store.dead() {
+        Ok(dead) if dead.is_empty() => None,
+        Ok(dead) => Some(StoreError::Died { dead }.to_string()),
+        Err(error) => Some(error.to_string()),
+    }
+}

@@ -1,0 +1,86 @@
+//! A mesh over several processes: each has the same number of devices, which follow each other in the mesh. So the
+//! major axes cross processes, and the minor ones stay within one.
+
+use super::{Mesh, MeshAxis, MeshError};
+
+impl Mesh {
+    /// The distance between neighbours along an axis, in the numbers of devices.
+    pub fn stride(&self, axis: MeshAxis) -> usize {
+        self.axes.iter().skip(axis.index() + 1).map(|(_, size)| size).product()
+    }
+
+    /// Whether the devices along an axis lie in different processes. For a mesh whose axes were cut by
+    /// [`Mesh::at_processes`]: of others, an axis may cross with a part of it.
+    pub fn crosses(&self, axis: MeshAxis, processes: usize) -> bool {
+        self.size(axis) > 1 && self.stride(axis) >= self.device_count() / processes.max(1)
+    }
+
+    /// Into what each axis must be cut so that it lies within processes or crosses them, for [`Mesh::cut_into`].
+    ///
+    /// # Errors
+    /// The devices cannot be in so many processes, or those of a process are no part of the mesh.
+    pub fn at_processes(&self, processes: usize) -> Result<Vec<Vec<usize>>, MeshError> {
+        let total = self.device_count();
+        let refuse = |axis: Option<MeshAxis>| {
+            let axis = axis.map(|axis| (self.name(axis).to_owned(), self.size(axis)));
+            MeshError::Processes { mesh: self.to_string(), processes, devices: total, axis }
+        };
+        if processes == 0 || !total.is_multiple_of(processes) {
+            return Err(refuse(None));
+        }
+        let of_process = total / processes;
+        let cut = |axis: MeshAxis| {
+            let (stride, size) = (self.stride(axis), self.size(axis));
+            if stride >= of_process || stride * size <= of_process {
+                return Ok(vec![size]);
+            }
+            let within = of_process / stride;
+            let fits = of_process.is_multiple_of(stride) && size.is_multiple_of(within);
+            if fits { Ok(vec![size / within, within]) } else { Err(refuse(Some(axis))) }
+        };
+        self.axes().map(cut).collect()
+    }
+
+    /// The part of the mesh that one process has: axes that cross processes have size 1. For a mesh as
+    /// [`Mesh::at_processes`] cuts it.
+    pub fn within_process(&self, processes: usize) -> Mesh {
+        let size = |axis: MeshAxis| if self.crosses(axis, processes) { 1 } else { self.size(axis) };
+        self.with_axes(self.axes().map(|axis| (self.name(axis).to_owned(), size(axis))).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mesh(text: &str) -> Mesh {
+        Mesh::parse(
+            text,
+            text.split(',').map(|axis| axis.split_once('=').expect("=").1.parse::<usize>().expect("a size")).product(),
+        )
+        .expect("a mesh")
+    }
+
+    #[test]
+    fn major_axes_cross_processes() {
+        let cut = |text: &str, processes: usize| {
+            let mesh = mesh(text);
+            let (mesh, _) = mesh.cut_into(&mesh.at_processes(processes)?).expect("room for its axes");
+            let crossing: Vec<String> = mesh
+                .axes()
+                .filter(|&axis| mesh.crosses(axis, processes))
+                .map(|axis| mesh.name(axis).to_owned())
+                .collect();
+            Ok::<_, MeshError>((mesh.to_string(), crossing.join(","), mesh.within_process(processes).device_count()))
+        };
+        let owned =
+            |(mesh, crossing, devices): (&str, &str, usize)| Ok((mesh.to_owned(), crossing.to_owned(), devices));
+        assert_eq!(cut("data=2,fsdp=4", 2), owned(("data=2,fsdp=4", "data", 4)));
+        assert_eq!(cut("data=2,fsdp=4", 4), owned(("data=2,fsdp:(1)2=2,fsdp:(2)2=2", "data,fsdp:(1)2", 2)));
+        assert_eq!(cut("data=2,fsdp=4", 8), owned(("data=2,fsdp=4", "data,fsdp", 1)));
+        assert_eq!(cut("data=2,one=1,fsdp=4", 1), owned(("data=2,one=1,fsdp=4", "", 8)));
+        assert_eq!(cut("stage=1,fsdp=4", 2), owned(("stage=1,fsdp:(1)2=2,fsdp:(2)2=2", "fsdp:(1)2", 2)));
+        assert!(matches!(cut("data=3,fsdp=4", 2), Err(MeshError::Processes { axis: Some(_), .. })));
+        assert!(matches!(cut("data=3,fsdp=4", 5), Err(MeshError::Processes { axis: None, .. })));
+    }
+}

@@ -1,0 +1,51 @@
+//! The processes of a run, as training sees them.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// This process among those of a run.
+pub trait Peers: Debug + Send + Sync {
+    /// Its number.
+    fn number(&self) -> usize;
+
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// Checks that all have the same; all ask it in the same order. `advice` says what to do where they do not.
+    ///
+    /// # Errors
+    /// They do not, or one is gone.
+    fn agree(&self, what: &str, own: &str, advice: &str) -> Result<(), PeersError>;
+
+    /// Returns when all have called it. Each name is for one use.
+    ///
+    /// # Errors
+    /// One is gone, or does not come.
+    fn barrier(&self, name: &str) -> Result<(), PeersError>;
+}
+
+/// Why processes do not go on together.
+#[derive(Clone, thiserror::Error)]
+#[error(transparent)]
+pub struct PeersError(pub Arc<dyn std::error::Error + Send + Sync>);
+
+meshloom::hlo::debug_is_message!(PeersError);
+
+#[cfg(feature = "cluster")]
+impl Peers for meshloom_cluster::Member {
+    fn number(&self) -> usize {
+        self.number()
+    }
+
+    fn count(&self) -> usize {
+        self.count()
+    }
+
+    fn agree(&self, what: &str, own: &str, advice: &str) -> Result<(), PeersError> {
+        self.agree(what, own, advice).map_err(|error| PeersError(Arc::new(error)))
+    }
+
+    fn barrier(&self, name: &str) -> Result<(), PeersError> {
+        self.barrier(name).map_err(|error| PeersError(Arc::new(error)))
+    }
+}

@@ -1,0 +1,183 @@
+//! Collectives within processes and between them.
+
+use meshloom_hlo::mesh::{Mesh, MeshAxis};
+
+use crate::ir::{BodyCache, Graph, GraphCopy, NodeRef, OpError, TensorType, Value, Values};
+use crate::ops::{AllGather, AllReduce, AllToAll, Group, Op, ReduceKind, ReduceScatter, Reshape};
+
+/// Makes of each collective whose group has several devices in each of several processes some that stay within a
+/// process and some that cross, so that what crosses is as little as can be: parts of a process are put together after
+/// they have crossed, and added up before. Permutes stay as they are. The mesh has axes that were cut where processes
+/// begin ([`Mesh::at_processes`]).
+///
+/// The idea is that of hierarchical collectives, as in NCCL's trees and MPI libraries: the slow link sees each byte
+/// once.
+pub fn collectives_by_process(graph: &Graph, mesh: &Mesh, processes: usize) -> Graph {
+    ByProcess { mesh, processes }.run(graph, &mut BodyCache::default())
+}
+
+struct ByProcess<'a> {
+    mesh: &'a Mesh,
+    processes: usize,
+}
+
+/// The part of a group along axes that all cross processes, or all stay within one.
+struct Level {
+    group: Group,
+    crosses: bool,
+}
+
+impl ByProcess<'_> {
+    fn run(&self, graph: &Graph, bodies: &mut BodyCache) -> Graph {
+        let mut copy = GraphCopy::with_inputs(graph);
+        for node in graph.nodes() {
+            let done = self.levels(node.op()).and_then(|levels| self.write(&mut copy, node, &levels));
+            if done.is_none() {
+                let op = bodies.transform_op(node.op(), |body, bodies| self.run(body, bodies));
+                copy.node_as(node, op.unwrap_or_else(|| node.op().clone()));
+            }
+        }
+        copy.finish()
+    }
+
+    /// The levels of a collective's group, major to minor, if it has several.
+    fn levels(&self, op: &Op) -> Option<Vec<Level>> {
+        let group = match op {
+            Op::AllGather(AllGather { group, .. })
+            | Op::AllReduce(AllReduce { group, .. })
+            | Op::AllToAll(AllToAll { group, .. })
+            | Op::ReduceScatter(ReduceScatter { group, .. }) => group,
+            _ => return None,
+        };
+        let axes: Vec<MeshAxis> = group.axes.iter().copied().filter(|&axis| self.mesh.size(axis) > 1).collect();
+        let crosses = |axis: MeshAxis| self.mesh.crosses(axis, self.processes);
+        let runs = axes.chunk_by(|&a, &b| crosses(a) == crosses(b));
+        let levels: Vec<Level> =
+            runs.map(|axes| Level { group: Group::new(self.mesh, axes), crosses: crosses(axes[0]) }).collect();
+        (levels.len() > 1).then_some(levels)
+    }
+
+    fn write(&self, copy: &mut GraphCopy<'_>, node: NodeRef<'_>, levels: &[Level]) -> Option<()> {
+        let operands: Values = node.operands().iter().map(|&value| copy.map.get(value)).collect();
+        let outer = copy.builder.origin();
+        copy.builder.set_origin(node.origin());
+        let mut writer = Writer { copy, levels };
+        let written =
+            operands.iter().map(|&operand| writer.collective(node.op(), operand)).collect::<Result<Vec<_>, _>>();
+        copy.builder.set_origin(outer);
+        // What was refused would be a defect: the collective then stays, and emission says that it is neither.
+        node.results().zip(written.ok()?).for_each(|(old, new)| copy.map.set(old, new));
+        Some(())
+    }
+}
+
+struct Writer<'a, 'g> {
+    copy: &'a mut GraphCopy<'g>,
+    levels: &'a [Level],
+}
+
+impl Writer<'_, '_> {
+    fn collective(&mut self, op: &Op, operand: Value) -> Result<Value, OpError> {
+        match op {
+            Op::AllGather(AllGather { dim, .. }) => self.all_gather(operand, *dim),
+            Op::AllToAll(AllToAll { dim, .. }) => self.all_to_all(operand, *dim),
+            Op::ReduceScatter(ReduceScatter { dim, .. }) => self.reduce_scatter(operand, *dim),
+            Op::AllReduce(AllReduce { kind, .. }) => self.all_reduce(operand, *kind),
+            _ => Ok(operand),
+        }
+    }
+
+    fn one(&mut self, op: impl Into<Op>, operand: Value) -> Result<Value, OpError> {
+        self.copy.builder.push1(op.into(), &[operand])
+    }
+
+    fn ty(&self, value: Value) -> TensorType {
+        self.copy.builder.ty(value).clone()
+    }
+
+    /// The numbers of the levels, those that cross first.
+    fn crossing_first(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.levels.len()).collect();
+        order.sort_by_key(|&level| !self.levels[level].crosses);
+        order
+    }
+
+    /// The value with a dimension of a size for each level in front of one, or in its place.
+    fn spread(&mut self, value: Value, dim: usize, sizes: &[usize], size: usize) -> Result<Value, OpError> {
+        let mut dims = self.ty(value).dims;
+        dims[dim] = size;
+        dims.insert_many(dim, sizes.iter().copied());
+        self.one(Reshape { dims }, value)
+    }
+
+    /// The value with the dimensions of the levels and the one behind them as one.
+    fn joined(&mut self, value: Value, dim: usize) -> Result<Value, OpError> {
+        let mut dims = self.ty(value).dims;
+        let joined = dims.drain(dim..=dim + self.levels.len()).product();
+        dims.insert(dim, joined);
+        self.one(Reshape { dims }, value)
+    }
+
+    /// Parts cross first, when they are small: each level fills a dimension of its own.
+    fn all_gather(&mut self, operand: Value, dim: usize) -> Result<Value, OpError> {
+        let size = self.ty(operand).dims[dim];
+        let mut value = self.spread(operand, dim, &vec![1; self.levels.len()], size)?;
+        for level in self.crossing_first() {
+            value = self.one(AllGather { group: self.levels[level].group.clone(), dim: dim + level }, value)?;
+        }
+        self.joined(value, dim)
+    }
+
+    /// Parts cross last, when they are small.
+    fn reduce_scatter(&mut self, operand: Value, dim: usize) -> Result<Value, OpError> {
+        let mut value = self.cut(operand, dim)?;
+        for level in self.crossing_first().into_iter().rev() {
+            value = self.one(ReduceScatter { group: self.levels[level].group.clone(), dim: dim + level }, value)?;
+        }
+        self.joined(value, dim)
+    }
+
+    /// Rank `(i, j)` sends part `(a, b)` to rank `(a, b)`: along each level by itself, with a dimension for each.
+    fn all_to_all(&mut self, operand: Value, dim: usize) -> Result<Value, OpError> {
+        let mut value = self.cut(operand, dim)?;
+        for level in self.crossing_first() {
+            value = self.one(AllToAll { group: self.levels[level].group.clone(), dim: dim + level }, value)?;
+        }
+        self.joined(value, dim)
+    }
+
+    fn cut(&mut self, operand: Value, dim: usize) -> Result<Value, OpError> {
+        let sizes: Vec<usize> = self.levels.iter().map(|level| level.group.size).collect();
+        let size = self.ty(operand).dims[dim] / sizes.iter().product::<usize>();
+        self.spread(operand, dim, &sizes, size)
+    }
+
+    /// Each device of a process adds up a part, has that cross, and gets those of the others: where there is a
+    /// dimension to cut, and for sums. Else the whole value crosses from each device.
+    fn all_reduce(&mut self, operand: Value, kind: ReduceKind) -> Result<Value, OpError> {
+        let within = self.levels.iter().filter(|level| !level.crosses).map(|level| level.group.size).product::<usize>();
+        let dim = self.ty(operand).dims.iter().position(|&size| size > 0 && size.is_multiple_of(within));
+        let cut = dim.filter(|_| kind == ReduceKind::Sum);
+        let locals = || self.levels.iter().filter(|level| !level.crosses).map(|level| level.group.clone());
+        let (locals, crossing): (Vec<Group>, Vec<Group>) = (
+            locals().collect(),
+            self.levels.iter().filter(|level| level.crosses).map(|level| level.group.clone()).collect(),
+        );
+        let mut value = operand;
+        for group in locals.iter().cloned() {
+            value = match cut {
+                Some(dim) => self.one(ReduceScatter { group, dim }, value)?,
+                None => self.one(AllReduce { group, kind }, value)?,
+            };
+        }
+        for group in crossing {
+            value = self.one(AllReduce { group, kind }, value)?;
+        }
+        if let Some(dim) = cut {
+            for group in locals.into_iter().rev() {
+                value = self.one(AllGather { group, dim }, value)?;
+            }
+        }
+        Ok(value)
+    }
+}

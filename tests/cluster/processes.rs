@@ -1,0 +1,150 @@
+//! `meshloom train` in several processes.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use support::program::meshloom;
+
+/// A model that compiles in a moment.
+pub const TINY: [&str; 8] = [
+    "model.layers=2",
+    "model.seq=16",
+    "model.embed=32",
+    "model.heads=4",
+    "model.head_dim=8",
+    "model.mlp=64",
+    "train.batch=8",
+    "data.tokenizer=bytes",
+];
+
+/// A run of a test: its folder, and the arguments of all its processes.
+pub struct Run {
+    pub folder: tempfile::TempDir,
+    settings: Vec<String>,
+    arguments: Vec<String>,
+}
+
+impl Run {
+    pub fn new(steps: u64, settings: &[&str]) -> Run {
+        let folder = tempfile::tempdir().expect("a folder");
+        let settings = TINY.iter().chain(settings).map(|&setting| setting.to_owned()).collect();
+        let arguments = ["train", "--sample", "0", "--steps", &steps.to_string()].map(str::to_owned).to_vec();
+        Run { folder, settings, arguments }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The command of a process, which writes what it says to a file, and metrics to another, if it is the first.
+    pub fn command(&self, program: &Path, name: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        let is_launcher = program != meshloom();
+        if is_launcher {
+            command.args(arguments).arg(meshloom());
+        }
+        command.args(&self.arguments).args(if is_launcher { &["--processes", "auto"][..] } else { &[] });
+        command.current_dir(support::path(""));
+        let log = File::create(self.path(&format!("{name}.log"))).expect("a log");
+        command.args(self.settings.iter().flat_map(|setting| ["--set", setting]));
+        // Of what is given twice, the last counts.
+        command.args(if is_launcher { &[] } else { arguments });
+        command.arg("--metrics").arg(self.path(&format!("{}.jsonl", name.split('-').next().unwrap_or(name))));
+        command.env("RUST_LOG", "warn,meshloom_cluster=debug").env("MPIEXEC_TIMEOUT", "120");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        command
+    }
+
+    /// One process with all devices.
+    pub fn alone(&self, devices: usize) {
+        let devices = format!("target.devices={devices}");
+        let ended = self.command(&meshloom(), "alone", &["--set", &devices]).status().expect("meshloom runs");
+        assert!(ended.success(), "{}", self.log("alone"));
+    }
+
+    /// Several processes, started by MPICH's launcher.
+    pub fn together(&self, processes: usize, devices: usize) {
+        let mpiexec = meshloom_cluster::mpiexec_program().unwrap_or_else(|error| panic!("{error}"));
+        let mut command = self.command(&mpiexec, "together", &["-n", &processes.to_string()]);
+        let ended = command.args(["--set", &format!("target.devices={devices}")]).status().expect("mpiexec runs");
+        assert!(ended.success(), "{processes} processes of {devices} devices\n{}", self.log("together"));
+    }
+
+    pub fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default()
+    }
+
+    /// Loss and norm of the gradient of each step.
+    pub fn metrics(&self, name: &str) -> Vec<(u64, [f64; 2])> {
+        let text = fs::read_to_string(self.path(&format!("{name}.jsonl"))).unwrap_or_default();
+        let line = |line: &str| {
+            let line: serde_json::Value = serde_json::from_str(line).ok()?;
+            let number = |key: &str| line.get(key).and_then(serde_json::Value::as_f64);
+            Some((line.get("step")?.as_u64()?, [number("loss")?, number("grad_norm")?]))
+        };
+        text.lines().filter_map(line).collect()
+    }
+
+    /// Checks that two runs have the same losses and norms.
+    pub fn compare(&self, [one, other]: [&str; 2], steps: usize, bound: f64) {
+        let (one, other) = (self.metrics(one), self.metrics(other));
+        assert_eq!((one.len(), other.len()), (steps, steps), "steps");
+        for ((step, one), (other_step, other)) in one.iter().zip(&other) {
+            assert_eq!(step, other_step);
+            for (a, b) in one.iter().zip(other) {
+                assert!((a - b).abs() <= bound * a.abs(), "step {step}: {one:?} and {other:?}");
+            }
+        }
+    }
+}
+
+/// A process that was started by itself.
+pub struct Process {
+    child: Child,
+}
+
+impl Process {
+    pub fn start(mut command: Command) -> Process {
+        Process { child: command.spawn().expect("meshloom runs") }
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it is ours");
+        self.child.wait().expect("it is ours");
+    }
+
+    /// How it ended, which must be within a time.
+    pub fn ended(&mut self, within: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + within;
+        while Instant::now() < deadline {
+            if let Some(status) = self.child.try_wait().expect("it is ours") {
+                return Some(status);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        None
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("it is ours").is_none()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until something is so.
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}: not within a minute");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,196 @@
+//! Train steps in several processes are those of one process with as many devices.
+
+use std::time::Duration;
+
+use meshloom::partition::Collective;
+use meshloom_train::config::RunConfig;
+use support::program::meshloom;
+
+use super::etcd::Etcd;
+use super::processes::{Process, Run, TINY};
+
+/// A mesh over processes of some devices each, and settings that go with it.
+struct Case {
+    processes: usize,
+    devices: usize,
+    mesh: &'static str,
+    settings: &'static [&'static str],
+}
+
+const fn case([processes, devices]: [usize; 2], mesh: &'static str, settings: &'static [&'static str]) -> Case {
+    Case { processes, devices, mesh, settings }
+}
+
+const PIPELINE: &[&str] = &["model.layers=4", "pipeline.microbatches=4", "pipeline.repeats=2"];
+const EXPERTS: &[&str] = &["model.family=mixtral", "model.experts=4", "model.moe_mlp=32"];
+
+/// The first five run by default, the others by `MESHLOOM_CASES`.
+const CASES: &[Case] = &[
+    case([2, 2], "data=1,fsdp=2,tensor=2", &[]),
+    // An axis that lies within processes and across them.
+    case([2, 2], "fsdp=4", &["train.microbatches=2"]),
+    case([3, 1], "data=3", &["train.batch=6"]),
+    case([2, 2], "stage=2,data=2", PIPELINE),
+    case(
+        [2, 2],
+        "replica=2,expert=2",
+        &["model.family=mixtral", "model.experts=4", "model.moe_mlp=32", "train.microbatches=2"],
+    ),
+    case([4, 1], "data=2,fsdp=2", &[]),
+    case([2, 4], "tensor=2,fsdp=4", &[]),
+    case([2, 4], "data=2,fsdp=4", &[]),
+    case([2, 2], "tensor=4", &[]),
+    case([2, 2], "expert=4", EXPERTS),
+    case(
+        [2, 4],
+        "data=2,expert=4",
+        &[
+            "model.family=mixtral",
+            "model.experts=4",
+            "model.moe_mlp=32",
+            "model.expert_capacity=2.0",
+            "kernels.experts_exchange=all-to-all",
+        ],
+    ),
+    case(
+        [2, 2],
+        "expert=4",
+        &[
+            "model.family=mixtral",
+            "model.experts=4",
+            "model.moe_mlp=32",
+            "model.expert_capacity=2.0",
+            "kernels.experts_exchange=all-to-all",
+        ],
+    ),
+    case([2, 4], "replica=2,fsdp=4", &["train.microbatches=2", "train.batch=16"]),
+    case(
+        [2, 4],
+        "stage=2,fsdp=4",
+        &["model.layers=4", "pipeline.microbatches=4", "pipeline.repeats=2", "train.batch=16"],
+    ),
+    case([4, 1], "stage=4", &["model.layers=8", "pipeline.microbatches=4", "pipeline.repeats=2"]),
+    case([2, 2], "stage=4", &["model.layers=4", "pipeline.microbatches=4", "pipeline.schedule=1f1b"]),
+    case([2, 2], "context=2,fsdp=2", &["kernels.context=ring"]),
+    case([2, 2], "context=4", &[]),
+    case([3, 2], "data=3,tensor=2", &["train.batch=6", "train.steps_per_call=2", "train.steps=4"]),
+    case([4, 2], "data=2,fsdp=2,tensor=2", &["model.dropout=0.1"]),
+];
+
+#[test]
+fn steps_equal_those_of_one_process() {
+    let count = std::env::var("MESHLOOM_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(5);
+    for Case { processes, devices, mesh, settings } in CASES.iter().take(count) {
+        println!("{processes} x {devices}: {mesh} {settings:?}");
+        let mesh = format!("mesh.axes={mesh}");
+        let run = Run::new(2, &[settings, &[mesh.as_str()][..]].concat());
+        run.alone(processes * devices);
+        run.together(*processes, *devices);
+        run.compare(["alone", "together"], 2, 1e-5);
+    }
+}
+
+/// What a step sends to other processes is what the ledger says of the axes that cross.
+#[test]
+fn bytes_are_those_of_the_ledger() {
+    for (mesh, devices) in [("data=2,fsdp=2", 2), ("fsdp=4", 2)] {
+        let mesh = format!("mesh.axes={mesh}");
+        let sent = |steps: u64| {
+            let run = Run::new(steps, &[&mesh]);
+            run.together(2, devices);
+            let log = run.log("together");
+            let lines = log.lines().filter(|line| line.contains("bytes were sent to other processes"));
+            let number = |line: &str| line.split_whitespace().filter_map(|word| word.parse::<u64>().ok()).next();
+            let each: Vec<u64> = lines.filter_map(number).collect();
+            assert_eq!(each.len(), 2, "{log}");
+            assert_eq!(each[0], each[1], "each process sends as much");
+            each[0]
+        };
+        let of_step = sent(3) - sent(2);
+        let devices_key = format!("target.devices={devices}");
+        let settings = TINY.iter().copied().chain([mesh.as_str(), &devices_key, "target.processes=2"]);
+        let settings: Vec<String> = settings.map(str::to_owned).collect();
+        let config = RunConfig::from_overrides(&settings).unwrap_or_else(|error| panic!("{error}"));
+        let (_, lowered) = config.lower_train_step().unwrap_or_else(|error| panic!("{error}"));
+        let own_mesh = lowered.emitted_mesh().expect("a mesh").clone();
+        let crosses = |entry: &&Collective| {
+            let axis = |name: &String| own_mesh.axis(name).unwrap_or_else(|| panic!("no axis {name} in {own_mesh}"));
+            let mut axes = entry.axes.iter().map(|name| own_mesh.crosses(axis(name), 2));
+            let first = axes.next().expect("an axis");
+            assert!(axes.all(|crosses| crosses == first), "{entry:?} lies within processes and across them");
+            first
+        };
+        let ledger = lowered.collectives();
+        let crossing = ledger.iter().expect("a ledger").filter(|entry| crosses(entry));
+        let bytes: u64 = crossing.map(|entry| entry.moved_bytes * entry.executions.bound().expect("a number")).sum();
+        assert_eq!(of_step, bytes * devices as u64, "{mesh}");
+    }
+}
+
+/// Without a launcher: process 0 starts the etcd, and MPI's processes join by a port.
+#[test]
+fn processes_are_started_by_themselves() {
+    let run = Run::new(2, &["mesh.axes=data=3", "train.batch=6", "target.devices=1"]);
+    run.alone(3);
+    let port =
+        std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|bound| bound.local_addr()).expect("a port").port();
+    let store = format!("http://127.0.0.1:{port}");
+    let mut processes: Vec<Process> = (0..3)
+        .map(|number: usize| {
+            let number = number.to_string();
+            let name = format!("together-{number}");
+            let arguments = ["--process-id", &number, "--process-count", "3", "--store", &store];
+            Process::start(run.command(&meshloom(), &name, &arguments))
+        })
+        .collect();
+    for (number, process) in processes.iter_mut().enumerate() {
+        let status = process.ended(Duration::from_secs(60));
+        assert!(status.is_some_and(|status| status.success()), "{}", run.log(&format!("together-{number}")));
+    }
+    run.compare(["alone", "together"], 2, 1e-5);
+}
+
+/// Processes that would not run the same program say so, all of them.
+#[test]
+fn processes_agree_before_they_compile() {
+    let etcd = Etcd::start();
+    let run = Run::new(2, &["mesh.axes=data=2", "target.devices=1"]);
+    let start = |number: &str, seed: &str| {
+        let name = format!("together-{number}");
+        let arguments = ["--process-id", number, "--process-count", "2", "--store", etcd.address(), "--seed", seed];
+        Process::start(run.command(&meshloom(), &name, &arguments))
+    };
+    let mut processes = [start("0", "1"), start("1", "2")];
+    for (number, process) in processes.iter_mut().enumerate() {
+        let status = process.ended(Duration::from_secs(60)).expect("it ends");
+        let log = run.log(&format!("together-{number}"));
+        assert!(!status.success() && log.contains("the SHA-256 of the run config differs between processes"), "{log}");
+        assert!(log.contains("on process 0") && log.contains("on process 1"), "{log}");
+    }
+}
+
+#[test]
+fn wrong_use_is_refused() {
+    let refused = |arguments: &[&str], expected: &str| {
+        let run = Run::new(1, &[]);
+        let mut command = run.command(&meshloom(), "alone", arguments);
+        command.env_remove("PMI_RANK").env("MESHLOOM_STORE", "");
+        let status = command.status().expect("meshloom runs");
+        let log = run.log("alone");
+        assert!(!status.success() && log.contains(expected), "{arguments:?}: {log}");
+        assert!(!log.contains("panicked"), "{log}");
+    };
+    refused(&["--processes", "auto"], "no launcher has started this process");
+    refused(&["--process-id", "2", "--process-count", "2"], "--process-id 2 is not one of 2 processes");
+    refused(&["--process-id", "0"], "--process-count");
+    refused(&["--set", "target.processes=2", "--set", "target.devices=4"], "start as many processes");
+    let mesh =
+        ["--process-id", "0", "--process-count", "2", "--set", "target.devices=6", "--set", "mesh.axes=data=3,fsdp=4"];
+    refused(&mesh, "cannot lie in 2 processes");
+    let mesh = ["--process-id", "0", "--process-count", "2", "--set", "target.devices=4", "--set", "mesh.axes=data=3"];
+    refused(&mesh, "each of 2 processes has target.devices = 4");
+    let none = ["--process-id", "0", "--process-count", "2", "--set", "target.devices=4"];
+    refused(&none, "the processes need a store to find each other");
+    let gspmd = [&none[..], &["--store", "http://127.0.0.1:1", "--set", "partition.mode=gspmd"]].concat();
+    refused(&gspmd, "partition.mode");
+}
