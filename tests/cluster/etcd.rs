@@ -25,15 +25,23 @@ pub struct Etcd {
 }
 
 impl Etcd {
+    /// On ports that are free. Another program may take one before etcd does: then on others.
     pub fn start() -> Etcd {
-        let ports = [0, 1].map(|_| {
-            let bound = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
-            bound.expect("a port").port()
-        });
-        let folder = tempfile::tempdir().expect("a folder");
-        let mut etcd = Etcd { server: None, address: String::new(), ports, folder };
-        etcd.start_again();
-        etcd
+        let mut last = None;
+        for _ in 0..8 {
+            let bound = [0, 1].map(|_| TcpListener::bind(("127.0.0.1", 0)).expect("a port"));
+            let ports = bound.each_ref().map(|listener| listener.local_addr().expect("its port").port());
+            drop(bound);
+            let folder = tempfile::tempdir().expect("a folder");
+            match Server::start_on(program(), folder.path(), ports) {
+                Ok(server) => {
+                    let address = server.address().to_owned();
+                    return Etcd { server: Some(server), address, ports, folder };
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        panic!("{}", last.expect("an error"));
     }
 
     /// Starts what [`Etcd::kill`] has killed, with its data.
