@@ -25,7 +25,10 @@ impl Server {
     /// # Errors
     /// The program cannot be started, or is not ready within 30 seconds.
     pub fn start(program: &Path, folder: &Path) -> Result<Server, StoreError> {
-        Server::start_on(program, folder, [free_port()?, free_port()?])
+        // Between the choice and the start, another program may take a port.
+        const TRIES: usize = 4;
+        let start = |try_: usize| Server::start_on(program, &folder.join(try_.to_string()), free_ports()?);
+        (0..TRIES - 1).find_map(|again| start(again).ok()).map_or_else(|| start(TRIES - 1), Ok)
     }
 
     /// The same, on a given port for clients.
@@ -33,7 +36,8 @@ impl Server {
     /// # Errors
     /// As [`Server::start`].
     pub fn start_at(program: &Path, folder: &Path, port: u16) -> Result<Server, StoreError> {
-        Server::start_on(program, folder, [port, free_port()?])
+        let [peers, _] = free_ports()?;
+        Server::start_on(program, folder, [port, peers])
     }
 
     /// The same, on given ports: for clients and for other servers.
@@ -44,7 +48,9 @@ impl Server {
         let address = format!("http://127.0.0.1:{clients}");
         let peer = format!("http://127.0.0.1:{peers}");
         let failed = |reason: String| StoreError::Other { address: address.clone(), reason };
-        let started = Command::new(program)
+        let mut command = Command::new(program);
+        end_with_parent(&mut command);
+        let started = command
             .arg("--name=meshloom")
             .arg(format!("--data-dir={}", folder.display()))
             .arg(format!("--listen-client-urls={address}"))
@@ -105,10 +111,31 @@ impl Drop for Server {
     }
 }
 
-fn free_port() -> Result<u16, StoreError> {
-    let bound = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
-    bound.map(|address| address.port()).map_err(|error| StoreError::Other {
+/// Has the child end when this process does, however that ends: it would listen on its port for ever.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+fn end_with_parent(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+
+    use rustix::process::{Signal, set_parent_process_death_signal};
+    let ask = || set_parent_process_death_signal(Some(Signal::KILL)).map_err(std::io::Error::from);
+    // SAFETY: it is one system call, which allocates nothing.
+    unsafe { command.pre_exec(ask) };
+}
+
+/// Other systems have nothing like that.
+#[cfg(not(target_os = "linux"))]
+fn end_with_parent(_: &mut Command) {}
+
+/// Two ports that nobody has now.
+fn free_ports() -> Result<[u16; 2], StoreError> {
+    let none = |error: std::io::Error| StoreError::Other {
         address: "http://127.0.0.1".to_owned(),
         reason: format!("no free port: {error}"),
-    })
+    };
+    let bind = || TcpListener::bind(("127.0.0.1", 0)).map_err(none);
+    // Both are held until both are known: they are not the same.
+    let (one, other) = (bind()?, bind()?);
+    let port = |listener: &TcpListener| listener.local_addr().map(|address| address.port()).map_err(none);
+    Ok([port(&one)?, port(&other)?])
 }
