@@ -116,9 +116,6 @@ pub enum JoinError {
         /// What the system says.
         reason: String,
     },
-    /// Another process is gone or has failed.
-    #[error("{0}")]
-    Lost(String),
 }
 
 meshloom_hlo::debug_is_message!(JoinError);
@@ -232,19 +229,9 @@ impl Member {
         self.count
     }
 
-    /// Whether this is the process that prints and keeps records.
-    pub fn is_first(&self) -> bool {
-        self.number == 0
-    }
-
     /// The store of the run.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
-    }
-
-    /// What collectives between processes go by, on CPUs.
-    pub fn links(&self) -> Option<Arc<Links>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Checks that all processes have the same, such as a digest; all call it in the same order.
@@ -257,14 +244,14 @@ impl Member {
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         if self.number > 0 {
             self.store.put(&key(self.number), own.as_bytes())?;
-            let decided = text(self.get(&decision)?);
+            let decided = text(self.store.get_from_others(&decision, self.patience)?);
             let Some((process, rest)) = decided.split_once(' ') else { return Ok(()) };
             let (first, other) = rest.split_once(' ').unwrap_or((rest, ""));
             let process = process.parse().unwrap_or(0);
             return Err(self.differs(what, (first, other, process), advice));
         }
         for process in 1..self.count {
-            let other = text(self.get(&key(process))?);
+            let other = text(self.store.get_from_others(&key(process), self.patience)?);
             if other != own {
                 self.store.put(&decision, format!("{process} {own} {other}").as_bytes())?;
                 return Err(self.differs(what, (own, &other, process), advice));
@@ -278,35 +265,12 @@ impl Member {
         JoinError::Differs { what, first, other, process, advice }
     }
 
-    /// A key that another process writes, unless a process is lost meanwhile.
-    fn get(&self, key: &str) -> Result<Vec<u8>, JoinError> {
-        const MOMENT: Duration = Duration::from_secs(1);
-        let start = std::time::Instant::now();
-        loop {
-            match self.store.get(key, MOMENT) {
-                Err(StoreError::DeadlineExceeded { .. }) if start.elapsed() < self.patience => {}
-                found => return Ok(found?),
-            }
-            if let Some(reason) = self.lost() {
-                return Err(JoinError::Lost(reason));
-            }
-        }
-    }
-
     /// Waits for all processes.
     ///
     /// # Errors
     /// One has died or failed, or does not come in time.
     pub fn barrier(&self, name: &str) -> Result<(), JoinError> {
-        self.store.barrier(name, self.patience).map_err(|error| match self.watch.reason() {
-            Some(reason) => JoinError::Lost(reason),
-            None => error.into(),
-        })
-    }
-
-    /// Why the run cannot go on, if a process is gone or has failed.
-    pub fn lost(&self) -> Option<String> {
-        self.watch.reason()
+        Ok(self.store.barrier(name, self.patience)?)
     }
 
     /// Tells the others that this process ends, and why, so that none waits for it.

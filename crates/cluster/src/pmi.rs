@@ -82,14 +82,18 @@ impl Table {
             .join(" ");
         if number > 0 {
             store.put(&format!("pmi/host/{number}"), own.as_bytes())?;
-            let said = text(store.get(TABLE, limit)?);
+            let said = text(store.get_from_others(TABLE, limit)?);
             let (name, hosts) = said.split_once(' ').unwrap_or(("", &said));
             return Ok(Table { name: name.to_owned(), hosts: hosts.to_owned() });
         }
         let mut known: Vec<String> = Vec::new();
         let mut blocks: Vec<(usize, usize)> = Vec::new();
         for process in 0..count {
-            let host = if process == 0 { own.clone() } else { text(store.get(&format!("pmi/host/{process}"), limit)?) };
+            let host = if process == 0 {
+                own.clone()
+            } else {
+                text(store.get_from_others(&format!("pmi/host/{process}"), limit)?)
+            };
             let index = known.iter().position(|other| *other == host).unwrap_or_else(|| {
                 known.push(host);
                 known.len() - 1

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use meshloom_pjrt::end_process;
-use meshloom_store::{Store, StoreError};
+use meshloom_store::Store;
 
 use crate::crossing::GiveUp;
 
@@ -51,11 +51,6 @@ impl Watch {
         Watch { shared, patience }
     }
 
-    /// Why the run cannot go on, if it cannot.
-    pub(crate) fn reason(&self) -> Option<String> {
-        self.shared.reason()
-    }
-
     /// What a collective that waits is to ask.
     pub(crate) fn give_up(&self) -> GiveUp {
         let (shared, patience) = (self.shared.clone(), self.patience);
@@ -80,12 +75,13 @@ impl Drop for Watch {
 fn watch(store: &Store, shared: &Shared) {
     let is_stopped = || shared.stopped.load(Ordering::Acquire);
     let reason = loop {
-        let found = look(store);
+        // If the store does not answer, it was asked again and again.
+        let found = store.check_others();
         if is_stopped() {
             return;
         }
-        if let Some(reason) = found {
-            break reason;
+        if let Err(error) = found {
+            break error.to_string();
         }
         if let Err(error) = store.wait_for_loss(AT_MOST) {
             tracing::debug!("{error}");
@@ -97,22 +93,5 @@ fn watch(store: &Store, shared: &Shared) {
     if !is_stopped() {
         tracing::error!("{reason}; this process ends");
         end_process(1);
-    }
-}
-
-/// Who is gone, if anybody is.
-fn look(store: &Store) -> Option<String> {
-    let failed = match store.failed() {
-        Ok(failed) => failed,
-        // The store was asked again and again before it said that.
-        Err(error) => return Some(error.to_string()),
-    };
-    if let Some((process, reason)) = failed.first() {
-        return Some(StoreError::Failed { process: *process, reason: reason.clone() }.to_string());
-    }
-    match store.dead() {
-        Ok(dead) if dead.is_empty() => None,
-        Ok(dead) => Some(StoreError::Died { dead }.to_string()),
-        Err(error) => Some(error.to_string()),
     }
 }

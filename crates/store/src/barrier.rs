@@ -31,20 +31,16 @@ impl Store {
         // The last to come sees all: what it wrote came after all others.
         let here = insist(deadline, || self.count_under(&arrivals, left(deadline))).await?;
         if here == count {
+            self.all_were_there();
             return self.open(&open, deadline).await;
         }
         loop {
             let (found, revision) = insist(deadline, || self.read_with_revision(&open, left(deadline))).await?;
             if found.is_some() {
+                self.all_were_there();
                 return Ok(());
             }
-            let dead = insist(deadline, || self.look_for_dead(left(deadline))).await?;
-            if !dead.is_empty() {
-                return Err(StoreError::Died { dead });
-            }
-            if let Some((process, reason)) = self.look_for_failed(deadline).await?.into_iter().next() {
-                return Err(StoreError::Failed { process, reason });
-            }
+            self.look_for_losses(deadline).await?;
             let deaths = self.full("members/");
             // NOPUT: those who come are of no interest.
             let deaths =

@@ -157,16 +157,7 @@ impl Store {
     }
 
     /// The other processes that have said that they end, and why.
-    ///
-    /// # Errors
-    /// The store does not answer.
-    pub fn failed(&self) -> Result<Vec<(usize, String)>, StoreError> {
-        self.lease.check()?;
-        let deadline = Instant::now() + self.options.limit;
-        self.runtime.block_on(self.look_for_failed(deadline))
-    }
-
-    pub(crate) async fn look_for_failed(&self, deadline: Instant) -> Result<Vec<(usize, String)>, StoreError> {
+    async fn look_for_failed(&self, deadline: Instant) -> Result<Vec<(usize, String)>, StoreError> {
         let found = insist(deadline, || self.entries_under(FAILED, left(deadline))).await?;
         let process = |(name, reason): (String, Vec<u8>)| {
             let process = name.parse().ok().filter(|&process| process != self.options.process)?;
@@ -181,6 +172,46 @@ impl Store {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.extend(&present);
         Ok(seen.difference(&present).copied().collect())
+    }
+
+    /// As [`Store::get`], of a key that another process of the run writes: it ends as soon as one is gone.
+    ///
+    /// # Errors
+    /// As there; and of [`Store::check_others`].
+    pub fn get_from_others(&self, key: &str, limit: Duration) -> Result<Vec<u8>, StoreError> {
+        const MOMENT: Duration = Duration::from_secs(1);
+        let deadline = Instant::now() + limit;
+        loop {
+            match self.get(key, left(deadline).min(MOMENT)) {
+                Err(StoreError::DeadlineExceeded { .. }) if !left(deadline).is_zero() => self.check_others()?,
+                Err(StoreError::DeadlineExceeded { key, .. }) => {
+                    return Err(StoreError::DeadlineExceeded { key, waited: limit });
+                }
+                found => return found,
+            }
+        }
+    }
+
+    /// Whether all other processes that have been there still are.
+    ///
+    /// # Errors
+    /// One has said that it ends, or has died; the store does not answer.
+    pub fn check_others(&self) -> Result<(), StoreError> {
+        self.lease.check()?;
+        self.runtime.block_on(self.look_for_losses(Instant::now() + self.options.limit))
+    }
+
+    pub(crate) async fn look_for_losses(&self, deadline: Instant) -> Result<(), StoreError> {
+        if let Some((process, reason)) = self.look_for_failed(deadline).await?.into_iter().next() {
+            return Err(StoreError::Failed { process, reason });
+        }
+        let dead = insist(deadline, || self.look_for_dead(left(deadline))).await?;
+        if dead.is_empty() { Ok(()) } else { Err(StoreError::Died { dead }) }
+    }
+
+    /// Notes that all processes have been there.
+    pub(crate) fn all_were_there(&self) {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).extend(0..self.options.count);
     }
 
     /// Returns when a process has died or failed since this store was read last, or after a while in any case. Nothing
