@@ -147,25 +147,25 @@ impl Group<'_> {
 
     /// Every member's part to all, one after the other in `output`.
     fn all_gather(&self, input: &[u8], output: &mut [u8]) -> Result<(), MpiError> {
-        let outgoing = self.others().map(|to| (to, input)).collect();
-        let mut incoming: Vec<(usize, &mut [u8])> = Vec::new();
-        for (from, part) in parts_mut(output, input.len()).enumerate() {
-            if from == self.rank {
-                part.copy_from_slice(input);
-            } else {
-                incoming.push((from, part));
-            }
-        }
-        self.exchange(outgoing, incoming)
+        self.exchange_parts(|_| input, output)
     }
 
     /// Part `r` of the input to rank `r`.
     fn all_to_all(&self, input: &[u8], output: &mut [u8]) -> Result<(), MpiError> {
         let length = input.len() / self.members.len();
-        let part = |rank: usize| &input[rank * length..(rank + 1) * length];
+        self.exchange_parts(|rank| &input[rank * length..(rank + 1) * length], output)
+    }
+
+    /// To each member the part for it, and from each one of the parts, in the order of the ranks, that `output` has.
+    fn exchange_parts<'i>(&self, part: impl Fn(usize) -> &'i [u8], output: &mut [u8]) -> Result<(), MpiError> {
+        let length = output.len() / self.members.len();
+        if length == 0 {
+            // Nobody has anything to send.
+            return Ok(());
+        }
         let outgoing = self.others().map(|to| (to, part(to))).collect();
         let mut incoming: Vec<(usize, &mut [u8])> = Vec::new();
-        for (from, own) in parts_mut(output, length).enumerate() {
+        for (from, own) in output.chunks_exact_mut(length).enumerate() {
             if from == self.rank {
                 own.copy_from_slice(part(from));
             } else {
@@ -232,11 +232,6 @@ impl Group<'_> {
             from.map(|from| (from, output)).into_iter().collect(),
         )
     }
-}
-
-/// A buffer in parts of a length; none if that is 0, and nothing is to be exchanged.
-fn parts_mut(buffer: &mut [u8], length: usize) -> std::slice::ChunksExactMut<'_, u8> {
-    buffer.chunks_exact_mut(length.max(1))
 }
 
 fn combine_parts(parts: &[u8], sum: &mut [u8], combine: &dyn Fn(&mut [u8], &[u8])) {
