@@ -70,31 +70,18 @@ impl Checkpointer {
         start: Start<'_>,
         peers: Option<Arc<dyn Peers>>,
     ) -> Result<Checkpointer, CheckpointError> {
-        if let Some(peers) = peers.as_ref().filter(|peers| peers.number() > 0) {
-            let last = match start {
-                Start::After(checkpoint) if is_in(checkpoint.folder(), Path::new(&config.dir)) => {
-                    checkpoint.about().step
-                }
-                Start::Fresh | Start::After(_) => 0,
-            };
-            return Ok(Checkpointer {
-                directory: Arc::new(Directory::beside(Path::new(&config.dir))),
-                every: config.every as u64,
-                keep: config.keep,
-                last,
-                writer: None,
-                set_aside: Vec::new(),
-                observer: Arc::new(|_| {}),
-                peers: Some(peers.clone()),
-            });
-        }
-        let directory = Directory::open(Path::new(&config.dir))?;
+        let path = Path::new(&config.dir);
+        let is_first = peers.as_ref().is_none_or(|peers| peers.number() == 0);
+        let directory = if is_first { Directory::open(path)? } else { Directory::beside(path) };
         let (mut last, mut set_aside) = (0, Vec::new());
         match start {
             Start::After(checkpoint) if is_in(checkpoint.folder(), directory.path()) => {
                 last = checkpoint.about().step;
-                set_aside = directory.set_aside_after(last)?;
+                if is_first {
+                    set_aside = directory.set_aside_after(last)?;
+                }
             }
+            Start::Fresh | Start::After(_) if !is_first => {}
             Start::Fresh | Start::After(_) => {
                 if let Some((step, _)) = folder::list(directory.path())?.pop() {
                     return Err(CheckpointError::Occupied { directory: directory.path().to_owned(), step });
@@ -162,14 +149,11 @@ impl Checkpointer {
         self.last = step;
         let (directory, observer, keep) = (self.directory.clone(), self.observer.clone(), self.keep);
         let peers = self.peers.clone();
+        let is_first = peers.as_ref().is_none_or(|peers| peers.number() == 0);
         let write = move || {
-            if let Some(peers) = peers {
-                write::write_together(&directory, contents, snapshot, (&observer, &*peers))?;
-                return if peers.number() == 0 { directory.retain(keep, &observer) } else { Ok(()) };
-            }
-            let folder = write::write(&directory, contents, snapshot, &observer)?;
+            let folder = write::write(&directory, contents, snapshot, (&observer, peers.as_deref()))?;
             tracing::debug!("wrote the checkpoint {}", folder.display());
-            directory.retain(keep, &observer)
+            if is_first { directory.retain(keep, &observer) } else { Ok(()) }
         };
         let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
         let thread = thread.map_err(|source| folder::failed("start a thread for", self.directory.path(), source))?;
@@ -242,7 +226,8 @@ pub(crate) fn write_parameters(
         let (read, path, dims) = (read.clone(), paths[number].clone(), leaves[number].own_ty.dims.clone());
         move || read(&path, &dims)
     })?;
-    write::write(&directory, Contents { about, digests: Vec::new(), model }, snapshot, &(Arc::new(|_| {}) as Observer))
+    let contents = Contents { about, digests: Vec::new(), model };
+    write::write(&directory, contents, snapshot, (&(Arc::new(|_| {}) as Observer), None))
 }
 
 /// About as many bytes of parameters are in a file.

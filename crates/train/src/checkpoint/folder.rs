@@ -94,6 +94,11 @@ impl Directory {
         Ok(())
     }
 
+    /// The name that it gets when it is complete.
+    pub(super) fn complete_name(&self, step: u64) -> PathBuf {
+        self.path.join(folder_name(step))
+    }
+
     /// The name of that folder.
     pub(super) fn unfinished(&self, step: u64) -> PathBuf {
         self.path.join(format!("{UNFINISHED}{}", folder_name(step)))
@@ -108,7 +113,7 @@ impl Directory {
 
     /// Gives a folder in which everything is on the disk its name.
     pub(super) fn complete(&self, unfinished: &Path, step: u64, tell: &Observer) -> Result<PathBuf, CheckpointError> {
-        let folder = self.path.join(folder_name(step));
+        let folder = self.complete_name(step);
         if folder.exists() {
             return Err(CheckpointError::Exists { folder });
         }

@@ -29,65 +29,49 @@ pub(super) struct Contents {
     pub model: ModelFiles,
 }
 
-/// Writes a checkpoint. It gets the name of a checkpoint only when all of it is on disk.
+/// Writes a checkpoint. It gets the name of a checkpoint only when all of it is on disk; the path is that name.
+///
+/// The processes of a run write it together, each its own part, in a directory that they share. The first makes the
+/// folder and gives it its name.
 pub(super) fn write(
     directory: &Directory,
     contents: Contents,
     snapshot: Snapshot,
-    tell: &Observer,
+    (tell, peers): (&Observer, Option<&dyn Peers>),
 ) -> Result<PathBuf, CheckpointError> {
     let step = contents.about.step;
-    let unfinished = directory.start(step)?;
-    tell(Phase::FolderMade);
-    let written = write_values(&unfinished, snapshot, tell)
-        .and_then(|values| fill(&unfinished, contents, values, tell))
-        .and_then(|()| directory.complete(&unfinished, step, tell));
+    let number = peers.map_or(0, Peers::number);
+    let meet = |what: &str| {
+        let barrier = |peers: &dyn Peers| peers.barrier(&format!("the checkpoint of step {step} is {what}"));
+        peers.map_or(Ok(()), barrier).map_err(CheckpointError::from)
+    };
+    let unfinished = if number == 0 { directory.start(step)? } else { directory.unfinished(step) };
+    if number == 0 {
+        tell(Phase::FolderMade);
+    }
+    let complete = |mut values: Values| {
+        meet("written")?;
+        for other in 1..peers.map_or(1, Peers::count) {
+            values.merge(Values::told(&unfinished, other)?);
+        }
+        fill(&unfinished, contents, values, tell)?;
+        directory.complete(&unfinished, step, tell)
+    };
+    meet("begun")?;
+    if number > 0 {
+        if !unfinished.is_dir() {
+            return Err(CheckpointError::NotShared { folder: unfinished });
+        }
+        write_values(&unfinished, snapshot, tell)?.tell(&unfinished, number)?;
+        meet("written")?;
+        return Ok(directory.complete_name(step));
+    }
+    let written = write_values(&unfinished, snapshot, tell).and_then(complete);
     if written.is_err() {
         // What is wrong has been found already. What stays is deleted by the next run.
         let _ = std::fs::remove_dir_all(&unfinished);
     }
     written
-}
-
-/// As [`write`], by all processes of a run, each its own part, in a directory that they share. The first makes the
-/// folder and gives it its name.
-pub(super) fn write_together(
-    directory: &Directory,
-    contents: Contents,
-    snapshot: Snapshot,
-    (tell, peers): (&Observer, &dyn Peers),
-) -> Result<(), CheckpointError> {
-    let step = contents.about.step;
-    let unfinished = match peers.number() {
-        0 => directory.start(step)?,
-        _ => directory.unfinished(step),
-    };
-    if peers.number() == 0 {
-        tell(Phase::FolderMade);
-    }
-    peers.barrier(&format!("the checkpoint of step {step} is begun"))?;
-    if !unfinished.is_dir() {
-        return Err(CheckpointError::NotShared { folder: unfinished });
-    }
-    let written = write_values(&unfinished, snapshot, tell);
-    let told = written.and_then(|values| values.tell(&unfinished, peers.number()).map(|()| values));
-    let all_written = format!("the checkpoint of step {step} is written");
-    if peers.number() > 0 {
-        told?;
-        return Ok(peers.barrier(&all_written)?);
-    }
-    let completed = told.and_then(|mut values| {
-        peers.barrier(&all_written)?;
-        for number in 1..peers.count() {
-            values.merge(Values::told(&unfinished, number)?);
-        }
-        fill(&unfinished, contents, values, tell)?;
-        directory.complete(&unfinished, step, tell)
-    });
-    if completed.is_err() {
-        let _ = std::fs::remove_dir_all(&unfinished);
-    }
-    completed.map(|_| ())
 }
 
 /// The values that a process has written.
@@ -105,9 +89,6 @@ impl Values {
 
     /// Leaves it in the folder for the process that finishes the checkpoint.
     fn tell(&self, folder: &Path, number: usize) -> Result<(), CheckpointError> {
-        if number == 0 {
-            return Ok(());
-        }
         let path = Values::place(folder, number);
         let text = serde_json::to_vec(self).map_err(|error| failed("write", &path, error.into()))?;
         let mut file = HashedFile::create(&path)?;
