@@ -199,15 +199,13 @@ impl Lowering<'_> {
             node_count: graph.total_node_count(),
         });
         let aliases = options.aliases.clone();
-        let is_over_several = program.mesh().is_some_and(|mesh| mesh.device_count() > 1);
-        let processes = if is_over_several { options.processes.max(1) } else { 1 };
+        let processes = if program.is_over_several() { options.processes.max(1) } else { 1 };
         Ok(Lowered { program, module, form, processes, aliases, timings: self.timings, kernels: self.kernels })
     }
 
     /// How the module is written: as the options say, and in the local form where an instruction needs it.
     fn form(&self, program: &LoweredProgram) -> ProgramForm {
-        let is_over_several = program.mesh().is_some_and(|mesh| mesh.device_count() > 1);
-        if program.partitioned().is_none() || !is_over_several {
+        if program.partitioned().is_none() || !program.is_over_several() {
             return ProgramForm::Manual;
         }
         if needs_local_form(program.emitted()) || self.options.processes > 1 {

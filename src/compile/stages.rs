@@ -119,6 +119,11 @@ impl LoweredProgram {
         self.sharded().map(|sharded| &sharded.mesh)
     }
 
+    /// Whether it is for more than one device.
+    pub(super) fn is_over_several(&self) -> bool {
+        self.mesh().is_some_and(|mesh| mesh.device_count() > 1)
+    }
+
     /// The mesh of the emitted program's collectives: [`LoweredProgram::mesh`], cut into sub-axes where meshloom
     /// partitioned it.
     pub fn emitted_mesh(&self) -> Option<&Mesh> {

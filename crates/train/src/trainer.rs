@@ -1,6 +1,5 @@
 //! A training run on a plugin's devices.
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -66,29 +65,13 @@ pub(super) fn laid_out_for(program: &Program, arrays: Vec<Array>) -> Result<Vec<
     arrays.into_iter().zip(program.inputs()).map(laid_out).collect()
 }
 
-/// What the processes of a run check before they begin: a program that differs would wait for messages that never come.
-struct Agreement<'a> {
-    peers: Option<&'a dyn Peers>,
-    programs: Cell<usize>,
-}
-
-impl Agreement<'_> {
-    fn on(&self, what: &str, text: &str) -> Result<(), Error> {
-        let Some(peers) = self.peers else { return Ok(()) };
-        let advice = "start all processes with the same files, options and version of meshloom";
-        Ok(peers.agree(&format!("the SHA-256 of the {what}"), &hex(&Sha256::digest(text)), advice)?)
-    }
-
-    fn on_program(&self, lowered: &Lowered, options: &impl std::fmt::Debug) -> Result<(), Error> {
-        let Some(peers) = self.peers else { return Ok(()) };
-        let number = self.programs.replace(self.programs.get() + 1);
-        let mut digest = Sha256::new();
-        digest.update(&lowered.module.bytes);
-        digest.update(format!("{options:?}"));
-        let what = format!("the SHA-256 of program {number} and its compiler options");
-        let advice = "start all processes with the same files, options and version of meshloom";
-        Ok(peers.agree(&what, &hex(&digest.finalize()), advice)?)
-    }
+/// Checks that the processes of a run have the same before they begin: a program that differs would wait for messages
+/// that never come.
+fn agree(peers: &dyn Peers, what: &str, parts: &[&[u8]]) -> Result<(), Error> {
+    let mut digest = Sha256::new();
+    parts.iter().for_each(|part| digest.update(part));
+    let advice = "start all processes with the same files, options and version of meshloom";
+    Ok(peers.agree(&format!("the SHA-256 of {what}"), &hex(&digest.finalize()), advice)?)
 }
 
 /// Where a run's first state comes from.
@@ -203,11 +186,18 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let debug_options = config.compiler_options(platform)?;
         let cache = config.compile_cache()?;
         let mut compile_cache = cache.as_ref().map(|_| CacheUse::Hit);
-        let agree = Agreement { peers: run.peers.as_deref(), programs: Cell::new(0) };
-        agree.on("run config", &config.shared().to_toml())?;
-        agree.on("text", &format!("{:?}", data.digests()))?;
+        let peers = run.peers.as_deref();
+        if let Some(peers) = peers {
+            agree(peers, "the run config", &[config.shared().to_toml().as_bytes()])?;
+            agree(peers, "the text", &[format!("{:?}", data.digests()).as_bytes()])?;
+        }
+        let mut programs = 0;
         let mut compile = |lowered: &Lowered| -> Result<Program, Error> {
-            agree.on_program(lowered, &debug_options)?;
+            if let Some(peers) = peers {
+                let what = format!("program {programs} and its compiler options");
+                agree(peers, &what, &[&lowered.module.bytes, format!("{debug_options:?}").as_bytes()])?;
+                programs += 1;
+            }
             let debug_options = debug_options.clone();
             let options = CompileOptions { debug_options, ..lowered.compile_options(client)? };
             let refused = |error| config.compile_error(error);

@@ -155,16 +155,15 @@ impl Writer<'_, '_> {
     /// Each device of a process adds up a part, has that cross, and gets those of the others: where there is a
     /// dimension to cut, and for sums. Else the whole value crosses from each device.
     fn all_reduce(&mut self, operand: Value, kind: ReduceKind) -> Result<Value, OpError> {
-        let within = self.levels.iter().filter(|level| !level.crosses).map(|level| level.group.size).product::<usize>();
-        let dim = self.ty(operand).dims.iter().position(|&size| size > 0 && size.is_multiple_of(within));
+        let of = |crosses: bool| -> Vec<Group> {
+            self.levels.iter().filter(|level| level.crosses == crosses).map(|level| level.group.clone()).collect()
+        };
+        let (within, crossing) = (of(false), of(true));
+        let parts: usize = within.iter().map(|group| group.size).product();
+        let dim = self.ty(operand).dims.iter().position(|&size| size > 0 && size.is_multiple_of(parts));
         let cut = dim.filter(|_| kind == ReduceKind::Sum);
-        let locals = || self.levels.iter().filter(|level| !level.crosses).map(|level| level.group.clone());
-        let (locals, crossing): (Vec<Group>, Vec<Group>) = (
-            locals().collect(),
-            self.levels.iter().filter(|level| level.crosses).map(|level| level.group.clone()).collect(),
-        );
         let mut value = operand;
-        for group in locals.iter().cloned() {
+        for group in within.iter().cloned() {
             value = match cut {
                 Some(dim) => self.one(ReduceScatter { group, dim }, value)?,
                 None => self.one(AllReduce { group, kind }, value)?,
@@ -174,7 +173,7 @@ impl Writer<'_, '_> {
             value = self.one(AllReduce { group, kind }, value)?;
         }
         if let Some(dim) = cut {
-            for group in locals.into_iter().rev() {
+            for group in within.into_iter().rev() {
                 value = self.one(AllGather { group, dim }, value)?;
             }
         }
