@@ -36,6 +36,8 @@ pub struct JoinOptions {
     pub patience: Duration,
     /// Whether collectives between processes go by MPI: on CPUs, whose plugins have none.
     pub mpi: bool,
+    /// Whether process 0 starts an etcd where none is there yet: one that ends with it.
+    pub starts_store: bool,
 }
 
 impl Default for JoinOptions {
@@ -51,6 +53,7 @@ impl Default for JoinOptions {
             lease: Duration::from_secs(10),
             patience: Duration::from_secs(1800),
             mpi: true,
+            starts_store: true,
         }
     }
 }
@@ -178,7 +181,7 @@ impl Member {
             options.store.clone().or_else(|| std::env::var("MESHLOOM_STORE").ok().filter(|text| !text.is_empty()));
         let (address, server, own_job) = match (given, &world) {
             (Some(address), _) => {
-                let server = if number == 0 { start_at(&address)? } else { None };
+                let server = if number == 0 && options.starts_store { start_at(&address)? } else { None };
                 (address, server, None)
             }
             (None, Some(world)) => {
@@ -205,7 +208,7 @@ impl Member {
         })?;
         let store = Arc::new(store);
         store.barrier("joined", options.limit)?;
-        let watch = Watch::start(store.clone(), options.patience);
+        let watch = Watch::start(store.clone(), options.patience, options.mpi);
         let world = match questions {
             Some(questions) => {
                 questions.answer(store.clone(), number, count, options.limit)?;
@@ -271,6 +274,11 @@ impl Member {
     /// One has died or failed, or does not come in time.
     pub fn barrier(&self, name: &str) -> Result<(), JoinError> {
         Ok(self.store.barrier(name, self.patience)?)
+    }
+
+    /// Why the run cannot go on, where another process is known to be lost: whatever fails then may fail for that.
+    pub fn loss(&self) -> Option<String> {
+        self.watch.reason()
     }
 
     /// Tells the others that this process ends, and why, so that none waits for it.

@@ -15,9 +15,12 @@ const AT_MOST: Duration = Duration::from_secs(10);
 /// How long to wait for a store that does not answer.
 const MOMENT: Duration = Duration::from_millis(500);
 
-/// How long this process may take to end by an error of its own when another is lost. Collectives and barriers notice
-/// that within a second; what notices nothing is ended with the process.
+/// How long this process may take to end by an error of its own when another is lost, where collectives are told of
+/// it: they and barriers notice it within a second. What notices nothing is ended with the process.
 const GRACE: Duration = Duration::from_secs(20);
+
+/// The same where a plugin does the collectives, and is not told: they wait until the process ends.
+const GRACE_OF_PLUGINS: Duration = Duration::from_secs(2);
 
 /// A thread that asks the store who is alive. When a process is lost, those that wait for it are told; and if this
 /// process then does not end by itself, the thread ends it.
@@ -40,10 +43,12 @@ impl Shared {
 }
 
 impl Watch {
-    pub(crate) fn start(store: Arc<Store>, patience: Duration) -> Watch {
+    /// `tells` says whether collectives are told of a loss.
+    pub(crate) fn start(store: Arc<Store>, patience: Duration, tells: bool) -> Watch {
         let shared = Arc::new(Shared::default());
         let own = shared.clone();
-        let watch = move || watch(&store, &own);
+        let grace = if tells { GRACE } else { GRACE_OF_PLUGINS };
+        let watch = move || watch(&store, &own, grace);
         let thread = std::thread::Builder::new().name("watch".to_owned()).spawn(watch);
         if let Err(error) = &thread {
             tracing::warn!("the other processes are not watched: {error}");
@@ -60,6 +65,11 @@ impl Watch {
         })
     }
 
+    /// Why the run cannot go on, once another process is lost.
+    pub(crate) fn reason(&self) -> Option<String> {
+        self.shared.reason()
+    }
+
     /// Ends the watch: others may go now.
     pub(crate) fn stop(&self) {
         self.shared.stopped.store(true, Ordering::Release);
@@ -72,7 +82,7 @@ impl Drop for Watch {
     }
 }
 
-fn watch(store: &Store, shared: &Shared) {
+fn watch(store: &Store, shared: &Shared, grace: Duration) {
     let is_stopped = || shared.stopped.load(Ordering::Acquire);
     let reason = loop {
         // If the store does not answer, it was asked again and again.
@@ -89,7 +99,7 @@ fn watch(store: &Store, shared: &Shared) {
         }
     };
     *shared.reason.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.clone());
-    std::thread::sleep(GRACE);
+    std::thread::sleep(grace);
     if !is_stopped() {
         tracing::error!("{reason}; this process ends");
         end_process(1);

@@ -12,7 +12,7 @@ use super::error::PjrtError;
 use super::hardware;
 use super::key_values::{Callbacks, KeyValues};
 use super::platform::{Platform, PlatformKind};
-use super::plugin::{Plugin, THREADS, threads_for, with_threads};
+use super::plugin::{Plugin, THREADS, end_on_lost_collectives, threads_for, with_threads};
 use super::sys::*;
 use super::value::NamedValue;
 use meshloom_hlo::analysis::collectives_at_once;
@@ -274,7 +274,8 @@ impl Client {
     }
 
     /// A client of the plugin that [`Plugin::find`] finds for the options' platform. What the plugin needs besides is
-    /// made ready: for CUDA, NVIDIA's libraries are found and loaded, or fetched as pinned wheels.
+    /// made ready: for CUDA, NVIDIA's libraries are found and loaded, or fetched as pinned wheels. One of several
+    /// processes of CUDA has `--xla_gpu_nccl_terminate_on_error=true` added to `XLA_FLAGS`, unless these say otherwise.
     ///
     /// # Errors
     /// [`PjrtError::NoDevices`] where the machine has no such hardware, before anything is looked for or downloaded;
@@ -282,6 +283,9 @@ impl Client {
     /// plugin makes no client, and is without some of the libraries.
     pub fn open(options: &ClientOptions) -> Result<Client, PjrtError> {
         options.check()?;
+        if options.platform == PlatformKind::Cuda && options.process.is_some() {
+            end_on_lost_collectives();
+        }
         hardware::open(options)
     }
 

@@ -173,6 +173,22 @@ fn prepare_environment() {
     });
 }
 
+/// Has the process end when a collective of NCCL breaks. Otherwise XLA only gives up the connection, and the step under
+/// way ends as if all were well, with sums of nothing but its own terms: a checkpoint then keeps what is wrong. XLA
+/// reads the variable once, and does not take the flag from compile options (`gpu_cliques.cc`).
+pub(super) fn end_on_lost_collectives() {
+    const FLAGS: &str = "XLA_FLAGS";
+    const FLAG: &str = "--xla_gpu_nccl_terminate_on_error";
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let given = env::var(FLAGS).unwrap_or_default();
+        if !given.contains(FLAG) {
+            // SAFETY: as in `prepare_environment`.
+            unsafe { env::set_var(FLAGS, format!("{given} {FLAG}=true").trim_start()) };
+        }
+    });
+}
+
 /// The variable by which XLA's CPU client first sizes its thread pools.
 pub(super) const THREADS: &str = "PJRT_NPROC";
 
