@@ -13,9 +13,9 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use crate::StoreOptions;
 use crate::error::StoreError;
 use crate::messages::{AuthenticateRequest, AuthenticateResponse};
+use crate::{StoreOptions, Tls};
 
 /// The largest message that is taken: etcd itself sends at most 1.5 MiB in a value, and some overhead.
 const LARGEST_MESSAGE: usize = 16 << 20;
@@ -30,35 +30,43 @@ pub(crate) struct Etcd {
     token: Mutex<Option<MetadataValue<Ascii>>>,
 }
 
+/// How to reach somebody at `http://HOST:PORT` or `https://HOST:PORT`; a connection that is silent for 10 seconds is
+/// taken for broken.
+///
+/// # Errors
+/// The address or a certificate cannot be used.
+pub fn endpoint(address: &str, tls: Option<&Tls>) -> Result<Endpoint, StoreError> {
+    let wrong = |reason: String| StoreError::Address { address: address.to_owned(), reason };
+    let (scheme, _) = address.split_once("://").ok_or_else(|| wrong("it names no scheme".to_owned()))?;
+    let mut endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| wrong(error.to_string()))?;
+    match (scheme, tls) {
+        ("http", None) => {}
+        ("http", Some(_)) => return Err(wrong("certificates are for https".to_owned())),
+        ("https", tls) => {
+            let mut config = ClientTlsConfig::new().with_enabled_roots();
+            if let Some(tls) = tls {
+                if let Some(authority) = &tls.authority {
+                    config = config.ca_certificate(Certificate::from_pem(authority));
+                }
+                if let Some((certificate, key)) = &tls.identity {
+                    config = config.identity(Identity::from_pem(certificate, key));
+                }
+            }
+            endpoint = endpoint.tls_config(config).map_err(|error| wrong(error.to_string()))?;
+        }
+        (other, _) => return Err(wrong(format!("the scheme is {other}"))),
+    }
+    Ok(endpoint
+        .connect_timeout(CONNECT)
+        .http2_keep_alive_interval(Duration::from_secs(5))
+        .keep_alive_timeout(Duration::from_secs(5))
+        .keep_alive_while_idle(true))
+}
+
 impl Etcd {
     /// Connects at the first call.
     pub(crate) fn new(options: &StoreOptions) -> Result<Etcd, StoreError> {
-        let address = options.address.clone();
-        let wrong = |reason: String| StoreError::Address { address: address.clone(), reason };
-        let (scheme, _) = address.split_once("://").ok_or_else(|| wrong("it names no scheme".to_owned()))?;
-        let mut endpoint = Endpoint::from_shared(address.clone()).map_err(|error| wrong(error.to_string()))?;
-        match (scheme, &options.tls) {
-            ("http", None) => {}
-            ("http", Some(_)) => return Err(wrong("certificates are for https".to_owned())),
-            ("https", tls) => {
-                let mut config = ClientTlsConfig::new().with_enabled_roots();
-                if let Some(tls) = tls {
-                    if let Some(authority) = &tls.authority {
-                        config = config.ca_certificate(Certificate::from_pem(authority));
-                    }
-                    if let Some((certificate, key)) = &tls.identity {
-                        config = config.identity(Identity::from_pem(certificate, key));
-                    }
-                }
-                endpoint = endpoint.tls_config(config).map_err(|error| wrong(error.to_string()))?;
-            }
-            (other, _) => return Err(wrong(format!("the scheme is {other}"))),
-        }
-        let endpoint = endpoint
-            .connect_timeout(CONNECT)
-            .http2_keep_alive_interval(Duration::from_secs(5))
-            .keep_alive_timeout(Duration::from_secs(5))
-            .keep_alive_while_idle(true);
+        let (address, endpoint) = (options.address.clone(), endpoint(&options.address, options.tls.as_ref())?);
         Ok(Etcd { channel: endpoint.connect_lazy(), address, user: options.user.clone(), token: Mutex::new(None) })
     }
 

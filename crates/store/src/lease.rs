@@ -33,11 +33,15 @@ impl Lease {
         if !granted.error.is_empty() {
             return Err(StoreError::Other { address: etcd.address().to_owned(), reason: granted.error });
         }
-        let length = Duration::from_secs(granted.ttl.max(1).cast_unsigned());
+        Ok(Lease::keep(etcd, granted.id, Duration::from_secs(granted.ttl.max(1).cast_unsigned())))
+    }
+
+    /// Begins to keep a lease alive that somebody has asked for.
+    pub(crate) fn keep(etcd: Arc<Etcd>, id: i64, length: Duration) -> Lease {
         let ended = Arc::new(AtomicBool::new(false));
         let (stop, stopped) = watch::channel(());
-        tokio::spawn(keep_alive(etcd, granted.id, length, ended.clone(), stopped));
-        Ok(Lease { id: granted.id, length, ended, _stop: stop })
+        tokio::spawn(keep_alive(etcd, id, length, ended.clone(), stopped));
+        Lease { id, length, ended, _stop: stop }
     }
 
     /// An error once the others take this process for dead.
@@ -61,7 +65,7 @@ async fn keep_alive(
     ended: Arc<AtomicBool>,
     mut stopped: watch::Receiver<()>,
 ) {
-    let mut renewed = Instant::now();
+    let (mut renewed, mut has_warned) = (Instant::now(), false);
     loop {
         let asked = Instant::now();
         let answer = tokio::select! {
@@ -70,14 +74,18 @@ async fn keep_alive(
         };
         match answer {
             // The length counts from when etcd had the question, which is not before it was asked.
-            Ok(true) => renewed = asked,
+            Ok(true) => (renewed, has_warned) = (asked, false),
             Ok(false) => return ended.store(true, Ordering::Release),
-            Err(error) => {
+            // It may still be there after its length, if etcd was away for as long; etcd then knows it when it is back.
+            Err(error) if !has_warned => {
+                has_warned = true;
                 tracing::warn!("the lease of this process is not renewed: {error}");
-                if renewed.elapsed() >= length {
-                    // It may still be there, if etcd was away for as long; etcd then knows it when it is back.
-                    tracing::warn!("the lease of this process may have ended");
-                }
+            }
+            Err(error) => {
+                tracing::debug!(
+                    "the lease of this process is not renewed for {} s: {error}",
+                    renewed.elapsed().as_secs()
+                );
             }
         }
         tokio::select! {

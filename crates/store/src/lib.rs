@@ -6,6 +6,8 @@
 //! | [`Store::get`] | waits until a key is written, up to a time limit |
 //! | [`Store::try_get`] | reads a key that is there |
 //! | [`Store::barrier`] | returns when all processes have come; names those who have not |
+//! | [`Store::put_shared`] | writes a key once that does not end with this process, but with the last of all |
+//! | [`Store::entries`] | reads all keys that begin so, at one moment |
 //! | [`Store::dead`] | the processes whose leases have ended |
 //!
 //! Keys lie under the names of the job and the attempt: two jobs do not meet, and an attempt does not see what one
@@ -24,6 +26,7 @@ mod server;
 mod store;
 
 pub use error::StoreError;
+pub use etcd::endpoint;
 pub use launch::{Environment, LaunchError, Launched, Launcher, OwnEnvironment};
 pub use server::Server;
-pub use store::{Store, StoreOptions, Tls};
+pub use store::{Entry, Store, StoreOptions, Tls};

@@ -63,6 +63,17 @@ pub(crate) struct PutRequest {
 pub(crate) struct PutResponse {}
 
 #[derive(Clone, PartialEq, Message)]
+pub(crate) struct DeleteRangeRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) range_end: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct DeleteRangeResponse {}
+
+#[derive(Clone, PartialEq, Message)]
 pub(crate) struct RequestOp {
     #[prost(oneof = "Request", tags = "1, 2")]
     pub(crate) request: Option<Request>,

@@ -97,6 +97,13 @@ impl Server {
         &self.address
     }
 
+    /// Bytes of memory that it holds, where the system says so.
+    pub fn memory(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+    }
+
     /// Where its data are.
     pub fn folder(&self) -> &Path {
         &self.folder

@@ -10,8 +10,9 @@ use crate::error::StoreError;
 use crate::etcd::Etcd;
 use crate::lease::Lease;
 use crate::messages::{
-    Compare, CompareTarget, KeyValue, PutRequest, RangeRequest, RangeResponse, Request, RequestOp, Response,
-    TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchRequestUnion, WatchResponse,
+    Compare, CompareTarget, DeleteRangeRequest, DeleteRangeResponse, KeyValue, PutRequest, RangeRequest, RangeResponse,
+    Request, RequestOp, Response, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchRequestUnion,
+    WatchResponse,
 };
 
 /// Certificates, in PEM.
@@ -69,6 +70,8 @@ pub struct Store {
     pub(crate) lease: Lease,
     pub(crate) etcd: Arc<Etcd>,
     pub(crate) options: StoreOptions,
+    /// That of [`Store::put_shared`].
+    shared: Mutex<Option<Lease>>,
     /// The processes that have been there.
     seen: Mutex<BTreeSet<usize>>,
     runtime: Runtime,
@@ -78,6 +81,17 @@ impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Store").field("address", &self.options.address).field("job", &self.options.job).finish()
     }
+}
+
+/// A key that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The rest of the key, behind the prefix that was asked for.
+    pub name: String,
+    /// What is in it.
+    pub value: Vec<u8>,
+    /// The lease with which it ends: who wrote it, as [`Store::lease`] says.
+    pub lease: i64,
 }
 
 /// What is in a key.
@@ -104,7 +118,7 @@ impl Store {
         };
         let deadline = Instant::now() + options.limit;
         let lease = runtime.block_on(insist(deadline, || Lease::grant(etcd.clone(), options.lease, left(deadline))))?;
-        let store = Store { lease, etcd, options, seen: Mutex::default(), runtime };
+        let store = Store { lease, etcd, options, shared: Mutex::default(), seen: Mutex::default(), runtime };
         store.put(&member_key(store.options.process), b"")?;
         Ok(store)
     }
@@ -116,6 +130,89 @@ impl Store {
     pub fn put(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.lease.check()?;
         self.runtime.block_on(self.put_once(key, value))
+    }
+
+    /// Writes a key that stays after this process: until all that have written such a key, or called [`Store::share`],
+    /// are gone.
+    ///
+    /// # Errors
+    /// As of [`Store::put`].
+    pub fn put_shared(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.share()?;
+        let lease = self.shared.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(0, |shared| shared.id);
+        self.runtime.block_on(self.put_under(lease, key, value))
+    }
+
+    /// Keeps alive what is written by [`Store::put_shared`].
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn share(&self) -> Result<(), StoreError> {
+        self.lease.check()?;
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if shared.is_none() {
+            *shared = Some(self.runtime.block_on(self.shared_lease())?);
+        }
+        Ok(())
+    }
+
+    async fn shared_lease(&self) -> Result<Lease, StoreError> {
+        let deadline = Instant::now() + self.options.limit;
+        loop {
+            if let Some(found) = insist(deadline, || self.read(SHARED, left(deadline))).await? {
+                let id = String::from_utf8_lossy(&found.value).parse().unwrap_or(0);
+                return Ok(Lease::keep(self.etcd.clone(), id, self.options.lease));
+            }
+            let grant = || Lease::grant(self.etcd.clone(), self.options.lease, left(deadline));
+            let own = insist(deadline, grant).await?;
+            match self.put_under(own.id, SHARED, own.id.to_string().as_bytes()).await {
+                Err(StoreError::AlreadyExists { .. }) => own.revoke(&self.etcd, left(deadline)).await?,
+                written => return written.map(|()| own),
+            }
+        }
+    }
+
+    /// Deletes the keys that begin so.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn delete(&self, prefix: &str) -> Result<(), StoreError> {
+        let deadline = Instant::now() + self.options.limit;
+        let key = self.full(prefix);
+        let question = DeleteRangeRequest { range_end: behind(&key), key };
+        let call = || self.etcd.call("/etcdserverpb.KV/DeleteRange", question.clone(), left(deadline));
+        self.runtime.block_on(insist(deadline, call)).map(|DeleteRangeResponse {}| ())
+    }
+
+    /// All keys that begin so, at one moment, and the number of that moment.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn entries(&self, prefix: &str) -> Result<(Vec<Entry>, i64), StoreError> {
+        self.lease.check()?;
+        let deadline = Instant::now() + self.options.limit;
+        self.runtime.block_on(insist(deadline, || self.entries_under(prefix, left(deadline))))
+    }
+
+    /// Returns when a key that begins so has changed since a moment of [`Store::entries`], or after a while in any
+    /// case.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn wait_for_change(&self, prefix: &str, since: i64, limit: Duration) -> Result<(), StoreError> {
+        let key = self.full(prefix);
+        let range =
+            WatchCreateRequest { range_end: behind(&key), key, start_revision: since + 1, ..Default::default() };
+        match self.runtime.block_on(async { tokio::time::timeout(limit, self.watch_range(range)).await }) {
+            // What asks next waits for it.
+            Ok(Err(StoreError::Unreachable { .. })) | Err(_) => Ok(()),
+            Ok(changed) => changed,
+        }
+    }
+
+    /// The lease of this process: no other has its number, also none that had this process's number before.
+    pub fn lease(&self) -> i64 {
+        self.lease.id
     }
 
     /// The value of a key, as soon as it is written.
@@ -153,17 +250,21 @@ impl Store {
     /// # Errors
     /// It has done so before; the store does not answer.
     pub fn fail(&self, reason: &str) -> Result<(), StoreError> {
-        self.put(&format!("{FAILED}{}", self.options.process), reason.as_bytes())
+        self.lease.check()?;
+        let (key, late) = (format!("{FAILED}{}", self.options.process), "it is not waited for any longer".to_owned());
+        let telling = self.put_once(&key, reason.as_bytes());
+        let late = |_| StoreError::Unreachable { address: self.options.address.clone(), reason: late };
+        self.runtime.block_on(async { tokio::time::timeout(ENDING, telling).await.map_err(late)? })
     }
 
     /// The other processes that have said that they end, and why.
     async fn look_for_failed(&self, deadline: Instant) -> Result<Vec<(usize, String)>, StoreError> {
         let found = insist(deadline, || self.entries_under(FAILED, left(deadline))).await?;
-        let process = |(name, reason): (String, Vec<u8>)| {
+        let process = |Entry { name, value, .. }: Entry| {
             let process = name.parse().ok().filter(|&process| process != self.options.process)?;
-            Some((process, String::from_utf8_lossy(&reason).into_owned()))
+            Some((process, String::from_utf8_lossy(&value).into_owned()))
         };
-        Ok(found.into_iter().filter_map(process).collect())
+        Ok(found.0.into_iter().filter_map(process).collect())
     }
 
     pub(crate) async fn look_for_dead(&self, limit: Duration) -> Result<Vec<usize>, StoreError> {
@@ -239,7 +340,9 @@ impl Store {
     /// # Errors
     /// The store does not answer; the lease then ends by itself.
     pub fn leave(&self) -> Result<(), StoreError> {
-        self.runtime.block_on(self.lease.revoke(&self.etcd, Duration::from_secs(5)))
+        // Others keep the shared one, if there are any.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.runtime.block_on(self.lease.revoke(&self.etcd, ENDING))
     }
 
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
@@ -253,13 +356,17 @@ impl Store {
     }
 
     pub(crate) async fn put_once(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.put_under(self.lease.id, key, value).await
+    }
+
+    async fn put_under(&self, lease: i64, key: &str, value: &[u8]) -> Result<(), StoreError> {
         let deadline = Instant::now() + self.options.limit;
         let mut may_be_written = false;
         loop {
-            match self.put_now(key, value, left(deadline)).await {
+            match self.put_now((key, lease), value, left(deadline)).await {
                 Ok(None) => return Ok(()),
                 // What was lost was the answer.
-                Ok(Some(found)) if may_be_written && found.lease == self.lease.id && found.value == value => {
+                Ok(Some(found)) if may_be_written && found.lease == lease && found.value == value => {
                     return Ok(());
                 }
                 Ok(Some(_)) => return Err(StoreError::AlreadyExists { key: key.to_owned() }),
@@ -273,7 +380,12 @@ impl Store {
     }
 
     /// Writes a key if it is not there; else what it has.
-    async fn put_now(&self, key: &str, value: &[u8], limit: Duration) -> Result<Option<Found>, StoreError> {
+    async fn put_now(
+        &self,
+        (key, lease): (&str, i64),
+        value: &[u8],
+        limit: Duration,
+    ) -> Result<Option<Found>, StoreError> {
         let key = self.full(key);
         let is_new = Compare {
             // EQUAL and CREATE.
@@ -282,7 +394,7 @@ impl Store {
             key: key.clone(),
             target_union: Some(CompareTarget::CreateRevision(0)),
         };
-        let put = PutRequest { key: key.clone(), value: value.to_vec(), lease: self.lease.id };
+        let put = PutRequest { key: key.clone(), value: value.to_vec(), lease };
         let read = RangeRequest { key, ..RangeRequest::default() };
         let op = |request| RequestOp { request: Some(request) };
         let question = TxnRequest {
@@ -330,16 +442,20 @@ impl Store {
 
     /// The rest of all keys that begin so.
     pub(crate) async fn names_under(&self, prefix: &str, limit: Duration) -> Result<Vec<String>, StoreError> {
-        Ok(self.entries_under(prefix, limit).await?.into_iter().map(|(name, _)| name).collect())
+        Ok(self.entries_under(prefix, limit).await?.0.into_iter().map(|entry| entry.name).collect())
     }
 
-    /// The same, with what is in them.
-    async fn entries_under(&self, prefix: &str, limit: Duration) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+    /// The same, with what is in them, and the revision at which they were read.
+    async fn entries_under(&self, prefix: &str, limit: Duration) -> Result<(Vec<Entry>, i64), StoreError> {
         let key = self.full(prefix);
         let question = RangeRequest { range_end: behind(&key), key: key.clone(), count_only: false };
         let answer: RangeResponse = self.etcd.call("/etcdserverpb.KV/Range", question, limit).await?;
-        let rest = |found: KeyValue| Some((String::from_utf8(found.key.get(key.len()..)?.to_vec()).ok()?, found.value));
-        Ok(answer.kvs.into_iter().filter_map(rest).collect())
+        let revision = answer.header.map_or(0, |header| header.revision);
+        let entry = |found: KeyValue| {
+            let name = String::from_utf8(found.key.get(key.len()..)?.to_vec()).ok()?;
+            Some(Entry { name, value: found.value, lease: found.lease })
+        };
+        Ok((answer.kvs.into_iter().filter_map(entry).collect(), revision))
     }
 
     async fn wait_for(&self, key: &str, limit: Duration) -> Result<Vec<u8>, StoreError> {
@@ -393,6 +509,10 @@ impl Store {
 
 /// What the keys of processes that end with an error begin with.
 const FAILED: &str = "failed/";
+/// How long a process that ends waits for the store.
+const ENDING: Duration = Duration::from_secs(5);
+/// The key with the lease that processes share.
+const SHARED: &str = "shared";
 
 /// The key that says that a process is there.
 pub(crate) fn member_key(process: usize) -> String {
