@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`Member`] | A process of a run: it joins the others, watches them, and leaves. |
 //! | [`Crossing`], [`Links`] | Collectives between processes on CPU plugins, by custom calls onto MPI. |
+//! | [`Replicas`] | Runs that are replicas of one another: messages between them, and who takes part. |
 //! | [`StoreForClients`] | The store of a run, as the clients of CUDA ask for it. |
 //! | [`etcd_program`], [`mpi_library`], [`mpiexec_program`] | Where etcd and MPI are; fetched where they are not. |
 
@@ -13,10 +14,12 @@ mod join;
 mod key_values;
 mod pmi;
 mod programs;
+mod replicas;
 mod watch;
 
 pub use crossing::{Crossing, GiveUp, Links};
 pub use join::{JoinError, JoinOptions, Member};
 pub use key_values::StoreForClients;
-pub use meshloom_store::{Environment, LaunchError, Launched, Launcher, OwnEnvironment, Tls};
+pub use meshloom_store::{Environment, LaunchError, Launched, Launcher, OwnEnvironment, StoreOptions, Tls};
 pub use programs::{ProgramError, etcd_program, mpi_library, mpiexec_program};
+pub use replicas::{Beginning, ReplicaError, ReplicaOptions, Replicas, Round};

@@ -1,0 +1,339 @@
+//! The first process of a replica: it comes, decides with the others, and reads their messages.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use meshloom_store::{Entry, Store, StoreError, StoreOptions};
+use tokio::runtime::{Handle, Runtime};
+
+use super::blobs::{Blob, Blobs, Reader};
+use super::rounds::{Decision, Keys, Present, Seat, Undecided, held_key, present_key, round_key};
+use super::{ReplicaError, ReplicaOptions, json, lock, message_name, system};
+
+#[derive(Debug)]
+pub(super) struct First {
+    options: ReplicaOptions,
+    pub(super) store: Store,
+    blobs: Blobs,
+    reader: Arc<Reader>,
+    pub(super) address: String,
+    /// Who takes part in the next round.
+    members: Mutex<Vec<Seat>>,
+    /// The round under way.
+    under_way: Mutex<Option<UnderWay>>,
+    /// Those to whom the outer state was given last.
+    given_to: Mutex<Vec<Seat>>,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    round: u64,
+    thread: JoinHandle<Result<(Decision, Messages), ReplicaError>>,
+}
+
+pub(super) type Messages = BTreeMap<usize, Bytes>;
+
+/// How often who is waited for is named.
+const REMINDER: Duration = Duration::from_secs(30);
+/// How long a change of the store is waited for before it is read again.
+const MOMENT: Duration = Duration::from_secs(1);
+
+/// Connects as a replica. One that was started again waits until the store has forgotten the one before it.
+fn connect(options: &ReplicaOptions) -> Result<Store, ReplicaError> {
+    let store = StoreOptions { process: options.number, count: options.count, ..options.store.clone() };
+    let deadline = Instant::now() + 2 * store.lease + MOMENT;
+    loop {
+        match Store::connect(store.clone()) {
+            Err(StoreError::AlreadyExists { .. }) if Instant::now() < deadline => std::thread::sleep(MOMENT / 4),
+            connected => return Ok(connected?),
+        }
+    }
+}
+
+impl First {
+    /// Connects to the store, and listens.
+    pub(super) fn connect(
+        options: ReplicaOptions,
+        runtime: &Runtime,
+        reader: Arc<Reader>,
+    ) -> Result<First, ReplicaError> {
+        let store = connect(&options)?;
+        let inside = runtime.enter();
+        let (blobs, listening) = Blobs::listen(options.listen, options.tls.as_ref())?;
+        drop(inside);
+        let address = options.advertise.clone().unwrap_or_else(|| listening.to_string());
+        let (members, under_way, given_to) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(First { options, store, blobs, reader, address, members, under_way, given_to })
+    }
+
+    /// These take part in the next round.
+    pub(super) fn go_on_with(&self, members: Vec<Seat>) {
+        *lock(&self.members) = members;
+    }
+
+    /// Offers the message of a round, and has those of the others read.
+    pub(super) fn send(
+        self: &Arc<First>,
+        (round, use_at): (u64, u64),
+        message: Bytes,
+        handle: &Handle,
+    ) -> Result<(), ReplicaError> {
+        self.blobs.retain(|name| !is_before(name, round));
+        self.offer(message_name(round, self.options.number), message.clone());
+        let (first, handle) = (self.clone(), handle.clone());
+        let run = move || first.round((round, use_at), message, &handle);
+        let thread = std::thread::Builder::new().name("round".to_owned()).spawn(run);
+        let thread = thread.map_err(|error| system("no thread for a round", error))?;
+        *lock(&self.under_way) = Some(UnderWay { round, thread });
+        Ok(())
+    }
+
+    /// What is decided on a round that is under way, and the messages that this replica holds.
+    pub(super) fn decided(&self, round: u64) -> Result<Option<(Decision, Messages)>, ReplicaError> {
+        let under_way = lock(&self.under_way).take().filter(|under_way| under_way.round == round);
+        let Some(UnderWay { thread, .. }) = under_way else { return Ok(None) };
+        let panicked = |_| Err(ReplicaError::System { what: "a round", reason: "its thread panicked".to_owned() });
+        thread.join().unwrap_or_else(panicked).map(Some)
+    }
+
+    /// Waits until those to whom this replica gives its state have it, and ends.
+    pub(super) fn leave(&self) -> Result<(), ReplicaError> {
+        let start = Instant::now();
+        let given_to = lock(&self.given_to).clone();
+        loop {
+            let (entries, since) = self.store.entries("")?;
+            let keys = Keys::of(&entries);
+            let taken = |seat: &Seat| {
+                entries.iter().any(|each| each.name == format!("taken/{}", seat.replica) && each.lease == seat.lease)
+            };
+            if given_to.iter().all(|seat| taken(seat) || !keys.lives(seat)) || start.elapsed() > self.options.patience {
+                break;
+            }
+            self.store.wait_for_change("", since, MOMENT)?;
+        }
+        Ok(self.store.leave()?)
+    }
+
+    /// Says that this replica is there, and returns the decision by which it takes part.
+    pub(super) fn take_part(&self, form: &str, step: u64) -> Result<Decision, ReplicaError> {
+        let ReplicaOptions { number, count, least, limit, .. } = self.options;
+        let own = Present { address: self.address.clone(), step, form: form.to_owned() };
+        self.store.put(&present_key(number), &json(&own))?;
+        let (start, mut reminder) = (Instant::now(), Reminder::new());
+        loop {
+            let (entries, since) = self.store.entries("")?;
+            let keys = Keys::of(&entries);
+            for (&other, (_, present)) in &keys.present {
+                self.check_form(form, other, &present.form)?;
+            }
+            let lease = self.store.lease();
+            let own = |seat: &Seat| seat.replica == number && seat.lease == lease;
+            match keys.newest() {
+                Some((_, decision)) if decision.members.iter().any(own) => {
+                    let decision = decision.clone();
+                    *lock(&self.given_to) = self.those_given(&decision);
+                    return Ok(decision);
+                }
+                Some(_) => reminder.say(|| format!("replica {number} waits for the next round of the others")),
+                None => {
+                    let here = keys.present.len();
+                    let waited = start.elapsed() > limit;
+                    let first = keys.first(number).filter(|_| here >= count || (waited && here >= least));
+                    if let Some(decision) = first {
+                        self.decide(decision.step, &decision)?;
+                        continue;
+                    }
+                    let needed = if waited { format!("{least} (diloco.min_replicas)") } else { count.to_string() };
+                    reminder.say(|| format!("{here} replicas are here; the run begins with {needed}"));
+                }
+            }
+            self.store.wait_for_change("", since, MOMENT)?;
+        }
+    }
+
+    fn check_form(&self, own: &str, other: usize, others: &str) -> Result<(), ReplicaError> {
+        if own == others {
+            return Ok(());
+        }
+        let number = self.options.number;
+        let mut pairs = own.lines().zip(others.lines());
+        let (own, others) = pairs.find(|(own, others)| own != others).unwrap_or(("another config", "one of its own"));
+        Err(ReplicaError::Differs { number, own: own.to_owned(), other, others: others.to_owned() })
+    }
+
+    /// Writes a decision, unless somebody has.
+    fn decide(&self, round: u64, decision: &Decision) -> Result<(), ReplicaError> {
+        let written = self.store.put_shared(&round_key(round), &json(decision));
+        match written {
+            Err(StoreError::AlreadyExists { .. }) => Ok(()),
+            written => Ok(written?),
+        }
+    }
+
+    pub(super) fn gives(&self, decision: &Decision) -> bool {
+        let is_giver = decision.giver().is_some_and(|seat| seat.replica == self.options.number);
+        is_giver && !decision.joining.is_empty()
+    }
+
+    fn those_given(&self, decision: &Decision) -> Vec<Seat> {
+        let joins = |seat: &&Seat| self.gives(decision) && decision.joining.contains(&seat.replica);
+        decision.members.iter().filter(joins).cloned().collect()
+    }
+
+    pub(super) fn offer(&self, name: String, bytes: Bytes) {
+        self.blobs.offer(name, Blob::Bytes(bytes));
+    }
+
+    pub(super) fn offer_folder(&self, step: u64, folder: &Path) -> Result<(), ReplicaError> {
+        let unreadable = |error| system("the folder of the outer state cannot be read", error);
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(folder).map_err(unreadable)? {
+            let entry = entry.map_err(unreadable)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.file_type().map_err(unreadable)?.is_file() {
+                self.blobs.offer(format!("state/{step}/{name}"), Blob::File(entry.path()));
+                names.push(name);
+            }
+        }
+        self.offer(format!("state/{step}"), json(&names).into());
+        Ok(())
+    }
+
+    /// Reads the messages of a round, and returns what is decided on it, with what this replica holds.
+    fn round(
+        &self,
+        (round, use_at): (u64, u64),
+        own: Bytes,
+        handle: &Handle,
+    ) -> Result<(Decision, Messages), ReplicaError> {
+        let ReplicaOptions { number, least, patience, .. } = self.options;
+        let members = lock(&self.members).clone();
+        let start = Instant::now();
+        let mut held = self.messages(round, &members, handle)?;
+        held.insert(number, own);
+        for (&replica, message) in &held {
+            self.offer(message_name(round, replica), message.clone());
+        }
+        let whose: BTreeSet<usize> = held.keys().copied().collect();
+        self.store.put(&held_key(round, number), &json(&whose))?;
+        let mut reminder = Reminder::new();
+        let decision = loop {
+            let (entries, since) = self.store.entries("")?;
+            let keys = Keys::of(&entries);
+            if let Some(decision) = keys.decision(round) {
+                let decision = decision.clone();
+                for old in keys.old_rounds() {
+                    self.store.delete(&round_key(old))?;
+                }
+                break decision;
+            }
+            let is_late = start.elapsed() > patience;
+            match keys.decide(number, (round, use_at), &members, (least, is_late)) {
+                Ok(decision) => {
+                    self.decide(round, &decision)?;
+                    continue;
+                }
+                Err(Undecided::TooFew(here)) => reminder
+                    .say(|| format!("{here} replicas are here; the run goes on with {least} (diloco.min_replicas)")),
+                Err(Undecided::Others) => {}
+            }
+            self.store.wait_for_change("", since, MOMENT)?;
+        };
+        self.store.delete(&held_key(round, number))?;
+        let lease = self.store.lease();
+        if !decision.members.iter().any(|seat| seat.replica == number && seat.lease == lease) {
+            let reason = "it was too late, or taken for dead".to_owned();
+            return Err(ReplicaError::LeftBehind { number, round, reason });
+        }
+        if decision.messages.is_empty() {
+            return Err(ReplicaError::Cut { round });
+        }
+        *lock(&self.given_to) = self.those_given(&decision);
+        let gone = members.iter().filter(|seat| !decision.members.contains(seat));
+        gone.for_each(|seat| tracing::warn!("replica {} is gone; the others go on after step {round}", seat.replica));
+        for replica in &decision.joining {
+            tracing::warn!("replica {replica} joins after step {use_at}");
+        }
+        tracing::debug!("the round after step {round} took {:.3} s", start.elapsed().as_secs_f64());
+        Ok((decision, held))
+    }
+
+    /// The messages of all who take part and live, as far as they come in time.
+    fn messages(&self, round: u64, members: &[Seat], handle: &Handle) -> Result<Messages, ReplicaError> {
+        let (sender, arrived) = mpsc::channel();
+        let number = self.options.number;
+        let mut waiting: BTreeMap<usize, (Seat, tokio::task::JoinHandle<()>)> = BTreeMap::new();
+        for seat in members.iter().filter(|seat| seat.replica != number) {
+            let (seat, sender, reader) = (seat.clone(), sender.clone(), self.reader.clone());
+            let from = seat.clone();
+            let task = handle.spawn(async move {
+                loop {
+                    let mut bytes = Vec::new();
+                    match reader.read(&from.address, &message_name(round, from.replica), &mut bytes).await {
+                        // Nobody waits for it any more where nobody receives it.
+                        Ok(()) => return drop(sender.send((from.replica, Bytes::from(bytes)))),
+                        Err(reason) => tracing::debug!("replica {} at {}: {reason}", from.replica, from.address),
+                    }
+                    tokio::time::sleep(MOMENT / 4).await;
+                }
+            });
+            waiting.insert(seat.replica, (seat, task));
+        }
+        let (start, mut reminder) = (Instant::now(), Reminder::new());
+        let mut held = Messages::new();
+        while !waiting.is_empty() {
+            if let Ok((replica, message)) = arrived.recv_timeout(MOMENT) {
+                waiting.remove(&replica);
+                held.insert(replica, message);
+                continue;
+            }
+            let keys = Keys::of(&self.store.entries("replicas/")?.0.into_iter().map(whole).collect::<Vec<_>>());
+            let is_late = start.elapsed() > self.options.patience;
+            waiting.retain(|replica, (seat, task)| {
+                let goes_on = keys.lives(seat) && !is_late;
+                if !goes_on {
+                    tracing::warn!("no message of replica {replica} after step {round}: it is gone, or too late");
+                    task.abort();
+                }
+                goes_on
+            });
+            reminder.say(|| {
+                let names: Vec<String> = waiting.keys().map(ToString::to_string).collect();
+                format!("waits for messages after step {round} of: replica {}", names.join(", replica "))
+            });
+        }
+        Ok(held)
+    }
+}
+
+/// An entry as it stands under the empty prefix.
+fn whole(entry: Entry) -> Entry {
+    Entry { name: format!("replicas/{}", entry.name), ..entry }
+}
+
+/// Whether something is of a round before the last: all who take part in this one have it.
+fn is_before(name: &str, round: u64) -> bool {
+    let mut parts = name.split('/');
+    let is_of_round = matches!(parts.next(), Some("message" | "decision"));
+    is_of_round && parts.next().and_then(|text| text.parse().ok()).is_some_and(|of: u64| of < round)
+}
+
+/// Says at times what is waited for.
+struct Reminder(Instant);
+
+impl Reminder {
+    fn new() -> Reminder {
+        Reminder(Instant::now() + REMINDER / 10)
+    }
+
+    fn say(&mut self, text: impl FnOnce() -> String) {
+        if Instant::now() >= self.0 {
+            tracing::warn!("{}", text());
+            self.0 = Instant::now() + REMINDER;
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! Replicas of DiLoCo that live apart: each is a run of its own, with its own mesh, hosts and plugin. Between them
+//! travel only messages, a few in a hundred steps, while they train on.
+//!
+//! | file | what |
+//! |---|---|
+//! | `rounds` | what is written to the store, and what follows from it: pure |
+//! | `first` | coming, and the rounds: what the first process of a replica does |
+//! | `blobs` | bytes that processes read from each other, over gRPC |
+//! | this one | what a replica is told and asked |
+//!
+//! **A round.** Each replica offers its message, reads those of all who take part, and says in the store whose it
+//! holds. Whoever has the lowest number of those who live then writes the decision, once: the messages that all who
+//! live hold count. So nobody has to ask for anything after a decision, whoever dies, and all add up the same messages.
+//!
+//! **Who takes part** stands in each decision. Who has died is not in the next; who is there and waits is, and reads
+//! the outer state from the replica with the lowest number. A run goes on while as many are there as it needs; else it
+//! waits.
+//!
+//! **Several processes** of a replica: the first does all this, and the others read from it what it has read.
+
+mod blobs;
+mod first;
+mod rounds;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use meshloom_store::{StoreError, StoreOptions, Tls};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::Member;
+use blobs::Reader;
+use first::First;
+use rounds::{Decision, Seat};
+
+/// A replica among those of a run.
+#[derive(Clone, Debug)]
+pub struct ReplicaOptions {
+    /// Its number, from 0.
+    pub number: usize,
+    /// How many there may be.
+    pub count: usize,
+    /// With fewer than so many the run waits.
+    pub least: usize,
+    /// Where the store is, and how it is reached. It must outlive every replica.
+    pub store: StoreOptions,
+    /// Where others may read; port 0 is any.
+    pub listen: SocketAddr,
+    /// `HOST:PORT` by which others reach that; none: the same.
+    pub advertise: Option<String>,
+    /// Certificates with which replicas trust each other; none: what travels is not encrypted.
+    pub tls: Option<Tls>,
+    /// How long a run waits for all before it begins with those who are there.
+    pub limit: Duration,
+    /// How long a replica that is alive may keep the others waiting.
+    pub patience: Duration,
+}
+
+/// Why a replica is no part of a run, or no longer.
+#[derive(Clone, thiserror::Error)]
+pub enum ReplicaError {
+    /// The store says so.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Its number is not one of them.
+    #[error("--replica {number} is not one of {count} replicas (diloco.replicas), which count from 0")]
+    Number {
+        /// The number.
+        number: usize,
+        /// How many there may be.
+        count: usize,
+    },
+    /// Others cannot reach it.
+    #[error("replica cannot listen at {address}: {reason}; give another address by --listen")]
+    Listen {
+        /// Where.
+        address: String,
+        /// What the system says.
+        reason: String,
+    },
+    /// What it trains is not what another trains.
+    #[error("replica {number} has {own}, but replica {other} has {others}; give all replicas the same run config")]
+    Differs {
+        /// Its number.
+        number: usize,
+        /// What it has.
+        own: String,
+        /// Another.
+        other: usize,
+        /// What that has.
+        others: String,
+    },
+    /// The others went on without it.
+    #[error(
+        "the others went on without replica {number} in the round after step {round}: {reason}; start it again, and it takes the outer \
+         parameters from them"
+    )]
+    LeftBehind {
+        /// Its number.
+        number: usize,
+        /// The round.
+        round: u64,
+        /// Why.
+        reason: String,
+    },
+    /// Messages do not get through.
+    #[error("no message of the round after step {round} has reached all replicas: the network between them is cut")]
+    Cut {
+        /// The round.
+        round: u64,
+    },
+    /// Something cannot be read from another process.
+    #[error("{what} cannot be read from {from}: {reason}")]
+    Read {
+        /// What.
+        what: String,
+        /// From whom.
+        from: String,
+        /// What went wrong.
+        reason: String,
+    },
+    /// The machine's fault.
+    #[error("{what}: {reason}")]
+    System {
+        /// What could not be done.
+        what: &'static str,
+        /// What the system says.
+        reason: String,
+    },
+}
+
+meshloom_hlo::debug_is_message!(ReplicaError);
+
+/// How a replica begins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beginning {
+    /// After so many steps.
+    pub step: u64,
+    /// Whether it is to give its outer state to others, by [`Replicas::give`].
+    pub gives: bool,
+    /// The folder with the outer state that it takes; none: its own.
+    pub taken: Option<PathBuf>,
+}
+
+/// What came of a round.
+#[derive(Clone, Debug, Default)]
+pub struct Round {
+    /// The messages that count, in the order of their replicas.
+    pub messages: Vec<(usize, Bytes)>,
+    /// Whether this replica is to give its outer state to others.
+    pub gives: bool,
+}
+
+/// This replica among those of its run.
+#[derive(Debug)]
+pub struct Replicas {
+    number: usize,
+    part: Part,
+    reader: Arc<Reader>,
+    runtime: Runtime,
+    /// What a replica that joins has read, until it has taken it.
+    folder: Mutex<Option<tempfile::TempDir>>,
+}
+
+/// A process of a replica.
+#[derive(Debug)]
+enum Part {
+    /// Speaks with the others.
+    First(Arc<First>),
+    /// Reads from the first at an address.
+    Other { address: String, member: Arc<Member> },
+}
+
+/// The name under which processes of a replica find its first.
+const FIRST: &str = "replica";
+/// How long a question to the first process waits before the others are looked after.
+const REMINDER: Duration = Duration::from_secs(30);
+
+impl Replicas {
+    /// Connects to the store, and listens. `member` is this process among those of the replica, if it has several.
+    ///
+    /// # Errors
+    /// The store does not answer; another process has this number; nobody may listen there.
+    pub fn connect(options: ReplicaOptions, member: Option<&Arc<Member>>) -> Result<Replicas, ReplicaError> {
+        let ReplicaOptions { number, count, .. } = options;
+        if number >= count {
+            return Err(ReplicaError::Number { number, count });
+        }
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().thread_name("replicas").build();
+        let runtime = runtime.map_err(|error| system("no threads for replicas", error))?;
+        let reader = Arc::new(Reader::new(options.tls.clone()));
+        let part = match member.filter(|member| member.number() > 0) {
+            Some(member) => {
+                let address = member.store().get_from_others(FIRST, options.patience)?;
+                let address = String::from_utf8_lossy(&address).into_owned();
+                Part::Other { address, member: member.clone() }
+            }
+            None => {
+                let first = First::connect(options, &runtime, reader.clone())?;
+                if let Some(member) = member {
+                    member.store().put(FIRST, first.address.as_bytes())?;
+                }
+                Part::First(Arc::new(first))
+            }
+        };
+        Ok(Replicas { number, part, reader, runtime, folder: Mutex::default() })
+    }
+
+    /// The number of this replica.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Returns when the run begins, or when it has taken in this replica, which is ready for the step after `step`.
+    /// `form` is what replicas have alike: lines such as `train.batch = 8`.
+    ///
+    /// # Errors
+    /// Others have another form; the store does not answer.
+    pub fn begin(&self, form: &str, step: u64) -> Result<Beginning, ReplicaError> {
+        match &self.part {
+            Part::First(first) => {
+                let decision = first.take_part(form, step)?;
+                let joins = decision.joining.contains(&self.number);
+                let taken = match decision.giver().filter(|_| joins) {
+                    Some(giver) => Some(self.download(giver, decision.step)?),
+                    None => None,
+                };
+                if taken.is_some() {
+                    first.store.put(&format!("taken/{}", self.number), b"")?;
+                }
+                let beginning = Beginning { step: decision.step, gives: first.gives(&decision), taken };
+                first.offer("begin".to_owned(), json(&beginning).into());
+                if let Some(folder) = &beginning.taken {
+                    first.offer_folder(decision.step, folder)?;
+                }
+                first.store.share()?;
+                first.go_on_with(decision.members);
+                Ok(beginning)
+            }
+            Part::Other { address, .. } => {
+                let bytes = self.read_from_first("begin")?;
+                let mut beginning: Beginning = serde_json::from_slice(&bytes).map_err(|error| unreadable(&error))?;
+                if beginning.taken.is_some() {
+                    let first = Seat { replica: self.number, lease: 0, address: address.clone() };
+                    beginning.taken = Some(self.download(&first, beginning.step)?);
+                }
+                Ok(beginning)
+            }
+        }
+    }
+
+    /// Offers the message of a round, and has those of the others read meanwhile. Its outer parameters come in after
+    /// step `use_at`.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn send(&self, round: u64, use_at: u64, message: Vec<u8>) -> Result<(), ReplicaError> {
+        let Part::First(first) = &self.part else { return Ok(()) };
+        first.send((round, use_at), message.into(), self.runtime.handle())
+    }
+
+    /// What came of a round, once it is decided.
+    ///
+    /// # Errors
+    /// The others went on without this replica; the store does not answer.
+    pub fn receive(&self, round: u64) -> Result<Round, ReplicaError> {
+        let decision_name = format!("decision/{round}");
+        match &self.part {
+            Part::First(first) => {
+                let Some((decision, held)) = first.decided(round)? else { return Ok(Round::default()) };
+                first.offer(decision_name, json(&decision).into());
+                let gives = first.gives(&decision);
+                let number = self.number;
+                let message = |replica: &usize| {
+                    let reason = format!("it does not hold the message of replica {replica}");
+                    let message = held.get(replica).cloned().map(|message| (*replica, message));
+                    message.ok_or(ReplicaError::LeftBehind { number, round, reason })
+                };
+                let messages = decision.messages.iter().map(message).collect::<Result<_, _>>()?;
+                first.go_on_with(decision.members);
+                Ok(Round { messages, gives })
+            }
+            Part::Other { .. } => {
+                let bytes = self.read_from_first(&decision_name)?;
+                let decision: Decision = serde_json::from_slice(&bytes).map_err(|error| unreadable(&error))?;
+                let read = |&replica: &usize| Ok((replica, self.read_from_first(&message_name(round, replica))?));
+                let messages = decision.messages.iter().map(read).collect::<Result<_, ReplicaError>>()?;
+                let gives = decision.giver().is_some_and(|seat| seat.replica == self.number);
+                Ok(Round { messages, gives: gives && !decision.joining.is_empty() })
+            }
+        }
+    }
+
+    /// Gives the outer state after a step, which lies in the files of a folder, to those who join. The folder stays
+    /// until this replica ends or gives another.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn give(&self, step: u64, folder: &Path) -> Result<(), ReplicaError> {
+        match &self.part {
+            Part::First(first) => first.offer_folder(step, folder),
+            Part::Other { .. } => Ok(()),
+        }
+    }
+
+    /// Ends: all rounds that this replica has part in are decided. Waits until those to whom it gives its state have
+    /// it.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn leave(&self) -> Result<(), ReplicaError> {
+        let Part::First(first) = &self.part else { return Ok(()) };
+        first.leave()
+    }
+
+    /// Tells the others at once that this replica is gone.
+    pub fn fail(&self) {
+        if let Part::First(first) = &self.part
+            && let Err(error) = first.store.leave()
+        {
+            tracing::debug!("the other replicas were not told: {error}");
+        }
+    }
+
+    /// What the first process of this replica offers.
+    fn read_from_first(&self, name: &str) -> Result<Bytes, ReplicaError> {
+        let Part::Other { address, member } = &self.part else { return Ok(Bytes::new()) };
+        loop {
+            let mut bytes = Vec::new();
+            let read = self
+                .runtime
+                .block_on(async { tokio::time::timeout(REMINDER, self.reader.read(address, name, &mut bytes)).await });
+            match read {
+                Ok(Ok(())) => return Ok(bytes.into()),
+                Ok(Err(reason)) => {
+                    member.store().check_others()?;
+                    let (what, from) = (name.to_owned(), format!("process 0 at {address}"));
+                    return Err(ReplicaError::Read { what, from, reason });
+                }
+                Err(_) => member.store().check_others()?,
+            }
+        }
+    }
+
+    /// Reads the files of an outer state.
+    fn download(&self, from: &Seat, step: u64) -> Result<PathBuf, ReplicaError> {
+        let folder = tempfile::Builder::new().prefix("meshloom-outer-").tempdir();
+        let folder = folder.map_err(|error| system("no folder for the outer state", error))?;
+        let failed = |what: &str, reason: String| {
+            let from = format!("replica {} at {}", from.replica, from.address);
+            ReplicaError::Read { what: what.to_owned(), from, reason }
+        };
+        let list = format!("state/{step}");
+        let mut names = Vec::new();
+        let read = self.runtime.block_on(self.reader.read(&from.address, &list, &mut names));
+        read.map_err(|reason| failed("the list of files of the outer state", reason))?;
+        let names: Vec<String> = serde_json::from_slice(&names).map_err(|error| unreadable(&error))?;
+        for name in &names {
+            let is_plain = !name.contains(['/', '\\']) && !name.starts_with('.');
+            if !is_plain {
+                return Err(failed(name, "that is not the name of a file of a checkpoint".to_owned()));
+            }
+            let file = std::fs::File::create(folder.path().join(name));
+            let file = file.map_err(|error| system("no file for the outer state", error))?;
+            let read = self.runtime.block_on(self.reader.read(&from.address, &format!("{list}/{name}"), file));
+            read.map_err(|reason| failed(name, reason))?;
+        }
+        let path = folder.path().to_owned();
+        *lock(&self.folder) = Some(folder);
+        Ok(path)
+    }
+}
+
+fn message_name(round: u64, replica: usize) -> String {
+    format!("message/{round}/{replica}")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// It cannot fail: nothing here has keys that are no strings.
+fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).unwrap_or_default()
+}
+
+fn system(what: &'static str, error: std::io::Error) -> ReplicaError {
+    ReplicaError::System { what, reason: error.to_string() }
+}
+
+fn unreadable(error: &serde_json::Error) -> ReplicaError {
+    ReplicaError::System { what: "another version of meshloom answers", reason: error.to_string() }
+}
