@@ -37,7 +37,7 @@ pub(super) struct Leaf {
     /// Number of leading dimensions over layers.
     stacked_dims: usize,
     /// Whether it is of the layers that fragments are cut from.
-    is_cut: bool,
+    pub(super) is_cut: bool,
 }
 
 /// How the parameters are cut into fragments.
@@ -155,13 +155,8 @@ impl Fragments {
     pub fn payload_bytes(&self, fragment: Fragment, transport: Transport, block: usize) -> Vec<usize> {
         let layers = self.layers_of(fragment).len();
         let bytes = |(index, leaf): (usize, &Leaf)| {
-            let is_cut = |dim: usize| self.cut_dims.iter().any(|(cut, _)| *cut == dim);
-            let kept = leaf.dims.iter().enumerate().filter(|(dim, _)| !is_cut(*dim)).map(|(_, &size)| size);
-            let (leading, kept) = match fragment {
-                Fragment::Part(1..) => (Some(layers), kept.collect()),
-                _ => (None, leaf.dims.clone()),
-            };
-            let dims: Dims = leading.into_iter().chain(kept).collect();
+            let leading = matches!(fragment, Fragment::Part(1..)).then_some(layers);
+            let dims = self.part_dims(leading, leaf);
             let layout = self.part_layout(leading.is_some(), leaf);
             if self.holds(fragment, index) { payload_bytes(transport, block, &dims, &layout) } else { 0 }
         };
@@ -267,6 +262,14 @@ impl Fragments {
     fn with_layer(&self, leaf: Tensor, layer: Tensor, number: Tensor, leading: usize) -> Tensor {
         let (starts, sizes) = self.place(leaf, number, leading);
         leaf.dynamic_update_slice(layer.reshape(&sizes), &starts)
+    }
+
+    /// The dimensions of a member's part, of so many layers if it is of layers.
+    pub(super) fn part_dims(&self, layers: Option<usize>, leaf: &Leaf) -> Dims {
+        let Some(layers) = layers else { return leaf.dims.clone() };
+        let is_cut = |dim: usize| self.cut_dims.iter().any(|(cut, _)| *cut == dim);
+        let kept = leaf.dims.iter().enumerate().filter(|(dim, _)| !is_cut(*dim)).map(|(_, &size)| size);
+        [layers].into_iter().chain(kept).collect()
     }
 
     /// The dimensions of a member's part: names and parts of those that are not cut, the layers' own in front.

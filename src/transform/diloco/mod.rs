@@ -27,11 +27,13 @@
 //! | `transport` | how pseudo-gradients get from replica to replica |
 //! | `state` | what a run reads and replaces |
 //! | `overlap` | several steps in one program |
+//! | `apart` | a replica in a run of its own: messages travel outside of programs |
 //!
 //! Sources: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv 2311.08105;
 //! Douillard et al., "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch", arXiv
 //! 2501.18512.
 
+mod apart;
 mod fragments;
 mod options;
 mod overlap;
@@ -42,13 +44,14 @@ mod transport;
 use std::array;
 use std::panic::Location;
 
+pub use apart::Share;
 pub use fragments::{Fragments, Layout};
 pub use options::{DilocoError, DilocoOptions, LayerOrder, Streaming, Transport};
 pub use schedule::{Event, Fragment, Schedule};
 pub use state::{DilocoState, HasParams, OuterState, of_replicas};
 pub use transport::REPLICAS;
 
-use fragments::{Cut, Leaf};
+use fragments::{Cut, Leaf, PartLayout};
 
 use crate::ir::DType;
 use crate::optim::Sgd;
@@ -227,14 +230,19 @@ impl Diloco {
     /// The pseudo-gradients of a fragment: `f32`, the mean over the replicas of how far they have come from its outer
     /// parameters. Both are given as the fragment's parts.
     fn pseudo_gradients(&self, cut: Cut, outer: &[Tensor], inner: &[Tensor], place: Place) -> Leaves {
+        let deltas = self.deltas(cut, outer, inner);
+        transport::means(self.options.transport, self.options.block, deltas, place)
+    }
+
+    /// How far each replica has come from the outer parameters, of a fragment's parts; and how they lie.
+    fn deltas(&self, cut: Cut, outer: &[Tensor], inner: &[Tensor]) -> Vec<(Tensor, PartLayout)> {
         let members = self.fragments.members(cut).map(|(_, leaf)| leaf);
         let delta = |((leaf, &outer), &inner): ((&Leaf, &Tensor), &Tensor)| {
             let layout = self.fragments.part_layout(cut.is_by_layers(), leaf);
             let delta = every_replica(outer, inner, layout.replica_dim).convert(DType::F32) - inner.convert(DType::F32);
             (delta, layout)
         };
-        let deltas = members.zip(outer).zip(inner).map(delta).collect();
-        transport::means(self.options.transport, self.options.block, deltas, place)
+        members.zip(outer).zip(inner).map(delta).collect()
     }
 
     /// New outer parameters and velocities of a fragment.

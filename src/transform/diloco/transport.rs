@@ -10,7 +10,7 @@ use super::fragments::PartLayout;
 use super::options::Transport;
 use crate::ir::{AxisNames, DType, Dims, Name, Role};
 use crate::ops::WithAxes;
-use crate::trace::{Place, Tensor, concatenate, label};
+use crate::trace::{Place, Tensor, concatenate, fail_internal, label};
 
 /// The logical name of the dimension over replicas.
 pub const REPLICAS: &str = "diloco";
@@ -74,6 +74,37 @@ pub(super) fn means(
     let numbers: Vec<Tensor> = ready.iter().map(|(message, layout)| message.numbers(layout, place)).collect();
     let arrived = ready.into_iter().zip(numbers).zip(scales);
     arrived.map(|(((message, layout), numbers), scales)| message.decoded(numbers, scales, &layout)).collect()
+}
+
+/// What one replica sends of its pseudo-gradient, whose dimension over replicas has size 1.
+pub(super) fn sent(transport: Transport, block: usize, delta: Tensor, layout: &PartLayout) -> Vec<Tensor> {
+    match encoded(transport, block, delta, layout) {
+        Message::Mean(mean) => vec![mean],
+        Message::Bf16(bits) => vec![bits],
+        Message::Blocks { numbers, scales, .. } => vec![numbers, scales.bitcast_convert(DType::U32)],
+    }
+}
+
+/// The pseudo-gradient that a replica has [`sent`], of a part with these dimensions: `f32`.
+pub(super) fn received(
+    transport: Transport,
+    block: usize,
+    message: &mut impl Iterator<Item = Tensor>,
+    layout: &PartLayout,
+    part: &[usize],
+) -> Tensor {
+    let mut next =
+        || message.next().unwrap_or_else(|| fail_internal("a message of a replica", "a tensor for each part"));
+    let mut dims = Dims::from_slice(part);
+    dims.insert(layout.replica_dim, 1);
+    let numbers = next();
+    let form = match (transport, blocks(part, &layout.parts, layout.replica_dim, block)) {
+        (Transport::F32, _) => return numbers,
+        (Transport::Bf16, _) | (_, None) => return Message::Bf16(numbers).decoded(numbers, None, layout),
+        (Transport::F8 | Transport::Int4, Some(blocks)) => blocks,
+    };
+    let scales = next().bitcast_convert(DType::F32);
+    Message::Blocks { transport, numbers, scales, blocks: form, dims }.decoded(numbers, Some(scales), layout)
 }
 
 /// A pseudo-gradient in the form in which it is sent.

@@ -1,0 +1,207 @@
+//! A replica that trains apart from the others, in a run of its own: its step, and the programs around a sync.
+//!
+//! | program | what it makes of what |
+//! |---|---|
+//! | [`Diloco::message`] | of the state, what a replica sends when a fragment syncs |
+//! | [`Diloco::decoded`] | of a message, the pseudo-gradients that it carries |
+//! | [`Diloco::updated`] | of their sum over those that count, new outer parameters and velocities |
+//! | [`Diloco::come_in`] | of the outer parameters, those of the replica |
+//! | [`Diloco::taken_over`] | of the outer parameters of others, the state of a replica that joins |
+//!
+//! They do what [`Diloco::step`] does in one program of all replicas, in the same forms. The messages travel outside of
+//! any program, so steps go on meanwhile, and who takes part may change from one sync to the next. The state is that of
+//! one replica, with a leading dimension of size 1.
+
+use super::fragments::{Cut, Leaf};
+use super::schedule::Fragment;
+use super::state::{DilocoState, HasParams, OuterState};
+use super::{Diloco, Leaves, Stored, transport};
+use crate::ir::{DType, Name, Role};
+use crate::trace::{Tensor, TensorSpec, Tree, refill, scan, scope};
+
+/// Which part of the parameters a program of a sync is for: fragments with as many layers share one, which is told the
+/// number of the fragment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Share {
+    /// All.
+    Whole,
+    /// Those outside the layers.
+    Outside,
+    /// So many layers.
+    Layers(usize),
+}
+
+impl Diloco {
+    /// The share of each fragment.
+    pub fn share(&self, fragment: Fragment) -> Share {
+        match fragment {
+            Fragment::Whole => Share::Whole,
+            Fragment::Part(0) => Share::Outside,
+            Fragment::Part(_) => Share::Layers(self.fragments.layers_of(fragment).len()),
+        }
+    }
+
+    /// All shares, each once.
+    pub fn shares(&self) -> Vec<Share> {
+        let mut shares: Vec<Share> = self.schedule.fragments().map(|fragment| self.share(fragment)).collect();
+        shares.sort_by_key(|share| match share {
+            Share::Whole | Share::Outside => 0,
+            Share::Layers(layers) => *layers,
+        });
+        shares.dedup();
+        shares
+    }
+
+    /// One step of a replica that is apart, as of [`Diloco::step`]; nothing is sent.
+    #[track_caller]
+    pub fn step_apart<S, B, O>(
+        &self,
+        state: DilocoState<S, S::Params, Tensor>,
+        batch: B,
+        step: impl FnOnce(S, B) -> (S, O),
+    ) -> (DilocoState<S, S::Params, Tensor>, O)
+    where
+        S: HasParams,
+        B: Tree<Leaf = Tensor>,
+        O: Tree<Leaf = Tensor>,
+    {
+        let (inner, outputs) = self.of_replicas(state.inner, batch, step);
+        (DilocoState { inner, outer: state.outer, step: state.step + 1 }, outputs)
+    }
+
+    /// Several of them, one after the other: `batches` has a leading dimension over steps.
+    #[track_caller]
+    pub fn steps_apart<S, B, O>(
+        &self,
+        state: DilocoState<S, S::Params, Tensor>,
+        batches: B,
+        step: impl FnOnce(S, B) -> (S, O),
+    ) -> (DilocoState<S, S::Params, Tensor>, O)
+    where
+        S: HasParams,
+        B: Tree<Leaf = Tensor>,
+        O: Tree<Leaf = Tensor>,
+    {
+        scan(state, batches, |state, batch| self.step_apart(state, batch, step))
+    }
+
+    /// What a replica sends when a fragment, an `s32[]`, syncs: how far it has come from the outer parameters, in the
+    /// form of the [`Transport`](super::Transport).
+    #[track_caller]
+    pub fn message<S: HasParams>(
+        &self,
+        (share, fragment): (Share, Tensor),
+        state: &DilocoState<S, S::Params, Tensor>,
+    ) -> Leaves {
+        let cut = cut(share, fragment);
+        scope("diloco_message", || {
+            let outer = self.fragments.take(cut, &state.outer.params.leaves(), 0);
+            let inner = self.fragments.take(cut, &state.inner.params().leaves(), 1);
+            let deltas = self.deltas(cut, &outer, &inner);
+            let (transport, block) = (self.options.transport, self.options.block);
+            deltas.into_iter().flat_map(|(delta, layout)| transport::sent(transport, block, delta, &layout)).collect()
+        })
+    }
+
+    /// The pseudo-gradients that a [message](Diloco::message) carries, `f32`, of the types of
+    /// [`Diloco::gradient_specs`].
+    #[track_caller]
+    pub fn decoded(&self, share: Share, message: Leaves) -> Leaves {
+        let mut message = message.into_iter();
+        let (transport, block) = (self.options.transport, self.options.block);
+        scope("diloco_decoded", || {
+            let gradient = |leaf: &Leaf| {
+                let layout = self.fragments.part_layout(layers(share).is_some(), leaf);
+                let dims = self.fragments.part_dims(layers(share), leaf);
+                transport::received(transport, block, &mut message, &layout, &dims)
+            };
+            self.leaves_of(share).map(gradient).collect()
+        })
+    }
+
+    /// The pseudo-gradients of a share, laid out as the parameters.
+    pub fn gradient_specs(&self, share: Share) -> Vec<TensorSpec> {
+        let spec = |leaf: &Leaf| {
+            let names: Vec<Name> = self.fragments.part_layout(layers(share).is_some(), leaf).names;
+            let mut spec = TensorSpec::new(DType::F32, &self.fragments.part_dims(layers(share), leaf)[..]);
+            (spec.axes, spec.role) = (names.into_iter().collect(), Role::Params);
+            spec
+        };
+        self.leaves_of(share).map(spec).collect()
+    }
+
+    /// The outer parameters and velocities after the sync of a fragment: `sum` is that of the pseudo-gradients of
+    /// `count` replicas, an `f32[]`.
+    #[track_caller]
+    pub fn updated<P: Tree<Leaf = Tensor>>(
+        &self,
+        (share, fragment): (Share, Tensor),
+        outer: &OuterState<P>,
+        sum: Leaves,
+        count: Tensor,
+    ) -> OuterState<P> {
+        let cut = cut(share, fragment);
+        scope("diloco_updated", || {
+            let stored = Stored { leaves: [outer.params.leaves(), outer.momentum.leaves()], leading: 0 };
+            let gradients = sum.into_iter().map(|sum| sum / count.broadcast_to(sum.dims())).collect();
+            let new = self.outer_update(stored.take(&self.fragments, cut), &gradients);
+            let leaves = stored.put(&self.fragments, cut, new).leaves;
+            refill(outer, &mut leaves.concat().into_iter())
+        })
+    }
+
+    /// The state when a fragment's outer parameters come into those of the replica.
+    #[track_caller]
+    pub fn come_in<S: HasParams>(
+        &self,
+        (share, fragment): (Share, Tensor),
+        state: DilocoState<S, S::Params, Tensor>,
+    ) -> DilocoState<S, S::Params, Tensor> {
+        let cut = cut(share, fragment);
+        scope("diloco_come_in", || {
+            let params = state.inner.params();
+            let own = Stored { leaves: [params.leaves()], leading: 1 };
+            let [parts] = own.take(&self.fragments, cut);
+            let outer = self.fragments.take(cut, &state.outer.params.leaves(), 0);
+            let mixed = own.put(&self.fragments, cut, [self.applied(cut, &parts, outer)]).leaves;
+            let inner = state.inner.with_params(refill(&params, &mut mixed.concat().into_iter()));
+            DilocoState { inner, ..state }
+        })
+    }
+
+    /// The state of a replica that joins, whose outer parameters are those of the others: its own are the same.
+    #[track_caller]
+    pub fn taken_over<S: HasParams>(
+        &self,
+        state: DilocoState<S, S::Params, Tensor>,
+    ) -> DilocoState<S, S::Params, Tensor> {
+        let params = state.inner.params();
+        let outer = state.outer.params.leaves();
+        let mut own = outer.iter().map(|outer| outer.reshape([&[1], &outer.dims()[..]].concat()));
+        let inner = state.inner.with_params(refill(&params, &mut own));
+        DilocoState { inner, ..state }
+    }
+
+    fn leaves_of(&self, share: Share) -> impl Iterator<Item = &Leaf> {
+        self.fragments.leaves.iter().filter(move |leaf| match share {
+            Share::Whole => true,
+            Share::Outside => !leaf.is_cut,
+            Share::Layers(_) => leaf.is_cut,
+        })
+    }
+}
+
+fn layers(share: Share) -> Option<usize> {
+    match share {
+        Share::Whole | Share::Outside => None,
+        Share::Layers(layers) => Some(layers),
+    }
+}
+
+fn cut(share: Share, fragment: Tensor) -> Cut {
+    match share {
+        Share::Whole => Cut::Whole,
+        Share::Outside => Cut::Outside,
+        Share::Layers(layers) => Cut::Layers { layers, fragment },
+    }
+}
