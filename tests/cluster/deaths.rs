@@ -8,7 +8,7 @@ use meshloom_train::checkpoint::Checkpoint;
 use support::program::meshloom;
 
 use super::etcd::Etcd;
-use super::processes::{Process, Run, until};
+use super::processes::{Process, Run, cases_by_option, until};
 
 const STEPS: u64 = 8;
 
@@ -62,7 +62,7 @@ fn start(run: &Run, etcd: &Etcd, job: &str, attempt: u64, resume: bool) -> [Proc
 
 #[test]
 fn a_killed_process_ends_the_run_and_nothing_else() {
-    let count = std::env::var("MESHLOOM_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(10);
+    let count = cases_by_option(10);
     let etcd = Etcd::start();
     let run = Run::new(STEPS, &["mesh.axes=data=2", "target.devices=1", "model.layers=1"]);
     run.alone(2);

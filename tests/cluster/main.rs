@@ -6,10 +6,12 @@
 mod callbacks;
 mod crossing;
 mod deaths;
+mod docs;
 mod etcd;
 mod launchers;
 mod mpi;
 mod processes;
 mod programs;
+mod replicas;
 mod store;
 mod training;

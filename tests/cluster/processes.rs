@@ -5,6 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use meshloom::ir::Literal;
+use meshloom::trace::Tree;
+use meshloom_train::checkpoint::{self, Fallback};
+use meshloom_train::config::RunConfig;
+use meshloom_train::run::RunState;
 use support::program::meshloom;
 
 /// A model that compiles in a moment.
@@ -59,16 +64,29 @@ impl Run {
 
     /// One process with all devices.
     pub fn alone(&self, devices: usize) {
+        self.alone_with(devices, &[]);
+    }
+
+    pub fn alone_with(&self, devices: usize, arguments: &[&str]) {
         let devices = format!("target.devices={devices}");
-        let ended = self.command(&meshloom(), "alone", &["--set", &devices]).status().expect("meshloom runs");
+        let arguments = [&["--set", &devices][..], arguments].concat();
+        let ended = self.command(&meshloom(), "alone", &arguments).status().expect("meshloom runs");
         assert!(ended.success(), "{}", self.log("alone"));
     }
 
     /// Several processes, started by MPICH's launcher.
     pub fn together(&self, processes: usize, devices: usize) {
+        self.together_with(processes, devices, &[]);
+    }
+
+    pub fn together_with(&self, processes: usize, devices: usize, arguments: &[&str]) {
         let mpiexec = meshloom_cluster::mpiexec_program().unwrap_or_else(|error| panic!("{error}"));
         let mut command = self.command(&mpiexec, "together", &["-n", &processes.to_string()]);
-        let ended = command.args(["--set", &format!("target.devices={devices}")]).status().expect("mpiexec runs");
+        let ended = command
+            .args(["--set", &format!("target.devices={devices}")])
+            .args(arguments)
+            .status()
+            .expect("mpiexec runs");
         assert!(ended.success(), "{processes} processes of {devices} devices\n{}", self.log("together"));
     }
 
@@ -97,6 +115,38 @@ impl Run {
                 assert!((a - b).abs() <= bound * a.abs(), "step {step}: {one:?} and {other:?}");
             }
         }
+    }
+}
+
+/// How many cases to run: those by default, or `MESHLOOM_CASES`.
+pub fn cases_by_option(default: usize) -> usize {
+    std::env::var("MESHLOOM_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(default)
+}
+
+/// Outer parameters, by path.
+pub type Outer = Vec<(String, Literal)>;
+
+impl Run {
+    /// The outer parameters and velocities in the newest checkpoint of a directory, of a run with these settings.
+    pub fn outer(&self, name: &str, settings: &[&str]) -> Outer {
+        let found = checkpoint::find(self.path(name), Fallback::Refuse);
+        let checkpoint = found.unwrap_or_else(|error| panic!("{error}")).checkpoint;
+        let settings: Vec<String> = settings.iter().map(|&text| text.to_owned()).collect();
+        let config = RunConfig::from_overrides(&settings).unwrap_or_else(|error| panic!("{error}"));
+        let RunState::Diloco(declared) = config.state().expect("a state") else { panic!("replicas") };
+        let outer = checkpoint.load_on_host(&declared.outer, "outer.").unwrap_or_else(|error| panic!("{error}"));
+        outer.paths().into_iter().zip(outer.leaves()).collect()
+    }
+}
+
+/// Checks that outer parameters are the same but for rounding.
+pub fn compare_outer(one: &Outer, other: &Outer, bound: f64) {
+    assert_eq!(one.len(), other.len());
+    for ((path, one), (_, other)) in one.iter().zip(other) {
+        let [one, other] = [one, other].map(Literal::to_f64_vec);
+        let norm = |values: &[f64]| values.iter().map(|value| value * value).sum::<f64>().sqrt();
+        let difference: Vec<f64> = one.iter().zip(&other).map(|(a, b)| a - b).collect();
+        assert!(norm(&difference) <= bound * norm(&one), "{path}: {} of {}", norm(&difference), norm(&one));
     }
 }
 

@@ -7,7 +7,7 @@ use meshloom_train::config::RunConfig;
 use support::program::meshloom;
 
 use super::etcd::Etcd;
-use super::processes::{Process, Run, TINY};
+use super::processes::{Process, Run, TINY, cases_by_option, compare_outer};
 
 /// A mesh over processes of some devices each, and settings that go with it.
 struct Case {
@@ -70,7 +70,11 @@ const CASES: &[Case] = &[
         &["model.layers=4", "pipeline.microbatches=4", "pipeline.repeats=2", "train.batch=16"],
     ),
     case([4, 1], "stage=4", &["model.layers=8", "pipeline.microbatches=4", "pipeline.repeats=2"]),
-    case([2, 2], "stage=4", &["model.layers=4", "pipeline.microbatches=4", "pipeline.schedule=1f1b"]),
+    case(
+        [2, 2],
+        "stage=4",
+        &["model.layers=4", "pipeline.microbatches=4", "pipeline.schedule=1f1b", "pipeline.repeats=1"],
+    ),
     case([2, 2], "context=2,fsdp=2", &["kernels.context=ring"]),
     case([2, 2], "context=4", &[]),
     case([3, 2], "data=3,tensor=2", &["train.batch=6", "train.steps_per_call=2", "train.steps=4"]),
@@ -79,7 +83,7 @@ const CASES: &[Case] = &[
 
 #[test]
 fn steps_equal_those_of_one_process() {
-    let count = std::env::var("MESHLOOM_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(5);
+    let count = cases_by_option(5);
     for Case { processes, devices, mesh, settings } in CASES.iter().take(count) {
         println!("{processes} x {devices}: {mesh} {settings:?}");
         let mesh = format!("mesh.axes={mesh}");
@@ -193,4 +197,21 @@ fn wrong_use_is_refused() {
     refused(&none, "the processes need a store to find each other");
     let gspmd = [&none[..], &["--store", "http://127.0.0.1:1", "--set", "partition.mode=gspmd"]].concat();
     refused(&gspmd, "partition.mode");
+}
+
+/// DiLoCo replicas of one program, each in a process of its own: the outer parameters are those of one process.
+#[test]
+fn replicas_of_a_program_in_processes() {
+    for streaming in
+        [&[][..], &["diloco.streaming=true", "diloco.fragments=3", "diloco.overlap_steps=1", "diloco.transport=int4"]]
+    {
+        let settings = ["mesh.axes=diloco=2,fsdp=2", "diloco.replicas=2", "diloco.sync_period=6", "train.batch=8"];
+        let run = Run::new(7, &[&settings[..], streaming].concat());
+        let saved = |name: &str| run.path(name).to_string_lossy().into_owned();
+        run.alone_with(4, &["--checkpoint", &saved("alone-checkpoints")]);
+        run.together_with(2, 2, &["--checkpoint", &saved("together-checkpoints")]);
+        let declared = [&TINY[..], &settings, streaming, &["target.devices=4"]].concat();
+        let [alone, together] = ["alone-checkpoints", "together-checkpoints"].map(|name| run.outer(name, &declared));
+        compare_outer(&alone, &together, 1e-6);
+    }
 }

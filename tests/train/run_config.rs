@@ -289,6 +289,8 @@ fn round_trip() {
     block = 64
     uneven_fragments = false
     check_replicas = false
+    apart = false
+    min_replicas = 1
 
     [partition]
     mode = "explicit"

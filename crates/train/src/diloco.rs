@@ -19,7 +19,7 @@ use meshloom::transform::diloco::{
 pub type DilocoTrainState<T, P = Decoder<T>> = DilocoState<TrainState<T, P>, P, T>;
 
 /// That of a model.
-type StateOf<M, T> = DilocoTrainState<T, Params<M, T>>;
+pub(super) type StateOf<M, T> = DilocoTrainState<T, Params<M, T>>;
 
 /// The train step of several replicas.
 #[derive(Clone, Debug)]
@@ -28,6 +28,8 @@ pub struct DilocoStep<M = DecoderConfig> {
     pub step: TrainStep<M>,
     /// What syncs when.
     pub diloco: Diloco,
+    /// Where this is one replica that is apart from the others: its number, and how many there may be.
+    pub apart: Option<(usize, usize)>,
 }
 
 /// A replica's outer parameter is not what it is on another.
@@ -60,7 +62,8 @@ impl RunConfig {
             overlap_alpha: config.overlap_alpha,
         };
         Some(DilocoOptions {
-            replicas: config.replicas,
+            // Programs of a replica apart know no others.
+            replicas: if config.apart { 1 } else { config.replicas },
             sync_period: config.sync_period,
             outer_rate: config.outer_lr,
             outer_momentum: config.outer_momentum,
@@ -80,7 +83,9 @@ impl RunConfig {
     pub(super) fn fitting_steps_per_call(&self) -> usize {
         let overlapping =
             self.diloco_schedule().filter(|schedule| why_no_overlap(schedule, self.train.steps).is_none());
-        overlapping.filter(|schedule| schedule.overlap() > 0).map_or(1, |schedule| schedule.period())
+        overlapping
+            .filter(|schedule| schedule.overlap() > 0 && !self.is_apart())
+            .map_or(1, |schedule| schedule.period())
     }
 
     /// What the config asks for that it does not get, and why.
@@ -91,7 +96,8 @@ impl RunConfig {
     /// As [`RunConfig::warnings`], of a run that has a validation set or none, whatever `data.validation` is.
     pub(crate) fn warnings_with(&self, has_validation: bool) -> Vec<String> {
         let (calls, steps) = (self.train.steps_per_call, self.train.steps);
-        let late = self.diloco_schedule().filter(|schedule| schedule.overlap() > 0);
+        // What replicas apart send is in no program.
+        let late = self.diloco_schedule().filter(|schedule| schedule.overlap() > 0 && !self.is_apart());
         let problem = |schedule: Schedule| {
             let period = schedule.period();
             let of_call = (!calls.is_multiple_of(period))
@@ -217,7 +223,11 @@ impl<M: Model> DilocoStep<M> {
         batch: M::Batch<Tensor>,
     ) -> (StateOf<M, Tensor>, (Tensor, Tensor)) {
         let batch = (batch, self.rows());
-        self.diloco.step(state, batch, |state, batch| self.of_replica(declared, state, batch))
+        let step = |state, batch| self.of_replica(declared, state, batch);
+        match self.apart {
+            None => self.diloco.step(state, batch, step),
+            Some(_) => self.diloco.step_apart(state, batch, step),
+        }
     }
 
     /// Several steps within a trace, of batches with a leading dimension over them: in the form for a start where
@@ -231,16 +241,21 @@ impl<M: Model> DilocoStep<M> {
     ) -> (StateOf<M, Tensor>, (Tensor, Tensor)) {
         let step = |state, batch| self.of_replica(declared, state, batch);
         let rows = self.rows().map(|rows| rows.broadcast_to([&[count], &rows.dims()[..]].concat()));
-        match overlaps {
-            true => self.diloco.overlapped_steps(state, (batches, rows), &step),
-            false => self.diloco.steps(state, (batches, rows), step),
+        match (self.apart, overlaps) {
+            (Some(_), _) => self.diloco.steps_apart(state, (batches, rows), step),
+            (None, true) => self.diloco.overlapped_steps(state, (batches, rows), &step),
+            (None, false) => self.diloco.steps(state, (batches, rows), step),
         }
     }
 
     /// The numbers of the rows of each replica in the batch of all, `[replicas, rows]`, if something drops.
     fn rows(&self) -> Option<Tensor> {
-        let (replicas, rows) = (self.replicas(), self.step.batch);
-        Some(self.step.dropout.rows(replicas * rows)?.reshape([replicas, rows]))
+        let rows = self.step.batch;
+        let Some((number, replicas)) = self.apart else {
+            return Some(self.step.dropout.rows(self.replicas() * rows)?.reshape([self.replicas(), rows]));
+        };
+        let numbers = self.step.dropout.rows(replicas * rows)?.reshape([replicas, rows]);
+        Some(numbers.slice(0, number..number + 1))
     }
 
     fn of_replica(

@@ -62,6 +62,12 @@ pub enum Error {
     /// The machine's fault, or ours: what all replicas should have alike differs.
     #[error(transparent)]
     Replicas(#[from] crate::diloco::ReplicasDiffer),
+    /// A replica that is apart from the others cannot go on.
+    #[error(transparent)]
+    Apart(#[from] crate::apart::ApartError),
+    /// The others do not go on with this replica, or it does not reach them.
+    #[error(transparent)]
+    Exchange(#[from] crate::exchange::ExchangeError),
     /// Another process's fault, or the network's: the processes of a run do not go on together.
     #[error(transparent)]
     Peers(#[from] crate::peers::PeersError),
@@ -76,6 +82,8 @@ pub enum Execution {
     FirstState,
     /// A call of the train step that begins with this step, from 1.
     Step(u64),
+    /// What replicas that are apart do about a sync, after this step.
+    Sync(u64),
     /// The loss on the validation set after so many steps.
     Evaluation(u64),
     /// The logits of some rows.
@@ -91,6 +99,7 @@ impl fmt::Display for Execution {
         match self {
             Execution::FirstState => f.write_str("the state before the first step"),
             Execution::Step(step) => write!(f, "step {step}"),
+            Execution::Sync(step) => write!(f, "the sync at step {step}"),
             Execution::Evaluation(step) => write!(f, "the evaluation after step {step}"),
             Execution::Logits => f.write_str("the logits"),
             Execution::Prompts => f.write_str("the pass over the prompts"),
@@ -115,6 +124,9 @@ pub(crate) fn execute(
 fn advice(what: Execution, error: &meshloom::Error) -> &'static str {
     let meshloom::Error::Pjrt(error) = error else { return "" };
     match &**error {
+        PjrtError::Plugin { message, .. } if message.contains("Duplicate GPU detected") => {
+            "; NCCL wants a GPU for each process: give each its own by target.visible_devices or CUDA_VISIBLE_DEVICES"
+        }
         PjrtError::TimedOut { .. } => "; give it more by train.time_limit, or none by 0",
         PjrtError::Plugin { code: ErrorCode::ResourceExhausted, .. }
             if matches!(what, Execution::Prompts | Execution::Token) =>

@@ -28,6 +28,7 @@
 
 mod ahead;
 mod alternatives;
+mod apart;
 mod arrange;
 mod assign;
 pub mod checkpoint;
@@ -38,6 +39,7 @@ mod devices;
 pub mod diloco;
 mod error;
 mod evaluate;
+pub mod exchange;
 pub mod families;
 pub mod generate;
 pub mod logits;
@@ -62,6 +64,7 @@ mod watch;
 
 pub use ahead::StepAhead;
 pub use alternatives::{Alternative, RefusedAlternative};
+pub use apart::ApartError;
 pub use context_alternatives::{ContextAlternative, DeviceScores, RefusedOrder};
 pub use data::Text;
 pub use devices::Devices;

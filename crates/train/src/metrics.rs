@@ -27,18 +27,22 @@ pub struct StepMetrics {
     pub step_seconds: f64,
     /// Those of them in which it waited for its batch.
     pub data_seconds: f64,
+    /// Of a replica that is apart from the others: those of them in which it waited for messages.
+    pub wait_seconds: Option<f64>,
 }
 
 impl StepMetrics {
     /// The numbers of the step by name.
-    pub fn named(&self) -> [(&'static str, f64); 5] {
-        [
+    pub fn named(&self) -> Vec<(&'static str, f64)> {
+        let wait_seconds = self.wait_seconds.map(|seconds| ("wait_seconds", seconds));
+        let always = [
             ("loss", self.loss),
             ("grad_norm", self.grad_norm),
             ("tokens_per_second", self.tokens_per_second),
             ("step_seconds", self.step_seconds),
             ("data_seconds", self.data_seconds),
-        ]
+        ];
+        always.into_iter().chain(wait_seconds).collect()
     }
 
     /// The metrics line, without its line end. Floats have ten significant digits, enough to read an f32 back exactly.

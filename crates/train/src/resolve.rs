@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::config::{self, ConfigError, OptimizerKind, Placement, RateSchedule, RunConfig};
 use super::diloco::{DilocoStep, layout_of};
+use super::exchange::Exchange;
 use super::model::Model;
 use super::peers::Peers;
 use super::run::{Calls, RunFunction, RunState, RunStateOf, RunStep};
@@ -29,6 +30,7 @@ pub struct Run<M = DecoderConfig> {
     rules: RuleSets,
     pub(super) step: RunStep<M>,
     pub(super) peers: Option<Arc<dyn Peers>>,
+    pub(super) exchange: Option<Arc<dyn Exchange>>,
 }
 
 impl RunConfig {
@@ -66,12 +68,17 @@ impl RunConfig {
             None => RunStep::Single(Box::new(step)),
             Some(options) => {
                 let params = step.wide_parameters(Role::Params);
-                let layout = layout_of(&params, (&mesh, &rules), dims.as_deref())?;
+                let mut layout = layout_of(&params, (&mesh, &rules), dims.as_deref())?;
+                if self.is_apart() {
+                    // Replicas with other meshes cut messages into the same blocks.
+                    layout.parts = Vec::new();
+                }
                 let diloco = Diloco::new(&options, &params, &layout)?;
-                RunStep::Diloco(Box::new(DilocoStep { step, diloco }))
+                let apart = self.is_apart().then(|| (0, self.replicas()));
+                RunStep::Diloco(Box::new(DilocoStep { step, diloco, apart }))
             }
         };
-        Ok(Run { config: self.clone(), mesh, rules, step, peers: None })
+        Ok(Run { config: self.clone(), mesh, rules, step, peers: None, exchange: None })
     }
 
     /// The decoder that the config describes. Of a topology, the devices must be known ([`RunConfig::on_devices`]).
@@ -281,6 +288,17 @@ impl<M: Model> Run<M> {
         Run { peers: Some(peers), ..self }
     }
 
+    /// The run as one of several replicas that live apart (`diloco.apart`).
+    #[must_use]
+    pub fn with_exchange(mut self, exchange: Arc<dyn Exchange>) -> Run<M> {
+        if let RunStep::Diloco(step) = &mut self.step
+            && let Some((number, _)) = &mut step.apart
+        {
+            *number = exchange.number();
+        }
+        Run { exchange: Some(exchange), ..self }
+    }
+
     /// The config.
     pub fn config(&self) -> &RunConfig {
         &self.config
@@ -335,11 +353,21 @@ impl<M: Model> Run<M> {
     /// A parameter's type does not hold its first value.
     pub fn lower_first_state(&self, platform: &Platform) -> Result<Lowered, Error> {
         let function = self.step.trace_first_state()?;
-        // The train step is held to the rules. There is nothing that XLA could partition in another way.
+        self.lower_beside_step(function.graph(), Vec::new(), platform)
+    }
+
+    /// A program that reads or makes the run's state, lowered over its mesh. The train step is held to the rules; here
+    /// there is nothing that XLA could partition in another way.
+    pub(super) fn lower_beside_step(
+        &self,
+        graph: &Graph,
+        aliases: Vec<(usize, usize)>,
+        platform: &Platform,
+    ) -> Result<Lowered, Error> {
         let rules = self.rules.clone().with_strict(false);
         let options = self.lower_options(platform);
         let sharding = options.sharding.map(|(mesh, _)| (mesh, &rules));
-        Ok(lower(function.graph(), &LowerOptions { sharding, partition: PartitionMode::Explicit, ..options })?)
+        Ok(lower(graph, &LowerOptions { sharding, partition: PartitionMode::Explicit, aliases, ..options })?)
     }
 
     /// The forward pass from the parameters and some rows of the validation set to their loss, lowered over the mesh as

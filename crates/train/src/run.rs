@@ -1,5 +1,6 @@
 //! What a run's programs read and replace: one replica or several, one step or several in a call.
 
+use super::apart::Apart;
 use super::diloco::{DilocoStep, DilocoTrainState};
 use super::model::Model;
 use super::step::{Params, StepInput, TrainState, TrainStep};
@@ -146,9 +147,14 @@ impl<M: Model> RunStep<M> {
         }
     }
 
-    /// Whether a call may begin after so many steps. Only programs that send while they compute care.
+    /// Whether a call may begin after so many steps. Only programs that send while they compute care; and replicas
+    /// apart, which send between two calls.
     pub(super) fn may_begin(&self, calls: Calls, done: u64) -> bool {
         match (self, calls) {
+            (RunStep::Diloco(step), Calls::Several(count)) if step.apart.is_some() => {
+                let schedule = step.diloco.schedule();
+                (done + 1..done + count as u64).all(|step| !Apart::is_busy_after(schedule, step))
+            }
             (RunStep::Diloco(step), Calls::Several(count)) => {
                 let start = step.diloco.schedule().overlap();
                 !step.diloco.overlaps(count, start) || step.diloco.overlaps(count, done as usize)

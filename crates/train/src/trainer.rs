@@ -1,13 +1,15 @@
 //! A training run on a plugin's devices.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use sha2::{Digest, Sha256};
 
+use super::apart::{Apart, ApartError, Giving};
 use super::assign::{Source, with_parameters};
-use super::checkpoint::{Checkpoint, hex};
+use super::checkpoint::{Checkpoint, form_of_replicas, hex};
 use super::config::RunConfig;
 use super::data::{DataError, Text, TextDataset};
 use super::diloco::check_replicas;
@@ -20,7 +22,7 @@ use super::peers::Peers;
 use super::prefetch::Prefetch;
 use super::published::ModelFiles;
 use super::resolve::Run;
-use super::run::{Calls, RunStateOf};
+use super::run::{Calls, RunStateOf, RunStep};
 use super::step::TrainStep;
 use super::summary::{MemoryUse, Summary};
 use super::tokenizer::Tokenizer;
@@ -45,6 +47,8 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
     /// Started by the first step.
     prefetch: Option<Prefetch>,
     evaluator: Option<Evaluator>,
+    /// Where it is a replica that is apart from others.
+    apart: Option<Apart>,
     pub(super) steps_done: u64,
     pub(super) warnings: Vec<String>,
     /// What its checkpoints keep of the published model that it is on.
@@ -150,7 +154,46 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// # Errors
     /// Model, mesh and rules do not fit together; or the plugin refuses the program.
     pub fn of(run: Run<M>, data: D, client: &Client) -> Result<Trainer<M, D>, Error> {
-        Trainer::start(run, data, client, None)
+        let mut trainer = Trainer::start(run, data, client, None)?;
+        trainer.begin()?;
+        Ok(trainer)
+    }
+
+    /// Begins with the other replicas, if they are apart; with their outer state, if they have done more steps.
+    pub(super) fn begin(&mut self) -> Result<(), Error> {
+        let Some(mut apart) = self.apart.take() else { return Ok(()) };
+        let form = form_of_replicas(self.run.config(), &apart.messages());
+        let begun = apart.begin::<M>((&form, self.steps_done), self.state.clone(), &self.run.state(), &self.giving());
+        self.apart = Some(apart);
+        (self.state, self.steps_done) = begun?;
+        Ok(())
+    }
+
+    /// Waits for the messages of other replicas that are on their way, if this is one that is apart from them: then
+    /// the state can be saved and evaluated.
+    ///
+    /// # Errors
+    /// The others do not go on with this replica, or it does not reach them.
+    pub fn complete(&mut self) -> Result<(), Error> {
+        let Some(mut apart) = self.apart.take() else { return Ok(()) };
+        let complete = apart.complete::<M>(self.state.clone());
+        self.apart = Some(apart);
+        self.state = complete?;
+        Ok(())
+    }
+
+    /// That outer parameters are not on their way.
+    pub(super) fn check_complete(&self) -> Result<(), Error> {
+        Ok(self.apart.as_ref().map_or(Ok(()), Apart::check_complete)?)
+    }
+
+    fn giving(&self) -> Giving<'_> {
+        let directory = &self.run.config().checkpoint.dir;
+        Giving {
+            about: self.about(),
+            peers: self.run.peers.as_deref(),
+            directory: (!directory.is_empty()).then(|| directory.into()),
+        }
     }
 
     /// As [`Trainer::of`], or with the state of a checkpoint.
@@ -180,6 +223,11 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             Calls::Single => None,
             Calls::Several(count) => Some((count, run.lower(Calls::Several(count), platform)?.1)),
         };
+        let exchange = match (&run.exchange, config.is_apart()) {
+            (None, true) => return Err(ApartError::Alone.into()),
+            (exchange, is_apart) => exchange.clone().filter(|_| is_apart),
+        };
+        let lowered_apart = run.lower_apart(platform)?;
         let lowered_evaluation = has_validation.then(|| run.lower_evaluation(platform)).transpose()?;
         let lower_seconds = start.elapsed().as_secs_f64();
         let start = Instant::now();
@@ -218,6 +266,14 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             Some((rows, lowered)) => Some(Evaluator::new(*rows, compile(lowered)?)),
             None => None,
         };
+        let apart = match (exchange, lowered_apart, &run.step) {
+            (Some(exchange), Some(lowered), RunStep::Diloco(step)) => {
+                let (diloco, time_limit) = (&step.diloco, config.train.time_limit);
+                let share = |fragment| diloco.share(fragment);
+                Some(lowered.compile((exchange, diloco.schedule()), share, time_limit, &mut compile)?)
+            }
+            _ => None,
+        };
         let beginning = match checkpoint {
             None => Beginning::Program(compile(&run.lower_first_state(platform)?)?),
             Some(checkpoint) => Beginning::Checkpoint(checkpoint),
@@ -249,6 +305,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             data: Arc::new(data),
             prefetch: None,
             evaluator,
+            apart,
             steps_done: 0,
             warnings,
             model_files,
@@ -411,8 +468,10 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         {
             check_replicas(self.state.params())?;
         }
+        let wait_seconds = self.sync()?;
+        let config = self.run.config();
         let step_seconds = start.elapsed().as_secs_f64() / count as f64;
-        let tokens_per_second = (config.train.batch * config.model.seq) as f64 / step_seconds;
+        let tokens_per_second = (config.rows_of_run() * config.model.seq) as f64 / step_seconds;
         let metrics = |(index, (loss, grad_norm))| StepMetrics {
             step: before + 1 + index as u64,
             loss,
@@ -420,8 +479,20 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             tokens_per_second,
             step_seconds,
             data_seconds,
+            wait_seconds: wait_seconds.map(|seconds| seconds / count as f64),
         };
         Ok(losses.into_iter().zip(norms).enumerate().map(metrics).collect())
+    }
+
+    /// What a replica that is apart does after the steps done so far; also the seconds that it waited for others.
+    fn sync(&mut self) -> Result<Option<f64>, Error> {
+        let Some(mut apart) = self.apart.take() else { return Ok(None) };
+        let step = (self.steps_done, self.state.clone());
+        let synced = apart.after_step::<M>(step, &self.run.state(), &self.giving());
+        let wait_seconds = apart.wait_seconds;
+        self.apart = Some(apart);
+        self.state = synced?;
+        Ok(Some(wait_seconds))
     }
 
     /// Waits for the batches of a call, and runs it; also the seconds that each step waited.
@@ -447,6 +518,9 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// The rows of a batch that this process's devices take; all where they take some of each replica's.
     fn own_rows(&self) -> Range<usize> {
         let batch = self.run.config().train.batch;
+        if let Some((number, rows)) = self.of_this_replica() {
+            return number * rows..(number + 1) * rows;
+        }
         let input = self.program.inputs().get(self.state.leaves().len());
         let Some(layout) = input.map(|input| &input.layout).filter(|_| self.run.config().diloco.is_none()) else {
             return 0..batch;
@@ -455,20 +529,32 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         rows.reduce(|all, own| all.start.min(own.start)..all.end.max(own.end)).unwrap_or(0..batch)
     }
 
+    /// The number of this replica and the rows of each, if it is apart from others.
+    fn of_this_replica(&self) -> Option<(usize, usize)> {
+        let RunStep::Diloco(step) = &self.run.step else { return None };
+        step.apart.map(|(number, _)| (number, step.step.batch))
+    }
+
     /// The next batches, as a call takes them: of each step, of each replica, its rows.
     fn batches(&mut self, calls: Calls, count: usize) -> Result<M::Batch<Literal>, Error> {
         let train = &self.run.config().train;
-        let first = (train.seed, self.steps_done, train.batch);
+        let train_batch = train.batch;
+        let first = (train.seed, self.steps_done, train_batch);
         let order = self.run.model().token_order();
         let own = self.own_rows();
         // Taken, so that it starts anew after an error.
         let start = || Prefetch::start::<M, D>(self.data.clone(), (first, own), order, train.steps_per_call);
         let prefetch = self.prefetch.take().unwrap_or_else(start);
         let first = prefetch.next()?;
-        let mut parts: Vec<Vec<u8>> = first.iter().map(|leaf| leaf.bytes().to_vec()).collect();
+        let replica = self.of_this_replica();
+        let own = |leaf: &Literal| -> Range<usize> {
+            let (all, row) = (leaf.bytes().len(), leaf.bytes().len() / train_batch.max(1));
+            replica.map_or(0..all, |(number, rows)| number * rows * row..(number + 1) * rows * row)
+        };
+        let mut parts: Vec<Vec<u8>> = first.iter().map(|leaf| leaf.bytes()[own(leaf)].to_vec()).collect();
         for _ in 1..count {
             for (part, leaf) in parts.iter_mut().zip(prefetch.next()?) {
-                part.extend_from_slice(leaf.bytes());
+                part.extend_from_slice(&leaf.bytes()[own(&leaf)]);
             }
         }
         self.prefetch = Some(prefetch);
@@ -492,6 +578,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// The plugin fails, or the set cannot be read.
     pub fn evaluate(&self) -> Result<Option<Evaluation>, Error> {
         let Some(evaluator) = &self.evaluator else { return Ok(None) };
+        self.check_complete()?;
         let train = &self.run.config().train;
         let rows = (train.eval_batches as u64).saturating_mul(train.batch as u64);
         let what = Execution::Evaluation(self.steps_done);
@@ -510,9 +597,16 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 }
 
-/// For each of `count` steps, the mean over what replicas returned.
+/// For each of `count` steps, the mean over what replicas returned; of several processes, those that have devices here.
+/// Nobody waits for the others' numbers: replicas that are apart are not to.
 fn means(numbers: &Array, count: usize) -> Result<Vec<f64>, Error> {
-    let numbers = numbers.get()?.to_f64_vec();
-    let of_step = (numbers.len() / count).max(1);
-    Ok(numbers.chunks(of_step).map(|numbers| numbers.iter().sum::<f64>() / numbers.len() as f64).collect())
+    let (layout, mut seen) = (numbers.layout(), HashSet::new());
+    let (mut sums, mut terms) = (vec![0.0; count], 0);
+    for device in layout.own_devices().filter(|&device| seen.insert(&layout.boxes()[device])) {
+        let part = numbers.shard(device)?.to_f64_vec();
+        let of_step = (part.len() / count).max(1);
+        part.chunks(of_step).zip(&mut sums).for_each(|(part, sum)| *sum += part.iter().sum::<f64>());
+        terms += of_step;
+    }
+    Ok(sums.into_iter().map(|sum| sum / terms as f64).collect())
 }

@@ -41,6 +41,7 @@ pub use folder::{Observer, list};
 pub use manifest::{About, DataDigest, DataPosition};
 pub use read::{Checkpoint, Fallback, Found, find};
 pub(crate) use read::{ParameterLeaves, model_folder};
+pub(crate) use run::{form_of_replicas, write_leaves};
 pub(crate) use sums::hex;
 
 /// What a manifest says it is.

@@ -1,19 +1,28 @@
 //! A training run's checkpoints.
 
-use super::write::Contents;
-use super::{About, Checkpoint, CheckpointError, Checkpointer, DataDigest, DataPosition};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::folder::{Directory, Observer};
+use super::snapshot::Snapshot;
+use super::write::{self, Contents};
+use super::{About, Checkpoint, CheckpointError, Checkpointer, DataDigest, DataPosition, form};
 use crate::Error;
 use crate::assign::Source;
 use crate::config::RunConfig;
+use crate::peers::Peers;
+use crate::published::ModelFiles;
 use crate::run::RunState;
 use crate::{Dataset, Model, Run, Text, Trainer};
 use meshloom::pjrt::{Array, Client};
+use meshloom::trace::{Param, Tree};
 
 /// The sections whose keys say what is computed, so that another value makes another run.
 const SECTIONS: [&str; 4] = ["model", "data", "train", "diloco"];
 
 /// Their keys that say only how it is computed.
-const FREE_KEYS: [&str; 11] = [
+const FREE_KEYS: [&str; 13] = [
     "model.scan_layers",
     "model.batch_split",
     "data.validation",
@@ -25,6 +34,8 @@ const FREE_KEYS: [&str; 11] = [
     "train.eval_every",
     "train.eval_batches",
     "diloco.check_replicas",
+    "diloco.apart",
+    "diloco.min_replicas",
 ];
 
 impl Trainer {
@@ -59,6 +70,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         trainer.steps_done = step;
         trainer.warnings.extend(differences);
         trainer.warnings.extend(changed_data(checkpoint.data_digests(), &trainer.data().digests()));
+        trainer.begin()?;
         Ok(trainer)
     }
 
@@ -82,18 +94,23 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// # Errors
     /// As there.
     pub fn save_checkpoint(&self, checkpointer: &mut Checkpointer) -> Result<(), Error> {
+        self.check_complete()?;
+        let contents =
+            Contents { about: self.about(), digests: self.data().digests(), model: self.model_files.clone() };
+        Ok(checkpointer.save_with(contents, &self.run.state(), &self.state)?)
+    }
+
+    pub(crate) fn about(&self) -> About {
         let config = self.run.config();
         let (batch, seq) = (config.train.batch, config.model.seq);
-        let about = About {
+        About {
             step: self.steps_done,
             seed: config.train.seed,
             data: DataPosition { next_batch: self.steps_done, batch, seq },
             mesh: config.mesh.axes.clone(),
             devices: self.program.executable().device_count(),
             config: config.to_toml(),
-        };
-        let contents = Contents { about, digests: self.data().digests(), model: self.model_files.clone() };
-        Ok(checkpointer.save_with(contents, &self.run.state(), &self.state)?)
+        }
     }
 }
 
@@ -124,32 +141,68 @@ fn changed_data(saved: &[DataDigest], own: &[DataDigest]) -> Vec<String> {
     changed.map(warning).collect()
 }
 
+/// The keys of a config, as TOML, that say what is computed.
+fn computed(config: &str) -> Result<BTreeMap<String, toml::Value>, toml::de::Error> {
+    let table: toml::Table = config.parse()?;
+    let of_section = |section: &&str| {
+        let keys = table.get(*section).and_then(toml::Value::as_table).cloned().unwrap_or_default();
+        keys.into_iter().map(|(name, value)| (format!("{section}.{name}"), value)).collect::<Vec<_>>()
+    };
+    let keys = SECTIONS.iter().flat_map(of_section);
+    Ok(keys.filter(|(key, _)| !FREE_KEYS.contains(&key.as_str())).collect())
+}
+
 /// What is computed otherwise than in the run that wrote the checkpoint, as warnings.
 fn differences(saved: &str, config: &RunConfig) -> Vec<String> {
-    let own = config.to_toml();
-    let (saved, own): (toml::Table, toml::Table) = match (saved.parse(), own.parse()) {
+    let (saved, own) = match (computed(saved), computed(&config.to_toml())) {
         (Ok(saved), Ok(own)) => (saved, own),
         (Err(error), _) | (_, Err(error)) => {
             return vec![format!("the config in the checkpoint cannot be read, and is not compared: {error}")];
         }
     };
-    let mut warnings = Vec::new();
-    for section in SECTIONS {
-        let keys =
-            |table: &toml::Table| table.get(section).and_then(toml::Value::as_table).cloned().unwrap_or_default();
-        let (saved, own) = (keys(&saved), keys(&own));
-        let names: std::collections::BTreeSet<&String> = saved.keys().chain(own.keys()).collect();
-        for name in names {
-            let key = format!("{section}.{name}");
-            if saved.get(name) != own.get(name) && !FREE_KEYS.contains(&key.as_str()) {
-                let text = |value: Option<&toml::Value>| value.map_or("not given".to_owned(), ToString::to_string);
-                warnings.push(format!(
-                    "{key} is {}, but was {} in the run that wrote the checkpoint: this run continues with the new value",
-                    text(own.get(name)),
-                    text(saved.get(name)),
-                ));
-            }
-        }
+    let names: BTreeSet<&String> = saved.keys().chain(own.keys()).collect();
+    let differ = names.into_iter().filter(|key| saved.get(*key) != own.get(*key));
+    let warning = |key: &String| {
+        let text = |value: Option<&toml::Value>| value.map_or("not given".to_owned(), ToString::to_string);
+        format!(
+            "{key} is {}, but was {} in the run that wrote the checkpoint: this run continues with the new value",
+            text(own.get(key)),
+            text(saved.get(key)),
+        )
+    };
+    differ.map(warning).collect()
+}
+
+/// What replicas that are apart have alike, a line each: the keys that say what is computed, how a pipeline stacks its
+/// layers, and what messages are made of.
+pub(crate) fn form_of_replicas(config: &RunConfig, messages: &[String]) -> String {
+    let mut lines: Vec<String> = match computed(&config.to_toml()) {
+        Ok(keys) => keys.into_iter().map(|(key, value)| format!("{key} = {value}")).collect(),
+        Err(error) => vec![error.to_string()],
+    };
+    if let Some(pipeline) = &config.pipeline {
+        let (repeats, chunks, layers) = (pipeline.repeats, pipeline.chunks, pipeline.layers_per_stage);
+        lines.push(format!("pipeline = {repeats} repeats, {chunks} chunks, {layers} layers per stage"));
     }
-    warnings
+    lines.extend(messages.iter().map(|message| format!("the message of {message}")));
+    lines.join("\n")
+}
+
+/// Writes some values as a checkpoint of their own into a directory that holds such alone: the newest.
+pub(crate) fn write_leaves(
+    directory: &Path,
+    about: About,
+    (declared, values): (&impl Tree<Leaf = Param>, &impl Tree<Leaf = Array>),
+    peers: Option<&dyn Peers>,
+) -> Result<PathBuf, CheckpointError> {
+    let is_first = peers.is_none_or(|peers| peers.number() == 0);
+    let directory = if is_first { Directory::open(directory)? } else { Directory::beside(directory) };
+    let snapshot = Snapshot::take(&form::leaves(declared, "")?, &values.leaves())?;
+    let contents = Contents { about, digests: Vec::new(), model: ModelFiles::default() };
+    let observer: Observer = Arc::new(|_| {});
+    let folder = write::write(&directory, contents, snapshot, (&observer, peers))?;
+    if is_first {
+        directory.retain(1, &observer)?;
+    }
+    Ok(folder)
 }

@@ -42,7 +42,8 @@ pub(super) fn write(
     let step = contents.about.step;
     let number = peers.map_or(0, Peers::number);
     let meet = |what: &str| {
-        let barrier = |peers: &dyn Peers| peers.barrier(&format!("the checkpoint of step {step} is {what}"));
+        let name = directory.path().file_name().unwrap_or_default().to_string_lossy();
+        let barrier = |peers: &dyn Peers| peers.barrier(&format!("the checkpoint of step {step} in {name} is {what}"));
         peers.map_or(Ok(()), barrier).map_err(CheckpointError::from)
     };
     let unfinished = if number == 0 { directory.start(step)? } else { directory.unfinished(step) };

@@ -109,6 +109,16 @@ impl RunConfig {
         self.train.batch / self.replicas().max(1)
     }
 
+    /// Whether each replica is a run of its own, of which this is one.
+    pub(crate) fn is_apart(&self) -> bool {
+        self.diloco.as_ref().is_some_and(|diloco| diloco.apart)
+    }
+
+    /// Rows of the batch that this run trains on.
+    pub(crate) fn rows_of_run(&self) -> usize {
+        if self.is_apart() { self.rows_of_replica() } else { self.train.batch }
+    }
+
     /// Rows whose gradient is computed at once: a microbatch of `train.microbatches`.
     pub(crate) fn rows_at_once(&self) -> usize {
         self.rows_of_replica() / self.train.microbatches.max(1)

@@ -423,6 +423,10 @@ section! {
         uneven_fragments: bool = false,
         /// Whether the outer parameters are compared between replicas after each sync.
         check_replicas: bool = false,
+        /// Whether each replica is a run of its own, with its own mesh, started by `--replica N`.
+        apart: bool = false,
+        /// With fewer replicas apart than these, the run waits.
+        min_replicas: usize = 1 => AtLeast(1.0),
     }
 }
 

@@ -157,10 +157,6 @@ impl RunConfig {
             let reason = "XLA partitions no program over several processes of CPUs; give explicit";
             return Err(invalid("partition.mode", mode.name(), reason).because(["target.processes"]));
         }
-        if let Some(diloco) = self.diloco.as_ref().filter(|_| self.crossing_processes() > 1) {
-            let reason = "replicas of a run in several processes do not lie in one program; give [diloco] to a run of one process";
-            return Err(invalid("diloco.replicas", diloco.replicas, reason).because(["target.processes"]));
-        }
         // With a topology there is no client.
         match self.target.platform.kind().filter(|_| self.target.topology.is_empty()) {
             Some(kind) => self.client_options(kind).map(drop),

@@ -63,9 +63,14 @@ impl RunConfig {
         if self.model.param_dtype.byte_count() >= DType::F32.byte_count() {
             unused.push(("train", "master_copies", is("model.param_dtype", self.model.param_dtype.name())));
         }
-        if let Some(DilocoConfig { streaming, transport, .. }) = &self.diloco {
+        if let Some(DilocoConfig { streaming, transport, apart, .. }) = &self.diloco {
             if !streaming {
                 unused.extend(OF_STREAMING.map(|key| ("diloco", key, "diloco.streaming is false".to_owned())));
+            }
+            if *apart {
+                unused.push(("diloco", "check_replicas", "diloco.apart is true".to_owned()));
+            } else {
+                unused.push(("diloco", "min_replicas", "diloco.apart is false".to_owned()));
             }
             if matches!(transport, Transport::F32 | Transport::Bf16) {
                 unused.push(("diloco", "block", is("diloco.transport", transport.name())));

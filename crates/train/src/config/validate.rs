@@ -291,8 +291,16 @@ impl RunConfig {
                 _ => Err(needs_section(&self.mesh.axes, "diloco", "a section [diloco]: add it, or give")),
             };
         };
-        let DilocoConfig { replicas, sync_period, fragments, streaming, .. } = *diloco;
-        if replicas != replicas_of_mesh {
+        let DilocoConfig { replicas, sync_period, fragments, streaming, apart, min_replicas, .. } = *diloco;
+        if min_replicas > replicas {
+            let reason = format!("it must be at most diloco.replicas, which is {replicas}");
+            return Err(invalid("diloco.min_replicas", min_replicas, &reason).because(["diloco.replicas"]));
+        }
+        if apart && replicas_of_mesh > 1 {
+            let reason = "replicas apart have a mesh each: leave out its axis \"diloco\"";
+            return Err(invalid("mesh.axes", &self.mesh.axes, reason).because(["diloco.apart"]));
+        }
+        if !apart && replicas != replicas_of_mesh {
             let reason = match replicas_of_mesh {
                 1 => format!(
                     "mesh.axes has no axis \"diloco\"; give it one of size {replicas}, as in diloco={replicas},data=-1"
@@ -343,7 +351,13 @@ impl RunConfig {
                 format!("it must be at least diloco.fragments, which is {fragments}: one fragment syncs at a time");
             return Err(invalid("diloco.sync_period", sync_period, &reason).because(["diloco.fragments"]));
         }
-        let period = sync_period / fragments * fragments;
+        let every = sync_period / fragments;
+        if apart && diloco.overlap_steps >= every {
+            let reason =
+                format!("it must be less than the {every} steps from sync to sync: replicas apart have one under way");
+            return Err(invalid("diloco.overlap_steps", diloco.overlap_steps, &reason).because(["diloco.apart"]));
+        }
+        let period = every * fragments;
         if diloco.overlap_steps >= period {
             let reason = format!("it must be less than the {period} steps until the same fragment syncs again");
             return Err(invalid("diloco.overlap_steps", diloco.overlap_steps, &reason));

@@ -195,6 +195,14 @@ impl Train {
         Ok(None)
     }
 
+    /// The number of this replica, where it is apart from others.
+    pub fn replica(&self) -> Option<usize> {
+        #[cfg(feature = "cluster")]
+        return self.processes.replica();
+        #[cfg(not(feature = "cluster"))]
+        None
+    }
+
     /// The overrides that flags are short for.
     pub fn overrides(&self) -> impl Iterator<Item = (&'static str, String)> {
         let quoted = |key: &str, text: &String| format!("{key}={}", toml::Value::String(text.clone()));

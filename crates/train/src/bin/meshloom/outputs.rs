@@ -93,6 +93,11 @@ impl Outputs {
         Ok(())
     }
 
+    /// Whether something is saved after so many steps.
+    pub fn saves_after(&self, done: u64, steps: u64) -> bool {
+        done == steps || self.checkpointer.as_ref().is_some_and(|each| each.is_due(done))
+    }
+
     /// A checkpoint, if one is due; and the parameters after the last step.
     pub fn save(&mut self, trainer: &Trainer, steps: u64) -> Result<()> {
         let done = trainer.steps_done();

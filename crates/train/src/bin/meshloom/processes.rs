@@ -1,5 +1,6 @@
 //! `--processes` and what belongs to it: this process as one of several.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use meshloom::pjrt::{Client, PlatformKind, ProcessPlace};
-use meshloom_cluster::{Crossing, JoinOptions, Launched, Member, OwnEnvironment, StoreForClients, Tls};
+use meshloom_cluster::{
+    Crossing, JoinOptions, Launched, Member, OwnEnvironment, ReplicaOptions, Replicas, StoreForClients, StoreOptions,
+    Tls,
+};
+use meshloom_train::config::RunConfig;
 
 /// Flags of a run of several processes.
 #[derive(Args)]
@@ -51,7 +56,20 @@ pub struct Processes {
     /// How long a process may give no sign of life before the others take it for dead
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     lease: u64,
+    /// Number of this replica, from 0, of a run of diloco.replicas that live apart, each with a mesh of its own. They
+    /// meet in the store, which must outlive them
+    #[arg(long, value_name = "N", help_heading = "Replicas apart", conflicts_with_all = FLAGS_OF_ONE_PROGRAM)]
+    replica: Option<usize>,
+    /// Where other replicas may read this one's messages [default: 127.0.0.1 and a free port]
+    #[arg(long, value_name = "IP:PORT", help_heading = "Replicas apart", requires = "replica")]
+    listen: Option<SocketAddr>,
+    /// How other replicas reach that, where it is not the same
+    #[arg(long, value_name = "HOST:PORT", help_heading = "Replicas apart", requires = "replica")]
+    advertise: Option<String>,
 }
+
+/// Flags of `train` that run nothing.
+const FLAGS_OF_ONE_PROGRAM: [&str; 2] = ["target", "debug_sharding"];
 
 fn parse_count(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "it must be a whole number of at least 1".to_owned())
@@ -61,6 +79,63 @@ impl Processes {
     /// Whether this is one of several processes.
     pub fn given(&self) -> bool {
         self.processes.is_some() || self.process_id.is_some()
+    }
+
+    /// The number of this replica, if it is apart from others.
+    pub fn replica(&self) -> Option<usize> {
+        self.replica
+    }
+
+    /// Connects to the other replicas, if they are apart.
+    pub fn replicas(&self, config: &RunConfig, member: Option<&Arc<Member>>) -> Result<Option<Arc<Replicas>>> {
+        let (Some(number), Some(diloco)) = (self.replica, &config.diloco) else { return Ok(None) };
+        let given = self.store.clone().or_else(|| std::env::var("MESHLOOM_STORE").ok().filter(|text| !text.is_empty()));
+        let Some(address) = given else {
+            bail!(
+                "--replica needs a store in which replicas meet: give --store http://HOST:PORT of an etcd, or set MESHLOOM_STORE"
+            );
+        };
+        let tls = self.tls()?;
+        let lease = Duration::from_secs(self.lease);
+        let store = StoreOptions {
+            lease,
+            limit: Duration::from_secs(self.join_limit.min(60)),
+            tls: tls.clone(),
+            user: self.user()?,
+            ..StoreOptions::new(address, self.job_or_default(), (number, diloco.replicas))
+        };
+        let options = ReplicaOptions {
+            number,
+            count: diloco.replicas,
+            least: diloco.min_replicas,
+            store,
+            listen: self.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0))),
+            advertise: self.advertise.clone(),
+            tls: tls.filter(|tls| tls.identity.is_some()),
+            limit: Duration::from_secs(self.join_limit),
+            patience: JoinOptions::default().patience,
+        };
+        Ok(Some(Arc::new(Replicas::connect(options, member)?)))
+    }
+
+    fn job_or_default(&self) -> String {
+        self.job.clone().unwrap_or_else(|| "meshloom".to_owned())
+    }
+
+    fn tls(&self) -> Result<Option<Tls>> {
+        let read = |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+        let identity = match (&self.store_cert, &self.store_key) {
+            (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
+            _ => None,
+        };
+        let authority = self.store_ca.as_ref().map(read).transpose()?;
+        Ok((authority.is_some() || identity.is_some()).then_some(Tls { authority, identity }))
+    }
+
+    fn user(&self) -> Result<Option<(String, String)>> {
+        let Some(name) = &self.store_user else { return Ok(None) };
+        let password = std::env::var("MESHLOOM_STORE_PASSWORD");
+        Ok(Some((name.clone(), password.context("--store-user needs the password in MESHLOOM_STORE_PASSWORD")?)))
     }
 
     /// The number of this process, and how many there are.
@@ -83,29 +158,19 @@ impl Processes {
         if !self.given() {
             return Ok(None);
         }
-        let read = |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
-        let identity = match (&self.store_cert, &self.store_key) {
-            (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
-            _ => None,
-        };
-        let authority = self.store_ca.as_ref().map(read).transpose()?;
-        let user = match &self.store_user {
-            Some(name) => {
-                let password = std::env::var("MESHLOOM_STORE_PASSWORD");
-                Some((name.clone(), password.context("--store-user needs the password in MESHLOOM_STORE_PASSWORD")?))
-            }
-            None => None,
-        };
+        // The processes of a replica meet apart from those of others.
+        let of_replica = self.replica.map(|number| format!("{}.replica-{number}", self.job_or_default()));
         let options = JoinOptions {
             place: self.process_id.zip(self.process_count),
             store: self.store.clone(),
-            tls: (authority.is_some() || identity.is_some()).then_some(Tls { authority, identity }),
-            user,
-            job: self.job.clone(),
+            tls: self.tls()?,
+            user: self.user()?,
+            job: of_replica.or_else(|| self.job.clone()),
             attempt: self.attempt,
             limit: Duration::from_secs(self.join_limit),
             lease: Duration::from_secs(self.lease),
             mpi: on == PlatformKind::Cpu,
+            starts_store: self.replica.is_none(),
             ..JoinOptions::default()
         };
         Ok(Some(Arc::new(Member::join(&options)?)))

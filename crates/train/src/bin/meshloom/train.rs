@@ -11,6 +11,7 @@ use meshloom::pjrt::{CacheUse, ProcessPlace, Topology};
 use meshloom_train::checkpoint::{self, Checkpoint, Fallback, Found};
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::{SkippedLines, TextDataset, Tokenized};
+use meshloom_train::exchange::Exchange;
 use meshloom_train::generate::{GenerateOptions, SamplingOptions};
 use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics, beside_entropy};
 use meshloom_train::parameters::{self, LoadOptions};
@@ -24,6 +25,8 @@ use crate::outputs::Outputs;
 #[cfg(feature = "cluster")]
 use crate::processes;
 use crate::{ahead, generate};
+#[cfg(feature = "cluster")]
+use meshloom_cluster::Member;
 
 /// This process as one of several.
 struct Part {
@@ -34,7 +37,8 @@ struct Part {
 pub fn run(arguments: &Train) -> Result<()> {
     let place = arguments.place()?;
     let processes = place.map(|(_, count)| ("--processes", format!("target.processes={count}")));
-    let config = arguments.config.load(arguments.overrides().chain(processes))?;
+    let apart = arguments.replica().map(|_| ("--replica", "diloco.apart=true".to_owned()));
+    let config = arguments.config.load(arguments.overrides().chain(processes).chain(apart))?;
     let mut settings = Settings::default();
     settings.time_limit = arguments.time_limit.map_or(settings.time_limit, Duration::from_secs);
     let topology = &config.target.topology;
@@ -52,24 +56,42 @@ pub fn run(arguments: &Train) -> Result<()> {
         bail!("{flag} is for compiling: give the hardware by --target, or by target.topology");
     }
     #[cfg(feature = "cluster")]
-    if let Some(member) = arguments.processes.join(config.platform_kind()?)? {
-        let part = Part { peers: member.clone(), process: processes::place(&member) };
-        return match train(arguments, &config, Some(part)) {
-            Ok(()) => Ok(member.leave()?),
-            Err(error) => {
-                member.fail(&error.to_string());
-                Err(error)
-            }
+    if arguments.processes.given() || arguments.replica().is_some() {
+        let member = arguments.processes.join(config.platform_kind()?)?;
+        let trained = train_with_others(arguments, &config, member.as_ref());
+        let (Err(error), Some(member)) = (&trained, &member) else { return trained };
+        let error = error.to_string();
+        member.fail(&error);
+        return match member.loss().filter(|loss| !error.contains(loss)) {
+            Some(loss) => bail!("{error}; {loss}"),
+            None => trained,
         };
     }
     if config.target.processes > 1 {
         let count = config.target.processes;
         bail!("target.processes is {count}: start as many processes, each with --processes auto or with --process-id");
     }
-    train(arguments, &config, None)
+    train(arguments, &config, None, None)
 }
 
-fn train(arguments: &Train, config: &RunConfig, part: Option<Part>) -> Result<()> {
+/// As one of several processes, of several replicas that are apart, or both.
+#[cfg(feature = "cluster")]
+fn train_with_others(arguments: &Train, config: &RunConfig, member: Option<&Arc<Member>>) -> Result<()> {
+    let replicas = arguments.processes.replicas(config, member)?;
+    let part = member.map(|member| Part { peers: member.clone(), process: processes::place(member) });
+    let exchange = replicas.clone().map(|replicas| replicas as Arc<dyn Exchange>);
+    let trained = train(arguments, config, part, exchange);
+    if let Some(replicas) = replicas {
+        match &trained {
+            Ok(()) => replicas.leave()?,
+            Err(_) => replicas.fail(),
+        }
+    }
+    trained?;
+    Ok(member.map_or(Ok(()), |member| member.leave())?)
+}
+
+fn train(arguments: &Train, config: &RunConfig, part: Option<Part>, exchange: Option<Arc<dyn Exchange>>) -> Result<()> {
     // One of several processes speaks for all.
     let is_first = part.as_ref().is_none_or(|part| part.process.number == 0);
     let say = |text: &str| {
@@ -119,6 +141,10 @@ fn train(arguments: &Train, config: &RunConfig, part: Option<Part>) -> Result<()
         Some(peers) => run.with_peers(peers.clone()),
         None => run,
     };
+    let run = match exchange {
+        Some(exchange) => run.with_exchange(exchange),
+        None => run,
+    };
     let mut trainer = match &checkpoint {
         Some(checkpoint) => {
             let trainer = Trainer::resume_run(run, text, &client, checkpoint)?;
@@ -127,6 +153,9 @@ fn train(arguments: &Train, config: &RunConfig, part: Option<Part>) -> Result<()
         }
         None => Trainer::of(run, text, &client)?,
     };
+    if trainer.steps_done() > done {
+        say(&format!("goes on with the other replicas after step {}", trainer.steps_done()));
+    }
     for warning in notes.iter().chain(trainer.warnings()) {
         say(&format!("warning: {warning}"));
     }
@@ -182,7 +211,11 @@ fn train(arguments: &Train, config: &RunConfig, part: Option<Part>) -> Result<()
             last = Some(metrics);
         }
         outputs.after_call(before, &trainer, &mut progress)?;
-        let evaluated = match trainer.evaluation_is_due(before, steps) {
+        let evaluates = trainer.evaluation_is_due(before, steps);
+        if evaluates || outputs.saves_after(trainer.steps_done(), steps) {
+            trainer.complete()?;
+        }
+        let evaluated = match evaluates {
             true => trainer.evaluate(),
             false => Ok(None),
         };
@@ -198,6 +231,7 @@ fn train(arguments: &Train, config: &RunConfig, part: Option<Part>) -> Result<()
             return Err(error.into());
         }
     }
+    trainer.complete()?;
     progress.finish();
     outputs.finish()?;
     let Some(last) = last.filter(|_| is_first) else { return Ok(()) };

@@ -1,0 +1,414 @@
+//! A replica that trains apart from the others: what it does between two steps when a fragment syncs.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::checkpoint::{About, Checkpoint, write_leaves};
+use super::diloco::{DilocoStep, StateOf};
+use super::exchange::{Exchange, Round};
+use super::model::Model;
+use super::peers::Peers;
+use super::resolve::Run;
+use super::run::{RunState, RunStateOf, RunStep};
+use super::step::TrainState;
+use super::trainer::laid_out_for;
+use crate::error::{Error, Execution, execute};
+use meshloom::compile::{Lowered, Program};
+use meshloom::ir::{DType, InternalError, Literal, TensorType};
+use meshloom::pjrt::{Array, Platform};
+use meshloom::trace::{Function, MapTree, Param, Specs, Tensor, TensorSpec, Tree};
+use meshloom::transform::diloco::{DilocoState, Fragment, OuterState, Schedule, Share};
+
+/// A sync that a replica cannot do.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ApartError {
+    /// The run does not know the others.
+    #[error(
+        "diloco.apart is true, but this run does not know the other replicas: start it by --replica N, or give it an Exchange"
+    )]
+    Alone,
+    /// A message is not what this replica sends.
+    #[error(
+        "a message of the round after step {round} has {found} bytes, not {expected}: replicas must run the same version of meshloom"
+    )]
+    Message {
+        /// The round.
+        round: u64,
+        /// Bytes that a message has.
+        expected: usize,
+        /// Bytes that it has.
+        found: usize,
+    },
+    /// Outer parameters are on their way.
+    #[error("the sync after step {round} is under way, and not part of the state yet: call Trainer::complete first")]
+    UnderWay {
+        /// The round.
+        round: u64,
+    },
+    /// The machine's fault.
+    #[error("there is no folder for the outer state that another replica is to take: {reason}")]
+    Folder {
+        /// What the system says.
+        reason: String,
+    },
+    /// A replica of several processes has no folder that all of them see.
+    #[error(
+        "replica of several processes: give --checkpoint DIR on a shared file system, so that others can join from its state"
+    )]
+    NoFolder,
+}
+
+meshloom::hlo::debug_is_message!(ApartError);
+
+/// The programs of a sync, of the fragments that have as many layers.
+struct SharePrograms {
+    share: Share,
+    message: Program,
+    decoded: Program,
+    added: Program,
+    updated: Program,
+    come_in: Program,
+}
+
+/// The same, before they are compiled.
+pub(super) struct LoweredShare {
+    share: Share,
+    lowered: [Lowered; 5],
+}
+
+/// All that a replica apart has beside its train step, before it is compiled.
+pub(super) struct LoweredApart {
+    shares: Vec<LoweredShare>,
+    taken_over: Lowered,
+}
+
+/// A replica among others.
+pub(super) struct Apart {
+    exchange: Arc<dyn Exchange>,
+    schedule: Schedule,
+    /// The share of each fragment, by its number.
+    fragments: Vec<(Fragment, usize)>,
+    shares: Vec<SharePrograms>,
+    taken_over: Program,
+    /// The round whose outer parameters are on their way.
+    under_way: Option<u64>,
+    /// Whether others take the outer state when they have come in.
+    gives: bool,
+    /// Where the outer state lies that others take.
+    folder: Option<tempfile::TempDir>,
+    /// Seconds that the last step waited for others.
+    pub(super) wait_seconds: f64,
+    time_limit: f64,
+}
+
+impl<M: Model> Run<M> {
+    /// What a replica apart runs beside its train step; none of other runs.
+    pub(super) fn lower_apart(&self, platform: &Platform) -> Result<Option<LoweredApart>, Error> {
+        let RunStep::Diloco(step) = &self.step else { return Ok(None) };
+        if step.apart.is_none() {
+            return Ok(None);
+        }
+        let shares = step.diloco.shares().into_iter().map(|share| self.lower_share(step, share, platform));
+        let shares = shares.collect::<Result<_, _>>()?;
+        let (state, number) = (specs_of(step), TensorSpec::new(DType::S32, []));
+        let taken_over = Function::trace("diloco_taken_over", Specs((state.clone(), number)), |(state, number)| {
+            let inner: TrainState<Tensor, _> = state.inner;
+            let inner = TrainState { step: number.reshape([1]), ..inner };
+            step.diloco.taken_over(DilocoState { inner, outer: state.outer, step: number })
+        })?;
+        let taken_over = self.lower_sync(taken_over.with_output_specs(&state)?, state.leaves().len(), platform)?;
+        Ok(Some(LoweredApart { shares, taken_over }))
+    }
+
+    fn lower_share(&self, step: &DilocoStep<M>, share: Share, platform: &Platform) -> Result<LoweredShare, Error> {
+        let (state, number) = (specs_of(step), TensorSpec::new(DType::S32, []));
+        let gradients = step.diloco.gradient_specs(share);
+        let message =
+            Function::trace("diloco_message", Specs((state.clone(), number.clone())), |(state, fragment)| {
+                step.diloco.message((share, fragment), &state)
+            })?;
+        // Of dimensions without names, each device has all.
+        let whole = |spec: &TensorSpec| {
+            let rank = spec.ty.rank();
+            TensorSpec::new(spec.ty.dtype, &spec.ty.dims[..]).with_axes(&vec![""; rank])
+        };
+        let sent: Vec<TensorSpec> = message.outputs().iter().map(whole).collect();
+        let message = message.with_output_specs(&sent)?;
+        let decoded = Function::trace("diloco_decoded", Specs(sent), |message| step.diloco.decoded(share, message))?;
+        let two = Specs((gradients.clone(), gradients.clone()));
+        let added = Function::trace("diloco_added", two, |(sum, more): (Vec<Tensor>, Vec<Tensor>)| {
+            sum.into_iter().zip(more).map(|(sum, more)| sum + more).collect::<Vec<_>>()
+        })?;
+        let of_update =
+            Specs((state.outer.clone(), number.clone(), gradients.clone(), TensorSpec::new(DType::F32, [])));
+        let updated = Function::trace("diloco_updated", of_update, |(outer, fragment, sum, count)| {
+            step.diloco.updated((share, fragment), &outer, sum, count)
+        })?;
+        let come_in = Function::trace("diloco_come_in", Specs((state.clone(), number)), |(state, fragment)| {
+            step.diloco.come_in((share, fragment), state)
+        })?;
+        let (of_outer, of_state) = (state.outer.leaves().len(), state.leaves().len());
+        let lowered = [
+            self.lower_sync(message, 0, platform)?,
+            self.lower_sync(decoded.with_output_specs(&gradients)?, 0, platform)?,
+            self.lower_sync(added.with_output_specs(&gradients)?, gradients.len(), platform)?,
+            self.lower_sync(updated.with_output_specs(&state.outer)?, of_outer, platform)?,
+            self.lower_sync(come_in.with_output_specs(&state)?, of_state, platform)?,
+        ];
+        Ok(LoweredShare { share, lowered })
+    }
+
+    /// A program whose first `replaced` inputs are replaced by its first outputs.
+    fn lower_sync<I, O>(&self, function: Function<I, O>, replaced: usize, platform: &Platform) -> Result<Lowered, Error>
+    where
+        I: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
+        O: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
+    {
+        let aliases = (0..replaced).map(|index| (index, index)).collect();
+        self.lower_beside_step(function.graph(), aliases, platform)
+    }
+}
+
+fn specs_of<M: Model>(step: &DilocoStep<M>) -> StateOf<M, TensorSpec> {
+    step.state().map(|_, param| param.spec.clone())
+}
+
+impl LoweredApart {
+    /// Compiles all programs.
+    pub(super) fn compile(
+        &self,
+        (exchange, schedule): (Arc<dyn Exchange>, Schedule),
+        share: impl Fn(Fragment) -> Share,
+        time_limit: f64,
+        mut compile: impl FnMut(&Lowered) -> Result<Program, Error>,
+    ) -> Result<Apart, Error> {
+        let mut shares = Vec::new();
+        for LoweredShare { share, lowered: [message, decoded, added, updated, come_in] } in &self.shares {
+            shares.push(SharePrograms {
+                share: *share,
+                message: compile(message)?,
+                decoded: compile(decoded)?,
+                added: compile(added)?,
+                updated: compile(updated)?,
+                come_in: compile(come_in)?,
+            });
+        }
+        let place = |fragment| {
+            let found = shares.iter().position(|programs| programs.share == share(fragment));
+            found.map(|place| (fragment, place)).ok_or_else(|| InternalError::new("a fragment", "its programs").into())
+        };
+        let fragments = schedule.fragments().map(place).collect::<Result<_, Error>>()?;
+        let taken_over = compile(&self.taken_over)?;
+        Ok(Apart {
+            exchange,
+            schedule,
+            fragments,
+            shares,
+            taken_over,
+            under_way: None,
+            gives: false,
+            folder: None,
+            wait_seconds: 0.0,
+            time_limit,
+        })
+    }
+}
+
+impl Apart {
+    /// Begins with the others, after so many steps; also after how many.
+    pub(super) fn begin<M: Model>(
+        &mut self,
+        (form, step): (&str, u64),
+        state: RunStateOf<M, Array>,
+        declared: &RunStateOf<M, Param>,
+        giving: &Giving<'_>,
+    ) -> Result<(RunStateOf<M, Array>, u64), Error> {
+        let beginning = self.exchange.begin(form, step)?;
+        let RunState::Diloco(declared) = declared else { return Err(not_apart()) };
+        if beginning.gives {
+            self.give::<M>(beginning.step, &outer_of(&state)?, &declared.outer, giving)?;
+        }
+        let Some(folder) = beginning.taken else { return Ok((state, beginning.step)) };
+        let checkpoint = Checkpoint::open(folder)?;
+        let (mut leaves, program) = (state.leaves(), &self.taken_over);
+        let (of_inner, of_outer) = (declared.inner.leaves().len(), declared.outer.leaves().len());
+        let outer = of_inner..of_inner + of_outer;
+        let executable = program.executable();
+        let specs = &program.inputs()[outer.clone()];
+        let taken = checkpoint.load(&declared.outer, specs, executable.client(), executable.devices())?;
+        leaves.splice(outer, taken);
+        let number = program.put(leaves.len(), &scalar(beginning.step))?;
+        leaves.push(number);
+        let leaves = self.run(program, beginning.step, leaves)?;
+        Ok((state.fill(leaves)?, beginning.step))
+    }
+
+    /// What messages are made of, a line for each share.
+    pub(super) fn messages(&self) -> Vec<String> {
+        let types = |program: &Program| program.inputs().iter().map(|spec| spec.ty.to_string()).collect::<Vec<_>>();
+        let line = |programs: &SharePrograms| format!("{:?} = {}", programs.share, types(&programs.decoded).join(" "));
+        self.shares.iter().map(line).collect()
+    }
+
+    /// Whether something happens after this step.
+    pub(super) fn is_busy_after(schedule: Schedule, step: u64) -> bool {
+        let event = schedule.after_step(step as usize);
+        event.sent.is_some() || event.applied.is_some()
+    }
+
+    /// What happens after a step.
+    pub(super) fn after_step<M: Model>(
+        &mut self,
+        (step, mut state): (u64, RunStateOf<M, Array>),
+        declared: &RunStateOf<M, Param>,
+        giving: &Giving<'_>,
+    ) -> Result<RunStateOf<M, Array>, Error> {
+        self.wait_seconds = 0.0;
+        let event = self.schedule.after_step(step as usize);
+        if let Some(fragment) = event.sent {
+            let (programs, number) = self.programs(fragment)?;
+            let mut arguments = state.leaves();
+            arguments.push(programs.message.put(arguments.len(), &Literal::scalar(number))?);
+            let parts = self.run(&programs.message, step, arguments)?;
+            let mut message = Vec::new();
+            for part in parts {
+                let own = part.layout().own_devices().next().unwrap_or(0);
+                message.extend_from_slice(part.shard(own)?.bytes());
+            }
+            self.exchange.send(step, step + self.schedule.overlap() as u64, message)?;
+            self.under_way = Some(step);
+        }
+        if let Some(fragment) = event.applied {
+            state = self.complete::<M>(state)?;
+            let (programs, number) = self.programs(fragment)?;
+            let mut arguments = state.leaves();
+            arguments.push(programs.come_in.put(arguments.len(), &Literal::scalar(number))?);
+            let leaves = self.run(&programs.come_in, step, arguments)?;
+            state = state.fill(leaves)?;
+            if std::mem::take(&mut self.gives) {
+                let RunState::Diloco(declared) = declared else { return Err(not_apart()) };
+                self.give::<M>(step, &outer_of(&state)?, &declared.outer, giving)?;
+            }
+        }
+        Ok(state)
+    }
+
+    /// Waits for the messages that are on their way, if any are, and replaces the outer parameters.
+    pub(super) fn complete<M: Model>(&mut self, state: RunStateOf<M, Array>) -> Result<RunStateOf<M, Array>, Error> {
+        let Some(round) = self.under_way.take() else { return Ok(state) };
+        let start = Instant::now();
+        let Round { messages, gives } = self.exchange.receive(round)?;
+        self.wait_seconds += start.elapsed().as_secs_f64();
+        self.gives = gives;
+        let fragment = self.schedule.after_step(round as usize).sent;
+        let fragment = fragment.ok_or_else(|| Error::from(InternalError::new("a round", "a fragment")))?;
+        let (programs, number) = self.programs(fragment)?;
+        let mut sum: Option<Vec<Array>> = None;
+        let count = messages.len();
+        for message in messages {
+            let arguments = programs.decoded.put(0, &parts_of(&programs.decoded, round, &message)?)?;
+            let gradients = self.run(&programs.decoded, round, arguments)?;
+            sum = Some(match sum {
+                None => gradients,
+                Some(sum) => self.run(&programs.added, round, [sum, gradients].concat())?,
+            });
+        }
+        let sum = sum.ok_or_else(|| Error::from(InternalError::new("a round", "a message")))?;
+        let (mut leaves, outer) = (state.leaves(), outer_of(&state)?);
+        let outer_count = outer.leaves().len();
+        let mut arguments = outer.leaves();
+        arguments.push(programs.updated.put(arguments.len(), &Literal::scalar(number))?);
+        arguments.extend(sum);
+        arguments.push(programs.updated.put(arguments.len(), &Literal::scalar(count as f32))?);
+        let outer = self.run(&programs.updated, round, arguments)?;
+        // Behind them is the number of steps.
+        let end = leaves.len() - 1;
+        leaves.splice(end - outer_count..end, outer);
+        Ok(state.fill(leaves)?)
+    }
+
+    /// An error where outer parameters are on their way.
+    pub(super) fn check_complete(&self) -> Result<(), ApartError> {
+        self.under_way.map_or(Ok(()), |round| Err(ApartError::UnderWay { round }))
+    }
+
+    fn programs(&self, fragment: Fragment) -> Result<(&SharePrograms, i32), Error> {
+        let found = self.fragments.iter().find(|(each, _)| *each == fragment);
+        let programs = found.and_then(|(_, place)| self.shares.get(*place));
+        let number = if let Fragment::Part(number) = fragment { number as i32 } else { 0 };
+        Ok((programs.ok_or_else(|| InternalError::new("a fragment", "its programs"))?, number))
+    }
+
+    fn run(&self, program: &Program, step: u64, arguments: Vec<Array>) -> Result<Vec<Array>, Error> {
+        let arguments = laid_out_for(program, arguments)?;
+        let arguments: Vec<&Array> = arguments.iter().collect();
+        execute(Execution::Sync(step), program, &arguments, self.time_limit)
+    }
+
+    /// Writes the outer state to where others can read it.
+    fn give<M: Model>(
+        &mut self,
+        step: u64,
+        state: &OuterState<super::step::Params<M, Array>>,
+        declared: &OuterState<super::step::Params<M, Param>>,
+        giving: &Giving<'_>,
+    ) -> Result<(), Error> {
+        let directory = match (giving.peers, &giving.directory) {
+            (None, _) => {
+                let folder = tempfile::tempdir();
+                let folder = folder.map_err(|error| ApartError::Folder { reason: error.to_string() })?;
+                self.folder.insert(folder).path().to_owned()
+            }
+            (Some(_), Some(directory)) => directory.join(GIVEN),
+            (Some(_), None) => return Err(ApartError::NoFolder.into()),
+        };
+        let about = About { step, ..giving.about.clone() };
+        let folder = write_leaves(&directory, about, (declared, state), giving.peers)?;
+        Ok(self.exchange.give(step, &folder)?)
+    }
+}
+
+/// The folder beside the checkpoints of a replica of several processes in which others find the outer state.
+const GIVEN: &str = "given";
+
+/// What is needed to give the outer state to others.
+pub(super) struct Giving<'a> {
+    /// What the run is.
+    pub(super) about: About,
+    /// The processes of the replica, if it has several ..
+    pub(super) peers: Option<&'a dyn Peers>,
+    /// .. and a folder that all of them see.
+    pub(super) directory: Option<PathBuf>,
+}
+
+fn outer_of<P: Clone, T: Clone>(state: &RunState<T, P>) -> Result<OuterState<P>, Error> {
+    match state {
+        RunState::Diloco(state) => Ok(state.outer.clone()),
+        RunState::Single(_) => Err(not_apart()),
+    }
+}
+
+fn not_apart() -> Error {
+    InternalError::new("a replica apart", "the state of DiLoCo").into()
+}
+
+fn scalar(step: u64) -> Literal {
+    Literal::scalar(i32::try_from(step).unwrap_or(i32::MAX))
+}
+
+/// A message as the program takes it that reads it.
+fn parts_of(program: &Program, round: u64, message: &[u8]) -> Result<Vec<Literal>, Error> {
+    let types = || program.inputs().iter().map(|spec| &spec.ty);
+    let (expected, found) = (types().map(|ty| ty.byte_count()).sum(), message.len());
+    if expected != found {
+        return Err(ApartError::Message { round, expected, found }.into());
+    }
+    let mut rest = message;
+    let part = |ty: &TensorType| {
+        let (part, behind) = rest.split_at(ty.byte_count());
+        rest = behind;
+        Ok(Literal::from_bytes(ty.clone(), part.to_vec())?)
+    };
+    types().map(part).collect()
+}

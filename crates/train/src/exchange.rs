@@ -1,0 +1,94 @@
+//! The other replicas of a run, as the training of one that lives apart sees them.
+
+use std::fmt::Debug;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// This replica among those of a run, and what travels between them. All processes of a replica call the same methods
+/// in the same order.
+pub trait Exchange: Debug + Send + Sync {
+    /// Its number.
+    fn number(&self) -> usize;
+
+    /// Returns when the run begins or takes in this replica, which has done `step` steps. `form` is what replicas have
+    /// alike, in lines.
+    ///
+    /// # Errors
+    /// Others have another form, or cannot be reached.
+    fn begin(&self, form: &str, step: u64) -> Result<Beginning, ExchangeError>;
+
+    /// Sends the message of the round after step `round`, and returns at once. It comes in after step `use_at`.
+    ///
+    /// # Errors
+    /// The others cannot be reached.
+    fn send(&self, round: u64, use_at: u64, message: Vec<u8>) -> Result<(), ExchangeError>;
+
+    /// Waits for what came of the round: the same on all replicas.
+    ///
+    /// # Errors
+    /// The others went on without this replica, or cannot be reached.
+    fn receive(&self, round: u64) -> Result<Round, ExchangeError>;
+
+    /// Gives the outer state after a step, in the files of a folder, to those who join.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    fn give(&self, step: u64, folder: &Path) -> Result<(), ExchangeError>;
+}
+
+/// How a replica begins.
+#[derive(Clone, Debug)]
+pub struct Beginning {
+    /// After so many steps.
+    pub step: u64,
+    /// Whether it is to give its outer state to others.
+    pub gives: bool,
+    /// The folder with the outer state that it takes; none: its own.
+    pub taken: Option<PathBuf>,
+}
+
+/// What came of a round.
+#[derive(Clone, Debug)]
+pub struct Round {
+    /// The messages that count, in the order of their replicas.
+    pub messages: Vec<Vec<u8>>,
+    /// Whether this replica is to give its outer state to others.
+    pub gives: bool,
+}
+
+/// Why replicas do not go on together.
+#[derive(Clone, thiserror::Error)]
+#[error(transparent)]
+pub struct ExchangeError(pub Arc<dyn std::error::Error + Send + Sync>);
+
+meshloom::hlo::debug_is_message!(ExchangeError);
+
+#[cfg(feature = "cluster")]
+impl Exchange for meshloom_cluster::Replicas {
+    fn number(&self) -> usize {
+        self.number()
+    }
+
+    fn begin(&self, form: &str, step: u64) -> Result<Beginning, ExchangeError> {
+        let meshloom_cluster::Beginning { step, gives, taken } = self.begin(form, step).map_err(failed)?;
+        Ok(Beginning { step, gives, taken })
+    }
+
+    fn send(&self, round: u64, use_at: u64, message: Vec<u8>) -> Result<(), ExchangeError> {
+        self.send(round, use_at, message).map_err(failed)
+    }
+
+    fn receive(&self, round: u64) -> Result<Round, ExchangeError> {
+        let meshloom_cluster::Round { messages, gives } = self.receive(round).map_err(failed)?;
+        Ok(Round { messages: messages.into_iter().map(|(_, message)| message.to_vec()).collect(), gives })
+    }
+
+    fn give(&self, step: u64, folder: &Path) -> Result<(), ExchangeError> {
+        self.give(step, folder).map_err(failed)
+    }
+}
+
+#[cfg(feature = "cluster")]
+fn failed(error: meshloom_cluster::ReplicaError) -> ExchangeError {
+    ExchangeError(Arc::new(error))
+}
