@@ -3,7 +3,7 @@
 use meshloom_train::config::RunConfig;
 
 /// What a section or a value needs of the rest of the config.
-const NEEDED: [(&str, &[&str]); 20] = [
+const NEEDED: [(&str, &[&str]); 21] = [
     (
         "pipeline.",
         &["mesh.axes=stage=2,fsdp=4", "pipeline.microbatches=4", "pipeline.repeats=2", "pipeline.layers_per_stage=1"],
@@ -15,6 +15,7 @@ const NEEDED: [(&str, &[&str]); 20] = [
     ("pipeline.schedule=zb-v", &["pipeline.repeats=1", "pipeline.chunks=2"]),
     ("pipeline.schedule=auto", &["pipeline.repeats=1", "pipeline.chunks=2"]),
     ("diloco.", &["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"]),
+    ("diloco.apart=true", &["mesh.axes=fsdp=8"]),
     ("remat.policy=save", &["remat.names=[\"mlp_hidden\"]"]),
     ("remat.policy=offload", &["remat.names=[\"mlp_hidden\"]"]),
     ("pipeline.remat=save", &["pipeline.remat_names=[\"mlp_hidden\"]"]),
