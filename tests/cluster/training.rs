@@ -24,11 +24,9 @@ const fn case([processes, devices]: [usize; 2], mesh: &'static str, settings: &'
 const PIPELINE: &[&str] = &["model.layers=4", "pipeline.microbatches=4", "pipeline.repeats=2"];
 const EXPERTS: &[&str] = &["model.family=mixtral", "model.experts=4", "model.moe_mlp=32"];
 
-/// The first five run by default, the others by `MESHLOOM_CASES`.
+/// The first four run by default, the others by `MESHLOOM_CASES`.
 const CASES: &[Case] = &[
     case([2, 2], "data=1,fsdp=2,tensor=2", &[]),
-    // An axis that lies within processes and across them.
-    case([2, 2], "fsdp=4", &["train.microbatches=2"]),
     case([3, 1], "data=3", &["train.batch=6"]),
     case([2, 2], "stage=2,data=2", PIPELINE),
     case(
@@ -36,6 +34,8 @@ const CASES: &[Case] = &[
         "replica=2,expert=2",
         &["model.family=mixtral", "model.experts=4", "model.moe_mlp=32", "train.microbatches=2"],
     ),
+    // An axis that lies within processes and across them.
+    case([2, 2], "fsdp=4", &["train.microbatches=2"]),
     case([4, 1], "data=2,fsdp=2", &[]),
     case([2, 4], "tensor=2,fsdp=4", &[]),
     case([2, 4], "data=2,fsdp=4", &[]),
@@ -83,7 +83,7 @@ const CASES: &[Case] = &[
 
 #[test]
 fn steps_equal_those_of_one_process() {
-    let count = cases_by_option(5);
+    let count = cases_by_option(4);
     for Case { processes, devices, mesh, settings } in CASES.iter().take(count) {
         println!("{processes} x {devices}: {mesh} {settings:?}");
         let mesh = format!("mesh.axes={mesh}");
@@ -97,7 +97,7 @@ fn steps_equal_those_of_one_process() {
 /// What a step sends to other processes is what the ledger says of the axes that cross.
 #[test]
 fn bytes_are_those_of_the_ledger() {
-    for (mesh, devices) in [("data=2,fsdp=2", 2), ("fsdp=4", 2)] {
+    for (mesh, devices) in [("fsdp=4", 2), ("data=2,fsdp=2", 2)].into_iter().take(cases_by_option(1)) {
         let mesh = format!("mesh.axes={mesh}");
         let sent = |steps: u64| {
             let run = Run::new(steps, &[&mesh]);
@@ -202,15 +202,16 @@ fn wrong_use_is_refused() {
 /// DiLoCo replicas of one program, each in a process of its own: the outer parameters are those of one process.
 #[test]
 fn replicas_of_a_program_in_processes() {
-    for streaming in
-        [&[][..], &["diloco.streaming=true", "diloco.fragments=3", "diloco.overlap_steps=1", "diloco.transport=int4"]]
-    {
-        let settings = ["mesh.axes=diloco=2,fsdp=2", "diloco.replicas=2", "diloco.sync_period=6", "train.batch=8"];
+    let streaming = ["diloco.streaming=true", "diloco.fragments=3", "diloco.overlap_steps=1", "diloco.transport=int4"];
+    let cases = [("mesh.axes=diloco=2", 1, &streaming[..]), ("mesh.axes=diloco=2,fsdp=2", 2, &[])];
+    for (mesh, devices, streaming) in cases.into_iter().take(cases_by_option(1)) {
+        let settings = [mesh, "diloco.replicas=2", "diloco.sync_period=6", "train.batch=8"];
         let run = Run::new(7, &[&settings[..], streaming].concat());
         let saved = |name: &str| run.path(name).to_string_lossy().into_owned();
-        run.alone_with(4, &["--checkpoint", &saved("alone-checkpoints")]);
-        run.together_with(2, 2, &["--checkpoint", &saved("together-checkpoints")]);
-        let declared = [&TINY[..], &settings, streaming, &["target.devices=4"]].concat();
+        run.alone_with(2 * devices, &["--checkpoint", &saved("alone-checkpoints")]);
+        run.together_with(2, devices, &["--checkpoint", &saved("together-checkpoints")]);
+        let all = format!("target.devices={}", 2 * devices);
+        let declared = [&TINY[..], &settings, streaming, &[&all]].concat();
         let [alone, together] = ["alone-checkpoints", "together-checkpoints"].map(|name| run.outer(name, &declared));
         compare_outer(&alone, &together, 1e-6);
     }

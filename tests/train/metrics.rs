@@ -9,7 +9,15 @@ use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics, beside_entro
 use meshloom_train::summary::{MemoryUse, Summary};
 
 fn step(step: u64, loss: f64) -> StepMetrics {
-    StepMetrics { step, loss, grad_norm: 0.25, tokens_per_second: 12345.678, step_seconds: 1.0, data_seconds: 0.125, wait_seconds: None }
+    StepMetrics {
+        step,
+        loss,
+        grad_norm: 0.25,
+        tokens_per_second: 12345.678,
+        step_seconds: 1.0,
+        data_seconds: 0.125,
+        wait_seconds: None,
+    }
 }
 
 /// The number as the line has it, which must be what JSON reads back.
