@@ -1,17 +1,17 @@
-//! meshloom's pipeline against the same one in JAX, partitioned by XLA (benches/jax/pipeline.py), over eight CPU
+//! meshloom's pipeline against the same one in JAX, partitioned by XLA (benches/jax/pipeline.py), over eight or two CPU
 //! devices: the gradient of a mean square through eight or four Llama-like layers, from the same weights and inputs.
 //!
 //! ```text
-//! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench pipeline             # both configs, all forms, three rounds
+//! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench pipeline              # everything, three rounds
 //! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench pipeline -- 10 B bsw  # ten rounds of one
 //! ```
 //!
 //! Configs: A is 8 layers over 4 stages x 2 fsdp, 8 microbatches; B 4 layers over 2 stages x 2 data x 2 fsdp, 4
-//! microbatches; both two repeats, two chunks or two layers per stage, everything rematerialized but where a form is
-//! called kept. Where stages branch, JAX's is the circular one. JAX's process steps in turn with ours, so that both see
-//! the same machine; ratios are ours / JAX's. What moves is read off both compiled modules by the same analysis. The
-//! frontend is from closure to serialized HLO here, trace and lowering there; each is the first in its process. Without
-//! a Python that has JAX, ours alone is printed.
+//! microbatches; C 4 layers over 2 stages of one device each, 8 microbatches; all two repeats, two chunks or two layers
+//! per stage, everything rematerialized but where a form is called kept. Where stages branch, JAX's is the circular
+//! one. JAX's process steps in turn with ours, so that both see the same machine; ratios are ours / JAX's. What moves
+//! is read off both compiled modules by the same analysis. The frontend is from closure to serialized HLO here, trace
+//! and lowering there; each is the first in its process. Without a Python that has JAX, ours alone is printed.
 //!
 //! The last table has all forms. Where devices share cores, the time of the process' threads counts what is executed,
 //! so it should be as the simulator's work: that of all items, and of bubbles where stages do not branch. With a core
@@ -42,7 +42,6 @@ use meshloom_benches::jax::Jax;
 use meshloom_benches::median;
 use serde::Deserialize;
 
-const DEVICES: usize = 8;
 const MIB: f64 = (1 << 20) as f64;
 
 const MICROBATCH: usize = 4;
@@ -70,13 +69,15 @@ meshloom::tree! {
 struct Case {
     name: &'static str,
     mesh: &'static str,
+    devices: usize,
     stages: usize,
     microbatches: usize,
 }
 
-const CASES: [Case; 2] = [
-    Case { name: "A", mesh: "stage=4,data=1,fsdp=2", stages: 4, microbatches: 8 },
-    Case { name: "B", mesh: "stage=2,data=2,fsdp=2", stages: 2, microbatches: 4 },
+const CASES: [Case; 3] = [
+    Case { name: "A", mesh: "stage=4,data=1,fsdp=2", devices: 8, stages: 4, microbatches: 8 },
+    Case { name: "B", mesh: "stage=2,data=2,fsdp=2", devices: 8, stages: 2, microbatches: 4 },
+    Case { name: "C", mesh: "stage=2,data=1,fsdp=1", devices: 2, stages: 2, microbatches: 8 },
 ];
 
 /// A form of the pipeline.
@@ -233,7 +234,7 @@ struct Ours {
 
 impl Ours {
     fn new(case: &Case, form: &Form, client: &Client) -> anyhow::Result<Ours> {
-        let mesh = Mesh::parse(case.mesh, DEVICES)?;
+        let mesh = Mesh::parse(case.mesh, case.devices)?;
         let rules = RuleSets::uniform(Rules::preset("decoder", false)?);
         let options =
             LowerOptions { sharding: Some((&mesh, &rules)), deny_replication: true, ..LowerOptions::default() };
@@ -251,7 +252,7 @@ impl Ours {
             frontend_seconds,
             compile_seconds,
             temporary_bytes: executable.memory_stats()?.temporary as f64,
-            collectives: collectives(&module, Devices::partitioned(DEVICES)).along(&mesh),
+            collectives: collectives(&module, Devices::partitioned(case.devices)).along(&mesh),
         };
         Ok(Ours { compiled, inputs, figures })
     }
@@ -315,7 +316,8 @@ fn start_jax_in(folder: &Path, case: &Case, variant: &str, inputs: &Inputs<Liter
         frontend_seconds: ready.lower_seconds,
         compile_seconds: ready.compile_seconds,
         temporary_bytes: ready.temp_bytes,
-        collectives: collectives(&module, Devices::partitioned(DEVICES)).along(&Mesh::parse(case.mesh, DEVICES)?),
+        collectives: collectives(&module, Devices::partitioned(case.devices))
+            .along(&Mesh::parse(case.mesh, case.devices)?),
     };
     Ok((jax, figures))
 }
@@ -471,8 +473,8 @@ fn main() -> anyhow::Result<()> {
         chosen.peek().is_none() || chosen.any(|argument| argument == name)
     };
     let (cases, forms) = (CASES.map(|case| case.name), FORMS.map(|form| form.name));
-    let client = Client::cpu(DEVICES)?;
     for case in CASES.iter().filter(|case| asked(&cases, case.name)) {
+        let client = Client::cpu(case.devices)?;
         let asked = FORMS.iter().filter(|form| asked(&forms, form.name));
         let all = asked.map(|form| measure(case, form, rounds, &client)).collect::<anyhow::Result<Vec<_>>>()?;
         print_forms(&all);

@@ -89,6 +89,7 @@ class Config:
 CONFIGS = {
     "A": Config(stage=4, fsdp=2, data=1, layers=8, repeats=2, microbatches=8),
     "B": Config(stage=2, fsdp=2, data=2, layers=4, repeats=2, microbatches=4),
+    "C": Config(stage=2, fsdp=1, data=1, layers=4, repeats=2, microbatches=8),
 }
 
 # Parameters and inputs

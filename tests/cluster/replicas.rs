@@ -184,6 +184,10 @@ fn wrong_use_is_refused() {
     let late = [&LATE.map(|setting| ["--set", setting]).concat()[..], &["--set", "diloco.overlap_steps=4"]].concat();
     refused("replica0-0", &mut replicas.start(0, &late), "diloco.overlap_steps");
     refused("replica0-0", &mut replicas.start(0, &["--listen", "203.0.113.1:1"]), "cannot listen at 203.0.113.1:1");
+    let unspecified = "cannot listen at 0.0.0.0:0: others cannot tell which host that is";
+    refused("replica0-0", &mut replicas.start(0, &["--listen", "0.0.0.0:0"]), unspecified);
+    let given = ["--load-parameters", "parameters.safetensors"];
+    refused("replica0-0", &mut replicas.start(0, &given), "set train.init for all of them");
     let lost = Replicas { store: "http://127.0.0.1:1", limit: "2", ..replicas };
     refused("replica0-0", &mut lost.start(0, &[]), "does not answer");
     // Both say what differs.

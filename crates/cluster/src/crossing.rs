@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use meshloom_hlo::crossing::{self, Combine, CrossingKind};
 use meshloom_mpi::{Incoming, MpiError, Outgoing, World};
@@ -24,6 +24,9 @@ pub type GiveUp = Box<dyn Fn(Duration) -> Option<String> + Send + Sync>;
 
 /// A call, and what it is of.
 type Job = (ForeignCall, crossing::Crossing, usize, Arc<Links>);
+
+/// How long the loss of a process may take to be known after MPI has failed.
+const EXPLAINED_WITHIN: Duration = Duration::from_secs(15);
 
 /// The processes that collectives cross to.
 pub struct Links {
@@ -61,6 +64,20 @@ impl Links {
     /// Bytes that collectives of this process have sent to others so far.
     pub fn sent_bytes(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Where a call of MPI fails, another process may be gone, which MPI does not name: whoever watches knows it when
+    /// its lease has ended.
+    fn explained(&self, error: MpiError) -> MpiError {
+        let MpiError::Call { call, reason } = &error else { return error };
+        let start = Instant::now();
+        while start.elapsed() < EXPLAINED_WITHIN {
+            if let Some(known) = (self.give_up)(Duration::ZERO) {
+                return MpiError::GivenUp { reason: format!("{known} ({call} of MPI: {reason})") };
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        error
     }
 
     /// Has a device's thread do a call.
@@ -136,7 +153,8 @@ impl Group<'_> {
             .into_iter()
             .map(|(from, bytes)| Incoming { from: process(from), tag: self.tag(from, self.rank), bytes })
             .collect();
-        self.links.world.exchange(&outgoing, &mut incoming, &*self.links.give_up)
+        let exchanged = self.links.world.exchange(&outgoing, &mut incoming, &*self.links.give_up);
+        exchanged.map_err(|error| self.links.explained(error))
     }
 
     fn others(&self) -> impl Iterator<Item = usize> {

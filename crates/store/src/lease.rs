@@ -61,7 +61,7 @@ impl Lease {
 async fn keep_alive(
     etcd: Arc<Etcd>,
     id: i64,
-    length: Duration,
+    mut length: Duration,
     ended: Arc<AtomicBool>,
     mut stopped: watch::Receiver<()>,
 ) {
@@ -74,8 +74,8 @@ async fn keep_alive(
         };
         match answer {
             // The length counts from when etcd had the question, which is not before it was asked.
-            Ok(true) => (renewed, has_warned) = (asked, false),
-            Ok(false) => return ended.store(true, Ordering::Release),
+            Ok(Some(granted)) => (renewed, has_warned, length) = (asked, false, granted),
+            Ok(None) => return ended.store(true, Ordering::Release),
             // It may still be there after its length, if etcd was away for as long; etcd then knows it when it is back.
             Err(error) if !has_warned => {
                 has_warned = true;
@@ -95,14 +95,14 @@ async fn keep_alive(
     }
 }
 
-/// Whether the lease goes on.
-async fn renew(etcd: &Etcd, id: i64, limit: Duration) -> Result<bool, StoreError> {
+/// The length of the lease, as it was asked for, if it goes on.
+async fn renew(etcd: &Etcd, id: i64, limit: Duration) -> Result<Option<Duration>, StoreError> {
     let renewing = async {
         let question = LeaseKeepAliveRequest { id };
         let (_questions, mut answers) =
             etcd.stream::<_, LeaseKeepAliveResponse>("/etcdserverpb.Lease/LeaseKeepAlive", question).await?;
         match answers.message().await {
-            Ok(Some(answer)) => Ok(answer.ttl > 0),
+            Ok(Some(answer)) => Ok((answer.ttl > 0).then(|| Duration::from_secs(answer.ttl.cast_unsigned()))),
             Ok(None) => Err(StoreError::Unreachable {
                 address: etcd.address().to_owned(),
                 reason: "the stream of heartbeats has ended".to_owned(),

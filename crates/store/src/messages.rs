@@ -66,8 +66,6 @@ pub(crate) struct PutResponse {}
 pub(crate) struct DeleteRangeRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(crate) key: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub(crate) range_end: Vec<u8>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]

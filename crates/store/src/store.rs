@@ -138,22 +138,21 @@ impl Store {
     /// # Errors
     /// As of [`Store::put`].
     pub fn put_shared(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.share()?;
-        let lease = self.shared.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(0, |shared| shared.id);
+        let lease = self.share()?;
         self.runtime.block_on(self.put_under(lease, key, value))
     }
 
-    /// Keeps alive what is written by [`Store::put_shared`].
+    /// Keeps alive what is written by [`Store::put_shared`]; returns the lease.
     ///
     /// # Errors
     /// The store does not answer.
-    pub fn share(&self) -> Result<(), StoreError> {
+    pub fn share(&self) -> Result<i64, StoreError> {
         self.lease.check()?;
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        if shared.is_none() {
-            *shared = Some(self.runtime.block_on(self.shared_lease())?);
+        match &*shared {
+            Some(lease) if lease.check().is_ok() => Ok(lease.id),
+            _ => Ok(shared.insert(self.runtime.block_on(self.shared_lease())?).id),
         }
-        Ok(())
     }
 
     async fn shared_lease(&self) -> Result<Lease, StoreError> {
@@ -172,14 +171,13 @@ impl Store {
         }
     }
 
-    /// Deletes the keys that begin so.
+    /// Deletes a key, if it is there.
     ///
     /// # Errors
     /// The store does not answer.
-    pub fn delete(&self, prefix: &str) -> Result<(), StoreError> {
+    pub fn delete(&self, key: &str) -> Result<(), StoreError> {
         let deadline = Instant::now() + self.options.limit;
-        let key = self.full(prefix);
-        let question = DeleteRangeRequest { range_end: behind(&key), key };
+        let question = DeleteRangeRequest { key: self.full(key) };
         let call = || self.etcd.call("/etcdserverpb.KV/DeleteRange", question.clone(), left(deadline));
         self.runtime.block_on(insist(deadline, call)).map(|DeleteRangeResponse {}| ())
     }

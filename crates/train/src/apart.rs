@@ -54,7 +54,7 @@ pub enum ApartError {
     },
     /// A replica of several processes has no folder that all of them see.
     #[error(
-        "replica of several processes: give --checkpoint DIR on a shared file system, so that others can join from its state"
+        "a replica of several processes needs --checkpoint DIR on a shared file system: others take its state from there"
     )]
     NoFolder,
 }
@@ -93,8 +93,6 @@ pub(super) struct Apart {
     taken_over: Program,
     /// The round whose outer parameters are on their way.
     under_way: Option<u64>,
-    /// Whether others take the outer state when they have come in.
-    gives: bool,
     /// Where the outer state lies that others take.
     folder: Option<tempfile::TempDir>,
     /// Seconds that the last step waited for others.
@@ -207,7 +205,6 @@ impl LoweredApart {
             shares,
             taken_over,
             under_way: None,
-            gives: false,
             folder: None,
             wait_seconds: 0.0,
             time_limit,
@@ -216,7 +213,7 @@ impl LoweredApart {
 }
 
 impl Apart {
-    /// Begins with the others, after so many steps; also after how many.
+    /// Begins with the others. Returns the state, and the steps that it is after.
     pub(super) fn begin<M: Model>(
         &mut self,
         (form, step): (&str, u64),
@@ -264,7 +261,6 @@ impl Apart {
         declared: &RunStateOf<M, Param>,
         giving: &Giving<'_>,
     ) -> Result<RunStateOf<M, Array>, Error> {
-        self.wait_seconds = 0.0;
         let event = self.schedule.after_step(step as usize);
         if let Some(fragment) = event.sent {
             let (programs, number) = self.programs(fragment)?;
@@ -280,27 +276,28 @@ impl Apart {
             self.under_way = Some(step);
         }
         if let Some(fragment) = event.applied {
-            state = self.complete::<M>(state)?;
+            state = self.complete::<M>(state, declared, giving)?;
             let (programs, number) = self.programs(fragment)?;
             let mut arguments = state.leaves();
             arguments.push(programs.come_in.put(arguments.len(), &Literal::scalar(number))?);
             let leaves = self.run(&programs.come_in, step, arguments)?;
             state = state.fill(leaves)?;
-            if std::mem::take(&mut self.gives) {
-                let RunState::Diloco(declared) = declared else { return Err(not_apart()) };
-                self.give::<M>(step, &outer_of(&state)?, &declared.outer, giving)?;
-            }
         }
         Ok(state)
     }
 
-    /// Waits for the messages that are on their way, if any are, and replaces the outer parameters.
-    pub(super) fn complete<M: Model>(&mut self, state: RunStateOf<M, Array>) -> Result<RunStateOf<M, Array>, Error> {
+    /// Waits for the messages that are on their way, if any are, and replaces the outer parameters, which others may
+    /// then take.
+    pub(super) fn complete<M: Model>(
+        &mut self,
+        state: RunStateOf<M, Array>,
+        declared: &RunStateOf<M, Param>,
+        giving: &Giving<'_>,
+    ) -> Result<RunStateOf<M, Array>, Error> {
         let Some(round) = self.under_way.take() else { return Ok(state) };
         let start = Instant::now();
         let Round { messages, gives } = self.exchange.receive(round)?;
         self.wait_seconds += start.elapsed().as_secs_f64();
-        self.gives = gives;
         let fragment = self.schedule.after_step(round as usize).sent;
         let fragment = fragment.ok_or_else(|| Error::from(InternalError::new("a round", "a fragment")))?;
         let (programs, number) = self.programs(fragment)?;
@@ -325,7 +322,13 @@ impl Apart {
         // Behind them is the number of steps.
         let end = leaves.len() - 1;
         leaves.splice(end - outer_count..end, outer);
-        Ok(state.fill(leaves)?)
+        let state = state.fill(leaves)?;
+        if gives {
+            let RunState::Diloco(declared) = declared else { return Err(not_apart()) };
+            let use_at = round + self.schedule.overlap() as u64;
+            self.give::<M>(use_at, &outer_of(&state)?, &declared.outer, giving)?;
+        }
+        Ok(state)
     }
 
     /// An error where outer parameters are on their way.

@@ -29,11 +29,19 @@ pub trait Exchange: Debug + Send + Sync {
     /// The others went on without this replica, or cannot be reached.
     fn receive(&self, round: u64) -> Result<Round, ExchangeError>;
 
-    /// Gives the outer state after a step, in the files of a folder, to those who join.
+    /// Gives the outer state after a step, in the files of a folder, to those who join. The folder stays until the
+    /// next is given, or this replica has [left](Exchange::leave).
     ///
     /// # Errors
     /// The folder cannot be read.
     fn give(&self, step: u64, folder: &Path) -> Result<(), ExchangeError>;
+
+    /// Ends, after the last step and its [`receive`](Exchange::receive): when those have the outer state to whom it was
+    /// given.
+    ///
+    /// # Errors
+    /// The others cannot be reached.
+    fn leave(&self) -> Result<(), ExchangeError>;
 }
 
 /// How a replica begins.
@@ -80,11 +88,15 @@ impl Exchange for meshloom_cluster::Replicas {
 
     fn receive(&self, round: u64) -> Result<Round, ExchangeError> {
         let meshloom_cluster::Round { messages, gives } = self.receive(round).map_err(failed)?;
-        Ok(Round { messages: messages.into_iter().map(|(_, message)| message.to_vec()).collect(), gives })
+        Ok(Round { messages: messages.iter().map(|message| message.to_vec()).collect(), gives })
     }
 
     fn give(&self, step: u64, folder: &Path) -> Result<(), ExchangeError> {
         self.give(step, folder).map_err(failed)
+    }
+
+    fn leave(&self) -> Result<(), ExchangeError> {
+        self.leave().map_err(failed)
     }
 }
 

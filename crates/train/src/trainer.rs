@@ -116,7 +116,7 @@ impl Trainer {
     /// for again after the last step.
     pub fn summary(&self) -> Summary {
         let TrainStep { model, seq, .. } = self.run.step.of_replica();
-        let tokens = self.run.config().train.batch * seq;
+        let tokens = self.run.config().rows_of_run() * seq;
         let client = self.program.executable().client();
         let chip = client.devices().first().and_then(|device| Chip::of_kind(&device.kind));
         let rate = chip.and_then(|chip| chip.matrix_rate(Arithmetic::of(model.compute_dtype)));
@@ -176,7 +176,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// The others do not go on with this replica, or it does not reach them.
     pub fn complete(&mut self) -> Result<(), Error> {
         let Some(mut apart) = self.apart.take() else { return Ok(()) };
-        let complete = apart.complete::<M>(self.state.clone());
+        let complete = apart.complete::<M>(self.state.clone(), &self.run.state(), &self.giving());
         self.apart = Some(apart);
         self.state = complete?;
         Ok(())
@@ -225,6 +225,9 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         };
         let exchange = match (&run.exchange, config.is_apart()) {
             (None, true) => return Err(ApartError::Alone.into()),
+            (Some(_), true) if run.peers.is_some() && config.checkpoint.dir.is_empty() => {
+                return Err(ApartError::NoFolder.into());
+            }
             (exchange, is_apart) => exchange.clone().filter(|_| is_apart),
         };
         let lowered_apart = run.lower_apart(platform)?;
@@ -489,7 +492,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let Some(mut apart) = self.apart.take() else { return Ok(None) };
         let step = (self.steps_done, self.state.clone());
         let synced = apart.after_step::<M>(step, &self.run.state(), &self.giving());
-        let wait_seconds = apart.wait_seconds;
+        let wait_seconds = std::mem::take(&mut apart.wait_seconds);
         self.apart = Some(apart);
         self.state = synced?;
         Ok(Some(wait_seconds))

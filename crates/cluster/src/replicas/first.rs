@@ -7,11 +7,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use meshloom_store::{Entry, Store, StoreError, StoreOptions};
+use meshloom_store::{Store, StoreError, StoreOptions};
 use tokio::runtime::{Handle, Runtime};
 
 use super::blobs::{Blob, Blobs, Reader};
-use super::rounds::{Decision, Keys, Present, Seat, Undecided, held_key, present_key, round_key};
+use super::rounds::{BEGINNING, Decision, Keys, Present, Seat, Undecided, held_key, present_key, round_key, taken_key};
 use super::{ReplicaError, ReplicaOptions, json, lock, message_name, system};
 
 #[derive(Debug)]
@@ -21,12 +21,12 @@ pub(super) struct First {
     blobs: Blobs,
     reader: Arc<Reader>,
     pub(super) address: String,
-    /// Who takes part in the next round.
-    members: Mutex<Vec<Seat>>,
+    /// Whether other processes of this replica read from this one.
+    has_others: bool,
+    /// The last decision.
+    last: Mutex<Option<Decision>>,
     /// The round under way.
     under_way: Mutex<Option<UnderWay>>,
-    /// Those to whom the outer state was given last.
-    given_to: Mutex<Vec<Seat>>,
 }
 
 #[derive(Debug)]
@@ -59,20 +59,19 @@ impl First {
     pub(super) fn connect(
         options: ReplicaOptions,
         runtime: &Runtime,
-        reader: Arc<Reader>,
+        (reader, has_others): (Arc<Reader>, bool),
     ) -> Result<First, ReplicaError> {
+        if options.listen.ip().is_unspecified() && options.advertise.is_none() {
+            let (address, reason) = (options.listen.to_string(), "others cannot tell which host that is".to_owned());
+            return Err(ReplicaError::Listen { address, reason });
+        }
         let store = connect(&options)?;
         let inside = runtime.enter();
         let (blobs, listening) = Blobs::listen(options.listen, options.tls.as_ref())?;
         drop(inside);
         let address = options.advertise.clone().unwrap_or_else(|| listening.to_string());
-        let (members, under_way, given_to) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Ok(First { options, store, blobs, reader, address, members, under_way, given_to })
-    }
-
-    /// These take part in the next round.
-    pub(super) fn go_on_with(&self, members: Vec<Seat>) {
-        *lock(&self.members) = members;
+        let (last, under_way) = (Mutex::default(), Mutex::default());
+        Ok(First { options, store, blobs, reader, address, has_others, last, under_way })
     }
 
     /// Offers the message of a round, and has those of the others read.
@@ -93,29 +92,37 @@ impl First {
     }
 
     /// What is decided on a round that is under way, and the messages that this replica holds.
-    pub(super) fn decided(&self, round: u64) -> Result<Option<(Decision, Messages)>, ReplicaError> {
+    pub(super) fn decided(&self, round: u64) -> Result<(Decision, Messages), ReplicaError> {
         let under_way = lock(&self.under_way).take().filter(|under_way| under_way.round == round);
-        let Some(UnderWay { thread, .. }) = under_way else { return Ok(None) };
-        let panicked = |_| Err(ReplicaError::System { what: "a round", reason: "its thread panicked".to_owned() });
-        thread.join().unwrap_or_else(panicked).map(Some)
+        let failed = |reason: &str| ReplicaError::System { what: "a round", reason: reason.to_owned() };
+        let UnderWay { thread, .. } = under_way.ok_or_else(|| failed("no message was sent"))?;
+        let (decision, held) = thread.join().unwrap_or_else(|_| Err(failed("its thread panicked")))?;
+        *lock(&self.last) = Some(decision.clone());
+        Ok((decision, held))
     }
 
     /// Waits until those to whom this replica gives its state have it, and ends.
     pub(super) fn leave(&self) -> Result<(), ReplicaError> {
         let start = Instant::now();
-        let given_to = lock(&self.given_to).clone();
+        let last = lock(&self.last).clone().filter(|last| last.is_given_by(self.options.number));
+        let joins = |last: Decision| last.members.into_iter().filter(move |seat| last.joining.contains(&seat.replica));
+        let given_to: Vec<Seat> = last.into_iter().flat_map(joins).collect();
         loop {
             let (entries, since) = self.store.entries("")?;
             let keys = Keys::of(&entries);
             let taken = |seat: &Seat| {
-                entries.iter().any(|each| each.name == format!("taken/{}", seat.replica) && each.lease == seat.lease)
+                entries.iter().any(|each| each.name == taken_key(seat.replica) && each.lease == seat.lease)
             };
             if given_to.iter().all(|seat| taken(seat) || !keys.lives(seat)) || start.elapsed() > self.options.patience {
                 break;
             }
             self.store.wait_for_change("", since, MOMENT)?;
         }
-        Ok(self.store.leave()?)
+        // All is done: what the store says to that changes nothing.
+        if let Err(error) = self.store.leave() {
+            tracing::debug!("{error}");
+        }
+        Ok(())
     }
 
     /// Says that this replica is there, and returns the decision by which it takes part.
@@ -123,28 +130,40 @@ impl First {
         let ReplicaOptions { number, count, least, limit, .. } = self.options;
         let own = Present { address: self.address.clone(), step, form: form.to_owned() };
         self.store.put(&present_key(number), &json(&own))?;
-        let (start, mut reminder) = (Instant::now(), Reminder::new());
+        let (start, mut reminder, mut was_running) = (Instant::now(), Reminder::new(), false);
         loop {
             let (entries, since) = self.store.entries("")?;
             let keys = Keys::of(&entries);
-            for (&other, (_, present)) in &keys.present {
-                self.check_form(form, other, &present.form)?;
+            let decision = keys.newest();
+            for (&other, (lease, present)) in &keys.present {
+                // While a run goes on, nobody minds who else waits for it.
+                let counts = |decision: &Decision| decision.members.iter().any(|seat| seat.lease == *lease);
+                if decision.is_none_or(counts) {
+                    self.check_form(form, other, &present.form)?;
+                }
             }
             let lease = self.store.lease();
             let own = |seat: &Seat| seat.replica == number && seat.lease == lease;
-            match keys.newest() {
-                Some((_, decision)) if decision.members.iter().any(own) => {
-                    let decision = decision.clone();
-                    *lock(&self.given_to) = self.those_given(&decision);
-                    return Ok(decision);
+            match decision {
+                Some(decision) if decision.members.iter().any(own) => {
+                    if decision.step < step {
+                        return Err(ReplicaError::Ahead { number, step, others: decision.step });
+                    }
+                    self.store.share()?;
+                    *lock(&self.last) = Some(decision.clone());
+                    return Ok(decision.clone());
                 }
-                Some(_) => reminder.say(|| format!("replica {number} waits for the next round of the others")),
+                Some(decision) => {
+                    was_running |= decision.members.iter().any(|seat| keys.lives(seat));
+                    reminder.say(|| format!("replica {number} waits for the next round of the others"));
+                }
+                None if was_running => return Err(ReplicaError::Ended { number }),
                 None => {
                     let here = keys.present.len();
                     let waited = start.elapsed() > limit;
                     let first = keys.first(number).filter(|_| here >= count || (waited && here >= least));
                     if let Some(decision) = first {
-                        self.decide(decision.step, &decision)?;
+                        self.decide(BEGINNING, &decision)?;
                         continue;
                     }
                     let needed = if waited { format!("{least} (diloco.min_replicas)") } else { count.to_string() };
@@ -174,16 +193,6 @@ impl First {
         }
     }
 
-    pub(super) fn gives(&self, decision: &Decision) -> bool {
-        let is_giver = decision.giver().is_some_and(|seat| seat.replica == self.options.number);
-        is_giver && !decision.joining.is_empty()
-    }
-
-    fn those_given(&self, decision: &Decision) -> Vec<Seat> {
-        let joins = |seat: &&Seat| self.gives(decision) && decision.joining.contains(&seat.replica);
-        decision.members.iter().filter(joins).cloned().collect()
-    }
-
     pub(super) fn offer(&self, name: String, bytes: Bytes) {
         self.blobs.offer(name, Blob::Bytes(bytes));
     }
@@ -211,12 +220,12 @@ impl First {
         handle: &Handle,
     ) -> Result<(Decision, Messages), ReplicaError> {
         let ReplicaOptions { number, least, patience, .. } = self.options;
-        let members = lock(&self.members).clone();
+        let members = lock(&self.last).as_ref().map(|last| last.members.clone()).unwrap_or_default();
         let start = Instant::now();
         let mut held = self.messages(round, &members, handle)?;
         held.insert(number, own);
-        for (&replica, message) in &held {
-            self.offer(message_name(round, replica), message.clone());
+        if self.has_others {
+            held.iter().for_each(|(&replica, message)| self.offer(message_name(round, replica), message.clone()));
         }
         let whose: BTreeSet<usize> = held.keys().copied().collect();
         self.store.put(&held_key(round, number), &json(&whose))?;
@@ -239,7 +248,7 @@ impl First {
                 }
                 Err(Undecided::TooFew(here)) => reminder
                     .say(|| format!("{here} replicas are here; the run goes on with {least} (diloco.min_replicas)")),
-                Err(Undecided::Others) => {}
+                Err(Undecided::Others) => reminder.say(|| format!("the others have not decided on step {round} yet")),
             }
             self.store.wait_for_change("", since, MOMENT)?;
         };
@@ -252,7 +261,6 @@ impl First {
         if decision.messages.is_empty() {
             return Err(ReplicaError::Cut { round });
         }
-        *lock(&self.given_to) = self.those_given(&decision);
         let gone = members.iter().filter(|seat| !decision.members.contains(seat));
         gone.for_each(|seat| tracing::warn!("replica {} is gone; the others go on after step {round}", seat.replica));
         for replica in &decision.joining {
@@ -266,17 +274,19 @@ impl First {
     fn messages(&self, round: u64, members: &[Seat], handle: &Handle) -> Result<Messages, ReplicaError> {
         let (sender, arrived) = mpsc::channel();
         let number = self.options.number;
+        // Why the last attempt to read from a replica has failed.
+        let reasons: Arc<Mutex<BTreeMap<usize, String>>> = Arc::default();
         let mut waiting: BTreeMap<usize, (Seat, tokio::task::JoinHandle<()>)> = BTreeMap::new();
         for seat in members.iter().filter(|seat| seat.replica != number) {
             let (seat, sender, reader) = (seat.clone(), sender.clone(), self.reader.clone());
-            let from = seat.clone();
+            let (from, reasons) = (seat.clone(), reasons.clone());
             let task = handle.spawn(async move {
                 loop {
                     let mut bytes = Vec::new();
                     match reader.read(&from.address, &message_name(round, from.replica), &mut bytes).await {
                         // Nobody waits for it any more where nobody receives it.
                         Ok(()) => return drop(sender.send((from.replica, Bytes::from(bytes)))),
-                        Err(reason) => tracing::debug!("replica {} at {}: {reason}", from.replica, from.address),
+                        Err(reason) => drop(lock(&reasons).insert(from.replica, reason)),
                     }
                     tokio::time::sleep(MOMENT / 4).await;
                 }
@@ -291,8 +301,9 @@ impl First {
                 held.insert(replica, message);
                 continue;
             }
-            let keys = Keys::of(&self.store.entries("replicas/")?.0.into_iter().map(whole).collect::<Vec<_>>());
-            let is_late = start.elapsed() > self.options.patience;
+            let keys = Keys::of(&self.store.entries("")?.0);
+            // Where the others have decided, they wait for nothing any more, and keep nothing.
+            let is_late = start.elapsed() > self.options.patience || keys.decision(round).is_some();
             waiting.retain(|replica, (seat, task)| {
                 let goes_on = keys.lives(seat) && !is_late;
                 if !goes_on {
@@ -302,20 +313,20 @@ impl First {
                 goes_on
             });
             reminder.say(|| {
-                let names: Vec<String> = waiting.keys().map(ToString::to_string).collect();
-                format!("waits for messages after step {round} of: replica {}", names.join(", replica "))
+                let reasons = lock(&reasons);
+                let name = |(replica, (seat, _)): (&usize, &(Seat, _))| match reasons.get(replica) {
+                    Some(reason) => format!("replica {replica} at {} ({reason})", seat.address),
+                    None => format!("replica {replica} at {}", seat.address),
+                };
+                let names: Vec<String> = waiting.iter().map(name).collect();
+                format!("the messages after step {round} are missing of {}", names.join(", "))
             });
         }
         Ok(held)
     }
 }
 
-/// An entry as it stands under the empty prefix.
-fn whole(entry: Entry) -> Entry {
-    Entry { name: format!("replicas/{}", entry.name), ..entry }
-}
-
-/// Whether something is of a round before the last: all who take part in this one have it.
+/// Whether something is of an earlier round, which all members of this one have used.
 fn is_before(name: &str, round: u64) -> bool {
     let mut parts = name.split('/');
     let is_of_round = matches!(parts.next(), Some("message" | "decision"));

@@ -35,7 +35,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::Member;
 use blobs::Reader;
 use first::First;
-use rounds::{Decision, Seat};
+use rounds::{Decision, Seat, taken_key};
 
 /// A replica among those of a run.
 #[derive(Clone, Debug)]
@@ -75,7 +75,9 @@ pub enum ReplicaError {
         count: usize,
     },
     /// Others cannot reach it.
-    #[error("replica cannot listen at {address}: {reason}; give another address by --listen")]
+    #[error(
+        "the replica cannot listen at {address}: {reason}; give another address by --listen, or how others reach it by --advertise"
+    )]
     Listen {
         /// Where.
         address: String,
@@ -106,6 +108,24 @@ pub enum ReplicaError {
         round: u64,
         /// Why.
         reason: String,
+    },
+    /// It has done more steps than the others.
+    #[error(
+        "replica {number} has done {step} steps, but the others are at step {others}: start all replicas with --resume, or this one without"
+    )]
+    Ahead {
+        /// Its number.
+        number: usize,
+        /// The steps that it has done.
+        step: u64,
+        /// Those of the others.
+        others: u64,
+    },
+    /// The others are done.
+    #[error("the run of the others has ended before it took in replica {number}")]
+    Ended {
+        /// Its number.
+        number: usize,
     },
     /// Messages do not get through.
     #[error("no message of the round after step {round} has reached all replicas: the network between them is cut")]
@@ -147,10 +167,10 @@ pub struct Beginning {
 }
 
 /// What came of a round.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Round {
     /// The messages that count, in the order of their replicas.
-    pub messages: Vec<(usize, Bytes)>,
+    pub messages: Vec<Bytes>,
     /// Whether this replica is to give its outer state to others.
     pub gives: bool,
 }
@@ -200,7 +220,7 @@ impl Replicas {
                 Part::Other { address, member: member.clone() }
             }
             None => {
-                let first = First::connect(options, &runtime, reader.clone())?;
+                let first = First::connect(options, &runtime, (reader.clone(), member.is_some()))?;
                 if let Some(member) = member {
                     member.store().put(FIRST, first.address.as_bytes())?;
                 }
@@ -230,15 +250,13 @@ impl Replicas {
                     None => None,
                 };
                 if taken.is_some() {
-                    first.store.put(&format!("taken/{}", self.number), b"")?;
+                    first.store.put(&taken_key(self.number), b"")?;
                 }
-                let beginning = Beginning { step: decision.step, gives: first.gives(&decision), taken };
+                let beginning = Beginning { step: decision.step, gives: decision.is_given_by(self.number), taken };
                 first.offer("begin".to_owned(), json(&beginning).into());
                 if let Some(folder) = &beginning.taken {
                     first.offer_folder(decision.step, folder)?;
                 }
-                first.store.share()?;
-                first.go_on_with(decision.members);
                 Ok(beginning)
             }
             Part::Other { address, .. } => {
@@ -259,6 +277,8 @@ impl Replicas {
     /// # Errors
     /// No thread can be started.
     pub fn send(&self, round: u64, use_at: u64, message: Vec<u8>) -> Result<(), ReplicaError> {
+        // By now the state is on the devices.
+        lock(&self.folder).take();
         let Part::First(first) = &self.part else { return Ok(()) };
         first.send((round, use_at), message.into(), self.runtime.handle())
     }
@@ -271,26 +291,22 @@ impl Replicas {
         let decision_name = format!("decision/{round}");
         match &self.part {
             Part::First(first) => {
-                let Some((decision, held)) = first.decided(round)? else { return Ok(Round::default()) };
+                let (decision, held) = first.decided(round)?;
                 first.offer(decision_name, json(&decision).into());
-                let gives = first.gives(&decision);
                 let number = self.number;
                 let message = |replica: &usize| {
                     let reason = format!("it does not hold the message of replica {replica}");
-                    let message = held.get(replica).cloned().map(|message| (*replica, message));
-                    message.ok_or(ReplicaError::LeftBehind { number, round, reason })
+                    held.get(replica).cloned().ok_or(ReplicaError::LeftBehind { number, round, reason })
                 };
                 let messages = decision.messages.iter().map(message).collect::<Result<_, _>>()?;
-                first.go_on_with(decision.members);
-                Ok(Round { messages, gives })
+                Ok(Round { messages, gives: decision.is_given_by(number) })
             }
             Part::Other { .. } => {
                 let bytes = self.read_from_first(&decision_name)?;
                 let decision: Decision = serde_json::from_slice(&bytes).map_err(|error| unreadable(&error))?;
-                let read = |&replica: &usize| Ok((replica, self.read_from_first(&message_name(round, replica))?));
-                let messages = decision.messages.iter().map(read).collect::<Result<_, ReplicaError>>()?;
-                let gives = decision.giver().is_some_and(|seat| seat.replica == self.number);
-                Ok(Round { messages, gives: gives && !decision.joining.is_empty() })
+                let read = |&replica: &usize| self.read_from_first(&message_name(round, replica));
+                let messages = decision.messages.iter().map(read).collect::<Result<_, _>>()?;
+                Ok(Round { messages, gives: decision.is_given_by(self.number) })
             }
         }
     }
@@ -329,21 +345,20 @@ impl Replicas {
     /// What the first process of this replica offers.
     fn read_from_first(&self, name: &str) -> Result<Bytes, ReplicaError> {
         let Part::Other { address, member } = &self.part else { return Ok(Bytes::new()) };
-        loop {
-            let mut bytes = Vec::new();
-            let read = self
-                .runtime
-                .block_on(async { tokio::time::timeout(REMINDER, self.reader.read(address, name, &mut bytes)).await });
-            match read {
-                Ok(Ok(())) => return Ok(bytes.into()),
-                Ok(Err(reason)) => {
-                    member.store().check_others()?;
-                    let (what, from) = (name.to_owned(), format!("process 0 at {address}"));
-                    return Err(ReplicaError::Read { what, from, reason });
-                }
-                Err(_) => member.store().check_others()?,
+        let mut bytes = Vec::new();
+        let mut reading = Box::pin(self.reader.read(address, name, &mut bytes));
+        let read = loop {
+            // It may take long: meanwhile the others are looked after.
+            let turn = self.runtime.block_on(async { tokio::time::timeout(REMINDER, reading.as_mut()).await });
+            member.store().check_others()?;
+            if let Ok(read) = turn {
+                break read;
             }
-        }
+        };
+        drop(reading);
+        let (what, from) = (name.to_owned(), format!("process 0 at {address}"));
+        read.map_err(|reason| ReplicaError::Read { what, from, reason })?;
+        Ok(bytes.into())
     }
 
     /// Reads the files of an outer state.
@@ -355,23 +370,40 @@ impl Replicas {
             ReplicaError::Read { what: what.to_owned(), from, reason }
         };
         let list = format!("state/{step}");
-        let mut names = Vec::new();
-        let read = self.runtime.block_on(self.reader.read(&from.address, &list, &mut names));
-        read.map_err(|reason| failed("the list of files of the outer state", reason))?;
+        let names = Replicas::insist(|| {
+            let mut names = Vec::new();
+            let read = self.runtime.block_on(self.reader.read(&from.address, &list, &mut names));
+            read.map(|()| names).map_err(|reason| failed("the list of files of the outer state", reason))
+        })?;
         let names: Vec<String> = serde_json::from_slice(&names).map_err(|error| unreadable(&error))?;
         for name in &names {
             let is_plain = !name.contains(['/', '\\']) && !name.starts_with('.');
             if !is_plain {
                 return Err(failed(name, "that is not the name of a file of a checkpoint".to_owned()));
             }
-            let file = std::fs::File::create(folder.path().join(name));
-            let file = file.map_err(|error| system("no file for the outer state", error))?;
-            let read = self.runtime.block_on(self.reader.read(&from.address, &format!("{list}/{name}"), file));
-            read.map_err(|reason| failed(name, reason))?;
+            Replicas::insist(|| {
+                let file = std::fs::File::create(folder.path().join(name));
+                let file = file.map_err(|error| system("no file for the outer state", error))?;
+                let read = self.runtime.block_on(self.reader.read(&from.address, &format!("{list}/{name}"), file));
+                read.map_err(|reason| failed(name, reason))
+            })?;
         }
         let path = folder.path().to_owned();
         *lock(&self.folder) = Some(folder);
         Ok(path)
+    }
+
+    /// Reads again where a connection has broken.
+    fn insist<T>(mut read: impl FnMut() -> Result<T, ReplicaError>) -> Result<T, ReplicaError> {
+        const TIMES: usize = 5;
+        for _ in 1..TIMES {
+            match read() {
+                Err(ReplicaError::Read { reason, .. }) => tracing::warn!("the outer state is read again: {reason}"),
+                read => return read,
+            }
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        read()
     }
 }
 

@@ -4,9 +4,10 @@
 //! |---|---|---|
 //! | `replicas/N` | replica N, when it comes | where it is read, the steps that it has done, what it trains |
 //! | `held/ROUND/N` | replica N | whose messages of the round it holds |
-//! | `rounds/ROUND` | whoever has the lowest number of those who live | the decision, once |
+//! | `taken/N` | replica N, when it joins | that it has the outer state of the others |
+//! | `rounds/ROUND` | the living replica with the lowest number | the decision, once; that on the beginning is round 0 |
 //!
-//! The first two end with the lease of their replica. A decision stays as long as anyone of the run is there.
+//! All but the last end with the lease of their replica. The two newest decisions stay while any replica is there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,9 +44,16 @@ pub(super) struct Decision {
     pub(super) members: Vec<Seat>,
     /// Those of them who begin there.
     pub(super) joining: Vec<usize>,
+    /// The leases of those who live, but have kept the others waiting for too long: they are not taken in again.
+    pub(super) left: Vec<i64>,
 }
 
 impl Decision {
+    /// Whether this replica gives its outer state to others.
+    pub(super) fn is_given_by(&self, replica: usize) -> bool {
+        !self.joining.is_empty() && self.giver().is_some_and(|seat| seat.replica == replica)
+    }
+
     /// Who gives the outer state to those who join.
     pub(super) fn giver(&self) -> Option<&Seat> {
         self.members.iter().find(|seat| !self.joining.contains(&seat.replica))
@@ -67,6 +75,13 @@ pub(super) fn present_key(replica: usize) -> String {
 pub(super) fn held_key(round: u64, replica: usize) -> String {
     format!("held/{round}/{replica}")
 }
+
+pub(super) fn taken_key(replica: usize) -> String {
+    format!("taken/{replica}")
+}
+
+/// The round of the first decision: others are after a step.
+pub(super) const BEGINNING: u64 = 0;
 
 pub(super) fn round_key(round: u64) -> String {
     format!("rounds/{round}")
@@ -106,8 +121,8 @@ impl Keys {
     }
 
     /// The newest one.
-    pub(super) fn newest(&self) -> Option<(u64, &Decision)> {
-        self.rounds.last_key_value().map(|(&round, decision)| (round, decision))
+    pub(super) fn newest(&self) -> Option<&Decision> {
+        self.rounds.values().next_back()
     }
 
     /// Rounds that are decided, but for the two newest.
@@ -130,8 +145,8 @@ impl Keys {
         let step = self.present.values().map(|(_, present)| present.step).max()?;
         let members = self.present.keys().filter_map(|&replica| self.seat(replica)).collect();
         let behind = self.present.iter().filter(|(_, (_, present))| present.step < step);
-        let decision =
-            Decision { step, messages: Vec::new(), members, joining: behind.map(|(&replica, _)| replica).collect() };
+        let joining = behind.map(|(&replica, _)| replica).collect();
+        let decision = Decision { step, messages: Vec::new(), members, joining, left: Vec::new() };
         (self.present.keys().next() == Some(&own)).then_some(decision)
     }
 
@@ -161,19 +176,22 @@ impl Keys {
             .filter(|replica| sets.iter().all(|held| held.contains(replica)))
             .collect();
         let own_form = self.present.get(&own).map(|(_, present)| &present.form);
-        let is_member = |replica: usize| living.iter().any(|seat| seat.replica == replica);
-        let joining: Vec<usize> = self
-            .present
-            .iter()
-            .filter(|&(&replica, (_, present))| !is_member(replica) && Some(&present.form) == own_form)
-            .map(|(&replica, _)| replica)
-            .collect();
+        let is_late = |seat: &&Seat| self.lives(seat) && !living.contains(seat);
+        let late = members.iter().filter(is_late).map(|seat| seat.lease);
+        let before = self.newest().into_iter().flat_map(|decision| decision.left.iter().copied());
+        let is_there = |lease: &i64| self.present.values().any(|(present, _)| present == lease);
+        let left: Vec<i64> = late.chain(before).filter(is_there).collect();
+        let may_join = |&(replica, (lease, present)): &(&usize, &(i64, Present))| {
+            let is_member = living.iter().any(|seat| seat.replica == *replica);
+            !is_member && !left.contains(lease) && Some(&present.form) == own_form
+        };
+        let joining: Vec<usize> = self.present.iter().filter(may_join).map(|(&replica, _)| replica).collect();
         let next: BTreeSet<usize> = living.iter().map(|seat| seat.replica).chain(joining.iter().copied()).collect();
         if next.len() < least {
             return Err(Undecided::TooFew(next.len()));
         }
         let members = next.into_iter().filter_map(|replica| self.seat(replica)).collect();
-        Ok(Decision { step, messages, members, joining })
+        Ok(Decision { step, messages, members, joining, left })
     }
 }
 
@@ -221,7 +239,12 @@ mod tests {
         let two = [held(6, 0, &[0, 1, 2]), held(6, 1, &[0, 1])];
         assert_eq!(with(&two).decide(0, (6, 9), &members, (1, false)), Err(Undecided::Others));
         let late = with(&two).decide(0, (6, 9), &members, (1, true)).expect("a decision");
-        assert_eq!((&late.messages[..], late.members.len(), &late.joining[..]), (&[0, 1][..], 3, &[2][..]));
+        assert_eq!((&late.messages[..], late.members.len(), &late.joining[..]), (&[0, 1][..], 2, &[][..]));
+        assert_eq!(late.left, [12]);
+        // Neither is it taken in by the next.
+        let next = [held(12, 0, &[0, 1]), held(12, 1, &[0, 1]), entry(&round_key(6), &late, 0)];
+        let next = with(&next).decide(0, (12, 15), &late.members, (1, false)).expect("a decision");
+        assert_eq!((&next.joining[..], &next.left[..]), (&[][..], &[12][..]));
         let three = [&two[..], &[held(6, 2, &[0, 1, 2])]].concat();
         assert_eq!(with(&three).decide(1, (6, 9), &members, (1, false)), Err(Undecided::Others));
         let decision = with(&three).decide(0, (6, 9), &members, (1, false)).expect("a decision");

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::folder::{Directory, Observer};
+use super::folder::{self, Directory, Observer};
 use super::snapshot::Snapshot;
 use super::write::{self, Contents};
 use super::{About, Checkpoint, CheckpointError, Checkpointer, DataDigest, DataPosition, form};
@@ -184,11 +184,12 @@ pub(crate) fn form_of_replicas(config: &RunConfig, messages: &[String]) -> Strin
         let (repeats, chunks, layers) = (pipeline.repeats, pipeline.chunks, pipeline.layers_per_stage);
         lines.push(format!("pipeline = {repeats} repeats, {chunks} chunks, {layers} layers per stage"));
     }
+    lines.push(format!("train.init = {:?}", config.train.init));
     lines.extend(messages.iter().map(|message| format!("the message of {message}")));
     lines.join("\n")
 }
 
-/// Writes some values as a checkpoint of their own into a directory that holds such alone: the newest.
+/// Writes some values as a checkpoint of their own, the only one in its directory.
 pub(crate) fn write_leaves(
     directory: &Path,
     about: About,
@@ -196,13 +197,18 @@ pub(crate) fn write_leaves(
     peers: Option<&dyn Peers>,
 ) -> Result<PathBuf, CheckpointError> {
     let is_first = peers.is_none_or(|peers| peers.number() == 0);
+    if is_first {
+        // What is there was written before, by this run or another.
+        match std::fs::remove_dir_all(directory) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                return Err(folder::failed("delete", directory, source));
+            }
+            _ => {}
+        }
+    }
     let directory = if is_first { Directory::open(directory)? } else { Directory::beside(directory) };
     let snapshot = Snapshot::take(&form::leaves(declared, "")?, &values.leaves())?;
     let contents = Contents { about, digests: Vec::new(), model: ModelFiles::default() };
     let observer: Observer = Arc::new(|_| {});
-    let folder = write::write(&directory, contents, snapshot, (&observer, peers))?;
-    if is_first {
-        directory.retain(1, &observer)?;
-    }
-    Ok(folder)
+    write::write(&directory, contents, snapshot, (&observer, peers))
 }

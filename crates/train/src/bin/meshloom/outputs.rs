@@ -101,7 +101,10 @@ impl Outputs {
     /// A checkpoint, if one is due; and the parameters after the last step.
     pub fn save(&mut self, trainer: &Trainer, steps: u64) -> Result<()> {
         let done = trainer.steps_done();
-        if let Some(checkpointer) = self.checkpointer.as_mut().filter(|each| each.is_due(done) || done == steps) {
+        if !self.saves_after(done, steps) {
+            return Ok(());
+        }
+        if let Some(checkpointer) = &mut self.checkpointer {
             trainer.save_checkpoint(checkpointer)?;
         }
         if let Some(file) = self.parameters.as_ref().filter(|_| done == steps) {

@@ -56,9 +56,9 @@ pub struct Processes {
     /// How long a process may give no sign of life before the others take it for dead
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     lease: u64,
-    /// Number of this replica, from 0, of a run of diloco.replicas that live apart, each with a mesh of its own. They
-    /// meet in the store, which must outlive them
-    #[arg(long, value_name = "N", help_heading = "Replicas apart", conflicts_with_all = FLAGS_OF_ONE_PROGRAM)]
+    /// Number of this replica, from 0, where each of diloco.replicas is a run of its own. They meet in the store, which
+    /// must outlive them
+    #[arg(long, value_name = "N", help_heading = "Replicas apart", conflicts_with_all = FLAGS_THAT_RUN_NOTHING)]
     replica: Option<usize>,
     /// Where other replicas may read this one's messages [default: 127.0.0.1 and a free port]
     #[arg(long, value_name = "IP:PORT", help_heading = "Replicas apart", requires = "replica")]
@@ -69,7 +69,7 @@ pub struct Processes {
 }
 
 /// Flags of `train` that run nothing.
-const FLAGS_OF_ONE_PROGRAM: [&str; 2] = ["target", "debug_sharding"];
+const FLAGS_THAT_RUN_NOTHING: [&str; 2] = ["target", "debug_sharding"];
 
 fn parse_count(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "it must be a whole number of at least 1".to_owned())
@@ -111,7 +111,7 @@ impl Processes {
             store,
             listen: self.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0))),
             advertise: self.advertise.clone(),
-            tls: tls.filter(|tls| tls.identity.is_some()),
+            tls: tls.filter(|tls| tls.identity.is_some() && tls.authority.is_some()),
             limit: Duration::from_secs(self.join_limit),
             patience: JoinOptions::default().patience,
         };

@@ -81,13 +81,11 @@ fn train_with_others(arguments: &Train, config: &RunConfig, member: Option<&Arc<
     let part = member.map(|member| Part { peers: member.clone(), process: processes::place(member) });
     let exchange = replicas.clone().map(|replicas| replicas as Arc<dyn Exchange>);
     let trained = train(arguments, config, part, exchange);
-    if let Some(replicas) = replicas {
-        match &trained {
-            Ok(()) => replicas.leave()?,
-            Err(_) => replicas.fail(),
-        }
+    if let (Some(replicas), Err(_)) = (&replicas, &trained) {
+        replicas.fail();
     }
     trained?;
+    // Until all are here, other processes read from the first of the replica.
     Ok(member.map_or(Ok(()), |member| member.leave())?)
 }
 
@@ -116,6 +114,9 @@ fn train(arguments: &Train, config: &RunConfig, part: Option<Part>, exchange: Op
         return Ok(());
     }
     config.check_validation()?;
+    if arguments.load_parameters.is_some() && exchange.is_some() {
+        bail!("--load-parameters is not for replicas apart, which begin alike: set train.init for all of them");
+    }
     if arguments.save_parameters.is_some() && peers.is_some() {
         bail!("--save-parameters is for one process: give --checkpoint, and `meshloom export` the checkpoint");
     }
@@ -141,8 +142,8 @@ fn train(arguments: &Train, config: &RunConfig, part: Option<Part>, exchange: Op
         Some(peers) => run.with_peers(peers.clone()),
         None => run,
     };
-    let run = match exchange {
-        Some(exchange) => run.with_exchange(exchange),
+    let run = match &exchange {
+        Some(exchange) => run.with_exchange(exchange.clone()),
         None => run,
     };
     let mut trainer = match &checkpoint {
@@ -231,9 +232,11 @@ fn train(arguments: &Train, config: &RunConfig, part: Option<Part>, exchange: Op
             return Err(error.into());
         }
     }
-    trainer.complete()?;
     progress.finish();
     outputs.finish()?;
+    if let Some(exchange) = &exchange {
+        exchange.leave()?;
+    }
     let Some(last) = last.filter(|_| is_first) else { return Ok(()) };
     println!(
         "step {}: loss {:.4} nats per {token}, {}, after {:.0} s",
