@@ -113,14 +113,15 @@ impl Profiler {
             buffer_size: 0,
         };
         let (name, function) = ("PLUGIN_Profiler_CollectData", self.functions.collect_data);
-        // SAFETY: the profiler is live. The first call sets the size, the second fills a buffer of that size.
+        // SAFETY: the profiler is live. It keeps the records until it is destroyed, and says where they are and how many
+        // bytes; the last of these is a zero behind them (`plugin_tracer_impl.cc`).
         unsafe {
             self.functions.errors.call(name, function, &mut collect)?;
-            let mut bytes = vec![0u8; collect.buffer_size];
-            if !bytes.is_empty() {
-                collect.buffer = bytes.as_mut_ptr();
-                self.functions.errors.call(name, function, &mut collect)?;
-            }
+            let length = collect.buffer_size.saturating_sub(1);
+            let bytes = match collect.buffer.is_null() {
+                true => Vec::new(),
+                false => std::slice::from_raw_parts(collect.buffer, length).to_vec(),
+            };
             Ok(Profile { bytes })
         }
     }
