@@ -113,8 +113,8 @@ impl Profiler {
             buffer_size: 0,
         };
         let (name, function) = ("PLUGIN_Profiler_CollectData", self.functions.collect_data);
-        // SAFETY: the profiler is live. It keeps the records until it is destroyed, and says where they are and how many
-        // bytes; the last of these is a zero behind them (`plugin_tracer_impl.cc`).
+        // SAFETY: the profiler is live. It keeps the records until it is destroyed, and says where they are and how
+        // many bytes; the last of these is a zero behind them (`plugin_tracer_impl.cc`).
         unsafe {
             self.functions.errors.call(name, function, &mut collect)?;
             let length = collect.buffer_size.saturating_sub(1);
