@@ -177,8 +177,7 @@ impl Member {
             }
         };
         let world = by_mpi.then(start).transpose()?;
-        let given =
-            options.store.clone().or_else(|| std::env::var("MESHLOOM_STORE").ok().filter(|text| !text.is_empty()));
+        let given = store_address(options.store.as_ref());
         let (address, server, own_job) = match (given, &world) {
             (Some(address), _) => {
                 let server = if number == 0 && options.starts_store { start_at(&address)? } else { None };
@@ -320,6 +319,11 @@ impl Member {
         }
         Ok(())
     }
+}
+
+/// The address of the store: that which is given, or that of the environment (`MESHLOOM_STORE`).
+pub fn store_address(given: Option<&String>) -> Option<String> {
+    given.cloned().or_else(|| std::env::var("MESHLOOM_STORE").ok().filter(|text| !text.is_empty()))
 }
 
 /// Starts an etcd at an address of this host, unless somebody answers there.

@@ -18,7 +18,7 @@ mod replicas;
 mod watch;
 
 pub use crossing::{Crossing, GiveUp, Links};
-pub use join::{JoinError, JoinOptions, Member};
+pub use join::{JoinError, JoinOptions, Member, store_address};
 pub use key_values::StoreForClients;
 pub use meshloom_store::{Environment, LaunchError, Launched, Launcher, OwnEnvironment, StoreOptions, Tls};
 pub use programs::{ProgramError, etcd_program, mpi_library, mpiexec_program};

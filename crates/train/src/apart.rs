@@ -18,7 +18,7 @@ use meshloom::compile::{Lowered, Program};
 use meshloom::ir::{DType, InternalError, Literal, TensorType};
 use meshloom::pjrt::{Array, Platform};
 use meshloom::trace::{Function, MapTree, Param, Specs, Tensor, TensorSpec, Tree};
-use meshloom::transform::diloco::{DilocoState, Fragment, OuterState, Schedule, Share};
+use meshloom::transform::diloco::{Diloco, DilocoState, Fragment, OuterState, Schedule, Share};
 
 /// A sync that a replica cannot do.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -86,9 +86,7 @@ pub(super) struct LoweredApart {
 /// A replica among others.
 pub(super) struct Apart {
     exchange: Arc<dyn Exchange>,
-    schedule: Schedule,
-    /// The share of each fragment, by its number.
-    fragments: Vec<(Fragment, usize)>,
+    pub(super) diloco: Diloco,
     shares: Vec<SharePrograms>,
     taken_over: Program,
     /// The round whose outer parameters are on their way.
@@ -176,8 +174,7 @@ impl LoweredApart {
     /// Compiles all programs.
     pub(super) fn compile(
         &self,
-        (exchange, schedule): (Arc<dyn Exchange>, Schedule),
-        share: impl Fn(Fragment) -> Share,
+        (exchange, diloco): (Arc<dyn Exchange>, Diloco),
         time_limit: f64,
         mut compile: impl FnMut(&Lowered) -> Result<Program, Error>,
     ) -> Result<Apart, Error> {
@@ -192,23 +189,9 @@ impl LoweredApart {
                 come_in: compile(come_in)?,
             });
         }
-        let place = |fragment| {
-            let found = shares.iter().position(|programs| programs.share == share(fragment));
-            found.map(|place| (fragment, place)).ok_or_else(|| InternalError::new("a fragment", "its programs").into())
-        };
-        let fragments = schedule.fragments().map(place).collect::<Result<_, Error>>()?;
         let taken_over = compile(&self.taken_over)?;
-        Ok(Apart {
-            exchange,
-            schedule,
-            fragments,
-            shares,
-            taken_over,
-            under_way: None,
-            folder: None,
-            wait_seconds: 0.0,
-            time_limit,
-        })
+        let (under_way, folder, wait_seconds) = (None, None, 0.0);
+        Ok(Apart { exchange, diloco, shares, taken_over, under_way, folder, wait_seconds, time_limit })
     }
 }
 
@@ -261,7 +244,7 @@ impl Apart {
         declared: &RunStateOf<M, Param>,
         giving: &Giving<'_>,
     ) -> Result<RunStateOf<M, Array>, Error> {
-        let event = self.schedule.after_step(step as usize);
+        let event = self.diloco.schedule().after_step(step as usize);
         if let Some(fragment) = event.sent {
             let (programs, number) = self.programs(fragment)?;
             let mut arguments = state.leaves();
@@ -272,7 +255,7 @@ impl Apart {
                 let own = part.layout().own_devices().next().unwrap_or(0);
                 message.extend_from_slice(part.shard(own)?.bytes());
             }
-            self.exchange.send(step, step + self.schedule.overlap() as u64, message)?;
+            self.exchange.send(step, step + self.diloco.schedule().overlap() as u64, message)?;
             self.under_way = Some(step);
         }
         if let Some(fragment) = event.applied {
@@ -298,7 +281,7 @@ impl Apart {
         let start = Instant::now();
         let Round { messages, gives } = self.exchange.receive(round)?;
         self.wait_seconds += start.elapsed().as_secs_f64();
-        let fragment = self.schedule.after_step(round as usize).sent;
+        let fragment = self.diloco.schedule().after_step(round as usize).sent;
         let fragment = fragment.ok_or_else(|| Error::from(InternalError::new("a round", "a fragment")))?;
         let (programs, number) = self.programs(fragment)?;
         let mut sum: Option<Vec<Array>> = None;
@@ -325,7 +308,7 @@ impl Apart {
         let state = state.fill(leaves)?;
         if gives {
             let RunState::Diloco(declared) = declared else { return Err(not_apart()) };
-            let use_at = round + self.schedule.overlap() as u64;
+            let use_at = round + self.diloco.schedule().overlap() as u64;
             self.give::<M>(use_at, &outer_of(&state)?, &declared.outer, giving)?;
         }
         Ok(state)
@@ -337,8 +320,8 @@ impl Apart {
     }
 
     fn programs(&self, fragment: Fragment) -> Result<(&SharePrograms, i32), Error> {
-        let found = self.fragments.iter().find(|(each, _)| *each == fragment);
-        let programs = found.and_then(|(_, place)| self.shares.get(*place));
+        let share = self.diloco.share(fragment);
+        let programs = self.shares.iter().find(|programs| programs.share == share);
         let number = if let Fragment::Part(number) = fragment { number as i32 } else { 0 };
         Ok((programs.ok_or_else(|| InternalError::new("a fragment", "its programs"))?, number))
     }

@@ -64,6 +64,7 @@ impl RunConfig {
         Some(DilocoOptions {
             // Programs of a replica apart know no others.
             replicas: if config.apart { 1 } else { config.replicas },
+            apart: config.apart,
             sync_period: config.sync_period,
             outer_rate: config.outer_lr,
             outer_momentum: config.outer_momentum,
@@ -223,11 +224,7 @@ impl<M: Model> DilocoStep<M> {
         batch: M::Batch<Tensor>,
     ) -> (StateOf<M, Tensor>, (Tensor, Tensor)) {
         let batch = (batch, self.rows());
-        let step = |state, batch| self.of_replica(declared, state, batch);
-        match self.apart {
-            None => self.diloco.step(state, batch, step),
-            Some(_) => self.diloco.step_apart(state, batch, step),
-        }
+        self.diloco.step(state, batch, |state, batch| self.of_replica(declared, state, batch))
     }
 
     /// Several steps within a trace, of batches with a leading dimension over them: in the form for a start where
@@ -241,10 +238,9 @@ impl<M: Model> DilocoStep<M> {
     ) -> (StateOf<M, Tensor>, (Tensor, Tensor)) {
         let step = |state, batch| self.of_replica(declared, state, batch);
         let rows = self.rows().map(|rows| rows.broadcast_to([&[count], &rows.dims()[..]].concat()));
-        match (self.apart, overlaps) {
-            (Some(_), _) => self.diloco.steps_apart(state, (batches, rows), step),
-            (None, true) => self.diloco.overlapped_steps(state, (batches, rows), &step),
-            (None, false) => self.diloco.steps(state, (batches, rows), step),
+        match overlaps {
+            true => self.diloco.overlapped_steps(state, (batches, rows), &step),
+            false => self.diloco.steps(state, (batches, rows), step),
         }
     }
 

@@ -34,7 +34,7 @@ use meshloom::ir::{InternalError, Literal, TensorType};
 use meshloom::nn::DecoderConfig;
 use meshloom::pjrt::{Array, ArraySpec, CacheUse, Client, CompileOptions};
 use meshloom::sharding::Mesh;
-use meshloom::trace::{Key, MapTree, Tree};
+use meshloom::trace::{Key, MapTree, Param, Tree};
 
 /// A compiled train step, its state on the devices, and its data: of a decoder and text, unless another model is named.
 pub struct Trainer<M: Model = DecoderConfig, D = Text> {
@@ -161,12 +161,31 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
 
     /// Begins with the other replicas, if they are apart; with their outer state, if they have done more steps.
     pub(super) fn begin(&mut self) -> Result<(), Error> {
-        let Some(mut apart) = self.apart.take() else { return Ok(()) };
-        let form = form_of_replicas(self.run.config(), &apart.messages());
-        let begun = apart.begin::<M>((&form, self.steps_done), self.state.clone(), &self.run.state(), &self.giving());
-        self.apart = Some(apart);
-        (self.state, self.steps_done) = begun?;
+        let (config, done) = (self.run.config().clone(), self.steps_done);
+        let begun = self.with_apart(|apart, state, declared, giving| {
+            let form = form_of_replicas(&config, &apart.messages());
+            apart.begin::<M>((&form, done), state, declared, giving)
+        })?;
+        self.steps_done = begun.unwrap_or(done);
         Ok(())
+    }
+
+    /// Has a replica that is apart replace its state; also what else came of it. Nothing is done in other runs.
+    fn with_apart<T>(
+        &mut self,
+        act: impl FnOnce(
+            &mut Apart,
+            RunStateOf<M, Array>,
+            &RunStateOf<M, Param>,
+            &Giving<'_>,
+        ) -> Result<(RunStateOf<M, Array>, T), Error>,
+    ) -> Result<Option<T>, Error> {
+        let Some(mut apart) = self.apart.take() else { return Ok(None) };
+        let acted = act(&mut apart, self.state.clone(), &self.run.state(), &self.giving());
+        self.apart = Some(apart);
+        let (state, result) = acted?;
+        self.state = state;
+        Ok(Some(result))
     }
 
     /// Waits for the messages of other replicas that are on their way, if this is one that is apart from them: then
@@ -175,10 +194,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// # Errors
     /// The others do not go on with this replica, or it does not reach them.
     pub fn complete(&mut self) -> Result<(), Error> {
-        let Some(mut apart) = self.apart.take() else { return Ok(()) };
-        let complete = apart.complete::<M>(self.state.clone(), &self.run.state(), &self.giving());
-        self.apart = Some(apart);
-        self.state = complete?;
+        self.with_apart(|apart, state, declared, giving| Ok((apart.complete::<M>(state, declared, giving)?, ())))?;
         Ok(())
     }
 
@@ -271,9 +287,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         };
         let apart = match (exchange, lowered_apart, &run.step) {
             (Some(exchange), Some(lowered), RunStep::Diloco(step)) => {
-                let (diloco, time_limit) = (&step.diloco, config.train.time_limit);
-                let share = |fragment| diloco.share(fragment);
-                Some(lowered.compile((exchange, diloco.schedule()), share, time_limit, &mut compile)?)
+                Some(lowered.compile((exchange, step.diloco.clone()), config.train.time_limit, &mut compile)?)
             }
             _ => None,
         };
@@ -489,13 +503,14 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
 
     /// What a replica that is apart does after the steps done so far; also the seconds that it waited for others.
     fn sync(&mut self) -> Result<Option<f64>, Error> {
-        let Some(mut apart) = self.apart.take() else { return Ok(None) };
-        let step = (self.steps_done, self.state.clone());
-        let synced = apart.after_step::<M>(step, &self.run.state(), &self.giving());
-        let wait_seconds = std::mem::take(&mut apart.wait_seconds);
-        self.apart = Some(apart);
-        self.state = synced?;
-        Ok(Some(wait_seconds))
+        let done = self.steps_done;
+        // After most steps there is nothing to do.
+        if self.apart.as_ref().is_some_and(|apart| Apart::is_busy_after(apart.diloco.schedule(), done)) {
+            self.with_apart(|apart, state, declared, giving| {
+                Ok((apart.after_step::<M>((done, state), declared, giving)?, ()))
+            })?;
+        }
+        Ok(self.apart.as_mut().map(|apart| std::mem::take(&mut apart.wait_seconds)))
     }
 
     /// Waits for the batches of a call, and runs it; also the seconds that each step waited.

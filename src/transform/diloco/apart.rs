@@ -1,4 +1,4 @@
-//! A replica that trains apart from the others, in a run of its own: its step, and the programs around a sync.
+//! A replica that trains apart from the others, in a run of its own: the programs around a sync.
 //!
 //! | program | what it makes of what |
 //! |---|---|
@@ -12,24 +12,12 @@
 //! any program, so steps go on meanwhile, and who takes part may change from one sync to the next. The state is that of
 //! one replica, with a leading dimension of size 1.
 
-use super::fragments::{Cut, Leaf};
+use super::fragments::{Cut, Leaf, Share};
 use super::schedule::Fragment;
 use super::state::{DilocoState, HasParams, OuterState};
 use super::{Diloco, Leaves, Stored, transport};
 use crate::ir::{DType, Name, Role};
-use crate::trace::{Tensor, TensorSpec, Tree, refill, scan, scope};
-
-/// Which part of the parameters a program of a sync is for: fragments with as many layers share one, which is told the
-/// number of the fragment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Share {
-    /// All.
-    Whole,
-    /// Those outside the layers.
-    Outside,
-    /// So many layers.
-    Layers(usize),
-}
+use crate::trace::{Tensor, TensorSpec, Tree, refill, scope};
 
 impl Diloco {
     /// The share of each fragment.
@@ -50,39 +38,6 @@ impl Diloco {
         });
         shares.dedup();
         shares
-    }
-
-    /// One step of a replica that is apart, as of [`Diloco::step`]; nothing is sent.
-    #[track_caller]
-    pub fn step_apart<S, B, O>(
-        &self,
-        state: DilocoState<S, S::Params, Tensor>,
-        batch: B,
-        step: impl FnOnce(S, B) -> (S, O),
-    ) -> (DilocoState<S, S::Params, Tensor>, O)
-    where
-        S: HasParams,
-        B: Tree<Leaf = Tensor>,
-        O: Tree<Leaf = Tensor>,
-    {
-        let (inner, outputs) = self.of_replicas(state.inner, batch, step);
-        (DilocoState { inner, outer: state.outer, step: state.step + 1 }, outputs)
-    }
-
-    /// Several of them, one after the other: `batches` has a leading dimension over steps.
-    #[track_caller]
-    pub fn steps_apart<S, B, O>(
-        &self,
-        state: DilocoState<S, S::Params, Tensor>,
-        batches: B,
-        step: impl FnOnce(S, B) -> (S, O),
-    ) -> (DilocoState<S, S::Params, Tensor>, O)
-    where
-        S: HasParams,
-        B: Tree<Leaf = Tensor>,
-        O: Tree<Leaf = Tensor>,
-    {
-        scan(state, batches, |state, batch| self.step_apart(state, batch, step))
     }
 
     /// What a replica sends when a fragment, an `s32[]`, syncs: how far it has come from the outer parameters, in the
@@ -110,24 +65,24 @@ impl Diloco {
         let mut message = message.into_iter();
         let (transport, block) = (self.options.transport, self.options.block);
         scope("diloco_decoded", || {
-            let gradient = |leaf: &Leaf| {
+            let gradient = |(_, leaf): (usize, &Leaf)| {
                 let layout = self.fragments.part_layout(layers(share).is_some(), leaf);
                 let dims = self.fragments.part_dims(layers(share), leaf);
                 transport::received(transport, block, &mut message, &layout, &dims)
             };
-            self.leaves_of(share).map(gradient).collect()
+            self.fragments.members(share).map(gradient).collect()
         })
     }
 
     /// The pseudo-gradients of a share, laid out as the parameters.
     pub fn gradient_specs(&self, share: Share) -> Vec<TensorSpec> {
-        let spec = |leaf: &Leaf| {
+        let spec = |(_, leaf): (usize, &Leaf)| {
             let names: Vec<Name> = self.fragments.part_layout(layers(share).is_some(), leaf).names;
             let mut spec = TensorSpec::new(DType::F32, &self.fragments.part_dims(layers(share), leaf)[..]);
             (spec.axes, spec.role) = (names.into_iter().collect(), Role::Params);
             spec
         };
-        self.leaves_of(share).map(spec).collect()
+        self.fragments.members(share).map(spec).collect()
     }
 
     /// The outer parameters and velocities after the sync of a fragment: `sum` is that of the pseudo-gradients of
@@ -180,14 +135,6 @@ impl Diloco {
         let mut own = outer.iter().map(|outer| outer.reshape([&[1], &outer.dims()[..]].concat()));
         let inner = state.inner.with_params(refill(&params, &mut own));
         DilocoState { inner, ..state }
-    }
-
-    fn leaves_of(&self, share: Share) -> impl Iterator<Item = &Leaf> {
-        self.fragments.leaves.iter().filter(move |leaf| match share {
-            Share::Whole => true,
-            Share::Outside => !leaf.is_cut,
-            Share::Layers(_) => leaf.is_cut,
-        })
     }
 }
 

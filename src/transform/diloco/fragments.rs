@@ -37,7 +37,7 @@ pub(super) struct Leaf {
     /// Number of leading dimensions over layers.
     stacked_dims: usize,
     /// Whether it is of the layers that fragments are cut from.
-    pub(super) is_cut: bool,
+    is_cut: bool,
 }
 
 /// How the parameters are cut into fragments.
@@ -60,6 +60,18 @@ pub(super) struct SizeClass {
     pub(super) layers: usize,
 }
 
+/// Which part of the parameters a program of a sync is for: fragments with as many layers share one, which is told the
+/// number of the fragment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Share {
+    /// All.
+    Whole,
+    /// Those outside the layers.
+    Outside,
+    /// So many layers.
+    Layers(usize),
+}
+
 /// A fragment as a program sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Cut {
@@ -72,6 +84,15 @@ pub(super) enum Cut {
 }
 
 impl Cut {
+    /// The parameters that it has a part in.
+    pub(super) fn share(self) -> Share {
+        match self {
+            Cut::Whole => Share::Whole,
+            Cut::Outside => Share::Outside,
+            Cut::Layers { layers, .. } => Share::Layers(layers),
+        }
+    }
+
     pub(super) fn is_by_layers(self) -> bool {
         matches!(self, Cut::Layers { .. })
     }
@@ -188,12 +209,12 @@ impl Fragments {
         }
     }
 
-    /// The leaves that a fragment has a part in.
-    pub(super) fn members(&self, cut: Cut) -> impl Iterator<Item = (usize, &Leaf)> {
-        let within = move |(_, leaf): &(usize, &Leaf)| match cut {
-            Cut::Whole => true,
-            Cut::Outside => !leaf.is_cut,
-            Cut::Layers { .. } => leaf.is_cut,
+    /// The leaves that fragments of a share have a part in.
+    pub(super) fn members(&self, share: Share) -> impl Iterator<Item = (usize, &Leaf)> {
+        let within = move |(_, leaf): &(usize, &Leaf)| match share {
+            Share::Whole => true,
+            Share::Outside => !leaf.is_cut,
+            Share::Layers(_) => leaf.is_cut,
         };
         self.leaves.iter().enumerate().filter(within)
     }
@@ -202,7 +223,7 @@ impl Fragments {
     /// declared. Layers come as a dimension of their own in front of all, and the dimensions that they are cut from are
     /// gone.
     pub(super) fn take(&self, cut: Cut, leaves: &[Tensor], leading: usize) -> Vec<Tensor> {
-        let members: Vec<Tensor> = self.members(cut).map(|(index, _)| leaf_at(leaves, index)).collect();
+        let members: Vec<Tensor> = self.members(cut.share()).map(|(index, _)| leaf_at(leaves, index)).collect();
         let Cut::Layers { layers, fragment } = cut else { return members };
         map(self.layer_numbers(layers, fragment), |number| {
             members.iter().map(|&leaf| self.layer(leaf, number, leading)).collect::<Vec<_>>()
@@ -211,7 +232,7 @@ impl Fragments {
 
     /// The leaves with the parts of a fragment replaced.
     pub(super) fn put(&self, cut: Cut, leaves: &[Tensor], parts: Vec<Tensor>, leading: usize) -> Vec<Tensor> {
-        let members: Vec<usize> = self.members(cut).map(|(index, _)| index).collect();
+        let members: Vec<usize> = self.members(cut.share()).map(|(index, _)| index).collect();
         let parts = match cut {
             Cut::Whole | Cut::Outside => parts,
             Cut::Layers { layers, fragment } => {

@@ -44,8 +44,7 @@ mod transport;
 use std::array;
 use std::panic::Location;
 
-pub use apart::Share;
-pub use fragments::{Fragments, Layout};
+pub use fragments::{Fragments, Layout, Share};
 pub use options::{DilocoError, DilocoOptions, LayerOrder, Streaming, Transport};
 pub use schedule::{Event, Fragment, Schedule};
 pub use state::{DilocoState, HasParams, OuterState, of_replicas};
@@ -107,9 +106,9 @@ impl Diloco {
         self.fragments.payload_bytes(fragment, self.options.transport, self.options.block).iter().sum()
     }
 
-    /// One step of all replicas, and what syncs after it. Every leaf of `batch` has a leading dimension over the
-    /// replicas, and so has every output of `step`, which maps the state of one replica and its batch to a new state
-    /// and outputs.
+    /// One step of all replicas, and what syncs after it, unless they are apart. Every leaf of `batch` has a leading
+    /// dimension over the replicas, and so has every output of `step`, which maps the state of one replica and its
+    /// batch to a new state and outputs.
     #[track_caller]
     pub fn step<S, B, O>(
         &self,
@@ -125,6 +124,9 @@ impl Diloco {
         let place = Location::caller();
         let (inner, outputs) = self.of_replicas(state.inner, batch, step);
         let done = state.step + 1;
+        if self.options.apart {
+            return (DilocoState { inner, outer: state.outer, step: done }, outputs);
+        }
         let (params, mut outer) = (inner.params(), state.outer);
         let leaves = scope("diloco_send", || self.send(done, &params.leaves(), &outer, place));
         outer = refill(&outer, &mut leaves.concat().into_iter());
@@ -236,7 +238,7 @@ impl Diloco {
 
     /// How far each replica has come from the outer parameters, of a fragment's parts; and how they lie.
     fn deltas(&self, cut: Cut, outer: &[Tensor], inner: &[Tensor]) -> Vec<(Tensor, PartLayout)> {
-        let members = self.fragments.members(cut).map(|(_, leaf)| leaf);
+        let members = self.fragments.members(cut.share()).map(|(_, leaf)| leaf);
         let delta = |((leaf, &outer), &inner): ((&Leaf, &Tensor), &Tensor)| {
             let layout = self.fragments.part_layout(cut.is_by_layers(), leaf);
             let delta = every_replica(outer, inner, layout.replica_dim).convert(DType::F32) - inner.convert(DType::F32);

@@ -60,6 +60,8 @@ impl Default for Streaming {
 pub struct DilocoOptions {
     /// Replicas that train on their own between syncs, R: the size of the mesh axis they are spread over.
     pub replicas: usize,
+    /// Whether this is one of replicas that are runs of their own: then R is 1 here, and no step sends anything.
+    pub apart: bool,
     /// Steps from one sync of a parameter to its next. With P fragments, one of them syncs every `sync_period / P`
     /// steps, rounded down: then the true period is P times that.
     pub sync_period: usize,
@@ -80,6 +82,7 @@ impl Default for DilocoOptions {
     fn default() -> DilocoOptions {
         DilocoOptions {
             replicas: 2,
+            apart: false,
             sync_period: 20,
             outer_rate: 0.7,
             outer_momentum: 0.9,

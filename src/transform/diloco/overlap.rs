@@ -17,7 +17,7 @@ impl Diloco {
     /// whole periods that begin where one fragment has just come in: after `tau` steps, or a period later, or two ..
     pub fn overlaps(&self, steps: usize, done: usize) -> bool {
         let (schedule, overlap) = (self.schedule(), self.schedule().overlap());
-        let fits = overlap > 0 && overlap < schedule.every();
+        let fits = !self.options.apart && overlap > 0 && overlap < schedule.every();
         fits && steps > 0 && steps.is_multiple_of(schedule.period()) && done % schedule.period() == overlap
     }
 

@@ -10,7 +10,7 @@ use clap::Args;
 use meshloom::pjrt::{Client, PlatformKind, ProcessPlace};
 use meshloom_cluster::{
     Crossing, JoinOptions, Launched, Member, OwnEnvironment, ReplicaOptions, Replicas, StoreForClients, StoreOptions,
-    Tls,
+    Tls, store_address,
 };
 use meshloom_train::config::RunConfig;
 
@@ -89,8 +89,7 @@ impl Processes {
     /// Connects to the other replicas, if they are apart.
     pub fn replicas(&self, config: &RunConfig, member: Option<&Arc<Member>>) -> Result<Option<Arc<Replicas>>> {
         let (Some(number), Some(diloco)) = (self.replica, &config.diloco) else { return Ok(None) };
-        let given = self.store.clone().or_else(|| std::env::var("MESHLOOM_STORE").ok().filter(|text| !text.is_empty()));
-        let Some(address) = given else {
+        let Some(address) = store_address(self.store.as_ref()) else {
             bail!(
                 "--replica needs a store in which replicas meet: give --store http://HOST:PORT of an etcd, or set MESHLOOM_STORE"
             );
