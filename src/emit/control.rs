@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use meshloom_hlo::analysis::trip_count::STATED_ITERATIONS;
+use meshloom_hlo::proto::FrontendAttributes;
 use meshloom_hlo::shape;
 use smallvec::SmallVec;
 
@@ -209,7 +211,13 @@ impl Emitter {
         let body = self.close_with(&sanitize(op.body.name()), &types, &state);
 
         // XLA reads the body first, then the condition.
-        self.begin_tuple("while", types.iter().copied(), &[initial]).called_computation_ids.extend([body, condition]);
+        let instruction = self.begin_tuple("while", types.iter().copied(), &[initial]);
+        instruction.called_computation_ids.extend([body, condition]);
+        // A loop of at most one iteration is a branch.
+        if op.at_most > 1 {
+            let stated = (STATED_ITERATIONS.to_owned(), op.at_most.to_string());
+            instruction.frontend_attributes = Some(FrontendAttributes { map: [stated].into() });
+        }
         self.in_order_if(&[body, condition]);
         let result = self.writer.commit();
         self.take_place_from(result, place, types.len() - 1);

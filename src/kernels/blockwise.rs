@@ -14,10 +14,10 @@ use super::true_places::true_places;
 use super::{AttentionKernel, Blocks, Kernels};
 use crate::ir::{DType, Literal, TensorType};
 use crate::ops::{
-    Attention, AttentionForm, AttentionGradient, AttentionSizes, KernelImplementation, LOWEST, PlaceOrder, UNSEEN,
-    score_dtype,
+    Attention, AttentionForm, AttentionGradient, AttentionSizes, KernelImplementation, LOWEST, Often, PlaceOrder,
+    UNSEEN, score_dtype,
 };
-use crate::trace::{Tensor, TensorTree, TraceError, constant, einsum_with, full, scan, while_loop, words_of, zeros};
+use crate::trace::{Tensor, TensorTree, TraceError, constant, einsum_with, full, scan, while_at_most, words_of, zeros};
 
 /// What computes an attention: none if one block holds it all, for which the plain form is best.
 pub(super) fn attention(
@@ -231,7 +231,9 @@ impl Cut {
         }
         let (pairs, count) = self.found_pairs(rows);
         let start = (zeros(DType::S32, []), full(DType::S32, [], -1.0), carry);
-        let (_, _, carry) = while_loop(
+        let most: usize = self.counts().iter().product();
+        let (_, _, carry) = while_at_most(
+            (most, Often::default()),
             start,
             |(index, _, _)| index.less(count),
             |(index, before, carry)| {

@@ -13,8 +13,8 @@ use super::expand::traced;
 use super::true_places::true_places;
 use super::{ExpertsKernel, Kernels};
 use crate::ir::{DType, TensorType};
-use crate::ops::{KernelImplementation, RaggedDot, RaggedMode, RaggedSizes, score_dtype};
-use crate::trace::{DotOptions, Tensor, TensorTree, TraceError, arange, einsum_with, full, while_loop, zeros};
+use crate::ops::{KernelImplementation, Often, RaggedDot, RaggedMode, RaggedSizes, score_dtype};
+use crate::trace::{DotOptions, Tensor, TensorTree, TraceError, arange, einsum_with, full, while_at_most, zeros};
 
 /// What computes a grouped product: none if the plain form is asked for, or faster.
 pub(super) fn ragged_dot(
@@ -118,7 +118,11 @@ impl Cut {
     /// Runs `step` for each visit, in the order of matrices.
     fn run<C: TensorTree>(&self, groups: &Groups, carry: C, step: impl FnOnce(C, Visit) -> C) -> C {
         let zero = zeros(DType::S32, []);
-        let (_, _, carry) = while_loop(
+        // Each block of rows, and once more where another group begins in it.
+        let RaggedSizes { rows, groups: count, .. } = self.sizes;
+        let most = self.batch * self.parts * (rows.div_ceil(self.block) + count);
+        let (_, _, carry) = while_at_most(
+            (most, Often::default()),
             (zero, zero, carry),
             |(index, _, _)| index.less(groups.count),
             |(index, turn, carry)| {

@@ -467,6 +467,50 @@ fn plans_are_compared() {
     assert!(prints(&large).contains("does not fit"));
 }
 
+/// The search finds a plan, says what it passed over, and writes a config that has it.
+#[test]
+fn plans_are_searched() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let best = folder.path().join("best.toml").display().to_string();
+    let config = "examples/configs/default.toml";
+    let search = ["plan", config, "--search", "--target", "h100:1x1x8", "--most", "60"];
+    let json = run(&[&search[..], &["--write", &best, "--json"]].concat()).json();
+    assert_eq!((&json["schema"], &json["devices"]), (&"hlo-dump/plan-search/1".into(), &8.into()));
+    let number = |name: &str| json[name].as_u64().expect("a number");
+    assert!(number("lowered") >= 10 && number("considered") > number("lowered"), "{json}");
+    let seconds: Vec<f64> = json["plans"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|plan| plan["seconds"].as_f64().expect("a number"))
+        .collect();
+    assert!(seconds.is_sorted() && seconds[0] > 0.0, "{seconds:?}");
+    let written = std::fs::read_to_string(&best).expect("a config");
+    let mesh = json["plans"][0]["settings"][0].as_str().expect("a setting").replacen("mesh.axes=", "axes = \"", 1);
+    assert!(written.contains(&mesh) && written.contains("topology = \"h100:1x1x8\""), "{mesh}: {written}");
+    prints(&["memory", &best]);
+    let printed = prints(&search);
+    for part in [
+        "plans by time",
+        "as configured",
+        "no other is better in both time and memory",
+        "=> the best plan: --set mesh.axes=",
+    ] {
+        assert!(printed.contains(part), "{part}: {printed}");
+    }
+}
+
+#[test]
+fn a_search_needs_hardware() {
+    let config = "examples/configs/default.toml";
+    let refused =
+        |arguments: &[&str], expected: &str| check_refused(&[&["plan", config], arguments].concat(), expected);
+    refused(&["--search"], "give it, as by --target h100:1x1x8");
+    refused(&["--search", "--target", "cpu:8"], "of cpu is not published");
+    refused(&["--target", "h100:1x1x8"], "--search");
+    refused(&["--search", "--target", "h100:1x1x8", "--network", "0"], "above 0");
+}
+
 #[test]
 fn plans_as_json() {
     let json = run(&[PIPELINE, &["--set", "pipeline.repeats=2", "--json"]].concat()).json();

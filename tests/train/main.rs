@@ -23,6 +23,7 @@ mod published;
 mod robustness;
 mod run_config;
 mod runs;
+mod search;
 mod subwords;
 mod unused_keys;
 mod vision_transformer;

@@ -71,6 +71,13 @@ impl Busy {
         }
         Busy
     }
+
+    /// Says something else.
+    pub fn say(&self, doing: &str) {
+        if std::io::stderr().is_terminal() {
+            eprint!("\r\x1b[2K{doing}");
+        }
+    }
 }
 
 impl Drop for Busy {

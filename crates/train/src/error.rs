@@ -68,6 +68,9 @@ pub enum Error {
     /// The others do not go on with this replica, or it does not reach them.
     #[error(transparent)]
     Exchange(#[from] crate::exchange::ExchangeError),
+    /// A plan cannot be searched for.
+    #[error(transparent)]
+    Search(#[from] crate::search::SearchError),
     /// Another process's fault, or the network's: the processes of a run do not go on together.
     #[error(transparent)]
     Peers(#[from] crate::peers::PeersError),

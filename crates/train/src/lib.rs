@@ -54,6 +54,7 @@ pub mod published;
 mod random;
 mod resolve;
 pub mod run;
+pub mod search;
 pub mod step;
 pub mod summary;
 #[cfg(feature = "tensorboard")]

@@ -10,6 +10,7 @@ mod doctor;
 mod hidden;
 mod plan;
 mod plan_context;
+mod plan_search;
 pub mod run;
 mod timeline;
 

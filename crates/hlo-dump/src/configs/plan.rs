@@ -14,8 +14,8 @@ use meshloom_train::config::RunConfig;
 use meshloom_train::{Alternative, RefusedAlternative};
 use serde::Serialize;
 
-use super::plan_context;
 use super::run::on_topology;
+use super::{plan_context, plan_search};
 use crate::output::{self, BOLD, DIM, line, paint, plural};
 
 #[derive(Args)]
@@ -32,6 +32,8 @@ pub struct Plan {
     /// Prints the whole schedule, however long
     #[arg(long)]
     pub schedule: bool,
+    #[command(flatten)]
+    pub search: plan_search::Options,
 }
 
 #[derive(Serialize)]
@@ -96,6 +98,9 @@ struct NotPossible {
 }
 
 pub fn run(arguments: &Plan, json: bool) -> Result<()> {
+    if arguments.search.search {
+        return plan_search::run(&arguments.config, &arguments.set, &arguments.search, json);
+    }
     let name = arguments.config.display().to_string();
     let config = on_topology(RunConfig::load(&arguments.config, &arguments.set)?)?;
     let options = config.pipeline_options().context(name.clone())?;

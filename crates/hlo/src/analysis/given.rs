@@ -123,7 +123,7 @@ impl Walk<'_> {
     }
 
     /// For each place, whether what is in it, or in what it runs, is decided while it runs.
-    fn deciding(&self) -> Vec<bool> {
+    pub(super) fn deciding(&self) -> Vec<bool> {
         let mut found = vec![false; self.places().len()];
         // A place follows its caller.
         for (number, place) in self.places().iter().enumerate().rev() {
@@ -179,6 +179,12 @@ impl Given {
         };
         let all = self.runs.iter().map(|run| of_run(run)).reduce(Bounds::or);
         all.unwrap_or(Bounds { least: 0, most: Some(0) })
+    }
+
+    /// The first of the devices that do the same, for each that differs.
+    pub(super) fn representatives(&self) -> Vec<u64> {
+        let of_run = |run: usize| self.of_device.iter().position(|&own| own == run).unwrap_or(0) as u64;
+        (0..self.runs.len()).map(of_run).collect()
     }
 
     fn nothing(devices: Devices) -> Given {

@@ -8,6 +8,7 @@
 //! | [`collectives`](mod@collectives) | Every collective, its executions, and the bytes it moves. |
 //! | [`cost`](mod@cost) | Operations, bytes and time on a chip, for each instruction, loop and scope. |
 //! | [`diff`](mod@diff) | What changed between two modules, by meaning. |
+//! | [`estimate`](mod@estimate) | How long a step takes, before anything is compiled. |
 //! | [`explain`] | Where a value's sharding is stated. |
 //! | [`given`] | What each device runs, and when some inputs are known: which branch a step takes when its counter is `n`. |
 //! | [`groups`] | Which devices take part, from any form of device groups. |
@@ -30,7 +31,9 @@ pub mod collectives;
 pub mod cost;
 pub mod diff;
 mod elements;
+pub mod estimate;
 pub mod explain;
+mod fused;
 pub mod given;
 pub mod groups;
 mod index;
@@ -57,6 +60,7 @@ pub use collectives::{
 };
 pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
 pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
+pub use estimate::{EstimateError, Hardware, StepTime, TransferTime, UnknownRate, estimate, estimate_walk};
 pub use explain::{StatedFrom, TracedStep, UnknownValue, trace_sharding};
 pub use given::{Given, KnownInput, Together};
 pub use groups::{DeviceGroups, Devices, device_count};

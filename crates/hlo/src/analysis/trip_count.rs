@@ -13,6 +13,14 @@ use super::elements::{Element, number};
 use super::index::{Computation, Module};
 use crate::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
 
+/// Frontend attribute of a loop whose length data decides: the most iterations that it has.
+pub const STATED_ITERATIONS: &str = "iterations_at_most";
+
+/// The most iterations that a loop states.
+pub(super) fn stated(instruction: &HloInstructionProto) -> Option<u64> {
+    instruction.frontend_attributes.as_ref()?.map.get(STATED_ITERATIONS)?.parse().ok()
+}
+
 /// Deeper nests of fusions than any compiler makes.
 const DEPTH_LIMIT: usize = 64;
 

@@ -110,6 +110,11 @@ impl<'w, 'a> Values<'w, 'a> {
         self.device = device.checked_div(devices.partitions).zip(device.checked_rem(devices.partitions));
     }
 
+    /// The device that it is, numbered through the replicas.
+    pub(super) fn device_number(&self, devices: Devices) -> Option<u64> {
+        self.device.map(|(replica, partition)| replica * devices.partitions + partition)
+    }
+
     /// Goes on with other inputs.
     pub(super) fn take_inputs(&mut self, inputs: &'w [KnownInput]) {
         if self.inputs != inputs {

@@ -133,6 +133,11 @@ impl Place<'_> {
     pub fn is_decided(&self) -> bool {
         self.undecided.last() != self.branches.last()
     }
+
+    /// Number of the computation in its module.
+    pub(super) fn number(&self) -> usize {
+        self.number
+    }
 }
 
 impl<'a> Walk<'a> {

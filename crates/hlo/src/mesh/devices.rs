@@ -94,7 +94,7 @@ fn equal_slices(devices: &[DevicePlace]) -> Result<BTreeMap<i64, Vec<&DevicePlac
 }
 
 /// Into how many parts each axis is cut by the borders of slices.
-fn dcn_sizes(mesh: &Mesh, slices: usize) -> Result<Vec<usize>, MeshError> {
+pub(crate) fn dcn_sizes(mesh: &Mesh, slices: usize) -> Result<Vec<usize>, MeshError> {
     let stated: Vec<usize> = mesh.axes().map(|axis| mesh.dcn_size(axis)).collect();
     let crossed: usize = stated.iter().product();
     if crossed == slices {
@@ -168,15 +168,15 @@ fn device_box(devices: &[&DevicePlace]) -> Option<(Vec<usize>, Vec<i32>)> {
 }
 
 /// What an axis has of one dimension of the box.
-#[derive(Clone, Copy)]
-struct Piece {
-    size: usize,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) size: usize,
     /// How far its neighbours are apart.
-    stride: usize,
+    pub(crate) stride: usize,
 }
 
 /// For each axis what it has of each dimension. None unless the product of the axes is that of the box.
-fn cut(axes: &[usize], shape: &[usize]) -> Option<Vec<Vec<Piece>>> {
+pub(crate) fn cut(axes: &[usize], shape: &[usize]) -> Option<Vec<Vec<Piece>>> {
     let (mut left, mut strides) = (shape.to_vec(), vec![1; shape.len()]);
     let mut cuts = Vec::with_capacity(axes.len());
     for &axis in axes.iter().rev() {

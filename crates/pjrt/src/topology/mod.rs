@@ -126,6 +126,15 @@ impl Topology {
         }
     }
 
+    /// How the chips are arranged that fast links join (those of a slice of TPUs, of a host of GPUs), and how many of
+    /// such groups there are.
+    pub fn slice(&self) -> (&[usize], usize) {
+        match (self.chip, self.shape.split_last()) {
+            (Chip::Gpu(_), Some((_, hosts))) => (&self.shape[hosts.len()..], hosts.iter().product()),
+            _ => (&self.shape, self.slices),
+        }
+    }
+
     /// The number of virtual devices, when it is a CPU's.
     pub(super) fn cpu_count(&self) -> Option<usize> {
         (self.chip == Chip::Cpu).then(|| self.chip_count())

@@ -46,7 +46,7 @@ use crate::{Amount, Bounds};
 
 pub(super) use roofline::Link;
 pub(super) use timing::{Timer, transfer};
-pub(super) use work::is_by_element;
+pub(super) use work::{Counter, is_by_element};
 
 pub(crate) use custom_call::scratch_bytes;
 pub use custom_call::{STATED_BYTES, STATED_OPERATIONS, STATED_SCRATCH, STATED_TRANSCENDENTALS};

@@ -21,7 +21,7 @@ const DEPTH_LIMIT: usize = 64;
 const IMMEDIATE_ELEMENTS: u64 = 8;
 
 /// Counts the work of a module's instructions; that of computations inside others once.
-pub(super) struct Counter<'m, 'a> {
+pub(in crate::analysis) struct Counter<'m, 'a> {
     module: &'m Module<'a>,
     inside: RefCell<FxHashMap<i64, Work>>,
     reads: RefCell<FxHashMap<i64, Rc<Reads>>>,
@@ -36,13 +36,13 @@ struct Reads {
 }
 
 impl<'m, 'a> Counter<'m, 'a> {
-    pub(super) fn new(module: &'m Module<'a>) -> Counter<'m, 'a> {
+    pub(in crate::analysis) fn new(module: &'m Module<'a>) -> Counter<'m, 'a> {
         Counter { module, inside: RefCell::default(), reads: RefCell::default() }
     }
 
     /// The work of an instruction and its contents; zero for an instruction that only runs other computations, whose
     /// instructions count themselves.
-    pub(super) fn work(&self, computation: &Computation<'a>, instruction: &HloInstructionProto) -> Work {
+    pub(in crate::analysis) fn work(&self, computation: &Computation<'a>, instruction: &HloInstructionProto) -> Work {
         self.work_at(computation, instruction, 0)
     }
 

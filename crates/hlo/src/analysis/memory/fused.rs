@@ -1,45 +1,23 @@
-//! What a compiler will fuse into its readers, for a module that has not been compiled yet.
-//!
-//! Elementwise instructions and data movement are computed inside their readers, if all readers are of these kinds or
-//! reductions, and if there is one reader or the instruction is cheap to repeat.
+//! The memory that a compiler's fusions save, for a module that has not been compiled yet.
 
 use super::dataflow::Flow;
-use crate::analysis::cost::is_by_element;
+use crate::analysis::fused::computed_in_readers;
 
 /// Removes the memory of values that are computed inside their readers; their operands are then read when the readers
 /// run.
 pub(super) fn fuse(flow: &mut Flow<'_, '_>) {
-    let mut readers = vec![0u32; flow.schedule.point_count()];
-    let mut within = vec![true; flow.schedule.point_count()];
-    for point in 0..flow.schedule.point_count() {
-        let opcode = flow.instruction(point).opcode.as_str();
-        let absorbs = is_by_element(opcode) || moves_elements(opcode) || is_free(opcode) || is_fold(opcode);
-        let operands: Vec<usize> = flow.operands(point).flatten().collect();
-        for (nth, &operand) in operands.iter().enumerate() {
-            // One that reads it twice is one reader.
-            readers[operand] += u32::from(operands.len() > 8 || !operands[..nth].contains(&operand));
-            within[operand] &= absorbs;
-        }
-    }
-    for place in 0..flow.walk.places().len() {
-        if let Some(root) = flow.root(place) {
-            within[root] = false;
-        }
-    }
+    let of_place = |place| computed_in_readers(flow.walk.computation(place), 1);
+    let computed: Vec<Vec<bool>> = flow.walk.places().iter().map(of_place).collect();
     for time in (0..flow.schedule.point_count()).rev() {
         let point = flow.schedule.point_at(time);
-        let instruction = flow.instruction(point);
-        let opcode = instruction.opcode.as_str();
-        let fuses = is_by_element(opcode) || moves_elements(opcode);
-        let is_computed = is_position(opcode, instruction.operand_ids.len())
-            || within[point] && (is_free(opcode) || fuses && readers[point] <= 1);
-        if !is_computed {
+        let (place, position) = flow.schedule.instruction(point);
+        if !computed[place][position] {
             continue;
         }
         let nodes = flow.nodes(point);
         let end = flow.class(nodes.start).end;
         // A value that is passed on as another is that one, and has its memory.
-        if opcode != "reshape" {
+        if flow.instruction(point).opcode != "reshape" {
             flow.class(nodes.start).is_virtual = true;
         }
         let operands: Vec<usize> = flow.operands(point).flatten().collect();
@@ -50,21 +28,4 @@ pub(super) fn fuse(flow: &mut Flow<'_, '_>) {
             }
         }
     }
-}
-
-/// What costs nothing, whoever reads it.
-fn is_position(opcode: &str, operands: usize) -> bool {
-    matches!(opcode, "iota" | "partition-id" | "replica-id") || opcode == "broadcast" && operands == 0
-}
-
-fn is_free(opcode: &str) -> bool {
-    matches!(opcode, "reshape" | "broadcast" | "iota" | "constant" | "partition-id" | "replica-id")
-}
-
-fn moves_elements(opcode: &str) -> bool {
-    matches!(opcode, "concatenate" | "dynamic-slice" | "gather" | "pad" | "reverse" | "slice" | "transpose")
-}
-
-fn is_fold(opcode: &str) -> bool {
-    opcode == "reduce"
 }

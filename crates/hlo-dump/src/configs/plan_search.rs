@@ -1,0 +1,268 @@
+//! `hlo-dump plan --search`: the plans of a model on devices, and the best of them.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use meshloom_hlo::analysis::{Arithmetic, StepTime};
+use meshloom_hlo::table::Table;
+use meshloom_train::config::RunConfig;
+use meshloom_train::search::{
+    Advice, Found, Hardware, Progress, SearchOptions, estimate_step, hardware, search, what_it_would_need,
+};
+use serde::Serialize;
+
+use crate::output::{self, BAD, BOLD, Busy, DIM, GOOD, line, paint, plural};
+
+/// Rows of the table of plans, unless more are asked for.
+const SHOWN: usize = 12;
+
+#[derive(Args)]
+pub struct Options {
+    /// Searches meshes, schedules, microbatches, accumulation, rematerialization and sequence parallelism for the plan
+    /// with the shortest step
+    #[arg(long, help_heading = "Search")]
+    pub search: bool,
+    /// The hardware, as v5p:4x4x8 or h100:1x8x8; by default target.topology
+    #[arg(long, value_name = "TOPOLOGY", requires = "search", help_heading = "Search")]
+    pub target: Option<String>,
+    /// Gbit/s of the network between slices or hosts for each device, in place of the published rate
+    #[arg(long, value_name = "GBITS", requires = "search", value_parser = positive, help_heading = "Search")]
+    pub network: Option<f64>,
+    /// Lowers at most so many plans
+    #[arg(long, value_name = "N", requires = "search", default_value_t = 4000, help_heading = "Search")]
+    pub most: usize,
+    /// Shows so many plans
+    #[arg(long, value_name = "N", requires = "search", default_value_t = SHOWN, help_heading = "Search")]
+    pub top: usize,
+    /// Writes the config with the best plan to a file
+    #[arg(long, value_name = "FILE", requires = "search", help_heading = "Search")]
+    pub write: Option<PathBuf>,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|number: &f64| *number > 0.0).ok_or_else(|| "it must be a number above 0".to_owned())
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    config: &'a str,
+    target: &'a str,
+    devices: usize,
+    chip_bytes: Option<u64>,
+    hardware: &'a Hardware,
+    considered: usize,
+    too_large: usize,
+    too_slow: usize,
+    lowered: usize,
+    refused: usize,
+    ended_early: bool,
+    seconds: f64,
+    configured: Option<Row>,
+    plans: Vec<Row>,
+    front: Vec<Row>,
+}
+
+/// A plan as it is shown.
+#[derive(Clone, Serialize)]
+struct Row {
+    settings: Vec<String>,
+    seconds: f64,
+    computing: f64,
+    waiting: f64,
+    idle: f64,
+    mfu: f64,
+    bytes: u64,
+    fits: bool,
+    waits_for: String,
+    needs: String,
+}
+
+pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, json: bool) -> Result<()> {
+    let name = config_path.display().to_string();
+    let mut config = RunConfig::load(config_path, set)?;
+    let target = options.target.clone().unwrap_or_else(|| config.target.topology.clone());
+    if target.is_empty() {
+        bail!("{name} names no hardware to search for; give it, as by --target h100:1x1x8, or set target.topology");
+    }
+    config.target.topology.clone_from(&target);
+    let mut hardware = hardware(&target)?;
+    if let Some(network) = options.network {
+        hardware.set_network(network * 1e9 / 8.0);
+    }
+    let memory = hardware.chip.device_memory();
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let start = std::time::Instant::now();
+    let searched = {
+        let bar = Busy::new("");
+        let options = SearchOptions { hardware: hardware.clone(), most: options.most, threads };
+        search(&config, &options, &|progress: Progress| bar.say(&describe(progress)))?
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    let Some(best) = searched.found.first() else {
+        let reason = searched.first_refusal.as_deref().map_or(String::new(), |reason| format!("; the first: {reason}"));
+        bail!(
+            "{name}: none of {} plans is possible on {target}: the state of {} is too large, {} cannot be lowered{reason}",
+            searched.considered,
+            searched.too_large,
+            searched.refused
+        );
+    };
+    let rate = hardware.chip.matrix_rate(Arithmetic::of(config.model.compute_dtype)).unwrap_or(f64::INFINITY);
+    let row = |plan: &[String], time: &StepTime, bytes: u64, needs: String| Row {
+        settings: plan.to_vec(),
+        seconds: time.seconds,
+        computing: time.computing,
+        waiting: time.waiting,
+        idle: time.idle,
+        mfu: searched.flops / rate / time.seconds,
+        bytes,
+        fits: memory.is_none_or(|memory| bytes <= memory),
+        waits_for: waits_for(time),
+        needs,
+    };
+    let of_found = |found: &Found| {
+        let is_best = std::ptr::eq(found, best);
+        let needs = if is_best { String::new() } else { needs(found, best, memory.unwrap_or(u64::MAX)) };
+        row(&found.plan.settings(), &found.time, found.bytes, needs)
+    };
+    let configured = match config.on_devices(hardware.device_count()) {
+        Ok(config) => {
+            let (time, bytes) = estimate_step(&config, &hardware).context("the plan that the config has")?;
+            let settings = [format!("mesh.axes={}", config.mesh.axes), "as configured".to_owned()];
+            Some(row(&settings, &time, bytes, String::new()))
+        }
+        // It is one for other devices.
+        Err(_) => None,
+    };
+    let plans: Vec<Row> = searched.found.iter().take(options.top).map(of_found).collect();
+    let front: Vec<Row> = searched.front().into_iter().map(of_found).collect();
+    // The fastest of those that do not fit say what more memory would bring.
+    let larger = searched.found.iter().filter(|found| !found.fits && found.time.seconds < best.time.seconds);
+    let larger: Vec<Row> = larger.take(3).map(of_found).collect();
+    if let Some(path) = &options.write {
+        let mut written = best.plan.apply(&config);
+        written.target.topology.clone_from(&target);
+        output::write(path, written.to_toml())?;
+    }
+    if json {
+        return output::json(
+            "plan-search",
+            &Answer {
+                config: &name,
+                target: &target,
+                devices: hardware.device_count(),
+                chip_bytes: memory,
+                hardware: &hardware,
+                considered: searched.considered,
+                too_large: searched.too_large,
+                too_slow: searched.too_slow,
+                lowered: searched.lowered,
+                refused: searched.refused,
+                ended_early: searched.ended_early,
+                seconds,
+                configured,
+                plans,
+                front,
+            },
+        );
+    }
+    line(&paint(
+        BOLD,
+        &format!(
+            "{name} on {target}: {} considered, {} lowered in {seconds:.1} s",
+            plural(searched.considered as u64, "plan"),
+            searched.lowered
+        ),
+    ));
+    line(&paint(
+        DIM,
+        &format!(
+            "not lowered: {} whose state alone does not fit, {} that cannot be faster than the best; {} not possible",
+            searched.too_large, searched.too_slow, searched.refused
+        ),
+    ));
+    if searched.ended_early {
+        output::note("the search ended at --most; plans that may be faster are left");
+    }
+    if !best.fits {
+        line(&paint(BAD, "no plan fits the memory of a device; these come nearest"));
+    }
+    print("plans by time", &plans, configured.as_ref());
+    if !larger.is_empty() {
+        print("faster, with more memory than there is", &larger, None);
+    }
+    print("no other is better in both time and memory", &front, None);
+    line("");
+    line(&format!("{} the best plan: --set {}", paint(GOOD, "=>"), best.plan.settings().join(" --set ")));
+    Ok(())
+}
+
+fn describe(progress: Progress) -> String {
+    let (lowered, most) = progress.lowered;
+    let best = progress.best.map_or_else(String::new, |seconds| format!(", best step {}", human_seconds(seconds)));
+    format!("lowering plans: {lowered} of at most {most}{best}")
+}
+
+fn print(title: &'static str, rows: &[Row], configured: Option<&Row>) {
+    let rows: Vec<&Row> = configured.into_iter().chain(rows).collect();
+    let table = Table::of(&rows)
+        .number("step", |row| human_seconds(row.seconds))
+        .number("MFU", |row| if row.mfu > 0.0 { percent(row.mfu) } else { String::new() })
+        .number("computing", |row| human_seconds(row.computing))
+        .number("waiting", |row| human_seconds(row.waiting))
+        .number("bubbles", |row| human_seconds(row.idle))
+        .number("memory", |row| output::human_bytes(row.bytes))
+        .text("", |row| if row.fits { "fits" } else { "too large" })
+        .flexible(title, |row| short(&row.settings))
+        .flexible("waits for", |row| row.waits_for.clone())
+        .flexible("it would need", |row| row.needs.clone());
+    line("");
+    output::table(table, 0);
+}
+
+/// Settings without what their sections are called.
+fn short(settings: &[String]) -> String {
+    let short = |setting: &String| match setting.split_once('=') {
+        Some(("mesh.axes", value)) => value.to_owned(),
+        Some(("remat.policy", value)) => format!("remat {value}"),
+        Some(("train.microbatches", value)) => format!("accumulate {value}"),
+        Some(("rules.preset", value)) => value.to_owned(),
+        Some(("pipeline.schedule", value)) => value.to_owned(),
+        Some(("pipeline.microbatches", value)) => format!("M {value}"),
+        Some(("pipeline.repeats", value)) if value != "1" => format!("R {value}"),
+        Some(("pipeline.chunks", value)) if value != "1" => format!("chunks {value}"),
+        Some(("pipeline.keep_gathered", "true")) => "kept".to_owned(),
+        Some(("pipeline.weights", value)) => value.to_owned(),
+        Some((key, _)) if key.starts_with("pipeline.") => String::new(),
+        _ => setting.clone(),
+    };
+    settings.iter().map(short).filter(|text| !text.is_empty()).collect::<Vec<_>>().join(", ")
+}
+
+fn waits_for(time: &StepTime) -> String {
+    let long = time.transfers.iter().filter(|it| it.waiting > 0.01 * time.seconds);
+    long.map(|it| format!("{} {}", it.axes, human_seconds(it.waiting))).collect::<Vec<_>>().join(", ")
+}
+
+fn needs(found: &Found, best: &Found, memory: u64) -> String {
+    match what_it_would_need(found, best, memory) {
+        Advice::Memory(bytes) => format!("{} more", output::human_bytes(bytes)),
+        Advice::Transfers(axes, part) => format!("{} less over {axes}", percent(part)),
+        Advice::Bubbles(part) => format!("{} shorter bubbles", percent(part)),
+        Advice::Computing(part) => format!("{} less to compute", percent(part)),
+    }
+}
+
+fn human_seconds(seconds: f64) -> String {
+    match seconds {
+        0.0 => "0".to_owned(),
+        seconds if seconds >= 1.0 => format!("{seconds:.2} s"),
+        seconds if seconds >= 1e-3 => format!("{:.1} ms", seconds * 1e3),
+        seconds => format!("{:.0} us", seconds * 1e6),
+    }
+}
+
+fn percent(part: f64) -> String {
+    format!("{:.1} %", 100.0 * part)
+}

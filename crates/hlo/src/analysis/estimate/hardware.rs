@@ -1,0 +1,158 @@
+//! Chips and the wires between them, with what programs reach of their peak rates.
+
+use serde::Serialize;
+
+use crate::analysis::chips::{Arithmetic, Chip};
+use crate::analysis::memory::Backend;
+
+/// What joins the devices along one dimension of the hardware.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wire {
+    /// They are parts of one chip.
+    Core,
+    /// A switch, which joins each with each.
+    Switch,
+    /// Links to two neighbours.
+    Torus,
+    /// The network of the data center.
+    Network,
+}
+
+impl Wire {
+    pub(super) const FASTEST_FIRST: [Wire; 4] = [Wire::Core, Wire::Switch, Wire::Torus, Wire::Network];
+}
+
+/// One dimension of the hardware.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Dimension {
+    /// Devices along it.
+    pub size: usize,
+    /// What joins them.
+    pub wire: Wire,
+    /// Whether the last is joined with the first.
+    pub wraps: bool,
+    /// Bytes per second that a device sends along it, both ways round a torus.
+    pub rate: f64,
+    /// Seconds of a step of a collective along it.
+    pub latency: f64,
+}
+
+/// What programs reach of a backend's peak rates: the parts that fit the published runs of docs/plan.md best.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Reached {
+    /// Of the rate of matrix products.
+    pub products: f64,
+    /// Of the bandwidth of memory.
+    pub memory: f64,
+    /// Of the links.
+    pub links: f64,
+    /// Products have sizes that are multiples of this, or waste the rest.
+    pub tile: u64,
+    /// Seconds between two kernels.
+    pub kernel: f64,
+}
+
+impl Reached {
+    /// That of a backend.
+    pub const fn of(backend: Backend) -> Reached {
+        match backend {
+            Backend::Tpu => Reached { products: 0.8, memory: 0.8, links: 0.85, tile: 128, kernel: 0.5e-6 },
+            Backend::Cuda => Reached { products: 0.68, memory: 0.8, links: 0.75, tile: 64, kernel: 2e-6 },
+            Backend::Cpu => Reached { products: 1.0, memory: 1.0, links: 1.0, tile: 1, kernel: 0.0 },
+        }
+    }
+}
+
+/// Devices and what joins them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Hardware {
+    /// Each chip.
+    pub chip: Chip,
+    /// How they are arranged, the dimension with the fastest links first. A mesh is cut out of them in this order
+    /// ([`device_order`](crate::mesh::device_order)).
+    pub dimensions: Vec<Dimension>,
+    /// What programs reach.
+    pub reached: Reached,
+    /// Seconds to start a collective.
+    pub launch: f64,
+    /// Whether collectives run beside compute.
+    pub overlaps: bool,
+}
+
+/// Chips of which too little is published to estimate times.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the {what} of {chip} is not published, so times are not known; take another chip, such as v5p or h100")]
+pub struct UnknownRate {
+    /// The chip.
+    pub chip: String,
+    /// Which rate.
+    pub what: &'static str,
+}
+
+crate::debug_is_message!(UnknownRate);
+
+impl Hardware {
+    /// Slices of so many chips in this arrangement: along the dimensions of a torus, or of one host of GPUs.
+    ///
+    /// # Errors
+    /// A rate that is needed is not published.
+    pub fn new(chip: &Chip, slice: &[usize], slices: usize) -> Result<Hardware, UnknownRate> {
+        let unknown = |what| UnknownRate { chip: chip.name.to_owned(), what };
+        chip.matrix_rate(Arithmetic::Bf16).ok_or_else(|| unknown("rate of products"))?;
+        chip.device_memory_bandwidth().ok_or_else(|| unknown("bandwidth of memory"))?;
+        let ring = chip.ring_bandwidth().ok_or_else(|| unknown("bandwidth of links"))?;
+        let reached = Reached::of(chip.backend);
+        let mut dimensions = Vec::new();
+        if chip.devices > 1 {
+            // Google, "Inside the Ironwood TPU co-designed AI stack": the link between the halves is six times a link
+            // of the torus.
+            let rate = 6.0 * ring * reached.links;
+            dimensions.push(Dimension {
+                size: chip.devices as usize,
+                wire: Wire::Core,
+                wraps: false,
+                rate,
+                latency: 5e-7,
+            });
+        }
+        let wire = if chip.is_switched() { Wire::Switch } else { Wire::Torus };
+        for &size in slice {
+            let wraps = wire == Wire::Torus && wraps(chip, slice, size);
+            dimensions.push(Dimension { size, wire, wraps, rate: ring * reached.links, latency: 1e-6 });
+        }
+        if slices > 1 {
+            let network = chip.device_network_bandwidth().ok_or_else(|| unknown("bandwidth of the network"))?;
+            let rate = network * reached.links;
+            dimensions.push(Dimension { size: slices, wire: Wire::Network, wraps: false, rate, latency: 1e-5 });
+        }
+        let launch = if chip.backend == Backend::Cuda { 8e-6 } else { 2e-6 };
+        Ok(Hardware { chip: *chip, dimensions, reached, launch, overlaps: chip.backend != Backend::Cpu })
+    }
+
+    /// Devices of all slices.
+    pub fn device_count(&self) -> usize {
+        self.dimensions.iter().map(|dimension| dimension.size).product()
+    }
+
+    /// The same with another network, by the bytes per second that a device sends over it.
+    pub fn set_network(&mut self, rate: f64) {
+        let networks = self.dimensions.iter_mut().filter(|dimension| dimension.wire == Wire::Network);
+        networks.for_each(|network| network.rate = rate * self.reached.links);
+    }
+
+    /// Bytes per second that a device sends one way to a neighbour of its torus.
+    pub(super) fn neighbour_rate(&self) -> f64 {
+        let torus = self.dimensions.iter().find(|dimension| dimension.wire == Wire::Torus);
+        torus.map_or(f64::INFINITY, |dimension| dimension.rate / 2.0)
+    }
+}
+
+/// Whether a dimension of a slice is closed to a ring: chips with three dimensions of links are joined by optical
+/// switches in cubes of four, those with two in pods of sixteen.
+fn wraps(chip: &Chip, slice: &[usize], size: usize) -> bool {
+    match chip.link_rings {
+        3 => slice.iter().all(|size| size.is_multiple_of(4)),
+        _ => size == 16,
+    }
+}

@@ -1,0 +1,160 @@
+//! How long a step takes, before anything is compiled.
+//!
+//! The program of one device, as meshloom lowers it, has every collective and every product, but no fusions and no
+//! schedule. The estimate makes both as a compiler would:
+//!
+//! - What is computed inside its readers costs no memory traffic (the model of the [memory](super::memory()) analysis).
+//!   A kernel takes the longer of its operations and its bytes, at the parts of the peak rates that programs reach
+//!   ([`Reached`]), and products fill the tiles of the matrix unit.
+//! - A collective takes its bytes along the wires that join its group: the mesh is cut out of the hardware as
+//!   [`device_order`](crate::mesh::device_order) does, so a group lies along a ring, a line, a switch, or the network
+//!   between hosts or slices. Groups that lie between one another share links.
+//! - Collectives run beside what does not need their results. Collectives over the same axes take turns.
+//! - Where stages of a pipeline branch, an iteration takes as long as on the stage with most to do: bubbles are what
+//!   the others wait.
+//!
+//! docs/plan.md compares the estimates with published runs and with measured steps.
+
+mod hardware;
+mod kernels;
+mod line;
+mod wires;
+#[cfg(test)]
+mod tests;
+
+use serde::Serialize;
+
+use super::collectives::collectives_at;
+use super::groups::Devices;
+use super::sites::Sites;
+use super::source::Sources;
+use super::walk::Walk;
+use crate::mesh::Mesh;
+use crate::proto::HloModuleProto;
+pub use hardware::{Dimension, Hardware, Reached, UnknownRate, Wire};
+use line::Line;
+use wires::Wires;
+
+/// The estimated time of a step, and what it is made of.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepTime {
+    /// From start to end, in seconds.
+    pub seconds: f64,
+    /// Computing, on the device that does most.
+    pub computing: f64,
+    /// Waiting for collectives.
+    pub waiting: f64,
+    /// Waiting for other stages: bubbles.
+    pub idle: f64,
+    /// The collectives over the same axes, those that are waited for longest first.
+    pub transfers: Vec<TransferTime>,
+    /// The kernels that take longest, in all executions.
+    pub largest: Vec<KernelTime>,
+}
+
+/// What an instruction computes, with what is fused into it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KernelTime {
+    /// The instruction.
+    pub name: String,
+    /// Its opcode.
+    pub op: String,
+    /// The scopes and the op of its metadata.
+    pub op_name: String,
+    /// How often it runs, as far as that is known.
+    pub executions: u64,
+    /// All executions, in seconds.
+    pub seconds: f64,
+}
+
+/// The collectives over the same mesh axes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TransferTime {
+    /// The axes, joined by commas; `?` where devices do not lie along axes.
+    pub axes: String,
+    /// What they take, in seconds.
+    pub seconds: f64,
+    /// For how much of it the device waits.
+    pub waiting: f64,
+}
+
+/// A module that no time can be estimated of.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EstimateError {
+    /// The mesh is not made of the hardware.
+    #[error(
+        "the mesh {mesh} has {found} devices in an arrangement that the hardware does not have: {expected} devices"
+    )]
+    Arrangement {
+        /// The mesh.
+        mesh: String,
+        /// Its devices.
+        found: usize,
+        /// Those of the hardware.
+        expected: usize,
+    },
+    /// Computations are called in too many ways.
+    #[error("the module's calls are nested in too many ways to follow them")]
+    TooManyWays,
+}
+
+crate::debug_is_message!(EstimateError);
+
+/// The time of one run of an uncompiled module that is partitioned over a mesh.
+///
+/// # Errors
+/// The mesh does not fit the hardware, or the module cannot be followed.
+pub fn estimate(module: &HloModuleProto, mesh: &Mesh, hardware: &Hardware) -> Result<StepTime, EstimateError> {
+    let devices = Devices::partitioned(mesh.device_count());
+    estimate_walk(&Walk::on(module, devices), module, mesh, hardware)
+}
+
+/// The same of a module that has been [walked on](Walk::on) the devices of the mesh.
+///
+/// # Errors
+/// As of [`estimate`].
+pub fn estimate_walk(
+    walk: &Walk<'_>,
+    module: &HloModuleProto,
+    mesh: &Mesh,
+    hardware: &Hardware,
+) -> Result<StepTime, EstimateError> {
+    let devices = Devices::partitioned(mesh.device_count());
+    if walk.is_merged() {
+        return Err(EstimateError::TooManyWays);
+    }
+    let arrangement = || EstimateError::Arrangement {
+        mesh: mesh.to_string(),
+        found: mesh.device_count(),
+        expected: hardware.device_count(),
+    };
+    let wires = Wires::new(mesh, hardware).ok_or_else(arrangement)?;
+    let sites = Sites::of(walk);
+    let entries = collectives_at(&sites, walk, Sources::of(module), devices).along(mesh).entries;
+    let mut names: Vec<String> = Vec::new();
+    let class = |entry: &super::ModuleCollective| {
+        let axes = entry
+            .axes
+            .as_ref()
+            .map_or_else(|| "?".to_owned(), |axes| axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(","));
+        names.iter().position(|known| *known == axes).unwrap_or_else(|| {
+            names.push(axes);
+            names.len() - 1
+        })
+    };
+    let classes: Vec<usize> = entries.iter().map(class).collect();
+    let mut line = Line::new(walk, &sites, (&entries, &classes), &wires, (hardware, devices));
+    let span = line.run();
+    let largest = line.largest();
+    let of = |values: &[f64], class: usize| values.get(class).copied().unwrap_or(0.0);
+    let transfer = |(class, axes): (usize, String)| TransferTime {
+        axes,
+        seconds: of(&span.sending, class),
+        waiting: of(&span.waiting, class),
+    };
+    let mut transfers: Vec<TransferTime> = names.into_iter().enumerate().map(transfer).collect();
+    transfers.retain(|transfer| transfer.seconds > 0.0);
+    transfers.sort_by(|a, b| b.waiting.total_cmp(&a.waiting).then_with(|| b.seconds.total_cmp(&a.seconds)));
+    let waiting = transfers.iter().map(|transfer| transfer.waiting).sum();
+    Ok(StepTime { seconds: span.seconds, computing: span.computing, waiting, idle: span.idle, transfers, largest })
+}

@@ -1,0 +1,56 @@
+//! What a compiler will fuse into its readers, for a module that has not been compiled yet.
+//!
+//! Elementwise instructions and data movement are computed inside their readers, if all readers are of these kinds or
+//! reductions, and if there is one reader or the instruction is cheap to repeat.
+
+use super::cost::is_by_element;
+use super::index::Computation;
+use crate::proto::HloInstructionProto;
+use crate::syntax::opcodes::{Mark, Operation};
+
+/// For each instruction of a computation, whether it is computed inside its readers, so that its value is never in
+/// memory. Arithmetic is repeated for at most so many readers.
+pub(super) fn computed_in_readers(computation: &Computation<'_>, most_readers: u32) -> Vec<bool> {
+    let instructions = computation.instructions();
+    let mut readers = vec![0u32; instructions.len()];
+    let mut within = vec![true; instructions.len()];
+    for reader in instructions {
+        let opcode = reader.opcode.as_str();
+        let absorbs = is_by_element(opcode) || moves_elements(opcode) || is_free(opcode) || is_fold(opcode);
+        let operands: Vec<usize> = reader.operand_ids.iter().filter_map(|&id| computation.position(id)).collect();
+        for (nth, &operand) in operands.iter().enumerate() {
+            // One that reads it twice is one reader.
+            readers[operand] += u32::from(operands.len() > 8 || !operands[..nth].contains(&operand));
+            within[operand] &= absorbs;
+        }
+    }
+    if let Some(root) = computation.position(computation.proto().root_id) {
+        within[root] = false;
+    }
+    // Nobody computes an exponential twice.
+    let most = |opcode: &str| if Operation::has_mark(opcode, Mark::Transcendental) { 1 } else { most_readers };
+    let is_computed = |(position, instruction): (usize, &HloInstructionProto)| {
+        let opcode = instruction.opcode.as_str();
+        let fuses = is_by_element(opcode) || moves_elements(opcode);
+        is_position(opcode, instruction.operand_ids.len())
+            || within[position] && (is_free(opcode) || fuses && readers[position] <= most(opcode))
+    };
+    instructions.iter().enumerate().map(is_computed).collect()
+}
+
+/// What costs nothing, whoever reads it.
+fn is_position(opcode: &str, operands: usize) -> bool {
+    matches!(opcode, "iota" | "partition-id" | "replica-id") || opcode == "broadcast" && operands == 0
+}
+
+fn is_free(opcode: &str) -> bool {
+    matches!(opcode, "reshape" | "broadcast" | "iota" | "constant" | "partition-id" | "replica-id")
+}
+
+fn moves_elements(opcode: &str) -> bool {
+    matches!(opcode, "concatenate" | "dynamic-slice" | "gather" | "pad" | "reverse" | "slice" | "transpose")
+}
+
+fn is_fold(opcode: &str) -> bool {
+    opcode == "reduce"
+}

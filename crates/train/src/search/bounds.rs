@@ -1,0 +1,83 @@
+//! What a plan takes at least, without lowering it.
+
+use super::Hardware;
+use super::plan::Plan;
+use meshloom::hlo::analysis::Arithmetic;
+use meshloom::hlo::analysis::estimate::Wire;
+use meshloom::ops::RematPolicy;
+use meshloom::transform::pipeline::Schedule;
+
+/// What all plans of a model have in common.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Model {
+    /// Operations of a step, of products alone, on all devices.
+    pub(super) flops: f64,
+    /// Parameters.
+    pub(super) parameters: f64,
+    /// Of those, the ones that only experts have.
+    pub(super) of_experts: f64,
+    /// Bytes of the state for each parameter: parameters and optimizer.
+    pub(super) state_bytes: f64,
+    /// Bytes of a number that is computed with.
+    pub(super) compute_bytes: f64,
+    /// Tokens of a step.
+    pub(super) tokens: f64,
+    /// Width of the residual stream, and layers.
+    pub(super) width: f64,
+    pub(super) layers: f64,
+    /// The arithmetic of products.
+    pub(super) arithmetic: Arithmetic,
+}
+
+/// What a plan takes at least.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Bounds {
+    /// Seconds of a step.
+    pub(super) seconds: f64,
+    /// Bytes of a device.
+    pub(super) bytes: f64,
+}
+
+impl Model {
+    /// The bounds of a plan: its products at the rate that programs reach, and the least that goes over its wires, none
+    /// of which the estimate of a lowered program is below.
+    pub(super) fn bounds(&self, plan: &Plan, hardware: &Hardware) -> Bounds {
+        let size = |axis: &str| plan.size(axis) as f64;
+        let devices = hardware.device_count() as f64;
+        let rate = hardware.chip.matrix_rate(self.arithmetic).unwrap_or(f64::INFINITY) * hardware.reached.products;
+        // A forward pass is a third of a step.
+        let again = if plan.remat == RematPolicy::Full { 4.0 / 3.0 } else { 1.0 };
+        let computing = self.flops * again / devices / rate / (1.0 - least_bubble(plan));
+        let dense = self.parameters - self.of_experts;
+        let shard = size("stage") * size("tensor");
+        let split = shard * size("fsdp");
+        // `replica` splits the optimizer's state alone, which is most of it.
+        let bytes = self.state_bytes * self.parameters / (split * size("expert") * size("replica"));
+        // Gathered forwards, and their gradients scattered; a device then has what its stage and its part of heads need.
+        let held = dense / shard + self.of_experts / (shard * size("expert"));
+        let gathered = size("fsdp") * if self.of_experts > 0.0 { 1.0 } else { size("expert") };
+        let times = if plan.pipeline.is_some() { 1.0 } else { plan.accumulate as f64 };
+        let of_weights = 2.0 * times * held * self.compute_bytes * (gathered - 1.0) / gathered;
+        let of_rows = self.tokens / (plan.rows_split() as f64 * size("context"));
+        let tensor = size("tensor");
+        // Two gathers and two scatters of the residual stream in a layer, forwards and backwards.
+        let layers = self.layers / size("stage");
+        let of_activations = 8.0 * layers * of_rows * self.width * self.compute_bytes * (tensor - 1.0) / tensor;
+        let links: f64 = hardware.dimensions.iter().filter(|it| it.wire != Wire::Network).map(|it| it.rate).sum();
+        let fastest = if links > 0.0 { links } else { f64::INFINITY };
+        Bounds { seconds: computing.max(of_weights / fastest).max(of_activations / fastest), bytes }
+    }
+}
+
+/// The part of the time that stages wait at least.
+fn least_bubble(plan: &Plan) -> f64 {
+    let Some(pipeline) = &plan.pipeline else { return 0.0 };
+    let (stages, microbatches) = (plan.size("stage") as f64, pipeline.microbatches as f64);
+    let parts = (pipeline.repeats * pipeline.chunks) as f64;
+    let ends = match pipeline.schedule {
+        // The first stages of a synchronous step cannot be busy; the last ones may have gradients left.
+        Schedule::ZeroBubbleOne | Schedule::ZeroBubbleVee | Schedule::Searched => (stages - 1.0) / parts / 6.0,
+        _ => (stages - 1.0) / parts,
+    };
+    ends / (microbatches + ends)
+}

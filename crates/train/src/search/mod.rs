@@ -1,0 +1,380 @@
+//! The plans of a model on devices, and the best of them.
+//!
+//! A plan chooses the mesh, the schedule of a pipeline, what is recomputed, how often gradients are accumulated and
+//! what `tensor` splits ([`Plan`]). A search lists all that the model's sizes allow and bounds each from below by its
+//! products, its state and what must go over its wires. It lowers and partitions the train step of those that may be
+//! fastest first, estimates time ([`estimate`]) and memory, and ends when no plan that is left can be faster than the
+//! best that fits.
+
+mod bounds;
+mod plan;
+mod report;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::Error;
+use crate::config::{ConfigError, PartitionMode, RuleSource, RunConfig};
+use bounds::{Bounds, Model};
+pub use meshloom::hlo::analysis::Hardware;
+use meshloom::hlo::analysis::memory::upper;
+use meshloom::hlo::analysis::{Arithmetic, Chip, EstimateError, StepTime, UnknownChip, UnknownRate, estimate};
+use meshloom::nn::{AttentionConfig, DecoderConfig};
+use meshloom::ops::RematPolicy;
+use meshloom::pjrt::Topology;
+use meshloom::trace::Tree;
+pub use plan::{Plan, Residual};
+use plan::{Shape, plans};
+pub use report::{Advice, what_it_would_need};
+
+/// What is searched for, and how long.
+#[derive(Clone, Debug)]
+pub struct SearchOptions {
+    /// The devices.
+    pub hardware: Hardware,
+    /// The most plans that are lowered; the search says so where plans are left that might be faster.
+    pub most: usize,
+    /// Threads.
+    pub threads: usize,
+}
+
+/// A plan whose train step was lowered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// The plan.
+    pub plan: Plan,
+    /// Its step, by the estimate.
+    pub time: StepTime,
+    /// What a device needs at most, in bytes: see [`upper`](meshloom::hlo::analysis::memory::upper()).
+    pub bytes: u64,
+    /// Whether that is within the chip's memory.
+    pub fits: bool,
+}
+
+/// What a search found.
+#[derive(Clone, Debug, Default)]
+pub struct Search {
+    /// Plans that the model's sizes allow.
+    pub considered: usize,
+    /// Plans left out because their state alone does not fit.
+    pub too_large: usize,
+    /// Plans that were lowered.
+    pub lowered: usize,
+    /// Plans left out because they cannot be faster than the best.
+    pub too_slow: usize,
+    /// Plans that were to be lowered and cannot be, with the reason of one of them.
+    pub refused: usize,
+    /// Why the first of them cannot be.
+    pub first_refusal: Option<String>,
+    /// Whether plans were left that might be faster.
+    pub ended_early: bool,
+    /// The plans that were lowered, those that fit first, each by time.
+    pub found: Vec<Found>,
+    /// Operations of a step, of products alone, on each device.
+    pub flops: f64,
+}
+
+/// A search that cannot be made.
+#[derive(thiserror::Error)]
+pub enum SearchError {
+    /// The config's fault.
+    #[error(transparent)]
+    Config(#[from] Box<ConfigError>),
+    /// Nothing is known of the chip.
+    #[error(transparent)]
+    Chip(#[from] UnknownChip),
+    /// Too little is known of the chip.
+    #[error(transparent)]
+    Rate(#[from] UnknownRate),
+    /// The hardware is not named as it must be.
+    #[error(transparent)]
+    Topology(#[from] meshloom::pjrt::PjrtError),
+    /// The sizes of model, batch and devices leave no plan.
+    #[error(
+        "no plan is possible: {devices} devices, {rows} rows a step and {layers} layers do not divide into one another; \
+         change train.batch, or the number of devices"
+    )]
+    Nothing {
+        /// Devices.
+        devices: usize,
+        /// Rows of a batch.
+        rows: usize,
+        /// Layers.
+        layers: usize,
+    },
+    /// A plan was lowered, and cannot be estimated.
+    #[error(transparent)]
+    Estimate(#[from] EstimateError),
+}
+
+meshloom::hlo::debug_is_message!(SearchError);
+
+impl From<ConfigError> for SearchError {
+    fn from(error: ConfigError) -> SearchError {
+        Box::new(error).into()
+    }
+}
+
+/// The hardware that a topology names, `v5p:4x4x8` or `h100:1x8x8`.
+///
+/// # Errors
+/// There is no such topology, or too little is published of its chip.
+pub fn hardware(topology: &str) -> Result<Hardware, SearchError> {
+    let topology = Topology::parse(topology)?;
+    let name = topology.to_string();
+    let chip = Chip::parse(name.split(':').next().unwrap_or_default())?;
+    let (slice, slices) = topology.slice();
+    Ok(Hardware::new(chip, slice, slices)?)
+}
+
+/// How far a search is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Plans that were lowered, and that will be at most.
+    pub lowered: (usize, usize),
+    /// Seconds of the best step so far.
+    pub best: Option<f64>,
+}
+
+/// Searches the plans of a config's model. Its mesh, pipeline, rematerialization and accumulation do not matter, nor
+/// does the preset of its rules; all else stays.
+///
+/// # Errors
+/// The config is wrong whatever the plan, or leaves none.
+pub fn search(
+    base: &RunConfig,
+    options: &SearchOptions,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<Search, SearchError> {
+    let hardware = &options.hardware;
+    let Listed { base, flops, mut candidates } = list(base, hardware)?;
+    let memory = hardware.chip.device_memory().unwrap_or(u64::MAX);
+    let considered = candidates.len();
+    candidates.retain(|(_, bounds)| bounds.bytes <= memory as f64);
+    let too_large = considered - candidates.len();
+    candidates.sort_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
+    let run = Run {
+        base: &base,
+        hardware,
+        memory,
+        candidates: &candidates,
+        most: options.most,
+        next: AtomicUsize::new(0),
+        shared: Mutex::default(),
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..options.threads.max(1) {
+            scope.spawn(|| run.work(progress));
+        }
+    });
+    let Shared { mut found, refused, first_refusal, ended_early, .. } = run.shared.into_inner().unwrap_or_default();
+    found.sort_by(|a, b| b.fits.cmp(&a.fits).then_with(|| a.time.seconds.total_cmp(&b.time.seconds)));
+    let lowered = found.len();
+    let too_slow = candidates.len() - lowered - refused;
+    Ok(Search { considered, too_large, lowered, too_slow, refused, first_refusal, ended_early, found, flops })
+}
+
+/// All plans of a config's model on hardware, each with the seconds that its step takes at least.
+///
+/// # Errors
+/// As of [`search`].
+pub fn bounded(base: &RunConfig, hardware: &Hardware) -> Result<Vec<(Plan, f64)>, SearchError> {
+    let listed = list(base, hardware)?;
+    Ok(listed.candidates.into_iter().map(|(plan, bounds)| (plan, bounds.seconds)).collect())
+}
+
+/// The plans of a model, before anything is lowered.
+struct Listed {
+    /// The config without what plans choose.
+    base: RunConfig,
+    /// Operations of a step on each device.
+    flops: f64,
+    candidates: Vec<(Plan, Bounds)>,
+}
+
+fn list(base: &RunConfig, hardware: &Hardware) -> Result<Listed, SearchError> {
+    let devices = hardware.device_count();
+    let mut base = base.clone();
+    base.target.devices = devices;
+    base.target.processes = 1;
+    base.mesh.dcn = String::new();
+    base.pipeline = None;
+    // Only of our own partitioner is known what it does.
+    base.partition.mode = PartitionMode::Explicit;
+    base.mesh.axes = format!("fsdp={devices}");
+    let decoder = base.decoder()?;
+    let model = model(&base, &decoder);
+    let bounds = |plan: Plan| {
+        let bounds = model.bounds(&plan, hardware);
+        (plan, bounds)
+    };
+    let candidates: Vec<(Plan, Bounds)> = plans(&shape(&base, &decoder, hardware)).into_iter().map(bounds).collect();
+    if candidates.is_empty() {
+        return Err(SearchError::Nothing { devices, rows: base.train.batch, layers: base.model.layers });
+    }
+    Ok(Listed { base, flops: model.flops / devices as f64, candidates })
+}
+
+impl Search {
+    /// The best plan that fits.
+    pub fn best(&self) -> Option<&Found> {
+        self.found.first().filter(|found| found.fits)
+    }
+
+    /// The plans that no other beats in both time and memory, the fastest first.
+    pub fn front(&self) -> Vec<&Found> {
+        let mut by_time: Vec<&Found> = self.found.iter().collect();
+        by_time.sort_by(|a, b| a.time.seconds.total_cmp(&b.time.seconds).then_with(|| a.bytes.cmp(&b.bytes)));
+        let mut least = u64::MAX;
+        by_time.retain(|found| {
+            let is_less = found.bytes < least;
+            least = least.min(found.bytes);
+            is_less
+        });
+        by_time
+    }
+}
+
+/// A search that goes on, in several threads.
+struct Run<'a> {
+    base: &'a RunConfig,
+    hardware: &'a Hardware,
+    memory: u64,
+    /// Those that may be fastest first.
+    candidates: &'a [(Plan, Bounds)],
+    most: usize,
+    next: AtomicUsize,
+    shared: Mutex<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    found: Vec<Found>,
+    refused: usize,
+    first_refusal: Option<String>,
+    /// Seconds of the best step that fits.
+    best: Option<f64>,
+    ended_early: bool,
+}
+
+impl Run<'_> {
+    fn work(&self, progress: &(dyn Fn(Progress) + Sync)) {
+        loop {
+            let Some((plan, bounds)) = self.candidates.get(self.next.fetch_add(1, Ordering::Relaxed)) else { return };
+            {
+                let Ok(mut shared) = self.shared.lock() else { return };
+                if shared.best.is_some_and(|best| bounds.seconds >= best) {
+                    return;
+                }
+                if shared.found.len() + shared.refused >= self.most {
+                    shared.ended_early = true;
+                    return;
+                }
+                progress(Progress { lowered: (shared.found.len(), self.most), best: shared.best });
+            }
+            let outcome = evaluate(self.base, plan, self.hardware, self.memory);
+            let Ok(mut shared) = self.shared.lock() else { return };
+            match outcome {
+                Ok(found) => {
+                    if found.fits {
+                        shared.best = Some(shared.best.unwrap_or(f64::INFINITY).min(found.time.seconds));
+                    }
+                    shared.found.push(found);
+                }
+                Err(error) => {
+                    shared.refused += 1;
+                    let reason = || format!("{}: {error}", plan.settings().join(" "));
+                    shared.first_refusal.get_or_insert_with(reason);
+                }
+            }
+        }
+    }
+}
+
+/// Lowers the train step of a plan, and estimates it.
+///
+/// # Errors
+/// The config cannot have the plan, or no time can be estimated.
+pub fn evaluate(base: &RunConfig, plan: &Plan, hardware: &Hardware, memory: u64) -> Result<Found, Error> {
+    let config = plan.apply(base).on_devices(hardware.device_count())?;
+    let (time, bytes) = estimate_step(&config, hardware)?;
+    Ok(Found { plan: plan.clone(), time, bytes, fits: bytes <= memory })
+}
+
+/// The time of a config's train step on hardware, and the bytes that a device needs at most. The config's devices must
+/// be known ([`RunConfig::on_devices`]).
+///
+/// # Errors
+/// Model, mesh and rules do not fit together; or the mesh does not fit the hardware.
+pub fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Result<(StepTime, u64), Error> {
+    let (_, lowered) = config.lower_train_step()?;
+    let module = lowered.module.decode().map_err(meshloom::Error::from)?;
+    let mesh = lowered.emitted_mesh().cloned().unwrap_or_default();
+    let time = estimate(&module, &mesh, hardware).map_err(|error| Error::from(SearchError::from(error)))?;
+    let memory = lowered.memory()?;
+    let bytes = upper(&memory, Some(hardware.chip.backend)).map_or(memory.peak, |upper| upper.peak);
+    Ok((time, bytes))
+}
+
+fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware) -> Shape {
+    let stack = &decoder.architecture.stack;
+    let heads = |attention: &AttentionConfig| match attention {
+        AttentionConfig::Grouped(grouped) => (grouped.heads, grouped.kv_heads),
+        AttentionConfig::Latent(latent) => (latent.heads, latent.heads),
+    };
+    let layers = stack.prefix.iter().chain(&stack.cycle).chain(&stack.suffix);
+    let common = |a: (usize, usize), b: (usize, usize)| (common_divisor(a.0, b.0), common_divisor(a.1, b.1));
+    let heads = layers.clone().map(|layer| heads(&layer.attention)).reduce(common).unwrap_or((1, 1));
+    let experts = layers.filter_map(|layer| layer.routed()).map(|routed| routed.experts).reduce(common_divisor);
+    let near = match hardware.chip.is_switched() {
+        true => hardware.dimensions.first().map_or(1, |dimension| dimension.size),
+        false => hardware.device_count(),
+    };
+    Shape {
+        devices: hardware.device_count(),
+        near,
+        rows: base.train.batch,
+        length: base.model.seq,
+        cycles: stack.cycles,
+        cycle: stack.cycle.len().max(1),
+        heads,
+        width: decoder.architecture.embed,
+        experts: experts.unwrap_or(0),
+        chooses_residual: matches!(base.rules.source, RuleSource::Preset(_)),
+        policies: vec![RematPolicy::None, RematPolicy::Dots, RematPolicy::Full],
+    }
+}
+
+fn model(base: &RunConfig, decoder: &DecoderConfig) -> Model {
+    let declared = decoder.parameters();
+    let (mut parameters, mut of_experts) = (0.0, 0.0);
+    for param in declared.leaves() {
+        let count = param.spec.ty.element_count() as f64;
+        parameters += count;
+        if param.spec.axes.iter().any(|name| name.text() == "exp") {
+            of_experts += count;
+        }
+    }
+    let bytes = |dtype: meshloom::ir::DType| dtype.bit_count() as f64 / 8.0;
+    let moments = match base.train.optimizer {
+        crate::config::OptimizerKind::AdamW => 8.0,
+        crate::config::OptimizerKind::Muon => 4.0,
+    };
+    let stack = &decoder.architecture.stack;
+    let tokens = (base.train.batch * base.model.seq) as f64;
+    Model {
+        flops: decoder.flops_per_token(base.model.seq) * tokens,
+        parameters,
+        of_experts,
+        state_bytes: bytes(decoder.param_dtype) + moments,
+        compute_bytes: bytes(decoder.compute_dtype),
+        tokens,
+        width: decoder.architecture.embed as f64,
+        layers: (stack.prefix.len() + stack.cycle.len() * stack.cycles + stack.suffix.len()) as f64,
+        arithmetic: Arithmetic::of(decoder.compute_dtype),
+    }
+}
+
+fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}

@@ -1,0 +1,249 @@
+//! Plans: what a search may choose of a run config, and all of them for some devices.
+
+use crate::config::{PipelineConfig, RuleSource, RunConfig};
+use meshloom::ops::RematPolicy;
+use meshloom::transform::pipeline::{Schedule, WeightPlan};
+
+/// The mesh axes of the rule presets that a search splits devices over, major to minor: the last runs along the fastest
+/// links.
+const AXES: [&str; 6] = ["stage", "replica", "fsdp", "expert", "context", "tensor"];
+
+/// The most microbatches for each stage of a pipeline; more shorten bubbles that are short already.
+const MOST_FOR_EACH_STAGE: usize = 8;
+
+/// What the residual stream is between products that `tensor` splits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Residual {
+    /// Split along the sequence: sequence parallelism.
+    Split,
+    /// Whole on every device.
+    Whole,
+}
+
+impl Residual {
+    /// The preset of rules.
+    pub fn preset(self) -> &'static str {
+        match self {
+            Residual::Split => "decoder",
+            Residual::Whole => "decoder-all-reduce",
+        }
+    }
+}
+
+/// A way to run a model on devices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Devices along `stage`, `replica`, `fsdp`, `expert`, `context`, `tensor`.
+    pub sizes: [usize; AXES.len()],
+    /// What the backward pass recomputes.
+    pub remat: RematPolicy,
+    /// Parts of the batch whose gradients are added up one after the other.
+    pub accumulate: usize,
+    /// Between products over `tensor`.
+    pub residual: Residual,
+    /// The pipeline, where there are several stages.
+    pub pipeline: Option<PipelineConfig>,
+}
+
+impl Plan {
+    /// Devices along an axis.
+    pub fn size(&self, axis: &str) -> usize {
+        AXES.iter().position(|name| *name == axis).map_or(1, |index| self.sizes[index])
+    }
+
+    /// The mesh, `fsdp=8,tensor=2`.
+    pub fn mesh(&self) -> String {
+        let axes = AXES.iter().zip(self.sizes).filter(|(_, size)| *size > 1);
+        let text = axes.map(|(name, size)| format!("{name}={size}")).collect::<Vec<_>>().join(",");
+        if text.is_empty() { "fsdp=1".to_owned() } else { text }
+    }
+
+    /// Into how many parts the rows of a batch are split.
+    pub fn rows_split(&self) -> usize {
+        self.size("replica") * self.size("fsdp") * self.size("expert")
+    }
+
+    /// A config with this plan.
+    pub fn apply(&self, base: &RunConfig) -> RunConfig {
+        let mut config = base.clone();
+        config.mesh.axes = self.mesh();
+        config.remat.policy = self.remat.clone();
+        config.remat.names = Vec::new();
+        config.train.microbatches = self.accumulate;
+        config.pipeline.clone_from(&self.pipeline);
+        if let RuleSource::Preset(_) = config.rules.source {
+            config.rules.source = RuleSource::Preset(self.residual.preset().to_owned());
+        }
+        config
+    }
+
+    /// The keys that it sets, as `--set` takes them.
+    pub fn settings(&self) -> Vec<String> {
+        let mut all = vec![format!("mesh.axes={}", self.mesh()), format!("remat.policy={}", self.remat.name())];
+        if self.accumulate > 1 {
+            all.push(format!("train.microbatches={}", self.accumulate));
+        }
+        if self.residual == Residual::Whole {
+            all.push(format!("rules.preset={}", self.residual.preset()));
+        }
+        if let Some(pipeline) = &self.pipeline {
+            all.push(format!("pipeline.schedule={}", pipeline.schedule.name()));
+            all.push(format!("pipeline.microbatches={}", pipeline.microbatches));
+            all.push(format!("pipeline.repeats={}", pipeline.repeats));
+            all.push(format!("pipeline.chunks={}", pipeline.chunks));
+            all.push(format!("pipeline.layers_per_stage={}", pipeline.layers_per_stage));
+            all.push(format!("pipeline.weights={}", pipeline.weights.name()));
+            all.push(format!("pipeline.keep_gathered={}", pipeline.keep_gathered));
+        }
+        all
+    }
+}
+
+/// What bounds the plans of a model.
+#[derive(Clone, Debug)]
+pub(super) struct Shape {
+    /// Devices.
+    pub(super) devices: usize,
+    /// Devices that fast links join: those of a host of GPUs; all of a slice of TPUs.
+    pub(super) near: usize,
+    /// Rows of a batch.
+    pub(super) rows: usize,
+    /// Tokens of a row.
+    pub(super) length: usize,
+    /// Cycles of like layers.
+    pub(super) cycles: usize,
+    /// Layers of a cycle.
+    pub(super) cycle: usize,
+    /// Query heads, and heads of keys and values.
+    pub(super) heads: (usize, usize),
+    /// Width of the residual stream.
+    pub(super) width: usize,
+    /// Routed experts; 0 for none.
+    pub(super) experts: usize,
+    /// Whether the rules are those of a preset, so that sequence parallelism is a choice.
+    pub(super) chooses_residual: bool,
+    /// What the backward pass may recompute.
+    pub(super) policies: Vec<RematPolicy>,
+}
+
+/// All plans that the shape allows.
+pub(super) fn plans(shape: &Shape) -> Vec<Plan> {
+    let mut found = Vec::new();
+    for sizes in factorizations(shape.devices) {
+        let [stage, replica, fsdp, expert, context, tensor] = sizes;
+        let splits = |size: usize, whole: usize| whole.is_multiple_of(size);
+        let rows_split = replica * fsdp * expert;
+        let fits = splits(tensor, shape.heads.0)
+            && splits(tensor, shape.heads.1)
+            && tensor <= shape.near
+            && (expert == 1 || shape.experts > 0 && splits(expert, shape.experts))
+            && splits(fsdp * expert * replica, shape.width)
+            && splits(stage * rows_split, shape.rows)
+            && splits(stage, shape.cycles)
+            && splits(context * tensor, shape.length)
+            // Shorter parts of rows leave attention too little to do.
+            && (context == 1 || shape.length / context >= 2048);
+        if !fits {
+            continue;
+        }
+        let residuals: &[Residual] = match tensor > 1 && shape.chooses_residual {
+            true => &[Residual::Split, Residual::Whole],
+            false => &[Residual::Split],
+        };
+        for &residual in residuals {
+            for remat in &shape.policies {
+                let plan = |accumulate, pipeline| Plan { sizes, remat: remat.clone(), accumulate, residual, pipeline };
+                if stage == 1 {
+                    let most = shape.rows / rows_split;
+                    found.extend(divisors(most).into_iter().map(|parts| plan(parts, None)));
+                } else {
+                    found.extend(pipelines(shape, stage, rows_split, remat).into_iter().map(|it| plan(1, Some(it))));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The pipelines of so many stages.
+fn pipelines(shape: &Shape, stages: usize, rows_split: usize, remat: &RematPolicy) -> Vec<PipelineConfig> {
+    let of_stage = shape.cycles / stages;
+    let mut found = Vec::new();
+    for microbatches in divisors(shape.rows / rows_split) {
+        if microbatches < stages || microbatches > MOST_FOR_EACH_STAGE * stages {
+            continue;
+        }
+        let base = PipelineConfig { microbatches, repeats: 1, chunks: 1, ..PipelineConfig::default() };
+        for parts in divisors(of_stage) {
+            let layers_per_stage = of_stage / parts * shape.cycle;
+            let mut add = |schedule, weights, keep_gathered| {
+                let (repeats, chunks) = if Schedule::has_chunks(schedule) { (1, parts) } else { (parts, 1) };
+                let it = PipelineConfig {
+                    repeats,
+                    chunks,
+                    layers_per_stage,
+                    schedule,
+                    weights,
+                    keep_gathered,
+                    ..base.clone()
+                };
+                found.push(it);
+            };
+            if parts > 1 && microbatches.is_multiple_of(stages) {
+                add(Schedule::Circular, WeightPlan::SlidingWindow, false);
+                add(Schedule::Circular, WeightPlan::SlidingWindow, true);
+            }
+            match parts {
+                1 => {
+                    add(Schedule::OneForwardOneBackward, WeightPlan::GatherOnce, false);
+                    if *remat != RematPolicy::Full {
+                        add(Schedule::ZeroBubbleOne, WeightPlan::GatherOnce, false);
+                    }
+                }
+                2 if *remat != RematPolicy::Full => {
+                    add(Schedule::Interleaved, WeightPlan::GatherOnce, false);
+                    add(Schedule::ZeroBubbleVee, WeightPlan::GatherOnce, false);
+                }
+                2 | 4 => add(Schedule::Interleaved, WeightPlan::GatherOnce, false),
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+/// All ways to write a number of devices as a product of the sizes of the axes.
+fn factorizations(devices: usize) -> Vec<[usize; AXES.len()]> {
+    fn fill(left: usize, axis: usize, sizes: [usize; AXES.len()], found: &mut Vec<[usize; AXES.len()]>) {
+        if axis + 1 == AXES.len() {
+            let mut sizes = sizes;
+            sizes[axis] = left;
+            return found.push(sizes);
+        }
+        for size in divisors(left) {
+            let mut sizes = sizes;
+            sizes[axis] = size;
+            fill(left / size, axis + 1, sizes, found);
+        }
+    }
+    let mut found = Vec::new();
+    fill(devices, 0, [1; AXES.len()], &mut found);
+    found
+}
+
+fn divisors(number: usize) -> Vec<usize> {
+    (1..=number).filter(|divisor| number.is_multiple_of(*divisor)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::factorizations;
+
+    #[test]
+    fn devices_as_products() {
+        let all = factorizations(8);
+        // Three factors of two over six axes.
+        assert_eq!(all.len(), 56);
+        assert!(all.iter().all(|sizes| sizes.iter().product::<usize>() == 8));
+    }
+}

@@ -1,0 +1,78 @@
+//! The search for plans: what it lists, bounds and finds.
+
+use meshloom_train::config::RunConfig;
+use meshloom_train::search::{SearchOptions, estimate_step, evaluate, hardware, search};
+
+fn config(set: &[&str]) -> RunConfig {
+    let set: Vec<String> = set.iter().map(|&text| text.to_owned()).collect();
+    RunConfig::from_toml_with("", "nothing", &set).expect("a config")
+}
+
+const LARGER: &[&str] = &[
+    "model.layers=4",
+    "model.embed=512",
+    "model.mlp=1024",
+    "model.seq=512",
+    "model.compute_dtype=bf16",
+    "train.batch=64",
+];
+
+/// The search ends when no plan that is left can be faster: that is so only if no plan is faster than its bound. Without
+/// a limit and with one thread, every plan that it passes over is lowered here, and none is faster than the best.
+#[test]
+fn no_plan_is_better_than_the_one_that_is_found() {
+    let base = config(LARGER);
+    for target in ["h100:1x1x8", "v5e:2x4"] {
+        let hardware = hardware(target).expect("hardware");
+        let options = |most| SearchOptions { hardware: hardware.clone(), most, threads: 2 };
+        let found = search(&base, &options(usize::MAX), &|_| {}).expect("plans");
+        let best = found.best().expect("one that fits");
+        assert!(!found.ended_early && found.lowered < found.considered, "{target}");
+        assert_eq!(found.lowered + found.too_slow + found.too_large + found.refused, found.considered, "{target}");
+        assert_eq!(found.refused, 0, "{target}: {:?}", found.first_refusal);
+        // Every tenth of all plans, whatever the search thought of it.
+        let memory = hardware.chip.device_memory().expect("a chip with memory");
+        let mut lowered = 0;
+        for (plan, seconds) in meshloom_train::search::bounded(&base, &hardware).expect("plans").iter().step_by(10) {
+            let each = evaluate(&base, plan, &hardware, memory).unwrap_or_else(|error| panic!("{plan:?}: {error}"));
+            assert!(each.time.seconds >= seconds * 0.999, "{target}: {} < {seconds}: {plan:?}", each.time.seconds);
+            assert!(!each.fits || each.time.seconds >= best.time.seconds, "{target}: {plan:?} is faster than {best:?}");
+            lowered += 1;
+        }
+        assert!(lowered >= 20, "{target}: {lowered}");
+    }
+}
+
+/// The settings that are shown give the plan that was estimated.
+#[test]
+fn settings_are_the_plan() {
+    let hardware = hardware("h100:1x1x8").expect("hardware");
+    let options = SearchOptions { hardware: hardware.clone(), most: 40, threads: 2 };
+    let base = config(LARGER);
+    let found = search(&base, &options, &|_| {}).expect("plans");
+    assert!(found.ended_early && found.lowered >= 40);
+    for each in found.found.iter().step_by(7) {
+        let settings = each.plan.settings();
+        let pipeline = if each.plan.pipeline.is_some() { "[pipeline]\n" } else { "" };
+        let set: Vec<String> = LARGER.iter().map(|&text| text.to_owned()).chain(settings.clone()).collect();
+        let config = RunConfig::from_toml_with(pipeline, "settings", &set).expect("a config");
+        let config = config.on_devices(8).expect("it fits");
+        let (time, bytes) = estimate_step(&config, &hardware).expect("an estimate");
+        assert_eq!((time.seconds, bytes), (each.time.seconds, each.bytes), "{settings:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_searched_says_why() {
+    let refusal = |base: &RunConfig, target: &str| {
+        let hardware = match hardware(target) {
+            Ok(hardware) => hardware,
+            Err(error) => return error.to_string(),
+        };
+        let options = SearchOptions { hardware, most: 1, threads: 1 };
+        search(base, &options, &|_| {}).expect_err("no plan").to_string()
+    };
+    assert!(refusal(&config(&[]), "h100:8").contains("the shape has 1 numbers, expected 3"));
+    assert!(refusal(&config(&[]), "cpu:8").contains("of cpu is not published"));
+    assert!(refusal(&config(&["train.batch=3"]), "h100:1x1x8").contains("no plan is possible: 8 devices, 3 rows"));
+}
