@@ -17,8 +17,8 @@ const LARGER: &[&str] = &[
     "train.batch=64",
 ];
 
-/// The search ends when no plan that is left can be faster: that is so only if no plan is faster than its bound. Without
-/// a limit and with one thread, every plan that it passes over is lowered here, and none is faster than the best.
+/// The search ends when no plan that is left can be faster: that is so only if no plan is faster than its bound. A
+/// share of all plans is lowered here, also of those that it passes over, and none is faster than the best.
 #[test]
 fn no_plan_is_better_than_the_one_that_is_found() {
     let base = config(LARGER);

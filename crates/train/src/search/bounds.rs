@@ -53,7 +53,7 @@ impl Model {
         let split = shard * size("fsdp");
         // `replica` splits the optimizer's state alone, which is most of it.
         let bytes = self.state_bytes * self.parameters / (split * size("expert") * size("replica"));
-        // Gathered forwards, and their gradients scattered; a device then has what its stage and its part of heads need.
+        // Gathered forwards, and their gradients scattered; a device has what its stage and its part of heads need.
         let held = dense / shard + self.of_experts / (shard * size("expert"));
         let gathered = size("fsdp") * if self.of_experts > 0.0 { 1.0 } else { size("expert") };
         let times = if plan.pipeline.is_some() { 1.0 } else { plan.accumulate as f64 };

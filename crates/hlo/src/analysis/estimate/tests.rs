@@ -177,8 +177,8 @@ rest {
     check(&found, [5.0, 5.0, 0.0, 1.0]);
 }
 
-/// A line of a torus takes twice as long as a ring, groups between one another share links, and dimensions share what is
-/// to be carried.
+/// A line of a torus takes twice as long as a ring, groups between one another share links, and dimensions share what
+/// is to be carried.
 #[test]
 fn wires() {
     let gather = |groups: &str| {
