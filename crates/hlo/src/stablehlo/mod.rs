@@ -4,3 +4,4 @@
 //! `HloModuleProto` of a text.
 
 pub(crate) mod names;
+pub(crate) mod read;

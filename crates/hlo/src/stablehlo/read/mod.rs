@@ -1,0 +1,87 @@
+//! Reads StableHLO and Shardy text: what `jax.jit(f).lower(...).as_text()` prints.
+//!
+//! [`parser`] makes ops of the text, whatever they are, from the generic form and from the short ones. [`convert`]
+//! makes HLO of them, in the order of the text:
+//!
+//! | StableHLO | HLO |
+//! |---|---|
+//! | a function that `@main` calls, at any depth | a computation, which each `call` shares |
+//! | a region of a loop or a branch | a computation of one parameter; what the region captures is carried along, constants are repeated in it |
+//! | several results | a tuple, and a `get-tuple-element` for each |
+//! | `composite` | a `call` of its decomposition, marked `is_composite` |
+//! | `chlo` ops without an opcode | a custom call with the op's name, except for `square` and `top_k` |
+//! | `sdy.sharding` of arguments and results | tiles, and the text as `xla.sdy.sharding`; as XLA writes them |
+//! | `sdy.manual_computation` | a `call` between `xla.sdy.GlobalToLocalShape` and `xla.sdy.LocalToGlobalShape` |
+//! | locations | names of ops, and frames of the module's stack |
+//!
+//! What has no HLO is refused by name: dynamic and quantized types, resources, blocks that jump.
+
+mod attribute;
+mod convert;
+mod lexer;
+mod literal;
+mod location;
+mod operation;
+mod parser;
+mod types;
+
+use crate::parse::{Fault, Limits, ParseError, fault};
+use crate::proto::HloModuleProtoWithConfig;
+
+/// Reads a module. Bytes that are no UTF-8 are an error like others.
+pub(crate) fn read(bytes: &[u8]) -> Result<HloModuleProtoWithConfig, ParseError> {
+    let read = |text: &str| {
+        if text.len() > Limits::default().bytes {
+            return fault(
+                0,
+                format!("the text has {} bytes, and the limit is {}", text.len(), Limits::default().bytes),
+            );
+        }
+        let mut parser = parser::Parser::new(text);
+        let operations = parser.text()?;
+        convert::module(parser, &operations)
+    };
+    match std::str::from_utf8(bytes) {
+        Ok(text) => read(text).map_err(|fault| {
+            let Fault { position, message } = *fault;
+            ParseError::locate(bytes, position, message)
+        }),
+        Err(error) => {
+            let position = error.valid_up_to();
+            let byte = bytes.get(position).copied().unwrap_or(0);
+            let message =
+                format!("byte 0x{byte:02x} is not UTF-8; MLIR text is, and has other bytes in strings as \\{byte:02X}");
+            Err(ParseError::locate(bytes, position, message))
+        }
+    }
+}
+
+/// Whether text, after comments, begins as a module of MLIR does.
+pub(crate) fn is_mlir(text: &[u8]) -> bool {
+    let mut text = text.trim_ascii_start();
+    while let Some(comment) = text.strip_prefix(b"//") {
+        let Some(end) = comment.iter().position(|&byte| byte == b'\n') else { return false };
+        text = comment[end..].trim_ascii_start();
+    }
+    const STARTS: [&str; 9] = [
+        "module @",
+        "module attributes",
+        "module {",
+        "#",
+        "func.func",
+        "sdy.mesh",
+        "\"builtin.module\"",
+        "builtin.module",
+        "!",
+    ];
+    // `#` begins a comment in many other languages.
+    let is_alias = |text: &[u8]| {
+        let line = text.split(|&byte| byte == b'\n').next().unwrap_or(text);
+        let mut parts = line.splitn(2, |&byte| byte == b'=');
+        let (name, value) = (parts.next().unwrap_or(line).trim_ascii(), parts.next().unwrap_or(&[]).trim_ascii());
+        let is_name = |name: &[u8]| name.iter().all(|&byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        name.len() > 1 && is_name(&name[1..]) && !value.is_empty()
+    };
+    STARTS.iter().any(|start| text.starts_with(start.as_bytes()))
+        && (!text.starts_with(b"#") && !text.starts_with(b"!") || is_alias(text))
+}
