@@ -23,6 +23,8 @@ mod literal;
 mod location;
 mod operation;
 mod parser;
+#[cfg(test)]
+mod tests;
 mod types;
 
 use crate::parse::{Fault, Limits, ParseError, fault};

@@ -3,6 +3,8 @@
 //! An op in a short form has the attributes under the names that the form gives them (`dims`), else under those of the
 //! op (`permutation`); what reads an op knows both.
 
+use std::borrow::Cow;
+
 use rustc_hash::FxHashMap;
 
 use super::attribute::{Attribute, Attributes, Value};
@@ -16,6 +18,14 @@ use crate::proto::ShapeProto;
 /// How deep regions, attributes, types and locations may nest together. What is nested in the text is nested in the
 /// calls of this reader too.
 const NESTING: usize = 100;
+
+/// The name of an op in texts of older writers, whose dialect `mhlo` has become StableHLO.
+fn of_today(name: Cow<'_, str>) -> Cow<'_, str> {
+    match name.strip_prefix("mhlo.") {
+        Some(op) => format!("stablehlo.{op}").into(),
+        None => name,
+    }
+}
 
 pub(super) struct Parser<'a> {
     pub(super) lexer: Lexer<'a>,
@@ -109,7 +119,7 @@ impl<'a> Parser<'a> {
         let position = self.lexer.here();
         let mut operation = Operation { position, results, ..Operation::default() };
         if self.lexer.peek() == Some(b'"') {
-            operation.name = self.lexer.string()?.into();
+            operation.name = of_today(self.lexer.string()?.into());
             self.generic(&mut operation)?;
         } else {
             let name = self.lexer.expect_word("an op, like stablehlo.add")?;
@@ -117,7 +127,7 @@ impl<'a> Parser<'a> {
                 "return" => "func.return".into(),
                 "call" => "func.call".into(),
                 "module" => "builtin.module".into(),
-                name => name.into(),
+                name => of_today(name.into()),
             };
             self.short(&mut operation)?;
         }
@@ -147,7 +157,10 @@ impl<'a> Parser<'a> {
         self.optional_attributes(operation)?;
         self.lexer.expect(":", "before the types of an op")?;
         operation.types = self.types()?;
-        Ok(())
+        match operation.types.results {
+            Some(_) => Ok(()),
+            None => self.lexer.unexpected("\"->\" and the types of the results"),
+        }
     }
 
     fn optional_attributes(&mut self, operation: &mut Operation<'a>) -> Result<()> {

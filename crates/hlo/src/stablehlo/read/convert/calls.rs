@@ -70,8 +70,9 @@ fn custom_call<'a>(
     let has_side_effect = operation.flag("has_side_effect")?;
     let (config, is_typed) = backend_config(converter, operation)?;
     let version = match operation.optional_integer("api_version")? {
+        // JAX states the first version beside a config that only the last one has.
+        _ if is_typed => Some(CustomCallApiVersion::ApiVersionTypedFfi),
         Some(version) => i32::try_from(version).ok().and_then(|version| CustomCallApiVersion::try_from(version).ok()),
-        None if is_typed => Some(CustomCallApiVersion::ApiVersionTypedFfi),
         None => Some(CustomCallApiVersion::ApiVersionOriginal),
     };
     let Some(version) = version else { return operation.fault("expected an API version from 0 to 4") };

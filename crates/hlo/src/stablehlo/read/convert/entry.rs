@@ -170,10 +170,10 @@ impl<'a> Converter<'a, '_> {
         let unknown = || OpSharding { r#type: Type::Unknown.into(), ..OpSharding::default() };
         let (root, sharding) = match (places.as_slice(), shardings.as_slice()) {
             (&[place], [sharding]) => match sharding {
-                // A value that is computed may not state what the program's result states.
+                // A value may have a sharding of its own, so the result is not the value itself.
                 Some(sharding) => {
-                    let shape = body.shape(place);
-                    (body.simple("reshape", shape, &[place]), Some(sharding.clone()))
+                    let tuple = body.tuple(&[place]);
+                    (body.elements(tuple).first().copied().unwrap_or(place), Some(sharding.clone()))
                 }
                 None => (place, None),
             },

@@ -214,15 +214,17 @@ impl<'a, 'o> Converter<'a, 'o> {
             }
             (None, None) => None,
         };
-        let map = frontend_attributes(&operation.attributes)?;
-        if sharding.is_none() && map.is_none() {
+        let mut map = frontend_attributes(&operation.attributes)?.unwrap_or_default();
+        if let Some(rule) = operation.attributes.get("sdy.sharding_rule") {
+            map.map.insert("xla.sdy.sharding_rule".to_owned(), self.parser.lexer.slice(rule.span).to_owned());
+        }
+        if sharding.is_none() && map.map.is_empty() {
             return Ok(());
         }
         let instructions = body.instructions.get_mut(first..).unwrap_or_default();
         let Some(instruction) = instructions.iter_mut().rev().find(|it| it.opcode != "get-tuple-element") else {
             return Ok(());
         };
-        let mut map = map.unwrap_or_default();
         if let Some((sharding, text)) = sharding {
             instruction.sharding = Some(sharding.into());
             map.map.extend(text);

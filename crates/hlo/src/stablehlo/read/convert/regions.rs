@@ -87,9 +87,14 @@ impl<'a> Captured<'a> {
         self.carried.iter().map(|(_, place)| *place)
     }
 
-    /// Repeats the constants in a computation.
-    fn define_constants(&self, inner: &mut Body<'a>) {
+    /// Repeats in the computation of a region the constants that it uses.
+    fn define_constants(&self, inner: &mut Body<'a>, region: &Region<'a>) {
+        let used: FxHashSet<_> =
+            captured(std::slice::from_ref(region)).iter().map(|operand| (operand.name, operand.number)).collect();
         for (operand, constant) in &self.constants {
+            if !used.contains(&(operand.name, operand.number)) {
+                continue;
+            }
             let place = inner.push(constant.clone());
             inner.define_one(operand, place);
         }
@@ -119,7 +124,7 @@ impl<'a> Converter<'a, '_> {
             let place = inner.parameter(argument.name, argument.shape.clone());
             inner.define(argument.name, smallvec![place]);
         }
-        captured.define_constants(&mut inner);
+        captured.define_constants(&mut inner, region);
         let results = self.block(&mut inner, region, operation)?;
         let root = inner.joined(&results);
         let name = if name.contains('.') { name.to_owned() } else { body.name(name) };
@@ -179,7 +184,7 @@ impl<'a> Converter<'a, '_> {
         for ((operand, _), &place) in captured.carried.iter().zip(&carried) {
             inner.define_one(operand, place);
         }
-        captured.define_constants(&mut inner);
+        captured.define_constants(&mut inner, region);
         let mut results = self.block(&mut inner, region, operation)?;
         if returns_captures {
             results.extend_from_slice(&carried);

@@ -286,10 +286,35 @@ fn tiles(mesh: &Mesh, dimensions: &[Vec<AxisPart>], manual: &[String]) -> Option
         last_tile_dims: if only_replicas { Vec::new() } else { last_tile_dims },
         ..OpSharding::default()
     };
-    if !mesh.devices.is_empty() {
-        list_devices(&mut sharding, &mesh.devices)?;
+    match mesh.devices.is_empty() {
+        true => merge_iota(&mut sharding),
+        false => list_devices(&mut sharding, &mesh.devices)?,
     }
     Some(sharding)
+}
+
+/// Makes one dimension of those that the transpose of an iota leaves beside each other, as XLA does: `[2,4]T(0,1)` is
+/// `[8]`.
+fn merge_iota(sharding: &mut OpSharding) {
+    let sizes = std::mem::take(&mut sharding.iota_reshape_dims);
+    let order: Vec<i32> = std::mem::take(&mut sharding.iota_transpose_perm);
+    let size = |dimension: i32| usize::try_from(dimension).ok().and_then(|at| sizes.get(at)).copied().unwrap_or(1);
+    // Each with its first dimension and its size, in the order of the transpose.
+    let mut merged: Vec<(i32, i64)> = Vec::new();
+    let mut next = None;
+    for dimension in order.into_iter().filter(|&dimension| size(dimension) != 1) {
+        match merged.last_mut().filter(|_| next == Some(dimension)) {
+            Some((_, product)) => *product *= size(dimension),
+            None => merged.push((dimension, size(dimension))),
+        }
+        // Dimensions of size 1 between two do not part them.
+        next = (dimension + 1..sizes.len() as i32).find(|&dimension| size(dimension) != 1);
+    }
+    let mut in_order = merged.clone();
+    in_order.sort_unstable();
+    sharding.iota_reshape_dims = in_order.iter().map(|(_, size)| *size).collect();
+    let place = |first: &(i32, i64)| in_order.iter().position(|other| other == first);
+    sharding.iota_transpose_perm = merged.iter().filter_map(place).map(|place| place as i32).collect();
 }
 
 /// Puts a list of devices in the place of an iota, for a mesh that has them in an order of its own.
