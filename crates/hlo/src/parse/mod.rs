@@ -48,7 +48,7 @@ use lexer::Lexer;
 pub(crate) use lexer::braced_length;
 pub(crate) use literal::Real;
 pub use names::make_names_unique;
-pub(crate) use shape::{array, tuple};
+pub(crate) use shape::{array, is_compatible, tuple};
 
 /// What a text may ask of its reader. All are generous: they are there for texts that were made to do harm.
 #[derive(Clone, Debug, PartialEq, Eq)]

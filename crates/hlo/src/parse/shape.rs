@@ -74,7 +74,7 @@ pub(super) fn is_tuple(shape: &ShapeProto) -> bool {
 }
 
 /// Whether both have the same structure, element types and sizes; layouts may differ.
-pub(super) fn is_compatible(one: &ShapeProto, other: &ShapeProto) -> bool {
+pub(crate) fn is_compatible(one: &ShapeProto, other: &ShapeProto) -> bool {
     one.element_type == other.element_type
         && one.dimensions == other.dimensions
         && one.tuple_shapes.len() == other.tuple_shapes.len()

@@ -47,6 +47,21 @@ pub(super) enum Value<'a> {
     Type,
 }
 
+impl Value<'_> {
+    /// How many values it consists of, with itself.
+    fn parts(&self) -> usize {
+        let all = |items: &[Attribute<'_>]| items.iter().map(|item| item.value.parts()).sum::<usize>();
+        1 + match self {
+            Value::List(items) => all(items),
+            Value::Pair(pair) => all(pair.as_slice()),
+            Value::Dictionary(entries) => entries.0.iter().map(|(_, value)| value.value.parts()).sum(),
+            Value::Integers(values) => values.len(),
+            Value::String(bytes) => bytes.len(),
+            _ => 0,
+        }
+    }
+}
+
 /// Attributes by name, in the order of the text.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Attributes<'a>(pub(super) Vec<(String, Attribute<'a>)>);
@@ -228,8 +243,8 @@ impl<'a> Parser<'a> {
             self.type_after_colon()?;
             return Ok(Value::Dialect { name, body });
         }
-        match self.aliases.get(name) {
-            Some(attribute) => Ok(attribute.value.clone()),
+        match self.aliases.get(name).map(|attribute| attribute.value.clone()) {
+            Some(value) => self.copy(value.parts(), start).map(|()| value),
             None => fault(start, format!("the text does not define #{name} before this place")),
         }
     }

@@ -27,6 +27,11 @@ impl<'a> Lexer<'a> {
         Lexer { text, position: 0, end: text.len() }
     }
 
+    /// Bytes of the whole text.
+    pub(super) fn length(&self) -> usize {
+        self.text.len()
+    }
+
     /// Reads a part of the same text.
     pub(super) fn part(&self, span: Span) -> Lexer<'a> {
         let end = span.end.min(self.text.len());

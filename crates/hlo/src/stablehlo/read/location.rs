@@ -121,13 +121,15 @@ pub(super) struct Frames<'a> {
     functions: FxHashMap<&'a str, i32>,
     lines: FxHashMap<(i32, i32, i64, i64), i32>,
     frames: FxHashMap<(i32, i32), i32>,
+    /// Bytes that names of ops may still take: each instruction has its own, and a text may refer to a long one often.
+    names_left: usize,
 }
 
 /// Locations that one location consists of at most: names may refer to each other in circles.
 const PARTS: usize = 1024;
 
 impl<'a> Frames<'a> {
-    pub(super) fn of(locations: &'a Locations<'a>) -> Frames<'a> {
+    pub(super) fn of(locations: &'a Locations<'a>, text_length: usize) -> Frames<'a> {
         Frames {
             locations,
             index: StackFrameIndexProto::default(),
@@ -135,6 +137,7 @@ impl<'a> Frames<'a> {
             functions: FxHashMap::default(),
             lines: FxHashMap::default(),
             frames: FxHashMap::default(),
+            names_left: (1 << 20) + text_length.saturating_mul(64),
         }
     }
 
@@ -144,8 +147,9 @@ impl<'a> Frames<'a> {
     }
 
     pub(super) fn metadata(&mut self, location: Option<LocationId>) -> Option<Box<OpMetadata>> {
-        let (mut name, mut lines) = (None, Vec::new());
+        let (mut name, mut lines): (Option<&'a str>, _) = (None, Vec::new());
         self.collect(location?, &mut name, &mut lines);
+        self.names_left = self.names_left.checked_sub(name.map_or(0, str::len))?;
         let mut metadata = OpMetadata { op_name: name.unwrap_or_default().to_owned(), ..OpMetadata::default() };
         // The outermost caller comes first in the table.
         for (file, function, line, column) in lines.into_iter().rev() {

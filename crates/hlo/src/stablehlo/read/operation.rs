@@ -53,6 +53,11 @@ impl<'a> Operation<'a> {
         fault(self.position, format!("{}: {}", self.name, message.as_ref()))
     }
 
+    /// Whether it ends a region.
+    pub(super) fn is_return(&self) -> bool {
+        matches!(self.name.as_ref(), "func.return" | "stablehlo.return" | "sdy.return")
+    }
+
     /// An attribute under one of its names: the op's, or that of its short form.
     pub(super) fn attribute(&self, names: &[&str]) -> Option<&Attribute<'a>> {
         names.iter().find_map(|name| self.attributes.get(name))

@@ -34,6 +34,8 @@ pub(super) struct Parser<'a> {
     pub(super) aliases: FxHashMap<&'a str, Attribute<'a>>,
     pub(super) type_aliases: FxHashMap<&'a str, ShapeProto>,
     pub(super) locations: Locations<'a>,
+    /// Parts that were copied for aliases: an alias of two of an alias of two is soon larger than any text.
+    copied: usize,
 }
 
 impl<'a> Parser<'a> {
@@ -44,6 +46,7 @@ impl<'a> Parser<'a> {
             aliases: FxHashMap::default(),
             type_aliases: FxHashMap::default(),
             locations: Locations::default(),
+            copied: 0,
         }
     }
 
@@ -56,6 +59,15 @@ impl<'a> Parser<'a> {
         let result = read(self);
         self.depth -= 1;
         result
+    }
+
+    /// Notes that so many parts are copied, which are no more than the text has bytes.
+    pub(super) fn copy(&mut self, parts: usize, position: usize) -> Result<()> {
+        self.copied = self.copied.saturating_add(parts);
+        match self.copied <= self.lexer.length() {
+            true => Ok(()),
+            false => fault(position, "write attributes and types out: their aliases are too large"),
+        }
     }
 
     /// The whole text: the ops that stand outermost.

@@ -396,6 +396,11 @@ fn refusals_name_the_place_and_what_to_do() {
         ),
         (op("stablehlo.add %x, %y : tensor<4xf32>"), 3, "%y is not defined before this place"),
         (op("stablehlo.add %x, %x#1 : tensor<4xf32>"), 3, "%x has 1 results, and none of number 1"),
+        (
+            op("stablehlo.convert %x : (tensor<5xf32>) -> tensor<4xf32>"),
+            3,
+            "%x is f32[4] in HLO's words, and the type says f32[5]",
+        ),
         (op("stablehlo.add %x : tensor<4xf32>"), 3, "stablehlo.add: expected 2 operands, found 1"),
         (op("stablehlo.negate %x : tensor<?xf32>"), 3, "lower the function with arguments of fixed shapes"),
         (op("stablehlo.negate %x : tensor<4x!quant.uniform<i8:f32, 0.1>>"), 3, "lower the model without quantization"),
@@ -428,6 +433,8 @@ fn refusals_name_the_place_and_what_to_do() {
         assert!(message.contains(expected), "{text}\n{message}");
         assert_eq!(found, line, "{text}\n{message}");
     }
+    let aliases: String = (1..60).map(|number| format!("#a{number} = [#a{0}, #a{0}]\n", number - 1)).collect();
+    assert!(refused(&format!("#a0 = [1]\n{aliases}module {{ }}")).1.contains("write attributes and types out"));
     let deep = "[".repeat(100_000);
     assert!(refused(&op(&format!("stablehlo.x %x, a = {deep}"))).1.contains("nested more than"));
     let error = read(b"module @m { \xff").unwrap_err();

@@ -14,6 +14,11 @@ pub(super) struct Types {
     pub(super) results: Option<Vec<ShapeProto>>,
 }
 
+/// How many types a type consists of, with itself.
+fn parts(shape: &ShapeProto) -> usize {
+    1 + shape.dimensions.len() + shape.tuple_shapes.iter().map(parts).sum::<usize>()
+}
+
 impl<'a> Parser<'a> {
     /// `t, t`, or `(t, t) -> t`, or `t, t -> (t, t)`.
     pub(super) fn types(&mut self) -> Result<Types> {
@@ -87,8 +92,8 @@ impl<'a> Parser<'a> {
             _ if name.starts_with("quant") => {
                 fault(start, "a quantized type, !quant.uniform, has no HLO; lower the model without quantization")
             }
-            _ => match self.type_aliases.get(name) {
-                Some(shape) => Ok(shape.clone()),
+            _ => match self.type_aliases.get(name).cloned() {
+                Some(shape) => self.copy(parts(&shape), start).map(|()| shape),
                 None => fault(start, format!("unknown type !{name}")),
             },
         }

@@ -4,9 +4,10 @@ use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use super::super::operation::{Operand, Operation};
-use crate::parse::{Result, fault, hint, tuple};
+use crate::parse::{Result, fault, hint, is_compatible, tuple};
 use crate::proto::{HloComputationProto, HloInstructionProto, OpMetadata, ProgramShapeProto, ShapeProto};
 use crate::syntax::opcodes::{Operands, Operation as Opcode};
+use crate::text::{Layouts, print_shape};
 
 /// The place of an instruction in its computation.
 pub(super) type Place = usize;
@@ -188,6 +189,35 @@ impl<'a> Body<'a> {
 
     pub(super) fn operands(&self, operation: &Operation<'a>) -> Result<Places> {
         operation.operands.iter().map(|operand| self.operand(operand)).collect()
+    }
+
+    /// Whether operands have the types that the text states for them, where it states one for each.
+    pub(super) fn check_types(&self, operation: &Operation<'a>) -> Result<()> {
+        let is_list = matches!(operation.name.as_ref(), "stablehlo.while" | "stablehlo.optimization_barrier");
+        if operation.types.results.is_none() && !is_list && !operation.is_return() {
+            return Ok(());
+        }
+        let (operands, stated) = (&operation.operands, &operation.types.inputs);
+        if operands.len() != stated.len() {
+            return operation.fault(format!(
+                "it has {} operands, and the text has {} types",
+                operands.len(),
+                stated.len()
+            ));
+        }
+        for (operand, stated) in operands.iter().zip(stated) {
+            let place = self.operand(operand)?;
+            let found = self.instructions.get(place).and_then(|it| it.shape.as_ref());
+            if !found.is_some_and(|found| is_compatible(found, stated)) {
+                let print = |shape: &ShapeProto| print_shape(shape, Layouts::None);
+                let (found, stated) = (found.map(print).unwrap_or_default(), print(stated));
+                return fault(
+                    operand.position,
+                    format!("%{} is {found} in HLO's words, and the type says {stated}", operand.name),
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Whether every instruction has as many operands as its opcode takes.

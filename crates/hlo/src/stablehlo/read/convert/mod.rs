@@ -55,8 +55,8 @@ struct Converter<'a, 'o> {
 pub(super) fn module<'a>(mut parser: Parser<'a>, operations: &[Operation<'a>]) -> Result<HloModuleProtoWithConfig> {
     let locations = std::mem::take(&mut parser.locations);
     let converter = Converter {
+        frames: Frames::of(&locations, parser.lexer.length()),
         parser,
-        frames: Frames::of(&locations),
         rules: RULES.iter().copied().flatten().copied().collect(),
         computations: Vec::new(),
         names: FxHashSet::default(),
@@ -143,18 +143,20 @@ impl<'a, 'o> Converter<'a, 'o> {
 
     /// Converts the ops of a block: the values that it returns.
     fn block(&mut self, body: &mut Body<'a>, region: &Region<'a>, around: &Operation<'a>) -> Result<Places> {
-        let Some((last, operations)) = region.operations.split_last().filter(|(last, _)| is_return(last)) else {
+        let Some((last, operations)) = region.operations.split_last().filter(|(last, _)| last.is_return()) else {
             return around.fault("expected a region that ends with a return");
         };
         for operation in operations {
             self.operation(body, operation)?;
         }
         body.begin(last, self.frames.metadata(last.location));
+        body.check_types(last)?;
         body.operands(last)
     }
 
     fn operation(&mut self, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<()> {
         body.begin(operation, self.frames.metadata(operation.location));
+        body.check_types(operation)?;
         let first = body.instructions.len();
         let name = operation.name.as_ref();
         let places = match (names::opcode(name), self.rules.get(name)) {
@@ -169,7 +171,7 @@ impl<'a, 'o> Converter<'a, 'o> {
 
     fn unknown<T>(&self, operation: &Operation<'a>) -> Result<T> {
         let name = operation.name.as_ref();
-        if is_return(operation) {
+        if operation.is_return() {
             return operation.fault("it stands before the end of its region");
         }
         let is_dynamic = ["stablehlo.dynamic_", "stablehlo.real_dynamic_", "chlo.broadcast_", "shape."];
@@ -258,10 +260,6 @@ fn main_function<'a, 'o>(
             format!("expected a function @main, or one public function; found {} public ones", public.len()),
         ),
     }
-}
-
-fn is_return(operation: &Operation<'_>) -> bool {
-    matches!(operation.name.as_ref(), "func.return" | "stablehlo.return" | "sdy.return" | "mhlo.return")
 }
 
 /// `mhlo.frontend_attributes = {key = "value"}`.

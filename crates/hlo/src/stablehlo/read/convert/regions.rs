@@ -1,7 +1,7 @@
 //! Ops with regions. A region becomes a computation.
 //!
-//! A region may use what is defined around it, and a computation has only its parameters. Constants are repeated in it,
-//! as XLA does, so that a loop's bound stays one. Loops and branches carry the rest along; other regions have none.
+//! A region may use what is defined around it, and a computation has only its parameters. Small constants are
+//! repeated in it, as XLA does, so that a loop's bound stays one. Loops and branches carry the rest along; other regions have none.
 
 use rustc_hash::FxHashSet;
 use smallvec::smallvec;
@@ -62,6 +62,14 @@ fn collect<'a>(region: &Region<'a>, defined: &mut FxHashSet<&'a str>, found: &mu
     }
 }
 
+/// Elements of a constant that is repeated, at most: a region is a few bytes of text.
+const SMALL_CONSTANT: i64 = 16;
+
+fn is_small(constant: &HloInstructionProto) -> bool {
+    let sizes = constant.shape.as_ref().map_or(&[] as &[_], |shape| &shape.dimensions);
+    sizes.iter().fold(1i64, |count, &size| count.saturating_mul(size)) <= SMALL_CONSTANT
+}
+
 /// What regions capture: what is carried into them, and constants.
 struct Captured<'a> {
     carried: Vec<(Operand<'a>, Place)>,
@@ -74,7 +82,7 @@ impl<'a> Captured<'a> {
         for operand in captured(regions) {
             let place = body.operand(&operand)?;
             match body.instructions.get(place) {
-                Some(instruction) if instruction.opcode == "constant" => {
+                Some(instruction) if instruction.opcode == "constant" && is_small(instruction) => {
                     all.constants.push((operand, instruction.clone()));
                 }
                 _ => all.carried.push((operand, place)),
