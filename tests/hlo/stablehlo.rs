@@ -32,7 +32,7 @@ const fn program(name: &'static str, devices: u64, folded: u64) -> Program {
 }
 
 const PROGRAMS: [Program; 10] = [
-    program("control", 1, 0),
+    program("control", 1, 19),
     program("convolution", 1, 1152),
     program("embedding", 1, 0),
     program("exchange", 8, 0),

@@ -21,7 +21,6 @@ pub mod read;
 mod shape;
 mod small_float;
 mod stage;
-#[allow(dead_code, reason = "each direction uses its half")]
 mod stablehlo;
 pub mod suggest;
 mod syntax;

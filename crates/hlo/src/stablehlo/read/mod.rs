@@ -65,25 +65,15 @@ pub(crate) fn is_mlir(text: &[u8]) -> bool {
         let Some(end) = comment.iter().position(|&byte| byte == b'\n') else { return false };
         text = comment[end..].trim_ascii_start();
     }
-    const STARTS: [&str; 9] = [
-        "module @",
-        "module attributes",
-        "module {",
-        "#",
-        "func.func",
-        "sdy.mesh",
-        "\"builtin.module\"",
-        "builtin.module",
-        "!",
-    ];
-    // `#` begins a comment in many other languages.
-    let is_alias = |text: &[u8]| {
-        let line = text.split(|&byte| byte == b'\n').next().unwrap_or(text);
-        let mut parts = line.splitn(2, |&byte| byte == b'=');
-        let (name, value) = (parts.next().unwrap_or(line).trim_ascii(), parts.next().unwrap_or(&[]).trim_ascii());
-        let is_name = |name: &[u8]| name.iter().all(|&byte| byte.is_ascii_alphanumeric() || byte == b'_');
-        name.len() > 1 && is_name(&name[1..]) && !value.is_empty()
-    };
-    STARTS.iter().any(|start| text.starts_with(start.as_bytes()))
-        && (!text.starts_with(b"#") && !text.starts_with(b"!") || is_alias(text))
+    const STARTS: [&str; 7] =
+        ["module @", "module attributes", "module {", "builtin.module", "\"builtin.module\"", "func.func", "sdy.mesh"];
+    let starts = |text: &[u8], words: &[&str]| words.iter().any(|word| text.starts_with(word.as_bytes()));
+    // Aliases stand before the module; in many other languages `#` begins a comment.
+    let line = text.split(|&byte| byte == b'\n').next().unwrap_or(text);
+    let value = line.iter().position(|&byte| byte == b'=').map(|at| line[at + 1..].trim_ascii_start());
+    match (text.first(), value) {
+        (Some(b'#'), Some(value)) => starts(value, &["loc(", "#", "affine_"]),
+        (Some(b'!'), Some(value)) => starts(value, &["tensor<", "tuple<", "!"]),
+        _ => starts(text, &STARTS),
+    }
 }

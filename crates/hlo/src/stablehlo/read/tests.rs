@@ -139,6 +139,12 @@ fn ops_become_instructions() {
             "2xf32",
             "f32[2] custom-call(x), custom_call_target=\"chlo.lgamma\"",
         ),
+        (
+            "\"chlo.ragged_dot\"(%x, %x, %x) <{ragged_dot_dimension_numbers = #chlo.ragged_dot<lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [1], lhs_ragged_dimensions = [0], rhs_group_dimensions = [0]>}> : (tensor<2x2xf32>, tensor<2x2xf32>, tensor<2x2xf32>) -> tensor<2x2xf32>",
+            "2x2xf32",
+            "2x2xf32",
+            "f32[2,2] ragged-dot(x, x, x), lhs_contracting_dims={1}, rhs_contracting_dims={1}, lhs_ragged_dims={0}, rhs_group_dims={0}",
+        ),
         ("mhlo.negate %x : tensor<2xf32>", "2xf32", "2xf32", "f32[2] negate(x)"),
         ("stablehlo.iota dim = 1 : tensor<2x3xui8>", "f32", "2x3xui8", "u8[2,3] iota(), iota_dimension=1"),
         ("stablehlo.complex %x, %x : tensor<2xcomplex<f32>>", "2xf32", "2xcomplex<f32>", "c64[2] complex(x, x)"),
@@ -439,6 +445,19 @@ fn refusals_name_the_place_and_what_to_do() {
     assert!(refused(&op(&format!("stablehlo.x %x, a = {deep}"))).1.contains("nested more than"));
     let error = read(b"module @m { \xff").unwrap_err();
     assert!(error.message.contains("is not UTF-8"), "{error}");
+}
+
+#[test]
+fn regions_nest_deep_and_not_deeper() {
+    let nest = |depth: usize| {
+        let open = "%0 = \"stablehlo.if\"(%p) ({ ";
+        let close = " stablehlo.return %0 : tensor<f32> }, { stablehlo.return %x : tensor<f32> }) : (tensor<i1>) -> tensor<f32>";
+        let inner = "%0 = stablehlo.negate %x : tensor<f32>";
+        let body = format!("{}{inner}{}\nreturn %0 : tensor<f32>", open.repeat(depth), close.repeat(depth));
+        function("(%p: tensor<i1>, %x: tensor<f32>) -> tensor<f32>", &body)
+    };
+    assert_eq!(module(&nest(30)).computations.len(), 61);
+    assert!(refused(&nest(1000)).1.contains("nested more than 100 levels deep"));
 }
 
 /// Nothing that is cut off or changed in one place makes the reader panic.

@@ -27,7 +27,7 @@ struct Common {
 impl Common {
     fn of<'a>(converter: &mut Converter<'a, '_>, operation: &Operation<'a>) -> Result<Common> {
         let channel = match operation.attributes.get("channel_handle") {
-            Some(_) => converter.numbers(operation, "channel_handle")?.one("handle")?,
+            Some(_) => converter.numbers(operation, "channel_handle")?.one("handle"),
             None => operation.optional_integer("channel_id")?.unwrap_or(0),
         };
         let groups = match operation.attributes.get("replica_groups") {

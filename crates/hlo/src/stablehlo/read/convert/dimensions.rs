@@ -14,7 +14,7 @@ use crate::proto::padding_config::PaddingConfigDimension;
 use crate::proto::precision_config::{Algorithm, Precision};
 use crate::proto::{
     CholeskyOptions, DotDimensionNumbers, FftType, GatherDimensionNumbers, PaddingConfig, PrecisionConfig,
-    PrimitiveType, TriangularSolveOptions, triangular_solve_options::Transpose,
+    PrimitiveType, RaggedDotDimensionNumbers, TriangularSolveOptions, triangular_solve_options::Transpose,
 };
 
 pub(super) const RULES: &[(&str, Rule)] = &[
@@ -27,6 +27,7 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("stablehlo.gather", gather),
     ("stablehlo.dot_general", dot_general),
     ("stablehlo.dot", dot),
+    ("chlo.ragged_dot", ragged_dot),
     ("stablehlo.fft", fft),
     ("stablehlo.cholesky", cholesky),
     ("stablehlo.triangular_solve", triangular_solve),
@@ -255,12 +256,12 @@ fn gather<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation:
     let numbers = converter.numbers(operation, "dimension_numbers")?;
     let mut instruction = body.instruction("gather", operation.result_type()?.clone(), &operands);
     let numbers = GatherDimensionNumbers {
-        offset_dims: numbers.list("offset_dims")?,
-        collapsed_slice_dims: numbers.list("collapsed_slice_dims")?,
-        start_index_map: numbers.list("start_index_map")?,
-        index_vector_dim: numbers.one("index_vector_dim")?,
-        operand_batching_dims: numbers.list("operand_batching_dims")?,
-        start_indices_batching_dims: numbers.list("start_indices_batching_dims")?,
+        offset_dims: numbers.list("offset_dims"),
+        collapsed_slice_dims: numbers.list("collapsed_slice_dims"),
+        start_index_map: numbers.list("start_index_map"),
+        index_vector_dim: numbers.one("index_vector_dim"),
+        operand_batching_dims: numbers.list("operand_batching_dims"),
+        start_indices_batching_dims: numbers.list("start_indices_batching_dims"),
     };
     instruction.gather_dimension_numbers = Some(numbers.into());
     instruction.gather_slice_sizes = converter.integers(operation, &["slice_sizes"])?;
@@ -275,13 +276,23 @@ pub(super) struct Numbers(Vec<(String, Vec<i64>)>);
 
 impl Numbers {
     /// What is left out is empty.
-    pub(super) fn list(&self, name: &str) -> Result<Vec<i64>> {
-        Ok(self.find(name).map(<[i64]>::to_vec).unwrap_or_default())
+    pub(super) fn list(&self, name: &str) -> Vec<i64> {
+        self.find(name).map(<[i64]>::to_vec).unwrap_or_default()
     }
 
     /// What is left out is 0.
-    pub(super) fn one(&self, name: &str) -> Result<i64> {
-        Ok(self.find(name).and_then(|values| values.first().copied()).unwrap_or(0))
+    pub(super) fn one(&self, name: &str) -> i64 {
+        self.find(name).and_then(|values| values.first().copied()).unwrap_or(0)
+    }
+
+    /// The dimensions of a product of matrices.
+    fn of_product(&self) -> DotDimensionNumbers {
+        DotDimensionNumbers {
+            lhs_batch_dimensions: self.list("lhs_batching_dimensions"),
+            rhs_batch_dimensions: self.list("rhs_batching_dimensions"),
+            lhs_contracting_dimensions: self.list("lhs_contracting_dimensions"),
+            rhs_contracting_dimensions: self.list("rhs_contracting_dimensions"),
+        }
     }
 
     fn find(&self, name: &str) -> Option<&[i64]> {
@@ -309,11 +320,7 @@ fn dot_general<'a>(
 ) -> Result<Places> {
     let mut numbers = DotDimensionNumbers::default();
     if operation.attributes.get("dot_dimension_numbers").is_some() {
-        let stated = converter.numbers(operation, "dot_dimension_numbers")?;
-        numbers.lhs_batch_dimensions = stated.list("lhs_batching_dimensions")?;
-        numbers.rhs_batch_dimensions = stated.list("rhs_batching_dimensions")?;
-        numbers.lhs_contracting_dimensions = stated.list("lhs_contracting_dimensions")?;
-        numbers.rhs_contracting_dimensions = stated.list("rhs_contracting_dimensions")?;
+        numbers = converter.numbers(operation, "dot_dimension_numbers")?.of_product();
     } else {
         let pair = |name: &str| -> Result<(Vec<i64>, Vec<i64>)> {
             let Some(attribute) = operation.attributes.get(name) else { return Ok((Vec::new(), Vec::new())) };
@@ -346,6 +353,21 @@ fn product<'a>(
     let operands = body.operands(operation)?;
     let mut instruction = body.instruction("dot", operation.result_type()?.clone(), &operands);
     instruction.dot_dimension_numbers = Some(numbers.into());
+    instruction.precision_config = converter.precision(operation)?.map(Into::into);
+    Ok(smallvec![body.push(instruction)])
+}
+
+/// `ragged_dot_dimension_numbers = #chlo.ragged_dot<lhs_contracting_dimensions = [1], ..., lhs_ragged_dimensions = [0]>`
+fn ragged_dot<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let operands = body.operands(operation)?;
+    let stated = converter.numbers(operation, "ragged_dot_dimension_numbers")?;
+    let numbers = RaggedDotDimensionNumbers {
+        lhs_ragged_dimensions: stated.list("lhs_ragged_dimensions"),
+        rhs_group_dimensions: stated.list("rhs_group_dimensions"),
+        dot_dimension_numbers: Some(stated.of_product().into()),
+    };
+    let mut instruction = body.instruction("ragged-dot", operation.result_type()?.clone(), &operands);
+    instruction.ragged_dot_dimension_numbers = Some(numbers.into());
     instruction.precision_config = converter.precision(operation)?.map(Into::into);
     Ok(smallvec![body.push(instruction)])
 }

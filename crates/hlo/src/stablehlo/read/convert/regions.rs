@@ -328,12 +328,12 @@ fn map<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &O
 fn scatter<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
     let numbers = converter.numbers(operation, "scatter_dimension_numbers")?;
     let numbers = ScatterDimensionNumbers {
-        update_window_dims: numbers.list("update_window_dims")?,
-        inserted_window_dims: numbers.list("inserted_window_dims")?,
-        scatter_dims_to_operand_dims: numbers.list("scatter_dims_to_operand_dims")?,
-        index_vector_dim: numbers.one("index_vector_dim")?,
-        input_batching_dims: numbers.list("input_batching_dims")?,
-        scatter_indices_batching_dims: numbers.list("scatter_indices_batching_dims")?,
+        update_window_dims: numbers.list("update_window_dims"),
+        inserted_window_dims: numbers.list("inserted_window_dims"),
+        scatter_dims_to_operand_dims: numbers.list("scatter_dims_to_operand_dims"),
+        index_vector_dim: numbers.one("index_vector_dim"),
+        input_batching_dims: numbers.list("input_batching_dims"),
+        scatter_indices_batching_dims: numbers.list("scatter_indices_batching_dims"),
     };
     let combiner = converter.applied(body, operation, 0, "combiner")?;
     let (sorted, unique) = (operation.flag("indices_are_sorted")?, operation.flag("unique_indices")?);
