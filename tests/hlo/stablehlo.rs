@@ -1,4 +1,5 @@
-//! Lowered JAX programs, read from StableHLO and from HLO (`tests/oracle/lowered.py`): the analyses find the same in both.
+//! Lowered JAX programs, read from StableHLO and from HLO (`tests/oracle/lowered.py`): the analyses find the same in
+//! both.
 //!
 //! JAX folds constants when it makes HLO, and expands some ops. So the numbers of operations differ by what is stated
 //! here, and nothing else does.

@@ -18,8 +18,8 @@ pub(super) enum Value<'a> {
     Unit,
     Boolean(bool),
     Integer(i64),
-    /// A number that is no integer, as it is written.
-    Number(&'a str),
+    /// A number that is no integer, which no op that is read asks for.
+    Number,
     String(Vec<u8>),
     Symbol(String),
     Word(&'a str),
@@ -214,7 +214,7 @@ impl<'a> Parser<'a> {
                 self.type_after_colon()?;
                 match integer(text) {
                     Some(value) => Ok(Value::Integer(value)),
-                    None if text.parse::<f64>().is_ok() && text.contains('.') => Ok(Value::Number(text)),
+                    None if text.parse::<f64>().is_ok() && text.contains('.') => Ok(Value::Number),
                     None => fault(start, format!("{text} is no number of 64 bits")),
                 }
             }

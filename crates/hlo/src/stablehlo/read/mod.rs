@@ -6,7 +6,7 @@
 //! | StableHLO | HLO |
 //! |---|---|
 //! | a function that `@main` calls, at any depth | a computation, which each `call` shares |
-//! | a region of a loop or a branch | a computation of one parameter; what the region captures is carried along, constants are repeated in it |
+//! | a region of a loop or a branch | a computation of one parameter; what it captures is carried, constants repeated |
 //! | several results | a tuple, and a `get-tuple-element` for each |
 //! | `composite` | a `call` of its decomposition, marked `is_composite` |
 //! | `chlo` ops without an opcode | a custom call with the op's name, except for `square` and `top_k` |

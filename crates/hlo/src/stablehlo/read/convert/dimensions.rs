@@ -192,8 +192,8 @@ fn slice<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: 
             for range in ranges.list("ranges")? {
                 let (start, limit, stride) = match &range.value {
                     Value::Integers(range) => match range.as_slice() {
-                        &[start, limit] => (start, limit, 1),
-                        &[start, limit, stride] => (start, limit, stride),
+                        [start, limit] => (*start, *limit, 1),
+                        [start, limit, stride] => (*start, *limit, *stride),
                         _ => return fault_of_range(range_start(ranges)),
                     },
                     _ => return fault_of_range(range_start(ranges)),
@@ -357,14 +357,14 @@ fn product<'a>(
     Ok(smallvec![body.push(instruction)])
 }
 
-/// `ragged_dot_dimension_numbers = #chlo.ragged_dot<lhs_contracting_dimensions = [1], ..., lhs_ragged_dimensions = [0]>`
+/// `ragged_dot_dimension_numbers = #chlo.ragged_dot<lhs_contracting_dimensions = [1], ..., rhs_group_dimensions = [0]>`
 fn ragged_dot<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
     let operands = body.operands(operation)?;
     let stated = converter.numbers(operation, "ragged_dot_dimension_numbers")?;
     let numbers = RaggedDotDimensionNumbers {
         lhs_ragged_dimensions: stated.list("lhs_ragged_dimensions"),
         rhs_group_dimensions: stated.list("rhs_group_dimensions"),
-        dot_dimension_numbers: Some(stated.of_product().into()),
+        dot_dimension_numbers: Some(stated.of_product()),
     };
     let mut instruction = body.instruction("ragged-dot", operation.result_type()?.clone(), &operands);
     instruction.ragged_dot_dimension_numbers = Some(numbers.into());

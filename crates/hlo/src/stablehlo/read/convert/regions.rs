@@ -1,7 +1,8 @@
 //! Ops with regions. A region becomes a computation.
 //!
-//! A region may use what is defined around it, and a computation has only its parameters. Small constants are
-//! repeated in it, as XLA does, so that a loop's bound stays one. Loops and branches carry the rest along; other regions have none.
+//! A region may use what is defined around it, and a computation has only its parameters. Small constants are repeated
+//! in it, as XLA does, so that a loop's bound stays one. Loops and branches carry the rest along; other regions have
+//! none.
 
 use rustc_hash::FxHashSet;
 use smallvec::smallvec;
