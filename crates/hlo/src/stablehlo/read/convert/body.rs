@@ -53,7 +53,8 @@ impl<'a> Body<'a> {
     /// What an instruction of this op is called.
     pub(super) fn name(&self, what: &str) -> String {
         match (self.stem.as_str(), self.number.as_str()) {
-            ("", "") => what.to_owned(),
+            // Names of HLO have numbers from 1 on.
+            ("", "" | "0") => what.to_owned(),
             ("", number) => format!("{what}.{number}"),
             (stem, _) if stem.starts_with(|letter: char| letter.is_ascii_alphabetic() || letter == '_') => {
                 stem.to_owned()
