@@ -448,6 +448,20 @@ fn refusals_name_the_place_and_what_to_do() {
 }
 
 #[test]
+fn mlir_is_told_by_its_start() {
+    let mlir = [
+        "module @m {",
+        "\n// a comment\nmodule attributes {a} {",
+        "#loc1 = loc(\"x\")\n",
+        "!t = tensor<f32>",
+        "func.func @f()",
+    ];
+    let other = ["HloModule m", "#seed = 1", "# module @m", "#!/bin/sh", "[mesh]", "modules", "// only a comment"];
+    assert!(mlir.iter().all(|text| super::is_mlir(text.as_bytes())));
+    assert!(!other.iter().any(|text| super::is_mlir(text.as_bytes())));
+}
+
+#[test]
 fn regions_nest_deep_and_not_deeper() {
     let nest = |depth: usize| {
         let open = "%0 = \"stablehlo.if\"(%p) ({ ";
