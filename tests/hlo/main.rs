@@ -14,6 +14,7 @@ mod parse;
 mod partitioning;
 mod presets;
 mod programs;
+mod stablehlo;
 mod stages;
 mod text;
 mod traffic;

@@ -28,7 +28,7 @@ pub enum Units {
 /// What to read, and how.
 #[derive(Args, Clone)]
 pub struct Input {
-    /// HLO text or proto, XLA dump folder, profile, run config, or -
+    /// HLO or StableHLO text, HLO proto, XLA dump folder, profile, run config, or -
     #[arg(value_name = "INPUT")]
     pub path: PathBuf,
     #[command(flatten)]

@@ -10,7 +10,7 @@ use meshloom_hlo::analysis::memory::Backend;
 use meshloom_hlo::analysis::{Devices, Partitioning, device_count, longest_program, mesh_of};
 use meshloom_hlo::mesh::{Mesh, MeshError};
 use meshloom_hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
-use meshloom_hlo::read::{self, Form, ReadError};
+use meshloom_hlo::read::{self, ReadError};
 use meshloom_hlo::xplane::{ProfiledProgram, XSpace};
 use serde::Serialize;
 
@@ -370,7 +370,7 @@ fn from_hlo(
         _ => devices,
     };
     let partitioning = Partitioning::of(&module, devices);
-    let form = if form == Form::Text { "HLO text" } else { form.name() };
+    let form = form.name();
     let name = name.to_owned();
     Ok(Loaded {
         name,

@@ -53,7 +53,7 @@ struct Arguments {
     units: Option<Units>,
 }
 
-const EXIT_STATUS: &str = "INPUT is an HLO text or proto file, an XLA dump folder, a profile (*.xplane.pb), a run config \
+const EXIT_STATUS: &str = "INPUT is HLO or StableHLO text, an HLO proto, an XLA dump folder, a profile (*.xplane.pb), a run config \
 (.toml), or - for standard input; the format is detected from the content.\n\nExit status: 0 done; 1 `check` found a violation, or `diff \
 --exit-code` a difference; 2 an error.";
 

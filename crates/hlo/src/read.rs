@@ -1,8 +1,9 @@
-//! Reads HLO in any form.
+//! Reads HLO in any form, and StableHLO as HLO.
 //!
 //! | form | where it comes from |
 //! |---|---|
-//! | text | `--xla_dump_hlo_as_text`, `lowered.as_text("hlo")`, `compiled.as_text()`, our own printer |
+//! | HLO text | `--xla_dump_hlo_as_text`, `lowered.as_text("hlo")`, `compiled.as_text()`, our own printer |
+//! | StableHLO text | `lowered.as_text()` in JAX: functions of StableHLO, with Shardy's annotations |
 //! | `HloModuleProto` | `as_serialized_hlo_module_proto()`, our own emitter |
 //! | `HloProto` | `--xla_dump_hlo_as_proto`: the module and, after compilation, where its buffers are |
 //! | `HloModuleProtoWithConfig` | what a PJRT plugin gives as the optimized program |
@@ -24,12 +25,15 @@ use super::proto::{
     BufferAssignmentProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig, HloProto, HloSnapshot,
     HloUnoptimizedSnapshot,
 };
+use super::stablehlo;
 
 /// The form in which a module was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// HLO text.
     Text,
+    /// StableHLO text, read as HLO.
+    StableHlo,
     /// A serialized `HloModuleProto`.
     Module,
     /// A serialized `HloProto`.
@@ -47,6 +51,7 @@ impl Form {
     pub fn name(self) -> &'static str {
         match self {
             Form::Text => "HLO text",
+            Form::StableHlo => "StableHLO text",
             Form::Module => "HloModuleProto",
             Form::HloProto => "HloProto",
             Form::ModuleWithConfig => "HloModuleProtoWithConfig",
@@ -95,22 +100,23 @@ impl Default for Limits {
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum ReadError {
     /// There is nothing.
-    #[error("it is empty; give HLO text or an HLO proto")]
+    #[error("it is empty; give HLO or StableHLO text or an HLO proto")]
     Empty,
-    /// HLO text that is wrong somewhere.
+    /// HLO or StableHLO text that is wrong somewhere.
     #[error(transparent)]
     Text(#[from] Box<ParseError>),
-    /// It is MLIR: StableHLO, MHLO, as text or bytecode.
+    /// It is MLIR in its binary form.
     #[error(
-        "it is MLIR {form}, not HLO; convert it first: in JAX `lowered.as_text(\"hlo\")`, or \
-         `lowered.compiler_ir(\"hlo\").as_serialized_hlo_module_proto()`, in PyTorch/XLA `torch_xla._XLAC._get_xla_tensors_hlo`"
+        "it is MLIR bytecode, which is not read; make text of it: in JAX `jax.jit(f).lower(...).as_text()` or \
+         `.compiler_ir(\"stablehlo\")`, for what `jax.export` has serialized \
+         `jax.export.deserialize(data).mlir_module()`"
     )]
-    Mlir {
-        /// "text" or "bytecode".
-        form: &'static str,
-    },
+    MlirBytecode,
     /// Text of some other kind.
-    #[error("it is text, but not HLO, which begins with `HloModule NAME`: it begins with `{start}`")]
+    #[error(
+        "it is text, but neither HLO, which begins with `HloModule NAME`, nor StableHLO, which begins with \
+         `module @NAME`: it begins with `{start}`"
+    )]
     OtherText {
         /// Its first characters.
         start: String,
@@ -191,7 +197,7 @@ fn read_plain(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
         return Err(ReadError::Empty);
     }
     if bytes.starts_with(b"ML\xefR") {
-        return Err(ReadError::Mlir { form: "bytecode" });
+        return Err(ReadError::MlirBytecode);
     }
     match form::of(bytes) {
         Some(form) => read_proto(bytes, form, limits),
@@ -215,11 +221,10 @@ fn read_text(bytes: &[u8]) -> Result<Found, ReadError> {
     }
     if !is_hlo_text(start) {
         let first = readable.trim_start();
-        if ["module @", "module attributes", "module {", "#loc", "func.func", "#sdy", "sdy.mesh"]
-            .iter()
-            .any(|word| first.starts_with(word))
-        {
-            return Err(ReadError::Mlir { form: "text" });
+        if stablehlo::read::is_mlir(start) {
+            let parsed = stablehlo::read::read(bytes).map_err(Box::new)?;
+            let module = parsed.hlo_module.unwrap_or_default();
+            return Ok(Found { module, config: parsed.config, buffers: None, form: Form::StableHlo });
         }
         let start: String = first.chars().take_while(|&letter| letter != '\n').take(60).collect();
         return Err(ReadError::OtherText { start });
@@ -255,7 +260,9 @@ fn read_proto(bytes: &[u8], form: Form, limits: &Limits) -> Result<Found, ReadEr
     }
     let broken = |error: prost::DecodeError| ReadError::Proto { form: form.name(), reason: error.to_string() };
     let (module, config, buffers) = match form {
-        Form::Text | Form::Module => (Some(HloModuleProto::decode(bytes).map_err(broken)?), None, None),
+        Form::Text | Form::StableHlo | Form::Module => {
+            (Some(HloModuleProto::decode(bytes).map_err(broken)?), None, None)
+        }
         Form::ModuleWithConfig => {
             let HloModuleProtoWithConfig { hlo_module, config } =
                 HloModuleProtoWithConfig::decode(bytes).map_err(broken)?;

@@ -39,18 +39,22 @@ fn setting(name: &str, default: usize) -> usize {
 }
 
 /// Small files that between them have all of the syntax.
-fn seeds(ending: &str) -> Vec<Vec<u8>> {
-    let folder = support::path("tests/oracle/hlo");
+fn seeds(folder: &str, ending: &str) -> Vec<Vec<u8>> {
+    let folder = support::path(folder);
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
-    let files = files.iter().filter(|file| file.extension().is_some_and(|extension| extension == ending));
+    let files = files.iter().filter(|file| file.to_string_lossy().ends_with(ending));
     files.map(|file| fs::read(file).unwrap()).filter(|seed| seed.len() < 8 << 10).collect()
 }
 
 /// Runs `check` on mutations of the seeds, on all processors, and says on which input it panicked.
-fn for_each_mutation(ending: &str, mutate: fn(&mut Random, &[Vec<u8>]) -> Vec<u8>, check: fn(&[u8]) -> bool) {
-    let seeds = seeds(ending);
-    assert!(seeds.len() > 20, "only {} seeds", seeds.len());
+fn for_each_mutation(
+    (folder, ending, least): (&str, &str, usize),
+    mutate: fn(&mut Random, &[Vec<u8>]) -> Vec<u8>,
+    check: fn(&[u8]) -> bool,
+) {
+    let seeds = seeds(folder, ending);
+    assert!(seeds.len() >= least, "only {} seeds", seeds.len());
     let count = setting("MESHLOOM_MUTATIONS", MUTATIONS) / 2;
     let seed = setting("MESHLOOM_MUTATION_SEED", 1);
     let only = env::var("MESHLOOM_MUTATION").is_ok().then(|| setting("MESHLOOM_MUTATION", 0));
@@ -112,6 +116,23 @@ fn check_text(text: &[u8]) -> bool {
     }
 }
 
+fn check_stablehlo(text: &[u8]) -> bool {
+    match read::read(text, &read::Limits::default()) {
+        Ok(found) => {
+            assert!(
+                found.module.encoded_len() <= MAX_GROWTH * text.len() + 1024,
+                "the module is far larger than its text"
+            );
+            analyse(&found.module, found.config.as_ref());
+            true
+        }
+        Err(error) => {
+            assert!(error.to_string().len() < 8 << 10, "{error}");
+            false
+        }
+    }
+}
+
 fn check_bytes(bytes: &[u8]) -> bool {
     let _ = read::read(bytes, &read::Limits::default());
     let Ok(module) = HloModuleProto::decode(bytes) else { return false };
@@ -123,10 +144,15 @@ fn check_bytes(bytes: &[u8]) -> bool {
 
 #[test]
 fn mutated_text_is_an_error_or_a_module() {
-    for_each_mutation("txt", mutate::text, check_text);
+    for_each_mutation(("tests/oracle/hlo", ".txt", 20), mutate::text, check_text);
 }
 
 #[test]
 fn mutated_bytes_are_an_error_or_a_module() {
-    for_each_mutation("pb", mutate::bytes, check_bytes);
+    for_each_mutation(("tests/oracle/hlo", ".pb", 20), mutate::bytes, check_bytes);
+}
+
+#[test]
+fn mutated_stablehlo_is_an_error_or_a_module() {
+    for_each_mutation(("tests/foreign/lowered", ".stablehlo.txt", 4), mutate::text, check_stablehlo);
 }

@@ -39,15 +39,16 @@ mod shape;
 
 use rustc_hash::FxHashMap;
 
-use super::proto::{HloComputationProto, HloModuleProtoWithConfig};
+use super::proto::{HloComputationProto, HloModuleProtoWithConfig, OpSharding};
+use super::syntax::Value;
 pub(crate) use computation::Scope;
-use error::Fault;
 pub use error::ParseError;
-pub(crate) use error::{Result, fault, hint};
+pub(crate) use error::{Fault, Result, fault, hint};
 use lexer::Lexer;
 pub(crate) use lexer::braced_length;
 pub(crate) use literal::Real;
 pub use names::make_names_unique;
+pub(crate) use shape::{array, is_compatible, tuple};
 
 /// What a text may ask of its reader. All are generous: they are there for texts that were made to do harm.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +99,17 @@ pub fn parse_with(text: &str, limits: &Limits) -> std::result::Result<HloModuleP
         let Fault { position, message } = *fault;
         ParseError::locate(text.as_bytes(), position, message)
     })
+}
+
+/// A sharding as HLO text has it, which is how StableHLO has it in a string.
+pub(crate) fn parse_sharding(text: &str) -> std::result::Result<OpSharding, String> {
+    let limits = Limits::default();
+    let mut parser = Parser::new(Lexer::new(text), &limits, 0);
+    let read = OpSharding::read(&mut parser).map_err(|fault| fault.message)?;
+    match parser.lexer.is_at_end() {
+        true => Ok(read),
+        false => Err("something follows the sharding".to_owned()),
+    }
 }
 
 /// The state of reading one text. Each file of this module adds the methods for one part of the grammar.

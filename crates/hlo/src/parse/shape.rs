@@ -33,7 +33,7 @@ fn row_major(element_type: PrimitiveType, rank: usize) -> Option<Box<LayoutProto
 }
 
 /// An array with the row-major layout.
-pub(super) fn array(element_type: PrimitiveType, dimensions: Vec<i64>) -> ShapeProto {
+pub(crate) fn array(element_type: PrimitiveType, dimensions: Vec<i64>) -> ShapeProto {
     let layout = row_major(element_type, dimensions.len());
     ShapeProto { element_type: element_type.into(), dimensions, layout, ..Default::default() }
 }
@@ -46,7 +46,7 @@ fn is_order(order: &[i64], count: usize) -> bool {
         && (count <= MAX_RANK && (0..count).all(has) || order.iter().rev().copied().eq(0..count as i64))
 }
 
-pub(super) fn tuple(tuple_shapes: Vec<ShapeProto>) -> ShapeProto {
+pub(crate) fn tuple(tuple_shapes: Vec<ShapeProto>) -> ShapeProto {
     ShapeProto { element_type: PrimitiveType::Tuple.into(), tuple_shapes, ..Default::default() }
 }
 
@@ -74,7 +74,7 @@ pub(super) fn is_tuple(shape: &ShapeProto) -> bool {
 }
 
 /// Whether both have the same structure, element types and sizes; layouts may differ.
-pub(super) fn is_compatible(one: &ShapeProto, other: &ShapeProto) -> bool {
+pub(crate) fn is_compatible(one: &ShapeProto, other: &ShapeProto) -> bool {
     one.element_type == other.element_type
         && one.dimensions == other.dimensions
         && one.tuple_shapes.len() == other.tuple_shapes.len()

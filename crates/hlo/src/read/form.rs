@@ -121,7 +121,7 @@ impl Kind {
 /// Vectors grow by doubling, so it may briefly be twice as much.
 pub(super) fn decoded_bytes(bytes: &[u8], form: Form) -> u64 {
     let kind = match form {
-        Form::Text | Form::Module => Kind::Module,
+        Form::Text | Form::StableHlo | Form::Module => Kind::Module,
         Form::HloProto => Kind::HloProto,
         Form::ModuleWithConfig | Form::UnoptimizedSnapshot => Kind::Around(1, &Kind::Module),
         Form::Snapshot => Kind::Around(1, &Kind::HloProto),

@@ -88,6 +88,9 @@ enum Target {
     Marker,
     /// Copies to or from another memory.
     Copy,
+    /// A function of each element, from a text of StableHLO, that XLA expands into many instructions. It counts as those
+    /// functions do that have an opcode.
+    Function,
     Unknown,
 }
 
@@ -120,6 +123,7 @@ impl Target {
             | "TensorToBuffer" => Target::Marker,
             "MoveToHost" | "MoveToDevice" => Target::Copy,
             name if name.starts_with("xla.sdy.") => Target::Marker,
+            name if name.starts_with("chlo.") => Target::Function,
             _ => Target::Unknown,
         }
     }
@@ -151,6 +155,10 @@ pub(super) fn work(operands: &Operands<'_, '_>) -> Work {
         }),
         Target::Marker => Work::default(),
         Target::Copy => work(0),
+        Target::Function => {
+            let count = operands.first_result().map_or(0, elements);
+            Work { transcendentals: count, ..work(0) }
+        }
         Target::Convolution | Target::Unknown => unknown(),
     }
 }

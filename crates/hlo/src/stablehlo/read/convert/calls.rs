@@ -1,0 +1,166 @@
+//! Calls of functions of the text, and of code outside of it.
+
+use super::super::attribute::{Attribute, Value};
+use super::super::operation::Operation;
+use super::body::{Body, Places};
+use super::{Converter, Rule, symbol_text};
+use crate::parse::{Result, fault};
+use crate::proto::{CustomCallApiVersion, FrontendAttributes, HloInstructionProto, OutputOperandAliasing, ShapeProto};
+
+pub(super) const RULES: &[(&str, Rule)] =
+    &[("func.call", call), ("stablehlo.composite", composite), ("stablehlo.custom_call", custom_call)];
+
+impl<'a> Converter<'a, '_> {
+    /// The computation of a function that is called.
+    fn called(&self, operation: &Operation<'a>, name: &str) -> Result<i64> {
+        match self.functions.get(name) {
+            Some(&id) => Ok(id as i64),
+            None => operation.fault(format!("the text has no function @{name}")),
+        }
+    }
+
+    /// An error unless a call has as many operands as the function parameters.
+    fn check_call(&self, operation: &Operation<'a>, id: i64) -> Result<()> {
+        let computation = usize::try_from(id).ok().and_then(|id| self.computations.get(id));
+        let shape = computation.and_then(|computation| computation.program_shape.as_ref());
+        let expected = shape.map_or(0, |shape| shape.parameters.len());
+        match expected == operation.operands.len() {
+            true => Ok(()),
+            false => operation.fault(format!("expected {expected} operands, found {}", operation.operands.len())),
+        }
+    }
+}
+
+fn call<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let id = converter.called(operation, operation.symbol(&["callee", "symbol"])?)?;
+    converter.check_call(operation, id)?;
+    body.calling(operation, "call", vec![id], |_| {})
+}
+
+/// `stablehlo.composite "chlo.name" %0 {composite_attributes = {...}, decomposition = @f, version = 1 : i32}`: the call
+/// of what it is composed of, with what it is called, as XLA writes it.
+fn composite<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let id = converter.called(operation, operation.symbol(&["decomposition"])?)?;
+    converter.check_call(operation, id)?;
+    let mut attributes = FrontendAttributes::default();
+    let mut add = |key: &str, text: String| attributes.map.insert(format!("composite.{key}"), text);
+    add("name", operation.required(&["name"])?.string("name")?);
+    if let Some(stated) = operation.attributes.get("composite_attributes") {
+        add("attributes", converter.parser.lexer.slice(stated.span).to_owned());
+    }
+    add("version", operation.optional_integer("version")?.unwrap_or(0).to_string());
+    body.calling(operation, "call", vec![id], |instruction| {
+        instruction.is_composite = true;
+        instruction.frontend_attributes = Some(attributes);
+    })
+}
+
+fn custom_call<'a>(
+    converter: &mut Converter<'a, '_>,
+    body: &mut Body<'a>,
+    operation: &Operation<'a>,
+) -> Result<Places> {
+    let target = symbol_text(operation.required(&["call_target_name", "symbol"])?)?;
+    let mut called = Vec::new();
+    if let Some(attribute) = operation.attributes.get("called_computations") {
+        for item in attribute.list("called_computations")? {
+            called.push(converter.called(operation, item.symbol("called_computations")?)?);
+        }
+    }
+    let has_side_effect = operation.flag("has_side_effect")?;
+    let (config, is_typed) = backend_config(converter, operation)?;
+    let version = match operation.optional_integer("api_version")? {
+        // JAX states the first version beside a config that only the last one has.
+        _ if is_typed => Some(CustomCallApiVersion::ApiVersionTypedFfi),
+        Some(version) => i32::try_from(version).ok().and_then(|version| CustomCallApiVersion::try_from(version).ok()),
+        None => Some(CustomCallApiVersion::ApiVersionOriginal),
+    };
+    let Some(version) = version else { return operation.fault("expected an API version from 0 to 4") };
+    let operands = body.operands(operation)?;
+    let operand_layouts = layouts(converter, operation, "operand_layouts")?;
+    let result_layouts = layouts(converter, operation, "result_layouts")?;
+    let operand_shapes: Vec<ShapeProto> = operands.iter().map(|&place| body.shape(place)).collect();
+    let aliases = aliases(converter, operation)?;
+    body.calling(operation, "custom-call", called, |instruction| {
+        instruction.custom_call_target = target;
+        instruction.custom_call_api_version = version.into();
+        instruction.backend_config = config;
+        if has_side_effect {
+            instruction.custom_call_has_side_effect = true;
+        }
+        if !aliases.is_empty() {
+            instruction.output_operand_aliasing = aliases;
+        }
+        if let Some(layouts) = operand_layouts {
+            instruction.constrain_layout = true;
+            instruction.operand_shapes_with_layout = operand_shapes;
+            set_layouts(instruction.operand_shapes_with_layout.iter_mut(), layouts);
+        }
+        if let Some(layouts) = result_layouts {
+            set_result_layouts(instruction, layouts);
+        }
+    })
+}
+
+/// The config, and whether it is a dictionary, which only a typed custom call has.
+fn backend_config<'a>(converter: &Converter<'a, '_>, operation: &Operation<'a>) -> Result<(Vec<u8>, bool)> {
+    let text = |attribute: &Attribute<'a>| converter.parser.lexer.slice(attribute.span).as_bytes().to_vec();
+    if let Some(typed) = operation.attributes.get("mhlo.backend_config") {
+        return Ok((text(typed), true));
+    }
+    match operation.attributes.get("backend_config") {
+        None => Ok((Vec::new(), false)),
+        Some(attribute) => match &attribute.value {
+            Value::Dictionary(_) => Ok((text(attribute), true)),
+            _ => Ok((attribute.bytes("backend_config")?.to_vec(), false)),
+        },
+    }
+}
+
+/// Orders of dimensions: one for each value.
+fn layouts<'a>(converter: &Converter<'a, '_>, operation: &Operation<'a>, name: &str) -> Result<Option<Vec<Vec<i64>>>> {
+    let Some(attribute) = operation.attributes.get(name) else { return Ok(None) };
+    let items = attribute.list(name)?.iter();
+    items.map(|item| converter.integers_of(item, name)).collect::<Result<_>>().map(Some)
+}
+
+fn set_layouts<'s>(shapes: impl Iterator<Item = &'s mut ShapeProto>, layouts: Vec<Vec<i64>>) {
+    for (shape, order) in shapes.zip(layouts) {
+        if let Some(layout) = &mut shape.layout
+            && order.len() == shape.dimensions.len()
+        {
+            layout.minor_to_major = order;
+        }
+    }
+}
+
+fn set_result_layouts(instruction: &mut HloInstructionProto, layouts: Vec<Vec<i64>>) {
+    match &mut instruction.shape {
+        Some(shape) if shape.tuple_shapes.is_empty() => set_layouts(std::iter::once(shape), layouts),
+        Some(shape) => set_layouts(shape.tuple_shapes.iter_mut(), layouts),
+        None => {}
+    }
+}
+
+/// `[#stablehlo.output_operand_alias<output_tuple_indices = [0], operand_index = 0, operand_tuple_indices = []>]`
+fn aliases<'a>(converter: &mut Converter<'a, '_>, operation: &Operation<'a>) -> Result<Vec<OutputOperandAliasing>> {
+    const NAME: &str = "output_operand_aliases";
+    let Some(attribute) = operation.attributes.get(NAME) else { return Ok(Vec::new()) };
+    let mut aliases = Vec::new();
+    for item in attribute.list(NAME)? {
+        let Value::Dialect { body, .. } = &item.value else {
+            return fault(item.span.start, "expected #stablehlo.output_operand_alias<...>");
+        };
+        let fields = converter.parser.fields(*body)?;
+        let list = |name: &str| match fields.get(name) {
+            Some(field) => converter.integers_of(field, name),
+            None => Ok(Vec::new()),
+        };
+        aliases.push(OutputOperandAliasing {
+            output_shape_index: list("output_tuple_indices")?,
+            operand_index: fields.get("operand_index").map_or(Ok(0), |field| field.integer("operand_index"))?,
+            operand_shape_index: list("operand_tuple_indices")?,
+        });
+    }
+    Ok(aliases)
+}

@@ -1,0 +1,414 @@
+//! Ops that move elements, and products of matrices.
+
+use smallvec::smallvec;
+
+use super::super::attribute::{Attribute, Value};
+use super::super::lexer::Lexer;
+use super::super::literal::{elements, literal};
+use super::super::operation::Operation;
+use super::body::{Body, Places};
+use super::{Converter, Rule};
+use crate::parse::{Result, fault};
+use crate::proto::hlo_instruction_proto::SliceDimensions;
+use crate::proto::padding_config::PaddingConfigDimension;
+use crate::proto::precision_config::{Algorithm, Precision};
+use crate::proto::{
+    CholeskyOptions, DotDimensionNumbers, FftType, GatherDimensionNumbers, PaddingConfig, PrecisionConfig,
+    PrimitiveType, RaggedDotDimensionNumbers, TriangularSolveOptions, triangular_solve_options::Transpose,
+};
+
+pub(super) const RULES: &[(&str, Rule)] = &[
+    ("stablehlo.transpose", transpose),
+    ("stablehlo.reverse", reverse),
+    ("stablehlo.concatenate", concatenate),
+    ("stablehlo.slice", slice),
+    ("stablehlo.dynamic_slice", dynamic_slice),
+    ("stablehlo.pad", pad),
+    ("stablehlo.gather", gather),
+    ("stablehlo.dot_general", dot_general),
+    ("stablehlo.dot", dot),
+    ("chlo.ragged_dot", ragged_dot),
+    ("stablehlo.fft", fft),
+    ("stablehlo.cholesky", cholesky),
+    ("stablehlo.triangular_solve", triangular_solve),
+];
+
+impl<'a> Converter<'a, '_> {
+    /// A list of integers in any of the forms that an attribute may have: `[0, 1]`, `array<i64: 0, 1>`,
+    /// `dense<[0, 1]> : tensor<2xi64>`.
+    pub(super) fn integers(&self, operation: &Operation<'a>, names: &[&str]) -> Result<Vec<i64>> {
+        self.integers_of(operation.required(names)?, names.first().unwrap_or(&""))
+    }
+
+    /// The same, of an attribute that may be left out.
+    pub(super) fn optional_integers(&self, operation: &Operation<'a>, names: &[&str]) -> Result<Option<Vec<i64>>> {
+        let name = names.first().unwrap_or(&"");
+        operation.attribute(names).map(|attribute| self.integers_of(attribute, name)).transpose()
+    }
+
+    pub(super) fn integers_of(&self, attribute: &Attribute<'a>, what: &str) -> Result<Vec<i64>> {
+        match &attribute.value {
+            Value::Integers(values) => Ok(values.clone()),
+            Value::Integer(value) => Ok(vec![*value]),
+            Value::List(items) => {
+                let mut values = Vec::new();
+                for item in items {
+                    // A list of lists is that of a table, row after row.
+                    match &item.value {
+                        Value::List(_) => values.extend(self.integers_of(item, what)?),
+                        _ => values.push(item.integer(what)?),
+                    }
+                }
+                Ok(values)
+            }
+            Value::Dense { body, shape } => {
+                let fails = || fault(attribute.span.start, format!("expected integers as {what}"));
+                let Some(found) = elements(self.parser.lexer, *body, shape)? else { return fails() };
+                // As many as any attribute has: the devices of a program, several times.
+                const MOST: i64 = 1 << 28;
+                let count = shape.dimensions.iter().fold(1i64, |count, &size| count.saturating_mul(size));
+                if count > MOST {
+                    return fails();
+                }
+                let values = literal(&found, shape);
+                match PrimitiveType::try_from(shape.element_type) {
+                    Ok(PrimitiveType::S64) => Ok(values.s64s),
+                    Ok(PrimitiveType::S32) => Ok(values.s32s.into_iter().map(i64::from).collect()),
+                    Ok(PrimitiveType::Pred) => Ok(values.preds.into_iter().map(i64::from).collect()),
+                    _ => fails(),
+                }
+            }
+            _ => attribute.fault(what, "a list of integers"),
+        }
+    }
+
+    /// The last word of an attribute that is one of a few: `DEFAULT`, `#stablehlo<precision DEFAULT>`; and its place.
+    pub(super) fn last_word(&self, attribute: &Attribute<'a>) -> Result<(&'a str, usize)> {
+        match &attribute.value {
+            Value::Word(word) => Ok((word, attribute.span.start)),
+            Value::Dialect { body, .. } => {
+                let mut lexer: Lexer<'a> = self.parser.lexer.part(*body);
+                let mut last = None;
+                let mut start = lexer.here();
+                while let Some(word) = lexer.word() {
+                    last = Some((word, start));
+                    start = lexer.here();
+                }
+                match last {
+                    Some(found) if lexer.is_at_end() => Ok(found),
+                    _ => fault(attribute.span.start, "expected a word"),
+                }
+            }
+            _ => fault(attribute.span.start, "expected a word"),
+        }
+    }
+
+    /// What an op states of the precision of its products.
+    pub(super) fn precision(&mut self, operation: &Operation<'a>) -> Result<Option<PrecisionConfig>> {
+        let mut config = PrecisionConfig::default();
+        if let Some(attribute) = operation.attribute(&["precision_config", "precision"]) {
+            for item in attribute.list("precision_config")? {
+                let (word, at) = self.last_word(item)?;
+                match Precision::from_str_name(word) {
+                    Some(precision) => config.operand_precision.push(precision.into()),
+                    None => return fault(at, format!("expected DEFAULT, HIGH or HIGHEST, found {word}")),
+                }
+            }
+        }
+        if let Some(attribute) = operation.attributes.get("algorithm") {
+            config.algorithm = self.algorithm(attribute)?.into();
+        }
+        // XLA's own modules state the usual precision of both operands.
+        if config.operand_precision.is_empty() {
+            config.operand_precision = vec![Precision::Default.into(); 2];
+        }
+        Ok(Some(config))
+    }
+
+    /// `<lhs_precision_type = bf16, rhs_precision_type = bf16, accumulation_type = f32, ...>`
+    fn algorithm(&mut self, attribute: &Attribute<'a>) -> Result<Algorithm> {
+        let Value::Dialect { body, .. } = &attribute.value else {
+            return attribute.fault("algorithm", "<lhs_precision_type = ..., ...>");
+        };
+        let fields = self.parser.fields(*body)?;
+        let text = |name: &str| match fields.get(name) {
+            Some(field) => Ok(self.parser.lexer.slice(field.span)),
+            None => attribute.fault("algorithm", &format!("a field {name}")),
+        };
+        let (left, right, sum) = (text("lhs_precision_type")?, text("rhs_precision_type")?, text("accumulation_type")?);
+        let number = |name: &str| fields.get(name).map_or(Ok(1), |field| field.integer(name));
+        let parts = number("lhs_component_count")?.max(number("num_primitive_operations")?);
+        let fast = fields.get("allow_imprecise_accumulation").map(|field| field.boolean("algorithm")).transpose()?;
+        let name = match (left.to_ascii_uppercase(), right.to_ascii_uppercase()) {
+            (left, right) if left.starts_with("F8") && right.starts_with("F8") => {
+                format!("ANY_F8_ANY_F8_F32{}", if fast == Some(true) { "_FAST_ACCUM" } else { "" })
+            }
+            (left, right) => {
+                let repeated = if parts > 1 { format!("_X{parts}") } else { String::new() };
+                format!("{left}_{right}_{}{repeated}", sum.to_ascii_uppercase())
+            }
+        };
+        match Algorithm::from_str_name(&format!("ALG_DOT_{name}")) {
+            Some(algorithm) => Ok(algorithm),
+            None => {
+                fault(attribute.span.start, format!("XLA has no algorithm dot_{} of a dot", name.to_ascii_lowercase()))
+            }
+        }
+    }
+}
+
+fn with_dimensions<'a>(
+    body: &mut Body<'a>,
+    operation: &Operation<'a>,
+    opcode: &str,
+    dimensions: Vec<i64>,
+) -> Result<Places> {
+    let operands = body.operands(operation)?;
+    let mut instruction = body.instruction(opcode, operation.result_type()?.clone(), &operands);
+    instruction.dimensions = dimensions;
+    Ok(smallvec![body.push(instruction)])
+}
+
+fn transpose<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let dimensions = converter.integers(operation, &["permutation", "dims"])?;
+    with_dimensions(body, operation, "transpose", dimensions)
+}
+
+fn reverse<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let dimensions = converter.integers(operation, &["dimensions", "dims"])?;
+    with_dimensions(body, operation, "reverse", dimensions)
+}
+
+fn concatenate<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let dimension = operation.integer(&["dimension", "dim"])?;
+    with_dimensions(body, operation, "concatenate", vec![dimension])
+}
+
+fn slice<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let operands = body.operands(operation)?;
+    let dimensions = match operation.attributes.get("ranges") {
+        Some(ranges) => {
+            let mut dimensions = Vec::new();
+            for range in ranges.list("ranges")? {
+                let (start, limit, stride) = match &range.value {
+                    Value::Integers(range) => match range.as_slice() {
+                        [start, limit] => (*start, *limit, 1),
+                        [start, limit, stride] => (*start, *limit, *stride),
+                        _ => return fault_of_range(range_start(ranges)),
+                    },
+                    _ => return fault_of_range(range_start(ranges)),
+                };
+                dimensions.push(SliceDimensions { start, limit, stride });
+            }
+            dimensions
+        }
+        None => {
+            let starts = converter.integers(operation, &["start_indices"])?;
+            let limits = converter.integers(operation, &["limit_indices"])?;
+            let strides = converter.integers(operation, &["strides"])?;
+            let each = starts.into_iter().zip(limits).zip(strides);
+            each.map(|((start, limit), stride)| SliceDimensions { start, limit, stride }).collect()
+        }
+    };
+    let mut instruction = body.instruction("slice", operation.result_type()?.clone(), &operands);
+    instruction.slice_dimensions = dimensions;
+    Ok(smallvec![body.push(instruction)])
+}
+
+fn range_start(ranges: &Attribute<'_>) -> usize {
+    ranges.span.start
+}
+
+fn fault_of_range<T>(position: usize) -> Result<T> {
+    fault(position, "expected a range like 0:2 or 0:8:2 for each dimension")
+}
+
+fn dynamic_slice<'a>(
+    converter: &mut Converter<'a, '_>,
+    body: &mut Body<'a>,
+    operation: &Operation<'a>,
+) -> Result<Places> {
+    let operands = body.operands(operation)?;
+    let mut instruction = body.instruction("dynamic-slice", operation.result_type()?.clone(), &operands);
+    instruction.dynamic_slice_sizes = converter.integers(operation, &["slice_sizes", "sizes"])?;
+    Ok(smallvec![body.push(instruction)])
+}
+
+fn pad<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let operands = body.operands(operation)?;
+    let low = converter.integers(operation, &["edge_padding_low", "low"])?;
+    let high = converter.integers(operation, &["edge_padding_high", "high"])?;
+    let interior = converter.integers(operation, &["interior_padding", "interior"])?;
+    let each = low.into_iter().zip(high).zip(interior);
+    let dimension = |((edge_padding_low, edge_padding_high), interior_padding)| PaddingConfigDimension {
+        edge_padding_low,
+        edge_padding_high,
+        interior_padding,
+    };
+    let mut instruction = body.instruction("pad", operation.result_type()?.clone(), &operands);
+    instruction.padding_config = Some(PaddingConfig { dimensions: each.map(dimension).collect() });
+    Ok(smallvec![body.push(instruction)])
+}
+
+/// `#stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>`
+fn gather<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let operands = body.operands(operation)?;
+    let numbers = converter.numbers(operation, "dimension_numbers")?;
+    let mut instruction = body.instruction("gather", operation.result_type()?.clone(), &operands);
+    let numbers = GatherDimensionNumbers {
+        offset_dims: numbers.list("offset_dims"),
+        collapsed_slice_dims: numbers.list("collapsed_slice_dims"),
+        start_index_map: numbers.list("start_index_map"),
+        index_vector_dim: numbers.one("index_vector_dim"),
+        operand_batching_dims: numbers.list("operand_batching_dims"),
+        start_indices_batching_dims: numbers.list("start_indices_batching_dims"),
+    };
+    instruction.gather_dimension_numbers = Some(numbers.into());
+    instruction.gather_slice_sizes = converter.integers(operation, &["slice_sizes"])?;
+    if operation.flag("indices_are_sorted")? {
+        instruction.indices_are_sorted = true;
+    }
+    Ok(smallvec![body.push(instruction)])
+}
+
+/// The fields of an attribute of dimension numbers.
+pub(super) struct Numbers(Vec<(String, Vec<i64>)>);
+
+impl Numbers {
+    /// What is left out is empty.
+    pub(super) fn list(&self, name: &str) -> Vec<i64> {
+        self.find(name).map(<[i64]>::to_vec).unwrap_or_default()
+    }
+
+    /// What is left out is 0.
+    pub(super) fn one(&self, name: &str) -> i64 {
+        self.find(name).and_then(|values| values.first().copied()).unwrap_or(0)
+    }
+
+    /// The dimensions of a product of matrices.
+    fn of_product(&self) -> DotDimensionNumbers {
+        DotDimensionNumbers {
+            lhs_batch_dimensions: self.list("lhs_batching_dimensions"),
+            rhs_batch_dimensions: self.list("rhs_batching_dimensions"),
+            lhs_contracting_dimensions: self.list("lhs_contracting_dimensions"),
+            rhs_contracting_dimensions: self.list("rhs_contracting_dimensions"),
+        }
+    }
+
+    fn find(&self, name: &str) -> Option<&[i64]> {
+        self.0.iter().find(|(key, _)| key == name).map(|(_, values)| values.as_slice())
+    }
+}
+
+impl<'a> Converter<'a, '_> {
+    pub(super) fn numbers(&mut self, operation: &Operation<'a>, name: &str) -> Result<Numbers> {
+        let attribute = operation.required(&[name])?;
+        let Value::Dialect { body, .. } = &attribute.value else {
+            return attribute.fault(name, "dimension numbers between angle brackets");
+        };
+        let fields = self.parser.fields(*body)?;
+        let each = fields.0.iter().map(|(key, value)| Ok((key.clone(), self.integers_of(value, key)?)));
+        Ok(Numbers(each.collect::<Result<_>>()?))
+    }
+}
+
+/// `batching_dims = [0] x [0], contracting_dims = [2] x [1]`, or `#stablehlo.dot<...>`.
+fn dot_general<'a>(
+    converter: &mut Converter<'a, '_>,
+    body: &mut Body<'a>,
+    operation: &Operation<'a>,
+) -> Result<Places> {
+    let mut numbers = DotDimensionNumbers::default();
+    if operation.attributes.get("dot_dimension_numbers").is_some() {
+        numbers = converter.numbers(operation, "dot_dimension_numbers")?.of_product();
+    } else {
+        let pair = |name: &str| -> Result<(Vec<i64>, Vec<i64>)> {
+            let Some(attribute) = operation.attributes.get(name) else { return Ok((Vec::new(), Vec::new())) };
+            let Value::Pair(pair) = &attribute.value else { return attribute.fault(name, "[...] x [...]") };
+            Ok((converter.integers_of(&pair[0], name)?, converter.integers_of(&pair[1], name)?))
+        };
+        (numbers.lhs_batch_dimensions, numbers.rhs_batch_dimensions) = pair("batching_dims")?;
+        (numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions) = pair("contracting_dims")?;
+    }
+    product(converter, body, operation, numbers)
+}
+
+/// The product of two matrices, or of what has one dimension.
+fn dot<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let left = body.operands(operation)?.first().map_or(0, |&place| body.shape(place).dimensions.len());
+    let numbers = DotDimensionNumbers {
+        lhs_contracting_dimensions: vec![left.saturating_sub(1) as i64],
+        rhs_contracting_dimensions: vec![0],
+        ..DotDimensionNumbers::default()
+    };
+    product(converter, body, operation, numbers)
+}
+
+fn product<'a>(
+    converter: &mut Converter<'a, '_>,
+    body: &mut Body<'a>,
+    operation: &Operation<'a>,
+    numbers: DotDimensionNumbers,
+) -> Result<Places> {
+    let operands = body.operands(operation)?;
+    let mut instruction = body.instruction("dot", operation.result_type()?.clone(), &operands);
+    instruction.dot_dimension_numbers = Some(numbers.into());
+    instruction.precision_config = converter.precision(operation)?.map(Into::into);
+    Ok(smallvec![body.push(instruction)])
+}
+
+/// `ragged_dot_dimension_numbers = #chlo.ragged_dot<lhs_contracting_dimensions = [1], ..., rhs_group_dimensions = [0]>`
+fn ragged_dot<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let operands = body.operands(operation)?;
+    let stated = converter.numbers(operation, "ragged_dot_dimension_numbers")?;
+    let numbers = RaggedDotDimensionNumbers {
+        lhs_ragged_dimensions: stated.list("lhs_ragged_dimensions"),
+        rhs_group_dimensions: stated.list("rhs_group_dimensions"),
+        dot_dimension_numbers: Some(stated.of_product()),
+    };
+    let mut instruction = body.instruction("ragged-dot", operation.result_type()?.clone(), &operands);
+    instruction.ragged_dot_dimension_numbers = Some(numbers.into());
+    instruction.precision_config = converter.precision(operation)?.map(Into::into);
+    Ok(smallvec![body.push(instruction)])
+}
+
+/// `type = RFFT, length = [8]`
+fn fft<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let operands = body.operands(operation)?;
+    let (word, at) = converter.last_word(operation.required(&["fft_type", "type"])?)?;
+    let Some(kind) = FftType::from_str_name(word) else {
+        return fault(at, format!("expected FFT, IFFT, RFFT or IRFFT, found {word}"));
+    };
+    let mut instruction = body.instruction("fft", operation.result_type()?.clone(), &operands);
+    instruction.fft_type = kind.into();
+    instruction.fft_length = converter.integers(operation, &["fft_length", "length"])?;
+    Ok(smallvec![body.push(instruction)])
+}
+
+fn cholesky<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let operands = body.operands(operation)?;
+    let mut instruction = body.instruction("cholesky", operation.result_type()?.clone(), &operands);
+    instruction.cholesky_options = Some(CholeskyOptions { lower: operation.flag("lower")? }.into());
+    Ok(smallvec![body.push(instruction)])
+}
+
+fn triangular_solve<'a>(
+    converter: &mut Converter<'a, '_>,
+    body: &mut Body<'a>,
+    operation: &Operation<'a>,
+) -> Result<Places> {
+    let operands = body.operands(operation)?;
+    let (word, at) = converter.last_word(operation.required(&["transpose_a"])?)?;
+    let Some(transpose) = Transpose::from_str_name(word) else {
+        return fault(at, format!("expected NO_TRANSPOSE, TRANSPOSE or ADJOINT, found {word}"));
+    };
+    let mut instruction = body.instruction("triangular-solve", operation.result_type()?.clone(), &operands);
+    let options = TriangularSolveOptions {
+        left_side: operation.flag("left_side")?,
+        lower: operation.flag("lower")?,
+        unit_diagonal: operation.flag("unit_diagonal")?,
+        transpose_a: transpose.into(),
+    };
+    instruction.triangular_solve_options = Some(options.into());
+    Ok(smallvec![body.push(instruction)])
+}

@@ -1,0 +1,202 @@
+//! The function that the program is: its arguments and results say how they are split and which buffers they share.
+
+use rustc_hash::FxHashMap;
+
+use super::super::attribute::Attributes;
+use super::super::operation::{Argument, Operation, Region};
+use super::body::{Body, Place};
+use super::{Converter, frontend_attributes, shardy};
+use crate::parse::Result;
+use crate::proto::hlo_buffer_donor_proto::BufferDonorEntryProto;
+use crate::proto::hlo_input_output_alias_proto::AliasEntryProto;
+use crate::proto::op_sharding::Type;
+use crate::proto::{
+    HloBufferDonorProto, HloInputOutputAliasProto, HloModuleProto, HloModuleProtoWithConfig, Kind, OpSharding,
+};
+
+/// The functions that a function calls at any depth, and itself, callees first.
+pub(super) fn callees_first<'a, 'o>(
+    entry: &'o Operation<'a>,
+    functions: &FxHashMap<&'o str, &'o Operation<'a>>,
+) -> Result<Vec<&'o str>> {
+    #[derive(Clone, Copy, PartialEq)]
+    enum State {
+        Open,
+        Done,
+    }
+    let name = entry.symbol(&["sym_name"])?;
+    let mut states: FxHashMap<&'o str, State> = [(name, State::Open)].into_iter().collect();
+    let mut order = Vec::new();
+    let mut stack = vec![(name, callees(entry)?)];
+    while let Some((name, waiting)) = stack.last_mut() {
+        let Some((callee, caller)) = waiting.pop() else {
+            states.insert(name, State::Done);
+            order.push(*name);
+            stack.pop();
+            continue;
+        };
+        match states.get(callee) {
+            Some(State::Done) => {}
+            Some(State::Open) => {
+                return caller.fault(format!("@{callee} calls itself, which a program of XLA cannot do"));
+            }
+            None => match functions.get(callee) {
+                Some(function) => {
+                    states.insert(callee, State::Open);
+                    stack.push((callee, callees(function)?));
+                }
+                None => return caller.fault(format!("the text has no function @{callee}")),
+            },
+        }
+    }
+    Ok(order)
+}
+
+/// A function that is called, and by which op.
+type Call<'a, 'o> = (&'o str, &'o Operation<'a>);
+
+/// The functions that one calls, the first last.
+fn callees<'a, 'o>(function: &'o Operation<'a>) -> Result<Vec<Call<'a, 'o>>> {
+    let mut found = Vec::new();
+    let mut waiting: Vec<&'o Region<'a>> = function.regions.iter().collect();
+    while let Some(region) = waiting.pop() {
+        for operation in &region.operations {
+            match operation.name.as_ref() {
+                "func.call" => found.push((operation.symbol(&["callee", "symbol"])?, operation)),
+                "stablehlo.composite" => found.push((operation.symbol(&["decomposition"])?, operation)),
+                _ => {}
+            }
+            if let Some(called) = operation.attributes.get("called_computations") {
+                for item in called.list("called_computations")? {
+                    found.push((item.symbol("called_computations")?, operation));
+                }
+            }
+            waiting.extend(&operation.regions);
+        }
+    }
+    found.reverse();
+    Ok(found)
+}
+
+impl<'a> Converter<'a, '_> {
+    /// Converts the entry, the last computation, and what its signature says of the module.
+    pub(super) fn entry(&mut self, function: &Operation<'a>) -> Result<HloModuleProtoWithConfig> {
+        let region = function.region(0)?;
+        let mut body = Body::default();
+        let mut module = HloModuleProto::default();
+        let (mut aliases, mut donors) = (Vec::new(), Vec::new());
+        let result_count = function.types.results.as_ref().map_or(0, Vec::len);
+        // The generic form has the attributes of arguments beside those of the function.
+        let listed = |name: &str| -> Vec<Attributes<'a>> { dictionaries(&function.attributes, name) };
+        let (argument_attributes, mut result_attributes) = (listed("arg_attrs"), listed("res_attrs"));
+        if !function.result_attributes.is_empty() {
+            result_attributes = function.result_attributes.clone();
+        }
+        for (number, argument) in region.arguments.iter().enumerate() {
+            let attributes = argument_attributes.get(number).unwrap_or(&argument.attributes);
+            self.parameter(&mut body, argument, attributes)?;
+            let number = number as i64;
+            if let Some(result) = attributes.get("tf.aliasing_output") {
+                let index = result.integer("tf.aliasing_output")?;
+                // The only result is not in a tuple.
+                let output_shape_index = if result_count == 1 { Vec::new() } else { vec![index] };
+                let kind = Kind::MayAlias.into();
+                aliases.push(AliasEntryProto {
+                    output_shape_index,
+                    parameter_number: number,
+                    kind,
+                    ..Default::default()
+                });
+            }
+            if let Some(donor) = attributes.get("jax.buffer_donor")
+                && donor.boolean("jax.buffer_donor")?
+            {
+                donors.push(BufferDonorEntryProto { parameter_number: number, ..Default::default() });
+            }
+        }
+        aliases.sort_by(|one, other| one.output_shape_index.cmp(&other.output_shape_index));
+        module.input_output_alias = (!aliases.is_empty()).then_some(HloInputOutputAliasProto { entries: aliases });
+        module.buffer_donor = (!donors.is_empty()).then_some(HloBufferDonorProto { entries: donors });
+        let results = self.block(&mut body, region, function)?;
+        let root = self.results(&mut body, &results, &result_attributes)?;
+        self.add(body, function.symbol(&["sym_name"])?, root);
+        Ok(HloModuleProtoWithConfig { hlo_module: Some(module), config: None })
+    }
+
+    fn parameter(&mut self, body: &mut Body<'a>, argument: &Argument<'a>, attributes: &Attributes<'a>) -> Result<()> {
+        body.metadata = self.frames.metadata(argument.location);
+        let place = body.parameter(argument.name, argument.shape.clone());
+        body.define(argument.name, [place].into_iter().collect());
+        let sharding = self.sharding(attributes)?;
+        let map = frontend_attributes(attributes)?.unwrap_or_default();
+        let Some(instruction) = body.instructions.get_mut(place) else { return Ok(()) };
+        let mut map = map;
+        if let Some((sharding, text)) = sharding {
+            instruction.sharding = Some(sharding.into());
+            map.map.extend(text.map(|text| (shardy::SHARDING.to_owned(), text)));
+        }
+        instruction.frontend_attributes = (!map.map.is_empty()).then_some(map);
+        Ok(())
+    }
+
+    /// What an argument or a result states as its sharding, and Shardy's text of it.
+    fn sharding(&mut self, attributes: &Attributes<'a>) -> Result<Option<(OpSharding, Option<String>)>> {
+        if let Some(attribute) = attributes.get("sdy.sharding") {
+            let (sharding, text) = self.meshes.of_value(&mut self.parser, attribute, &self.manual)?;
+            return Ok(Some((sharding, Some(text))));
+        }
+        match attributes.get("mhlo.sharding") {
+            Some(attribute) => Ok(Some((shardy::from_text(attribute)?, None))),
+            None => Ok(None),
+        }
+    }
+
+    /// The root: the results, each behind a custom call that states Shardy's sharding of it, as XLA writes them.
+    fn results(&mut self, body: &mut Body<'a>, results: &[Place], attributes: &[Attributes<'a>]) -> Result<Place> {
+        let (mut places, mut shardings) = (Vec::new(), Vec::new());
+        for (index, &place) in results.iter().enumerate() {
+            let stated = attributes.get(index).map(|attributes| self.sharding(attributes)).transpose()?;
+            let (sharding, text) = match stated {
+                Some(Some((sharding, text))) => (Some(sharding), text),
+                Some(None) | None => (None, None),
+            };
+            places.push(match text {
+                Some(text) => shardy::result_sharding(body, place, &text),
+                None => place,
+            });
+            shardings.push(sharding);
+        }
+        let has_shardings = shardings.iter().any(Option::is_some);
+        let unknown = || OpSharding { r#type: Type::Unknown.into(), ..OpSharding::default() };
+        let (root, sharding) = match (places.as_slice(), shardings.as_slice()) {
+            (&[place], [sharding]) => match sharding {
+                // A value may have a sharding of its own, so the result is not the value itself.
+                Some(sharding) => {
+                    let tuple = body.tuple(&[place]);
+                    (body.elements(tuple).first().copied().unwrap_or(place), Some(sharding.clone()))
+                }
+                None => (place, None),
+            },
+            _ => {
+                let tuple_shardings = shardings.into_iter().map(|sharding| sharding.unwrap_or_else(unknown)).collect();
+                let all = OpSharding { r#type: Type::Tuple.into(), tuple_shardings, ..OpSharding::default() };
+                (body.tuple(&places), has_shardings.then_some(all))
+            }
+        };
+        if let (Some(sharding), Some(instruction)) = (sharding, body.instructions.get_mut(root)) {
+            instruction.sharding = Some(sharding.into());
+        }
+        Ok(root)
+    }
+}
+
+/// The dictionaries of a list of them; none if there is no such attribute.
+fn dictionaries<'a>(attributes: &Attributes<'a>, name: &str) -> Vec<Attributes<'a>> {
+    use super::super::attribute::Value;
+    let Some(Value::List(items)) = attributes.get(name).map(|attribute| &attribute.value) else { return Vec::new() };
+    let dictionary = |item: &super::super::attribute::Attribute<'a>| match &item.value {
+        Value::Dictionary(attributes) => attributes.clone(),
+        _ => Attributes::default(),
+    };
+    items.iter().map(dictionary).collect()
+}

@@ -1,0 +1,290 @@
+//! From ops to HLO.
+
+mod body;
+mod calls;
+mod collectives;
+mod dimensions;
+mod elementwise;
+mod entry;
+mod regions;
+mod shardy;
+mod windows;
+
+use body::{Body, Places};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::super::names;
+use super::attribute::{Attribute, Attributes, Value};
+use super::location::Frames;
+use super::operation::{Operation, Region};
+use super::parser::Parser;
+use crate::parse::{Result, fault, hint, make_names_unique};
+use crate::proto::{FrontendAttributes, HloComputationProto, HloModuleProtoWithConfig, ProgramShapeProto};
+use shardy::Meshes;
+
+/// How ops of one name become instructions: the places of what they give.
+type Rule = for<'r, 'a, 'o> fn(&'r mut Converter<'a, 'o>, &'r mut Body<'a>, &'r Operation<'a>) -> Result<Places>;
+
+/// The ops that are more than an opcode and operands, each with its rule.
+const RULES: [&[(&str, Rule)]; 7] = [
+    elementwise::RULES,
+    dimensions::RULES,
+    windows::RULES,
+    regions::RULES,
+    calls::RULES,
+    collectives::RULES,
+    shardy::RULES,
+];
+
+struct Converter<'a, 'o> {
+    parser: Parser<'a>,
+    frames: Frames<'o>,
+    rules: FxHashMap<&'static str, Rule>,
+    computations: Vec<HloComputationProto>,
+    /// The names of computations that are taken, and how many were made of each.
+    names: FxHashSet<String>,
+    numbers: FxHashMap<String, usize>,
+    /// The computation of each function that is converted.
+    functions: FxHashMap<&'o str, usize>,
+    meshes: Meshes,
+    /// The mesh axes that are manual where the conversion is.
+    manual: Vec<String>,
+}
+
+/// Makes a module of the ops of a text.
+pub(super) fn module<'a>(mut parser: Parser<'a>, operations: &[Operation<'a>]) -> Result<HloModuleProtoWithConfig> {
+    let locations = std::mem::take(&mut parser.locations);
+    let converter = Converter {
+        frames: Frames::of(&locations, parser.lexer.length()),
+        parser,
+        rules: RULES.iter().copied().flatten().copied().collect(),
+        computations: Vec::new(),
+        names: FxHashSet::default(),
+        numbers: FxHashMap::default(),
+        functions: FxHashMap::default(),
+        meshes: Meshes::default(),
+        manual: Vec::new(),
+    };
+    converter.module(operations)
+}
+
+impl<'a, 'o> Converter<'a, 'o> {
+    fn module(mut self, operations: &'o [Operation<'a>]) -> Result<HloModuleProtoWithConfig> {
+        let none = Attributes::default();
+        // A text may have the functions without a module around them.
+        let (attributes, inner) = match operations {
+            [module] if module.name == "builtin.module" => {
+                (&module.attributes, module.region(0)?.operations.as_slice())
+            }
+            others => (&none, others),
+        };
+        let mut functions: FxHashMap<&'o str, &'o Operation<'a>> = FxHashMap::default();
+        for operation in inner {
+            match operation.name.as_ref() {
+                "func.func" => {
+                    functions.insert(operation.symbol(&["sym_name"])?, operation);
+                }
+                "sdy.mesh" => self.meshes.add(&mut self.parser, operation)?,
+                "builtin.module" => {
+                    return operation.fault("a module in a module is not read; give the inner one alone");
+                }
+                _ => return operation.fault("expected a function or a mesh at the level of a module"),
+            }
+        }
+        let entry = main_function(inner, &functions)?;
+        for name in entry::callees_first(entry, &functions)? {
+            let Some(&function) = functions.get(name) else { continue };
+            if !std::ptr::eq(function, entry) {
+                let id = self.function(function)?;
+                self.functions.insert(name, id);
+            }
+        }
+        let mut found = self.entry(entry)?;
+        let name = match attributes.get("sym_name") {
+            Some(name) => symbol_text(name)?,
+            None => entry.symbol(&["sym_name"])?.to_owned(),
+        };
+        let module = found.hlo_module.get_or_insert_default();
+        module.name = identifier(&name);
+        module.computations = std::mem::take(&mut self.computations);
+        if let Some(entry) = module.computations.last() {
+            module.entry_computation_id = entry.id;
+            module.entry_computation_name = entry.name.clone();
+        }
+        make_names_unique(module);
+        let mut map = frontend_attributes(attributes)?.unwrap_or_default();
+        map.map.extend(self.meshes.attribute());
+        module.frontend_attributes = (!map.map.is_empty()).then_some(map);
+        module.stack_frame_index = self.frames.finish();
+        let layout = module.computations.last().and_then(|entry| entry.program_shape.clone()).unwrap_or_default();
+        module.host_program_shape = Some(layout.clone());
+        let config = found.config.get_or_insert_default();
+        config.entry_computation_layout = Some(ProgramShapeProto { parameter_names: Vec::new(), ..layout });
+        let count = |key: &str| attributes.get(key).map(|attribute| attribute.integer(key)).transpose();
+        config.replica_count = count("mhlo.num_replicas")?.unwrap_or(1);
+        config.num_partitions = count("mhlo.num_partitions")?.unwrap_or(1);
+        config.use_spmd_partitioning = config.num_partitions != 1;
+        Ok(found)
+    }
+
+    /// A function that is called: its id.
+    fn function(&mut self, function: &Operation<'a>) -> Result<usize> {
+        let mut body = Body::default();
+        let region = function.region(0)?;
+        for argument in &region.arguments {
+            body.metadata = self.frames.metadata(argument.location);
+            let place = body.parameter(argument.name, argument.shape.clone());
+            body.define(argument.name, [place].into_iter().collect());
+        }
+        let results = self.block(&mut body, region, function)?;
+        let root = body.joined(&results);
+        Ok(self.add(body, function.symbol(&["sym_name"])?, root))
+    }
+
+    /// Converts the ops of a block: the values that it returns.
+    fn block(&mut self, body: &mut Body<'a>, region: &Region<'a>, around: &Operation<'a>) -> Result<Places> {
+        let Some((last, operations)) = region.operations.split_last().filter(|(last, _)| last.is_return()) else {
+            return around.fault("expected a region that ends with a return");
+        };
+        for operation in operations {
+            self.operation(body, operation)?;
+        }
+        body.begin(last, self.frames.metadata(last.location));
+        body.check_types(last)?;
+        body.operands(last)
+    }
+
+    fn operation(&mut self, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<()> {
+        body.begin(operation, self.frames.metadata(operation.location));
+        body.check_types(operation)?;
+        let first = body.instructions.len();
+        let name = operation.name.as_ref();
+        let places = match (names::opcode(name), self.rules.get(name)) {
+            (Some(opcode), _) => elementwise::plain(body, operation, opcode)?,
+            (None, Some(rule)) => rule(self, body, operation)?,
+            (None, None) => return self.unknown(operation),
+        };
+        body.check_from(first, operation)?;
+        self.annotate(body, operation, first)?;
+        body.bind(operation, &places)
+    }
+
+    fn unknown<T>(&self, operation: &Operation<'a>) -> Result<T> {
+        let name = operation.name.as_ref();
+        if operation.is_return() {
+            return operation.fault("it stands before the end of its region");
+        }
+        let is_dynamic = ["stablehlo.dynamic_", "stablehlo.real_dynamic_", "chlo.broadcast_", "shape."];
+        if is_dynamic.iter().any(|start| name.starts_with(start)) {
+            return operation
+                .fault("dynamic shapes have no HLO that can be analysed; lower with arguments of fixed shapes");
+        }
+        if name.contains("quantize") {
+            return operation.fault("quantized types have no HLO; lower the model without quantization");
+        }
+        let rules = self.rules.keys().copied();
+        let near = hint(name, names::names().chain(rules));
+        fault(
+            operation.position,
+            format!(
+                "the op {name} is not read{near}; if JAX made it, `lowered.as_text(\"hlo\")` has the program as HLO"
+            ),
+        )
+    }
+
+    /// Adds a computation: its id.
+    fn add(&mut self, body: Body<'a>, name: &str, root: usize) -> usize {
+        let id = self.computations.len();
+        let base = identifier(name);
+        let mut unique = base.clone();
+        let number = self.numbers.entry(base.clone()).or_default();
+        while !self.names.insert(unique.clone()) {
+            *number += 1;
+            unique = format!("{base}.{number}");
+        }
+        self.computations.push(body.finish(unique, id, root));
+        id
+    }
+
+    /// What any op may carry: its sharding, and attributes that are passed on as they are.
+    fn annotate(&mut self, body: &mut Body<'a>, operation: &Operation<'a>, first: usize) -> Result<()> {
+        let sharding = match (operation.attributes.get("mhlo.sharding"), operation.attributes.get("sdy.sharding")) {
+            (Some(attribute), _) => Some((shardy::from_text(attribute)?, None)),
+            (None, Some(attribute)) => {
+                let (sharding, text) = self.meshes.per_value(&mut self.parser, attribute, &self.manual)?;
+                Some((sharding, Some((shardy::SHARDING.to_owned(), text))))
+            }
+            (None, None) => None,
+        };
+        let mut map = frontend_attributes(&operation.attributes)?.unwrap_or_default();
+        if let Some(rule) = operation.attributes.get("sdy.sharding_rule") {
+            map.map.insert("xla.sdy.sharding_rule".to_owned(), self.parser.lexer.slice(rule.span).to_owned());
+        }
+        if sharding.is_none() && map.map.is_empty() {
+            return Ok(());
+        }
+        let instructions = body.instructions.get_mut(first..).unwrap_or_default();
+        let Some(instruction) = instructions.iter_mut().rev().find(|it| it.opcode != "get-tuple-element") else {
+            return Ok(());
+        };
+        if let Some((sharding, text)) = sharding {
+            instruction.sharding = Some(sharding.into());
+            map.map.extend(text);
+        }
+        if !map.map.is_empty() {
+            instruction.frontend_attributes.get_or_insert_default().map.extend(map.map);
+        }
+        Ok(())
+    }
+}
+
+/// The function that the program is.
+fn main_function<'a, 'o>(
+    inner: &'o [Operation<'a>],
+    functions: &FxHashMap<&'o str, &'o Operation<'a>>,
+) -> Result<&'o Operation<'a>> {
+    let is_public = |operation: &&&Operation<'a>| {
+        operation.attribute(&["sym_visibility"]).is_none_or(|visibility| {
+            !matches!(&visibility.value, Value::Word("private"))
+                && !matches!(&visibility.value, Value::String(word) if word == b"private")
+        })
+    };
+    if let Some(main) = functions.get("main") {
+        return Ok(main);
+    }
+    let public: Vec<&Operation<'a>> = functions.values().filter(is_public).copied().collect();
+    match (public.as_slice(), inner.first()) {
+        ([only], _) => Ok(only),
+        (_, first) => fault(
+            first.map_or(0, |first| first.position),
+            format!("expected a function @main, or one public function; found {} public ones", public.len()),
+        ),
+    }
+}
+
+/// `mhlo.frontend_attributes = {key = "value"}`.
+fn frontend_attributes(attributes: &Attributes<'_>) -> Result<Option<FrontendAttributes>> {
+    const NAME: &str = "mhlo.frontend_attributes";
+    let Some(attribute) = attributes.get(NAME) else { return Ok(None) };
+    let Value::Dictionary(entries) = &attribute.value else { return attribute.fault(NAME, "{key = \"value\"}") };
+    let entry = |(key, value): &(String, Attribute<'_>)| Ok((key.clone(), value.string(key)?));
+    Ok(Some(FrontendAttributes { map: entries.0.iter().map(entry).collect::<Result<_>>()? }))
+}
+
+/// The name that a symbol or, in the generic form, a string states.
+fn symbol_text(attribute: &Attribute<'_>) -> Result<String> {
+    match &attribute.value {
+        Value::Symbol(name) => Ok(name.clone()),
+        _ => attribute.string("sym_name"),
+    }
+}
+
+/// A name as HLO has it: letters, digits and `_.-`, with a letter first.
+fn identifier(name: &str) -> String {
+    let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '.' | '-');
+    let mut text: String = name.chars().map(|letter| if is_allowed(letter) { letter } else { '_' }).collect();
+    if !text.starts_with(|letter: char| letter.is_ascii_alphabetic() || letter == '_') {
+        text.insert(0, '_');
+    }
+    text
+}

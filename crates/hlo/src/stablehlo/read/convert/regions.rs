@@ -1,0 +1,350 @@
+//! Ops with regions. A region becomes a computation.
+//!
+//! A region may use what is defined around it, and a computation has only its parameters. Small constants are repeated
+//! in it, as XLA does, so that a loop's bound stays one. Loops and branches carry the rest along; other regions have
+//! none.
+
+use rustc_hash::FxHashSet;
+use smallvec::smallvec;
+
+use super::super::super::names;
+use super::super::attribute::Value;
+use super::super::operation::{Operand, Operation, Region};
+use super::body::{Body, Place, Places};
+use super::{Converter, Rule};
+use crate::parse::{Result, tuple};
+use crate::proto::{HloInstructionProto, ScatterDimensionNumbers, ShapeProto};
+
+pub(super) const RULES: &[(&str, Rule)] = &[
+    ("stablehlo.while", while_loop),
+    ("stablehlo.if", conditional),
+    ("stablehlo.case", conditional),
+    ("stablehlo.reduce", reduce),
+    ("stablehlo.sort", sort),
+    ("stablehlo.map", map),
+    ("stablehlo.scatter", scatter),
+];
+
+/// The names that regions use and that are defined around them, each once.
+fn captured<'a>(regions: &[Region<'a>]) -> Vec<Operand<'a>> {
+    let (mut found, mut seen) = (Vec::new(), FxHashSet::default());
+    for region in regions {
+        collect(region, &mut FxHashSet::default(), &mut |operand: &Operand<'a>| {
+            if seen.insert((operand.name, operand.number)) {
+                found.push(*operand);
+            }
+        });
+    }
+    found
+}
+
+fn collect<'a>(region: &Region<'a>, defined: &mut FxHashSet<&'a str>, found: &mut impl FnMut(&Operand<'a>)) {
+    // Sibling regions may use a name for different things.
+    let mut added = Vec::new();
+    let mut define = |defined: &mut FxHashSet<&'a str>, name: &'a str| {
+        if defined.insert(name) {
+            added.push(name);
+        }
+    };
+    for argument in &region.arguments {
+        define(defined, argument.name);
+    }
+    for operation in &region.operations {
+        operation.operands.iter().filter(|operand| !defined.contains(operand.name)).for_each(&mut *found);
+        for region in &operation.regions {
+            collect(region, defined, found);
+        }
+        for (name, _) in &operation.results {
+            define(defined, name);
+        }
+    }
+    for name in added {
+        defined.remove(name);
+    }
+}
+
+/// Elements of a constant that is repeated, at most: a region is a few bytes of text.
+const SMALL_CONSTANT: i64 = 16;
+
+fn is_small(constant: &HloInstructionProto) -> bool {
+    let sizes = constant.shape.as_ref().map_or(&[] as &[_], |shape| &shape.dimensions);
+    sizes.iter().fold(1i64, |count, &size| count.saturating_mul(size)) <= SMALL_CONSTANT
+}
+
+/// What regions capture: what is carried into them, and constants.
+struct Captured<'a> {
+    carried: Vec<(Operand<'a>, Place)>,
+    constants: Vec<(Operand<'a>, HloInstructionProto)>,
+}
+
+impl<'a> Captured<'a> {
+    fn of(body: &Body<'a>, regions: &[Region<'a>]) -> Result<Captured<'a>> {
+        let mut all = Captured { carried: Vec::new(), constants: Vec::new() };
+        for operand in captured(regions) {
+            let place = body.operand(&operand)?;
+            match body.instructions.get(place) {
+                Some(instruction) if instruction.opcode == "constant" && is_small(instruction) => {
+                    all.constants.push((operand, instruction.clone()));
+                }
+                _ => all.carried.push((operand, place)),
+            }
+        }
+        Ok(all)
+    }
+
+    fn places(&self) -> impl Iterator<Item = Place> {
+        self.carried.iter().map(|(_, place)| *place)
+    }
+
+    /// Repeats in the computation of a region the constants that it uses.
+    fn define_constants(&self, inner: &mut Body<'a>, region: &Region<'a>) {
+        let used: FxHashSet<_> =
+            captured(std::slice::from_ref(region)).iter().map(|operand| (operand.name, operand.number)).collect();
+        for (operand, constant) in &self.constants {
+            if !used.contains(&(operand.name, operand.number)) {
+                continue;
+            }
+            let place = inner.push(constant.clone());
+            inner.define_one(operand, place);
+        }
+    }
+}
+
+impl<'a> Converter<'a, '_> {
+    /// The computation of a region whose arguments are its parameters, such as that of a reduction: its id.
+    pub(super) fn applied(
+        &mut self,
+        body: &Body<'a>,
+        operation: &Operation<'a>,
+        region: usize,
+        name: &str,
+    ) -> Result<i64> {
+        let region = operation.region(region)?;
+        let captured = Captured::of(body, std::slice::from_ref(region))?;
+        if let Some((operand, _)) = captured.carried.first() {
+            return operation.fault(format!(
+                "its region uses %{}, which is computed outside of it; a region that is applied to elements has only its \
+                 arguments and constants",
+                operand.name
+            ));
+        }
+        let mut inner = Body::default();
+        for argument in &region.arguments {
+            let place = inner.parameter(argument.name, argument.shape.clone());
+            inner.define(argument.name, smallvec![place]);
+        }
+        captured.define_constants(&mut inner, region);
+        let results = self.block(&mut inner, region, operation)?;
+        let root = inner.joined(&results);
+        let name = if name.contains('.') { name.to_owned() } else { body.name(name) };
+        Ok(self.add(inner, &name, root) as i64)
+    }
+
+    /// The computation that applies an op to two scalars: its id.
+    fn applied_op(&mut self, body: &Body<'a>, operation: &Operation<'a>, applied: &str) -> Result<i64> {
+        let Some(opcode) = names::opcode(applied) else {
+            return operation.fault(format!("it applies {applied}, which is no op of two elements"));
+        };
+        let element = ShapeProto { dimensions: Vec::new(), ..operation.result_type()?.clone() };
+        let scalar = crate::parse::array(element.element_type(), Vec::new());
+        let mut inner = Body::default();
+        let (left, right) = (inner.parameter("lhs", scalar.clone()), inner.parameter("rhs", scalar.clone()));
+        inner.begin(&Operation::default(), body.metadata.clone());
+        let root = inner.simple(opcode, scalar, &[left, right]);
+        inner.check_from(root, operation)?;
+        Ok(self.add(inner, &body.name("reducer"), root) as i64)
+    }
+
+    /// The computation of a region of a loop or a branch. It has one parameter: all that is carried into it, with that
+    /// of the loop first. It returns what the region returns and, if asked to, what is carried for the captures.
+    fn carrying(
+        &mut self,
+        body: &Body<'a>,
+        operation: &Operation<'a>,
+        region: usize,
+        name: &str,
+        captured: &Captured<'a>,
+        returns_captures: bool,
+    ) -> Result<i64> {
+        let region = operation.region(region)?;
+        let mut inner = Body::default();
+        inner.metadata = body.metadata.clone();
+        let arguments = region.arguments.iter().map(|argument| argument.shape.clone());
+        let shapes: Vec<ShapeProto> = arguments.chain(captured.places().map(|place| body.shape(place))).collect();
+        let only = shapes.len() == 1;
+        let names = region.arguments.iter().map(|argument| argument.name);
+        let names: Vec<&str> = names.chain(captured.carried.iter().map(|(operand, _)| operand.name)).collect();
+        let places: Places = match (only, shapes) {
+            (true, mut shapes) => shapes
+                .pop()
+                .map(|shape| inner.parameter(names.first().unwrap_or(&"value"), shape))
+                .into_iter()
+                .collect(),
+            (false, shapes) => {
+                let state = inner.parameter("state", tuple(shapes));
+                inner.named_elements(state, &names)
+            }
+        };
+        let mut rest = places.iter().copied();
+        for (argument, place) in region.arguments.iter().zip(&mut rest) {
+            inner.define(argument.name, smallvec![place]);
+        }
+        let carried: Places = rest.collect();
+        for ((operand, _), &place) in captured.carried.iter().zip(&carried) {
+            inner.define_one(operand, place);
+        }
+        captured.define_constants(&mut inner, region);
+        let mut results = self.block(&mut inner, region, operation)?;
+        if returns_captures {
+            results.extend_from_slice(&carried);
+        }
+        let root = inner.joined(&results);
+        Ok(self.add(inner, &body.name(name), root) as i64)
+    }
+}
+
+fn while_loop<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let operands = body.operands(operation)?;
+    let captured = Captured::of(body, &operation.regions)?;
+    for region in 0..2 {
+        let arguments = operation.region(region)?.arguments.len();
+        if arguments != operands.len() {
+            return operation.fault(format!("it has {} values, and its region {arguments} arguments", operands.len()));
+        }
+    }
+    let condition = converter.carrying(body, operation, 0, "condition", &captured, false)?;
+    let step = converter.carrying(body, operation, 1, "body", &captured, true)?;
+    let all: Places = operands.iter().copied().chain(captured.places()).collect();
+    let state = body.joined(&all);
+    let shape = body.shape(state);
+    let mut instruction = body.instruction("while", shape, &[state]);
+    instruction.called_computation_ids = vec![step, condition];
+    let place = body.push(instruction);
+    let mut results = body.results(place, all.len());
+    results.truncate(operands.len());
+    Ok(results)
+}
+
+/// `if` and `case`: a computation for each branch.
+fn conditional<'a>(
+    converter: &mut Converter<'a, '_>,
+    body: &mut Body<'a>,
+    operation: &Operation<'a>,
+) -> Result<Places> {
+    let operands = body.operands(operation)?;
+    let &[selector] = operands.as_slice() else {
+        return operation.fault("expected one operand, which selects a branch");
+    };
+    let is_if = operation.name == "stablehlo.if";
+    if is_if && operation.regions.len() != 2 || operation.regions.is_empty() {
+        return operation.fault(format!(
+            "expected {} regions, found {}",
+            if is_if { "2" } else { "some" },
+            operation.regions.len()
+        ));
+    }
+    let (mut branches, mut arguments) = (Vec::new(), Vec::new());
+    for (number, region) in operation.regions.iter().enumerate() {
+        let captured = Captured::of(body, std::slice::from_ref(region))?;
+        let name = match (is_if, number) {
+            (true, 0) => "true_branch".to_owned(),
+            (true, _) => "false_branch".to_owned(),
+            (false, number) => format!("branch_{number}"),
+        };
+        branches.push(converter.carrying(body, operation, number, &name, &captured, false)?);
+        let places: Places = captured.places().collect();
+        arguments.push(body.joined(&places));
+    }
+    let shapes = operation.result_types()?.to_vec();
+    let count = shapes.len();
+    let shape = one_or_tuple(shapes);
+    let all: Places = std::iter::once(selector).chain(arguments).collect();
+    let mut instruction = body.instruction("conditional", shape, &all);
+    instruction.called_computation_ids = branches;
+    let place = body.push(instruction);
+    Ok(body.results(place, count))
+}
+
+/// The shape of one value, or of a tuple of several.
+pub(super) fn one_or_tuple(mut shapes: Vec<ShapeProto>) -> ShapeProto {
+    match (shapes.len(), shapes.pop()) {
+        (1, Some(only)) => only,
+        (_, last) => {
+            shapes.extend(last);
+            tuple(shapes)
+        }
+    }
+}
+
+impl<'a> Body<'a> {
+    /// Adds an instruction that calls a computation and has so many results.
+    pub(super) fn calling(
+        &mut self,
+        operation: &Operation<'a>,
+        opcode: &str,
+        called: Vec<i64>,
+        set: impl FnOnce(&mut HloInstructionProto),
+    ) -> Result<Places> {
+        let operands = self.operands(operation)?;
+        let shapes = operation.result_types()?.to_vec();
+        let count = shapes.len();
+        let mut instruction = self.instruction(opcode, one_or_tuple(shapes), &operands);
+        instruction.called_computation_ids = called;
+        set(&mut instruction);
+        let place = self.push(instruction);
+        Ok(self.results(place, count))
+    }
+}
+
+fn reduce<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let dimensions = converter.integers(operation, &["dimensions"])?;
+    let reducer = match operation.attributes.get("applies").map(|attribute| &attribute.value) {
+        Some(Value::Word(applied)) => converter.applied_op(body, operation, applied)?,
+        _ => converter.applied(body, operation, 0, "reducer")?,
+    };
+    body.calling(operation, "reduce", vec![reducer], |instruction| instruction.dimensions = dimensions)
+}
+
+fn sort<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let comparator = converter.applied(body, operation, 0, "comparator")?;
+    let dimension = operation.optional_integer("dimension")?.unwrap_or(-1);
+    let rank = operation.result_types()?.first().map_or(0, |shape| shape.dimensions.len() as i64);
+    let dimension = if dimension < 0 { dimension.saturating_add(rank) } else { dimension };
+    let is_stable = operation.flag("is_stable")?;
+    body.calling(operation, "sort", vec![comparator], |instruction| {
+        instruction.dimensions = vec![dimension];
+        if is_stable {
+            instruction.is_stable = true;
+        }
+    })
+}
+
+fn map<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let dimensions = converter.integers(operation, &["dimensions"])?;
+    let applied = converter.applied(body, operation, 0, "mapped")?;
+    body.calling(operation, "map", vec![applied], |instruction| instruction.dimensions = dimensions)
+}
+
+/// `#stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0], ...>`
+fn scatter<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let numbers = converter.numbers(operation, "scatter_dimension_numbers")?;
+    let numbers = ScatterDimensionNumbers {
+        update_window_dims: numbers.list("update_window_dims"),
+        inserted_window_dims: numbers.list("inserted_window_dims"),
+        scatter_dims_to_operand_dims: numbers.list("scatter_dims_to_operand_dims"),
+        index_vector_dim: numbers.one("index_vector_dim"),
+        input_batching_dims: numbers.list("input_batching_dims"),
+        scatter_indices_batching_dims: numbers.list("scatter_indices_batching_dims"),
+    };
+    let combiner = converter.applied(body, operation, 0, "combiner")?;
+    let (sorted, unique) = (operation.flag("indices_are_sorted")?, operation.flag("unique_indices")?);
+    body.calling(operation, "scatter", vec![combiner], |instruction| {
+        instruction.scatter_dimension_numbers = Some(numbers.into());
+        if sorted {
+            instruction.indices_are_sorted = true;
+        }
+        if unique {
+            instruction.unique_indices = true;
+        }
+    })
+}

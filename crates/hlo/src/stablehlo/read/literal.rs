@@ -1,0 +1,246 @@
+//! The values of constants: `dense<1.0>`, `dense<[[1, 2], [3, 4]]>`, `dense<"0x0000803F">`.
+
+use half::{bf16, f16};
+
+use super::lexer::{Lexer, Span, integer};
+use crate::narrow::to_odd;
+use crate::parse::{Result, fault};
+use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
+use crate::small_float::SmallFloat;
+
+/// The value of a constant: its elements as little-endian bytes, row-major; 4-bit integers have a byte each.
+pub(super) struct Elements {
+    element: PrimitiveType,
+    bytes: Vec<u8>,
+    /// Whether there is one for all.
+    pub(super) is_splat: bool,
+}
+
+/// What is known of the type of an element.
+struct Format {
+    element: PrimitiveType,
+    /// Bytes of an element.
+    size: usize,
+    /// Numbers in it: a complex number has two.
+    parts: usize,
+}
+
+impl Format {
+    fn of(element: PrimitiveType) -> Format {
+        let bits = element.bits().unwrap_or(8).max(8) as usize;
+        let parts = if matches!(element, PrimitiveType::C64 | PrimitiveType::C128) { 2 } else { 1 };
+        Format { element, size: bits / 8, parts }
+    }
+
+    /// The number type of a part.
+    fn part(&self) -> PrimitiveType {
+        match self.element {
+            PrimitiveType::C64 => PrimitiveType::F32,
+            PrimitiveType::C128 => PrimitiveType::F64,
+            element => element,
+        }
+    }
+}
+
+/// Elements of a constant at most: the bound of the reader of HLO text.
+const MOST: usize = 1 << 30;
+
+/// Reads what stands between the angle brackets; none if the elements were left out.
+pub(super) fn elements(lexer: Lexer<'_>, body: Span, shape: &ShapeProto) -> Result<Option<Elements>> {
+    let element = PrimitiveType::try_from(shape.element_type).unwrap_or_default();
+    let format = Format::of(element);
+    let mut lexer = lexer.part(body);
+    let start = lexer.here();
+    if lexer.peek_word() == Some("__elided__") {
+        return Ok(None);
+    }
+    let count = shape.dimensions.iter().try_fold(1usize, |count, &size| count.checked_mul(usize::try_from(size).ok()?));
+    let Some(count) = count.filter(|count| *count <= MOST || lexer.peek() != Some(b'[')) else {
+        return fault(start, format!("the constant has more than {MOST} elements"));
+    };
+    let mut bytes = Vec::new();
+    match lexer.peek() {
+        Some(b'"') => {
+            let data = hexadecimal(&mut lexer)?;
+            // MLIR packs truth values eight a byte, in newer versions it does not.
+            let packed = element == PrimitiveType::Pred && data.len() == count.div_ceil(8);
+            let is_splat = data.len() == format.size && count != 1 && !packed;
+            match packed {
+                true => bytes.extend((0..count).map(|at| data[at / 8] >> (at % 8) & 1)),
+                false => bytes = data,
+            }
+            if !is_splat && count.checked_mul(format.size) != Some(bytes.len()) {
+                return fault(start, format!("the constant has {} bytes for {count} elements", bytes.len()));
+            }
+            return Ok(Some(Elements { element, bytes, is_splat }));
+        }
+        Some(b'[') => list(&mut lexer, &format, &shape.dimensions, &mut bytes)?,
+        None if count == 0 => {}
+        _ => {
+            one(&mut lexer, &format, &mut bytes)?;
+            if !lexer.is_at_end() {
+                return lexer.unexpected("the end of the constant");
+            }
+            return Ok(Some(Elements { element, bytes, is_splat: true }));
+        }
+    }
+    if !lexer.is_at_end() {
+        return lexer.unexpected("the end of the constant");
+    }
+    Ok(Some(Elements { element, bytes, is_splat: false }))
+}
+
+/// `"0x0000803F"`
+fn hexadecimal(lexer: &mut Lexer<'_>) -> Result<Vec<u8>> {
+    let start = lexer.here();
+    let text = lexer.bytes()?;
+    let digits = text.strip_prefix(b"0x").unwrap_or(&text);
+    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+    let byte = |pair: &[u8]| match pair {
+        [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
+        _ => None,
+    };
+    match digits.chunks(2).map(byte).collect() {
+        Some(bytes) => Ok(bytes),
+        None => fault(start, "expected pairs of hexadecimal digits after \"0x\""),
+    }
+}
+
+/// Nested lists, whose lengths are the sizes.
+fn list(lexer: &mut Lexer<'_>, format: &Format, sizes: &[i64], bytes: &mut Vec<u8>) -> Result<()> {
+    let start = lexer.here();
+    let Some((&size, inner)) = sizes.split_first() else { return one(lexer, format, bytes) };
+    lexer.expect("[", "before the elements of a dimension")?;
+    let mut count = 0;
+    while !lexer.eat("]") {
+        list(lexer, format, inner, bytes)?;
+        count += 1;
+        if !lexer.eat(",") && lexer.peek() != Some(b']') {
+            return lexer.unexpected("',' or ']' after an element");
+        }
+    }
+    if count != size {
+        return fault(start, format!("a dimension has size {size}, found {count} elements"));
+    }
+    Ok(())
+}
+
+fn one(lexer: &mut Lexer<'_>, format: &Format, bytes: &mut Vec<u8>) -> Result<()> {
+    if format.parts == 1 {
+        return number(lexer, format.element, bytes);
+    }
+    lexer.expect("(", "before a complex number")?;
+    number(lexer, format.part(), bytes)?;
+    lexer.expect(",", "between the parts of a complex number")?;
+    number(lexer, format.part(), bytes)?;
+    lexer.expect(")", "after a complex number")
+}
+
+fn number(lexer: &mut Lexer<'_>, element: PrimitiveType, bytes: &mut Vec<u8>) -> Result<()> {
+    use PrimitiveType as T;
+    let start = lexer.here();
+    if let Some(word @ ("true" | "false")) = lexer.peek_word() {
+        lexer.eat_word(word);
+        return match element {
+            T::Pred | T::U1 | T::S1 => {
+                bytes.push(u8::from(word == "true"));
+                Ok(())
+            }
+            _ => fault(start, format!("expected a number, found {word}")),
+        };
+    }
+    let Some(text) = lexer.number() else { return lexer.unexpected("an element of the constant") };
+    let too_large = || fault(start, format!("{text} does not fit the type of the constant"));
+    let bits = element.bits().unwrap_or(8);
+    let float = SmallFloat::of(element.into());
+    if matches!(element, T::F64 | T::F32 | T::F16 | T::Bf16) || float.is_some() {
+        // As hexadecimal, a number is given by its bits.
+        if text.contains("0x") {
+            let Some(value) = integer(text).map(|value| value as u64) else { return too_large() };
+            if bits < 64 && value >> bits != 0 {
+                return too_large();
+            }
+            bytes.extend_from_slice(&value.to_le_bytes()[..Format::of(element).size]);
+            return Ok(());
+        }
+        let Ok(value) = text.parse::<f64>() else { return fault(start, format!("expected a number, found {text}")) };
+        match element {
+            T::F64 => bytes.extend(value.to_le_bytes()),
+            T::F32 => bytes.extend((value as f32).to_le_bytes()),
+            T::F16 => bytes.extend(f16::from_f32(to_odd(value)).to_le_bytes()),
+            T::Bf16 => bytes.extend(bf16::from_f32(to_odd(value)).to_le_bytes()),
+            _ => match float.and_then(|float| float.bits_near(value)) {
+                Some(bits) => bytes.push(bits),
+                None => return too_large(),
+            },
+        }
+        return Ok(());
+    }
+    let Some(value) = integer(text) else { return fault(start, format!("expected an integer, found {text}")) };
+    let is_signed = matches!(element, T::S1 | T::S2 | T::S4 | T::S8 | T::S16 | T::S32 | T::S64);
+    let fits = match (bits, element) {
+        (64, _) => true,
+        (_, T::Pred) => (0..2).contains(&value),
+        (bits, _) if is_signed => (-(1i64 << (bits - 1))..1i64 << (bits - 1)).contains(&value),
+        (bits, _) => (0..1i64 << bits).contains(&value),
+    };
+    if !fits {
+        return too_large();
+    }
+    // Of narrow integers the low bits are kept, those of negative ones too.
+    let mask = if bits < 8 { (1u8 << bits) - 1 } else { u8::MAX };
+    let size = Format::of(element).size;
+    bytes.extend(value.to_le_bytes()[..size].iter().map(|byte| byte & mask));
+    Ok(())
+}
+
+/// The literal of a shape; every element, if there is one for all.
+pub(super) fn literal(elements: &Elements, shape: &ShapeProto) -> LiteralProto {
+    let mut literal = LiteralProto { shape: Some(shape.clone()), ..LiteralProto::default() };
+    let count = shape.dimensions.iter().fold(1usize, |count, &size| count.saturating_mul(size.max(0) as usize));
+    let bytes = match elements.is_splat {
+        true => elements.bytes.repeat(count),
+        false => elements.bytes.clone(),
+    };
+    fn each<const N: usize, T>(bytes: &[u8], convert: impl Fn([u8; N]) -> T) -> Vec<T> {
+        bytes.chunks_exact(N).map(|chunk| convert(std::array::from_fn(|index| chunk[index]))).collect()
+    }
+    use PrimitiveType as T;
+    match elements.element {
+        T::Pred => literal.preds = bytes.iter().map(|&byte| byte != 0).collect(),
+        T::S1 => literal.s1s = bytes,
+        T::S2 => literal.s2s = bytes,
+        T::S4 => literal.s4s = bytes,
+        T::S8 => literal.s8s = bytes,
+        T::S16 => literal.s16s = bytes,
+        T::S32 => literal.s32s = each(&bytes, i32::from_le_bytes),
+        T::S64 => literal.s64s = each(&bytes, i64::from_le_bytes),
+        T::U1 => literal.u1s = bytes,
+        T::U2 => literal.u2s = bytes,
+        T::U4 => literal.u4s = bytes,
+        T::U8 => literal.u8s = bytes,
+        T::U16 => literal.u16s = bytes,
+        T::U32 => literal.u32s = each(&bytes, u32::from_le_bytes),
+        T::U64 => literal.u64s = each(&bytes, u64::from_le_bytes),
+        T::F16 => literal.f16s = bytes,
+        T::Bf16 => literal.bf16s = bytes,
+        T::F32 => literal.f32s = each(&bytes, f32::from_le_bytes),
+        T::F64 => literal.f64s = each(&bytes, f64::from_le_bytes),
+        T::C64 => literal.c64s = each(&bytes, f32::from_le_bytes),
+        T::C128 => literal.c128s = each(&bytes, f64::from_le_bytes),
+        T::F8e5m2 => literal.f8e5m2s = bytes,
+        T::F8e4m3 => literal.f8e4m3s = bytes,
+        T::F8e4m3fn => literal.f8e4m3fns = bytes,
+        T::F8e4m3b11fnuz => literal.f8e4m3b11fnuzs = bytes,
+        T::F8e3m4 => literal.f8e3m4s = bytes,
+        T::F8e5m2fnuz => literal.f8e5m2fnuzs = bytes,
+        T::F8e4m3fnuz => literal.f8e4m3fnuzs = bytes,
+        T::F4e2m1fn => literal.f4e2m1fns = bytes,
+        T::F6e3m2fn => literal.f6e3m2fns = bytes,
+        T::F6e2m3fn => literal.f6e2m3fns = bytes,
+        T::F8e8m0fnu => literal.f8e8m0fnus = bytes,
+        // No tensor of StableHLO has these.
+        T::Invalid | T::Tuple | T::OpaqueType | T::Token | T::Buffer => {}
+    }
+    literal
+}

@@ -1,0 +1,79 @@
+//! Reads StableHLO and Shardy text: what `jax.jit(f).lower(...).as_text()` prints.
+//!
+//! [`parser`] makes ops of the text, whatever they are, from the generic form and from the short ones. [`convert`]
+//! makes HLO of them, in the order of the text:
+//!
+//! | StableHLO | HLO |
+//! |---|---|
+//! | a function that `@main` calls, at any depth | a computation, which each `call` shares |
+//! | a region of a loop or a branch | a computation of one parameter; what it captures is carried, constants repeated |
+//! | several results | a tuple, and a `get-tuple-element` for each |
+//! | `composite` | a `call` of its decomposition, marked `is_composite` |
+//! | `chlo` ops without an opcode | a custom call with the op's name, except for `square` and `top_k` |
+//! | `sdy.sharding` of arguments and results | tiles, and the text as `xla.sdy.sharding`; as XLA writes them |
+//! | `sdy.manual_computation` | a `call` between `xla.sdy.GlobalToLocalShape` and `xla.sdy.LocalToGlobalShape` |
+//! | locations | names of ops, and frames of the module's stack |
+//!
+//! What has no HLO is refused by name: dynamic and quantized types, resources, blocks that jump.
+
+mod attribute;
+mod convert;
+mod lexer;
+mod literal;
+mod location;
+mod operation;
+mod parser;
+#[cfg(test)]
+mod tests;
+mod types;
+
+use crate::parse::{Fault, Limits, ParseError, fault};
+use crate::proto::HloModuleProtoWithConfig;
+
+/// Reads a module. Bytes that are no UTF-8 are an error like others.
+pub(crate) fn read(bytes: &[u8]) -> Result<HloModuleProtoWithConfig, ParseError> {
+    let read = |text: &str| {
+        if text.len() > Limits::default().bytes {
+            return fault(
+                0,
+                format!("the text has {} bytes, and the limit is {}", text.len(), Limits::default().bytes),
+            );
+        }
+        let mut parser = parser::Parser::new(text);
+        let operations = parser.text()?;
+        convert::module(parser, &operations)
+    };
+    match std::str::from_utf8(bytes) {
+        Ok(text) => read(text).map_err(|fault| {
+            let Fault { position, message } = *fault;
+            ParseError::locate(bytes, position, message)
+        }),
+        Err(error) => {
+            let position = error.valid_up_to();
+            let byte = bytes.get(position).copied().unwrap_or(0);
+            let message =
+                format!("byte 0x{byte:02x} is not UTF-8; MLIR text is, and has other bytes in strings as \\{byte:02X}");
+            Err(ParseError::locate(bytes, position, message))
+        }
+    }
+}
+
+/// Whether text, after comments, begins as a module of MLIR does.
+pub(crate) fn is_mlir(text: &[u8]) -> bool {
+    let mut text = text.trim_ascii_start();
+    while let Some(comment) = text.strip_prefix(b"//") {
+        let Some(end) = comment.iter().position(|&byte| byte == b'\n') else { return false };
+        text = comment[end..].trim_ascii_start();
+    }
+    const STARTS: [&str; 7] =
+        ["module @", "module attributes", "module {", "builtin.module", "\"builtin.module\"", "func.func", "sdy.mesh"];
+    let starts = |text: &[u8], words: &[&str]| words.iter().any(|word| text.starts_with(word.as_bytes()));
+    // Aliases stand before the module; in many other languages `#` begins a comment.
+    let line = text.split(|&byte| byte == b'\n').next().unwrap_or(text);
+    let value = line.iter().position(|&byte| byte == b'=').map(|at| line[at + 1..].trim_ascii_start());
+    match (text.first(), value) {
+        (Some(b'#'), Some(value)) => starts(value, &["loc(", "#", "affine_"]),
+        (Some(b'!'), Some(value)) => starts(value, &["tensor<", "tuple<", "!"]),
+        _ => starts(text, &STARTS),
+    }
+}

@@ -1,0 +1,574 @@
+//! From text to ops, whatever they are: the grammar of MLIR, with the short forms of the dialects that JAX prints.
+//!
+//! An op in a short form has the attributes under the names that the form gives them (`dims`), else under those of the
+//! op (`permutation`); what reads an op knows both.
+
+use std::borrow::Cow;
+
+use rustc_hash::FxHashMap;
+
+use super::attribute::{Attribute, Attributes, Value};
+use super::lexer::{Lexer, Span};
+use super::location::Locations;
+use super::operation::{Argument, Operand, Operation, Region};
+use super::types::Types;
+use crate::parse::{Result, fault};
+use crate::proto::ShapeProto;
+
+/// How deep regions, attributes, types and locations may nest together. What is nested in the text is nested in the
+/// calls of this reader too.
+const NESTING: usize = 100;
+
+/// The name of an op in texts of older writers, whose dialect `mhlo` has become StableHLO.
+fn of_today(name: Cow<'_, str>) -> Cow<'_, str> {
+    match name.strip_prefix("mhlo.") {
+        Some(op) => format!("stablehlo.{op}").into(),
+        None => name,
+    }
+}
+
+pub(super) struct Parser<'a> {
+    pub(super) lexer: Lexer<'a>,
+    depth: usize,
+    /// Attributes that have names, such as `#map`.
+    pub(super) aliases: FxHashMap<&'a str, Attribute<'a>>,
+    pub(super) type_aliases: FxHashMap<&'a str, ShapeProto>,
+    pub(super) locations: Locations<'a>,
+    /// Parts that were copied for aliases: an alias of two of an alias of two is soon larger than any text.
+    copied: usize,
+}
+
+impl<'a> Parser<'a> {
+    pub(super) fn new(text: &'a str) -> Parser<'a> {
+        Parser {
+            lexer: Lexer::new(text),
+            depth: 0,
+            aliases: FxHashMap::default(),
+            type_aliases: FxHashMap::default(),
+            locations: Locations::default(),
+            copied: 0,
+        }
+    }
+
+    /// Runs `read` one level deeper, if the limit allows it.
+    pub(super) fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        if self.depth >= NESTING {
+            return fault(self.lexer.here(), format!("nested more than {NESTING} levels deep"));
+        }
+        self.depth += 1;
+        let result = read(self);
+        self.depth -= 1;
+        result
+    }
+
+    /// Notes that so many parts are copied, which are no more than the text has bytes.
+    pub(super) fn copy(&mut self, parts: usize, position: usize) -> Result<()> {
+        self.copied = self.copied.saturating_add(parts);
+        match self.copied <= self.lexer.length() {
+            true => Ok(()),
+            false => fault(position, "write attributes and types out: their aliases are too large"),
+        }
+    }
+
+    /// The whole text: the ops that stand outermost.
+    pub(super) fn text(&mut self) -> Result<Vec<Operation<'a>>> {
+        let mut operations = Vec::new();
+        loop {
+            match self.lexer.peek() {
+                None => return Ok(operations),
+                Some(b'#') => self.attribute_alias()?,
+                Some(b'!') => {
+                    let name = self.lexer.name(b'!', "the name of a type")?;
+                    self.lexer.expect("=", "after the name of a type")?;
+                    let shape = self.any_type()?;
+                    self.type_aliases.insert(name, shape);
+                }
+                // Resources, which constants that are read do not have.
+                Some(b'{') => {
+                    self.lexer.balanced()?;
+                }
+                Some(_) => operations.push(self.operation()?),
+            }
+        }
+    }
+
+    /// `#loc3 = loc(...)`, `#map = affine_map<...>`.
+    fn attribute_alias(&mut self) -> Result<()> {
+        let name = self.lexer.name(b'#', "the name of an attribute")?;
+        self.lexer.expect("=", "after the name of an attribute")?;
+        if self.lexer.peek_word() == Some("loc") {
+            let location = self.location()?;
+            self.locations.aliases.insert(name, location);
+        } else {
+            let attribute = self.attribute()?;
+            self.aliases.insert(name, attribute);
+        }
+        Ok(())
+    }
+
+    /// `%0:2, %1 = ` before an op.
+    fn results(&mut self) -> Result<Vec<(&'a str, usize)>> {
+        let mut results = Vec::new();
+        if self.lexer.peek() != Some(b'%') {
+            return Ok(results);
+        }
+        loop {
+            let name = self.lexer.name(b'%', "the name of a result")?;
+            let start = self.lexer.here();
+            let count = if self.lexer.eat(":") { self.lexer.integer("the number of results")? } else { 1 };
+            let Ok(count) = u32::try_from(count) else { return fault(start, format!("there are no {count} results")) };
+            results.push((name, count as usize));
+            if !self.lexer.eat(",") {
+                break;
+            }
+        }
+        self.lexer.expect("=", "after the results of an op")?;
+        Ok(results)
+    }
+
+    pub(super) fn operation(&mut self) -> Result<Operation<'a>> {
+        let results = self.results()?;
+        let position = self.lexer.here();
+        let mut operation = Operation { position, results, ..Operation::default() };
+        if self.lexer.peek() == Some(b'"') {
+            operation.name = of_today(self.lexer.string()?.into());
+            self.generic(&mut operation)?;
+        } else {
+            let name = self.lexer.expect_word("an op, like stablehlo.add")?;
+            operation.name = match name {
+                "return" => "func.return".into(),
+                "call" => "func.call".into(),
+                "module" => "builtin.module".into(),
+                name => of_today(name.into()),
+            };
+            self.short(&mut operation)?;
+        }
+        operation.location = self.trailing_location()?;
+        Ok(operation)
+    }
+
+    /// `(%a, %b) <{...}> ({...}) {...} : (t, t) -> t`
+    fn generic(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        self.operand_list(operation)?;
+        if self.lexer.peek() == Some(b'[') {
+            return self.lexer.unexpected("no successors: blocks that jump are not StableHLO");
+        }
+        if self.lexer.eat("<") {
+            operation.attributes = self.dictionary()?;
+            self.lexer.expect(">", "after the properties of an op")?;
+        }
+        if self.lexer.eat("(") {
+            loop {
+                operation.regions.push(self.region(Vec::new())?);
+                if !self.lexer.eat(",") {
+                    break;
+                }
+            }
+            self.lexer.expect(")", "after the regions of an op")?;
+        }
+        self.optional_attributes(operation)?;
+        self.lexer.expect(":", "before the types of an op")?;
+        operation.types = self.types()?;
+        match operation.types.results {
+            Some(_) => Ok(()),
+            None => self.lexer.unexpected("\"->\" and the types of the results"),
+        }
+    }
+
+    fn optional_attributes(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        if self.lexer.peek() == Some(b'{') {
+            operation.attributes.0.append(&mut self.dictionary()?.0);
+        }
+        Ok(())
+    }
+
+    /// `(%a, %b)`
+    fn operand_list(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        self.lexer.expect("(", "before the operands of an op")?;
+        while !self.lexer.eat(")") {
+            let operand = self.operand()?;
+            operation.operands.push(operand);
+            if !self.lexer.eat(",") && self.lexer.peek() != Some(b')') {
+                return self.lexer.unexpected("',' or ')' after an operand");
+            }
+        }
+        Ok(())
+    }
+
+    /// `%0#1`
+    fn operand(&mut self) -> Result<Operand<'a>> {
+        let position = self.lexer.here();
+        let name = self.lexer.name(b'%', "an operand, like %0")?;
+        let number = match self.lexer.eat_adjacent(b'#') {
+            true => self.lexer.integer("the number of a result")?,
+            false => 0,
+        };
+        match usize::try_from(number) {
+            Ok(number) => Ok(Operand { name, number, position }),
+            Err(_) => fault(position, format!("an op has no result number {number}")),
+        }
+    }
+
+    fn short(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        match operation.name.as_ref() {
+            "builtin.module" => self.module(operation),
+            "func.func" => self.function(operation),
+            "stablehlo.while" => self.while_loop(operation),
+            "stablehlo.reduce" => self.reduce(operation),
+            "sdy.manual_computation" => self.manual_computation(operation),
+            "sdy.mesh" => self.mesh(operation),
+            "stablehlo.constant" | "sdy.constant" => self.constant(operation),
+            name if name.contains('.') => self.items(operation),
+            _ => self.unknown(operation),
+        }
+    }
+
+    fn unknown(&mut self, operation: &Operation<'a>) -> Result<()> {
+        fault(
+            operation.position,
+            format!("expected an op with its dialect, like stablehlo.add, found \"{}\"", operation.name),
+        )
+    }
+
+    /// The short form that most ops share: operands, words, and attributes as `name = value`, in any order.
+    fn items(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        self.some_items(operation)?;
+        if self.lexer.eat(":") {
+            operation.types = self.types()?;
+        }
+        Ok(())
+    }
+
+    fn some_items(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        loop {
+            let start = self.lexer.here();
+            match self.lexer.peek() {
+                Some(b'%') => {
+                    let operand = self.operand()?;
+                    operation.operands.push(operand);
+                    if self.lexer.peek() == Some(b'[') {
+                        let ranges = self.ranges()?;
+                        self.add(operation, "ranges", ranges, start);
+                    }
+                }
+                Some(b'(') => {
+                    self.lexer.eat("(");
+                    self.nested(|parser| parser.some_items(operation))?;
+                    self.lexer.expect(")", "after the operands of an op")?;
+                }
+                Some(b',') => {
+                    self.lexer.eat(",");
+                }
+                Some(b'{') => self.optional_attributes(operation)?,
+                Some(b'@') => {
+                    let symbol = self.lexer.symbol()?;
+                    self.add(operation, "symbol", Value::Symbol(symbol), start);
+                }
+                Some(b'"') => {
+                    let string = self.lexer.bytes()?;
+                    self.add(operation, "name", Value::String(string), start);
+                }
+                Some(b'<') => {
+                    let body = self.lexer.balanced()?;
+                    self.add(operation, "angles", Value::Dialect { name: "", body }, start);
+                }
+                _ => {
+                    let Some(word) = self.lexer.peek_word().filter(|&word| !self.ends_items(word)) else {
+                        return Ok(());
+                    };
+                    self.lexer.eat_word(word);
+                    match self.lexer.eat("=") {
+                        true if word == "dim_numbers" => {
+                            let body = self.convolution_dimensions()?;
+                            self.add(operation, word, Value::Dialect { name: "", body }, start);
+                        }
+                        true => {
+                            let attribute = self.attribute()?;
+                            operation.attributes.0.push((word.to_owned(), attribute));
+                        }
+                        false => operation.words.push((word, start)),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a word begins what follows an op, and is none of its items.
+    fn ends_items(&self, word: &str) -> bool {
+        let mut ahead = self.lexer;
+        word.contains('.')
+            || ahead.eat_word("loc") && ahead.peek() == Some(b'(')
+            || matches!(word, "return" | "call" | "module")
+    }
+
+    fn add(&self, operation: &mut Operation<'a>, name: &str, value: Value<'a>, start: usize) {
+        operation.attributes.0.push((name.to_owned(), Attribute { value, span: self.lexer.since(start) }));
+    }
+
+    /// `[0:2, 1:8:2]` after an operand, or `[0]`.
+    fn ranges(&mut self) -> Result<Value<'a>> {
+        let mut ranges = Vec::new();
+        self.lexer.expect("[", "before the ranges of a slice")?;
+        while !self.lexer.eat("]") {
+            let start = self.lexer.here();
+            let mut range = vec![self.lexer.integer("the start of a range")?];
+            while self.lexer.eat(":") {
+                range.push(self.lexer.integer("the end of a range")?);
+            }
+            ranges.push(Attribute { value: Value::Integers(range), span: self.lexer.since(start) });
+            if !self.lexer.eat(",") && self.lexer.peek() != Some(b']') {
+                return self.lexer.unexpected("',' or ']' after a range");
+            }
+        }
+        Ok(Value::List(ranges))
+    }
+
+    /// `[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]`
+    fn convolution_dimensions(&mut self) -> Result<Span> {
+        let start = self.lexer.here();
+        self.lexer.balanced()?;
+        if !self.lexer.eat_word("x") {
+            return self.lexer.unexpected("'x' between the dimensions of a convolution");
+        }
+        self.lexer.balanced()?;
+        self.lexer.expect("->", "before the dimensions of a convolution's result")?;
+        self.lexer.balanced()?;
+        Ok(self.lexer.since(start))
+    }
+
+    fn constant(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        self.optional_attributes(operation)?;
+        let value = self.attribute()?;
+        if let Value::Dense { shape, .. } | Value::Elided { shape } = &value.value {
+            operation.types = Types { inputs: Vec::new(), results: Some(vec![shape.clone()]) };
+        }
+        operation.attributes.0.push(("value".to_owned(), value));
+        // `constant() <{...}>` in some texts has its type apart.
+        if self.lexer.eat(":") {
+            operation.types = self.types()?;
+        }
+        Ok(())
+    }
+
+    fn module(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        let start = self.lexer.here();
+        if self.lexer.peek() == Some(b'@') {
+            let name = self.lexer.symbol()?;
+            self.add(operation, "sym_name", Value::Symbol(name), start);
+        }
+        if self.lexer.eat_word("attributes") {
+            self.optional_attributes(operation)?;
+        }
+        operation.regions.push(self.region(Vec::new())?);
+        Ok(())
+    }
+
+    /// `public @main(%arg0: tensor<f32> {...}) -> (tensor<f32> {...}) attributes {...} {...}`
+    fn function(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        let start = self.lexer.here();
+        if let Some(word @ ("public" | "private" | "nested")) = self.lexer.word() {
+            self.add(operation, "sym_visibility", Value::Word(word), start);
+        }
+        let start = self.lexer.here();
+        let name = self.lexer.symbol()?;
+        self.add(operation, "sym_name", Value::Symbol(name), start);
+        let mut arguments = Vec::new();
+        self.lexer.expect("(", "before the arguments of a function")?;
+        while !self.lexer.eat(")") {
+            arguments.push(self.argument()?);
+            if !self.lexer.eat(",") && self.lexer.peek() != Some(b')') {
+                return self.lexer.unexpected("',' or ')' after an argument of a function");
+            }
+        }
+        if self.lexer.eat("->") {
+            self.function_results(operation)?;
+        }
+        if self.lexer.eat_word("attributes") {
+            self.optional_attributes(operation)?;
+        }
+        if self.lexer.peek() == Some(b'{') {
+            operation.regions.push(self.region(arguments)?);
+        }
+        Ok(())
+    }
+
+    fn function_results(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        let mut results = Vec::new();
+        if !self.lexer.eat("(") {
+            results.push(self.any_type()?);
+            operation.result_attributes.push(Attributes::default());
+        } else {
+            while !self.lexer.eat(")") {
+                results.push(self.any_type()?);
+                let has_attributes = self.lexer.peek() == Some(b'{');
+                let attributes = if has_attributes { self.dictionary()? } else { Attributes::default() };
+                operation.result_attributes.push(attributes);
+                if !self.lexer.eat(",") && self.lexer.peek() != Some(b')') {
+                    return self.lexer.unexpected("',' or ')' after a result of a function");
+                }
+            }
+        }
+        operation.types.results = Some(results);
+        Ok(())
+    }
+
+    /// `%arg0: tensor<f32> {...} loc(...)`
+    fn argument(&mut self) -> Result<Argument<'a>> {
+        let name = self.lexer.name(b'%', "an argument, like %arg0")?;
+        self.lexer.expect(":", "before the type of an argument")?;
+        let shape = self.any_type()?;
+        let attributes = match self.lexer.peek() {
+            Some(b'{') => self.dictionary()?,
+            _ => Attributes::default(),
+        };
+        Ok(Argument { name, shape, attributes, location: self.trailing_location()? })
+    }
+
+    /// `{ ops }`, whose first block may state its arguments.
+    pub(super) fn region(&mut self, mut arguments: Vec<Argument<'a>>) -> Result<Region<'a>> {
+        self.lexer.expect("{", "before a region")?;
+        let mut operations = Vec::new();
+        self.nested(|parser| {
+            if parser.lexer.peek() == Some(b'^') {
+                parser.lexer.name(b'^', "the name of a block")?;
+                if parser.lexer.eat("(") {
+                    while !parser.lexer.eat(")") {
+                        arguments.push(parser.argument()?);
+                        if !parser.lexer.eat(",") && parser.lexer.peek() != Some(b')') {
+                            return parser.lexer.unexpected("',' or ')' after an argument of a block");
+                        }
+                    }
+                }
+                parser.lexer.expect(":", "after the name of a block")?;
+            }
+            while !parser.lexer.eat("}") {
+                if parser.lexer.peek() == Some(b'^') {
+                    return parser.lexer.unexpected("one block in a region: StableHLO has no jumps");
+                }
+                operations.push(parser.operation()?);
+            }
+            Ok(())
+        })?;
+        Ok(Region { arguments, operations })
+    }
+
+    /// `(%iterArg = %0, %iterArg_1 = %1) : t, t attributes {...} cond {...} do {...}`
+    fn while_loop(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        let mut names = Vec::new();
+        self.lexer.expect("(", "before the values of a loop")?;
+        while !self.lexer.eat(")") {
+            names.push(self.lexer.name(b'%', "a value of the loop, like %iterArg")?);
+            self.lexer.expect("=", "before the first value")?;
+            let operand = self.operand()?;
+            operation.operands.push(operand);
+            if !self.lexer.eat(",") && self.lexer.peek() != Some(b')') {
+                return self.lexer.unexpected("',' or ')' after a value of a loop");
+            }
+        }
+        if self.lexer.eat(":") {
+            operation.types = self.types()?;
+        }
+        if self.lexer.eat_word("attributes") {
+            self.optional_attributes(operation)?;
+        }
+        let types = &operation.types.inputs;
+        if types.len() != names.len() {
+            let (names, types) = (names.len(), types.len());
+            return fault(operation.position, format!("the loop has {names} values and {types} types"));
+        }
+        let argument = |(name, shape): (&&'a str, &ShapeProto)| Argument {
+            name,
+            shape: shape.clone(),
+            attributes: Attributes::default(),
+            location: None,
+        };
+        for keyword in ["cond", "do"] {
+            if !self.lexer.eat_word(keyword) {
+                return self.lexer.unexpected(&format!("\"{keyword}\" before a region of a loop"));
+            }
+            let arguments = names.iter().zip(&operation.types.inputs).map(argument).collect();
+            operation.regions.push(self.region(arguments)?);
+        }
+        Ok(())
+    }
+
+    /// `(%0 init: %1) applies stablehlo.add across dimensions = [0] : (t, t) -> t`, or with a region `reducer` at the
+    /// end.
+    fn reduce(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        let mut initial = Vec::new();
+        while self.lexer.eat("(") {
+            let operand = self.operand()?;
+            operation.operands.push(operand);
+            if !self.lexer.eat_word("init") {
+                return self.lexer.unexpected("\"init:\" after an operand of a reduction");
+            }
+            self.lexer.expect(":", "after \"init\"")?;
+            initial.push(self.operand()?);
+            self.lexer.expect(")", "after an operand of a reduction")?;
+            self.lexer.eat(",");
+        }
+        operation.operands.append(&mut initial);
+        if self.lexer.eat_word("applies") {
+            let start = self.lexer.here();
+            let applied = self.lexer.expect_word("the op that is applied")?;
+            self.add(operation, "applies", Value::Word(applied), start);
+        }
+        if !self.lexer.eat_word("across") {
+            return self.lexer.unexpected("\"across\" before the dimensions of a reduction");
+        }
+        self.some_items(operation)?;
+        self.lexer.expect(":", "before the types of a reduction")?;
+        operation.types = self.types()?;
+        if self.lexer.eat_word("reducer") {
+            // Each group has the values of one operand: first of the accumulated, then of the elements.
+            let (mut accumulated, mut elements) = (Vec::new(), Vec::new());
+            while self.lexer.eat("(") {
+                accumulated.push(self.argument()?);
+                self.lexer.expect(",", "between the arguments of a reducer")?;
+                elements.push(self.argument()?);
+                self.lexer.expect(")", "after the arguments of a reducer")?;
+                self.lexer.eat(",");
+            }
+            accumulated.append(&mut elements);
+            operation.regions.push(self.region(accumulated)?);
+        }
+        Ok(())
+    }
+
+    /// `(%0) in_shardings=[...] out_shardings=[...] manual_axes={"data"} (%arg0: t) {...} : (t) -> t`
+    fn manual_computation(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        self.operand_list(operation)?;
+        while let Some(name @ ("in_shardings" | "out_shardings" | "manual_axes")) = self.lexer.peek_word() {
+            self.lexer.eat_word(name);
+            self.lexer.expect("=", "after the name of an attribute")?;
+            let start = self.lexer.here();
+            let body = self.lexer.balanced()?;
+            self.add(operation, name, Value::Dialect { name, body }, start);
+        }
+        let mut arguments = Vec::new();
+        self.lexer.expect("(", "before the arguments of a manual computation")?;
+        while !self.lexer.eat(")") {
+            arguments.push(self.argument()?);
+            if !self.lexer.eat(",") && self.lexer.peek() != Some(b')') {
+                return self.lexer.unexpected("',' or ')' after an argument of a manual computation");
+            }
+        }
+        operation.regions.push(self.region(arguments)?);
+        self.optional_attributes(operation)?;
+        self.lexer.expect(":", "before the types of a manual computation")?;
+        operation.types = self.types()?;
+        Ok(())
+    }
+
+    /// `@mesh = <["data"=2, "fsdp"=4]> {...}`
+    fn mesh(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        let start = self.lexer.here();
+        let name = self.lexer.symbol()?;
+        self.add(operation, "sym_name", Value::Symbol(name), start);
+        self.lexer.expect("=", "after the name of a mesh")?;
+        let start = self.lexer.here();
+        let body = self.lexer.balanced()?;
+        self.add(operation, "mesh", Value::Dialect { name: "", body }, start);
+        self.optional_attributes(operation)
+    }
+}

@@ -1,0 +1,181 @@
+//! Types: `tensor<8x16xf32>`, `tuple<tensor<f32>, !stablehlo.token>`, `(tensor<f32>) -> tensor<f32>`.
+
+use super::super::names;
+use super::parser::Parser;
+use crate::parse::{Result, array, fault, hint, tuple};
+use crate::proto::{PrimitiveType, ShapeProto};
+
+/// What stands after the colon of an op.
+#[derive(Debug, Default)]
+pub(super) struct Types {
+    /// The types before an arrow, or all of them where there is none.
+    pub(super) inputs: Vec<ShapeProto>,
+    /// Those after the arrow.
+    pub(super) results: Option<Vec<ShapeProto>>,
+}
+
+/// How many types a type consists of, with itself.
+fn parts(shape: &ShapeProto) -> usize {
+    1 + shape.dimensions.len() + shape.tuple_shapes.iter().map(parts).sum::<usize>()
+}
+
+impl<'a> Parser<'a> {
+    /// `t, t`, or `(t, t) -> t`, or `t, t -> (t, t)`.
+    pub(super) fn types(&mut self) -> Result<Types> {
+        let inputs = match self.lexer.peek() {
+            Some(b'(') => self.type_list()?,
+            _ => {
+                let mut inputs = vec![self.any_type()?];
+                while self.lexer.eat(",") {
+                    inputs.push(self.any_type()?);
+                }
+                inputs
+            }
+        };
+        let results = match self.lexer.eat("->") {
+            true => Some(self.result_types()?),
+            false => None,
+        };
+        Ok(Types { inputs, results })
+    }
+
+    /// `t` or `(t, t)`.
+    fn result_types(&mut self) -> Result<Vec<ShapeProto>> {
+        match self.lexer.peek() {
+            Some(b'(') => self.type_list(),
+            _ => Ok(vec![self.any_type()?]),
+        }
+    }
+
+    fn type_list(&mut self) -> Result<Vec<ShapeProto>> {
+        let mut types = Vec::new();
+        self.lexer.expect("(", "before types")?;
+        while !self.lexer.eat(")") {
+            types.push(self.any_type()?);
+            if !self.lexer.eat(",") && self.lexer.peek() != Some(b')') {
+                return self.lexer.unexpected("',' or ')' in a list of types");
+            }
+        }
+        Ok(types)
+    }
+
+    /// A type of a value; one that is only an attribute's, such as `i64`, is that of a scalar.
+    pub(super) fn any_type(&mut self) -> Result<ShapeProto> {
+        let start = self.lexer.here();
+        match self.lexer.peek() {
+            Some(b'!') => self.dialect_type(),
+            _ => match self.lexer.peek_word() {
+                Some("tensor") => self.array_type(),
+                Some("tuple") => self.nested(Self::tuple_type),
+                Some("complex") => self.element().map(|element| array(element, Vec::new())),
+                Some("index" | "none") => {
+                    self.lexer.word();
+                    Ok(array(PrimitiveType::S64, Vec::new()))
+                }
+                Some(name @ ("memref" | "vector")) => fault(
+                    start,
+                    format!("a {name} is no type of StableHLO; give the module before it is lowered further"),
+                ),
+                Some(_) => self.element().map(|element| array(element, Vec::new())),
+                None => self.lexer.unexpected("a type, like tensor<8x16xf32>"),
+            },
+        }
+    }
+
+    fn dialect_type(&mut self) -> Result<ShapeProto> {
+        let start = self.lexer.here();
+        let name = self.lexer.name(b'!', "a type, like !stablehlo.token")?;
+        match name {
+            "stablehlo.token" | "mhlo.token" => {
+                Ok(ShapeProto { element_type: PrimitiveType::Token.into(), ..Default::default() })
+            }
+            _ if name.starts_with("quant") => {
+                fault(start, "a quantized type, !quant.uniform, has no HLO; lower the model without quantization")
+            }
+            _ => match self.type_aliases.get(name).cloned() {
+                Some(shape) => self.copy(parts(&shape), start).map(|()| shape),
+                None => fault(start, format!("unknown type !{name}")),
+            },
+        }
+    }
+
+    fn tuple_type(&mut self) -> Result<ShapeProto> {
+        self.lexer.eat_word("tuple");
+        self.lexer.expect("<", "after \"tuple\"")?;
+        let mut elements = Vec::new();
+        while !self.lexer.eat(">") {
+            elements.push(self.any_type()?);
+            if !self.lexer.eat(",") && self.lexer.peek() != Some(b'>') {
+                return self.lexer.unexpected("',' or '>' in a tuple type");
+            }
+        }
+        Ok(tuple(elements))
+    }
+
+    /// `tensor<8x16xf32>`.
+    pub(super) fn array_type(&mut self) -> Result<ShapeProto> {
+        let start = self.lexer.here();
+        if self.lexer.peek() == Some(b'!') {
+            return self.dialect_type();
+        }
+        if !self.lexer.eat_word("tensor") {
+            return self.lexer.unexpected("a type of a tensor, like tensor<8x16xf32>");
+        }
+        self.lexer.expect("<", "after \"tensor\"")?;
+        let mut sizes = Vec::new();
+        loop {
+            if matches!(self.lexer.peek(), Some(b'?' | b'*')) {
+                return fault(
+                    start,
+                    "a dynamic type has no HLO that can be analysed; lower the function with arguments of fixed shapes",
+                );
+            }
+            let Some(size) = self.lexer.size() else { break };
+            if !self.lexer.eat_adjacent(b'x') {
+                return self.lexer.unexpected("'x' after the size of a dimension");
+            }
+            sizes.push(size);
+        }
+        let element = self.element()?;
+        if self.lexer.eat(",") {
+            return fault(
+                start,
+                "a tensor with an encoding (a bounded dynamic, sparse or device-specific one) is not read; lower the \
+                 function with arguments of fixed shapes",
+            );
+        }
+        self.lexer.expect(">", "after the type of a tensor")?;
+        Ok(array(element, sizes))
+    }
+
+    fn element(&mut self) -> Result<PrimitiveType> {
+        let start = self.lexer.here();
+        if self.lexer.peek() == Some(b'!') {
+            // What is no element is refused by its name.
+            return self.dialect_type().and_then(|_| fault(start, "a tensor has elements that are numbers"));
+        }
+        let word = self.lexer.expect_word("an element type, like f32")?;
+        if word == "complex" {
+            self.lexer.expect("<", "after \"complex\"")?;
+            let part = self.lexer.expect_word("f32 or f64")?;
+            self.lexer.expect(">", "after the type of a complex number")?;
+            return match names::element(&format!("complex<{part}>")) {
+                Some(element) => Ok(element),
+                None => fault(start, format!("a complex number has parts of f32 or f64, found {part}")),
+            };
+        }
+        // Of the numbers of dimensions in attributes.
+        if word == "index" {
+            return Ok(PrimitiveType::S64);
+        }
+        // `si8` is how MLIR can write an integer whose sign is stated; StableHLO has `i8`.
+        let name = word.strip_prefix('s').filter(|name| name.starts_with('i')).unwrap_or(word);
+        match names::element(name) {
+            Some(element) => Ok(element),
+            None => {
+                let near = hint(word, names::element_names());
+                fault(start, format!("unknown element type \"{word}\"{near}"))
+            }
+        }
+    }
+}
