@@ -21,6 +21,8 @@ pub mod read;
 mod shape;
 mod small_float;
 mod stage;
+#[allow(dead_code, reason = "each direction uses its half")]
+mod stablehlo;
 pub mod suggest;
 mod syntax;
 pub mod table;

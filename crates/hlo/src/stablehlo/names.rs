@@ -1,0 +1,160 @@
+//! The words that StableHLO and HLO have for the same things, once for both directions.
+
+use crate::proto::PrimitiveType;
+
+/// Ops that carry nothing but operands: each with its HLO opcode. The result has a stated type in both languages.
+///
+/// An op of the dialect `chlo` is one that StableHLO leaves to higher layers, and that HLO has.
+const PLAIN: &[(&str, &str)] = &[
+    ("stablehlo.abs", "abs"),
+    ("stablehlo.add", "add"),
+    ("stablehlo.after_all", "after-all"),
+    ("stablehlo.and", "and"),
+    ("stablehlo.atan2", "atan2"),
+    ("stablehlo.bitcast_convert", "bitcast-convert"),
+    ("stablehlo.cbrt", "cbrt"),
+    ("stablehlo.ceil", "ceil"),
+    ("stablehlo.clamp", "clamp"),
+    ("stablehlo.complex", "complex"),
+    ("stablehlo.convert", "convert"),
+    ("stablehlo.cosine", "cosine"),
+    ("stablehlo.count_leading_zeros", "count-leading-zeros"),
+    ("stablehlo.divide", "divide"),
+    ("stablehlo.dynamic_update_slice", "dynamic-update-slice"),
+    ("stablehlo.exponential", "exponential"),
+    ("stablehlo.exponential_minus_one", "exponential-minus-one"),
+    ("stablehlo.floor", "floor"),
+    ("stablehlo.imag", "imag"),
+    ("stablehlo.is_finite", "is-finite"),
+    ("stablehlo.log", "log"),
+    ("stablehlo.log_plus_one", "log-plus-one"),
+    ("stablehlo.logistic", "logistic"),
+    ("stablehlo.maximum", "maximum"),
+    ("stablehlo.minimum", "minimum"),
+    ("stablehlo.multiply", "multiply"),
+    ("stablehlo.negate", "negate"),
+    ("stablehlo.not", "not"),
+    ("stablehlo.or", "or"),
+    ("stablehlo.partition_id", "partition-id"),
+    ("stablehlo.popcnt", "popcnt"),
+    ("stablehlo.power", "power"),
+    ("stablehlo.real", "real"),
+    ("stablehlo.remainder", "remainder"),
+    ("stablehlo.replica_id", "replica-id"),
+    ("stablehlo.reshape", "reshape"),
+    ("stablehlo.round_nearest_afz", "round-nearest-afz"),
+    ("stablehlo.round_nearest_even", "round-nearest-even"),
+    ("stablehlo.rsqrt", "rsqrt"),
+    ("stablehlo.select", "select"),
+    ("stablehlo.shift_left", "shift-left"),
+    ("stablehlo.shift_right_arithmetic", "shift-right-arithmetic"),
+    ("stablehlo.shift_right_logical", "shift-right-logical"),
+    ("stablehlo.sign", "sign"),
+    ("stablehlo.sine", "sine"),
+    ("stablehlo.sqrt", "sqrt"),
+    ("stablehlo.subtract", "subtract"),
+    ("stablehlo.tan", "tan"),
+    ("stablehlo.tanh", "tanh"),
+    ("stablehlo.tuple", "tuple"),
+    ("stablehlo.xor", "xor"),
+    ("chlo.acos", "acos"),
+    ("chlo.acosh", "acosh"),
+    ("chlo.asin", "asin"),
+    ("chlo.asinh", "asinh"),
+    ("chlo.atanh", "atanh"),
+    ("chlo.cosh", "cosh"),
+    ("chlo.erf", "erf"),
+    ("chlo.sinh", "sinh"),
+    // Of older texts: `stablehlo.tan` came later.
+    ("chlo.tan", "tan"),
+];
+
+/// The opcode of a plain op, which is named with its dialect.
+pub(crate) fn opcode(name: &str) -> Option<&'static str> {
+    PLAIN.iter().find(|(op, _)| *op == name).map(|(_, opcode)| *opcode)
+}
+
+/// The name of a plain op with its dialect, by its opcode.
+pub(crate) fn name(opcode: &str) -> Option<&'static str> {
+    PLAIN.iter().find(|(_, candidate)| *candidate == opcode).map(|(op, _)| *op)
+}
+
+/// The names of all plain ops.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    PLAIN.iter().map(|(op, _)| *op)
+}
+
+/// The directions of a comparison, which both languages write alike.
+pub(crate) const DIRECTIONS: [&str; 6] = ["EQ", "NE", "LT", "LE", "GT", "GE"];
+
+/// The kinds of a comparison. HLO leaves out the usual one of an element type; StableHLO may, and JAX does not.
+pub(crate) const COMPARISONS: [&str; 4] = ["FLOAT", "TOTALORDER", "SIGNED", "UNSIGNED"];
+
+/// Element types as MLIR names them.
+const ELEMENTS: &[(&str, PrimitiveType)] = &[
+    ("f32", PrimitiveType::F32),
+    ("i32", PrimitiveType::S32),
+    ("i1", PrimitiveType::Pred),
+    ("bf16", PrimitiveType::Bf16),
+    ("ui32", PrimitiveType::U32),
+    ("i64", PrimitiveType::S64),
+    ("ui64", PrimitiveType::U64),
+    ("f16", PrimitiveType::F16),
+    ("f64", PrimitiveType::F64),
+    ("complex<f32>", PrimitiveType::C64),
+    ("complex<f64>", PrimitiveType::C128),
+    ("i2", PrimitiveType::S2),
+    ("i4", PrimitiveType::S4),
+    ("i8", PrimitiveType::S8),
+    ("i16", PrimitiveType::S16),
+    ("ui1", PrimitiveType::U1),
+    ("ui2", PrimitiveType::U2),
+    ("ui4", PrimitiveType::U4),
+    ("ui8", PrimitiveType::U8),
+    ("ui16", PrimitiveType::U16),
+    ("f8E5M2", PrimitiveType::F8e5m2),
+    ("f8E5M2FNUZ", PrimitiveType::F8e5m2fnuz),
+    ("f8E3M4", PrimitiveType::F8e3m4),
+    ("f8E8M0FNU", PrimitiveType::F8e8m0fnu),
+    ("f8E4M3", PrimitiveType::F8e4m3),
+    ("f8E4M3FN", PrimitiveType::F8e4m3fn),
+    ("f8E4M3B11FNUZ", PrimitiveType::F8e4m3b11fnuz),
+    ("f8E4M3FNUZ", PrimitiveType::F8e4m3fnuz),
+    ("f4E2M1FN", PrimitiveType::F4e2m1fn),
+    ("f6E2M3FN", PrimitiveType::F6e2m3fn),
+    ("f6E3M2FN", PrimitiveType::F6e3m2fn),
+];
+
+/// The element type of a name.
+pub(crate) fn element(name: &str) -> Option<PrimitiveType> {
+    ELEMENTS.iter().find(|(candidate, _)| *candidate == name).map(|(_, element)| *element)
+}
+
+/// The name of an element type; none for one that StableHLO does not have.
+pub(crate) fn element_name(element: PrimitiveType) -> Option<&'static str> {
+    ELEMENTS.iter().find(|(_, candidate)| *candidate == element).map(|(name, _)| *name)
+}
+
+/// The names of all element types.
+pub(crate) fn element_names() -> impl Iterator<Item = &'static str> {
+    ELEMENTS.iter().map(|(name, _)| *name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::syntax::opcodes::Operation;
+
+    #[test]
+    fn names_lead_back() {
+        for op in names().filter(|op| *op != "chlo.tan") {
+            let opcode = opcode(op).unwrap();
+            assert!(Operation::from_name(opcode).is_some(), "{opcode}");
+            assert_eq!(name(opcode), Some(op));
+        }
+        for name in element_names() {
+            assert_eq!(element_name(element(name).unwrap()), Some(name));
+        }
+        assert!(crate::DType::ALL.iter().all(|dtype| element_name(dtype.element()).is_some()));
+    }
+}
