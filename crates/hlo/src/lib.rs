@@ -22,7 +22,7 @@ mod shape;
 mod small_float;
 mod stage;
 #[allow(dead_code, reason = "each direction uses its half")]
-mod stablehlo;
+pub mod stablehlo;
 pub mod suggest;
 mod syntax;
 pub mod table;

@@ -4,3 +4,6 @@
 //! `HloModuleProto` of a text.
 
 pub(crate) mod names;
+pub mod write;
+
+pub use write::{WriteError, WriteOptions, write};

@@ -1,0 +1,164 @@
+//! The head of the module, and those of its functions.
+
+use super::attributes::{brackets, dictionary, quoted, symbol};
+use super::error::{Result, WriteError};
+use super::location;
+use super::printer::{Leaf, Printer, Value, parameters, shape_of};
+use super::types::{self, Type};
+use crate::analysis::source::Sources;
+use crate::proto::{HloComputationProto, HloInstructionProto, Kind, OpSharding, ShapeProto};
+
+/// The number that XLA gives the host's memory in layouts.
+const HOST_MEMORY: i64 = 5;
+
+impl<'a> Printer<'a> {
+    pub(super) fn header(&mut self) {
+        let mut attributes = vec![
+            format!("mhlo.num_partitions = {} : i32", self.options.partitions),
+            format!("mhlo.num_replicas = {} : i32", self.options.replicas),
+        ];
+        if let Some(frontend) = self.module.frontend_attributes.as_ref().filter(|frontend| !frontend.map.is_empty()) {
+            attributes.push(format!("mhlo.frontend_attributes = {}", dictionary(&frontend.map)));
+        }
+        let name = match self.module.name.as_str() {
+            "" => String::new(),
+            name => format!(" {}", symbol(name)),
+        };
+        self.out.push_str(&format!("module{name} attributes {{{}}} {{\n", attributes.join(", ")));
+    }
+
+    /// The line that opens a function, and the values of its parameters. The entry, which has no name of its own, says
+    /// also what buffers its results take, and how its parameters and results are sharded.
+    pub(super) fn signature(
+        &mut self,
+        computation: &'a HloComputationProto,
+        name: Option<&str>,
+    ) -> std::result::Result<Vec<Value>, WriteError> {
+        let is_entry = name.is_none();
+        let root = computation.instructions.iter().find(|instruction| instruction.id == computation.root_id);
+        let Some(root) = root else {
+            let problem = format!("computation {:?} has no root", computation.name);
+            return Err(WriteError::MalformedModule { problem });
+        };
+        let result_shape = shape_of(root).map_err(|fault| fault.at(computation, root))?;
+        let results = types::leaves(result_shape).map_err(|fault| fault.at(computation, root))?;
+        let mut values = Vec::new();
+        let mut arguments = Vec::new();
+        let aliases = if is_entry { self.aliases(result_shape)? } else { Vec::new() };
+        for parameter in parameters(computation)? {
+            let value = self.parameter(parameter).map_err(|fault| fault.at(computation, parameter))?;
+            for (leaf, Leaf { name, ty }) in value.iter().enumerate() {
+                let mut attributes = Vec::new();
+                if is_entry {
+                    attributes = parameter_attributes(parameter, leaf, value.len());
+                    let place = (parameter.parameter_number, leaf);
+                    let taken = aliases.iter().filter(|(parameter, _)| *parameter == place);
+                    attributes.extend(taken.map(|(_, attribute)| attribute.clone()));
+                }
+                arguments.push(format!("{name}: {ty}{}{}", in_braces(&attributes), self.location_of(parameter)));
+            }
+            values.push(value);
+        }
+        let result = |(index, ty): (usize, &Type)| {
+            let sharding = root.sharding.as_deref().filter(|_| is_entry);
+            let attributes = sharding.and_then(|sharding| leaf_sharding(sharding, index, results.len()));
+            format!("{ty}{}", in_braces(&attributes.map(sharding_attribute).into_iter().collect::<Vec<_>>()))
+        };
+        let result_texts: Vec<String> = results.iter().enumerate().map(result).collect();
+        let visibility = if is_entry { "public" } else { "private" };
+        self.start_line();
+        self.out.push_str(&format!(
+            "func.func {visibility} {}({}) -> ({}) {{\n",
+            symbol(name.unwrap_or("main")),
+            arguments.join(", "),
+            result_texts.join(", ")
+        ));
+        Ok(values)
+    }
+
+    fn parameter(&mut self, parameter: &HloInstructionProto) -> Result<Value> {
+        let types = types::leaves(shape_of(parameter)?)?;
+        Ok(types.into_iter().map(|ty| self.argument(ty)).collect())
+    }
+
+    fn location_of(&self, instruction: &'a HloInstructionProto) -> String {
+        let location =
+            self.options.metadata.then(|| location::of(&Sources::of(self.module), instruction)).flatten();
+        location.map_or_else(String::new, |location| format!(" {location}"))
+    }
+
+    /// For each array of a parameter that a result may take the buffer of, or that is given away, the attribute that
+    /// says so.
+    fn aliases(&self, result: &ShapeProto) -> std::result::Result<Vec<((i64, usize), String)>, WriteError> {
+        let mut found: Vec<((i64, usize), String)> = Vec::new();
+        let wrong = |problem: String| WriteError::MalformedModule { problem };
+        let parameter = |number: i64, index: &[i64]| {
+            let entry = self.computation(self.module.entry_computation_id).ok();
+            let parameter = entry.and_then(|entry| {
+                entry.instructions.iter().find(|found| found.opcode == "parameter" && found.parameter_number == number)
+            });
+            let place = parameter.and_then(|found| types::at_index(found.shape.as_ref()?, index));
+            match place {
+                Some((leaf, _)) => Ok((number, leaf)),
+                None => Err(wrong(format!(
+                    "it gives away the buffer of parameter {number} at {}, which it does not have",
+                    brackets(index)
+                ))),
+            }
+        };
+        for alias in self.module.input_output_alias.iter().flat_map(|aliases| &aliases.entries) {
+            let Some((output, _)) = types::at_index(result, &alias.output_shape_index) else {
+                let index = brackets(&alias.output_shape_index);
+                return Err(wrong(format!("it has an alias of result {index}, which it does not have")));
+            };
+            let place = parameter(alias.parameter_number, &alias.parameter_shape_index)?;
+            if alias.kind == Kind::MustAlias as i32 {
+                return Err(wrong(format!(
+                    "result {output} must alias parameter {}, and StableHLO can only say that it may; change the alias",
+                    alias.parameter_number
+                )));
+            }
+            if found.iter().any(|(taken, _)| *taken == place) {
+                return Err(wrong(format!("two results alias parameter {}", alias.parameter_number)));
+            }
+            found.push((place, format!("tf.aliasing_output = {output} : i32")));
+        }
+        for donor in self.module.buffer_donor.iter().flat_map(|donors| &donors.entries) {
+            let place = parameter(donor.parameter_number, &donor.parameter_shape_index)?;
+            found.push((place, "jax.buffer_donor = true".to_owned()));
+        }
+        Ok(found)
+    }
+}
+
+/// What the entry says of an array of a parameter: its sharding, its memory, its frontend attributes.
+fn parameter_attributes(parameter: &HloInstructionProto, leaf: usize, leaves: usize) -> Vec<String> {
+    let mut attributes = Vec::new();
+    let sharding = parameter.sharding.as_deref();
+    attributes.extend(sharding.and_then(|sharding| leaf_sharding(sharding, leaf, leaves)).map(sharding_attribute));
+    if let Some(frontend) = parameter.frontend_attributes.as_ref().filter(|frontend| !frontend.map.is_empty()) {
+        attributes.push(format!("mhlo.frontend_attributes = {}", dictionary(&frontend.map)));
+    }
+    let layout = parameter.shape.as_ref().and_then(|shape| shape.layout.as_ref());
+    if layout.is_some_and(|layout| layout.memory_space == HOST_MEMORY) {
+        attributes.push("mhlo.memory_kind = \"pinned_host\"".to_owned());
+    }
+    attributes
+}
+
+/// The sharding of one array of several that have a sharding together.
+fn leaf_sharding(sharding: &OpSharding, leaf: usize, leaves: usize) -> Option<&OpSharding> {
+    match sharding.tuple_shardings.as_slice() {
+        [] => Some(sharding),
+        shardings if shardings.len() == leaves => shardings.get(leaf),
+        _ => None,
+    }
+}
+
+fn sharding_attribute(sharding: &OpSharding) -> String {
+    format!("mhlo.sharding = {}", quoted(crate::text::print_sharding(sharding).as_bytes()))
+}
+
+fn in_braces(attributes: &[String]) -> String {
+    if attributes.is_empty() { String::new() } else { format!(" {{{}}}", attributes.join(", ")) }
+}
