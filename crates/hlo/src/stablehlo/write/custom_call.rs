@@ -18,7 +18,11 @@ impl<'a> Printer<'a> {
             || instruction.feature_group_count > 1
             || instruction.batch_group_count > 1
             || instruction.padding_type != PaddingType::PaddingInvalid as i32;
-        if is_of_convolution || instruction.literal.is_some() || instruction.precision_config.is_some() {
+        // Readers of text state the default for each operand.
+        let is_precise = instruction.precision_config.as_deref().is_some_and(|config| {
+            config.algorithm != 0 || config.operand_precision.iter().any(|&precision| precision != 0)
+        });
+        if is_of_convolution || instruction.literal.is_some() || is_precise {
             return no_form(
                 "a custom call of StableHLO has neither a window, a precision nor a literal; state them in its \
                  configuration",

@@ -314,8 +314,14 @@ fn dot(instruction: &HloInstructionProto) -> Result<Attributes> {
     ];
     let parts: Vec<String> = lists.iter().map(|(name, list)| format!("{name} = {}", brackets(list))).collect();
     let mut attributes = vec![("dot_dimension_numbers", format!("#stablehlo.dot<{}>", parts.join(", ")))];
-    attributes.extend(attributes::precision(instruction)?.map(|precision| ("precision_config", precision)));
-    attributes.extend(attributes::algorithm(instruction)?.map(|algorithm| ("algorithm", algorithm)));
+    // An algorithm decides alone: XLA does not look at the precisions then, and StableHLO forbids them.
+    attributes.push(match attributes::algorithm(instruction)? {
+        Some(algorithm) => ("algorithm", algorithm),
+        None => match attributes::precision(instruction)? {
+            Some(precision) => ("precision_config", precision),
+            None => return Ok(attributes),
+        },
+    });
     Ok(attributes)
 }
 
