@@ -12,7 +12,7 @@ use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::DType::F64;
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, TensorType, Value, verify};
 use meshloom::ops::*;
-use meshloom::pjrt::{Buffer, Client, CompileOptions, Executable, ExecuteOptions};
+use meshloom::pjrt::{Buffer, Client, CompileOptions, Executable, ExecuteOptions, ProgramFormat};
 use prost::Message;
 
 use crate::harness::*;
@@ -41,16 +41,16 @@ fn emitted(graph: &Graph) -> EmittedModule {
 
 impl Program {
     pub fn compile(graph: &Graph) -> Program {
-        Program::compile_on(&client(), graph)
+        Program::compile_on(&client(), graph, ProgramFormat::Hlo)
     }
 
-    pub fn compile_on(client: &Client, graph: &Graph) -> Program {
+    pub fn compile_on(client: &Client, graph: &Graph, format: ProgramFormat) -> Program {
         let module = emitted(graph);
-        let compiled = client.compile(&module.bytes, &options());
+        let compiled = client.compile(&module.bytes, &options().with_format(format));
         let explain = |error| {
             let text = print(&module.decode().expect("a module"), &TextOptions::canonical());
             let start: String = text.chars().take(4000).collect();
-            panic!("{}: {error}\n{start}", graph.name())
+            panic!("{} as {format:?}: {error}\n{start}", graph.name())
         };
         Program(compiled.unwrap_or_else(explain))
     }
@@ -151,7 +151,8 @@ fn aborts_on(plugin: &str, run: &Run) -> bool {
     plugin == "xla-cpu-pjrt" && run.operands.iter().chain(&run.expected).any(is_narrow)
 }
 
-/// One of `share` runs of each entry: most of the time goes to compiling them.
+/// One of `share` runs of each entry: most of the time goes to compiling them. The plugin gets the programs in both
+/// languages.
 fn values_on(plugin: &str, client: &Client, share: usize) {
     let entries = entries();
     let runs: Vec<(&str, &Run)> = entries
@@ -173,14 +174,16 @@ fn values_on(plugin: &str, client: &Client, share: usize) {
             outputs
         });
         let inputs: Vec<Literal> = chunk.iter().flat_map(|(_, run)| run.operands.iter().map(Tensor::literal)).collect();
-        let mut outputs = Program::compile_on(client, &graph).run(&inputs).into_iter();
         let mut problems = Vec::new();
-        for (name, run) in chunk {
-            for expected in &run.expected {
-                let found = outputs.next().expect("as many outputs as results");
-                let what =
-                    format!("{name}: {:?} of {:?}", run.op, run.operands.iter().map(|x| &x.ty).collect::<Vec<_>>());
-                problems.extend(compare(&what, &found, expected, run.tolerance).err());
+        for format in [ProgramFormat::Hlo, ProgramFormat::StableHlo] {
+            let mut outputs = Program::compile_on(client, &graph, format).run(&inputs).into_iter();
+            for (name, run) in chunk {
+                for expected in &run.expected {
+                    let found = outputs.next().expect("as many outputs as results");
+                    let types: Vec<_> = run.operands.iter().map(|operand| &operand.ty).collect();
+                    let what = format!("{name} as {format:?}: {:?} of {types:?}", run.op);
+                    problems.extend(compare(&what, &found, expected, run.tolerance).err());
+                }
             }
         }
         assert!(problems.is_empty(), "{plugin}: {} problems\n{}", problems.len(), problems.join("\n"));

@@ -88,20 +88,21 @@ pub(super) fn dictionary<'e>(entries: impl IntoIterator<Item = (&'e String, &'e 
     format!("{{{}}}", entries.join(", "))
 }
 
-/// The precision of the operands of a product; none where it is not stated.
-pub(super) fn precision(instruction: &HloInstructionProto) -> Result<Option<String>> {
+/// The precision of the operands of a product, in a dialect; none where it is not stated.
+pub(super) fn precision(instruction: &HloInstructionProto, dialect: &str) -> Result<Option<String>> {
     let precisions = match instruction.precision_config.as_deref() {
         Some(config) if !config.operand_precision.is_empty() => &config.operand_precision,
         _ => return Ok(None),
     };
     let mut words = Vec::with_capacity(precisions.len());
     for &precision in precisions {
-        words.push(match Precision::try_from(precision) {
-            Ok(Precision::Default) => "#stablehlo<precision DEFAULT>",
-            Ok(Precision::High) => "#stablehlo<precision HIGH>",
-            Ok(Precision::Highest) => "#stablehlo<precision HIGHEST>",
+        let word = match Precision::try_from(precision) {
+            Ok(Precision::Default) => "DEFAULT",
+            Ok(Precision::High) => "HIGH",
+            Ok(Precision::Highest) => "HIGHEST",
             Err(_) => return no_form(format!("operand precision {precision} is not one of StableHLO's; use another")),
-        });
+        };
+        words.push(format!("#{dialect}<precision {word}>"));
     }
     Ok(Some(format!("[{}]", words.join(", "))))
 }

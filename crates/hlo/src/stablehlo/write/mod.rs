@@ -33,6 +33,8 @@ mod operation;
 mod printer;
 mod signature;
 mod types;
+#[cfg(test)]
+mod tests;
 
 pub use error::WriteError;
 

@@ -41,6 +41,10 @@ impl<'a> Printer<'a> {
             "all-gather" | "all-reduce" | "all-to-all" | "collective-broadcast" | "collective-permute"
             | "reduce-scatter" => self.collective(scope, instruction),
             "rng" => self.random(scope, instruction),
+            "ragged-dot" => {
+                let attributes = ragged_dot(instruction)?;
+                self.with_regions(scope, instruction, "chlo.ragged_dot", attributes, Vec::new())
+            }
             "topk" => {
                 let own = [("k", number(instruction.k)), ("largest", instruction.largest.to_string())];
                 self.extension(scope, instruction, "topk", &own)
@@ -252,9 +256,8 @@ fn instead_of(opcode: &str) -> &'static str {
         "infeed" | "outfeed" | "send" | "send-done" | "recv" | "recv-done" => {
             "transfers to the host are not written; give the values as parameters and results"
         }
-        "ragged-dot" => "no plugin takes it as StableHLO; lower it to products, as meshloom does by default",
         opcode if ["-start", "-done", "-update"].iter().any(|end| opcode.ends_with(end)) => {
-            "asynchronous operations are made by a compiler's passes; use the opcode without -start and -done"
+            "asynchronous operations are made by a compiler's passes; use the opcode of what they do"
         }
         _ => "no op of StableHLO does the same; write it with other opcodes, or give the plugin the module as HLO",
     }
@@ -312,17 +315,45 @@ fn dot(instruction: &HloInstructionProto) -> Result<Attributes> {
         ("lhs_contracting_dimensions", &numbers.lhs_contracting_dimensions),
         ("rhs_contracting_dimensions", &numbers.rhs_contracting_dimensions),
     ];
-    let parts: Vec<String> = lists.iter().map(|(name, list)| format!("{name} = {}", brackets(list))).collect();
-    let mut attributes = vec![("dot_dimension_numbers", format!("#stablehlo.dot<{}>", parts.join(", ")))];
+    let mut attributes = vec![("dot_dimension_numbers", numbered("stablehlo.dot", &lists))];
     // An algorithm decides alone: XLA does not look at the precisions then, and StableHLO forbids them.
     attributes.push(match attributes::algorithm(instruction)? {
         Some(algorithm) => ("algorithm", algorithm),
-        None => match attributes::precision(instruction)? {
+        None => match attributes::precision(instruction, "stablehlo")? {
             Some(precision) => ("precision_config", precision),
             None => return Ok(attributes),
         },
     });
     Ok(attributes)
+}
+
+/// A product of rows in groups, each with a matrix of its own. StableHLO leaves it to the dialect above it.
+fn ragged_dot(instruction: &HloInstructionProto) -> Result<Attributes> {
+    let numbers = instruction.ragged_dot_dimension_numbers.as_deref();
+    let Some((numbers, dot)) = numbers.and_then(|numbers| Some((numbers, numbers.dot_dimension_numbers.as_ref()?)))
+    else {
+        return malformed("it has no dimension numbers");
+    };
+    if attributes::algorithm(instruction)?.is_some() {
+        return no_form("a ragged product of StableHLO has no algorithm; leave it out");
+    }
+    let lists = [
+        ("lhs_batching_dimensions", &dot.lhs_batch_dimensions),
+        ("rhs_batching_dimensions", &dot.rhs_batch_dimensions),
+        ("lhs_contracting_dimensions", &dot.lhs_contracting_dimensions),
+        ("rhs_contracting_dimensions", &dot.rhs_contracting_dimensions),
+        ("lhs_ragged_dimensions", &numbers.lhs_ragged_dimensions),
+        ("rhs_group_dimensions", &numbers.rhs_group_dimensions),
+    ];
+    let mut attributes = vec![("ragged_dot_dimension_numbers", numbered("chlo.ragged_dot", &lists))];
+    attributes.extend(attributes::precision(instruction, "chlo")?.map(|precision| ("precision_config", precision)));
+    Ok(attributes)
+}
+
+/// `#stablehlo.dot<lhs_batching_dimensions = [], ...>`.
+fn numbered(name: &str, lists: &[(&str, &Vec<i64>)]) -> String {
+    let parts: Vec<String> = lists.iter().map(|(name, list)| format!("{name} = {}", brackets(list))).collect();
+    format!("#{name}<{}>", parts.join(", "))
 }
 
 fn convolution(scope: &Scope<'_>, instruction: &HloInstructionProto) -> Result<Attributes> {
@@ -340,7 +371,7 @@ fn convolution(scope: &Scope<'_>, instruction: &HloInstructionProto) -> Result<A
     found.push(("window_reversal", window_reversal(dimensions)));
     found.push(("feature_group_count", number(instruction.feature_group_count.max(1))));
     found.push(("batch_group_count", number(instruction.batch_group_count.max(1))));
-    found.extend(attributes::precision(instruction)?.map(|precision| ("precision_config", precision)));
+    found.extend(attributes::precision(instruction, "stablehlo")?.map(|precision| ("precision_config", precision)));
     Ok(found)
 }
 
@@ -437,15 +468,22 @@ fn starts_are_scalars(scope: &Scope<'_>, instruction: &HloInstructionProto, firs
     Ok(())
 }
 
+/// More devices than any real program has; a few bytes may claim any number of them.
+const MAX_DEVICES: u64 = 1 << 20;
+
 /// The groups of a collective as a matrix; shorter ones are filled up with -1.
 fn groups(instruction: &HloInstructionProto) -> Result<String> {
-    let lists = match DeviceGroups::of(instruction) {
+    let groups = DeviceGroups::of(instruction);
+    let devices = match &groups {
         DeviceGroups::One => return Ok("dense<> : tensor<0x0xi64>".to_owned()),
-        groups => match groups.lists() {
-            Some(lists) => lists,
-            None => return malformed("its groups of devices cannot be read"),
-        },
+        DeviceGroups::Iota { dims, .. } => dims.iter().fold(1, |product: u64, &size| product.saturating_mul(size)),
+        DeviceGroups::Lists(lists) => (lists.len() as u64).saturating_mul(groups.size().unwrap_or(0)),
+        DeviceGroups::Unreadable => return malformed("its groups of devices cannot be read"),
     };
+    if devices > MAX_DEVICES {
+        return malformed(format!("its groups have {devices} members, and {MAX_DEVICES} are written at most"));
+    }
+    let Some(lists) = groups.lists() else { return malformed("its groups of devices cannot be read") };
     let size = lists.iter().map(Vec::len).max().unwrap_or(0);
     let row = |list: &Vec<u64>| {
         let mut row: Vec<i64> = list.iter().map(|&device| device as i64).collect();

@@ -13,7 +13,7 @@ use crate::analysis::source::Sources;
 use crate::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, ShapeProto};
 
 /// Regions inside of regions, and function bodies that are written from within. Each level takes some of the stack.
-const MAX_DEPTH: usize = 100;
+const MAX_DEPTH: usize = 64;
 
 /// How many times its own size as a proto a module may take as text, beside [`SMALL`].
 const MAX_RATIO: usize = 64;

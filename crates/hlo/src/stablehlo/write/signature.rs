@@ -1,11 +1,12 @@
 //! The head of the module, and those of its functions.
 
-use super::attributes::{brackets, dictionary, quoted, symbol};
+use super::attributes::{array, brackets, dictionary, quoted, symbol};
 use super::error::{Result, WriteError};
 use super::location;
 use super::printer::{Leaf, Printer, Value, parameters, shape_of};
 use super::types::{self, Type};
 use crate::analysis::source::Sources;
+use crate::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use crate::proto::{HloComputationProto, HloInstructionProto, Kind, OpSharding, ShapeProto};
 
 /// The number that XLA gives the host's memory in layouts.
@@ -19,6 +20,10 @@ impl<'a> Printer<'a> {
         ];
         if let Some(frontend) = self.module.frontend_attributes.as_ref().filter(|frontend| !frontend.map.is_empty()) {
             attributes.push(format!("mhlo.frontend_attributes = {}", dictionary(&frontend.map)));
+        }
+        let must: Vec<String> = self.aliases_of(Kind::MustAlias).map(must_alias).collect();
+        if !must.is_empty() {
+            attributes.push(format!("mhlo.input_output_alias = [{}]", must.join(", ")));
         }
         let name = match self.module.name.as_str() {
             "" => String::new(),
@@ -51,6 +56,7 @@ impl<'a> Printer<'a> {
                 let mut attributes = Vec::new();
                 if is_entry {
                     attributes = parameter_attributes(parameter, leaf, value.len());
+                    attributes.extend(self.layout_of_parameter(parameter.parameter_number, leaf));
                     let place = (parameter.parameter_number, leaf);
                     let taken = aliases.iter().filter(|(parameter, _)| *parameter == place);
                     attributes.extend(taken.map(|(_, attribute)| attribute.clone()));
@@ -60,9 +66,15 @@ impl<'a> Printer<'a> {
             values.push(value);
         }
         let result = |(index, ty): (usize, &Type)| {
-            let sharding = root.sharding.as_deref().filter(|_| is_entry);
-            let attributes = sharding.and_then(|sharding| leaf_sharding(sharding, index, results.len()));
-            format!("{ty}{}", in_braces(&attributes.map(sharding_attribute).into_iter().collect::<Vec<_>>()))
+            let mut attributes = Vec::new();
+            if is_entry {
+                let sharding = root.sharding.as_deref();
+                let sharding = sharding.and_then(|sharding| leaf_sharding(sharding, index, results.len()));
+                attributes.extend(sharding.map(sharding_attribute));
+                let program = self.module.host_program_shape.as_ref();
+                attributes.extend(program.and_then(|program| layout_attribute(program.result.as_ref()?, index)));
+            }
+            format!("{ty}{}", in_braces(&attributes))
         };
         let result_texts: Vec<String> = results.iter().enumerate().map(result).collect();
         let visibility = if is_entry { "public" } else { "private" };
@@ -76,9 +88,19 @@ impl<'a> Printer<'a> {
         Ok(values)
     }
 
+    fn aliases_of(&self, kind: Kind) -> impl Iterator<Item = &AliasEntryProto> {
+        let aliases = self.module.input_output_alias.iter().flat_map(|aliases| &aliases.entries);
+        aliases.filter(move |alias| alias.kind == kind as i32)
+    }
+
     fn parameter(&mut self, parameter: &HloInstructionProto) -> Result<Value> {
         let types = types::leaves(shape_of(parameter)?)?;
         Ok(types.into_iter().map(|ty| self.argument(ty)).collect())
+    }
+
+    fn layout_of_parameter(&self, number: i64, leaf: usize) -> Option<String> {
+        let program = self.module.host_program_shape.as_ref()?;
+        layout_attribute(program.parameters.get(usize::try_from(number).ok()?)?, leaf)
     }
 
     fn location_of(&self, instruction: &'a HloInstructionProto) -> String {
@@ -112,11 +134,9 @@ impl<'a> Printer<'a> {
                 return Err(wrong(format!("it has an alias of result {index}, which it does not have")));
             };
             let place = parameter(alias.parameter_number, &alias.parameter_shape_index)?;
+            // Those that are a must are written on the module.
             if alias.kind == Kind::MustAlias as i32 {
-                return Err(wrong(format!(
-                    "result {output} must alias parameter {}, and StableHLO can only say that it may; change the alias",
-                    alias.parameter_number
-                )));
+                continue;
             }
             if found.iter().any(|(taken, _)| *taken == place) {
                 return Err(wrong(format!("two results alias parameter {}", alias.parameter_number)));
@@ -129,6 +149,16 @@ impl<'a> Printer<'a> {
         }
         Ok(found)
     }
+}
+
+/// A result that has to take the buffer of a parameter, as XLA's module attribute says it.
+fn must_alias(alias: &AliasEntryProto) -> String {
+    format!(
+        "{{alias = {{kind = \"must_alias\", parameter_index = {}, parameter_number = {} : i64}}, output_index = {}}}",
+        array(&alias.parameter_shape_index),
+        alias.parameter_number,
+        array(&alias.output_shape_index)
+    )
 }
 
 /// What the entry says of an array of a parameter: its sharding, its memory, its frontend attributes.
@@ -144,6 +174,14 @@ fn parameter_attributes(parameter: &HloInstructionProto, leaf: usize, leaves: us
         attributes.push("mhlo.memory_kind = \"pinned_host\"".to_owned());
     }
     attributes
+}
+
+/// The layout of an array of a parameter or result of the program, if it is not row-major.
+fn layout_attribute(shape: &ShapeProto, leaf: usize) -> Option<String> {
+    let layout = types::leaf_shape(shape, leaf)?.layout.as_ref()?;
+    let is_row_major = layout.minor_to_major.windows(2).all(|pair| pair[0] > pair[1]);
+    let order: Vec<String> = layout.minor_to_major.iter().map(i64::to_string).collect();
+    (!is_row_major).then(|| format!("mhlo.layout_mode = \"{{{}}}\"", order.join(",")))
 }
 
 /// The sharding of one array of several that have a sharding together.

@@ -77,6 +77,21 @@ pub(super) fn leaf_count(shape: &ShapeProto) -> usize {
     if is_tuple(shape) { shape.tuple_shapes.iter().map(leaf_count).sum() } else { 1 }
 }
 
+/// The shape of the array or token with a number among those in a shape.
+pub(super) fn leaf_shape(shape: &ShapeProto, mut leaf: usize) -> Option<&ShapeProto> {
+    if !is_tuple(shape) {
+        return (leaf == 0).then_some(shape);
+    }
+    for part in &shape.tuple_shapes {
+        let count = leaf_count(part);
+        if leaf < count {
+            return leaf_shape(part, leaf);
+        }
+        leaf -= count;
+    }
+    None
+}
+
 /// How many arrays and tokens come before the part of a shape that an index names, and the part.
 pub(super) fn at_index<'s>(shape: &'s ShapeProto, index: &[i64]) -> Option<(usize, &'s ShapeProto)> {
     let (mut before, mut part) = (0, shape);
