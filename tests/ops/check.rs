@@ -125,8 +125,8 @@ const ON_PLUGIN: &str = "MESHLOOM_TEST_CPU";
 #[test]
 fn values_are_those_of_the_reference() {
     match env::var_os(ON_PLUGIN) {
-        Some(_) => cpu_clients().iter().for_each(|(plugin, client)| values_on(plugin, client, 4)),
-        None => values_on("the preferred plugin", &client(), 1),
+        Some(_) => cpu_clients().iter().for_each(|(plugin, client)| values_on(plugin, client, [4, 8])),
+        None => values_on("the preferred plugin", &client(), [1, 4]),
     }
 }
 
@@ -151,9 +151,14 @@ fn aborts_on(plugin: &str, run: &Run) -> bool {
     plugin == "xla-cpu-pjrt" && run.operands.iter().chain(&run.expected).any(is_narrow)
 }
 
-/// One of `share` runs of each entry: most of the time goes to compiling them. The plugin gets the programs in both
-/// languages.
-fn values_on(plugin: &str, client: &Client, share: usize) {
+/// One of `shares` runs of each entry, as HLO and as StableHLO: most of the time goes to compiling them.
+fn values_on(plugin: &str, client: &Client, shares: [usize; 2]) {
+    for (format, share) in [ProgramFormat::Hlo, ProgramFormat::StableHlo].into_iter().zip(shares) {
+        values_in(format, plugin, client, share);
+    }
+}
+
+fn values_in(format: ProgramFormat, plugin: &str, client: &Client, share: usize) {
     let entries = entries();
     let runs: Vec<(&str, &Run)> = entries
         .iter()
@@ -174,16 +179,14 @@ fn values_on(plugin: &str, client: &Client, share: usize) {
             outputs
         });
         let inputs: Vec<Literal> = chunk.iter().flat_map(|(_, run)| run.operands.iter().map(Tensor::literal)).collect();
+        let mut outputs = Program::compile_on(client, &graph, format).run(&inputs).into_iter();
         let mut problems = Vec::new();
-        for format in [ProgramFormat::Hlo, ProgramFormat::StableHlo] {
-            let mut outputs = Program::compile_on(client, &graph, format).run(&inputs).into_iter();
-            for (name, run) in chunk {
-                for expected in &run.expected {
-                    let found = outputs.next().expect("as many outputs as results");
-                    let types: Vec<_> = run.operands.iter().map(|operand| &operand.ty).collect();
-                    let what = format!("{name} as {format:?}: {:?} of {types:?}", run.op);
-                    problems.extend(compare(&what, &found, expected, run.tolerance).err());
-                }
+        for (name, run) in chunk {
+            for expected in &run.expected {
+                let found = outputs.next().expect("as many outputs as results");
+                let types: Vec<_> = run.operands.iter().map(|operand| &operand.ty).collect();
+                let what = format!("{name} as {format:?}: {:?} of {types:?}", run.op);
+                problems.extend(compare(&what, &found, expected, run.tolerance).err());
             }
         }
         assert!(problems.is_empty(), "{plugin}: {} problems\n{}", problems.len(), problems.join("\n"));

@@ -41,8 +41,10 @@ fn every_dialect_is_one_device() {
                 assert!(error.contains(expected), "{name}: {error}");
                 continue;
             }
-            let error =
-                relative_error(&found.unwrap_or_else(|error| panic!("{name} {annotation:?} {format:?}: {error}")), &expected);
+            let error = relative_error(
+                &found.unwrap_or_else(|error| panic!("{name} {annotation:?} {format:?}: {error}")),
+                &expected,
+            );
             assert!(error <= 1e-5, "{name} {annotation:?} {format:?}: {error:.1e}");
         }
     }

@@ -61,7 +61,12 @@ fn form(arguments: &Show, json: bool) -> Result<Emit> {
         (Some(_), true) => bail!("--json is --emit json, and another form is asked for; leave one of them out"),
     };
     let options = [
-        ("--full", arguments.full, matches!(emit, Emit::Text | Emit::Stablehlo | Emit::Html), "text, stablehlo and html"),
+        (
+            "--full",
+            arguments.full,
+            matches!(emit, Emit::Text | Emit::Stablehlo | Emit::Html),
+            "text, stablehlo and html",
+        ),
         ("--depth", arguments.depth.is_some(), matches!(emit, Emit::Dot | Emit::Svg), "dot and svg"),
         (
             "--computation",

@@ -123,8 +123,8 @@ impl Language {
         if self.format == ProgramFormat::Hlo {
             return Ok(Cow::Borrowed(module));
         }
-        let module = HloModuleProto::decode(module)
-            .map_err(|error| PjrtError::InvalidModule { reason: error.to_string() })?;
+        let module =
+            HloModuleProto::decode(module).map_err(|error| PjrtError::InvalidModule { reason: error.to_string() })?;
         let text = stablehlo::write(&module, &self.write)?;
         Ok(Cow::Owned(text.into_bytes()))
     }

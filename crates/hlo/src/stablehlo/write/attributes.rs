@@ -139,9 +139,9 @@ pub(super) fn algorithm(instruction: &HloInstructionProto) -> Result<Option<Stri
 /// How exact a function of one number has to be; none where it is not stated.
 pub(super) fn accuracy(instruction: &HloInstructionProto) -> Option<String> {
     match instruction.result_accuracy.as_ref()?.specs.as_ref()? {
-        Specs::Mode(mode) if *mode == Mode::Highest as i32 => Some(
-            "#stablehlo.result_accuracy<mode = #stablehlo.result_accuracy_mode<HIGHEST>>".to_owned(),
-        ),
+        Specs::Mode(mode) if *mode == Mode::Highest as i32 => {
+            Some("#stablehlo.result_accuracy<mode = #stablehlo.result_accuracy_mode<HIGHEST>>".to_owned())
+        }
         Specs::Mode(_) => None,
         Specs::Tolerance(tolerance) => Some(format!(
             "#stablehlo.result_accuracy<atol = {:e}, rtol = {:e}, ulps = {}, \

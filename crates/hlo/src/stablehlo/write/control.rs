@@ -68,8 +68,7 @@ impl<'a> Printer<'a> {
         let operand_types: Vec<&str> = operands.iter().map(|leaf| &*leaf.ty).collect();
         let common = self.common(instruction);
         let attributes: Vec<String> = common.iter().map(|(name, value)| format!("{name} = {value}")).collect();
-        let attributes =
-            if attributes.is_empty() { String::new() } else { format!(" {{{}}}", attributes.join(", ")) };
+        let attributes = if attributes.is_empty() { String::new() } else { format!(" {{{}}}", attributes.join(", ")) };
         let text = format!(
             "call {callee}({}){attributes} : ({}) -> {}",
             names(&operands),
@@ -105,8 +104,7 @@ impl<'a> Printer<'a> {
     ) -> Result<Value> {
         let rank = scope.operand_shape(instruction, 0)?.dimensions.len();
         let dimensions = window_of(instruction, rank)?;
-        let is_changed =
-            |of: &WindowDimension| of.base_dilation > 1 || of.window_dilation > 1 || of.window_reversal;
+        let is_changed = |of: &WindowDimension| of.base_dilation > 1 || of.window_dilation > 1 || of.window_reversal;
         if dimensions.iter().any(is_changed) {
             return no_form("its window is dilated or reversed; write it as a reduce-window and a scatter");
         }

@@ -2,7 +2,7 @@
 
 use super::attributes::{Attributes, brackets, layout, number, quoted};
 use super::error::{Result, malformed, no_form};
-use super::printer::{Op, Printer, Leaf, Scope, Value, shape_of};
+use super::printer::{Leaf, Op, Printer, Scope, Value, shape_of};
 use super::types::{self, Type, is_token, is_tuple};
 use crate::parse::braced_length;
 use crate::proto::payload::PayloadSource;
@@ -136,10 +136,14 @@ impl<'a> Printer<'a> {
         let payload = instruction.backend_config_payload.as_deref().and_then(|payload| payload.payload_source.as_ref());
         let bytes: &[u8] = match payload {
             Some(PayloadSource::Value(value)) => value,
-            Some(PayloadSource::Id(id)) => match usize::try_from(*id).ok().and_then(|id| self.module.payloads.get(id)) {
-                Some(payload) => payload,
-                None => return malformed(format!("its configuration is payload {id}, which the module does not have")),
-            },
+            Some(PayloadSource::Id(id)) => {
+                match usize::try_from(*id).ok().and_then(|id| self.module.payloads.get(id)) {
+                    Some(payload) => payload,
+                    None => {
+                        return malformed(format!("its configuration is payload {id}, which the module does not have"));
+                    }
+                }
+            }
             None => &instruction.backend_config,
         };
         if version != TYPED {
@@ -150,7 +154,9 @@ impl<'a> Printer<'a> {
         }
         match std::str::from_utf8(bytes) {
             Ok(text) if braced_length(bytes) == Some(bytes.len()) => Ok(text.to_owned()),
-            _ => malformed("its calling convention takes a dictionary `{name = value}` as configuration, and it has none"),
+            _ => malformed(
+                "its calling convention takes a dictionary `{name = value}` as configuration, and it has none",
+            ),
         }
     }
 

@@ -36,8 +36,10 @@ pub enum WriteError {
         problem: String,
     },
     /// Computations that become regions of others are nested too deeply, or in a circle.
-    #[error("computation {computation:?} is nested more than {limit} deep in regions of loops, branches and reductions, \
-             or calls itself; make it a called computation (opcode call)")]
+    #[error(
+        "computation {computation:?} is nested more than {limit} deep in regions of loops, branches and reductions, \
+             or calls itself; make it a called computation (opcode call)"
+    )]
     Deep {
         /// The name of the innermost computation.
         computation: String,
@@ -45,8 +47,10 @@ pub enum WriteError {
         limit: usize,
     },
     /// Computations that several instructions use are written once for each of them, which makes too long a text.
-    #[error("the text would have more than {limit} bytes, because computations that become regions of several \
-             instructions are written for each; make them called computations (opcode call)")]
+    #[error(
+        "the text would have more than {limit} bytes, because computations that become regions of several \
+             instructions are written for each; make them called computations (opcode call)"
+    )]
     Long {
         /// So many bytes are written.
         limit: usize,

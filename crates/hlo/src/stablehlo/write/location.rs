@@ -9,9 +9,9 @@ pub(super) fn of<'a>(sources: &Sources<'a>, instruction: &'a HloInstructionProto
     let name = op_name(instruction);
     // Innermost first; each is called at the one after it.
     let mut stack = sources.stack(instruction).into_iter().rev();
-    let place = stack.next().map(|outermost| stack.fold(line(&outermost), |callers, frame| {
-        format!("callsite({} at {callers})", line(&frame))
-    }));
+    let place = stack.next().map(|outermost| {
+        stack.fold(line(&outermost), |callers, frame| format!("callsite({} at {callers})", line(&frame)))
+    });
     match (name, place) {
         ("", None) => None,
         ("", Some(place)) => Some(format!("loc({place})")),

@@ -13,6 +13,7 @@ use crate::proto::padding_config::PaddingConfigDimension;
 use crate::proto::triangular_solve_options::Transpose;
 use crate::proto::{
     ConvolutionDimensionNumbers, FftType, HloInstructionProto, RandomAlgorithm, RandomDistribution, ShapeProto,
+    SparsityConfig,
 };
 use crate::stablehlo::names;
 use crate::syntax::opcodes::{Mark, Operation};
@@ -38,7 +39,11 @@ impl<'a> Printer<'a> {
             "sort" => self.sort(scope, instruction),
             "scatter" => self.scatter(scope, instruction),
             "custom-call" => self.custom_call(scope, instruction),
-            "all-gather" | "all-reduce" | "all-to-all" | "collective-broadcast" | "collective-permute"
+            "all-gather"
+            | "all-reduce"
+            | "all-to-all"
+            | "collective-broadcast"
+            | "collective-permute"
             | "reduce-scatter" => self.collective(scope, instruction),
             "rng" => self.random(scope, instruction),
             "ragged-dot" => {
@@ -154,7 +159,9 @@ impl<'a> Printer<'a> {
         }
         if instruction.use_global_device_ids {
             if !matches!(opcode, "all-gather" | "all-reduce" | "reduce-scatter") {
-                return no_form("only gathers and reductions may number devices globally; leave use_global_device_ids out");
+                return no_form(
+                    "only gathers and reductions may number devices globally; leave use_global_device_ids out",
+                );
             }
             attributes.push(("use_global_device_ids", String::new()));
         }
@@ -360,7 +367,8 @@ fn convolution(scope: &Scope<'_>, instruction: &HloInstructionProto) -> Result<A
     let Some(numbers) = instruction.convolution_dimension_numbers.as_deref() else {
         return malformed("it has no dimension numbers");
     };
-    if instruction.sparsity_config.is_some() || attributes::algorithm(instruction)?.is_some() {
+    let is_sparse = instruction.sparsity_config.as_ref().is_some_and(|config| **config != SparsityConfig::default());
+    if is_sparse || attributes::algorithm(instruction)?.is_some() {
         return no_form("a convolution of StableHLO is dense and has no algorithm; leave them out");
     }
     let rank = scope.operand_shape(instruction, 0)?.dimensions.len();

@@ -126,7 +126,8 @@ impl<'a> Printer<'a> {
 
     pub(super) fn module(mut self) -> std::result::Result<String, WriteError> {
         let Some(&entry) = self.computations.get(&self.module.entry_computation_id) else {
-            let problem = format!("its entry is computation {}, which it does not have", self.module.entry_computation_id);
+            let problem =
+                format!("its entry is computation {}, which it does not have", self.module.entry_computation_id);
             return Err(WriteError::MalformedModule { problem });
         };
         self.header();
@@ -185,7 +186,11 @@ impl<'a> Printer<'a> {
     }
 
     /// A function: the entry, which is called `main`, or a private one.
-    fn function(&mut self, computation: &'a HloComputationProto, name: Option<&str>) -> std::result::Result<(), WriteError> {
+    fn function(
+        &mut self,
+        computation: &'a HloComputationProto,
+        name: Option<&str>,
+    ) -> std::result::Result<(), WriteError> {
         (self.values, self.arguments) = (0, 0);
         self.indent = 1;
         let parameters = self.signature(computation, name)?;

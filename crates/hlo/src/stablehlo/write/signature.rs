@@ -104,8 +104,7 @@ impl<'a> Printer<'a> {
     }
 
     fn location_of(&self, instruction: &'a HloInstructionProto) -> String {
-        let location =
-            self.options.metadata.then(|| location::of(&Sources::of(self.module), instruction)).flatten();
+        let location = self.options.metadata.then(|| location::of(&Sources::of(self.module), instruction)).flatten();
         location.map_or_else(String::new, |location| format!(" {location}"))
     }
 

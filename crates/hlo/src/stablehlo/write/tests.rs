@@ -119,7 +119,10 @@ fn constants_of_every_kind() {
     }
     let numbers: Vec<String> = (0..101).map(|number| number.to_string()).collect();
     let lines = body(&format!("ROOT c = u8[101] constant({{{}}})", numbers.join(", "))).unwrap();
-    assert!(lines[0].starts_with("%0 = stablehlo.constant dense<\"0x000102") && lines[0].contains("6364\">"), "{lines:?}");
+    assert!(
+        lines[0].starts_with("%0 = stablehlo.constant dense<\"0x000102") && lines[0].contains("6364\">"),
+        "{lines:?}"
+    );
 }
 
 #[test]
