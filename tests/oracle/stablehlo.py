@@ -3,8 +3,8 @@
     cargo build --release -p hlo-dump
     python3 tests/oracle/stablehlo.py --check [FILE_OR_FOLDER ...]
 
-Needs jax (made with 0.10.2), and hlo-dump in the folder of the build or at HLO_DUMP; skipped without it. Reads every snapshot
-under hlo_snapshots/ and every module of tests/oracle/hlo and tests/foreign; those of `REFUSED` must be refused.
+Needs jax (made with 0.10.2), and hlo-dump in the folder of the build or at HLO_DUMP; skipped without it. Reads every
+snapshot under hlo_snapshots/ and every module of tests/oracle/hlo and tests/foreign; those of `REFUSED` must be refused.
 """
 
 import os

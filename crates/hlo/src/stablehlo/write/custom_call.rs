@@ -6,7 +6,7 @@ use super::printer::{Leaf, Op, Printer, Scope, Value, shape_of};
 use super::types::{self, Type, is_token, is_tuple};
 use crate::parse::braced_length;
 use crate::proto::payload::PayloadSource;
-use crate::proto::{CustomCallApiVersion, HloInstructionProto, PaddingType, ShapeProto};
+use crate::proto::{CustomCallApiVersion, HloInstructionProto, OutputOperandAliasing, PaddingType, ShapeProto};
 
 /// The calling convention in which the configuration is a dictionary.
 const TYPED: i32 = CustomCallApiVersion::ApiVersionTypedFfi as i32;
@@ -106,7 +106,10 @@ impl<'a> Printer<'a> {
         leaves: &mut dyn Iterator<Item = Leaf>,
     ) -> Result<Value> {
         if !is_tuple(shape) {
-            return Ok(leaves.next().into_iter().collect());
+            return match leaves.next() {
+                Some(leaf) => Ok(vec![leaf]),
+                None => malformed("an operand has another shape than it states"),
+            };
         }
         let mut parts = Vec::with_capacity(shape.tuple_shapes.len());
         for part in &shape.tuple_shapes {
@@ -205,9 +208,10 @@ fn aliases(instruction: &HloInstructionProto) -> Attributes {
     if instruction.output_operand_aliasing.is_empty() {
         return Vec::new();
     }
-    let alias = |alias: &crate::proto::OutputOperandAliasing| {
+    let alias = |alias: &OutputOperandAliasing| {
         format!(
-            "#stablehlo.output_operand_alias<output_tuple_indices = {}, operand_index = {}, operand_tuple_indices = {}>",
+            "#stablehlo.output_operand_alias<output_tuple_indices = {}, operand_index = {}, \
+             operand_tuple_indices = {}>",
             brackets(&alias.output_shape_index),
             alias.operand_index,
             brackets(&alias.operand_shape_index)

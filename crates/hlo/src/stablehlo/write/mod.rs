@@ -16,6 +16,7 @@
 //! | shardings, shapes of one device | `mhlo.sharding`, and the custom calls `Sharding` and `SPMDFullToShardShape` |
 //! | `xla.sdy.*` and other frontend attributes | `mhlo.frontend_attributes` |
 //! | opcodes that came later (`erf`, `topk`, `acos`) | custom calls that XLA knows: `@mhlo.erf` |
+//! | `ragged-dot` | `chlo.ragged_dot` |
 //! | control predecessors | an optimization barrier over a result of the first and an operand of the second |
 //! | a copy | the value itself |
 //! | names of instructions, layouts within a program, trip counts, statistics, schedules | nothing |

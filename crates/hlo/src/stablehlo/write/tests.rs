@@ -135,7 +135,8 @@ fn what_comes_first_is_waited_for() {
     );
     let expected = [
         "%0 = stablehlo.sine %arg0 : tensor<2xf32>",
-        "%1:2 = \"stablehlo.optimization_barrier\"(%arg0, %0) : (tensor<2xf32>, tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)",
+        "%1:2 = \"stablehlo.optimization_barrier\"(%arg0, %0) : (tensor<2xf32>, tensor<2xf32>) -> \
+         (tensor<2xf32>, tensor<2xf32>)",
         "%2 = stablehlo.cosine %1#0 : tensor<2xf32>",
         "return %0, %2 : tensor<2xf32>, tensor<2xf32>",
     ];
