@@ -176,11 +176,9 @@ impl<'a> Printer<'a> {
 
     /// Ends a line that says what an instruction does.
     fn end_line(&mut self, instruction: &'a HloInstructionProto) {
-        if self.options.metadata
-            && let Some(location) = location::of(&self.sources, instruction)
-        {
+        if self.options.metadata {
             self.out.push(' ');
-            self.out.push_str(&location);
+            self.out.push_str(&location::of(&self.sources, instruction));
         }
         self.out.push('\n');
     }

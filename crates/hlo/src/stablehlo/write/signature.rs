@@ -3,7 +3,7 @@
 use super::attributes::{array, brackets, dictionary, quoted, symbol};
 use super::error::{Result, WriteError};
 use super::location;
-use super::printer::{Leaf, Printer, Value, parameters, shape_of};
+use super::printer::{Leaf, Printer, Value, parameter_shapes, parameters, shape_of};
 use super::types::{self, Type};
 use crate::analysis::source::Sources;
 use crate::proto::hlo_input_output_alias_proto::AliasEntryProto;
@@ -21,7 +21,7 @@ impl<'a> Printer<'a> {
         if let Some(frontend) = self.module.frontend_attributes.as_ref().filter(|frontend| !frontend.map.is_empty()) {
             attributes.push(format!("mhlo.frontend_attributes = {}", dictionary(&frontend.map)));
         }
-        let must: Vec<String> = self.aliases_of(Kind::MustAlias).map(must_alias).collect();
+        let must: Vec<String> = self.aliases_of(Kind::MustAlias).filter_map(|alias| self.must_alias(alias)).collect();
         if !must.is_empty() {
             attributes.push(format!("mhlo.input_output_alias = [{}]", must.join(", ")));
         }
@@ -93,6 +93,26 @@ impl<'a> Printer<'a> {
         aliases.filter(move |alias| alias.kind == kind as i32)
     }
 
+    /// A result that has to take the buffer of a parameter, as XLA's module attribute says it: by the numbers that they
+    /// have when all tuples are taken apart. None where there is no such result or parameter, which is said elsewhere.
+    fn must_alias(&self, alias: &AliasEntryProto) -> Option<String> {
+        let entry = self.computation(self.module.entry_computation_id).ok()?;
+        let root = entry.instructions.iter().find(|instruction| instruction.id == entry.root_id)?;
+        let result = root.shape.as_ref()?;
+        let (output, _) = types::at_index(result, &alias.output_shape_index)?;
+        // One result is no tuple of one.
+        let output = if types::leaf_count(result) == 1 { Vec::new() } else { vec![output as i64] };
+        let number = usize::try_from(alias.parameter_number).ok()?;
+        let shapes = parameter_shapes(entry).ok()?;
+        let (within, _) = types::at_index(shapes.get(number)?, &alias.parameter_shape_index)?;
+        let argument = shapes.iter().take(number).map(|shape| types::leaf_count(shape)).sum::<usize>() + within;
+        Some(format!(
+            "{{alias = {{kind = \"must_alias\", parameter_index = array<i64>, parameter_number = {argument} : i64}}, \
+             output_index = {}}}",
+            array(&output)
+        ))
+    }
+
     fn parameter(&mut self, parameter: &HloInstructionProto) -> Result<Value> {
         let types = types::leaves(shape_of(parameter)?)?;
         Ok(types.into_iter().map(|ty| self.argument(ty)).collect())
@@ -104,8 +124,8 @@ impl<'a> Printer<'a> {
     }
 
     fn location_of(&self, instruction: &'a HloInstructionProto) -> String {
-        let location = self.options.metadata.then(|| location::of(&Sources::of(self.module), instruction)).flatten();
-        location.map_or_else(String::new, |location| format!(" {location}"))
+        let location = || format!(" {}", location::of(&Sources::of(self.module), instruction));
+        if self.options.metadata { location() } else { String::new() }
     }
 
     /// For each array of a parameter that a result may take the buffer of, or that is given away, the attribute that
@@ -148,16 +168,6 @@ impl<'a> Printer<'a> {
         }
         Ok(found)
     }
-}
-
-/// A result that has to take the buffer of a parameter, as XLA's module attribute says it.
-fn must_alias(alias: &AliasEntryProto) -> String {
-    format!(
-        "{{alias = {{kind = \"must_alias\", parameter_index = {}, parameter_number = {} : i64}}, output_index = {}}}",
-        array(&alias.parameter_shape_index),
-        alias.parameter_number,
-        array(&alias.output_shape_index)
-    )
 }
 
 /// What the entry says of an array of a parameter: its sharding, its memory, its frontend attributes.

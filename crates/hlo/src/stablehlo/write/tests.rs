@@ -37,14 +37,14 @@ ENTRY %main (x: f32[8], n: s32[]) -> (f32[4], f32[8]) {
     let call = |target| call.replace('{', &format!("<{{call_target_name = \"{target}\", ")).replace('}', "}>");
     let expected = format!(
         r#"module @step attributes {{mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32}} {{
-  func.func public @main(%arg0: tensor<8xf32> {{mhlo.sharding = "{{devices=[2]<=[2]}}", tf.aliasing_output = 1 : i32}} loc("x"), %arg1: tensor<i32> {{jax.buffer_donor = true}}) -> (tensor<4xf32> {{mhlo.sharding = "{{manual}}"}}, tensor<8xf32> {{mhlo.sharding = "{{devices=[2]<=[2]}}"}}) {{
-    %0 = "stablehlo.custom_call"(%arg0) {} {{mhlo.sharding = "{{devices=[2]<=[2]}}"}} : (tensor<8xf32>) -> tensor<8xf32>
-    %1 = "stablehlo.custom_call"(%0) {} {{mhlo.sharding = "{{manual}}"}} : (tensor<8xf32>) -> tensor<4xf32>
-    %2 = call @double(%1) : (tensor<4xf32>) -> tensor<4xf32> loc("step/double"("a.py":3:0))
+  func.func public @main(%arg0: tensor<8xf32> {{mhlo.sharding = "{{devices=[2]<=[2]}}", tf.aliasing_output = 1 : i32}} loc("x"), %arg1: tensor<i32> {{jax.buffer_donor = true}} loc(unknown)) -> (tensor<4xf32> {{mhlo.sharding = "{{manual}}"}}, tensor<8xf32> {{mhlo.sharding = "{{devices=[2]<=[2]}}"}}) {{
+    %0 = "stablehlo.custom_call"(%arg0) {} {{mhlo.sharding = "{{devices=[2]<=[2]}}"}} : (tensor<8xf32>) -> tensor<8xf32> loc(unknown)
+    %1 = "stablehlo.custom_call"(%0) {} {{mhlo.sharding = "{{manual}}"}} : (tensor<8xf32>) -> tensor<4xf32> loc(unknown)
+    %2 = call @double(%1) : (tensor<4xf32>) -> tensor<4xf32> loc(fused["step/double", "a.py":3:0])
     return %2, %0 : tensor<4xf32>, tensor<8xf32>
   }}
-  func.func private @double(%arg0: tensor<4xf32>) -> (tensor<4xf32>) {{
-    %0 = stablehlo.add %arg0, %arg0 : tensor<4xf32>
+  func.func private @double(%arg0: tensor<4xf32> loc(unknown)) -> (tensor<4xf32>) {{
+    %0 = stablehlo.add %arg0, %arg0 : tensor<4xf32> loc(unknown)
     return %0 : tensor<4xf32>
   }}
 }}
@@ -78,7 +78,7 @@ ENTRY e { i = s32[] parameter(0)
   q = (f32[2]) get-tuple-element(w), index=1
   ROOT r = f32[2] get-tuple-element(q), index=0 }
 ";
-    let written = write(&module(text), &WriteOptions::default()).unwrap();
+    let written = write(&module(text), &WriteOptions { metadata: false, ..WriteOptions::default() }).unwrap();
     let expected = "    %0:2 = \"stablehlo.while\"(%arg0, %arg1) ({
     ^bb0(%arg2: tensor<i32>, %arg3: tensor<2xf32>):
       %1 = stablehlo.constant dense<3> : tensor<i32>
@@ -94,6 +94,27 @@ ENTRY e { i = s32[] parameter(0)
     return %0#1 : tensor<2xf32>
 ";
     assert!(written.contains(expected), "{written}");
+}
+
+#[test]
+fn aliases_that_are_a_must_stand_on_the_module() {
+    let text = |result: &str| {
+        let root =
+            if result.starts_with('(') { "ROOT t = (f32[], f32[]) tuple(x, y)" } else { "ROOT t = f32[] add(x, y)" };
+        let index = if result.starts_with('(') { "{1}" } else { "{}" };
+        format!(
+            "HloModule m, input_output_alias={{ {index}: (1, {{}}, must-alias) }}\n\n\
+             ENTRY e {{ x = f32[] parameter(0)\n y = f32[] parameter(1)\n {root} }}\n"
+        )
+    };
+    for (result, index) in [("(f32[], f32[])", "array<i64: 1>"), ("f32[]", "array<i64>")] {
+        let written = write(&module(&text(result)), &WriteOptions::default()).unwrap();
+        let expected = format!(
+            "mhlo.input_output_alias = [{{alias = {{kind = \"must_alias\", parameter_index = array<i64>, \
+             parameter_number = 1 : i64}}, output_index = {index}}}]"
+        );
+        assert!(written.contains(&expected), "{written}");
+    }
 }
 
 #[test]
