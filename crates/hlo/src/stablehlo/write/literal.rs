@@ -167,7 +167,10 @@ impl Elements {
             T::U2 => write!(text, "{}", bits & 3),
             T::U4 => write!(text, "{}", bits & 15),
             T::U8 | T::U16 | T::U32 | T::U64 => write!(text, "{bits}"),
-            T::F16 | T::Bf16 | T::F32 | T::F64 => Ok(write_float(text, self.element, bytes)),
+            T::F16 | T::Bf16 | T::F32 | T::F64 => {
+                write_float(text, self.element, bytes);
+                Ok(())
+            }
             T::C64 | T::C128 => {
                 let part = if self.element == T::C64 { T::F32 } else { T::F64 };
                 let (real, imaginary) = bytes.split_at(bytes.len() / 2);

@@ -12,6 +12,9 @@ use crate::proto::{HloComputationProto, HloInstructionProto, Kind, OpSharding, S
 /// The number that XLA gives the host's memory in layouts.
 const HOST_MEMORY: i64 = 5;
 
+/// An array of a parameter, by their numbers, and the attribute that gives its buffer away.
+type Given = ((i64, usize), String);
+
 impl<'a> Printer<'a> {
     pub(super) fn header(&mut self) {
         let mut attributes = vec![
@@ -130,8 +133,8 @@ impl<'a> Printer<'a> {
 
     /// For each array of a parameter that a result may take the buffer of, or that is given away, the attribute that
     /// says so.
-    fn aliases(&self, result: &ShapeProto) -> std::result::Result<Vec<((i64, usize), String)>, WriteError> {
-        let mut found: Vec<((i64, usize), String)> = Vec::new();
+    fn aliases(&self, result: &ShapeProto) -> std::result::Result<Vec<Given>, WriteError> {
+        let mut found: Vec<Given> = Vec::new();
         let wrong = |problem: String| WriteError::MalformedModule { problem };
         let parameter = |number: i64, index: &[i64]| {
             let entry = self.computation(self.module.entry_computation_id).ok();
