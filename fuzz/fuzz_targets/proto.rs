@@ -6,6 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use meshloom_hlo::analysis::{CostOptions, collectives, cost, device_count, memory};
 use meshloom_hlo::parse::parse;
 use meshloom_hlo::proto::HloModuleProto;
+use meshloom_hlo::stablehlo::{self, WriteOptions};
 use meshloom_hlo::text::{TextOptions, print};
 use prost::Message;
 
@@ -17,4 +18,5 @@ fuzz_target!(|bytes: &[u8]| {
     collectives(&module, devices);
     cost(&module, &CostOptions::devices(devices));
     let _ = memory(&module);
+    let _ = stablehlo::write(&module, &WriteOptions::default());
 });

@@ -5,6 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use meshloom_hlo::analysis::{CostOptions, collectives, cost, device_count, memory};
 use meshloom_hlo::parse::{Limits, parse, parse_bytes};
+use meshloom_hlo::stablehlo::{self, WriteOptions};
 use meshloom_hlo::text::{TextOptions, print_with_config};
 
 fuzz_target!(|text: &[u8]| {
@@ -16,5 +17,6 @@ fuzz_target!(|text: &[u8]| {
         collectives(module, devices);
         cost(module, &CostOptions::devices(devices));
         let _ = memory(module);
+        let _ = stablehlo::write(module, &WriteOptions::default());
     }
 });

@@ -9,7 +9,7 @@ use meshloom::ir::Graph;
 use meshloom::kernels::{AttentionKernel, ExpertsKernel, KernelUse, Kernels};
 use meshloom::nn::{AttentionOptions, MoeConfig, causal_attention_with, moe};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, PlatformKind, Topology};
+use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, PlatformKind, ProgramFormat, Topology};
 use meshloom::sharding::{DevicePlace, Mesh, device_order};
 use meshloom::trace::{Function, TensorSpec, ragged_dot, value_and_grad, vmap};
 use meshloom_mosaic::CALL_TARGET;
@@ -32,19 +32,24 @@ pub fn several_operands(target: &str) {
     compile(target, &module.bytes, &CompileOptions::partitioned(8));
 }
 
-/// A partitioned train step, its collectives combined.
+/// A partitioned train step, its collectives combined. In StableHLO it takes the same memory.
 pub fn a_partitioned_step(target: &str) {
     let lowered = explicit_step(&["mesh.axes=\"data=2,fsdp=4\""]);
     assert!(lowered.collectives().iter().expect("a ledger").any(|entry| entry.operand_count > 1));
     let options = CompileOptions::partitioned(8).with_shardy(lowered.annotation().is_shardy());
-    compile(target, &lowered.module.bytes, &options);
+    let [hlo, stablehlo] = [ProgramFormat::Hlo, ProgramFormat::StableHlo]
+        .map(|format| compile(target, &lowered.module.bytes, &options.clone().with_format(format)));
+    assert_eq!((stablehlo.arguments, stablehlo.outputs, stablehlo.aliased), (hlo.arguments, hlo.outputs, hlo.aliased));
 }
 
 pub fn every_dialect(target: &str) {
     for annotation in [Annotation::Tiles, Annotation::ShardyAttributes, Annotation::ShardyNamed] {
         let lowered = annotated_layers(Some(annotation));
-        let options = CompileOptions::partitioned(8).with_shardy(lowered.annotation().is_shardy());
-        assert!(compile(target, &lowered.module.bytes, &options).arguments > 0, "{annotation:?}");
+        for format in [ProgramFormat::Hlo, ProgramFormat::StableHlo] {
+            let shardy = lowered.annotation().is_shardy();
+            let options = CompileOptions::partitioned(8).with_shardy(shardy).with_format(format);
+            assert!(compile(target, &lowered.module.bytes, &options).arguments > 0, "{annotation:?} {format:?}");
+        }
     }
 }
 

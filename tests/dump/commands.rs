@@ -226,6 +226,10 @@ fn the_program_is_shown_in_every_form() {
     assert!(one.starts_with("ENTRY %") && one.trim_end().ends_with('}'), "{one}");
     assert!(prints(&["show", TEXT, "--emit", "dot"]).starts_with("digraph {"));
     assert!(prints(&["show", TEXT, "--emit", "svg"]).contains("<svg"));
+    let stablehlo = prints(&["show", TEXT, "--emit", "stablehlo"]);
+    assert!(stablehlo.starts_with("module @jit_fsdp_mlp attributes {mhlo.num_partitions = 8 : i32"), "{stablehlo}");
+    assert!(!stablehlo.contains("loc(") && prints(&["show", TEXT, "--emit", "stablehlo", "--full"]).contains("loc("));
+    check_refused(&["show", "tests/foreign/fsdp_mlp.optimized.txt", "--emit", "stablehlo"], "no form in StableHLO");
     let page = prints(&["show", TEXT, "--emit", "html"]);
     assert!(page.starts_with("<!doctype html>") && !page.contains("http://") && !page.contains("https://"));
     let folder = tempfile::tempdir().unwrap();

@@ -76,7 +76,7 @@ const READING_OPTIONS: [(&str, &str, &str, Told); 20] = [
 const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
     ("show", "--emit", &[TEXT, "--emit", "graph"], Refused("--emit graph is for run configs")),
     ("show", "--emit", &[TEXT, "--emit", "svg", "--json"], Refused("leave one of them out")),
-    ("show", "--full", &[TEXT, "--full", "--emit", "dot"], Refused("--full is for --emit text and html")),
+    ("show", "--full", &[TEXT, "--full", "--emit", "dot"], Refused("--full is for --emit text, stablehlo and html")),
     ("show", "--computation", &[TEXT, "--computation", "man"], Refused("there is no computation \"man\"")),
     ("show", "--computation", &[TEXT, "--computation", "man", "--json"], Refused("there is no computation \"man\"")),
     ("show", "--computation", &[TEXT, "--computation", "x", "--emit", "proto"], Refused("--computation is for --emit")),

@@ -12,7 +12,7 @@ use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::DType::F64;
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, TensorType, Value, verify};
 use meshloom::ops::*;
-use meshloom::pjrt::{Buffer, Client, CompileOptions, Executable, ExecuteOptions};
+use meshloom::pjrt::{Buffer, Client, CompileOptions, Executable, ExecuteOptions, ProgramFormat};
 use prost::Message;
 
 use crate::harness::*;
@@ -41,16 +41,16 @@ fn emitted(graph: &Graph) -> EmittedModule {
 
 impl Program {
     pub fn compile(graph: &Graph) -> Program {
-        Program::compile_on(&client(), graph)
+        Program::compile_on(&client(), graph, ProgramFormat::Hlo)
     }
 
-    pub fn compile_on(client: &Client, graph: &Graph) -> Program {
+    pub fn compile_on(client: &Client, graph: &Graph, format: ProgramFormat) -> Program {
         let module = emitted(graph);
-        let compiled = client.compile(&module.bytes, &options());
+        let compiled = client.compile(&module.bytes, &options().with_format(format));
         let explain = |error| {
             let text = print(&module.decode().expect("a module"), &TextOptions::canonical());
             let start: String = text.chars().take(4000).collect();
-            panic!("{}: {error}\n{start}", graph.name())
+            panic!("{} as {format:?}: {error}\n{start}", graph.name())
         };
         Program(compiled.unwrap_or_else(explain))
     }
@@ -125,8 +125,8 @@ const ON_PLUGIN: &str = "MESHLOOM_TEST_CPU";
 #[test]
 fn values_are_those_of_the_reference() {
     match env::var_os(ON_PLUGIN) {
-        Some(_) => cpu_clients().iter().for_each(|(plugin, client)| values_on(plugin, client, 4)),
-        None => values_on("the preferred plugin", &client(), 1),
+        Some(_) => cpu_clients().iter().for_each(|(plugin, client)| values_on(plugin, client, [4, 8])),
+        None => values_on("the preferred plugin", &client(), [1, 4]),
     }
 }
 
@@ -151,8 +151,14 @@ fn aborts_on(plugin: &str, run: &Run) -> bool {
     plugin == "xla-cpu-pjrt" && run.operands.iter().chain(&run.expected).any(is_narrow)
 }
 
-/// One of `share` runs of each entry: most of the time goes to compiling them.
-fn values_on(plugin: &str, client: &Client, share: usize) {
+/// One of `shares` runs of each entry, as HLO and as StableHLO: most of the time goes to compiling them.
+fn values_on(plugin: &str, client: &Client, shares: [usize; 2]) {
+    for (format, share) in [ProgramFormat::Hlo, ProgramFormat::StableHlo].into_iter().zip(shares) {
+        values_in(format, plugin, client, share);
+    }
+}
+
+fn values_in(format: ProgramFormat, plugin: &str, client: &Client, share: usize) {
     let entries = entries();
     let runs: Vec<(&str, &Run)> = entries
         .iter()
@@ -173,13 +179,13 @@ fn values_on(plugin: &str, client: &Client, share: usize) {
             outputs
         });
         let inputs: Vec<Literal> = chunk.iter().flat_map(|(_, run)| run.operands.iter().map(Tensor::literal)).collect();
-        let mut outputs = Program::compile_on(client, &graph).run(&inputs).into_iter();
+        let mut outputs = Program::compile_on(client, &graph, format).run(&inputs).into_iter();
         let mut problems = Vec::new();
         for (name, run) in chunk {
             for expected in &run.expected {
                 let found = outputs.next().expect("as many outputs as results");
-                let what =
-                    format!("{name}: {:?} of {:?}", run.op, run.operands.iter().map(|x| &x.ty).collect::<Vec<_>>());
+                let types: Vec<_> = run.operands.iter().map(|operand| &operand.ty).collect();
+                let what = format!("{name} as {format:?}: {:?} of {types:?}", run.op);
                 problems.extend(compare(&what, &found, expected, run.tolerance).err());
             }
         }

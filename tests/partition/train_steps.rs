@@ -52,6 +52,22 @@ fn mixed() {
     check("data=2,fsdp=4");
 }
 
+/// The plugin gets the program as StableHLO: on one device, and in a manual region.
+#[test]
+fn in_stablehlo() {
+    let meshes: [&[&str]; 3] = [
+        &["mesh.axes=\"data=1,fsdp=1\"", "target.devices=1"],
+        &["mesh.axes=\"data=2,fsdp=4\"", "partition.mode=\"explicit\""],
+        &["mesh.axes=\"data=2,tensor=4\"", "partition.mode=\"explicit\"", "remat.policy=full"],
+    ];
+    for mesh in meshes {
+        let numbers_in = |format: &str| numbers(&config(&[mesh, &[format]].concat()), 3);
+        let (hlo, stablehlo) = (numbers_in("target.format=hlo"), numbers_in("target.format=stablehlo"));
+        let error = relative_error(&stablehlo, &hlo);
+        assert!(error <= 1e-6, "{mesh:?}: {error:.1e}\n{hlo:?}\n{stablehlo:?}");
+    }
+}
+
 /// Fewer groups of keys than devices along `tensor`: the axis is cut, so that the queries of a device stay on it.
 #[test]
 fn sub_axes_of_grouped_attention() {

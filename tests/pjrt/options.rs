@@ -292,6 +292,7 @@ fn compile_cases() -> Cases<CompileOptions> {
         num_replicas: _,
         num_partitions: _,
         use_spmd_partitioning: _,
+        format: _,
         use_shardy_partitioner: _,
         device_assignment: _,
         span: _,

@@ -387,14 +387,17 @@ fn every_cpu_plugin_has_all_of_an_executable() {
     assert_eq!(versions, [115, 106, 81]);
     thread::scope(|scope| {
         for (_, client) in plugins::cpu_clients() {
-            scope.spawn(|| check_executable(client));
+            scope.spawn(|| {
+                check_executable(client, ProgramFormat::Hlo);
+                check_executable(client, ProgramFormat::StableHlo);
+            });
         }
     });
 }
 
-fn check_executable(client: &Client) {
+fn check_executable(client: &Client, format: ProgramFormat) {
     let plugin = client.plugin();
-    let (module, options) = (modules::sharded_dot(), CompileOptions::partitioned(8));
+    let (module, options) = (modules::sharded_dot(), CompileOptions::partitioned(8).with_format(format));
     let executable = client.compile(&module, &options).expect("compile");
     assert_eq!(executable.name(), "test");
     let memory = executable.memory_stats();

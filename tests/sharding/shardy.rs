@@ -1,19 +1,19 @@
 //! Programs that XLA partitions: each dialect of annotations gives the values of one device on every plugin that takes
-//! it, and is refused where it is not read.
+//! it, in HLO and in StableHLO, and is refused where it is not read.
 
 use meshloom::compile::Lowered;
 use meshloom::emit::Annotation;
 use meshloom::ir::Literal;
 use meshloom::pjrt::ahead_of_time::{self, Settings, WorkerFailure};
-use meshloom::pjrt::{Array, Client, CompileOptions, FindOptions, PjrtError, Topology};
+use meshloom::pjrt::{Array, Client, CompileOptions, FindOptions, PjrtError, ProgramFormat, Topology};
 use meshloom_train::Trainer;
 use support::configs::{DECODER, ONE_DEVICE, UNOPTIMIZED, config};
 use support::eight_devices::{client, relative_error};
 use support::plugins::{cpu_clients, cpu_wheels};
 use support::programs::annotated_layers;
 
-fn run(lowered: &Lowered, client: &Client) -> Result<Vec<f64>, meshloom::Error> {
-    let program = lowered.compile(client)?;
+fn run(lowered: &Lowered, client: &Client, format: ProgramFormat) -> Result<Vec<f64>, meshloom::Error> {
+    let program = lowered.compile_with(client, &lowered.compile_options(client)?.with_format(format))?;
     let literal = |ty: &meshloom::ir::TensorType, seed: usize| {
         let values: Vec<f32> = (0..ty.element_count()).map(|at| ((at * 7 + seed) % 31) as f32 / 31.0 - 0.5).collect();
         Literal::from_slice(&ty.dims, &values).unwrap()
@@ -28,20 +28,24 @@ fn run(lowered: &Lowered, client: &Client) -> Result<Vec<f64>, meshloom::Error> 
 #[test]
 fn every_dialect_is_one_device() {
     for (name, client) in cpu_clients() {
-        let expected = run(&annotated_layers(None), client).unwrap();
-        for annotation in [Annotation::Tiles, Annotation::ShardyAttributes, Annotation::ShardyNamed] {
+        let expected = run(&annotated_layers(None), client, ProgramFormat::Hlo).unwrap();
+        let annotations = [Annotation::Tiles, Annotation::ShardyAttributes, Annotation::ShardyNamed];
+        let in_both = |annotation| [ProgramFormat::Hlo, ProgramFormat::StableHlo].map(|format| (annotation, format));
+        for (annotation, format) in annotations.into_iter().flat_map(in_both) {
             let lowered = annotated_layers(Some(annotation));
             let too_old = annotation == Annotation::ShardyNamed && client.plugin().api_version() < (0, 106);
-            let found = run(&lowered, client);
+            let found = run(&lowered, client, format);
             if too_old {
                 let error = found.expect_err("named shardings are newer than this plugin").to_string();
                 let expected = "of PJRT C API 0.81 does not read, expected 0.106 or later";
                 assert!(error.contains(expected), "{name}: {error}");
                 continue;
             }
-            let error =
-                relative_error(&found.unwrap_or_else(|error| panic!("{name} {annotation:?}: {error}")), &expected);
-            assert!(error <= 1e-5, "{name} {annotation:?}: {error:.1e}");
+            let error = relative_error(
+                &found.unwrap_or_else(|error| panic!("{name} {annotation:?} {format:?}: {error}")),
+                &expected,
+            );
+            assert!(error <= 1e-5, "{name} {annotation:?} {format:?}: {error:.1e}");
         }
     }
 }

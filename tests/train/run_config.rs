@@ -200,6 +200,7 @@ fn round_trip() {
     preallocate = "plugin"
     visible_devices = ""
     topology = ""
+    format = "hlo"
     compiler_preset = "chip"
     compiler_options = []
     compile_cache = "auto"
@@ -304,6 +305,7 @@ fn round_trip() {
     preallocate = "plugin"
     visible_devices = ""
     topology = ""
+    format = "hlo"
     compiler_preset = "chip"
     compiler_options = []
     compile_cache = "auto"

@@ -80,7 +80,7 @@ pub struct Show {
     #[arg(long, value_name = "FORM")]
     pub emit: Option<Emit>,
     /// Prints everything, to be read back; by default names are renumbered, and metadata, layouts and large constants
-    /// left out
+    /// left out; in StableHLO, scopes and source lines
     #[arg(long)]
     pub full: bool,
     /// What computes each op of a run config's program that has several implementations: attention, products of
@@ -104,6 +104,8 @@ pub enum Emit {
     Text,
     /// A serialized HloModuleProto
     Proto,
+    /// StableHLO text
+    Stablehlo,
     /// Computations and instructions as JSON
     Json,
     /// A graph for Graphviz

@@ -8,8 +8,10 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
+use meshloom_hlo::analysis::groups::{Devices, device_count};
 use meshloom_hlo::analysis::{Sources, Walk};
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, HloModuleProtoWithConfig};
+use meshloom_hlo::stablehlo::{self, WriteOptions};
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::text::{Layouts, TextOptions, print_shape, print_with_config};
 use meshloom_hlo::{Amount, Stage};
@@ -33,6 +35,7 @@ pub fn run(arguments: &Show, json: bool) -> Result<()> {
             bail!("a proto is not text for a terminal; write it to a file: --output module.pb")
         }
         Emit::Proto => write(file, &loaded.module.encode_to_vec()),
+        Emit::Stablehlo => write(file, stablehlo(&loaded, arguments.full)?.as_bytes()),
         Emit::Json => match file {
             None => output::json("show", &loaded.found(&described(&loaded, arguments)?)),
             Some(_) => {
@@ -58,12 +61,17 @@ fn form(arguments: &Show, json: bool) -> Result<Emit> {
         (Some(_), true) => bail!("--json is --emit json, and another form is asked for; leave one of them out"),
     };
     let options = [
-        ("--full", arguments.full, matches!(emit, Emit::Text | Emit::Html), "text and html"),
+        (
+            "--full",
+            arguments.full,
+            matches!(emit, Emit::Text | Emit::Stablehlo | Emit::Html),
+            "text, stablehlo and html",
+        ),
         ("--depth", arguments.depth.is_some(), matches!(emit, Emit::Dot | Emit::Svg), "dot and svg"),
         (
             "--computation",
             arguments.computation.is_some(),
-            !matches!(emit, Emit::Proto | Emit::Graph),
+            !matches!(emit, Emit::Proto | Emit::Stablehlo | Emit::Graph),
             "text, html, json, dot and svg",
         ),
     ];
@@ -79,6 +87,11 @@ fn text(loaded: &Loaded, full: bool) -> String {
     let options = if full { TextOptions::parseable() } else { TextOptions::canonical() };
     let module = HloModuleProtoWithConfig { hlo_module: Some(loaded.module.clone()), config: loaded.config.clone() };
     print_with_config(&module, &options)
+}
+
+fn stablehlo(loaded: &Loaded, full: bool) -> Result<String> {
+    let Devices { replicas, partitions } = device_count(&loaded.module, loaded.config.as_ref());
+    Ok(stablehlo::write(&loaded.module, &WriteOptions { partitions, replicas, metadata: full })?)
 }
 
 /// The text of one computation, if one is asked for: texts of computations are apart by an empty line.

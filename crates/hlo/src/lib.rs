@@ -21,7 +21,7 @@ pub mod read;
 mod shape;
 mod small_float;
 mod stage;
-mod stablehlo;
+pub mod stablehlo;
 pub mod suggest;
 mod syntax;
 pub mod table;

@@ -79,7 +79,7 @@ impl CompileCache {
         if !survives_storing(client, options) {
             return Ok((prepared.compile(client, module)?, CacheUse::Bypassed));
         }
-        let key = self.key(client, module, &prepared.options)?;
+        let key = self.key(client, module, &prepared)?;
         let path = self.directory.join(format!("{key}.{PROGRAM}"));
         if let Ok(file) = fs::read(&path) {
             match open(&file) {
@@ -112,7 +112,7 @@ impl CompileCache {
     }
 
     /// Everything that the compiled program depends on.
-    fn key(&self, client: &Client, module: &[u8], options: &[u8]) -> Result<String, PjrtError> {
+    fn key(&self, client: &Client, module: &[u8], prepared: &Prepared) -> Result<String, PjrtError> {
         let plugin = client.plugin();
         let devices: Vec<_> = client.devices().iter().map(|device| (device.id, &device.kind)).collect();
         let process = client.process().map(|process| (process.number, process.count));
@@ -126,7 +126,8 @@ impl CompileCache {
             client.platform_version(),
             processor(),
         );
-        Ok(hash(&[b"meshloom compiled program 4", identity.as_bytes(), options, module]))
+        let format = prepared.language.format.name().as_bytes();
+        Ok(hash(&[b"meshloom compiled program 5", identity.as_bytes(), &prepared.options, format, module]))
     }
 
     /// SHA-256 of the plugin's file. Remembered for the file's path, size and time of change, here and in the folder.

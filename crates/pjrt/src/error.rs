@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::ahead_of_time::WorkerFailure;
 use super::platform::PlatformKind;
 use meshloom_hlo::TensorType;
+use meshloom_hlo::stablehlo::WriteError;
 
 /// One place that was searched for a plugin, and why it gave none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -245,6 +246,11 @@ pub enum PjrtError {
         /// What is allowed.
         expected: String,
     },
+
+    /// The caller's: a program that is to be given to the plugin as StableHLO, and has something that StableHLO has no
+    /// words for.
+    #[error(transparent)]
+    StableHlo(#[from] WriteError),
 
     /// The maker's of the module: it is not a well-formed `HloModuleProto`.
     #[error("not a valid HLO module: {reason}")]

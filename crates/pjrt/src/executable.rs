@@ -14,8 +14,8 @@ use super::client::Client;
 use super::compiled::{Compiled, CostAnalysis, MemoryStats, OptimizedProgram, unimplemented};
 use super::error::PjrtError;
 use super::files::io_error;
-use super::options::{CompileOptions, Span};
-use super::program::{self, Parameter, ProgramInfo};
+use super::options::{CompileOptions, ProgramFormat, Span};
+use super::program::{self, Language, Parameter, ProgramInfo};
 use super::sys::*;
 use meshloom_hlo::TensorType;
 
@@ -87,6 +87,7 @@ impl Client {
 
 /// Module and options after our own checks.
 pub(super) struct Prepared {
+    pub(super) language: Language,
     pub(super) options: Vec<u8>,
     program: ProgramInfo,
     /// The ids of all devices, in the order of the argument lists.
@@ -106,7 +107,8 @@ impl Prepared {
         let options = options.for_platform(client.platform(), &program);
         options.check_propagation(&program)?;
         let (span, order) = (options.span, assignment.concat());
-        Ok(Prepared { options: options.encode(&assignment), program, order, span })
+        let language = Language::of(&options);
+        Ok(Prepared { language, options: options.encode(&assignment), program, order, span })
     }
 
     /// This process's devices in the order of the program's, where they stand among them, and how many those are.
@@ -129,7 +131,8 @@ impl Prepared {
 
     pub(super) fn compile(&self, client: &Client, module: &[u8]) -> Result<Executable, PjrtError> {
         let module = program::for_platform(module, client.platform());
-        let program = raw_program(&module);
+        let code = self.language.code(&module)?;
+        let program = raw_program(&code, self.language.format);
         let arguments = PJRT_Client_Compile_Args {
             client: client.raw(),
             program: &program,
@@ -501,14 +504,14 @@ impl fmt::Debug for Executable {
     }
 }
 
-/// A module as compilers take it, which only read it.
-pub(super) fn raw_program(module: &[u8]) -> PJRT_Program {
-    let format = "hlo";
+/// A program as compilers take it, which only read it.
+pub(super) fn raw_program(code: &[u8], format: ProgramFormat) -> PJRT_Program {
+    let format = format.name();
     sized!(
         PJRT_Program,
         PJRT_Program_STRUCT_SIZE {
-            code: module.as_ptr().cast_mut().cast(),
-            code_size: module.len(),
+            code: code.as_ptr().cast_mut().cast(),
+            code_size: code.len(),
             format: format.as_ptr().cast(),
             format_size: format.len(),
         }

@@ -80,7 +80,7 @@ pub use key_values::ThroughCallbacks;
 pub use key_values::{KeyValueFailure, KeyValues};
 pub use layout::{ShardBox, ShardLayout};
 pub use layout::{runs, shared_runs};
-pub use options::{CompileOptions, DebugValue, Span};
+pub use options::{CompileOptions, DebugValue, ProgramFormat, Span};
 pub use platform::{Platform, PlatformKind, SliceLevels};
 pub use plugin::Plugin;
 pub use presets::{PRESETS, Preset};

@@ -54,9 +54,32 @@ pub enum Span {
     Each(usize),
 }
 
+/// The language in which a plugin is given a program. Modules are HLO here; for the other they are translated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ProgramFormat {
+    /// A serialized `HloModuleProto`.
+    #[default]
+    Hlo,
+    /// StableHLO text ([`meshloom_hlo::stablehlo`]), for plugins that take nothing else. A module for which StableHLO
+    /// has no words is refused.
+    StableHlo,
+}
+
+impl ProgramFormat {
+    /// What PJRT calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            ProgramFormat::Hlo => "hlo",
+            ProgramFormat::StableHlo => "mlir",
+        }
+    }
+}
+
 /// How to compile a module.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompileOptions {
+    /// The language in which the plugin is given the program.
+    pub format: ProgramFormat,
     /// Copies of the program that run side by side.
     pub num_replicas: usize,
     /// Devices that each copy is partitioned over.
@@ -82,6 +105,7 @@ pub struct CompileOptions {
 impl Default for CompileOptions {
     fn default() -> CompileOptions {
         CompileOptions {
+            format: ProgramFormat::default(),
             num_replicas: 1,
             num_partitions: 1,
             use_spmd_partitioning: false,
@@ -115,6 +139,12 @@ impl CompileOptions {
     pub fn with_shardy(mut self, shardy: bool) -> CompileOptions {
         self.use_shardy_partitioner = shardy && self.num_partitions > 1;
         self
+    }
+
+    /// The same, with the program given to the plugin in a language.
+    #[must_use]
+    pub fn with_format(self, format: ProgramFormat) -> CompileOptions {
+        CompileOptions { format, ..self }
     }
 
     /// Devices that the program runs on.

@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use prost::Message;
 
 use super::error::PjrtError;
+use super::options::{CompileOptions, ProgramFormat};
 use super::platform::Platform;
 use super::plugin::Plugin;
 use meshloom_hlo::message::counted;
@@ -15,6 +16,7 @@ use meshloom_hlo::proto::op_sharding::Type as ShardingType;
 use meshloom_hlo::proto::{
     HloComputationProto, HloModuleProto, NamedShardingProto, OpSharding, PrimitiveType, ProgramShapeProto, ShapeProto,
 };
+use meshloom_hlo::stablehlo::{self, WriteOptions};
 use meshloom_hlo::{DType, GroupFormat, LOCAL_SHAPES, TensorType, element_type};
 
 /// One parameter of a compiled program.
@@ -101,6 +103,31 @@ pub(super) fn for_platform<'a>(module: &'a [u8], platform: &Platform) -> Cow<'a,
         instruction.backend_config.clear();
     }
     Cow::Owned(decoded.encode_to_vec())
+}
+
+/// How a program is written for a plugin.
+pub(super) struct Language {
+    pub(super) format: ProgramFormat,
+    /// What a text says of the devices, which an HLO module leaves to the options.
+    write: WriteOptions,
+}
+
+impl Language {
+    pub(super) fn of(options: &CompileOptions) -> Language {
+        let (partitions, replicas) = (options.num_partitions as u64, options.num_replicas as u64);
+        Language { format: options.format, write: WriteOptions { partitions, replicas, ..WriteOptions::default() } }
+    }
+
+    /// A serialized module in the language.
+    pub(super) fn code<'a>(&self, module: &'a [u8]) -> Result<Cow<'a, [u8]>, PjrtError> {
+        if self.format == ProgramFormat::Hlo {
+            return Ok(Cow::Borrowed(module));
+        }
+        let module =
+            HloModuleProto::decode(module).map_err(|error| PjrtError::InvalidModule { reason: error.to_string() })?;
+        let text = stablehlo::write(&module, &self.write)?;
+        Ok(Cow::Owned(text.into_bytes()))
+    }
 }
 
 fn is_named(sharding: &OpSharding) -> bool {

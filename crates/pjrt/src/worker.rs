@@ -17,6 +17,7 @@ use super::device::DeviceDescription;
 use super::error::PjrtError;
 use super::options::CompileOptions;
 use super::plugin::Plugin;
+use super::program::Language;
 use super::topology::{Topology, TopologyDescription};
 
 static CAN_BE_ASKED: AtomicBool = AtomicBool::new(false);
@@ -125,7 +126,9 @@ impl Target {
             Answer::Compiled { device_assignment: device_assignment.clone(), compile_time, said: Box::new(said) }
         };
         match self {
-            Target::Topology(topology) => Ok(answer(&topology.compile(module, &options.encode(&device_assignment))?)),
+            Target::Topology(topology) => {
+                Ok(answer(&topology.compile(module, &Language::of(options), &options.encode(&device_assignment))?))
+            }
             Target::Client(client) => Ok(answer(client.compile(module, options)?.compiled())),
         }
     }

@@ -47,7 +47,8 @@ impl StepAhead {
         let parameter_count = params.leaves().iter().map(|param| param.spec.ty.element_count()).sum();
         let places: Vec<_> = devices.iter().map(DeviceDescription::place).collect();
         let debug_options = config.compiler_options(&platform)?;
-        let options = CompileOptions { debug_options, ..lowered.options_on(&places)? };
+        let options = lowered.options_on(&places)?.with_format(config.target.format.into());
+        let options = CompileOptions { debug_options, ..options };
         let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, settings)
             .map_err(|error| config.compile_error(error))?;
         let compiler_options = config.compiler_option_list(&platform);

@@ -140,7 +140,9 @@ impl Trainer {
     pub fn generator(&self, options: GeneratorOptions) -> Result<Generator, Error> {
         let (client, model) = (self.program.executable().client(), self.run.model());
         let live = LiveParameters::new(self.state.params(), &model.parameters());
-        let options = GeneratorOptions { time_limit: self.run.config().train.time_limit, ..options };
+        let config = self.run.config();
+        let (format, time_limit) = (config.target.format.into(), config.train.time_limit);
+        let options = GeneratorOptions { format, time_limit, ..options };
         let lowering = LowerOptions::default().on(client.platform());
         Generator::new(client, &model.on_one_device(), &lowering, options, |path, dims, shard| {
             live.read(path, dims, shard)
@@ -266,7 +268,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
                 programs += 1;
             }
             let debug_options = debug_options.clone();
-            let options = CompileOptions { debug_options, ..lowered.compile_options(client)? };
+            let options = lowered.compile_options(client)?.with_format(config.target.format.into());
+            let options = CompileOptions { debug_options, ..options };
             let refused = |error| config.compile_error(error);
             let Some(cache) = &cache else { return lowered.compile_with(client, &options).map_err(refused) };
             let (program, found) = lowered.compile_cached(client, &options, cache).map_err(refused)?;

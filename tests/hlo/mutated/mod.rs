@@ -21,6 +21,7 @@ use meshloom::hlo::analysis::{
 use meshloom::hlo::parse::{Limits, parse, parse_bytes};
 use meshloom::hlo::proto::{HloModuleConfigProto, HloModuleProto};
 use meshloom::hlo::read;
+use meshloom::hlo::stablehlo::{self, WriteOptions};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::sharding::Mesh;
 use mutate::Random;
@@ -97,6 +98,7 @@ fn analyse(module: &HloModuleProto, config: Option<&HloModuleConfigProto>) {
     assert!(serde_json::to_string(&found).is_ok());
     shardings(module, mesh.as_ref());
     scope_graph(&Walk::of(module), 3);
+    let _ = stablehlo::write(module, &WriteOptions::default());
     let _ = trace_sharding(module, "x", 4);
 }
 

@@ -28,7 +28,7 @@ pub(in super::super) const STARTED: &str = "started";
 pub(in super::super) const ANSWER: &str = "answer";
 
 /// Changed whenever a message changes its form. Worker and parent are mostly one program, but need not be.
-const HEADER: &[u8] = concat!("meshloom worker message 2 of ", env!("CARGO_PKG_VERSION"), "\n").as_bytes();
+const HEADER: &[u8] = concat!("meshloom worker message 3 of ", env!("CARGO_PKG_VERSION"), "\n").as_bytes();
 const SUM_LENGTH: usize = 32;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use super::super::device::DeviceDescription;
 use super::super::error::PjrtError;
 use super::super::executable::raw_program;
 use super::super::plugin::Plugin;
-use super::super::program::ProgramInfo;
+use super::super::program::{Language, ProgramInfo};
 use super::super::sys::*;
 use super::Topology;
 
@@ -51,10 +51,17 @@ impl TopologyDescription {
         }
     }
 
-    /// Compiles a serialized `HloModuleProto` for it, with a serialized `CompileOptionsProto`.
-    pub(in super::super) fn compile(&self, module: &[u8], options: &[u8]) -> Result<Compiled, PjrtError> {
+    /// Compiles a serialized `HloModuleProto` for it, which the plugin is given in a language, with a serialized
+    /// `CompileOptionsProto`.
+    pub(in super::super) fn compile(
+        &self,
+        module: &[u8],
+        language: &Language,
+        options: &[u8],
+    ) -> Result<Compiled, PjrtError> {
         ProgramInfo::read(module, true)?.check_plugin(&self.plugin)?;
-        let program = raw_program(module);
+        let code = language.code(module)?;
+        let program = raw_program(&code, language.format);
         let arguments = PJRT_Compile_Args {
             topology: self.raw.raw(),
             program: &program,

@@ -488,6 +488,16 @@ choice! {
 }
 
 choice! {
+    /// The language in which the plugin is given programs.
+    ProgramLanguage {
+        /// HLO.
+        Hlo = "hlo",
+        /// StableHLO.
+        Stablehlo = "stablehlo",
+    }
+}
+
+choice! {
     /// Whether the plugin's allocator takes its memory at once.
     Preallocate {
         /// As the plugin does by itself.
@@ -519,6 +529,8 @@ section! {
         /// For ahead-of-time compilation: `v5p:8x8x8`, `tpu7x:2x2x1:slices=2`, `h100:1x1x8`. Empty: the devices at
         /// hand.
         topology: String = String::new(),
+        /// The language in which the plugin is given programs: `stablehlo` for one that takes no HLO.
+        format: ProgramLanguage = ProgramLanguage::Hlo,
         /// The compiler options to begin with: those that suit the chip (`meshloom config --resolved` lists them), or
         /// none.
         compiler_preset: CompilerPreset = CompilerPreset::Chip,

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use super::error::{ConfigError, invalid, invalid_described};
 use super::value::Keys;
-use super::{CompilerPreset, PartitionMode, Platform, Preallocate, RunConfig};
+use super::{CompilerPreset, PartitionMode, Platform, Preallocate, ProgramLanguage, RunConfig};
 use crate::Error;
 use meshloom::hlo::mesh::MeshError;
 use meshloom::pjrt::ahead_of_time::WorkerFailure;
-use meshloom::pjrt::{self, ClientOptions, CompileCache, DebugValue, ErrorCode, PjrtError, PlatformKind, Topology};
+use meshloom::pjrt::{
+    self, ClientOptions, CompileCache, DebugValue, ErrorCode, PjrtError, PlatformKind, ProgramFormat, Topology,
+};
 use meshloom::sharding::Mesh;
 
 /// The most bytes that the programs in a compile cache take.
@@ -31,6 +33,15 @@ impl Platform {
             PlatformKind::Cpu => Platform::Cpu,
             PlatformKind::Cuda => Platform::Cuda,
             PlatformKind::Tpu => Platform::Tpu,
+        }
+    }
+}
+
+impl From<ProgramLanguage> for ProgramFormat {
+    fn from(language: ProgramLanguage) -> ProgramFormat {
+        match language {
+            ProgramLanguage::Hlo => ProgramFormat::Hlo,
+            ProgramLanguage::Stablehlo => ProgramFormat::StableHlo,
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::step::aliases;
 use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::kernels::{AttentionKernel, Kernels};
 use meshloom::nn::{Continued, Decoder, GeneratingDecoder, KeyValueCache, NextTokens, Prompts};
-use meshloom::pjrt::{Client, CompileCache, CompileOptions, DebugValue};
+use meshloom::pjrt::{Client, CompileCache, CompileOptions, DebugValue, ProgramFormat};
 use meshloom::sharding::{Mesh, Role, Rule, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, TensorSpec};
 
@@ -18,6 +18,8 @@ pub struct GeneratorOptions {
     pub rows: usize,
     /// Tokens of a row that the cache holds: a prompt and what follows it.
     pub capacity: usize,
+    /// The language in which the plugin is given programs.
+    pub format: ProgramFormat,
     /// What the plugin is told when it compiles.
     pub debug_options: BTreeMap<String, DebugValue>,
     /// Where compiled programs are kept.
@@ -29,7 +31,8 @@ pub struct GeneratorOptions {
 impl GeneratorOptions {
     /// So many rows and tokens of each, and nothing else.
     pub fn new(rows: usize, capacity: usize) -> GeneratorOptions {
-        GeneratorOptions { rows, capacity, debug_options: BTreeMap::new(), cache: None, time_limit: 0.0 }
+        let format = ProgramFormat::default();
+        GeneratorOptions { rows, capacity, format, debug_options: BTreeMap::new(), cache: None, time_limit: 0.0 }
     }
 }
 
@@ -124,7 +127,8 @@ impl Lowering {
         let options = LowerOptions { sharding, kernels, aliases, ..self.lower_options.clone() };
         let lowered = lower(function.graph(), &options)?;
         let debug_options = self.options.debug_options.clone();
-        let options = CompileOptions { debug_options, ..lowered.compile_options(&self.client)? };
+        let options = lowered.compile_options(&self.client)?.with_format(self.options.format);
+        let options = CompileOptions { debug_options, ..options };
         Ok(match &self.options.cache {
             Some(cache) => lowered.compile_cached(&self.client, &options, cache)?.0,
             None => lowered.compile_with(&self.client, &options)?,

@@ -1,0 +1,97 @@
+//! Why a module has no StableHLO text.
+
+use crate::proto::{HloComputationProto, HloInstructionProto};
+
+/// Why a module cannot be written as StableHLO.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WriteError {
+    /// StableHLO cannot say what an instruction does.
+    #[error("instruction {instruction:?} ({opcode}) of computation {computation:?} has no form in StableHLO: {reason}")]
+    NoForm {
+        /// The name of the computation.
+        computation: String,
+        /// The name of the instruction.
+        instruction: String,
+        /// Its opcode.
+        opcode: String,
+        /// What is missing, and what to do instead.
+        reason: String,
+    },
+    /// The module contradicts itself.
+    #[error("instruction {instruction:?} ({opcode}) of computation {computation:?} is malformed: {problem}")]
+    Malformed {
+        /// The name of the computation.
+        computation: String,
+        /// The name of the instruction.
+        instruction: String,
+        /// Its opcode.
+        opcode: String,
+        /// What is expected, and what was found.
+        problem: String,
+    },
+    /// A computation without its root, or an alias of something that there is not.
+    #[error("the module is malformed: {problem}")]
+    MalformedModule {
+        /// What is expected, and what was found.
+        problem: String,
+    },
+    /// Computations that become regions of others are nested too deeply, or in a circle.
+    #[error(
+        "computation {computation:?} is nested more than {limit} deep in regions of loops, branches and reductions, \
+             or calls itself; make it a called computation (opcode call)"
+    )]
+    Deep {
+        /// The name of the innermost computation.
+        computation: String,
+        /// So many levels are written.
+        limit: usize,
+    },
+    /// Computations that several instructions use are written once for each of them, which makes too long a text.
+    #[error(
+        "the text would have more than {limit} bytes, because computations that become regions of several \
+             instructions are written for each; make them called computations (opcode call)"
+    )]
+    Long {
+        /// So many bytes are written.
+        limit: usize,
+    },
+}
+
+crate::debug_is_message!(WriteError);
+
+/// What is wrong with the instruction that is being written.
+pub(super) enum Fault {
+    /// StableHLO cannot say it; what to do instead.
+    NoForm(String),
+    Malformed(String),
+    /// The fault is one of an instruction in a region, which it names.
+    Inside(WriteError),
+}
+
+pub(super) type Result<T> = std::result::Result<T, Fault>;
+
+impl Fault {
+    pub(super) fn at(self, computation: &HloComputationProto, instruction: &HloInstructionProto) -> WriteError {
+        let (computation, opcode) = (computation.name.clone(), instruction.opcode.clone());
+        let instruction = instruction.name.clone();
+        match self {
+            Fault::NoForm(reason) => WriteError::NoForm { computation, instruction, opcode, reason },
+            Fault::Malformed(problem) => WriteError::Malformed { computation, instruction, opcode, problem },
+            Fault::Inside(error) => error,
+        }
+    }
+}
+
+impl From<WriteError> for Fault {
+    fn from(error: WriteError) -> Fault {
+        Fault::Inside(error)
+    }
+}
+
+pub(super) fn no_form<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Fault::NoForm(reason.into()))
+}
+
+pub(super) fn malformed<T>(problem: impl Into<String>) -> Result<T> {
+    Err(Fault::Malformed(problem.into()))
+}

@@ -1,0 +1,214 @@
+//! The head of the module, and those of its functions.
+
+use super::attributes::{array, brackets, dictionary, quoted, symbol};
+use super::error::{Result, WriteError};
+use super::location;
+use super::printer::{Leaf, Printer, Value, parameter_shapes, parameters, shape_of};
+use super::types::{self, Type};
+use crate::analysis::source::Sources;
+use crate::proto::hlo_input_output_alias_proto::AliasEntryProto;
+use crate::proto::{HloComputationProto, HloInstructionProto, Kind, OpSharding, ShapeProto};
+
+/// The number that XLA gives the host's memory in layouts.
+const HOST_MEMORY: i64 = 5;
+
+/// An array of a parameter, by their numbers, and the attribute that gives its buffer away.
+type Given = ((i64, usize), String);
+
+impl<'a> Printer<'a> {
+    pub(super) fn header(&mut self) {
+        let mut attributes = vec![
+            format!("mhlo.num_partitions = {} : i32", self.options.partitions),
+            format!("mhlo.num_replicas = {} : i32", self.options.replicas),
+        ];
+        if let Some(frontend) = self.module.frontend_attributes.as_ref().filter(|frontend| !frontend.map.is_empty()) {
+            attributes.push(format!("mhlo.frontend_attributes = {}", dictionary(&frontend.map)));
+        }
+        let must: Vec<String> = self.aliases_of(Kind::MustAlias).filter_map(|alias| self.must_alias(alias)).collect();
+        if !must.is_empty() {
+            attributes.push(format!("mhlo.input_output_alias = [{}]", must.join(", ")));
+        }
+        let name = match self.module.name.as_str() {
+            "" => String::new(),
+            name => format!(" {}", symbol(name)),
+        };
+        self.out.push_str(&format!("module{name} attributes {{{}}} {{\n", attributes.join(", ")));
+    }
+
+    /// The line that opens a function, and the values of its parameters. The entry, which has no name of its own, says
+    /// also what buffers its results take, and how its parameters and results are sharded.
+    pub(super) fn signature(
+        &mut self,
+        computation: &'a HloComputationProto,
+        name: Option<&str>,
+    ) -> std::result::Result<Vec<Value>, WriteError> {
+        let is_entry = name.is_none();
+        let root = computation.instructions.iter().find(|instruction| instruction.id == computation.root_id);
+        let Some(root) = root else {
+            let problem = format!("computation {:?} has no root", computation.name);
+            return Err(WriteError::MalformedModule { problem });
+        };
+        let result_shape = shape_of(root).map_err(|fault| fault.at(computation, root))?;
+        let results = types::leaves(result_shape).map_err(|fault| fault.at(computation, root))?;
+        let mut values = Vec::new();
+        let mut arguments = Vec::new();
+        let aliases = if is_entry { self.aliases(result_shape)? } else { Vec::new() };
+        for parameter in parameters(computation)? {
+            let value = self.parameter(parameter).map_err(|fault| fault.at(computation, parameter))?;
+            for (leaf, Leaf { name, ty }) in value.iter().enumerate() {
+                let mut attributes = Vec::new();
+                if is_entry {
+                    attributes = parameter_attributes(parameter, leaf, value.len());
+                    attributes.extend(self.layout_of_parameter(parameter.parameter_number, leaf));
+                    let place = (parameter.parameter_number, leaf);
+                    let taken = aliases.iter().filter(|(parameter, _)| *parameter == place);
+                    attributes.extend(taken.map(|(_, attribute)| attribute.clone()));
+                }
+                arguments.push(format!("{name}: {ty}{}{}", in_braces(&attributes), self.location_of(parameter)));
+            }
+            values.push(value);
+        }
+        let result = |(index, ty): (usize, &Type)| {
+            let mut attributes = Vec::new();
+            if is_entry {
+                let sharding = root.sharding.as_deref();
+                let sharding = sharding.and_then(|sharding| leaf_sharding(sharding, index, results.len()));
+                attributes.extend(sharding.map(sharding_attribute));
+                let program = self.module.host_program_shape.as_ref();
+                attributes.extend(program.and_then(|program| layout_attribute(program.result.as_ref()?, index)));
+            }
+            format!("{ty}{}", in_braces(&attributes))
+        };
+        let result_texts: Vec<String> = results.iter().enumerate().map(result).collect();
+        let visibility = if is_entry { "public" } else { "private" };
+        self.start_line();
+        self.out.push_str(&format!(
+            "func.func {visibility} {}({}) -> ({}) {{\n",
+            symbol(name.unwrap_or("main")),
+            arguments.join(", "),
+            result_texts.join(", ")
+        ));
+        Ok(values)
+    }
+
+    fn aliases_of(&self, kind: Kind) -> impl Iterator<Item = &AliasEntryProto> {
+        let aliases = self.module.input_output_alias.iter().flat_map(|aliases| &aliases.entries);
+        aliases.filter(move |alias| alias.kind == kind as i32)
+    }
+
+    /// A result that has to take the buffer of a parameter, as XLA's module attribute says it: by the numbers that they
+    /// have when all tuples are taken apart. None where there is no such result or parameter, which is said elsewhere.
+    fn must_alias(&self, alias: &AliasEntryProto) -> Option<String> {
+        let entry = self.computation(self.module.entry_computation_id).ok()?;
+        let root = entry.instructions.iter().find(|instruction| instruction.id == entry.root_id)?;
+        let result = root.shape.as_ref()?;
+        let (output, _) = types::at_index(result, &alias.output_shape_index)?;
+        // One result is no tuple of one.
+        let output = if types::leaf_count(result) == 1 { Vec::new() } else { vec![output as i64] };
+        let number = usize::try_from(alias.parameter_number).ok()?;
+        let shapes = parameter_shapes(entry).ok()?;
+        let (within, _) = types::at_index(shapes.get(number)?, &alias.parameter_shape_index)?;
+        let argument = shapes.iter().take(number).map(|shape| types::leaf_count(shape)).sum::<usize>() + within;
+        Some(format!(
+            "{{alias = {{kind = \"must_alias\", parameter_index = array<i64>, parameter_number = {argument} : i64}}, \
+             output_index = {}}}",
+            array(&output)
+        ))
+    }
+
+    fn parameter(&mut self, parameter: &HloInstructionProto) -> Result<Value> {
+        let types = types::leaves(shape_of(parameter)?)?;
+        Ok(types.into_iter().map(|ty| self.argument(ty)).collect())
+    }
+
+    fn layout_of_parameter(&self, number: i64, leaf: usize) -> Option<String> {
+        let program = self.module.host_program_shape.as_ref()?;
+        layout_attribute(program.parameters.get(usize::try_from(number).ok()?)?, leaf)
+    }
+
+    fn location_of(&self, instruction: &'a HloInstructionProto) -> String {
+        let location = || format!(" {}", location::of(&Sources::of(self.module), instruction));
+        if self.options.metadata { location() } else { String::new() }
+    }
+
+    /// For each array of a parameter that a result may take the buffer of, or that is given away, the attribute that
+    /// says so.
+    fn aliases(&self, result: &ShapeProto) -> std::result::Result<Vec<Given>, WriteError> {
+        let mut found: Vec<Given> = Vec::new();
+        let wrong = |problem: String| WriteError::MalformedModule { problem };
+        let parameter = |number: i64, index: &[i64]| {
+            let entry = self.computation(self.module.entry_computation_id).ok();
+            let parameter = entry.and_then(|entry| {
+                entry.instructions.iter().find(|found| found.opcode == "parameter" && found.parameter_number == number)
+            });
+            let place = parameter.and_then(|found| types::at_index(found.shape.as_ref()?, index));
+            match place {
+                Some((leaf, _)) => Ok((number, leaf)),
+                None => Err(wrong(format!(
+                    "it gives away the buffer of parameter {number} at {}, which it does not have",
+                    brackets(index)
+                ))),
+            }
+        };
+        for alias in self.module.input_output_alias.iter().flat_map(|aliases| &aliases.entries) {
+            let Some((output, _)) = types::at_index(result, &alias.output_shape_index) else {
+                let index = brackets(&alias.output_shape_index);
+                return Err(wrong(format!("it has an alias of result {index}, which it does not have")));
+            };
+            let place = parameter(alias.parameter_number, &alias.parameter_shape_index)?;
+            // Those that are a must are written on the module.
+            if alias.kind == Kind::MustAlias as i32 {
+                continue;
+            }
+            if found.iter().any(|(taken, _)| *taken == place) {
+                return Err(wrong(format!("two results alias parameter {}", alias.parameter_number)));
+            }
+            found.push((place, format!("tf.aliasing_output = {output} : i32")));
+        }
+        for donor in self.module.buffer_donor.iter().flat_map(|donors| &donors.entries) {
+            let place = parameter(donor.parameter_number, &donor.parameter_shape_index)?;
+            found.push((place, "jax.buffer_donor = true".to_owned()));
+        }
+        Ok(found)
+    }
+}
+
+/// What the entry says of an array of a parameter: its sharding, its memory, its frontend attributes.
+fn parameter_attributes(parameter: &HloInstructionProto, leaf: usize, leaves: usize) -> Vec<String> {
+    let mut attributes = Vec::new();
+    let sharding = parameter.sharding.as_deref();
+    attributes.extend(sharding.and_then(|sharding| leaf_sharding(sharding, leaf, leaves)).map(sharding_attribute));
+    if let Some(frontend) = parameter.frontend_attributes.as_ref().filter(|frontend| !frontend.map.is_empty()) {
+        attributes.push(format!("mhlo.frontend_attributes = {}", dictionary(&frontend.map)));
+    }
+    let layout = parameter.shape.as_ref().and_then(|shape| shape.layout.as_ref());
+    if layout.is_some_and(|layout| layout.memory_space == HOST_MEMORY) {
+        attributes.push("mhlo.memory_kind = \"pinned_host\"".to_owned());
+    }
+    attributes
+}
+
+/// The layout of an array of a parameter or result of the program, if it is not row-major.
+fn layout_attribute(shape: &ShapeProto, leaf: usize) -> Option<String> {
+    let layout = types::leaf_shape(shape, leaf)?.layout.as_ref()?;
+    let is_row_major = layout.minor_to_major.windows(2).all(|pair| pair[0] > pair[1]);
+    let order: Vec<String> = layout.minor_to_major.iter().map(i64::to_string).collect();
+    (!is_row_major).then(|| format!("mhlo.layout_mode = \"{{{}}}\"", order.join(",")))
+}
+
+/// The sharding of one array of several that have a sharding together.
+fn leaf_sharding(sharding: &OpSharding, leaf: usize, leaves: usize) -> Option<&OpSharding> {
+    match sharding.tuple_shardings.as_slice() {
+        [] => Some(sharding),
+        shardings if shardings.len() == leaves => shardings.get(leaf),
+        _ => None,
+    }
+}
+
+fn sharding_attribute(sharding: &OpSharding) -> String {
+    format!("mhlo.sharding = {}", quoted(crate::text::print_sharding(sharding).as_bytes()))
+}
+
+fn in_braces(attributes: &[String]) -> String {
+    if attributes.is_empty() { String::new() } else { format!(" {{{}}}", attributes.join(", ")) }
+}
