@@ -145,7 +145,7 @@ fn a_right_config_has_nothing_to_find() {
 }
 
 /// Whether numbers are NaN, in the midst of other things.
-const IS_NAN: &str = "HloModule nan
+const IS_NAN: &str = "HloModule is_nan
 
 ENTRY main {
   x = f32[16] parameter(0)

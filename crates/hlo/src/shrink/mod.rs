@@ -27,6 +27,7 @@ use rustc_hash::FxHashSet;
 pub use edit::{instruction_count, tensor_type};
 pub use pair::shrink_pair;
 
+use crate::message::counted;
 use crate::proto::{HloInstructionProto, HloModuleProto};
 
 /// What a caller finds when it tries a module.
@@ -75,10 +76,16 @@ pub fn shrink(
 ) -> Shrunk<HloModuleProto> {
     let mut search = Search::new(module.clone(), limits, edit::size, edit::instruction_count, verdict);
     // What the result does not depend on may still be what breaks a compiler.
-    let keeps_dead = !search.attempt("drop what the result does not depend on", |module| {
-        edit::tidy(module, false);
-        true
-    });
+    let has_dead = {
+        let mut tidied = module.clone();
+        edit::tidy(&mut tidied, false);
+        edit::size(&tidied) < edit::size(module)
+    };
+    let keeps_dead = has_dead
+        && !search.attempt("drop what the result does not depend on", |module| {
+            edit::tidy(module, false);
+            true
+        });
     if keeps_dead {
         search.attempt("drop what nothing needs", |module| {
             edit::tidy(module, true);
@@ -306,7 +313,7 @@ fn values(search: &mut Search<'_, HloModuleProto>, tidy: Tidy<'_>) {
         loop {
             let all = candidates(&search.current);
             let Some(chunk) = all.get(start..(start + length).min(all.len())).filter(|it| !it.is_empty()) else { break };
-            let is_kept = search.attempt(&format!("make parameters of {} values", chunk.len()), |module| {
+            let is_kept = search.attempt(&format!("make parameters of {}", counted(chunk.len(), "value")), |module| {
                 let count = chunk.iter().filter(|&&id| edit::make_parameter(module, id)).count();
                 tidy(module);
                 count > 0

@@ -80,6 +80,34 @@ fn outputs_and_values_are_cut() {
 }
 
 #[test]
+fn a_module_without_anything_to_drop_shrinks_too() {
+    let module = read(
+        "HloModule m
+
+        ENTRY main {
+          x = f32[8] parameter(0)
+          sine = f32[8] sine(x)
+          cosine = f32[8] cosine(sine)
+          ROOT both = (f32[8], f32[8]) tuple(sine, cosine)
+        }",
+    );
+    let shrunk = shrink(&module, Limits::default(), &mut shows_if(has("cosine")));
+    assert_eq!(instruction_count(&shrunk.module), 2, "{}", text(&shrunk.module));
+    // A program that breaks a compiler by what its result does not depend on keeps that.
+    let dead = read(
+        "HloModule m
+
+        ENTRY main {
+          x = f32[8] parameter(0)
+          sine = f32[8] sine(x)
+          ROOT cosine = f32[8] cosine(x)
+        }",
+    );
+    let shrunk = shrink(&dead, Limits::default(), &mut shows_if(has("sine")));
+    assert_eq!(instruction_count(&shrunk.module), 2, "{}", text(&shrunk.module));
+}
+
+#[test]
 fn tries_are_bounded_and_can_be_stopped() {
     let module = read(LAYERS);
     let shrunk = shrink(&module, Limits { tries: 3 }, &mut shows_if(has("sine")));

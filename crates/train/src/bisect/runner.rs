@@ -114,6 +114,9 @@ impl Runner {
             return Ok(outcome.clone());
         }
         let outcome = self.execute(program, &module, &arguments, options, plugin)?;
+        if let Outcome::Refused(reason) = &outcome {
+            tracing::debug!(program = program.module.name, reason, "a try is refused");
+        }
         self.known.insert(key, outcome.clone());
         Ok(outcome)
     }

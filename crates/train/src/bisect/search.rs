@@ -389,14 +389,16 @@ impl<'a> Search<'a> {
     /// meshloom's passes.
     fn leave_out_passes(&mut self) -> Result<(), BisectError> {
         let all = pass_names(self.options.further);
-        let found = self.narrow(&all, |search, passes| {
+        let found = self.narrow(&all, &mut |search, passes| {
             let setting = Setting { form: search.setting.form.without(passes), ..search.setting.clone() };
             search.change(Dimension::Pass, without_text(passes, "of meshloom's passes"), &setting)
         })?;
-        if let Some(found) = found {
+        for found in found {
             let names = found.join(", ");
             let text = format!("without meshloom's pass {names} the symptom is gone");
-            self.passes = found;
+            if self.passes.is_empty() {
+                self.passes = found;
+            }
             self.blame(Dimension::Pass, names, text);
         }
         Ok(())
@@ -433,11 +435,11 @@ impl<'a> Search<'a> {
             options.insert(DISABLED_PASSES.to_owned(), DebugValue::Text(all.join(",")));
             options
         };
-        let found = self.narrow(XLA_PASSES, |search, passes| {
+        let found = self.narrow(XLA_PASSES, &mut |search, passes| {
             let setting = Setting { options: settings(search, passes), ..search.setting.clone() };
             search.change(Dimension::XlaPass, without_text(passes, "of XLA's passes"), &setting)
         })?;
-        if let Some(found) = found {
+        for found in found {
             let names = found.join(", ");
             self.removing.get_or_insert(settings(self, &found));
             let text = format!("without XLA's pass {names} the symptom is gone ({DISABLED_PASSES}={})", found.join(","));
@@ -466,11 +468,11 @@ impl<'a> Search<'a> {
                 break;
             }
         }
-        let found = self.narrow(&names, |search, names| {
+        let found = self.narrow(&names, &mut |search, names| {
             let setting = Setting { options: with(search, names), ..search.setting.clone() };
             search.change(Dimension::XlaFlag, flags_text(names), &setting)
         })?;
-        if let Some(found) = found {
+        for found in found {
             let text = format!("with {} the symptom is gone", flags_text(&found));
             self.removing.get_or_insert(with(self, &found));
             self.blame(Dimension::XlaFlag, found.join(", "), text);
@@ -498,44 +500,53 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// The fewest of some things without which the symptom is gone, if it is gone without all of them. By halves, then one
-    /// by one.
-    fn narrow(
-        &mut self,
-        all: &[&'static str],
-        mut test: impl FnMut(&mut Search<'a>, &[&'static str]) -> Result<Effect, BisectError>,
-    ) -> Result<Option<Vec<&'static str>>, BisectError> {
+    /// The fewest of some things without which the symptom is gone, if it is gone without all of them; and others that
+    /// remove it by themselves. By halves, then one by one.
+    fn narrow(&mut self, all: &[&'static str], test: &mut Test<'_, 'a>) -> Result<Vec<Vec<&'static str>>, BisectError> {
+        let mut found = Vec::new();
         if all.is_empty() {
-            return Ok(None);
+            return Ok(found);
         }
-        let mut current = all.to_vec();
-        match test(self, &current)? {
-            Effect::Gone => {}
-            Effect::Shows => return Ok(None),
+        match test(self, all)? {
+            Effect::Gone => self.halve(all, test, &mut found)?,
+            Effect::Shows => {}
             // Some of them may be necessary.
             Effect::NotPossible(_) => {
-                let mut removing = None;
                 for part in all.chunks(all.len().div_ceil(4)).filter(|part| part.len() < all.len()) {
                     if test(self, part)? == Effect::Gone {
-                        removing = Some(part.to_vec());
-                        break;
+                        self.halve(part, test, &mut found)?;
                     }
                 }
-                let Some(part) = removing else { return Ok(None) };
-                current = part;
             }
         }
-        while current.len() > 1 {
-            let (left, right) = current.split_at(current.len() / 2);
-            let (left, right) = (left.to_vec(), right.to_vec());
-            if test(self, &left)? == Effect::Gone {
-                current = left;
-            } else if test(self, &right)? == Effect::Gone {
-                current = right;
-            } else {
-                break;
+        Ok(found)
+    }
+
+    /// As [`Search::narrow`], of things without which it is gone.
+    fn halve(
+        &mut self,
+        all: &[&'static str],
+        test: &mut Test<'_, 'a>,
+        found: &mut Vec<Vec<&'static str>>,
+    ) -> Result<(), BisectError> {
+        /// More are not asked for: what removes the symptom in so many ways is sensitive to everything.
+        const MOST: usize = 3;
+        if all.len() == 1 || found.len() >= MOST {
+            found.extend((found.len() < MOST).then(|| all.to_vec()));
+            return Ok(());
+        }
+        let (left, right) = all.split_at(all.len() / 2);
+        let mut is_split = false;
+        for half in [left, right] {
+            if found.len() < MOST && test(self, half)? == Effect::Gone {
+                is_split = true;
+                self.halve(half, test, found)?;
             }
         }
+        if is_split {
+            return Ok(());
+        }
+        let mut current = all.to_vec();
         let mut index = 0;
         while current.len() > 1 && index < current.len() {
             let mut rest = current.clone();
@@ -546,9 +557,13 @@ impl<'a> Search<'a> {
                 index += 1;
             }
         }
-        Ok(Some(current))
+        found.push(current);
+        Ok(())
     }
 }
+
+/// Whether the symptom is gone without some things.
+type Test<'t, 'a> = dyn FnMut(&mut Search<'a>, &[&'static str]) -> Result<Effect, BisectError> + 't;
 
 /// How much to the point it is.
 fn rank(dimension: Dimension) -> usize {

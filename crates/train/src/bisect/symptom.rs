@@ -110,10 +110,12 @@ impl Symptom {
     }
 }
 
-/// `file.cc:45` of a plugin's last words; a line may have moved between plugins, but not between tries.
-fn place_of(said: Option<&str>) -> Option<&str> {
-    let place = said?.split(']').next()?.split_whitespace().last()?;
-    place.contains(':').then_some(place)
+/// The file of a failed check and what was checked. The number of the line and the values are other ones with another
+/// version of the plugin, or another size.
+fn place_of(said: Option<&str>) -> Option<(&str, &str)> {
+    let (place, check) = said?.split_once("] ")?;
+    let (file, _) = place.split_whitespace().last()?.split_once(':')?;
+    Some((file, check.split(" (").next().unwrap_or(check)))
 }
 
 impl fmt::Display for Symptom {
@@ -134,10 +136,18 @@ impl fmt::Display for Symptom {
             }
             Symptom::Differs { output, element, found, expected, count, of } => write!(
                 f,
-                "output {output} differs in {count} of {of} elements: element {element} is {found}, expected {expected}"
+                "output {output} differs in {count} of {of} elements: element {element} is {}, expected {}",
+                number(*found),
+                number(*expected)
             ),
         }
     }
+}
+
+/// A number with as many digits as an `f32` has.
+fn number(number: f64) -> String {
+    let is_plain = number == 0.0 || !number.is_finite() || (1e-4..1e9).contains(&number.abs());
+    if is_plain { (number as f32).to_string() } else { format!("{number:.6e}") }
 }
 
 /// The element of an output that is not a finite number, if there is one.
