@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use meshloom_hlo::analysis::Devices;
 use meshloom_hlo::read;
 use meshloom_hlo::table::Table;
-use meshloom_train::bisect::{self, Draw, Effect, Kind, Options, Report, Subject};
+use meshloom_train::bisect::{self, Dimension, Draw, Effect, Kind, Options, Report, Subject};
 use serde::Serialize;
 
 use crate::Outcome;
@@ -40,6 +40,9 @@ pub struct Bisect {
     /// Looks for this symptom alone; may be given more than once. By default for all
     #[arg(long, value_name = "SYMPTOM", help_heading = "Symptom")]
     pub symptom: Vec<SymptomKind>,
+    /// Changes this alone; may be given more than once. By default all
+    #[arg(long, value_name = "WHAT", help_heading = "Running")]
+    pub only: Vec<Change>,
     /// How much results may differ, as a part of the largest number of an output
     #[arg(long, value_name = "SHARE", default_value_t = 1e-3, help_heading = "Symptom")]
     pub tolerance: f64,
@@ -84,6 +87,41 @@ pub enum SymptomKind {
     NotFinite,
     /// Results differ from the reference's
     Differs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Change {
+    /// Layers, sequence and batch of a run config
+    Size,
+    /// The mesh of a run config
+    Mesh,
+    /// XLA's settings that are given
+    Option,
+    /// Passes of meshloom's
+    Pass,
+    /// Who partitions a run config's program
+    PartitionMode,
+    /// Passes of XLA's
+    XlaPass,
+    /// XLA's other settings
+    XlaFlag,
+    /// The other plugins that are here
+    Plugin,
+}
+
+impl Change {
+    fn dimension(self) -> Dimension {
+        match self {
+            Change::Size => Dimension::Size,
+            Change::Mesh => Dimension::Mesh,
+            Change::Option => Dimension::Option,
+            Change::Pass => Dimension::Pass,
+            Change::PartitionMode => Dimension::PartitionMode,
+            Change::XlaPass => Dimension::XlaPass,
+            Change::XlaFlag => Dimension::XlaFlag,
+            Change::Plugin => Dimension::Plugin,
+        }
+    }
 }
 
 impl SymptomKind {
@@ -141,6 +179,7 @@ pub fn run(arguments: &Bisect, json: bool) -> Result<Outcome> {
     }
     let options = Options {
         kinds,
+        only: arguments.only.iter().map(|it| it.dimension()).collect(),
         tolerance: arguments.tolerance,
         memory_limit: arguments.max_memory,
         time_limit: Duration::from_secs_f64(arguments.time_limit),
@@ -276,7 +315,7 @@ fn kept(report: &Report) -> Vec<String> {
     if let Some(shrinking) = &report.shrinking {
         let (before, after) = (shrinking.instructions_before as u64, shrinking.instructions as u64);
         let end = if shrinking.is_complete { "nothing more can be left out" } else { "--shrink allows no more tries" };
-        let tries = plural(shrinking.tries as u64, "try").replace("trys", "tries");
+        let tries = if shrinking.tries == 1 { "1 try".to_owned() } else { format!("{} tries", shrinking.tries) };
         lines.push(format!(
             "shrunk from {} to {} in {tries}: {end}",
             output::thousands(before),

@@ -200,9 +200,7 @@ pub(super) fn make_root(module: &mut HloModuleProto, id: i64) -> bool {
     }
     computation.root_id = id;
     if is_manual(instruction) {
-        let sharding = |of| {
-            Some(Box::new(OpSharding { r#type: i32::from(of), ..OpSharding::default() }))
-        };
+        let sharding = |of| Some(Box::new(OpSharding { r#type: i32::from(of), ..OpSharding::default() }));
         let call = |id, operand: &HloInstructionProto, target: &str, of| {
             let mut call = HloInstructionProto {
                 id,
@@ -490,11 +488,46 @@ pub(super) fn replace_size(module: &mut HloModuleProto, old: i64, new: i64) -> b
 
 fn is_elementwise(opcode: &str) -> bool {
     const OPCODES: [&str; 40] = [
-        "abs", "add", "and", "atan2", "cbrt", "ceil", "clamp", "compare", "copy", "cosine", "divide", "erf",
-        "exponential", "exponential-minus-one", "floor", "is-finite", "log", "log-plus-one", "logistic", "maximum",
-        "minimum", "multiply", "negate", "not", "or", "power", "remainder", "round-nearest-afz", "round-nearest-even",
-        "rsqrt", "select", "shift-left", "shift-right-arithmetic", "shift-right-logical", "sign", "sine", "sqrt",
-        "subtract", "tanh", "xor",
+        "abs",
+        "add",
+        "and",
+        "atan2",
+        "cbrt",
+        "ceil",
+        "clamp",
+        "compare",
+        "copy",
+        "cosine",
+        "divide",
+        "erf",
+        "exponential",
+        "exponential-minus-one",
+        "floor",
+        "is-finite",
+        "log",
+        "log-plus-one",
+        "logistic",
+        "maximum",
+        "minimum",
+        "multiply",
+        "negate",
+        "not",
+        "or",
+        "power",
+        "remainder",
+        "round-nearest-afz",
+        "round-nearest-even",
+        "rsqrt",
+        "select",
+        "shift-left",
+        "shift-right-arithmetic",
+        "shift-right-logical",
+        "sign",
+        "sine",
+        "sqrt",
+        "subtract",
+        "tanh",
+        "xor",
     ];
     OPCODES.contains(&opcode)
 }
@@ -514,7 +547,8 @@ fn replace_in(shape: &mut ShapeProto, old: i64, new: i64) -> bool {
 /// The sizes of dimensions of the entry's values, the largest first.
 pub(super) fn sizes(module: &HloModuleProto) -> Vec<i64> {
     let instructions = entry(module).into_iter().flat_map(|it| &it.instructions);
-    let mut sizes: Vec<i64> = instructions.filter_map(|it| it.shape.as_ref()).flat_map(|it| it.dimensions.clone()).collect();
+    let mut sizes: Vec<i64> =
+        instructions.filter_map(|it| it.shape.as_ref()).flat_map(|it| it.dimensions.clone()).collect();
     sizes.retain(|&size| size > 1);
     sizes.sort_unstable_by(|left, right| right.cmp(left));
     sizes.dedup();

@@ -302,9 +302,8 @@ fn calls(search: &mut Search<'_, HloModuleProto>, tidy: Tidy<'_>) {
 fn values(search: &mut Search<'_, HloModuleProto>, tidy: Tidy<'_>) {
     let candidates = |module: &HloModuleProto| -> Vec<i64> {
         let Some(entry) = edit::entry(module) else { return Vec::new() };
-        let is_candidate = |it: &&HloInstructionProto| {
-            it.id != entry.root_id && !is_leaf(it) && edit::instruction_type(it).is_some()
-        };
+        let is_candidate =
+            |it: &&HloInstructionProto| it.id != entry.root_id && !is_leaf(it) && edit::instruction_type(it).is_some();
         entry.instructions.iter().filter(is_candidate).map(|it| it.id).collect()
     };
     let mut length = candidates(&search.current).len().div_ceil(2);
@@ -312,7 +311,9 @@ fn values(search: &mut Search<'_, HloModuleProto>, tidy: Tidy<'_>) {
         let mut start = 0;
         loop {
             let all = candidates(&search.current);
-            let Some(chunk) = all.get(start..(start + length).min(all.len())).filter(|it| !it.is_empty()) else { break };
+            let Some(chunk) = all.get(start..(start + length).min(all.len())).filter(|it| !it.is_empty()) else {
+                break;
+            };
             let is_kept = search.attempt(&format!("make parameters of {}", counted(chunk.len(), "value")), |module| {
                 let count = chunk.iter().filter(|&&id| edit::make_parameter(module, id)).count();
                 tidy(module);

@@ -128,7 +128,9 @@ fn values(search: &mut Search<'_, Pair>) {
         let mut start = 0;
         loop {
             let all = candidates(&search.current);
-            let Some(chunk) = all.get(start..(start + length).min(all.len())).filter(|it| !it.is_empty()) else { break };
+            let Some(chunk) = all.get(start..(start + length).min(all.len())).filter(|it| !it.is_empty()) else {
+                break;
+            };
             let what = match chunk {
                 [(.., name)] => format!("make a parameter of %{name} in both"),
                 chunk => format!("make parameters of {} values in both", chunk.len()),

@@ -62,7 +62,12 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { time_limit: Duration::from_secs(30 * 60), find: FindOptions::default(), worker: None, without_variables: Vec::new() }
+        Settings {
+            time_limit: Duration::from_secs(30 * 60),
+            find: FindOptions::default(),
+            worker: None,
+            without_variables: Vec::new(),
+        }
     }
 }
 

@@ -44,7 +44,10 @@ pub(in super::super) struct Request {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(in super::super) enum Task {
     Describe,
-    Compile { module: Vec<u8>, options: CompileOptions },
+    Compile {
+        module: Vec<u8>,
+        options: CompileOptions,
+    },
     /// Compile and run.
     Execute {
         module: Vec<u8>,

@@ -130,7 +130,8 @@ pub fn read_safetensors(bytes: &[u8]) -> Result<BTreeMap<String, Literal>, Bisec
         let stored = entry.get("dtype").and_then(Value::as_str).unwrap_or_default();
         let stated = types.get(name).and_then(Value::as_str).and_then(DType::from_name);
         let dtype = stated.or_else(|| DType::ALL.into_iter().rev().find(|&dtype| stored_name(dtype) == stored));
-        let dtype = dtype.ok_or_else(|| wrong(&format!("{name:?} has the type {stored:?}, which is not known here")))?;
+        let dtype =
+            dtype.ok_or_else(|| wrong(&format!("{name:?} has the type {stored:?}, which is not known here")))?;
         let dims = numbers(entry.get("shape")).ok_or_else(|| wrong(&format!("{name:?} has no shape")))?;
         let offsets = numbers(entry.get("data_offsets")).unwrap_or_default();
         let part = match offsets[..] {

@@ -43,6 +43,8 @@ pub use symptom::{Kind, Symptom};
 pub struct Options<'a> {
     /// The only symptoms that are looked for; none: all.
     pub kinds: Vec<Kind>,
+    /// What is changed; nothing: all.
+    pub only: Vec<Dimension>,
     /// By how much results may differ, as a part of the largest number of an output.
     pub tolerance: f64,
     /// The memory that a program may need on a device.
@@ -69,6 +71,7 @@ impl Default for Options<'_> {
     fn default() -> Self {
         Options {
             kinds: Vec::new(),
+            only: Vec::new(),
             tolerance: 1e-3,
             memory_limit: None,
             time_limit: Duration::from_secs(60),
@@ -108,6 +111,12 @@ pub enum Dimension {
 }
 
 impl Dimension {
+    /// All that can be changed, in order.
+    pub const ALL: [Dimension; 8] = {
+        use Dimension::*;
+        [Size, Mesh, Option, Pass, PartitionMode, XlaPass, XlaFlag, Plugin]
+    };
+
     /// What it is called in a table.
     pub const fn name(self) -> &'static str {
         match self {
@@ -229,11 +238,7 @@ pub struct Report {
 ///
 /// # Errors
 /// There is no plugin, the program cannot be run at all, or an option is not possible. That no symptom shows is no error.
-pub fn bisect(
-    subject: &Subject,
-    options: &Options<'_>,
-    progress: &mut dyn FnMut(&str),
-) -> Result<Report, BisectError> {
+pub fn bisect(subject: &Subject, options: &Options<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report, BisectError> {
     search::Search::new(subject, options, progress)?.run()
 }
 

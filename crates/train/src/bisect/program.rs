@@ -140,7 +140,8 @@ fn parts_of(sharding: &OpSharding, dims: &[usize], count: usize) -> Option<(Vec<
     let devices: Vec<usize> = if sharding.iota_reshape_dims.is_empty() {
         sizes(&sharding.tile_assignment_devices)?
     } else {
-        let perm = sharding.iota_transpose_perm.iter().map(|&axis| usize::try_from(axis).ok()).collect::<Option<_>>()?;
+        let perm =
+            sharding.iota_transpose_perm.iter().map(|&axis| usize::try_from(axis).ok()).collect::<Option<_>>()?;
         iota(&sizes(&sharding.iota_reshape_dims)?, &perm)?
     };
     if devices.len() != tile_count || tile_count != count || tiles.len() < dims.len() {
@@ -155,7 +156,8 @@ fn parts_of(sharding: &OpSharding, dims: &[usize], count: usize) -> Option<(Vec<
             places[dim] = rest % size;
             rest /= size;
         }
-        *parts.get_mut(device)? = (0..dims.len()).map(|dim| places[dim] * part(dim)..(places[dim] + 1) * part(dim)).collect();
+        *parts.get_mut(device)? =
+            (0..dims.len()).map(|dim| places[dim] * part(dim)..(places[dim] + 1) * part(dim)).collect();
     }
     Some((padded, parts))
 }

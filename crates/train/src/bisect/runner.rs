@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use meshloom::hlo::{ApiVersion, Literal};
 use meshloom::pjrt::ahead_of_time::{self, Execution, Settings, WorkerFailure};
-use meshloom::pjrt::{CompileOptions, DebugValue, FindOptions, MemoryStats, PjrtError, Plugin, ShardLayout, Topology, Wheel};
+use meshloom::pjrt::{
+    CompileOptions, DebugValue, FindOptions, MemoryStats, PjrtError, Plugin, ShardLayout, Topology, Wheel,
+};
 use prost::Message;
 
 use super::BisectError;

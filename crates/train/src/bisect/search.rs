@@ -1,7 +1,7 @@
 //! What is changed, one thing after another, and what came of it.
 
-use meshloom::hlo::message::counted;
 use meshloom::hlo::mesh::Mesh;
+use meshloom::hlo::message::counted;
 use meshloom::pjrt::DebugValue;
 
 use super::inputs::Inputs;
@@ -60,12 +60,16 @@ impl<'a> Search<'a> {
         let form = Form::default();
         let config = subject.config(&form)?;
         let of_config = config.iter().flat_map(|config| config.target.compiler_options.clone());
-        let given: Vec<String> =
-            xla_flags(&std::env::var("XLA_FLAGS").unwrap_or_default()).chain(of_config).chain(options.compiler_options.clone()).collect();
+        let given: Vec<String> = xla_flags(&std::env::var("XLA_FLAGS").unwrap_or_default())
+            .chain(of_config)
+            .chain(options.compiler_options.clone())
+            .collect();
         let parsed = given.iter().map(|option| match option.split_once('=') {
             Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), DebugValue::parse(value))),
             _ => Err(BisectError::Unsupported {
-                reason: format!("{option:?} is no setting of XLA's: expected name=value, as in xla_cpu_enable_fast_math=true"),
+                reason: format!(
+                    "{option:?} is no setting of XLA's: expected name=value, as in xla_cpu_enable_fast_math=true"
+                ),
             }),
         });
         let debug_options = parsed.collect::<Result<DebugOptions, _>>()?;
@@ -110,18 +114,22 @@ impl<'a> Search<'a> {
             }
             Judged::Impossible(reason) => return Err(BisectError::Refused { reason }),
         }
-        if matches!(self.subject, Subject::Config { .. }) {
-            self.change_sizes()?;
-            self.change_mesh()?;
+        let is_config = matches!(self.subject, Subject::Config { .. });
+        let only = &self.options.only;
+        for dimension in Dimension::ALL.into_iter().filter(|it| only.is_empty() || only.contains(it)) {
+            match dimension {
+                Dimension::AsGiven => {}
+                Dimension::Size if is_config => self.change_sizes()?,
+                Dimension::Mesh if is_config => self.change_mesh()?,
+                Dimension::Pass if is_config => self.leave_out_passes()?,
+                Dimension::PartitionMode if is_config => self.change_mode()?,
+                Dimension::Size | Dimension::Mesh | Dimension::Pass | Dimension::PartitionMode => {}
+                Dimension::Option => self.drop_options()?,
+                Dimension::XlaPass => self.leave_out_xla_passes()?,
+                Dimension::XlaFlag => self.change_flags()?,
+                Dimension::Plugin => self.change_plugin()?,
+            }
         }
-        self.drop_options()?;
-        if matches!(self.subject, Subject::Config { .. }) {
-            self.leave_out_passes()?;
-            self.change_mode()?;
-        }
-        self.leave_out_xla_passes()?;
-        self.change_flags()?;
-        self.change_plugin()?;
         let (case, shrinking) = self.smaller()?;
         Ok(self.report(Some(case), shrinking))
     }
@@ -261,7 +269,8 @@ impl<'a> Search<'a> {
         let all = DebugValue::Text(XLA_PASSES.join(","));
         let without_passes = || (DISABLED_PASSES.to_owned(), all.clone());
         let few = DebugValue::Text("algsimp,constant_folding,fusion,cse".to_owned());
-        let choices = [vec![level(), without_passes()], vec![level(), (DISABLED_PASSES.to_owned(), few)], vec![level()], vec![]];
+        let choices =
+            [vec![level(), without_passes()], vec![level(), (DISABLED_PASSES.to_owned(), few)], vec![level()], vec![]];
         for options in choices.map(DebugOptions::from_iter) {
             let outcome = self.runner.run(&program, &options, &self.setting.plugin.clone())?;
             if let Outcome::Done(done) = outcome {
@@ -307,7 +316,11 @@ impl<'a> Search<'a> {
         /// Tries of each.
         const MOST: usize = 3;
         let sizes = |config: &crate::config::RunConfig| {
-            [("model.layers", config.model.layers), ("model.seq", config.model.seq), ("train.batch", config.train.batch)]
+            [
+                ("model.layers", config.model.layers),
+                ("model.seq", config.model.seq),
+                ("train.batch", config.train.batch),
+            ]
         };
         let Some(config) = self.subject.config(&self.setting.form)? else { return Ok(()) };
         for (key, size) in sizes(&config) {
@@ -427,7 +440,9 @@ impl<'a> Search<'a> {
         let settings = |search: &Search<'_>, passes: &[&'static str]| {
             let mut options = search.setting.options.clone();
             let given = match options.get(DISABLED_PASSES) {
-                Some(DebugValue::Text(text)) => text.split(',').filter(|it| !it.is_empty()).map(str::to_owned).collect(),
+                Some(DebugValue::Text(text)) => {
+                    text.split(',').filter(|it| !it.is_empty()).map(str::to_owned).collect()
+                }
                 Some(_) => Vec::new(),
                 None => search.always_out.clone(),
             };
@@ -442,7 +457,8 @@ impl<'a> Search<'a> {
         for found in found {
             let names = found.join(", ");
             self.removing.get_or_insert(settings(self, &found));
-            let text = format!("without XLA's pass {names} the symptom is gone ({DISABLED_PASSES}={})", found.join(","));
+            let text =
+                format!("without XLA's pass {names} the symptom is gone ({DISABLED_PASSES}={})", found.join(","));
             self.blame(Dimension::XlaPass, names, text);
         }
         Ok(())

@@ -11,8 +11,8 @@ use meshloom::hlo::{DType, Literal};
 use meshloom::pjrt::{Platform, PlatformKind};
 use meshloom::trace::Tree;
 
-use super::program::{Port, Program};
 use super::BisectError;
+use super::program::{Port, Program};
 use crate::config::RunConfig;
 use crate::run::Calls;
 
@@ -102,7 +102,9 @@ impl Subject {
         match self {
             Subject::Config { .. } => {
                 let mut form = form.without(&pass_names(&[]));
-                if let Some(mesh) = self.config(&form)?.map(|config| config.mesh()).transpose().map_err(crate::Error::from)? {
+                if let Some(mesh) =
+                    self.config(&form)?.map(|config| config.mesh()).transpose().map_err(crate::Error::from)?
+                {
                     form = form.with("mesh.axes", one_device(&mesh)).with("target.devices", 1);
                     form = form.with("partition.mode", "explicit");
                 }
@@ -127,7 +129,12 @@ impl Subject {
     }
 
     /// Values of a config's train step: its state before the first step, and a batch. Those that are not here are drawn.
-    pub(super) fn values(&self, form: &Form, ports: &[Port], seed: u64) -> Result<BTreeMap<String, Literal>, BisectError> {
+    pub(super) fn values(
+        &self,
+        form: &Form,
+        ports: &[Port],
+        seed: u64,
+    ) -> Result<BTreeMap<String, Literal>, BisectError> {
         let Some(config) = self.config(form)? else { return Ok(BTreeMap::new()) };
         let mut values = BTreeMap::new();
         if config.diloco.is_none() {
@@ -166,7 +173,8 @@ fn of_module(module: &HloModuleProto, devices: &Devices) -> Program {
 
 fn of_lowered(lowered: &Lowered) -> Result<Program, BisectError> {
     if lowered.module.takes_place || lowered.form == ProgramForm::Local {
-        let reason = "a program in the shapes of one device cannot be tried; leave --set kernels.experts out".to_owned();
+        let reason =
+            "a program in the shapes of one device cannot be tried; leave --set kernels.experts out".to_owned();
         return Err(BisectError::Unsupported { reason });
     }
     let module = lowered.module.decode().map_err(meshloom::Error::from).map_err(crate::Error::from)?;

@@ -99,6 +99,12 @@ impl Symptom {
         }
     }
 
+    /// What a failed check of the plugin's says, without its values; none of another symptom.
+    pub fn check(&self) -> Option<&str> {
+        let Symptom::Crash { said, .. } = self else { return None };
+        place_of(said.as_deref()).map(|(_, check)| check)
+    }
+
     /// Whether it is the same fault, as far as that can be told: another check that fails is another fault.
     pub fn is_like(&self, other: &Symptom) -> bool {
         match (self, other) {
@@ -180,7 +186,8 @@ pub(super) fn difference(found: &[Literal], expected: &[Literal], tolerance: f64
         let mut largest: Option<(f64, usize)> = None;
         for (element, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let is_equal = found == expected || (found.is_nan() && expected.is_nan());
-            let difference = if found.is_finite() && expected.is_finite() { (found - expected).abs() } else { f64::INFINITY };
+            let difference =
+                if found.is_finite() && expected.is_finite() { (found - expected).abs() } else { f64::INFINITY };
             if is_equal || difference <= bound {
                 continue;
             }

@@ -33,7 +33,10 @@ pub fn write(out: &Path, input: &str, report: &Report, case: &Case) -> Result<()
             ..HloModuleConfigProto::default()
         };
         let module = HloModuleProtoWithConfig { hlo_module: Some(module.clone()), config: Some(config) };
-        print_with_config(&module, &TextOptions { backend_config: true, ..TextOptions::parseable().with_metadata(false) })
+        print_with_config(
+            &module,
+            &TextOptions { backend_config: true, ..TextOptions::parseable().with_metadata(false) },
+        )
     };
     whole(&out.join("module.hlo.txt"), text(&case.module, case.devices).as_bytes())?;
     if let Some((reference, devices)) = &case.reference {
@@ -70,8 +73,12 @@ fn script(case: &Case) -> String {
     };
     let devices = |(replicas, partitions): (usize, usize)| json!([replicas, partitions]);
     let reference = match &case.reference {
-        Some((_, count)) => json!({ "module": "reference.hlo.txt", "devices": devices(*count), "options": options(&case.reference_options) }),
-        None => json!({ "module": "module.hlo.txt", "devices": devices(case.devices), "options": options(&case.reference_options) }),
+        Some((_, count)) => {
+            json!({ "module": "reference.hlo.txt", "devices": devices(*count), "options": options(&case.reference_options) })
+        }
+        None => {
+            json!({ "module": "module.hlo.txt", "devices": devices(case.devices), "options": options(&case.reference_options) })
+        }
     };
     let settings = json!({
         "symptom": case.symptom.kind().name(),
@@ -81,6 +88,7 @@ fn script(case: &Case) -> String {
             meshloom_train::bisect::Symptom::Memory { limit, .. } => json!(limit),
             _ => Value::Null,
         },
+        "said": case.symptom.check(),
         "shardy": case.shardy,
         "suspect": { "module": "module.hlo.txt", "devices": devices(case.devices), "options": options(&case.options) },
         "reference": reference,

@@ -43,25 +43,30 @@ def read_inputs():
     return values
 
 
-def run(side, plugin):
+def client_of(plugin, count):
+    """The client of a plugin, or of jaxlib's own CPU, with so many devices."""
+    import jax
+    from jax._src import xla_bridge
+
+    jax.config.update("jax_enable_x64", True)
+    if plugin:
+        xla_bridge.register_plugin("bisect", library_path=plugin, options={"cpu_device_count": count})
+        jax.config.update("jax_platforms", "bisect")
+        return xla_bridge.get_backend("bisect")
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", count)
+    return xla_bridge.get_backend("cpu")
+
+
+def run(side, client):
     """Compiles and runs one side; gives the outputs of each device, and the bytes of memory that a device needs."""
     import jax
     import numpy as np
-    from jax._src import xla_bridge
     from jax._src.sharding_impls import GSPMDSharding
     from jaxlib import _hlo, _jax, xla_client
 
     replicas, partitions = side["devices"]
     count = replicas * partitions
-    if plugin:
-        xla_bridge.register_plugin("bisect", library_path=plugin, options={"cpu_device_count": count})
-        jax.config.update("jax_platforms", "bisect")
-        client = xla_bridge.get_backend("bisect")
-    else:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", count)
-        client = xla_bridge.get_backend("cpu")
-    jax.config.update("jax_enable_x64", True)
     devices = client.local_devices()[:count]
     module = _hlo.hlo_module_from_text((FOLDER / side["module"]).read_text())
     options = xla_client.CompileOptions()
@@ -127,7 +132,9 @@ def child(plugin):
     """Looks for a symptom that does not end the process: exits with 0 if it shows."""
     import numpy as np
 
-    outputs, needed = run(CASE["suspect"], plugin)
+    counts = (replicas * partitions for replicas, partitions in (CASE[side]["devices"] for side in ("suspect", "reference")))
+    client = client_of(plugin, max(counts))
+    outputs, needed = run(CASE["suspect"], client)
     symptom = CASE["symptom"]
     if symptom == "memory":
         return needed > CASE["memory_limit"]
@@ -135,7 +142,7 @@ def child(plugin):
         numbers = [output.astype(np.float64) for output in outputs if output.dtype.kind not in "biu"]
         return not all(np.isfinite(output).all() for output in numbers)
     if symptom == "differs":
-        expected, _ = run(CASE["reference"], plugin)
+        expected, _ = run(CASE["reference"], client)
         return any(differs(*pair) for pair in zip(outputs, expected))
     return False
 
@@ -150,7 +157,8 @@ def main():
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     try:
         ended = subprocess.run(command, env=environment, timeout=CASE["seconds"], capture_output=True, text=True)
-        shows = {"crash": ended.returncode < 0, "hang": False}.get(CASE["symptom"], ended.returncode == 0)
+        crashes = ended.returncode < 0 and (CASE["said"] or "") in ended.stderr
+        shows = {"crash": crashes, "hang": False}.get(CASE["symptom"], ended.returncode == 0)
         if not shows and ended.returncode != 1 or "Traceback" in ended.stderr:
             print(ended.stderr[-4000:], file=sys.stderr)
             return 2
