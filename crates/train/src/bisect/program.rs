@@ -33,7 +33,8 @@ pub(super) struct Port {
 
 impl Program {
     pub(super) fn of_module(module: HloModuleProto, (replicas, partitions): (usize, usize)) -> Program {
-        Program { module, replicas, partitions, shardy: false, ports: None, joins_outputs: false }
+        let shardy = needs_shardy(&module);
+        Program { module, replicas, partitions, shardy, ports: None, joins_outputs: false }
     }
 
     pub(super) fn device_count(&self) -> usize {
@@ -120,12 +121,23 @@ impl Program {
     }
 }
 
+/// Whether Shardy is to partition a module: its annotations are Shardy's; or it has none, as the program of one device.
+fn needs_shardy(module: &HloModuleProto) -> bool {
+    let instructions = || module.computations.iter().flat_map(|it| &it.instructions);
+    let attributes = instructions().filter_map(|it| it.frontend_attributes.as_ref()).chain(&module.frontend_attributes);
+    let is_shardy = attributes.flat_map(|it| it.map.keys()).any(|key| key.starts_with("xla.sdy."));
+    is_shardy || instructions().all(|it| it.sharding.is_none())
+}
+
 fn unsupported(reason: String) -> BisectError {
     BisectError::Unsupported { reason }
 }
 
-/// The padded dimensions, and the part of each device.
-fn parts_of(sharding: &OpSharding, dims: &[usize], count: usize) -> Option<(Vec<usize>, Vec<Vec<Range<usize>>>)> {
+/// Padded dimensions, and the part of each device.
+type Parts = (Vec<usize>, Vec<Vec<Range<usize>>>);
+
+/// Where the parts of a value of these dimensions lie.
+fn parts_of(sharding: &OpSharding, dims: &[usize], count: usize) -> Option<Parts> {
     let whole = || (dims.to_vec(), vec![dims.iter().map(|&size| 0..size).collect(); count]);
     if sharding.named_sharding.is_some() {
         return None;

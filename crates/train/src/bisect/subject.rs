@@ -179,7 +179,7 @@ fn of_lowered(lowered: &Lowered) -> Result<Program, BisectError> {
     }
     let module = lowered.module.decode().map_err(meshloom::Error::from).map_err(crate::Error::from)?;
     let partitions = lowered.mesh().map_or(1, Mesh::device_count);
-    let ports = lowered.port_specs().map_err(meshloom::Error::from).map_err(crate::Error::from)?;
+    let ports = lowered.port_specs().map_err(crate::Error::from)?;
     Ok(Program {
         shardy: lowered.needs_shardy(),
         ports: Some(ports),
