@@ -20,10 +20,13 @@ use crate::sharding::{RuleSets, annotate, cut_axes, propagate_with_sub_axes};
 /// `without` names no pass; `aliases` names no output or input, one that is not of the other's type, or one twice;
 /// rules, mesh and program do not fit together; or a pass breaks an invariant, which is a defect.
 pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error> {
-    check_pass_names(options.without)?;
+    check_pass_names(options.without, options.further)?;
     check_aliases(graph, &options.aliases)?;
     let mut lowering = Lowering { options, timings: Vec::new(), kernels: Vec::new(), start: Instant::now() };
-    let graph = lowering.passes(graph, PASSES)?;
+    let mut graph = lowering.passes(graph, PASSES)?;
+    if !options.further.is_empty() {
+        graph = lowering.passes(&graph, options.further)?;
+    }
     let program = match options.sharding {
         None => LoweredProgram::OneDevice(lowering.kernels(&graph)?),
         Some((mesh, rules)) => {
@@ -72,7 +75,7 @@ pub fn lower_as_traced(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowe
         let (function, instead) = ("lower_as_traced", "lower");
         return Err(ArgumentError::Unfollowed { function, field: "sharding", instead }.into());
     }
-    check_pass_names(options.without)?;
+    check_pass_names(options.without, options.further)?;
     check_aliases(graph, &options.aliases)?;
     let lowering = Lowering { options, timings: Vec::new(), kernels: Vec::new(), start: Instant::now() };
     lowering.emit(LoweredProgram::OneDevice(graph.clone()))

@@ -3,6 +3,7 @@
 use meshloom_hlo::analysis::{Arithmetic, Chip};
 use meshloom_hlo::mesh::Mesh;
 
+use super::Pass;
 use crate::emit::{Annotation, GroupFormat, ProgramForm};
 use crate::kernels::Kernels;
 use crate::passes::{CollectiveLimits, CollectiveMatmul};
@@ -35,6 +36,8 @@ pub struct LowerOptions<'a> {
     pub aliases: Vec<(usize, usize)>,
     /// Names of passes of [`PASSES`](super::PASSES) and [`LOCAL_PASSES`](super::LOCAL_PASSES) that do not run.
     pub without: &'a [&'a str],
+    /// Passes of the caller's own, which run behind those of [`PASSES`](super::PASSES). They can be left out by name too.
+    pub further: &'a [Pass],
     /// How much memory fewer collectives may cost, and where products are cut beside them.
     pub limits: CollectiveLimits,
     /// Who partitions the graph over the mesh.

@@ -1,6 +1,7 @@
 //! The tables of passes, and how they run.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use meshloom_hlo::suggest::did_you_mean;
 
@@ -9,6 +10,7 @@ use crate::ir::{Graph, verify};
 use crate::passes::{self, CollectiveLimits, CollectiveMatmul, Rewrite};
 
 /// A pass that needs nothing but the graph.
+#[derive(Clone, Copy)]
 pub struct Pass {
     /// Name, by which it is switched off.
     pub name: &'static str,
@@ -50,9 +52,20 @@ impl Step {
 }
 
 impl Pass {
+    /// A pass of the caller's own ([`LowerOptions::further`](super::LowerOptions::further)).
+    pub const fn of(name: &'static str, description: &'static str, run: fn(&Graph) -> Graph) -> Pass {
+        Pass { name, description, step: Step::Graph(run) }
+    }
+
     /// Runs this pass alone.
     pub fn run(&self, graph: &Graph, limits: &CollectiveLimits) -> Graph {
         self.step.run(graph, limits)
+    }
+}
+
+impl fmt::Debug for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pass({}: {})", self.name, self.description)
     }
 }
 
@@ -155,9 +168,9 @@ pub const LOCAL_PASSES: &[Pass] = &[
     },
 ];
 
-/// Names of passes to leave out must be names of passes.
-pub(super) fn check_pass_names(without: &[&str]) -> Result<(), Error> {
-    let known = || PASSES.iter().chain(LOCAL_PASSES).map(|pass| pass.name);
+/// Names of passes to leave out must be names of passes, of ours or of the caller's.
+pub(super) fn check_pass_names(without: &[&str], further: &[Pass]) -> Result<(), Error> {
+    let known = || PASSES.iter().chain(LOCAL_PASSES).chain(further).map(|pass| pass.name);
     match without.iter().find(|&&name| !known().any(|pass| pass == name)) {
         None => Ok(()),
         Some(&name) => Err(Error::UnknownPass { name: name.to_owned(), suggestion: did_you_mean(name, known()) }),

@@ -87,15 +87,28 @@ impl Lowered {
         Ok((self.program(executable)?, found))
     }
 
-    fn program(&self, executable: Executable) -> Result<Program, Error> {
+    /// Type and layout of each input, and of each output, over all devices of the program.
+    ///
+    /// # Errors
+    /// A spec does not fit its type, which is a defect.
+    pub fn port_specs(&self) -> Result<(Vec<ArraySpec>, Vec<ArraySpec>), Error> {
+        let own: Vec<usize> = (0..self.emitted_mesh().map_or(1, Mesh::device_count)).collect();
+        self.specs_of(&own)
+    }
+
+    fn specs_of(&self, own: &[usize]) -> Result<(Vec<ArraySpec>, Vec<ArraySpec>), Error> {
         let graph = self.graph();
         let unpadded = self.sharded().and_then(|sharded| sharded.unpadded.clone());
         let ports = unpadded.unwrap_or_else(|| Ports::of(graph));
         // Where the local program leaves its outputs, if nobody asked for them elsewhere, only it knows.
         let emitted = self.emitted();
-        let own = executable.places();
         let inputs = self.array_specs(graph.input_types(), ports.inputs.iter(), emitted.input_info(), own)?;
         let outputs = self.array_specs(graph.output_types(), ports.outputs.iter(), emitted.output_info(), own)?;
+        Ok((inputs, outputs))
+    }
+
+    fn program(&self, executable: Executable) -> Result<Program, Error> {
+        let (inputs, outputs) = self.specs_of(executable.places())?;
         let place = self.module.takes_place.then(|| places(&executable).map(Box::new)).transpose()?;
         Ok(Program {
             executable,

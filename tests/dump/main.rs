@@ -1,6 +1,7 @@
 //! The program `hlo-dump`, as its users run it.
 
 mod answers;
+mod bisect;
 mod command;
 mod commands;
 mod options;

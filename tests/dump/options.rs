@@ -30,7 +30,7 @@ enum Told {
 use Told::{Found, Refused, Said};
 
 /// The commands that read any input, and the arguments that they need after it.
-const READING: [(&str, &[&str]); 10] = [
+const READING: [(&str, &[&str]); 11] = [
     ("show", &[]),
     ("collectives", &[]),
     ("traffic", &["--over", "data"]),
@@ -41,6 +41,7 @@ const READING: [(&str, &[&str]); 10] = [
     ("report", &["-o", "no/such/folder/page.html"]),
     ("check", &["--max-memory", "1GiB"]),
     ("compile", &["--target", "cpu:8"]),
+    ("bisect", &[]),
 ];
 
 /// How to read an input: for each form of input, a value that does not apply to it.
@@ -268,6 +269,21 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
     ("compile", "--shardy", &[TEXT, "--target", "cpu:8", "--shardy", "maybe"], Refused("invalid value 'maybe'")),
     ("compile", "--shardy", &[CONFIG, "--target", "cpu:8", "--shardy", "true"], Refused("--shardy is for HLO")),
     ("compile", "--limit", &[TEXT, "--target", "cpu:8", "--limit", "all"], Refused("invalid value 'all'")),
+    ("bisect", "--reference", &[CONFIG, "--reference", TEXT], Refused("--reference is for a module")),
+    ("bisect", "--reference", &[TEXT, "--reference", "no/such/file"], Refused("--reference no/such/file")),
+    ("bisect", "--out", &[TEXT, "--out", "tests"], Refused("--out tests: the folder has files")),
+    ("bisect", "--symptom", &[TEXT, "--symptom", "memory"], Refused("--symptom memory needs --max-memory")),
+    ("bisect", "--only", &[TEXT, "--only", "passes"], Refused("invalid value 'passes'")),
+    ("bisect", "--tolerance", &[TEXT, "--tolerance", "-1"], Refused("expected a number that is at least 0")),
+    ("bisect", "--max-memory", &[TEXT, "--max-memory", "much"], Refused("invalid value 'much'")),
+    ("bisect", "--time-limit", &[TEXT, "--time-limit", "0"], Refused("expected more than 0 seconds")),
+    ("bisect", "--option", &[TEXT, "--option", "fast"], Refused("expected name=value")),
+    ("bisect", "--plugin", &[TEXT, "--plugin", "none-such"], Refused("none-such")),
+    ("bisect", "--inputs", &[TEXT, "--inputs", TEXT], Refused("the inputs cannot be read")),
+    ("bisect", "--seed", &[TEXT, "--seed", "-1"], Refused("invalid value '-1'")),
+    ("bisect", "--range", &[TEXT, "--range", "1,0"], Refused("expected two finite numbers")),
+    ("bisect", "--special", &[TEXT, "--special=yes"], Refused("unexpected value 'yes'")),
+    ("bisect", "--shrink", &[TEXT, "--shrink", "all"], Refused("invalid value 'all'")),
     ("doctor", "--fetch", &["--fetch", "cud"], Refused("did you mean \"cuda\"?")),
     ("", "--json", &["man", "--json"], Refused("this command prints no table")),
     ("", "--color", &["memory", TEXT, "--color", "red"], Refused("invalid value 'red'")),

@@ -13,6 +13,11 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("README.md", "3279104 parameters", "the main job: two minutes; tests/train has its losses"),
     ("docs/checkpoints.md", "checkpoints/", "a folder"),
     ("docs/hlo-dump.md", "hlo-dump show", "the commands"),
+    (
+        "docs/hlo-dump.md",
+        "$ hlo-dump bisect fold.txt",
+        "a command that exits with 1; tests/dump/bisect.rs has its like",
+    ),
     ("docs/memory.md", "MESHLOOM_TEST_PLUGINS=all", "a command that compiles for minutes"),
     ("docs/memory.md", "MESHLOOM_WRITE_DOCS=1", "a command that writes the page"),
     ("docs/partitioning.md", "Graph + specs", "a diagram"),

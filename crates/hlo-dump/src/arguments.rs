@@ -405,7 +405,7 @@ fn parse_share(text: &str) -> Result<(Option<String>, f64), String> {
 }
 
 /// `4096`, `16KiB`, `2MiB`, `1.5GB`.
-fn parse_bytes(text: &str) -> Result<u64, String> {
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong = || format!("\"{text}\" is not a number of bytes; write 4096, 16KiB, 2MiB or 1.5GB");
     let letters = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(letters);

@@ -36,7 +36,8 @@ use meshloom_hlo::suggest::did_you_mean;
 /// Shows any partitioned program: what moves, how often and over which mesh axis; what fills memory; what changed.
 ///
 /// Reads HLO from any source: text or protos from JAX, MaxText or PyTorch/XLA, XLA dump folders, profiles, and
-/// meshloom's own run configs. Only `compile`, `doctor` and `--stage compiled` of a config need a plugin.
+/// meshloom's own run configs. Only `compile`, `bisect`, `doctor` and `--stage compiled` of a config
+/// need a plugin.
 #[derive(Parser)]
 #[command(name = "hlo-dump", version, max_term_width = 110, after_help = EXIT_STATUS)]
 struct Arguments {
@@ -53,9 +54,9 @@ struct Arguments {
     units: Option<Units>,
 }
 
-const EXIT_STATUS: &str = "INPUT is HLO or StableHLO text, an HLO proto, an XLA dump folder, a profile (*.xplane.pb), a run config \
-(.toml), or - for standard input; the format is detected from the content.\n\nExit status: 0 done; 1 `check` found a violation, or `diff \
---exit-code` a difference; 2 an error.";
+const EXIT_STATUS: &str = "INPUT is HLO or StableHLO text, an HLO proto, an XLA dump folder, a profile (*.xplane.pb), a \
+run config (.toml), or - for standard input; the format is detected from the content.\n\nExit status: 0 done; 1 `check` \
+found a violation, `bisect` a symptom, or `diff --exit-code` a difference; 2 an error.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -154,7 +155,7 @@ fn run(arguments: Arguments) -> Result<Outcome> {
         Command::Traffic(traffic) => traffic::run(&traffic, json)?,
         Command::Report(report) => report::run(&report, json)?,
         Command::Check(check) => return check::run(&check, json),
-        Command::Configs(command) => command.run(json)?,
+        Command::Configs(command) => return command.run(json),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "hlo-dump", &mut std::io::stdout());
         }

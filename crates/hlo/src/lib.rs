@@ -19,6 +19,7 @@ pub mod parse;
 pub mod proto;
 pub mod read;
 mod shape;
+pub mod shrink;
 mod small_float;
 mod stage;
 pub mod stablehlo;

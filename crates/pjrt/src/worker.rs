@@ -8,6 +8,7 @@ use std::{env, fs, process};
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 
+use super::ahead_of_time::execution;
 use super::ahead_of_time::protocol::{
     ANSWER, Answer, FOLDER_VARIABLE, REQUEST, Reported, Request, STARTED, Said, Task, read, write,
 };
@@ -72,6 +73,12 @@ fn answer(request: Request) -> Result<Answer, PjrtError> {
     let target = Target::new(&plugin, &request)?;
     match request.task {
         Task::Describe => Ok(Answer::Described(target.devices()?, plugin.api_version())),
+        Task::Execute { module, options, arguments, outputs, compile_only } => match &target {
+            Target::Client(client) => execution::work(client, (&module, &options), arguments, outputs, compile_only),
+            Target::Topology(_) => {
+                Err(PjrtError::option("topology", &request.topology, "cpu:N, the devices that every machine has"))
+            }
+        },
         Task::Compile { module, options } => {
             let ids: Vec<i32> = target.devices()?.iter().map(|device| device.id).collect();
             let device_assignment = options.assignment(&ids, &request.topology)?;

@@ -31,6 +31,7 @@ mod alternatives;
 mod apart;
 mod arrange;
 mod assign;
+pub mod bisect;
 pub mod checkpoint;
 pub mod config;
 mod context_alternatives;

@@ -10,7 +10,7 @@ use super::peers::Peers;
 use super::run::{Calls, RunFunction, RunState, RunStateOf, RunStep};
 use super::step::{DropoutConfig, TrainStep, aliases};
 use crate::Error;
-use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower, lower_as_traced};
+use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Pass, lower, lower_as_traced};
 use meshloom::hlo::Stage;
 use meshloom::ir::Graph;
 use meshloom::kernels::{AttentionKernel, ExpertsKernel, Kernels};
@@ -343,6 +343,23 @@ impl<M: Model> Run<M> {
     pub fn lower(&self, calls: Calls, platform: &Platform) -> Result<(RunFunction<M>, Lowered), Error> {
         let function = self.trace(calls)?;
         let lowered = self.lower_with(&function, self.lower_options(platform))?;
+        Ok((function, lowered))
+    }
+
+    /// As [`Run::lower`], without some of the compiler's passes and with others behind them.
+    ///
+    /// # Errors
+    /// As of [`Run::lower`]; or there is no pass of a name.
+    pub fn lower_through(
+        &self,
+        calls: Calls,
+        platform: &Platform,
+        without: &[&str],
+        further: &[Pass],
+    ) -> Result<(RunFunction<M>, Lowered), Error> {
+        let function = self.trace(calls)?;
+        let options = LowerOptions { without, further, ..self.lower_options(platform) };
+        let lowered = self.lower_with(&function, options)?;
         Ok((function, lowered))
     }
 

@@ -16,8 +16,12 @@ pub mod commands {
     use anyhow::Result;
     use clap::{Args, Subcommand};
 
+    use crate::Outcome;
+
     #[derive(Subcommand)]
     pub enum Command {
+        #[command(hide = true)]
+        Bisect(Ignored),
         #[command(hide = true)]
         Plan(Ignored),
         #[command(hide = true)]
@@ -33,8 +37,9 @@ pub mod commands {
     }
 
     impl Command {
-        pub fn run(&self, _: bool) -> Result<()> {
+        pub fn run(&self, _: bool) -> Result<Outcome> {
             Err(super::missing(match self {
+                Command::Bisect(_) => "hlo-dump bisect",
                 Command::Plan(_) => "hlo-dump plan",
                 Command::Compile(_) => "hlo-dump compile",
                 Command::Doctor(_) => "hlo-dump doctor",

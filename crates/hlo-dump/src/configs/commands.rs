@@ -3,12 +3,15 @@
 use anyhow::Result;
 use clap::Subcommand;
 
-use super::{compile, doctor, plan};
+use super::{bisect, compile, doctor, plan};
+use crate::Outcome;
 
 #[derive(Subcommand)]
 pub enum Command {
     /// The pipelines that a run config could have: bubbles, bytes, memory, and a picture of the schedule
     Plan(plan::Plan),
+    /// Find what makes a program go wrong, and shrink it
+    Bisect(bisect::Bisect),
     /// Compile for hardware that you need not have
     Compile(compile::Compile),
     /// The plugins found, what each can do, and how to get what is missing
@@ -16,11 +19,13 @@ pub enum Command {
 }
 
 impl Command {
-    pub fn run(&self, json: bool) -> Result<()> {
+    pub fn run(&self, json: bool) -> Result<Outcome> {
         match self {
-            Command::Plan(plan) => plan::run(plan, json),
-            Command::Compile(compile) => compile::run(compile, json),
-            Command::Doctor(doctor) => doctor::run(doctor, json),
+            Command::Bisect(bisect) => return bisect::run(bisect, json),
+            Command::Plan(plan) => plan::run(plan, json)?,
+            Command::Compile(compile) => compile::run(compile, json)?,
+            Command::Doctor(doctor) => doctor::run(doctor, json)?,
         }
+        Ok(Outcome::Done)
     }
 }

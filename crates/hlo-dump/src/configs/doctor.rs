@@ -126,7 +126,7 @@ pub fn run(arguments: &Doctor, json: bool) -> Result<()> {
         return output::json("doctor", &Answer { version: env!("CARGO_PKG_VERSION"), plugins, offline });
     }
     line(&paint(BOLD, &format!("hlo-dump {}", env!("CARGO_PKG_VERSION"))));
-    line("everything but `compile` and `--stage compiled` works without a plugin");
+    line("everything but `compile`, `bisect` and `--stage compiled` works without a plugin");
     for report in &plugins {
         line("");
         print(report);

@@ -4,6 +4,7 @@
 use std::io::IsTerminal;
 
 mod ahead;
+mod bisect;
 pub mod commands;
 pub mod compile;
 mod doctor;

@@ -37,6 +37,9 @@ pub(super) fn run(request: &Request, settings: &Settings) -> Result<Answer, Work
 
     let mut command = Command::new(&program);
     command.env(FOLDER_VARIABLE, folder.path()).stdin(Stdio::null()).stdout(output).stderr(errors);
+    for variable in &settings.without_variables {
+        command.env_remove(variable);
+    }
     // The worker runs in a process group of its own, so that its children (the CUDA compiler starts ptxas) can be
     // killed with it.
     command.process_group(0);

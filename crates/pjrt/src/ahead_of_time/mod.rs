@@ -1,4 +1,5 @@
-//! Compiles for hardware that is absent, in a child process with a time limit.
+//! Compiles for hardware that is absent, in a child process with a time limit. [`execute`] runs programs in one, on
+//! virtual devices of the CPU.
 //!
 //! A plugin may end its process over a program, or never return. So a worker, a child process, loads the plugin:
 //! whatever happens to it, this process gets a [`CompiledAhead`] or an error that says what happened. The worker is
@@ -22,12 +23,14 @@
 //! ```
 
 mod child;
+pub(super) mod execution;
 mod failure;
 pub(super) mod protocol;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use execution::{Executed, Execution, execute};
 pub use failure::{WorkerFailure, WorkerLog};
 
 use self::protocol::{Answer, Request, Said, Task};
@@ -53,11 +56,18 @@ pub struct Settings {
     /// The worker's program, which calls [`worker::run_if_asked`](super::worker::run_if_asked) first. By default the
     /// one that the environment variable `MESHLOOM_WORKER` names, or else this program itself.
     pub worker: Option<PathBuf>,
+    /// Environment variables that the worker does not get, such as `XLA_FLAGS`.
+    pub without_variables: Vec<String>,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { time_limit: Duration::from_secs(30 * 60), find: FindOptions::default(), worker: None }
+        Settings {
+            time_limit: Duration::from_secs(30 * 60),
+            find: FindOptions::default(),
+            worker: None,
+            without_variables: Vec::new(),
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use super::super::compiled::{CostAnalysis, MemoryStats, OptimizedProgram};
 use super::super::device::DeviceDescription;
 use super::super::error::{ErrorCode, PjrtError};
 use super::super::options::CompileOptions;
+use super::execution::{Given, Part, Wanted};
 
 /// The environment variable that tells a worker where its folder is.
 pub(in super::super) const FOLDER_VARIABLE: &str = "MESHLOOM_WORKER_FOLDER";
@@ -43,7 +44,18 @@ pub(in super::super) struct Request {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(in super::super) enum Task {
     Describe,
-    Compile { module: Vec<u8>, options: CompileOptions },
+    Compile {
+        module: Vec<u8>,
+        options: CompileOptions,
+    },
+    /// Compile and run.
+    Execute {
+        module: Vec<u8>,
+        options: CompileOptions,
+        arguments: Vec<Given>,
+        outputs: Option<Vec<Wanted>>,
+        compile_only: bool,
+    },
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -54,6 +66,11 @@ pub(in super::super) enum Answer {
         device_assignment: Vec<Vec<i32>>,
         compile_time: Duration,
         said: Box<Said>,
+    },
+    Executed {
+        outputs: Vec<Part>,
+        memory: Option<MemoryStats>,
+        api_version: (i32, i32),
     },
     Failed(Reported),
 }

@@ -74,7 +74,8 @@ impl Lowering {
             None => None,
             Some((mesh, rules)) => Some((mesh.clone(), with_whole_sequences(rules)?)),
         };
-        let lower_options = LowerOptions { sharding: None, aliases: Vec::new(), without: &[], ..lowering.clone() };
+        let lower_options =
+            LowerOptions { sharding: None, aliases: Vec::new(), without: &[], further: &[], ..lowering.clone() };
         Ok(Lowering { decoder, client: client.clone(), options, placement, lower_options })
     }
 
