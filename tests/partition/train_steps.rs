@@ -58,7 +58,7 @@ fn in_stablehlo() {
     let meshes: [&[&str]; 3] = [
         &["mesh.axes=\"data=1,fsdp=1\"", "target.devices=1"],
         &["mesh.axes=\"data=2,fsdp=4\"", "partition.mode=\"explicit\""],
-        &["mesh.axes=\"data=2,tensor=4\"", "partition.mode=\"explicit\"", "remat.policy=full"],
+        &["mesh.axes=\"data=2,fsdp=2,tensor=2\"", "partition.mode=\"explicit\"", "remat.policy=full"],
     ];
     for mesh in meshes {
         let numbers_in = |format: &str| numbers(&config(&[mesh, &[format]].concat()), 3);

@@ -1,6 +1,6 @@
 //! StableHLO and Shardy as text: what `jax.jit(f).lower(...).as_text()` prints.
 //!
-//! [`names`] has the ops and types that both languages have, once for both directions. `read` makes an
+//! `names` has the ops and types that both languages have, once for both directions. `read` makes an
 //! `HloModuleProto` of a text.
 
 pub(crate) mod names;
