@@ -36,7 +36,8 @@ pub struct LowerOptions<'a> {
     pub aliases: Vec<(usize, usize)>,
     /// Names of passes of [`PASSES`](super::PASSES) and [`LOCAL_PASSES`](super::LOCAL_PASSES) that do not run.
     pub without: &'a [&'a str],
-    /// Passes of the caller's own, which run behind those of [`PASSES`](super::PASSES). They can be left out by name too.
+    /// Passes of the caller's own, which run behind those of [`PASSES`](super::PASSES). They can be left out by name
+    /// too.
     pub further: &'a [Pass],
     /// How much memory fewer collectives may cost, and where products are cut beside them.
     pub limits: CollectiveLimits,

@@ -22,8 +22,8 @@ use crate::output::{self, BAD, BOLD, DIM, GOOD, line, paint, plural};
 /// Finds what makes a program go wrong: a pass, a setting, a size, a plugin; and shrinks the program.
 ///
 /// A run config is compared with the same train step on one device without meshloom's passes; a module with itself
-/// without XLA's optimizations, or with the module of --reference. Each try runs in a child process on virtual devices of
-/// the CPU.
+/// without XLA's optimizations, or with the module of --reference. Each try runs in a child process on virtual devices
+/// of the CPU.
 #[derive(Args)]
 pub struct Bisect {
     /// HLO text or proto, XLA dump folder, run config, or -

@@ -169,7 +169,8 @@ pub(super) fn forward(module: &mut HloModuleProto, id: i64, instead: i64) -> boo
     true
 }
 
-/// What stands for a value in the end: a replacement may itself be replaced. In a broken module that may go in a circle.
+/// What stands for a value in the end: a replacement may itself be replaced. In a broken module that may go in a
+/// circle.
 fn replacement(instead: &FxHashMap<i64, i64>, id: i64) -> i64 {
     let mut found = id;
     for _ in 0..=instead.len() {
@@ -260,8 +261,8 @@ pub(super) fn make_entry(module: &mut HloModuleProto, index: usize) -> bool {
     true
 }
 
-/// Writes what an instruction of the entry calls in its place: the computation of a call or a fusion, the body of a loop
-/// once, a branch of a conditional.
+/// Writes what an instruction of the entry calls in its place: the computation of a call or a fusion, the body of a
+/// loop once, a branch of a conditional.
 pub(super) fn inline(module: &mut HloModuleProto, id: i64, which: usize) -> bool {
     let next = next_id(module);
     let Some(entry_at) = entry_index(module) else { return false };

@@ -1,12 +1,12 @@
 //! Makes a program smaller while something about it stays true.
 //!
-//! [`shrink`] is delta debugging: it edits a module, asks whether the symptom still shows, and keeps the edit if it does,
-//! until no edit is left or the tries are used up. It knows no compiler; the caller runs the module and judges. Each
-//! edit keeps the module well-formed, so that what is judged is a program.
+//! [`shrink`] is delta debugging: it edits a module, asks whether the symptom still shows, and keeps the edit if it
+//! does, until no edit is left or the tries are used up. It knows no compiler; the caller runs the module and judges.
+//! Each edit keeps the module well-formed, so that what is judged is a program.
 //!
 //! In this order, over and over: fewer outputs; a value further up as the result; a called computation in place of its
-//! call, or as the program; parameters, constants or operands in place of values; smaller dimensions. What the result no
-//! longer depends on is dropped with every edit.
+//! call, or as the program; parameters, constants or operands in place of values; smaller dimensions. What the result
+//! no longer depends on is dropped with every edit.
 //!
 //! [`shrink_pair`] does the same with two modules that should give equal results. It edits both alike: values that come
 //! from the same place in the source and have the same shape count as the same.
@@ -67,8 +67,8 @@ pub struct Shrunk<M> {
     pub is_complete: bool,
 }
 
-/// Makes a module smaller as long as `verdict` says that the symptom shows. It is taken for granted that it shows in the
-/// module as it is.
+/// Makes a module smaller as long as `verdict` says that the symptom shows. It is taken for granted that it shows in
+/// the module as it is.
 pub fn shrink(
     module: &HloModuleProto,
     limits: Limits,

@@ -25,8 +25,8 @@ pub struct Execution<'a> {
     pub options: &'a CompileOptions,
     /// Its arguments, each with where its parts lie.
     pub arguments: &'a [(Literal, ShardLayout)],
-    /// The types of whole outputs and where their parts lie. Without, each device's part counts as an output of its own,
-    /// those of the first device first.
+    /// The types of whole outputs and where their parts lie. Without, each device's part counts as an output of its
+    /// own, those of the first device first.
     pub outputs: Option<&'a [ArraySpec]>,
     /// Whether it is compiled and not run.
     pub compile_only: bool,
@@ -43,8 +43,8 @@ pub struct Executed {
     pub api_version: ApiVersion,
 }
 
-/// Compiles and runs a program on virtual devices of the CPU, in a worker: whatever happens to it, this process goes on.
-/// The worker's time limit is for both.
+/// Compiles and runs a program on virtual devices of the CPU, in a worker: whatever happens to it, this process goes
+/// on. The worker's time limit is for both.
 ///
 /// # Errors
 /// As for [`compile`](super::compile); [`PjrtError::InvalidOption`] for a topology that is not a CPU's, whose hardware

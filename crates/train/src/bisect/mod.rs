@@ -237,7 +237,8 @@ pub struct Report {
 /// Finds what makes a program go wrong. `progress` is told what is tried next.
 ///
 /// # Errors
-/// There is no plugin, the program cannot be run at all, or an option is not possible. That no symptom shows is no error.
+/// There is no plugin, the program cannot be run at all, or an option is not possible. That no symptom shows is no
+/// error.
 pub fn bisect(subject: &Subject, options: &Options<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report, BisectError> {
     search::Search::new(subject, options, progress)?.run()
 }

@@ -1,5 +1,7 @@
 //! What is changed, one thing after another, and what came of it.
 
+use std::collections::BTreeMap;
+
 use meshloom::hlo::mesh::Mesh;
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::DebugValue;
@@ -28,6 +30,8 @@ pub(super) struct Search<'a> {
     pub(super) removing: Option<DebugOptions>,
     /// Passes of meshloom's whose absence removes it.
     pub(super) passes: Vec<&'static str>,
+    /// References by the overrides of a form: passes that are left out make no difference to them.
+    references: BTreeMap<Vec<String>, Option<Program>>,
     culprits: Vec<Culprit>,
     tried: Vec<Tried>,
     /// Passes that XLA leaves out for the plugin's sake, whatever is tried.
@@ -86,6 +90,7 @@ impl<'a> Search<'a> {
             symptom: None,
             removing: None,
             passes: Vec::new(),
+            references: BTreeMap::new(),
             culprits: Vec::new(),
             tried: Vec::new(),
             always_out: Vec::new(),
@@ -244,11 +249,18 @@ impl<'a> Search<'a> {
         program: &Program,
         done: &Done,
     ) -> Result<Result<Option<Symptom>, String>, BisectError> {
-        let (reference, options) = match self.subject.reference(&setting.form) {
-            Ok(Some(reference)) if matches!(self.subject, Subject::Config { .. }) => (reference, DebugOptions::new()),
-            Ok(Some(reference)) => (reference, setting.options.clone()),
-            Ok(None) => (program.clone(), self.quiet.clone()),
-            Err(error) => return Ok(Err(format!("the reference cannot be made: {error}"))),
+        let key = setting.form.overrides();
+        let reference = match self.references.get(&key) {
+            Some(reference) => reference.clone(),
+            None => match self.subject.reference(&setting.form) {
+                Ok(reference) => self.references.entry(key).or_insert(reference).clone(),
+                Err(error) => return Ok(Err(format!("the reference cannot be made: {error}"))),
+            },
+        };
+        let (reference, options) = match reference {
+            Some(reference) if matches!(self.subject, Subject::Config { .. }) => (reference, DebugOptions::new()),
+            Some(reference) => (reference, setting.options.clone()),
+            None => (program.clone(), self.quiet.clone()),
         };
         let outcome = self.runner.run(&reference, &options, &setting.plugin)?;
         let Outcome::Done(expected) = outcome else {

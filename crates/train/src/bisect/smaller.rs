@@ -117,7 +117,8 @@ impl Search<'_> {
         program: Program,
         beside: Beside,
     ) -> Result<(Program, Beside, Option<Shrinking>), BisectError> {
-        // Where parts lie is read from the module from here on. Devices are compared one by one, where there are as many.
+        // Where parts lie is read from the module from here on. Devices are compared one by one, where there are as
+        // many.
         let joins = match &beside {
             Beside::Module(reference, _) => reference.device_count() != program.device_count(),
             _ => false,

@@ -128,7 +128,8 @@ impl Subject {
         of_lowered(&lowered)
     }
 
-    /// Values of a config's train step: its state before the first step, and a batch. Those that are not here are drawn.
+    /// Values of a config's train step: its state before the first step, and a batch. Those that are not here are
+    /// drawn.
     pub(super) fn values(
         &self,
         form: &Form,

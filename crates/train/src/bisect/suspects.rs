@@ -37,8 +37,8 @@ pub(super) const FLAGS: &[Flag] = &[
 /// XLA's setting that names the passes it leaves out, with commas between them.
 pub(super) const DISABLED_PASSES: &str = "xla_disable_hlo_passes";
 
-/// Passes of XLA's that a program can do without, by the names that [`DISABLED_PASSES`] takes. A name that a plugin does
-/// not know does nothing.
+/// Passes of XLA's that a program can do without, by the names that [`DISABLED_PASSES`] takes. A name that a plugin
+/// does not know does nothing.
 pub(super) const XLA_PASSES: &[&str] = &[
     "algsimp",
     "constant_folding",
