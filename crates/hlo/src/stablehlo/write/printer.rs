@@ -48,7 +48,6 @@ pub(super) struct Region {
 
 /// A computation in the course of being written.
 pub(super) struct Scope<'a> {
-    pub(super) computation: &'a HloComputationProto,
     instructions: FxHashMap<i64, &'a HloInstructionProto>,
     values: FxHashMap<i64, Value>,
     /// Stands for the first array of the first operand of the instruction that is being written.
@@ -212,7 +211,7 @@ impl<'a> Printer<'a> {
         }
         self.depth += 1;
         let instructions = computation.instructions.iter().map(|instruction| (instruction.id, instruction)).collect();
-        let mut scope = Scope { computation, instructions, values: FxHashMap::default(), first: None };
+        let mut scope = Scope { instructions, values: FxHashMap::default(), first: None };
         for instruction in &computation.instructions {
             let value = match instruction.opcode.as_str() {
                 "parameter" => parameter(&parameters, instruction),
