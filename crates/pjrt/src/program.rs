@@ -130,7 +130,7 @@ impl Language {
             // Plugins lose these on the way to HLO, and some end the process over it.
             let expected = "Hlo for a module with named shardings (V3); or annotate it by tiles, or by Shardy's \
                             attributes";
-            return Err(PjrtError::option("format", format!("{:?}", self.format), expected.into()));
+            return Err(PjrtError::option("format", format!("{:?}", self.format), expected));
         }
         let text = stablehlo::write(&module, &self.write)?;
         Ok(Cow::Owned(text.into_bytes()))
