@@ -125,6 +125,13 @@ impl Language {
         }
         let module =
             HloModuleProto::decode(module).map_err(|error| PjrtError::InvalidModule { reason: error.to_string() })?;
+        let mut instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
+        if instructions.any(|instruction| instruction.sharding.as_deref().is_some_and(is_named)) {
+            // Plugins lose these on the way to HLO, and some end the process over it.
+            let expected = "Hlo for a module with named shardings (V3); or annotate it by tiles, or by Shardy's \
+                            attributes";
+            return Err(PjrtError::option("format", format!("{:?}", self.format), expected));
+        }
         let text = stablehlo::write(&module, &self.write)?;
         Ok(Cow::Owned(text.into_bytes()))
     }
