@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use meshloom::compile::{LowerOptions, PartitionMode, lower, lower_as_traced};
+use meshloom::compile::{LowerOptions, PartitionMode, Pass, lower, lower_as_traced};
 use meshloom::emit::{GroupFormat, ProgramForm};
 use meshloom::ir::{DType, Graph};
 use meshloom::kernels::Kernels;
@@ -30,6 +30,9 @@ fn program() -> Graph {
     Graph::clone(function.expect("it traces").graph())
 }
 
+/// A pass of the caller's.
+static OWN: [Pass; 1] = [Pass::of("own", "it changes nothing", Graph::clone)];
+
 fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>> {
     let default = LowerOptions::default;
     // Without `..`: a new field is an error here.
@@ -49,6 +52,7 @@ fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>
         levels: _,
         kernels: _,
         processes: _,
+        further: _,
     } = default();
     let aliases = |aliases: &[(usize, usize)]| LowerOptions { aliases: aliases.to_vec(), ..default() };
     let over_mesh = |options: LowerOptions<'a>| LowerOptions { sharding: Some(sharding), ..options };
@@ -67,6 +71,9 @@ fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>
             LowerOptions { without: &["algebr"], ..default() },
             Some("there is no pass `algebr` (did you mean \"algebra\"?)"),
         ),
+        (LowerOptions { further: &OWN, ..default() }, None),
+        (LowerOptions { further: &OWN, without: &["own"], ..default() }, None),
+        (LowerOptions { without: &["own"], ..default() }, Some("there is no pass `own`")),
     ];
     for bytes in [0, 1, u64::MAX] {
         let mut options = over_mesh(default());

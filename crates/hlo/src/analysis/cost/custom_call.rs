@@ -88,8 +88,8 @@ enum Target {
     Marker,
     /// Copies to or from another memory.
     Copy,
-    /// A function of each element, from a text of StableHLO, that XLA expands into many instructions. It counts as those
-    /// functions do that have an opcode.
+    /// A function of each element, from a text of StableHLO, that XLA expands into many instructions. It counts as
+    /// those functions do that have an opcode.
     Function,
     Unknown,
 }
