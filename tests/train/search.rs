@@ -8,11 +8,16 @@ fn config(set: &[&str]) -> RunConfig {
     RunConfig::from_toml_with("", "nothing", &set).expect("a config")
 }
 
+/// Large enough that more than the start of collectives counts.
 const LARGER: &[&str] = &[
     "model.layers=4",
-    "model.embed=512",
-    "model.mlp=1024",
-    "model.seq=512",
+    "model.embed=2048",
+    "model.heads=16",
+    "model.kv_heads=8",
+    "model.head_dim=128",
+    "model.mlp=8192",
+    "model.vocab=32000",
+    "model.seq=2048",
     "model.compute_dtype=bf16",
     "train.batch=64",
 ];
@@ -74,5 +79,6 @@ fn what_cannot_be_searched_says_why() {
     };
     assert!(refusal(&config(&[]), "h100:8").contains("the shape has 1 numbers, expected 3"));
     assert!(refusal(&config(&[]), "cpu:8").contains("of cpu is not published"));
-    assert!(refusal(&config(&["train.batch=3"]), "h100:1x1x8").contains("no plan is possible: 8 devices, 3 rows"));
+    let three = config(&["train.batch=3", "mesh.axes=fsdp=1", "target.devices=1"]);
+    assert!(refusal(&three, "h100:1x1x8").contains("no plan is possible: 8 devices, 3 rows"));
 }
