@@ -32,7 +32,7 @@ fn no_plan_is_better_than_the_one_that_is_found() {
         let options = |most| SearchOptions { hardware: hardware.clone(), most, threads: 2 };
         let found = search(&base, &options(usize::MAX), &|_| {}).expect("plans");
         let best = found.best().expect("one that fits");
-        assert!(!found.ended_early && found.lowered < found.considered, "{target}");
+        assert!(!found.ended_early, "{target}");
         assert_eq!(found.lowered + found.too_slow + found.too_large + found.refused, found.considered, "{target}");
         assert_eq!(found.refused, 0, "{target}: {:?}", found.first_refusal);
         // Every tenth of all plans, whatever the search thought of it.

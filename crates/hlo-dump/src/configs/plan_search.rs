@@ -30,14 +30,18 @@ pub struct Options {
     #[arg(long, value_name = "GBITS", requires = "search", value_parser = positive, help_heading = "Search")]
     pub network: Option<f64>,
     /// Lowers at most so many plans
-    #[arg(long, value_name = "N", requires = "search", default_value_t = 4000, help_heading = "Search")]
+    #[arg(long, value_name = "N", requires = "search", value_parser = some, default_value_t = 4000, help_heading = "Search")]
     pub most: usize,
     /// Shows so many plans
-    #[arg(long, value_name = "N", requires = "search", default_value_t = SHOWN, help_heading = "Search")]
+    #[arg(long, value_name = "N", requires = "search", value_parser = some, default_value_t = SHOWN, help_heading = "Search")]
     pub top: usize,
     /// Writes the config with the best plan to a file
     #[arg(long, value_name = "FILE", requires = "search", help_heading = "Search")]
     pub write: Option<PathBuf>,
+}
+
+fn some(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "it must be a whole number, at least 1".to_owned())
 }
 
 fn positive(text: &str) -> Result<f64, String> {
