@@ -3,7 +3,7 @@
 //! A plan chooses the mesh, the schedule of a pipeline, what is recomputed, how often gradients are accumulated and
 //! what `tensor` splits ([`Plan`]). A search lists all that the model's sizes allow and bounds each from below by its
 //! products, its state and what must go over its wires. It lowers and partitions the train step of those that may be
-//! fastest first, estimates time ([`estimate`]) and memory, and ends when no plan that is left can be faster than the
+//! fastest first, estimates time ([`estimate()`]) and memory, and ends when no plan that is left can be faster than the
 //! best that fits.
 
 mod bounds;
