@@ -24,7 +24,7 @@ PROGRAM = os.environ.get("HLO_DUMP", str(TARGET / "release" / "hlo-dump"))
 FOLDERS = ["hlo_snapshots", "tests/oracle/hlo", "tests/foreign"]
 
 # What a compiler has made of a module, and what StableHLO has no words for, by their names.
-REFUSED = re.compile(r"\.(opt|optimized|gpu|tpu)\.|/text_(async|collective|host|layouts|scan)")
+REFUSED = re.compile(r"\.(opt|optimized|gpu|tpu)\.|/text_(async|attributes|collective|host|layouts|scan)")
 
 CONTEXT = mlir.make_ir_context()
 
