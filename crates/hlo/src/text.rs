@@ -17,7 +17,7 @@ use std::fmt::Write;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-pub(crate) use literal::strides as element_strides;
+pub(crate) use literal::{element_count, strides as element_strides};
 
 use super::parse::braced_length;
 use super::proto::payload::PayloadSource;

@@ -100,18 +100,22 @@ fn plans(own: &PipelineConfig) -> Vec<PipelineConfig> {
         .collect()
 }
 
+/// The orders of work for layers in so many repeats, or chunks.
+pub(crate) fn schedules_of(parts: usize) -> &'static [Schedule] {
+    match parts {
+        1 => &[Schedule::Gpipe, Schedule::OneForwardOneBackward, Schedule::ZeroBubbleOne],
+        2 => &[Schedule::Circular, Schedule::Interleaved, Schedule::ZeroBubbleVee],
+        _ => &[Schedule::Circular, Schedule::Interleaved],
+    }
+}
+
 /// Every other way to spread the layers of a stage over repeats or chunks, and the other orders of work.
 fn splits(own: &PipelineConfig, layers_of_stage: usize) -> Vec<PipelineConfig> {
     let mut found = Vec::new();
     // Gpipe is the circular schedule with one repeat.
     let alike = |schedule: Schedule| if schedule == Schedule::Gpipe { Schedule::Circular } else { schedule };
     for parts in (1..=layers_of_stage).filter(|parts| layers_of_stage.is_multiple_of(*parts)) {
-        let schedules: &[Schedule] = match parts {
-            1 => &[Schedule::Gpipe, Schedule::OneForwardOneBackward, Schedule::ZeroBubbleOne],
-            2 => &[Schedule::Circular, Schedule::Interleaved, Schedule::ZeroBubbleVee],
-            _ => &[Schedule::Circular, Schedule::Interleaved],
-        };
-        for &schedule in schedules {
+        for &schedule in schedules_of(parts) {
             if parts == own.repeats * own.chunks && alike(schedule) == alike(own.schedule) {
                 continue;
             }

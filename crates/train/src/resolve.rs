@@ -341,9 +341,7 @@ impl<M: Model> Run<M> {
     /// # Errors
     /// Model, mesh and rules do not fit together.
     pub fn lower(&self, calls: Calls, platform: &Platform) -> Result<(RunFunction<M>, Lowered), Error> {
-        let function = self.trace(calls)?;
-        let lowered = self.lower_with(&function, self.lower_options(platform))?;
-        Ok((function, lowered))
+        self.lower_through(calls, platform, &[], &[])
     }
 
     /// As [`Run::lower`], without some of the compiler's passes and with others behind them.

@@ -204,18 +204,18 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
 
 fn describe(progress: Progress) -> String {
     let (lowered, most) = progress.lowered;
-    let best = progress.best.map_or_else(String::new, |seconds| format!(", best step {}", human_seconds(seconds)));
+    let best = progress.best.map_or_else(String::new, |seconds| format!(", best step {}", output::seconds(seconds)));
     format!("lowering plans: {lowered} of at most {most}{best}")
 }
 
 fn print(title: &'static str, rows: &[Row], configured: Option<&Row>) {
     let rows: Vec<&Row> = configured.into_iter().chain(rows).collect();
     let table = Table::of(&rows)
-        .number("step", |row| human_seconds(row.seconds))
+        .number("step", |row| output::seconds(row.seconds))
         .number("MFU", |row| if row.mfu > 0.0 { percent(row.mfu) } else { String::new() })
-        .number("computing", |row| human_seconds(row.computing))
-        .number("waiting", |row| human_seconds(row.waiting))
-        .number("bubbles", |row| human_seconds(row.idle))
+        .number("computing", |row| output::seconds(row.computing))
+        .number("waiting", |row| output::seconds(row.waiting))
+        .number("bubbles", |row| output::seconds(row.idle))
         .number("memory", |row| output::human_bytes(row.bytes))
         .text("", |row| if row.fits { "fits" } else { "too large" })
         .flexible(title, |row| short(&row.settings))
@@ -246,7 +246,7 @@ fn short(settings: &[String]) -> String {
 
 fn waits_for(time: &StepTime) -> String {
     let long = time.transfers.iter().filter(|it| it.waiting > 0.01 * time.seconds);
-    long.map(|it| format!("{} {}", it.axes, human_seconds(it.waiting))).collect::<Vec<_>>().join(", ")
+    long.map(|it| format!("{} {}", it.axes, output::seconds(it.waiting))).collect::<Vec<_>>().join(", ")
 }
 
 fn needs(found: &Found, best: &Found, memory: u64) -> String {
@@ -255,15 +255,6 @@ fn needs(found: &Found, best: &Found, memory: u64) -> String {
         Advice::Transfers(axes, part) => format!("{} less over {axes}", percent(part)),
         Advice::Bubbles(part) => format!("{} shorter bubbles", percent(part)),
         Advice::Computing(part) => format!("{} less to compute", percent(part)),
-    }
-}
-
-fn human_seconds(seconds: f64) -> String {
-    match seconds {
-        0.0 => "0".to_owned(),
-        seconds if seconds >= 1.0 => format!("{seconds:.2} s"),
-        seconds if seconds >= 1e-3 => format!("{:.1} ms", seconds * 1e3),
-        seconds => format!("{:.0} us", seconds * 1e6),
     }
 }
 

@@ -114,7 +114,7 @@ pub(crate) fn dcn_sizes(mesh: &Mesh, slices: usize) -> Result<Vec<usize>, MeshEr
     if left == 1 { Ok(dealt) } else { Err(refuse()) }
 }
 
-fn common_divisor(a: usize, b: usize) -> usize {
+pub(crate) fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 

@@ -1,4 +1,5 @@
-//! The elements of literals: in which field the proto has those of a type, how they are stored, printed and read.
+//! The elements of literals: in which field the proto has those of a type, how they are stored, printed and read, and
+//! their bytes.
 
 use half::{bf16, f16};
 
@@ -7,8 +8,59 @@ use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
 use crate::small_float::SmallFloat;
 use crate::text::{Printer, number};
 
+/// What a field has: a number of a type that Rust has, or a truth value.
+trait Stored: Copy + Default {
+    const WIDTH: usize;
+
+    /// Appends its bytes, the low one first.
+    fn write(self, bytes: &mut Vec<u8>);
+
+    /// From as many bytes as it has.
+    fn of(bytes: &[u8]) -> Self;
+}
+
+macro_rules! stored {
+    ($($number:ty)*) => {$(
+        impl Stored for $number {
+            const WIDTH: usize = size_of::<$number>();
+
+            fn write(self, bytes: &mut Vec<u8>) {
+                bytes.extend_from_slice(&self.to_le_bytes());
+            }
+
+            fn of(bytes: &[u8]) -> $number {
+                <$number>::from_le_bytes(std::array::from_fn(|index| bytes.get(index).copied().unwrap_or_default()))
+            }
+        }
+    )*};
+}
+
+stored! { u8 i16 i32 i64 u16 u32 u64 f16 bf16 f32 f64 }
+
+impl Stored for bool {
+    const WIDTH: usize = 1;
+
+    fn write(self, bytes: &mut Vec<u8>) {
+        bytes.push(self.into());
+    }
+
+    fn of(bytes: &[u8]) -> bool {
+        bytes.iter().any(|&byte| byte != 0)
+    }
+}
+
+fn to_bytes<T: Stored>(stored: &[T]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(stored.len() * T::WIDTH);
+    stored.iter().for_each(|value| value.write(&mut bytes));
+    bytes
+}
+
+fn from_bytes<T: Stored>(bytes: &[u8]) -> Vec<T> {
+    bytes.chunks_exact(T::WIDTH).map(T::of).collect()
+}
+
 /// A type of number that Rust has.
-trait Number: Copy + Default {
+trait Number: Stored {
     fn print(self, printer: &mut Printer<'_>);
 
     fn read(parser: &mut Parser<'_>) -> Result<Self>;
@@ -44,7 +96,7 @@ numbers! {
 
 /// How a field has its elements, in memory order.
 trait Codec {
-    type Stored: Copy + Default;
+    type Stored: Stored;
 
     /// How many stored values make an element.
     const PARTS: usize = 1;
@@ -216,6 +268,26 @@ macro_rules! elements {
             match PrimitiveType::try_from(shape.element_type).ok()? {
                 $(PrimitiveType::$type => with_stored::<$codec>(&literal.$field, shape, count, print),)*
                 _ => None,
+            }
+        }
+
+        /// The elements of a literal in memory order, as bytes, the low one of each number first; and how many bytes
+        /// an element has. None for a type without elements.
+        pub(crate) fn element_bytes(literal: &LiteralProto, element: PrimitiveType) -> Option<(Vec<u8>, usize)> {
+            match element {
+                $(PrimitiveType::$type => {
+                    let width = <$codec as Codec>::PARTS * <<$codec as Codec>::Stored as Stored>::WIDTH;
+                    Some((to_bytes(&literal.$field), width))
+                })*
+                _ => None,
+            }
+        }
+
+        /// Gives a literal the elements that [`element_bytes`] gives; nothing for a type without elements.
+        pub(crate) fn set_element_bytes(literal: &mut LiteralProto, element: PrimitiveType, bytes: &[u8]) {
+            match element {
+                $(PrimitiveType::$type => literal.$field = from_bytes(bytes),)*
+                _ => {}
             }
         }
 

@@ -121,7 +121,7 @@ fn is_tuple(shape: &ShapeProto) -> bool {
 }
 
 /// None for a negative or overflowing size.
-pub(super) fn element_count(shape: &ShapeProto) -> Option<usize> {
+pub(crate) fn element_count(shape: &ShapeProto) -> Option<usize> {
     if shape.dimensions.contains(&0) {
         return Some(0);
     }

@@ -89,11 +89,15 @@ impl Part {
     }
 
     fn literal(self) -> Result<Literal, PjrtError> {
-        let damaged = |reason: String| PjrtError::InWorker { message: reason };
-        let dtype = DType::from_name(&self.dtype);
-        let dtype = dtype.ok_or_else(|| damaged(format!("a value has the unknown element type {}", self.dtype)))?;
-        Literal::from_bytes(TensorType::new(dtype, &self.dims), self.bytes).map_err(|error| damaged(error.to_string()))
+        let ty = TensorType::new(dtype(&self.dtype)?, &self.dims);
+        Literal::from_bytes(ty, self.bytes).map_err(|error| PjrtError::InWorker { message: error.to_string() })
     }
+}
+
+/// The element type of a name in a message.
+fn dtype(name: &str) -> Result<DType, PjrtError> {
+    let unknown = || PjrtError::InWorker { message: format!("a value has the unknown element type {name}") };
+    DType::from_name(name).ok_or_else(unknown)
 }
 
 /// An argument in a message.
@@ -126,9 +130,8 @@ impl Wanted {
     }
 
     fn spec(self) -> Result<ArraySpec, PjrtError> {
-        let empty = Part { dtype: self.dtype, dims: vec![0], bytes: Vec::new() }.literal()?;
         let layout = ShardLayout::from_boxes(&self.padded, self.boxes)?.with_value_dims(&self.dims)?;
-        Ok(ArraySpec { ty: TensorType::new(empty.ty().dtype, &self.dims), layout })
+        Ok(ArraySpec { ty: TensorType::new(dtype(&self.dtype)?, &self.dims), layout })
     }
 }
 

@@ -3,7 +3,7 @@
 //! A plan chooses the mesh, the schedule of a pipeline, what is recomputed, how often gradients are accumulated and
 //! what `tensor` splits ([`Plan`]). A search lists all that the model's sizes allow and bounds each from below by its
 //! products, its state and what must go over its wires. It lowers and partitions the train step of those that may be
-//! fastest first, estimates time ([`estimate()`]) and memory, and ends when no plan that is left can be faster than the
+//! fastest first, estimates time ([`estimate_walk`]) and memory, and ends when no plan that is left can be faster than the
 //! best that fits.
 
 mod bounds;
@@ -18,9 +18,11 @@ use crate::config::{ConfigError, PartitionMode, RuleSource, RunConfig};
 use bounds::{Bounds, Model};
 pub use meshloom::hlo::analysis::Hardware;
 use meshloom::hlo::analysis::memory::upper;
-use meshloom::hlo::analysis::{Arithmetic, Chip, EstimateError, StepTime, UnknownChip, UnknownRate, estimate};
+use meshloom::hlo::analysis::{
+    Arithmetic, Chip, Devices, EstimateError, Sources, StepTime, UnknownChip, UnknownRate, Walk, estimate_walk,
+    memory_of_walk,
+};
 use meshloom::nn::{AttentionConfig, DecoderConfig};
-use meshloom::ops::RematPolicy;
 use meshloom::pjrt::Topology;
 use meshloom::trace::Tree;
 pub use plan::{Plan, Residual};
@@ -199,8 +201,6 @@ fn list(base: &RunConfig, hardware: &Hardware) -> Result<Listed, SearchError> {
     base.target.processes = 1;
     base.mesh.dcn = String::new();
     base.pipeline = None;
-    // Only of our own partitioner is known what it does.
-    base.partition.mode = PartitionMode::Explicit;
     base.mesh.axes = format!("fsdp={devices}");
     let decoder = base.decoder()?;
     let model = model(&base, &decoder);
@@ -307,11 +307,15 @@ pub fn evaluate(base: &RunConfig, plan: &Plan, hardware: &Hardware, memory: u64)
 /// # Errors
 /// Model, mesh and rules do not fit together; or the mesh does not fit the hardware.
 pub fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Result<(StepTime, u64), Error> {
+    let mut config = config.clone();
+    // Only of our own partitioner is known what it does.
+    config.partition.mode = PartitionMode::Explicit;
     let (_, lowered) = config.lower_train_step()?;
     let module = lowered.module.decode().map_err(meshloom::Error::from)?;
     let mesh = lowered.emitted_mesh().cloned().unwrap_or_default();
-    let time = estimate(&module, &mesh, hardware).map_err(|error| Error::from(SearchError::from(error)))?;
-    let memory = lowered.memory()?;
+    let walk = Walk::on(&module, Devices::partitioned(mesh.device_count()));
+    let time = estimate_walk(&walk, &module, &mesh, hardware).map_err(SearchError::from)?;
+    let memory = memory_of_walk(&module, &walk, Sources::of(&module)).map_err(meshloom::Error::from)?;
     let bytes = upper(&memory, Some(hardware.chip.backend)).map_or(memory.peak, |upper| upper.peak);
     Ok((time, bytes))
 }
@@ -319,13 +323,12 @@ pub fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Result<(StepTim
 fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware) -> Shape {
     let stack = &decoder.architecture.stack;
     let heads = |attention: &AttentionConfig| match attention {
-        AttentionConfig::Grouped(grouped) => (grouped.heads, grouped.kv_heads),
-        AttentionConfig::Latent(latent) => (latent.heads, latent.heads),
+        AttentionConfig::Grouped(grouped) => [grouped.heads, grouped.kv_heads],
+        AttentionConfig::Latent(latent) => [latent.heads, latent.heads],
     };
     let layers = stack.prefix.iter().chain(&stack.cycle).chain(&stack.suffix);
-    let common = |a: (usize, usize), b: (usize, usize)| (common_divisor(a.0, b.0), common_divisor(a.1, b.1));
-    let heads = layers.clone().map(|layer| heads(&layer.attention)).reduce(common).unwrap_or((1, 1));
-    let experts = layers.filter_map(|layer| layer.routed()).map(|routed| routed.experts).reduce(common_divisor);
+    let heads = layers.clone().flat_map(|layer| heads(&layer.attention)).collect();
+    let experts = layers.filter_map(|layer| layer.routed()).map(|routed| routed.experts).collect();
     let near = match hardware.chip.is_switched() {
         true => hardware.dimensions.first().map_or(1, |dimension| dimension.size),
         false => hardware.device_count(),
@@ -339,9 +342,8 @@ fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware) -> Shap
         cycle: stack.cycle.len().max(1),
         heads,
         width: decoder.architecture.embed,
-        experts: experts.unwrap_or(0),
+        experts,
         chooses_residual: matches!(base.rules.source, RuleSource::Preset(_)),
-        policies: vec![RematPolicy::None, RematPolicy::Dots, RematPolicy::Full],
     }
 }
 
@@ -373,8 +375,4 @@ fn model(base: &RunConfig, decoder: &DecoderConfig) -> Model {
         layers: (stack.prefix.len() + stack.cycle.len() * stack.cycles + stack.suffix.len()) as f64,
         arithmetic: Arithmetic::of(decoder.compute_dtype),
     }
-}
-
-fn common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { common_divisor(b, a % b) }
 }

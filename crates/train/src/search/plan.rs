@@ -1,5 +1,6 @@
 //! Plans: what a search may choose of a run config, and all of them for some devices.
 
+use crate::alternatives::schedules_of;
 use crate::config::{PipelineConfig, RuleSource, RunConfig};
 use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
@@ -7,6 +8,12 @@ use meshloom::transform::pipeline::{Schedule, WeightPlan};
 /// The mesh axes of the rule presets that a search splits devices over, major to minor: the last runs along the fastest
 /// links.
 const AXES: [&str; 6] = ["stage", "replica", "fsdp", "expert", "context", "tensor"];
+
+/// The most chunks of an interleaved pipeline.
+const MOST_CHUNKS: usize = 4;
+
+/// What the backward pass may recompute.
+const POLICIES: [RematPolicy; 3] = [RematPolicy::None, RematPolicy::Dots, RematPolicy::Full];
 
 /// The most microbatches for each stage of a pipeline; more shorten bubbles that are short already.
 const MOST_FOR_EACH_STAGE: usize = 8;
@@ -114,16 +121,14 @@ pub(super) struct Shape {
     pub(super) cycles: usize,
     /// Layers of a cycle.
     pub(super) cycle: usize,
-    /// Query heads, and heads of keys and values.
-    pub(super) heads: (usize, usize),
+    /// How many heads the layers have, of queries and of keys and values.
+    pub(super) heads: Vec<usize>,
     /// Width of the residual stream.
     pub(super) width: usize,
-    /// Routed experts; 0 for none.
-    pub(super) experts: usize,
+    /// How many routed experts the layers have that have some.
+    pub(super) experts: Vec<usize>,
     /// Whether the rules are those of a preset, so that sequence parallelism is a choice.
     pub(super) chooses_residual: bool,
-    /// What the backward pass may recompute.
-    pub(super) policies: Vec<RematPolicy>,
 }
 
 /// All plans that the shape allows.
@@ -133,10 +138,10 @@ pub(super) fn plans(shape: &Shape) -> Vec<Plan> {
         let [stage, replica, fsdp, expert, context, tensor] = sizes;
         let splits = |size: usize, whole: usize| whole.is_multiple_of(size);
         let rows_split = replica * fsdp * expert;
-        let fits = splits(tensor, shape.heads.0)
-            && splits(tensor, shape.heads.1)
+        let splits_all = |size: usize, all: &[usize]| all.iter().all(|&whole| splits(size, whole));
+        let fits = splits_all(tensor, &shape.heads)
             && tensor <= shape.near
-            && (expert == 1 || shape.experts > 0 && splits(expert, shape.experts))
+            && (expert == 1 || !shape.experts.is_empty() && splits_all(expert, &shape.experts))
             && splits(fsdp * expert * replica, shape.width)
             && splits(stage * rows_split, shape.rows)
             && splits(stage, shape.cycles)
@@ -151,7 +156,7 @@ pub(super) fn plans(shape: &Shape) -> Vec<Plan> {
             false => &[Residual::Split],
         };
         for &residual in residuals {
-            for remat in &shape.policies {
+            for remat in &POLICIES {
                 let plan = |accumulate, pipeline| Plan { sizes, remat: remat.clone(), accumulate, residual, pipeline };
                 if stage == 1 {
                     let most = shape.rows / rows_split;
@@ -176,9 +181,9 @@ fn pipelines(shape: &Shape, stages: usize, rows_split: usize, remat: &RematPolic
         let base = PipelineConfig { microbatches, repeats: 1, chunks: 1, ..PipelineConfig::default() };
         for parts in divisors(of_stage) {
             let layers_per_stage = of_stage / parts * shape.cycle;
-            let mut add = |schedule, weights, keep_gathered| {
-                let (repeats, chunks) = if Schedule::has_chunks(schedule) { (1, parts) } else { (parts, 1) };
-                let it = PipelineConfig {
+            for &schedule in schedules_of(parts) {
+                let (repeats, chunks) = if schedule.has_chunks() { (1, parts) } else { (parts, 1) };
+                let plan = |weights, keep_gathered| PipelineConfig {
                     repeats,
                     chunks,
                     layers_per_stage,
@@ -187,25 +192,18 @@ fn pipelines(shape: &Shape, stages: usize, rows_split: usize, remat: &RematPolic
                     keep_gathered,
                     ..base.clone()
                 };
-                found.push(it);
-            };
-            if parts > 1 && microbatches.is_multiple_of(stages) {
-                add(Schedule::Circular, WeightPlan::SlidingWindow, false);
-                add(Schedule::Circular, WeightPlan::SlidingWindow, true);
-            }
-            match parts {
-                1 => {
-                    add(Schedule::OneForwardOneBackward, WeightPlan::GatherOnce, false);
-                    if *remat != RematPolicy::Full {
-                        add(Schedule::ZeroBubbleOne, WeightPlan::GatherOnce, false);
+                match schedule {
+                    Schedule::Circular if microbatches.is_multiple_of(stages) => {
+                        found.extend([false, true].map(|keep| plan(WeightPlan::SlidingWindow, keep)));
                     }
+                    // `1f1b` has the same bubbles, and holds fewer microbatches.
+                    Schedule::Circular | Schedule::Gpipe => {}
+                    // Full rematerialization leaves nothing to cut.
+                    _ if schedule.cuts_backward() && *remat == RematPolicy::Full => {}
+                    // Bubbles are short enough, and each chunk is one more transfer.
+                    Schedule::Interleaved if parts > MOST_CHUNKS || !parts.is_power_of_two() => {}
+                    _ => found.push(plan(WeightPlan::GatherOnce, false)),
                 }
-                2 if *remat != RematPolicy::Full => {
-                    add(Schedule::Interleaved, WeightPlan::GatherOnce, false);
-                    add(Schedule::ZeroBubbleVee, WeightPlan::GatherOnce, false);
-                }
-                2 | 4 => add(Schedule::Interleaved, WeightPlan::GatherOnce, false),
-                _ => {}
             }
         }
     }

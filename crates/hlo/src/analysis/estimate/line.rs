@@ -28,7 +28,7 @@ const MOST_ITERATIONS: u64 = 1 << 12;
 
 /// What a stretch of the program takes, in seconds.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Span {
+pub(super) struct Stretch {
     /// From its start to its end.
     pub(super) seconds: f64,
     /// Computing.
@@ -41,8 +41,8 @@ pub(super) struct Span {
     pub(super) idle: f64,
 }
 
-impl Span {
-    fn add(&mut self, other: &Span, times: f64) {
+impl Stretch {
+    fn add(&mut self, other: &Stretch, times: f64) {
         self.seconds += other.seconds * times;
         self.computing += other.computing * times;
         self.idle += other.idle * times;
@@ -80,7 +80,7 @@ pub(super) struct Line<'w, 'a> {
     /// Whether all devices run what is being followed.
     together: bool,
     /// What places take, with the branches that are taken in them.
-    known: FxHashMap<(usize, Vec<u8>), Span>,
+    known: FxHashMap<(usize, Vec<u8>), Stretch>,
 }
 
 impl<'w, 'a> Line<'w, 'a> {
@@ -117,8 +117,8 @@ impl<'w, 'a> Line<'w, 'a> {
     }
 
     /// One run of the program.
-    pub(super) fn run(&mut self) -> Span {
-        if self.walk.places().is_empty() { Span::default() } else { self.longest(0, &mut Vec::new()) }
+    pub(super) fn run(&mut self) -> Stretch {
+        if self.walk.places().is_empty() { Stretch::default() } else { self.longest(0, &mut Vec::new()) }
     }
 
     /// The kernels of what has been followed that take longest, in all executions.
@@ -143,7 +143,7 @@ impl<'w, 'a> Line<'w, 'a> {
     }
 
     /// A place on the device that takes longest.
-    fn longest(&mut self, place: usize, iterations: &mut Vec<u64>) -> Span {
+    fn longest(&mut self, place: usize, iterations: &mut Vec<u64>) -> Stretch {
         if !self.decided[place] {
             return self.place(place, iterations);
         }
@@ -152,14 +152,14 @@ impl<'w, 'a> Line<'w, 'a> {
             self.values.become_device(device, self.devices);
             all.push(self.place(place, iterations));
         }
-        let busy = |span: &Span| span.seconds - span.idle;
+        let busy = |stretch: &Stretch| stretch.seconds - stretch.idle;
         let mean = all.iter().map(busy).sum::<f64>() / all.len().max(1) as f64;
         let longest = all.into_iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        longest.map_or_else(Span::default, |span| Span { idle: span.seconds - mean, ..span })
+        longest.map_or_else(Stretch::default, |stretch| Stretch { idle: stretch.seconds - mean, ..stretch })
     }
 
     /// A place on the device that the values are of.
-    fn place(&mut self, place: usize, iterations: &mut Vec<u64>) -> Span {
+    fn place(&mut self, place: usize, iterations: &mut Vec<u64>) -> Stretch {
         let mut taken = Vec::new();
         if self.decided[place] {
             self.branches(place, iterations, &mut taken);
@@ -167,9 +167,9 @@ impl<'w, 'a> Line<'w, 'a> {
         if let Some(known) = self.known.get(&(place, taken.clone())) {
             return known.clone();
         }
-        let span = self.follow(place, iterations);
-        self.known.insert((place, taken), span.clone());
-        span
+        let stretch = self.follow(place, iterations);
+        self.known.insert((place, taken), stretch.clone());
+        stretch
     }
 
     /// The branches that are taken in a place, outside of its loops.
@@ -203,32 +203,32 @@ impl<'w, 'a> Line<'w, 'a> {
     }
 
     /// What an instruction that runs others takes.
-    fn called(&mut self, place: usize, position: usize, iterations: &mut Vec<u64>) -> Span {
-        let mut sum = Span::default();
-        let mut largest: Option<Span> = None;
+    fn called(&mut self, place: usize, position: usize, iterations: &mut Vec<u64>) -> Stretch {
+        let mut sum = Stretch::default();
+        let mut largest: Option<Stretch> = None;
         for callee in self.walk.callees_at(place, position) {
             let Some(caller) = self.walk.places()[callee].caller else { continue };
             match caller.via {
                 Via::LoopBody => {
                     let count = self.values.trips(place, caller.instruction, iterations);
                     let count = count.or_else(|| trip_count::stated(caller.instruction)).unwrap_or(1);
-                    let span = self.iterations(callee, count, iterations);
-                    sum.add(&span, 1.0);
+                    let stretch = self.iterations(callee, count, iterations);
+                    sum.add(&stretch, 1.0);
                 }
                 Via::Branch(branch) => {
                     let chosen = self.values.branch(place, caller.instruction, iterations);
                     if chosen.is_none_or(|chosen| chosen == branch) {
                         let together = std::mem::replace(&mut self.together, false);
-                        let span = self.place(callee, iterations);
+                        let stretch = self.place(callee, iterations);
                         self.together = together;
-                        if largest.as_ref().is_none_or(|largest| span.seconds > largest.seconds) {
-                            largest = Some(span);
+                        if largest.as_ref().is_none_or(|largest| stretch.seconds > largest.seconds) {
+                            largest = Some(stretch);
                         }
                     }
                 }
                 Via::Call | Via::Async => {
-                    let span = self.place(callee, iterations);
-                    sum.add(&span, 1.0);
+                    let stretch = self.place(callee, iterations);
+                    sum.add(&stretch, 1.0);
                 }
                 Via::LoopCondition | Via::Fusion | Via::CustomCall => {}
             }
@@ -240,38 +240,38 @@ impl<'w, 'a> Line<'w, 'a> {
     }
 
     /// So many iterations of a loop's body. Devices that go through it together wait for each other in each.
-    fn iterations(&mut self, body: usize, count: u64, iterations: &mut Vec<u64>) -> Span {
-        let mut sum = Span::default();
+    fn iterations(&mut self, body: usize, count: u64, iterations: &mut Vec<u64>) -> Stretch {
+        let mut sum = Stretch::default();
         if !self.decided[body] || count > MOST_ITERATIONS {
             iterations.push(ANY_ITERATION);
-            let span = self.place(body, iterations);
+            let stretch = self.place(body, iterations);
             iterations.pop();
-            sum.add(&span, count as f64);
+            sum.add(&stretch, count as f64);
             return sum;
         }
         if !self.together {
             for iteration in 0..count {
                 iterations.push(iteration);
-                let span = self.place(body, iterations);
+                let stretch = self.place(body, iterations);
                 iterations.pop();
-                sum.add(&span, 1.0);
+                sum.add(&stretch, 1.0);
             }
             return sum;
         }
         self.together = false;
         let own = self.values.device_number(self.devices);
-        let mut busy = vec![Span::default(); count as usize];
+        let mut busy = vec![Stretch::default(); count as usize];
         let mut total = vec![0.0; count as usize];
         let representatives = self.representatives.clone();
         for &device in &representatives {
             self.values.become_device(device, self.devices);
             for iteration in 0..count {
                 iterations.push(iteration);
-                let span = self.place(body, iterations);
+                let stretch = self.place(body, iterations);
                 iterations.pop();
-                total[iteration as usize] += span.seconds - span.idle;
-                if span.seconds > busy[iteration as usize].seconds {
-                    busy[iteration as usize] = span;
+                total[iteration as usize] += stretch.seconds - stretch.idle;
+                if stretch.seconds > busy[iteration as usize].seconds {
+                    busy[iteration as usize] = stretch;
                 }
             }
         }
@@ -280,15 +280,15 @@ impl<'w, 'a> Line<'w, 'a> {
             self.values.become_device(own, self.devices);
         }
         let devices = representatives.len().max(1) as f64;
-        for (mut span, total) in busy.into_iter().zip(total) {
-            span.idle = span.seconds - total / devices;
-            sum.add(&span, 1.0);
+        for (mut stretch, total) in busy.into_iter().zip(total) {
+            stretch.idle = stretch.seconds - total / devices;
+            sum.add(&stretch, 1.0);
         }
         sum
     }
 
     /// Runs a place from its start.
-    fn follow(&mut self, place: usize, iterations: &mut Vec<u64>) -> Span {
+    fn follow(&mut self, place: usize, iterations: &mut Vec<u64>) -> Stretch {
         let found = &self.walk.places()[place];
         let (number, instructions) = (found.number(), &found.computation.instructions);
         if !self.kernels.contains_key(&number) {
@@ -308,30 +308,31 @@ impl<'w, 'a> Line<'w, 'a> {
                 run.ready(position, 0.0, None);
             }
         }
-        let mut span = Span { waiting: vec![0.0; self.classes], sending: vec![0.0; self.classes], ..Span::default() };
-        while let Some(position) = run.next(&mut span) {
+        let mut stretch =
+            Stretch { waiting: vec![0.0; self.classes], sending: vec![0.0; self.classes], ..Stretch::default() };
+        while let Some(position) = run.next(&mut stretch) {
             if let Some(&transfer) = self.transfers.get(&(place, position)) {
-                span.sending[transfer.class] += transfer.seconds;
-                run.send(position, transfer, self.overlaps, &mut span);
+                stretch.sending[transfer.class] += transfer.seconds;
+                run.send(position, transfer, self.overlaps, &mut stretch);
                 continue;
             }
             let callees = self.walk.callees_at(place, position);
             if callees.is_empty() {
                 let seconds = self.kernels[&number][position];
-                span.computing += seconds;
+                stretch.computing += seconds;
                 run.compute(position, seconds);
                 continue;
             }
             let inner = self.called(place, position, iterations);
             let seconds = inner.seconds;
-            span.add(&Span { seconds: 0.0, ..inner }, 1.0);
+            stretch.add(&Stretch { seconds: 0.0, ..inner }, 1.0);
             run.compute(position, seconds);
         }
         if let Some(class) = run.blame.filter(|_| run.last > run.clock) {
-            span.waiting[class] += run.last - run.clock;
+            stretch.waiting[class] += run.last - run.clock;
         }
-        span.seconds = run.end();
-        span
+        stretch.seconds = run.end();
+        stretch
     }
 }
 
@@ -397,7 +398,7 @@ impl Run {
     }
 
     /// The next instruction that has its operands; the clock waits for it.
-    fn next(&mut self, span: &mut Span) -> Option<usize> {
+    fn next(&mut self, stretch: &mut Stretch) -> Option<usize> {
         loop {
             while let Some(&Reverse((time, position))) = self.pending.peek()
                 && time.0 <= self.clock
@@ -410,7 +411,7 @@ impl Run {
             }
             let &Reverse((time, position)) = self.pending.peek()?;
             if let (_, Some(class)) = self.since[position as usize] {
-                span.waiting[class] += time.0 - self.clock;
+                stretch.waiting[class] += time.0 - self.clock;
             }
             self.clock = time.0;
         }
@@ -426,11 +427,11 @@ impl Run {
         self.done(position, self.clock, None);
     }
 
-    fn send(&mut self, position: usize, transfer: Transfer, overlaps: bool, span: &mut Span) {
+    fn send(&mut self, position: usize, transfer: Transfer, overlaps: bool, stretch: &mut Stretch) {
         let Transfer { class, seconds } = transfer;
         if !overlaps {
             self.clock += seconds;
-            span.waiting[class] += seconds;
+            stretch.waiting[class] += seconds;
             return self.done(position, self.clock, None);
         }
         let start = self.since[position].0.max(self.free[class]);

@@ -144,17 +144,24 @@ pub fn estimate_walk(
     };
     let classes: Vec<usize> = entries.iter().map(class).collect();
     let mut line = Line::new(walk, &sites, (&entries, &classes), &wires, (hardware, devices));
-    let span = line.run();
+    let stretch = line.run();
     let largest = line.largest();
     let of = |values: &[f64], class: usize| values.get(class).copied().unwrap_or(0.0);
     let transfer = |(class, axes): (usize, String)| TransferTime {
         axes,
-        seconds: of(&span.sending, class),
-        waiting: of(&span.waiting, class),
+        seconds: of(&stretch.sending, class),
+        waiting: of(&stretch.waiting, class),
     };
     let mut transfers: Vec<TransferTime> = names.into_iter().enumerate().map(transfer).collect();
     transfers.retain(|transfer| transfer.seconds > 0.0);
     transfers.sort_by(|a, b| b.waiting.total_cmp(&a.waiting).then_with(|| b.seconds.total_cmp(&a.seconds)));
     let waiting = transfers.iter().map(|transfer| transfer.waiting).sum();
-    Ok(StepTime { seconds: span.seconds, computing: span.computing, waiting, idle: span.idle, transfers, largest })
+    Ok(StepTime {
+        seconds: stretch.seconds,
+        computing: stretch.computing,
+        waiting,
+        idle: stretch.idle,
+        transfers,
+        largest,
+    })
 }

@@ -5,7 +5,7 @@ use crate::CollectiveKind;
 use crate::analysis::AxisPart;
 use crate::analysis::collectives::{Communication, ModuleCollective};
 use crate::analysis::memory::Backend;
-use crate::mesh::{Mesh, MeshAxis, Piece, cut, dcn_sizes};
+use crate::mesh::{Mesh, MeshAxis, Piece, common_divisor, cut, dcn_sizes};
 
 /// What a group of devices has of one dimension of the hardware.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -186,8 +186,4 @@ impl<'h> Wires<'h> {
         }
         spans
     }
-}
-
-fn common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { common_divisor(b, a % b) }
 }

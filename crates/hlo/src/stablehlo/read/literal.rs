@@ -1,5 +1,7 @@
 //! The values of constants: `dense<1.0>`, `dense<[[1, 2], [3, 4]]>`, `dense<"0x0000803F">`.
 
+use std::borrow::Cow;
+
 use half::{bf16, f16};
 
 use super::lexer::{Lexer, Span, integer};
@@ -7,6 +9,8 @@ use crate::narrow::to_odd;
 use crate::parse::{Result, fault};
 use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
 use crate::small_float::SmallFloat;
+use crate::syntax::elements::set_element_bytes;
+use crate::text::element_count;
 
 /// The value of a constant: its elements as little-endian bytes, row-major; 4-bit integers have a byte each.
 pub(super) struct Elements {
@@ -54,8 +58,7 @@ pub(super) fn elements(lexer: Lexer<'_>, body: Span, shape: &ShapeProto) -> Resu
     if lexer.peek_word() == Some("__elided__") {
         return Ok(None);
     }
-    let count = shape.dimensions.iter().try_fold(1usize, |count, &size| count.checked_mul(usize::try_from(size).ok()?));
-    let Some(count) = count.filter(|count| *count <= MOST || lexer.peek() != Some(b'[')) else {
+    let Some(count) = element_count(shape).filter(|count| *count <= MOST || lexer.peek() != Some(b'[')) else {
         return fault(start, format!("the constant has more than {MOST} elements"));
     };
     let mut bytes = Vec::new();
@@ -199,48 +202,9 @@ pub(super) fn literal(elements: &Elements, shape: &ShapeProto) -> LiteralProto {
     let mut literal = LiteralProto { shape: Some(shape.clone()), ..LiteralProto::default() };
     let count = shape.dimensions.iter().fold(1usize, |count, &size| count.saturating_mul(size.max(0) as usize));
     let bytes = match elements.is_splat {
-        true => elements.bytes.repeat(count),
-        false => elements.bytes.clone(),
+        true => Cow::Owned(elements.bytes.repeat(count)),
+        false => Cow::Borrowed(&elements.bytes),
     };
-    fn each<const N: usize, T>(bytes: &[u8], convert: impl Fn([u8; N]) -> T) -> Vec<T> {
-        bytes.chunks_exact(N).map(|chunk| convert(std::array::from_fn(|index| chunk[index]))).collect()
-    }
-    use PrimitiveType as T;
-    match elements.element {
-        T::Pred => literal.preds = bytes.iter().map(|&byte| byte != 0).collect(),
-        T::S1 => literal.s1s = bytes,
-        T::S2 => literal.s2s = bytes,
-        T::S4 => literal.s4s = bytes,
-        T::S8 => literal.s8s = bytes,
-        T::S16 => literal.s16s = bytes,
-        T::S32 => literal.s32s = each(&bytes, i32::from_le_bytes),
-        T::S64 => literal.s64s = each(&bytes, i64::from_le_bytes),
-        T::U1 => literal.u1s = bytes,
-        T::U2 => literal.u2s = bytes,
-        T::U4 => literal.u4s = bytes,
-        T::U8 => literal.u8s = bytes,
-        T::U16 => literal.u16s = bytes,
-        T::U32 => literal.u32s = each(&bytes, u32::from_le_bytes),
-        T::U64 => literal.u64s = each(&bytes, u64::from_le_bytes),
-        T::F16 => literal.f16s = bytes,
-        T::Bf16 => literal.bf16s = bytes,
-        T::F32 => literal.f32s = each(&bytes, f32::from_le_bytes),
-        T::F64 => literal.f64s = each(&bytes, f64::from_le_bytes),
-        T::C64 => literal.c64s = each(&bytes, f32::from_le_bytes),
-        T::C128 => literal.c128s = each(&bytes, f64::from_le_bytes),
-        T::F8e5m2 => literal.f8e5m2s = bytes,
-        T::F8e4m3 => literal.f8e4m3s = bytes,
-        T::F8e4m3fn => literal.f8e4m3fns = bytes,
-        T::F8e4m3b11fnuz => literal.f8e4m3b11fnuzs = bytes,
-        T::F8e3m4 => literal.f8e3m4s = bytes,
-        T::F8e5m2fnuz => literal.f8e5m2fnuzs = bytes,
-        T::F8e4m3fnuz => literal.f8e4m3fnuzs = bytes,
-        T::F4e2m1fn => literal.f4e2m1fns = bytes,
-        T::F6e3m2fn => literal.f6e3m2fns = bytes,
-        T::F6e2m3fn => literal.f6e2m3fns = bytes,
-        T::F8e8m0fnu => literal.f8e8m0fnus = bytes,
-        // No tensor of StableHLO has these.
-        T::Invalid | T::Tuple | T::OpaqueType | T::Token | T::Buffer => {}
-    }
+    set_element_bytes(&mut literal, elements.element, &bytes);
     literal
 }

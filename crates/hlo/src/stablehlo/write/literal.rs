@@ -10,7 +10,8 @@ use super::attributes::Decimal;
 use super::error::{Result, malformed, no_form};
 use super::types;
 use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
-use crate::text::element_strides;
+use crate::syntax::elements::element_bytes;
+use crate::text::{element_count, element_strides};
 
 /// More elements are written as bytes: they are long and nobody reads them.
 const LISTED: usize = 100;
@@ -28,7 +29,8 @@ struct Elements {
 /// The attribute of a constant, with its type.
 pub(super) fn dense(literal: &LiteralProto, shape: &ShapeProto) -> Result<String> {
     let ty = types::leaf(shape)?;
-    let Some(count) = count(shape) else {
+    let has_negative = shape.dimensions.iter().any(|&size| size < 0);
+    let Some(count) = element_count(shape).filter(|_| !has_negative) else {
         return malformed("a constant has a size that is negative or too large to count");
     };
     if shape.dimensions.len() > MAX_RANK {
@@ -58,60 +60,11 @@ pub(super) fn dense(literal: &LiteralProto, shape: &ShapeProto) -> Result<String
     Ok(text)
 }
 
-/// None for a negative or overflowing size.
-fn count(shape: &ShapeProto) -> Option<usize> {
-    if shape.dimensions.iter().any(|&size| size < 0) {
-        return None;
-    }
-    if shape.dimensions.contains(&0) {
-        return Some(0);
-    }
-    shape.dimensions.iter().try_fold(1usize, |count, &size| count.checked_mul(usize::try_from(size).ok()?))
-}
-
 impl Elements {
     fn of(literal: &LiteralProto, shape: &ShapeProto, count: usize) -> Result<Elements> {
-        use PrimitiveType as T;
-        fn bytes<T: bytemuck::NoUninit>(values: &[T]) -> Vec<u8> {
-            bytemuck::cast_slice(values).to_vec()
-        }
         let element = PrimitiveType::try_from(shape.element_type).unwrap_or_default();
-        let (stored, width) = match element {
-            T::Pred => (literal.preds.iter().map(|&pred| u8::from(pred)).collect(), 1),
-            T::S1 => (literal.s1s.clone(), 1),
-            T::S2 => (literal.s2s.clone(), 1),
-            T::S4 => (literal.s4s.clone(), 1),
-            T::S8 => (literal.s8s.clone(), 1),
-            T::U1 => (literal.u1s.clone(), 1),
-            T::U2 => (literal.u2s.clone(), 1),
-            T::U4 => (literal.u4s.clone(), 1),
-            T::U8 => (literal.u8s.clone(), 1),
-            T::S16 => (literal.s16s.clone(), 2),
-            T::U16 => (literal.u16s.clone(), 2),
-            T::F16 => (literal.f16s.clone(), 2),
-            T::Bf16 => (literal.bf16s.clone(), 2),
-            T::S32 => (bytes(&literal.s32s), 4),
-            T::U32 => (bytes(&literal.u32s), 4),
-            T::F32 => (bytes(&literal.f32s), 4),
-            T::S64 => (bytes(&literal.s64s), 8),
-            T::U64 => (bytes(&literal.u64s), 8),
-            T::F64 => (bytes(&literal.f64s), 8),
-            T::C64 => (bytes(&literal.c64s), 8),
-            T::C128 => (bytes(&literal.c128s), 16),
-            T::F8e5m2 => (literal.f8e5m2s.clone(), 1),
-            T::F8e4m3 => (literal.f8e4m3s.clone(), 1),
-            T::F8e4m3fn => (literal.f8e4m3fns.clone(), 1),
-            T::F8e4m3b11fnuz => (literal.f8e4m3b11fnuzs.clone(), 1),
-            T::F8e3m4 => (literal.f8e3m4s.clone(), 1),
-            T::F8e5m2fnuz => (literal.f8e5m2fnuzs.clone(), 1),
-            T::F8e4m3fnuz => (literal.f8e4m3fnuzs.clone(), 1),
-            T::F4e2m1fn => (literal.f4e2m1fns.clone(), 1),
-            T::F6e3m2fn => (literal.f6e3m2fns.clone(), 1),
-            T::F6e2m3fn => (literal.f6e2m3fns.clone(), 1),
-            T::F8e8m0fnu => (literal.f8e8m0fnus.clone(), 1),
-            T::Invalid | T::Tuple | T::OpaqueType | T::Token | T::Buffer => {
-                return malformed("a constant is no array");
-            }
+        let Some((stored, width)) = element_bytes(literal, element) else {
+            return malformed("a constant is no array");
         };
         if stored.len() / width != count {
             return malformed(format!("a constant of {count} elements has {}", stored.len() / width));
