@@ -1,7 +1,7 @@
 //! The search for plans: what it lists, bounds and finds.
 
 use meshloom_train::config::RunConfig;
-use meshloom_train::search::{SearchOptions, estimate_step, evaluate, hardware, search};
+use meshloom_train::search::{Bounds, SearchOptions, bounded, estimate_step, evaluate, hardware, search};
 
 fn config(set: &[&str]) -> RunConfig {
     let set: Vec<String> = set.iter().map(|&text| text.to_owned()).collect();
@@ -38,9 +38,10 @@ fn no_plan_is_better_than_the_one_that_is_found() {
         // Every tenth of all plans, whatever the search thought of it.
         let memory = hardware.chip.device_memory().expect("a chip with memory");
         let mut lowered = 0;
-        for (plan, seconds) in meshloom_train::search::bounded(&base, &hardware).expect("plans").iter().step_by(10) {
+        for (plan, Bounds { seconds, bytes }) in bounded(&base, &hardware).expect("plans").iter().step_by(10) {
             let each = evaluate(&base, plan, &hardware, memory).unwrap_or_else(|error| panic!("{plan:?}: {error}"));
             assert!(each.time.seconds >= seconds * 0.999, "{target}: {} < {seconds}: {plan:?}", each.time.seconds);
+            assert!(each.bytes as f64 >= *bytes, "{target}: {} < {bytes}: {plan:?}", each.bytes);
             assert!(!each.fits || each.time.seconds >= best.time.seconds, "{target}: {plan:?} is faster than {best:?}");
             lowered += 1;
         }

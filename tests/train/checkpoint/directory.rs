@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
@@ -90,6 +91,31 @@ fn one_run_writes_at_a_time() {
     assert!(matches!(error, CheckpointError::InUse { .. }), "{error}");
     drop(first);
     Checkpointer::new(&config, Start::Fresh).expect("free again");
+}
+
+/// A process that is being started has the files of the one that starts it until it runs its own program. The directory
+/// is free nevertheless when its run is over.
+#[test]
+fn processes_about_to_start_keep_nothing() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let config = config(directory.path(), 0);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let starts = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                // Whether there is such a program matters little.
+                let _ = Command::new("true").status();
+            }
+        });
+        let mut held = 0;
+        for _ in 0..500 {
+            let opened = Checkpointer::new(&config, Start::Fresh);
+            held += usize::from(opened.is_err());
+        }
+        over.store(true, Ordering::Relaxed);
+        starts.join().expect("the starts");
+        assert_eq!(held, 0, "times that the directory was in use");
+    });
 }
 
 #[test]
@@ -189,9 +215,8 @@ fn child_writes() {
     checkpointer.finish().expect("written");
 }
 
-fn child(directory: &Path, dies_after: usize) -> bool {
-    let child = child_of(&mut Command::new(own_path()), directory, dies_after).output().expect("a child process");
-    child.status.success()
+fn child(directory: &Path, dies_after: usize) -> Output {
+    child_of(&mut Command::new(own_path()), directory, dies_after).output().expect("a child process")
 }
 
 fn own_path() -> std::path::PathBuf {
@@ -219,9 +244,11 @@ fn a_process_may_die_after_any_phase() {
         let scratch = tempfile::tempdir().expect("a folder");
         let directory = scratch.path().join("checkpoints");
         write(&directory, &[1, 2]);
-        assert!(!child(&directory, dies_after), "the child did not die after {dies_after} phases");
+        let died = child(&directory, dies_after);
+        assert!(!died.status.success(), "the child did not die after {dies_after} phases");
         let done = &expected[..dies_after];
-        let log = fs::read_to_string(scratch.path().join("checkpoints.phases")).expect("the phases");
+        let log = fs::read_to_string(scratch.path().join("checkpoints.phases"))
+            .unwrap_or_else(|error| panic!("after {dies_after} phases: {error}: {died:?}"));
         assert_eq!(log, format!("{done:?}"));
 
         let named = done.iter().filter(|phase| **phase == Renamed).count() as u64;
@@ -235,7 +262,8 @@ fn a_process_may_die_after_any_phase() {
         }
         // A few of them go on.
         if dies_after % 7 == 1 {
-            assert!(child(&directory, usize::MAX), "the next process fails after {done:?}");
+            let next = child(&directory, usize::MAX);
+            assert!(next.status.success(), "the next process fails after {done:?}: {next:?}");
             let newest = 2 + named + 2;
             assert_eq!(names(&directory), [newest - 1, newest].map(|step| format!("step-{step:08}")));
         }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use meshloom_hlo::analysis::estimate::KernelTime;
 use meshloom_hlo::analysis::{Arithmetic, StepTime};
 use meshloom_hlo::table::Table;
 use meshloom_train::config::RunConfig;
@@ -16,6 +17,9 @@ use crate::output::{self, BAD, BOLD, Busy, DIM, GOOD, line, paint, plural};
 
 /// Rows of the table of plans, unless more are asked for.
 const SHOWN: usize = 12;
+
+/// Kernels of the best plan that are shown.
+const KERNELS_SHOWN: usize = 6;
 
 #[derive(Args)]
 pub struct Options {
@@ -65,6 +69,8 @@ struct Answer<'a> {
     configured: Option<Row>,
     plans: Vec<Row>,
     front: Vec<Row>,
+    /// The kernels of the best plan that take longest.
+    kernels: &'a [KernelTime],
 }
 
 /// A plan as it is shown.
@@ -106,7 +112,7 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
     let Some(best) = searched.found.first() else {
         let reason = searched.first_refusal.as_deref().map_or(String::new(), |reason| format!("; the first: {reason}"));
         bail!(
-            "{name}: none of {} plans is possible on {target}: the state of {} is too large, {} cannot be lowered{reason}",
+            "{name}: none of {} plans is possible on {target}: {} surely do not fit, {} cannot be lowered{reason}",
             searched.considered,
             searched.too_large,
             searched.refused
@@ -168,6 +174,7 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
                 configured,
                 plans,
                 front,
+                kernels: &best.time.largest,
             },
         );
     }
@@ -182,7 +189,7 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
     line(&paint(
         DIM,
         &format!(
-            "not lowered: {} whose state alone does not fit, {} that cannot be faster than the best; {} not possible",
+            "not lowered: {} that surely do not fit, {} that cannot be faster than the best; {} not possible",
             searched.too_large, searched.too_slow, searched.refused
         ),
     ));
@@ -197,6 +204,7 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
         print("faster, with more memory than there is", &larger, None);
     }
     print("no other is better in both time and memory", &front, None);
+    print_kernels(&best.time);
     line("");
     line(&format!("{} the best plan: --set {}", paint(GOOD, "=>"), best.plan.settings().join(" --set ")));
     Ok(())
@@ -221,6 +229,18 @@ fn print(title: &'static str, rows: &[Row], configured: Option<&Row>) {
         .flexible(title, |row| short(&row.settings))
         .flexible("waits for", |row| row.waits_for.clone())
         .flexible("it would need", |row| row.needs.clone());
+    line("");
+    output::table(table, 0);
+}
+
+fn print_kernels(time: &StepTime) {
+    let rows: Vec<&KernelTime> = time.largest.iter().take(KERNELS_SHOWN).collect();
+    let table = Table::of(&rows)
+        .number("time", |kernel| output::seconds(kernel.seconds))
+        .number("of the step", |kernel| percent(kernel.seconds / time.seconds))
+        .number("runs", |kernel| kernel.executions.to_string())
+        .text("what takes longest in the best plan", |kernel| kernel.op.clone())
+        .flexible("op", |kernel| kernel.op_name.clone());
     line("");
     output::table(table, 0);
 }

@@ -1,7 +1,9 @@
 //! What a compiler will fuse into its readers, for a module that has not been compiled yet.
 //!
 //! Elementwise instructions and data movement are computed inside their readers, if all readers are of these kinds or
-//! reductions, and if there is one reader or the instruction is cheap to repeat.
+//! reductions, and if there is one reader or the instruction is cheap to repeat. What is not cheap is computed in one
+//! kernel with all its readers where none of them needs another: XLA's multi-output fusion
+//! (`multi_output_fusion.cc`).
 
 use super::cost::is_by_element;
 use super::index::Computation;
@@ -36,6 +38,50 @@ pub(super) fn computed_in_readers(computation: &Computation<'_>, most_readers: u
             || within[position] && (is_free(opcode) || fuses && readers[position] <= most(opcode))
     };
     instructions.iter().enumerate().map(is_computed).collect()
+}
+
+/// For each instruction of a computation, whether it is computed in one kernel with all its readers, which has their
+/// results as its own. None of those that are [computed inside](computed_in_readers) their readers anyway.
+pub(super) fn computed_with_readers(computation: &Computation<'_>, is_inside: &[bool]) -> Vec<bool> {
+    let instructions = computation.instructions();
+    let operands = |position: usize| {
+        let ids = &instructions[position].operand_ids;
+        ids.iter().filter_map(|&id| computation.position(id))
+    };
+    let mut readers: Vec<Vec<usize>> = vec![Vec::new(); instructions.len()];
+    for reader in 0..instructions.len() {
+        for operand in operands(reader) {
+            if readers[operand].last() != Some(&reader) {
+                readers[operand].push(reader);
+            }
+        }
+    }
+    let root = computation.position(computation.proto().root_id);
+    let dimensions = |position: usize| instructions[position].shape.as_ref().map(|shape| &shape.dimensions);
+    let joins = |position: usize, reader: usize| {
+        let opcode = instructions[reader].opcode.as_str();
+        is_fold(opcode) || is_by_element(opcode) && dimensions(reader) == dimensions(position)
+    };
+    // Whether any of the readers is needed by another, by way of what stands between them.
+    let depend = |readers: &[usize]| {
+        let (Some(&first), Some(&last)) = (readers.first(), readers.last()) else { return false };
+        let mut needs = vec![false; last - first + 1];
+        (first..=last).any(|position| {
+            let needed = operands(position).any(|operand| operand >= first && needs[operand - first]);
+            let is_reader = readers.contains(&position);
+            needs[position - first] = needed || is_reader;
+            needed && is_reader
+        })
+    };
+    let is_computed = |(position, readers): (usize, &Vec<usize>)| {
+        is_by_element(&instructions[position].opcode)
+            && !is_inside[position]
+            && Some(position) != root
+            && readers.len() > 1
+            && readers.iter().all(|&reader| joins(position, reader))
+            && !depend(readers)
+    };
+    readers.iter().enumerate().map(is_computed).collect()
 }
 
 /// What costs nothing, whoever reads it.

@@ -52,7 +52,18 @@ pub(super) struct Directory {
     path: PathBuf,
     /// Given back by the system when the process ends, however it ends. None of a process that writes beside the one
     /// that has it.
-    _lock: Option<File>,
+    lock: Option<File>,
+}
+
+impl Drop for Directory {
+    /// Closing the file would not do: a process that another thread is about to start has the file as well, and with
+    /// it the lock, until it runs its own program.
+    fn drop(&mut self) {
+        if let Some(lock) = &self.lock {
+            // An error is of no use to anybody here; the file is closed next.
+            let _ = lock.unlock();
+        }
+    }
 }
 
 impl Directory {
@@ -67,14 +78,14 @@ impl Directory {
             Err(TryLockError::WouldBlock) => return Err(CheckpointError::InUse { directory: path.to_owned() }),
             Err(TryLockError::Error(source)) => return Err(failed("lock", &lock_path, source)),
         }
-        let directory = Directory { path: path.to_owned(), _lock: Some(lock) };
+        let directory = Directory { path: path.to_owned(), lock: Some(lock) };
         directory.clean()?;
         Ok(directory)
     }
 
     /// The directory of a run of several processes, whose first one has it open.
     pub(super) fn beside(path: &Path) -> Directory {
-        Directory { path: path.to_owned(), _lock: None }
+        Directory { path: path.to_owned(), lock: None }
     }
 
     pub(super) fn path(&self) -> &Path {

@@ -1,11 +1,11 @@
 //! What a plan takes at least, without lowering it.
 
 use super::Hardware;
-use super::plan::Plan;
+use super::plan::{Plan, Residual};
 use meshloom::hlo::analysis::Arithmetic;
 use meshloom::hlo::analysis::estimate::Wire;
 use meshloom::ops::RematPolicy;
-use meshloom::transform::pipeline::Schedule;
+use meshloom::transform::pipeline::{Schedule, WeightPlan};
 
 /// What all plans of a model have in common.
 #[derive(Clone, Copy, Debug)]
@@ -16,8 +16,10 @@ pub(super) struct Model {
     pub(super) parameters: f64,
     /// Of those, the ones that only experts have.
     pub(super) of_experts: f64,
-    /// Bytes of the state for each parameter: parameters and optimizer.
-    pub(super) state_bytes: f64,
+    /// Bytes of a parameter.
+    pub(super) parameter_bytes: f64,
+    /// Bytes of the optimizer's state for each parameter.
+    pub(super) moment_bytes: f64,
     /// Bytes of a number that is computed with.
     pub(super) compute_bytes: f64,
     /// Tokens of a step.
@@ -25,17 +27,28 @@ pub(super) struct Model {
     /// Width of the residual stream, and layers.
     pub(super) width: f64,
     pub(super) layers: f64,
+    /// What the layers compute of a token in the width that `tensor` splits, all layers together.
+    pub(super) kept: Kept,
     /// The arithmetic of products.
     pub(super) arithmetic: Arithmetic,
 }
 
+/// Numbers that the backward pass needs of a token, as far as they are known of every model.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Kept {
+    /// Results of products with weights: queries, keys and values, and what gated blocks make of.
+    pub(super) of_products: f64,
+    /// Results of attention.
+    pub(super) of_attention: f64,
+}
+
 /// What a plan takes at least.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Bounds {
+pub struct Bounds {
     /// Seconds of a step.
-    pub(super) seconds: f64,
+    pub seconds: f64,
     /// Bytes of a device.
-    pub(super) bytes: f64,
+    pub bytes: f64,
 }
 
 impl Model {
@@ -51,8 +64,9 @@ impl Model {
         let dense = self.parameters - self.of_experts;
         let shard = size("stage") * size("tensor");
         let split = shard * size("fsdp");
-        // `replica` splits the optimizer's state alone, which is most of it.
-        let bytes = self.state_bytes * self.parameters / (split * size("expert") * size("replica"));
+        // `replica` splits the optimizer's state alone.
+        let of_state = self.parameter_bytes + self.moment_bytes / size("replica");
+        let state = of_state * self.parameters / (split * size("expert"));
         // Gathered forwards, and their gradients scattered; a device has what its stage and its part of heads need.
         let held = dense / shard + self.of_experts / (shard * size("expert"));
         let gathered = size("fsdp") * if self.of_experts > 0.0 { 1.0 } else { size("expert") };
@@ -65,9 +79,46 @@ impl Model {
         let of_activations = 8.0 * layers * of_rows * self.width * self.compute_bytes * (tensor - 1.0) / tensor;
         let links: f64 = hardware.dimensions.iter().filter(|it| it.wire != Wire::Network).map(|it| it.rate).sum();
         let fastest = if links > 0.0 { links } else { f64::INFINITY };
+        let bytes = state + self.activations(plan) + self.gathered_ahead(plan, held);
         Bounds { seconds: computing.max(of_weights / fastest).max(of_activations / fastest), bytes }
     }
 }
+
+impl Model {
+    /// Bytes that a device keeps for the backward pass at its peak.
+    fn activations(&self, plan: &Plan) -> f64 {
+        let size = |axis: &str| plan.size(axis) as f64;
+        let stream = self.width * self.layers / if plan.residual == Residual::Split { size("tensor") } else { 1.0 };
+        let Kept { of_products, of_attention } = self.kept;
+        let numbers = match plan.remat {
+            // Both products with the residual stream need what it was normalized to.
+            RematPolicy::None => (of_products + of_attention) / size("tensor") + 2.0 * stream,
+            RematPolicy::Dots => of_products / size("tensor"),
+            // The input of a layer; stages may keep less.
+            RematPolicy::Full if plan.pipeline.is_none() => stream,
+            _ => 0.0,
+        };
+        let rows = self.tokens / (plan.rows_split() as f64 * size("context"));
+        let parts = plan.parts() as f64;
+        let held = match plan.pipeline.as_ref().map(|pipeline| pipeline.schedule) {
+            None => rows / parts,
+            Some(Schedule::Gpipe | Schedule::Circular) => rows,
+            Some(Schedule::ZeroBubbleVee | Schedule::Searched) => rows / parts * size("stage") / 2.0,
+            Some(_) => rows / parts * size("stage"),
+        };
+        SURELY_KEPT * numbers / size("stage") * held * self.compute_bytes
+    }
+
+    /// Bytes of weights that are gathered before the loop of a pipeline.
+    fn gathered_ahead(&self, plan: &Plan, held: f64) -> f64 {
+        let Some(pipeline) = &plan.pipeline else { return 0.0 };
+        let are_kept = pipeline.keep_gathered || pipeline.weights == WeightPlan::GatherOnce;
+        if are_kept && plan.size("fsdp") > 1 { held * self.compute_bytes } else { 0.0 }
+    }
+}
+
+/// The part of what the backward pass needs that no compiler computes again.
+const SURELY_KEPT: f64 = 0.8;
 
 /// The part of the time that stages wait at least.
 fn least_bubble(plan: &Plan) -> f64 {

@@ -1,32 +1,34 @@
 //! The plans of a model on devices, and the best of them.
 //!
 //! A plan chooses the mesh, the schedule of a pipeline, what is recomputed, how often gradients are accumulated and
-//! what `tensor` splits ([`Plan`]). A search lists all that the model's sizes allow and bounds each from below by its
-//! products, its state and what must go over its wires. It lowers and partitions the train step of those that may be
-//! fastest first, estimates time ([`estimate_walk`]) and memory, and ends when no plan that is left can be faster than the
-//! best that fits.
+//! what `tensor` splits ([`Plan`]). A search lists all that the model's sizes allow and bounds each from below: by its
+//! products, its state and what must go over its wires, and by the plans of its mesh that were lowered and recompute no
+//! more in no more parts. It lowers and partitions the train step of the plan with the smallest bound, estimates time
+//! ([`estimate_walk`]) and memory, and ends when no plan that is left can be faster than the best that fits.
 
 mod bounds;
 mod plan;
+mod queue;
 mod report;
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::Error;
 use crate::config::{ConfigError, PartitionMode, RuleSource, RunConfig};
-use bounds::{Bounds, Model};
+pub use bounds::Bounds;
+use bounds::{Kept, Model};
 pub use meshloom::hlo::analysis::Hardware;
 use meshloom::hlo::analysis::memory::upper;
 use meshloom::hlo::analysis::{
     Arithmetic, Chip, Devices, EstimateError, Sources, StepTime, UnknownChip, UnknownRate, Walk, estimate_walk,
     memory_of_walk,
 };
-use meshloom::nn::{AttentionConfig, DecoderConfig};
+use meshloom::nn::{AttentionConfig, DecoderConfig, FeedForwardConfig, LayerConfig};
 use meshloom::pjrt::Topology;
 use meshloom::trace::Tree;
 pub use plan::{Plan, Residual};
 use plan::{Shape, plans};
+use queue::Queue;
 pub use report::{Advice, what_it_would_need};
 
 /// What is searched for, and how long.
@@ -58,7 +60,7 @@ pub struct Found {
 pub struct Search {
     /// Plans that the model's sizes allow.
     pub considered: usize,
-    /// Plans left out because their state alone does not fit.
+    /// Plans left out because they need more memory than there is, whatever else they do.
     pub too_large: usize,
     /// Plans that were lowered.
     pub lowered: usize,
@@ -153,36 +155,29 @@ pub fn search(
     let memory = hardware.chip.device_memory().unwrap_or(u64::MAX);
     let considered = candidates.len();
     candidates.retain(|(_, bounds)| bounds.bytes <= memory as f64);
-    let too_large = considered - candidates.len();
-    candidates.sort_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
-    let run = Run {
-        base: &base,
-        hardware,
-        memory,
-        candidates: &candidates,
-        most: options.most,
-        next: AtomicUsize::new(0),
-        shared: Mutex::default(),
-    };
+    let may_fit = candidates.len();
+    let shared = Mutex::new(Shared { queue: Queue::new(candidates, memory), outcome: Outcome::default() });
+    let run = Run { base: &base, hardware, memory, most: options.most, shared };
     std::thread::scope(|scope| {
         for _ in 0..options.threads.max(1) {
             scope.spawn(|| run.work(progress));
         }
     });
-    let Shared { mut found, refused, first_refusal, ended_early, .. } = run.shared.into_inner().unwrap_or_default();
+    let Shared { queue, outcome } = run.shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let too_large = considered - may_fit + queue.too_large;
+    let Outcome { mut found, refused, first_refusal, ended_early, .. } = outcome;
     found.sort_by(|a, b| b.fits.cmp(&a.fits).then_with(|| a.time.seconds.total_cmp(&b.time.seconds)));
     let lowered = found.len();
-    let too_slow = candidates.len() - lowered - refused;
+    let too_slow = considered - too_large - lowered - refused;
     Ok(Search { considered, too_large, lowered, too_slow, refused, first_refusal, ended_early, found, flops })
 }
 
-/// All plans of a config's model on hardware, each with the seconds that its step takes at least.
+/// All plans of a config's model on hardware, each with what it takes at least.
 ///
 /// # Errors
 /// As of [`search`].
-pub fn bounded(base: &RunConfig, hardware: &Hardware) -> Result<Vec<(Plan, f64)>, SearchError> {
-    let listed = list(base, hardware)?;
-    Ok(listed.candidates.into_iter().map(|(plan, bounds)| (plan, bounds.seconds)).collect())
+pub fn bounded(base: &RunConfig, hardware: &Hardware) -> Result<Vec<(Plan, Bounds)>, SearchError> {
+    Ok(list(base, hardware)?.candidates)
 }
 
 /// The plans of a model, before anything is lowered.
@@ -240,15 +235,17 @@ struct Run<'a> {
     base: &'a RunConfig,
     hardware: &'a Hardware,
     memory: u64,
-    /// Those that may be fastest first.
-    candidates: &'a [(Plan, Bounds)],
     most: usize,
-    next: AtomicUsize,
     shared: Mutex<Shared>,
 }
 
-#[derive(Default)]
 struct Shared {
+    queue: Queue,
+    outcome: Outcome,
+}
+
+#[derive(Default)]
+struct Outcome {
     found: Vec<Found>,
     refused: usize,
     first_refusal: Option<String>,
@@ -259,35 +256,42 @@ struct Shared {
 
 impl Run<'_> {
     fn work(&self, progress: &(dyn Fn(Progress) + Sync)) {
-        loop {
-            let Some((plan, bounds)) = self.candidates.get(self.next.fetch_add(1, Ordering::Relaxed)) else { return };
-            {
-                let Ok(mut shared) = self.shared.lock() else { return };
-                if shared.best.is_some_and(|best| bounds.seconds >= best) {
-                    return;
-                }
-                if shared.found.len() + shared.refused >= self.most {
-                    shared.ended_early = true;
-                    return;
-                }
-                progress(Progress { lowered: (shared.found.len(), self.most), best: shared.best });
-            }
-            let outcome = evaluate(self.base, plan, self.hardware, self.memory);
+        while let Some(plan) = self.next(progress) {
+            let evaluated = evaluate(self.base, &plan, self.hardware, self.memory);
             let Ok(mut shared) = self.shared.lock() else { return };
-            match outcome {
+            let Shared { queue, outcome } = &mut *shared;
+            match evaluated {
                 Ok(found) => {
+                    queue.learn(&found);
                     if found.fits {
-                        shared.best = Some(shared.best.unwrap_or(f64::INFINITY).min(found.time.seconds));
+                        outcome.best = Some(outcome.best.unwrap_or(f64::INFINITY).min(found.time.seconds));
                     }
-                    shared.found.push(found);
+                    outcome.found.push(found);
                 }
                 Err(error) => {
-                    shared.refused += 1;
+                    outcome.refused += 1;
                     let reason = || format!("{}: {error}", plan.settings().join(" "));
-                    shared.first_refusal.get_or_insert_with(reason);
+                    outcome.first_refusal.get_or_insert_with(reason);
                 }
             }
         }
+    }
+
+    /// The next plan to lower, unless none that is left can be the best.
+    fn next(&self, progress: &(dyn Fn(Progress) + Sync)) -> Option<Plan> {
+        let mut shared = self.shared.lock().ok()?;
+        let Shared { queue, outcome } = &mut *shared;
+        let (plan, seconds) = queue.pop()?;
+        if outcome.best.is_some_and(|best| seconds >= best) {
+            return None;
+        }
+        let lowered = outcome.found.len();
+        if lowered + outcome.refused >= self.most {
+            outcome.ended_early = true;
+            return None;
+        }
+        progress(Progress { lowered: (lowered, self.most), best: outcome.best });
+        Some(plan)
     }
 }
 
@@ -347,6 +351,33 @@ fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware) -> Shap
     }
 }
 
+/// What the backward pass needs of a token, of all layers together.
+fn kept(decoder: &DecoderConfig) -> Kept {
+    let stack = &decoder.architecture.stack;
+    let layers = |layers: &[LayerConfig], times: usize| {
+        let mut kept = Kept::default();
+        for layer in layers {
+            let (products, attention) = match &layer.attention {
+                AttentionConfig::Grouped(it) => ((it.heads + 2 * it.kv_heads) * it.head_dim, it.heads * it.head_dim),
+                AttentionConfig::Latent(it) => (it.heads * it.nope_head_dim, it.heads * it.v_head_dim),
+            };
+            let gated = match &layer.feed_forward {
+                FeedForwardConfig::Dense { mlp, .. } => 2 * mlp,
+                // How many rows an expert has depends on data.
+                FeedForwardConfig::Routed(_) => 0,
+            };
+            kept.of_products += ((products + gated) * times) as f64;
+            kept.of_attention += (attention * times) as f64;
+        }
+        kept
+    };
+    let parts = [layers(&stack.prefix, 1), layers(&stack.cycle, stack.cycles), layers(&stack.suffix, 1)];
+    parts.iter().fold(Kept::default(), |sum, part| Kept {
+        of_products: sum.of_products + part.of_products,
+        of_attention: sum.of_attention + part.of_attention,
+    })
+}
+
 fn model(base: &RunConfig, decoder: &DecoderConfig) -> Model {
     let declared = decoder.parameters();
     let (mut parameters, mut of_experts) = (0.0, 0.0);
@@ -368,11 +399,13 @@ fn model(base: &RunConfig, decoder: &DecoderConfig) -> Model {
         flops: decoder.flops_per_token(base.model.seq) * tokens,
         parameters,
         of_experts,
-        state_bytes: bytes(decoder.param_dtype) + moments,
+        parameter_bytes: bytes(decoder.param_dtype),
+        moment_bytes: moments,
         compute_bytes: bytes(decoder.compute_dtype),
         tokens,
         width: decoder.architecture.embed as f64,
         layers: (stack.prefix.len() + stack.cycle.len() * stack.cycles + stack.suffix.len()) as f64,
+        kept: kept(decoder),
         arithmetic: Arithmetic::of(decoder.compute_dtype),
     }
 }

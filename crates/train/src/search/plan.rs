@@ -12,7 +12,7 @@ const AXES: [&str; 6] = ["stage", "replica", "fsdp", "expert", "context", "tenso
 /// The most chunks of an interleaved pipeline.
 const MOST_CHUNKS: usize = 4;
 
-/// What the backward pass may recompute.
+/// What the backward pass may recompute, the least first.
 const POLICIES: [RematPolicy; 3] = [RematPolicy::None, RematPolicy::Dots, RematPolicy::Full];
 
 /// The most microbatches for each stage of a pipeline; more shorten bubbles that are short already.
@@ -70,6 +70,37 @@ impl Plan {
         self.size("replica") * self.size("fsdp") * self.size("expert")
     }
 
+    /// What it recomputes, in order of how much that is.
+    pub(super) fn rank(&self) -> usize {
+        POLICIES.iter().position(|policy| *policy == self.remat).unwrap_or(POLICIES.len())
+    }
+
+    /// Into how many parts a device's rows are cut, one computed after the other.
+    pub(super) fn parts(&self) -> usize {
+        self.pipeline.as_ref().map_or(self.accumulate, |pipeline| pipeline.microbatches)
+    }
+
+    /// What it has in common with plans that recompute more or less, or have other parts.
+    pub(super) fn family(&self) -> Family {
+        let pipeline = self.pipeline.as_ref().map(|it| {
+            let numbers = [it.repeats, it.chunks, usize::from(it.keep_gathered)];
+            (it.schedule.name(), it.weights.name(), numbers)
+        });
+        (self.sizes, self.residual, pipeline)
+    }
+
+    /// What it has in common with plans that keep as much of the same rows: of pipelines that branch those with the
+    /// same table, else all.
+    pub(super) fn kin(&self) -> Kin {
+        let table = self.pipeline.as_ref().map(|it| it.schedule.branches().then(|| (it.schedule.name(), it.chunks)));
+        (self.sizes, self.residual, table)
+    }
+
+    /// Whether all parts are kept until the backward pass begins.
+    pub(super) fn keeps_all_parts(&self) -> bool {
+        self.pipeline.as_ref().is_some_and(|pipeline| !pipeline.schedule.branches())
+    }
+
     /// A config with this plan.
     pub fn apply(&self, base: &RunConfig) -> RunConfig {
         let mut config = base.clone();
@@ -105,6 +136,12 @@ impl Plan {
         all
     }
 }
+
+/// The plans of a mesh with the same pipeline.
+pub(super) type Family = ([usize; AXES.len()], Residual, Option<(&'static str, &'static str, [usize; 3])>);
+
+/// The plans of a mesh that keep as much.
+pub(super) type Kin = ([usize; AXES.len()], Residual, Option<Option<(&'static str, usize)>>);
 
 /// What bounds the plans of a model.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use super::hardware::Hardware;
 use crate::analysis::chips::Arithmetic;
 use crate::analysis::cost::Counter;
-use crate::analysis::fused::computed_in_readers;
+use crate::analysis::fused::{computed_in_readers, computed_with_readers};
 use crate::analysis::index::{Computation, Module};
 use crate::analysis::size::shape_bytes;
 use crate::proto::HloInstructionProto;
@@ -34,7 +34,9 @@ impl<'m, 'a> Kernels<'m, 'a> {
     /// readers, or only runs other computations.
     pub(super) fn seconds(&self, number: usize) -> Vec<f64> {
         let computation = &self.module.computations()[number];
-        let is_inside = computed_in_readers(computation, MOST_READERS);
+        let mut is_inside = computed_in_readers(computation, MOST_READERS);
+        let is_shared = computed_with_readers(computation, &is_inside);
+        is_inside.iter_mut().zip(&is_shared).for_each(|(inside, &shared)| *inside |= shared);
         let mut inside = vec![Inside::default(); is_inside.len()];
         let mut seconds = vec![0.0; is_inside.len()];
         for (position, instruction) in computation.instructions().iter().enumerate() {
@@ -47,7 +49,9 @@ impl<'m, 'a> Kernels<'m, 'a> {
                     continue;
                 }
                 let own = computation.instructions()[operand].shape.as_ref().and_then(shape_bytes).unwrap_or(0) as f64;
-                let Inside { flops: more, bytes: read } = inside[operand];
+                // The kernel that all readers are part of computes it once: it is counted with the first.
+                let Inside { flops: more, bytes: read } =
+                    if is_shared[operand] { std::mem::take(&mut inside[operand]) } else { inside[operand] };
                 flops += more;
                 // A slice of what is computed on the way computes no more than the slice.
                 if !reads_slices {

@@ -75,6 +75,24 @@ fn elementwise_operations_are_part_of_their_readers() {
     check(&on(&hardware, "data=2,fsdp=2", &program("", body)), [3.0, 3.0, 0.0, 0.0]);
 }
 
+/// An exponential is not computed twice, but in one kernel with its readers, unless one of them needs another.
+#[test]
+fn readers_of_an_exponential_are_one_kernel() {
+    let mut hardware = switch();
+    hardware.chip.memory_bandwidth = Some(4e9);
+    let pair = |third: &str| {
+        format!(
+            "  a = f32[1000,1000] exponential(p)\n  b = f32[1000,1000] negate(a)\n  \
+             c = f32[1000,1000] add(a, {third})\n  \
+             ROOT t = (f32[1000,1000], f32[1000,1000]) tuple(b, c)\n"
+        )
+    };
+    // Reads p and q, writes b and c.
+    check(&on(&hardware, "data=2,fsdp=2", &program("", &pair("q"))), [4.0, 4.0, 0.0, 0.0]);
+    // Reads p and writes a; reads that and writes b; reads both and writes c.
+    check(&on(&hardware, "data=2,fsdp=2", &program("", &pair("b"))), [7.0, 7.0, 0.0, 0.0]);
+}
+
 #[test]
 fn what_needs_a_collective_waits_for_it() {
     let near = [exchange("x", "p", NEAR), product("ROOT a", "x", "q")].concat();
