@@ -5,6 +5,7 @@ use crate::analysis::chips::Arithmetic;
 use crate::analysis::cost::Counter;
 use crate::analysis::fused::{computed_in_readers, computed_with_readers};
 use crate::analysis::index::{Computation, Module};
+use crate::analysis::memory::Backend;
 use crate::analysis::size::shape_bytes;
 use crate::proto::HloInstructionProto;
 
@@ -67,9 +68,26 @@ impl<'m, 'a> Kernels<'m, 'a> {
             if work.flops == 0 && work.transcendentals == 0 && work.bytes() == 0 {
                 continue;
             }
+            let reads_inside =
+                instruction.operand_ids.iter().filter_map(|&id| computation.position(id)).any(|it| is_inside[it]);
+            if !reads_inside && self.is_bitcast(computation, instruction) {
+                continue;
+            }
             seconds[position] = self.of_kernel(computation, instruction, flops, bytes, work.arithmetic());
         }
         seconds
+    }
+
+    /// Whether an instruction gives its operand other dimensions, where it lies. On TPU the two minor dimensions are
+    /// tiled; others are only counted differently.
+    fn is_bitcast(&self, computation: &Computation<'a>, instruction: &HloInstructionProto) -> bool {
+        if instruction.opcode != "reshape" {
+            return false;
+        }
+        let operand = computation.operand(instruction, 0).and_then(|operand| operand.shape.as_ref());
+        let (Some(from), Some(to)) = (operand, instruction.shape.as_ref()) else { return false };
+        let minor = |dimensions: &[i64]| dimensions.iter().rev().copied().take(2).collect::<Vec<_>>();
+        self.hardware.chip.backend != Backend::Tpu || minor(&from.dimensions) == minor(&to.dimensions)
     }
 
     fn of_kernel(

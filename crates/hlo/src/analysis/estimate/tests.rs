@@ -3,6 +3,7 @@
 
 use super::{Dimension, EstimateError, Hardware, Reached, StepTime, Wire, estimate};
 use crate::analysis::Chip;
+use crate::analysis::memory::Backend;
 use crate::mesh::Mesh;
 use crate::parse::parse;
 
@@ -91,6 +92,20 @@ fn readers_of_an_exponential_are_one_kernel() {
     check(&on(&hardware, "data=2,fsdp=2", &program("", &pair("q"))), [4.0, 4.0, 0.0, 0.0]);
     // Reads p and writes a; reads that and writes b; reads both and writes c.
     check(&on(&hardware, "data=2,fsdp=2", &program("", &pair("b"))), [7.0, 7.0, 0.0, 0.0]);
+}
+
+/// A value with other dimensions lies where it lies, unless its tiles change.
+#[test]
+fn reshapes_cost_nothing() {
+    let mut hardware = switch();
+    hardware.chip.memory_bandwidth = Some(4e9);
+    let flat = "  a = f32[1000,1000] add(p, q)\n  b = f32[1000000] reshape(a)\n  \
+                ROOT t = (f32[1000000], f32[1000,1000]) tuple(b, a)\n";
+    let higher = flat.replace("f32[1000000]", "f32[1,1000,1000]");
+    check(&on(&hardware, "data=2,fsdp=2", &program("", flat)), [3.0, 3.0, 0.0, 0.0]);
+    hardware.chip.backend = Backend::Tpu;
+    check(&on(&hardware, "data=2,fsdp=2", &program("", flat)), [5.0, 5.0, 0.0, 0.0]);
+    check(&on(&hardware, "data=2,fsdp=2", &program("", &higher)), [3.0, 3.0, 0.0, 0.0]);
 }
 
 #[test]
