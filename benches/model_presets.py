@@ -16,15 +16,14 @@ import argparse
 import csv
 import json
 import math
-import pathlib
 import re
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from tables import ROOT, answer, compiled_bytes, gib, known_rows, write
+
 PAGE = ROOT / "docs/presets.md"
 COUNTS = ROOT / "tests/oracle/presets.tsv"
-BEGIN, END = "<!-- benches/model_presets.py writes this table: {} -->\n", "<!-- end of the table -->\n"
+BEGIN = "<!-- benches/model_presets.py writes this table: {} -->\n"
 
 # Tokens in a row; fewer where a model is made for fewer.
 TOKENS = 4096
@@ -46,10 +45,6 @@ LARGE = 20e9
 PIPELINES = {
     "deepseek-v3": {"stage": 8, "expert": 8, "layers": 56, "repeats": 7, "microbatches": 16},
 }
-
-
-def gib(count):
-    return f"{count / 2**30:.1f} GiB"
 
 
 def presets():
@@ -97,15 +92,6 @@ def config(preset, target, axes, rows, more):
     return mesh, tokens, "".join(f"{line}\n" for line in lines)
 
 
-def answer(binary, command, config, more=()):
-    """What hlo-dump answers in JSON to a command with a run config."""
-    words = [binary, command, "-", "--json", *more]
-    ran = subprocess.run(words, cwd=ROOT, input=config, capture_output=True, text=True)
-    if ran.returncode != 0:
-        raise RuntimeError(ran.stderr.strip().splitlines()[-1])
-    return json.loads(ran.stdout)
-
-
 def parameters(memory):
     """The elements of the program's parameters, which have their global shapes."""
     total = 0
@@ -140,25 +126,11 @@ def fitting(binary, preset, chip):
     raise RuntimeError(f"{preset['preset']} fits on no {chip} of the ladder: {reason}")
 
 
-def known_rows(page, begin):
-    """The rows of a table by their first cell."""
-    table = page.split(begin)[1].split(END)[0]
-    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()[2:]]
-    return {cells[0]: cells for cells in rows}
-
-
 def marked(cells):
     """A row of which what is compiled is bold if it is more than there should be at most."""
     compiled = cells[-1].strip("*")
     is_more = compiled != "-" and float(compiled.split()[0]) > float(cells[-3].split()[0])
     return [*cells[:-1], f"**{compiled}**" if is_more else compiled]
-
-
-def write(begin, head, rows):
-    before, rest = PAGE.read_text().split(begin)
-    _, after = rest.split(END, 1)
-    lines = [f"| {' | '.join(head)} |\n", "|---" * len(head) + "|\n", *(f"| {' | '.join(cells)} |\n" for cells in rows)]
-    PAGE.write_text(before + begin + "".join(lines) + END + after)
 
 
 def main():
@@ -175,7 +147,7 @@ def main():
         if options.target not in ["", chip]:
             continue
         begins = [BEGIN.format(chip), BEGIN.format("parameters")]
-        known, counts = (known_rows(PAGE.read_text(), begin) for begin in begins)
+        known, counts = (known_rows(PAGE, begin) for begin in begins)
         head, found = [], {}
         for name, preset in zip(names, models):
             if options.only not in name:
@@ -197,9 +169,9 @@ def main():
             print("  ".join(known[name]), flush=True)
         if not found:
             continue
-        write(begins[0], head, [known[name] for name in names if name in known])
+        write(PAGE, begins[0], head, [known[name] for name in names if name in known])
         in_order = [counts[name] for name in names if name in counts]
-        write(begins[1], ["preset", "parameters", "published", "apart"], in_order)
+        write(PAGE, begins[1], ["preset", "parameters", "published", "apart"], in_order)
         # The smallest first: a larger one may take longer than there is time.
         for name in sorted(found, key=lambda name: found[name][0]) if options.compile else []:
             try:
@@ -208,11 +180,10 @@ def main():
                 failed = True
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
                 continue
-            memory = made["memory"]
-            total = memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporary"]
+            total = compiled_bytes(made["memory"])
             known[name] = marked([*known[name][:-1], gib(total)])
             print(f"{name}: compiled, {gib(total)} in {made['compile_seconds']:.0f} s", flush=True)
-            write(begins[0], head, [known[name] for name in names if name in known])
+            write(PAGE, begins[0], head, [known[name] for name in names if name in known])
     sys.exit(failed)
 
 

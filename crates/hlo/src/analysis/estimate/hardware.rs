@@ -38,7 +38,7 @@ pub struct Dimension {
     pub latency: f64,
 }
 
-/// What programs reach of a backend's peak rates: the parts that fit the published runs of docs/plan.md best.
+/// What programs are assumed to reach of a backend's peak rates. docs/plan.md holds estimates against published runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Reached {
     /// Of the rate of matrix products.

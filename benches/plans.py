@@ -1,0 +1,134 @@
+"""How near the estimate of a step is to published runs, and what the search finds: writes the tables of docs/plan.md.
+
+For each published run, its train step is lowered with its mesh and batch, and estimated. For each case of the search,
+all plans are searched. That takes no plugin and no hardware:
+
+    cargo build --release -p hlo-dump
+    python3 benches/plans.py --table runs         # seconds
+    python3 benches/plans.py --table searches     # minutes
+    python3 benches/plans.py --table searches --only 8B --compile
+
+`--compile` compiles the plans that were found ahead of time, too, for the compiler's own figure of memory. What was
+compiled before stays in the table where the plan is the same.
+"""
+
+import argparse
+import json
+import sys
+
+from tables import ROOT, answer, compiled_bytes, gib, known_rows, write
+
+PAGE = ROOT / "docs/plan.md"
+BEGIN = "<!-- benches/plans.py writes this table: {} -->\n"
+
+# Published runs: model, target, rows and tokens of a batch, mesh, what is recomputed, other keys, seconds of a step, and
+# in what the run differs. Sources: docs/plan.md.
+OFFLOADED = "saves more than `full`, on the host"
+SAVED = "saves more than `full`"
+RUNS = [
+    ("llama-2-70b", "v5p:4x8x8", 1024, 4096, "fsdp=256", "full", {}, 23.68, SAVED + "; 256 chips are likely, not stated"),
+    ("mixtral-8x7b", "v5p:4x4x8", 4608, 4096, "fsdp=128", "full", {}, 50.69, "weights in bf16; 128 chips by its shape"),
+    ("llama-3.1-8b", "v6e:16x16", 1024, 8192, "fsdp=256", "full", {}, 4.546, OFFLOADED),
+    ("llama-3.1-70b", "v6e:16x16", 1280, 8192, "fsdp=256", "full", {}, 42.656, OFFLOADED),
+    ("llama-3.1-405b", "v6e:16x16:slices=2", 512, 8192, "fsdp=512", "full", {"mesh.dcn": "fsdp=2"}, 54.803, OFFLOADED),
+    ("mixtral-8x7b", "v6e:16x16", 3072, 4096, "fsdp=256", "full", {}, 13.484, OFFLOADED + "; experts have a capacity"),
+    ("llama-3.1-70b", "tpu7x:4x4x4", 256, 8192, "fsdp=128", "full", {}, 12.20, SAVED),
+    ("llama-3.1-405b", "tpu7x:4x8x8", 1536, 8192, "fsdp=512", "full", {}, 98.34, OFFLOADED),
+    ("deepseek-v3", "tpu7x:4x4x8", 2048, 4096, "fsdp=256", "full", {}, 27.02, ""),
+    ("qwen3-235b-a22b", "tpu7x:4x8x8", 8192, 4096, "fsdp=512", "full", {}, 30.87, ""),
+    ("gpt-oss-120b", "tpu7x:4x4x4", 1280, 8192, "data=2,fsdp=64", "full", {}, 14.93, OFFLOADED),
+    ("llama-3.1-8b", "h100:1x1x8", 128, 8192, "fsdp=4,context=2", "none", {"train.microbatches": 32}, 12.27, "cuDNN's attention"),
+    ("llama-3.1-70b", "h100:1x8x8", 128, 8192, "stage=4,replica=2,context=2,tensor=4", "none",
+     {"pipeline.schedule": "interleaved", "pipeline.chunks": 5, "pipeline.repeats": 1, "pipeline.layers_per_stage": 4,
+      "pipeline.microbatches": 64, "pipeline.weights": "gather-once"}, 14.66, "cuDNN's attention"),
+    ("llama-3.1-70b", "h100:1x16x8", 256, 8192, "fsdp=128", "full", {}, 15.563, "cuDNN's attention; " + SAVED),
+]  # fmt: skip
+
+# Cases of the search: a run config, or a model with rows and tokens of a batch; the target, and Gbit/s of the network.
+SEARCHES = {
+    "Llama 3.1 8B on 8 H100": (("llama-3.1-8b", 128, 8192), "h100:1x1x8", None),
+    "Llama 3.1 70B on 64 H100": (("llama-3.1-70b", 128, 8192), "h100:1x8x8", None),
+    "Llama 3 70B on 128 v5p": ("examples/configs/llama-70b-v5p.toml", "v5p:4x4x8", None),
+    "DeepSeek-V3 on 512 v5p": ("examples/configs/deepseek-v5p.toml", "v5p:8x8x8", None),
+    "Gemma 2 2B on two slices": (("gemma-2-2b", 16, 8192), "tpu7x:2x2x1:slices=2", 25),
+}
+
+
+def config(model, rows, tokens, target, keys):
+    lines = {"model.preset": model, "model.seq": tokens, "model.compute_dtype": "bf16", "train.batch": rows}
+    lines |= {"target.topology": target} | keys
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
+
+
+def runs(options):
+    """Rows of the table of published runs."""
+    for model, target, rows, tokens, mesh, remat, more, published, differs in RUNS:
+        if options.only not in model:
+            continue
+        text = config(model, rows, tokens, target, {"mesh.axes": mesh, "remat.policy": remat} | more)
+        found = answer(options.hlo_dump, "plan", text, ["--search", "--most", "1"])["configured"]
+        schedule = f", {more['pipeline.schedule']}" if "pipeline.schedule" in more else ""
+        yield [
+            f"`{model}`", target, f"{rows:,} x {tokens}", f"`{mesh}`{schedule}", f"{published:.2f} s",
+            f"{found['seconds']:.2f} s", f"{found['seconds'] / published:.2f}", differs,
+        ]  # fmt: skip
+
+
+def searches(options):
+    """Rows of the table of searches."""
+    known = known_rows(PAGE, BEGIN.format("searches"))
+    for name, (model, target, network) in SEARCHES.items():
+        if options.only not in name:
+            if name in known:
+                yield known[name]
+            continue
+        text = (ROOT / model).read_text() if isinstance(model, str) else config(*model, target, {})
+        more = ["--search", "--target", target, "--top", "1", *(["--network", str(network)] if network else [])]
+        found = answer(options.hlo_dump, "plan", text, more)
+        best = found["plans"][0]
+        written = found["configured"] if isinstance(model, str) else None
+        row = [
+            name, f"{found['considered']:,}", f"{found['lowered']:,}", f"`{' '.join(best['settings'])}`", f"{best['seconds']:.2f} s",
+            f"{100 * best['mfu']:.1f} %", gib(best["bytes"]), "-", f"{written['seconds']:.2f} s" if written else "-",
+        ]  # fmt: skip
+        if name in known and known[name][3] == row[3]:
+            row[7] = known[name][7]
+        if options.compile:
+            sets = [word for setting in best["settings"] for word in ("--set", setting)]
+            if any(setting.startswith("pipeline.") for setting in best["settings"]) and "[pipeline]" not in text:
+                text += "[pipeline]\n"
+            made = answer(options.hlo_dump, "compile", text, ["--time-limit", str(options.time_limit), *sets])
+            row[7] = gib(compiled_bytes(made["memory"]))
+        print(f"{name}: {found['seconds']:.0f} s", file=sys.stderr, flush=True)
+        yield row
+
+
+TABLES = {
+    "runs": (runs, ["model", "target", "batch", "mesh", "published", "estimated", "ratio", "the run differs"]),
+    "searches": (
+        searches,
+        ["case", "considered", "lowered", "plan", "step", "MFU", "memory at most", "compiled", "as configured"],
+    ),
+}
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--hlo-dump", default=str(ROOT / "target/release/hlo-dump"), help="the program to run")
+    arguments.add_argument("--table", choices=TABLES, required=True, help="which table")
+    arguments.add_argument("--only", default="", help="only rows with this in their first column")
+    arguments.add_argument("--compile", action="store_true", help="compiles ahead of time what was found")
+    arguments.add_argument("--time-limit", type=int, default=900, help="seconds for each compilation")
+    options = arguments.parse_args()
+    make, head = TABLES[options.table]
+    rows = []
+    for row in make(options):
+        rows.append(row)
+        print("  ".join(row), flush=True)
+    if options.table == "runs" and options.only:
+        return
+    write(PAGE, BEGIN.format(options.table), head, rows)
+
+
+if __name__ == "__main__":
+    main()
