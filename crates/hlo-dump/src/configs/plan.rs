@@ -14,13 +14,13 @@ use meshloom_train::config::RunConfig;
 use meshloom_train::{Alternative, RefusedAlternative};
 use serde::Serialize;
 
-use super::run::on_topology;
+use super::run::{load, on_topology};
 use super::{plan_context, plan_search};
 use crate::output::{self, BOLD, DIM, line, paint, plural};
 
 #[derive(Args)]
 pub struct Plan {
-    /// A run config with a section `[pipeline]`, or whose rules split the sequence
+    /// A run config with a section `[pipeline]`, or whose rules split the sequence, or -
     #[arg(value_name = "CONFIG")]
     pub config: PathBuf,
     /// Overrides one key of the config; may be given more than once
@@ -102,7 +102,7 @@ pub fn run(arguments: &Plan, json: bool) -> Result<()> {
         return plan_search::run(&arguments.config, &arguments.set, &arguments.search, json);
     }
     let name = arguments.config.display().to_string();
-    let config = on_topology(RunConfig::load(&arguments.config, &arguments.set)?)?;
+    let config = on_topology(load(&arguments.config, &arguments.set)?)?;
     let options = config.pipeline_options().context(name.clone())?;
     let (ways, refused_orders) = config.context_alternatives().context(name.clone())?;
     if options.is_none() && (ways.is_empty() || arguments.schedule) {

@@ -7,12 +7,12 @@ use clap::Args;
 use meshloom_hlo::analysis::estimate::KernelTime;
 use meshloom_hlo::analysis::{Arithmetic, StepTime};
 use meshloom_hlo::table::Table;
-use meshloom_train::config::RunConfig;
 use meshloom_train::search::{
     Advice, Found, Hardware, Progress, SearchOptions, estimate_step, hardware, search, what_it_would_need,
 };
 use serde::Serialize;
 
+use super::run::load;
 use crate::output::{self, BAD, BOLD, Busy, DIM, GOOD, line, paint, plural};
 
 /// Rows of the table of plans, unless more are asked for.
@@ -90,7 +90,7 @@ struct Row {
 
 pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, json: bool) -> Result<()> {
     let name = config_path.display().to_string();
-    let mut config = RunConfig::load(config_path, set)?;
+    let mut config = load(config_path, set)?;
     let target = options.target.clone().unwrap_or_else(|| config.target.topology.clone());
     if target.is_empty() {
         bail!("{name} names no hardware to search for; give it, as by --target h100:1x1x8, or set target.topology");

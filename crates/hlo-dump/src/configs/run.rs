@@ -1,6 +1,8 @@
 //! A run config and its program: what commands ask of it.
 
-use anyhow::{Result, bail};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
 use maud::Markup;
 use meshloom::compile::Lowered;
 use meshloom::ir::GraphTextOptions;
@@ -32,6 +34,15 @@ struct Lowering {
 /// Whether text that is no HLO is a run config.
 pub fn is_config(text: &str) -> bool {
     text.parse::<toml::Table>().is_ok()
+}
+
+/// The config of a file, or of the standard input, with overrides.
+pub fn load(path: &Path, set: &[String]) -> Result<RunConfig> {
+    if path != Path::new("-") {
+        return Ok(RunConfig::load(path, set)?);
+    }
+    let text = std::io::read_to_string(std::io::stdin()).context("cannot read a config from the standard input")?;
+    Ok(RunConfig::from_toml_with(&text, "the standard input", set)?)
 }
 
 /// The config on as many devices as it says, or its topology.
