@@ -83,12 +83,14 @@ def searches(options):
                 yield known[name]
             continue
         text = (ROOT / model).read_text() if isinstance(model, str) else config(*model, target, {})
-        more = ["--search", "--target", target, "--top", "1", *(["--network", str(network)] if network else [])]
+        more = ["--search", "--target", target, "--top", "1", "--most", str(options.most)]
+        more += ["--network", str(network)] if network else []
         found = answer(options.hlo_dump, "plan", text, more)
         best = found["plans"][0]
         written = found["configured"] if isinstance(model, str) else None
+        lowered = f"{found['lowered']:,}" + (", more are left" if found["ended_early"] else "")
         row = [
-            name, f"{found['considered']:,}", f"{found['lowered']:,}", f"`{' '.join(best['settings'])}`", f"{best['seconds']:.2f} s",
+            name, f"{found['considered']:,}", lowered, f"`{' '.join(best['settings'])}`", f"{best['seconds']:.2f} s",
             f"{100 * best['mfu']:.1f} %", gib(best["bytes"]), "-", f"{written['seconds']:.2f} s" if written else "-",
         ]  # fmt: skip
         if name in known and known[name][3] == row[3]:
@@ -117,6 +119,7 @@ def main():
     arguments.add_argument("--hlo-dump", default=str(ROOT / "target/release/hlo-dump"), help="the program to run")
     arguments.add_argument("--table", choices=TABLES, required=True, help="which table")
     arguments.add_argument("--only", default="", help="only rows with this in their first column")
+    arguments.add_argument("--most", type=int, default=4000, help="the most plans that are lowered in a search")
     arguments.add_argument("--compile", action="store_true", help="compiles ahead of time what was found")
     arguments.add_argument("--time-limit", type=int, default=900, help="seconds for each compilation")
     options = arguments.parse_args()
