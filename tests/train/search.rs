@@ -22,12 +22,15 @@ const LARGER: &[&str] = &[
     "train.batch=64",
 ];
 
+const PIPELINE: &str = "[pipeline]\nschedule = \"1f1b\"\nmicrobatches = 8\nrepeats = 1\nweights = \"gather-once\"\n";
+
 /// The search ends when no plan that is left can be faster: that is so only if no plan is faster than its bound. A
 /// share of all plans is lowered here, also of those that it passes over, and none is faster than the best.
 #[test]
 fn no_plan_is_better_than_the_one_that_is_found() {
-    let base = config(LARGER);
-    for target in ["h100:1x1x8", "v5e:2x4"] {
+    let with_experts = [LARGER, &["model.experts=8", "model.mlp=2048"]].concat();
+    for (model, target) in [(LARGER, "h100:1x1x8"), (LARGER, "v5e:2x4"), (&with_experts, "v5p:2x2x2")] {
+        let base = config(model);
         let hardware = hardware(target).expect("hardware");
         let options = |most| SearchOptions { hardware: hardware.clone(), most, threads: 2 };
         let found = search(&base, &options(usize::MAX), &|_| {}).expect("plans");
@@ -46,6 +49,24 @@ fn no_plan_is_better_than_the_one_that_is_found() {
             lowered += 1;
         }
         assert!(lowered >= 20, "{target}: {lowered}");
+    }
+}
+
+/// However few plans are lowered: the one that the config has is the first.
+#[test]
+fn what_is_found_is_no_worse_than_the_config() {
+    let hardware = hardware("h100:1x1x8").expect("hardware");
+    let options = SearchOptions { hardware: hardware.clone(), most: 1, threads: 1 };
+    let stages: &[&str] = &["mesh.axes=stage=4,tensor=2", "train.microbatches=1"];
+    for (mesh, pipeline) in
+        [(["mesh.axes=data=1,fsdp=4,tensor=2", "train.microbatches=2"].as_slice(), ""), (stages, PIPELINE)]
+    {
+        let set: Vec<String> = LARGER.iter().chain(mesh).map(|&text| text.to_owned()).collect();
+        let base = RunConfig::from_toml_with(pipeline, "a config", &set).expect("a config");
+        let found = search(&base, &options, &|_| {}).expect("plans");
+        assert!(found.ended_early && found.lowered + found.refused == 1, "{found:?}");
+        let (time, bytes) = estimate_step(&base.on_devices(8).expect("it fits"), &hardware).expect("an estimate");
+        assert_eq!((time.seconds, bytes), (found.found[0].time.seconds, found.found[0].bytes), "{mesh:?}");
     }
 }
 

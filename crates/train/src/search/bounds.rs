@@ -36,7 +36,7 @@ pub(super) struct Model {
 /// Numbers that the backward pass needs of a token, as far as they are known of every model.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Kept {
-    /// Results of products with weights: queries, keys and values, and what gated blocks make of.
+    /// Results of products with weights: queries, keys and values, and the two inner products of gated blocks.
     pub(super) of_products: f64,
     /// Results of attention.
     pub(super) of_attention: f64,
@@ -121,7 +121,7 @@ impl Model {
 const SURELY_KEPT: f64 = 0.8;
 
 /// The part of the time that stages wait at least.
-fn least_bubble(plan: &Plan) -> f64 {
+pub(super) fn least_bubble(plan: &Plan) -> f64 {
     let Some(pipeline) = &plan.pipeline else { return 0.0 };
     let (stages, microbatches) = (plan.size("stage") as f64, pipeline.microbatches as f64);
     let parts = (pipeline.repeats * pipeline.chunks) as f64;

@@ -23,7 +23,7 @@ use meshloom::hlo::analysis::{
     Arithmetic, Chip, Devices, EstimateError, Sources, StepTime, UnknownChip, UnknownRate, Walk, estimate_walk,
     memory_of_walk,
 };
-use meshloom::nn::{AttentionConfig, DecoderConfig, FeedForwardConfig, LayerConfig};
+use meshloom::nn::{AttentionConfig, DecoderConfig, FeedForwardConfig};
 use meshloom::pjrt::Topology;
 use meshloom::trace::Tree;
 pub use plan::{Plan, Residual};
@@ -140,8 +140,8 @@ pub struct Progress {
     pub best: Option<f64>,
 }
 
-/// Searches the plans of a config's model. Its mesh, pipeline, rematerialization and accumulation do not matter, nor
-/// does the preset of its rules; all else stays.
+/// Searches the plans of a config's model. Its mesh, pipeline, rematerialization, accumulation and preset of rules are
+/// the first plan, if they are one for this hardware; all else stays.
 ///
 /// # Errors
 /// The config is wrong whatever the plan, or leaves none.
@@ -151,19 +151,23 @@ pub fn search(
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Search, SearchError> {
     let hardware = &options.hardware;
+    let configured = Plan::of(base, hardware.device_count());
     let Listed { base, flops, mut candidates } = list(base, hardware)?;
     let memory = hardware.chip.device_memory().unwrap_or(u64::MAX);
-    let considered = candidates.len();
+    // Where it is none that would be listed, it is one more.
+    candidates.retain(|(plan, _)| Some(plan) != configured.as_ref());
+    let considered = candidates.len() + usize::from(configured.is_some());
     candidates.retain(|(_, bounds)| bounds.bytes <= memory as f64);
-    let may_fit = candidates.len();
-    let shared = Mutex::new(Shared { queue: Queue::new(candidates, memory), outcome: Outcome::default() });
+    let may_fit = candidates.len() + usize::from(configured.is_some());
+    let shared =
+        Mutex::new(Shared { first: configured, queue: Queue::new(candidates, memory), outcome: Outcome::default() });
     let run = Run { base: &base, hardware, memory, most: options.most, shared };
     std::thread::scope(|scope| {
         for _ in 0..options.threads.max(1) {
             scope.spawn(|| run.work(progress));
         }
     });
-    let Shared { queue, outcome } = run.shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let Shared { queue, outcome, .. } = run.shared.into_inner().unwrap_or_else(PoisonError::into_inner);
     let too_large = considered - may_fit + queue.too_large;
     let Outcome { mut found, refused, first_refusal, ended_early, .. } = outcome;
     found.sort_by(|a, b| b.fits.cmp(&a.fits).then_with(|| a.time.seconds.total_cmp(&b.time.seconds)));
@@ -240,6 +244,8 @@ struct Run<'a> {
 }
 
 struct Shared {
+    /// The plan of the config, so that what is found is no worse.
+    first: Option<Plan>,
     queue: Queue,
     outcome: Outcome,
 }
@@ -259,7 +265,7 @@ impl Run<'_> {
         while let Some(plan) = self.next(progress) {
             let evaluated = evaluate(self.base, &plan, self.hardware, self.memory);
             let Ok(mut shared) = self.shared.lock() else { return };
-            let Shared { queue, outcome } = &mut *shared;
+            let Shared { queue, outcome, .. } = &mut *shared;
             match evaluated {
                 Ok(found) => {
                     queue.learn(&found);
@@ -280,7 +286,10 @@ impl Run<'_> {
     /// The next plan to lower, unless none that is left can be the best.
     fn next(&self, progress: &(dyn Fn(Progress) + Sync)) -> Option<Plan> {
         let mut shared = self.shared.lock().ok()?;
-        let Shared { queue, outcome } = &mut *shared;
+        let Shared { first, queue, outcome } = &mut *shared;
+        if let Some(plan) = first.take() {
+            return Some(plan);
+        }
         let (plan, seconds) = queue.pop()?;
         if outcome.best.is_some_and(|best| seconds >= best) {
             return None;
@@ -354,28 +363,22 @@ fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware) -> Shap
 /// What the backward pass needs of a token, of all layers together.
 fn kept(decoder: &DecoderConfig) -> Kept {
     let stack = &decoder.architecture.stack;
-    let layers = |layers: &[LayerConfig], times: usize| {
-        let mut kept = Kept::default();
-        for layer in layers {
-            let (products, attention) = match &layer.attention {
-                AttentionConfig::Grouped(it) => ((it.heads + 2 * it.kv_heads) * it.head_dim, it.heads * it.head_dim),
-                AttentionConfig::Latent(it) => (it.heads * it.nope_head_dim, it.heads * it.v_head_dim),
-            };
-            let gated = match &layer.feed_forward {
-                FeedForwardConfig::Dense { mlp, .. } => 2 * mlp,
-                // How many rows an expert has depends on data.
-                FeedForwardConfig::Routed(_) => 0,
-            };
-            kept.of_products += ((products + gated) * times) as f64;
-            kept.of_attention += (attention * times) as f64;
-        }
-        kept
-    };
-    let parts = [layers(&stack.prefix, 1), layers(&stack.cycle, stack.cycles), layers(&stack.suffix, 1)];
-    parts.iter().fold(Kept::default(), |sum, part| Kept {
-        of_products: sum.of_products + part.of_products,
-        of_attention: sum.of_attention + part.of_attention,
-    })
+    let once = stack.prefix.iter().chain(&stack.suffix).map(|layer| (layer, 1));
+    let mut kept = Kept::default();
+    for (layer, times) in once.chain(stack.cycle.iter().map(|layer| (layer, stack.cycles))) {
+        let (products, attention) = match &layer.attention {
+            AttentionConfig::Grouped(it) => ((it.heads + 2 * it.kv_heads) * it.head_dim, it.heads * it.head_dim),
+            AttentionConfig::Latent(it) => (it.heads * it.nope_head_dim, it.heads * it.v_head_dim),
+        };
+        let gated = match &layer.feed_forward {
+            FeedForwardConfig::Dense { mlp, .. } => 2 * mlp,
+            // How many rows an expert has depends on data.
+            FeedForwardConfig::Routed(_) => 0,
+        };
+        kept.of_products += ((products + gated) * times) as f64;
+        kept.of_attention += (attention * times) as f64;
+    }
+    kept
 }
 
 fn model(base: &RunConfig, decoder: &DecoderConfig) -> Model {

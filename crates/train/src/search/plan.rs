@@ -1,5 +1,7 @@
 //! Plans: what a search may choose of a run config, and all of them for some devices.
 
+use std::fmt;
+
 use crate::alternatives::schedules_of;
 use crate::config::{PipelineConfig, RuleSource, RunConfig};
 use meshloom::ops::RematPolicy;
@@ -89,16 +91,51 @@ impl Plan {
         (self.sizes, self.residual, pipeline)
     }
 
-    /// What it has in common with plans that keep as much of the same rows: of pipelines that branch those with the
-    /// same table, else all.
+    /// What it has in common with plans that keep as much of the same rows.
     pub(super) fn kin(&self) -> Kin {
-        let table = self.pipeline.as_ref().map(|it| it.schedule.branches().then(|| (it.schedule.name(), it.chunks)));
-        (self.sizes, self.residual, table)
+        let keeping = match &self.pipeline {
+            None => Keeping::Part,
+            Some(pipeline) if pipeline.schedule.branches() => Keeping::Table(pipeline.schedule.name(), pipeline.chunks),
+            Some(_) => Keeping::All,
+        };
+        (self.sizes, self.residual, keeping)
     }
 
-    /// Whether all parts are kept until the backward pass begins.
-    pub(super) fn keeps_all_parts(&self) -> bool {
-        self.pipeline.as_ref().is_some_and(|pipeline| !pipeline.schedule.branches())
+    /// How it splits a row, and what is computed of it.
+    pub(super) fn split(&self) -> Split {
+        (["expert", "context", "tensor"].map(|axis| self.size(axis)), self.residual)
+    }
+
+    /// Into how many pieces the rows of a batch are cut that are computed at once.
+    pub(super) fn pieces(&self) -> usize {
+        self.rows_split() * self.parts()
+    }
+
+    /// The plan of a config for so many devices, if a search could choose it.
+    pub(super) fn of(config: &RunConfig, devices: usize) -> Option<Plan> {
+        let config = config.on_devices(devices).ok()?;
+        let mesh = config.mesh().ok()?;
+        let sizes = AXES.map(|name| mesh.axis(name).map_or(1, |axis| mesh.size(axis)));
+        let residual = match &config.rules.source {
+            RuleSource::Preset(name) if name == Residual::Whole.preset() => Residual::Whole,
+            RuleSource::Preset(name) if name != Residual::Split.preset() => return None,
+            _ => Residual::Split,
+        };
+        // What plans do not choose is as it is by default.
+        let is_plain = |it: &PipelineConfig| {
+            let &PipelineConfig { microbatches, repeats, chunks, layers_per_stage, .. } = it;
+            let &PipelineConfig { weights, schedule, keep_gathered, .. } = it;
+            let chosen =
+                PipelineConfig { microbatches, repeats, chunks, layers_per_stage, ..PipelineConfig::default() };
+            *it == PipelineConfig { weights, schedule, keep_gathered, ..chosen } && config.train.microbatches == 1
+        };
+        let is_one = sizes.iter().product::<usize>() == devices
+            && config.mesh.dcn.is_empty()
+            && config.remat.names.is_empty()
+            && POLICIES.contains(&config.remat.policy)
+            && config.pipeline.as_ref().is_none_or(is_plain);
+        let RunConfig { remat, train, pipeline, .. } = config;
+        is_one.then_some(Plan { sizes, remat: remat.policy, accumulate: train.microbatches, residual, pipeline })
     }
 
     /// A config with this plan.
@@ -137,11 +174,51 @@ impl Plan {
     }
 }
 
+/// In short: `stage=2,fsdp=4, remat none, 1f1b, M 8`.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, remat {}", self.mesh(), self.remat.name())?;
+        if self.accumulate > 1 {
+            write!(f, ", accumulate {}", self.accumulate)?;
+        }
+        if self.residual == Residual::Whole {
+            write!(f, ", {}", self.residual.preset())?;
+        }
+        let Some(pipeline) = &self.pipeline else { return Ok(()) };
+        write!(f, ", {}, M {}", pipeline.schedule.name(), pipeline.microbatches)?;
+        if pipeline.repeats > 1 {
+            write!(f, ", R {}", pipeline.repeats)?;
+        }
+        if pipeline.chunks > 1 {
+            write!(f, ", chunks {}", pipeline.chunks)?;
+        }
+        // Those that branch have gathered weights throughout.
+        if !pipeline.schedule.branches() {
+            write!(f, ", {}{}", pipeline.weights.name(), if pipeline.keep_gathered { ", kept" } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
 /// The plans of a mesh with the same pipeline.
 pub(super) type Family = ([usize; AXES.len()], Residual, Option<(&'static str, &'static str, [usize; 3])>);
 
+/// Which parts of a device's rows are kept for the backward pass at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Keeping {
+    /// One.
+    Part,
+    /// All: the backward pass begins when the forward pass has ended.
+    All,
+    /// As many as the table of a pipeline that branches says, by schedule and chunks.
+    Table(&'static str, usize),
+}
+
 /// The plans of a mesh that keep as much.
-pub(super) type Kin = ([usize; AXES.len()], Residual, Option<Option<(&'static str, usize)>>);
+pub(super) type Kin = ([usize; AXES.len()], Residual, Keeping);
+
+/// The plans that split a row in the same way.
+pub(super) type Split = ([usize; 3], Residual);
 
 /// What bounds the plans of a model.
 #[derive(Clone, Debug)]

@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use super::Found;
-use super::bounds::Bounds;
-use super::plan::{Family, Kin, Plan};
+use super::bounds::{Bounds, least_bubble};
+use super::plan::{Family, Keeping, Kin, Plan, Split};
 
 /// A relative that does less is taken to be slower by at most so much: what is kept must be read again, and a larger
 /// part may cross from one regime of a kernel to another.
@@ -25,6 +25,7 @@ pub(super) struct Queue {
     pub(super) too_large: usize,
     times: HashMap<Family, Vec<Time>>,
     memories: HashMap<Kin, Vec<Memory>>,
+    works: HashMap<Split, Vec<Work>>,
 }
 
 /// The time of a plan that was lowered.
@@ -35,6 +36,14 @@ struct Time {
     busy: f64,
     /// Seconds of bubbles.
     idle: f64,
+}
+
+/// What a device computes by a plan that was lowered.
+struct Work {
+    rank: usize,
+    pieces: usize,
+    replicas: usize,
+    seconds: f64,
 }
 
 /// The memory of a plan that was lowered.
@@ -50,7 +59,15 @@ impl Queue {
             Reverse((bounds.seconds.to_bits(), plan.rank() + plan.parts(), index))
         };
         let left = candidates.iter().enumerate().map(entry).collect();
-        Queue { candidates, left, memory, too_large: 0, times: HashMap::new(), memories: HashMap::new() }
+        Queue {
+            candidates,
+            left,
+            memory,
+            too_large: 0,
+            times: HashMap::new(),
+            memories: HashMap::new(),
+            works: HashMap::new(),
+        }
     }
 
     /// The plan that may be fastest, with the seconds that it takes at least.
@@ -62,7 +79,7 @@ impl Queue {
                 self.too_large += 1;
                 continue;
             }
-            let bound = bounds.seconds.max(self.seconds_by_relatives(plan));
+            let bound = bounds.seconds.max(self.seconds_by_relatives(plan)).max(self.seconds_by_work(plan));
             if bound.to_bits() == seconds {
                 return Some((plan.clone(), bound));
             }
@@ -84,7 +101,14 @@ impl Queue {
         };
         let (rank, parts) = (plan.rank(), plan.parts());
         self.times.entry(plan.family()).or_default().push(Time { rank, parts, busy: time.seconds - idle, idle });
-        self.memories.entry(plan.kin()).or_default().push(Memory { rank, parts, bytes: found.bytes as f64 });
+        let kin = plan.kin();
+        let computing = match kin.2 {
+            Keeping::All => time.computing * (1.0 - idle / time.seconds),
+            Keeping::Part | Keeping::Table(..) => time.computing,
+        };
+        let (pieces, replicas) = (plan.pieces(), plan.size("replica"));
+        self.works.entry(plan.split()).or_default().push(Work { rank, pieces, replicas, seconds: computing });
+        self.memories.entry(kin).or_default().push(Memory { rank, parts, bytes: found.bytes as f64 });
     }
 
     /// What a plan takes at least, by those of its family that recompute no more and have no more parts.
@@ -96,13 +120,24 @@ impl Queue {
         seconds.fold(0.0, f64::max) * SLOWER
     }
 
+    /// What a plan takes at least, by those that split a row in the same way: whether other axes split batch, weights
+    /// or layers, a device computes as much in all. Smaller pieces make products no faster, and replicas convert more.
+    fn seconds_by_work(&self, plan: &Plan) -> f64 {
+        let Some(alike) = self.works.get(&plan.split()) else { return 0.0 };
+        let (rank, pieces, replicas) = (plan.rank(), plan.pieces(), plan.size("replica"));
+        let is_less = |it: &&Work| it.rank <= rank && it.pieces <= pieces && it.replicas <= replicas;
+        let least = alike.iter().filter(is_less).map(|work| work.seconds).reduce(f64::min);
+        least.unwrap_or(0.0) * SLOWER / (1.0 - least_bubble(plan))
+    }
+
     /// What a plan needs at least, by those of its kin that keep no more of a row.
     fn bytes_by_relatives(&self, plan: &Plan) -> f64 {
-        let Some(kin) = self.memories.get(&plan.kin()) else { return 0.0 };
-        let less = kin.iter().filter(|known| known.rank >= plan.rank());
-        let part = |known: &Memory| match plan.keeps_all_parts() {
-            true => 1.0,
-            false => (known.parts as f64 / plan.parts() as f64).min(1.0),
+        let kin = plan.kin();
+        let Some(alike) = self.memories.get(&kin) else { return 0.0 };
+        let less = alike.iter().filter(|known| known.rank >= plan.rank());
+        let part = |known: &Memory| match kin.2 {
+            Keeping::All => 1.0,
+            Keeping::Part | Keeping::Table(..) => (known.parts as f64 / plan.parts() as f64).min(1.0),
         };
         less.map(|known| known.bytes * part(known)).fold(0.0, f64::max) * LARGER
     }
