@@ -653,17 +653,29 @@ impl Primitive for Scatter {
             input_batching_dims: list(&self.dims.operand_batch_dims),
             scatter_indices_batching_dims: list(&self.dims.indices_batch_dims),
         };
-        let dtype = context.operand_type(0).dtype;
+        let ty = context.operand_type(0).clone();
+        // Many updates may be added to one element, where a narrow sum would lose them; and GPUs have no atomic
+        // addition of 16-bit numbers alone.
+        let is_narrow = self.kind == ScatterKind::Add && ty.dtype.is_float() && ty.dtype.bit_count() < 32;
+        let dtype = if is_narrow { DType::F32 } else { ty.dtype };
         let combiner = match self.kind.combiner() {
             Some(kind) => context.combiner(kind.name(), dtype),
             None => context.replacer(dtype),
         };
-        let instruction = context.begin("scatter");
+        let wide = |context: &mut EmitContext<'_>, index: usize| {
+            let ty = context.operand_type(index).with_dtype(dtype);
+            let operand = context.operand_id(index);
+            if is_narrow { context.instruction("convert", &ty, &[operand]) } else { operand }
+        };
+        let operands = [wide(context, 0), context.operand_id(1), wide(context, 2)];
+        let instruction = context.begin_typed("scatter", &ty.with_dtype(dtype), &operands);
         instruction.scatter_dimension_numbers = Some(numbers.into());
         instruction.indices_are_sorted = self.promise.sorted;
         instruction.unique_indices = self.promise.unique;
         instruction.called_computation_ids.push(combiner);
-        context.finish();
+        let sums = context.commit();
+        let result = if is_narrow { context.instruction("convert", &ty, &[sums]) } else { sums };
+        context.set_result(0, result);
     }
 }
 
