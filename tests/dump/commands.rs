@@ -478,7 +478,8 @@ fn plans_are_searched() {
     let best = folder.path().join("best.toml").display().to_string();
     let config = "examples/configs/default.toml";
     let search = ["plan", config, "--search", "--target", "h100:1x1x8", "--most", "60"];
-    let json = run(&[&search[..], &["--write", &best, "--json"]].concat()).json();
+    let picture = folder.path().join("plans.svg").display().to_string();
+    let json = run(&[&search[..], &["--write", &best, "--svg", &picture, "--json"]].concat()).json();
     assert_eq!((&json["schema"], &json["devices"]), (&"hlo-dump/plan-search/1".into(), &8.into()));
     let number = |name: &str| json[name].as_u64().expect("a number");
     assert!(number("lowered") >= 10 && number("considered") > number("lowered"), "{json}");
@@ -493,6 +494,10 @@ fn plans_are_searched() {
     let mesh = json["plans"][0]["settings"][0].as_str().expect("a setting").replacen("mesh.axes=", "axes = \"", 1);
     assert!(written.contains(&mesh) && written.contains("topology = \"h100:1x1x8\""), "{mesh}: {written}");
     prints(&["memory", &best]);
+    // A point for each plan that is not much slower than the best.
+    let picture = std::fs::read_to_string(&picture).expect("a picture");
+    let points = json["plans"][0]["settings"].as_array().expect("a list").iter().map(|it| it.as_str().expect("text"));
+    assert!(picture.starts_with("<svg") && picture.contains(&points.collect::<Vec<_>>().join(" ")), "{picture}");
     let printed = prints(&search);
     for part in [
         "plans by time",
@@ -502,6 +507,14 @@ fn plans_are_searched() {
     ] {
         assert!(printed.contains(part), "{part}: {printed}");
     }
+}
+
+/// What a config has that no `--set` takes away is not promised to go.
+#[test]
+fn a_plan_that_settings_do_not_make_is_written() {
+    let config = "examples/configs/pipeline-bsw.toml";
+    let printed = prints(&["plan", config, "--search", "--target", "h100:1x1x8", "--most", "20"]);
+    assert!(printed.contains("=> --write FILE writes a config with the best plan"), "{printed}");
 }
 
 #[test]

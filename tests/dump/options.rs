@@ -261,6 +261,12 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
     ("plan", "--top", &[CONFIG, "--search", "--target", "v5e:2x4", "--top", "0"], Refused("at least 1")),
     (
         "plan",
+        "--svg",
+        &[CONFIG, "--search", "--target", "v5e:2x4", "--most", "1", "--svg", "no/such/folder/plans.svg"],
+        Refused("cannot write no/such/folder/plans.svg"),
+    ),
+    (
+        "plan",
         "--write",
         &[CONFIG, "--search", "--target", "v5e:2x4", "--most", "1", "--write", "no/such/folder/best.toml"],
         Refused("cannot write no/such/folder/best.toml"),

@@ -198,12 +198,17 @@ impl Loaded {
     }
 }
 
+/// What messages call a path.
+pub fn name(path: &Path) -> String {
+    if path == Path::new("-") { STANDARD_INPUT.to_owned() } else { path.display().to_string() }
+}
+
 pub fn load(input: &Input) -> Result<Loaded> {
     load_path(&input.path, &input.reading)
 }
 
 pub fn load_path(path: &Path, reading: &Reading) -> Result<Loaded> {
-    let name = if path == Path::new("-") { STANDARD_INPUT.to_owned() } else { path.display().to_string() };
+    let name = name(path);
     load_named(path, &name, reading).with_context(|| name)
 }
 
@@ -284,7 +289,8 @@ fn busy(name: &str, bytes: usize) -> Option<Busy> {
     (bytes >= LARGE).then(|| Busy::new(&format!("reading {name} ({} MB)", bytes / 1_000_000)))
 }
 
-fn read_all(path: &Path) -> Result<Vec<u8>> {
+/// A file's bytes, or those of the standard input; one more than the limit of modules where there are more.
+pub fn read_all(path: &Path) -> Result<Vec<u8>> {
     let limit = read::Limits::default().input_bytes;
     let mut bytes = Vec::new();
     if path == Path::new("-") {

@@ -66,10 +66,9 @@ pub struct Busy;
 
 impl Busy {
     pub fn new(doing: &str) -> Busy {
-        if std::io::stderr().is_terminal() {
-            eprint!("{doing}");
-        }
-        Busy
+        let busy = Busy;
+        busy.say(doing);
+        busy
     }
 
     /// Says something else.

@@ -8,7 +8,7 @@ use crate::Outcome;
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// The pipelines that a run config could have: bubbles, bytes, memory, and a picture of the schedule
+    /// The pipelines that a run config could have, with a picture; with --search, the fastest plan on given hardware
     Plan(plan::Plan),
     /// Find what makes a program go wrong, and shrink it
     Bisect(bisect::Bisect),

@@ -11,6 +11,7 @@ mod doctor;
 mod hidden;
 mod plan;
 mod plan_context;
+mod plan_picture;
 mod plan_search;
 pub mod run;
 mod timeline;

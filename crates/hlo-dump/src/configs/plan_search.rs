@@ -7,12 +7,14 @@ use clap::Args;
 use meshloom_hlo::analysis::estimate::KernelTime;
 use meshloom_hlo::analysis::{Arithmetic, StepTime};
 use meshloom_hlo::table::Table;
+use meshloom_train::config::RunConfig;
 use meshloom_train::search::{
     Advice, Found, Hardware, Progress, SearchOptions, estimate_step, hardware, search, what_it_would_need,
 };
 use serde::Serialize;
 
-use super::run::load;
+use super::plan_picture::Picture;
+use super::run;
 use crate::output::{self, BAD, BOLD, Busy, DIM, GOOD, line, paint, plural};
 
 /// Rows of the table of plans, unless more are asked for.
@@ -39,6 +41,9 @@ pub struct Options {
     /// Shows so many plans
     #[arg(long, value_name = "N", requires = "search", value_parser = some, default_value_t = SHOWN, help_heading = "Search")]
     pub top: usize,
+    /// Draws the plans by time and memory into an SVG file
+    #[arg(long, value_name = "FILE", requires = "search", help_heading = "Search")]
+    pub svg: Option<PathBuf>,
     /// Writes the config with the best plan to a file
     #[arg(long, value_name = "FILE", requires = "search", help_heading = "Search")]
     pub write: Option<PathBuf>,
@@ -76,6 +81,8 @@ struct Answer<'a> {
 /// A plan as it is shown.
 #[derive(Clone, Serialize)]
 struct Row {
+    #[serde(skip)]
+    name: String,
     settings: Vec<String>,
     seconds: f64,
     computing: f64,
@@ -89,8 +96,8 @@ struct Row {
 }
 
 pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, json: bool) -> Result<()> {
-    let name = config_path.display().to_string();
-    let mut config = load(config_path, set)?;
+    let (text, name) = run::text(config_path)?;
+    let mut config = RunConfig::from_toml_with(&text, &name, set)?;
     let target = options.target.clone().unwrap_or_else(|| config.target.topology.clone());
     if target.is_empty() {
         bail!("{name} names no hardware to search for; give it, as by --target h100:1x1x8, or set target.topology");
@@ -112,15 +119,16 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
     let Some(best) = searched.found.first() else {
         let reason = searched.first_refusal.as_deref().map_or(String::new(), |reason| format!("; the first: {reason}"));
         bail!(
-            "{name}: none of {} plans is possible on {target}: {} surely do not fit, {} cannot be lowered{reason}",
+            "{name}: none of {} plans is possible on {target}: {} do not fit by their bounds, {} cannot be lowered{reason}",
             searched.considered,
             searched.too_large,
             searched.refused
         );
     };
     let rate = hardware.chip.matrix_rate(Arithmetic::of(config.model.compute_dtype)).unwrap_or(f64::INFINITY);
-    let row = |plan: &[String], time: &StepTime, bytes: u64, needs: String| Row {
-        settings: plan.to_vec(),
+    let row = |(name, settings): (String, Vec<String>), time: &StepTime, bytes: u64, needs: String| Row {
+        name,
+        settings,
         seconds: time.seconds,
         computing: time.computing,
         waiting: time.waiting,
@@ -134,13 +142,14 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
     let of_found = |found: &Found| {
         let is_best = std::ptr::eq(found, best);
         let needs = if is_best { String::new() } else { needs(found, best, memory.unwrap_or(u64::MAX)) };
-        row(&found.plan.settings(), &found.time, found.bytes, needs)
+        row((found.plan.to_string(), found.plan.settings()), &found.time, found.bytes, needs)
     };
     let configured = match config.on_devices(hardware.device_count()) {
         Ok(config) => {
             let (time, bytes) = estimate_step(&config, &hardware).context("the plan that the config has")?;
-            let settings = [format!("mesh.axes={}", config.mesh.axes), "as configured".to_owned()];
-            Some(row(&settings, &time, bytes, String::new()))
+            let (mesh, as_configured) = (config.mesh.axes.clone(), "as configured".to_owned());
+            let names = (format!("{mesh}, {as_configured}"), vec![format!("mesh.axes={mesh}"), as_configured]);
+            Some(row(names, &time, bytes, String::new()))
         }
         // It is one for other devices.
         Err(_) => None,
@@ -150,6 +159,11 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
     // The fastest of those that do not fit say what more memory would bring.
     let larger = searched.found.iter().filter(|found| !found.fits && found.time.seconds < best.time.seconds);
     let larger: Vec<Row> = larger.take(3).map(of_found).collect();
+    if let Some(path) = &options.svg {
+        let title = format!("{name} on {target}: {} lowered", plural(searched.lowered as u64, "plan"));
+        let configured = configured.as_ref().map(|row| (row.seconds, row.bytes));
+        output::write(path, Picture { title, searched: &searched, configured, memory }.svg())?;
+    }
     if let Some(path) = &options.write {
         let mut written = best.plan.apply(&config);
         written.target.topology.clone_from(&target);
@@ -189,7 +203,7 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
     line(&paint(
         DIM,
         &format!(
-            "not lowered: {} that surely do not fit, {} that cannot be faster than the best; {} not possible",
+            "not lowered: by their bounds {} do not fit and {} are no faster than the best; {} not possible",
             searched.too_large, searched.too_slow, searched.refused
         ),
     ));
@@ -206,7 +220,17 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
     print("no other is better in both time and memory", &front, None);
     print_kernels(&best.time);
     line("");
-    line(&format!("{} the best plan: --set {}", paint(GOOD, "=>"), best.plan.settings().join(" --set ")));
+    let sets = best.plan.settings();
+    let by_set =
+        RunConfig::from_toml_with(&text, &name, &[set, &sets, &[format!("target.topology={target}")]].concat());
+    line(&match by_set.is_ok_and(|it| it.to_toml() == best.plan.apply(&config).to_toml()) {
+        true => format!("{} the best plan: --set {}", paint(GOOD, "=>"), sets.join(" --set ")),
+        // Its section [pipeline], or what it accumulates.
+        false => format!(
+            "{} --write FILE writes a config with the best plan: --set does not take away what this config has",
+            paint(GOOD, "=>")
+        ),
+    });
     Ok(())
 }
 
@@ -226,7 +250,7 @@ fn print(title: &'static str, rows: &[Row], configured: Option<&Row>) {
         .number("bubbles", |row| output::seconds(row.idle))
         .number("memory", |row| output::human_bytes(row.bytes))
         .text("", |row| if row.fits { "fits" } else { "too large" })
-        .flexible(title, |row| short(&row.settings))
+        .flexible(title, |row| row.name.clone())
         .flexible("waits for", |row| row.waits_for.clone())
         .flexible("it would need", |row| row.needs.clone());
     line("");
@@ -243,25 +267,6 @@ fn print_kernels(time: &StepTime) {
         .flexible("op", |kernel| kernel.op_name.clone());
     line("");
     output::table(table, 0);
-}
-
-/// Settings without what their sections are called.
-fn short(settings: &[String]) -> String {
-    let short = |setting: &String| match setting.split_once('=') {
-        Some(("mesh.axes", value)) => value.to_owned(),
-        Some(("remat.policy", value)) => format!("remat {value}"),
-        Some(("train.microbatches", value)) => format!("accumulate {value}"),
-        Some(("rules.preset", value)) => value.to_owned(),
-        Some(("pipeline.schedule", value)) => value.to_owned(),
-        Some(("pipeline.microbatches", value)) => format!("M {value}"),
-        Some(("pipeline.repeats", value)) if value != "1" => format!("R {value}"),
-        Some(("pipeline.chunks", value)) if value != "1" => format!("chunks {value}"),
-        Some(("pipeline.keep_gathered", "true")) => "kept".to_owned(),
-        Some(("pipeline.weights", value)) => value.to_owned(),
-        Some((key, _)) if key.starts_with("pipeline.") => String::new(),
-        _ => setting.clone(),
-    };
-    settings.iter().map(short).filter(|text| !text.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
 fn waits_for(time: &StepTime) -> String {

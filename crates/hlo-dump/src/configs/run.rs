@@ -18,7 +18,7 @@ use meshloom_train::config::RunConfig;
 use serde::Serialize;
 
 use super::{ahead, timeline};
-use crate::input::{KernelRow, Run};
+use crate::input::{self, KernelRow, Run};
 use crate::output::{BOLD, DIM, WARN, line, paint};
 use crate::report::shardings::ShardingRow;
 use crate::traffic::Diloco;
@@ -36,13 +36,19 @@ pub fn is_config(text: &str) -> bool {
     text.parse::<toml::Table>().is_ok()
 }
 
+/// The text of a config file, or of the standard input, and what messages call it.
+pub fn text(path: &Path) -> Result<(String, String)> {
+    let name = input::name(path);
+    let bytes = input::read_all(path).with_context(|| format!("cannot read the config {name}"))?;
+    let text =
+        String::from_utf8(bytes).ok().with_context(|| format!("{name}: a config is UTF-8 text, and this is not"))?;
+    Ok((text, name))
+}
+
 /// The config of a file, or of the standard input, with overrides.
 pub fn load(path: &Path, set: &[String]) -> Result<RunConfig> {
-    if path != Path::new("-") {
-        return Ok(RunConfig::load(path, set)?);
-    }
-    let text = std::io::read_to_string(std::io::stdin()).context("cannot read a config from the standard input")?;
-    Ok(RunConfig::from_toml_with(&text, "the standard input", set)?)
+    let (text, name) = text(path)?;
+    Ok(RunConfig::from_toml_with(&text, &name, set)?)
 }
 
 /// The config on as many devices as it says, or its topology.
