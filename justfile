@@ -5,11 +5,11 @@ _default:
 
 # Trains the default decoder; flags follow, as in `just train --steps 20`
 train *flags:
-    cargo run --release -p meshloom-train -- train {{flags}}
+    cargo run --release --bin meshloom -- train {{flags}}
 
 # Runs hlo-dump, as in `just dump collectives examples/configs/default.toml`
 dump *arguments:
-    cargo run --release -p hlo-dump -- {{arguments}}
+    cargo run --release --bin hlo-dump -- {{arguments}}
 
 # Runs all tests
 test:
@@ -17,16 +17,16 @@ test:
 
 # Runs one test program, as in `just test-program ops clamp`
 test-program program *filter:
-    cargo test --release -p meshloom-tests --test {{program}} {{filter}}
+    cargo test --release --test {{program}} {{filter}}
 
 # Writes the snapshots that changed; review each difference
 snapshots program *filter:
-    INSTA_UPDATE=always cargo test --release -p meshloom-tests --test {{program}} {{filter}}
+    INSTA_UPDATE=always cargo test --release --test {{program}} {{filter}}
 
 # Writes the generated pages of docs/
 docs-tables:
-    MESHLOOM_UPDATE=1 cargo test --release -p meshloom-tests --test ops docs
-    MESHLOOM_WRITE_DOCS=1 cargo test --release -p meshloom-tests --test hlo estimates_are_xlas_figures
+    MESHLOOM_UPDATE=1 cargo test --release --test ops docs
+    MESHLOOM_WRITE_DOCS=1 cargo test --release --test hlo estimates_are_xlas_figures
 
 # Checks formatting and lints
 lint:

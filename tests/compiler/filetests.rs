@@ -40,7 +40,7 @@
 //! `tests/compiler/vmap.rs` and `tests/ops/batching.rs` compare, it is checked that ports keep their descriptions, that
 //! values stay the same in every bit, and, without a mesh, that the passes find nothing more to do.
 //!
-//! `MESHLOOM_UPDATE=1 cargo test --release -p meshloom-tests --test compiler passes_make` writes what the passes make
+//! `MESHLOOM_UPDATE=1 cargo test --release --test compiler passes_make` writes what the passes make
 //! into the files, though not what is stated under the keys.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 //! The Rust of XLA's messages is checked in, at `crates/hlo/src/proto/generated.rs`, so that no build runs a code
 //! generator. Here it is made again from `proto/*.proto` and compared. After a change there:
-//! `MESHLOOM_UPDATE=1 cargo test --release -p meshloom-tests --test hlo generated`.
+//! `MESHLOOM_UPDATE=1 cargo test --release --test hlo generated`.
 
 use std::error::Error;
 use std::fs;

@@ -15,7 +15,7 @@ use crate::table::entries;
 const HEAD: &str = "\
 # Ops
 
-`tests/ops/docs.rs` makes this page from the ops themselves; `MESHLOOM_UPDATE=1 cargo test --release -p meshloom-tests --test ops docs` writes it.
+`tests/ops/docs.rs` makes this page from the ops themselves; `MESHLOOM_UPDATE=1 cargo test --release --test ops docs` writes it.
 
 - vjp, jvp, vmap: whether the op has a rule for reverse mode, forward mode and batching; `-` if it has no floating-point
   operand or result.

@@ -2,7 +2,7 @@
 //! losses are those of the run that nobody killed.
 //!
 //! ```text
-//! CHECKPOINT_KILLS=200 cargo test --release -p meshloom-tests --test train checkpoint_kill -- --nocapture
+//! CHECKPOINT_KILLS=200 cargo test --release --test train checkpoint_kill -- --nocapture
 //! ```
 
 use std::fs;

@@ -6,7 +6,7 @@
 //! about 12 GB:
 //!
 //! ```text
-//! MESHLOOM_EVERY_CASE=1 cargo test --release -p meshloom-tests --test train host_memory -- --nocapture
+//! MESHLOOM_EVERY_CASE=1 cargo test --release --test train host_memory -- --nocapture
 //! ```
 
 use std::path::PathBuf;

@@ -58,7 +58,7 @@ fn one_device_and_eight_agree() {
     check(SHORT_RUN, ONE_DEVICE, &[DATA, FSDP, MIXED], STEPS, 1e-5);
 }
 
-/// `cargo test --release -p meshloom-tests --test train -- --ignored the_default_run --nocapture`
+/// `cargo test --release --test train -- --ignored the_default_run --nocapture`
 #[test]
 #[ignore = "minutes long"]
 fn the_default_run_agrees_on_one_device_and_eight() {
@@ -66,7 +66,7 @@ fn the_default_run_agrees_on_one_device_and_eight() {
 }
 
 /// Devices that wait for each other for ever would end a run by the time limit; one that is slow is warned of.
-/// `cargo test --release -p meshloom-tests --test train -- --ignored fifty_short_runs --nocapture`, best under load.
+/// `cargo test --release --test train -- --ignored fifty_short_runs --nocapture`, best under load.
 #[test]
 #[ignore = "minutes long"]
 fn fifty_short_runs_do_not_stall() {
