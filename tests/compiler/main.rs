@@ -21,3 +21,8 @@ mod split_backward;
 mod structure;
 mod trace;
 mod vmap;
+
+#[ctor::ctor(unsafe)]
+fn before_main() {
+    support::emitters::without_mlir();
+}

@@ -15,3 +15,8 @@ mod presets;
 mod runs;
 mod sampling;
 mod wrong_batches;
+
+#[ctor::ctor(unsafe)]
+fn before_main() {
+    support::emitters::without_mlir();
+}

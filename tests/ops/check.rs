@@ -17,6 +17,7 @@ use prost::Message;
 
 use crate::harness::*;
 use crate::table::entries;
+use support::emitters;
 use support::normal_hlo::normalize;
 use support::plugins::{cpu_clients, cpu_wheels, load};
 use support::some_of;
@@ -119,29 +120,35 @@ pub fn compare(what: &str, found: &Literal, expected: &Tensor, tolerance: f64) -
     Ok(())
 }
 
-/// Names the wheel whose plugin a child process runs the values on.
+/// Names the wheel whose plugin a child process runs the values on; empty for the preferred plugin.
 const ON_PLUGIN: &str = "MESHLOOM_TEST_CPU";
 
 #[test]
 fn values_are_those_of_the_reference() {
-    match env::var_os(ON_PLUGIN) {
-        Some(_) => cpu_clients().iter().for_each(|(plugin, client)| values_on(plugin, client, [4, 8])),
-        None => values_on("the preferred plugin", &client(), [1, 4]),
+    match env::var(ON_PLUGIN).as_deref() {
+        Ok("") => values_on("the preferred plugin", &client(), [1, 4]),
+        Ok(_) => cpu_clients().iter().for_each(|(plugin, client)| values_on(plugin, client, [4, 8])),
+        Err(_) => values_in_a_process(""),
     }
 }
 
-/// Each in a process of its own, as a user would have it.
 #[test]
 fn values_are_the_same_on_every_other_plugin() {
     for wheel in cpu_wheels().skip(1) {
         // Downloaded here, if it has to be, rather than where nobody sees the progress.
         load(wheel);
-        let mut child = Command::new(env::current_exe().expect("this program"));
-        let child = child.env(ON_PLUGIN, wheel.name()).args(["--exact", "check::values_are_those_of_the_reference"]);
-        let output = child.output().expect("a child process");
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{}: {said}", wheel.name());
+        values_in_a_process(wheel.name());
     }
+}
+
+/// On a plugin in a process of its own, compiled as they are for everybody.
+fn values_in_a_process(plugin: &str) {
+    let mut child = Command::new(env::current_exe().expect("this program"));
+    let child = child.env(ON_PLUGIN, plugin).env(emitters::FLAGS, emitters::AS_FOR_EVERYBODY);
+    let child = child.args(["--exact", "check::values_are_those_of_the_reference"]);
+    let output = child.output().expect("a child process");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{plugin}: {said}");
 }
 
 /// Programs that end the process by a C++ exception of the plugin's compiler: with API 0.81, several of 4-bit integers

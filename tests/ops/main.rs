@@ -25,3 +25,8 @@ mod table;
 mod text;
 mod transforms;
 mod windows;
+
+#[ctor::ctor(unsafe)]
+fn before_main() {
+    support::emitters::without_mlir();
+}

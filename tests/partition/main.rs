@@ -11,3 +11,8 @@ mod programs;
 mod several_operands;
 mod snapshots;
 mod train_steps;
+
+#[ctor::ctor(unsafe)]
+fn before_main() {
+    support::emitters::without_mlir();
+}

@@ -17,3 +17,8 @@ mod psdp;
 mod tied_table;
 mod timeline;
 mod train_steps;
+
+#[ctor::ctor(unsafe)]
+fn before_main() {
+    support::emitters::without_mlir();
+}
