@@ -146,7 +146,8 @@ impl Case {
     fn predicted(&self, form: &Form) -> anyhow::Result<[f64; 2]> {
         let pipeline = self.pipeline(form);
         let of_layer = [1.0, if form.keeps_everything { 1.0 } else { 2.0 }, 1.0];
-        let layers = pipeline.layers_per_stage as f64;
+        // Of a stage, with all its chunks.
+        let layers = (pipeline.layers_per_stage * pipeline.chunks) as f64;
         let [forward, backward, weights] = of_layer.map(|cost| cost * layers);
         if !form.schedule.branches() {
             // Iterations take as long whether an item is real or not.

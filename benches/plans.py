@@ -14,7 +14,9 @@ compiled before stays in the table where the plan is the same.
 
 import argparse
 import json
+import pathlib
 import sys
+import tempfile
 
 from tables import ROOT, answer, compiled_bytes, gib, known_rows, write
 
@@ -85,7 +87,10 @@ def searches(options):
         text = (ROOT / model).read_text() if isinstance(model, str) else config(*model, target, {})
         more = ["--search", "--target", target, "--top", "1", "--most", str(options.most)]
         more += ["--network", str(network)] if network else []
-        found = answer(options.hlo_dump, "plan", text, more)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "best.toml")
+            found = answer(options.hlo_dump, "plan", text, [*more, "--write", str(path)])
+            with_plan = path.read_text()
         best = found["plans"][0]
         written = found["configured"] if isinstance(model, str) else None
         lowered = f"{found['lowered']:,}" + (", more are left" if found["ended_early"] else "")
@@ -96,10 +101,7 @@ def searches(options):
         if name in known and known[name][3] == row[3]:
             row[7] = known[name][7]
         if options.compile:
-            sets = [word for setting in best["settings"] for word in ("--set", setting)]
-            if any(setting.startswith("pipeline.") for setting in best["settings"]) and "[pipeline]" not in text:
-                text += "[pipeline]\n"
-            made = answer(options.hlo_dump, "compile", text, ["--time-limit", str(options.time_limit), *sets])
+            made = answer(options.hlo_dump, "compile", with_plan, ["--time-limit", str(options.time_limit)])
             row[7] = gib(compiled_bytes(made["memory"]))
         print(f"{name}: {found['seconds']:.0f} s", file=sys.stderr, flush=True)
         yield row
