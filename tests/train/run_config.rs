@@ -5,7 +5,7 @@ use meshloom::ir::{DType, Name};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
 use meshloom::pjrt::{DebugValue, ErrorCode, PjrtError, Platform, PlatformKind};
-use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
+use meshloom::transform::pipeline::{Costs, PipelineOptions, Schedule, WeightPlan};
 use meshloom_train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
 
 /// Reads a config with overrides and returns its text, or the error.
@@ -275,6 +275,7 @@ fn round_trip() {
     keep_gathered = false
     remat = "same"
     remat_names = []
+    costs = []
 
     [diloco]
     replicas = 2
@@ -434,6 +435,8 @@ fn impossible_values() {
     assert_snapshot!(with(&["remat.policy=save"]), @r#"--set remat.policy=save: remat.policy is "save": it needs remat.names, the values to keep"#);
     assert_snapshot!(with(&["remat.names=[\"a\"]"]), @r#"--set remat.names=["a"]: remat.names is ["a"]: names are for remat.policy = "save" or "offload""#);
     let stages = "mesh.axes=stage=2,fsdp=4";
+    assert_snapshot!(with(&[stages, "pipeline.costs=[1, 2]"]), @r#"--set pipeline.costs=[1, 2]: pipeline.costs is [1.0, 2.0]: it must have three numbers, or three for each chunk of each stage"#);
+    assert_snapshot!(with(&[stages, "pipeline.costs=[1, 2, 1, 1, 2, 1, 1, 2, 1]"]), @"");
     assert_snapshot!(with(&[stages, "pipeline.remat=save"]), @r#"--set pipeline.remat=save: pipeline.remat is "save": it needs pipeline.remat_names, the values to keep"#);
     assert_snapshot!(with(&[stages, "pipeline.remat=full", "pipeline.remat_names=[\"a\"]"]), @r#"--set pipeline.remat_names=["a"]: pipeline.remat_names is ["a"]: names are for pipeline.remat = "save" or "offload""#);
     assert_snapshot!(with(&[stages, "pipeline.remat=some"]), @r#"--set pipeline.remat=some: pipeline.remat is "some": it must be one of "same", "none", "full", "dots", "save", "offload" (did you mean "same"?)"#);
@@ -652,6 +655,7 @@ fn pipeline_options() {
         scan_layers: false,
         keep_gathered: true,
         remat: RematPolicy::Dots,
+        costs: None,
     };
     assert_eq!(read("", &overrides).pipeline_options().unwrap().as_ref(), Some(&expected));
     // A policy of the pipeline's own; that of the layers around it stays.
@@ -660,6 +664,11 @@ fn pipeline_options() {
     assert_eq!(full.remat_policy(), RematPolicy::Dots);
     let expected = PipelineOptions { remat: RematPolicy::Full, ..expected };
     assert_eq!(full.pipeline_options().unwrap().as_ref(), Some(&expected));
+    let costs = |numbers: &str| own(&[&format!("pipeline.costs={numbers}")]).pipeline_options().unwrap().unwrap().costs;
+    assert_eq!(costs("[1, 2.5, 1]"), Some(Costs::even(1.0, 2.5, 1.0)));
+    assert!(
+        matches!(costs(&format!("[{}]", ["1, 2, 1"; 8].join(", "))), Some(Costs::PerVirtualStage(each)) if each.len() == 8)
+    );
     let saved = own(&["pipeline.remat=save", "pipeline.remat_names=[\"attention_mixed\"]"]);
     let expected = PipelineOptions { remat: RematPolicy::Save(vec![Name::new("attention_mixed")]), ..expected };
     assert_eq!(saved.pipeline_options().unwrap(), Some(expected));

@@ -143,6 +143,7 @@ fn random_case(random: &mut Random) -> Case {
         keep_gathered: random.below(3) == 0,
         remat,
         chunks: 1,
+        costs: None,
     };
     let options = match random.below(6) {
         0 | 1 if repeats == 1 => in_one_loop(options),

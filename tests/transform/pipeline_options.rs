@@ -6,7 +6,8 @@ use meshloom::trace::{Function, TensorSpec, grad};
 use meshloom::trace::{Init, Param};
 use meshloom::transform::accumulate::value_and_grad_in_parts;
 use meshloom::transform::pipeline::{
-    PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, WeightPlan, pipeline, pipeline_with_loss,
+    Costs, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, WeightPlan, pipeline,
+    pipeline_with_loss,
 };
 
 const ROWS: usize = 20;
@@ -55,6 +56,7 @@ fn changed(base: &PipelineOptions) -> Vec<(&'static str, PipelineOptions)> {
         scan_layers: _,
         keep_gathered: _,
         remat: _,
+        costs: _,
     } = base;
     let base = || base.clone();
     vec![
@@ -73,6 +75,7 @@ fn changed(base: &PipelineOptions) -> Vec<(&'static str, PipelineOptions)> {
         ("scan_layers", PipelineOptions { scan_layers: false, ..base() }),
         ("keep_gathered", PipelineOptions { keep_gathered: true, ..base() }),
         ("remat", PipelineOptions { remat: RematPolicy::Dots, ..base() }),
+        ("costs", PipelineOptions { costs: Some(Costs::even(1.0, 5.0, 0.25)), ..base() }),
     ]
 }
 
@@ -83,14 +86,14 @@ fn every_option_is_followed_or_refused() {
     let gpipe = PipelineOptions { repeats: 1, schedule: Schedule::Gpipe, ..circular.clone() };
     let in_one_loop = PipelineOptions { schedule: Schedule::OneForwardOneBackward, ..gpipe.clone() };
     // What changes nothing, because there is nothing that it could change.
-    let of_one_repeat = ["weights: split", "scan_repeats"];
+    let of_one_repeat = ["weights: split", "scan_repeats", "costs"];
     let interleaved = PipelineOptions { schedule: Schedule::Interleaved, chunks: 2, ..gpipe.clone() };
     let kept = ["weights: once", "weights: split", "scan_repeats", "keep_gathered"];
     let split = |schedule, chunks| PipelineOptions { schedule, chunks, remat: RematPolicy::None, ..gpipe.clone() };
     let cases: [(PipelineOptions, &[&str]); 7] = [
-        (circular, &[]),
+        (circular, &["costs"]),
         (gpipe.clone(), &of_one_repeat),
-        (in_one_loop, &kept),
+        (in_one_loop, &[&kept[..], &["costs"]].concat()),
         (interleaved, &kept),
         (split(Schedule::ZeroBubbleOne, 1), &kept),
         (split(Schedule::ZeroBubbleVee, 2), &kept),

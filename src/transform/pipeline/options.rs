@@ -129,6 +129,9 @@ pub struct PipelineOptions {
     pub keep_gathered: bool,
     /// What is kept of a layer beside its input.
     pub remat: RematPolicy,
+    /// What passes cost: schedules that are searched go by it, and so does the time that a schedule is said to take. By
+    /// default it follows from `remat`, as if passes took as long as their products.
+    pub costs: Option<Costs>,
 }
 
 impl Default for PipelineOptions {
@@ -148,6 +151,7 @@ impl Default for PipelineOptions {
             scan_layers: true,
             keep_gathered: false,
             remat: RematPolicy::Full,
+            costs: None,
         }
     }
 }
@@ -333,12 +337,13 @@ impl PipelineOptions {
         dims
     }
 
-    /// What passes cost: a forward pass 1, and as much the cotangents of inputs and of weights.
+    /// What passes cost, if nothing is said: a forward pass 1, and as much the cotangents of inputs and of weights.
     pub(super) fn costs(&self) -> Costs {
-        match self.remat {
+        match (&self.costs, &self.remat) {
+            (Some(costs), _) => costs.clone(),
             // A backward pass begins with another forward pass.
-            RematPolicy::Full => Costs::even(1.0, 2.0, 1.0),
-            _ => Costs::even(1.0, 1.0, 1.0),
+            (None, RematPolicy::Full) => Costs::even(1.0, 2.0, 1.0),
+            (None, _) => Costs::even(1.0, 1.0, 1.0),
         }
     }
 
@@ -384,6 +389,9 @@ impl PipelineOptions {
         ];
         if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return Err(PipelineError::Zero { what });
+        }
+        if let Some(costs) = &self.costs {
+            costs.resolve(&Shape { chunks: self.parts(), ..Shape::new(stages, microbatches) })?;
         }
         if schedule != Schedule::Circular && repeats > 1 {
             return Err(PipelineError::Repeats { schedule, repeats });

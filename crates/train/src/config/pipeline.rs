@@ -5,7 +5,7 @@ use super::validate::{Checked, needs_section};
 use super::{PipelineConfig, PipelineRemat, RunConfig};
 use meshloom::ir::Name;
 use meshloom::ops::RematPolicy;
-use meshloom::transform::pipeline::{PipelineError, PipelineOptions};
+use meshloom::transform::pipeline::{Cost, Costs, PipelineError, PipelineOptions, ScheduleError};
 
 impl RunConfig {
     /// What `[remat]` says: the policy with its names.
@@ -50,6 +50,7 @@ impl RunConfig {
             scan_layers: self.model.scan_layers,
             keep_gathered: pipeline.keep_gathered,
             remat: self.remat_of(pipeline),
+            costs: costs(&pipeline.costs),
         }
     }
 
@@ -81,6 +82,10 @@ impl RunConfig {
             return Err(invalid("pipeline.repeats", repeats, reason));
         }
         validate_remat(pipeline)?;
+        if !pipeline.costs.len().is_multiple_of(3) {
+            let reason = "it must have three numbers, or three for each chunk of each stage";
+            return Err(invalid("pipeline.costs", &pipeline.costs, reason));
+        }
         self.validate_cycles_of_stage(pipeline)?;
         self.unchecked_options(pipeline, stages).validate().map_err(|error| refusal(pipeline, &error))?;
         self.validate_layers_of_pipeline(pipeline, stages)?;
@@ -175,6 +180,16 @@ fn with_names(policy: &RematPolicy, names: &[String]) -> RematPolicy {
     }
 }
 
+/// Three numbers each: of all stages, or of each virtual stage.
+fn costs(numbers: &[f64]) -> Option<Costs> {
+    let of = |&[forward, backward, weights]: &[f64; 3]| Cost { forward, backward, weights };
+    match numbers.as_chunks().0 {
+        [] => None,
+        [all] => Some(Costs::Even(of(all))),
+        each => Some(Costs::PerVirtualStage(each.iter().map(of).collect())),
+    }
+}
+
 /// Checks that the pipeline's own policy has names if it needs them.
 fn validate_remat(PipelineConfig { remat, remat_names, .. }: &PipelineConfig) -> Checked {
     let needs_names = matches!(remat, PipelineRemat::Own(RematPolicy::Save(_) | RematPolicy::Offload(_)));
@@ -209,6 +224,9 @@ fn refusal(pipeline: &PipelineConfig, error: &PipelineError) -> ConfigError {
         PipelineError::Zero { what: "repeats" } => invalid("pipeline.repeats", pipeline.repeats, reason),
         PipelineError::Zero { what: "layers per stage" } => {
             invalid("pipeline.layers_per_stage", pipeline.layers_per_stage, reason)
+        }
+        PipelineError::Table(table) if matches!(**table, ScheduleError::Costs { .. } | ScheduleError::Cost { .. }) => {
+            invalid("pipeline.costs", &pipeline.costs, reason)
         }
         // Those of a batch or a weight are not of options alone.
         PipelineError::Zero { .. }

@@ -7,7 +7,7 @@ use super::{
 };
 use meshloom::ir::DType;
 use meshloom::transform::diloco::Transport;
-use meshloom::transform::pipeline::WeightPlan;
+use meshloom::transform::pipeline::{Schedule, WeightPlan};
 
 /// Keys of `[model]` that are not every family's, and the families that read them.
 const OF_FAMILIES: [(&str, &[ModelFamily]); 13] = [
@@ -85,6 +85,11 @@ impl RunConfig {
                 false => is("pipeline.schedule", pipeline.schedule.name()),
             };
             unused.push(("kernels", "context", format!("{key}: layers in its branches gather keys")));
+        }
+        if let Some(PipelineConfig { schedule, .. }) = &self.pipeline
+            && matches!(schedule, Schedule::Gpipe | Schedule::Circular | Schedule::OneForwardOneBackward)
+        {
+            unused.push(("pipeline", "costs", is("pipeline.schedule", schedule.name())));
         }
         if let Some(remat) = self.own_remat_of_all_layers() {
             unused.extend(["policy", "names"].map(|key| ("remat", key, is("pipeline.remat", remat.name()))));
