@@ -1,9 +1,9 @@
 //! Causal attention, forward and backward, on one CPU device: blockwise, beside the plain form and JAX, in turn.
 //!
 //! ```text
-//! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench attention             # 512, 2048 and 8192
-//! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench attention -- 2048 10  # ten rounds of one
-//! cargo bench -p meshloom-benches --bench attention -- memory                                # temporaries by length
+//! MESHLOOM_BENCH_PYTHON=python3 cargo bench --bench attention             # 512, 2048 and 8192
+//! MESHLOOM_BENCH_PYTHON=python3 cargo bench --bench attention -- 2048 10  # ten rounds of one
+//! cargo bench --bench attention -- memory                                # temporaries by length
 //! ```
 //!
 //! `memory` compiles for a CPU, and ahead of time for a v5p and an H100: one row, 8 heads of 128, `bf16`. The plain

@@ -1,7 +1,7 @@
 //! Bytes per second of saving and loading: 256 MiB of parameters on 8 virtual devices.
 //!
 //! ```text
-//! cargo bench -p meshloom-benches --bench checkpoint -- [MIB] [DIRECTORY]
+//! cargo bench --bench checkpoint -- [MIB] [DIRECTORY]
 //! ```
 //!
 //! What training waits for is `copied to the host`; writing, which includes hashing and waiting for the disk, goes on

@@ -2,8 +2,8 @@
 //! --search` goes by puts plans in the order in which they are fast.
 //!
 //! ```text
-//! cargo bench -p meshloom-benches --bench estimate          # 40 plans of three models, minutes
-//! cargo bench -p meshloom-benches --bench estimate -- 4     # four plans of each model
+//! cargo bench --bench estimate          # 40 plans of three models, minutes
+//! cargo bench --bench estimate -- 4     # four plans of each model
 //! ```
 //!
 //! Of a CPU no rates are published: they are measured first, by loops of products, of elementwise arithmetic and of

@@ -2,10 +2,10 @@
 //! `ragged_dot` (benches/jax/experts.py), one step of each in turn.
 //!
 //! ```text
-//! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench experts              # both cases, five rounds
-//! cargo bench -p meshloom-benches --bench experts -- step ROUNDS EXPERTS PER_TOKEN TOKENS WIDTH MLP
-//! cargo bench -p meshloom-benches --bench experts -- blocks ROUNDS GROUPS ROWS INNER COLUMNS  # a product by all
-//! cargo bench -p meshloom-benches --bench experts -- count                                   # operations, by target
+//! MESHLOOM_BENCH_PYTHON=python3 cargo bench --bench experts              # both cases, five rounds
+//! cargo bench --bench experts -- step ROUNDS EXPERTS PER_TOKEN TOKENS WIDTH MLP
+//! cargo bench --bench experts -- blocks ROUNDS GROUPS ROWS INNER COLUMNS  # a product by all
+//! cargo bench --bench experts -- count                                   # operations, by target
 //! ```
 //!
 //! A step is the gradient of one block's mean square in tokens and weights, in `f32`; JAX starts from the same numbers,

@@ -1,7 +1,7 @@
 //! Frontend latency: from the model's closure to the bytes of the HLO module, for a train step of Llama 3 405B's shape.
 //!
 //! ```text
-//! cargo bench -p meshloom-benches --bench frontend
+//! cargo bench --bench frontend
 //! python3 benches/jax/frontend.py      # the same in JAX
 //! ```
 //!

@@ -1,7 +1,7 @@
 //! Reading HLO text: megabytes a second, and the memory it takes as a multiple of the text.
 //!
 //! ```text
-//! cargo bench -p meshloom-benches --bench hlo -- [megabytes] [rounds]
+//! cargo bench --bench hlo -- [megabytes] [rounds]
 //! ```
 //!
 //! The texts are modules of sharded JAX programs as XLA's compilers print them (`tests/foreign`), repeated under new

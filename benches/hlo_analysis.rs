@@ -1,8 +1,8 @@
 //! The analyses of large modules: time against the number of instructions, which should be in proportion.
 //!
 //! ```text
-//! cargo bench -p meshloom-benches --bench hlo_analysis                    # modules of 1,000 to 500,000 instructions
-//! cargo bench -p meshloom-benches --bench hlo_analysis -- 20 FILE.pb      # 20 rounds; also an HloModuleProto of yours
+//! cargo bench --bench hlo_analysis                    # modules of 1,000 to 500,000 instructions
+//! cargo bench --bench hlo_analysis -- 20 FILE.pb      # 20 rounds; also an HloModuleProto of yours
 //! ```
 //!
 //! A module has layers, as a compiled decoder does: each a matrix product, a fusion with ten instructions in it, an

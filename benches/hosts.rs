@@ -1,7 +1,7 @@
 //! What a host of a large run compiles, from the program itself: bytes of the module, and how long it takes to make it.
 //!
 //! ```text
-//! cargo bench -p meshloom-benches --bench hosts
+//! cargo bench --bench hosts
 //! ```
 //!
 //! Each host has eight devices. All hosts make the same module and compare its SHA-256 before they compile. Prints the

@@ -2,7 +2,7 @@
 //! and beside both forms in JAX (benches/jax/loss.py).
 //!
 //! ```text
-//! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench loss -- [TOKENS EMBED VOCAB ROUNDS CHUNKS..]
+//! MESHLOOM_BENCH_PYTHON=python3 cargo bench --bench loss -- [TOKENS EMBED VOCAB ROUNDS CHUNKS..]
 //! ```
 //!
 //! One row of tokens, `f32`. By default 1024 tokens, a vocabulary of 128 Ki, embed 512 and then 1024, in 2, 4 and 8

@@ -2,10 +2,10 @@
 //! of every preset.
 //!
 //! ```text
-//! cargo bench -p meshloom-benches --bench partition                          # the table
-//! cargo bench -p meshloom-benches --bench partition -- 20 fsdp=8 tensor=8    # 20 rounds, these meshes alone
-//! cargo bench -p meshloom-benches --bench partition -- collectives fsdp=8    # what moves, in both compiled modules
-//! cargo bench -p meshloom-benches --bench partition -- scale [rounds]        # lowering for 8 to 6144 devices; nothing is compiled
+//! cargo bench --bench partition                          # the table
+//! cargo bench --bench partition -- 20 fsdp=8 tensor=8    # 20 rounds, these meshes alone
+//! cargo bench --bench partition -- collectives fsdp=8    # what moves, in both compiled modules
+//! cargo bench --bench partition -- scale [rounds]        # lowering for 8 to 6144 devices; nothing is compiled
 //! ```
 //!
 //! Both sides start from the same traced graph and rules. They take turns, step by step and compile by compile, so that

@@ -2,8 +2,8 @@
 //! step's time on one CPU device, with all passes, without each, and without any.
 //!
 //! ```text
-//! cargo bench -p meshloom-benches --bench passes -- [rounds]
-//! cargo bench -p meshloom-benches --bench passes -- lowering [rounds]    # Llama 3 405B's shape; nothing is compiled
+//! cargo bench --bench passes -- [rounds]
+//! cargo bench --bench passes -- lowering [rounds]    # Llama 3 405B's shape; nothing is compiled
 //! ```
 //!
 //! `MESHLOOM_BENCH_SET` holds config overrides, separated by commas. Variants take turns, so that all see the same

@@ -2,8 +2,8 @@
 //! devices: the gradient of a mean square through eight or four Llama-like layers, from the same weights and inputs.
 //!
 //! ```text
-//! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench pipeline              # everything, three rounds
-//! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench pipeline -- 10 B bsw  # ten rounds of one
+//! MESHLOOM_BENCH_PYTHON=python3 cargo bench --bench pipeline              # everything, three rounds
+//! MESHLOOM_BENCH_PYTHON=python3 cargo bench --bench pipeline -- 10 B bsw  # ten rounds of one
 //! ```
 //!
 //! Configs: A is 8 layers over 4 stages x 2 fsdp, 8 microbatches; B 4 layers over 2 stages x 2 data x 2 fsdp, 4

@@ -2,7 +2,7 @@
 //! both see the same machine.
 //!
 //! ```text
-//! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench step -- [rounds] [JAX options, such as --unrolled or --remat dots]
+//! MESHLOOM_BENCH_PYTHON=python3 cargo bench --bench step -- [rounds] [JAX options, such as --unrolled or --remat dots]
 //! ```
 //!
 //! The Python must have `jax` and `numpy`; without one, only our own step is timed. Printed: the smallest and the

@@ -2,7 +2,7 @@
 //! same mathematics in JAX (benches/jax/gpu.py) with one plugin: tokens per second and model FLOPs utilization (MFU).
 //!
 //! ```text
-//! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench gpu -- [CASES] [OPTIONS]
+//! MESHLOOM_BENCH_PYTHON=python3 cargo bench --bench gpu -- [CASES] [OPTIONS]
 //!
 //! CASES              gpt2-124m-1024, gpt2-124m-4096, llama-1b-1024, llama-1b-4096; by default all
 //! --rounds N         processes of each side (3)
