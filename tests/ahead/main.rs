@@ -16,7 +16,6 @@ mod sent;
 mod slices;
 
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use meshloom::pjrt::{PlatformKind, worker};
@@ -24,13 +23,10 @@ use support::plugins::why_without;
 
 /// A test that needs the plugin of a platform.
 fn on(platform: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
-    // A machine has room for one process with libtpu.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let runner = move || -> Result<Completion, Failed> {
         if let Some(reason) = why_without(platform)? {
             return Ok(Completion::ignored_with(reason));
         }
-        let _guard = (platform == "tpu").then(|| ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
         test();
         Ok(Completion::Completed)
     };

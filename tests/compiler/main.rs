@@ -22,7 +22,4 @@ mod structure;
 mod trace;
 mod vmap;
 
-#[ctor::ctor(unsafe)]
-fn before_main() {
-    support::emitters::without_mlir();
-}
+support::compile_without_mlir!();

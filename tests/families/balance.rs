@@ -77,7 +77,7 @@ fn after(settings: &[&str], steps: usize) -> (Vec<Vec<f64>>, Vec<Vec<f64>>, Vec<
 /// A step moves each by the rate, whatever the learning rate and the gradient's norm, and nothing else by it.
 #[test]
 fn a_step_moves_biases_by_the_rate_alone() {
-    if !emitters::are_usual("balance::a_step_moves_biases_by_the_rate_alone") {
+    if !emitters::are_usual(module_path!(), "a_step_moves_biases_by_the_rate_alone") {
         return;
     }
     let (before, _, _) = after(&[], 0);

@@ -16,7 +16,4 @@ mod runs;
 mod sampling;
 mod wrong_batches;
 
-#[ctor::ctor(unsafe)]
-fn before_main() {
-    support::emitters::without_mlir();
-}
+support::compile_without_mlir!();

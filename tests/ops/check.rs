@@ -1,7 +1,6 @@
 //! The checks that every entry of the table passes.
 
 use std::env;
-use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use meshloom::autodiff::{Tape, value_and_grad};
@@ -20,6 +19,7 @@ use crate::table::entries;
 use support::emitters;
 use support::normal_hlo::normalize;
 use support::plugins::{cpu_clients, cpu_wheels, load};
+use support::program::test_alone;
 use support::some_of;
 
 pub fn client() -> Client {
@@ -143,12 +143,8 @@ fn values_are_the_same_on_every_other_plugin() {
 
 /// On a plugin in a process of its own, compiled as they are for everybody.
 fn values_in_a_process(plugin: &str) {
-    let mut child = Command::new(env::current_exe().expect("this program"));
-    let child = child.env(ON_PLUGIN, plugin).env(emitters::FLAGS, emitters::AS_FOR_EVERYBODY);
-    let child = child.args(["--exact", "check::values_are_those_of_the_reference"]);
-    let output = child.output().expect("a child process");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{plugin}: {said}");
+    let mut test = test_alone(module_path!(), "values_are_those_of_the_reference");
+    emitters::passes_with_the_usual(test.env(ON_PLUGIN, plugin));
 }
 
 /// Programs that end the process by a C++ exception of the plugin's compiler: with API 0.81, several of 4-bit integers

@@ -26,7 +26,4 @@ mod text;
 mod transforms;
 mod windows;
 
-#[ctor::ctor(unsafe)]
-fn before_main() {
-    support::emitters::without_mlir();
-}
+support::compile_without_mlir!();

@@ -12,7 +12,4 @@ mod several_operands;
 mod snapshots;
 mod train_steps;
 
-#[ctor::ctor(unsafe)]
-fn before_main() {
-    support::emitters::without_mlir();
-}
+support::compile_without_mlir!();

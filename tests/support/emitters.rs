@@ -3,12 +3,14 @@
 use std::env;
 use std::process::Command;
 
+use crate::program::test_alone;
+
 /// The variable that XLA reads when a plugin is loaded.
-pub const FLAGS: &str = "XLA_FLAGS";
+const FLAGS: &str = "XLA_FLAGS";
 
 /// Its value where a process of a test is to compile as everybody does: one that changes nothing. XLA only asks whether
 /// there is the option below, not what it is.
-pub const AS_FOR_EVERYBODY: &str = "--xla_dump_to=";
+const AS_FOR_EVERYBODY: &str = "--xla_dump_to=";
 
 /// Has XLA's CPU compiler emit fusions as it did before it did so by MLIR, which is more than half of the time that it
 /// takes for small programs. Its passes over HLO run as always. With `MESHLOOM_EVERY_CASE=1`, or where `XLA_FLAGS` says
@@ -23,15 +25,32 @@ pub fn without_mlir() {
     }
 }
 
+/// Has [`without_mlir`] run before `main` of a test program.
+#[macro_export]
+macro_rules! compile_without_mlir {
+    () => {
+        #[ctor::ctor(unsafe)]
+        fn compile_without_mlir() {
+            $crate::emitters::without_mlir();
+        }
+    };
+}
+
 /// Whether a test that compares bits of two programs is to go on: how they are fused decides how they round, and only
 /// the usual emitters make the same of both. Otherwise it has run in a process of its own, where it was.
-pub fn are_usual(test: &str) -> bool {
+///
+/// `module` is the `module_path!()` of the test.
+pub fn are_usual(module: &str, test: &str) -> bool {
     if env::var(FLAGS).is_ok_and(|flags| flags == AS_FOR_EVERYBODY) || crate::every_case() {
         return true;
     }
-    let mut child = Command::new(env::current_exe().expect("this program"));
-    let output = child.env(FLAGS, AS_FOR_EVERYBODY).args(["--exact", test]).output().expect("a child process");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{test}: {said}");
+    passes_with_the_usual(&mut test_alone(module, test));
     false
+}
+
+/// Runs a test of this program with the usual emitters, and fails unless it passes.
+pub fn passes_with_the_usual(test: &mut Command) {
+    let output = test.env(FLAGS, AS_FOR_EVERYBODY).output().expect("a child process");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{test:?}: {said}");
 }

@@ -63,12 +63,12 @@ pub fn with_worker() -> Settings {
     Settings { worker: Some(worker()), ..Settings::default() }
 }
 
-/// Runs an ignored test of this test program in a process of its own, with these environment variables.
+/// Runs a test of this test program, ignored or not, in a process of its own.
 ///
 /// `module` is the `module_path!()` of the test.
 pub fn test_alone(module: &str, test: &str) -> Command {
     let mut command = Command::new(env::current_exe().expect("own path"));
-    command.arg(test_name(module, test)).args(["--exact", "--ignored", "--nocapture", "--test-threads=1"]);
+    command.arg(test_name(module, test)).args(["--exact", "--include-ignored", "--nocapture", "--test-threads=1"]);
     command
 }
 

@@ -436,7 +436,7 @@ fn impossible_values() {
     assert_snapshot!(with(&["remat.names=[\"a\"]"]), @r#"--set remat.names=["a"]: remat.names is ["a"]: names are for remat.policy = "save" or "offload""#);
     let stages = "mesh.axes=stage=2,fsdp=4";
     assert_snapshot!(with(&[stages, "pipeline.costs=[1, 2]"]), @r#"--set pipeline.costs=[1, 2]: pipeline.costs is [1.0, 2.0]: it must have three numbers, or three for each chunk of each stage"#);
-    assert_snapshot!(with(&[stages, "pipeline.costs=[1, 2, 1, 1, 2, 1, 1, 2, 1]"]), @"");
+    assert_snapshot!(with(&[stages, "pipeline.costs=[1, 2, 1, 1, 2, 1, 1, 2, 1]"]), @"--set pipeline.costs=[1, 2, 1, 1, 2, 1, 1, 2, 1]: pipeline.costs is [1.0, 2.0, 1.0, 1.0, 2.0, 1.0, 1.0, 2.0, 1.0]: costs are given for 3 virtual stages, but there are 4");
     assert_snapshot!(with(&[stages, "pipeline.remat=save"]), @r#"--set pipeline.remat=save: pipeline.remat is "save": it needs pipeline.remat_names, the values to keep"#);
     assert_snapshot!(with(&[stages, "pipeline.remat=full", "pipeline.remat_names=[\"a\"]"]), @r#"--set pipeline.remat_names=["a"]: pipeline.remat_names is ["a"]: names are for pipeline.remat = "save" or "offload""#);
     assert_snapshot!(with(&[stages, "pipeline.remat=some"]), @r#"--set pipeline.remat=some: pipeline.remat is "some": it must be one of "same", "none", "full", "dots", "save", "offload" (did you mean "same"?)"#);

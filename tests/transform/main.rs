@@ -18,7 +18,4 @@ mod tied_table;
 mod timeline;
 mod train_steps;
 
-#[ctor::ctor(unsafe)]
-fn before_main() {
-    support::emitters::without_mlir();
-}
+support::compile_without_mlir!();

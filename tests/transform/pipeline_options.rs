@@ -6,7 +6,7 @@ use meshloom::trace::{Function, TensorSpec, grad};
 use meshloom::trace::{Init, Param};
 use meshloom::transform::accumulate::value_and_grad_in_parts;
 use meshloom::transform::pipeline::{
-    Costs, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, WeightPlan, pipeline,
+    Cost, Costs, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, WeightPlan, pipeline,
     pipeline_with_loss,
 };
 
@@ -75,7 +75,7 @@ fn changed(base: &PipelineOptions) -> Vec<(&'static str, PipelineOptions)> {
         ("scan_layers", PipelineOptions { scan_layers: false, ..base() }),
         ("keep_gathered", PipelineOptions { keep_gathered: true, ..base() }),
         ("remat", PipelineOptions { remat: RematPolicy::Dots, ..base() }),
-        ("costs", PipelineOptions { costs: Some(Costs::even(1.0, 5.0, 0.25)), ..base() }),
+        ("costs", PipelineOptions { costs: Some(uneven(base.stages * base.parts())), ..base() }),
     ]
 }
 
@@ -116,6 +116,12 @@ fn every_option_is_followed_or_refused() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Each virtual stage takes longer than the one before.
+fn uneven(virtual_stages: usize) -> Costs {
+    let cost = |stage| Cost { forward: 1.0 + stage as f64, backward: 5.0, weights: 0.25 };
+    Costs::PerVirtualStage((0..virtual_stages).map(cost).collect())
 }
 
 /// What was found: 1F1B gave GPipe.

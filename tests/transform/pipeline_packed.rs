@@ -84,7 +84,7 @@ fn one_buffer_changes_no_bit() {
 /// The same on eight devices of the CPU plugin.
 #[test]
 fn one_buffer_changes_no_bit_when_compiled() {
-    if !emitters::are_usual("pipeline_packed::one_buffer_changes_no_bit_when_compiled") {
+    if !emitters::are_usual(module_path!(), "one_buffer_changes_no_bit_when_compiled") {
         return;
     }
     for (stages, repeats, mesh) in [(2, 5, "stage=2,fsdp=4"), (4, 3, "stage=4,fsdp=2")] {

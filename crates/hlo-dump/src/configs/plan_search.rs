@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use meshloom_hlo::analysis::estimate::KernelTime;
 use meshloom_hlo::analysis::{Arithmetic, StepTime};
 use meshloom_hlo::table::Table;
 use meshloom_train::config::RunConfig;
 use meshloom_train::search::{
-    Advice, Found, Hardware, Progress, SearchOptions, estimate_step, hardware, search, what_it_would_need,
+    Advice, Found, Hardware, Progress, Search, SearchOptions, hardware, search, what_it_would_need,
 };
 use serde::Serialize;
 
@@ -57,6 +57,7 @@ fn positive(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|number: &f64| *number > 0.0).ok_or_else(|| "it must be a number above 0".to_owned())
 }
 
+/// What a search found, as it is shown and as JSON.
 #[derive(Serialize)]
 struct Answer<'a> {
     config: &'a str,
@@ -73,6 +74,9 @@ struct Answer<'a> {
     seconds: f64,
     configured: Option<Row>,
     plans: Vec<Row>,
+    /// The fastest of those that do not fit: what more memory would bring.
+    #[serde(skip)]
+    larger: Vec<Row>,
     front: Vec<Row>,
     /// The kernels of the best plan that take longest.
     kernels: &'a [KernelTime],
@@ -107,7 +111,6 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
     if let Some(network) = options.network {
         hardware.set_network(network * 1e9 / 8.0);
     }
-    let memory = hardware.chip.device_memory();
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let start = std::time::Instant::now();
     let searched = {
@@ -116,6 +119,9 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
         search(&config, &options, &|progress: Progress| bar.say(&describe(progress)))?
     };
     let seconds = start.elapsed().as_secs_f64();
+    if let Some(Err(reason)) = &searched.configured {
+        output::note(&format!("the plan that {name} has cannot be lowered: {reason}"));
+    }
     let Some(best) = searched.found.first() else {
         let reason = searched.first_refusal.as_deref().map_or(String::new(), |reason| format!("; the first: {reason}"));
         bail!(
@@ -125,6 +131,45 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
             searched.refused
         );
     };
+    let answer = answer((&name, &target), &config, &hardware, &searched, best, (options.top, seconds));
+    if let Some(path) = &options.svg {
+        let title = format!("{name} on {target}: {} lowered", plural(searched.lowered as u64, "plan"));
+        let configured = answer.configured.as_ref().map(|row| (row.seconds, row.bytes));
+        output::write(path, Picture { title, searched: &searched, configured, memory: answer.chip_bytes }.svg())?;
+    }
+    let written = best.plan.apply(&config);
+    if let Some(path) = &options.write {
+        output::write(path, written.to_toml())?;
+    }
+    if json {
+        return output::json("plan-search", &answer);
+    }
+    show(&answer, best);
+    let sets = best.plan.settings();
+    let by_set =
+        RunConfig::from_toml_with(&text, &name, &[set, &sets, &[format!("target.topology={target}")]].concat());
+    line("");
+    line(&match by_set.is_ok_and(|it| it.to_toml() == written.to_toml()) {
+        true => format!("{} the best plan: --set {}", paint(GOOD, "=>"), sets.join(" --set ")),
+        // Its section [pipeline], or what it accumulates.
+        false => format!(
+            "{} --write FILE writes a config with the best plan: --set does not take away what this config has",
+            paint(GOOD, "=>")
+        ),
+    });
+    Ok(())
+}
+
+/// What is shown of a search: so many plans, and how many seconds it took.
+fn answer<'a>(
+    (name, target): (&'a str, &'a str),
+    config: &RunConfig,
+    hardware: &'a Hardware,
+    searched: &Search,
+    best: &'a Found,
+    (top, seconds): (usize, f64),
+) -> Answer<'a> {
+    let memory = hardware.chip.device_memory();
     let rate = hardware.chip.matrix_rate(Arithmetic::of(config.model.compute_dtype)).unwrap_or(f64::INFINITY);
     let row = |(name, settings): (String, Vec<String>), time: &StepTime, bytes: u64, needs: String| Row {
         name,
@@ -144,94 +189,57 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
         let needs = if is_best { String::new() } else { needs(found, best, memory.unwrap_or(u64::MAX)) };
         row((found.plan.to_string(), found.plan.settings()), &found.time, found.bytes, needs)
     };
-    let configured = match config.on_devices(hardware.device_count()) {
-        Ok(config) => {
-            let (time, bytes) = estimate_step(&config, &hardware).context("the plan that the config has")?;
-            let (mesh, as_configured) = (config.mesh.axes.clone(), "as configured".to_owned());
-            let names = (format!("{mesh}, {as_configured}"), vec![format!("mesh.axes={mesh}"), as_configured]);
-            Some(row(names, &time, bytes, String::new()))
-        }
-        // It is one for other devices.
-        Err(_) => None,
+    let configured = searched.configured.as_ref().and_then(|estimated| estimated.as_ref().ok());
+    let as_configured = |(time, bytes): &(StepTime, u64)| {
+        let (mesh, as_configured) = (&config.mesh.axes, "as configured".to_owned());
+        let names = (format!("{mesh}, {as_configured}"), vec![format!("mesh.axes={mesh}"), as_configured]);
+        row(names, time, *bytes, String::new())
     };
-    let plans: Vec<Row> = searched.found.iter().take(options.top).map(of_found).collect();
-    let front: Vec<Row> = searched.front().into_iter().map(of_found).collect();
-    // The fastest of those that do not fit say what more memory would bring.
     let larger = searched.found.iter().filter(|found| !found.fits && found.time.seconds < best.time.seconds);
-    let larger: Vec<Row> = larger.take(3).map(of_found).collect();
-    if let Some(path) = &options.svg {
-        let title = format!("{name} on {target}: {} lowered", plural(searched.lowered as u64, "plan"));
-        let configured = configured.as_ref().map(|row| (row.seconds, row.bytes));
-        output::write(path, Picture { title, searched: &searched, configured, memory }.svg())?;
+    Answer {
+        config: name,
+        target,
+        devices: hardware.device_count(),
+        chip_bytes: memory,
+        hardware,
+        considered: searched.considered,
+        too_large: searched.too_large,
+        too_slow: searched.too_slow,
+        lowered: searched.lowered,
+        refused: searched.refused,
+        ended_early: searched.ended_early,
+        seconds,
+        configured: configured.map(as_configured),
+        plans: searched.found.iter().take(top).map(of_found).collect(),
+        larger: larger.take(3).map(of_found).collect(),
+        front: searched.front().into_iter().map(of_found).collect(),
+        kernels: &best.time.largest,
     }
-    if let Some(path) = &options.write {
-        let mut written = best.plan.apply(&config);
-        written.target.topology.clone_from(&target);
-        output::write(path, written.to_toml())?;
-    }
-    if json {
-        return output::json(
-            "plan-search",
-            &Answer {
-                config: &name,
-                target: &target,
-                devices: hardware.device_count(),
-                chip_bytes: memory,
-                hardware: &hardware,
-                considered: searched.considered,
-                too_large: searched.too_large,
-                too_slow: searched.too_slow,
-                lowered: searched.lowered,
-                refused: searched.refused,
-                ended_early: searched.ended_early,
-                seconds,
-                configured,
-                plans,
-                front,
-                kernels: &best.time.largest,
-            },
-        );
-    }
-    line(&paint(
-        BOLD,
-        &format!(
-            "{name} on {target}: {} considered, {} lowered in {seconds:.1} s",
-            plural(searched.considered as u64, "plan"),
-            searched.lowered
-        ),
-    ));
+}
+
+fn show(answer: &Answer, best: &Found) {
+    let Answer { config, target, seconds, lowered, .. } = answer;
+    let considered = plural(answer.considered as u64, "plan");
+    line(&paint(BOLD, &format!("{config} on {target}: {considered} considered, {lowered} lowered in {seconds:.1} s")));
     line(&paint(
         DIM,
         &format!(
             "not lowered: by their bounds {} do not fit and {} are no faster than the best; {} not possible",
-            searched.too_large, searched.too_slow, searched.refused
+            answer.too_large, answer.too_slow, answer.refused
         ),
     ));
-    if searched.ended_early {
+    if answer.ended_early {
         output::note("the search ended at --most; plans that may be faster are left");
     }
     if !best.fits {
         line(&paint(BAD, "no plan fits the memory of a device; these come nearest"));
     }
-    print("plans by time", &plans, configured.as_ref());
-    if !larger.is_empty() {
-        print("faster, with more memory than there is", &larger, None);
+    print("plans by time", &answer.plans, answer.configured.as_ref());
+    if !answer.larger.is_empty() {
+        print("faster, with more memory than there is", &answer.larger, None);
     }
-    print("no other is better in both time and memory", &front, None);
+    print("no other is better in both time and memory", &answer.front, None);
     print_kernels(&best.time);
-    line("");
-    let sets = best.plan.settings();
-    let by_set =
-        RunConfig::from_toml_with(&text, &name, &[set, &sets, &[format!("target.topology={target}")]].concat());
-    line(&match by_set.is_ok_and(|it| it.to_toml() == best.plan.apply(&config).to_toml()) {
-        true => format!("{} the best plan: --set {}", paint(GOOD, "=>"), sets.join(" --set ")),
-        // Its section [pipeline], or what it accumulates.
-        false => format!(
-            "{} --write FILE writes a config with the best plan: --set does not take away what this config has",
-            paint(GOOD, "=>")
-        ),
-    });
-    Ok(())
 }
 
 fn describe(progress: Progress) -> String {

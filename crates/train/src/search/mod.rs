@@ -58,6 +58,9 @@ pub struct Found {
 /// What a search found.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
+    /// The step of the config as it stands and the bytes that a device needs, or why it cannot be lowered; `None` if its
+    /// mesh is one for other devices. Where a search could choose its plan, that is among what was found.
+    pub configured: Option<Result<(StepTime, u64), String>>,
     /// Plans that the model's sizes allow.
     pub considered: usize,
     /// Plans left out because they need more memory than there is, whatever else they do.
@@ -146,34 +149,57 @@ pub struct Progress {
 /// # Errors
 /// The config is wrong whatever the plan, or leaves none.
 pub fn search(
-    base: &RunConfig,
+    config: &RunConfig,
     options: &SearchOptions,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Search, SearchError> {
     let hardware = &options.hardware;
-    let configured = Plan::of(base, hardware.device_count());
-    let Listed { base, flops, mut candidates } = list(base, hardware)?;
+    let Listed { base, flops, mut candidates } = list(config, hardware)?;
     let memory = hardware.chip.device_memory().unwrap_or(u64::MAX);
+    let on_devices = config.on_devices(hardware.device_count()).ok();
+    let plan = on_devices.as_ref().and_then(Plan::of);
+    let estimated = |config: &RunConfig| estimate_step(config, hardware).map_err(|error| error.to_string());
+    let configured = on_devices.as_ref().map(estimated);
+    let mut outcome = Outcome::default();
     // Where it is none that would be listed, it is one more.
-    candidates.retain(|(plan, _)| Some(plan) != configured.as_ref());
-    let considered = candidates.len() + usize::from(configured.is_some());
+    let considered = match &plan {
+        Some(plan) => {
+            candidates.retain(|(listed, _)| listed != plan);
+            candidates.len() + 1
+        }
+        None => candidates.len(),
+    };
     candidates.retain(|(_, bounds)| bounds.bytes <= memory as f64);
-    let may_fit = candidates.len() + usize::from(configured.is_some());
-    let shared =
-        Mutex::new(Shared { first: configured, queue: Queue::new(candidates, memory), outcome: Outcome::default() });
-    let run = Run { base: &base, hardware, memory, most: options.most, shared };
+    let mut too_large = considered - usize::from(plan.is_some()) - candidates.len();
+    let mut queue = Queue::new(candidates, memory);
+    if let (Some(plan), Some(estimated)) = (plan, &configured) {
+        let found = |(time, bytes)| Found { plan: plan.clone(), time, bytes, fits: bytes <= memory };
+        outcome.add(&plan, estimated.clone().map(found), &mut queue);
+    }
+    let run = Run { base: &base, hardware, memory, most: options.most, shared: Mutex::new(Shared { queue, outcome }) };
     std::thread::scope(|scope| {
         for _ in 0..options.threads.max(1) {
             scope.spawn(|| run.work(progress));
         }
     });
     let Shared { queue, outcome, .. } = run.shared.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let too_large = considered - may_fit + queue.too_large;
+    too_large += queue.too_large;
     let Outcome { mut found, refused, first_refusal, ended_early, .. } = outcome;
     found.sort_by(|a, b| b.fits.cmp(&a.fits).then_with(|| a.time.seconds.total_cmp(&b.time.seconds)));
     let lowered = found.len();
     let too_slow = considered - too_large - lowered - refused;
-    Ok(Search { considered, too_large, lowered, too_slow, refused, first_refusal, ended_early, found, flops })
+    Ok(Search {
+        configured,
+        considered,
+        too_large,
+        lowered,
+        too_slow,
+        refused,
+        first_refusal,
+        ended_early,
+        found,
+        flops,
+    })
 }
 
 /// All plans of a config's model on hardware, each with what it takes at least.
@@ -244,8 +270,6 @@ struct Run<'a> {
 }
 
 struct Shared {
-    /// The plan of the config, so that what is found is no worse.
-    first: Option<Plan>,
     queue: Queue,
     outcome: Outcome,
 }
@@ -260,36 +284,39 @@ struct Outcome {
     ended_early: bool,
 }
 
+impl Outcome {
+    /// A plan that was lowered, or why it cannot be.
+    fn add(&mut self, plan: &Plan, evaluated: Result<Found, String>, queue: &mut Queue) {
+        match evaluated {
+            Ok(found) => {
+                queue.learn(&found);
+                if found.fits {
+                    self.best = Some(self.best.unwrap_or(f64::INFINITY).min(found.time.seconds));
+                }
+                self.found.push(found);
+            }
+            Err(reason) => {
+                self.refused += 1;
+                self.first_refusal.get_or_insert_with(|| format!("{}: {reason}", plan.settings().join(" ")));
+            }
+        }
+    }
+}
+
 impl Run<'_> {
     fn work(&self, progress: &(dyn Fn(Progress) + Sync)) {
         while let Some(plan) = self.next(progress) {
             let evaluated = evaluate(self.base, &plan, self.hardware, self.memory);
             let Ok(mut shared) = self.shared.lock() else { return };
-            let Shared { queue, outcome, .. } = &mut *shared;
-            match evaluated {
-                Ok(found) => {
-                    queue.learn(&found);
-                    if found.fits {
-                        outcome.best = Some(outcome.best.unwrap_or(f64::INFINITY).min(found.time.seconds));
-                    }
-                    outcome.found.push(found);
-                }
-                Err(error) => {
-                    outcome.refused += 1;
-                    let reason = || format!("{}: {error}", plan.settings().join(" "));
-                    outcome.first_refusal.get_or_insert_with(reason);
-                }
-            }
+            let Shared { queue, outcome } = &mut *shared;
+            outcome.add(&plan, evaluated.map_err(|error| error.to_string()), queue);
         }
     }
 
     /// The next plan to lower, unless none that is left can be the best.
     fn next(&self, progress: &(dyn Fn(Progress) + Sync)) -> Option<Plan> {
         let mut shared = self.shared.lock().ok()?;
-        let Shared { first, queue, outcome } = &mut *shared;
-        if let Some(plan) = first.take() {
-            return Some(plan);
-        }
+        let Shared { queue, outcome } = &mut *shared;
         let (plan, seconds) = queue.pop()?;
         if outcome.best.is_some_and(|best| seconds >= best) {
             return None;

@@ -111,9 +111,8 @@ impl Plan {
         self.rows_split() * self.parts()
     }
 
-    /// The plan of a config for so many devices, if a search could choose it.
-    pub(super) fn of(config: &RunConfig, devices: usize) -> Option<Plan> {
-        let config = config.on_devices(devices).ok()?;
+    /// The plan of a config whose devices are known, if a search could choose it.
+    pub(super) fn of(config: &RunConfig) -> Option<Plan> {
         let mesh = config.mesh().ok()?;
         let sizes = AXES.map(|name| mesh.axis(name).map_or(1, |axis| mesh.size(axis)));
         let residual = match &config.rules.source {
@@ -129,12 +128,12 @@ impl Plan {
                 PipelineConfig { microbatches, repeats, chunks, layers_per_stage, ..PipelineConfig::default() };
             *it == PipelineConfig { weights, schedule, keep_gathered, ..chosen } && config.train.microbatches == 1
         };
-        let is_one = sizes.iter().product::<usize>() == devices
+        let is_one = sizes.iter().product::<usize>() == mesh.device_count()
             && config.mesh.dcn.is_empty()
             && config.remat.names.is_empty()
             && POLICIES.contains(&config.remat.policy)
             && config.pipeline.as_ref().is_none_or(is_plain);
-        let RunConfig { remat, train, pipeline, .. } = config;
+        let RunConfig { remat, train, pipeline, .. } = config.clone();
         is_one.then_some(Plan { sizes, remat: remat.policy, accumulate: train.microbatches, residual, pipeline })
     }
 
