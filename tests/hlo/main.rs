@@ -12,6 +12,7 @@ mod modules;
 mod mutated;
 mod parse;
 mod partitioning;
+mod pipelines;
 mod presets;
 mod programs;
 mod stablehlo;

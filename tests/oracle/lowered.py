@@ -3,8 +3,8 @@
     python3 tests/oracle/lowered.py           rewrites tests/foreign/lowered
     python3 tests/oracle/lowered.py --check   compares with what is there and writes nothing
 
-Needs jax (made with 0.10.2). The programs are in `foreign_programs.py` and `lowered_programs.py`; `tests/hlo/stablehlo.rs`
-reads both files of each and holds that the analyses find the same.
+Needs jax (made with 0.10.2). The programs are in `foreign_programs.py`, `lowered_programs.py` and `schedule_programs.py`;
+`tests/hlo/stablehlo.rs` reads both files of each and holds that the analyses find the same.
 
 | file | made by |
 |---|---|
@@ -30,15 +30,17 @@ from jax.sharding import Mesh
 import foreign
 import foreign_programs
 import lowered_programs
+import schedule_programs
 
 STORED = foreign.STORED / "lowered"
 FOREIGN = ["fsdp_mlp", "local_sgd", "moe", "pipeline", "scan_remat"]
+PROGRAMS = lowered_programs.PROGRAMS | schedule_programs.PROGRAMS
 
 
 def traced(name):
     if name in FOREIGN:
         return foreign.traced(name, jax.devices())
-    program, axes = lowered_programs.PROGRAMS[name]
+    program, axes = PROGRAMS[name]
     return program(Mesh(np.array(jax.devices()).reshape(tuple(axes.values())), tuple(axes)) if axes else None)
 
 
@@ -48,7 +50,7 @@ def made():
     jax.config.update("jax_traceback_in_locations_limit", 2)
     jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/(?=tests/oracle/)")
     files = {}
-    for name in [*FOREIGN, *lowered_programs.PROGRAMS]:
+    for name in [*FOREIGN, *PROGRAMS]:
         lowered = traced(name).lower()
         files[f"{name}.stablehlo.txt"] = lowered.as_text()
         files[f"{name}.hlo.txt"] = lowered.compiler_ir("hlo").as_hlo_text()

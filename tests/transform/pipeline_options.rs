@@ -58,6 +58,7 @@ fn changed(base: &PipelineOptions) -> Vec<(&'static str, PipelineOptions)> {
         remat: _,
         costs: _,
     } = base;
+    let virtual_stages = base.stages * base.parts();
     let base = || base.clone();
     vec![
         ("stages", PipelineOptions { stages: 5, ..base() }),
@@ -75,7 +76,7 @@ fn changed(base: &PipelineOptions) -> Vec<(&'static str, PipelineOptions)> {
         ("scan_layers", PipelineOptions { scan_layers: false, ..base() }),
         ("keep_gathered", PipelineOptions { keep_gathered: true, ..base() }),
         ("remat", PipelineOptions { remat: RematPolicy::Dots, ..base() }),
-        ("costs", PipelineOptions { costs: Some(uneven(base.stages * base.parts())), ..base() }),
+        ("costs", PipelineOptions { costs: Some(uneven(virtual_stages)), ..base() }),
     ]
 }
 

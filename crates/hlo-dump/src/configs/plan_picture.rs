@@ -7,7 +7,7 @@ use maud::{Markup, Render, html};
 use meshloom_train::search::{Found, Search};
 
 use crate::output::{human_bytes, seconds};
-use crate::report::chart::{at, byte_ticks, ticks};
+use crate::report::chart::{COLORS, alone, at, byte_ticks, ticks};
 
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 520.0;
@@ -19,10 +19,9 @@ const BOTTOM: f64 = 52.0;
 /// How many times the best step the slowest one that is drawn may take.
 const MOST_TIMES: f64 = 3.0;
 
-// Told apart by people who do not see all colours too (Okabe and Ito's palette).
-const FITS: &str = "#0072b2";
-const TOO_LARGE: &str = "#cc79a7";
-const CONFIGURED: &str = "#d55e00";
+const FITS: &str = COLORS[0];
+const TOO_LARGE: &str = COLORS[3];
+const CONFIGURED: &str = COLORS[5];
 
 /// All plans that were lowered, and the one that the config has.
 pub struct Picture<'a> {
@@ -49,7 +48,6 @@ impl Picture<'_> {
         };
         let left_out = found.len() - drawn.len();
         let content = html! {
-            rect width="100%" height="100%" fill="#fff" {}
             text x=(LEFT) y="22" font-weight="bold" { (self.title) }
             (self.legend(left_out))
             (axes.render())
@@ -66,12 +64,7 @@ impl Picture<'_> {
                 }
             }
         };
-        let view = format!("0 0 {WIDTH} {HEIGHT}");
-        let svg = html! {
-            svg xmlns="http://www.w3.org/2000/svg" viewBox=(view) role="img" aria-label=(self.title)
-                font-family="sans-serif" font-size="13" fill="#222" { (content) }
-        };
-        format!("{}\n", svg.into_string())
+        alone(&self.title, (WIDTH, HEIGHT), content)
     }
 
     fn legend(&self, left_out: usize) -> Markup {

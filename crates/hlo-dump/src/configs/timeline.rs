@@ -79,7 +79,7 @@ fn passes(timeline: &Timeline) -> Vec<Pass> {
             _ => "backward",
         };
         let columns = columns.iter().map(|column| self::column(column, timeline.parts())).collect();
-        Pass { title, microbatches: timeline.microbatches, start, columns }
+        Pass { title, counts: "microbatch", microbatches: timeline.microbatches, start, columns }
     };
     starts.zip(ends).map(pass).collect()
 }

@@ -1,8 +1,8 @@
-//! What the drawings of the page have in common: their frame, marks, texts that fit, and ticks.
+//! What drawings have in common: frames, colours, marks, texts that fit, and ticks.
 
 use maud::{Markup, Render, html};
 
-/// How wide every drawing is, in units of its own.
+/// How wide every drawing of the page is, in units of its own.
 pub const WIDTH: f64 = 1120.0;
 
 /// A coordinate as it is written: nobody sees less than a tenth.
@@ -36,6 +36,19 @@ impl Area {
 pub fn drawing(class: &str, id: Option<&str>, height: f64, label: &str, content: impl Render) -> Markup {
     let view = format!("0 0 {WIDTH} {height}");
     html! { svg class={ "chart" (class) } id=[id] viewBox=(view) role="img" aria-label=(label) { (content) } }
+}
+
+/// Told apart by people who do not see all colours too (Okabe and Ito's palette), on a drawing that stands alone.
+pub const COLORS: [&str; 7] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7f7f7f"];
+
+/// A drawing as a file of its own.
+pub fn alone(label: &str, (width, height): (f64, f64), content: impl Render) -> String {
+    let view = format!("0 0 {width} {height:.0}");
+    let svg = html! {
+        svg xmlns="http://www.w3.org/2000/svg" viewBox=(view) role="img" aria-label=(label) font-family="sans-serif"
+            font-size="13" fill="#222" { "\n" rect width="100%" height="100%" fill="#fff" {} "\n" (content) }
+    };
+    format!("{}\n", svg.into_string())
 }
 
 pub fn text(class: &str, (x, y): (f64, f64), text: impl Render) -> Markup {

@@ -20,6 +20,8 @@ pub struct Schedule {
 /// Iterations that follow each other.
 pub struct Pass {
     pub title: &'static str,
+    /// What the numbers of its tasks count: `microbatch`.
+    pub counts: &'static str,
     /// Microbatches that go through it.
     pub microbatches: usize,
     /// Number of its first column.
@@ -166,7 +168,7 @@ impl Schedule {
                             @if tasks.is_empty() { "bubble" }
                             @for (index, Task { microbatch, part }) in tasks.iter().enumerate() {
                                 @if index > 0 { ", " }
-                                "microbatch " (microbatch)
+                                (pass.counts) " " (microbatch)
                                 @if let Some((part, number)) = part { " in " (part) " " (number) }
                             }
                         }

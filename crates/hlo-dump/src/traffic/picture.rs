@@ -3,9 +3,11 @@
 
 use std::fmt::Write;
 
+use maud::PreEscaped;
+
 use super::series::{Row, Series};
 use crate::output::{self, human_bytes};
-use crate::report::chart::byte_ticks;
+use crate::report::chart::{COLORS, alone, byte_ticks};
 
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 86.0;
@@ -15,9 +17,6 @@ const TALL: f64 = 300.0;
 const LINE: f64 = 20.0;
 /// The most steps that are drawn: more could not be told apart.
 const MOST_STEPS: usize = 400;
-
-/// Told apart by people who do not see all colours too (Okabe and Ito's palette).
-const COLORS: [&str; 7] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7f7f7f"];
 
 /// All series in one drawing.
 pub fn svg(series: &[Series], axis: &str) -> String {
@@ -30,9 +29,7 @@ pub fn svg(series: &[Series], axis: &str) -> String {
     let chart = Chart { top: legend + 14.0, steps, most: if most > 0.0 { most } else { 1.0 } };
     let height = chart.bottom() + 46.0;
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-label=\"bytes over {axis} by step\" \
-         font-family=\"sans-serif\" font-size=\"13\" fill=\"#222\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
-         <text x=\"{LEFT}\" y=\"22\" font-weight=\"bold\">bytes that each device sends over {} in a step</text>\n",
+        "<text x=\"{LEFT}\" y=\"22\" font-weight=\"bold\">bytes that each device sends over {} in a step</text>\n",
         escaped(axis)
     );
     for (number, it) in series.iter().enumerate() {
@@ -62,8 +59,7 @@ pub fn svg(series: &[Series], axis: &str) -> String {
     for (number, it) in series.iter().enumerate() {
         chart.spread(&mut svg, it, number);
     }
-    svg.push_str("</svg>\n");
-    svg
+    alone(&format!("bytes over {axis} by step"), (WIDTH, height), PreEscaped(svg))
 }
 
 fn color(number: usize) -> &'static str {

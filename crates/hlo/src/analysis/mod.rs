@@ -16,6 +16,7 @@
 //! | [`memory`](mod@memory) | Arguments, outputs and temporaries; the peak and what is live at it; the curve. |
 //! | [`overlap`](mod@overlap) | Which transfers a compiled schedule hides beside compute. |
 //! | [`partitioning`] | Whether XLA has yet to partition the module. |
+//! | [`pipelines`](mod@pipelines) | Which loops are pipelines, and what each stage does when. |
 //! | [`scopes`] | The module as a graph of its scopes. |
 //! | [`shardings`](mod@shardings) | How values are split, as stated by the module. |
 //! | [`slices`] | Transfers between TPU slices, through the host. |
@@ -41,6 +42,7 @@ pub mod measured;
 pub mod memory;
 pub mod overlap;
 pub mod partitioning;
+pub mod pipelines;
 pub mod scopes;
 pub mod shardings;
 mod sites;
@@ -71,6 +73,7 @@ pub use memory::{
 };
 pub use overlap::{CollectiveOverlap, Hidden, ModuleOverlap, OverlapError, overlap};
 pub use partitioning::Partitioning;
+pub use pipelines::{Pipeline, PipelineLoop, pipelines};
 pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
 pub use shardings::{ShardedValue, ValueKind, shardings};
 pub use slices::{SliceTransfer, communication_of, slice_count};

@@ -145,6 +145,20 @@ impl<'w, 'a> Values<'w, 'a> {
         Some(usize::try_from(value).map_or(last, |branch| branch.min(last)))
     }
 
+    /// Where a dynamic slice in a place begins along a dimension, in an iteration of each loop around the place.
+    pub(super) fn slice_start(
+        &mut self,
+        place: usize,
+        slice: &HloInstructionProto,
+        dim: usize,
+        iterations: &[u64],
+    ) -> Option<u64> {
+        let from = *self.operand_shape(place, slice, 0)?.dimensions.get(dim)?;
+        let last = from.checked_sub(*slice.shape.as_ref()?.dimensions.get(dim)?)?.max(0);
+        let start = self.operand(place, slice, 1 + dim, &Part::SCALAR, iterations)?;
+        u64::try_from(start.clamp(0, i128::from(last))).ok()
+    }
+
     /// The iterations of a loop in a place, in an iteration of each loop around the place.
     pub(super) fn trips(&mut self, place: usize, it: &HloInstructionProto, iterations: &[u64]) -> Option<u64> {
         let (body, _) = self.callee(place, it, 0)?;

@@ -392,8 +392,8 @@ section! {
         /// The values that `remat = "save"` and `"offload"` of the pipeline keep.
         remat_names: Vec<String> = Vec::new(),
         /// Times of a stage's passes over a microbatch, in any unit: forwards, of gradients of inputs, of gradients of
-        /// weights. Or three for each chunk of each stage, in the order of the layers. Schedules that are searched go by
-        /// them; by default they follow from what is recomputed.
+        /// weights. Or three for each chunk of each stage, in the order of the layers. Schedules that are searched go
+        /// by them; by default they follow from what is recomputed.
         costs: Vec<f64> = Vec::new(),
     }
 }

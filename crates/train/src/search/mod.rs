@@ -58,8 +58,8 @@ pub struct Found {
 /// What a search found.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
-    /// The step of the config as it stands and the bytes that a device needs, or why it cannot be lowered; `None` if its
-    /// mesh is one for other devices. Where a search could choose its plan, that is among what was found.
+    /// The step of the config as it stands and the bytes that a device needs, or why it cannot be lowered; `None` if
+    /// its mesh is one for other devices. Where a search could choose its plan, that is among what was found.
     pub configured: Option<Result<(StepTime, u64), String>>,
     /// Plans that the model's sizes allow.
     pub considered: usize,
