@@ -180,7 +180,7 @@ fn our_own_are_as_their_tables_say() {
         ("zb-v", 2, 6, Order::ZeroBubbleVee),
     ];
     for (schedule, chunks, microbatches, order) in forms {
-        let rows = 2 * microbatches;
+        let rows = 8 * microbatches;
         let set = [
             "model.layers=8".to_owned(),
             "model.embed=16".to_owned(),

@@ -9,7 +9,7 @@ Needs jax (made with 0.10.2). The programs are in `foreign_programs.py`, `lowere
 | file | made by |
 |---|---|
 | PROGRAM.stablehlo.txt | `lowered.as_text()` |
-| PROGRAM.hlo.txt | `lowered.compiler_ir("hlo").as_hlo_text()` |
+| PROGRAM.hlo.txt | `lowered.compiler_ir("hlo").as_hlo_text(print_large_constants=True)` |
 | fsdp_mlp.debug.stablehlo.txt | `lowered.as_text(debug_info=True)`: with locations |
 | convolution.generic.stablehlo.txt | the same module in MLIR's generic form, with locations |
 """
@@ -53,7 +53,7 @@ def made():
     for name in [*FOREIGN, *PROGRAMS]:
         lowered = traced(name).lower()
         files[f"{name}.stablehlo.txt"] = lowered.as_text()
-        files[f"{name}.hlo.txt"] = lowered.compiler_ir("hlo").as_hlo_text()
+        files[f"{name}.hlo.txt"] = lowered.compiler_ir("hlo").as_hlo_text(print_large_constants=True)
         if name == "fsdp_mlp":
             files[f"{name}.debug.stablehlo.txt"] = lowered.as_text(debug_info=True)
         if name == "convolution":
