@@ -34,7 +34,7 @@ const fn program(name: &'static str, devices: u64, folded: u64) -> Program {
 }
 
 const PROGRAMS: [Program; 13] = [
-    program("circular", 8, 0),
+    program("circular", 8, 17),
     program("control", 1, 19),
     program("convolution", 1, 1152),
     program("embedding", 1, 0),

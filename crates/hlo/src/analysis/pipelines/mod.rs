@@ -24,7 +24,7 @@ use super::groups::Devices;
 use super::index::Computation;
 use super::values::Values;
 use super::walk::{Via, Walk};
-use crate::proto::{HloInstructionProto, ShapeProto};
+use crate::proto::ShapeProto;
 use indices::Rounds;
 use line::Line;
 
@@ -283,20 +283,23 @@ const CARRIES: [&str; 11] = [
 ];
 
 /// Whether what a permute gives leaves the body, or what it takes was given to it, as it is or after operations on
-/// single elements. What neighbours exchange for an operation that works across the border between them is put beside
-/// other elements first.
+/// single elements; a value may also be put into one of several slots. What neighbours exchange for an operation that
+/// works across the border between them is put beside other elements first.
 fn is_carried(body: &Computation<'_>, name: &str) -> bool {
     let Some(permute) = body.instructions().iter().find(|it| it.name == name) else { return false };
+    let dims =
+        |shape: &ShapeProto| -> Vec<i64> { shape.dimensions.iter().copied().filter(|&size| size != 1).collect() };
     // The start of one in two halves gives a tuple of what it reads and what it will give.
-    let given = |shape: &ShapeProto| shape.tuple_shapes.get(1).unwrap_or(shape).dimensions.clone();
-    let dims = permute.shape.as_ref().map(given);
-    let carries = |it: &HloInstructionProto| {
-        let alike = it.shape.as_ref().map(|shape| &shape.dimensions) == dims.as_ref();
-        alike || CARRIES.contains(&it.opcode.as_str())
-    };
+    let given = permute.shape.as_ref().map(|shape| dims(shape.tuple_shapes.get(1).unwrap_or(shape)));
     let mut carried: FxHashSet<i64> = std::iter::once(permute.id).collect();
     for it in body.instructions() {
-        if carries(it) && it.operand_ids.iter().any(|id| carried.contains(id)) {
+        let carries = CARRIES.contains(&it.opcode.as_str()) || it.shape.as_ref().map(dims) == given;
+        let read = match it.opcode.as_str() {
+            "dynamic-update-slice" => it.operand_ids.get(1..2).unwrap_or_default(),
+            _ if carries => &it.operand_ids,
+            _ => &[],
+        };
+        if read.iter().any(|id| carried.contains(id)) {
             carried.insert(it.id);
         }
     }
