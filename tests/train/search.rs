@@ -228,7 +228,28 @@ fn files_that_describe_no_hardware_are_refused() {
         second("size = 2\nwire = \"network\"\nwraps = true\nrate = 1e9\nlatency = 0"),
         second("size = 1000000\nwire = \"network\"\nrate = 1e9\nlatency = 0"),
     ];
-    assert_snapshot!(texts.join("\n"), @"");
+    assert_snapshot!(texts.join("\n"), @r#"
+    mine.toml:1:7: string values must be quoted, expected literal string
+    mine.toml: there is no [[dimension]]: give one or more, each with size, wire, rate and latency
+    mine.toml: there is no memory_bandwidth: give it in bytes per second, or a chip that has it, as chip = "h100"
+    mine.toml: there is no bf16_flops: give it in operations per second, or f32_flops, or a chip that has it, as chip = "h100"
+    mine.toml: chip is "h900": no chip is called "h900"; expected one of v4, v5e, v5p, v6e, tpu7x, a100, h100, h200, b200, cpu
+    mine.toml: size of dimension 1 is 0: it must be a whole number from 1 to 1048576
+    mine.toml:5:8: invalid value: integer `-8`, expected usize
+    mine.toml:5:1: unknown field `sise`, expected one of `size`, `wire`, `wraps`, `rate`, `latency`
+    mine.toml:6:8: unknown variant `cable`, expected one of `core`, `switch`, `torus`, `network`
+    mine.toml: latency of dimension 1 is -0.000001: it must be a number of seconds from 0 to 3600
+    mine.toml:4:1: missing field `latency`
+    mine.toml: bf16_flops is 0: it must be a number from 1 to 1e30
+    mine.toml: memory_bytes is 0: it must be a number from 1 to 1e30
+    mine.toml: launch is 4000: it must be a number of seconds from 0 to 3600
+    mine.toml:1:11: unknown variant `rocm`, expected one of `cpu`, `cuda`, `tpu`
+    mine.toml: reached.products is 1.5: it must be a part from 0.001 to 1
+    mine.toml: reached.tile is 0: it must be a whole number from 1 to 65536
+    mine.toml: wire of dimension 2 is "core": dimensions go from the fastest to the slowest: core, switch, torus, network
+    mine.toml: wraps of dimension 2 is true: a network has no ends to join; leave it out, or give wire = "torus"
+    mine.toml: the number of devices is 8 x 1000000: it must be at most 1048576; give smaller sizes
+    "#);
     let absent = read_hardware("no/such.toml").expect_err("no file").to_string();
     assert!(absent.starts_with("cannot read the hardware \"no/such.toml\": "), "{absent}");
     // So many that their product is no number.
