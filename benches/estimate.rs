@@ -4,6 +4,7 @@
 //! ```text
 //! cargo bench --bench estimate          # 40 plans of three models, minutes
 //! cargo bench --bench estimate -- 4     # four plans of each model
+//! cargo bench --bench estimate -- --write cpu.toml     # writes the rates of the devices, and runs no plan
 //! ```
 //!
 //! Of a CPU no rates are published: they are measured first, by loops of products, of elementwise arithmetic and of
@@ -11,12 +12,13 @@
 //! taken out of the estimate. All plans of a model are estimated, and some are measured that lie evenly from the
 //! fastest to the slowest. Printed: a table in Markdown, and the rank correlation of each model and of all.
 
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
 use meshloom::compile::{LowerOptions, lower};
+use meshloom::hlo::analysis::Chip;
 use meshloom::hlo::analysis::estimate::{Dimension, Hardware, Reached, Wire};
-use meshloom::hlo::analysis::{Chip, memory::Backend};
 use meshloom::ir::DType::F32;
 use meshloom::ir::Literal;
 use meshloom::pjrt::Client;
@@ -24,9 +26,12 @@ use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, einsum, fori_loop};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
-use meshloom_train::search::{Found, bounded, evaluate};
+use meshloom_train::search::{Found, bounded, evaluate, write_hardware};
 
 const DEVICES: usize = 8;
+
+/// Plans that are run, of all models together.
+const PLANS: usize = 40;
 
 /// Iterations of the loops that rates are measured with.
 const ITERATIONS: usize = 20;
@@ -104,8 +109,9 @@ fn calibrate(client: &Client) -> anyhow::Result<Hardware> {
     );
     let reached = Reached { products: 1.0, memory: 1.0, links: 1.0, tile: 1, kernel: nothing };
     let dimension = Dimension { size: DEVICES, wire: Wire::Switch, wraps: false, rate, latency: 0.0 };
-    debug_assert_eq!(chip.backend, Backend::Cpu);
-    Ok(Hardware { chip, dimensions: vec![dimension], reached, launch: short_sum - nothing, overlaps: false })
+    // Of two short times the longer may come out shorter.
+    let launch = (short_sum - nothing).max(0.0);
+    Ok(Hardware { chip, dimensions: vec![dimension], reached, launch, overlaps: false })
 }
 
 /// Seconds of a step: the smallest of three.
@@ -135,9 +141,21 @@ fn rank_correlation(pairs: &[(f64, f64)]) -> f64 {
 }
 
 fn main() -> anyhow::Result<()> {
-    let number = std::env::args().skip(1).find_map(|argument| argument.parse::<usize>().ok());
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = arguments.iter().find_map(|argument| argument.parse::<usize>().ok());
+    let write = arguments
+        .iter()
+        .position(|argument| argument == "--write")
+        .map(|at| arguments.get(at + 1).context("--write needs a file, as --write cpu.toml"));
+    let write = write.transpose()?;
     let client = Client::cpu(DEVICES)?;
     let hardware = calibrate(&client)?;
+    if let Some(file) = write {
+        // Cargo runs benches in the folder of their package.
+        write_hardware(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file), &hardware)?;
+        println!("wrote {file}");
+        return Ok(());
+    }
     let mut all = Vec::new();
     println!("\n| model | plan | estimated | measured |\n|---|---|---|---|");
     for (index, (name, model)) in MODELS.iter().enumerate() {
@@ -149,7 +167,7 @@ fn main() -> anyhow::Result<()> {
         let seconds = |found: &Found| found.time.seconds - found.time.idle;
         let mut found: Vec<Found> = found.collect();
         found.sort_by(|a, b| seconds(a).total_cmp(&seconds(b)));
-        let most = number.unwrap_or(if index == 0 { 14 } else { 13 }).min(found.len());
+        let most = number.unwrap_or(PLANS / MODELS.len() + usize::from(index < PLANS % MODELS.len())).min(found.len());
         let mut pairs = Vec::new();
         for place in 0..most {
             let chosen = &found[place * (found.len() - 1) / (most - 1).max(1)];

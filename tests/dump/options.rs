@@ -256,6 +256,8 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
     ("plan", "--search", &[CONFIG, "--search"], Refused("names no hardware to search for")),
     ("plan", "--target", &[CONFIG, "--search", "--target", "v5x:2x4"], Refused("did you mean")),
     ("plan", "--target", &[CONFIG, "--target", "v5e:2x4"], Refused("--search")),
+    ("plan", "--target", &[CONFIG, "--search", "--target", "no/such.toml"], Refused("cannot read the hardware")),
+    ("plan", "--target", &[CONFIG, "--search", "--target", CONFIG], Refused("expected one of `chip`")),
     ("plan", "--network", &[CONFIG, "--search", "--target", "v5e:2x4", "--network", "0"], Refused("above 0")),
     ("plan", "--most", &[CONFIG, "--search", "--target", "v5e:2x4", "--most", "0"], Refused("at least 1")),
     ("plan", "--top", &[CONFIG, "--search", "--target", "v5e:2x4", "--top", "0"], Refused("at least 1")),

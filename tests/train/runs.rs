@@ -380,6 +380,53 @@ fn train_explains_what_is_wrong() {
     }
 }
 
+/// With a model and a batch that leave a dozen plans.
+#[test]
+fn train_searches_its_plan() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, memory: u64| {
+        let chip = format!("f32_flops = 20e9\nmemory_bytes = {memory}\nmemory_bandwidth = 5e9\n");
+        let dimension = "[[dimension]]\nsize = 8\nwire = \"switch\"\nrate = 1e9\nlatency = 1e-5\n";
+        fs::write(folder.path().join(name), chip + dimension).expect("a file");
+        folder.path().join(name).to_str().expect("a name").to_owned()
+    };
+    let (hardware, tiny) = (file("cpu.toml", 1 << 32), file("tiny.toml", 1000));
+    let few = [SHORT_RUN, &["model.layers=1", "model.heads=1", "model.kv_heads=1", "train.batch=8"]].concat();
+    let auto = ["--plan", "auto", "--hardware", &hardware];
+    let output = train(&with_overrides(&[&auto[..], &["--steps", "2", "--sample", "0"]].concat(), &few));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with("step 2: loss "), "{output:?}");
+    assert!(said.contains("12 plans for 8 devices, ") && said.contains(" of 4.00 GiB on each device\n"), "{said}");
+    let found = said.find("mesh.axes=").and_then(|start| said[start..].split(';').next()).expect("a plan");
+    let settings: Vec<&str> = found.split(' ').collect();
+    let mesh = settings[0].strip_prefix("mesh.axes=").expect("a mesh");
+    assert!(said.contains(&format!(" on 8 devices of cpu ({mesh}); lowered")), "{said}");
+    // The plan that was found is searched again.
+    let output = train(&with_overrides(&[&auto[..], &["--debug-sharding"]].concat(), &[&few[..], &settings].concat()));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains(&format!("the best is the configured one: {found}; by")), "{said}");
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with(&format!("mesh {mesh}\n| tensor")), "{output:?}");
+    for (arguments, expected) in [
+        (&["--plan", "auto"][..], "`cargo bench --bench estimate -- --write cpu.toml`"),
+        (&["--plan", "auto", "--hardware", "no/such.toml"], "cannot read the hardware \"no/such.toml\""),
+        (&["--plan", "auto", "--hardware", &tiny], "no plan fits the memory of a device: the nearest, mesh.axes="),
+        (&[&auto[..], &["--target", "h100:1x1x8"]].concat(), "both name the hardware: leave out one of them"),
+        (
+            &[&auto[..], &["--process-id", "0", "--process-count", "2", "--set", "target.devices=4"]].concat(),
+            "`hlo-dump plan CONFIG --search",
+        ),
+        (&[&auto[..], &["--set", "target.platform=cuda"]].concat(), "describes devices of cpu, but target.platform"),
+        (&["--hardware", &hardware], "--plan <PLAN>"),
+        (&["--plan", "fsdp"], "[possible values: auto]"),
+    ] {
+        let output = train(&with_overrides(arguments, &few));
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && text.contains(expected), "{arguments:?}: {text}");
+        assert!(!text.contains("panicked"), "{arguments:?}: {text}");
+    }
+}
+
 #[test]
 fn a_checkpoint_generates_text() {
     let folder = tempfile::tempdir().expect("a folder");

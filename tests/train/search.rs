@@ -1,7 +1,12 @@
-//! The search for plans: what it lists, bounds and finds.
+//! The search for plans: what it lists, bounds and finds, and the hardware that it is made for.
 
+use insta::assert_snapshot;
+use meshloom::pjrt::{DeviceDescription, NamedValue};
 use meshloom_train::config::RunConfig;
-use meshloom_train::search::{Bounds, SearchOptions, bounded, estimate_step, evaluate, hardware, search};
+use meshloom_train::search::{
+    Bounds, SearchOptions, bounded, estimate_step, evaluate, hardware, hardware_from_toml, hardware_of_devices,
+    hardware_to_toml, on_hardware, read_hardware, search,
+};
 
 fn config(set: &[&str]) -> RunConfig {
     let set: Vec<String> = set.iter().map(|&text| text.to_owned()).collect();
@@ -103,4 +108,197 @@ fn what_cannot_be_searched_says_why() {
     assert!(refusal(&config(&[]), "cpu:8").contains("of cpu is not published"));
     let three = config(&["train.batch=3", "mesh.axes=fsdp=1", "target.devices=1"]);
     assert!(refusal(&three, "h100:1x1x8").contains("no plan is possible: 8 devices, 3 rows"));
+}
+
+/// What is published of `h100:1x1x8`.
+const EIGHT_H100: &str = r#"
+chip = "h100"
+
+[[dimension]]
+size = 8
+wire = "switch"
+rate = 450e9
+latency = 1e-6
+"#;
+
+#[test]
+fn a_file_describes_what_a_topology_names() {
+    let [named, described] = [hardware("h100:1x1x8").ok(), hardware_from_toml(EIGHT_H100, "eight.toml").ok()];
+    assert!(named.is_some() && named == described, "{named:?} {described:?}");
+    let described = described.expect("hardware");
+    let base = config(LARGER);
+    let on_topology = config(&[LARGER, &["target.topology=h100:1x1x8"]].concat());
+    let [named, described] = [on_topology, on_hardware(&base, &described)].map(|config| {
+        let options = SearchOptions { most: 6, threads: 1, ..SearchOptions::new(described.clone()) };
+        search(&config, &options, &|_| {}).expect("plans")
+    });
+    assert_eq!((named.considered, &named.found), (described.considered, &described.found));
+}
+
+#[test]
+fn hardware_is_written_as_it_is_read() {
+    let topologies = ["h100:1x8x8", "v5p:4x4x8", "v5e:16x16:slices=2", "tpu7x:2x2x1:slices=2"];
+    let mut all = topologies.map(|topology| hardware(topology).expect("hardware")).to_vec();
+    let own = hardware_from_toml(SMALL_CPUS, "small.toml").expect("hardware");
+    let mut uneven = own.clone();
+    uneven.launch = 1.0 / 3.0;
+    uneven.dimensions[0].rate = 1e9 / 7.0;
+    all.extend([own.clone(), uneven]);
+    for hardware in all {
+        let text = hardware_to_toml(&hardware).expect("TOML");
+        assert_eq!(hardware_from_toml(&text, "written.toml").as_ref().ok(), Some(&hardware), "{text}");
+    }
+    assert_snapshot!(hardware_to_toml(&own).expect("TOML"), @r#"
+    chip = "cpu"
+    backend = "cpu"
+    f32_flops = 20000000000.0
+    memory_bytes = 4294967296
+    memory_bandwidth = 5000000000.0
+    launch = 0.000002
+    overlaps = false
+
+    [reached]
+    products = 0.5
+    memory = 1.0
+    links = 1.0
+    tile = 1
+    kernel = 0.0
+
+    [[dimension]]
+    size = 8
+    wire = "switch"
+    wraps = false
+    rate = 1000000000.0
+    latency = 0.00001
+    "#);
+}
+
+/// Eight slow devices.
+const SMALL_CPUS: &str = r#"
+f32_flops = 20e9
+memory_bytes = 4_294_967_296
+memory_bandwidth = 5e9
+
+[reached]
+products = 0.5
+
+[[dimension]]
+size = 8
+wire = "switch"
+rate = 1_000_000_000
+latency = 1e-5
+"#;
+
+/// Whatever a file says, it gives hardware or says what is wrong with it.
+#[test]
+fn files_that_describe_no_hardware_are_refused() {
+    let refusal = |text: &str| hardware_from_toml(text, "mine.toml").expect_err(text).to_string();
+    let changed = |from: &str, to: &str| {
+        assert!(EIGHT_H100.contains(from), "{from}");
+        refusal(&EIGHT_H100.replace(from, to))
+    };
+    let numbers = ["0", "-1", "nan", "inf"].map(|rate| changed("450e9", rate));
+    assert_snapshot!(numbers.join("\n"), @"
+    mine.toml: rate of dimension 1 is 0: it must be a number from 1 to 1e30
+    mine.toml: rate of dimension 1 is -1: it must be a number from 1 to 1e30
+    mine.toml: rate of dimension 1 is NaN: it must be a number from 1 to 1e30
+    mine.toml: rate of dimension 1 is inf: it must be a number from 1 to 1e30
+    ");
+    let one = |line: &str| refusal(&format!("{line}\n{EIGHT_H100}"));
+    let second = |lines: &str| refusal(&format!("{EIGHT_H100}\n[[dimension]]\n{lines}\n"));
+    let texts = [
+        refusal("chip ="),
+        refusal("chip = \"h100\""),
+        refusal(&SMALL_CPUS.replace("memory_bandwidth = 5e9", "")),
+        refusal(&SMALL_CPUS.replace("f32_flops = 20e9", "")),
+        changed("h100", "h900"),
+        changed("size = 8", "size = 0"),
+        changed("size = 8", "size = -8"),
+        changed("size = 8", "sise = 8"),
+        changed("switch", "cable"),
+        changed("latency = 1e-6", "latency = -1e-6"),
+        changed("latency = 1e-6", ""),
+        one("bf16_flops = 0"),
+        one("memory_bytes = 0"),
+        one("launch = 4000"),
+        one("backend = \"rocm\""),
+        one("reached.products = 1.5"),
+        one("reached.tile = 0"),
+        second("size = 2\nwire = \"core\"\nrate = 1e9\nlatency = 0"),
+        second("size = 2\nwire = \"network\"\nwraps = true\nrate = 1e9\nlatency = 0"),
+        second("size = 1000000\nwire = \"network\"\nrate = 1e9\nlatency = 0"),
+    ];
+    assert_snapshot!(texts.join("\n"), @r#"
+    mine.toml:1:7: string values must be quoted, expected literal string
+    mine.toml: there is no [[dimension]]: give one or more, each with size, wire, rate and latency
+    mine.toml: there is no memory_bandwidth: give it in bytes per second, or a chip that has it, as chip = "h100"
+    mine.toml: there is no bf16_flops: give it in operations per second, or f32_flops, or a chip that has it, as chip = "h100"
+    mine.toml: chip is "h900": no chip is called "h900"; expected one of v4, v5e, v5p, v6e, tpu7x, a100, h100, h200, b200, cpu
+    mine.toml: size of dimension 1 is 0: it must be a whole number from 1 to 1048576
+    mine.toml:5:8: invalid value: integer `-8`, expected usize
+    mine.toml:5:1: unknown field `sise`, expected one of `size`, `wire`, `wraps`, `rate`, `latency`
+    mine.toml:6:8: unknown variant `cable`, expected one of `core`, `switch`, `torus`, `network`
+    mine.toml: latency of dimension 1 is -0.000001: it must be a number of seconds from 0 to 3600
+    mine.toml:4:1: missing field `latency`
+    mine.toml: bf16_flops is 0: it must be a number from 1 to 1e30
+    mine.toml: memory_bytes is 0: it must be a number from 1 to 1e30
+    mine.toml: launch is 4000: it must be a number of seconds from 0 to 3600
+    mine.toml:1:11: unknown variant `rocm`, expected one of `cpu`, `cuda`, `tpu`
+    mine.toml: reached.products is 1.5: it must be a part from 0.001 to 1
+    mine.toml: reached.tile is 0: it must be a whole number from 1 to 65536
+    mine.toml: wire of dimension 2 is "core": dimensions go from the fastest to the slowest: core, switch, torus, network
+    mine.toml: wraps of dimension 2 is true: a network has no ends to join; leave it out, or give wire = "torus"
+    mine.toml: the number of devices is 8 x 1000000: it must be at most 1048576; give smaller sizes
+    "#);
+    let absent = read_hardware("no/such.toml").expect_err("no file").to_string();
+    assert!(absent.starts_with("cannot read the hardware \"no/such.toml\": "), "{absent}");
+    // So many that their product is no number.
+    let dimension = "\n[[dimension]]\nsize = 1048576\nwire = \"network\"\nrate = 1e9\nlatency = 0\n";
+    let text = refusal(&format!("{EIGHT_H100}{}", dimension.repeat(4)));
+    assert!(text.starts_with("mine.toml: the number of devices is 8 x 1048576 x 1048576 x "), "{text}");
+}
+
+/// Rates that the model's element type has not.
+#[test]
+fn a_search_needs_the_rate_of_what_is_computed() {
+    let hardware = hardware_from_toml(SMALL_CPUS, "small.toml").expect("hardware");
+    let refused = search(&config(LARGER), &SearchOptions::new(hardware), &|_| {}).expect_err("a rate is missing");
+    assert_snapshot!(refused, @"the rate at which cpu multiplies bf16 is not known; give bf16_flops in a file of hardware, or set model.compute_dtype to a type whose rate is known");
+}
+
+#[test]
+fn where_nothing_fits_the_nearest_is_named() {
+    let large = SMALL_CPUS.replace("4_294_967_296", "1_000_000");
+    let hardware = hardware_from_toml(&large, "small.toml").expect("hardware");
+    let base = config(&[LARGER, &["model.compute_dtype=f32"]].concat());
+    let found = search(&base, &SearchOptions { most: 1, ..SearchOptions::new(hardware.clone()) }, &|_| {});
+    let refused = found.expect("a search").best_on(&hardware).expect_err("nothing fits").to_string();
+    assert!(refused.starts_with("no plan fits the memory of a device: the nearest, mesh.axes="), "{refused}");
+    assert!(refused.contains(", and there is 977 KiB; take more devices"), "{refused}");
+}
+
+#[test]
+fn devices_are_known_by_their_kind() {
+    let devices = |kind: &str, places: &[Vec<i64>]| {
+        let device = |(id, place): (usize, &Vec<i64>)| {
+            let coords = (!place.is_empty()).then(|| ("coords".to_owned(), NamedValue::Ints(place.clone())));
+            let attributes = coords.into_iter().collect();
+            DeviceDescription { id: id as i32, kind: kind.to_owned(), description: String::new(), attributes }
+        };
+        hardware_of_devices(&places.iter().enumerate().map(device).collect::<Vec<_>>())
+    };
+    let square: Vec<Vec<i64>> = (0..16).map(|place| vec![place % 4, place / 4, 0]).collect();
+    let found = [
+        (devices("NVIDIA H100 80GB HBM3", &vec![vec![]; 8]), "h100:1x1x8"),
+        (devices("TPU v5 lite", &square), "v5e:4x4"),
+        (devices("TPU v5", &square), "v5p:4x4x1"),
+    ];
+    for (found, topology) in found {
+        assert_eq!(found.ok(), hardware(topology).ok(), "{topology}");
+    }
+    let unknown = [("NVIDIA H100 PCIe", vec![vec![]; 2]), ("cpu", vec![vec![]]), ("TPU v5 lite", vec![vec![]; 3])];
+    for (kind, places) in unknown {
+        let refused = devices(kind, &places).expect_err(kind).to_string();
+        assert!(refused.contains(&format!("of kind \"{kind}\" are not known; describe them")), "{refused}");
+    }
 }

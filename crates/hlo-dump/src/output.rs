@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
 use anyhow::{Context, Result};
-pub use meshloom_hlo::message::human_bytes;
 use meshloom_hlo::message::{counted, three_digits};
+pub use meshloom_hlo::message::{human_bytes, seconds};
 use meshloom_hlo::table::{Column, Kind, Table};
 use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
@@ -137,17 +137,6 @@ pub fn count(value: f64) -> String {
         Units::Human => human_count(value),
         Units::Both if value < 1e3 => human_count(value),
         Units::Both => format!("{} ({})", human_count(value), exact()),
-    }
-}
-
-/// `1.23 ms`.
-pub fn seconds(value: f64) -> String {
-    match value {
-        value if value >= 1.0 => format!("{} s", three_digits(value)),
-        value if value >= 1e-3 => format!("{} ms", three_digits(value * 1e3)),
-        value if value >= 1e-6 => format!("{} us", three_digits(value * 1e6)),
-        0.0 => "0 s".to_owned(),
-        value => format!("{} ns", three_digits(value * 1e9)),
     }
 }
 

@@ -42,6 +42,17 @@ pub fn three_digits(value: f64) -> String {
     }
 }
 
+/// `1.23 ms`.
+pub fn seconds(value: f64) -> String {
+    match value {
+        value if value >= 1.0 => format!("{} s", three_digits(value)),
+        value if value >= 1e-3 => format!("{} ms", three_digits(value * 1e3)),
+        value if value >= 1e-6 => format!("{} us", three_digits(value * 1e6)),
+        0.0 => "0 s".to_owned(),
+        value => format!("{} ns", three_digits(value * 1e9)),
+    }
+}
+
 fn plural(what: &str) -> String {
     let endings = [("xis", "xes"), ("leaf", "leaves"), ("tch", "tches")];
     let changed = endings.iter().find_map(|(one, many)| Some(format!("{}{many}", what.strip_suffix(one)?)));

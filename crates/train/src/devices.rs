@@ -32,8 +32,17 @@ impl RunConfig {
     /// # Errors
     /// As there; or the place is not one of so many processes.
     pub fn open_as(&self, process: Option<&ProcessPlace>) -> Result<Devices, Error> {
-        let (client, mut notes) =
+        let (client, notes) =
             self.open_client(process, |config| Ok(config.mesh()?.device_count() / config.target.processes))?;
+        Ok(self.with_client(client, notes)?)
+    }
+
+    /// As [`RunConfig::open`], on the devices of a client that was opened before, with what the user should know of its
+    /// choice.
+    ///
+    /// # Errors
+    /// As of [`RunConfig::on_client`].
+    pub fn with_client(&self, client: Client, mut notes: Vec<String>) -> Result<Devices, ConfigError> {
         let config = self.on_client(&client)?;
         let there = client.devices().len();
         let used = match config.crossing_processes() {

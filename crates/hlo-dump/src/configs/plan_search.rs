@@ -9,7 +9,8 @@ use meshloom_hlo::analysis::{Arithmetic, StepTime};
 use meshloom_hlo::table::Table;
 use meshloom_train::config::RunConfig;
 use meshloom_train::search::{
-    Advice, Found, Hardware, Progress, Search, SearchOptions, hardware, search, what_it_would_need,
+    Advice, Found, Hardware, MOST_LOWERED, Progress, Search, SearchOptions, hardware, on_hardware, read_hardware,
+    search, what_it_would_need,
 };
 use serde::Serialize;
 
@@ -29,14 +30,14 @@ pub struct Options {
     /// with the shortest step
     #[arg(long, help_heading = "Search")]
     pub search: bool,
-    /// The hardware, as v5p:4x4x8 or h100:1x8x8; by default target.topology
-    #[arg(long, value_name = "TOPOLOGY", requires = "search", help_heading = "Search")]
+    /// The hardware, as v5p:4x4x8 or h100:1x8x8, or a TOML file that describes it; by default target.topology
+    #[arg(long, value_name = "TOPOLOGY|FILE.toml", requires = "search", help_heading = "Search")]
     pub target: Option<String>,
     /// Gbit/s of the network between slices or hosts for each device, in place of the published rate
     #[arg(long, value_name = "GBITS", requires = "search", value_parser = positive, help_heading = "Search")]
     pub network: Option<f64>,
     /// Lowers at most so many plans
-    #[arg(long, value_name = "N", requires = "search", value_parser = some, default_value_t = 4000, help_heading = "Search")]
+    #[arg(long, value_name = "N", requires = "search", value_parser = some, default_value_t = MOST_LOWERED, help_heading = "Search")]
     pub most: usize,
     /// Shows so many plans
     #[arg(long, value_name = "N", requires = "search", value_parser = some, default_value_t = SHOWN, help_heading = "Search")]
@@ -106,30 +107,29 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
     if target.is_empty() {
         bail!("{name} names no hardware to search for; give it, as by --target h100:1x1x8, or set target.topology");
     }
-    config.target.topology.clone_from(&target);
-    let mut hardware = hardware(&target)?;
+    let is_file = target.ends_with(".toml");
+    let mut hardware = if is_file { read_hardware(&target)? } else { hardware(&target)? };
+    if is_file {
+        // No plugin knows it by a name.
+        config = on_hardware(&config, &hardware);
+    } else {
+        config.target.topology.clone_from(&target);
+    }
     if let Some(network) = options.network {
         hardware.set_network(network * 1e9 / 8.0);
     }
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let start = std::time::Instant::now();
     let searched = {
         let bar = Busy::new("");
-        let options = SearchOptions { hardware: hardware.clone(), most: options.most, threads };
-        search(&config, &options, &|progress: Progress| bar.say(&describe(progress)))?
+        let options = SearchOptions { most: options.most, ..SearchOptions::new(hardware.clone()) };
+        search(&config, &options, &|progress: Progress| bar.say(&progress.to_string()))?
     };
     let seconds = start.elapsed().as_secs_f64();
     if let Some(Err(reason)) = &searched.configured {
         output::note(&format!("the plan that {name} has cannot be lowered: {reason}"));
     }
     let Some(best) = searched.found.first() else {
-        let reason = searched.first_refusal.as_deref().map_or(String::new(), |reason| format!("; the first: {reason}"));
-        bail!(
-            "{name}: none of {} plans is possible on {target}: {} do not fit by their bounds, {} cannot be lowered{reason}",
-            searched.considered,
-            searched.too_large,
-            searched.refused
-        );
+        bail!("{name} on {target}: {}", searched.why_none(&hardware));
     };
     let answer = answer((&name, &target), &config, &hardware, &searched, best, (options.top, seconds));
     if let Some(path) = &options.svg {
@@ -145,9 +145,13 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
         return output::json("plan-search", &answer);
     }
     show(&answer, best);
-    let sets = best.plan.settings();
-    let by_set =
-        RunConfig::from_toml_with(&text, &name, &[set, &sets, &[format!("target.topology={target}")]].concat());
+    let mut sets = best.plan.settings();
+    if is_file {
+        sets.push(format!("target.platform={}", config.target.platform));
+        sets.push(format!("target.devices={}", config.target.devices));
+    }
+    let topology = format!("target.topology={}", config.target.topology);
+    let by_set = RunConfig::from_toml_with(&text, &name, &[set, &sets, &[topology]].concat());
     line("");
     line(&match by_set.is_ok_and(|it| it.to_toml() == written.to_toml()) {
         true => format!("{} the best plan: --set {}", paint(GOOD, "=>"), sets.join(" --set ")),
@@ -240,12 +244,6 @@ fn show(answer: &Answer, best: &Found) {
     }
     print("no other is better in both time and memory", &answer.front, None);
     print_kernels(&best.time);
-}
-
-fn describe(progress: Progress) -> String {
-    let (lowered, most) = progress.lowered;
-    let best = progress.best.map_or_else(String::new, |seconds| format!(", best step {}", output::seconds(seconds)));
-    format!("lowering plans: {lowered} of at most {most}{best}")
 }
 
 fn print(title: &'static str, rows: &[Row], configured: Option<&Row>) {

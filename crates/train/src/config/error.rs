@@ -17,11 +17,11 @@ pub struct Place {
 }
 
 impl Place {
-    pub(super) fn file(origin: &str) -> Place {
+    pub(crate) fn file(origin: &str) -> Place {
         Place { origin: origin.to_owned(), line_column: None }
     }
 
-    pub(super) fn in_text(origin: &str, text: &str, offset: usize) -> Place {
+    pub(crate) fn in_text(origin: &str, text: &str, offset: usize) -> Place {
         let before = text.get(..offset).unwrap_or_default();
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;

@@ -77,7 +77,8 @@ impl Model {
         // Two gathers and two scatters of the residual stream in a layer, forwards and backwards.
         let layers = self.layers / size("stage");
         let of_activations = 8.0 * layers * of_rows * self.width * self.compute_bytes * (tensor - 1.0) / tensor;
-        let links: f64 = hardware.dimensions.iter().filter(|it| it.wire != Wire::Network).map(|it| it.rate).sum();
+        let links = hardware.dimensions.iter().filter(|it| it.wire != Wire::Network);
+        let links: f64 = links.map(|it| hardware.rate(it)).sum();
         let fastest = if links > 0.0 { links } else { f64::INFINITY };
         let bytes = state + self.activations(plan) + self.gathered_ahead(plan, held);
         Bounds { seconds: computing.max(of_weights / fastest).max(of_activations / fastest), bytes }

@@ -7,29 +7,38 @@
 //! ([`estimate_walk`]) and memory, and ends when no plan that is left can be faster than the best that fits.
 
 mod bounds;
+mod hardware;
 mod plan;
 mod queue;
 mod report;
 
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use crate::Error;
-use crate::config::{ConfigError, PartitionMode, RuleSource, RunConfig};
+use crate::config::{ConfigError, PartitionMode, Platform, RuleSource, RunConfig};
 pub use bounds::Bounds;
 use bounds::{Kept, Model};
+pub use hardware::{
+    HardwareError, hardware, hardware_from_toml, hardware_of_devices, hardware_to_toml, read_hardware, write_hardware,
+};
 pub use meshloom::hlo::analysis::Hardware;
-use meshloom::hlo::analysis::memory::upper;
+use meshloom::hlo::analysis::memory::{Backend, upper};
 use meshloom::hlo::analysis::{
-    Arithmetic, Chip, Devices, EstimateError, Sources, StepTime, UnknownChip, UnknownRate, Walk, estimate_walk,
+    Arithmetic, Devices, EstimateError, Sources, StepTime, UnknownChip, UnknownRate, Walk, estimate_walk,
     memory_of_walk,
 };
+use meshloom::hlo::message::{counted, human_bytes, seconds};
+use meshloom::ir::DType;
 use meshloom::nn::{AttentionConfig, DecoderConfig, FeedForwardConfig};
-use meshloom::pjrt::Topology;
 use meshloom::trace::Tree;
 pub use plan::{Plan, Residual};
 use plan::{Shape, plans};
 use queue::Queue;
 pub use report::{Advice, what_it_would_need};
+
+/// The most plans that a search lowers, unless more or fewer are asked for.
+pub const MOST_LOWERED: usize = 4000;
 
 /// What is searched for, and how long.
 #[derive(Clone, Debug)]
@@ -40,6 +49,14 @@ pub struct SearchOptions {
     pub most: usize,
     /// Threads.
     pub threads: usize,
+}
+
+impl SearchOptions {
+    /// A search of usual length on all cores.
+    pub fn new(hardware: Hardware) -> SearchOptions {
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        SearchOptions { hardware, most: MOST_LOWERED, threads }
+    }
 }
 
 /// A plan whose train step was lowered.
@@ -61,10 +78,14 @@ pub struct Search {
     /// The step of the config as it stands and the bytes that a device needs, or why it cannot be lowered; `None` if
     /// its mesh is one for other devices. Where a search could choose its plan, that is among what was found.
     pub configured: Option<Result<(StepTime, u64), String>>,
+    /// The plan of the config as it stands, where a search could choose it.
+    pub configured_plan: Option<Plan>,
     /// Plans that the model's sizes allow.
     pub considered: usize,
     /// Plans left out because they need more memory than there is, whatever else they do.
     pub too_large: usize,
+    /// Of those, the one whose bound is smallest, and how many bytes that is.
+    pub least_too_large: Option<(Plan, u64)>,
     /// Plans that were lowered.
     pub lowered: usize,
     /// Plans left out because they cannot be faster than the best.
@@ -109,9 +130,65 @@ pub enum SearchError {
         /// Layers.
         layers: usize,
     },
+    /// Nothing says how fast the hardware multiplies what the model computes with.
+    #[error(
+        "the rate at which {chip} multiplies {dtype} is not known; give {key} in a file of hardware, or set \
+         model.compute_dtype to a type whose rate is known"
+    )]
+    NoRate {
+        /// The chip.
+        chip: &'static str,
+        /// The element type.
+        dtype: DType,
+        /// The key of the rate.
+        key: &'static str,
+    },
+    /// Nothing is known of a client's devices.
+    #[error(
+        "the rates and links of {} of kind \"{kind}\" are not known; describe them in a TOML file, as docs/plan.md \
+         says, and give it by --hardware FILE",
+        counted(*count, "device")
+    )]
+    Devices {
+        /// What the plugin calls them.
+        kind: String,
+        /// How many there are.
+        count: usize,
+    },
     /// A plan was lowered, and cannot be estimated.
     #[error(transparent)]
     Estimate(#[from] EstimateError),
+    /// No plan was lowered.
+    #[error(
+        "none of {} is possible: {too_large} do not fit by their bounds, {refused} cannot be lowered{}",
+        counted(*considered, "plan"),
+        first_refusal.as_deref().map_or(String::new(), |reason| format!("; the first: {reason}"))
+    )]
+    NonePossible {
+        /// Plans that the model's sizes allow.
+        considered: usize,
+        /// Plans that need more memory than there is.
+        too_large: usize,
+        /// Plans that cannot be lowered.
+        refused: usize,
+        /// Why the first of them cannot be.
+        first_refusal: Option<String>,
+    },
+    /// No plan fits.
+    #[error(
+        "no plan fits the memory of a device: the nearest, {plan}, is estimated to need {}, and there is {}; take more \
+         devices, or lower train.batch or model.seq",
+        human_bytes(*needed),
+        human_bytes(*there_is)
+    )]
+    NoneFits {
+        /// The plan that needs least.
+        plan: String,
+        /// Bytes that a device needs.
+        needed: u64,
+        /// Bytes that it has.
+        there_is: u64,
+    },
 }
 
 meshloom::hlo::debug_is_message!(SearchError);
@@ -122,16 +199,17 @@ impl From<ConfigError> for SearchError {
     }
 }
 
-/// The hardware that a topology names, `v5p:4x4x8` or `h100:1x8x8`.
-///
-/// # Errors
-/// There is no such topology, or too little is published of its chip.
-pub fn hardware(topology: &str) -> Result<Hardware, SearchError> {
-    let topology = Topology::parse(topology)?;
-    let name = topology.to_string();
-    let chip = Chip::parse(name.split(':').next().unwrap_or_default())?;
-    let (slice, slices) = topology.slice();
-    Ok(Hardware::new(chip, slice, slices)?)
+/// A config on hardware that no topology names: on the platform of its chip, on all devices.
+pub fn on_hardware(config: &RunConfig, hardware: &Hardware) -> RunConfig {
+    let mut config = config.clone();
+    config.target.topology.clear();
+    config.target.platform = match hardware.chip.backend {
+        Backend::Cpu => Platform::Cpu,
+        Backend::Cuda => Platform::Cuda,
+        Backend::Tpu => Platform::Tpu,
+    };
+    config.target.devices = hardware.device_count();
+    config
 }
 
 /// How far a search is.
@@ -141,6 +219,14 @@ pub struct Progress {
     pub lowered: (usize, usize),
     /// Seconds of the best step so far.
     pub best: Option<f64>,
+}
+
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (lowered, most) = self.lowered;
+        write!(f, "lowering plans: {lowered} of at most {most}")?;
+        self.best.map_or(Ok(()), |best| write!(f, ", best step {}", seconds(best)))
+    }
 }
 
 /// Searches the plans of a config's model. Its mesh, pipeline, rematerialization, accumulation and preset of rules are
@@ -169,12 +255,15 @@ pub fn search(
         }
         None => candidates.len(),
     };
-    candidates.retain(|(_, bounds)| bounds.bytes <= memory as f64);
-    let mut too_large = considered - usize::from(plan.is_some()) - candidates.len();
-    let mut queue = Queue::new(candidates, memory);
-    if let (Some(plan), Some(estimated)) = (plan, &configured) {
+    let (left, larger): (Vec<_>, Vec<_>) =
+        candidates.into_iter().partition(|(_, bounds)| bounds.bytes <= memory as f64);
+    let least = larger.iter().min_by(|(_, a), (_, b)| a.bytes.total_cmp(&b.bytes));
+    let least_too_large = least.map(|(plan, bounds)| (plan.clone(), bounds.bytes as u64));
+    let mut too_large = larger.len();
+    let mut queue = Queue::new(left, memory);
+    if let (Some(plan), Some(estimated)) = (&plan, &configured) {
         let found = |(time, bytes)| Found { plan: plan.clone(), time, bytes, fits: bytes <= memory };
-        outcome.add(&plan, estimated.clone().map(found), &mut queue);
+        outcome.add(plan, estimated.clone().map(found), &mut queue);
     }
     let run = Run { base: &base, hardware, memory, most: options.most, shared: Mutex::new(Shared { queue, outcome }) };
     std::thread::scope(|scope| {
@@ -190,8 +279,10 @@ pub fn search(
     let too_slow = considered - too_large - lowered - refused;
     Ok(Search {
         configured,
+        configured_plan: plan,
         considered,
         too_large,
+        least_too_large,
         lowered,
         too_slow,
         refused,
@@ -229,6 +320,14 @@ fn list(base: &RunConfig, hardware: &Hardware) -> Result<Listed, SearchError> {
     base.mesh.axes = format!("fsdp={devices}");
     let decoder = base.decoder()?;
     let model = model(&base, &decoder);
+    if hardware.chip.matrix_rate(model.arithmetic).is_none() {
+        let key = match model.arithmetic {
+            Arithmetic::F64 => "f64_flops",
+            Arithmetic::F32 => "f32_flops",
+            _ => "bf16_flops",
+        };
+        return Err(SearchError::NoRate { chip: hardware.chip.name, dtype: decoder.compute_dtype, key });
+    }
     let bounds = |plan: Plan| {
         let bounds = model.bounds(&plan, hardware);
         (plan, bounds)
@@ -244,6 +343,31 @@ impl Search {
     /// The best plan that fits.
     pub fn best(&self) -> Option<&Found> {
         self.found.first().filter(|found| found.fits)
+    }
+
+    /// The best plan that fits the memory of the hardware that was searched for.
+    ///
+    /// # Errors
+    /// None does.
+    pub fn best_on(&self, hardware: &Hardware) -> Result<&Found, SearchError> {
+        self.best().ok_or_else(|| self.why_none(hardware))
+    }
+
+    /// Why there is no plan that fits, where there is none.
+    pub fn why_none(&self, hardware: &Hardware) -> SearchError {
+        let lowered = self.found.iter().map(|found| (&found.plan, found.bytes)).min_by_key(|(_, bytes)| *bytes);
+        let nearest = lowered.or(self.least_too_large.as_ref().map(|(plan, bytes)| (plan, *bytes)));
+        match (nearest, hardware.chip.device_memory()) {
+            (Some((plan, needed)), Some(there_is)) => {
+                SearchError::NoneFits { plan: plan.settings().join(" "), needed, there_is }
+            }
+            _ => SearchError::NonePossible {
+                considered: self.considered,
+                too_large: self.too_large,
+                refused: self.refused,
+                first_refusal: self.first_refusal.clone(),
+            },
+        }
     }
 
     /// The plans that no other beats in both time and memory, the fastest first.
@@ -369,13 +493,9 @@ fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware) -> Shap
     let layers = stack.prefix.iter().chain(&stack.cycle).chain(&stack.suffix);
     let heads = layers.clone().flat_map(|layer| heads(&layer.attention)).collect();
     let experts = layers.filter_map(|layer| layer.routed()).map(|routed| routed.experts).collect();
-    let near = match hardware.chip.is_switched() {
-        true => hardware.dimensions.first().map_or(1, |dimension| dimension.size),
-        false => hardware.device_count(),
-    };
     Shape {
         devices: hardware.device_count(),
-        near,
+        near: hardware.near_count(),
         rows: base.train.batch,
         length: base.model.seq,
         cycles: stack.cycles,
@@ -418,7 +538,7 @@ fn model(base: &RunConfig, decoder: &DecoderConfig) -> Model {
             of_experts += count;
         }
     }
-    let bytes = |dtype: meshloom::ir::DType| dtype.bit_count() as f64 / 8.0;
+    let bytes = |dtype: DType| dtype.bit_count() as f64 / 8.0;
     let moments = match base.train.optimizer {
         crate::config::OptimizerKind::AdamW => 8.0,
         crate::config::OptimizerKind::Muon => 4.0,

@@ -141,6 +141,7 @@ impl Plan {
     pub fn apply(&self, base: &RunConfig) -> RunConfig {
         let mut config = base.clone();
         config.mesh.axes = self.mesh();
+        config.mesh.dcn = String::new();
         config.remat.policy = self.remat.clone();
         config.remat.names = Vec::new();
         config.train.microbatches = self.accumulate;
@@ -224,7 +225,7 @@ pub(super) type Split = ([usize; 3], Residual);
 pub(super) struct Shape {
     /// Devices.
     pub(super) devices: usize,
-    /// Devices that fast links join: those of a host of GPUs; all of a slice of TPUs.
+    /// Devices that links join which are faster than the network: those of a host of GPUs, of a slice of TPUs.
     pub(super) near: usize,
     /// Rows of a batch.
     pub(super) rows: usize,

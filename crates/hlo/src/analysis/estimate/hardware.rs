@@ -1,12 +1,12 @@
 //! Chips and the wires between them, with what programs reach of their peak rates.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::analysis::chips::{Arithmetic, Chip};
 use crate::analysis::memory::Backend;
 
-/// What joins the devices along one dimension of the hardware.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+/// What joins the devices along one dimension of the hardware, the fastest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wire {
     /// They are parts of one chip.
@@ -24,15 +24,18 @@ impl Wire {
 }
 
 /// One dimension of the hardware.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Dimension {
     /// Devices along it.
     pub size: usize,
     /// What joins them.
     pub wire: Wire,
     /// Whether the last is joined with the first.
+    #[serde(default)]
     pub wraps: bool,
-    /// Bytes per second that a device sends along it, both ways round a torus.
+    /// Bytes per second that a device can send along it, both ways round a torus. Programs reach a part of them
+    /// ([`Reached::links`]).
     pub rate: f64,
     /// Seconds of a step of a collective along it.
     pub latency: f64,
@@ -102,12 +105,11 @@ impl Hardware {
         chip.matrix_rate(Arithmetic::Bf16).ok_or_else(|| unknown("rate of products"))?;
         chip.device_memory_bandwidth().ok_or_else(|| unknown("bandwidth of memory"))?;
         let ring = chip.ring_bandwidth().ok_or_else(|| unknown("bandwidth of links"))?;
-        let reached = Reached::of(chip.backend);
         let mut dimensions = Vec::new();
         if chip.devices > 1 {
             // Google, "Inside the Ironwood TPU co-designed AI stack": the link between the halves is six times a link
             // of the torus.
-            let rate = 6.0 * ring * reached.links;
+            let rate = 6.0 * ring;
             dimensions.push(Dimension {
                 size: chip.devices as usize,
                 wire: Wire::Core,
@@ -119,15 +121,26 @@ impl Hardware {
         let wire = if chip.is_switched() { Wire::Switch } else { Wire::Torus };
         for &size in slice {
             let wraps = wire == Wire::Torus && wraps(chip, slice, size);
-            dimensions.push(Dimension { size, wire, wraps, rate: ring * reached.links, latency: 1e-6 });
+            dimensions.push(Dimension { size, wire, wraps, rate: ring, latency: 1e-6 });
         }
         if slices > 1 {
             let network = chip.device_network_bandwidth().ok_or_else(|| unknown("bandwidth of the network"))?;
-            let rate = network * reached.links;
-            dimensions.push(Dimension { size: slices, wire: Wire::Network, wraps: false, rate, latency: 1e-5 });
+            dimensions.push(Dimension {
+                size: slices,
+                wire: Wire::Network,
+                wraps: false,
+                rate: network,
+                latency: 1e-5,
+            });
         }
+        Ok(Hardware::of_dimensions(*chip, dimensions))
+    }
+
+    /// Chips joined along these dimensions, of which programs reach what they do on the chip's backend.
+    pub fn of_dimensions(chip: Chip, dimensions: Vec<Dimension>) -> Hardware {
         let launch = if chip.backend == Backend::Cuda { 8e-6 } else { 2e-6 };
-        Ok(Hardware { chip: *chip, dimensions, reached, launch, overlaps: chip.backend != Backend::Cpu })
+        let (reached, overlaps) = (Reached::of(chip.backend), chip.backend != Backend::Cpu);
+        Hardware { chip, dimensions, reached, launch, overlaps }
     }
 
     /// Devices of all slices.
@@ -135,16 +148,27 @@ impl Hardware {
         self.dimensions.iter().map(|dimension| dimension.size).product()
     }
 
-    /// The same with another network, by the bytes per second that a device sends over it.
+    /// Devices that links join which are faster than the network.
+    pub fn near_count(&self) -> usize {
+        let near = self.dimensions.iter().filter(|dimension| dimension.wire != Wire::Network);
+        near.map(|dimension| dimension.size).product()
+    }
+
+    /// Bytes per second that programs have a device send along a dimension.
+    pub fn rate(&self, dimension: &Dimension) -> f64 {
+        dimension.rate * self.reached.links
+    }
+
+    /// The same with another network, by the bytes per second that a device can send over it.
     pub fn set_network(&mut self, rate: f64) {
         let networks = self.dimensions.iter_mut().filter(|dimension| dimension.wire == Wire::Network);
-        networks.for_each(|network| network.rate = rate * self.reached.links);
+        networks.for_each(|network| network.rate = rate);
     }
 
     /// Bytes per second that a device sends one way to a neighbour of its torus.
     pub(super) fn neighbour_rate(&self) -> f64 {
         let torus = self.dimensions.iter().find(|dimension| dimension.wire == Wire::Torus);
-        torus.map_or(f64::INFINITY, |dimension| dimension.rate / 2.0)
+        torus.map_or(f64::INFINITY, |dimension| self.rate(dimension) / 2.0)
     }
 }
 

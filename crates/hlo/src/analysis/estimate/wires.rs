@@ -119,13 +119,14 @@ impl<'h> Wires<'h> {
     /// Bytes per second that a device sends along a span.
     fn rate(&self, span: &Span) -> f64 {
         let dimension = self.dimension(span);
+        let rate = self.hardware.rate(dimension);
         match dimension.wire {
-            Wire::Core | Wire::Switch | Wire::Network => dimension.rate,
+            Wire::Core | Wire::Switch | Wire::Network => rate,
             Wire::Torus => {
                 let is_ring = dimension.wraps && span.extent * span.stride == dimension.size;
                 // A line is used one way at its ends. Groups that lie between one another share their links.
                 let ways = if is_ring { 1.0 } else { 0.5 };
-                dimension.rate * ways / span.stride as f64
+                rate * ways / span.stride as f64
             }
         }
     }

@@ -10,7 +10,7 @@
 //! - Temporaries get the margin of the [`Backend`]. It covers every program of a calibration set, and is no proof for
 //!   others; docs/memory.md has the distribution.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::dataflow::is_on_host;
 use super::{MemoryForm, ModuleMemory};
@@ -18,7 +18,7 @@ use crate::analysis::size::shape_bytes;
 use crate::proto::{PrimitiveType, ShapeProto};
 
 /// The compilers that a margin is known of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
     /// XLA's for CPUs.

@@ -67,6 +67,8 @@ Examples:
       Saves checkpoints; continues from the newest of them after whatever stopped the run
   meshloom train --debug-sharding --set mesh.axes=fsdp=2,tensor=4
       Prints where every value lies and why, without running anything
+  meshloom train --plan auto --hardware cpu.toml
+      Trains with the mesh, pipeline and rematerialization that are best on the devices that a file describes
   meshloom train --target v5p:8x8x8 --config examples/configs/512-devices.toml
   meshloom train --target h100:1x1x8
   meshloom train --target tpu7x:2x2x1:slices=2 --set mesh.axes=data=4,fsdp=4
@@ -102,6 +104,14 @@ pub struct Train {
     /// target.topology=TOPOLOGY
     #[arg(long, value_name = "TOPOLOGY")]
     pub target: Option<String>,
+    /// Searches the plan with the shortest estimated step first, and takes it in place of the config's: mesh, pipeline,
+    /// accumulation, rematerialization. docs/plan.md explains the search
+    #[arg(long, value_enum)]
+    pub plan: Option<PlanChoice>,
+    /// With --plan: a TOML file that describes the devices. By default they are those of the target, or those that are
+    /// here; of CPUs no rates are published, and `cargo bench --bench estimate -- --write FILE` measures them
+    #[arg(long, value_name = "FILE", requires = "plan")]
+    pub hardware: Option<PathBuf>,
     /// Prints how every parameter and named activation is sharded, and by which rule, instead of running
     #[arg(long)]
     pub debug_sharding: bool,
@@ -135,6 +145,13 @@ pub struct Train {
     #[cfg(feature = "cluster")]
     #[command(flatten)]
     pub processes: crate::processes::Processes,
+}
+
+/// Where the plan of a run comes from, if not from the config.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PlanChoice {
+    /// The best one that a search finds
+    Auto,
 }
 
 fn parse_steps(text: &str) -> Result<u64, String> {
@@ -180,7 +197,8 @@ impl Train {
         ])
     }
 
-    fn is_one_of_several(&self) -> bool {
+    /// Whether this is one of several processes.
+    pub fn is_one_of_several(&self) -> bool {
         #[cfg(feature = "cluster")]
         return self.processes.given();
         #[cfg(not(feature = "cluster"))]

@@ -7,6 +7,7 @@ mod exchange;
 mod generate;
 mod logits;
 mod outputs;
+mod plan;
 #[cfg(feature = "cluster")]
 mod processes;
 mod train;

@@ -19,12 +19,12 @@ use meshloom_train::peers::Peers;
 use meshloom_train::profile::StepProfile;
 use meshloom_train::{Devices, Text, Trainer};
 
-use crate::arguments::Train;
+use crate::arguments::{PlanChoice, Train};
 use crate::generate::Texts;
 use crate::outputs::Outputs;
 #[cfg(feature = "cluster")]
 use crate::processes;
-use crate::{ahead, generate};
+use crate::{ahead, generate, plan};
 #[cfg(feature = "cluster")]
 use meshloom_cluster::Member;
 
@@ -46,14 +46,18 @@ pub fn run(arguments: &Train) -> Result<()> {
         let instead = if topology.is_empty() { "--debug-sharding" } else { "target.topology, which --target sets" };
         bail!("{flag} is for a run, and nothing is run with {instead}: leave out one of them");
     }
+    if let Some(flag) = arguments.flag_of_target().filter(|_| !arguments.debug_sharding && topology.is_empty()) {
+        bail!("{flag} is for compiling: give the hardware by --target, or by target.topology");
+    }
+    let (config, opened) = match arguments.plan {
+        Some(PlanChoice::Auto) => plan::search_for(arguments, config)?,
+        None => (config, None),
+    };
     if arguments.debug_sharding {
         return print_sharding(&config, &settings);
     }
-    if !topology.is_empty() {
+    if !config.target.topology.is_empty() {
         return ahead::run(&config, &settings, arguments.write_hlo.as_deref());
-    }
-    if let Some(flag) = arguments.flag_of_target() {
-        bail!("{flag} is for compiling: give the hardware by --target, or by target.topology");
     }
     #[cfg(feature = "cluster")]
     if arguments.processes.given() || arguments.replica().is_some() {
@@ -71,7 +75,7 @@ pub fn run(arguments: &Train) -> Result<()> {
         let count = config.target.processes;
         bail!("target.processes is {count}: start as many processes, each with --processes auto or with --process-id");
     }
-    train(arguments, &config, None, None)
+    train(arguments, &config, opened, None, None)
 }
 
 /// As one of several processes, of several replicas that are apart, or both.
@@ -80,7 +84,7 @@ fn train_with_others(arguments: &Train, config: &RunConfig, member: Option<&Arc<
     let replicas = arguments.processes.replicas(config, member)?;
     let part = member.map(|member| Part { peers: member.clone(), process: processes::place(member) });
     let exchange = replicas.clone().map(|replicas| replicas as Arc<dyn Exchange>);
-    let trained = train(arguments, config, part, exchange);
+    let trained = train(arguments, config, None, part, exchange);
     if let (Some(replicas), Err(_)) = (&replicas, &trained) {
         replicas.fail();
     }
@@ -89,7 +93,13 @@ fn train_with_others(arguments: &Train, config: &RunConfig, member: Option<&Arc<
     Ok(member.map_or(Ok(()), |member| member.leave())?)
 }
 
-fn train(arguments: &Train, config: &RunConfig, part: Option<Part>, exchange: Option<Arc<dyn Exchange>>) -> Result<()> {
+fn train(
+    arguments: &Train,
+    config: &RunConfig,
+    opened: Option<plan::Opened>,
+    part: Option<Part>,
+    exchange: Option<Arc<dyn Exchange>>,
+) -> Result<()> {
     // One of several processes speaks for all.
     let is_first = part.as_ref().is_none_or(|part| part.process.number == 0);
     let say = |text: &str| {
@@ -125,7 +135,10 @@ fn train(arguments: &Train, config: &RunConfig, part: Option<Part>, exchange: Op
         arguments.save_parameters.as_ref().map(parameters::check_writable).transpose()?;
     }
     // Before anything is written: without devices, nothing is half done.
-    let Devices { config, client, notes } = config.open_as(process.as_ref())?;
+    let Devices { config, client, notes } = match opened {
+        Some((client, notes)) => config.with_client(client, notes)?,
+        None => config.open_as(process.as_ref())?,
+    };
     #[cfg(feature = "cluster")]
     if process.is_some() {
         processes::register(&client)?;
