@@ -15,11 +15,13 @@ use meshloom::hlo::analysis::{
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::{HloModuleProto, ShapeProto};
 use meshloom::hlo::read::{self, Form, Found};
+use meshloom::hlo::stablehlo::WriteOptions;
 use meshloom::hlo::text::{Layouts, TextOptions, print, print_shape};
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, CompileOptions, ExecuteOptions, ShardLayout};
 use prost::Message;
 use support::eight_devices::client;
+use support::round_trip::round_trip;
 
 /// A program.
 struct Program {
@@ -193,6 +195,20 @@ fn what_is_read_is_hlo() {
     };
     assert_eq!(canonical("fsdp_mlp.debug.stablehlo.txt"), canonical("fsdp_mlp.stablehlo.txt"));
     assert_eq!(canonical("convolution.generic.stablehlo.txt"), canonical("convolution.stablehlo.txt"));
+}
+
+/// Each program, read from StableHLO or from HLO, is written as a text that is read as the same.
+#[test]
+fn what_is_written_reads_back() {
+    for entry in fs::read_dir(folder()).expect("a folder") {
+        let name = entry.expect("an entry").file_name().into_string().expect("a name");
+        let Found { module, config, .. } = file(&name);
+        let Devices { partitions, replicas } = device_count(&module, config.as_ref());
+        for metadata in [false, true] {
+            let options = WriteOptions { partitions, replicas, metadata };
+            round_trip(&module, &options).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
 }
 
 /// With debug information, ops have their scope and line as in the HLO that JAX makes.

@@ -7,6 +7,7 @@ use meshloom::autodiff::{Tape, value_and_grad};
 use meshloom::emit::{EmitOptions, EmittedModule, emit};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::HloModuleProto;
+use meshloom::hlo::stablehlo::{WriteError, WriteOptions, write};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::DType::F64;
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, TensorType, Value, verify};
@@ -20,6 +21,7 @@ use support::emitters;
 use support::normal_hlo::normalize;
 use support::plugins::{cpu_clients, cpu_wheels, load};
 use support::program::test_alone;
+use support::round_trip::round_trip;
 use support::some_of;
 
 pub fn client() -> Client {
@@ -453,6 +455,33 @@ fn check_reads_back(name: &str, module: &HloModuleProto) {
         module.computations.iter_mut().for_each(|computation| computation.program_shape = None);
     }
     assert!(read.encode_to_vec() == expected.encode_to_vec(), "{name}: {read:#?}\nis not\n{expected:#?}");
+}
+
+/// Each op, and what differentiates it, through StableHLO and back. Those that have no form there are named.
+#[test]
+fn stablehlo_reads_back() {
+    let mut refused = std::collections::BTreeSet::new();
+    for entry in entries() {
+        for (index, Accept { op, operands, .. }) in entry.accepts.iter().enumerate() {
+            let forward = graph("forward", operands, |builder, inputs| {
+                builder.push(op.clone(), inputs).unwrap_or_else(|error| panic!("{error}")).to_vec()
+            });
+            let backward = (index == 0 && entry.vjp_snapshot).then(|| vjp_graph(&forward));
+            for graph in backward.iter().chain([&forward]) {
+                let module = emitted(graph).decode().expect("a module");
+                match write(&module, &WriteOptions::default()) {
+                    Err(WriteError::NoForm { opcode, .. }) => {
+                        refused.insert(format!("{}: {opcode}", entry.name));
+                    }
+                    _ => drop(
+                        round_trip(&module, &WriteOptions::default())
+                            .unwrap_or_else(|error| panic!("{}: {op:?} of {operands:?}: {error}", entry.name)),
+                    ),
+                }
+            }
+        }
+    }
+    assert_eq!(refused.into_iter().collect::<Vec<_>>(), [""; 0]);
 }
 
 /// Every snapshot is compiled before it is compared.

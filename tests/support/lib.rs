@@ -16,6 +16,7 @@ pub mod plugins;
 pub mod program;
 pub mod programs;
 pub mod random;
+pub mod round_trip;
 pub mod spmd;
 pub mod text_files;
 
@@ -75,8 +76,13 @@ pub struct Compiled {
 pub fn compile(graph: &Graph) -> Compiled {
     verify(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
     let module = emit(graph, EmitOptions::default()).expect("a module");
+    compile_module(graph, &module.bytes)
+}
+
+/// What a graph has become, or something made of it with the same outputs.
+pub fn compile_module(graph: &Graph, module: &[u8]) -> Compiled {
     let options = CompileOptions { debug_options: unoptimized(), ..CompileOptions::default() };
-    let compiled = client().compile(&module.bytes, &options);
+    let compiled = client().compile(module, &options);
     let executable = compiled.unwrap_or_else(|error| panic!("{error}\n{graph}"));
     Compiled { executable, outputs: graph.output_types().cloned().collect() }
 }

@@ -47,12 +47,24 @@ pub fn run_in(
     mesh: &Mesh,
     input: impl Fn(&TensorType, usize) -> Literal,
 ) -> Vec<Literal> {
+    run_changed(form, client, graph, mesh, input, |module| module)
+}
+
+/// The same of what `change` makes of the module.
+pub fn run_changed(
+    form: ProgramForm,
+    client: &Client,
+    graph: &Graph,
+    mesh: &Mesh,
+    input: impl Fn(&TensorType, usize) -> Literal,
+    change: impl FnOnce(Vec<u8>) -> Vec<u8>,
+) -> Vec<Literal> {
     verify(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
     let groups = GroupFormat::Lists;
     let options = EmitOptions { mesh: Some(mesh), partitioned: true, form, groups, ..EmitOptions::default() };
     let module = emit(graph, options).expect("a module");
     let options = CompileOptions::partitioned(mesh.device_count()).with_shardy(form == ProgramForm::Local);
-    let executable = client.compile(&module.bytes, &options).unwrap_or_else(|error| panic!("{error}\n{graph}"));
+    let executable = client.compile(&change(module.bytes), &options).unwrap_or_else(|error| panic!("{error}\n{graph}"));
     let whole = |ty: &TensorType, info: &PortInfo| {
         let spec = info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank()));
         let mut ty = ty.clone();

@@ -174,7 +174,8 @@ fn normalize_literal(literal: &mut LiteralProto) {
     literal.tuple_literals.iter_mut().for_each(normalize_literal);
 }
 
-fn normalize_instruction(instruction: &mut HloInstructionProto) {
+/// The same of what an instruction says.
+pub fn normalize_instruction(instruction: &mut HloInstructionProto) {
     instruction.shape.iter_mut().for_each(normalize_shape);
     instruction.outfeed_shape.as_deref_mut().into_iter().for_each(normalize_shape);
     instruction.operand_shapes_with_layout.iter_mut().for_each(normalize_shape);

@@ -4,6 +4,7 @@
 //! shrunk and printed with its graphs.
 
 mod generate;
+mod stablehlo;
 
 use std::sync::Arc;
 
@@ -236,6 +237,13 @@ fn with_specs(graph: &Graph, random: &mut Random, mesh: &Mesh) -> Graph {
 type Both = (Vec<Literal>, Vec<Literal>, Graph);
 
 fn partitioned(graph: &Graph, inputs: &[Literal], seed: u64) -> Result<Both, String> {
+    let (local, mesh) = local_graph(graph, seed)?;
+    let found = run_local(&local, &mesh, inputs).map_err(|error| format!("{error}\n{graph}\n{local}"))?;
+    Ok((found, interpret(graph, inputs), local))
+}
+
+/// The graph of one device of a random mesh, with ports split at random.
+fn local_graph(graph: &Graph, seed: u64) -> Result<(Graph, Mesh), String> {
     const MESHES: [&[(&str, usize)]; 6] = [
         &[("a", 2), ("b", 2), ("c", 2)],
         &[("a", 8)],
@@ -251,8 +259,7 @@ fn partitioned(graph: &Graph, inputs: &[Literal], seed: u64) -> Result<Both, Str
     let local = partition(&propagated.graph, &propagated.mesh, &propagated.shardings);
     let local = local.map_err(|error| format!("{error}\n{whole}"))?.graph;
     verify(&local).map_err(|error| format!("{error}\n{local}"))?;
-    let found = run_local(&local, &propagated.mesh, inputs).map_err(|error| format!("{error}\n{whole}\n{local}"))?;
-    Ok((found, interpret(graph, inputs), local))
+    Ok((local, propagated.mesh))
 }
 
 /// Values and gradients are the same on the devices of a mesh, to rounding; and there is something to partition.

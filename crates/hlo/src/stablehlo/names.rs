@@ -84,6 +84,16 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     PLAIN.iter().map(|(op, _)| *op)
 }
 
+/// Elements of a constant at most that is repeated in each region that uses it: a region is a few bytes of text.
+pub(crate) const REPEATED: i64 = 16;
+
+/// A splat of this many elements is a scalar that is broadcast, as XLA has it: what a text states in a line may be
+/// larger than any memory.
+pub(crate) const LARGE_SPLAT: i64 = 32;
+
+/// The number that XLA gives the host's memory in layouts, and what JAX calls it.
+pub(crate) const HOST_MEMORY: (i64, &str) = (5, "pinned_host");
+
 /// The directions of a comparison, which both languages write alike.
 pub(crate) const DIRECTIONS: [&str; 6] = ["EQ", "NE", "LT", "LE", "GT", "GE"];
 

@@ -10,6 +10,7 @@
 //! | several results | a tuple, and a `get-tuple-element` for each |
 //! | `composite` | a `call` of its decomposition, marked `is_composite` |
 //! | `chlo` ops without an opcode | a custom call with the op's name, except for `square` and `top_k` |
+//! | `@mhlo.erf` and other custom calls with `mhlo.attributes` | the opcode, which came later than StableHLO's ops |
 //! | `sdy.sharding` of arguments and results | tiles, and the text as `xla.sdy.sharding`; as XLA writes them |
 //! | `sdy.manual_computation` | a `call` between `xla.sdy.GlobalToLocalShape` and `xla.sdy.LocalToGlobalShape` |
 //! | locations | names of ops, and frames of the module's stack |

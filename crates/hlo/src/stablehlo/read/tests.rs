@@ -122,7 +122,7 @@ fn ops_become_instructions() {
             "stablehlo.exponential %x {result_accuracy = #stablehlo.result_accuracy<mode = #stablehlo.result_accuracy_mode<HIGHEST>>} : tensor<2xf32>",
             "2xf32",
             "2xf32",
-            "f32[2] exponential(x)",
+            "f32[2] exponential(x), result_accuracy={mode=highest}",
         ),
         (
             "stablehlo.convert %x : (tensor<2xf32>) -> tensor<2xf8E4M3FN>",

@@ -88,10 +88,10 @@ pub(super) fn dictionary<'e>(entries: impl IntoIterator<Item = (&'e String, &'e 
     format!("{{{}}}", entries.join(", "))
 }
 
-/// The precision of the operands of a product, in a dialect; none where it is not stated.
+/// The precision of the operands of a product, in a dialect; none where it is the usual one.
 pub(super) fn precision(instruction: &HloInstructionProto, dialect: &str) -> Result<Option<String>> {
     let precisions = match instruction.precision_config.as_deref() {
-        Some(config) if !config.operand_precision.is_empty() => &config.operand_precision,
+        Some(config) if config.operand_precision.iter().any(|&precision| precision != 0) => &config.operand_precision,
         _ => return Ok(None),
     };
     let mut words = Vec::with_capacity(precisions.len());

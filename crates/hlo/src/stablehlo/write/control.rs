@@ -1,9 +1,10 @@
 //! Loops, branches, calls, and what computes by a computation of single elements.
 
-use super::attributes::{Attributes, array, dilations, number, window, window_of, window_sizes};
+use super::attributes::{Attributes, array, dilations, number, quoted, window, window_of, window_sizes};
 use super::error::{Result, malformed, no_form};
 use super::printer::{Op, Parameters, Printer, Region, Scope, Value, names, result_types, shape_of};
 use super::types;
+use crate::parse::braced_length;
 use crate::proto::{HloInstructionProto, PrimitiveType, WindowDimension};
 
 fn called(instruction: &HloInstructionProto, index: usize) -> Result<i64> {
@@ -14,6 +15,30 @@ fn called(instruction: &HloInstructionProto, index: usize) -> Result<i64> {
             malformed(format!("{} called computations are expected, {found} are found", index + 1))
         }
     }
+}
+
+/// What a composite says of itself, if a call is one: the attributes of its op, and the call without them.
+fn composite(instruction: &HloInstructionProto, callee: &str) -> Result<Option<(Attributes, HloInstructionProto)>> {
+    const PREFIX: &str = "composite.";
+    let stated = |key: &str| instruction.frontend_attributes.as_ref()?.map.get(&format!("{PREFIX}{key}"));
+    let Some(name) = stated("name").filter(|_| instruction.is_composite) else { return Ok(None) };
+    let mut attributes = vec![("name", quoted(name.as_bytes()))];
+    match stated("attributes") {
+        None => {}
+        Some(text) if braced_length(text.as_bytes()) == Some(text.len()) => {
+            attributes.push(("composite_attributes", text.clone()));
+        }
+        Some(text) => return malformed(format!("its attributes are no dictionary {{name = value}}: {text}")),
+    }
+    attributes.push(("decomposition", callee.to_owned()));
+    let version = stated("version").map_or(Some(0), |version| version.parse::<i32>().ok());
+    match version {
+        Some(version) => attributes.push(("version", format!("{version} : i32"))),
+        None => return malformed("its version is no number"),
+    }
+    let mut rest = instruction.clone();
+    rest.frontend_attributes.iter_mut().for_each(|frontend| frontend.map.retain(|key, _| !key.starts_with(PREFIX)));
+    Ok(Some((attributes, rest)))
 }
 
 /// The called computation as a region with arguments of its own.
@@ -65,6 +90,10 @@ impl<'a> Printer<'a> {
         let callee = self.function_symbol(called(instruction, 0)?)?;
         let operands = scope.operands(instruction)?;
         let results = types::leaves(shape_of(instruction)?)?;
+        if let Some((attributes, rest)) = composite(instruction, &callee)? {
+            let op = Op::new("stablehlo.composite", &operands, &results).with(attributes);
+            return self.op(instruction, op, &self.common(&rest));
+        }
         let operand_types: Vec<&str> = operands.iter().map(|leaf| &*leaf.ty).collect();
         let common = self.common(instruction);
         let attributes: Vec<String> = common.iter().map(|(name, value)| format!("{name} = {value}")).collect();

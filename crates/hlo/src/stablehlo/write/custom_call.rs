@@ -37,14 +37,13 @@ impl<'a> Printer<'a> {
                 false => operands.extend(value),
             }
         }
-        let mut attributes = vec![("call_target_name", quoted(instruction.custom_call_target.as_bytes()))];
         let version = match instruction.custom_call_api_version {
             0 => CustomCallApiVersion::ApiVersionOriginal as i32,
             version => version,
         };
-        attributes.push(("api_version", format!("{version} : i32")));
-        attributes.push(("has_side_effect", instruction.custom_call_has_side_effect.to_string()));
-        attributes.push(("backend_config", self.configuration(instruction, version)?));
+        let configuration = self.configuration(instruction, version)?;
+        let has_side_effect = instruction.custom_call_has_side_effect;
+        let mut attributes = callee(&instruction.custom_call_target, version, has_side_effect, configuration);
         attributes.extend(self.called_functions(instruction)?);
         attributes.extend(layouts(instruction)?);
         attributes.extend(aliases(instruction));
@@ -73,7 +72,8 @@ impl<'a> Printer<'a> {
     /// What tells the partitioner how a value is sharded.
     pub(super) fn sharded(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
         let operands = scope.operands(instruction)?;
-        let attributes = vec![("call_target_name", quoted(b"Sharding"))];
+        let version = CustomCallApiVersion::ApiVersionOriginal as i32;
+        let attributes = callee("Sharding", version, false, quoted(b""));
         self.call_foreign(instruction, &operands, attributes, self.common(instruction))
     }
 
@@ -171,6 +171,16 @@ impl<'a> Printer<'a> {
         let symbols = ids.map(|&id| self.function_symbol(id)).collect::<Result<Vec<String>>>()?;
         Ok(vec![("called_computations", format!("[{}]", symbols.join(", ")))])
     }
+}
+
+/// What every custom call says of its callee.
+fn callee(target: &str, version: i32, has_side_effect: bool, configuration: String) -> Attributes {
+    vec![
+        ("call_target_name", quoted(target.as_bytes())),
+        ("api_version", format!("{version} : i32")),
+        ("has_side_effect", has_side_effect.to_string()),
+        ("backend_config", configuration),
+    ]
 }
 
 /// The layouts that the callee asks for, if it does.

@@ -1,6 +1,6 @@
 //! Constants: `dense<[[1, 2], [3, 4]]> : tensor<2x2xi32>`.
 //!
-//! A constant of equal elements is written as one element, a long one as its bytes in hexadecimal.
+//! A constant of equal elements is written as one element, a long one of others as its bytes in hexadecimal.
 
 use std::fmt::Write;
 
@@ -58,6 +58,12 @@ pub(super) fn dense(literal: &LiteralProto, shape: &ShapeProto) -> Result<String
     }
     let _ = write!(text, "> : {ty}");
     Ok(text)
+}
+
+/// The part `dense<1.0>` of an attribute of a constant of some elements that are all the same.
+pub(super) fn splat(dense: &str) -> Option<&str> {
+    let (value, _) = dense.rsplit_once(" : ")?;
+    (!value.starts_with("dense<[") && !value.starts_with("dense<\"")).then_some(value)
 }
 
 impl Elements {

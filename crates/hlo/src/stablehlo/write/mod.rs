@@ -19,7 +19,11 @@
 //! | `ragged-dot` | `chlo.ragged_dot` |
 //! | control predecessors | an optimization barrier over a result of the first and an operand of the second |
 //! | a copy | the value itself |
+//! | a small constant that a branch takes | the constant, within the branch |
+//! | a constant of many equal elements | a scalar, broadcast |
 //! | names of instructions, layouts within a program, trip counts, statistics, schedules | nothing |
+//!
+//! What the reader makes of a text is written as the same text.
 //!
 //! What can be said neither so nor so is a [`WriteError`]: what a compiler makes (fusions, asynchronous operations),
 //! and transfers to the host.

@@ -1,11 +1,13 @@
 //! What each opcode becomes.
 
+use std::rc::Rc;
+
 use super::attributes::{
     self, Attributes, array, brackets, dilations, matrix, number, window, window_of, window_reversal,
 };
 use super::error::{Result, malformed, no_form};
 use super::printer::{Op, Printer, Scope, Value, shape_of};
-use super::types::{self, at_index, leaf_count};
+use super::types::{self, Type, at_index, leaf_count};
 use super::{control, literal};
 use crate::analysis::groups::DeviceGroups;
 use crate::proto::hlo_instruction_proto::SliceDimensions;
@@ -16,7 +18,9 @@ use crate::proto::{
     SparsityConfig,
 };
 use crate::stablehlo::names;
+use crate::syntax::default_comparison;
 use crate::syntax::opcodes::{Mark, Operation};
+use crate::text::element_count;
 
 impl<'a> Printer<'a> {
     /// Writes an instruction; gives its value.
@@ -95,8 +99,24 @@ impl<'a> Printer<'a> {
             return no_form("a constant of several arrays; make them constants of their own, and a tuple of those");
         }
         let results = [types::leaf(shape)?];
-        let text = format!("stablehlo.constant {}", literal::dense(value, shape)?);
-        Ok(self.line(instruction, &text, &results))
+        let dense = literal::dense(value, shape)?;
+        let count = element_count(shape).map_or(i64::MAX, |count| count as i64);
+        if count >= names::LARGE_SPLAT
+            && let Some(element) = literal::splat(&dense)
+        {
+            let scalar: Type = format!("tensor<{}>", types::element_name(shape)?).into();
+            let one = self.line(instruction, &format!("stablehlo.constant {element} : {scalar}"), &[scalar.clone()]);
+            let attributes = vec![("broadcast_dimensions", array(&[]))];
+            return self.op(instruction, Op::new("stablehlo.broadcast_in_dim", &one, &results).with(attributes), &[]);
+        }
+        let start = self.out.len();
+        let mut value = self.line(instruction, &format!("stablehlo.constant {dense}"), &results);
+        if count <= names::REPEATED {
+            let line = self.out.get(start..).and_then(|line| line.split_once(" = "));
+            let text: Option<Rc<str>> = line.map(|(_, text)| text.into());
+            value.iter_mut().for_each(|leaf| leaf.constant.clone_from(&text));
+        }
+        Ok(value)
     }
 
     /// Random numbers of the state that the device keeps. The shape is an operand.
@@ -192,7 +212,7 @@ fn own_attributes(
             let is_lower = instruction.cholesky_options.as_ref().is_some_and(|options| options.lower);
             ("cholesky", vec![("lower", is_lower.to_string())])
         }
-        "compare" => ("compare", comparison(instruction)?),
+        "compare" => ("compare", comparison(scope, instruction)?),
         "concatenate" => ("concatenate", vec![("dimension", dimension()?)]),
         "convolution" => ("convolution", convolution(scope, instruction)?),
         "dot" => ("dot_general", dot(instruction)?),
@@ -255,7 +275,7 @@ fn own_attributes(
 }
 
 /// What to do instead of an opcode that StableHLO has nothing for.
-fn instead_of(opcode: &str) -> &'static str {
+pub(super) fn instead_of(opcode: &str) -> &'static str {
     match opcode {
         "fusion" | "bitcast" | "add-dependency" | "domain" => {
             "a compiler's passes make it; give the module as it was before they ran"
@@ -418,20 +438,20 @@ fn convolution_numbers(numbers: &ConvolutionDimensionNumbers, rank: usize) -> Re
     Ok(format!("#stablehlo.conv<[{input}]x[{kernel}]->[{output}]>"))
 }
 
-fn comparison(instruction: &HloInstructionProto) -> Result<Attributes> {
+fn comparison(scope: &Scope<'_>, instruction: &HloInstructionProto) -> Result<Attributes> {
     let direction = instruction.comparison_direction.as_str();
     if !names::DIRECTIONS.contains(&direction) {
         return malformed(format!("its direction is {direction:?}; it is one of {}", names::DIRECTIONS.join(", ")));
     }
-    let mut attributes = vec![("comparison_direction", format!("#stablehlo<comparison_direction {direction}>"))];
-    match instruction.comparison_type.as_str() {
-        "" => {}
-        kind if names::COMPARISONS.contains(&kind) => {
-            attributes.push(("compare_type", format!("#stablehlo<comparison_type {kind}>")));
-        }
+    let kind = match instruction.comparison_type.as_str() {
+        "" => default_comparison(Some(scope.operand_shape(instruction, 0)?)),
+        kind if names::COMPARISONS.contains(&kind) => kind,
         kind => return malformed(format!("its type is {kind:?}; it is one of {}", names::COMPARISONS.join(", "))),
-    }
-    Ok(attributes)
+    };
+    Ok(vec![
+        ("comparison_direction", format!("#stablehlo<comparison_direction {direction}>")),
+        ("compare_type", format!("#stablehlo<comparison_type {kind}>")),
+    ])
 }
 
 fn normalization(instruction: &HloInstructionProto) -> Attributes {

@@ -27,6 +27,8 @@ pub(super) struct Leaf {
     /// `%5`, `%5#1`, `%arg0`.
     pub(super) name: Rc<str>,
     pub(super) ty: Type,
+    /// Of a small constant: what stands after its name, to the end of the line.
+    pub(super) constant: Option<Rc<str>>,
 }
 
 /// The arrays and tokens that an instruction gives, in order; those of a tuple one after the other.
@@ -328,7 +330,11 @@ impl<'a> Printer<'a> {
             1 => format!("%{number}"),
             _ => format!("%{number}#{index}"),
         };
-        let results = types.iter().enumerate().map(|(index, ty)| Leaf { name: name(index).into(), ty: ty.clone() });
+        let results = types.iter().enumerate().map(|(index, ty)| Leaf {
+            name: name(index).into(),
+            ty: ty.clone(),
+            constant: None,
+        });
         let results: Value = results.collect();
         match types.len() {
             0 => return results,
@@ -342,7 +348,13 @@ impl<'a> Printer<'a> {
     fn region(&mut self, region: &Region) -> Result<()> {
         let computation = self.computation(region.computation)?;
         let parameters = match &region.parameters {
-            Parameters::Values(values) => values.clone(),
+            Parameters::Values(values) => {
+                self.indent += 1;
+                let mut values = values.clone();
+                values.iter_mut().flatten().for_each(|leaf| self.repeat(leaf));
+                self.indent -= 1;
+                values
+            }
             Parameters::Arguments => {
                 let mut parameters = Vec::new();
                 for shape in parameter_shapes(computation)? {
@@ -362,10 +374,19 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
+    /// Writes a small constant again. The reader has those that a region uses in the region, as XLA has them.
+    fn repeat(&mut self, leaf: &mut Leaf) {
+        let Some(text) = leaf.constant.clone() else { return };
+        self.start_line();
+        let repeated = self.results(std::slice::from_ref(&leaf.ty));
+        self.out.push_str(&text);
+        leaf.name = repeated.into_iter().map(|leaf| leaf.name).next().unwrap_or_else(|| leaf.name.clone());
+    }
+
     pub(super) fn argument(&mut self, ty: Type) -> Leaf {
         let number = self.arguments;
         self.arguments += 1;
-        Leaf { name: format!("%arg{number}").into(), ty }
+        Leaf { name: format!("%arg{number}").into(), ty, constant: None }
     }
 
     /// The attributes that an instruction of any opcode may have: its sharding and its frontend attributes.

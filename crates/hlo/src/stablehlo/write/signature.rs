@@ -8,9 +8,7 @@ use super::types::{self, Type};
 use crate::analysis::source::Sources;
 use crate::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use crate::proto::{HloComputationProto, HloInstructionProto, Kind, OpSharding, ShapeProto};
-
-/// The number that XLA gives the host's memory in layouts.
-const HOST_MEMORY: i64 = 5;
+use crate::stablehlo::names::HOST_MEMORY;
 
 /// An array of a parameter, by their numbers, and the attribute that gives its buffer away.
 type Given = ((i64, usize), String);
@@ -55,7 +53,7 @@ impl<'a> Printer<'a> {
         let aliases = if is_entry { self.aliases(result_shape)? } else { Vec::new() };
         for parameter in parameters(computation)? {
             let value = self.parameter(parameter).map_err(|fault| fault.at(computation, parameter))?;
-            for (leaf, Leaf { name, ty }) in value.iter().enumerate() {
+            for (leaf, Leaf { name, ty, .. }) in value.iter().enumerate() {
                 let mut attributes = Vec::new();
                 if is_entry {
                     attributes = parameter_attributes(parameter, leaf, value.len());
@@ -182,8 +180,9 @@ fn parameter_attributes(parameter: &HloInstructionProto, leaf: usize, leaves: us
         attributes.push(format!("mhlo.frontend_attributes = {}", dictionary(&frontend.map)));
     }
     let layout = parameter.shape.as_ref().and_then(|shape| shape.layout.as_ref());
-    if layout.is_some_and(|layout| layout.memory_space == HOST_MEMORY) {
-        attributes.push("mhlo.memory_kind = \"pinned_host\"".to_owned());
+    let (number, name) = HOST_MEMORY;
+    if layout.is_some_and(|layout| layout.memory_space == number) {
+        attributes.push(format!("mhlo.memory_kind = \"{name}\""));
     }
     attributes
 }

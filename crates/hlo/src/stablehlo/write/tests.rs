@@ -1,6 +1,10 @@
+use super::operation::instead_of;
 use super::{WriteError, WriteOptions, write};
 use crate::parse::parse;
-use crate::proto::HloModuleProto;
+use crate::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, ShapeProto};
+use crate::stablehlo::read::read;
+use crate::syntax::opcodes::Operation;
+use crate::text::{TextOptions, print};
 
 fn module(text: &str) -> HloModuleProto {
     parse(text).unwrap().hlo_module.unwrap()
@@ -215,4 +219,166 @@ fn what_would_be_too_long_or_too_deep_is_an_error() {
     let error = |levels, uses| write(&module(&chain(levels, uses)), &WriteOptions::default()).unwrap_err();
     assert!(matches!(error(80, 1), WriteError::Deep { .. }), "{}", error(80, 1));
     assert!(matches!(error(60, 2), WriteError::Long { .. }));
+}
+
+/// The text of a module, and what is read of it, which has the same text.
+fn there_and_back(text: &str) -> (String, String) {
+    let written = write(&module(text), &WriteOptions::default()).unwrap_or_else(|error| panic!("{error}"));
+    let found = read(written.as_bytes()).unwrap_or_else(|error| panic!("{error}\n{written}")).hlo_module.unwrap();
+    assert_eq!(write(&found, &WriteOptions::default()).as_ref(), Ok(&written));
+    (written, print(&found, &TextOptions::canonical()).replace('%', ""))
+}
+
+/// Instructions whose text the reader could make something else of.
+#[test]
+fn what_is_read_has_the_same_text() {
+    let cases = [
+        ("erf(x)", "erf(x)"),
+        ("tan(x)", "tan(x)"),
+        ("exponential(x), result_accuracy={mode=highest}", "exponential(x), result_accuracy={mode=highest}"),
+        (
+            "tanh(x), result_accuracy={tolerance={atol=1e-05,rtol=0,ulps=2}}",
+            "tanh(x), result_accuracy={tolerance={atol=1e-05,rtol=0,ulps=2}}",
+        ),
+        ("copy(x), sharding={replicated}", "custom-call(x), custom_call_target=\"Sharding\", sharding={replicated}"),
+        ("rng(a, b), distribution=rng_uniform", "rng(a, b), distribution=rng_uniform"),
+        (
+            "batch-norm-inference(x, v, v, v, v), epsilon=1e-05, feature_index=1",
+            "batch-norm-inference(x, v, v, v, v), epsilon=1e-05, feature_index=1",
+        ),
+    ];
+    for (instruction, expected) in cases {
+        let (written, found) = there_and_back(&format!(
+            "HloModule m\n\nENTRY e {{\nx = f32[4,8] parameter(0)\na = f32[] parameter(1)\nb = f32[] parameter(2)\n\
+             v = f32[8] parameter(3)\nROOT y = f32[4,8] {instruction}\n}}\n"
+        ));
+        let expected = expected.replace("(x", "(arg0").replace("(a, b", "(arg1, arg2").replace(", v", ", arg3");
+        assert!(found.contains(&expected), "{written}\n{found}");
+        assert_eq!(found.matches(" constant(").count(), 0, "{found}");
+    }
+    let several = [
+        ("(f32[4,2], s32[4,2]) topk(x), k=2, largest=false", "k=2, largest=false"),
+        (
+            "(f32[4,8], f32[8], f32[8]) batch-norm-training(x, v, v), epsilon=0.5, feature_index=1",
+            "epsilon=0.5, feature_index=1",
+        ),
+        (
+            "(f32[4,8], f32[8], f32[8]) batch-norm-grad(x, v, v, v, x), epsilon=0.5, feature_index=1",
+            "epsilon=0.5, feature_index=1",
+        ),
+    ];
+    for (instruction, expected) in several {
+        let (written, found) = there_and_back(&format!(
+            "HloModule m\n\nENTRY e {{\nx = f32[4,8] parameter(0)\nv = f32[8] parameter(1)\nROOT y = {instruction}\n}}\n"
+        ));
+        assert!(found.contains(expected), "{written}\n{found}");
+    }
+}
+
+/// A branch repeats small constants, a large splat is a scalar that is broadcast: as the reader has both.
+#[test]
+fn constants_are_where_the_reader_has_them() {
+    let (written, found) = there_and_back(
+        "HloModule m
+
+one { t = (f32[], f32[40]) parameter(0)
+  a = f32[] get-tuple-element(t), index=0
+  b = f32[40] get-tuple-element(t), index=1
+  c = f32[40] broadcast(a), dimensions={}
+  ROOT s = f32[40] add(b, c) }
+
+two { t = (f32[], f32[40]) parameter(0)
+  ROOT b = f32[40] get-tuple-element(t), index=1 }
+
+ENTRY e { p = pred[] parameter(0)
+  a = f32[] constant(2)
+  b = f32[40] constant({3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, \
+         3, 3, 3, 3, 3, 3, 3, 3})
+  t = (f32[], f32[40]) tuple(a, b)
+  ROOT y = f32[40] conditional(p, t, t), true_computation=one, false_computation=two }
+",
+    );
+    assert_eq!(written.matches("constant dense<2.0> : tensor<f32>").count(), 3, "{written}");
+    assert!(written.contains("constant dense<3.0> : tensor<f32>"), "{written}");
+    assert!(found.contains("f32[40] broadcast(constant.1), dimensions={}"), "{found}");
+    assert!(found.contains("conditional(arg0, broadcast, broadcast)"), "{found}");
+}
+
+/// Functions may be called what the reader calls regions.
+#[test]
+fn functions_keep_their_names() {
+    let (written, found) = there_and_back(
+        "HloModule m
+
+add { x = f32[] parameter(0)
+  y = f32[] parameter(1)
+  ROOT z = f32[] add(x, y) }
+
+reducer { x = f32[8] parameter(0)
+  zero = f32[] constant(0)
+  ROOT y = f32[] reduce(x, zero), dimensions={0}, to_apply=add }
+
+reducer.1 { x = f32[8] parameter(0)
+  ROOT y = f32[] call(x), to_apply=reducer, is_composite=true, frontend_attributes={composite.attributes={k = 1 : i64},\
+      composite.name=\"a.b\",composite.version=\"3\"} }
+
+ENTRY e { x = f32[8] parameter(0)
+  ROOT y = f32[] call(x), to_apply=reducer.1 }
+",
+    );
+    assert!(written.contains("func.func private @reducer.1(") && written.contains("@reducer("), "{written}");
+    let composite = "is_composite=true, frontend_attributes={composite.attributes={k = 1 : i64},composite.name=\"a.b\",\
+                     composite.version=\"3\"}";
+    assert!(found.contains(composite), "{found}");
+}
+
+#[test]
+fn layouts_are_read_back() {
+    let header = "entry_computation_layout={(f32[2,3]{0,1}, f32[4]{0:S(5)})->(f32[2,3]{0,1}, f32[4]{0})}";
+    let (written, found) = there_and_back(&format!(
+        "HloModule m, {header}
+
+ENTRY e {{ x = f32[2,3]{{1,0}} parameter(0)
+  y = f32[4]{{0:S(5)}} parameter(1)
+  z = f32[4]{{0}} negate(y)
+  ROOT t = (f32[2,3]{{1,0}}, f32[4]{{0}}) tuple(x, z) }}
+"
+    ));
+    assert_eq!(written.matches("mhlo.layout_mode = \"{0,1}\"").count(), 2, "{written}");
+    assert!(written.contains("mhlo.memory_kind = \"pinned_host\""), "{written}");
+    let module = read(written.as_bytes()).unwrap().hlo_module.unwrap();
+    let text = print(&module, &TextOptions::parseable());
+    assert!(text.contains(header) && text.contains("f32[4]{0:S(5)} parameter(1)"), "{text}\n{found}");
+}
+
+#[test]
+fn aliases_are_read_back() {
+    let (_, found) = there_and_back(
+        "HloModule m, input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, must-alias) }
+
+ENTRY e { x = f32[] parameter(0)
+  y = f32[] parameter(1)
+  ROOT t = (f32[], f32[]) tuple(x, y) }
+",
+    );
+    let aliases = "input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, must-alias) }";
+    assert!(found.contains(aliases), "{found}");
+}
+
+#[test]
+fn opcodes_without_a_form() {
+    let is_refused = |opcode: &&str| {
+        let shape = Some(ShapeProto { element_type: 11, ..ShapeProto::default() });
+        let instruction = HloInstructionProto { opcode: (*opcode).to_owned(), id: 1, shape, ..Default::default() };
+        let computation = HloComputationProto { instructions: vec![instruction], root_id: 1, ..Default::default() };
+        let module = HloModuleProto { computations: vec![computation], ..HloModuleProto::default() };
+        let error = write(&module, &WriteOptions::default()).err();
+        matches!(error, Some(WriteError::NoForm { reason, .. }) if reason == instead_of(opcode))
+    };
+    let refused: Vec<&str> = Operation::names().filter(is_refused).collect();
+    let expected = "add-dependency all-gather-done all-gather-start all-reduce-done all-reduce-start async-done \
+                    async-start async-update bitcast collective-permute-done collective-permute-start copy-done \
+                    copy-start domain dynamic-reshape fusion infeed outfeed ragged-all-to-all recv recv-done \
+                    rng-get-and-update-state scaled-dot scan send send-done stochastic-convert";
+    assert_eq!(refused.join(" "), expected);
 }

@@ -1,6 +1,6 @@
 //! A computation while it is made.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
 use super::super::operation::{Operand, Operation};
@@ -27,6 +27,8 @@ pub(super) struct Body<'a> {
     stem: String,
     number: String,
     position: usize,
+    /// Constants that say something of an instruction and are operands of none of it.
+    pub(super) asides: Vec<Place>,
 }
 
 impl<'a> Body<'a> {
@@ -235,6 +237,13 @@ impl<'a> Body<'a> {
 
     /// The computation, with a root, as the one of an id.
     pub(super) fn finish(mut self, name: String, id: usize, root: Place) -> HloComputationProto {
+        if !self.asides.is_empty() {
+            let operands = self.instructions.iter().flat_map(|it| &it.operand_ids).copied();
+            let used: FxHashSet<i64> = operands.chain([root as i64]).collect();
+            let asides = std::mem::take(&mut self.asides);
+            self.instructions.retain(|it| used.contains(&it.id) || !asides.iter().any(|&place| place as i64 == it.id));
+        }
+        let result = self.instructions.iter().find(|it| it.id == root as i64).and_then(|root| root.shape.clone());
         let first = (id as i64) << 32;
         for instruction in &mut self.instructions {
             instruction.id += first;
@@ -243,7 +252,7 @@ impl<'a> Body<'a> {
         let parameters = || self.instructions.iter().filter(|it| it.opcode == "parameter");
         let program_shape = ProgramShapeProto {
             parameters: parameters().map(|it| it.shape.clone().unwrap_or_default()).collect(),
-            result: self.instructions.get(root).and_then(|root| root.shape.clone()),
+            result,
             parameter_names: parameters().map(|it| it.name.clone()).collect(),
         };
         HloComputationProto {

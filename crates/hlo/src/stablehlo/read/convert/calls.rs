@@ -1,9 +1,10 @@
 //! Calls of functions of the text, and of code outside of it.
 
+use super::super::super::names;
 use super::super::attribute::{Attribute, Value};
 use super::super::operation::Operation;
 use super::body::{Body, Places};
-use super::{Converter, Rule, symbol_text};
+use super::{Converter, Rule, elementwise, symbol_text};
 use crate::parse::{Result, fault};
 use crate::proto::{CustomCallApiVersion, FrontendAttributes, HloInstructionProto, OutputOperandAliasing, ShapeProto};
 
@@ -61,6 +62,11 @@ fn custom_call<'a>(
     operation: &Operation<'a>,
 ) -> Result<Places> {
     let target = symbol_text(operation.required(&["call_target_name", "symbol"])?)?;
+    if let Some(later) = target.strip_prefix("mhlo.")
+        && let Some(places) = later_op(body, operation, later)?
+    {
+        return Ok(places);
+    }
     let mut called = Vec::new();
     if let Some(attribute) = operation.attributes.get("called_computations") {
         for item in attribute.list("called_computations")? {
@@ -100,6 +106,20 @@ fn custom_call<'a>(
             set_result_layouts(instruction, layouts);
         }
     })
+}
+
+/// `@mhlo.topk` with `mhlo.attributes = {k = 2 : i64, largest = true}`: an opcode that came later than StableHLO's op;
+/// none if it is none that is known.
+fn later_op<'a>(body: &mut Body<'a>, operation: &Operation<'a>, name: &str) -> Result<Option<Places>> {
+    let Some(stated) = operation.attributes.get("mhlo.attributes") else { return Ok(None) };
+    let Value::Dictionary(own) = &stated.value else { return stated.fault("mhlo.attributes", "{name = value}") };
+    if let Some(opcode) = names::opcode(&format!("chlo.{name}")) {
+        return elementwise::plain(body, operation, opcode).map(Some);
+    }
+    let (Some(k), "topk") = (own.get("k"), name) else { return Ok(None) };
+    let k = k.integer("k")?;
+    let largest = own.get("largest").map_or(Ok(true), |largest| largest.boolean("largest"))?;
+    elementwise::largest(body, operation, k, largest).map(Some)
 }
 
 /// The config, and whether it is a dictionary, which only a typed custom call has.

@@ -2,14 +2,15 @@
 
 use smallvec::smallvec;
 
-use super::super::super::names::{COMPARISONS, DIRECTIONS};
-use super::super::attribute::Value;
+use super::super::super::names::{COMPARISONS, DIRECTIONS, LARGE_SPLAT};
+use super::super::attribute::{Attribute, Value};
 use super::super::literal::{elements, literal};
 use super::super::operation::Operation;
 use super::body::{Body, Place, Places};
 use super::{Converter, Rule};
 use crate::parse::{Result, array, fault, hint};
-use crate::proto::{CustomCallApiVersion, LiteralProto, PrimitiveType, ShapeProto};
+use crate::proto::result_accuracy::{Mode, Specs, Tolerance};
+use crate::proto::{CustomCallApiVersion, LiteralProto, PrimitiveType, ResultAccuracy, ShapeProto};
 use crate::syntax::default_comparison;
 
 pub(super) const RULES: &[(&str, Rule)] = &[
@@ -22,8 +23,12 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("stablehlo.get_tuple_element", get_tuple_element),
     ("stablehlo.optimization_barrier", optimization_barrier),
     ("stablehlo.reduce_precision", reduce_precision),
+    ("stablehlo.rng", rng),
     ("stablehlo.rng_bit_generator", rng_bit_generator),
     ("stablehlo.get_dimension_size", get_dimension_size),
+    ("stablehlo.batch_norm_grad", batch_norm),
+    ("stablehlo.batch_norm_inference", batch_norm),
+    ("stablehlo.batch_norm_training", batch_norm),
     ("chlo.square", square),
     ("chlo.bessel_i1e", custom),
     ("chlo.conj", custom),
@@ -48,9 +53,37 @@ pub(super) fn plain<'a>(body: &mut Body<'a>, operation: &Operation<'a>, opcode: 
     Ok(smallvec![body.simple(opcode, shape, &operands)])
 }
 
-/// A splat of this many elements is a scalar that is broadcast, as XLA has it: what a text states in a line may be
-/// larger than any memory.
-const LARGE_SPLAT: i64 = 32;
+impl<'a> Converter<'a, '_> {
+    /// A number with a point, `1.0e-5 : f32`.
+    fn real(&self, attribute: &Attribute<'a>, what: &str) -> Result<f64> {
+        let text = self.parser.lexer.slice(attribute.span);
+        match text.split(':').next().unwrap_or(text).trim().parse() {
+            Ok(number) => Ok(number),
+            Err(_) => attribute.fault(what, "a number, like 1.0e-5"),
+        }
+    }
+
+    /// `#stablehlo.result_accuracy<atol = 1.0e-5, rtol = 0.0, ulps = 1, mode = #stablehlo.result_accuracy_mode<TOLERANCE>>`:
+    /// how exact a function has to be; none if it is the usual.
+    pub(super) fn accuracy(&mut self, attribute: &Attribute<'a>) -> Result<Option<ResultAccuracy>> {
+        const NAME: &str = "result_accuracy";
+        let Value::Dialect { body, .. } = &attribute.value else {
+            return attribute.fault(NAME, "#stablehlo.result_accuracy<...>");
+        };
+        let fields = self.parser.fields(*body)?;
+        let mode = fields.get("mode").map(|mode| self.last_word(mode)).transpose()?;
+        let specs = match mode.map(|(word, _)| word) {
+            Some("HIGHEST") => Specs::Mode(Mode::Highest.into()),
+            Some("TOLERANCE") => {
+                let real = |name: &str| fields.get(name).map_or(Ok(0.0), |field| self.real(field, name));
+                let ulps = fields.get("ulps").map_or(Ok(0), |field| field.integer("ulps"))?;
+                Specs::Tolerance(Tolerance { atol: real("atol")?, rtol: real("rtol")?, ulps })
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(ResultAccuracy { specs: Some(specs) }))
+    }
+}
 
 fn constant<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
     let attribute = operation.required(&["value"])?;
@@ -217,6 +250,21 @@ fn reduce_precision<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operatio
     Ok(smallvec![body.push(instruction)])
 }
 
+/// Two operands say what is drawn, the third, a constant, how much of it, as does the type of the result.
+fn rng<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    use crate::proto::RandomDistribution;
+    let operands = body.operands(operation)?;
+    let &[first, second, shape] = operands.as_slice() else { return operation.fault("expected three operands") };
+    let (word, at) = converter.last_word(operation.required(&["rng_distribution", "distribution"])?)?;
+    let Some(distribution) = RandomDistribution::from_str_name(&format!("RNG_{word}")) else {
+        return fault(at, format!("expected UNIFORM or NORMAL as the distribution, found {word}"));
+    };
+    body.asides.push(shape);
+    let mut instruction = body.instruction("rng", operation.result_type()?.clone(), &[first, second]);
+    instruction.distribution = distribution.into();
+    Ok(smallvec![body.push(instruction)])
+}
+
 fn rng_bit_generator<'a>(
     converter: &mut Converter<'a, '_>,
     body: &mut Body<'a>,
@@ -238,6 +286,17 @@ fn rng_bit_generator<'a>(
         2 => Ok(body.elements(place)),
         _ => operation.fault(format!("expected a state and numbers as results, found {count}")),
     }
+}
+
+/// `epsilon = 1.0e-5 : f32, feature_index = 1 : i64`
+fn batch_norm<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
+    let epsilon = converter.real(operation.required(&["epsilon"])?, "epsilon")?;
+    let feature_index = operation.integer(&["feature_index"])?;
+    let opcode = operation.name.trim_start_matches("stablehlo.").replace('_', "-");
+    body.calling(operation, &opcode, Vec::new(), |instruction| {
+        instruction.epsilon = epsilon as f32;
+        instruction.feature_index = feature_index;
+    })
 }
 
 fn get_dimension_size<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
@@ -264,15 +323,14 @@ fn custom<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operat
 }
 
 fn top_k<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let shapes = operation.result_types()?.to_vec();
-    let count = shapes.len();
-    let mut instruction = body.instruction("topk", crate::parse::tuple(shapes), &operands);
-    instruction.k = operation.integer(&["k"])?;
-    instruction.largest = match operation.attributes.get("largest") {
-        Some(largest) => largest.boolean("largest")?,
-        None => true,
-    };
-    let place = body.push(instruction);
-    Ok(body.results(place, count))
+    let stated = operation.attributes.get("largest").map(|largest| largest.boolean("largest"));
+    largest(body, operation, operation.integer(&["k"])?, stated.transpose()?.unwrap_or(true))
+}
+
+/// The `k` largest elements along the last dimension, or the smallest.
+pub(super) fn largest<'a>(body: &mut Body<'a>, operation: &Operation<'a>, k: i64, largest: bool) -> Result<Places> {
+    body.calling(operation, "topk", Vec::new(), |instruction| {
+        instruction.k = k;
+        instruction.largest = largest;
+    })
 }

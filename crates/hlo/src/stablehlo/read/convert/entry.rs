@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::super::attribute::Attributes;
+use super::super::attribute::{Attribute, Attributes, Value};
 use super::super::operation::{Argument, Operation, Region};
 use super::body::{Body, Place};
 use super::{Converter, frontend_attributes, shardy};
@@ -12,7 +12,9 @@ use crate::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use crate::proto::op_sharding::Type;
 use crate::proto::{
     HloBufferDonorProto, HloInputOutputAliasProto, HloModuleProto, HloModuleProtoWithConfig, Kind, OpSharding,
+    ProgramShapeProto, ShapeProto,
 };
+use crate::stablehlo::names::HOST_MEMORY;
 
 /// The functions that a function calls at any depth, and itself, callees first.
 pub(super) fn callees_first<'a, 'o>(
@@ -86,14 +88,8 @@ impl<'a> Converter<'a, '_> {
         let mut module = HloModuleProto::default();
         let (mut aliases, mut donors) = (Vec::new(), Vec::new());
         let result_count = function.types.results.as_ref().map_or(0, Vec::len);
-        // The generic form has the attributes of arguments beside those of the function.
-        let listed = |name: &str| -> Vec<Attributes<'a>> { dictionaries(&function.attributes, name) };
-        let (argument_attributes, mut result_attributes) = (listed("arg_attrs"), listed("res_attrs"));
-        if !function.result_attributes.is_empty() {
-            result_attributes = function.result_attributes.clone();
-        }
-        for (number, argument) in region.arguments.iter().enumerate() {
-            let attributes = argument_attributes.get(number).unwrap_or(&argument.attributes);
+        let (argument_attributes, result_attributes) = signature_attributes(function)?;
+        for (number, (argument, attributes)) in region.arguments.iter().zip(&argument_attributes).enumerate() {
             self.parameter(&mut body, argument, attributes)?;
             let number = number as i64;
             if let Some(result) = attributes.get("tf.aliasing_output") {
@@ -119,13 +115,49 @@ impl<'a> Converter<'a, '_> {
         module.buffer_donor = (!donors.is_empty()).then_some(HloBufferDonorProto { entries: donors });
         let results = self.block(&mut body, region, function)?;
         let root = self.results(&mut body, &results, &result_attributes)?;
-        self.add(body, function.symbol(&["sym_name"])?, root);
+        let name = self.function_name(function)?;
+        self.add(body, name, root);
         Ok(HloModuleProtoWithConfig { hlo_module: Some(module), config: None })
+    }
+
+    /// `mhlo.input_output_alias` of the module, with the aliases that are a must: `[{alias = {kind = "must_alias",
+    /// parameter_index = array<i64>, parameter_number = 1 : i64}, output_index = array<i64: 1>}]`.
+    pub(super) fn stated_aliases(&self, attribute: &Attribute<'a>) -> Result<Vec<AliasEntryProto>> {
+        const NAME: &str = "mhlo.input_output_alias";
+        let expected = "[{alias = {kind = \"must_alias\", ...}, output_index = array<i64>}]";
+        let field = |item: &Attribute<'a>, name: &str| match &item.value {
+            Value::Dictionary(fields) => match fields.get(name) {
+                Some(field) => Ok(field.clone()),
+                None => item.fault(NAME, expected),
+            },
+            _ => item.fault(NAME, expected),
+        };
+        let entry = |item: &Attribute<'a>| {
+            let alias = field(item, "alias")?;
+            let kind = match field(&alias, "kind")?.string("kind")?.as_str() {
+                "must_alias" => Kind::MustAlias,
+                _ => Kind::MayAlias,
+            };
+            Ok(AliasEntryProto {
+                output_shape_index: self.integers_of(&field(item, "output_index")?, "output_index")?,
+                parameter_number: field(&alias, "parameter_number")?.integer("parameter_number")?,
+                parameter_shape_index: self.integers_of(&field(&alias, "parameter_index")?, "parameter_index")?,
+                kind: kind.into(),
+            })
+        };
+        attribute.list(NAME)?.iter().map(entry).collect()
     }
 
     fn parameter(&mut self, body: &mut Body<'a>, argument: &Argument<'a>, attributes: &Attributes<'a>) -> Result<()> {
         body.metadata = self.frames.metadata(argument.location);
-        let place = body.parameter(argument.name, argument.shape.clone());
+        let mut shape = argument.shape.clone();
+        let (number, name) = HOST_MEMORY;
+        if let (Some(kind), Some(layout)) = (attributes.get("mhlo.memory_kind"), &mut shape.layout)
+            && kind.string("mhlo.memory_kind")? == name
+        {
+            layout.memory_space = number;
+        }
+        let place = body.parameter(argument.name, shape);
         body.define(argument.name, [place].into_iter().collect());
         let sharding = self.sharding(attributes)?;
         let map = frontend_attributes(attributes)?.unwrap_or_default();
@@ -190,11 +222,57 @@ impl<'a> Converter<'a, '_> {
     }
 }
 
+/// What the program says of its arguments, and of its results. The generic form has it beside the attributes of the
+/// function.
+fn signature_attributes<'a>(function: &Operation<'a>) -> Result<(Vec<Attributes<'a>>, Vec<Attributes<'a>>)> {
+    let own = function.region(0)?.arguments.iter().map(|argument| &argument.attributes);
+    let listed = dictionaries(&function.attributes, "arg_attrs");
+    let arguments = own.enumerate().map(|(number, own)| listed.get(number).unwrap_or(own).clone()).collect();
+    let results = match function.result_attributes.is_empty() {
+        true => dictionaries(&function.attributes, "res_attrs"),
+        false => function.result_attributes.clone(),
+    };
+    Ok((arguments, results))
+}
+
+/// Gives the arguments and results of the program the layouts that they state.
+pub(super) fn set_layouts(function: &Operation<'_>, program: &mut ProgramShapeProto) -> Result<()> {
+    let (arguments, results) = signature_attributes(function)?;
+    for (shape, attributes) in program.parameters.iter_mut().zip(&arguments) {
+        set_layout(shape, attributes)?;
+    }
+    match (&mut program.result, results.as_slice()) {
+        (Some(result), [only]) => set_layout(result, only),
+        (Some(result), several) => {
+            let each = result.tuple_shapes.iter_mut().zip(several);
+            each.map(|(shape, attributes)| set_layout(shape, attributes)).collect()
+        }
+        (None, _) => Ok(()),
+    }
+}
+
+/// `mhlo.layout_mode = "{0,1}"`; `"default"` and `"auto"` leave the layout to the compiler.
+fn set_layout(shape: &mut ShapeProto, attributes: &Attributes<'_>) -> Result<()> {
+    const NAME: &str = "mhlo.layout_mode";
+    let Some(stated) = attributes.get(NAME) else { return Ok(()) };
+    let text = stated.string(NAME)?;
+    let Some(list) = text.strip_prefix('{').and_then(|text| text.split('}').next()) else { return Ok(()) };
+    let order: Option<Vec<i64>> = list.split(',').map(|number| number.trim().parse().ok()).collect();
+    let rank = shape.dimensions.len();
+    let is_order =
+        |order: &Vec<i64>| order.len() == rank && (0..rank as i64).all(|dimension| order.contains(&dimension));
+    match (order.filter(is_order), &mut shape.layout) {
+        (Some(order), Some(layout)) => layout.minor_to_major = order,
+        (None, _) if rank > 0 => return stated.fault(NAME, "an order of all dimensions, like \"{0,1}\","),
+        _ => {}
+    }
+    Ok(())
+}
+
 /// The dictionaries of a list of them; none if there is no such attribute.
 fn dictionaries<'a>(attributes: &Attributes<'a>, name: &str) -> Vec<Attributes<'a>> {
-    use super::super::attribute::Value;
     let Some(Value::List(items)) = attributes.get(name).map(|attribute| &attribute.value) else { return Vec::new() };
-    let dictionary = |item: &super::super::attribute::Attribute<'a>| match &item.value {
+    let dictionary = |item: &Attribute<'a>| match &item.value {
         Value::Dictionary(attributes) => attributes.clone(),
         _ => Attributes::default(),
     };

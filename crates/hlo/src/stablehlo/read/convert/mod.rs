@@ -46,6 +46,8 @@ struct Converter<'a, 'o> {
     numbers: FxHashMap<String, usize>,
     /// The computation of each function that is converted.
     functions: FxHashMap<&'o str, usize>,
+    /// What the computation of each function is called.
+    function_names: FxHashMap<&'o str, String>,
     meshes: Meshes,
     /// The mesh axes that are manual where the conversion is.
     manual: Vec<String>,
@@ -62,6 +64,7 @@ pub(super) fn module<'a>(mut parser: Parser<'a>, operations: &[Operation<'a>]) -
         names: FxHashSet::default(),
         numbers: FxHashMap::default(),
         functions: FxHashMap::default(),
+        function_names: FxHashMap::default(),
         meshes: Meshes::default(),
         manual: Vec::new(),
     };
@@ -92,6 +95,12 @@ impl<'a, 'o> Converter<'a, 'o> {
             }
         }
         let entry = main_function(inner, &functions)?;
+        // Functions keep their names; those of regions, which are made up, give way.
+        for operation in inner.iter().filter(|operation| operation.name == "func.func") {
+            let symbol = operation.symbol(&["sym_name"])?;
+            let name = self.unique(symbol);
+            self.function_names.insert(symbol, name);
+        }
         for name in entry::callees_first(entry, &functions)? {
             let Some(&function) = functions.get(name) else { continue };
             if !std::ptr::eq(function, entry) {
@@ -106,6 +115,11 @@ impl<'a, 'o> Converter<'a, 'o> {
         };
         let module = found.hlo_module.get_or_insert_default();
         module.name = identifier(&name);
+        if let Some(stated) = attributes.get("mhlo.input_output_alias") {
+            let entries = &mut module.input_output_alias.get_or_insert_default().entries;
+            entries.extend(self.stated_aliases(stated)?);
+            entries.sort_by(|one, other| one.output_shape_index.cmp(&other.output_shape_index));
+        }
         module.computations = std::mem::take(&mut self.computations);
         if let Some(entry) = module.computations.last() {
             module.entry_computation_id = entry.id;
@@ -116,7 +130,9 @@ impl<'a, 'o> Converter<'a, 'o> {
         map.map.extend(self.meshes.attribute());
         module.frontend_attributes = (!map.map.is_empty()).then_some(map);
         module.stack_frame_index = self.frames.finish();
-        let layout = module.computations.last().and_then(|entry| entry.program_shape.clone()).unwrap_or_default();
+        let shape = module.computations.last().and_then(|entry| entry.program_shape.clone());
+        let mut layout = shape.unwrap_or_default();
+        entry::set_layouts(entry, &mut layout)?;
         module.host_program_shape = Some(layout.clone());
         let config = found.config.get_or_insert_default();
         config.entry_computation_layout = Some(ProgramShapeProto { parameter_names: Vec::new(), ..layout });
@@ -138,7 +154,14 @@ impl<'a, 'o> Converter<'a, 'o> {
         }
         let results = self.block(&mut body, region, function)?;
         let root = body.joined(&results);
-        Ok(self.add(body, function.symbol(&["sym_name"])?, root))
+        let name = self.function_name(function)?;
+        Ok(self.add(body, name, root))
+    }
+
+    /// What the computation of a function is called.
+    fn function_name(&self, function: &Operation<'a>) -> Result<String> {
+        let symbol = function.symbol(&["sym_name"])?;
+        Ok(self.function_names.get(symbol).cloned().unwrap_or_else(|| identifier(symbol)))
     }
 
     /// Converts the ops of a block: the values that it returns.
@@ -160,7 +183,17 @@ impl<'a, 'o> Converter<'a, 'o> {
         let first = body.instructions.len();
         let name = operation.name.as_ref();
         let places = match (names::opcode(name), self.rules.get(name)) {
-            (Some(opcode), _) => elementwise::plain(body, operation, opcode)?,
+            (Some(opcode), _) => {
+                let accuracy = match operation.attributes.get("result_accuracy") {
+                    Some(stated) => self.accuracy(stated)?,
+                    None => None,
+                };
+                let places = elementwise::plain(body, operation, opcode)?;
+                if let (Some(accuracy), Some(added)) = (accuracy, body.instructions.last_mut()) {
+                    added.result_accuracy = Some(accuracy.into());
+                }
+                places
+            }
             (None, Some(rule)) => rule(self, body, operation)?,
             (None, None) => return self.unknown(operation),
         };
@@ -192,9 +225,8 @@ impl<'a, 'o> Converter<'a, 'o> {
         )
     }
 
-    /// Adds a computation: its id.
-    fn add(&mut self, body: Body<'a>, name: &str, root: usize) -> usize {
-        let id = self.computations.len();
+    /// A name that no computation has.
+    fn unique(&mut self, name: &str) -> String {
         let base = identifier(name);
         let mut unique = base.clone();
         let number = self.numbers.entry(base.clone()).or_default();
@@ -202,7 +234,13 @@ impl<'a, 'o> Converter<'a, 'o> {
             *number += 1;
             unique = format!("{base}.{number}");
         }
-        self.computations.push(body.finish(unique, id, root));
+        unique
+    }
+
+    /// Adds a computation: its id.
+    fn add(&mut self, body: Body<'a>, name: String, root: usize) -> usize {
+        let id = self.computations.len();
+        self.computations.push(body.finish(name, id, root));
         id
     }
 

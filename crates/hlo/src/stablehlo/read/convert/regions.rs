@@ -63,12 +63,9 @@ fn collect<'a>(region: &Region<'a>, defined: &mut FxHashSet<&'a str>, found: &mu
     }
 }
 
-/// Elements of a constant that is repeated, at most: a region is a few bytes of text.
-const SMALL_CONSTANT: i64 = 16;
-
 fn is_small(constant: &HloInstructionProto) -> bool {
     let sizes = constant.shape.as_ref().map_or(&[] as &[_], |shape| &shape.dimensions);
-    sizes.iter().fold(1i64, |count, &size| count.saturating_mul(size)) <= SMALL_CONSTANT
+    sizes.iter().fold(1i64, |count, &size| count.saturating_mul(size)) <= names::REPEATED
 }
 
 /// What regions capture: what is carried into them, and constants.
@@ -137,7 +134,8 @@ impl<'a> Converter<'a, '_> {
         let results = self.block(&mut inner, region, operation)?;
         let root = inner.joined(&results);
         let name = if name.contains('.') { name.to_owned() } else { body.name(name) };
-        Ok(self.add(inner, &name, root) as i64)
+        let name = self.unique(&name);
+        Ok(self.add(inner, name, root) as i64)
     }
 
     /// The computation that applies an op to two scalars: its id.
@@ -152,7 +150,8 @@ impl<'a> Converter<'a, '_> {
         inner.begin(&Operation::default(), body.metadata.clone());
         let root = inner.simple(opcode, scalar, &[left, right]);
         inner.check_from(root, operation)?;
-        Ok(self.add(inner, &body.name("reducer"), root) as i64)
+        let name = self.unique(&body.name("reducer"));
+        Ok(self.add(inner, name, root) as i64)
     }
 
     /// The computation of a region of a loop or a branch. It has one parameter: all that is carried into it, with that
@@ -199,7 +198,8 @@ impl<'a> Converter<'a, '_> {
             results.extend_from_slice(&carried);
         }
         let root = inner.joined(&results);
-        Ok(self.add(inner, &body.name(name), root) as i64)
+        let name = self.unique(&body.name(name));
+        Ok(self.add(inner, name, root) as i64)
     }
 }
 

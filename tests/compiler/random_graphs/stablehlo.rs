@@ -1,0 +1,116 @@
+//! Random programs through StableHLO and back: the same text, the same computation, the same results.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use meshloom::autodiff::value_and_grad;
+use meshloom::emit::{EmitOptions, ProgramForm, emit};
+use meshloom::hlo::proto::HloModuleProto;
+use meshloom::hlo::stablehlo::WriteOptions;
+use meshloom::ir::{Graph, Literal};
+use prost::Message;
+use support::interpret::same_bits;
+use support::local_graph::run_changed;
+use support::round_trip::round_trip;
+use support::{compile_module, eight_devices, every_case, some_of};
+
+use super::generate::{Kind, Recipe, graph, inputs};
+use super::{check, float_inputs, local_graph, together};
+
+const PROGRAMS: u64 = 300;
+
+fn module(graph: &Graph, options: EmitOptions<'_>) -> Result<HloModuleProto, String> {
+    let emitted = emit(graph, options).map_err(|error| error.to_string())?;
+    emitted.decode().map_err(|error| error.to_string())
+}
+
+fn gradient(recipe: &Recipe) -> Result<Graph, String> {
+    let smooth = graph(Kind::Smooth, recipe);
+    value_and_grad(&smooth, &float_inputs(&smooth)).map_err(|error| error.to_string())
+}
+
+/// A form of the program of one device.
+fn form_of(numbers: u64) -> ProgramForm {
+    if numbers.is_multiple_of(2) { ProgramForm::Manual } else { ProgramForm::Local }
+}
+
+/// 300 programs of any ops, and the gradients of as many, partitioned over meshes.
+#[test]
+fn modules_are_the_same_after_stablehlo() {
+    let counts = RefCell::new(BTreeMap::<String, usize>::new());
+    let count = |module: &HloModuleProto| {
+        for instruction in module.computations.iter().flat_map(|computation| &computation.instructions) {
+            *counts.borrow_mut().entry(instruction.opcode.clone()).or_default() += 1;
+        }
+    };
+    check(PROGRAMS, |recipe, numbers| {
+        let drawn = module(&graph(Kind::Any, recipe), EmitOptions::default())?;
+        count(&round_trip(&drawn, &WriteOptions::default())?);
+        let (local, mesh) = local_graph(&gradient(recipe)?, numbers)?;
+        let form = form_of(numbers);
+        let emitted = module(&local, EmitOptions { mesh: Some(&mesh), partitioned: true, form, ..Default::default() })?;
+        let partitions = mesh.device_count() as u64;
+        count(&round_trip(&emitted, &WriteOptions { partitions, ..WriteOptions::default() })?);
+        Ok(())
+    });
+    let control = ["call", "conditional", "while", "opt-barrier"];
+    let moved = ["all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter", "partition-id"];
+    let products = ["dot", "gather", "scatter", "reduce", "pad", "dynamic-slice", "dynamic-update-slice", "select"];
+    let counts = counts.into_inner();
+    for opcode in control.iter().chain(&moved).chain(&products) {
+        assert!(counts.get(*opcode).is_some_and(|&count| count >= 20), "{opcode}: {counts:?}");
+    }
+}
+
+fn expect_same(what: &str, before: &[Literal], after: &[Literal]) {
+    assert_eq!(before.len(), after.len(), "{what}");
+    for (index, (before, after)) in before.iter().zip(after).enumerate() {
+        assert!(same_bits(before, after), "{what}, output {index}: {before:?} became {after:?}");
+    }
+}
+
+/// The CPU plugin gives the same bits for a program and for what is read of its StableHLO: 300 programs in groups, of
+/// which it compiles some.
+#[test]
+fn results_are_the_same_after_stablehlo() {
+    const GROUP: usize = 25;
+    let graphs = RefCell::new(Vec::new());
+    check(PROGRAMS, |recipe, _| {
+        graphs.borrow_mut().push(graph(Kind::Any, recipe));
+        Ok(())
+    });
+    for (index, group) in some_of(graphs.into_inner().chunks(GROUP).enumerate(), 4) {
+        let what = format!("group {index}");
+        let all = together(group);
+        let module = module(&all, EmitOptions::default()).expect("a module");
+        let back = round_trip(&module, &WriteOptions::default()).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let inputs = inputs(Kind::Any, index as u64);
+        let [before, after] = [module, back].map(|module| compile_module(&all, &module.encode_to_vec()).run(&inputs));
+        expect_same(&what, &before, &after);
+    }
+}
+
+/// The same on eight devices: gradients, partitioned.
+#[test]
+fn partitioned_results_are_the_same_after_stablehlo() {
+    let (seen, wanted) = (Cell::new(0), if every_case() { usize::MAX } else { 6 });
+    check(PROGRAMS, |recipe, numbers| {
+        let (local, mesh) = local_graph(&gradient(recipe)?, numbers)?;
+        if mesh.device_count() != 8 || seen.get() == wanted {
+            return Ok(());
+        }
+        seen.set(seen.get() + 1);
+        let back = |bytes: Vec<u8>| {
+            let module = HloModuleProto::decode(bytes.as_slice()).expect("a module");
+            let found = round_trip(&module, &WriteOptions { partitions: 8, ..WriteOptions::default() });
+            found.unwrap_or_else(|error| panic!("{error}")).encode_to_vec()
+        };
+        let (client, values) = (eight_devices::client(), inputs(Kind::Smooth, numbers));
+        let run = |change: &dyn Fn(Vec<u8>) -> Vec<u8>| {
+            run_changed(form_of(numbers), &client, &local, &mesh, |_, index| values[index].clone(), change)
+        };
+        expect_same(&format!("{local}"), &run(&|bytes| bytes), &run(&back));
+        Ok(())
+    });
+    assert!(seen.get() >= 6, "{} programs for eight devices", seen.get());
+}
