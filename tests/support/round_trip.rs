@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use meshloom::hlo::parse::parse;
-use meshloom::hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, ShapeProto};
+use meshloom::hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, LiteralProto, ShapeProto};
 use meshloom::hlo::read::{self, Limits};
 use meshloom::hlo::stablehlo::{WriteOptions, write};
 use meshloom::hlo::text::{Layouts, TextOptions, print, print_shape};
 use prost::Message;
+use prost::encoding::{decode_key, decode_varint};
 
 use crate::normal_hlo::normalize_instruction;
 
@@ -34,7 +35,7 @@ pub fn round_trip(module: &HloModuleProto, options: &WriteOptions) -> Result<Hlo
 }
 
 /// What the results of a module are, a number for each: the same for modules that compute the same in the same way.
-/// Names, what is a tuple together, copies, barriers, and what no result needs make no difference.
+/// Names, what is a tuple together, layouts, copies, barriers, and what no result needs make no difference.
 pub fn meaning(module: &HloModuleProto) -> Vec<u64> {
     // What a text leaves out is stated as its reader states it.
     let text = print(module, &TextOptions::parseable());
@@ -59,8 +60,22 @@ fn shape_of(instruction: &HloInstructionProto) -> &ShapeProto {
 
 /// The arrays in a shape, as text.
 fn leaves(shape: &ShapeProto) -> Vec<String> {
-    let text = print_shape(shape, Layouts::NonDefault);
+    let text = print_shape(shape, Layouts::None);
     if text.starts_with('(') { shape.tuple_shapes.iter().flat_map(leaves).collect() } else { vec![text] }
+}
+
+/// Elements of a constant from which on one that is the same for all is a scalar that is broadcast.
+const LARGE_SPLAT: usize = 32;
+
+/// The field of a message that has the elements of a constant, and one of them, if they are all the same.
+fn splat(literal: &LiteralProto, count: usize) -> Option<(u32, Vec<u8>)> {
+    let bytes = LiteralProto { shape: None, ..literal.clone() }.encode_to_vec();
+    let mut elements = bytes.as_slice();
+    let (field, _) = decode_key(&mut elements).ok()?;
+    decode_varint(&mut elements).ok()?;
+    let mut each = elements.chunks(elements.len().checked_div(count).filter(|&width| width > 0)?);
+    let first = each.next()?;
+    each.all(|other| other == first).then(|| (field, first.to_vec()))
 }
 
 /// What an instruction says beside its operands and the computations that it calls.
@@ -115,6 +130,7 @@ impl Meaning<'_> {
                     operands[0][before..][..leaves(&parts[at as usize]).len()].to_vec()
                 }
                 "call" => self.of(called[0], &operands),
+                "constant" => self.constant(instruction),
                 "conditional" => {
                     let branches = called.iter().zip(&operands[1..]);
                     let branches = branches.map(|(&id, operand)| self.of(id, std::slice::from_ref(operand)));
@@ -128,6 +144,21 @@ impl Meaning<'_> {
             values.insert(instruction.id, (shape_of(instruction), value));
         }
         values.remove(&computation.root_id).expect("a root").1
+    }
+
+    fn constant(&self, instruction: &HloInstructionProto) -> Vec<u64> {
+        let shape = shape_of(instruction);
+        let count = shape.dimensions.iter().product::<i64>() as usize;
+        let one = instruction.literal.as_deref().and_then(|literal| splat(literal, count));
+        let one = one.map(|one| vec![hash((one, shape.element_type))]);
+        match one {
+            Some(one) if shape.dimensions.is_empty() => one,
+            Some(one) if count >= LARGE_SPLAT => {
+                let (opcode, shape) = ("broadcast".to_owned(), instruction.shape.clone());
+                self.results(&HloInstructionProto { opcode, shape, ..Default::default() }, &[one], Vec::new())
+            }
+            _ => self.results(instruction, &[], Vec::new()),
+        }
     }
 
     fn results(&self, instruction: &HloInstructionProto, operands: &[Vec<u64>], called: Vec<Vec<u64>>) -> Vec<u64> {
