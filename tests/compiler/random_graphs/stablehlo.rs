@@ -79,7 +79,7 @@ fn results_are_the_same_after_stablehlo() {
         graphs.borrow_mut().push(graph(Kind::Any, recipe));
         Ok(())
     });
-    for (index, group) in some_of(graphs.into_inner().chunks(GROUP).enumerate(), 4) {
+    for (index, group) in some_of(graphs.into_inner().chunks(GROUP).enumerate(), 6) {
         let what = format!("group {index}");
         let all = together(group);
         let module = module(&all, EmitOptions::default()).expect("a module");
