@@ -4,7 +4,7 @@
 //! | a loop | what is known |
 //! |---|---|
 //! | stages branch | the selectors of conditionals, for each stage and iteration, say who computes when |
-//! | stages pick weights by repeat, or inputs one by one | the indices say how many microbatches go round, and how often |
+//! | stages pick weights by repeat, or inputs one by one | the indices say how many microbatches there are |
 //! | values are handed along an open line | it fills and drains: what the last stage hands on leaves |
 //! | anything else | nothing but who sends to whom, and how often |
 //!

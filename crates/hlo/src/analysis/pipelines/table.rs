@@ -17,8 +17,8 @@ struct Work<'a> {
     /// A conditional, or a loop that runs as often as the device says.
     it: &'a HloInstructionProto,
     branch: Option<usize>,
-    /// How many instructions there are of each opcode. Branches of one conditional that are alike do the same with other
-    /// weights.
+    /// How many instructions there are of each opcode. Branches of one conditional that are alike do the same with
+    /// other weights.
     made_of: BTreeMap<&'a str, usize>,
 }
 

@@ -63,8 +63,8 @@ impl<'a> Converter<'a, '_> {
         }
     }
 
-    /// `#stablehlo.result_accuracy<atol = 1.0e-5, rtol = 0.0, ulps = 1, mode = #stablehlo.result_accuracy_mode<TOLERANCE>>`:
-    /// how exact a function has to be; none if it is the usual.
+    /// `#stablehlo.result_accuracy<atol = 1.0e-5, rtol = 0.0, ulps = 1, mode = ...>`: how exact a function has to be;
+    /// none if it is the usual.
     pub(super) fn accuracy(&mut self, attribute: &Attribute<'a>) -> Result<Option<ResultAccuracy>> {
         const NAME: &str = "result_accuracy";
         let Value::Dialect { body, .. } = &attribute.value else {
