@@ -43,10 +43,10 @@ const PROGRAMS: [Program; 13] = [
     program("exchange", 8, 0),
     // A mean divides one number by another.
     program("fsdp_mlp", 8, 1),
-    program("interleaved", 8, 0),
+    program("interleaved", 8, 1334),
     program("local_sgd", 8, 1),
     program("moe", 8, 0),
-    program("one_forward_one_backward", 8, 0),
+    program("one_forward_one_backward", 8, 264),
     program("pipeline", 8, 12),
     program("scan_remat", 8, 1),
     // `erfc`, of the exact GELU, is expanded.

@@ -57,7 +57,8 @@ pub(super) fn of(
         stages > 1 && kind.all.iter().flatten().any(|&count| count == 0)
     });
     kinds.sort_by_key(|kind| (kind.all.iter().map(|stage| first(stage)).sum::<usize>(), kind.all.clone()));
-    kinds.dedup_by(|a, b| a.all == b.all);
+    // What is always done together is one kind.
+    kinds.dedup_by(|a, b| a.is_busy().eq(b.is_busy()));
     match kinds.len() {
         0 => None,
         1..=3 => Some(Ok(schedule(&kinds, shape))),
@@ -71,6 +72,11 @@ impl Kind {
             *sum += count;
         }
         self.chunks.push(counts);
+    }
+
+    /// Stage by stage, in which iterations there is something to do.
+    fn is_busy(&self) -> impl Iterator<Item = bool> {
+        self.all.iter().flatten().map(|&count| count > 0)
     }
 
     /// What each stage works on in each iteration.
