@@ -10,7 +10,7 @@ use meshloom::compile::{LowerOptions, Lowered, Partitioned, lower};
 use meshloom::ir::{Graph, Literal};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::Tree;
-use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
+use meshloom::transform::pipeline::{Cost, Costs, PipelineOptions, Schedule, WeightPlan};
 use support::eight_devices::{compile, relative_error};
 use support::interpret::interpret;
 use support::random::Random;
@@ -159,6 +159,14 @@ fn random_case(random: &mut Random) -> Case {
         }
         _ => PipelineOptions { skip_bubbles: random.below(2) == 0, ..options },
     };
+    // Uneven layers: tables are searched for these costs.
+    let mut cost = |_| {
+        let mut number = || 0.25 + random.below(8) as f64;
+        Cost { forward: number(), backward: number(), weights: number() }
+    };
+    let costs: Vec<Cost> = (0..stages * options.parts()).map(&mut cost).collect();
+    let costs = (random.below(3) == 0).then_some(Costs::PerVirtualStage(costs));
+    let options = PipelineOptions { costs, ..options };
     let meshes = meshes(stages);
     let mesh = meshes[random.below(meshes.len())];
     Case { poisonous: random.below(4) == 0, dropout: random.below(4) == 0, ..Case::new(options, mesh) }

@@ -105,7 +105,11 @@ impl<'a> Printer<'a> {
             && let Some(element) = literal::splat(&dense)
         {
             let scalar: Type = format!("tensor<{}>", types::element_name(shape)?).into();
-            let one = self.line(instruction, &format!("stablehlo.constant {element} : {scalar}"), &[scalar.clone()]);
+            let one = self.line(
+                instruction,
+                &format!("stablehlo.constant {element} : {scalar}"),
+                std::slice::from_ref(&scalar),
+            );
             let attributes = vec![("broadcast_dimensions", array(&[]))];
             return self.op(instruction, Op::new("stablehlo.broadcast_in_dim", &one, &results).with(attributes), &[]);
         }

@@ -244,8 +244,8 @@ pub(super) fn set_layouts(function: &Operation<'_>, program: &mut ProgramShapePr
     match (&mut program.result, results.as_slice()) {
         (Some(result), [only]) => set_layout(result, only),
         (Some(result), several) => {
-            let each = result.tuple_shapes.iter_mut().zip(several);
-            each.map(|(shape, attributes)| set_layout(shape, attributes)).collect()
+            let mut each = result.tuple_shapes.iter_mut().zip(several);
+            each.try_for_each(|(shape, attributes)| set_layout(shape, attributes))
         }
         (None, _) => Ok(()),
     }
