@@ -51,10 +51,11 @@ pub(super) fn of(
         }
         before = Some(work);
     }
-    // What all do in every iteration is no choice; what one stage alone does is in front of the layers or after them.
+    // What all do at once is no pass, such as a loss that is spread over the stages; what one stage alone does is in
+    // front of the layers or after them.
     kinds.retain(|kind| {
         let stages = kind.all.iter().filter(|stage| stage.iter().any(|&count| count > 0)).count();
-        stages > 1 && kind.all.iter().flatten().any(|&count| count == 0)
+        stages > 1 && kind.all.iter().any(|stage| *stage != kind.all[0])
     });
     kinds.sort_by_key(|kind| (kind.all.iter().map(|stage| first(stage)).sum::<usize>(), kind.all.clone()));
     // What is always done together is one kind.
