@@ -460,7 +460,8 @@ impl Store {
         let deadline = Instant::now() + limit;
         let late = || StoreError::DeadlineExceeded { key: key.to_owned(), waited: limit };
         loop {
-            let one_call = left(deadline).min(self.options.limit).max(Duration::from_millis(1));
+            // A store that is busy may answer later than at once.
+            let one_call = left(deadline).min(self.options.limit).max(Duration::from_millis(100));
             match self.read_with_revision(key, one_call).await {
                 Ok((Some(found), _)) => return Ok(found.value),
                 Ok((None, revision)) => {
