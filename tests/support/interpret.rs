@@ -16,6 +16,7 @@ pub mod moves;
 mod number;
 
 use std::cell::RefCell;
+use std::fmt::Display;
 
 use meshloom::ir::{Graph, Literal, TensorType};
 use meshloom::ops::{Cond, Op, Scan, While};
@@ -175,6 +176,14 @@ fn run_while(op: &While, mut operands: Vec<Lanes>, mesh: &Mesh) -> Vec<Lanes> {
         }
         let carries = run_for(&going, &op.body, operands.clone(), mesh);
         take(&mut operands[op.invariant_count..], carries, &going);
+    }
+}
+
+/// That results are [equal in every bit](same_bits).
+pub fn assert_same_bits(what: impl Display, found: &[Literal], expected: &[Literal]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert!(same_bits(found, expected), "{what}: result {index} is {found:?} instead of {expected:?}");
     }
 }
 

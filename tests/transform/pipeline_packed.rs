@@ -11,7 +11,7 @@ use meshloom::trace::Tree;
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
 use support::eight_devices::compile;
 use support::emitters;
-use support::interpret::same_bits;
+use support::interpret::assert_same_bits;
 use support::spmd::run_local;
 
 const PLANS: [WeightPlan; 4] =
@@ -39,13 +39,6 @@ fn executions(lowered: &Lowered, kind: CollectiveKind) -> u64 {
     match ledger.count().unwrap_or(0) {
         0 => 0,
         _ => ledger.executions().expect("some").bound().expect("a known number"),
-    }
-}
-
-fn assert_same_bits(case: &Case, found: &[Literal], expected: &[Literal]) {
-    assert_eq!(found.len(), expected.len(), "{case}");
-    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
-        assert!(same_bits(found, expected), "{case}: result {index} differs");
     }
 }
 

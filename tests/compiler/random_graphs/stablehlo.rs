@@ -7,9 +7,9 @@ use meshloom::autodiff::value_and_grad;
 use meshloom::emit::{EmitOptions, ProgramForm, emit};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::hlo::stablehlo::WriteOptions;
-use meshloom::ir::{Graph, Literal};
+use meshloom::ir::Graph;
 use prost::Message;
-use support::interpret::same_bits;
+use support::interpret::assert_same_bits;
 use support::local_graph::run_changed;
 use support::round_trip::round_trip;
 use support::{compile_module, eight_devices, every_case, some_of};
@@ -62,13 +62,6 @@ fn modules_are_the_same_after_stablehlo() {
     }
 }
 
-fn expect_same(what: &str, before: &[Literal], after: &[Literal]) {
-    assert_eq!(before.len(), after.len(), "{what}");
-    for (index, (before, after)) in before.iter().zip(after).enumerate() {
-        assert!(same_bits(before, after), "{what}, output {index}: {before:?} became {after:?}");
-    }
-}
-
 /// The CPU plugin gives the same bits for a program and for what is read of its StableHLO: 300 programs in groups, of
 /// which it compiles some.
 #[test]
@@ -86,7 +79,7 @@ fn results_are_the_same_after_stablehlo() {
         let back = round_trip(&module, &WriteOptions::default()).unwrap_or_else(|error| panic!("{what}: {error}"));
         let inputs = inputs(Kind::Any, index as u64);
         let [before, after] = [module, back].map(|module| compile_module(&all, &module.encode_to_vec()).run(&inputs));
-        expect_same(&what, &before, &after);
+        assert_same_bits(&what, &after, &before);
     }
 }
 
@@ -109,7 +102,7 @@ fn partitioned_results_are_the_same_after_stablehlo() {
         let run = |change: &dyn Fn(Vec<u8>) -> Vec<u8>| {
             run_changed(form_of(numbers), &client, &local, &mesh, |_, index| values[index].clone(), change)
         };
-        expect_same(&format!("{local}"), &run(&|bytes| bytes), &run(&back));
+        assert_same_bits(&local, &run(&back), &run(&|bytes| bytes));
         Ok(())
     });
     assert!(seen.get() >= 6, "{} programs for eight devices", seen.get());

@@ -53,7 +53,8 @@ pub(super) fn rounds(
         all.iter().find_map(|slice| {
             let first = sequence(slice, 0)?;
             let microbatches = first.iter().zip(0..).take_while(|&(&start, iteration)| start == iteration).count();
-            let lag = shape.iterations.checked_sub(microbatches)?;
+            // Fewer do not fill the stages; an index that stays where it is counts nothing.
+            let lag = shape.iterations.checked_sub(microbatches).filter(|_| microbatches >= stages)?;
             let delay = [1, 2].into_iter().find(|delay| lag == delay * (stages - 1))?;
             Some(Rounds { microbatches, repeats: 1, delay, is_backward: false })
         })

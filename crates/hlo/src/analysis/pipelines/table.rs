@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::groups::Devices;
 use super::super::values::Values;
-use super::super::walk::{Via, Walk};
+use super::super::walk::{Place, Via, Walk};
 use super::{Item, LoopSchedule, Order, Pass, Row, Shape};
 use crate::proto::HloInstructionProto;
 
@@ -105,7 +105,7 @@ fn works<'a>(walk: &Walk<'a>, body: usize) -> Vec<Work<'a>> {
         let place = &places[number];
         place.innermost_loop == Some(body) && place.branches == places[body].branches
     };
-    let work = |(number, place): (usize, &super::super::walk::Place<'a>)| {
+    let work = |(number, place): (usize, &Place<'a>)| {
         let caller = place.caller.filter(|caller| is_here(caller.place))?;
         let branch = match caller.via {
             Via::Branch(branch) => Some(branch),
