@@ -7,8 +7,8 @@ use meshloom::hlo::{Amount, Bounds, read};
 /// Four stages of two devices: device `d` is on stage `d / 2`. In each of five ticks, a stage takes the branch that the
 /// table names: 0 nothing; 1 an all-reduce of 64 bytes with its neighbour on the stage; 2 a loop over it, as often as
 /// the table of counts says. `groups` are those of the all-reduce.
-fn module(groups: &str) -> HloModuleProto {
-    let text = format!(
+fn text(groups: &str) -> String {
+    format!(
         "HloModule stages, num_partitions=8
 
 %add (a: f32[], b: f32[]) -> f32[] {{
@@ -94,7 +94,14 @@ ENTRY %main (x.6: f32[16]) -> f32[16] {{
   ROOT %y.6 = f32[16] get-tuple-element(%end), index=1
 }}
 "
-    );
+    )
+}
+
+fn module(groups: &str) -> HloModuleProto {
+    parsed(&text(groups))
+}
+
+fn parsed(text: &str) -> HloModuleProto {
     read::read(text.as_bytes(), &read::Limits::default()).unwrap_or_else(|error| panic!("{error}")).module
 }
 
@@ -123,6 +130,20 @@ fn each_stage_runs_what_its_table_says() {
     assert!(branches.clone().count() > 0 && branches.clone().all(|place| place.executions != Amount::Exactly(1)));
     let decided = Walk::on(&module, Devices::partitioned(8));
     assert!(decided.places().iter().all(|place| place.undecided.is_empty()));
+}
+
+/// As libtpu keeps small tables in faster memory.
+#[test]
+fn a_table_that_is_copied_while_others_run_is_the_same_table() {
+    let copy = "%started = (s32[5,1], s32[5,1], u32[]) copy-start(%sliced)\n%mine = s32[5,1] copy-done(%started)";
+    let text = text(ON_A_STAGE);
+    let copied = text.replace("%mine = ", "%sliced = ").replace("%all_counts = ", &format!("{copy}\n%all_counts = "));
+    let [plain, copied] = [text, copied].map(|text| found(&parsed(&text)));
+    let executions = |found: &ModuleCollectives| -> Vec<_> {
+        found.entries.iter().map(|entry| (entry.executions, found.together(entry))).collect()
+    };
+    assert_eq!(executions(&copied), executions(&plain));
+    assert_eq!(copied.execution_bounds(), plain.execution_bounds());
 }
 
 /// Fewer devices than the table has stages for: the first four are stages 0 and 1.

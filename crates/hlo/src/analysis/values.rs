@@ -244,12 +244,14 @@ impl<'w, 'a> Values<'w, 'a> {
                 let (first, rest) = part.split()?;
                 return self.operand(place, it, first, &rest, iterations);
             }
-            "opt-barrier" | "copy-done" | "copy" | "custom-call" => {
+            "opt-barrier" | "copy" | "custom-call" => {
                 return if passes_on(it) { self.operand(place, it, 0, part, iterations) } else { None };
             }
-            // The copy, and what it is made of; the second half asks for the copy.
-            "copy-start" if part.path.len() < 2 && part.path.first().is_none_or(|&index| index < 2) => {
-                return self.operand(place, it, 0, &Part { path: Vec::new(), ..*part }, iterations);
+            "copy-done" => return self.operand(place, it, 0, &part.within(0), iterations),
+            // The copy, and what it is made of.
+            "copy-start" => {
+                let (0 | 1, rest) = part.split()? else { return None };
+                return self.operand(place, it, 0, &rest, iterations);
             }
             _ => {}
         }
