@@ -3,8 +3,8 @@
 use std::fmt;
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::ir::DType::{F32, S32};
-use meshloom::ir::{Graph, Literal, Name};
+use meshloom::ir::DType::{F32, F64, S32};
+use meshloom::ir::{DType, Graph, Literal, Name};
 use meshloom::nn::dropout;
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
@@ -72,6 +72,8 @@ pub struct Case {
     /// The rules of every role.
     pub rules: PipelineRules,
     pub options: PipelineOptions,
+    /// Of weights and activations: `F32`, or `F64`.
+    pub dtype: DType,
     /// Rows of a microbatch.
     pub rows: usize,
     pub mesh: String,
@@ -115,7 +117,7 @@ impl Case {
         // As many as the mesh has parts for, but for that of stages: whatever the number of microbatches, for three.
         let uneven = options.stages == 3 && !options.microbatches.is_multiple_of(3);
         let rows = if uneven { 24 } else { 8 };
-        Case { rules: RULES, options, rows, mesh: mesh.to_owned(), poisonous: false, dropout: false }
+        Case { rules: RULES, options, dtype: F32, rows, mesh: mesh.to_owned(), poisonous: false, dropout: false }
     }
 
     pub fn mesh(&self) -> Mesh {
@@ -138,19 +140,19 @@ impl Case {
         let weight = |dims: &[usize], names: &[&'static str]| {
             let all: Vec<usize> = leading.iter().map(|(size, _)| *size).chain(dims.iter().copied()).collect();
             let names: Vec<&str> = leading.iter().map(|(_, name)| *name).chain(names.iter().copied()).collect();
-            TensorSpec::new(F32, all).with_axes(&names)
+            TensorSpec::new(self.dtype, all).with_axes(&names)
         };
         // Behind the pipeline it is whole everywhere, so that all gathers are of the layers.
         let in_one_loop = self.options.schedule.branches();
         let head = if in_one_loop { &["embed", "mlp"] } else { &["", ""] };
-        let activations = || TensorSpec::new(F32, [self.batch(), LENGTH, EMBED]).with_axes(&["batch", "", ""]);
+        let activations = || TensorSpec::new(self.dtype, [self.batch(), LENGTH, EMBED]).with_axes(&["batch", "", ""]);
         Inputs {
             layers: Layer {
                 scale: weight(&[EMBED], &["norm"]),
                 up: weight(&[EMBED, HIDDEN], &["embed", "mlp"]),
                 down: weight(&[HIDDEN, EMBED], &["mlp", "embed"]),
             },
-            head: TensorSpec::new(F32, [EMBED, EMBED]).with_axes(head),
+            head: TensorSpec::new(self.dtype, [EMBED, EMBED]).with_axes(head),
             x: activations(),
             positions: TensorSpec::new(S32, [self.batch(), LENGTH]).with_axes(&["batch", ""]),
             target: activations(),
@@ -164,7 +166,12 @@ impl Case {
             seed += 1;
             let values: Vec<f32> =
                 numbers(spec.ty.element_count(), seed).iter().map(|number| ((number - 0.6) * size) as f32).collect();
-            Literal::from_slice(&spec.ty.dims, &values).expect("as many elements")
+            // The same numbers in both types.
+            match self.dtype {
+                F64 => Literal::from_slice(&spec.ty.dims, &values.iter().copied().map(f64::from).collect::<Vec<_>>()),
+                _ => Literal::from_slice(&spec.ty.dims, &values),
+            }
+            .expect("as many elements")
         };
         let positions: Vec<i32> = (0..self.batch() * LENGTH).map(|index| (index * 7 % 11) as i32).collect();
         Inputs {
@@ -186,8 +193,8 @@ impl Case {
             true => x.square().mean(-1).rsqrt(),
             false => (x.square().mean(-1) + 1e-5).rsqrt(),
         };
-        let scale = layer.scale + number.convert(F32).broadcast_like(layer.scale, []) * 0.05;
-        let angle = positions.convert(F32) * 0.3;
+        let scale = layer.scale + number.convert(self.dtype).broadcast_like(layer.scale, []) * 0.05;
+        let angle = positions.convert(self.dtype) * 0.3;
         let normal =
             x * norm.broadcast_like(x, [0, 1]) * scale.broadcast_like(x, [2]) + angle.sin().broadcast_like(x, [0, 1]);
         let hidden = einsum("bte,em->btm", &[normal, layer.up]).with_axes([

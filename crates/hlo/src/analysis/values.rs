@@ -288,6 +288,7 @@ impl<'w, 'a> Values<'w, 'a> {
             // A bitcast may make other numbers of the same bytes.
             return (shapes.get(number)?.as_ref()?.element_type == it.shape.as_ref()?.element_type).then_some(value);
         }
+        let reduction = if it.opcode == "reduce" { self.reduction_of_one(place, it) } else { None };
         let mut operand = |position| self.operand(place, it, position, &array(element), iterations);
         let value = match it.opcode.as_str() {
             "constant" => number(it.literal.as_ref()?, element)?,
@@ -320,9 +321,24 @@ impl<'w, 'a> Values<'w, 'a> {
                 (Some(1), _) | (_, Some(1)) => 1,
                 (a, b) => a? | b?,
             },
+            "reduce" => combined(reduction?, operand(0)?, operand(1)?)?,
             opcode => combined(opcode, operand(0)?, operand(1)?)?,
         };
         wrapped(value, it.shape.as_ref()?)
+    }
+
+    /// The op with which a reduction over dimensions of one place makes each element of one and the initial value, as
+    /// libtpu writes a reshape.
+    fn reduction_of_one(&self, place: usize, it: &HloInstructionProto) -> Option<&'a str> {
+        let from = &self.operand_shape(place, it, 0)?.dimensions;
+        let is_one = |&dim: &i64| usize::try_from(dim).ok().and_then(|dim| from.get(dim)) == Some(&1);
+        let combine = self.walk.module().callee(it, 0)?;
+        let root = combine.root()?;
+        let [a, b] = [combine.operand(root, 0)?, combine.operand(root, 1)?];
+        let of_both = a.opcode == "parameter" && b.opcode == "parameter" && a.id != b.id;
+        let commutes = matches!(&*root.opcode, "add" | "multiply" | "minimum" | "maximum" | "and" | "or" | "xor");
+        let of_one = it.operand_ids.len() == 2 && it.dimensions.iter().all(is_one);
+        (of_one && of_both && commutes).then_some(&root.opcode)
     }
 
     /// The place of a computation that an instruction calls, and the id of what it returns.
