@@ -51,6 +51,7 @@ SEARCHES = {
     "Llama 3.1 8B on 8 H100": (("llama-3.1-8b", 128, 8192), "h100:1x1x8", None),
     "Llama 3.1 70B on 64 H100": (("llama-3.1-70b", 128, 8192), "h100:1x8x8", None),
     "Llama 3 70B on 128 v5p": ("examples/configs/llama-70b-v5p.toml", "v5p:4x4x8", None),
+    "Llama 3 70B on 512 v5p": ("examples/configs/llama-70b-v5p.toml", "v5p:8x8x8", None),
     "DeepSeek-V3 on 512 v5p": ("examples/configs/deepseek-v5p.toml", "v5p:8x8x8", None),
     "Gemma 2 2B on two slices": (("gemma-2-2b", 16, 8192), "tpu7x:2x2x1:slices=2", 25),
 }

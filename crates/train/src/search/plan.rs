@@ -11,6 +11,9 @@ use meshloom::transform::pipeline::{Schedule, WeightPlan};
 /// links.
 const AXES: [&str; 6] = ["stage", "replica", "fsdp", "expert", "context", "tensor"];
 
+/// Those that split a row. They are the last ones: whatever the others are, a mesh has them along the same links.
+pub(super) const WITHIN_ROWS: [&str; 3] = ["expert", "context", "tensor"];
+
 /// The most chunks of an interleaved pipeline.
 const MOST_CHUNKS: usize = 4;
 
@@ -103,7 +106,7 @@ impl Plan {
 
     /// How it splits a row, and what is computed of it.
     pub(super) fn split(&self) -> Split {
-        (["expert", "context", "tensor"].map(|axis| self.size(axis)), self.residual)
+        (WITHIN_ROWS.map(|axis| self.size(axis)), self.residual)
     }
 
     /// Into how many pieces the rows of a batch are cut that are computed at once.
@@ -218,7 +221,7 @@ pub(super) enum Keeping {
 pub(super) type Kin = ([usize; AXES.len()], Residual, Keeping);
 
 /// The plans that split a row in the same way.
-pub(super) type Split = ([usize; 3], Residual);
+pub(super) type Split = ([usize; WITHIN_ROWS.len()], Residual);
 
 /// What bounds the plans of a model.
 #[derive(Clone, Debug)]

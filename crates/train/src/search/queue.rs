@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, HashMap};
 
 use super::Found;
 use super::bounds::{Bounds, least_bubble};
-use super::plan::{Family, Keeping, Kin, Plan, Split};
+use super::plan::{Family, Keeping, Kin, Plan, Split, WITHIN_ROWS};
 
 /// A relative that does less is taken to be slower by at most so much: what is kept must be read again, and a larger
 /// part may cross from one regime of a kernel to another.
@@ -38,7 +38,7 @@ struct Time {
     idle: f64,
 }
 
-/// What a device computes by a plan that was lowered.
+/// What a device computes by a plan that was lowered, and waits for within a row.
 struct Work {
     rank: usize,
     pieces: usize,
@@ -102,12 +102,15 @@ impl Queue {
         let (rank, parts) = (plan.rank(), plan.parts());
         self.times.entry(plan.family()).or_default().push(Time { rank, parts, busy: time.seconds - idle, idle });
         let kin = plan.kin();
-        let computing = match kin.2 {
-            Keeping::All => time.computing * (1.0 - idle / time.seconds),
-            Keeping::Part | Keeping::Table(..) => time.computing,
+        let is_within = |axes: &str| axes.split(',').all(|axis| WITHIN_ROWS.contains(&axis));
+        let within = time.transfers.iter().filter(|transfer| is_within(&transfer.axes));
+        let working = time.computing + within.map(|transfer| transfer.waiting).sum::<f64>();
+        let seconds = match kin.2 {
+            Keeping::All => working * (1.0 - idle / time.seconds),
+            Keeping::Part | Keeping::Table(..) => working,
         };
         let (pieces, replicas) = (plan.pieces(), plan.size("replica"));
-        self.works.entry(plan.split()).or_default().push(Work { rank, pieces, replicas, seconds: computing });
+        self.works.entry(plan.split()).or_default().push(Work { rank, pieces, replicas, seconds });
         self.memories.entry(kin).or_default().push(Memory { rank, parts, bytes: found.bytes as f64 });
     }
 
@@ -121,7 +124,8 @@ impl Queue {
     }
 
     /// What a plan takes at least, by those that split a row in the same way: whether other axes split batch, weights
-    /// or layers, a device computes as much in all. Smaller pieces make products no faster, and replicas convert more.
+    /// or layers, a device computes as much in all, and waits as long for what is sent within a row. Smaller pieces
+    /// make products no faster, and replicas convert more.
     fn seconds_by_work(&self, plan: &Plan) -> f64 {
         let Some(alike) = self.works.get(&plan.split()) else { return 0.0 };
         let (rank, pieces, replicas) = (plan.rank(), plan.pieces(), plan.size("replica"));
