@@ -7,18 +7,19 @@
 //! cargo bench --bench estimate -- --write cpu.toml     # writes the rates of the devices, and runs no plan
 //! ```
 //!
-//! Of a CPU no rates are published: they are measured first, by loops of products, of elementwise arithmetic and of
-//! collectives on all devices at once. The devices share the cores, so what some wait for, others use: bubbles are
-//! taken out of the estimate. All plans of a model are estimated, and some are measured that lie evenly from the
-//! fastest to the slowest. Printed: a table in Markdown, and the rank correlation of each model and of all.
+//! Of a CPU no rates are published: they are measured first, by loops of products, of what layers do between them on
+//! few and on many numbers, of small kernels and of collectives, on all devices at once. The devices share the cores,
+//! so what some wait for, others use: bubbles are taken out of the estimate. All plans of a model are estimated, and
+//! some are measured that lie evenly from the fastest to the slowest. Printed: a table in Markdown, and the rank
+//! correlation of each model, of all plans, and of those without stages that branch.
 
 use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
 use meshloom::compile::{LowerOptions, lower};
-use meshloom::hlo::analysis::Chip;
-use meshloom::hlo::analysis::estimate::{Dimension, Hardware, Reached, Wire};
+use meshloom::hlo::analysis::estimate::{Cache, Dimension, Hardware, Reached, Wire, estimate};
+use meshloom::hlo::analysis::{Chip, memory};
 use meshloom::ir::DType::F32;
 use meshloom::ir::Literal;
 use meshloom::pjrt::Client;
@@ -32,9 +33,6 @@ const DEVICES: usize = 8;
 
 /// Plans that are run, of all models together.
 const PLANS: usize = 40;
-
-/// Iterations of the loops that rates are measured with.
-const ITERATIONS: usize = 20;
 
 /// Three models whose steps take tenths of a second: a plain one, one with a large vocabulary, and one with experts.
 const MODELS: [(&str, &[&str]); 3] = [
@@ -50,67 +48,146 @@ const COMMON: &[&str] =
 /// Width of the products that rates are measured with.
 const WIDE: usize = 512;
 
-/// Seconds of an iteration of a loop over a value whose rows are split over all devices, beside weights that all have.
-fn measure(
-    client: &Client,
-    (name, dims): (&str, [usize; 2]),
-    body: impl FnOnce(Tensor, Tensor) -> Tensor,
-) -> anyhow::Result<f64> {
-    let specs = (TensorSpec::new(F32, dims).with_axes(&["rows", ""]), TensorSpec::new(F32, [WIDE, WIDE]));
-    let function = Function::trace(name, specs, |(x, weights)| {
-        fori_loop(ITERATIONS, x, |_, x| body(x, weights).with_axes(["rows", ""]))
-    })?;
-    let mesh = Mesh::parse(&format!("data={DEVICES}"), DEVICES)?;
-    let rules = RuleSets::uniform(Rules::from_pairs(&[("rows", &["data"])])?);
-    let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
-    let program = lower(function.graph(), &options)?.compile(client)?;
-    let number = |dims: &[usize]| {
-        Literal::from_fn(TensorSpec::new(F32, dims).ty, |index| (index % 97) as f64 / 97.0 / WIDE as f64)
-    };
-    let mut seconds = f64::INFINITY;
-    for _ in 0..4 {
-        let inputs = program.put(0, &vec![number(&dims), number(&[WIDE, WIDE])])?;
-        let start = Instant::now();
-        let outputs = program.run(&inputs.iter().collect::<Vec<_>>())?;
-        outputs[0].get()?;
-        seconds = seconds.min(start.elapsed().as_secs_f64());
-    }
-    Ok(seconds / ITERATIONS as f64)
+/// Iterations of the longer loops that rates are measured with. Each is measured beside one of one iteration, so that
+/// what a run takes besides is not in a rate.
+const ITERATIONS: usize = 21;
+
+/// A loop over a value of `columns` numbers for each device, beside weights that all have.
+struct Loop<'a> {
+    client: &'a Client,
+    name: &'a str,
+    rows: usize,
+    columns: usize,
 }
+
+/// What a loop takes.
+struct Measured {
+    /// Seconds of an iteration.
+    iteration: f64,
+    /// Seconds of a run besides.
+    besides: f64,
+    /// Bytes that the estimate has the kernels of an iteration read and write.
+    moved: f64,
+    /// Bytes of outputs and temporaries.
+    fresh: f64,
+}
+
+/// One run of a program.
+struct RunOnce {
+    seconds: f64,
+    moved: f64,
+    fresh: f64,
+}
+
+impl Loop<'_> {
+    fn measure(&self, body: impl Fn(Tensor, Tensor) -> Tensor) -> anyhow::Result<Measured> {
+        let [one, all] = [self.run(1, &body)?, self.run(ITERATIONS, &body)?];
+        // Of two short times the longer may come out shorter.
+        let of_one = |all: f64, one: f64| ((all - one) / (ITERATIONS - 1) as f64).max(0.0);
+        let iteration = of_one(all.seconds, one.seconds);
+        let besides = (one.seconds - iteration).max(0.0);
+        Ok(Measured { iteration, besides, moved: of_one(all.moved, one.moved), fresh: one.fresh })
+    }
+
+    fn run(&self, iterations: usize, body: impl Fn(Tensor, Tensor) -> Tensor) -> anyhow::Result<RunOnce> {
+        let dims = [DEVICES * self.rows, self.columns];
+        let specs = (TensorSpec::new(F32, dims).with_axes(&["rows", ""]), TensorSpec::new(F32, [WIDE, WIDE]));
+        let function = Function::trace(self.name, specs, |(x, weights)| {
+            fori_loop(iterations, x, |_, x| body(x, weights).with_axes(["rows", ""]))
+        })?;
+        let mesh = Mesh::parse(&format!("data={DEVICES}"), DEVICES)?;
+        let rules = RuleSets::uniform(Rules::from_pairs(&[("rows", &["data"])])?);
+        let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
+        let lowered = lower(function.graph(), &options)?;
+        let module = lowered.module.decode()?;
+        let memory = memory(&module)?;
+        // A byte a second, and all else takes no time.
+        let chip = Chip { f32_flops: Some(1e30), memory_bandwidth: Some(1.0), ..*Chip::parse("cpu")? };
+        let free = Dimension { size: DEVICES, wire: Wire::Switch, wraps: false, rate: 1e30, latency: 0.0 };
+        let bytes = Hardware { launch: 0.0, ..Hardware::of_dimensions(chip, vec![free]) };
+        let moved = estimate(&module, &mesh, &bytes)?.computing;
+        let program = lowered.compile(self.client)?;
+        let number = |dims: &[usize]| {
+            Literal::from_fn(TensorSpec::new(F32, dims).ty, |index| (index % 97) as f64 / 97.0 / WIDE as f64)
+        };
+        let inputs = program.put(0, &vec![number(&dims), number(&[WIDE, WIDE])])?;
+        let mut seconds = f64::INFINITY;
+        for _ in 0..5 {
+            let start = Instant::now();
+            for output in program.run(&inputs.iter().collect::<Vec<_>>())? {
+                output.block_until_ready()?;
+            }
+            seconds = seconds.min(start.elapsed().as_secs_f64());
+        }
+        Ok(RunOnce { seconds, moved, fresh: (memory.temporaries + memory.outputs) as f64 })
+    }
+}
+
+/// Rows of a device in the loops that say how fast memory is, from what fits any cache to more than the system keeps
+/// for the next run.
+const ROWS: [usize; 7] = [1 << 6, 1 << 7, 1 << 8, 1 << 9, 1 << 11, 1 << 13, 1 << 15];
 
 /// Eight devices as they are here.
 fn calibrate(client: &Client) -> anyhow::Result<Hardware> {
-    let products =
-        measure(client, ("products", [DEVICES * WIDE, WIDE]), |x, weights| einsum("ri,ij->rj", &[x, weights]))?;
+    let of = |name, rows, columns| Loop { client, name, rows, columns };
+    let scaled = |x: Tensor, _: Tensor| x * 0.5 + 1.0;
+    let products = of("products", WIDE, WIDE).measure(|x, weights| einsum("ri,ij->rj", &[x, weights]))?.iteration;
+    let nothing = of("nothing", 1, 16).measure(scaled)?.iteration;
+    // Small products are not fused.
+    const CHAIN: usize = 16;
+    let chain = of("kernels", 8, 8).measure(|x, weights| {
+        let weights = weights.slice(0, 0..8).slice(1, 0..8);
+        (0..CHAIN).fold(x, |x, _| einsum("ri,ij->rj", &[x, weights]))
+    })?;
+    let kernel = ((chain.iteration - nothing) / CHAIN as f64).max(0.0);
+    // What layers do between products: a norm, a softmax, a gate.
+    let layer = |x: Tensor, _: Tensor| {
+        let norm = (x.square().mean(-1) + 1e-5).rsqrt();
+        let normal = x * norm.broadcast_like(x, [0]);
+        normal.softmax(-1) + normal.silu()
+    };
+    let mut rates = Vec::new();
+    let mut fresh = 0.0;
+    for rows in ROWS {
+        let passed = of("elements", rows, WIDE).measure(layer)?;
+        rates.push((8.0 * (rows * WIDE) as f64, passed.moved / passed.iteration.max(1e-9)));
+        // Of the longest, little of the rest is anything else.
+        fresh = passed.besides / passed.fresh;
+    }
+    let memory = rates.last().map_or(1.0, |&(_, rate)| rate);
+    let cached = rates.iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
+    let in_cache = rates.iter().filter(|&&(_, rate)| rate > (cached * memory).sqrt());
+    let cache_bytes = in_cache.map(|&(bytes, _)| bytes).fold(0.0, f64::max);
+    let sum = |x: Tensor, _: Tensor| x * 0.5 + x.sum(0).broadcast();
     // About as large as what steps of these models send.
     let long = 1 << 17;
-    let elements = measure(client, ("elements", [DEVICES, long]), |x, _| x * 0.5 + 1.0)?;
-    let nothing = measure(client, ("nothing", [DEVICES, 16]), |x, _| x * 0.5 + 1.0)?;
-    let sum = |x: Tensor, _: Tensor| x * 0.5 + x.sum(0).broadcast();
-    let short_sum = measure(client, ("short", [DEVICES, 16]), sum)?;
-    let long_sum = measure(client, ("long", [DEVICES, long]), sum)?;
-    let bytes = 4.0 * long as f64;
-    let sent = 2.0 * bytes * (DEVICES - 1) as f64 / DEVICES as f64;
+    let short_sum = of("short", 1, 16).measure(sum)?.iteration;
+    let long_sum = of("long", 1, long).measure(sum)?.iteration;
+    let elements = of("elements", 1, long).measure(scaled)?.iteration;
+    let sent = 2.0 * 4.0 * long as f64 * (DEVICES - 1) as f64 / DEVICES as f64;
     let rate = sent / (long_sum - short_sum - elements).max(1e-9);
+    let launch = (short_sum - nothing).max(0.0);
     let chip = Chip {
         f32_flops: Some(2.0 * (WIDE as f64).powi(3) / products),
-        memory_bandwidth: Some(2.0 * bytes / elements),
+        memory_bandwidth: Some(memory),
         memory_bytes: Some(1 << 34),
         ..*Chip::parse("cpu")?
     };
     println!(
-        "each of {DEVICES} devices: {:.1} GFLOP/s, {:.2} GB/s of memory, {:.2} GB/s between devices, {:.0} us to start a \
-         collective, {:.1} us a kernel",
+        "each of {DEVICES} devices: {:.1} GFLOP/s, {:.2} GB/s of memory, {:.2} GB/s up to {:.0} KiB, {:.2} GB/s between \
+         devices, {:.0} us to start a collective, {:.1} us a kernel, {:.0} us for each MiB of temporaries",
         chip.f32_flops.unwrap_or(0.0) / 1e9,
-        chip.memory_bandwidth.unwrap_or(0.0) / 1e9,
+        memory / 1e9,
+        cached / 1e9,
+        cache_bytes / 1024.0,
         rate / 1e9,
-        1e6 * (short_sum - nothing),
-        1e6 * nothing
+        1e6 * launch,
+        1e6 * kernel,
+        1e6 * fresh * f64::from(1 << 20),
     );
-    let reached = Reached { products: 1.0, memory: 1.0, links: 1.0, tile: 1, kernel: nothing };
+    let cache = Some(Cache { bytes: cache_bytes, bandwidth: cached });
+    let reached = Reached { products: 1.0, memory: 1.0, links: 1.0, tile: 1, kernel, fresh, cache };
     let dimension = Dimension { size: DEVICES, wire: Wire::Switch, wraps: false, rate, latency: 0.0 };
-    // Of two short times the longer may come out shorter.
-    let launch = (short_sum - nothing).max(0.0);
     Ok(Hardware { chip, dimensions: vec![dimension], reached, launch, overlaps: false })
 }
 
@@ -156,7 +233,7 @@ fn main() -> anyhow::Result<()> {
         println!("wrote {file}");
         return Ok(());
     }
-    let mut all = Vec::new();
+    let (mut all, mut without_branches) = (Vec::new(), Vec::new());
     println!("\n| model | plan | estimated | measured |\n|---|---|---|---|");
     for (index, (name, model)) in MODELS.iter().enumerate() {
         let text = meshloom_benches::text();
@@ -176,6 +253,9 @@ fn main() -> anyhow::Result<()> {
             let measured = step_seconds(&config, &client).with_context(|| plan.clone())?;
             println!("| {name} | {plan} | {:.0} ms | {:.0} ms |", 1e3 * seconds(chosen), 1e3 * measured);
             pairs.push((seconds(chosen), measured));
+            if !chosen.plan.pipeline.as_ref().is_some_and(|pipeline| pipeline.schedule.branches()) {
+                without_branches.push((seconds(chosen), measured));
+            }
         }
         println!("| {name} | rank correlation of {most} plans | {:.3} | |", rank_correlation(&pairs));
         all.extend(pairs);
@@ -183,9 +263,12 @@ fn main() -> anyhow::Result<()> {
     let (least, most) =
         all.iter().fold((f64::INFINITY, 0.0f64), |(least, most), pair| (least.min(pair.1), most.max(pair.1)));
     println!(
-        "\nrank correlation of all {}: {:.3}; the slowest takes {:.1} times as long as the fastest",
+        "\nrank correlation of all {}: {:.3}, of the {} whose stages do not branch: {:.3}; the slowest takes {:.1} times \
+         as long as the fastest",
         all.len(),
         rank_correlation(&all),
+        without_branches.len(),
+        rank_correlation(&without_branches),
         most / least
     );
     Ok(())

@@ -1,6 +1,7 @@
 //! The search for plans: what it lists, bounds and finds, and the hardware that it is made for.
 
 use insta::assert_snapshot;
+use meshloom::hlo::analysis::estimate::Cache;
 use meshloom::pjrt::{DeviceDescription, NamedValue};
 use meshloom_train::config::RunConfig;
 use meshloom_train::search::{
@@ -34,9 +35,16 @@ const PIPELINE: &str = "[pipeline]\nschedule = \"1f1b\"\nmicrobatches = 8\nrepea
 #[test]
 fn no_plan_is_better_than_the_one_that_is_found() {
     let with_experts = [LARGER, &["model.experts=8", "model.mlp=2048"]].concat();
-    for (model, target) in [(LARGER, "h100:1x1x8"), (LARGER, "v5e:2x4"), (&with_experts, "v5p:2x2x2")] {
+    let in_f32 = [LARGER, &["model.compute_dtype=f32"]].concat();
+    let named = |target: &str| hardware(target).expect("hardware");
+    let cached = hardware_from_toml(CACHED_CPUS, "cached.toml").expect("hardware");
+    for (model, target, hardware) in [
+        (LARGER, "h100:1x1x8", named("h100:1x1x8")),
+        (LARGER, "v5e:2x4", named("v5e:2x4")),
+        (&with_experts, "v5p:2x2x2", named("v5p:2x2x2")),
+        (&in_f32, "cached.toml", cached),
+    ] {
         let base = config(model);
-        let hardware = hardware(target).expect("hardware");
         let options = |most| SearchOptions { hardware: hardware.clone(), most, threads: 2 };
         let found = search(&base, &options(usize::MAX), &|_| {}).expect("plans");
         let best = found.best().expect("one that fits");
@@ -56,6 +64,23 @@ fn no_plan_is_better_than_the_one_that_is_found() {
         assert!(lowered >= 20, "{target}: {lowered}");
     }
 }
+
+/// Four devices on which small pieces are faster than large ones.
+const CACHED_CPUS: &str = r#"
+f32_flops = 2e12
+memory_bytes = 64_000_000_000
+memory_bandwidth = 5e9
+
+[reached]
+fresh = 2e-9
+cache = { bytes = 33_554_432, bandwidth = 5e10 }
+
+[[dimension]]
+size = 4
+wire = "switch"
+rate = 1e10
+latency = 1e-6
+"#;
 
 /// However few plans are lowered: the one that the config has is the first.
 #[test]
@@ -143,6 +168,7 @@ fn hardware_is_written_as_it_is_read() {
     let mut uneven = own.clone();
     uneven.launch = 1.0 / 3.0;
     uneven.dimensions[0].rate = 1e9 / 7.0;
+    uneven.reached.cache = Some(Cache { bytes: 1e6, bandwidth: 1e10 });
     all.extend([own.clone(), uneven]);
     for hardware in all {
         let text = hardware_to_toml(&hardware).expect("TOML");
@@ -163,6 +189,7 @@ fn hardware_is_written_as_it_is_read() {
     links = 1.0
     tile = 1
     kernel = 0.0
+    fresh = 0.0
 
     [[dimension]]
     size = 8
@@ -224,6 +251,8 @@ fn files_that_describe_no_hardware_are_refused() {
         one("backend = \"rocm\""),
         one("reached.products = 1.5"),
         one("reached.tile = 0"),
+        one("reached.fresh = -1e-9"),
+        one("reached.cache = { bytes = 0, bandwidth = 1e10 }"),
         second("size = 2\nwire = \"core\"\nrate = 1e9\nlatency = 0"),
         second("size = 2\nwire = \"network\"\nwraps = true\nrate = 1e9\nlatency = 0"),
         second("size = 1000000\nwire = \"network\"\nrate = 1e9\nlatency = 0"),
@@ -246,6 +275,8 @@ fn files_that_describe_no_hardware_are_refused() {
     mine.toml:1:11: unknown variant `rocm`, expected one of `cpu`, `cuda`, `tpu`
     mine.toml: reached.products is 1.5: it must be a part from 0.001 to 1
     mine.toml: reached.tile is 0: it must be a whole number from 1 to 65536
+    mine.toml: reached.fresh is -0.000000001: it must be a number of seconds from 0 to 3600
+    mine.toml: reached.cache.bytes is 0: it must be a number from 1 to 1e30
     mine.toml: wire of dimension 2 is "core": dimensions go from the fastest to the slowest: core, switch, torus, network
     mine.toml: wraps of dimension 2 is true: a network has no ends to join; leave it out, or give wire = "torus"
     mine.toml: the number of devices is 8 x 1000000: it must be at most 1048576; give smaller sizes

@@ -36,9 +36,9 @@ fn lowered(case: &Case, program: &Graph) -> Lowered {
     case.lower(program, LowerOptions { deny_replication: true, ..LowerOptions::default() })
 }
 
-/// The bound in a type. In `f32`, the layers in sequence are themselves up to 2e-5 away from what `f64` gives: gradients
-/// of 32 layers amplify roundings. So what is interpreted is interpreted in `f64`, where nothing but a wrong program is
-/// as far off as the bound.
+/// The bound in a type. In `f32`, the layers in sequence are themselves up to 2e-5 away from what `f64` gives:
+/// gradients of 32 layers amplify roundings. So what is interpreted is interpreted in `f64`, where nothing but a wrong
+/// program is as far off as the bound.
 fn bound(dtype: DType) -> f64 {
     if dtype == F64 { 1e-12 } else { 1e-5 }
 }
@@ -69,8 +69,8 @@ fn interpret_local(case: &Case, lowered: &Lowered, inputs: &[Literal]) -> Vec<Li
     run_local(local, mesh, inputs).unwrap_or_else(|error| panic!("{case}: {error}"))
 }
 
-/// As [`check`], in `f32` on eight devices of the CPU plugin. XLA's `tanh` and `rsqrt` differ from the interpreter's in the last
-/// digits, and a row whose norm is almost zero makes more of that than the bound. So what the interpreter says
+/// As [`check`], in `f32` on eight devices of the CPU plugin. XLA's `tanh` and `rsqrt` differ from the interpreter's in
+/// the last digits, and a row whose norm is almost zero makes more of that than the bound. So what the interpreter says
 /// otherwise, XLA's own program of the sequential layers decides.
 fn check_compiled(case: &Case) {
     let expected = interpret(case.sequential().graph(), &case.literals().leaves());

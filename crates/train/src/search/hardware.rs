@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use meshloom::hlo::analysis::estimate::{Dimension, Hardware, Reached, Wire};
+use meshloom::hlo::analysis::estimate::{Cache, Dimension, Hardware, Reached, Wire};
 use meshloom::hlo::analysis::{Chip, memory::Backend};
 use meshloom::hlo::mesh::slice_shape;
 use meshloom::pjrt::{DeviceDescription, Topology};
@@ -187,12 +187,14 @@ struct WrittenReached {
     links: Option<f64>,
     tile: Option<u64>,
     kernel: Option<f64>,
+    fresh: Option<f64>,
+    cache: Option<Cache>,
 }
 
 impl Written {
     fn of(hardware: &Hardware) -> Written {
         let Hardware { chip, dimensions, reached, launch, overlaps } = hardware;
-        let &Reached { products, memory, links, tile, kernel } = reached;
+        let &Reached { products, memory, links, tile, kernel, fresh, cache } = reached;
         Written {
             chip: Some(chip.name.to_owned()),
             backend: Some(chip.backend),
@@ -211,6 +213,8 @@ impl Written {
                 links: Some(links),
                 tile: Some(tile),
                 kernel: Some(kernel),
+                fresh: Some(fresh),
+                cache,
             },
             dimension: dimensions.clone(),
         }
@@ -238,6 +242,8 @@ impl Written {
                 links: own.links.unwrap_or(reached.links),
                 tile: own.tile.unwrap_or(reached.tile),
                 kernel: own.kernel.unwrap_or(reached.kernel),
+                fresh: own.fresh.unwrap_or(reached.fresh),
+                cache: own.cache.or(reached.cache),
             },
             launch: self.launch.unwrap_or(of_backend.launch),
             overlaps: self.overlaps.unwrap_or(of_backend.overlaps),
@@ -279,6 +285,9 @@ fn check(hardware: &Hardware, origin: &str) -> Result<(), HardwareError> {
         ("reached.links", Some(reached.links), PART),
         ("reached.tile", Some(reached.tile as f64), TILE),
         ("reached.kernel", Some(reached.kernel), SECONDS),
+        ("reached.fresh", Some(reached.fresh), SECONDS),
+        ("reached.cache.bytes", reached.cache.map(|cache| cache.bytes), AMOUNT),
+        ("reached.cache.bandwidth", reached.cache.map(|cache| cache.bandwidth), AMOUNT),
     ];
     let of_chip = of_chip.into_iter().filter_map(|(key, value, bound)| Some((key.to_owned(), value?, bound)));
     let of_dimension = |(number, it): (usize, &Dimension)| {

@@ -260,7 +260,7 @@ pub fn search(
     let least = larger.iter().min_by(|(_, a), (_, b)| a.bytes.total_cmp(&b.bytes));
     let least_too_large = least.map(|(plan, bounds)| (plan.clone(), bounds.bytes as u64));
     let mut too_large = larger.len();
-    let mut queue = Queue::new(left, memory);
+    let mut queue = Queue::new(left, hardware, memory);
     if let (Some(plan), Some(estimated)) = (&plan, &configured) {
         let found = |(time, bytes)| Found { plan: plan.clone(), time, bytes, fits: bytes <= memory };
         outcome.add(plan, estimated.clone().map(found), &mut queue);
@@ -478,8 +478,11 @@ pub fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Result<(StepTim
     let module = lowered.module.decode().map_err(meshloom::Error::from)?;
     let mesh = lowered.emitted_mesh().cloned().unwrap_or_default();
     let walk = Walk::on(&module, Devices::partitioned(mesh.device_count()));
-    let time = estimate_walk(&walk, &module, &mesh, hardware).map_err(SearchError::from)?;
+    let mut time = estimate_walk(&walk, &module, &mesh, hardware).map_err(SearchError::from)?;
     let memory = memory_of_walk(&module, &walk, Sources::of(&module)).map_err(meshloom::Error::from)?;
+    let fresh = (memory.temporaries + memory.outputs.saturating_sub(memory.aliased)) as f64 * hardware.reached.fresh;
+    time.seconds += fresh;
+    time.computing += fresh;
     let bytes = upper(&memory, Some(hardware.chip.backend)).map_or(memory.peak, |upper| upper.peak);
     Ok((time, bytes))
 }

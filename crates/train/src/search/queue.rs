@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use super::Found;
 use super::bounds::{Bounds, least_bubble};
 use super::plan::{Family, Keeping, Kin, Plan, Split, WITHIN_ROWS};
+use super::{Found, Hardware, StepTime};
 
 /// A relative that does less is taken to be slower by at most so much: what is kept must be read again, and a larger
 /// part may cross from one regime of a kernel to another.
@@ -21,6 +21,8 @@ pub(super) struct Queue {
     left: BinaryHeap<Reverse<(u64, usize, usize)>>,
     /// Bytes that a device has.
     memory: u64,
+    /// Whether smaller pieces can be faster than larger ones, so that relatives say nothing of time.
+    favours_small: bool,
     /// Plans that do not fit, because a relative needs much more.
     pub(super) too_large: usize,
     times: HashMap<Family, Vec<Time>>,
@@ -54,7 +56,7 @@ struct Memory {
 }
 
 impl Queue {
-    pub(super) fn new(candidates: Vec<(Plan, Bounds)>, memory: u64) -> Queue {
+    pub(super) fn new(candidates: Vec<(Plan, Bounds)>, hardware: &Hardware, memory: u64) -> Queue {
         let entry = |(index, (plan, bounds)): (usize, &(Plan, Bounds))| {
             Reverse((bounds.seconds.to_bits(), plan.rank() + plan.parts(), index))
         };
@@ -63,6 +65,7 @@ impl Queue {
             candidates,
             left,
             memory,
+            favours_small: hardware.reached.cache.is_some() || hardware.reached.fresh > 0.0,
             too_large: 0,
             times: HashMap::new(),
             memories: HashMap::new(),
@@ -90,7 +93,16 @@ impl Queue {
 
     /// Remembers what is known of a plan, and with it of its relatives.
     pub(super) fn learn(&mut self, found: &Found) {
-        let (plan, time) = (&found.plan, &found.time);
+        let plan = &found.plan;
+        let memory = Memory { rank: plan.rank(), parts: plan.parts(), bytes: found.bytes as f64 };
+        self.memories.entry(plan.kin()).or_default().push(memory);
+        if !self.favours_small {
+            self.learn_time(plan, &found.time);
+        }
+    }
+
+    fn learn_time(&mut self, plan: &Plan, time: &StepTime) {
+        let (rank, parts) = (plan.rank(), plan.parts());
         let idle = match &plan.pipeline {
             // All stages compute the bubbles.
             Some(pipeline) if !pipeline.schedule.branches() => {
@@ -99,19 +111,16 @@ impl Queue {
             }
             _ => time.idle,
         };
-        let (rank, parts) = (plan.rank(), plan.parts());
         self.times.entry(plan.family()).or_default().push(Time { rank, parts, busy: time.seconds - idle, idle });
-        let kin = plan.kin();
         let is_within = |axes: &str| axes.split(',').all(|axis| WITHIN_ROWS.contains(&axis));
         let within = time.transfers.iter().filter(|transfer| is_within(&transfer.axes));
         let working = time.computing + within.map(|transfer| transfer.waiting).sum::<f64>();
-        let seconds = match kin.2 {
+        let seconds = match plan.kin().2 {
             Keeping::All => working * (1.0 - idle / time.seconds),
             Keeping::Part | Keeping::Table(..) => working,
         };
         let (pieces, replicas) = (plan.pieces(), plan.size("replica"));
         self.works.entry(plan.split()).or_default().push(Work { rank, pieces, replicas, seconds });
-        self.memories.entry(kin).or_default().push(Memory { rank, parts, bytes: found.bytes as f64 });
     }
 
     /// What a plan takes at least, by those of its family that recompute no more and have no more parts.

@@ -41,6 +41,16 @@ pub struct Dimension {
     pub latency: f64,
 }
 
+/// A cache of the devices' cores.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cache {
+    /// The most bytes that a kernel reads and writes in it.
+    pub bytes: f64,
+    /// Bytes per second that such a kernel reads and writes.
+    pub bandwidth: f64,
+}
+
 /// What programs are assumed to reach of a backend's peak rates. docs/plan.md holds estimates against published runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Reached {
@@ -54,15 +64,23 @@ pub struct Reached {
     pub tile: u64,
     /// Seconds between two kernels.
     pub kernel: f64,
+    /// Seconds of a step for each byte of its outputs and temporaries: a CPU's plugin takes them from the system for
+    /// each run, which clears them page by page when they are first touched.
+    pub fresh: f64,
+    /// Where kernels that touch few bytes move them faster than in memory.
+    pub cache: Option<Cache>,
 }
 
 impl Reached {
     /// That of a backend.
     pub const fn of(backend: Backend) -> Reached {
+        let (fresh, cache) = (0.0, None);
         match backend {
-            Backend::Tpu => Reached { products: 0.8, memory: 0.8, links: 0.85, tile: 128, kernel: 0.5e-6 },
-            Backend::Cuda => Reached { products: 0.68, memory: 0.8, links: 0.75, tile: 64, kernel: 2e-6 },
-            Backend::Cpu => Reached { products: 1.0, memory: 1.0, links: 1.0, tile: 1, kernel: 0.0 },
+            Backend::Tpu => {
+                Reached { products: 0.8, memory: 0.8, links: 0.85, tile: 128, kernel: 0.5e-6, fresh, cache }
+            }
+            Backend::Cuda => Reached { products: 0.68, memory: 0.8, links: 0.75, tile: 64, kernel: 2e-6, fresh, cache },
+            Backend::Cpu => Reached { products: 1.0, memory: 1.0, links: 1.0, tile: 1, kernel: 0.0, fresh, cache },
         }
     }
 }

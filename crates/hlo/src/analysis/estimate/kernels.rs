@@ -102,7 +102,9 @@ impl<'m, 'a> Kernels<'m, 'a> {
         let rate = arithmetic.and_then(|arithmetic| chip.matrix_rate(arithmetic));
         let filled = self.filled(computation, instruction);
         let computing = rate.map_or(0.0, |rate| flops / (rate * reached.products * filled));
-        let moving = chip.device_memory_bandwidth().map_or(0.0, |rate| bytes / (rate * reached.memory));
+        let cached = reached.cache.filter(|cache| bytes <= cache.bytes).map(|cache| cache.bandwidth);
+        let memory = || chip.device_memory_bandwidth().map(|rate| rate * reached.memory);
+        let moving = cached.or_else(memory).map_or(0.0, |rate| bytes / rate);
         computing.max(moving) + reached.kernel
     }
 

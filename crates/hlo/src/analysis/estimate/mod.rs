@@ -31,7 +31,7 @@ use super::source::Sources;
 use super::walk::Walk;
 use crate::mesh::Mesh;
 use crate::proto::HloModuleProto;
-pub use hardware::{Dimension, Hardware, Reached, UnknownRate, Wire};
+pub use hardware::{Cache, Dimension, Hardware, Reached, UnknownRate, Wire};
 use line::Line;
 use wires::Wires;
 

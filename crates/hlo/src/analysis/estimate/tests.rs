@@ -1,7 +1,7 @@
 //! Programs small enough to work out by hand, on round hardware: a product of `f32[1000,1000]` with another takes 2e9
 //! operations, one unit of 1 ms at 2e12 operations per second; memory and starting cost nothing.
 
-use super::{Dimension, EstimateError, Hardware, Reached, StepTime, Wire, estimate};
+use super::{Cache, Dimension, EstimateError, Hardware, Reached, StepTime, Wire, estimate};
 use crate::analysis::Chip;
 use crate::analysis::memory::Backend;
 use crate::mesh::Mesh;
@@ -18,7 +18,7 @@ fn dimension(size: usize, wire: Wire, rate: f64) -> Dimension {
 fn hardware(dimensions: &[Dimension]) -> Hardware {
     let h100 = Chip::parse("h100").expect("a chip");
     let chip = Chip { f32_flops: Some(2e12), memory_bandwidth: Some(1e18), ..*h100 };
-    let reached = Reached { products: 1.0, memory: 1.0, links: 1.0, tile: 1, kernel: 0.0 };
+    let reached = Reached::of(Backend::Cpu);
     Hardware { chip, dimensions: dimensions.to_vec(), reached, launch: 0.0, overlaps: true }
 }
 
@@ -65,6 +65,18 @@ fn check(found: &StepTime, expected: [f64; 4]) {
 fn products_follow_one_another() {
     let body = [product("a", "p", "q"), product("ROOT b", "a", "q")].concat();
     check(&on(&switch(), "data=2,fsdp=2", &program("", &body)), [2.0, 2.0, 0.0, 0.0]);
+}
+
+#[test]
+fn what_a_cache_holds_moves_faster() {
+    let mut hardware = switch();
+    hardware.chip.memory_bandwidth = Some(4e9);
+    let text = program("", "  ROOT a = f32[1000,1000] negate(p)\n");
+    // 4 MB are read, and as many written.
+    for (bytes, units) in [(8e6 - 1.0, 2.0), (8e6, 0.5)] {
+        hardware.reached.cache = Some(Cache { bytes, bandwidth: 16e9 });
+        check(&on(&hardware, "data=2,fsdp=2", &text), [units, units, 0.0, 0.0]);
+    }
 }
 
 #[test]
