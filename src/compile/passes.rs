@@ -117,7 +117,7 @@ pub const PASSES: &[Pass] = &[
     },
 ];
 
-/// The passes over the program of one device, in the order they run. Two of them are those of [`PASSES`], again.
+/// The passes over the program of one device, in the order they run. Three of them are those of [`PASSES`], again.
 ///
 /// Why this order: what cancels need be neither hoisted nor combined; what is gathered in front of two loops is
 /// gathered once; no live collective is combined with a dead one; what reads a gathered value is known when equal nodes
@@ -138,6 +138,11 @@ pub const LOCAL_PASSES: &[Pass] = &[
         name: "algebra",
         description: "applies algebraic identities once more: in parts, dimensions may have a single element",
         step: Step::Rewrite(passes::SIMPLIFY),
+    },
+    Pass {
+        name: "scan-carries",
+        description: "carries values without the dimensions of one element that iterations take off and put back",
+        step: Step::Rewrite(passes::SCAN_CARRIES),
     },
     Pass {
         name: "common-subexpressions",

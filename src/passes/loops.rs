@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::fold::LARGEST_FOLDED;
 use super::rewrite::{Rewrite, Walk};
 use crate::ir::{Definition, Graph, GraphCopy, PortInfo, TensorType, Value, Values};
-use crate::ops::{BroadcastInDim, Iota, Op, Scan, Splat};
+use crate::ops::{BroadcastInDim, Iota, Op, Reshape, ResultTypes, Scan, Splat};
 
 /// Rewrites operands and results of scans, together with what other passes of the same walk do in bodies:
 ///
@@ -20,12 +20,22 @@ use crate::ops::{BroadcastInDim, Iota, Op, Scan, Splat};
 /// - a stacked output that is the same in every iteration becomes a broadcast behind the loop.
 pub(crate) const SCAN_OPERANDS: Rewrite = Rewrite { loops: true, ..Rewrite::NOTHING };
 
+/// Carries values without the dimensions of one element that every iteration would take off at its start and put back
+/// at its end, as the part of one stage has for the stages.
+///
+/// A reshape costs nothing by itself. But where dimensions of one element are left, XLA's layout assignment may order
+/// them otherwise than in the value that is carried (`ShapeUtil::ReshapeIsBitcast` and `AlignLayouts` in
+/// `shape_util.cc`), and on CPUs it copies the difference in each iteration, there and back.
+pub(crate) const SCAN_CARRIES: Rewrite = Rewrite { carries: true, ..Rewrite::NOTHING };
+
 /// A scan on its way: its results are either still results or known values.
 pub(super) struct Loop {
     pub(super) scan: Scan,
     pub(super) operands: Vec<Value>,
     /// For each result of the original: where it is now.
     results: Vec<Place>,
+    /// For each result of the original: its type, which what is left may have in another shape.
+    types: ResultTypes,
 }
 
 #[derive(Clone, Copy)]
@@ -49,7 +59,7 @@ enum Entry {
 impl Loop {
     pub(super) fn new(scan: &Scan, operands: &[Value]) -> Loop {
         let results = (0..scan.body.outputs().len()).map(Place::Result).collect();
-        Loop { scan: scan.clone(), operands: operands.to_vec(), results }
+        Loop { scan: scan.clone(), operands: operands.to_vec(), results, types: scan.result_types() }
     }
 
     /// Pushes what is left; returns what the results of the original have become.
@@ -68,7 +78,8 @@ impl Loop {
             Place::Result(index) => pushed[index],
             Place::Value(value) => value,
         };
-        self.results.iter().map(value).collect()
+        let types = self.types.iter();
+        self.results.iter().zip(types).map(|(place, ty)| walk.reshaped(value(place), ty)).collect()
     }
 
     /// Makes in the body what need not be brought there.
@@ -163,6 +174,38 @@ impl Loop {
         true
     }
 
+    /// Carries in fewer dimensions what the body only uses so; says whether there was anything.
+    pub(super) fn squeeze(&mut self, walk: &mut Walk<'_>) -> bool {
+        let (body, first_carry) = (self.scan.body.clone(), self.scan.invariant_count);
+        let squeezed = squeezed_carries(&body, first_carry, self.scan.carry_count);
+        if squeezed.iter().all(Option::is_none) {
+            return false;
+        }
+        let mut inside = GraphCopy::new(&body);
+        for (index, &input) in body.inputs().iter().enumerate() {
+            match index.checked_sub(first_carry).and_then(|carry| squeezed.get(carry)?.as_ref()) {
+                None => inside.input(input, PortInfo::default()),
+                Some(ty) => {
+                    let entered = inside.builder.input(ty.clone(), PortInfo::default());
+                    let dims = body.ty(input).dims.clone();
+                    let whole =
+                        inside.builder.push_typed(Reshape { dims }.into(), &[entered], [body.ty(input).clone()]);
+                    inside.map.set(input, whole[0]);
+                    self.operands[index] = walk.reshaped(self.operands[index], ty);
+                }
+            }
+        }
+        inside.all_nodes();
+        // What is reshaped before it leaves leaves as it was before.
+        let leaving = |(index, &output): (usize, &Value)| match (squeezed.get(index), body.defining_node(output)) {
+            (Some(Some(_)), Some(node)) => node.operands()[0],
+            _ => output,
+        };
+        let outputs: Vec<Value> = body.outputs().iter().enumerate().map(leaving).collect();
+        self.scan = Scan { body: Arc::new(inside.finish_body(outputs)), ..self.scan.clone() };
+        true
+    }
+
     /// Makes the carries marked invariants, and drops the outputs whose values are known.
     fn take_out(&mut self, unchanged: &[bool], lifted: &[Option<Value>]) {
         let (body, first_carry) = (self.scan.body.clone(), self.scan.invariant_count);
@@ -194,6 +237,38 @@ impl Loop {
             }
         }
     }
+}
+
+/// For each carry, the type of fewer dimensions in which the body takes it, every time, and from which it is reshaped
+/// before it leaves; none for those that the body uses as they are.
+fn squeezed_carries(body: &Graph, first_carry: usize, carry_count: usize) -> Vec<Option<TensorType>> {
+    let carries = first_carry..first_carry + carry_count;
+    let entered = |value: Value| match body.definition(value) {
+        Definition::Input(index) => (index as usize).checked_sub(first_carry).filter(|&carry| carry < carry_count),
+        Definition::Result(..) => None,
+    };
+    let mut squeezed: Vec<Option<TensorType>> = (0..carry_count)
+        .map(|carry| {
+            let (node, whole) = (body.defining_node(body.outputs()[carry])?, body.inputs()[carries.start + carry]);
+            let left = body.ty(*node.operands().first()?);
+            let is_reshape = matches!(node.op(), Op::Reshape(_));
+            (is_reshape && left.rank() < body.ty(whole).rank()).then(|| left.clone())
+        })
+        .collect();
+    let mut is_taken = vec![false; carry_count];
+    for node in body.nodes() {
+        for carry in node.operands().iter().filter_map(|&operand| entered(operand)) {
+            let is_reshape = matches!(node.op(), Op::Reshape(_));
+            if !(is_reshape && squeezed[carry].as_ref() == Some(body.ty(node.result()))) {
+                squeezed[carry] = None;
+            }
+            is_taken[carry] = true;
+        }
+    }
+    for carry in body.outputs().iter().filter_map(|&output| entered(output)) {
+        squeezed[carry] = None;
+    }
+    squeezed.into_iter().zip(is_taken).map(|(ty, is_taken)| ty.filter(|_| is_taken)).collect()
 }
 
 fn invariant_entry(op: &Op) -> Entry {

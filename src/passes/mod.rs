@@ -47,7 +47,7 @@ pub(crate) use algebra::SIMPLIFY;
 pub(crate) use collectives::hoisting;
 pub(crate) use fold::FOLD_CONSTANTS;
 pub(crate) use hoist::{HOIST, HOIST_SMALL};
-pub(crate) use loops::SCAN_OPERANDS;
+pub(crate) use loops::{SCAN_CARRIES, SCAN_OPERANDS};
 pub(crate) use markers::ERASE_MARKERS;
 pub(crate) use merge::MERGE;
 pub(crate) use rewrite::Rewrite;

@@ -22,7 +22,7 @@ use super::merge::{Distinct, first_of_equal_operands, first_of_equal_results, re
 use crate::ir::{
     BodyCache, DType, Graph, GraphBuilder, GraphCopy, Node, NodeRef, Origin, TensorType, Value, ValueMap, Values,
 };
-use crate::ops::{Effect, Op, ResultTypes, Scan, Splat};
+use crate::ops::{Effect, Op, Reshape, ResultTypes, Scan, Splat};
 
 /// Replaces a node with one result by a value that is equal in every bit (NaN payloads aside), or declines.
 pub struct Rule {
@@ -43,6 +43,8 @@ pub(crate) struct Rewrite {
     pub(super) inline: bool,
     /// Whether operands and results of scans are rewritten.
     pub(super) loops: bool,
+    /// Whether carries of scans lose the dimensions that bodies take off.
+    pub(super) carries: bool,
     /// Whether what a scan's iterations compute alike is computed in front of it.
     pub(super) hoist: Option<Bound>,
     /// Whether equal nodes and bodies become one.
@@ -54,14 +56,23 @@ pub(crate) struct Rewrite {
 
 impl Rewrite {
     /// A walk that changes nothing.
-    pub(super) const NOTHING: Rewrite =
-        Rewrite { inline: false, loops: false, hoist: None, merge: false, markers: None, folding: None, algebra: None };
+    pub(super) const NOTHING: Rewrite = Rewrite {
+        inline: false,
+        loops: false,
+        carries: false,
+        hoist: None,
+        merge: false,
+        markers: None,
+        folding: None,
+        algebra: None,
+    };
 
     /// What both walks do.
     pub(crate) fn and(self, other: Rewrite) -> Rewrite {
         Rewrite {
             inline: self.inline || other.inline,
             loops: self.loops || other.loops,
+            carries: self.carries || other.carries,
             hoist: self.hoist.or(other.hoist),
             merge: self.merge || other.merge,
             markers: self.markers.or(other.markers),
@@ -181,6 +192,7 @@ impl Walk<'_> {
             }
             current.scan.body = self.scan_body(&current.scan, &current.operands);
             let mut changed = rewrite.loops && current.lift(self);
+            changed |= rewrite.carries && current.squeeze(self);
             if let Some(bound) = rewrite.hoist
                 && let Some(rest) =
                     hoist(&current.scan, &mut current.operands, bound, &mut |origin, op, operands, types| {
@@ -242,6 +254,14 @@ impl Walk<'_> {
             }
             _ => results,
         }
+    }
+
+    /// A value in the shape of this type, which has as many elements.
+    pub(super) fn reshaped(&mut self, value: Value, ty: &TensorType) -> Value {
+        if self.builder.ty(value) == ty {
+            return value;
+        }
+        self.offer(&Reshape { dims: ty.dims.clone() }.into(), &[value], ty, 0)
     }
 
     /// As [`Walk::push`], for a node that comes from elsewhere.
