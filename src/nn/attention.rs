@@ -268,7 +268,7 @@ pub fn causal_attention_with(query: Tensor, key: Tensor, value: Tensor, options:
 /// Values mixed by the softmax of scaled scores: queries `[batch, kv_heads, groups, length, head_dim]`, keys
 /// `[batch, kv_heads, keys, head_dim]` and values `[batch, kv_heads, keys, value_dim]` give
 /// `[batch, kv_heads, groups, length, value_dim]`. Scores and softmax in `f32`. What the backward pass reads of it has
-/// the names `attention_mixed` and `attention_log_total`.
+/// the names `attention_queries`, `attention_keys`, `attention_values`, `attention_mixed` and `attention_log_total`.
 pub(super) fn attend(
     operands: [Tensor; 3],
     keys: &Keys,
@@ -276,7 +276,10 @@ pub(super) fn attend(
     dropout: Option<Dropout>,
     options: AttentionOptions,
 ) -> Tensor {
-    let heads = operands[0].dims();
+    let [queries, keys_met, values] = operands;
+    let operands =
+        [queries.named("attention_queries"), keys_met.named("attention_keys"), values.named("attention_values")];
+    let heads = queries.dims();
     let dropout = dropout.and_then(|dropout| dropout.of_weights([heads[1], heads[2]]));
     let options = AttentionOptions { dropout, ..options };
     mixed_values(operands, keys.sight(), scale, &options)

@@ -104,11 +104,16 @@ pub fn swiglu(gate: Tensor, up: Tensor) -> Tensor {
     composite(Location::caller(), || Activation::Silu.of(gate, up))
 }
 
+/// What lies between the products of a gated block, whatever its experts, with the names that remat policies take.
+pub(super) fn hidden(activation: Activation, gate: Tensor, up: Tensor) -> Tensor {
+    activation.of(gate.named("mlp_gate"), up.named("mlp_up")).named("mlp_hidden")
+}
+
 /// The gated feed-forward block over `x` `[batch, length, embed]`; all in the type of `x`.
 pub fn mlp(x: Tensor, params: &Mlp<Tensor>, activation: Activation) -> Tensor {
     let dtype = x.dtype();
     let gate = einsum("bte,em->btm", &[x, params.gate.convert(dtype)]).with_axes(HIDDEN);
     let up = einsum("bte,em->btm", &[x, params.up.convert(dtype)]).with_axes(HIDDEN);
-    let hidden = activation.of(gate, up).named("mlp_hidden");
+    let hidden = hidden(activation, gate, up);
     einsum("btm,me->bte", &[hidden, params.down.convert(dtype)])
 }

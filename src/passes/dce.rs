@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::ir::{BodyCache, Graph, GraphCopy, Value};
+use crate::ir::{BodyCache, Definition, Graph, GraphCopy, Node, NodeRef, Value};
 use crate::ops::{Edge, Op, Port, Target};
 
 /// Drops every node that no output depends on, in every region too; from barriers, loops and branches, also single
-/// results, with the carries, slices and operands that served only them. Inputs stay, used or not.
+/// results, with the carries, slices and operands that served only them. Inputs stay, used or not, and names of further
+/// results of nodes that stay.
 pub fn eliminate_dead_code(graph: &Graph) -> Graph {
     eliminate(graph, &mut BodyCache::default())
 }
@@ -49,7 +51,20 @@ impl Liveness {
         chosen(graph.outputs(), wanted_outputs).for_each(|output| live[output.index()] = true);
         let mut regions: Vec<Option<RegionLiveness>> = Vec::new();
         regions.resize_with(graph.node_count(), || None);
+        // Names of values that nothing else reads. A rematerialization policy may keep such a value of an op with
+        // several results, as attention's sums.
+        let mut names: FxHashMap<Node, SmallVec<[NodeRef<'_>; 1]>> = FxHashMap::default();
         for node in graph.nodes().rev() {
+            if node.results().any(|result| live[result.index()]) {
+                for name in names.remove(&node.id).into_iter().flatten() {
+                    (live[name.result().index()], live[name.operands()[0].index()]) = (true, true);
+                }
+            }
+            if let Op::Named(_) = node.op()
+                && let Definition::Result(made_by, _) = graph.definition(node.operands()[0])
+            {
+                names.entry(made_by).or_default().push(node);
+            }
             if !node.results().any(|result| live[result.index()]) && !node.op().has_side_effect() {
                 continue;
             }

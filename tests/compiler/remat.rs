@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{Graph, Phase};
+use meshloom::nn::causal_attention;
 use meshloom::ops::{Memory, Op, RematPolicy};
 use meshloom::trace::{Function, Tensor, checkpoint, cond, custom_vjp, grad, scan};
 use support::derivatives::*;
@@ -15,7 +16,7 @@ fn in_phase(graph: &Graph, outer: Phase, wanted: Phase, found: &mut BTreeMap<&'s
     for node in graph.nodes() {
         let own = node.origin().phase;
         let phase = if own == Phase::Forward { outer } else { own };
-        if phase == wanted && matches!(node.op().name(), "dot" | "tanh" | "sine" | "exponential") {
+        if phase == wanted && matches!(node.op().name(), "attention" | "dot" | "tanh" | "sine" | "exponential") {
             *found.entry(node.op().name()).or_default() += 1;
         }
         node.op().regions().for_each(|body| in_phase(body, phase, wanted, found));
@@ -206,6 +207,23 @@ fn policies_look_into_forward_rules() {
     none: again [], kept 0 bytes
     any with none: again [], kept 0 bytes
     ");
+}
+
+/// Attention is computed again unless both of what it makes are kept, though only its backward pass reads the second.
+#[test]
+fn attention_is_kept_by_both_of_its_names() {
+    let again = |kept: &[&str]| {
+        let policy = save(kept);
+        let graph = differentiated(&[&[1, 8, 2, 4], &[3, 1, 8, 2, 4]], |x| {
+            let layer = |h, w| checkpoint(policy.clone(), (h, w), |(h, w)| causal_attention(h, h * w, w));
+            scan(x[0], x[1], |h, w| (layer(h, w), ())).0.sum(..)
+        });
+        let mut again = BTreeMap::new();
+        in_phase(&graph, Phase::Forward, Phase::Recompute, &mut again);
+        again.remove("attention").unwrap_or(0)
+    };
+    let both = ["attention_mixed", "attention_log_total"];
+    assert_eq!([&[][..], &both[..1], &both[1..], &both].map(again), [1, 1, 1, 0]);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use super::slots::{self, Slots};
 use super::{ExpertExchange, Moe, MoeConfig, Routing};
 use crate::ir::{DType, Name};
 use crate::nn::layout::{GATHERED_CHOICES, GATHERED_TOKENS, ROUTED_CHOICES, STREAM};
-use crate::nn::mlp::Activation;
+use crate::nn::mlp::{Activation, hidden};
 use crate::ops::WithAxes;
 use crate::trace::{Place, Tensor, VmapOptions, arange, label, ragged_dot, sort_together, vmap_with, zeros};
 
@@ -220,7 +220,7 @@ fn run_group(group: Group, part: Part, activation: Activation) -> Tensor {
     };
     let gate = product(group.gate, group.biases.map(|(gate, _)| gate));
     let up = product(group.up, group.biases.map(|(_, up)| up));
-    let hidden = activation.of(gate, up).named("mlp_hidden");
+    let hidden = hidden(activation, gate, up);
     // Weighted before the last product, which is linear: so its result is not needed again for the gradient of the
     // weights.
     let weighted = hidden * weights.broadcast_like(hidden, [0]);

@@ -13,6 +13,7 @@ use super::experts::lying_as;
 use super::{Moe, MoeConfig, Routing};
 use crate::ir::DType;
 use crate::nn::layout::{EXPERT_SLOTS, ROUTED_CHOICES, ROW_CHOICES, ROW_TOKENS, STREAM, TOKEN_SLOTS};
+use crate::nn::mlp::hidden;
 use crate::trace::{Tensor, VmapOptions, arange, custom_vjp, einsum, full, vmap_with};
 
 /// Slots where the experts are, and what brings their results back.
@@ -63,7 +64,7 @@ pub(super) fn run(slots: &Slots, params: &Moe<Tensor>, config: &MoeConfig) -> Te
     };
     let biases = params.biases.as_ref();
     let (gate, up) = (product(gate, biases.map(|all| all.gate)), product(up, biases.map(|all| all.up)));
-    let hidden = config.activation.of(gate, up).named("mlp_hidden");
+    let hidden = hidden(config.activation, gate, up);
     // Weighted before the last product, which is linear: so its result is not needed again for the gradient of the
     // weights.
     let weighted = hidden * weights.broadcast_like(hidden, [0, 1, 2]);
