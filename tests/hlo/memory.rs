@@ -343,6 +343,64 @@ fn functions_that_are_called_twice() {
 }
 
 /// A TPU pads the two fastest dimensions to tiles; what is in the host's memory is not in the device's.
+/// What is moved to the host takes no memory there, nor does the buffer of a loop that it is written into, in front of
+/// the loop and behind it; what is moved back does.
+#[test]
+fn what_is_on_the_host_has_no_memory_of_the_device() {
+    let module = |to: &str, from: &str| {
+        format!(
+            "body {{
+                s = (s32[], f32[256], f32[8,256]) parameter(0)
+                i = s32[] get-tuple-element(s), index=0
+                x = f32[256] get-tuple-element(s), index=1
+                kept = f32[8,256] get-tuple-element(s), index=2
+                y = f32[256] custom-call(x), custom_call_target=\"y\"
+                h = f32[256] custom-call(y), {to}
+                row = f32[1,256] reshape(h)
+                zero = s32[] constant(0)
+                more = f32[8,256] dynamic-update-slice(kept, row, i, zero)
+                one = s32[] constant(1)
+                next = s32[] add(i, one)
+                ROOT t = (s32[], f32[256], f32[8,256]) tuple(next, y, more)
+            }}
+            condition {{
+                s = (s32[], f32[256], f32[8,256]) parameter(0)
+                i = s32[] get-tuple-element(s), index=0
+                n = s32[] constant(8)
+                ROOT l = pred[] compare(i, n), direction=LT
+            }}
+            ENTRY main {{
+                a = f32[256] parameter(0)
+                b = f32[256] custom-call(a), custom_call_target=\"b\"
+                zero = s32[] constant(0)
+                none = f32[] constant(0)
+                empty = f32[8,256] broadcast(none), dimensions={{}}
+                start = (s32[], f32[256], f32[8,256]) tuple(zero, b, empty)
+                w = (s32[], f32[256], f32[8,256]) while(start), condition=condition, body=body
+                kept = f32[8,256] get-tuple-element(w), index=2
+                last = f32[1,256] dynamic-slice(kept, zero, zero), dynamic_slice_sizes={{1,256}}
+                back = f32[1,256] custom-call(last), {from}
+                ROOT r = f32[1,256] custom-call(back), custom_call_target=\"r\"
+            }}"
+        )
+    };
+    let target = |name: &str| format!("custom_call_target=\"{name}\"");
+    let placed = |place: &str| {
+        format!("{}, frontend_attributes={{_xla_buffer_placement=\"{place}\"}}", target("annotate_device_placement"))
+    };
+    let temporaries = |to: &str, from: &str| {
+        let module = text(&format!("HloModule m, is_scheduled=true\n{}", module(to, from)));
+        of(&module).temporaries
+    };
+    let on_device = temporaries(&target("h"), &target("d"));
+    assert!((9 * KIB..12 * KIB).contains(&on_device), "{on_device}");
+    for (to, from) in [(placed("pinned_host"), placed("device")), (target("MoveToHost"), target("MoveToDevice"))] {
+        // One carry, and some pointers.
+        let found = temporaries(&to, &from);
+        assert!((KIB..KIB + 200).contains(&found), "{found}: {to}");
+    }
+}
+
 #[test]
 fn tiles_are_padded() {
     let argument = |shape: &str| {

@@ -380,7 +380,7 @@ fn train_explains_what_is_wrong() {
     }
 }
 
-/// With a model and a batch that leave a dozen plans.
+/// With a model and a batch that leave two dozen plans.
 #[test]
 fn train_searches_its_plan() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -397,7 +397,7 @@ fn train_searches_its_plan() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("step 2: loss "), "{output:?}");
-    assert!(said.contains("12 plans for 8 devices, ") && said.contains(" of 4.00 GiB on each device\n"), "{said}");
+    assert!(said.contains("24 plans for 8 devices, ") && said.contains(" of 4.00 GiB on each device\n"), "{said}");
     let found = said.find("mesh.axes=").and_then(|start| said[start..].split(';').next()).expect("a plan");
     let settings: Vec<&str> = found.split(' ').collect();
     let mesh = settings[0].strip_prefix("mesh.axes=").expect("a mesh");

@@ -1,7 +1,7 @@
 //! The search for plans: what it lists, bounds and finds, and the hardware that it is made for.
 
 use insta::assert_snapshot;
-use meshloom::hlo::analysis::estimate::Cache;
+use meshloom::hlo::analysis::estimate::{Cache, FROM_HOST, TO_HOST};
 use meshloom::pjrt::{DeviceDescription, NamedValue};
 use meshloom_train::config::RunConfig;
 use meshloom_train::search::{
@@ -44,7 +44,7 @@ fn no_plan_is_better_than_the_one_that_is_found() {
         (&with_experts, "v5p:2x2x2", named("v5p:2x2x2")),
         (&in_f32, "cached.toml", cached),
     ] {
-        let base = config(model);
+        let base = on_hardware(&config(model), &hardware);
         let options = |most| SearchOptions { hardware: hardware.clone(), most, threads: 2 };
         let found = search(&base, &options(usize::MAX), &|_| {}).expect("plans");
         let best = found.best().expect("one that fits");
@@ -331,5 +331,48 @@ fn devices_are_known_by_their_kind() {
     for (kind, places) in unknown {
         let refused = devices(kind, &places).expect_err(kind).to_string();
         assert!(refused.contains(&format!("of kind \"{kind}\" are not known; describe them")), "{refused}");
+    }
+}
+
+/// What a layer keeps on the host takes no memory of the device. It is moved there and back over the link to the host,
+/// beside what does not need it.
+#[test]
+fn what_is_offloaded_takes_the_link_and_not_the_memory() {
+    let base = config(&[LARGER, &["target.platform=cuda"]].concat());
+    let hardware = hardware("h100:1x1x8").expect("hardware");
+    let plans = bounded(&base, &hardware).expect("plans");
+    let found = |remat: &str| {
+        let name = format!("fsdp=8, remat {remat}");
+        let plan = plans.iter().map(|(plan, _)| plan).find(|plan| plan.to_string() == name).expect(&name);
+        evaluate(&base, plan, &hardware, u64::MAX).expect("it lowers")
+    };
+    let [save, offload, full] = ["save products", "offload products", "full"].map(found);
+    // Of each token in each layer: queries and what attention makes, keys and values, two products, and a sum for each
+    // head.
+    let of_token = 2 * (2 * 2048 + 2 * 1024 + 2 * 8192) + 4 * 16;
+    let kept: u64 = of_token * 4 * 64 * 2048 / 8;
+    assert!(save.bytes > full.bytes + kept, "{} {} {kept}", save.bytes, full.bytes);
+    assert!(offload.bytes < full.bytes + kept / 4, "{} {} {kept}", offload.bytes, full.bytes);
+    assert!(offload.time.computing < full.time.computing, "{offload:?} {full:?}");
+    // H100's link, of which programs reach 75 %.
+    let seconds = kept as f64 / (0.75 * 64e9);
+    for direction in [FROM_HOST, TO_HOST] {
+        let transfer = offload.time.transfers.iter().find(|it| it.axes == direction).expect(direction);
+        assert!((transfer.seconds / seconds - 1.0).abs() < 0.01, "{transfer:?} {seconds}");
+        assert!(save.time.transfers.iter().all(|it| it.axes != direction));
+    }
+}
+
+/// Where the link to the host is not known, no plan uses it, nor where the platform has no memory of the host's.
+#[test]
+fn plans_offload_where_the_link_to_the_host_is_known() {
+    for (platform, text, expected) in
+        [("tpu", "", false), ("tpu", "host_bandwidth = 1.5e10\n", true), ("cpu", "host_bandwidth = 1.5e10\n", false)]
+    {
+        let base = config(&[LARGER, &[&format!("target.platform={platform}")]].concat());
+        let text = format!("{text}{}", EIGHT_H100.replace("h100", "v6e").replace("switch", "torus"));
+        let hardware = hardware_from_toml(&text, "a file").expect("hardware");
+        let plans = bounded(&base, &hardware).expect("plans");
+        assert_eq!(plans.iter().any(|(plan, _)| plan.to_string().contains("remat offload")), expected, "{text}");
     }
 }

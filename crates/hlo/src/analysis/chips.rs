@@ -8,6 +8,7 @@
 //! | h100, h200 | "NVIDIA H100 Tensor Core GPU" and "NVIDIA H200 Tensor Core GPU" data sheets: the SXM modules. |
 //! | b200 | "NVIDIA HGX" page and "NVIDIA Blackwell" data sheet: one of the eight GPUs of an HGX B200. |
 //! | networks of GPUs | Data sheets of DGX A100, H100, H200 and B200: one network card for each GPU. |
+//! | hosts of GPUs | The data sheets of A100, H100 and H200: PCIe of 64 and 128 GB/s, both directions together. |
 //!
 //! NVIDIA's rates are those of dense matrices, half of the sparse rates that the data sheets give first. On GPUs, the
 //! rate of `f32` is that of the matrix units, which round to TF32, XLA's default. On TPUs it is that of one bf16 pass,
@@ -110,6 +111,8 @@ pub struct Chip {
     pub link_rings: u32,
     /// Bytes that it sends over the network of the data center.
     pub network_bandwidth: Option<f64>,
+    /// Bytes that it sends to the memory of its host (PCIe), while it receives as many.
+    pub host_bandwidth: Option<f64>,
 }
 
 const GIB: u64 = 1 << 30;
@@ -133,6 +136,7 @@ const UNKNOWN: Chip = Chip {
     link_bandwidth: None,
     link_rings: 1,
     network_bandwidth: None,
+    host_bandwidth: None,
 };
 
 const H100: Chip = Chip {
@@ -147,6 +151,7 @@ const H100: Chip = Chip {
     memory_bandwidth: Some(3350.0 * GIGA),
     link_bandwidth: Some(450.0 * GIGA),
     network_bandwidth: Some(400.0 * GIGABIT),
+    host_bandwidth: Some(64.0 * GIGA),
     ..UNKNOWN
 };
 
@@ -226,6 +231,7 @@ pub const CHIPS: &[Chip] = &[
         memory_bandwidth: Some(2039.0 * GIGA),
         link_bandwidth: Some(300.0 * GIGA),
         network_bandwidth: Some(200.0 * GIGABIT),
+        host_bandwidth: Some(32.0 * GIGA),
         ..UNKNOWN
     },
     H100,
@@ -326,6 +332,11 @@ impl Chip {
     /// Bytes per second that one device sends to another slice or host.
     pub fn device_network_bandwidth(&self) -> Option<f64> {
         self.of_a_device(self.network_bandwidth)
+    }
+
+    /// Bytes per second that one device sends to the memory of its host.
+    pub fn device_host_bandwidth(&self) -> Option<f64> {
+        self.of_a_device(self.host_bandwidth)
     }
 }
 

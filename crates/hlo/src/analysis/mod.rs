@@ -40,6 +40,7 @@ pub mod groups;
 mod index;
 pub mod measured;
 pub mod memory;
+mod moves;
 pub mod overlap;
 pub mod partitioning;
 pub mod pipelines;

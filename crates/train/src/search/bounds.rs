@@ -91,13 +91,15 @@ impl Model {
         let size = |axis: &str| plan.size(axis) as f64;
         let stream = self.width * self.layers / if plan.residual == Residual::Split { size("tensor") } else { 1.0 };
         let Kept { of_products, of_attention } = self.kept;
+        // The input of a layer; stages may keep less.
+        let input = if plan.pipeline.is_none() { stream } else { 0.0 };
         let numbers = match plan.remat {
             // Both products with the residual stream need what it was normalized to.
             RematPolicy::None => (of_products + of_attention) / size("tensor") + 2.0 * stream,
             RematPolicy::Dots => of_products / size("tensor"),
-            // The input of a layer; stages may keep less.
-            RematPolicy::Full if plan.pipeline.is_none() => stream,
-            _ => 0.0,
+            RematPolicy::Save(_) if plan.keeps_products() => (of_products + of_attention) / size("tensor") + input,
+            RematPolicy::Save(_) => of_attention / size("tensor") + input,
+            _ => input,
         };
         let rows = self.tokens / (plan.rows_split() as f64 * size("context"));
         let parts = plan.parts() as f64;

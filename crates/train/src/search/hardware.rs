@@ -173,6 +173,7 @@ struct Written {
     int8_ops: Option<f64>,
     memory_bytes: Option<u64>,
     memory_bandwidth: Option<f64>,
+    host_bandwidth: Option<f64>,
     launch: Option<f64>,
     overlaps: Option<bool>,
     reached: WrittenReached,
@@ -205,6 +206,7 @@ impl Written {
             int8_ops: chip.int8_ops,
             memory_bytes: chip.memory_bytes,
             memory_bandwidth: chip.memory_bandwidth,
+            host_bandwidth: chip.host_bandwidth,
             launch: Some(*launch),
             overlaps: Some(*overlaps),
             reached: WrittenReached {
@@ -231,6 +233,7 @@ impl Written {
             int8_ops: self.int8_ops.or(chip.int8_ops),
             memory_bytes: self.memory_bytes.or(chip.memory_bytes),
             memory_bandwidth: self.memory_bandwidth.or(chip.memory_bandwidth),
+            host_bandwidth: self.host_bandwidth.or(chip.host_bandwidth),
             ..*chip
         };
         let of_backend = Hardware::of_dimensions(chip, self.dimension);
@@ -279,6 +282,7 @@ fn check(hardware: &Hardware, origin: &str) -> Result<(), HardwareError> {
         ("int8_ops", chip.int8_ops, AMOUNT),
         ("memory_bytes", chip.memory_bytes.map(|bytes| bytes as f64), AMOUNT),
         ("memory_bandwidth", chip.memory_bandwidth, AMOUNT),
+        ("host_bandwidth", chip.host_bandwidth, AMOUNT),
         ("launch", Some(*launch), SECONDS),
         ("reached.products", Some(reached.products), PART),
         ("reached.memory", Some(reached.memory), PART),

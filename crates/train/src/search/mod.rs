@@ -493,6 +493,7 @@ fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware) -> Shap
         AttentionConfig::Grouped(grouped) => [grouped.heads, grouped.kv_heads],
         AttentionConfig::Latent(latent) => [latent.heads, latent.heads],
     };
+    let has_host_memory = base.any_plugin().is_ok_and(|platform| platform.has_host_memory());
     let layers = stack.prefix.iter().chain(&stack.cycle).chain(&stack.suffix);
     let heads = layers.clone().flat_map(|layer| heads(&layer.attention)).collect();
     let experts = layers.filter_map(|layer| layer.routed()).map(|routed| routed.experts).collect();
@@ -506,6 +507,7 @@ fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware) -> Shap
         heads,
         width: decoder.architecture.embed,
         experts,
+        can_offload: hardware.host_rate().is_some() && has_host_memory,
         chooses_residual: matches!(base.rules.source, RuleSource::Preset(_)),
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::alternatives::schedules_of;
 use crate::config::{PipelineConfig, RuleSource, RunConfig};
+use meshloom::ir::Name;
 use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
 
@@ -17,8 +18,43 @@ pub(super) const WITHIN_ROWS: [&str; 3] = ["expert", "context", "tensor"];
 /// The most chunks of an interleaved pipeline.
 const MOST_CHUNKS: usize = 4;
 
-/// What the backward pass may recompute, the least first.
-const POLICIES: [RematPolicy; 3] = [RematPolicy::None, RematPolicy::Dots, RematPolicy::Full];
+/// Values of a layer that `save` and `offload` keep.
+const NAMES: [&str; 7] = [
+    "attention_mixed",
+    "attention_log_total",
+    "attention_queries",
+    "attention_keys",
+    "attention_values",
+    "mlp_gate",
+    "mlp_up",
+];
+
+/// How many of these names are kept at a time, and what they are called together.
+const KEPT: [(&str, usize); 3] = [("mixed", 2), ("attention", 5), ("products", 7)];
+
+fn names(count: usize) -> Vec<Name> {
+    NAMES[..count].iter().map(|name| Name::new(name)).collect()
+}
+
+fn texts(names: &[Name]) -> Vec<String> {
+    names.iter().map(|name| name.text().to_owned()).collect()
+}
+
+/// What the backward pass may recompute.
+fn policies(offloads: bool) -> Vec<RematPolicy> {
+    let mut all = vec![RematPolicy::None, RematPolicy::Dots, RematPolicy::Full];
+    all.extend(KEPT.map(|(_, count)| RematPolicy::Save(names(count))));
+    if offloads {
+        all.extend(KEPT.map(|(_, count)| RematPolicy::Offload(names(count))));
+    }
+    all
+}
+
+/// The [rank](Plan::rank) of `dots`, which all lists of names come behind.
+pub(super) const DOTS: usize = 1;
+
+/// The [rank](Plan::rank) of full rematerialization.
+pub(super) const MOST_RECOMPUTED: usize = DOTS + KEPT.len() + 1;
 
 /// The most microbatches for each stage of a pipeline; more shorten bubbles that are short already.
 const MOST_FOR_EACH_STAGE: usize = 8;
@@ -77,7 +113,33 @@ impl Plan {
 
     /// What it recomputes, in order of how much that is.
     pub(super) fn rank(&self) -> usize {
-        POLICIES.iter().position(|policy| *policy == self.remat).unwrap_or(POLICIES.len())
+        match &self.remat {
+            RematPolicy::None => 0,
+            RematPolicy::Dots => DOTS,
+            _ => self.kept().map_or(MOST_RECOMPUTED, |kept| MOST_RECOMPUTED - 1 - kept),
+        }
+    }
+
+    /// What the device does not keep, in order of how much that is: what is on the host is not.
+    pub(super) fn rank_of_memory(&self) -> usize {
+        if self.offloads() { MOST_RECOMPUTED } else { self.rank() }
+    }
+
+    /// Whether it keeps values on the host.
+    pub(super) fn offloads(&self) -> bool {
+        matches!(self.remat, RematPolicy::Offload(_))
+    }
+
+    /// Which of [`KEPT`] it keeps, on the device or on the host.
+    fn kept(&self) -> Option<usize> {
+        let (RematPolicy::Save(kept) | RematPolicy::Offload(kept)) = &self.remat else { return None };
+        let is_first = kept.iter().zip(NAMES).all(|(name, other)| name.text() == other);
+        KEPT.iter().position(|&(_, count)| is_first && count == kept.len())
+    }
+
+    /// Whether it keeps the results of all products that the backward pass needs.
+    pub(super) fn keeps_products(&self) -> bool {
+        self.kept().is_some_and(|kept| kept + 1 == KEPT.len())
     }
 
     /// Into how many parts a device's rows are cut, one computed after the other.
@@ -133,11 +195,15 @@ impl Plan {
         };
         let is_one = sizes.iter().product::<usize>() == mesh.device_count()
             && config.mesh.dcn.is_empty()
-            && config.remat.names.is_empty()
-            && POLICIES.contains(&config.remat.policy)
             && config.pipeline.as_ref().is_none_or(is_plain);
-        let RunConfig { remat, train, pipeline, .. } = config.clone();
-        is_one.then_some(Plan { sizes, remat: remat.policy, accumulate: train.microbatches, residual, pipeline })
+        let mut chosen = config.remat_policy();
+        if let RematPolicy::Save(kept) | RematPolicy::Offload(kept) = &mut chosen {
+            // In whatever order.
+            kept.sort_by_key(|kept| NAMES.iter().position(|name| kept.text() == *name));
+        }
+        let remat = policies(true).into_iter().find(|policy| *policy == chosen)?;
+        let RunConfig { train, pipeline, .. } = config.clone();
+        is_one.then_some(Plan { sizes, remat, accumulate: train.microbatches, residual, pipeline })
     }
 
     /// A config with this plan.
@@ -145,8 +211,11 @@ impl Plan {
         let mut config = base.clone();
         config.mesh.axes = self.mesh();
         config.mesh.dcn = String::new();
-        config.remat.policy = self.remat.clone();
-        config.remat.names = Vec::new();
+        (config.remat.policy, config.remat.names) = match &self.remat {
+            RematPolicy::Save(kept) => (RematPolicy::Save(Vec::new()), texts(kept)),
+            RematPolicy::Offload(kept) => (RematPolicy::Offload(Vec::new()), texts(kept)),
+            other => (other.clone(), Vec::new()),
+        };
         config.train.microbatches = self.accumulate;
         config.pipeline.clone_from(&self.pipeline);
         if let RuleSource::Preset(_) = config.rules.source {
@@ -158,6 +227,10 @@ impl Plan {
     /// The keys that it sets, as `--set` takes them.
     pub fn settings(&self) -> Vec<String> {
         let mut all = vec![format!("mesh.axes={}", self.mesh()), format!("remat.policy={}", self.remat.name())];
+        if let RematPolicy::Save(kept) | RematPolicy::Offload(kept) = &self.remat {
+            let quoted: Vec<String> = texts(kept).iter().map(|name| format!("\"{name}\"")).collect();
+            all.push(format!("remat.names=[{}]", quoted.join(",")));
+        }
         if self.accumulate > 1 {
             all.push(format!("train.microbatches={}", self.accumulate));
         }
@@ -181,6 +254,9 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, remat {}", self.mesh(), self.remat.name())?;
+        if let Some((label, _)) = self.kept().and_then(|kept| KEPT.get(kept)) {
+            write!(f, " {label}")?;
+        }
         if self.accumulate > 1 {
             write!(f, ", accumulate {}", self.accumulate)?;
         }
@@ -244,6 +320,8 @@ pub(super) struct Shape {
     pub(super) width: usize,
     /// How many routed experts the layers have that have some.
     pub(super) experts: Vec<usize>,
+    /// Whether the rate of the links to the hosts is known.
+    pub(super) can_offload: bool,
     /// Whether the rules are those of a preset, so that sequence parallelism is a choice.
     pub(super) chooses_residual: bool,
 }
@@ -273,7 +351,8 @@ pub(super) fn plans(shape: &Shape) -> Vec<Plan> {
             false => &[Residual::Split],
         };
         for &residual in residuals {
-            for remat in &POLICIES {
+            // What a stage that branches keeps goes into slots of its table, on the device.
+            for remat in &policies(shape.can_offload && stage == 1) {
                 let plan = |accumulate, pipeline| Plan { sizes, remat: remat.clone(), accumulate, residual, pipeline };
                 if stage == 1 {
                     let most = shape.rows / rows_split;

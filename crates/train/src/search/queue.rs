@@ -4,12 +4,19 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use super::bounds::{Bounds, least_bubble};
-use super::plan::{Family, Keeping, Kin, Plan, Split, WITHIN_ROWS};
+use super::plan::{DOTS, Family, Keeping, Kin, MOST_RECOMPUTED, Plan, Split, WITHIN_ROWS};
 use super::{Found, Hardware, StepTime};
 
 /// A relative that does less is taken to be slower by at most so much: what is kept must be read again, and a larger
 /// part may cross from one regime of a kernel to another.
 const SLOWER: f64 = 0.97;
+
+/// Whether a plan that recomputes so much says how long another takes at least: the same; one that keeps a shorter list
+/// of names, or nothing. `dots` does so of one that keeps nothing, and `none` of no other: what they write and read
+/// again can take longer than it takes to compute it.
+fn recomputes_less(known: usize, rank: usize) -> bool {
+    known == rank || (DOTS + 1..rank).contains(&known) || known == DOTS && rank == MOST_RECOMPUTED
+}
 
 /// A relative that keeps less is taken to need more memory by at most so much.
 const LARGER: f64 = 0.9;
@@ -94,7 +101,11 @@ impl Queue {
     /// Remembers what is known of a plan, and with it of its relatives.
     pub(super) fn learn(&mut self, found: &Found) {
         let plan = &found.plan;
-        let memory = Memory { rank: plan.rank(), parts: plan.parts(), bytes: found.bytes as f64 };
+        // How long moves are waited for says nothing of plans without them.
+        if plan.offloads() {
+            return;
+        }
+        let memory = Memory { rank: plan.rank_of_memory(), parts: plan.parts(), bytes: found.bytes as f64 };
         self.memories.entry(plan.kin()).or_default().push(memory);
         if !self.favours_small {
             self.learn_time(plan, &found.time);
@@ -126,7 +137,8 @@ impl Queue {
     /// What a plan takes at least, by those of its family that recompute no more and have no more parts.
     fn seconds_by_relatives(&self, plan: &Plan) -> f64 {
         let Some(family) = self.times.get(&plan.family()) else { return 0.0 };
-        let less = family.iter().filter(|known| known.rank <= plan.rank() && known.parts <= plan.parts());
+        let rank = plan.rank();
+        let less = family.iter().filter(|known| recomputes_less(known.rank, rank) && known.parts <= plan.parts());
         // Bubbles are as much shorter as there are more microbatches.
         let seconds = less.map(|known| known.busy + known.idle * known.parts as f64 / plan.parts() as f64);
         seconds.fold(0.0, f64::max) * SLOWER
@@ -138,7 +150,7 @@ impl Queue {
     fn seconds_by_work(&self, plan: &Plan) -> f64 {
         let Some(alike) = self.works.get(&plan.split()) else { return 0.0 };
         let (rank, pieces, replicas) = (plan.rank(), plan.pieces(), plan.size("replica"));
-        let is_less = |it: &&Work| it.rank <= rank && it.pieces <= pieces && it.replicas <= replicas;
+        let is_less = |it: &&Work| recomputes_less(it.rank, rank) && it.pieces <= pieces && it.replicas <= replicas;
         let least = alike.iter().filter(is_less).map(|work| work.seconds).reduce(f64::min);
         least.unwrap_or(0.0) * SLOWER / (1.0 - least_bubble(plan))
     }
@@ -147,7 +159,7 @@ impl Queue {
     fn bytes_by_relatives(&self, plan: &Plan) -> f64 {
         let kin = plan.kin();
         let Some(alike) = self.memories.get(&kin) else { return 0.0 };
-        let less = alike.iter().filter(|known| known.rank >= plan.rank());
+        let less = alike.iter().filter(|known| known.rank >= plan.rank_of_memory());
         let part = |known: &Memory| match kin.2 {
             Keeping::All => 1.0,
             Keeping::Part | Keeping::Table(..) => (known.parts as f64 / plan.parts() as f64).min(1.0),

@@ -177,6 +177,12 @@ impl Hardware {
         dimension.rate * self.reached.links
     }
 
+    /// Bytes per second that programs move between a device's memory and the host's, one way; `None` if the link's are
+    /// not known.
+    pub fn host_rate(&self) -> Option<f64> {
+        Some(self.chip.device_host_bandwidth()? * self.reached.links)
+    }
+
     /// The same with another network, by the bytes per second that a device can send over it.
     pub fn set_network(&mut self, rate: f64) {
         let networks = self.dimensions.iter_mut().filter(|dimension| dimension.wire == Wire::Network);

@@ -13,10 +13,7 @@ use rustc_hash::FxHashMap;
 use super::KernelTime;
 use super::hardware::Hardware;
 use super::kernels::Kernels;
-use super::wires::Wires;
-use crate::analysis::collectives::ModuleCollective;
 use crate::analysis::groups::Devices;
-use crate::analysis::sites::Sites;
 use crate::analysis::source::op_name;
 use crate::analysis::trip_count;
 use crate::analysis::values::{ANY_ITERATION, Values};
@@ -55,12 +52,15 @@ impl Stretch {
     }
 }
 
-/// A collective at its place: its class, by mesh axes, and the seconds of one execution.
+/// A collective or a move at its place: its class, by mesh axes or direction, and the seconds of one execution.
 #[derive(Clone, Copy)]
-struct Transfer {
-    class: usize,
-    seconds: f64,
+pub(super) struct Transfer {
+    pub(super) class: usize,
+    pub(super) seconds: f64,
 }
+
+/// The transfers of a walk, by the place and the position of what starts them.
+pub(super) type Transfers = FxHashMap<(usize, usize), Transfer>;
 
 /// A module on its way along the time line.
 pub(super) struct Line<'w, 'a> {
@@ -73,7 +73,7 @@ pub(super) struct Line<'w, 'a> {
     /// Seconds of the instructions, by number of the computation.
     kernels: FxHashMap<usize, Vec<f64>>,
     counter: Kernels<'w, 'a>,
-    transfers: FxHashMap<(usize, usize), Transfer>,
+    transfers: Transfers,
     classes: usize,
     /// Whether what is in a place, or in what it runs, depends on the device or the iteration.
     decided: Vec<bool>,
@@ -86,20 +86,9 @@ pub(super) struct Line<'w, 'a> {
 impl<'w, 'a> Line<'w, 'a> {
     pub(super) fn new(
         walk: &'w Walk<'a>,
-        sites: &Sites,
-        (entries, classes): (&[ModuleCollective], &[usize]),
-        wires: &Wires<'_>,
+        transfers: Transfers,
         (hardware, devices): (&'w Hardware, Devices),
     ) -> Line<'w, 'a> {
-        let mut transfers = FxHashMap::default();
-        for step in walk.steps() {
-            if let Some(site) = sites.starting(step)
-                && let (Some(entry), Some(&class)) = (entries.get(site.collective), classes.get(site.collective))
-            {
-                let transfer = Transfer { class, seconds: wires.seconds(entry) };
-                transfers.insert((step.place_number, step.position), transfer);
-            }
-        }
         Line {
             walk,
             values: Values::new(walk, 1),
@@ -108,8 +97,8 @@ impl<'w, 'a> Line<'w, 'a> {
             overlaps: hardware.overlaps,
             kernels: FxHashMap::default(),
             counter: Kernels::new(walk.module(), hardware),
+            classes: transfers.values().map(|transfer| transfer.class + 1).max().unwrap_or(0),
             transfers,
-            classes: classes.iter().max().map_or(0, |most| most + 1),
             decided: walk.deciding(),
             together: true,
             known: FxHashMap::default(),

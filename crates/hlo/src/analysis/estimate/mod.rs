@@ -10,6 +10,7 @@
 //!   [`device_order`](crate::mesh::device_order) does, so a group lies along a ring, a line, a switch, or the network
 //!   between hosts or slices. Groups that lie between one another share links.
 //! - Collectives run beside what does not need their results. Collectives over the same axes take turns.
+//! - So do moves to the host's memory, and those back from it, where the rate of the link to the host is known.
 //! - Where stages of a pipeline branch, an iteration takes as long as on the stage with most to do: bubbles are what
 //!   the others wait.
 //!
@@ -24,15 +25,17 @@ mod tests;
 
 use serde::Serialize;
 
-use super::collectives::collectives_at;
+use super::collectives::{ModuleCollective, collectives_at};
 use super::groups::Devices;
+use super::moves::{Move, move_of};
 use super::sites::Sites;
+use super::size::shape_bytes;
 use super::source::Sources;
 use super::walk::Walk;
 use crate::mesh::Mesh;
 use crate::proto::HloModuleProto;
 pub use hardware::{Cache, Dimension, Hardware, Reached, UnknownRate, Wire};
-use line::Line;
+use line::{Line, Transfer, Transfers};
 use wires::Wires;
 
 /// The estimated time of a step, and what it is made of.
@@ -67,10 +70,16 @@ pub struct KernelTime {
     pub seconds: f64,
 }
 
-/// The collectives over the same mesh axes.
+/// What moves to the host's memory are called among transfers.
+pub const TO_HOST: &str = "to the host";
+
+/// What moves from the host's memory are called.
+pub const FROM_HOST: &str = "from the host";
+
+/// The collectives over the same mesh axes, or the moves of one direction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TransferTime {
-    /// The axes, joined by commas; `?` where devices do not lie along axes.
+    /// The axes, joined by commas; `?` where devices do not lie along axes; [`TO_HOST`] and [`FROM_HOST`] for moves.
     pub axes: String,
     /// What they take, in seconds.
     pub seconds: f64,
@@ -132,18 +141,32 @@ pub fn estimate_walk(
     let sites = Sites::of(walk);
     let entries = collectives_at(&sites, walk, Sources::of(module), devices).along(mesh).entries;
     let mut names: Vec<String> = Vec::new();
-    let class = |entry: &super::ModuleCollective| {
-        let axes = entry
-            .axes
-            .as_ref()
-            .map_or_else(|| "?".to_owned(), |axes| axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(","));
-        names.iter().position(|known| *known == axes).unwrap_or_else(|| {
-            names.push(axes);
+    let mut class = |name: String| {
+        names.iter().position(|known| *known == name).unwrap_or_else(|| {
+            names.push(name);
             names.len() - 1
         })
     };
-    let classes: Vec<usize> = entries.iter().map(class).collect();
-    let mut line = Line::new(walk, &sites, (&entries, &classes), &wires, (hardware, devices));
+    let axes = |entry: &ModuleCollective| match &entry.axes {
+        Some(axes) => axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+        None => "?".to_owned(),
+    };
+    let classes: Vec<usize> = entries.iter().map(|entry| class(axes(entry))).collect();
+    let mut transfers = Transfers::default();
+    for step in walk.steps() {
+        let of_collective = sites.starting(step).and_then(|site| {
+            let seconds = wires.seconds(entries.get(site.collective)?);
+            Some(Transfer { class: *classes.get(site.collective)?, seconds })
+        });
+        let transfer = of_collective.or_else(|| {
+            let name = if move_of(step.instruction)? == Move::ToHost { TO_HOST } else { FROM_HOST };
+            let bytes = shape_bytes(step.instruction.shape.as_ref()?)?;
+            let seconds = hardware.launch + bytes as f64 / hardware.host_rate()?;
+            Some(Transfer { class: class(name.to_owned()), seconds })
+        });
+        transfers.extend(transfer.map(|transfer| ((step.place_number, step.position), transfer)));
+    }
+    let mut line = Line::new(walk, transfers, (hardware, devices));
     let stretch = line.run();
     let largest = line.largest();
     let of = |values: &[f64], class: usize| values.get(class).copied().unwrap_or(0.0);

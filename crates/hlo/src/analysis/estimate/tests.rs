@@ -1,7 +1,7 @@
 //! Programs small enough to work out by hand, on round hardware: a product of `f32[1000,1000]` with another takes 2e9
 //! operations, one unit of 1 ms at 2e12 operations per second; memory and starting cost nothing.
 
-use super::{Cache, Dimension, EstimateError, Hardware, Reached, StepTime, Wire, estimate};
+use super::{Cache, Dimension, EstimateError, FROM_HOST, Hardware, Reached, StepTime, TO_HOST, Wire, estimate};
 use crate::analysis::Chip;
 use crate::analysis::memory::Backend;
 use crate::mesh::Mesh;
@@ -158,6 +158,31 @@ fn collectives_over_the_same_axes_take_turns() {
     };
     check(&on(&switch(), "data=2,fsdp=2", &two(NEAR)), [1.0, 0.0, 1.0, 0.0]);
     check(&on(&switch(), "data=2,fsdp=2", &two(FAR)), [2.0, 0.0, 2.0, 0.0]);
+}
+
+/// A move out and back takes a unit each way, beside what does not need it, in both ways of writing it.
+#[test]
+fn moves_to_the_host_run_beside_what_does_not_need_them() {
+    let mut hardware = switch();
+    hardware.chip.host_bandwidth = Some(RATE);
+    let annotated = |place: &str| {
+        format!(
+            "custom_call_target=\"annotate_device_placement\", custom_call_has_side_effect=true, \
+             frontend_attributes={{_xla_buffer_placement=\"{place}\"}}"
+        )
+    };
+    let target = |name: &str| format!("custom_call_target=\"{name}\"");
+    for [out, back] in [[annotated("pinned_host"), annotated("device")], ["MoveToHost", "MoveToDevice"].map(target)] {
+        let out = format!("  h = f32[1000,1000] custom-call(p), {out}\n");
+        let back = format!("  d = f32[1000,1000] custom-call(h), {back}\n");
+        let text = program("", &[out, product("a", "p", "q"), back, product("ROOT b", "a", "d")].concat());
+        let found = on(&hardware, "data=2,fsdp=2", &text);
+        check(&found, [3.0, 2.0, 1.0, 0.0]);
+        assert_eq!(found.transfers.iter().map(|it| it.axes.as_str()).collect::<Vec<_>>(), [FROM_HOST, TO_HOST]);
+        let mut unknown = hardware.clone();
+        unknown.chip.host_bandwidth = None;
+        check(&on(&unknown, "data=2,fsdp=2", &text), [2.0, 2.0, 0.0, 0.0]);
+    }
 }
 
 const LOOP: &str = "

@@ -51,6 +51,8 @@ pub(super) struct Class {
     pub(super) is_virtual: bool,
     /// Whether several values have to be in it.
     pub(super) is_merged: bool,
+    /// Whether moves place it in the host's memory.
+    pub(super) is_on_host: bool,
 }
 
 /// Times with both ends included, by start; none overlap.
@@ -160,6 +162,7 @@ impl<'w, 'a> Flow<'w, 'a> {
             argument: None,
             is_virtual: false,
             is_merged: false,
+            is_on_host: false,
         });
         shape.tuple_shapes.iter().for_each(|part| self.push_nodes(part, point, time, is_constant));
     }

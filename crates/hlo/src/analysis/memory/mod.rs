@@ -33,6 +33,7 @@ mod assignment;
 mod dataflow;
 mod display;
 mod fused;
+mod host;
 mod placement;
 mod schedule;
 mod sharing;
@@ -224,6 +225,7 @@ pub fn memory_of_walk(
     for (a, b) in flow.settle(|class| donated.contains(&class)) {
         flow.put_together(a, b);
     }
+    host::place(&mut flow);
     let donated = ports.donated(&mut flow);
     let handovers = sharing::update(&mut flow, |class| donated.contains(&class));
     Ok(ports.memory(&mut flow, &handovers, form, sources))
