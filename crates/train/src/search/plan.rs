@@ -37,7 +37,7 @@ fn names(count: usize) -> Vec<Name> {
 }
 
 fn texts(names: &[Name]) -> Vec<String> {
-    names.iter().map(|name| name.text().to_owned()).collect()
+    names.iter().map(|name| name.text()).collect()
 }
 
 /// What the backward pass may recompute.
@@ -320,7 +320,7 @@ pub(super) struct Shape {
     pub(super) width: usize,
     /// How many routed experts the layers have that have some.
     pub(super) experts: Vec<usize>,
-    /// Whether the rate of the links to the hosts is known.
+    /// Whether there is memory of hosts, over links of which the rate is known.
     pub(super) can_offload: bool,
     /// Whether the rules are those of a preset, so that sequence parallelism is a choice.
     pub(super) chooses_residual: bool,
