@@ -496,8 +496,9 @@ fn plans_are_searched() {
     prints(&["memory", &best]);
     // A point for each plan that is not much slower than the best.
     let picture = std::fs::read_to_string(&picture).expect("a picture");
-    let points = json["plans"][0]["settings"].as_array().expect("a list").iter().map(|it| it.as_str().expect("text"));
-    assert!(picture.starts_with("<svg") && picture.contains(&points.collect::<Vec<_>>().join(" ")), "{picture}");
+    let settings = json["plans"][0]["settings"].as_array().expect("a list").iter().map(|it| it.as_str().expect("text"));
+    let point = settings.collect::<Vec<_>>().join(" ").replace('"', "&quot;");
+    assert!(picture.starts_with("<svg") && picture.contains(&point), "{point}: {picture}");
     let printed = prints(&search);
     for part in [
         "plans by time",
