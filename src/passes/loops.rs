@@ -242,14 +242,13 @@ impl Loop {
 /// For each carry, the type of fewer dimensions in which the body takes it, every time, and from which it is reshaped
 /// before it leaves; none for those that the body uses as they are.
 fn squeezed_carries(body: &Graph, first_carry: usize, carry_count: usize) -> Vec<Option<TensorType>> {
-    let carries = first_carry..first_carry + carry_count;
     let entered = |value: Value| match body.definition(value) {
         Definition::Input(index) => (index as usize).checked_sub(first_carry).filter(|&carry| carry < carry_count),
         Definition::Result(..) => None,
     };
     let mut squeezed: Vec<Option<TensorType>> = (0..carry_count)
         .map(|carry| {
-            let (node, whole) = (body.defining_node(body.outputs()[carry])?, body.inputs()[carries.start + carry]);
+            let (node, whole) = (body.defining_node(body.outputs()[carry])?, body.inputs()[first_carry + carry]);
             let left = body.ty(*node.operands().first()?);
             let is_reshape = matches!(node.op(), Op::Reshape(_));
             (is_reshape && left.rank() < body.ty(whole).rank()).then(|| left.clone())
