@@ -215,6 +215,63 @@ fn what_ends_the_process_is_found() {
     insta::assert_snapshot!("crash", summary);
 }
 
+/// Two replicas of which one sends and waits, and the other does something else. Computations share names, as in text
+/// for people.
+const HANG: &str = "HloModule hang, replica_count=2
+
+yes { a = f32[4] parameter(0)  ROOT b = f32[4] collective-permute(a), source_target_pairs={{0,1},{1,0}} }
+no { a = f32[4] parameter(0)  ROOT b = f32[4] add(a, a) }
+
+ENTRY main {
+  p = f32[4] parameter(0)
+  replica = u32[] replica-id()
+  zero = u32[] constant(0)
+  is_first = pred[] compare(replica, zero), direction=EQ
+  square = f32[4] multiply(p, p)
+  sent = f32[4] conditional(is_first, square, square), true_computation=yes, false_computation=no
+  ROOT sum = f32[4] add(sent, square)
+}
+";
+
+#[test]
+fn what_waits_forever_is_found() {
+    let folder = folder();
+    let module = written(&folder, "hang.txt", HANG);
+    let (ran, summary, text) = searched(&module, &["--symptom", "hang", "--time-limit", "4", "--shrink", "3"]);
+    assert!(ran.out.contains("symptom: it is not done after 4 s"), "{}", ran.out);
+    assert!(summary.contains("Symptom: it is not done after 4 s."), "{summary}");
+    assert!(text.contains("collective-permute") && count(&text) < 12, "{text}");
+}
+
+/// A product that is larger than all that goes in and comes out.
+const LARGE: &str = "HloModule large
+
+sum { a = f32[] parameter(0)  b = f32[] parameter(1)  ROOT c = f32[] add(a, b) }
+
+ENTRY main {
+  x = f32[1024] parameter(0)
+  y = f32[1024] parameter(1)
+  rows = f32[1024,1024] broadcast(x), dimensions={0}
+  columns = f32[1024,1024] broadcast(y), dimensions={1}
+  product = f32[1024,1024] multiply(rows, columns)
+  zero = f32[] constant(0)
+  total = f32[1024] reduce(product, zero), dimensions={1}, to_apply=sum
+  ROOT both = (f32[1024], f32[1024]) tuple(total, y)
+}
+";
+
+#[test]
+fn what_needs_too_much_memory_is_found() {
+    let folder = folder();
+    let module = written(&folder, "large.txt", LARGE);
+    let limited = ["--plugin", "xla-cpu-pjrt", "--symptom", "memory", "--max-memory"];
+    let (ran, _, text) = searched(&module, &[&limited[..], &["1MiB"]].concat());
+    assert!(ran.out.contains("symptom: it needs ") && ran.out.contains("the limit is 1048576"), "{}", ran.out);
+    assert!(text.contains("broadcast") && count(&text) == 2, "{text}");
+    let ran = run(&[&["bisect", &module[..]][..], &limited[..], &["1GiB"]].concat());
+    assert_eq!((ran.status, ran.out.contains("nothing to find")), (0, true), "{}{}", ran.out, ran.err);
+}
+
 #[test]
 fn answers_are_data_too() {
     let folder = folder();

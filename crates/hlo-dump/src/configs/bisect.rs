@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use meshloom_hlo::analysis::Devices;
+use meshloom_hlo::parse::make_names_unique;
 use meshloom_hlo::read;
 use meshloom_hlo::table::Table;
 use meshloom_train::bisect::{self, Dimension, Draw, Effect, Kind, Options, Report, Subject};
@@ -213,7 +214,7 @@ pub fn run(arguments: &Bisect, json: bool) -> Result<Outcome> {
 /// What is searched: a config as it is, or the module of anything else.
 fn subject(arguments: &Bisect) -> Result<Subject> {
     let Bisect { path, reading, reference, .. } = arguments;
-    let loaded = load_path(path, reading)?;
+    let mut loaded = load_path(path, reading)?;
     if loaded.run.is_some() {
         if reference.is_some() {
             bail!("--reference is for a module; a run config is compared with its train step on one device");
@@ -227,11 +228,14 @@ fn subject(arguments: &Bisect) -> Result<Subject> {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         return Ok(Subject::Config { text, name: path.display().to_string(), set: reading.set.clone() });
     }
+    // Text for people has names that computations share, and compilers take none.
+    make_names_unique(&mut loaded.module);
     let devices = loaded.devices;
     let Some(reference) = reference else { return Ok(Subject::Module(Box::new(loaded.module), devices)) };
     let named = || format!("--reference {}", reference.display());
     let bytes = std::fs::read(reference).with_context(named)?;
-    let found = read::read(&bytes, &read::Limits::default()).with_context(named)?;
+    let mut found = read::read(&bytes, &read::Limits::default()).with_context(named)?;
+    make_names_unique(&mut found.module);
     let of_reference = meshloom_hlo::analysis::device_count(&found.module, found.config.as_ref());
     let count = |devices: Devices| devices.replicas * devices.partitions;
     if count(of_reference) != count(devices) {
