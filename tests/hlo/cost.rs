@@ -247,6 +247,38 @@ fn loops_and_branches() {
     assert_eq!(found.total.flops, (product + 1) + 1 + product);
 }
 
+/// What libtpu writes of its kernels: a copy of 258 cycles, and a fusion of 100 that runs three times.
+const COMPILED: &str = r#"
+f { a = f32[8] parameter(0)  ROOT b = f32[8] add(a, a), backend_config={"window_config":{"estimated_cycles":"7"}} }
+body {
+  s = (s32[], f32[8]) parameter(0)  i = s32[] get-tuple-element(s), index=0  one = s32[] constant(1)
+  j = s32[] add(i, one), backend_config={"window_config":{"estimated_cycles":"9223372036854775807"}}
+  x = f32[8] get-tuple-element(s), index=1
+  y = f32[8] fusion(x), kind=kLoop, calls=f, backend_config={"flag_configs":[],"window_config":{"estimated_cycles":"100"}}
+  ROOT t = (s32[], f32[8]) tuple(j, y)
+}
+cond { s = (s32[], f32[8]) parameter(0)  i = s32[] get-tuple-element(s), index=0  n = s32[] constant(3)  ROOT c = pred[] compare(i, n), direction=LT }
+ENTRY main {
+  p = f32[8] parameter(0)  zero = s32[] constant(0)
+  q = f32[8] copy(p), backend_config={"window_config":{"estimated_cycles":"258"}}
+  s = (s32[], f32[8]) tuple(zero, q)
+  w = (s32[], f32[8]) while(s), condition=cond, body=body
+  ROOT r = f32[8] get-tuple-element(w), index=1
+}
+"#;
+
+/// The compiler's own estimates: those of kernels, as often as they run, not those of what is fused into them.
+#[test]
+fn cycles_as_the_compiler_estimates_them() {
+    let found = of(&text(COMPILED));
+    assert_eq!((found.total.cycles, found.loops[0].total.cycles), (3 * 100 + 258, 3 * 100));
+    let program = std::fs::read_to_string("foreign/fsdp_mlp.tpu.txt").expect("a program");
+    let stated = program.split("\"estimated_cycles\":\"").skip(1).map(|rest| rest.split('"').next().expect("a number"));
+    let stated: Vec<u64> = stated.map(|number| number.parse().expect("cycles")).collect();
+    assert_eq!(stated.len(), 9);
+    assert_eq!(of(&text(&program)).total.cycles, stated.iter().sum::<u64>());
+}
+
 /// The time of each op is the longest of its three; a step's lies between all of it overlapped and none.
 #[test]
 fn rooflines() {

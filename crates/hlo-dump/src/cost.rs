@@ -151,13 +151,15 @@ fn print_rows(rows: &[Row], timed: bool, limit: usize) {
     let operations =
         |total: &Work| format!("{}{}", output::human_count(total.flops as f64), if total.unknown { "+?" } else { "" });
     let sent = |bytes: u64| if bytes == 0 { String::new() } else { output::human_bytes(bytes) };
+    let cycles = |count: u64| if count == 0 { String::new() } else { output::human_count(count as f64) };
     let mut table = Table::of(rows)
         .flexible("", |row| &row.name)
         .number("times", |row| row.executions.map(output::amount).unwrap_or_default())
         .number("operations", |row| operations(&row.total))
         .number("bytes", |row| output::human_bytes(row.total.bytes()))
         .optional("op/byte", |row| row.total.intensity().map_or(String::new(), |intensity| format!("{intensity:.1}")))
-        .optional("sent", |row| sent(row.total.link_bytes));
+        .optional("sent", |row| sent(row.total.link_bytes))
+        .optional("cycles", |row| cycles(row.total.cycles));
     if timed {
         table = table
             .number("time", |row| row.seconds.map_or(String::new(), |it| seconds(it.serial)))
@@ -180,6 +182,10 @@ fn print_total(cost: &ModuleCost) {
         line(&format!("operations per byte  {intensity:.2}"));
     }
     line(&format!("bytes sent           {}", output::bytes(total.link_bytes)));
+    if total.cycles > 0 {
+        let cycles = output::count(total.cycles as f64);
+        line(&format!("cycles               {cycles}, as the compiler estimates the kernels of which it says so"));
+    }
     if let Some(Roofline { chip, seconds: parts, serial_seconds, overlapped_seconds, bound }) = &cost.roofline {
         let (compute, memory, link) = (seconds(parts.compute), seconds(parts.memory), seconds(parts.link));
         line(&format!("on {chip}, at peak rates: compute {compute}, memory {memory}, links {link}"));

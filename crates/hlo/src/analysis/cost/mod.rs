@@ -23,9 +23,12 @@
 //! Nothing reaches these rates, so the estimate is a lower bound. Operations outside of matrix products are counted at
 //! the rate of the matrix units as well, since memory bounds them on every chip listed. A step takes between
 //! [`Roofline::overlapped_seconds`], if everything overlaps, and [`Roofline::serial_seconds`], if nothing does.
+//!
+//! A module that libtpu compiled has the compiler's own estimate for most kernels, in cycles ([`Work::cycles`]).
 
 mod convolution;
 mod custom_call;
+mod cycles;
 mod display;
 mod roofline;
 mod timing;
@@ -65,6 +68,9 @@ pub struct Work {
     pub bytes_written: u64,
     /// Bytes that one device sends to others.
     pub link_bytes: u64,
+    /// What the compiler says that it takes, in cycles of the chip's clock; 0 where it does not say.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cycles: u64,
     /// Whether it is, or contains, a custom call for which only the bytes are known.
     pub unknown: bool,
     /// What most operations are done in.
@@ -73,6 +79,11 @@ pub struct Work {
     /// How many are.
     #[serde(skip)]
     in_arithmetic: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl Work {
@@ -96,6 +107,7 @@ impl Work {
             bytes_read: combine(self.bytes_read, other.bytes_read),
             bytes_written: combine(self.bytes_written, other.bytes_written),
             link_bytes: combine(self.link_bytes, other.link_bytes),
+            cycles: combine(self.cycles, other.cycles),
             unknown: self.unknown || other.unknown,
             ..most
         }
@@ -119,6 +131,7 @@ impl Work {
             bytes_read: self.bytes_read.saturating_mul(times),
             bytes_written: self.bytes_written.saturating_mul(times),
             link_bytes: self.link_bytes.saturating_mul(times),
+            cycles: self.cycles.saturating_mul(times),
             in_arithmetic: self.in_arithmetic.saturating_mul(times),
             ..self
         }
@@ -140,8 +153,8 @@ impl Work {
     }
 
     fn is_nothing(&self) -> bool {
-        let Work { flops, transcendentals, bytes_read, bytes_written, link_bytes, unknown, .. } = *self;
-        !unknown && [flops, transcendentals, bytes_read, bytes_written, link_bytes] == [0; 5]
+        let Work { flops, transcendentals, bytes_read, bytes_written, link_bytes, cycles, unknown, .. } = *self;
+        !unknown && [flops, transcendentals, bytes_read, bytes_written, link_bytes, cycles] == [0; 6]
     }
 }
 
@@ -339,6 +352,7 @@ fn instructions(walk: &Walk<'_>, sources: Sources<'_>, options: &CostOptions) ->
             false => counter.work(walk.computation(step.place), instruction),
         };
         work.link_bytes = collective.and_then(|collective| collective.moved_bytes).unwrap_or(0);
+        work.cycles = cycles::estimated(instruction).unwrap_or(0);
         if work.is_nothing() {
             continue;
         }
