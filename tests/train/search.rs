@@ -82,6 +82,57 @@ rate = 1e10
 latency = 1e-6
 "#;
 
+/// A torus whose second dimension has faster links. The axis that is placed first begins in the slow one: two of it, if
+/// it is `tensor`, or all of it, if it is `fsdp` of eight.
+const TORUS: &str = r#"
+chip = "v5e"
+
+[[dimension]]
+size = 4
+wire = "torus"
+wraps = true
+rate = 2e10
+latency = 1e-6
+
+[[dimension]]
+size = 4
+wire = "torus"
+wraps = true
+rate = 1e11
+latency = 1e-6
+"#;
+
+/// The best plan has its axes where they are best in the hardware: no other order of them is faster.
+#[test]
+fn axes_lie_where_they_are_best() {
+    let hardware = hardware_from_toml(TORUS, "torus.toml").expect("hardware");
+    let base = on_hardware(&config(&[LARGER, &["train.batch=8"]].concat()), &hardware);
+    let found = search(&base, &SearchOptions::new(hardware.clone()), &|_| {}).expect("plans");
+    let best = found.best().expect("one that fits");
+    assert_eq!(best.plan.mesh(), "tensor=2,fsdp=8");
+    assert_eq!(found.lowered + found.too_slow + found.too_large + found.refused, found.considered);
+    let seconds = |mesh: &str| {
+        let mut config = best.plan.apply(&base);
+        config.mesh.axes = mesh.to_owned();
+        let (time, bytes) = estimate_step(&config.on_devices(16).expect("it fits"), &hardware).expect("an estimate");
+        assert_eq!(bytes, best.bytes, "{mesh}");
+        time.seconds
+    };
+    assert_eq!(seconds("tensor=2,fsdp=8"), best.time.seconds);
+    let by_default = seconds("fsdp=8,tensor=2");
+    assert!(by_default > 1.01 * best.time.seconds, "{by_default} {}", best.time.seconds);
+
+    // A config that has another order is estimated as it stands, and may keep it.
+    let mut ordered = best.plan.apply(&base);
+    let configured = |config: &RunConfig| {
+        let options = SearchOptions { most: 1, threads: 1, ..SearchOptions::new(hardware.clone()) };
+        search(config, &options, &|_| {}).expect("plans").found[0].time.seconds
+    };
+    assert_eq!(configured(&ordered), best.time.seconds);
+    ordered.mesh.axes = "fsdp=8,tensor=2".to_owned();
+    assert_eq!(configured(&ordered), by_default);
+}
+
 /// However few plans are lowered: the one that the config has is the first.
 #[test]
 fn what_is_found_is_no_worse_than_the_config() {

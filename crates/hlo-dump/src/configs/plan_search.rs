@@ -71,6 +71,8 @@ struct Answer<'a> {
     too_slow: usize,
     lowered: usize,
     refused: usize,
+    /// Why the first of those cannot be lowered.
+    first_refusal: Option<&'a str>,
     ended_early: bool,
     seconds: f64,
     configured: Option<Row>,
@@ -169,7 +171,7 @@ fn answer<'a>(
     (name, target): (&'a str, &'a str),
     config: &RunConfig,
     hardware: &'a Hardware,
-    searched: &Search,
+    searched: &'a Search,
     best: &'a Found,
     (top, seconds): (usize, f64),
 ) -> Answer<'a> {
@@ -211,6 +213,7 @@ fn answer<'a>(
         too_slow: searched.too_slow,
         lowered: searched.lowered,
         refused: searched.refused,
+        first_refusal: searched.first_refusal.as_deref(),
         ended_early: searched.ended_early,
         seconds,
         configured: configured.map(as_configured),
@@ -232,6 +235,9 @@ fn show(answer: &Answer, best: &Found) {
             answer.too_large, answer.too_slow, answer.refused
         ),
     ));
+    if let Some(reason) = answer.first_refusal {
+        line(&paint(DIM, &format!("the first that is not possible: {reason}")));
+    }
     if answer.ended_early {
         output::note("the search ended at --most; plans that may be faster are left");
     }

@@ -4,10 +4,13 @@
 //! what `tensor` splits ([`Plan`]). A search lists all that the model's sizes allow and bounds each from below: by its
 //! products, its state and what must go over its wires, and by the plans of its mesh that were lowered and recompute no
 //! more in no more parts. It lowers and partitions the train step of the plan with the smallest bound, estimates time
-//! ([`estimate_walk`]) and memory, and ends when no plan that is left can be faster than the best that fits.
+//! ([`estimate_walk`]) and memory, and ends when no plan that is left can be faster than the best that fits. Then it
+//! goes on with other places of the mesh in the hardware, for the plans that might be the best there.
 
+mod blocks;
 mod bounds;
 mod hardware;
+mod placement;
 mod plan;
 mod queue;
 mod report;
@@ -17,6 +20,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::Error;
 use crate::config::{ConfigError, PartitionMode, Platform, RuleSource, RunConfig};
+use blocks::AttentionBlocks;
 pub use bounds::Bounds;
 use bounds::{Kept, Model};
 pub use hardware::{
@@ -30,8 +34,10 @@ use meshloom::hlo::analysis::{
 };
 use meshloom::hlo::message::{counted, human_bytes, seconds};
 use meshloom::ir::DType;
+use meshloom::kernels::Kernels;
 use meshloom::nn::{AttentionConfig, DecoderConfig, FeedForwardConfig};
 use meshloom::trace::Tree;
+use placement::other_placements;
 pub use plan::{Plan, Residual};
 use plan::{Shape, plans};
 use queue::Queue;
@@ -80,7 +86,7 @@ pub struct Search {
     pub configured: Option<Result<(StepTime, u64), String>>,
     /// The plan of the config as it stands, where a search could choose it.
     pub configured_plan: Option<Plan>,
-    /// Plans that the model's sizes allow.
+    /// Plans that the model's sizes allow, and other placements of those that might be the best there.
     pub considered: usize,
     /// Plans left out because they need more memory than there is, whatever else they do.
     pub too_large: usize,
@@ -96,7 +102,7 @@ pub struct Search {
     pub first_refusal: Option<String>,
     /// Whether plans were left that might be faster.
     pub ended_early: bool,
-    /// The plans that were lowered, those that fit first, each by time.
+    /// The plans that were lowered, each with its axes where they are best, those that fit first, each by time.
     pub found: Vec<Found>,
     /// Operations of a step, of products alone, on each device.
     pub flops: f64,
@@ -240,7 +246,7 @@ pub fn search(
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Search, SearchError> {
     let hardware = &options.hardware;
-    let Listed { base, flops, mut candidates } = list(config, hardware)?;
+    let Listed { base, flops, blocks, mut candidates } = list(config, hardware)?;
     let memory = hardware.chip.device_memory().unwrap_or(u64::MAX);
     let on_devices = config.on_devices(hardware.device_count()).ok();
     let plan = on_devices.as_ref().and_then(Plan::of);
@@ -248,7 +254,7 @@ pub fn search(
     let configured = on_devices.as_ref().map(estimated);
     let mut outcome = Outcome::default();
     // Where it is none that would be listed, it is one more.
-    let considered = match &plan {
+    let mut considered = match &plan {
         Some(plan) => {
             candidates.retain(|(listed, _)| listed != plan);
             candidates.len() + 1
@@ -260,22 +266,21 @@ pub fn search(
     let least = larger.iter().min_by(|(_, a), (_, b)| a.bytes.total_cmp(&b.bytes));
     let least_too_large = least.map(|(plan, bounds)| (plan.clone(), bounds.bytes as u64));
     let mut too_large = larger.len();
-    let mut queue = Queue::new(left, hardware, memory);
+    let mut queue = Queue::new(left, hardware, memory, blocks);
     if let (Some(plan), Some(estimated)) = (&plan, &configured) {
         let found = |(time, bytes)| Found { plan: plan.clone(), time, bytes, fits: bytes <= memory };
         outcome.add(plan, estimated.clone().map(found), &mut queue);
     }
     let run = Run { base: &base, hardware, memory, most: options.most, shared: Mutex::new(Shared { queue, outcome }) };
-    std::thread::scope(|scope| {
-        for _ in 0..options.threads.max(1) {
-            scope.spawn(|| run.work(progress));
-        }
-    });
+    run.to_the_end(options.threads, progress);
+    considered += run.add_placements();
+    run.to_the_end(options.threads, progress);
     let Shared { queue, outcome, .. } = run.shared.into_inner().unwrap_or_else(PoisonError::into_inner);
     too_large += queue.too_large;
     let Outcome { mut found, refused, first_refusal, ended_early, .. } = outcome;
     found.sort_by(|a, b| b.fits.cmp(&a.fits).then_with(|| a.time.seconds.total_cmp(&b.time.seconds)));
     let lowered = found.len();
+    let found = in_best_placement(found);
     let too_slow = considered - too_large - lowered - refused;
     Ok(Search {
         configured,
@@ -293,6 +298,19 @@ pub fn search(
     })
 }
 
+/// Of those that differ in the order of their axes alone, the first.
+fn in_best_placement(found: Vec<Found>) -> Vec<Found> {
+    let mut known: Vec<Plan> = Vec::new();
+    let mut is_new = |plan: Plan| {
+        let is_new = !known.contains(&plan);
+        if is_new {
+            known.push(plan);
+        }
+        is_new
+    };
+    found.into_iter().filter(|found| is_new(found.plan.in_order(&[]))).collect()
+}
+
 /// All plans of a config's model on hardware, each with what it takes at least.
 ///
 /// # Errors
@@ -307,6 +325,7 @@ struct Listed {
     base: RunConfig,
     /// Operations of a step on each device.
     flops: f64,
+    blocks: AttentionBlocks,
     candidates: Vec<(Plan, Bounds)>,
 }
 
@@ -332,11 +351,22 @@ fn list(base: &RunConfig, hardware: &Hardware) -> Result<Listed, SearchError> {
         let bounds = model.bounds(&plan, hardware);
         (plan, bounds)
     };
-    let candidates: Vec<(Plan, Bounds)> = plans(&shape(&base, &decoder, hardware)).into_iter().map(bounds).collect();
+    // Without one, no plan is lowered.
+    let platform = base.any_plugin().ok();
+    let has_host_memory = platform.as_ref().is_some_and(|platform| platform.has_host_memory());
+    let shape = shape(&base, &decoder, hardware, has_host_memory);
+    let blocks = AttentionBlocks {
+        kernels: base.chosen_kernels(platform.map_or_else(Kernels::default, |platform| Kernels::on(&platform))),
+        rows: shape.rows,
+        parts_of_rows: shape.parts_of_rows,
+        length: shape.length,
+        heads: shape.heads.clone(),
+    };
+    let candidates: Vec<(Plan, Bounds)> = plans(&shape).into_iter().map(bounds).collect();
     if candidates.is_empty() {
         return Err(SearchError::Nothing { devices, rows: base.train.batch, layers: base.model.layers });
     }
-    Ok(Listed { base, flops: model.flops / devices as f64, candidates })
+    Ok(Listed { base, flops: model.flops / devices as f64, blocks, candidates })
 }
 
 impl Search {
@@ -428,6 +458,40 @@ impl Outcome {
 }
 
 impl Run<'_> {
+    /// Lowers plans until none that is left can be the best.
+    fn to_the_end(&self, threads: usize, progress: &(dyn Fn(Progress) + Sync)) {
+        std::thread::scope(|scope| {
+            for _ in 0..threads.max(1) {
+                scope.spawn(|| self.work(progress));
+            }
+        });
+    }
+
+    /// Lets other placements follow of the plans that were lowered, and says how many these are. At best they never
+    /// wait.
+    fn add_placements(&self) -> usize {
+        let Ok(mut shared) = self.shared.lock() else { return 0 };
+        let Shared { queue, outcome } = &mut *shared;
+        let best = outcome.best.unwrap_or(0.0);
+        let mut others: Vec<(Plan, Bounds)> = Vec::new();
+        for found in outcome.found.iter().filter(|found| found.fits) {
+            let bounds = Bounds { seconds: found.time.seconds - found.time.waiting, bytes: found.bytes as f64 };
+            if bounds.seconds >= best {
+                continue;
+            }
+            for other in other_placements(&found.plan, self.hardware) {
+                let mut known =
+                    outcome.found.iter().map(|found| &found.plan).chain(others.iter().map(|(plan, _)| plan));
+                if known.all(|known| *known != other) {
+                    others.push((other, bounds));
+                }
+            }
+        }
+        let count = others.len();
+        queue.extend(others);
+        count
+    }
+
     fn work(&self, progress: &(dyn Fn(Progress) + Sync)) {
         while let Some(plan) = self.next(progress) {
             let evaluated = evaluate(self.base, &plan, self.hardware, self.memory);
@@ -487,20 +551,22 @@ pub fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Result<(StepTim
     Ok((time, bytes))
 }
 
-fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware) -> Shape {
+fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware, has_host_memory: bool) -> Shape {
     let stack = &decoder.architecture.stack;
     let heads = |attention: &AttentionConfig| match attention {
         AttentionConfig::Grouped(grouped) => [grouped.heads, grouped.kv_heads],
         AttentionConfig::Latent(latent) => [latent.heads, latent.heads],
     };
-    let has_host_memory = base.any_plugin().is_ok_and(|platform| platform.has_host_memory());
     let layers = stack.prefix.iter().chain(&stack.cycle).chain(&stack.suffix);
-    let heads = layers.clone().flat_map(|layer| heads(&layer.attention)).collect();
+    let mut heads: Vec<[usize; 2]> = layers.clone().map(|layer| heads(&layer.attention)).collect();
+    heads.sort_unstable();
+    heads.dedup();
     let experts = layers.filter_map(|layer| layer.routed()).map(|routed| routed.experts).collect();
     Shape {
         devices: hardware.device_count(),
         near: hardware.near_count(),
         rows: base.train.batch,
+        parts_of_rows: if base.model.batch_split { 2 } else { 1 },
         length: base.model.seq,
         cycles: stack.cycles,
         cycle: stack.cycle.len().max(1),

@@ -1,6 +1,7 @@
 //! Plans: what a search may choose of a run config, and all of them for some devices.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use crate::alternatives::schedules_of;
 use crate::config::{PipelineConfig, RuleSource, RunConfig};
@@ -19,21 +20,24 @@ pub(super) const WITHIN_ROWS: [&str; 3] = ["expert", "context", "tensor"];
 const MOST_CHUNKS: usize = 4;
 
 /// Values of a layer that `save` and `offload` keep.
-const NAMES: [&str; 7] = [
-    "attention_mixed",
-    "attention_log_total",
-    "attention_queries",
-    "attention_keys",
-    "attention_values",
-    "mlp_gate",
-    "mlp_up",
-];
+static NAMES: LazyLock<[Name; 7]> = LazyLock::new(|| {
+    [
+        "attention_mixed",
+        "attention_log_total",
+        "attention_queries",
+        "attention_keys",
+        "attention_values",
+        "mlp_gate",
+        "mlp_up",
+    ]
+    .map(Name::new)
+});
 
 /// How many of these names are kept at a time, and what they are called together.
-const KEPT: [(&str, usize); 3] = [("mixed", 2), ("attention", 5), ("products", 7)];
+const LISTS: [(&str, usize); 3] = [("mixed", 2), ("attention", 5), ("products", 7)];
 
 fn names(count: usize) -> Vec<Name> {
-    NAMES[..count].iter().map(|name| Name::new(name)).collect()
+    NAMES[..count].to_vec()
 }
 
 fn texts(names: &[Name]) -> Vec<String> {
@@ -43,9 +47,9 @@ fn texts(names: &[Name]) -> Vec<String> {
 /// What the backward pass may recompute.
 fn policies(offloads: bool) -> Vec<RematPolicy> {
     let mut all = vec![RematPolicy::None, RematPolicy::Dots, RematPolicy::Full];
-    all.extend(KEPT.map(|(_, count)| RematPolicy::Save(names(count))));
+    all.extend(LISTS.map(|(_, count)| RematPolicy::Save(names(count))));
     if offloads {
-        all.extend(KEPT.map(|(_, count)| RematPolicy::Offload(names(count))));
+        all.extend(LISTS.map(|(_, count)| RematPolicy::Offload(names(count))));
     }
     all
 }
@@ -54,7 +58,7 @@ fn policies(offloads: bool) -> Vec<RematPolicy> {
 pub(super) const DOTS: usize = 1;
 
 /// The [rank](Plan::rank) of full rematerialization.
-pub(super) const MOST_RECOMPUTED: usize = DOTS + KEPT.len() + 1;
+pub(super) const MOST_RECOMPUTED: usize = DOTS + LISTS.len() + 1;
 
 /// The most microbatches for each stage of a pipeline; more shorten bubbles that are short already.
 const MOST_FOR_EACH_STAGE: usize = 8;
@@ -83,6 +87,8 @@ impl Residual {
 pub struct Plan {
     /// Devices along `stage`, `replica`, `fsdp`, `expert`, `context`, `tensor`.
     pub sizes: [usize; AXES.len()],
+    /// The axes of the mesh, major to minor, by their places in `sizes`: where each lies in the hardware.
+    pub order: [usize; AXES.len()],
     /// What the backward pass recomputes.
     pub remat: RematPolicy,
     /// Parts of the batch whose gradients are added up one after the other.
@@ -101,8 +107,8 @@ impl Plan {
 
     /// The mesh, `fsdp=8,tensor=2`.
     pub fn mesh(&self) -> String {
-        let axes = AXES.iter().zip(self.sizes).filter(|(_, size)| *size > 1);
-        let text = axes.map(|(name, size)| format!("{name}={size}")).collect::<Vec<_>>().join(",");
+        let axes = self.order.iter().filter(|&&axis| self.sizes[axis] > 1);
+        let text = axes.map(|&axis| format!("{}={}", AXES[axis], self.sizes[axis])).collect::<Vec<_>>().join(",");
         if text.is_empty() { "fsdp=1".to_owned() } else { text }
     }
 
@@ -116,7 +122,7 @@ impl Plan {
         match &self.remat {
             RematPolicy::None => 0,
             RematPolicy::Dots => DOTS,
-            _ => self.kept().map_or(MOST_RECOMPUTED, |kept| MOST_RECOMPUTED - 1 - kept),
+            _ => self.list().map_or(MOST_RECOMPUTED, |list| MOST_RECOMPUTED - 1 - list),
         }
     }
 
@@ -130,16 +136,15 @@ impl Plan {
         matches!(self.remat, RematPolicy::Offload(_))
     }
 
-    /// Which of [`KEPT`] it keeps, on the device or on the host.
-    fn kept(&self) -> Option<usize> {
+    /// Which of [`LISTS`] it keeps, on the device or on the host.
+    fn list(&self) -> Option<usize> {
         let (RematPolicy::Save(kept) | RematPolicy::Offload(kept)) = &self.remat else { return None };
-        let is_first = kept.iter().zip(NAMES).all(|(name, other)| name.text() == other);
-        KEPT.iter().position(|&(_, count)| is_first && count == kept.len())
+        LISTS.iter().position(|&(_, count)| NAMES[..count] == **kept)
     }
 
     /// Whether it keeps the results of all products that the backward pass needs.
     pub(super) fn keeps_products(&self) -> bool {
-        self.kept().is_some_and(|kept| kept + 1 == KEPT.len())
+        self.list().is_some_and(|list| list + 1 == LISTS.len())
     }
 
     /// Into how many parts a device's rows are cut, one computed after the other.
@@ -153,7 +158,7 @@ impl Plan {
             let numbers = [it.repeats, it.chunks, usize::from(it.keep_gathered)];
             (it.schedule.name(), it.weights.name(), numbers)
         });
-        (self.sizes, self.residual, pipeline)
+        (self.sizes, self.order, self.residual, pipeline)
     }
 
     /// What it has in common with plans that keep as much of the same rows.
@@ -168,7 +173,17 @@ impl Plan {
 
     /// How it splits a row, and what is computed of it.
     pub(super) fn split(&self) -> Split {
-        (WITHIN_ROWS.map(|axis| self.size(axis)), self.residual)
+        (WITHIN_ROWS.map(|axis| self.size(axis)), self.order, self.residual)
+    }
+
+    /// The axes that split something, major to minor.
+    pub(super) fn axes(&self) -> Vec<usize> {
+        self.order.into_iter().filter(|&axis| self.sizes[axis] > 1).collect()
+    }
+
+    /// The plan with [its axes](Plan::axes) in another order; in that of [`AXES`] if none is given.
+    pub(super) fn in_order(&self, axes: &[usize]) -> Plan {
+        Plan { order: order(&self.sizes, axes), ..self.clone() }
     }
 
     /// Into how many pieces the rows of a batch are cut that are computed at once.
@@ -199,11 +214,14 @@ impl Plan {
         let mut chosen = config.remat_policy();
         if let RematPolicy::Save(kept) | RematPolicy::Offload(kept) = &mut chosen {
             // In whatever order.
-            kept.sort_by_key(|kept| NAMES.iter().position(|name| kept.text() == *name));
+            kept.sort_by_key(|kept| NAMES.iter().position(|name| kept == name));
         }
         let remat = policies(true).into_iter().find(|policy| *policy == chosen)?;
+        let axes: Vec<usize> =
+            mesh.axes().filter_map(|axis| AXES.iter().position(|name| *name == mesh.name(axis))).collect();
         let RunConfig { train, pipeline, .. } = config.clone();
-        is_one.then_some(Plan { sizes, remat, accumulate: train.microbatches, residual, pipeline })
+        let order = order(&sizes, &axes);
+        is_one.then_some(Plan { sizes, order, remat, accumulate: train.microbatches, residual, pipeline })
     }
 
     /// A config with this plan.
@@ -254,7 +272,7 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, remat {}", self.mesh(), self.remat.name())?;
-        if let Some((label, _)) = self.kept().and_then(|kept| KEPT.get(kept)) {
+        if let Some((label, _)) = self.list().and_then(|list| LISTS.get(list)) {
             write!(f, " {label}")?;
         }
         if self.accumulate > 1 {
@@ -279,8 +297,17 @@ impl fmt::Display for Plan {
     }
 }
 
+/// An order of the axes: those that split something as in `axes`, the others where they are by default.
+fn order(sizes: &[usize; AXES.len()], axes: &[usize]) -> [usize; AXES.len()] {
+    let mut axes = axes.iter().filter(|&&axis| sizes[axis] > 1);
+    std::array::from_fn(|place| if sizes[place] > 1 { *axes.next().unwrap_or(&place) } else { place })
+}
+
+/// For each axis a number.
+type OfAxes = [usize; AXES.len()];
+
 /// The plans of a mesh with the same pipeline.
-pub(super) type Family = ([usize; AXES.len()], Residual, Option<(&'static str, &'static str, [usize; 3])>);
+pub(super) type Family = (OfAxes, OfAxes, Residual, Option<(&'static str, &'static str, [usize; 3])>);
 
 /// Which parts of a device's rows are kept for the backward pass at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -294,10 +321,10 @@ pub(super) enum Keeping {
 }
 
 /// The plans of a mesh that keep as much.
-pub(super) type Kin = ([usize; AXES.len()], Residual, Keeping);
+pub(super) type Kin = (OfAxes, Residual, Keeping);
 
 /// The plans that split a row in the same way.
-pub(super) type Split = ([usize; WITHIN_ROWS.len()], Residual);
+pub(super) type Split = ([usize; WITHIN_ROWS.len()], OfAxes, Residual);
 
 /// What bounds the plans of a model.
 #[derive(Clone, Debug)]
@@ -308,14 +335,16 @@ pub(super) struct Shape {
     pub(super) near: usize,
     /// Rows of a batch.
     pub(super) rows: usize,
+    /// Into how many parts a layer cuts the rows that it works on.
+    pub(super) parts_of_rows: usize,
     /// Tokens of a row.
     pub(super) length: usize,
     /// Cycles of like layers.
     pub(super) cycles: usize,
     /// Layers of a cycle.
     pub(super) cycle: usize,
-    /// How many heads the layers have, of queries and of keys and values.
-    pub(super) heads: Vec<usize>,
+    /// How many heads each kind of layer has, of queries and of keys and values.
+    pub(super) heads: Vec<[usize; 2]>,
     /// Width of the residual stream.
     pub(super) width: usize,
     /// How many routed experts the layers have that have some.
@@ -326,6 +355,14 @@ pub(super) struct Shape {
     pub(super) chooses_residual: bool,
 }
 
+impl Shape {
+    /// Into how many parts the rows of a device can be cut that are computed one after the other.
+    fn parts(&self, rows_split: usize) -> Vec<usize> {
+        let rows = self.rows / rows_split;
+        if rows.is_multiple_of(self.parts_of_rows) { divisors(rows / self.parts_of_rows) } else { Vec::new() }
+    }
+}
+
 /// All plans that the shape allows.
 pub(super) fn plans(shape: &Shape) -> Vec<Plan> {
     let mut found = Vec::new();
@@ -334,7 +371,7 @@ pub(super) fn plans(shape: &Shape) -> Vec<Plan> {
         let splits = |size: usize, whole: usize| whole.is_multiple_of(size);
         let rows_split = replica * fsdp * expert;
         let splits_all = |size: usize, all: &[usize]| all.iter().all(|&whole| splits(size, whole));
-        let fits = splits_all(tensor, &shape.heads)
+        let fits = splits_all(tensor, shape.heads.as_flattened())
             && tensor <= shape.near
             && (expert == 1 || !shape.experts.is_empty() && splits_all(expert, &shape.experts))
             && splits(fsdp * expert * replica, shape.width)
@@ -353,10 +390,11 @@ pub(super) fn plans(shape: &Shape) -> Vec<Plan> {
         for &residual in residuals {
             // What a stage that branches keeps goes into slots of its table, on the device.
             for remat in &policies(shape.can_offload && stage == 1) {
-                let plan = |accumulate, pipeline| Plan { sizes, remat: remat.clone(), accumulate, residual, pipeline };
+                let order = std::array::from_fn(|axis| axis);
+                let plan =
+                    |accumulate, pipeline| Plan { sizes, order, remat: remat.clone(), accumulate, residual, pipeline };
                 if stage == 1 {
-                    let most = shape.rows / rows_split;
-                    found.extend(divisors(most).into_iter().map(|parts| plan(parts, None)));
+                    found.extend(shape.parts(rows_split).into_iter().map(|parts| plan(parts, None)));
                 } else {
                     found.extend(pipelines(shape, stage, rows_split, remat).into_iter().map(|it| plan(1, Some(it))));
                 }
@@ -370,7 +408,7 @@ pub(super) fn plans(shape: &Shape) -> Vec<Plan> {
 fn pipelines(shape: &Shape, stages: usize, rows_split: usize, remat: &RematPolicy) -> Vec<PipelineConfig> {
     let of_stage = shape.cycles / stages;
     let mut found = Vec::new();
-    for microbatches in divisors(shape.rows / rows_split) {
+    for microbatches in shape.parts(rows_split) {
         if microbatches < stages || microbatches > MOST_FOR_EACH_STAGE * stages {
             continue;
         }

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
+use super::blocks::AttentionBlocks;
 use super::bounds::{Bounds, least_bubble};
 use super::plan::{DOTS, Family, Keeping, Kin, MOST_RECOMPUTED, Plan, Split, WITHIN_ROWS};
 use super::{Found, Hardware, StepTime};
@@ -30,6 +31,7 @@ pub(super) struct Queue {
     memory: u64,
     /// Whether smaller pieces can be faster than larger ones, so that relatives say nothing of time.
     favours_small: bool,
+    blocks: AttentionBlocks,
     /// Plans that do not fit, because a relative needs much more.
     pub(super) too_large: usize,
     times: HashMap<Family, Vec<Time>>,
@@ -41,6 +43,8 @@ pub(super) struct Queue {
 struct Time {
     rank: usize,
     parts: usize,
+    /// [Of attention](AttentionBlocks::of).
+    blocks: usize,
     /// Seconds without bubbles.
     busy: f64,
     /// Seconds of bubbles.
@@ -51,6 +55,7 @@ struct Time {
 struct Work {
     rank: usize,
     pieces: usize,
+    blocks: usize,
     replicas: usize,
     seconds: f64,
 }
@@ -63,20 +68,33 @@ struct Memory {
 }
 
 impl Queue {
-    pub(super) fn new(candidates: Vec<(Plan, Bounds)>, hardware: &Hardware, memory: u64) -> Queue {
-        let entry = |(index, (plan, bounds)): (usize, &(Plan, Bounds))| {
-            Reverse((bounds.seconds.to_bits(), plan.rank() + plan.parts(), index))
-        };
-        let left = candidates.iter().enumerate().map(entry).collect();
-        Queue {
-            candidates,
-            left,
+    pub(super) fn new(
+        candidates: Vec<(Plan, Bounds)>,
+        hardware: &Hardware,
+        memory: u64,
+        blocks: AttentionBlocks,
+    ) -> Queue {
+        let mut queue = Queue {
+            candidates: Vec::new(),
+            left: BinaryHeap::new(),
             memory,
             favours_small: hardware.reached.cache.is_some() || hardware.reached.fresh > 0.0,
+            blocks,
             too_large: 0,
             times: HashMap::new(),
             memories: HashMap::new(),
             works: HashMap::new(),
+        };
+        queue.extend(candidates);
+        queue
+    }
+
+    /// More plans.
+    pub(super) fn extend(&mut self, candidates: impl IntoIterator<Item = (Plan, Bounds)>) {
+        for (plan, bounds) in candidates {
+            let entry = (bounds.seconds.to_bits(), plan.rank() + plan.parts(), self.candidates.len());
+            self.left.push(Reverse(entry));
+            self.candidates.push((plan, bounds));
         }
     }
 
@@ -105,7 +123,7 @@ impl Queue {
         if plan.offloads() {
             return;
         }
-        let memory = Memory { rank: plan.rank_of_memory(), parts: plan.parts(), bytes: found.bytes as f64 };
+        let memory = Memory { rank: plan.rank(), parts: plan.parts(), bytes: found.bytes as f64 };
         self.memories.entry(plan.kin()).or_default().push(memory);
         if !self.favours_small {
             self.learn_time(plan, &found.time);
@@ -113,7 +131,7 @@ impl Queue {
     }
 
     fn learn_time(&mut self, plan: &Plan, time: &StepTime) {
-        let (rank, parts) = (plan.rank(), plan.parts());
+        let (rank, parts, blocks) = (plan.rank(), plan.parts(), self.blocks.of(plan));
         let idle = match &plan.pipeline {
             // All stages compute the bubbles.
             Some(pipeline) if !pipeline.schedule.branches() => {
@@ -122,7 +140,13 @@ impl Queue {
             }
             _ => time.idle,
         };
-        self.times.entry(plan.family()).or_default().push(Time { rank, parts, busy: time.seconds - idle, idle });
+        self.times.entry(plan.family()).or_default().push(Time {
+            rank,
+            parts,
+            blocks,
+            busy: time.seconds - idle,
+            idle,
+        });
         let is_within = |axes: &str| axes.split(',').all(|axis| WITHIN_ROWS.contains(&axis));
         let within = time.transfers.iter().filter(|transfer| is_within(&transfer.axes));
         let working = time.computing + within.map(|transfer| transfer.waiting).sum::<f64>();
@@ -131,16 +155,18 @@ impl Queue {
             Keeping::Part | Keeping::Table(..) => working,
         };
         let (pieces, replicas) = (plan.pieces(), plan.size("replica"));
-        self.works.entry(plan.split()).or_default().push(Work { rank, pieces, replicas, seconds });
+        self.works.entry(plan.split()).or_default().push(Work { rank, pieces, blocks, replicas, seconds });
     }
 
-    /// What a plan takes at least, by those of its family that recompute no more and have no more parts.
+    /// What a plan takes at least, by those of its family that recompute no more, and have no more parts and no smaller
+    /// blocks.
     fn seconds_by_relatives(&self, plan: &Plan) -> f64 {
         let Some(family) = self.times.get(&plan.family()) else { return 0.0 };
-        let rank = plan.rank();
-        let less = family.iter().filter(|known| recomputes_less(known.rank, rank) && known.parts <= plan.parts());
+        let (rank, parts, blocks) = (plan.rank(), plan.parts(), self.blocks.of(plan));
+        let is_less = |it: &&Time| recomputes_less(it.rank, rank) && it.parts <= parts && it.blocks >= blocks;
+        let less = family.iter().filter(is_less);
         // Bubbles are as much shorter as there are more microbatches.
-        let seconds = less.map(|known| known.busy + known.idle * known.parts as f64 / plan.parts() as f64);
+        let seconds = less.map(|known| known.busy + known.idle * known.parts as f64 / parts as f64);
         seconds.fold(0.0, f64::max) * SLOWER
     }
 
@@ -150,7 +176,10 @@ impl Queue {
     fn seconds_by_work(&self, plan: &Plan) -> f64 {
         let Some(alike) = self.works.get(&plan.split()) else { return 0.0 };
         let (rank, pieces, replicas) = (plan.rank(), plan.pieces(), plan.size("replica"));
-        let is_less = |it: &&Work| recomputes_less(it.rank, rank) && it.pieces <= pieces && it.replicas <= replicas;
+        let blocks = self.blocks.of(plan);
+        let is_less = |it: &&Work| {
+            recomputes_less(it.rank, rank) && it.pieces <= pieces && it.blocks >= blocks && it.replicas <= replicas
+        };
         let least = alike.iter().filter(is_less).map(|work| work.seconds).reduce(f64::min);
         least.unwrap_or(0.0) * SLOWER / (1.0 - least_bubble(plan))
     }

@@ -109,6 +109,13 @@ pub enum EstimateError {
 
 crate::debug_is_message!(EstimateError);
 
+/// Where a mesh lies in the hardware: for each axis how many devices it has of each dimension, and along a torus how
+/// far neighbours are apart (elsewhere 1). A program takes the same time on meshes whose axes lie in the same place.
+/// `None` if the mesh does not fill the hardware.
+pub fn placement(mesh: &Mesh, hardware: &Hardware) -> Option<Vec<Vec<(usize, usize)>>> {
+    Some(Wires::new(mesh, hardware)?.placement())
+}
+
 /// The time of one run of an uncompiled module that is partitioned over a mesh.
 ///
 /// # Errors

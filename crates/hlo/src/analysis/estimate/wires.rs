@@ -44,6 +44,17 @@ impl<'h> Wires<'h> {
         Some(Wires { hardware, mesh, pieces })
     }
 
+    /// What each axis has of each dimension of the hardware: how many devices, and along a torus how far neighbours are
+    /// apart.
+    pub(super) fn placement(&self) -> Vec<Vec<(usize, usize)>> {
+        let of_piece = |(piece, it): (&Piece, &Dimension)| match it.wire {
+            Wire::Torus if piece.size > 1 => (piece.size, piece.stride),
+            _ => (piece.size, 1),
+        };
+        let of_axis = |pieces: &Vec<Piece>| pieces.iter().zip(&self.hardware.dimensions).map(of_piece).collect();
+        self.pieces.iter().map(of_axis).collect()
+    }
+
     /// What one execution takes, in seconds.
     pub(super) fn seconds(&self, collective: &ModuleCollective) -> f64 {
         let spans = match &collective.axes {
