@@ -7,6 +7,7 @@ all plans are searched. That takes no plugin and no hardware:
     python3 benches/plans.py --table runs         # seconds
     python3 benches/plans.py --table searches     # minutes
     python3 benches/plans.py --table searches --only 8B --compile
+    python3 benches/plans.py --table cycles       # compiles the plans for v5p that the table of searches has
 
 `--compile` compiles the plans that were found ahead of time, too, for the compiler's own figure of memory. What was
 compiled before stays in the table where the plan is the same.
@@ -15,6 +16,7 @@ compiled before stays in the table where the plan is the same.
 import argparse
 import json
 import pathlib
+import subprocess
 import sys
 import tempfile
 
@@ -108,11 +110,54 @@ def searches(options):
         yield row
 
 
+# The clock of a TPU v5p, in which libtpu counts: Google Cloud's documentation of the chip, 459 TFLOP/s of four matrix
+# units of 128 x 128 in each of two cores.
+V5P_HZ = 459e12 / (2 * 4 * 2 * 128 * 128)
+# The part of its rates that a kernel is taken to reach of which libtpu says nothing.
+REACHED = 0.8
+
+
+def cycles(options):
+    """Rows of the table of the compiler's own estimates."""
+    known = known_rows(PAGE, BEGIN.format("cycles"))
+    found = known_rows(PAGE, BEGIN.format("searches"))
+    for name, (model, target, _) in SEARCHES.items():
+        if not target.startswith("v5p") or name not in found:
+            continue
+        if options.only not in name:
+            if name in known:
+                yield known[name]
+            continue
+        sets = [word for setting in found[name][3].strip("`").split() for word in ("--set", setting)]
+        text = (ROOT / model).read_text() if isinstance(model, str) else config(*model, target, {})
+        planned = answer(options.hlo_dump, "plan", text, [*sets, "--search", "--target", target, "--most", "1"])
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "compiled.pb")
+            limit = ["--time-limit", str(options.time_limit), "--output", str(path), "--target", target]
+            made = answer(options.hlo_dump, "compile", text, [*sets, *limit])
+            ran = [options.hlo_dump, "cost", str(path), "--chip", "v5p", "--json"]
+            cost = json.loads(subprocess.run(ran, check=True, capture_output=True, text=True).stdout)
+        of_kernels = [it for it in cost["instructions"] if it["total"]["link_bytes"] == 0]
+        stated = sum(it["total"].get("cycles", 0) for it in of_kernels) / V5P_HZ
+        others = [it for it in of_kernels if not it["total"].get("cycles", 0)]
+        others = sum(it["seconds"]["serial"] for it in others) / REACHED
+        computing = planned["configured"]["computing"]
+        print(f"{name}: compiled in {made['compile_seconds']:.0f} s", file=sys.stderr, flush=True)
+        yield [
+            name, found[name][3], f"{computing:.2f} s", f"{stated:.2f} s", f"{others:.2f} s",
+            f"{computing / (stated + others):.2f}",
+        ]  # fmt: skip
+
+
 TABLES = {
     "runs": (runs, ["model", "target", "batch", "mesh", "published", "estimated", "ratio", "the run differs"]),
     "searches": (
         searches,
         ["case", "considered", "lowered", "plan", "step", "MFU", "memory at most", "compiled", "as configured"],
+    ),
+    "cycles": (
+        cycles,
+        ["case", "plan", "computing, estimated", "by libtpu's cycles", "kernels without cycles", "ratio"],
     ),
 }
 
