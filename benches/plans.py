@@ -90,29 +90,37 @@ def search(options, model, target, network):
         return found, path.read_text()
 
 
-def searches(options):
-    """Rows of the table of searches."""
-    known = known_rows(PAGE, BEGIN.format("searches"))
-    for name, (model, target, network) in SEARCHES.items():
-        if options.only not in name:
-            if name in known:
+def rows_of(table, make, cases):
+    """Makes the rows of a table, one for each case: anew where it is asked for, else the row that is there."""
+
+    def rows(options):
+        known = known_rows(PAGE, BEGIN.format(table))
+        for name, case in cases.items():
+            if options.only in name:
+                yield make(options, name, case, known.get(name))
+            elif name in known:
                 yield known[name]
-            continue
-        found, with_plan = search(options, model, target, network)
-        best = found["plans"][0]
-        written = found["configured"] if isinstance(model, str) else None
-        lowered = f"{found['lowered']:,}" + (", more are left" if found["ended_early"] else "")
-        row = [
-            name, f"{found['considered']:,}", lowered, f"`{' '.join(best['settings'])}`", f"{best['seconds']:.2f} s",
-            f"{100 * best['mfu']:.1f} %", gib(best["bytes"]), "-", f"{written['seconds']:.2f} s" if written else "-",
-        ]  # fmt: skip
-        if name in known and known[name][3] == row[3]:
-            row[7] = known[name][7]
-        if options.compile:
-            made = answer(options.hlo_dump, "compile", with_plan, ["--time-limit", str(options.time_limit)])
-            row[7] = gib(compiled_bytes(made["memory"]))
-        print(f"{name}: {found['seconds']:.0f} s", file=sys.stderr, flush=True)
-        yield row
+
+    return rows
+
+
+def searched(options, name, case, known):
+    """A row of the table of searches."""
+    found, with_plan = search(options, *case)
+    best = found["plans"][0]
+    written = found["configured"] if isinstance(case[0], str) else None
+    lowered = f"{found['lowered']:,}" + (", more are left" if found["ended_early"] else "")
+    row = [
+        name, f"{found['considered']:,}", lowered, f"`{' '.join(best['settings'])}`", f"{best['seconds']:.2f} s",
+        f"{100 * best['mfu']:.1f} %", gib(best["bytes"]), "-", f"{written['seconds']:.2f} s" if written else "-",
+    ]  # fmt: skip
+    if known and known[3] == row[3]:
+        row[7] = known[7]
+    if options.compile:
+        made = answer(options.hlo_dump, "compile", with_plan, ["--time-limit", str(options.time_limit)])
+        row[7] = gib(compiled_bytes(made["memory"]))
+    print(f"{name}: {found['seconds']:.0f} s", file=sys.stderr, flush=True)
+    return row
 
 
 # The clock of a TPU v5p, in which libtpu counts: Google Cloud's documentation of the chip, 459 TFLOP/s of four matrix
@@ -122,44 +130,36 @@ V5P_HZ = 459e12 / (2 * 4 * 2 * 128 * 128)
 REACHED = 0.8
 
 
-def cycles(options):
-    """Rows of the table of the compiler's own estimates."""
-    known = known_rows(PAGE, BEGIN.format("cycles"))
-    for name, (model, target, network) in SEARCHES.items():
-        if not target.startswith("v5p"):
-            continue
-        if options.only not in name:
-            if name in known:
-                yield known[name]
-            continue
-        found, with_plan = search(options, model, target, network)
-        best = found["plans"][0]
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder, "compiled.pb")
-            limit = ["--time-limit", str(options.time_limit), "--output", str(path)]
-            made = answer(options.hlo_dump, "compile", with_plan, limit)
-            words = [options.hlo_dump, "cost", str(path), "--chip", "v5p", "--json"]
-            cost = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-        # Of what says nothing, copies run beside the others, and calls without operations are marks of the compiler's.
-        kernels = [(it["total"], it["seconds"]) for it in cost["instructions"] if not it["work"]["link_bytes"]]
-        stated = sum(total.get("cycles", 0) for total, _ in kernels) / V5P_HZ
-        others = [seconds["serial"] for total, seconds in kernels if not total.get("cycles") and total["flops"]]
-        others = sum(others) / REACHED
-        print(f"{name}: compiled in {made['compile_seconds']:.0f} s", file=sys.stderr, flush=True)
-        yield [
-            name, f"`{' '.join(best['settings'])}`", f"{best['computing']:.2f} s", f"{stated:.2f} s", f"{others:.2f} s",
-            f"{best['computing'] / (stated + others):.2f}",
-        ]  # fmt: skip
+def counted(options, name, case, _):
+    """A row of the table of the compiler's own estimates."""
+    found, with_plan = search(options, *case)
+    best = found["plans"][0]
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "compiled.pb")
+        limit = ["--time-limit", str(options.time_limit), "--output", str(path)]
+        made = answer(options.hlo_dump, "compile", with_plan, limit)
+        words = [options.hlo_dump, "cost", str(path), "--chip", "v5p", "--json"]
+        cost = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    # Of what says nothing, copies run beside the others, and calls without operations are marks of the compiler's.
+    kernels = [(it["total"], it["seconds"]) for it in cost["instructions"] if not it["work"]["link_bytes"]]
+    stated = sum(total.get("cycles", 0) for total, _ in kernels) / V5P_HZ
+    others = [seconds["serial"] for total, seconds in kernels if not total.get("cycles") and total["flops"]]
+    others = sum(others) / REACHED
+    print(f"{name}: compiled in {made['compile_seconds']:.0f} s", file=sys.stderr, flush=True)
+    return [
+        name, f"`{' '.join(best['settings'])}`", f"{best['computing']:.2f} s", f"{stated:.2f} s", f"{others:.2f} s",
+        f"{best['computing'] / (stated + others):.2f}",
+    ]  # fmt: skip
 
 
 TABLES = {
     "runs": (runs, ["model", "target", "batch", "mesh", "published", "estimated", "ratio", "the run differs"]),
     "searches": (
-        searches,
+        rows_of("searches", searched, SEARCHES),
         ["case", "considered", "lowered", "plan", "step", "MFU", "memory at most", "compiled", "as configured"],
     ),
     "cycles": (
-        cycles,
+        rows_of("cycles", counted, {name: case for name, case in SEARCHES.items() if case[1].startswith("v5p")}),
         ["case", "plan", "computing, estimated", "by libtpu's cycles", "other kernels", "ratio"],
     ),
 }
