@@ -130,21 +130,27 @@ fn another_seed_is_another_run() {
 
 /// The error names step, program and the key that allows more.
 /// Every program of a run has the limit, and the error says which it was. A run that goes on draws no first state. In
-/// processes of their own, because what is too slow still runs when the error is there.
+/// processes of their own, because what is too slow still runs when the error is there. The programs take longer than a
+/// busy machine may keep the waiting thread from looking.
 #[test]
 fn what_is_beyond_the_time_limit_ends_the_run() {
+    const LARGE: &[&str] = &["model.embed=256", "model.mlp=2048", "model.seq=128"];
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().to_str().expect("a path");
     let run = |flags: &[&str]| {
         let mut command = Command::new(program());
-        command.args(["train", "--sample", "0"]).args(SHORT_RUN.iter().chain(MIXED).flat_map(|key| ["--set", key]));
+        command
+            .args(["train", "--sample", "0"])
+            .args([SHORT_RUN, MIXED, LARGE].concat().iter().flat_map(|key| ["--set", key]));
         let output = command.args(flags).current_dir(support::path("")).output().expect("meshloom runs");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).trim_end().to_owned())
     };
     let ends = |flags: &[&str], what: &str| {
         let (code, said) = run(&[flags, &["--set", "train.time_limit=1e-9"]].concat());
         let last = said.lines().last().unwrap_or_default();
-        assert!(code == Some(1) && last.starts_with(&format!("error: {what} on cpu:0 was not done after")), "{said}");
+        // Some devices may be done.
+        assert!(code == Some(1) && last.starts_with(&format!("error: {what} on cpu:")), "{said}");
+        assert!(last.contains(" was not done after 0.000000001 s, the time limit; it still runs;"), "{said}");
         assert!(last.ends_with("; give it more by train.time_limit, or none by 0"), "{said}");
     };
     ends(&[], "the state before the first step: program \"first_state\"");
