@@ -4,20 +4,13 @@
 use meshloom::kernels::{AttentionKernel, Kernels};
 use meshloom::ops::AttentionSizes;
 
-use super::plan::Plan;
+use super::plan::{Plan, Shape};
 
 /// How a model's attention is cut into blocks.
 #[derive(Clone, Debug)]
 pub(super) struct AttentionBlocks {
     pub(super) kernels: Kernels,
-    /// Rows of a batch.
-    pub(super) rows: usize,
-    /// Into how many parts a layer cuts the rows that it works on.
-    pub(super) parts_of_rows: usize,
-    /// Tokens of a row.
-    pub(super) length: usize,
-    /// Heads of queries and of keys, of each kind of layer.
-    pub(super) heads: Vec<[usize; 2]>,
+    pub(super) shape: Shape,
 }
 
 impl AttentionBlocks {
@@ -27,20 +20,21 @@ impl AttentionBlocks {
         if self.kernels.attention != AttentionKernel::Blockwise {
             return 0;
         }
+        let Shape { rows, parts_of_rows, length, heads, .. } = &self.shape;
         let tensor = plan.size("tensor");
         let size = |&[queries, keys]: &[usize; 2]| {
             let kv_heads = (keys / tensor).max(1);
             let sizes = AttentionSizes {
-                batch: [self.rows / (plan.pieces() * self.parts_of_rows).max(1)].into_iter().collect(),
+                batch: [rows / (plan.pieces() * parts_of_rows).max(1)].into_iter().collect(),
                 kv_heads,
                 groups: queries / tensor / kv_heads,
-                queries: self.length / plan.size("context"),
-                keys: self.length,
+                queries: length / plan.size("context"),
+                keys: *length,
                 width: 1,
                 value_width: 1,
             };
             self.kernels.blocks_of(&sizes).queries
         };
-        self.heads.iter().map(size).sum()
+        heads.iter().map(size).sum()
     }
 }

@@ -355,17 +355,12 @@ fn list(base: &RunConfig, hardware: &Hardware) -> Result<Listed, SearchError> {
     let platform = base.any_plugin().ok();
     let has_host_memory = platform.as_ref().is_some_and(|platform| platform.has_host_memory());
     let shape = shape(&base, &decoder, hardware, has_host_memory);
-    let blocks = AttentionBlocks {
-        kernels: base.chosen_kernels(platform.map_or_else(Kernels::default, |platform| Kernels::on(&platform))),
-        rows: shape.rows,
-        parts_of_rows: shape.parts_of_rows,
-        length: shape.length,
-        heads: shape.heads.clone(),
-    };
     let candidates: Vec<(Plan, Bounds)> = plans(&shape).into_iter().map(bounds).collect();
     if candidates.is_empty() {
         return Err(SearchError::Nothing { devices, rows: base.train.batch, layers: base.model.layers });
     }
+    let kernels = base.chosen_kernels(platform.map_or_else(Kernels::default, |platform| Kernels::on(&platform)));
+    let blocks = AttentionBlocks { kernels, shape };
     Ok(Listed { base, flops: model.flops / devices as f64, blocks, candidates })
 }
 
