@@ -25,6 +25,7 @@ use meshloom::ir::Literal;
 use meshloom::pjrt::Client;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, einsum, fori_loop};
+use meshloom_benches::copies::Copies;
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::search::{Found, bounded, evaluate, write_hardware};
@@ -158,15 +159,20 @@ fn calibrate(client: &Client) -> anyhow::Result<Hardware> {
     let cached = rates.iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
     let in_cache = rates.iter().filter(|&&(_, rate)| rate > (cached * memory).sqrt());
     let cache_bytes = in_cache.map(|&(bytes, _)| bytes).fold(0.0, f64::max);
-    let sum = |x: Tensor, _: Tensor| x * 0.5 + x.sum(0).broadcast();
-    // About as large as what steps of these models send.
-    let long = 1 << 17;
-    let short_sum = of("short", 1, 16).measure(sum)?.iteration;
-    let long_sum = of("long", 1, long).measure(sum)?.iteration;
-    let elements = of("elements", 1, long).measure(scaled)?.iteration;
-    let sent = 2.0 * 4.0 * long as f64 * (DEVICES - 1) as f64 / DEVICES as f64;
-    let rate = sent / (long_sum - short_sum - elements).max(1e-9);
-    let launch = (short_sum - nothing).max(0.0);
+    // As long as what steps of these models send.
+    let mut logarithms = Vec::new();
+    for numbers in [1 << 17, 1 << 19, 1 << 21] {
+        for copies in Copies::ALL {
+            let seconds = copies.seconds(client, DEVICES, numbers)?;
+            logarithms.push((4.0 * numbers as f64 / seconds.max(1e-9)).ln());
+        }
+    }
+    let rate = (logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp();
+    // Threads that wait for one another, in pairs and all: what one more doubling of a group takes.
+    let short = |members| Copies::AllReduce.seconds(client, members, 64);
+    let [of_two, of_all] = [short(2)?, short(DEVICES)?];
+    let latency = ((of_all - of_two) / (DEVICES as f64 / 2.0).log2()).max(0.0);
+    let launch = (of_two - latency).max(0.0);
     let chip = Chip {
         f32_flops: Some(2.0 * (WIDE as f64).powi(3) / products),
         memory_bandwidth: Some(memory),
@@ -175,19 +181,20 @@ fn calibrate(client: &Client) -> anyhow::Result<Hardware> {
     };
     println!(
         "each of {DEVICES} devices: {:.1} GFLOP/s, {:.2} GB/s of memory, {:.2} GB/s up to {:.0} KiB, {:.2} GB/s between \
-         devices, {:.0} us to start a collective, {:.1} us a kernel, {:.0} us for each MiB of temporaries",
+         devices, {:.0} us to start a collective, {:.0} us for each doubling of its devices, {:.1} us a kernel, {:.0} us for each MiB of temporaries",
         chip.f32_flops.unwrap_or(0.0) / 1e9,
         memory / 1e9,
         cached / 1e9,
         cache_bytes / 1024.0,
         rate / 1e9,
         1e6 * launch,
+        1e6 * latency,
         1e6 * kernel,
         1e6 * fresh * f64::from(1 << 20),
     );
     let cache = Some(Cache { bytes: cache_bytes, bandwidth: cached });
     let reached = Reached { products: 1.0, memory: 1.0, links: 1.0, tile: 1, kernel, fresh, cache };
-    let dimension = Dimension { size: DEVICES, wire: Wire::Switch, wraps: false, rate, latency: 0.0 };
+    let dimension = Dimension { size: DEVICES, wire: Wire::Memory, wraps: false, rate, latency };
     Ok(Hardware { chip, dimensions: vec![dimension], reached, launch, overlaps: false })
 }
 

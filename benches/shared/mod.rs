@@ -1,5 +1,6 @@
 //! What several benches use.
 
+pub mod copies;
 pub mod jax;
 
 use meshloom::nn::{Architecture, DecoderConfig, GroupedConfig, LayerConfig, Stack};

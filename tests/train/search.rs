@@ -317,7 +317,7 @@ fn files_that_describe_no_hardware_are_refused() {
     mine.toml: size of dimension 1 is 0: it must be a whole number from 1 to 1048576
     mine.toml:5:8: invalid value: integer `-8`, expected usize
     mine.toml:5:1: unknown field `sise`, expected one of `size`, `wire`, `wraps`, `rate`, `latency`
-    mine.toml:6:8: unknown variant `cable`, expected one of `core`, `switch`, `torus`, `network`
+    mine.toml:6:8: unknown variant `cable`, expected one of `memory`, `core`, `switch`, `torus`, `network`
     mine.toml: latency of dimension 1 is -0.000001: it must be a number of seconds from 0 to 3600
     mine.toml:4:1: missing field `latency`
     mine.toml: bf16_flops is 0: it must be a number from 1 to 1e30
@@ -328,7 +328,7 @@ fn files_that_describe_no_hardware_are_refused() {
     mine.toml: reached.tile is 0: it must be a whole number from 1 to 65536
     mine.toml: reached.fresh is -0.000000001: it must be a number of seconds from 0 to 3600
     mine.toml: reached.cache.bytes is 0: it must be a number from 1 to 1e30
-    mine.toml: wire of dimension 2 is "core": dimensions go from the fastest to the slowest: core, switch, torus, network
+    mine.toml: wire of dimension 2 is "core": dimensions go from the fastest to the slowest: memory, core, switch, torus, network
     mine.toml: wraps of dimension 2 is true: a network has no ends to join; leave it out, or give wire = "torus"
     mine.toml: the number of devices is 8 x 1000000: it must be at most 1048576; give smaller sizes
     "#);

@@ -3,7 +3,7 @@
 use super::Hardware;
 use super::plan::{Plan, Residual};
 use meshloom::hlo::analysis::Arithmetic;
-use meshloom::hlo::analysis::estimate::Wire;
+use meshloom::hlo::analysis::estimate::{Dimension, Wire};
 use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
 
@@ -57,10 +57,10 @@ impl Model {
     pub(super) fn bounds(&self, plan: &Plan, hardware: &Hardware) -> Bounds {
         let size = |axis: &str| plan.size(axis) as f64;
         let devices = hardware.device_count() as f64;
-        let rate = hardware.chip.matrix_rate(self.arithmetic).unwrap_or(f64::INFINITY) * hardware.reached.products;
+        let products = hardware.chip.matrix_rate(self.arithmetic).unwrap_or(f64::INFINITY) * hardware.reached.products;
         // A forward pass is a third of a step.
         let again = if plan.remat == RematPolicy::Full { 4.0 / 3.0 } else { 1.0 };
-        let computing = self.flops * again / devices / rate / (1.0 - least_bubble(plan));
+        let computing = self.flops * again / devices / products / (1.0 - least_bubble(plan));
         let dense = self.parameters - self.of_experts;
         let shard = size("stage") * size("tensor");
         let split = shard * size("fsdp");
@@ -78,7 +78,9 @@ impl Model {
         let layers = self.layers / size("stage");
         let of_activations = 8.0 * layers * of_rows * self.width * self.compute_bytes * (tensor - 1.0) / tensor;
         let links = hardware.dimensions.iter().filter(|it| it.wire != Wire::Network);
-        let links: f64 = links.map(|it| hardware.rate(it)).sum();
+        // In shared memory a reduction reads and writes once what two passes would send.
+        let rate = |it: &Dimension| if it.wire == Wire::Memory { 2.0 } else { 1.0 } * hardware.rate(it);
+        let links: f64 = links.map(rate).sum();
         let fastest = if links > 0.0 { links } else { f64::INFINITY };
         let bytes = state + self.activations(plan) + self.gathered_ahead(plan, held);
         Bounds { seconds: computing.max(of_weights / fastest).max(of_activations / fastest), bytes }

@@ -321,7 +321,7 @@ fn check(hardware: &Hardware, origin: &str) -> Result<(), HardwareError> {
             return Err(invalid(of_number("wraps", number), "true".to_owned(), &reason));
         }
         if dimensions[..number].iter().any(|before| before.wire > dimension.wire) {
-            let reason = "dimensions go from the fastest to the slowest: core, switch, torus, network";
+            let reason = "dimensions go from the fastest to the slowest: memory, core, switch, torus, network";
             return Err(invalid(of_number("wire", number), format!("\"{}\"", wire()), reason));
         }
     }

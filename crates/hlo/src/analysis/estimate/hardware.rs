@@ -9,6 +9,8 @@ use crate::analysis::memory::Backend;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wire {
+    /// They are threads of one process, and share its memory: what is sent is copied.
+    Memory,
     /// They are parts of one chip.
     Core,
     /// A switch, which joins each with each.
@@ -20,7 +22,7 @@ pub enum Wire {
 }
 
 impl Wire {
-    pub(super) const FASTEST_FIRST: [Wire; 4] = [Wire::Core, Wire::Switch, Wire::Torus, Wire::Network];
+    pub(super) const FASTEST_FIRST: [Wire; 5] = [Wire::Memory, Wire::Core, Wire::Switch, Wire::Torus, Wire::Network];
 }
 
 /// One dimension of the hardware.
@@ -34,7 +36,8 @@ pub struct Dimension {
     /// Whether the last is joined with the first.
     #[serde(default)]
     pub wraps: bool,
-    /// Bytes per second that a device can send along it, both ways round a torus. Programs reach a part of them
+    /// Bytes per second that a device can send along it, both ways round a torus. In shared memory, bytes per second of
+    /// what a collective reads or writes, whichever is more, when all devices do. Programs reach a part of them
     /// ([`Reached::links`]).
     pub rate: f64,
     /// Seconds of a step of a collective along it.

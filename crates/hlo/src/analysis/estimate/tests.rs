@@ -273,6 +273,32 @@ fn wires() {
     check(&on(&ring(16), "data=4,fsdp=4", &gather(apart)), [12.0, 0.0, 12.0, 0.0]);
 }
 
+/// Threads of one process read or write the larger side of a collective once, in groups of any size.
+#[test]
+fn shared_memory() {
+    let memory = hardware(&[dimension(8, Wire::Memory, RATE)]);
+    let sum = "sum {\n  l = f32[] parameter(0)\n  r = f32[] parameter(1)\n  ROOT s = f32[] add(l, r)\n}\n";
+    let of = |groups: &str, shape: &str, call: &str, more: &str| {
+        let text = format!(
+            "  ROOT z = f32[{shape}] {call}(p), channel_id=1, replica_groups={groups}{more}, use_global_device_ids=true\n"
+        );
+        on(&memory, "data=4,fsdp=2", &program(sum, &text))
+    };
+    for groups in ["{{0,1},{2,3},{4,5},{6,7}}", "{{0,1,2,3},{4,5,6,7}}", "{{0,1,2,3,4,5,6,7}}"] {
+        let members = groups.split('}').next().expect("a group").split(',').count();
+        check(&of(groups, "1000,1000", "all-reduce", ", to_apply=sum"), [1.0, 0.0, 1.0, 0.0]);
+        let rows = |of: usize| format!("{of},1000");
+        let scattered = of(groups, &rows(1000 / members), "reduce-scatter", ", dimensions={0}, to_apply=sum");
+        check(&scattered, [1.0, 0.0, 1.0, 0.0]);
+        let times = members as f64;
+        check(&of(groups, &rows(1000 * members), "all-gather", ", dimensions={0}"), [times, 0.0, times, 0.0]);
+    }
+    let pairs = "  ROOT z = f32[1000,1000] collective-permute(p), channel_id=1, source_target_pairs={{0,1},{1,0}}\n";
+    check(&on(&memory, "data=4,fsdp=2", &program("", pairs)), [1.0, 0.0, 1.0, 0.0]);
+    let exchanged = on(&memory, "data=4,fsdp=2", &program("", &exchange("ROOT z", "p", "{{0,1},{2,3},{4,5},{6,7}}")));
+    check(&exchanged, [1.0, 0.0, 1.0, 0.0]);
+}
+
 #[test]
 fn other_hardware_is_refused() {
     let module = parse(&program("", &product("ROOT a", "p", "q"))).expect("a module").hlo_module.expect("a module");

@@ -73,8 +73,10 @@ impl<'h> Wires<'h> {
             Communication::Collective(CollectiveKind::AllToAll) => {
                 self.all_to_all(&spans, sent * members / (members - 1.0))
             }
-            // What goes round is sent once, or twice by an all-reduce.
-            Communication::Collective(_) => self.rings(&spans, sent * members / (members - 1.0)),
+            Communication::Collective(kind) => {
+                let passes = if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 };
+                self.rings(&spans, sent * members / (members - 1.0), passes)
+            }
         };
         moving + self.latency(&spans, collective.kind)
     }
@@ -83,17 +85,19 @@ impl<'h> Wires<'h> {
         &self.hardware.dimensions[span.dimension]
     }
 
-    /// Gathers and reductions of so many bytes, in stages: along the fastest dimensions all of it, along slower ones
-    /// the part that the devices of the faster do not share. Stages over different kinds of wires overlap, and the
-    /// dimensions of a torus carry a part each.
-    fn rings(&self, spans: &[Span], bytes: f64) -> f64 {
+    /// Gathers and reductions that send so many bytes round in so many passes, in stages: along the fastest dimensions
+    /// all of it, along slower ones the part that the devices of the faster do not share. Stages over different kinds of
+    /// wires overlap, and the dimensions of a torus carry a part each. In shared memory everything is read and written
+    /// once.
+    fn rings(&self, spans: &[Span], bytes: f64, passes: f64) -> f64 {
         let (mut left, mut longest) = (bytes, 0.0f64);
         for wire in Wire::FASTEST_FIRST {
             let along: Vec<&Span> = spans.iter().filter(|span| self.dimension(span).wire == wire).collect();
             let members: f64 = along.iter().map(|span| span.extent as f64).product();
             if members > 1.0 {
                 let rate: f64 = along.iter().map(|span| self.rate(span)).sum();
-                longest = longest.max(left * (members - 1.0) / members / rate);
+                let sent = if wire == Wire::Memory { left / passes } else { left * (members - 1.0) / members };
+                longest = longest.max(sent / rate);
             }
             left /= members;
         }
@@ -106,6 +110,7 @@ impl<'h> Wires<'h> {
         let of = |span: &Span| {
             let members = span.extent as f64;
             match self.dimension(span).wire {
+                Wire::Memory => bytes / self.rate(span),
                 Wire::Core | Wire::Switch | Wire::Network => bytes * (members - 1.0) / members / self.rate(span),
                 Wire::Torus => bytes * members / 4.0 / self.rate(span),
             }
@@ -117,7 +122,7 @@ impl<'h> Wires<'h> {
     fn permute(&self, spans: &[Span], bytes: f64, shift: Option<i64>) -> f64 {
         let hops = shift.map_or(1.0, |shift| shift.unsigned_abs().max(1) as f64);
         let of = |span: &Span| match self.dimension(span).wire {
-            Wire::Core | Wire::Switch | Wire::Network => bytes / self.rate(span),
+            Wire::Memory | Wire::Core | Wire::Switch | Wire::Network => bytes / self.rate(span),
             // One way round.
             Wire::Torus => {
                 let one_way = self.hardware.neighbour_rate() / span.stride as f64;
@@ -132,7 +137,7 @@ impl<'h> Wires<'h> {
         let dimension = self.dimension(span);
         let rate = self.hardware.rate(dimension);
         match dimension.wire {
-            Wire::Core | Wire::Switch | Wire::Network => rate,
+            Wire::Memory | Wire::Core | Wire::Switch | Wire::Network => rate,
             Wire::Torus => {
                 let is_ring = dimension.wraps && span.extent * span.stride == dimension.size;
                 // A line is used one way at its ends. Groups that lie between one another share their links.
@@ -143,11 +148,17 @@ impl<'h> Wires<'h> {
     }
 
     fn latency(&self, spans: &[Span], kind: Communication) -> f64 {
+        let rounds = |members: usize| (members as f64).log2().ceil();
         let steps = |span: &Span| match (kind, self.dimension(span).wire) {
+            // Threads wait for one another: in a permute all, else those of their group.
+            (Communication::Collective(CollectiveKind::CollectivePermute), Wire::Memory) => {
+                rounds(self.dimension(span).size)
+            }
+            (_, Wire::Memory) => rounds(span.extent),
             (Communication::Collective(CollectiveKind::CollectivePermute) | Communication::Other(_), _) => 1.0,
-            (Communication::Collective(CollectiveKind::AllReduce), _) => 2.0 * (span.extent as f64).log2().ceil(),
+            (Communication::Collective(CollectiveKind::AllReduce), _) => 2.0 * rounds(span.extent),
             (_, Wire::Torus) => span.extent as f64 / 2.0,
-            (_, Wire::Core | Wire::Switch | Wire::Network) => (span.extent as f64).log2().ceil(),
+            (_, Wire::Core | Wire::Switch | Wire::Network) => rounds(span.extent),
         };
         let of = |span: &Span| steps(span) * self.dimension(span).latency;
         self.hardware.launch + spans.iter().map(of).sum::<f64>()
