@@ -25,27 +25,31 @@ from tables import ROOT, answer, compiled_bytes, gib, known_rows, write
 PAGE = ROOT / "docs/plan.md"
 BEGIN = "<!-- benches/plans.py writes this table: {} -->\n"
 
-# Published runs: model, target, rows and tokens of a batch, mesh, what is recomputed, other keys, seconds of a step, and
-# in what the run differs. Sources: docs/plan.md.
+# Published runs: model, target, rows and tokens of a batch, mesh, what is recomputed, other keys, seconds of a step, model
+# operations by their source as a part of the peak rate, and in what the run differs. Sources: docs/plan.md.
 OFFLOADED = "saves more than `full`, on the host"
 SAVED = "saves more than `full`"
+CUDNN = "cuDNN's attention"
 RUNS = [
-    ("llama-2-70b", "v5p:4x8x8", 1024, 4096, "fsdp=256", "full", {}, 23.68, SAVED + "; 256 chips are likely, not stated"),
-    ("mixtral-8x7b", "v5p:4x4x8", 4608, 4096, "fsdp=128", "full", {}, 50.69, "weights in bf16; 128 chips by its shape"),
-    ("llama-3.1-8b", "v6e:16x16", 1024, 8192, "fsdp=256", "full", {}, 4.546, OFFLOADED),
-    ("llama-3.1-70b", "v6e:16x16", 1280, 8192, "fsdp=256", "full", {}, 42.656, OFFLOADED),
-    ("llama-3.1-405b", "v6e:16x16:slices=2", 512, 8192, "fsdp=512", "full", {"mesh.dcn": "fsdp=2"}, 54.803, OFFLOADED),
-    ("mixtral-8x7b", "v6e:16x16", 3072, 4096, "fsdp=256", "full", {}, 13.484, OFFLOADED + "; experts have a capacity"),
-    ("llama-3.1-70b", "tpu7x:4x4x4", 256, 8192, "fsdp=128", "full", {}, 12.20, SAVED),
-    ("llama-3.1-405b", "tpu7x:4x8x8", 1536, 8192, "fsdp=512", "full", {}, 98.34, OFFLOADED),
-    ("deepseek-v3", "tpu7x:4x4x8", 2048, 4096, "fsdp=256", "full", {}, 27.02, ""),
-    ("qwen3-235b-a22b", "tpu7x:4x8x8", 8192, 4096, "fsdp=512", "full", {}, 30.87, ""),
-    ("gpt-oss-120b", "tpu7x:4x4x4", 1280, 8192, "data=2,fsdp=64", "full", {}, 14.93, OFFLOADED),
-    ("llama-3.1-8b", "h100:1x1x8", 128, 8192, "fsdp=4,context=2", "none", {"train.microbatches": 32}, 12.27, "cuDNN's attention"),
+    ("llama-2-70b", "v5p:4x8x8", 1024, 4096, "fsdp=256", "full", {}, 23.68, 0.654, SAVED + "; 256 chips are likely, not stated"),
+    ("mixtral-8x7b", "v5p:4x4x8", 4608, 4096, "fsdp=128", "full", {}, 50.69, 0.526, "weights in bf16; 128 chips by its shape"),
+    ("llama-3.1-8b", "v6e:16x16", 1024, 8192, "fsdp=256", "full", {}, 4.546, 0.455, OFFLOADED),
+    ("llama-3.1-70b", "v6e:16x16", 1280, 8192, "fsdp=256", "full", {}, 42.656, 0.503, OFFLOADED),
+    ("llama-3.1-405b", "v6e:16x16:slices=2", 512, 8192, "fsdp=512", "full", {"mesh.dcn": "fsdp=2"}, 54.803, 0.386, OFFLOADED),
+    ("mixtral-8x7b", "v6e:16x16", 3072, 4096, "fsdp=256", "full", {}, 13.484, 0.352, OFFLOADED + "; experts have a capacity"),
+    ("llama-3.1-70b", "tpu7x:4x4x4", 256, 8192, "fsdp=128", "full", {}, 12.20, 0.52, SAVED),
+    ("llama-3.1-405b", "tpu7x:4x8x8", 1536, 8192, "fsdp=512", "full", {}, 98.34, 0.55, OFFLOADED),
+    ("deepseek-v3", "tpu7x:4x4x8", 2048, 4096, "fsdp=256", "full", {}, 27.02, 0.26, ""),
+    ("qwen3-235b-a22b", "tpu7x:4x8x8", 8192, 4096, "fsdp=512", "full", {}, 30.87, 0.27, ""),
+    ("gpt-oss-120b", "tpu7x:4x4x4", 1280, 8192, "data=2,fsdp=64", "full", {}, 14.93, 0.16, OFFLOADED),
+    ("llama-3.1-8b", "h100:1x1x8", 128, 8192, "fsdp=4,context=2", "none", {"train.microbatches": 32}, 12.27, None, CUDNN),
+    # 6,667 tokens a second and GPU.
+    ("llama-3.1-8b", "h100:1x1x8", 16, 8192, "fsdp=8", "dots", {}, 2.458, 0.39,
+     CUDNN + "; recomputes every other product; memory of 2.4 TB/s, 500 W"),
     ("llama-3.1-70b", "h100:1x8x8", 128, 8192, "stage=4,replica=2,context=2,tensor=4", "none",
      {"pipeline.schedule": "interleaved", "pipeline.chunks": 5, "pipeline.repeats": 1, "pipeline.layers_per_stage": 4,
-      "pipeline.microbatches": 64, "pipeline.weights": "gather-once"}, 14.66, "cuDNN's attention"),
-    ("llama-3.1-70b", "h100:1x16x8", 256, 8192, "fsdp=128", "full", {}, 15.563, "cuDNN's attention; " + SAVED),
+      "pipeline.microbatches": 64, "pipeline.weights": "gather-once"}, 14.66, None, CUDNN),
+    ("llama-3.1-70b", "h100:1x16x8", 256, 8192, "fsdp=128", "full", {}, 15.563, None, CUDNN + "; " + SAVED),
 ]  # fmt: skip
 
 # Cases of the search: a run config, or a model with rows and tokens of a batch; the target, and Gbit/s of the network.
@@ -67,15 +71,17 @@ def config(model, rows, tokens, target, keys):
 
 def runs(options):
     """Rows of the table of published runs."""
-    for model, target, rows, tokens, mesh, remat, more, published, differs in RUNS:
+    for model, target, rows, tokens, mesh, remat, more, published, stated, differs in RUNS:
         if options.only not in model:
             continue
         text = config(model, rows, tokens, target, {"mesh.axes": mesh, "remat.policy": remat} | more)
         found = answer(options.hlo_dump, "plan", text, ["--search", "--most", "1"])["configured"]
         schedule = f", {more['pipeline.schedule']}" if "pipeline.schedule" in more else ""
+        ratio = found["seconds"] / published
         yield [
             f"`{model}`", target, f"{rows:,} x {tokens}", f"`{mesh}`{schedule}", f"{published:.2f} s",
-            f"{found['seconds']:.2f} s", f"{found['seconds'] / published:.2f}", differs,
+            f"{found['seconds']:.2f} s", f"{ratio:.2f}", f"{100 * stated:.0f} %" if stated else "-",
+            f"{100 * found['mfu'] * ratio:.1f} %", f"{100 * found['mfu']:.1f} %", differs,
         ]  # fmt: skip
 
 
@@ -153,7 +159,8 @@ def counted(options, name, case, _):
 
 
 TABLES = {
-    "runs": (runs, ["model", "target", "batch", "mesh", "published", "estimated", "ratio", "the run differs"]),
+    "runs": (runs, ["model", "target", "batch", "mesh", "published", "estimated", "ratio", "MFU, stated",
+                    "MFU, published", "MFU, estimated", "the run differs"]),
     "searches": (
         rows_of("searches", searched, SEARCHES),
         ["case", "considered", "lowered", "plan", "step", "MFU", "memory at most", "compiled", "as configured"],
