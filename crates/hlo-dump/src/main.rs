@@ -35,8 +35,9 @@ use meshloom_hlo::suggest::did_you_mean;
 
 /// Shows any partitioned program: what moves, how often and over which mesh axis; what fills memory; what changed.
 ///
-/// Reads HLO and StableHLO from any source: text or protos from JAX, MaxText or PyTorch/XLA, XLA dump folders, profiles,
-/// and meshloom's own run configs. Only `compile`, `bisect`, `doctor` and `--stage compiled` of a config need a plugin.
+/// Reads HLO and StableHLO from any source: text or protos from JAX, MaxText or PyTorch/XLA, XLA dump folders,
+/// profiles, and meshloom's own run configs. Only `compile`, `bisect`, `doctor` and `--stage compiled` of a config need
+/// a plugin.
 #[derive(Parser)]
 #[command(name = "hlo-dump", version, max_term_width = 110, after_help = EXIT_STATUS)]
 struct Arguments {

@@ -86,9 +86,9 @@ impl<'h> Wires<'h> {
     }
 
     /// Gathers and reductions that send so many bytes round in so many passes, in stages: along the fastest dimensions
-    /// all of it, along slower ones the part that the devices of the faster do not share. Stages over different kinds of
-    /// wires overlap, and the dimensions of a torus carry a part each. In shared memory everything is read and written
-    /// once.
+    /// all of it, along slower ones the part that the devices of the faster do not share. Stages over different kinds
+    /// of wires overlap, and the dimensions of a torus carry a part each. In shared memory everything is read and
+    /// written once.
     fn rings(&self, spans: &[Span], bytes: f64, passes: f64) -> f64 {
         let (mut left, mut longest) = (bytes, 0.0f64);
         for wire in Wire::FASTEST_FIRST {
