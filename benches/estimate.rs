@@ -164,6 +164,7 @@ fn calibrate(client: &Client) -> anyhow::Result<Hardware> {
     for numbers in [1 << 17, 1 << 19, 1 << 21] {
         for copies in Copies::ALL {
             let seconds = copies.seconds(client, DEVICES, numbers)?;
+            println!("{copies:?} of {} KiB: {:.0} us", numbers >> 8, 1e6 * seconds);
             logarithms.push((4.0 * numbers as f64 / seconds.max(1e-9)).ln());
         }
     }
@@ -181,7 +182,8 @@ fn calibrate(client: &Client) -> anyhow::Result<Hardware> {
     };
     println!(
         "each of {DEVICES} devices: {:.1} GFLOP/s, {:.2} GB/s of memory, {:.2} GB/s up to {:.0} KiB, {:.2} GB/s between \
-         devices, {:.0} us to start a collective, {:.0} us for each doubling of its devices, {:.1} us a kernel, {:.0} us for each MiB of temporaries",
+         devices, {:.0} us to start a collective, {:.0} us for each doubling of its devices, {:.1} us a kernel, {:.0} us \
+         for each MiB of temporaries",
         chip.f32_flops.unwrap_or(0.0) / 1e9,
         memory / 1e9,
         cached / 1e9,

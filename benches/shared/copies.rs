@@ -14,14 +14,18 @@ use prost::Message;
 const ITERATIONS: usize = 21;
 
 /// A collective of as many numbers of each device as it reads or writes, whichever is more.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub enum Copies {
+    /// Reads and writes as much.
     AllReduce,
+    /// Writes as much.
     AllGather,
+    /// Reads as much.
     ReduceScatter,
 }
 
 impl Copies {
+    /// Those that decoders have.
     pub const ALL: [Copies; 3] = [Copies::AllReduce, Copies::AllGather, Copies::ReduceScatter];
 
     /// Seconds of one in groups of so many of the client's devices.
