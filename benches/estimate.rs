@@ -14,7 +14,6 @@
 //! correlation of each model, of all plans, and of those without stages that branch.
 
 use std::path::Path;
-use std::time::Instant;
 
 use anyhow::Context;
 use meshloom::compile::{LowerOptions, lower};
@@ -26,6 +25,7 @@ use meshloom::pjrt::Client;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, einsum, fori_loop};
 use meshloom_benches::copies::Copies;
+use meshloom_benches::{ITERATIONS, fastest};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::search::{Found, bounded, evaluate, write_hardware};
@@ -48,10 +48,6 @@ const COMMON: &[&str] =
 
 /// Width of the products that rates are measured with.
 const WIDE: usize = 512;
-
-/// Iterations of the longer loops that rates are measured with. Each is measured beside one of one iteration, so that
-/// what a run takes besides is not in a rate.
-const ITERATIONS: usize = 21;
 
 /// A loop over a value of `columns` numbers for each device, beside weights that all have.
 struct Loop<'a> {
@@ -112,14 +108,10 @@ impl Loop<'_> {
             Literal::from_fn(TensorSpec::new(F32, dims).ty, |index| (index % 97) as f64 / 97.0 / WIDE as f64)
         };
         let inputs = program.put(0, &vec![number(&dims), number(&[WIDE, WIDE])])?;
-        let mut seconds = f64::INFINITY;
-        for _ in 0..5 {
-            let start = Instant::now();
-            for output in program.run(&inputs.iter().collect::<Vec<_>>())? {
-                output.block_until_ready()?;
-            }
-            seconds = seconds.min(start.elapsed().as_secs_f64());
-        }
+        let seconds = fastest(|| {
+            let outputs = program.run(&inputs.iter().collect::<Vec<_>>())?;
+            Ok(outputs.iter().try_for_each(|output| output.block_until_ready())?)
+        })?;
         Ok(RunOnce { seconds, moved, fresh: (memory.temporaries + memory.outputs) as f64 })
     }
 }

@@ -1,7 +1,5 @@
 //! What collectives take on devices that are threads of one process: loops around one, as HLO text.
 
-use std::time::Instant;
-
 use anyhow::Context;
 use meshloom::hlo::parse::parse;
 use meshloom::ir::DType::F32;
@@ -10,8 +8,7 @@ use meshloom::pjrt::{Buffer, Client, CompileOptions, ExecuteOptions};
 use meshloom::trace::TensorSpec;
 use prost::Message;
 
-/// Iterations of the longer of two loops, whose difference is measured.
-const ITERATIONS: usize = 21;
+use crate::ITERATIONS;
 
 /// A collective of as many numbers of each device as it reads or writes, whichever is more.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +48,7 @@ impl Copies {
             ),
         };
         let seconds = |lines: &str| -> anyhow::Result<f64> {
-            let of = |iterations| fastest(client, &program([device_count, own, iterations], lines), own);
+            let of = |iterations| run_seconds(client, &program([device_count, own, iterations], lines), own);
             Ok((of(ITERATIONS)? - of(1)?) / (ITERATIONS - 1) as f64)
         };
         Ok(seconds(&lines)? - seconds(&format!("z = f32[{own}] copy(x)"))?)
@@ -100,21 +97,16 @@ ENTRY main {{
     )
 }
 
-/// Seconds of the fastest of five runs.
-fn fastest(client: &Client, text: &str, numbers: usize) -> anyhow::Result<f64> {
+/// Seconds of a program of so many numbers of each device.
+fn run_seconds(client: &Client, text: &str, numbers: usize) -> anyhow::Result<f64> {
     let module = parse(text).with_context(|| text.to_owned())?.hlo_module.context("the text has no module")?;
     let device_count = client.devices().len();
     let program = client.compile(&module.encode_to_vec(), &CompileOptions::partitioned(device_count))?;
     let literal = Literal::from_fn(TensorSpec::new(F32, [numbers]).ty, |index| (index % 97) as f64 / 97.0);
     let argument = |device| Ok(vec![Buffer::from_literal(client, &literal, device)?]);
     let arguments = (0..device_count).map(argument).collect::<anyhow::Result<Vec<_>>>()?;
-    let mut seconds = f64::INFINITY;
-    for _ in 0..5 {
-        let start = Instant::now();
-        for output in program.execute(&arguments, &ExecuteOptions::default())?.iter().flatten() {
-            output.block_until_ready()?;
-        }
-        seconds = seconds.min(start.elapsed().as_secs_f64());
-    }
-    Ok(seconds)
+    crate::fastest(|| {
+        let outputs = program.execute(&arguments, &ExecuteOptions::default())?;
+        Ok(outputs.iter().flatten().try_for_each(Buffer::block_until_ready)?)
+    })
 }

@@ -3,6 +3,8 @@
 pub mod copies;
 pub mod jax;
 
+use std::time::Instant;
+
 use meshloom::nn::{Architecture, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
@@ -40,6 +42,21 @@ pub fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> Train
         dropout: DropoutConfig::default(),
         master_copies: true,
     }
+}
+
+/// Iterations of the longer of two loops whose difference is measured: the other has one, so that what a run takes
+/// besides is not in it.
+pub const ITERATIONS: usize = 21;
+
+/// Seconds of the fastest of five runs.
+pub fn fastest(mut run: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<f64> {
+    let mut seconds = f64::INFINITY;
+    for _ in 0..5 {
+        let start = Instant::now();
+        run()?;
+        seconds = seconds.min(start.elapsed().as_secs_f64());
+    }
+    Ok(seconds)
 }
 
 /// The smallest and the median of some measurements.
