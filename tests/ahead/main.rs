@@ -69,12 +69,17 @@ fn trials() -> Vec<Trial> {
         on("tpu", "slices_exchange_gradients_once", slices::slices_exchange_gradients_once),
         on("tpu", "transfers_are_under_way_while_steps_run", slices::transfers_are_under_way_while_steps_run),
         on("tpu", "transfers_run_beside_compute", overlap::transfers_run_beside_compute),
-        on("tpu", "bytes_as_emitted", || ["v5p:2x2x2", "v6e:2x4"].into_iter().for_each(sent::as_emitted)),
-        on("cuda", "bytes_as_emitted", || sent::as_emitted("h100:1x1x8")),
-        on("tpu", "stages_branch", || {
-            ["v5p:2x2x2", "v6e:2x4", "tpu7x:2x2x1"].into_iter().for_each(pipelines::stages_branch)
+        on("tpu", "bytes_as_emitted", || {
+            sent::as_emitted(0, "v5p:2x2x2");
+            sent::as_emitted(1, "v6e:2x4");
         }),
-        on("cuda", "stages_branch", || pipelines::stages_branch("h100:1x1x8")),
+        on("cuda", "bytes_as_emitted", || sent::as_emitted(2, "h100:1x1x8")),
+        on("tpu", "stages_branch", || {
+            for (number, target) in ["v5p:2x2x2", "v6e:2x4", "tpu7x:2x2x1"].into_iter().enumerate() {
+                pipelines::stages_branch(number, target);
+            }
+        }),
+        on("cuda", "stages_branch", || pipelines::stages_branch(0, "h100:1x1x8")),
         on("cuda", "topologies_are_described", platforms::gpu_topologies_are_described),
         on("cuda", "compiles", platforms::compiles_for_gpus),
         on("cuda", "the_explicit_step_for_64_devices", platforms::the_explicit_step_compiles_for_64_gpus),

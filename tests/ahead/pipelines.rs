@@ -6,6 +6,7 @@ use meshloom::partition::Amount;
 use meshloom::pjrt::ahead_of_time::Settings;
 use meshloom_train::StepAhead;
 use support::configs::config;
+use support::every_case;
 
 const SEQ: u64 = 128;
 const MLP: u64 = 512;
@@ -24,8 +25,9 @@ fn largest_copy(walk: &Walk<'_>) -> u64 {
 }
 
 /// Every schedule whose stages branch: the plugin compiles it; conditionals stay in the loop over ticks; every
-/// collective runs a known number of times, with all devices of its group; no branch copies more than a slot.
-pub fn stages_branch(target: &str) {
+/// collective runs a known number of times, with all devices of its group; no branch copies more than a slot. By default
+/// a third of the schedules, which the number of the target decides.
+pub fn stages_branch(number: usize, target: &str) {
     // Eight layers: with the number of those that an item goes through on a stage.
     let schedules = [
         ("gpipe", "skip_bubbles=true", 2),
@@ -36,7 +38,8 @@ pub fn stages_branch(target: &str) {
         ("zb-v", "chunks=2", 1),
         ("auto", "chunks=2", 1),
     ];
-    for (schedule, option, layers) in schedules {
+    let chosen = |(index, _): &(usize, _)| every_case() || index % 3 == number;
+    for (_, (schedule, option, layers)) in schedules.into_iter().enumerate().filter(chosen) {
         let settings = [
             format!("target.topology={target}"),
             format!("model.seq={SEQ}"),
