@@ -5,26 +5,30 @@
 //! cargo bench --bench estimate          # 40 plans of three models, minutes
 //! cargo bench --bench estimate -- 4     # four plans of each model
 //! cargo bench --bench estimate -- --write cpu.toml     # writes the rates of the devices, and runs no plan
+//! cargo bench --bench estimate -- --record tests/train/measured     # writes the rates, and what the plans take
 //! ```
 //!
 //! Of a CPU no rates are published: they are measured first, by loops of products, of what layers do between them on
 //! few and on many numbers, of small kernels and of collectives, on all devices at once. The devices share the cores,
 //! so what some wait for, others use: bubbles are taken out of the estimate. All plans of a model are estimated, and
 //! some are measured that lie evenly from the fastest to the slowest. Printed: a table in Markdown, and the rank
-//! correlation of each model, of all plans, and of those without stages that branch.
+//! correlation of each model, of all plans, and of those without stages that branch. What was recorded is held against
+//! the estimates of the day by `tests/train/search.rs`.
 
-use std::path::Path;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use meshloom::compile::{LowerOptions, lower};
+use meshloom::hlo::analysis::Chip;
 use meshloom::hlo::analysis::estimate::{Cache, Dimension, Hardware, Reached, Wire, estimate};
-use meshloom::hlo::analysis::{Chip, memory};
 use meshloom::ir::DType::F32;
 use meshloom::ir::Literal;
 use meshloom::pjrt::Client;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, einsum, fori_loop};
 use meshloom_benches::copies::Copies;
+use meshloom_benches::rank::rank_correlation;
 use meshloom_benches::{ITERATIONS, fastest};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
@@ -39,7 +43,7 @@ const PLANS: usize = 40;
 const MODELS: [(&str, &[&str]); 3] = [
     ("dense", &["model.layers=4", "model.embed=256", "model.mlp=1024", "model.vocab=512"]),
     ("vocabulary", &["model.layers=2", "model.embed=256", "model.mlp=512", "model.vocab=16384"]),
-    ("experts", &["model.layers=2", "model.embed=128", "model.mlp=256", "model.vocab=512", "model.experts=8"]),
+    ("experts", &["model.family=mixtral", "model.layers=2", "model.embed=128", "model.moe_mlp=256", "model.vocab=512"]),
 ];
 
 /// What the models have in common.
@@ -97,7 +101,6 @@ impl Loop<'_> {
         let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
         let lowered = lower(function.graph(), &options)?;
         let module = lowered.module.decode()?;
-        let memory = memory(&module)?;
         // A byte a second, and all else takes no time.
         let chip = Chip { f32_flops: Some(1e30), memory_bandwidth: Some(1.0), ..*Chip::parse("cpu")? };
         let free = Dimension { size: DEVICES, wire: Wire::Switch, wraps: false, rate: 1e30, latency: 0.0 };
@@ -112,7 +115,8 @@ impl Loop<'_> {
             let outputs = program.run(&inputs.iter().collect::<Vec<_>>())?;
             Ok(outputs.iter().try_for_each(|output| output.block_until_ready())?)
         })?;
-        Ok(RunOnce { seconds, moved, fresh: (memory.temporaries + memory.outputs) as f64 })
+        let taken = program.executable().memory_stats()?;
+        Ok(RunOnce { seconds, moved, fresh: (taken.temporary + taken.outputs) as f64 })
     }
 }
 
@@ -203,43 +207,31 @@ fn step_seconds(config: &RunConfig, client: &Client) -> anyhow::Result<f64> {
     Ok(seconds)
 }
 
-/// Spearman's: the correlation of the places that two lists of numbers give.
-fn rank_correlation(pairs: &[(f64, f64)]) -> f64 {
-    let places = |of: &dyn Fn(&(f64, f64)) -> f64| {
-        let mut order: Vec<usize> = (0..pairs.len()).collect();
-        order.sort_by(|&a, &b| of(&pairs[a]).total_cmp(&of(&pairs[b])));
-        let mut places = vec![0.0; pairs.len()];
-        order.iter().enumerate().for_each(|(place, &index)| places[index] = place as f64);
-        places
-    };
-    let (first, second) = (places(&|pair| pair.0), places(&|pair| pair.1));
-    let squares: f64 = first.iter().zip(&second).map(|(a, b)| (a - b) * (a - b)).sum();
-    let count = pairs.len() as f64;
-    1.0 - 6.0 * squares / (count * (count * count - 1.0))
+/// The path that follows an option. Cargo runs benches in the folder of their package; it is meant from the repository's.
+fn path_after(arguments: &[String], option: &str) -> anyhow::Result<Option<PathBuf>> {
+    let Some(at) = arguments.iter().position(|argument| argument == option) else { return Ok(None) };
+    let path = arguments.get(at + 1).with_context(|| format!("{option} needs a path"))?;
+    Ok(Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)))
 }
 
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = arguments.iter().find_map(|argument| argument.parse::<usize>().ok());
-    let write = arguments
-        .iter()
-        .position(|argument| argument == "--write")
-        .map(|at| arguments.get(at + 1).context("--write needs a file, as --write cpu.toml"));
-    let write = write.transpose()?;
+    let [write, record] = ["--write", "--record"].map(|option| path_after(&arguments, option));
+    let (write, record) = (write?, record?);
     let client = Client::cpu(DEVICES)?;
     let hardware = calibrate(&client)?;
     if let Some(file) = write {
-        // Cargo runs benches in the folder of their package.
-        write_hardware(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file), &hardware)?;
-        println!("wrote {file}");
+        write_hardware(&file, &hardware)?;
+        println!("wrote {}", file.display());
         return Ok(());
     }
     let (mut all, mut without_branches) = (Vec::new(), Vec::new());
+    let mut recorded = String::from("model\tsettings\tseconds\n");
     println!("\n| model | plan | estimated | measured |\n|---|---|---|---|");
     for (index, (name, model)) in MODELS.iter().enumerate() {
-        let text = meshloom_benches::text();
-        let set = COMMON.iter().chain(*model).map(|&set| set.to_owned()).chain([text]).collect::<Vec<_>>();
-        let base = RunConfig::from_overrides(&set)?;
+        let shape = COMMON.iter().chain(*model).map(|&set| set.to_owned()).collect::<Vec<_>>();
+        let base = RunConfig::from_overrides(&[&shape[..], &[meshloom_benches::text()]].concat())?;
         let plans = bounded(&base, &hardware)?;
         let found = plans.iter().filter_map(|(plan, _)| evaluate(&base, plan, &hardware, u64::MAX).ok());
         let seconds = |found: &Found| found.time.seconds - found.time.idle;
@@ -253,6 +245,8 @@ fn main() -> anyhow::Result<()> {
             let config = chosen.plan.apply(&base).on_devices(DEVICES)?;
             let measured = step_seconds(&config, &client).with_context(|| plan.clone())?;
             println!("| {name} | {plan} | {:.0} ms | {:.0} ms |", 1e3 * seconds(chosen), 1e3 * measured);
+            let settings = [&shape[..], &chosen.plan.settings()].concat().join(" ");
+            writeln!(recorded, "{name}\t{settings}\t{measured:.3}")?;
             pairs.push((seconds(chosen), measured));
             if !chosen.plan.pipeline.as_ref().is_some_and(|pipeline| pipeline.schedule.branches()) {
                 without_branches.push((seconds(chosen), measured));
@@ -260,6 +254,10 @@ fn main() -> anyhow::Result<()> {
         }
         println!("| {name} | rank correlation of {most} plans | {:.3} | |", rank_correlation(&pairs));
         all.extend(pairs);
+    }
+    if let Some(folder) = record {
+        write_hardware(folder.join("cpu.toml"), &hardware)?;
+        std::fs::write(folder.join("steps.tsv"), recorded)?;
     }
     let (least, most) =
         all.iter().fold((f64::INFINITY, 0.0f64), |(least, most), pair| (least.min(pair.1), most.max(pair.1)));

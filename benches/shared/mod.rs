@@ -2,6 +2,7 @@
 
 pub mod copies;
 pub mod jax;
+pub mod rank;
 
 use std::time::Instant;
 

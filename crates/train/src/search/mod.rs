@@ -539,11 +539,12 @@ pub fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Result<(StepTim
     let walk = Walk::on(&module, Devices::partitioned(mesh.device_count()));
     let mut time = estimate_walk(&walk, &module, &mesh, hardware).map_err(SearchError::from)?;
     let memory = memory_of_walk(&module, &walk, Sources::of(&module)).map_err(meshloom::Error::from)?;
-    let fresh = (memory.temporaries + memory.outputs.saturating_sub(memory.aliased)) as f64 * hardware.reached.fresh;
+    let (peak, temporaries) = upper(&memory, Some(hardware.chip.backend))
+        .map_or((memory.peak, memory.temporaries), |upper| (upper.peak, upper.temporaries));
+    let fresh = (temporaries + memory.outputs.saturating_sub(memory.aliased)) as f64 * hardware.reached.fresh;
     time.seconds += fresh;
     time.computing += fresh;
-    let bytes = upper(&memory, Some(hardware.chip.backend)).map_or(memory.peak, |upper| upper.peak);
-    Ok((time, bytes))
+    Ok((time, peak))
 }
 
 fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware, has_host_memory: bool) -> Shape {

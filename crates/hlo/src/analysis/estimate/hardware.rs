@@ -67,8 +67,8 @@ pub struct Reached {
     pub tile: u64,
     /// Seconds between two kernels.
     pub kernel: f64,
-    /// Seconds of a step for each byte of its outputs and temporaries: a CPU's plugin takes them from the system for
-    /// each run, which clears them page by page when they are first touched.
+    /// Seconds of a step for each byte of the outputs and temporaries that it needs at most: a CPU's plugin takes them
+    /// from the system for each run, which clears them page by page when they are first touched.
     pub fresh: f64,
     /// Where kernels that touch few bytes move them faster than in memory.
     pub cache: Option<Cache>,
