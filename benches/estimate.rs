@@ -207,7 +207,7 @@ fn step_seconds(config: &RunConfig, client: &Client) -> anyhow::Result<f64> {
     Ok(seconds)
 }
 
-/// The path that follows an option. Cargo runs benches in the folder of their package; it is meant from the repository's.
+/// The path that follows an option, from the repository's folder: Cargo runs benches in that of their package.
 fn path_after(arguments: &[String], option: &str) -> anyhow::Result<Option<PathBuf>> {
     let Some(at) = arguments.iter().position(|argument| argument == option) else { return Ok(None) };
     let path = arguments.get(at + 1).with_context(|| format!("{option} needs a path"))?;

@@ -25,8 +25,8 @@ fn largest_copy(walk: &Walk<'_>) -> u64 {
 }
 
 /// Every schedule whose stages branch: the plugin compiles it; conditionals stay in the loop over ticks; every
-/// collective runs a known number of times, with all devices of its group; no branch copies more than a slot. By default
-/// a third of the schedules, which the number of the target decides.
+/// collective runs a known number of times, with all devices of its group; no branch copies more than a slot. By
+/// default a third of the schedules, which the number of the target decides.
 pub fn stages_branch(number: usize, target: &str) {
     // Eight layers: with the number of those that an item goes through on a stage.
     let schedules = [
