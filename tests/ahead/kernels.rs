@@ -9,7 +9,7 @@ use meshloom_mosaic::grouped::{self, Grouped};
 use meshloom_mosaic::{CALL_TARGET, Kernel};
 use prost::Message;
 use support::ahead_of_time::topology;
-use support::some_of;
+use support::by_number;
 
 fn compiles(target: &str, what: &str, kernel: &Kernel) {
     let parsed = parse(&kernel.module("kernel")).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -56,9 +56,9 @@ fn of_widths(dtype: DType, width: usize, value_width: usize, has_options: bool) 
     }
 }
 
-/// Attention for the widths that models have, with all options, and the products of groups; a share of them, or with
-/// `MESHLOOM_EVERY_CASE=1` all.
-pub fn compile(target: &str) {
+/// Attention for the widths that models have, with all options, and the products of groups. By default one of each,
+/// which the number of the target decides.
+pub fn compile(number: usize, target: &str) {
     attention(target, "attention without options", &of_widths(DType::BF16, 128, 128, false));
     let placed = Attention { places: true, sinks: false, ..of_widths(DType::BF16, 128, 128, true) };
     attention(target, "attention with places", &placed);
@@ -72,12 +72,12 @@ pub fn compile(target: &str) {
         (DType::BF16, 256, 256),
         (DType::F32, 512, 512),
     ];
-    for (dtype, width, value_width) in some_of(widths, 4) {
+    for (dtype, width, value_width) in by_number(&widths, number) {
         let what = format!("attention of {dtype:?}, {width} and {value_width} wide");
         attention(target, &what, &of_widths(dtype, width, value_width, true));
     }
     let sizes = [(DType::BF16, 2048, 1024), (DType::F32, 1024, 512), (DType::BF16, 64, 96)];
-    for (dtype, inner, columns) in some_of(sizes, 2) {
+    for (dtype, inner, columns) in by_number(&sizes, number) {
         let blocks = grouped::Blocks::new(dtype, 65_536, inner, columns, 8).expect("widths that can be cut");
         let of = Grouped { dtype, rows: 65_536, inner, columns, groups: 8, blocks };
         let count = of.visit_count();

@@ -89,10 +89,10 @@ fn trials() -> Vec<Trial> {
         trials.push(on(platform, "memory_figures_are_written", move || figures::written(kind)).with_ignored_flag(true));
         trials.push(on(platform, "memory_figures_are_kept", move || figures::kept(kind)));
     }
-    for target in ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"] {
+    for (number, target) in ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"].into_iter().enumerate() {
         let kind = target.split(':').next().unwrap_or(target);
         trials.push(on("tpu", &format!("kernels_compile_for_{kind}"), move || {
-            kernels::compile(target);
+            kernels::compile(number, target);
             programs::grouped_products_by_kernels(target);
             programs::the_local_form(target);
         }));

@@ -4,14 +4,13 @@ use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::pjrt::ahead_of_time::Settings;
 use meshloom_train::StepAhead;
+use support::by_number;
 use support::configs::config;
-use support::every_case;
 
 /// A compiled step sends at most 1.02 times the bytes that were emitted: no reduce-scatter became an all-reduce, which
 /// sends twice as much. By default on one of three meshes, which the number of the target decides.
 pub fn as_emitted(number: usize, target: &str) {
-    let chosen = |(index, _): &(usize, _)| every_case() || *index == number;
-    for (_, mesh) in ["data=2,fsdp=4", "fsdp=4,tensor=2", "fsdp=8"].into_iter().enumerate().filter(chosen) {
+    for mesh in by_number(&["data=2,fsdp=4", "fsdp=4,tensor=2", "fsdp=8"], number) {
         let settings = [format!("target.topology={target}"), format!("mesh.axes={mesh}")];
         let config = config(&[&[&settings[0], &settings[1], "model.layers=2"]]);
         let step = StepAhead::compile(&config, &Settings::default());

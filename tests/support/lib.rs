@@ -67,6 +67,11 @@ pub fn some_of<T>(cases: impl IntoIterator<Item = T>, share: usize) -> impl Iter
     cases.into_iter().step_by(if every_case() { 1 } else { share })
 }
 
+/// The case that a test of many targets takes on the target with this number; or all, as [`every_case`] says.
+pub fn by_number<T: Copy>(cases: &[T], number: usize) -> Vec<T> {
+    if every_case() { cases.to_vec() } else { cases.get(number % cases.len()).copied().into_iter().collect() }
+}
+
 /// A graph compiled for one CPU device.
 pub struct Compiled {
     executable: Executable,
