@@ -72,12 +72,12 @@ pub fn compile(number: usize, target: &str) {
         (DType::BF16, 256, 256),
         (DType::F32, 512, 512),
     ];
-    for (dtype, width, value_width) in by_number(&widths, number) {
+    for (dtype, width, value_width) in by_number(widths, widths.len(), number) {
         let what = format!("attention of {dtype:?}, {width} and {value_width} wide");
         attention(target, &what, &of_widths(dtype, width, value_width, true));
     }
     let sizes = [(DType::BF16, 2048, 1024), (DType::F32, 1024, 512), (DType::BF16, 64, 96)];
-    for (dtype, inner, columns) in by_number(&sizes, number) {
+    for (dtype, inner, columns) in by_number(sizes, sizes.len(), number) {
         let blocks = grouped::Blocks::new(dtype, 65_536, inner, columns, 8).expect("widths that can be cut");
         let of = Grouped { dtype, rows: 65_536, inner, columns, groups: 8, blocks };
         let count = of.visit_count();

@@ -5,8 +5,8 @@ use meshloom::hlo::proto::{HloModuleProto, ShapeProto};
 use meshloom::partition::Amount;
 use meshloom::pjrt::ahead_of_time::Settings;
 use meshloom_train::StepAhead;
+use support::by_number;
 use support::configs::config;
-use support::every_case;
 
 const SEQ: u64 = 128;
 const MLP: u64 = 512;
@@ -38,8 +38,7 @@ pub fn stages_branch(number: usize, target: &str) {
         ("zb-v", "chunks=2", 1),
         ("auto", "chunks=2", 1),
     ];
-    let chosen = |(index, _): &(usize, _)| every_case() || index % 3 == number;
-    for (_, (schedule, option, layers)) in schedules.into_iter().enumerate().filter(chosen) {
+    for (schedule, option, layers) in by_number(schedules, 3, number) {
         let settings = [
             format!("target.topology={target}"),
             format!("model.seq={SEQ}"),

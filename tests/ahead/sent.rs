@@ -10,7 +10,7 @@ use support::configs::config;
 /// A compiled step sends at most 1.02 times the bytes that were emitted: no reduce-scatter became an all-reduce, which
 /// sends twice as much. By default on one of three meshes, which the number of the target decides.
 pub fn as_emitted(number: usize, target: &str) {
-    for mesh in by_number(&["data=2,fsdp=4", "fsdp=4,tensor=2", "fsdp=8"], number) {
+    for mesh in by_number(["data=2,fsdp=4", "fsdp=4,tensor=2", "fsdp=8"], 3, number) {
         let settings = [format!("target.topology={target}"), format!("mesh.axes={mesh}")];
         let config = config(&[&[&settings[0], &settings[1], "model.layers=2"]]);
         let step = StepAhead::compile(&config, &Settings::default());

@@ -64,12 +64,14 @@ pub fn every_case() -> bool {
 
 /// One of `share` cases, the first among them; or all, as [`every_case`] says.
 pub fn some_of<T>(cases: impl IntoIterator<Item = T>, share: usize) -> impl Iterator<Item = T> {
-    cases.into_iter().step_by(if every_case() { 1 } else { share })
+    by_number(cases, share, 0)
 }
 
-/// The case that a test of many targets takes on the target with this number; or all, as [`every_case`] says.
-pub fn by_number<T: Copy>(cases: &[T], number: usize) -> Vec<T> {
-    if every_case() { cases.to_vec() } else { cases.get(number % cases.len()).copied().into_iter().collect() }
+/// One of `share` cases, others for each number: what a test of several targets takes on each; or all, as
+/// [`every_case`] says.
+pub fn by_number<T>(cases: impl IntoIterator<Item = T>, share: usize, number: usize) -> impl Iterator<Item = T> {
+    let (first, step) = if every_case() { (0, 1) } else { (number % share, share) };
+    cases.into_iter().skip(first).step_by(step)
 }
 
 /// A graph compiled for one CPU device.
