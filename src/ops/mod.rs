@@ -243,8 +243,11 @@ macro_rules! op_table {
             }
 
             /// The names of all ops in the text form.
-            pub(crate) fn text_names() -> impl Iterator<Item = &'static str> {
-                std::iter::empty()$(.chain($primitive::names()))*$(.chain($region::names()))*
+            pub(crate) fn text_names() -> Vec<&'static str> {
+                let mut names = Vec::new();
+                $(names.extend($primitive::names());)*
+                $(names.extend($region::names());)*
+                names
             }
 
             /// Result types from operand types.

@@ -311,13 +311,19 @@ pub(crate) fn composite<R>(place: Place, f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// A user's closure, as one from the tensors of its inputs to those of its outputs.
+///
+/// It is not a type parameter: what is generic over closures is compiled anew for each of them, in the user's crate. So
+/// functions that take one are thin, and call those that take this.
+pub(super) type TracedClosure<'a> = Box<dyn FnOnce(&[Tensor]) -> Vec<Tensor> + 'a>;
+
 /// Traces a closure as a graph of its own. `closed` names the construct if its closure must not capture.
 pub(super) fn trace_body(
     name: &str,
-    inputs: impl IntoIterator<Item = (TensorType, PortInfo)>,
+    inputs: Vec<(TensorType, PortInfo)>,
     closed: Option<&'static str>,
     place: Place,
-    f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
+    f: TracedClosure<'_>,
 ) -> Result<Body, TraceError> {
     // Should the user's closure panic, the frame must not stay behind for the next trace on this thread.
     struct Pop(usize);
@@ -379,14 +385,19 @@ pub(super) fn push_values(
 /// if there is no body: it says how to put the results together.
 pub(super) fn trace_tree<O: TensorTree>(
     name: &str,
-    inputs: impl IntoIterator<Item = (TensorType, PortInfo)>,
+    inputs: Vec<(TensorType, PortInfo)>,
     closed: Option<&'static str>,
     place: Place,
     f: impl FnOnce(&mut dyn Iterator<Item = Tensor>) -> O,
 ) -> (Result<Body, TraceError>, O) {
     let mut shape = None;
-    let traced =
-        trace_body(name, inputs, closed, place, |tensors| shape.insert(f(&mut tensors.iter().copied())).leaves());
+    let traced = trace_body(
+        name,
+        inputs,
+        closed,
+        place,
+        Box::new(|tensors| shape.insert(f(&mut tensors.iter().copied())).leaves()),
+    );
     let Some(shape) = shape else { unreachable_body() };
     (traced, shape)
 }

@@ -61,7 +61,8 @@ pub(super) fn types_of(tensors: &[Tensor], place: Place) -> Vec<TensorType> {
 /// # use meshloom::ir::DType::F32;
 /// // A running product of matrices: the layer stack of every decoder has this form.
 /// let specs = (TensorSpec::new(F32, [4]), TensorSpec::new(F32, [12, 4, 4]));
-/// let function = Function::trace("layers", specs, |(x, weights)| scan(x, weights, |x, w| (x.matmul(w).tanh(), ())).0)?;
+/// let function =
+///     Function::trace("layers", specs, |(x, weights)| scan(x, weights, |x, w| (x.matmul(w).tanh(), ())).0)?;
 /// # Ok::<(), meshloom::Error>(())
 /// ```
 #[track_caller]
@@ -92,10 +93,27 @@ fn scan_at<C: TensorTree, X: TensorTree, Y: TensorTree>(
     place: Place,
 ) -> (C, Y) {
     let (carries, slices) = (carry.leaves(), stacked.leaves());
+    let (inputs, length) = scan_inputs(options, &carries, (&slices, stacked.paths()), place);
+    let (traced, shape) = trace_tree("scan", inputs, None, place, |tensors| {
+        let (next, output) = body(refill(&carry, tensors), refill(&stacked, tensors));
+        expect_carries("scan", &carries, &next.leaves(), place);
+        (next, output)
+    });
+    let results = scan_results(ScanOptions { length: Some(length), ..options }, traced, &carries, &slices, place);
+    refill(&shape, &mut results.into_iter())
+}
+
+/// What the body of a scan takes, and the number of iterations.
+fn scan_inputs(
+    options: ScanOptions,
+    carries: &[Tensor],
+    (slices, paths): (&[Tensor], Vec<String>),
+    place: Place,
+) -> (Vec<(TensorType, PortInfo)>, usize) {
     let mut length = options.length;
-    let mut inputs = ports(&carries, place);
+    let mut inputs = ports(carries, place);
     let mut problem = None;
-    for (tensor, path) in slices.iter().zip(stacked.paths()) {
+    for (tensor, path) in slices.iter().zip(paths) {
         let (mut ty, info) = context::port_of(*tensor, place);
         let leading = (ty.rank() > 0).then(|| ty.dims.remove(0));
         let expected_length = *length.get_or_insert(leading.unwrap_or(0));
@@ -110,35 +128,39 @@ fn scan_at<C: TensorTree, X: TensorTree, Y: TensorTree>(
         }
         inputs.push((ty, info));
     }
-    if let (Some(problem), true) = (problem, are_healthy(&slices)) {
+    if let (Some(problem), true) = (problem, are_healthy(slices)) {
         context::fail(problem, place);
     }
     if length.is_none() {
         let message = "a scan that stacks nothing needs `ScanOptions::length`".to_owned();
         context::fail(TraceErrorKind::Other(message), place);
     }
-    let (traced, shape) = trace_tree("scan", inputs, None, place, |tensors| {
-        let (next, output) = body(refill(&carry, tensors), refill(&stacked, tensors));
-        expect_carries("scan", &carries, &next.leaves(), place);
-        (next, output)
-    });
-    let results = finish(traced, |traced| {
+    (inputs, length.unwrap_or(0))
+}
+
+fn scan_results(
+    options: ScanOptions,
+    traced: Result<Body, TraceError>,
+    carries: &[Tensor],
+    slices: &[Tensor],
+    place: Place,
+) -> Vec<Tensor> {
+    finish(traced, |traced| {
         let invariant_count = traced.captured.len();
         let (body, captured) = traced.captures_first();
         let count = body.outputs().len();
         let op = Scan {
             body: Arc::new(body),
-            length: length.unwrap_or(0),
+            length: options.length.unwrap_or(0),
             invariant_count,
             carry_count: carries.len(),
             reverse: options.reverse,
             parallel: options.parallel,
             unroll: options.unroll,
         };
-        let operands = [&captured[..], &carries, &slices].concat();
+        let operands = [&captured[..], carries, slices].concat();
         apply_many(op.into(), &operands, count, place).to_vec()
-    });
-    refill(&shape, &mut results.into_iter())
+    })
 }
 
 /// Applies `f` to every slice of the leading dimension of `stacked`, one after the other, and stacks what it returns.
@@ -233,14 +255,24 @@ fn while_at<C: TensorTree>(
         expect_carries("while", &carries, &next.leaves(), place);
         next
     });
-    let results = finish(condition.and_then(|condition| Ok(vec![condition, body?])), |bodies| {
+    let results = while_results((at_most, often), condition, body, &carries, place);
+    refill(&shape, &mut results.into_iter())
+}
+
+fn while_results(
+    (at_most, often): (usize, Often),
+    condition: Result<Body, TraceError>,
+    body: Result<Body, TraceError>,
+    carries: &[Tensor],
+    place: Place,
+) -> Vec<Tensor> {
+    finish(condition.and_then(|condition| Ok(vec![condition, body?])), |bodies| {
         let (mut graphs, captured) = Body::share_captures(bodies);
         let (Some(body), Some(condition)) = (graphs.pop(), graphs.pop()) else { unreachable_body() };
         let invariant_count = captured.len();
         let op = While { condition: condition.into(), body: body.into(), invariant_count, at_most, often };
-        apply_many(op.into(), &[&captured[..], &carries].concat(), carries.len(), place).to_vec()
-    });
-    refill(&shape, &mut results.into_iter())
+        apply_many(op.into(), &[&captured[..], carries].concat(), carries.len(), place).to_vec()
+    })
 }
 
 /// Notes an error if a loop's body returns carries of other types than it got.
@@ -328,33 +360,35 @@ fn branch<P: TensorTree, O: TensorTree>(
 ) -> O {
     let arguments = inputs.leaves();
     let (mut shape, mut types) = (None, None);
-    let mut bodies = Ok(Vec::new());
+    let mut bodies = Vec::new();
     for (index, f) in branches.into_iter().enumerate() {
         let (body, output) = trace_tree(&format!("branch{index}"), ports(&arguments, place), None, place, |tensors| {
             let output = f(refill(inputs, tensors));
-            let (results, found) = (output.leaves(), types_of(&output.leaves(), place));
-            let expected = types.get_or_insert_with(|| found.clone());
-            if *expected != found && are_healthy(&results) {
-                let what = format!("what branch {index} returns, compared with branch 0");
-                let (expected, found) = (describe(expected), describe(&found));
-                context::fail(TraceErrorKind::Mismatch { what, expected, found }, place);
-            }
+            expect_branch(index, &mut types, &output.leaves(), place);
             output
         });
         shape.get_or_insert(output);
-        bodies = bodies.and_then(|mut bodies: Vec<Body>| {
-            bodies.push(body?);
-            Ok(bodies)
-        });
+        bodies.push(body);
     }
     let (Some(shape), Some(types)) = (shape, types) else { unreachable_body() };
-    let results = finish(bodies, |bodies| {
+    let results = finish(bodies.into_iter().collect(), |bodies: Vec<Body>| {
         let (graphs, captured) = Body::share_captures(bodies);
         let op = Cond { branches: graphs.into_iter().map(Arc::new).collect(), often };
         let operands = [&[selector], &captured[..], &arguments].concat();
         apply_many(op.into(), &operands, types.len(), place).to_vec()
     });
     refill(&shape, &mut results.into_iter())
+}
+
+/// Notes an error if a branch returns other types than the first, which come to stand in `types`.
+fn expect_branch(index: usize, types: &mut Option<Vec<TensorType>>, results: &[Tensor], place: Place) {
+    let found = types_of(results, place);
+    let expected = types.get_or_insert_with(|| found.clone());
+    if *expected != found && are_healthy(results) {
+        let what = format!("what branch {index} returns, compared with branch 0");
+        let (expected, found) = (describe(expected), describe(&found));
+        context::fail(TraceErrorKind::Mismatch { what, expected, found }, place);
+    }
 }
 
 /// `trace_body` always calls its closure, so its outputs' structure is always known.
@@ -385,13 +419,22 @@ pub fn checkpoint<P: TensorTree, O: TensorTree>(policy: RematPolicy, inputs: P, 
     let arguments = inputs.leaves();
     let (traced, shape) =
         trace_tree("checkpoint", ports(&arguments, place), None, place, |tensors| f(refill(&inputs, tensors)));
-    let results = finish(traced, |traced| {
+    let results = checkpoint_results(policy, traced, &arguments, place);
+    refill(&shape, &mut results.into_iter())
+}
+
+fn checkpoint_results(
+    policy: RematPolicy,
+    traced: Result<Body, TraceError>,
+    arguments: &[Tensor],
+    place: Place,
+) -> Vec<Tensor> {
+    finish(traced, |traced| {
         let (body, captured) = traced.captures_first();
         let count = body.outputs().len();
-        let operands = [&captured[..], &arguments].concat();
+        let operands = [&captured[..], arguments].concat();
         apply_many(Checkpoint { body: Arc::new(body), policy }.into(), &operands, count, place).to_vec()
-    });
-    refill(&shape, &mut results.into_iter())
+    })
 }
 
 /// Runs `function`, whose gradient is given by hand: under differentiation `forward` runs instead and returns the same

@@ -4,10 +4,10 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::context::{apply_many, trace_body, type_of};
+use super::context::{Place, apply_many, trace_body, type_of};
 use super::control::{next_leaf, unreachable_body};
 use super::{Inputs, MapTree, Tensor, TensorSpec, TraceError, TraceErrorKind, Tree, called, called_all};
-use crate::ir::{Graph, Origin, PortInfo, Role};
+use crate::ir::{Graph, Origin, PortInfo};
 use crate::ops::Call;
 use meshloom_hlo::message::counted;
 use meshloom_hlo::suggest::did_you_mean;
@@ -42,33 +42,19 @@ where
     {
         let inputs = inputs.specs();
         let place = Location::caller();
-        let mut ports = Vec::new();
-        inputs.visit(&mut Default::default(), &mut |path, spec: &TensorSpec| {
-            let info = PortInfo { path: path.to_string().into(), axes: spec.axes.clone(), role: spec.role, spec: None };
-            ports.push((spec.ty.clone(), info));
-        });
-        let misnamed = ports.iter().find(|(ty, info)| !info.axes.is_empty() && info.axes.len() != ty.rank());
-        if let Some((ty, info)) = misnamed {
-            let names = counted(info.axes.len(), "axis name");
-            let input = called("input", &info.path);
-            let message = format!("{input} of `{name}` has type {ty} but {names}; give one, or `\"\"`, per dimension");
-            return Err(TraceError { kind: TraceErrorKind::Other(message), origin: Origin::at(place) });
-        }
         let mut outputs = None;
-        let mut info = Vec::new();
-        let traced = trace_body(name, ports, Some("a traced function"), place, |tensors| {
-            let mut tensors = tensors.iter().copied();
-            let arguments = inputs.map(|_, _| next_leaf(&mut tensors));
-            let results = f(arguments);
-            outputs = Some(results.map(|path, tensor| {
-                info.push(PortInfo::named(path.to_string()));
-                TensorSpec { ty: type_of(*tensor, place), axes: Default::default(), role: Role::Compute }
-            }));
-            results.leaves()
-        });
-        let body = traced?;
+        let graph = trace_graph(
+            name,
+            (inputs.paths(), inputs.leaves()),
+            place,
+            Box::new(|tensors| {
+                let mut tensors = tensors.iter().copied();
+                let results = f(inputs.map(|_, _| next_leaf(&mut tensors)));
+                outputs = Some(results.map(|_, tensor| TensorSpec::of(type_of(*tensor, place))));
+                (results.leaves(), results.paths())
+            }),
+        )?;
         let Some(outputs) = outputs else { unreachable_body() };
-        let graph = Arc::new(body.builder.finish(body.outputs, info));
         Ok(Function { graph, inputs, outputs, replaced: 0 })
     }
 
@@ -226,6 +212,43 @@ where
         }
         Ok(Function { replaced: paths.len(), ..function })
     }
+}
+
+/// What a traced function's closure is to its leaves: from its inputs to its outputs and their paths.
+type TracedLeaves<'a> = Box<dyn FnOnce(&[Tensor]) -> (Vec<Tensor>, Vec<String>) + 'a>;
+
+/// The part of [`Function::trace`] that is the same for all trees.
+fn trace_graph(
+    name: &str,
+    (paths, specs): (Vec<String>, Vec<TensorSpec>),
+    place: Place,
+    f: TracedLeaves<'_>,
+) -> Result<Arc<Graph>, TraceError> {
+    for (path, TensorSpec { ty, axes, .. }) in paths.iter().zip(&specs) {
+        if !axes.is_empty() && axes.len() != ty.rank() {
+            let (input, names) = (called("input", path), counted(axes.len(), "axis name"));
+            let message = format!("{input} of `{name}` has type {ty} but {names}; give one, or `\"\"`, per dimension");
+            return Err(TraceError { kind: TraceErrorKind::Other(message), origin: Origin::at(place) });
+        }
+    }
+    let port = |(path, TensorSpec { ty, axes, role }): (String, TensorSpec)| {
+        (ty, PortInfo { path: path.into(), axes, role, spec: None })
+    };
+    let ports = paths.into_iter().zip(specs).map(port).collect();
+    let mut paths = Vec::new();
+    let traced = trace_body(
+        name,
+        ports,
+        Some("a traced function"),
+        place,
+        Box::new(|tensors| {
+            let results;
+            (results, paths) = f(tensors);
+            results
+        }),
+    );
+    let body = traced?;
+    Ok(Arc::new(body.builder.finish(body.outputs, paths.into_iter().map(PortInfo::named).collect())))
 }
 
 impl<I, O> fmt::Display for Function<I, O> {

@@ -15,7 +15,7 @@ pub(crate) fn graph_of(
     place: Place,
     f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
 ) -> Option<(Graph, Vec<Tensor>)> {
-    let traced = trace_body(name, ports(examples, place), None, place, f);
+    let traced = trace_body(name, ports(examples, place), None, place, Box::new(f));
     let (graph, captured) = traced.map_err(context::fail_error).ok()?.captures_first();
     Some((passes::prepare(&graph).into_owned(), captured))
 }

@@ -189,7 +189,7 @@ impl Kernel {
     ) -> Result<Graph, TypeError> {
         let place = self.place;
         let ports: Vec<(TensorType, PortInfo)> = inputs.into_iter().map(|ty| (ty, PortInfo::default())).collect();
-        let traced = alone(self.name, part, || trace_body(part, ports, Some("a kernel"), place, f));
+        let traced = alone(self.name, part, || trace_body(part, ports, Some("a kernel"), place, Box::new(f)));
         let body = traced.map_err(|problem| self.problem(part, problem))?;
         Ok(body.builder.finish_body(body.outputs))
     }

@@ -47,7 +47,11 @@ pub struct TensorSpec {
 impl TensorSpec {
     /// A spec without axis names.
     pub fn new(dtype: DType, dims: impl AsRef<[usize]>) -> TensorSpec {
-        TensorSpec { ty: TensorType::new(dtype, dims.as_ref()), axes: AxisNames::new(), role: Role::Compute }
+        TensorSpec::of(TensorType::new(dtype, dims.as_ref()))
+    }
+
+    pub(super) fn of(ty: TensorType) -> TensorSpec {
+        TensorSpec { ty, axes: AxisNames::new(), role: Role::Compute }
     }
 
     /// The same with logical axis names, one for each dimension; `""` for a dimension without.

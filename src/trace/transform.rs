@@ -2,9 +2,9 @@
 
 use std::panic::Location;
 
-use super::context::{self, Place, push_values, trace_tree, with_builder};
+use super::context::{self, Body, Place, push_values, trace_tree, with_builder};
 use super::control::{describe, ports, refill, types_of};
-use super::{Tensor, TensorTree, TraceErrorKind, inline};
+use super::{Tensor, TensorTree, TraceError, TraceErrorKind, inline};
 use crate::autodiff::{self, Tape, gradient_of_first};
 use crate::ir::{Graph, TensorType, Value};
 use crate::passes;
@@ -41,9 +41,16 @@ fn differentiate<P: TensorTree, A: TensorTree>(
     let arguments = params.leaves();
     let (traced, shape) =
         trace_tree("loss", ports(&arguments, place), None, place, |tensors| f(refill(&params, tensors)));
+    let mut results = value_and_gradient(traced, &arguments, place).into_iter();
+    let (value, aux) = refill(&shape, &mut results);
+    (value, aux, refill(&params, &mut results))
+}
+
+/// The results of a traced function, and the gradient of the first; nothing after an error.
+fn value_and_gradient(traced: Result<Body, TraceError>, arguments: &[Tensor], place: Place) -> Vec<Tensor> {
     let results = traced.map_err(context::fail_error).ok().and_then(|body| {
         let (graph, captured) = body.captures_first();
-        let operands = [&captured[..], &arguments].concat();
+        let operands = [&captured[..], arguments].concat();
         push_values(&operands, place, |builder, values| {
             let graph = passes::prepare(&graph);
             let active: Vec<bool> = (0..values.len()).map(|index| index >= captured.len()).collect();
@@ -54,9 +61,7 @@ fn differentiate<P: TensorTree, A: TensorTree>(
             Ok(results)
         })
     });
-    let mut results = results.unwrap_or_default().into_iter();
-    let (value, aux) = refill(&shape, &mut results);
-    (value, aux, refill(&params, &mut results))
+    results.unwrap_or_default()
 }
 
 /// The outputs of `f` at `inputs`, and the cotangents of the inputs for the cotangents of the outputs that
