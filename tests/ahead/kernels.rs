@@ -56,12 +56,14 @@ fn of_widths(dtype: DType, width: usize, value_width: usize, has_options: bool) 
     }
 }
 
-/// Attention for the widths that models have, with all options, and the products of groups. By default one of each,
-/// which the number of the target decides.
+/// Attention without options, with the places of rows, and with all options for the widths that models have; and the
+/// products of groups. By default one of each kind, which the number of the target decides.
 pub fn compile(number: usize, target: &str) {
-    attention(target, "attention without options", &of_widths(DType::BF16, 128, 128, false));
+    let plain = of_widths(DType::BF16, 128, 128, false);
     let placed = Attention { places: true, sinks: false, ..of_widths(DType::BF16, 128, 128, true) };
-    attention(target, "attention with places", &placed);
+    for (what, of) in by_number([("without options", plain), ("with places", placed)], 2, number) {
+        attention(target, &format!("attention {what}"), &of);
+    }
     let widths = [
         (DType::BF16, 192, 128),
         (DType::BF16, 64, 64),

@@ -26,7 +26,7 @@ fn largest_copy(walk: &Walk<'_>) -> u64 {
 
 /// Every schedule whose stages branch: the plugin compiles it; conditionals stay in the loop over ticks; every
 /// collective runs a known number of times, with all devices of its group; no branch copies more than a slot. By
-/// default a third of the schedules, which the number of the target decides.
+/// default a quarter of the schedules, which the number of the target decides.
 pub fn stages_branch(number: usize, target: &str) {
     // Eight layers: with the number of those that an item goes through on a stage.
     let schedules = [
@@ -38,7 +38,7 @@ pub fn stages_branch(number: usize, target: &str) {
         ("zb-v", "chunks=2", 1),
         ("auto", "chunks=2", 1),
     ];
-    for (schedule, option, layers) in by_number(schedules, 3, number) {
+    for (schedule, option, layers) in by_number(schedules, 4, number) {
         let settings = [
             format!("target.topology={target}"),
             format!("model.seq={SEQ}"),

@@ -18,6 +18,7 @@ use support::configs::{NARROW, config, explicit_step};
 use support::devices::tpus;
 use support::experts::{Rows, experts, partitioned, rules, with_gradients};
 use support::programs::{annotated_layers, of_two_operands};
+use support::some_of;
 
 fn compile(target: &str, module: &[u8], options: &CompileOptions) -> MemoryStats {
     let topology = Topology::parse(target).expect("a topology");
@@ -165,11 +166,12 @@ const ROUTED: [&str; 11] = [
 /// products of experts are kernels, and what they visit is found when the program runs.
 pub fn a_decoder_by_kernels(target: &str) {
     let topology = format!("target.topology={target}");
-    for (axes, more) in [
+    let cases = [
         ("mesh.axes=fsdp=2,expert=2", "kernels.context=gather"),
         ("mesh.axes=expert=2,context=2", "kernels.context=gather"),
         ("mesh.axes=fsdp=2,context=2", "kernels.context=ring"),
-    ] {
+    ];
+    for (axes, more) in some_of(cases, 2) {
         let config = config(&[&ROUTED, &[axes, more, &topology]]);
         let step = StepAhead::compile(&config, &Settings::default());
         let step = step.unwrap_or_else(|error| panic!("{axes}, {more}: {error}"));

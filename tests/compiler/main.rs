@@ -22,4 +22,4 @@ mod structure;
 mod trace;
 mod vmap;
 
-support::compile_without_mlir!();
+support::compile_quickly!();

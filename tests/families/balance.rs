@@ -8,8 +8,8 @@ use meshloom::sharding::Mesh;
 use meshloom::trace::{Function, MapTree, Tree, value_and_grad};
 use meshloom_train::Trainer;
 use support::eight_devices::{client, relative_error};
-use support::emitters;
 use support::experts::{ROWS, experts, parameters, random_inputs, rules, run, stream};
+use support::quick_compiles;
 
 use super::exchange::{folder, run_config, text_files};
 use super::golden::BOUND;
@@ -77,7 +77,7 @@ fn after(settings: &[&str], steps: usize) -> (Vec<Vec<f64>>, Vec<Vec<f64>>, Vec<
 /// A step moves each by the rate, whatever the learning rate and the gradient's norm, and nothing else by it.
 #[test]
 fn a_step_moves_biases_by_the_rate_alone() {
-    if !emitters::are_usual(module_path!(), "a_step_moves_biases_by_the_rate_alone") {
+    if !quick_compiles::are_usual(module_path!(), "a_step_moves_biases_by_the_rate_alone") {
         return;
     }
     let (before, _, _) = after(&[], 0);

@@ -16,4 +16,4 @@ mod runs;
 mod sampling;
 mod wrong_batches;
 
-support::compile_without_mlir!();
+support::compile_quickly!();

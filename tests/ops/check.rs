@@ -17,10 +17,10 @@ use prost::Message;
 
 use crate::harness::*;
 use crate::table::entries;
-use support::emitters;
 use support::normal_hlo::normalize;
 use support::plugins::{cpu_clients, cpu_wheels, load};
 use support::program::test_alone;
+use support::quick_compiles;
 use support::round_trip::round_trip;
 use support::some_of;
 
@@ -146,7 +146,7 @@ fn values_are_the_same_on_every_other_plugin() {
 /// On a plugin in a process of its own, compiled as they are for everybody.
 fn values_in_a_process(plugin: &str) {
     let mut test = test_alone(module_path!(), "values_are_those_of_the_reference");
-    emitters::passes_with_the_usual(test.env(ON_PLUGIN, plugin));
+    quick_compiles::passes_with_the_usual(test.env(ON_PLUGIN, plugin));
 }
 
 /// Programs that end the process by a C++ exception of the plugin's compiler: with API 0.81, several of 4-bit integers

@@ -26,4 +26,4 @@ mod text;
 mod transforms;
 mod windows;
 
-support::compile_without_mlir!();
+support::compile_quickly!();

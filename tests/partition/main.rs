@@ -12,4 +12,4 @@ mod several_operands;
 mod snapshots;
 mod train_steps;
 
-support::compile_without_mlir!();
+support::compile_quickly!();

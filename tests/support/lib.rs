@@ -6,7 +6,7 @@ pub mod configs;
 pub mod derivatives;
 pub mod devices;
 pub mod eight_devices;
-pub mod emitters;
+pub mod quick_compiles;
 pub mod experts;
 pub mod interpret;
 pub mod local_graph;

@@ -19,7 +19,7 @@ use meshloom_train::checkpoint::{Checkpointer, Fallback, Start, find};
 use meshloom_train::config::RunConfig;
 use meshloom_train::parameters::LoadOptions;
 use meshloom_train::{Run, Trainer};
-use support::configs::{self, UNOPTIMIZED};
+use support::configs;
 use support::eight_devices::client;
 use support::program::test_alone;
 
@@ -29,7 +29,7 @@ const FOLDER: &str = "MESHLOOM_TEST_FOLDER";
 fn config() -> RunConfig {
     let layers = if support::every_case() { "model.layers=72" } else { "model.layers=8" };
     let model = ["model.embed=512", "model.heads=8", "model.kv_heads=8", "model.head_dim=64", "model.mlp=2048"];
-    let small = ["model.seq=8", "train.batch=8", "mesh.axes=fsdp=8", UNOPTIMIZED, layers];
+    let small = ["model.seq=8", "train.batch=8", "mesh.axes=fsdp=8", layers];
     let folder = format!("checkpoint.dir={:?}", env::var(FOLDER).expect("a folder"));
     configs::config(&[&model, &small, &[&folder]]).on_client(&client()).expect("eight devices")
 }

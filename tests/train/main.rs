@@ -27,3 +27,5 @@ mod search;
 mod subwords;
 mod unused_keys;
 mod vision_transformer;
+
+support::compile_quickly!();

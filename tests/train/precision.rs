@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use meshloom::ir::{DType, Literal};
 use meshloom::trace::Tree;
 use meshloom_train::Trainer;
+use support::by_number;
 use support::configs::{self, ONE_DEVICE, SHORT_RUN};
 use support::eight_devices::{client, relative_error};
 
@@ -24,18 +25,19 @@ fn losses(settings: &[&[&str]], steps: usize) -> Vec<f64> {
     (0..steps).map(|_| trainer.step().expect("a step").loss).collect()
 }
 
-/// The losses of some steps agree with those of a plain run, and with those in `f32`.
+/// The losses of some steps agree with those of a plain run, and with those in `f32`. By default each form has one of
+/// the precisions.
 #[track_caller]
 fn check(base: &[&str], plain: &[&str], precisions: &[&[&str]], forms: &[&[&str]]) {
     const STEPS: usize = 6;
     let wide = losses(&[base, plain], STEPS);
-    for precision in precisions {
+    for (number, precision) in precisions.iter().enumerate() {
         let expected = losses(&[base, precision, plain], STEPS);
         assert!(expected[STEPS - 1] < expected[0] - 0.3, "nothing is learned: {expected:?}");
         let error = relative_error(&expected, &wide);
         println!("{base:?} {precision:?}: {error:.1e} from f32");
         assert!((1e-6..1e-3).contains(&error), "{precision:?}: {error:.1e} from f32: {expected:?} {wide:?}");
-        for form in forms {
+        for form in by_number(forms, precisions.len(), number) {
             let found = losses(&[base, precision, form], STEPS);
             let error = relative_error(&found, &expected);
             println!("{base:?} {precision:?} {form:?}: {error:.1e}");

@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use support::configs::{self, ONE_DEVICE, SHORT_RUN};
 use support::eight_devices::{client, relative_error};
 use support::program::{meshloom as program, test_alone};
+use support::some_of;
 
 const MIXED: &[&str] = &["mesh.axes=\"data=2,fsdp=4\""];
 const FSDP: &[&str] = &["mesh.axes=\"fsdp=8\""];
@@ -96,8 +97,8 @@ fn forms_of_the_model_agree() {
         &["remat.policy=save", "remat.names=[\"attention_mixed\", \"mlp_hidden\"]"],
         &["model.scan_layers=false", "remat.policy=full"],
     ];
-    let on_one_device = forms.map(|form| [ONE_DEVICE, form].concat());
-    check(SHORT_RUN, ONE_DEVICE, &on_one_device.each_ref().map(Vec::as_slice), STEPS, 1e-5);
+    let on_one_device: Vec<_> = some_of(forms, 2).map(|form| [ONE_DEVICE, form].concat()).collect();
+    check(SHORT_RUN, ONE_DEVICE, &on_one_device.iter().map(Vec::as_slice).collect::<Vec<_>>(), STEPS, 1e-5);
     check(SHORT_RUN, MIXED, &[&[MIXED, forms[0]].concat()], STEPS, 1e-5);
 }
 
@@ -116,7 +117,7 @@ fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
         [ONE_DEVICE, &recomputed].concat(),
         [ONE_DEVICE, &["model.batch_split=true"]].concat(),
     ];
-    check(&base, ONE_DEVICE, &forms.each_ref().map(Vec::as_slice), 8, 1e-5);
+    check(&base, ONE_DEVICE, &some_of(&forms, 2).map(Vec::as_slice).collect::<Vec<_>>(), 8, 1e-5);
     let [plain, dropped] = [SHORT_RUN, &base].map(|base| numbers(&config(base, ONE_DEVICE), 1));
     assert!(relative_error(&dropped[0], &plain[0]) > 1e-4, "nothing drops: {plain:?} {dropped:?}");
 }

@@ -18,4 +18,4 @@ mod tied_table;
 mod timeline;
 mod train_steps;
 
-support::compile_without_mlir!();
+support::compile_quickly!();

@@ -10,8 +10,8 @@ use meshloom::passes::CollectiveLimits;
 use meshloom::trace::Tree;
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
 use support::eight_devices::compile;
-use support::emitters;
 use support::interpret::assert_same_bits;
+use support::quick_compiles;
 use support::spmd::run_local;
 
 const PLANS: [WeightPlan; 4] =
@@ -77,7 +77,7 @@ fn one_buffer_changes_no_bit() {
 /// The same on eight devices of the CPU plugin.
 #[test]
 fn one_buffer_changes_no_bit_when_compiled() {
-    if !emitters::are_usual(module_path!(), "one_buffer_changes_no_bit_when_compiled") {
+    if !quick_compiles::are_usual(module_path!(), "one_buffer_changes_no_bit_when_compiled") {
         return;
     }
     for (stages, repeats, mesh) in [(2, 5, "stage=2,fsdp=4"), (4, 3, "stage=4,fsdp=2")] {

@@ -12,32 +12,38 @@ const FLAGS: &str = "XLA_FLAGS";
 /// there is the option below, not what it is.
 const AS_FOR_EVERYBODY: &str = "--xla_dump_to=";
 
-/// Has XLA's CPU compiler emit fusions as it did before it did so by MLIR, which is more than half of the time that it
-/// takes for small programs. Its passes over HLO run as always. With `MESHLOOM_EVERY_CASE=1`, or where `XLA_FLAGS` says
-/// anything, programs are compiled as they are for everybody.
+/// Has XLA's CPU compiler take about half of its time for small programs: it emits fusions as it did before MLIR did;
+/// LLVM optimizes at level 1, and gets two modules at most. Its passes over HLO run as always. The processes that a
+/// test starts inherit the options. With `MESHLOOM_EVERY_CASE=1`, or where `XLA_FLAGS` says anything, programs are
+/// compiled as they are for everybody.
 ///
-/// XLA does not take this option with a program. The variable is set before `main`.
+/// XLA does not take the option for fusions with a program. The variable is set before `main`.
 #[allow(unsafe_code)]
-pub fn without_mlir() {
+pub fn compile_quickly() {
+    const QUICK: [&str; 3] = [
+        "--xla_backend_optimization_level=1",
+        "--xla_cpu_parallel_codegen_split_count=2",
+        "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters=true",
+    ];
     if !crate::every_case() && env::var_os(FLAGS).is_none() {
         // SAFETY: before `main` there is one thread.
-        unsafe { env::set_var(FLAGS, "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters=true") };
+        unsafe { env::set_var(FLAGS, QUICK.join(" ")) };
     }
 }
 
-/// Has [`without_mlir`] run before `main` of a test program.
+/// Has [`compile_quickly`](fn@compile_quickly) run before `main` of a test program.
 #[macro_export]
-macro_rules! compile_without_mlir {
+macro_rules! compile_quickly {
     () => {
         #[ctor::ctor(unsafe)]
-        fn compile_without_mlir() {
-            $crate::emitters::without_mlir();
+        fn compile_quickly() {
+            $crate::quick_compiles::compile_quickly();
         }
     };
 }
 
 /// Whether a test that compares bits of two programs is to go on: how they are fused decides how they round, and only
-/// the usual emitters make the same of both. Otherwise it has run in a process of its own, where it was.
+/// the usual options make the same of both. Otherwise it has run in a process of its own, where it was.
 ///
 /// `module` is the `module_path!()` of the test.
 pub fn are_usual(module: &str, test: &str) -> bool {
@@ -48,7 +54,7 @@ pub fn are_usual(module: &str, test: &str) -> bool {
     false
 }
 
-/// Runs a test of this program with the usual emitters, and fails unless it passes.
+/// Runs a test of this program with the usual options, and fails unless it passes.
 pub fn passes_with_the_usual(test: &mut Command) {
     let output = test.env(FLAGS, AS_FOR_EVERYBODY).output().expect("a child process");
     let said = String::from_utf8_lossy(&output.stdout);
