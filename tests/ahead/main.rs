@@ -19,8 +19,11 @@ use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use meshloom::pjrt::{PlatformKind, worker};
+use support::counts::Budget;
 use support::plugins::why_without;
 use support::some_of;
+
+support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 }, usual_compiles);
 
 /// A test that needs the plugin of a platform.
 fn on(platform: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {

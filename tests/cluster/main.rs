@@ -15,3 +15,7 @@ mod programs;
 mod replicas;
 mod store;
 mod training;
+
+use support::counts::Budget;
+
+support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });

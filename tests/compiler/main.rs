@@ -22,4 +22,6 @@ mod structure;
 mod trace;
 mod vmap;
 
-support::compile_quickly!();
+use support::counts::Budget;
+
+support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });

@@ -9,3 +9,7 @@ mod quoted;
 mod report;
 mod traffic;
 mod unpartitioned;
+
+use support::counts::Budget;
+
+support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });

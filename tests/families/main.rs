@@ -16,4 +16,6 @@ mod runs;
 mod sampling;
 mod wrong_batches;
 
-support::compile_quickly!();
+use support::counts::Budget;
+
+support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });

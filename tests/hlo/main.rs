@@ -20,3 +20,7 @@ mod stages;
 mod text;
 mod traffic;
 mod walk;
+
+use support::counts::Budget;
+
+support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });

@@ -26,4 +26,6 @@ mod text;
 mod transforms;
 mod windows;
 
-support::compile_quickly!();
+use support::counts::Budget;
+
+support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });

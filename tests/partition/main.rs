@@ -12,4 +12,6 @@ mod several_operands;
 mod snapshots;
 mod train_steps;
 
-support::compile_quickly!();
+use support::counts::Budget;
+
+support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });

@@ -5,3 +5,7 @@ mod foreign_calls;
 mod options;
 mod runtime;
 mod threads;
+
+use support::counts::Budget;
+
+support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 }, usual_compiles);

@@ -200,6 +200,8 @@ fn client_cases() -> Cases<ClientOptions> {
         visible_devices: _,
         platform_options: _,
         process: _,
+        // The plugin is not told.
+        keeps_programs: _,
     } = ClientOptions::default();
     type Setting = (fn(&mut ClientOptions), &'static str, PlatformKind);
     let settings: [Setting; 5] = [

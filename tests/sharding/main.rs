@@ -13,3 +13,7 @@ mod rules;
 mod shardy;
 mod traffic;
 mod uneven;
+
+use support::counts::Budget;
+
+support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });

@@ -10,7 +10,7 @@ use meshloom::trace::{MapTree, Tree};
 /// One client of eight devices for all tests of a file. Programs for one device run on its first.
 pub fn client() -> Client {
     static CLIENT: OnceLock<Client> = OnceLock::new();
-    CLIENT.get_or_init(|| Client::cpu(8).expect("the CPU plugin, with eight devices")).clone()
+    CLIENT.get_or_init(|| crate::client_of(8)).clone()
 }
 
 /// Compiles a program whose numbers matter, not its speed: that LLVM takes its time over small kernels is of no use

@@ -2,12 +2,13 @@
 
 pub mod ahead_of_time;
 pub mod calibration;
+pub mod cases;
 pub mod configs;
+pub mod counts;
 pub mod derivatives;
 pub mod devices;
 pub mod eight_devices;
 pub mod experts;
-pub mod interpret;
 pub mod local_graph;
 pub mod normal_hlo;
 pub mod pjrt_modules;
@@ -17,8 +18,11 @@ pub mod programs;
 pub mod quick_compiles;
 pub mod random;
 pub mod round_trip;
-pub mod spmd;
+pub mod test_program;
 pub mod text_files;
+
+pub use meshloom_interpret as interpret;
+pub use meshloom_interpret::spmd;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,7 +33,7 @@ use meshloom::emit::{EmitOptions, emit};
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::ir::{Graph, Literal, NodeRef, TensorType, verify};
 use meshloom::ops::{Op, Scan};
-use meshloom::pjrt::{Array, Client, CompileOptions, DebugValue, Executable, ShardLayout};
+use meshloom::pjrt::{Array, Client, ClientOptions, CompileOptions, DebugValue, Executable, ShardLayout};
 use prost::Message;
 
 /// A path of the repository.
@@ -48,7 +52,13 @@ pub fn snapshots_in(folder: &str) -> SettingsBindDropGuard {
 
 fn client() -> &'static Client {
     static CLIENT: OnceLock<Client> = OnceLock::new();
-    CLIENT.get_or_init(|| Client::cpu(1).expect("a CPU client"))
+    CLIENT.get_or_init(|| client_of(1))
+}
+
+/// A client of so many virtual CPU devices that keeps its programs: equal modules are compiled once.
+pub fn client_of(devices: usize) -> Client {
+    let options = ClientOptions { device_count: Some(devices), keeps_programs: true, ..ClientOptions::default() };
+    Client::open(&options).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// What XLA is told where the numbers matter, and not the speed: its own passes run as always, but LLVM does not
@@ -57,9 +67,9 @@ pub fn unoptimized() -> BTreeMap<String, DebugValue> {
     [("xla_backend_optimization_level".to_owned(), DebugValue::Int(0))].into()
 }
 
-/// Whether tests that run a share of their cases run all of them: `MESHLOOM_EVERY_CASE=1` asks for it.
+/// Old form: use `cases` instead.
 pub fn every_case() -> bool {
-    std::env::var_os("MESHLOOM_EVERY_CASE").is_some_and(|value| value == "1")
+    cases::more_than_few()
 }
 
 /// One of `share` cases, the first among them; or all, as [`every_case`] says.

@@ -11,6 +11,8 @@ use std::sync::OnceLock;
 
 use meshloom::pjrt::ahead_of_time::Settings;
 
+use crate::counts::process;
+
 /// Builds what `arguments` select, and returns where it is, relative to the folder of the profile.
 fn build(arguments: &[&str], place: &str) -> PathBuf {
     let own = env::current_exe().expect("own path");
@@ -20,7 +22,7 @@ fn build(arguments: &[&str], place: &str) -> PathBuf {
         "debug" => "dev",
         name => name,
     };
-    let mut build = Command::new(env!("CARGO"));
+    let mut build = process(env!("CARGO"));
     // The same packages as `cargo test --workspace` selects: others could have other features, and be built anew.
     build.current_dir(crate::path("")).args(["build", "--quiet", "--workspace", "--profile", name]).args(arguments);
     // What Cargo says to this test of the test's own package; build scripts that look at it would be run again.
@@ -67,7 +69,7 @@ pub fn with_worker() -> Settings {
 ///
 /// `module` is the `module_path!()` of the test.
 pub fn test_alone(module: &str, test: &str) -> Command {
-    let mut command = Command::new(env::current_exe().expect("own path"));
+    let mut command = process(env::current_exe().expect("own path"));
     command.arg(test_name(module, test)).args(["--exact", "--include-ignored", "--nocapture", "--test-threads=1"]);
     command
 }

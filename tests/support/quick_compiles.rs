@@ -14,7 +14,7 @@ const AS_FOR_EVERYBODY: &str = "--xla_dump_to=";
 
 /// Has XLA's CPU compiler take about half of its time for small programs: it emits fusions as it did before MLIR did;
 /// LLVM optimizes at level 1, and gets two modules at most. Its passes over HLO run as always. The processes that a
-/// test starts inherit the options. With `MESHLOOM_EVERY_CASE=1`, or where `XLA_FLAGS` says anything, programs are
+/// test starts inherit the options. In the full tier, or where `XLA_FLAGS` says anything, programs are
 /// compiled as they are for everybody.
 ///
 /// XLA does not take the option for fusions with a program. The variable is set before `main`.
@@ -25,21 +25,10 @@ pub fn compile_quickly() {
         "--xla_cpu_parallel_codegen_split_count=2",
         "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters=true",
     ];
-    if !crate::every_case() && env::var_os(FLAGS).is_none() {
+    if !crate::cases::more_than_few() && env::var_os(FLAGS).is_none() {
         // SAFETY: before `main` there is one thread.
         unsafe { env::set_var(FLAGS, QUICK.join(" ")) };
     }
-}
-
-/// Has [`compile_quickly`](fn@compile_quickly) run before `main` of a test program.
-#[macro_export]
-macro_rules! compile_quickly {
-    () => {
-        #[ctor::ctor(unsafe)]
-        fn compile_quickly() {
-            $crate::quick_compiles::compile_quickly();
-        }
-    };
 }
 
 /// Whether a test that compares bits of two programs is to go on: how they are fused decides how they round, and only
@@ -47,7 +36,7 @@ macro_rules! compile_quickly {
 ///
 /// `module` is the `module_path!()` of the test.
 pub fn are_usual(module: &str, test: &str) -> bool {
-    if env::var(FLAGS).is_ok_and(|flags| flags == AS_FOR_EVERYBODY) || crate::every_case() {
+    if env::var(FLAGS).is_ok_and(|flags| flags == AS_FOR_EVERYBODY) || crate::cases::more_than_few() {
         return true;
     }
     passes_with_the_usual(&mut test_alone(module, test));

@@ -28,4 +28,6 @@ mod subwords;
 mod unused_keys;
 mod vision_transformer;
 
-support::compile_quickly!();
+use support::counts::Budget;
+
+support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });

@@ -18,4 +18,6 @@ mod tied_table;
 mod timeline;
 mod train_steps;
 
-support::compile_quickly!();
+use support::counts::Budget;
+
+support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });

@@ -10,6 +10,7 @@ use super::compiled::{Compiled, unimplemented};
 use super::device::{DeviceDescription, DeviceMemory};
 use super::error::PjrtError;
 use super::hardware;
+use super::kept::KeptPrograms;
 use super::key_values::{Callbacks, KeyValues};
 use super::platform::{Platform, PlatformKind};
 use super::plugin::{Plugin, THREADS, end_on_lost_collectives, threads_for, with_threads};
@@ -48,6 +49,10 @@ pub struct ClientOptions {
     pub platform_options: Vec<(String, NamedValue)>,
     /// Which process this is, where the client is one of several that have their devices together.
     pub process: Option<ProcessPlace>,
+    /// Whether the client keeps every program that it compiles and gives it again for the same module and options. The
+    /// programs hold the client, so both then live as long as the process: for tests, which compile one step many
+    /// times.
+    pub keeps_programs: bool,
 }
 
 /// A process among several.
@@ -216,6 +221,8 @@ struct Inner {
     process: Option<ProcessPlace>,
     /// The threads that XLA's CPU client has for its devices, if programs are to be checked for more.
     threads: Option<usize>,
+    /// The programs by their modules and options, if the client keeps them.
+    programs: Option<KeptPrograms>,
 }
 
 impl Client {
@@ -269,6 +276,7 @@ impl Client {
                 devices,
                 process: options.process.clone(),
                 threads,
+                programs: options.keeps_programs.then(KeptPrograms::default),
             })))
         }
     }
@@ -297,6 +305,11 @@ impl Client {
     /// The plugin behind it.
     pub fn plugin(&self) -> &Arc<Plugin> {
         &self.0.plugin
+    }
+
+    /// The programs that it keeps, if it does.
+    pub(super) fn kept_programs(&self) -> Option<&KeptPrograms> {
+        self.0.programs.as_ref()
     }
 
     /// Which process this is, if the client was told that it is one of several.

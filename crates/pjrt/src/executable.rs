@@ -19,6 +19,10 @@ use super::program::{self, Language, Parameter, ProgramInfo};
 use super::sys::*;
 use meshloom_hlo::TensorType;
 
+/// The target of the event, of level DEBUG, that precedes each compilation by a plugin in this process. Its field
+/// `bytes` is the size of the module, and its message the module's name.
+pub const COMPILATION: &str = "meshloom_pjrt::compilation";
+
 /// A compiled program on its devices. Cloning gives another handle.
 #[derive(Clone)]
 pub struct Executable(Arc<Inner>);
@@ -62,7 +66,11 @@ impl Client {
     /// Donation is what the module's `input_output_alias` and `buffer_donor` declare.
     pub fn compile(&self, module: &[u8], options: &CompileOptions) -> Result<Executable, PjrtError> {
         let prepared = Prepared::new(self, module, options)?;
-        prepared.compile(self, module)
+        let compile = || prepared.compile(self, module);
+        match self.kept_programs() {
+            Some(programs) => programs.get(module, &prepared.options, compile),
+            None => compile(),
+        }
     }
 
     /// Loads what [`Executable::serialize`] or
@@ -130,6 +138,7 @@ impl Prepared {
     }
 
     pub(super) fn compile(&self, client: &Client, module: &[u8]) -> Result<Executable, PjrtError> {
+        tracing::debug!(target: COMPILATION, bytes = module.len() as u64, "{}", self.program.name);
         let module = program::for_platform(module, client.platform());
         let code = self.language.code(&module)?;
         let program = raw_program(&code, self.language.format);

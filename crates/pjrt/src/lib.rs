@@ -43,6 +43,7 @@ mod fetch;
 mod files;
 mod foreign_calls;
 mod hardware;
+mod kept;
 mod key_values;
 mod layout;
 mod options;
@@ -72,7 +73,7 @@ pub use compiled::{CostAnalysis, MemoryStats, OptimizedProgram};
 pub use device::{DeviceDescription, DeviceMemory};
 pub use end::end_process;
 pub use error::{Attempt, ErrorCode, PjrtError};
-pub use executable::{Executable, ExecuteOptions};
+pub use executable::{COMPILATION, Executable, ExecuteOptions};
 pub use foreign_calls::{CallBuffer, CallFailure, ForeignCall, ForeignFunction};
 pub use hardware::{CudaDevice, CudaDriver, FoundLibrary, check_present, libraries_of};
 #[doc(hidden)]

@@ -7,13 +7,16 @@
 //! is one value of a graph is a value for each device ([`Lanes`]); a graph without collectives runs on a mesh of one
 //! device. Devices may take different branches, but those of a collective's group must come to it together.
 //!
+//! The crate is for tests and for finding faults: it panics where a graph or its inputs make no sense.
+//!
 //! [`evaluate`]: meshloom::passes::evaluate
 
 mod apply;
 mod cudnn;
-mod ragged;
 pub mod moves;
 mod number;
+mod ragged;
+pub mod spmd;
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -24,8 +27,6 @@ use meshloom::sharding::Mesh;
 
 pub use apply::apply;
 pub use number::literal;
-
-use super::spmd;
 
 /// One value on each device.
 pub type Lanes = Vec<Literal>;

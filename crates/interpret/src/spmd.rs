@@ -5,8 +5,8 @@ use meshloom::ir::{Graph, Literal, PortInfo, TensorType};
 use meshloom::ops::{Binary, Group, Op, ReduceKind};
 use meshloom::sharding::{Mesh, Spec};
 
-use super::interpret::moves::{concatenate, cut, paste};
-use super::interpret::{Lanes, apply, lockstep, present};
+use super::moves::{concatenate, cut, paste};
+use super::{Lanes, apply, lockstep, present};
 
 /// Runs a local graph: inputs are whole values, of which each device gets the part that the port's spec says; the
 /// outputs are put together again.

@@ -1,0 +1,79 @@
+//! Which of its cases a test runs: few in the small tier, all in the full tier.
+//!
+//! | `MESHLOOM_EVERY_CASE` | a test with cases runs |
+//! |---|---|
+//! | not set | a few of them, spread over all: the small tier |
+//! | `1` | all of them: the full tier |
+//! | `3/10` | the third of ten shares of all of them |
+//! | a name that [`cases`] is called with | all of them in the test that uses the name, a few in the others |
+
+use std::env;
+use std::sync::OnceLock;
+
+const VARIABLE: &str = "MESHLOOM_EVERY_CASE";
+
+/// What the variable asks for.
+#[derive(Debug)]
+enum Tier {
+    Small,
+    Full,
+    /// One of so many shares, from 0.
+    Share(usize, usize),
+    Named(String),
+}
+
+fn tier() -> &'static Tier {
+    static TIER: OnceLock<Tier> = OnceLock::new();
+    TIER.get_or_init(|| {
+        let value = env::var(VARIABLE).unwrap_or_default();
+        let share = || {
+            let (number, count) = value.split_once('/')?;
+            let (number, count): (usize, usize) = (number.parse().ok()?, count.parse().ok()?);
+            assert!((1..=count).contains(&number), "{VARIABLE}={value}: shares count from 1 to {count}");
+            Some(Tier::Share(number - 1, count))
+        };
+        match value.as_str() {
+            "" => Tier::Small,
+            "1" => Tier::Full,
+            _ => share().unwrap_or_else(|| Tier::Named(value.clone())),
+        }
+    })
+}
+
+/// Whether any test runs more than its few cases. Programs are then compiled as they are for everybody, and budgets are
+/// not enforced.
+pub fn more_than_few() -> bool {
+    !matches!(tier(), Tier::Small)
+}
+
+/// Whether the test that goes by this name runs all of its cases, for one whose cases are no list: a larger model, more
+/// tries.
+pub fn every_case(name: &str) -> bool {
+    match tier() {
+        Tier::Small => false,
+        Tier::Full | Tier::Share(..) => true,
+        Tier::Named(named) => named == name,
+    }
+}
+
+/// The cases that a test runs: in the small tier `few` of them, spread evenly over `all`, the first among them; else as
+/// the variable says. The name is the test's program and what the cases are of, as in `train kills`.
+pub fn cases<T>(name: &str, few: usize, all: impl IntoIterator<Item = T>) -> Vec<T> {
+    let all: Vec<T> = all.into_iter().collect();
+    let count = all.len();
+    let few = few.min(count);
+    let is_chosen = |index: usize| match tier() {
+        Tier::Full => true,
+        Tier::Share(number, shares) => index % shares == *number,
+        Tier::Named(named) if named == name => true,
+        // The index is the first of its part where `all` is cut into `few` parts.
+        Tier::Small | Tier::Named(_) => index == 0 || few > 0 && index * few / count != (index - 1) * few / count,
+    };
+    all.into_iter().enumerate().filter(|(index, _)| few > 0 && is_chosen(*index)).map(|(_, case)| case).collect()
+}
+
+/// A number that chooses among random cases: `MESHLOOM_SEED`, or `usual`.
+pub fn seed(usual: u64) -> u64 {
+    let set = env::var("MESHLOOM_SEED").ok().filter(|value| !value.is_empty());
+    set.map_or(usual, |value| value.parse().unwrap_or_else(|_| panic!("MESHLOOM_SEED={value}: not a whole number")))
+}
