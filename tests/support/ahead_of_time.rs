@@ -1,10 +1,30 @@
 //! Compiling ahead of time: targets, and what became of the worker.
 
-use meshloom::pjrt::ahead_of_time::WorkerFailure;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use meshloom::pjrt::ahead_of_time::{self, DescribedTopology, Settings, WorkerFailure};
 use meshloom::pjrt::{PjrtError, Topology};
+
+use crate::counts;
 
 pub fn topology(text: &str) -> Topology {
     Topology::parse(text).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// What a plugin says of a topology. Each is asked for once in a test program, by a worker that is the program itself.
+pub fn described(target: &str) -> DescribedTopology {
+    type Described = BTreeMap<String, Arc<OnceLock<DescribedTopology>>>;
+    static DESCRIBED: Mutex<Described> = Mutex::new(Described::new());
+    let mut all = DESCRIBED.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = all.entry(target.to_owned()).or_default().clone();
+    drop(all);
+    let describe = || {
+        counts::started(1);
+        let described = ahead_of_time::describe(&topology(target), &Settings::default());
+        described.unwrap_or_else(|error| panic!("{target}: {error}"))
+    };
+    own.get_or_init(describe).clone()
 }
 
 /// What became of the worker.

@@ -7,20 +7,20 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::{DType, Graph};
 use meshloom::nn::causal_attention;
-use meshloom::pjrt::ahead_of_time::{self, DescribedTopology, Settings};
+use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, Platform, PlatformKind};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, scan, value_and_grad};
 use meshloom_train::config::RunConfig;
 use meshloom_train::run::Calls;
 
-use crate::ahead_of_time::topology;
+use crate::ahead_of_time::{described, topology};
 use crate::configs::config;
+use crate::counts;
 
 #[allow(dead_code, reason = "the example's data set is not used here")]
 #[path = "../../crates/train/examples/vision_transformer/model.rs"]
@@ -202,23 +202,11 @@ impl Calibration {
             .map(|config| config.compiler_options(&described.platform).unwrap_or_else(|error| panic!("{error}")));
         let options = lowered.options_on(&places).unwrap_or_else(|error| panic!("{error}"));
         let options = CompileOptions { debug_options: debug_options.unwrap_or_default(), ..options };
+        counts::started(1);
         let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, &settings)
             .unwrap_or_else(|error| panic!("{} for {}: {error}", self.name, kind.name()));
         compiled.memory_stats().unwrap_or_else(|error| panic!("{error}"))
     }
-}
-
-/// What a plugin says of a topology, asked once.
-fn described(target: &'static str) -> DescribedTopology {
-    static DESCRIBED: Mutex<BTreeMap<&str, DescribedTopology>> = Mutex::new(BTreeMap::new());
-    let known = || DESCRIBED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(described) = known().get(target) {
-        return described.clone();
-    }
-    let described = ahead_of_time::describe(&topology(target), &Settings::default());
-    let described = described.unwrap_or_else(|error| panic!("{error}"));
-    known().insert(target, described.clone());
-    described
 }
 
 /// A topology of one device or eight.

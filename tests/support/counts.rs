@@ -37,6 +37,11 @@ pub fn process(program: impl AsRef<OsStr>) -> Command {
     Command::new(program)
 }
 
+/// Counts processes that a library has started, such as workers.
+pub fn started(count: usize) {
+    PROCESSES.fetch_add(count, Ordering::Relaxed);
+}
+
 /// Counts compilations from here on.
 pub(crate) fn count_compilations() {
     // A program that the test process has been made to be, such as a worker, may have a subscriber of its own.
