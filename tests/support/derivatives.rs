@@ -40,15 +40,35 @@ pub fn distance(x: &[f64], y: &[f64]) -> f64 {
 }
 
 /// The derivatives along three directions agree with central differences (of fourth order) of the value, and
-/// optimization changes neither value nor gradients; returns the gradients.
+/// optimization changes neither value nor gradients; returns the gradients. All by the interpreter, which computes in
+/// `f64` as exactly as XLA does.
+#[track_caller]
 pub fn check(shapes: &[&[usize]], program: impl Fn(&[Tensor]) -> Tensor) -> Vec<f64> {
+    check_by(shapes, program, anchored::run)
+}
+
+/// As [`check`], with value and gradients, before and after optimization, also by XLA.
+#[track_caller]
+pub fn check_anchored(shapes: &[&[usize]], program: impl Fn(&[Tensor]) -> Tensor) -> Vec<f64> {
+    check_by(shapes, program, anchored::run_anchored)
+}
+
+#[track_caller]
+fn check_by(
+    shapes: &[&[usize]],
+    program: impl Fn(&[Tensor]) -> Tensor,
+    run: impl Fn(&Graph, &[Literal]) -> Vec<Literal>,
+) -> Vec<f64> {
     let graph = differentiated(shapes, &program);
     let inputs = inputs_of(&graph);
     let plain = flat(&run(&graph, &inputs));
-    let compiled = compile(&optimize(&graph));
-    let optimized = flat(&compiled.run(&inputs));
+    let optimized = flat(&run(&optimize(&graph), &inputs));
     assert!(distance(&optimized, &plain) <= 1e-13, "optimized {optimized:?}\nplain {plain:?}\n{graph}");
 
+    let value = Function::trace("program", specs(shapes), |x| program(&x)).unwrap_or_else(|error| panic!("{error}"));
+    let value = |inputs: &[Literal]| interpret::interpret(value.graph(), inputs)[0].to_f64_vec()[0];
+    let alone = value(&inputs);
+    assert!(distance(&[alone], &plain[..1]) <= 1e-13, "{alone} without gradients, {} with them\n{graph}", plain[0]);
     let gradients = &plain[1..];
     for seed in [71, 72, 73] {
         let directions: Vec<Vec<f64>> = inputs
@@ -62,7 +82,7 @@ pub fn check(shapes: &[&[usize]], program: impl Fn(&[Tensor]) -> Tensor) -> Vec<
                     input.to_f64_vec().iter().zip(direction).map(|(x, d)| x + step * (d - 0.6)).collect::<Vec<_>>();
                 Literal::from_slice(&input.ty().dims, &moved).expect("as many elements")
             });
-            compiled.run(&moved.collect::<Vec<_>>())[0].to_f64_vec()[0]
+            value(&moved.collect::<Vec<_>>())
         };
         let slope: f64 = gradients.iter().zip(directions.iter().flatten()).map(|(g, d)| g * (d - 0.6)).sum();
         let size = gradients.iter().map(|g| g * g).sum::<f64>().sqrt().max(1.0);
@@ -77,18 +97,27 @@ pub fn check(shapes: &[&[usize]], program: impl Fn(&[Tensor]) -> Tensor) -> Vec<
 }
 
 /// Second derivatives, as the gradient of a weighted sum of the gradient.
+#[track_caller]
 pub fn check_second(shapes: &[&[usize]], program: Program) {
-    check(shapes, |x| {
-        let gradients = grad(x.to_vec(), |x| program(&x));
-        let weighted = |(index, gradient): (usize, &Tensor)| {
-            (*gradient * constant(f64s(&gradient.dims(), index as u64 + 7))).sum(..)
-        };
-        let terms: Vec<Tensor> = gradients.iter().enumerate().map(weighted).collect();
-        terms.into_iter().reduce(|x, y| x + y).expect("a parameter")
-    });
+    check(shapes, |x| weighted_gradient(x, program));
+}
+
+/// As [`check_second`], also by XLA.
+#[track_caller]
+pub fn check_second_anchored(shapes: &[&[usize]], program: Program) {
+    check_anchored(shapes, |x| weighted_gradient(x, program));
+}
+
+fn weighted_gradient(x: &[Tensor], program: Program) -> Tensor {
+    let gradients = grad(x.to_vec(), |x| program(&x));
+    let weighted =
+        |(index, gradient): (usize, &Tensor)| (*gradient * constant(f64s(&gradient.dims(), index as u64 + 7))).sum(..);
+    let terms: Vec<Tensor> = gradients.iter().enumerate().map(weighted).collect();
+    terms.into_iter().reduce(|x, y| x + y).expect("a parameter")
 }
 
 /// The same gradients, up to rounding.
+#[track_caller]
 pub fn check_same(shapes: &[&[usize]], programs: &[Program]) {
     let gradients: Vec<Vec<f64>> = programs.iter().map(|program| check(shapes, program)).collect();
     for (index, other) in gradients.iter().enumerate().skip(1) {

@@ -1,6 +1,7 @@
 //! What the test programs share: running graphs on the CPU plugin and looking into them, configs, plugins and programs.
 
 pub mod ahead_of_time;
+pub mod anchored;
 pub mod calibration;
 pub mod cases;
 pub mod configs;

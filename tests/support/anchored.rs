@@ -1,0 +1,93 @@
+//! What graphs compute, by the interpreter, with XLA as an anchor where a test asks for it.
+
+use meshloom::compile::{Lowered, Partitioned};
+use meshloom::ir::{DType, Graph, Literal, verify};
+use meshloom::trace::Tree;
+
+use crate::cases::every_case;
+use crate::eight_devices::{compile, relative_error};
+use crate::interpret::interpret;
+use crate::spmd::run_local;
+
+/// The results of a graph, by the interpreter. In the full tier XLA must agree.
+#[track_caller]
+pub fn run(graph: &Graph, inputs: &[Literal]) -> Vec<Literal> {
+    verify(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
+    let found = interpret(graph, inputs);
+    if every_case("compiler anchored") {
+        agrees_with_xla(graph, inputs, &found);
+    }
+    found
+}
+
+/// As [`run`], and XLA must agree in the small tier too.
+#[track_caller]
+pub fn run_anchored(graph: &Graph, inputs: &[Literal]) -> Vec<Literal> {
+    verify(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
+    let found = interpret(graph, inputs);
+    agrees_with_xla(graph, inputs, &found);
+    found
+}
+
+/// XLA computes the same.
+#[track_caller]
+fn agrees_with_xla(graph: &Graph, inputs: &[Literal], found: &[Literal]) {
+    agree(graph, &crate::run(graph, inputs), found);
+}
+
+/// What XLA computes and what is found is the same up to the rounding of the type: XLA's functions differ from the
+/// interpreter's in the last digits, and it adds up in another order.
+#[track_caller]
+fn agree(graph: &Graph, compiled: &[Literal], found: &[Literal]) {
+    assert_eq!(compiled.len(), found.len());
+    for (index, (compiled, found)) in compiled.iter().zip(found).enumerate() {
+        assert_eq!(compiled.ty(), found.ty(), "result {index}\n{graph}");
+        let bound = match found.ty().dtype {
+            DType::F64 => 1e-12,
+            DType::F32 => 1e-5,
+            dtype if dtype.is_float() => 2e-2,
+            _ => 0.0,
+        };
+        // Numbers that are finite in neither are compared one by one, the others by their norms.
+        let (compiled, found) = (compiled.to_f64_vec(), found.to_f64_vec());
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for (ours_at, theirs_at) in found.iter().zip(&compiled) {
+            if ours_at.is_finite() || theirs_at.is_finite() {
+                ours.push(*ours_at);
+                theirs.push(*theirs_at);
+            } else {
+                let same = ours_at == theirs_at || ours_at.is_nan() && theirs_at.is_nan();
+                assert!(same, "result {index}: {found:?}, by XLA {compiled:?}\n{graph}");
+            }
+        }
+        // A sum whose terms cancel is zero but for rounding.
+        let is_zero = theirs.iter().chain(&ours).all(|number| number.abs() <= bound);
+        let error = relative_error(&ours, &theirs);
+        assert!(is_zero || error <= bound, "result {index}: {found:?}, by XLA {compiled:?}, off by {error:e}\n{graph}");
+    }
+}
+
+/// The results of a lowered program, of one device or of all of its mesh, by the interpreter. In the full tier XLA must
+/// agree.
+#[track_caller]
+pub fn run_lowered(lowered: &Lowered, inputs: &[Literal]) -> Vec<Literal> {
+    let found = match lowered.partitioned() {
+        Some(Partitioned { graph, mesh, .. }) => {
+            run_local(graph, mesh, inputs).unwrap_or_else(|error| panic!("{error}"))
+        }
+        None => interpret(lowered.emitted(), inputs),
+    };
+    if every_case("compiler anchored") {
+        agree(lowered.emitted(), &run_compiled(lowered, inputs), &found);
+    }
+    found
+}
+
+/// The results of a lowered program by XLA.
+#[track_caller]
+pub fn run_compiled(lowered: &Lowered, inputs: &[Literal]) -> Vec<Literal> {
+    let program = compile(lowered).unwrap_or_else(|error| panic!("{error}"));
+    let arguments = program.put(0, &inputs.to_vec()).expect("the inputs fit").leaves();
+    let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
+    outputs.iter().map(|output| output.get().expect("a result")).collect()
+}
