@@ -1,7 +1,8 @@
 //! Programs for hardware that is not there, compiled ahead of time by the plugins for it.
 //!
-//! A test whose plugin is not at hand shows as ignored, with the reason. `MESHLOOM_TEST_PLUGINS=all` downloads the
-//! plugins for TPUs and GPUs (200 MB each) where they are not, and a test fails that is without.
+//! A test whose plugin is not at hand shows as ignored, with the reason, as do those that only the full tier runs.
+//! `MESHLOOM_TEST_PLUGINS=all` downloads the plugins for TPUs and GPUs (200 MB each) where they are not, and a test
+//! fails that is without. `MESHLOOM_EVERY_CASE="ahead tests"` runs all tests of this program.
 //!
 //! The harness is not libtest, which cannot tell at run time that a test is ignored.
 
@@ -14,56 +15,75 @@ mod profilers;
 mod programs;
 mod sent;
 mod slices;
+mod workers;
 
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use meshloom::pjrt::{PlatformKind, worker};
+use support::cases::cases;
 use support::counts::Budget;
 use support::plugins::why_without;
-use support::some_of;
 
-support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 }, usual_compiles);
+support::test_program!(Budget { steps: 0, modules: 0, processes: 10 }, usual_compiles);
 
 /// A test that needs the plugin of a platform.
-fn on(platform: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
-    let runner = move || -> Result<Completion, Failed> {
-        if let Some(reason) = why_without(platform)? {
-            return Ok(Completion::ignored_with(reason));
-        }
-        test();
-        Ok(Completion::Completed)
-    };
-    Trial::ignorable_test(name, runner).with_kind(platform)
+struct Test {
+    platform: &'static str,
+    name: String,
+    run: Box<dyn FnOnce() + Send>,
 }
 
-fn trials() -> Vec<Trial> {
-    let mut trials = vec![
-        Trial::test("the_train_step", || {
-            platforms::train_step("cpu:8", "data=2,fsdp=4");
-            Ok(())
-        })
-        .with_kind("cpu"),
+fn on(platform: &'static str, name: impl Into<String>, run: impl FnOnce() + Send + 'static) -> Test {
+    Test { platform, name: name.into(), run: Box::new(run) }
+}
+
+impl Test {
+    fn trial(self) -> Trial {
+        let Test { platform, name, run } = self;
+        let runner = move || -> Result<Completion, Failed> {
+            // That of CPUs is fetched by whoever needs it.
+            if platform != "cpu"
+                && let Some(reason) = why_without(platform)?
+            {
+                return Ok(Completion::ignored_with(reason));
+            }
+            run();
+            Ok(Completion::Completed)
+        };
+        Trial::ignorable_test(name, runner).with_kind(platform)
+    }
+
+    /// Shows as ignored.
+    fn of_the_full_tier(self) -> Trial {
+        let ignored = || Ok(Completion::ignored_with("full tier"));
+        Trial::ignorable_test(self.name, ignored).with_kind(self.platform)
+    }
+}
+
+/// What always runs.
+fn small_tier() -> Vec<Test> {
+    vec![
+        on("cpu", "the_train_step", || platforms::train_step("cpu:8", "data=2,fsdp=4")),
+        on("tpu", "the_train_step", || platforms::train_step("v5e:2x4", "data=2,fsdp=4")),
+        on("cuda", "the_train_step", || platforms::train_step("h100:1x1x8", "data=2,fsdp=-1")),
         on("tpu", "topologies_are_described", platforms::tpu_topologies_are_described),
-        on("tpu", "compiles", platforms::compiles_for_tpus),
+        on("cuda", "topologies_are_described", platforms::gpu_topologies_are_described),
         on("tpu", "a_failed_check_ends_the_worker_alone", platforms::a_failed_check_of_libtpu_ends_the_worker_alone),
+    ]
+}
+
+/// What the full tier runs besides. Each compiles all of its programs: shares of the full tier are shares of this list.
+fn full_tier() -> Vec<Test> {
+    let mut tests = vec![
+        on("tpu", "topologies_that_are_none_are_refused", platforms::topologies_that_are_none_are_refused),
+        on("tpu", "compiles", platforms::compiles_for_tpus),
         on("tpu", "it_is_killed_at_the_time_limit", platforms::libtpu_is_killed_at_the_time_limit),
         on("tpu", "the_explicit_step_for_512_devices", platforms::the_explicit_step_compiles_for_512_tpus),
         on("tpu", "the_train_step_on_slices", || platforms::train_step("tpu7x:2x2x1:slices=2", "data=4,fsdp=4")),
         on("tpu", "experts_and_gradients", || programs::experts_and_gradients("v5e:2x4")),
-        Trial::test("grouped_products_copy_one_matrix", || {
-            programs::grouped_products("cpu:1", PlatformKind::Cpu);
-            Ok(())
-        })
-        .with_kind("cpu"),
-        on("tpu", "grouped_products_copy_one_matrix", || programs::grouped_products("v5p:1x1x1", PlatformKind::Tpu)),
-        on("cuda", "grouped_products_copy_one_matrix", || programs::grouped_products("h100:1x1x1", PlatformKind::Cuda)),
         on("cuda", "the_form_of_cudnn_attention", || programs::the_form_of_cudnn_attention("h100:1x1x1")),
         on("tpu", "a_decoder_by_kernels", || programs::a_decoder_by_kernels("v5p:2x2x1")),
-        on("tpu", "a_decoder_by_ragged_dot", || {
-            some_of(["v5p:2x2x1", "v6e:2x2"], 2).for_each(programs::a_decoder_by_ragged_dot);
-        }),
-        on("cuda", "the_local_form", || programs::the_local_form("h100:1x1x4")),
         on("tpu", "the_order_of_devices", programs::the_order_of_devices),
         on(
             "tpu",
@@ -73,60 +93,71 @@ fn trials() -> Vec<Trial> {
         on("tpu", "slices_exchange_gradients_once", slices::slices_exchange_gradients_once),
         on("tpu", "transfers_are_under_way_while_steps_run", slices::transfers_are_under_way_while_steps_run),
         on("tpu", "transfers_run_beside_compute", overlap::transfers_run_beside_compute),
-        on("tpu", "bytes_as_emitted", || {
-            sent::as_emitted(0, "v5p:2x2x2");
-            sent::as_emitted(1, "v6e:2x4");
-        }),
-        on("cuda", "bytes_as_emitted", || sent::as_emitted(2, "h100:1x1x8")),
-        on("tpu", "stages_branch", || {
-            for (number, target) in ["v5p:2x2x2", "v6e:2x4", "tpu7x:2x2x1"].into_iter().enumerate() {
-                pipelines::stages_branch(number, target);
-            }
-        }),
-        on("cuda", "stages_branch", || pipelines::stages_branch(3, "h100:1x1x8")),
-        on("cuda", "topologies_are_described", platforms::gpu_topologies_are_described),
         on("cuda", "compiles", platforms::compiles_for_gpus),
         on("cuda", "the_explicit_step_for_64_devices", platforms::the_explicit_step_compiles_for_64_gpus),
+        on("cuda", "the_local_form_for_h100", || programs::the_local_form("h100:1x1x4")),
     ];
     for kind in PlatformKind::ALL {
-        let platform = kind.name();
-        trials.push(on(platform, "memory_figures_are_written", move || figures::written(kind)).with_ignored_flag(true));
-        trials.push(on(platform, "memory_figures_are_kept", move || figures::kept(kind)));
+        tests.push(on(kind.name(), "memory_figures_are_kept", move || figures::kept(kind)));
     }
-    for (number, target) in ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"].into_iter().enumerate() {
-        let kind = target.split(':').next().unwrap_or(target);
-        trials.push(on("tpu", &format!("kernels_compile_for_{kind}"), move || {
-            kernels::compile(number, target);
-            programs::grouped_products_by_kernels(target);
-            programs::the_local_form(target);
-        }));
+    for target in ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"] {
+        let name = |what: &str| format!("{what}_for_{}", target.split(':').next().unwrap_or(target));
+        tests.extend([
+            on("tpu", name("kernels_compile"), move || kernels::compile(target)),
+            on("tpu", name("grouped_products_by_kernels"), move || programs::grouped_products_by_kernels(target)),
+            on("tpu", name("the_local_form"), move || programs::the_local_form(target)),
+        ]);
+    }
+    for target in ["v5p:2x2x1", "v6e:2x2"] {
+        let name = format!("a_decoder_by_ragged_dot_for_{target}");
+        tests.push(on("tpu", name, move || programs::a_decoder_by_ragged_dot(target)));
+    }
+    for (platform, target) in [("tpu", "v5p:2x2x2"), ("tpu", "v6e:2x4"), ("tpu", "tpu7x:2x2x1"), ("cuda", "h100:1x1x8")]
+    {
+        tests.push(on(platform, format!("stages_branch_for_{target}"), move || pipelines::stages_branch(target)));
+        if target != "tpu7x:2x2x1" {
+            tests.push(on(platform, format!("bytes_as_emitted_for_{target}"), move || sent::as_emitted(target)));
+        }
     }
     for (platform, target) in [("tpu", "tpu7x:2x2x1"), ("cuda", "h100:1x1x8")] {
-        trials.extend([
+        tests.extend([
             on(platform, "presets_are_accepted", move || platforms::presets_are_accepted(platform)),
             on(platform, "the_topology_is_the_platform", move || platforms::the_topology_is_the_platform(target)),
         ]);
     }
-    trials.push(
-        Trial::test("train_and_hlo_dump_compile_the_same", || {
-            platforms::train_and_hlo_dump_compile_the_same("cpu:8");
-            Ok(())
-        })
-        .with_kind("cpu"),
-    );
-    trials.push(on("cuda", "train_and_hlo_dump_compile_the_same", || {
-        platforms::train_and_hlo_dump_compile_the_same("h100:1x1x8");
-    }));
-    for (platform, target, axes) in [("tpu", "v5e:2x4", "data=2,fsdp=4"), ("cuda", "h100:1x1x8", "data=2,fsdp=-1")] {
-        trials.extend([
-            on(platform, "the_train_step", move || platforms::train_step(target, axes)),
+    for (platform, target) in [("cpu", "cpu:8"), ("cuda", "h100:1x1x8")] {
+        let same = move || platforms::train_and_hlo_dump_compile_the_same(target);
+        tests.push(on(platform, "train_and_hlo_dump_compile_the_same", same));
+    }
+    for (kind, target) in
+        [(PlatformKind::Cpu, "cpu:1"), (PlatformKind::Tpu, "v5p:1x1x1"), (PlatformKind::Cuda, "h100:1x1x1")]
+    {
+        let copies = move || programs::grouped_products(target, kind);
+        tests.push(on(kind.name(), "grouped_products_copy_one_matrix", copies));
+    }
+    for (platform, target) in [("tpu", "v5e:2x4"), ("cuda", "h100:1x1x8")] {
+        tests.extend([
             on(platform, "several_operands", move || programs::several_operands(target)),
             on(platform, "a_partitioned_step", move || programs::a_partitioned_step(target)),
             on(platform, "every_dialect", move || programs::every_dialect(target)),
             on(platform, "the_profiler_records", move || profilers::records(platform)),
         ]);
     }
-    trials
+    tests
+}
+
+fn trials() -> Vec<Trial> {
+    let full = full_tier();
+    let chosen = cases("ahead tests", 0, 0..full.len());
+    let full = full.into_iter().enumerate().map(|(number, test)| match chosen.contains(&number) {
+        true => test.trial(),
+        false => test.of_the_full_tier(),
+    });
+    // It writes a table, for whoever asks for it by name.
+    let written = PlatformKind::ALL.map(|kind| {
+        on(kind.name(), "memory_figures_are_written", move || figures::written(kind)).trial().with_ignored_flag(true)
+    });
+    small_tier().into_iter().map(Test::trial).chain(full).chain(written).collect()
 }
 
 fn main() -> ExitCode {

@@ -2,15 +2,15 @@
 
 use meshloom::hlo::analysis::{Chip, CostOptions, Devices, collectives, overlap};
 use meshloom::partition::Amount;
-use meshloom::pjrt::ahead_of_time::Settings;
-use meshloom_train::StepAhead;
 use support::configs::config;
+
+use crate::workers::step;
 
 /// The chip's options have transfers run beside compute, and every byte that is sent is on the time line.
 pub fn transfers_run_beside_compute() {
     let config =
         config(&[&["target.topology=v5p:2x2x2", "mesh.axes=data=2,fsdp=4", "model.layers=2", "model.seq=128"]]);
-    let step = StepAhead::compile(&config, &Settings::default()).unwrap_or_else(|error| panic!("{error}"));
+    let step = step("two layers", &config);
     let module = step.compiled.optimized_hlo().expect("a program").decode().expect("a module");
     let (devices, chip) = (Devices::partitioned(step.devices.len()), Chip::parse("v5p").expect("a chip"));
     let options = CostOptions::devices(devices).on(chip);

@@ -3,10 +3,9 @@
 use meshloom::hlo::analysis::{Devices, Together, Via, Walk, collectives};
 use meshloom::hlo::proto::{HloModuleProto, ShapeProto};
 use meshloom::partition::Amount;
-use meshloom::pjrt::ahead_of_time::Settings;
-use meshloom_train::StepAhead;
-use support::by_number;
 use support::configs::config;
+
+use crate::workers::step;
 
 const SEQ: u64 = 128;
 const MLP: u64 = 512;
@@ -25,9 +24,8 @@ fn largest_copy(walk: &Walk<'_>) -> u64 {
 }
 
 /// Every schedule whose stages branch: the plugin compiles it; conditionals stay in the loop over ticks; every
-/// collective runs a known number of times, with all devices of its group; no branch copies more than a slot. By
-/// default a quarter of the schedules, which the number of the target decides.
-pub fn stages_branch(number: usize, target: &str) {
+/// collective runs a known number of times, with all devices of its group; no branch copies more than a slot.
+pub fn stages_branch(target: &str) {
     // Eight layers: with the number of those that an item goes through on a stage.
     let schedules = [
         ("gpipe", "skip_bubbles=true", 2),
@@ -38,7 +36,7 @@ pub fn stages_branch(number: usize, target: &str) {
         ("zb-v", "chunks=2", 1),
         ("auto", "chunks=2", 1),
     ];
-    for (schedule, option, layers) in by_number(schedules, 4, number) {
+    for (schedule, option, layers) in schedules {
         let settings = [
             format!("target.topology={target}"),
             format!("model.seq={SEQ}"),
@@ -58,8 +56,7 @@ pub fn stages_branch(number: usize, target: &str) {
             "pipeline.remat=none",
         ];
         let config = config(&[&settings, &shape]);
-        let step = StepAhead::compile(&config, &Settings::default());
-        let step = step.unwrap_or_else(|error| panic!("{target}, {schedule}: {error}"));
+        let step = step(schedule, &config);
         let devices = Devices::partitioned(step.devices.len());
         let module: HloModuleProto = step.compiled.optimized_hlo().expect("a program").decode().expect("a module");
         let walk = Walk::on(&module, devices);

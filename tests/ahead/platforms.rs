@@ -11,19 +11,14 @@ use meshloom::partition::Amount;
 use meshloom::passes::{CollectiveLimits, CollectiveMatmul};
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings, WorkerFailure};
 use meshloom::pjrt::*;
-use meshloom_train::StepAhead;
 use prost::Message;
-use support::ahead_of_time::{failure, refusal, topology};
+use support::ahead_of_time::{described, failure, refusal, topology};
+use support::cases::cases;
 use support::configs::{NARROW, config};
+use support::counts;
 use support::pjrt_modules as modules;
 
-fn settings() -> Settings {
-    Settings::default()
-}
-
-fn compile(target: &str, module: &[u8], options: &CompileOptions) -> Result<CompiledAhead, PjrtError> {
-    ahead_of_time::compile(&topology(target), module, options, &settings())
-}
+use crate::workers::{compile, step};
 
 fn compile_sharded(target: &str, device_count: usize) -> CompiledAhead {
     let module = modules::sharded_dot_over(device_count as i64);
@@ -33,7 +28,8 @@ fn compile_sharded(target: &str, device_count: usize) -> CompiledAhead {
 pub fn tpu_topologies_are_described() {
     // Name, devices, kind, coordinates and core of the last one, slice of the last one.
     type Case = (&'static str, usize, &'static str, [i64; 3], i64, Option<i64>);
-    let cases: [Case; 9] = [
+    let all: [Case; 9] = [
+        ("tpu7x:2x2x1:slices=2", 16, "TPU7x", [1, 1, 0], 1, Some(1)),
         ("v2:2x2", 8, "TPU v2", [1, 1, 0], 1, None),
         ("v3:2x2", 8, "TPU v3", [1, 1, 0], 1, None),
         ("v4:4x4x4", 128, "TPU v4", [3, 3, 3], 1, None),
@@ -42,11 +38,9 @@ pub fn tpu_topologies_are_described() {
         ("v5p:16x16x24", 6144, "TPU v5", [15, 15, 23], 0, None),
         ("v6e:16x16", 256, "TPU v6 lite", [15, 15, 0], 0, None),
         ("tpu7x:2x2x1", 8, "TPU7x", [1, 1, 0], 1, None),
-        ("tpu7x:2x2x1:slices=2", 16, "TPU7x", [1, 1, 0], 1, Some(1)),
     ];
-    for (name, count, kind, coords, core, slice) in cases {
-        let described = ahead_of_time::describe(&topology(name), &settings());
-        let devices = described.unwrap_or_else(|error| panic!("{error}")).devices;
+    for (name, count, kind, coords, core, slice) in cases("ahead topologies of TPUs", 1, all) {
+        let devices = described(name).devices;
         let last = devices.last().expect("a device");
         assert_eq!((devices.len(), last.kind.as_str()), (count, kind), "{name}");
         assert_eq!(topology(name).device_count(), count, "{name}, without asking");
@@ -54,31 +48,33 @@ pub fn tpu_topologies_are_described() {
         assert!(last.memory_limit().is_some_and(|bytes| bytes > 8_000_000_000), "{name}: {last:?}");
     }
     // What a program goes by that is cut beside collectives: 459 TF/s, and 4800 Gbit/s over three rings, both ways.
-    let described = ahead_of_time::describe(&topology("v5p:2x2x1"), &settings());
-    let platform = described.unwrap_or_else(|error| panic!("{error}")).platform;
+    let platform = described("v5p:2x2x1").platform;
     let operations_per_byte = (459e12_f64 / (4800e9 / 8.0 / 3.0 / 2.0)) as u64;
     let matmul = LowerOptions::default().on(&platform).limits.matmul;
     assert_eq!(matmul, CollectiveMatmul::Auto { operations_per_byte });
     // Which collectives are better done in levels: those over a whole slice, and gathers on v5p's SparseCores.
     const MIB: Option<u64> = Some(1 << 20);
-    let cases: [(_, &[usize], _, _); 9] = [
+    let all: [(_, &[usize], _, _); 9] = [
+        ("v5p:2x2x1", &[2, 2], false, MIB),
         ("v5e:2x4", &[2, 4], false, None),
         ("v5e:8x8", &[8, 8], true, None),
         ("v6e:16x16", &[16, 16], true, None),
-        ("v5p:2x2x1", &[2, 2], false, MIB),
         ("v5p:2x2x2", &[2, 2, 2], true, MIB),
         ("v5p:4x4x8", &[4, 4, 8], true, MIB),
         ("tpu7x:2x2x2", &[2, 2, 2, 2], false, None),
         ("tpu7x:4x4x4", &[2, 4, 4, 4], true, None),
         ("tpu7x:4x4x4:slices=2", &[2, 4, 4, 4], true, None),
     ];
-    for (name, shape, whole, gathers) in cases {
-        let described = ahead_of_time::describe(&topology(name), &settings());
-        let described = described.unwrap_or_else(|error| panic!("{error}"));
+    for (name, shape, whole, gathers) in cases("ahead levels of slices", 1, all) {
+        let described = described(name);
         let expected = (whole || gathers.is_some()).then(|| SliceLevels { shape: shape.to_vec(), whole, gathers });
         assert_eq!(LowerOptions::default().on(&described.platform).levels, expected, "{name}");
     }
-    let error = refusal(ahead_of_time::describe(&topology("v5e:3x5"), &settings()));
+}
+
+pub fn topologies_that_are_none_are_refused() {
+    counts::started(1);
+    let error = refusal(ahead_of_time::describe(&topology("v5e:3x5"), &Settings::default()));
     let PjrtError::Plugin { function, code, message } = error else { panic!("{error}") };
     assert_eq!((&*function, code), ("PJRT_TopologyDescription_Create", ErrorCode::InvalidArgument));
     assert!(message.contains("v5e:3x5"), "{message}");
@@ -115,23 +111,23 @@ pub fn a_failed_check_of_libtpu_ends_the_worker_alone() {
 }
 
 pub fn libtpu_is_killed_at_the_time_limit() {
-    let settings = Settings { time_limit: Duration::from_millis(1), ..settings() };
+    counts::started(1);
+    let settings = Settings { time_limit: Duration::from_millis(1), ..Settings::default() };
     let options = CompileOptions::partitioned(8);
     let result = ahead_of_time::compile(&topology("v5e:2x4"), &modules::sharded_dot(), &options, &settings);
     assert!(matches!(failure(result).1, WorkerFailure::TimedOut { .. }));
 }
 
 pub fn gpu_topologies_are_described() {
-    let cases = [
+    let all = [
+        ("h100:1x1x8", 8, "NVIDIA H100 80GB HBM3", "9.0", 84_942_979_072),
         ("a100-40g:1x1x8", 8, "NVIDIA A100-SXM4-40GB", "8.0", 42_331_013_120),
         ("a100:2x4x8", 64, "NVIDIA A100-SXM4-80GB", "8.0", 85_100_068_864),
-        ("h100:1x1x8", 8, "NVIDIA H100 80GB HBM3", "9.0", 84_942_979_072),
         ("h200:1x1x1", 1, "NVIDIA H200 141GB HBM3e", "9.0", 151_397_597_184),
         ("b200:1x2x8", 16, "NVIDIA B200", "10.0", 191_514_411_008),
     ];
-    for (name, count, kind, capability, memory) in cases {
-        let described = ahead_of_time::describe(&topology(name), &settings());
-        let devices = described.unwrap_or_else(|error| panic!("{error}")).devices;
+    for (name, count, kind, capability, memory) in cases("ahead topologies of GPUs", 1, all) {
+        let devices = described(name).devices;
         let last = devices.last().expect("a device");
         assert_eq!((devices.len(), last.kind.as_str()), (count, kind), "{name}");
         assert_eq!(topology(name).device_count(), count, "{name}, without asking");
@@ -155,7 +151,7 @@ pub fn compiles_for_gpus() {
 /// A train step compiles, and updates its state in place.
 pub fn train_step(target: &str, axes: &str) {
     let config = config(&[NARROW, &[&format!("target.topology={target}"), &format!("mesh.axes={axes}")]]);
-    let step = StepAhead::compile(&config, &settings()).unwrap_or_else(|error| panic!("{error}"));
+    let step = step(axes, &config);
     let memory = step.compiled.memory_stats().expect("stats");
     assert_eq!(step.compiled.device_assignment[0].len(), step.devices.len());
     // Parameters and optimizer state are updated in place: three times the parameters, split over `fsdp`.
@@ -170,7 +166,7 @@ pub fn train_step(target: &str, axes: &str) {
 fn check_groups_survive(target: &str, axes: &str, overrides: &[&str]) -> (Amount, Amount) {
     let (topology, axes) = (format!("target.topology={target}"), format!("mesh.axes={axes}"));
     let config = config(&[NARROW, overrides, &[&topology, &axes, "partition.mode=explicit"]]);
-    let step = StepAhead::compile(&config, &settings()).unwrap_or_else(|error| panic!("{error}"));
+    let step = step(axes, &config);
     let groups_of = |axes: &[String]| {
         let axes: Vec<_> = axes.iter().map(|axis| step.mesh.axis(axis).expect("an axis of the mesh")).collect();
         let mut groups = device_groups(&step.mesh, &axes);
@@ -224,8 +220,7 @@ pub fn presets_are_accepted(platform: &str) {
     assert!(of_platform().count() >= 4);
     for preset in of_platform() {
         let target = target(preset);
-        let described =
-            ahead_of_time::describe(&topology(&target), &settings()).unwrap_or_else(|error| panic!("{error}"));
+        let described = described(&target);
         assert_eq!(described.platform.preset(), Some(preset), "{target}");
         let mut options = CompileOptions::partitioned(8);
         for option in preset.options() {
@@ -246,7 +241,7 @@ pub fn the_topology_is_the_platform(target: &str) {
         let keys = [format!("target.topology={target}"), format!("target.platform={platform}")];
         config(&[NARROW, &["model.layers=1", "mesh.axes=data=2,fsdp=-1", &keys[0], &keys[1]]])
     };
-    let described = ahead_of_time::describe(&topology(target), &settings()).unwrap_or_else(|error| panic!("{error}"));
+    let described = described(target);
     let expected = own("cpu").on_devices(described.devices.len()).expect("it fits");
     let expected = expected.lower_run(expected.calls(), &described.platform).expect("it lowers").1;
     assert!(described.platform.overlaps_collectives() && described.platform.group_format() != GroupFormat::Lists);
@@ -258,7 +253,7 @@ pub fn the_topology_is_the_platform(target: &str) {
     let matmul = LowerOptions::default().on(&described.platform).limits.matmul;
     assert_eq!(matmul == CollectiveMatmul::Off, described.platform.kind() != PlatformKind::Tpu, "{target}");
     for platform in ["cpu", "auto"] {
-        let step = StepAhead::compile(&own(platform), &settings()).unwrap_or_else(|error| panic!("{error}"));
+        let step = step(platform, &own(platform));
         assert!(step.lowered.module.bytes == expected.module.bytes, "{platform}");
     }
     // What follows from the chip can be changed, one by one and as a whole.
@@ -281,10 +276,10 @@ pub fn train_and_hlo_dump_compile_the_same(target: &str) {
         let output = command.args(&sets).current_dir(support::path("")).output().expect("it runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     };
-    let mut train = std::process::Command::new(support::program::meshloom());
+    let mut train = counts::process(support::program::meshloom());
     train.args(["train", "--target", target, "--write-hlo", &path("train.pb")]);
     run(train);
-    let mut dump = std::process::Command::new(support::program::hlo_dump());
+    let mut dump = counts::process(support::program::hlo_dump());
     dump.args(["compile", "examples/configs/default.toml", "--target", target, "-o", &path("dump.pb")]);
     run(dump);
     let read = |name: &str| std::fs::read(path(name)).expect("a module");

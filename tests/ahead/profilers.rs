@@ -1,9 +1,9 @@
 //! The profilers of plugins.
 
-use std::process::Command;
 use std::{env, fs};
 
 use meshloom::pjrt::{Plugin, Profiler, ProfilerOptions};
+use support::counts::process;
 
 /// Says to a process of this program that it is there to profile, and on which platform.
 const PROFILED: &str = "MESHLOOM_TEST_PROFILED";
@@ -11,7 +11,7 @@ const PROFILED: &str = "MESHLOOM_TEST_PROFILED";
 /// Without a device there is little to record, but what comes back is an `XSpace`: a profiler ran.
 pub fn records(platform: &str) {
     let own = env::current_exe().expect("own path");
-    let output = Command::new(own).env(PROFILED, platform).output().expect("a child process");
+    let output = process(own).env(PROFILED, platform).output().expect("a child process");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
     assert!(said.contains("wrote as many bytes as were recorded"), "{said}");

@@ -8,21 +8,20 @@ use meshloom::ir::DType::{BF16, F32, S32};
 use meshloom::ir::Graph;
 use meshloom::kernels::{AttentionKernel, ExpertsKernel, KernelUse, Kernels};
 use meshloom::nn::{AttentionOptions, MoeConfig, causal_attention_with, moe};
-use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, PlatformKind, ProgramFormat, Topology};
+use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, PlatformKind, ProgramFormat};
 use meshloom::sharding::{DevicePlace, Mesh, device_order};
 use meshloom::trace::{Function, TensorSpec, ragged_dot, value_and_grad, vmap};
 use meshloom_mosaic::CALL_TARGET;
-use meshloom_train::StepAhead;
+use support::ahead_of_time::described;
 use support::configs::{NARROW, config, explicit_step};
 use support::devices::tpus;
 use support::experts::{Rows, experts, partitioned, rules, with_gradients};
 use support::programs::{annotated_layers, of_two_operands};
-use support::some_of;
+
+use crate::workers::{self, step};
 
 fn compile(target: &str, module: &[u8], options: &CompileOptions) -> MemoryStats {
-    let topology = Topology::parse(target).expect("a topology");
-    let compiled = ahead_of_time::compile(&topology, module, options, &Settings::default());
+    let compiled = workers::compile(target, module, options);
     compiled.unwrap_or_else(|error| panic!("{error}")).memory_stats().expect("stats")
 }
 
@@ -70,9 +69,7 @@ pub fn experts_and_gradients(target: &str) {
 fn compiled(target: &str, graph: &Graph, kernels: Kernels) -> HloModuleProto {
     let options = LowerOptions { kernels, ..LowerOptions::default() };
     let lowered = lower(graph, &options).expect("it lowers");
-    let topology = Topology::parse(target).expect("a topology");
-    let options = CompileOptions::default();
-    let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, &Settings::default());
+    let compiled = workers::compile(target, &lowered.module.bytes, &CompileOptions::default());
     let compiled = compiled.unwrap_or_else(|error| panic!("{target}: {error}"));
     compiled.optimized_hlo().expect("a program").decode().expect("a module")
 }
@@ -171,10 +168,9 @@ pub fn a_decoder_by_kernels(target: &str) {
         ("mesh.axes=expert=2,context=2", "kernels.context=gather"),
         ("mesh.axes=fsdp=2,context=2", "kernels.context=ring"),
     ];
-    for (axes, more) in some_of(cases, 2) {
+    for (axes, more) in cases {
         let config = config(&[&ROUTED, &[axes, more, &topology]]);
-        let step = StepAhead::compile(&config, &Settings::default());
-        let step = step.unwrap_or_else(|error| panic!("{axes}, {more}: {error}"));
+        let step = step(format_args!("{axes}, {more}"), &config);
         let kernels = &step.lowered.kernels;
         let of_data = |used: &KernelUse| used.how.contains("that data say");
         assert!(kernels.iter().all(|used| used.implementation == "mosaic"), "{axes}: {kernels:?}");
@@ -201,8 +197,7 @@ pub fn a_decoder_by_kernels(target: &str) {
 pub fn a_decoder_by_ragged_dot(target: &str) {
     let how = ["kernels.experts=ragged-dot", "mesh.axes=fsdp=2,expert=2"];
     let config = config(&[&ROUTED, &how, &[&format!("target.topology={target}")]]);
-    let step = StepAhead::compile(&config, &Settings::default());
-    let step = step.unwrap_or_else(|error| panic!("{target}: {error}"));
+    let step = step("ragged-dot", &config);
     assert_eq!(step.lowered.form, ProgramForm::Local);
     let of_experts = step.lowered.kernels.iter().filter(|used| used.op.starts_with("ragged-dot"));
     assert!(of_experts.clone().count() > 0 && of_experts.clone().all(|used| used.implementation == "ragged-dot"));
@@ -234,8 +229,7 @@ pub fn the_local_form(target: &str) {
         };
         let module = emit(manual.emitted(), options).expect("a module");
         let options = CompileOptions::partitioned(4).with_shardy(form == ProgramForm::Local);
-        let topology = Topology::parse(target).expect("a topology");
-        let compiled = ahead_of_time::compile(&topology, &module.bytes, &options, &Settings::default());
+        let compiled = workers::compile(target, &module.bytes, &options);
         let compiled = compiled.unwrap_or_else(|error| panic!("{target}, {form:?}: {error}"));
         let module = compiled.optimized_hlo().expect("a program").decode().expect("a module");
         collectives(&module, Devices::partitioned(4)).moved_bytes()
@@ -246,14 +240,12 @@ pub fn the_local_form(target: &str) {
 /// The order of devices goes into the device assignment of what is compiled.
 pub fn the_order_of_devices() {
     let target = "tpu7x:2x2x1:slices=2";
-    let described = ahead_of_time::describe(&Topology::parse(target).expect("a topology"), &Settings::default());
-    let places: Vec<DevicePlace> =
-        described.unwrap_or_else(|error| panic!("{error}")).devices.iter().map(DeviceDescription::place).collect();
+    let places: Vec<DevicePlace> = described(target).devices.iter().map(DeviceDescription::place).collect();
     assert_eq!(places, tpus([2, 2, 1], 2, 2), "the plugin's devices are those that the tests of orders have");
     let own = ["model.layers=1", "mesh.axes=data=2,fsdp=8", "mesh.dcn=fsdp=2", &format!("target.topology={target}")];
-    let step = StepAhead::compile(&config(&[NARROW, &own]), &Settings::default());
+    let step = step("two slices", &config(&[NARROW, &own]));
     let mesh = Mesh::parse("data=2,fsdp=8", 16).and_then(|mesh| mesh.with_dcn("fsdp=2")).expect("a mesh");
     let expected = device_order(&mesh, &places).expect("an order");
     assert_ne!(expected[..8], *(100_000..100_008).collect::<Vec<_>>(), "another order than the plugin's");
-    assert_eq!(step.unwrap_or_else(|error| panic!("{error}")).compiled.device_assignment, [expected]);
+    assert_eq!(step.compiled.device_assignment, [expected]);
 }

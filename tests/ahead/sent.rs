@@ -2,19 +2,17 @@
 
 use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::pjrt::ahead_of_time::Settings;
-use meshloom_train::StepAhead;
-use support::by_number;
 use support::configs::config;
 
+use crate::workers::step;
+
 /// A compiled step sends at most 1.02 times the bytes that were emitted: no reduce-scatter became an all-reduce, which
-/// sends twice as much. By default on one of three meshes, which the number of the target decides.
-pub fn as_emitted(number: usize, target: &str) {
-    for mesh in by_number(["data=2,fsdp=4", "fsdp=4,tensor=2", "fsdp=8"], 3, number) {
+/// sends twice as much.
+pub fn as_emitted(target: &str) {
+    for mesh in ["data=2,fsdp=4", "fsdp=4,tensor=2", "fsdp=8"] {
         let settings = [format!("target.topology={target}"), format!("mesh.axes={mesh}")];
         let config = config(&[&[&settings[0], &settings[1], "model.layers=2"]]);
-        let step = StepAhead::compile(&config, &Settings::default());
-        let step = step.unwrap_or_else(|error| panic!("{target}, {mesh}: {error}"));
+        let step = step(mesh, &config);
         let devices = Devices::partitioned(step.devices.len());
         let emitted = step.lowered.module.decode().expect("our own module");
         let compiled = step.compiled.optimized_hlo().expect("a program").decode().expect("a module");

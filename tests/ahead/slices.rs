@@ -6,11 +6,13 @@ use meshloom::hlo::analysis::{
     AxisPart, Devices, ModuleCollective, Step, Walk, collectives, slice_count, step_inputs, traffic,
 };
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto};
-use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{DeviceDescription, Topology};
+use meshloom::pjrt::DeviceDescription;
 use meshloom::sharding::Mesh;
 use meshloom_train::run::Calls;
+use support::ahead_of_time::described;
 use support::configs::config;
+
+use crate::workers::compile;
 
 const TARGET: &str = "tpu7x:2x2x1:slices=2";
 const DEVICES: usize = 16;
@@ -37,13 +39,11 @@ struct Compiled {
 impl Compiled {
     fn of(settings: &[&str], calls: Calls) -> Compiled {
         let config = config(&[SMALL, settings]).on_devices(DEVICES).unwrap_or_else(|error| panic!("{error}"));
-        let worker = Settings::default();
-        let topology = Topology::parse(TARGET).unwrap_or_else(|error| panic!("{error}"));
-        let described = ahead_of_time::describe(&topology, &worker).expect("a topology");
+        let described = described(TARGET);
         let written = config.lower_run(calls, &described.platform).unwrap_or_else(|error| panic!("{error}")).1;
         let places: Vec<_> = described.devices.iter().map(DeviceDescription::place).collect();
         let options = written.options_on(&places).expect("a place for each device");
-        let compiled = ahead_of_time::compile(&topology, &written.module.bytes, &options, &worker);
+        let compiled = compile(TARGET, &written.module.bytes, &options);
         let compiled = compiled.unwrap_or_else(|error| panic!("{error}"));
         let module = compiled.optimized_hlo().expect("a program").decode().expect("a module");
         Compiled { mesh: config.mesh().expect("a mesh"), written, module }

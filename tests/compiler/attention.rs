@@ -14,6 +14,7 @@ use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{
     Function, Key, Tensor, TensorSpec, attention_over, concatenate, einsum, iota, value_and_grad_aux, zeros,
 };
+use support::anchored::{run_compiled, run_lowered};
 use support::eight_devices::{compile, relative_error};
 use support::interpret::interpret;
 use support::spmd::run_local;
@@ -99,10 +100,17 @@ pub fn inputs(graph: &Graph) -> Vec<Literal> {
 
 pub fn results(graph: &Graph, options: &LowerOptions<'_>) -> Vec<Vec<f64>> {
     let lowered = lower(graph, options).unwrap_or_else(|error| panic!("{error}"));
-    let program = compile(&lowered).unwrap_or_else(|error| panic!("{error}"));
-    let arguments = program.put(0, &inputs(graph)).expect("the inputs fit");
-    let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
-    outputs.iter().map(|output| output.get().expect("a result").to_f64_vec()).collect()
+    wide(&run_lowered(&lowered, &inputs(graph)))
+}
+
+/// As [`results`], by XLA.
+fn results_by_xla(graph: &Graph, options: &LowerOptions<'_>) -> Vec<Vec<f64>> {
+    let lowered = lower(graph, options).unwrap_or_else(|error| panic!("{error}"));
+    wide(&run_compiled(&lowered, &inputs(graph)))
+}
+
+fn wide(results: &[Literal]) -> Vec<Vec<f64>> {
+    results.iter().map(Literal::to_f64_vec).collect()
 }
 
 fn blockwise(queries: usize, keys: usize) -> Kernels {
@@ -170,8 +178,7 @@ fn mosaic_is_equal_to_the_plain_form() {
             let graph = program(shape, dtype, &cases[..count]);
             let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
             assert!(lowered.kernels.iter().all(|used| used.implementation == "mosaic"), "{:?}", lowered.kernels);
-            let found: Vec<Vec<f64>> =
-                interpret(lowered.emitted(), &inputs(&graph)).iter().map(Literal::to_f64_vec).collect();
+            let found = wide(&interpret(lowered.emitted(), &inputs(&graph)));
             check(&found, &results(&graph, &plain), bound, &format!("{shape:?}, {order:?}"));
         }
     }
@@ -191,7 +198,7 @@ fn mosaic_where_queries_are_split() {
         assert!(lowered.kernels.iter().all(|used| used.implementation == "mosaic"), "{:?}", lowered.kernels);
         assert!(lowered.kernels.iter().any(|used| used.how.contains("that data say")), "{:?}", lowered.kernels);
         let found = run_local(lowered.emitted(), &mesh, &inputs(&graph)).unwrap_or_else(|error| panic!("{error}"));
-        let found: Vec<Vec<f64>> = found.iter().map(Literal::to_f64_vec).collect();
+        let found = wide(&found);
         let plain = LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() };
         check(&found, &results(&graph, &plain), 1e-5, &format!("{exchange:?}"));
     }
@@ -218,9 +225,9 @@ fn what_mosaic_kernels_do_not_compute() {
 #[test]
 fn bf16() {
     let graph = program([2, 2, 2, 40, 16, 16], BF16, &[(window(17), 2), (CAUSAL, 1)]);
-    let expected = results(&graph, &LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() });
+    let expected = results_by_xla(&graph, &LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() });
     let options = LowerOptions { kernels: blockwise(8, 8), ..LowerOptions::default() };
-    check(&results(&graph, &options), &expected, 2e-2, "bf16");
+    check(&results_by_xla(&graph, &options), &expected, 2e-2, "bf16");
 }
 
 /// Blocks lie within a device: over batch and heads nothing moves but the sums of the loss. A device that has a part of
@@ -243,10 +250,12 @@ fn sharded() {
             ..LowerOptions::default()
         };
         let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
-        let compiled = compile(&lowered).expect("it compiles");
-        let count = compiled.collectives().count().expect("a ledger");
-        assert_eq!(count, collectives, "{axes:?}: {}", compiled.collectives());
+        let count = lowered.collectives().count().expect("a ledger");
+        assert_eq!(count, collectives, "{axes:?}: {}", lowered.collectives());
         check(&results(&graph, &options), &plain, 1e-5, &format!("{axes:?}"));
+        if collectives == 2 {
+            check(&results_by_xla(&graph, &options), &plain, 1e-5, &format!("{axes:?}, by XLA"));
+        }
     }
 }
 

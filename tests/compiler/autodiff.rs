@@ -11,9 +11,12 @@ use meshloom::trace::{
     stack, value_and_grad_aux, vjp, zeros,
 };
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
+use support::anchored::run;
+use support::cases::cases;
 use support::derivatives::*;
 use support::*;
+
+use super::properties;
 
 // Loops.
 
@@ -62,7 +65,7 @@ fn nested_scans() {
         });
         (h * x[0]).sum(..) + out.square().sum(..)
     };
-    check(&[&[2], &[3, 4, 2], &[2]], program);
+    check_anchored(&[&[2], &[3, 4, 2], &[2]], program);
     check_second(&[&[2], &[2, 3, 2], &[2]], program);
 }
 
@@ -291,7 +294,7 @@ fn custom_vjp_in_scan_in_checkpoint() {
     };
     let shapes: &[&[usize]] = &[&[3], &[4, 3]];
     check(shapes, program);
-    check_second(shapes, program);
+    check_second_anchored(shapes, program);
     check_same(shapes, &[program, |x| scan(x[0], x[1], |h, w| ((h * w).exp().sin(), ())).0.sum(..)]);
 }
 
@@ -461,15 +464,18 @@ fn recomputed_loops_run_in_their_phase() {
 
 #[test]
 fn recomputation_survives_compilation() {
-    let count = |policy: RematPolicy, opcode: &str| {
-        compile(&optimize(&differentiated(&[&[64, 64], &[64, 64], &[64, 64]], |x| block(policy.clone(), x))))
-            .count(opcode)
-    };
     // Two dots forwards and four backwards, of which a full checkpoint computes both forward ones again.
-    assert_eq!((count(RematPolicy::None, "tanh"), count(RematPolicy::None, "dot")), (1, 6));
-    assert_eq!((count(RematPolicy::Full, "tanh"), count(RematPolicy::Full, "dot")), (2, 8));
-    assert_eq!((count(RematPolicy::Dots, "tanh"), count(RematPolicy::Dots, "dot")), (2, 6));
-    assert_eq!((count(save(&["hidden"]), "tanh"), count(save(&["hidden"]), "dot")), (1, 7));
+    let all = [
+        (RematPolicy::Full, (2, 8)),
+        (RematPolicy::None, (1, 6)),
+        (RematPolicy::Dots, (2, 6)),
+        (save(&["hidden"]), (1, 7)),
+    ];
+    for (policy, expected) in cases("compiler recomputation", 2, all) {
+        let program = |x: &[Tensor]| block(policy.clone(), x);
+        let compiled = compile(&optimize(&differentiated(&[&[64, 64], &[64, 64], &[64, 64]], program)));
+        assert_eq!((compiled.count("tanh"), compiled.count("dot")), expected, "{policy:?}");
+    }
 }
 
 #[test]
@@ -636,19 +642,12 @@ fn interpret(steps: &[Step], h: Tensor, x: &[Tensor]) -> Tensor {
     })
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(40),
-        rng_seed: RngSeed::Fixed(20),
-        failure_persistence: None,
-        max_shrink_iters: 30,
-        ..ProptestConfig::default()
-    })]
-
-    #[test]
-    fn random_programs(steps in steps()) {
-        check(RANDOM, |x| interpret(&steps, x[0], x).sin().sum(..));
-    }
+#[test]
+fn random_programs() {
+    properties::check("compiler random programs", 40, 400, &steps(), |steps| {
+        check(RANDOM, |x| interpret(steps, x[0], x).sin().sum(..));
+        Ok(())
+    });
 }
 
 #[test]

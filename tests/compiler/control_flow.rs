@@ -9,6 +9,7 @@ use meshloom::trace::{
     Function, ScanOptions, Tensor, checkpoint, cond, fori_loop, full, grad, map, scan, scan_with, switch, while_loop,
     zeros,
 };
+use support::anchored::run;
 use support::derivatives::*;
 use support::*;
 
@@ -238,7 +239,7 @@ fn regions_in_regions() {
         let flag = w.sum(..).less(1e3);
         cond(flag, (h, w), |(h, w)| scan(h, w, |h, w| ((h * w).sin(), ())).0, |(h, w)| h * w.sum(0))
     };
-    check(&[&[2], &[3, 2], &[4]], |x| {
+    check_anchored(&[&[2], &[3, 2], &[4]], |x| {
         let policy = RematPolicy::Full;
         scan(x[0], x[2], |h, s| (checkpoint(policy, (h, s), |(h, s)| branch(h * s, x[1]).tanh()), ())).0.sum(..)
     });

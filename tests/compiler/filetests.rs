@@ -54,6 +54,7 @@ use meshloom::ops::Call;
 use meshloom::partition::{Collective, Ledger, partition};
 use meshloom::passes::{CollectiveLimits, CollectiveMatmul, algebra_rules, hoist_invariants};
 use meshloom::sharding::{Mesh, propagate_with_sub_axes};
+use support::cases::cases;
 use support::interpret::{interpret, literal, same_bits};
 use support::spmd::run_local;
 use support::{eight_devices, inputs_of, local_graph};
@@ -369,8 +370,10 @@ fn values_stay_the_same_on_the_plugin() {
 #[test]
 fn values_stay_the_same_on_eight_devices() {
     let client = eight_devices::client();
-    for case in files().iter().flat_map(|file| &file.cases).filter(|case| !case.is_partition()) {
-        let Some(mesh) = mesh_of(&case.before).filter(|mesh| mesh.device_count() == 8) else { continue };
+    let files = files();
+    let all = files.iter().flat_map(|file| &file.cases).filter(|case| !case.is_partition());
+    let on_eight = all.filter_map(|case| Some((case, mesh_of(&case.before).filter(|mesh| mesh.device_count() == 8)?)));
+    for (case, mesh) in cases("compiler file tests on devices", 2, on_eight) {
         let run = |text: &str| local_graph::run(&client, &case.graph(text), &mesh);
         assert_eq!(run(&case.before), run(&case.after), "{}", case.place);
     }

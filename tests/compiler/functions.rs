@@ -4,32 +4,40 @@ use meshloom::ir::DType::{self, F32, F64, S32};
 use meshloom::ir::{Graph, Literal};
 use meshloom::ops::{CumulativeKind, Precision, ReduceKind, WindowDim};
 use meshloom::trace::{DotOptions, Function, Tensor, TensorSpec, constant, einsum_with, grad, value_and_grad};
-use support::*;
+use support::anchored::run;
+use support::cases::cases;
+use support::compile;
 
 fn graph(spec: &TensorSpec, f: impl FnOnce(Tensor) -> Tensor) -> Graph {
     let function = Function::trace("f", spec.clone(), f).unwrap_or_else(|error| panic!("{error}"));
     function.graph().as_ref().clone()
 }
 
-/// Values and slopes of an elementwise function of f64 at some points, each to this relative error.
+/// An elementwise function of `f64`: its name, it, its values and slopes, the points to look at, and the relative error
+/// that each may have.
+type Row<'a> = (&'a str, fn(Tensor) -> Tensor, fn(f64) -> f64, fn(f64) -> f64, &'a [f64], f64);
+
+/// Values and slopes of the functions, all in one program: how exact they are depends on XLA too.
 #[track_caller]
-fn check(
-    name: &str,
-    f: fn(Tensor) -> Tensor,
-    value: fn(f64) -> f64,
-    slope: fn(f64) -> f64,
-    points: &[f64],
-    tolerance: f64,
-) {
-    let spec = TensorSpec::new(F64, [points.len()]);
-    let traced = Function::trace("f", spec, |x| (f(x), grad(x, |x| f(x).sum(..))));
-    let traced = traced.unwrap_or_else(|error| panic!("{name}: {error}"));
-    let found = run(traced.graph(), &[Literal::vector(points)]);
-    for (what, found, expected) in [("value", &found[0], value), ("slope", &found[1], slope)] {
-        for (&x, found) in points.iter().zip(found.to_f64_vec()) {
-            let expected = expected(x);
-            let near = found == expected || (found - expected).abs() <= tolerance * expected.abs();
-            assert!(near || found.is_nan() && expected.is_nan(), "{name}: {what} at {x} is {found}, not {expected}");
+fn check_on_xla(rows: &[Row<'_>]) {
+    let specs: Vec<TensorSpec> = rows.iter().map(|row| TensorSpec::new(F64, [row.4.len()])).collect();
+    let traced = Function::trace("f", specs, |x| {
+        let of_row = |(&(_, f, ..), x): (&Row<'_>, Tensor)| (f(x), grad(x, |x| f(x).sum(..)));
+        rows.iter().zip(x).map(of_row).collect::<Vec<_>>()
+    });
+    let traced = traced.unwrap_or_else(|error| panic!("{error}"));
+    let points: Vec<Literal> = rows.iter().map(|row| Literal::vector(row.4)).collect();
+    let found = support::run(traced.graph(), &points);
+    for (&(name, _, value, slope, points, tolerance), found) in rows.iter().zip(found.chunks(2)) {
+        for (what, found, expected) in [("value", &found[0], value), ("slope", &found[1], slope)] {
+            for (&x, found) in points.iter().zip(found.to_f64_vec()) {
+                let expected = expected(x);
+                let near = found == expected || (found - expected).abs() <= tolerance * expected.abs();
+                assert!(
+                    near || found.is_nan() && expected.is_nan(),
+                    "{name}: {what} at {x} is {found}, not {expected}"
+                );
+            }
         }
     }
 }
@@ -56,53 +64,57 @@ fn erf(x: f64) -> f64 {
 
 #[test]
 fn activations() {
-    check("relu", Tensor::relu, |x| x.max(0.0), |x| f64::from(x > 0.0), WIDE, 0.0);
-    check("silu", Tensor::silu, |x| x * logistic(x), |x| logistic(x) * (1.0 + x * logistic(-x)), WIDE, 1e-13);
-    check("softplus", Tensor::softplus, softplus, logistic, WIDE, 1e-13);
-    check("log_logistic", Tensor::log_logistic, |x| -softplus(-x), |x| logistic(-x), WIDE, 1e-13);
     let normal = |x: f64| 0.5 + 0.5 * erf(x * std::f64::consts::FRAC_1_SQRT_2);
     assert!((normal(1.0) - 0.841_344_746_068_542_9).abs() < 1e-15);
-    check(
-        "gelu",
-        Tensor::gelu,
-        |x| x * (0.5 + 0.5 * erf(x * std::f64::consts::FRAC_1_SQRT_2)),
-        |x| {
-            let density = (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
-            0.5 + 0.5 * erf(x * std::f64::consts::FRAC_1_SQRT_2) + x * density
-        },
-        AROUND,
-        1e-12,
-    );
-    check(
-        "gelu_tanh",
-        Tensor::gelu_tanh,
-        |x| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
-        |x| {
-            let slope = (2.0 / std::f64::consts::PI).sqrt();
-            let tanh = (slope * (x + 0.044715 * x * x * x)).tanh();
-            0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * slope * (1.0 + 3.0 * 0.044715 * x * x)
-        },
-        AROUND,
-        1e-12,
-    );
+    check_on_xla(&[
+        ("relu", Tensor::relu, |x| x.max(0.0), |x| f64::from(x > 0.0), WIDE, 0.0),
+        ("silu", Tensor::silu, |x| x * logistic(x), |x| logistic(x) * (1.0 + x * logistic(-x)), WIDE, 1e-13),
+        ("softplus", Tensor::softplus, softplus, logistic, WIDE, 1e-13),
+        ("log_logistic", Tensor::log_logistic, |x| -softplus(-x), |x| logistic(-x), WIDE, 1e-13),
+        (
+            "gelu",
+            Tensor::gelu,
+            |x| x * (0.5 + 0.5 * erf(x * std::f64::consts::FRAC_1_SQRT_2)),
+            |x| {
+                let density = (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+                0.5 + 0.5 * erf(x * std::f64::consts::FRAC_1_SQRT_2) + x * density
+            },
+            AROUND,
+            1e-12,
+        ),
+        (
+            "gelu_tanh",
+            Tensor::gelu_tanh,
+            |x| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
+            |x| {
+                let slope = (2.0 / std::f64::consts::PI).sqrt();
+                let tanh = (slope * (x + 0.044715 * x * x * x)).tanh();
+                0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * slope * (1.0 + 3.0 * 0.044715 * x * x)
+            },
+            AROUND,
+            1e-12,
+        ),
+    ]);
 }
 
 /// Slopes of the functions that are emitted as formulas are those of the functions, also where a formula has none.
 #[test]
 fn inverse_and_hyperbolic_functions() {
     let far = &[-700.0, -30.0, -1.0, -1e-8, 0.0, 1e-8, 0.9, 1.1, 30.0, 700.0][..];
-    check("sinh", Tensor::sinh, f64::sinh, f64::cosh, far, 1e-13);
-    check("cosh", Tensor::cosh, f64::cosh, f64::sinh, far, 1e-13);
     let huge = &[-1e300, -1e155, -30.0, -1.0, -1e-8, 0.0, 1e-8, 0.9, 1.1, 30.0, 1e155, 1e300][..];
-    check("asinh", Tensor::asinh, f64::asinh, |x| 1.0 / x.hypot(1.0), &huge[2..10], 1e-13);
     let above = &[1.0 + 1e-8, 1.5, 30.0, 1e8][..];
-    check("acosh", Tensor::acosh, f64::acosh, |x| 1.0 / ((x - 1.0) * (x + 1.0)).sqrt(), above, 1e-9);
     let unit = &[-0.999, -0.5, -1e-8, 0.0, 1e-8, 0.5, 0.999][..];
-    check("atanh", Tensor::atanh, f64::atanh, |x| 1.0 / ((1.0 - x) * (1.0 + x)), unit, 1e-12);
-    check("asin", Tensor::asin, f64::asin, |x| 1.0 / ((1.0 - x) * (1.0 + x)).sqrt(), unit, 1e-12);
-    check("acos", Tensor::acos, f64::acos, |x| -1.0 / ((1.0 - x) * (1.0 + x)).sqrt(), unit, 1e-12);
-    check("atan", Tensor::atan, f64::atan, |x| 1.0 / (1.0 + x * x), far, 1e-12);
-    check("cbrt", Tensor::cbrt, f64::cbrt, |x| 1.0 / (3.0 * x.cbrt() * x.cbrt()), &[-8.0, -1e-9, 1e-9, 27.0], 1e-12);
+    check_on_xla(&[
+        ("sinh", Tensor::sinh, f64::sinh, f64::cosh, far, 1e-13),
+        ("cosh", Tensor::cosh, f64::cosh, f64::sinh, far, 1e-13),
+        ("asinh", Tensor::asinh, f64::asinh, |x| 1.0 / x.hypot(1.0), &huge[2..10], 1e-13),
+        ("acosh", Tensor::acosh, f64::acosh, |x| 1.0 / ((x - 1.0) * (x + 1.0)).sqrt(), above, 1e-9),
+        ("atanh", Tensor::atanh, f64::atanh, |x| 1.0 / ((1.0 - x) * (1.0 + x)), unit, 1e-12),
+        ("asin", Tensor::asin, f64::asin, |x| 1.0 / ((1.0 - x) * (1.0 + x)).sqrt(), unit, 1e-12),
+        ("acos", Tensor::acos, f64::acos, |x| -1.0 / ((1.0 - x) * (1.0 + x)).sqrt(), unit, 1e-12),
+        ("atan", Tensor::atan, f64::atan, |x| 1.0 / (1.0 + x * x), far, 1e-12),
+        ("cbrt", Tensor::cbrt, f64::cbrt, |x| 1.0 / (3.0 * x.cbrt() * x.cbrt()), &[-8.0, -1e-9, 1e-9, 27.0], 1e-12),
+    ]);
     let ends = &[-1.0, 1.0, -1.5, 1.5, f64::NAN][..];
     let spec = TensorSpec::new(F64, [5]);
     let found = run(&graph(&spec, Tensor::erf_inv), &[Literal::vector(ends)])[0].to_f64_vec();
@@ -274,7 +286,7 @@ fn windows() {
 /// XLA turns a fold over a long window into a tree: no window that is left is long, so the work is not quadratic.
 #[test]
 fn running_folds_are_trees() {
-    for kind in CumulativeKind::ALL {
+    for kind in cases("compiler folds", 1, CumulativeKind::ALL) {
         let graph = graph(&TensorSpec::new(F32, [100_000]), |x| x.cumulative(kind, 0, false));
         let longest = compile(&graph).longest_window();
         assert!((2..=64).contains(&longest), "{kind:?} has a window of {longest} elements");

@@ -18,7 +18,8 @@ use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{
     Function, Kernel, KernelBody, ResultDType, Tensor, TensorSpec, checkpoint, scan, value_and_grad,
 };
-use support::eight_devices::{compile, relative_error};
+use support::anchored::{run_compiled, run_lowered};
+use support::eight_devices::relative_error;
 
 const EPSILON: f64 = 0.1;
 
@@ -101,14 +102,14 @@ fn program(length: usize, embed: usize) -> Arc<Graph> {
 
 fn results(graph: &Graph, options: &LowerOptions<'_>) -> (Lowered, Vec<Vec<f64>>) {
     let lowered = lower(graph, options).unwrap_or_else(|error| panic!("{error}"));
-    let program = compile(&lowered).unwrap_or_else(|error| panic!("{error}"));
+    let values = run_lowered(&lowered, &inputs(graph)).iter().map(Literal::to_f64_vec).collect();
+    (lowered, values)
+}
+
+fn inputs(graph: &Graph) -> Vec<Literal> {
     let wave = |position: usize, index: usize| ((index * (7 + position) % 97) as f64 / 48.5 - 1.0) * 1.7;
     let types = graph.input_types().cloned().enumerate();
-    let inputs: Vec<Literal> = types.map(|(at, ty)| Literal::from_fn(ty, |index| wave(at, index))).collect();
-    let arguments = program.put(0, &inputs).expect("the inputs fit");
-    let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
-    let values = outputs.iter().map(|output| output.get().expect("a result").to_f64_vec()).collect();
-    (lowered, values)
+    types.map(|(at, ty)| Literal::from_fn(ty, |index| wave(at, index))).collect()
 }
 
 fn used(lowered: &Lowered) -> Vec<(&str, &str)> {
@@ -155,6 +156,8 @@ fn kernels_are_equal_to_plain_ops() {
     let (graph, expected) = (program(length, embed), plain(length, embed));
     let (lowered, found) = results(&graph, &LowerOptions::default());
     check(&found, &expected, "one device");
+    let compiled = run_compiled(&lowered, &inputs(&graph));
+    check(&compiled.iter().map(Literal::to_f64_vec).collect::<Vec<_>>(), &expected, "one device, by XLA");
     let forward = [("test_dots", "plain"), ("test_norm", "halves"), ("test_scaled", "plain")];
     assert_eq!(used(&lowered), forward);
     let (lowered, found) = results(&graph, &LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() });

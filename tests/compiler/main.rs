@@ -14,6 +14,7 @@ mod library;
 mod numbers;
 mod parts;
 mod passes;
+mod properties;
 mod random_graphs;
 mod remat;
 mod second_order;

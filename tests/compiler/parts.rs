@@ -5,6 +5,7 @@ use meshloom::ir::{Graph, Literal, TensorType};
 use meshloom::nn::{self, LayerNorm, Linear};
 use meshloom::ops::Op;
 use meshloom::trace::{Function, Inputs, MapTree, Param, Tensor, TensorSpec, einsum, grad, iota, vmap};
+use support::anchored::run;
 use support::*;
 
 fn traced<I: Inputs>(inputs: I, f: impl FnOnce(<I::Specs as MapTree<Tensor>>::Mapped) -> Vec<Tensor>) -> Graph {

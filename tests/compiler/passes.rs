@@ -12,6 +12,7 @@ use meshloom::passes::{
 use meshloom::trace::{
     Function, ScanOptions, Tensor, TensorSpec, checkpoint, custom_vjp, full, grad, scan, scan_with, value_and_grad,
 };
+use support::anchored::run;
 use support::interpret::{literal, same_bits};
 use support::*;
 
@@ -219,7 +220,7 @@ fn folded_arithmetic_is_the_back_ends() {
         inputs.extend([x, y]);
     }
     let info = vec![PortInfo::default(); outputs.len()];
-    let found = run(&builder.finish(outputs, info), &inputs);
+    let found = support::run(&builder.finish(outputs, info), &inputs);
     let mut folded_count = 0;
     for ((found, expected), label) in found.iter().zip(&expected).zip(&labels) {
         let width = found.ty().dtype.byte_count();

@@ -8,6 +8,7 @@ use meshloom::ir::{Graph, Phase};
 use meshloom::nn::causal_attention;
 use meshloom::ops::{Memory, Op, RematPolicy};
 use meshloom::trace::{Function, Tensor, checkpoint, cond, custom_vjp, grad, scan};
+use support::anchored::run;
 use support::derivatives::*;
 use support::*;
 

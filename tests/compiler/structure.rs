@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+
+use support::counts::process;
 
 /// What may be imported against the direction of ARCHITECTURE.md, each with its reason.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
@@ -118,7 +119,7 @@ fn no_module_imports_one_above_it() {
 /// The crates that a package and its features bring along.
 fn tree(arguments: &[&str]) -> BTreeSet<String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
+    let output = process(cargo)
         .current_dir(root())
         .args(["tree", "--offline", "--edges", "normal", "--prefix", "none", "--format", "{p}"])
         .args(arguments)
@@ -174,6 +175,47 @@ fn files_and_comments_are_not_too_long() {
         }
     }
     assert!(long.is_empty(), "{}", long.join("\n"));
+}
+
+/// What only `support` may do in tests, and what to write instead.
+const ONLY_SUPPORT: [(&str, &str); 5] = [
+    ("Command::new(", "support::counts::process(..): processes are counted"),
+    ("every_case()", "support::cases: it says which test"),
+    ("some_of(", "support::cases::cases(..): the full tier runs all"),
+    ("by_number(", "support::cases::cases(..): the full tier runs all"),
+    ("ProptestConfig", "support::cases::cases(..) for the numbers to draw by"),
+];
+
+/// Words of variables that would say how many cases a test runs.
+const OF_CASES: [&str; 6] = ["CASE", "KILLS", "EVERY", "COUNT", "SEED", "SHARE"];
+
+/// A test starts processes and chooses its cases by `support` alone: what is not counted exceeds no budget, and cases
+/// that a variable of their own chooses are in neither tier.
+#[test]
+fn tests_count_their_processes_and_choose_cases_in_one_way() {
+    let tests = root().join("tests");
+    let is_exempt = |file: &str| {
+        ["support/", "compiler/structure.rs"].iter().any(|exempt| file.starts_with(exempt))
+            && file != "support/program.rs"
+    };
+    let mut wrong = Vec::new();
+    for path in sources(&tests) {
+        let file = path.strip_prefix(&tests).expect("in tests").display().to_string();
+        if is_exempt(&file) {
+            continue;
+        }
+        for (number, line) in code(&path).lines().enumerate() {
+            let place = format!("tests/{file}:{}", number + 1);
+            let found = ONLY_SUPPORT.iter().filter(|(pattern, _)| line.contains(pattern));
+            wrong.extend(found.map(|(pattern, instead)| format!("{place}: `{pattern}`: use {instead}")));
+            // A variable's name stands in quotes or is that of a constant.
+            let is_variable = line.contains("env::var") || line.contains("const ") && line.contains(": &str = \"");
+            let names = line.split(|c: char| !c.is_ascii_uppercase() && c != '_').filter(|_| is_variable);
+            let of_cases = names.filter(|name| OF_CASES.iter().any(|word| name.contains(word)));
+            wrong.extend(of_cases.map(|name| format!("{place}: `{name}`: use support::cases")));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// Lines that are neither blank nor comment; of Python without the text at the top of the file.

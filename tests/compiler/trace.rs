@@ -9,8 +9,10 @@ use meshloom::trace::{
 };
 use meshloom::trace::{TraceError, TraceErrorKind};
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
+use support::anchored::run;
 use support::*;
+
+use super::properties;
 
 fn trace<R>(f: impl FnOnce(Tensor, Tensor) -> R) -> Result<Graph, TraceError>
 where
@@ -448,27 +450,21 @@ fn check_einsum(inputs: &[&str], output: &str) {
     assert!(found.iter().zip(&expected).all(close), "{formula}: found {found:?}, expected {expected:?}");
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(60),
-        rng_seed: RngSeed::Fixed(3),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
-
-    #[test]
-    fn random_einsum(
-        terms in prop::collection::vec(prop::sample::subsequence(vec!['a', 'b', 'c', 'd', 'e'], 0..=4).prop_shuffle(), 1..=2),
-        result in prop::collection::vec(any::<bool>(), 5),
-        order in Just(vec!['a', 'b', 'c', 'd', 'e']).prop_shuffle(),
-    ) {
-        let terms: Vec<String> = terms.into_iter().map(|term| term.into_iter().collect()).collect();
+#[test]
+fn random_einsum() {
+    let letters = || vec!['a', 'b', 'c', 'd', 'e'];
+    let terms = prop::collection::vec(prop::sample::subsequence(letters(), 0..=4).prop_shuffle(), 1..=2);
+    let result = prop::collection::vec(any::<bool>(), 5);
+    let strategy = (terms, result, Just(letters()).prop_shuffle());
+    properties::check("compiler random einsum", 60, 600, &strategy, |(terms, result, order)| {
+        let terms: Vec<String> = terms.iter().map(|term| term.iter().collect()).collect();
         let terms: Vec<&str> = terms.iter().map(String::as_str).collect();
-        let in_some = |letter: &char| terms.iter().any(|term| term.contains(*letter));
-        let chosen = |letter: &char| result[*letter as usize - 'a' as usize];
-        let output: String = order.into_iter().filter(|letter| in_some(letter) && chosen(letter)).collect();
+        let in_some = |letter: &&char| terms.iter().any(|term| term.contains(**letter));
+        let chosen = |letter: &&char| result[**letter as usize - 'a' as usize];
+        let output: String = order.iter().filter(|letter| in_some(letter) && chosen(letter)).collect();
         check_einsum(&terms, &output);
-    }
+        Ok(())
+    });
 }
 
 // Trees.

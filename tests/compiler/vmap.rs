@@ -4,12 +4,13 @@
 use meshloom::autodiff;
 use meshloom::batching::{self, BatchAxis};
 use meshloom::ir::DType::{F64, S32};
-use meshloom::ir::{Graph, GraphBuilder, Name, PortInfo};
+use meshloom::ir::{Graph, GraphBuilder, Literal, Name, PortInfo};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::trace::{
     Function, MappedAxes, ScanOptions, Tensor, TensorSpec, VmapOptions, arange, checkpoint, concatenate, cond,
     custom_vjp, full, grad, scan, scan_with, stack, switch, value_and_grad, vjp, vmap, vmap_with, while_loop,
 };
+use support::anchored::{run, run_anchored};
 use support::*;
 
 const SIZE: usize = 3;
@@ -34,6 +35,14 @@ fn distance(x: &[f64], y: &[f64]) -> f64 {
 
 /// A program that returns pairs of tensors that must be equal.
 fn equal(shapes: &[&[usize]], program: impl FnOnce(&[Tensor]) -> Vec<(Tensor, Tensor)>) {
+    equal_by(run, shapes, program);
+}
+
+fn equal_by(
+    run: impl Fn(&Graph, &[Literal]) -> Vec<Literal>,
+    shapes: &[&[usize]],
+    program: impl FnOnce(&[Tensor]) -> Vec<(Tensor, Tensor)>,
+) {
     let graph = traced(shapes, |x| program(x).into_iter().flat_map(|(found, expected)| [found, expected]).collect());
     let results = run(&graph, &inputs_of(&graph));
     for (index, pair) in results.chunks(2).enumerate() {
@@ -214,7 +223,7 @@ fn branches_and_loops_of_their_own() {
 
 #[test]
 fn other_axes() {
-    equal(&[&[4, SIZE], &[SIZE, 4, 2], &[2]], |x| {
+    equal_by(run_anchored, &[&[4, SIZE], &[SIZE, 4, 2], &[2]], |x| {
         let f = |(x, w, b): (Tensor, Tensor, Tensor)| (x.expand(0).matmul(w).reshape([2]) + b, b * 2.0);
         let options = VmapOptions::default().inputs([Some(-1), Some(0), None]).outputs([Some(1), None]);
         let (found, shared) = vmap_with(options, (x[0], x[1], x[2]), f);
@@ -260,7 +269,7 @@ fn tangents() {
     let outside = pushed(&batch(&example, &mapped));
     let inside = batch(&pushed(&example), &[mapped, mapped].concat());
     let inputs = inputs_of(&outside);
-    let (outside, inside) = (run(&outside, &inputs), run(&inside, &inputs));
+    let (outside, inside) = (run_anchored(&outside, &inputs), run(&inside, &inputs));
     assert!(distance(&outside[0].to_f64_vec(), &inside[0].to_f64_vec()) <= 1e-12);
 }
 

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use meshloom::ir::{DType, Literal};
-use meshloom::trace::{MapTree, Tree};
+use meshloom::pjrt::Array;
+use meshloom::trace::Tree;
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::families::Published;
@@ -14,11 +15,13 @@ use meshloom_train::published::{ExportOptions, Exported, PublishedWeights, Store
 use meshloom_weights::WeightsError;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use support::cases::cases;
 use support::eight_devices::{client, relative_error};
 use support::text_files::TextFiles;
 use tempfile::TempDir;
 
 use super::golden::{CASES, Golden};
+use super::runs::{ONE_DEVICE, RUN};
 
 /// Tensors as they are stored.
 type Stored = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
@@ -132,26 +135,64 @@ pub fn text_files(vocab: usize) -> TextFiles {
     TextFiles::new(&[("text.txt", text.as_bytes()), ("tokenizer.json", tokenizer(vocab).as_bytes())])
 }
 
-/// The parameters of a trainer on the host.
-fn parameters(trainer: &Trainer) -> Vec<(String, Literal)> {
-    let params = trainer.state().params();
-    let host = params.map(|_, array: &meshloom::pjrt::Array| array.get().expect("on the host"));
-    Tree::paths(&host).into_iter().zip(host.leaves()).collect()
+/// Before its first step a trainer has the parameters of the published model that it starts from, whatever form layers
+/// have in the run; all replicas have them.
+pub fn check_start(case: &'static str, trainer: &Trainer) {
+    let golden = Golden::load(case);
+    let model = trainer.run().model();
+    let expected = golden.params(model, &|name| golden.weight(name));
+    let expected: BTreeMap<String, Literal> = Tree::paths(&expected)
+        .into_iter()
+        .zip(expected.leaves())
+        .map(|(path, it)| (path, it.convert(DType::F32)))
+        .collect();
+    let state = trainer.state();
+    let mut found = 0;
+    for (path, array) in Tree::paths(state).into_iter().zip(state.leaves()) {
+        let value = || array.get().expect("on the host");
+        if let Some(path) = path.strip_prefix("params.").or_else(|| path.strip_prefix("outer.params.")) {
+            assert!(value() == expected[path], "{case}: {path}");
+            found += 1;
+        } else if let Some(path) = path.strip_prefix("inner.params.") {
+            let (value, one) = (value(), expected[path].bytes());
+            assert!(value.bytes() == one.repeat(value.bytes().len() / one.len()), "{case}: {path} of replicas");
+        }
+    }
+    assert_eq!(found, expected.len(), "{case}");
 }
 
-/// Each device reads its part, whatever form layers have in the run; a checkpoint of the run is exported, and computes
-/// the same.
-fn check_start(case: &'static str, settings: &[&str]) {
+/// What a run reads from a published model for each device, without the programs that it would run: the part that its
+/// train step takes, whatever form layers have in it.
+fn check_parts(case: &'static str, settings: &[&str]) {
     let golden = Golden::load(case);
     let files = text_files(golden.published.architecture.vocab);
     let config = run_config(&folder(case), &files, settings);
-    let trainer = Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{case}: {error}"));
-    let expected = golden.params(trainer.run().model(), &|name| golden.weight(name));
-    for ((path, found), expected) in parameters(&trainer).into_iter().zip(expected.leaves()) {
-        assert!(found == expected.convert(DType::F32), "{case} {settings:?}: {path}");
+    let (_, lowered) = config.lower_train_step().unwrap_or_else(|error| panic!("{case} {settings:?}: {error}"));
+    let (inputs, _) = lowered.port_specs().expect("layouts");
+    let model = config.train_step().expect("a step").model;
+    let expected = golden.params(&model, &|name| golden.weight(name));
+    let weights = PublishedWeights::open(&folder(case), &golden.published).unwrap_or_else(|error| panic!("{error}"));
+    // The parameters are the first inputs.
+    for ((path, expected), spec) in Tree::paths(&expected).into_iter().zip(expected.leaves()).zip(&inputs) {
+        let devices: Vec<usize> = (0..spec.layout.device_count()).collect();
+        let read = |device: usize| {
+            let part = weights.read_part(&path, &spec.ty.dims, &spec.layout.value_part(device))?;
+            Ok::<_, meshloom_train::Error>(part.convert(spec.ty.dtype))
+        };
+        let array = Array::put_parts(&client(), spec.ty.clone(), &spec.layout, &devices, read);
+        let found = array.unwrap_or_else(|error| panic!("{case} {settings:?}: {path}: {error}")).get();
+        assert!(found.expect("on the host") == expected.convert(DType::F32), "{case} {settings:?}: {path}");
     }
 }
 
+fn check_trainer(case: &'static str, settings: &[&str]) {
+    let files = text_files(Golden::load(case).published.architecture.vocab);
+    let config = run_config(&folder(case), &files, settings);
+    let trainer = Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{case} {settings:?}: {error}"));
+    check_start(case, &trainer);
+}
+
+/// The tests of `runs` look at trainers that start so.
 #[test]
 fn runs_start_from_published_models_on_meshes() {
     let all = [
@@ -161,17 +202,22 @@ fn runs_start_from_published_models_on_meshes() {
         ("deepseek_v3", ["mesh.axes=fsdp=8", "rules.uneven=true"]),
         ("gemma2", ["mesh.axes=fsdp=8", "model.scan_layers=false"]),
     ];
-    for (case, settings) in support::some_of(all, 2) {
-        check_start(case, &settings);
+    all.iter().for_each(|(case, settings)| check_parts(case, settings));
+    for (case, settings) in cases("families starts on meshes, compiled", 0, all) {
+        check_trainer(case, &settings);
     }
 }
 
 #[test]
 fn runs_start_from_published_models_in_pipelines_and_replicas() {
     let pipeline = ["mesh.axes=stage=2,fsdp=4", "pipeline.microbatches=2", "pipeline.repeats=1"];
-    check_start("gemma2", &[&pipeline[..], &["pipeline.layers_per_stage=2"]].concat());
-    check_start("qwen3", &[&pipeline[..], &["pipeline.layers=2"]].concat());
-    check_start("qwen2", &["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"]);
+    let gemma = ("gemma2", [&pipeline[..], &["pipeline.layers_per_stage=2"]].concat());
+    let qwen = ("qwen3", [&pipeline[..], &["pipeline.layers=2"]].concat());
+    let replicas = ("qwen2", vec!["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"]);
+    [&gemma, &qwen].into_iter().for_each(|(case, settings)| check_parts(case, settings));
+    for (case, settings) in cases("families starts in pipelines and replicas, compiled", 0, [gemma, qwen, replicas]) {
+        check_trainer(case, &settings);
+    }
 }
 
 /// The logits of a stored model for some tokens.
@@ -198,8 +244,8 @@ fn logits(folder: &Path, overrides: &[&str]) -> Vec<f64> {
 /// The logits of golden files, on one device and on a mesh, of folders and of checkpoints.
 #[test]
 fn logits_are_those_of_transformers() {
-    for (case, mesh) in [("gpt_oss", "fsdp=2,expert=4"), ("gemma3_text", "fsdp=2,context=4"), ("deepseek_v3", "fsdp=8")]
-    {
+    let all = [("gpt_oss", "fsdp=2,expert=4"), ("gemma3_text", "fsdp=2,context=4"), ("deepseek_v3", "fsdp=8")];
+    for (case, mesh) in cases("families logits of folders", 1, all) {
         let golden = Golden::load(case);
         let (dims, tokens) = &golden.expected["tokens"];
         let rows: Vec<Vec<i32>> =
@@ -228,10 +274,10 @@ fn trained_models_are_exported() {
     let (checkpoints, exported) = (made.path().join("checkpoints"), made.path().join("exported"));
     let files = text_files(48);
     let own = format!("checkpoint.dir={:?}", checkpoints.display().to_string());
-    let settings = ["mesh.axes=fsdp=8", "rules.strict=false", "train.learning_rate=1e-2", "train.warmup=0", &own];
+    let settings = [&RUN[..], &ONE_DEVICE, &[&own]].concat();
     let config = run_config(&folder("deepseek_v3"), &files, &settings);
     let mut trainer = Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{error}"));
-    for _ in 0..3 {
+    for _ in 0..20 {
         trainer.step().expect("a step");
     }
     let start = meshloom_train::checkpoint::Start::Fresh;

@@ -1,15 +1,20 @@
 //! Multi-token prediction against a reference script, tests/oracle/further.py: packed documents, two further tokens.
 
-use meshloom::ir::{DType, Literal, TensorType};
+use meshloom::compile::{LowerOptions, Partitioned, lower};
+use meshloom::ir::{DType, Graph, Literal, TensorType};
 use meshloom::nn::{Batch, ContextOrder, DecoderConfig, TokenOrder};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, Tree, value_and_grad};
 use meshloom::transform::pipeline::{PipelineOptions, Schedule};
 use meshloom_train::families::Published;
+use support::cases::cases;
 use support::eight_devices::relative_error;
+use support::experts::rules;
+use support::interpret::interpret;
+use support::spmd::run_local;
 
 use super::golden::{BOUND, Golden, read, specs};
-use super::meshes::{on_mesh, run_on};
+use super::meshes::{NARROW_WHOLE, on_mesh, parse, run_on};
 
 /// The weight of the script.
 const WEIGHT: f64 = 0.3;
@@ -52,18 +57,45 @@ fn batch(golden: &Golden, order: TokenOrder) -> Batch<Literal> {
     }
 }
 
+/// What runs a graph.
+#[derive(Clone, Copy, PartialEq)]
+enum By {
+    Interpreter,
+    Plugin,
+}
+
+fn run(by: By, graph: &Graph, inputs: &[Literal], mesh: Option<&str>) -> Vec<Vec<f64>> {
+    let results = match (by, mesh) {
+        (By::Plugin, Some(mesh)) => return run_on(graph, mesh, inputs),
+        (By::Plugin, None) => support::run(graph, inputs),
+        (By::Interpreter, None) => interpret(graph, inputs),
+        (By::Interpreter, Some(mesh)) => {
+            let (mesh, rules) = (parse(mesh), rules(NARROW_WHOLE));
+            let sharding = Some((&mesh, &rules));
+            let options = LowerOptions { sharding, deny_replication: true, ..LowerOptions::default() };
+            let lowered = lower(graph, &options).unwrap_or_else(|error| panic!("{mesh}: {error}"));
+            let Some(Partitioned { graph, mesh, .. }) = lowered.partitioned() else { panic!("no local program") };
+            run_local(graph, mesh, inputs).unwrap_or_else(|error| panic!("{error}"))
+        }
+    };
+    results.iter().map(Literal::to_f64_vec).collect()
+}
+
 /// How far loss and gradients are from the script's, and which is furthest.
-fn worst(golden: &Golden, decoder: &DecoderConfig, batch: &Batch<Literal>, mesh: Option<&str>) -> (f64, String) {
+fn worst(
+    by: By,
+    golden: &Golden,
+    decoder: &DecoderConfig,
+    batch: &Batch<Literal>,
+    mesh: Option<&str>,
+) -> (f64, String) {
     let params = golden.params(decoder, &|name| golden.weight(name));
     let function = Function::trace("further", specs(decoder, batch), |(params, batch)| {
         value_and_grad(params, |params| decoder.loss(&params, &batch))
     });
     let graph = function.unwrap_or_else(|error| panic!("{error}")).graph().clone();
     let inputs: Vec<Literal> = params.leaves().into_iter().chain(batch.leaves()).collect();
-    let results = match mesh {
-        Some(mesh) => run_on(&graph, mesh, &inputs),
-        None => support::run(&graph, &inputs).iter().map(Literal::to_f64_vec).collect(),
-    };
+    let results = run(by, &graph, &inputs, mesh);
     let loss = f64::from(golden.expected["loss"].1[0]);
     let mut worst = (relative_error(&results[0], &[loss]), "the loss".to_owned());
     let expected = golden.params(decoder, &|name| golden.gradient(name));
@@ -82,51 +114,81 @@ fn error_of_loss(golden: &Golden, decoder: &DecoderConfig, batch: &Batch<Literal
     let function = Function::trace("further", specs(decoder, batch), |(params, batch)| decoder.loss(&params, &batch));
     let graph = function.unwrap_or_else(|error| panic!("{error}")).graph().clone();
     let inputs: Vec<Literal> = params.leaves().into_iter().chain(batch.leaves()).collect();
-    relative_error(&support::run(&graph, &inputs)[0].to_f64_vec(), &[golden.expected["loss"].1[0].into()])
+    relative_error(&interpret(&graph, &inputs)[0].to_f64_vec(), &[golden.expected["loss"].1[0].into()])
 }
 
-fn check(what: &str, change: impl FnOnce(DecoderConfig) -> DecoderConfig, mesh: Option<&str>) {
+fn check(by: By, what: &str, change: impl FnOnce(DecoderConfig) -> DecoderConfig, mesh: Option<&str>) {
     let golden = golden();
     let decoder = change(decoder(&golden));
     let decoder = mesh.map_or(decoder.clone(), |mesh| on_mesh(&decoder, mesh));
-    let (error, name) = worst(&golden, &decoder, &batch(&golden, decoder.order), mesh);
+    let (error, name) = worst(by, &golden, &decoder, &batch(&golden, decoder.order), mesh);
     println!("{what}: at most {error:.1e}, in {name}");
     assert!(error <= BOUND, "{what}: {name} is off by {error:.1e}");
 }
 
+/// The interpreter for all; the plugin for the first ones, and in the full tier for all as well.
+fn both<T: Clone>(name: &str, compiled: usize, all: impl IntoIterator<Item = T>) -> Vec<(By, T)> {
+    let all: Vec<T> = all.into_iter().collect();
+    let compiled = cases(name, compiled, all.iter().cloned()).into_iter().map(|case| (By::Plugin, case));
+    all.into_iter().map(|case| (By::Interpreter, case)).chain(compiled).collect()
+}
+
 #[test]
 fn one_device() {
-    check("scanned", |decoder| decoder, None);
-    let apart = |decoder| DecoderConfig { remat: RematPolicy::Full, scan_layers: false, ..decoder };
-    check("unrolled, full remat", apart, None);
-    check("the loss in chunks", |decoder| DecoderConfig { loss_chunks: 3, ..decoder }, None);
+    type Change = fn(DecoderConfig) -> DecoderConfig;
+    let forms: [(&str, Change); 3] = [
+        ("scanned", |decoder| decoder),
+        ("unrolled, full remat", |decoder| DecoderConfig { remat: RematPolicy::Full, scan_layers: false, ..decoder }),
+        ("the loss in chunks", |decoder| DecoderConfig { loss_chunks: 3, ..decoder }),
+    ];
+    for (by, (what, change)) in both("families further tokens, compiled", 1, forms) {
+        check(by, what, change, None);
+    }
 }
 
 #[test]
 fn meshes() {
-    let meshes = ["fsdp=4,tensor=2", "fsdp=2,context=4", "fsdp=2,expert=4", "fsdp=2,context=2,tensor=2"];
-    for mesh in support::some_of(meshes, 2) {
-        check(mesh, |decoder| decoder, Some(mesh));
+    let meshes = ["fsdp=2,context=2,tensor=2", "fsdp=4,tensor=2", "fsdp=2,context=4", "fsdp=2,expert=4"];
+    for (by, mesh) in both("families further tokens on meshes, compiled", 1, meshes) {
+        check(by, mesh, |decoder| decoder, Some(mesh));
     }
-    for order in support::some_of([ContextOrder::TwoChunk, ContextOrder::Striped], 2) {
+    let orders = [ContextOrder::TwoChunk, ContextOrder::Striped];
+    for (by, order) in both("families further tokens in orders, compiled", 0, orders) {
         let dealt_out = |decoder| DecoderConfig { order: TokenOrder::new(order, 4), ..decoder };
-        check(order.name(), dealt_out, Some("fsdp=2,context=4"));
+        check(by, order.name(), dealt_out, Some("fsdp=2,context=4"));
     }
 }
 
 /// The routed layers are the pipeline; what is in front and behind runs around it.
 #[test]
 fn pipelines() {
-    let options = |microbatches| PipelineOptions { stages: 2, microbatches, ..PipelineOptions::default() };
-    let piped = |decoder| DecoderConfig { pipeline: Some(options(4)), remat: RematPolicy::Full, ..decoder };
-    check("a pipeline", piped, Some("stage=2,fsdp=2,tensor=2"));
-    if support::every_case() {
-        let in_chunks = |decoder| DecoderConfig { pipeline: Some(options(2)), loss_chunks: 2, ..decoder };
-        check("a pipeline, the loss in chunks", in_chunks, Some("stage=2,fsdp=2,expert=2"));
+    fn options(microbatches: usize) -> PipelineOptions {
+        PipelineOptions { stages: 2, microbatches, ..PipelineOptions::default() }
     }
-    let in_loop = PipelineOptions { schedule: Schedule::OneForwardOneBackward, ..options(2) };
-    let with_loss = |decoder| DecoderConfig { pipeline: Some(in_loop), ..decoder };
-    check("the loss in the loop of a pipeline", with_loss, Some("stage=2,fsdp=2,expert=2"));
+    type Change = fn(DecoderConfig) -> DecoderConfig;
+    let forms: [(&str, Change, &str); 3] = [
+        (
+            "the loss in the loop of a pipeline",
+            |decoder| {
+                let in_loop = PipelineOptions { schedule: Schedule::OneForwardOneBackward, ..options(2) };
+                DecoderConfig { pipeline: Some(in_loop), ..decoder }
+            },
+            "stage=2,fsdp=2,expert=2",
+        ),
+        (
+            "a pipeline",
+            |decoder| DecoderConfig { pipeline: Some(options(4)), remat: RematPolicy::Full, ..decoder },
+            "stage=2,fsdp=2,tensor=2",
+        ),
+        (
+            "a pipeline, the loss in chunks",
+            |decoder| DecoderConfig { pipeline: Some(options(2)), loss_chunks: 2, ..decoder },
+            "stage=2,fsdp=2,expert=2",
+        ),
+    ];
+    for (by, (what, change, mesh)) in both("families further tokens in pipelines, compiled", 1, forms) {
+        check(by, what, change, Some(mesh));
+    }
 }
 
 /// Each of these is seen by far more than the bound.
@@ -155,8 +217,10 @@ fn wrong_details_are_seen() {
         println!("{what}: {error:.1e}");
         assert!(error > 30.0 * BOUND, "{what}: only {error:.1e}");
     }
+    let error = error_of_loss(&golden, &plain, &right);
+    assert!(error <= BOUND, "what is right is off by {error:.1e}");
     // Seen in gradients alone.
-    let (error, name) = worst(&golden, &epsilon, &right, None);
+    let (error, name) = worst(By::Interpreter, &golden, &epsilon, &right, None);
     assert!(error > 30.0 * BOUND, "another epsilon of norms: only {error:.1e}, in {name}");
     // Named as published, the two layers are not interchangeable either.
     let mut swapped = self::golden();

@@ -130,8 +130,13 @@ impl Golden {
 
     /// As [`Golden::batch`], repeated so often.
     pub fn batch_of(&self, times: usize) -> Batch<Literal> {
+        self.rows(self.expected["tokens"].0[0] * times)
+    }
+
+    /// So many rows, those of the file again and again.
+    pub fn rows(&self, rows: usize) -> Batch<Literal> {
         let (dims, tokens) = &self.expected["tokens"];
-        let (rows, length) = (dims[0] * times, dims[1]);
+        let length = dims[1];
         let token = |at: usize| tokens[at % tokens.len()];
         let of = |dtype: DType, f: &dyn Fn(usize) -> f32| {
             Literal::from_fn(TensorType::new(dtype, &[rows, length]), |at| f(at).into())
@@ -163,10 +168,14 @@ impl Golden {
         (graph, params.leaves().into_iter().chain(batch.leaves()).collect())
     }
 
-    /// The logits of a decoder alone, and their inputs.
-    pub fn logits_alone(&self, decoder: &DecoderConfig) -> (std::sync::Arc<Graph>, Vec<Literal>) {
-        let (params, batch) = (self.params(decoder, &|name| self.weight(name)), self.batch());
-        let function = Function::trace(self.case, specs(decoder, &batch), |(params, batch)| {
+    /// The logits of a decoder alone for some rows, and their inputs.
+    pub fn logits_alone(
+        &self,
+        decoder: &DecoderConfig,
+        batch: &Batch<Literal>,
+    ) -> (std::sync::Arc<Graph>, Vec<Literal>) {
+        let params = self.params(decoder, &|name| self.weight(name));
+        let function = Function::trace(self.case, specs(decoder, batch), |(params, batch)| {
             decoder.logits(&params, batch.tokens, batch.segment_ids, batch.positions)
         });
         let graph = function.unwrap_or_else(|error| panic!("{}: {error}", self.case)).graph().clone();

@@ -16,6 +16,9 @@ mod runs;
 mod sampling;
 mod wrong_batches;
 
+#[path = "../train/interpreted.rs"]
+mod interpreted;
+
 use support::counts::Budget;
 
 support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });

@@ -7,8 +7,10 @@ use meshloom::ops::RematPolicy;
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Function, Tree, value_and_grad};
 use meshloom::transform::pipeline::PipelineOptions;
+use support::cases::cases;
 use support::eight_devices::relative_error;
 use support::experts::{rules, run};
+use support::interpret::interpret;
 use support::random::Random;
 
 use super::golden::{BOUND, CASES, Golden, specs};
@@ -54,29 +56,32 @@ fn check_against_transformers(case: &'static str, mesh: &str) {
     golden.check(mesh, &decoder, &run_on(&graph, mesh, &inputs), BOUND);
 }
 
+// In the small tier each mesh and each pipeline has one family, another for each.
+
 #[test]
 fn fsdp_and_tensor() {
-    for case in CASES {
+    for case in cases("families on fsdp and tensor", 1, CASES) {
         check_against_transformers(case, "fsdp=4,tensor=2");
     }
 }
 
 #[test]
 fn experts() {
-    for case in ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"] {
-        check_against_transformers(case, "fsdp=2,expert=4");
+    let of_four = ["gpt_oss", "qwen3_moe", "deepseek_v3", "mixtral"].map(|case| (case, "fsdp=2,expert=4"));
+    let all = of_four.into_iter().chain([("qwen3_moe_plain", "data=2,fsdp=2,expert=2")]);
+    for (case, mesh) in cases("families on experts", 1, all) {
+        check_against_transformers(case, mesh);
     }
-    check_against_transformers("qwen3_moe_plain", "data=2,fsdp=2,expert=2");
 }
 
 #[test]
 fn context() {
-    for case in ["gemma2", "gemma3_text", "gpt_oss", "mistral", "deepseek_v3"] {
+    for case in cases("families on context", 1, ["gemma3_text", "gemma2", "gpt_oss", "mistral", "deepseek_v3"]) {
         check_against_transformers(case, "fsdp=2,context=2,tensor=2");
     }
 }
 
-/// Loss and gradients of a decoder with these parameters, on one device or on a mesh.
+/// Loss and gradients of a decoder with these parameters, on a mesh; or by the interpreter, without one.
 fn loss_and_gradients(
     decoder: &DecoderConfig,
     golden: &Golden,
@@ -92,7 +97,7 @@ fn loss_and_gradients(
     let inputs: Vec<Literal> = inputs.iter().cloned().chain(batch.leaves()).collect();
     match mesh {
         Some(mesh) => run_on(&graph, mesh, &inputs),
-        None => support::run(&graph, &inputs).iter().map(Literal::to_f64_vec).collect(),
+        None => interpret(&graph, &inputs).iter().map(Literal::to_f64_vec).collect(),
     }
 }
 
@@ -167,16 +172,16 @@ fn circular(stages: usize, repeats: usize) -> PipelineOptions {
     PipelineOptions { stages, repeats, microbatches: if stages == 3 { 6 } else { 4 }, ..PipelineOptions::default() }
 }
 
-/// Every fourth case, from this one on; all by option.
-fn quarter(first: usize) -> impl Iterator<Item = &'static str> {
-    let first = if support::every_case() { 0 } else { first };
-    support::some_of(CASES.into_iter().skip(first), 4)
+/// All cases, from this one on.
+fn from(first: &str) -> impl Iterator<Item = &'static str> {
+    let at = CASES.iter().position(|case| *case == first).expect("a case");
+    (0..CASES.len()).map(move |number| CASES[(at + number) % CASES.len()])
 }
 
 /// Three stages, two repeats, two cycles left over.
 #[test]
 fn three_stages() {
-    for case in quarter(0) {
+    for case in cases("families in three stages", 1, from("mixtral")) {
         check_pipeline(case, "stage=3,tensor=2", circular(3, 2), 8);
     }
 }
@@ -184,7 +189,7 @@ fn three_stages() {
 /// Four stages, two repeats, a cycle left over.
 #[test]
 fn four_stages() {
-    for case in quarter(2) {
+    for case in cases("families in four stages", 1, from("gemma2")) {
         check_pipeline(case, "stage=4,tensor=2", circular(4, 2), 9);
     }
 }

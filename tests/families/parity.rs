@@ -1,11 +1,13 @@
 //! Each family on one device, and its file in each form.
 
-use meshloom::ir::{DType, Literal};
+use meshloom::ir::{DType, Graph, Literal};
 use meshloom::nn::{DecoderConfig, RmsNorm, rms_norm};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, TensorSpec};
 use meshloom_train::families::Published;
+use support::cases::cases;
 use support::eight_devices::relative_error;
+use support::interpret::interpret;
 
 use super::golden::{BOUND, CASES, Golden, read};
 
@@ -21,18 +23,32 @@ fn every_tensor_is_used_once() {
     }
 }
 
-/// Logits, loss and all gradients, with layers in scans; of a share of the families by themselves as well.
+type Run = fn(&Graph, &[Literal]) -> Vec<Literal>;
+
+fn check(case: &'static str, scan_layers: bool, run: Run) {
+    let golden = Golden::load(case);
+    let decoder = DecoderConfig { scan_layers, remat: RematPolicy::Full, ..golden.decoder() };
+    let (graph, inputs) = golden.program(&decoder);
+    let what = if scan_layers { "in scans" } else { "apart" };
+    golden.check(what, &decoder, &numbers(&run(&graph, &inputs)), BOUND);
+}
+
+/// Logits, loss and all gradients, with layers in scans.
 #[test]
 fn families_compute_what_transformers_does() {
-    let apart: Vec<&str> = support::some_of(CASES, 3).collect();
     for case in CASES {
-        let golden = Golden::load(case);
-        for scan_layers in [Some(true), apart.contains(&case).then_some(false)].into_iter().flatten() {
-            let decoder = DecoderConfig { scan_layers, remat: RematPolicy::Full, ..golden.decoder() };
-            let (graph, inputs) = golden.program(&decoder);
-            let what = if scan_layers { "in scans" } else { "apart" };
-            golden.check(what, &decoder, &numbers(&support::run(&graph, &inputs)), BOUND);
-        }
+        check(case, true, support::run);
+    }
+}
+
+/// The same with layers by themselves: of some families by the interpreter, and in the full tier compiled.
+#[test]
+fn layers_apart_compute_what_transformers_does() {
+    for case in cases("families layers apart, interpreted", 3, CASES) {
+        check(case, false, interpret);
+    }
+    for case in cases("families layers apart, compiled", 0, CASES) {
+        check(case, false, support::run);
     }
 }
 
@@ -40,10 +56,10 @@ fn families_compute_what_transformers_does() {
 /// those in f32, within a factor of two.
 #[test]
 fn logits_in_bf16_are_as_near_as_rounding_is() {
-    for case in CASES {
+    for case in cases("families in bf16", 4, CASES) {
         let golden = Golden::load(case);
         let decoder = DecoderConfig { compute_dtype: DType::BF16, param_dtype: DType::BF16, ..golden.decoder() };
-        let (graph, inputs) = golden.logits_alone(&decoder);
+        let (graph, inputs) = golden.logits_alone(&decoder, &golden.batch());
         let results = numbers(&support::run(&graph, &inputs));
         let found = results.first().expect("logits");
         let exact = relative_error(found, &golden.logits("logits"));

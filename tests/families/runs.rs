@@ -1,16 +1,19 @@
 //! Runs on published models whose layers are not all alike: the same losses in every form, and across checkpoints.
 
+use meshloom::trace::Tree;
 use meshloom_train::Trainer;
 use meshloom_train::checkpoint::{Checkpointer, Start};
+use support::cases::cases;
 use support::eight_devices::{client, relative_error};
 
-use super::exchange::{folder, run_config, text_files};
+use super::exchange::{check_start, folder, run_config, text_files};
+use super::interpreted::InterpretedRun;
 
 /// Losses of runs differ by the order of sums alone, step by step.
 const BOUND: f64 = 2e-5;
 
 /// What all runs have: every number that could hide a difference is not zero.
-const RUN: [&str; 6] = [
+pub const RUN: [&str; 6] = [
     "rules.strict=false",
     "train.warmup=0",
     "train.learning_rate=1e-3",
@@ -22,6 +25,11 @@ const RUN: [&str; 6] = [
 /// Layers around the pipeline: DeepSeek's dense ones in front of it.
 const PIPELINE: [&str; 4] =
     ["mesh.axes=stage=2,fsdp=4", "pipeline.microbatches=2", "pipeline.repeats=1", "pipeline.layers=2"];
+
+/// The same, with the loss in its loop.
+const IN_LOOP: [&str; 5] = [PIPELINE[0], PIPELINE[1], PIPELINE[2], PIPELINE[3], "pipeline.schedule=1f1b"];
+
+pub const ONE_DEVICE: [&str; 2] = ["mesh.axes=data=1", "target.devices=1"];
 
 struct Case {
     files: support::text_files::TextFiles,
@@ -35,7 +43,10 @@ impl Case {
 
     fn trainer(&self, settings: &[&str]) -> Trainer {
         let config = run_config(&folder(self.case), &self.files, &[&RUN[..], settings].concat());
-        Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{} {settings:?}: {error}", self.case))
+        let trainer = Trainer::new(&config, &client());
+        let trainer = trainer.unwrap_or_else(|error| panic!("{} {settings:?}: {error}", self.case));
+        check_start(self.case, &trainer);
+        trainer
     }
 
     fn losses(&self, settings: &[&str]) -> Vec<f64> {
@@ -57,13 +68,14 @@ fn check(what: &str, found: &[f64], expected: &[f64]) {
 #[test]
 fn losses_are_those_of_one_device() {
     let run = Case::new("deepseek_v3");
-    let expected = run.losses(&["mesh.axes=data=1", "target.devices=1"]);
+    let expected = run.losses(&ONE_DEVICE);
     assert!(expected[2] < expected[0]);
-    for (what, settings) in [
-        ("unrolled", &["mesh.axes=fsdp=4,tensor=2", "model.scan_layers=false"][..]),
+    let all = [
+        ("1f1b", &IN_LOOP[..]),
         ("circular", &PIPELINE[..]),
-        ("1f1b", &[&PIPELINE[..], &["pipeline.schedule=1f1b"]].concat()),
-    ] {
+        ("unrolled", &["mesh.axes=fsdp=4,tensor=2", "model.scan_layers=false"][..]),
+    ];
+    for (what, settings) in cases("families runs", 1, all) {
         check(what, &run.losses(settings), &expected);
     }
 }
@@ -74,8 +86,10 @@ fn checkpoints_fit_every_form() {
     let run = Case::new("deepseek_v3");
     let plain = ["mesh.axes=fsdp=8"];
     let unrolled = ["mesh.axes=fsdp=4,tensor=2", "model.scan_layers=false"];
-    let expected = run.losses(&plain);
-    for (from, to) in support::some_of([(&PIPELINE[..], &plain[..]), (&plain, &PIPELINE), (&unrolled, &PIPELINE)], 2) {
+    let expected = run.losses(&ONE_DEVICE);
+    let others = [(&PIPELINE[..], &plain[..]), (&plain, &PIPELINE), (&unrolled, &PIPELINE)];
+    let own = [(&IN_LOOP[..], &ONE_DEVICE[..]), (&ONE_DEVICE, &IN_LOOP)];
+    for (from, to) in own.into_iter().chain(cases("families checkpoints", 0, others)) {
         let directory = tempfile::tempdir().expect("a directory");
         let own = format!("checkpoint.dir={:?}", directory.path().display().to_string());
         let mut first = run.trainer(&[from, &[&own]].concat());
@@ -118,22 +132,29 @@ fn replicas_of_several_stacks_agree() {
 fn runs_predict_further_tokens() {
     let files = text_files(48);
     let source = support::path(super::further::FOLDER);
-    let plain = ["mesh.axes=data=1", "target.devices=1"];
     let trainer = |settings: &[&str]| {
         let config = run_config(&source, &files, &[&RUN[..], settings].concat());
         Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{settings:?}: {error}"))
     };
     let with = |settings: &[&'static str]| [settings, &["train.further_token_weight=0.3"]].concat();
-    let expected = steps(&mut trainer(&with(&plain)), 3);
-    assert!(expected[0] > steps(&mut trainer(&plain), 1)[0] + 0.5, "the loss of further tokens is a part of it");
-    let in_loop = [&PIPELINE[..], &["pipeline.schedule=1f1b"]].concat();
+    // On one device, by the interpreter.
+    let interpreted = |settings: &[&str], count: usize| -> Vec<f64> {
+        let golden = super::further::golden();
+        let mut run = InterpretedRun::new(&run_config(&source, &files, &[&RUN[..], settings].concat()));
+        let published = golden.params(&run.train_step().model, &|name| golden.weight(name));
+        run.set_parameters(published.leaves());
+        (0..count).map(|_| run.step()[0]).collect()
+    };
+    let expected = interpreted(&with(&ONE_DEVICE), 3);
+    assert!(expected[0] > interpreted(&ONE_DEVICE, 1)[0] + 0.5, "the loss of further tokens is a part of it");
     let all = [
-        &["mesh.axes=fsdp=2,expert=2", "target.devices=4", "train.microbatches=2"][..],
+        &IN_LOOP[..],
+        &["mesh.axes=fsdp=2,expert=2", "target.devices=4", "train.microbatches=2"],
         &["mesh.axes=fsdp=2,context=4"],
-        &in_loop,
         &PIPELINE,
+        &ONE_DEVICE,
     ];
-    for settings in support::some_of(all, 2) {
+    for settings in cases("families runs of further tokens", 1, all) {
         check(&format!("{settings:?}"), &steps(&mut trainer(&with(settings)), 3), &expected);
     }
 }

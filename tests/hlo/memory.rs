@@ -1,14 +1,21 @@
 //! The memory of any module: by hand on small ones; against what XLA has assigned, for ours and for JAX's.
 
 use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use crate::programs::{golden, ours, text};
+use flate2::{Compression, GzBuilder};
+use meshloom::compile::Lowered;
 use meshloom::hlo::analysis::{
     BufferKind, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment, memory_of_dump,
 };
 use meshloom::hlo::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use meshloom::hlo::proto::{HloInputOutputAliasProto, HloModuleProto, HloProto};
+use meshloom::hlo::read;
+use prost::Message;
+use support::cases::{cases, more_than_few};
 use support::eight_devices::client;
 
 fn of(module: &HloModuleProto) -> ModuleMemory {
@@ -483,59 +490,139 @@ impl Row {
     }
 }
 
-fn rows() -> Vec<Row> {
-    let mut rows = Vec::new();
-    for (name, lowered) in ours() {
-        let program = lowered.compile(&client()).expect("it compiles");
-        let executable = program.executable();
-        let stats = executable.memory_stats().expect("stats");
-        let compiled = executable.optimized_hlo().expect("a program").decode().expect("a module");
-        rows.push(Row {
-            name: name.into(),
-            compiled: of(&compiled),
-            emitted: Some(of(&lowered.module.decode().expect("a module"))),
-            xla: [stats.arguments, stats.outputs, stats.aliased, stats.temporary].map(|bytes| bytes as u64),
-        });
+/// The optimized modules of [`ours`] and XLA's figures of each, as they were when they were compiled.
+struct Stored {
+    modules: Vec<HloModuleProto>,
+    figures: Vec<[u64; 4]>,
+}
+
+const STORED: &str = "tests/hlo/compiled";
+
+/// The name of the file of a program.
+fn stored_module(name: &str) -> PathBuf {
+    let letter = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
+    support::path(STORED).join(format!("{}.hlo.pb.gz", name.replace(", ", ",").chars().map(letter).collect::<String>()))
+}
+
+fn stored_figures() -> PathBuf {
+    support::path(STORED).join("figures.tsv")
+}
+
+impl Stored {
+    fn read(names: &[&str]) -> Stored {
+        let module = |name: &&str| {
+            let path = stored_module(name);
+            let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            read::read(&bytes, &read::Limits::default()).unwrap_or_else(|error| panic!("{name}: {error}")).module
+        };
+        let table = fs::read_to_string(stored_figures()).expect("the figures");
+        let figures = |name: &&str| {
+            let row = table.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('\t'));
+            let row = row.unwrap_or_else(|| panic!("there are no figures of {name}"));
+            let numbers: Vec<u64> = row.split('\t').map(|number| number.parse().expect("a number")).collect();
+            numbers.try_into().expect("four numbers")
+        };
+        Stored { modules: names.iter().map(module).collect(), figures: names.iter().map(figures).collect() }
     }
-    for golden in golden() {
+
+    fn write(&self, names: &[&str]) {
+        fs::create_dir_all(support::path(STORED)).expect("a folder");
+        let mut table = "program\targuments\toutputs\taliased\ttemporaries\n".to_owned();
+        for ((name, module), [arguments, outputs, aliased, temporaries]) in
+            names.iter().zip(&self.modules).zip(&self.figures)
+        {
+            let file = fs::File::create(stored_module(name)).expect("a file");
+            let mut encoder = GzBuilder::new().write(file, Compression::best());
+            encoder.write_all(&module.encode_to_vec()).expect("it can be written");
+            encoder.finish().expect("it can be written");
+            table += &format!("{name}\t{arguments}\t{outputs}\t{aliased}\t{temporaries}\n");
+        }
+        fs::write(stored_figures(), table).expect("a file that can be written");
+    }
+}
+
+/// A program compiled now: its module and XLA's figures.
+fn compiled_now(lowered: &Lowered) -> (HloModuleProto, [u64; 4]) {
+    let program = lowered.compile(&client()).expect("it compiles");
+    let stats = program.executable().memory_stats().expect("stats");
+    let figures = [stats.arguments, stats.outputs, stats.aliased, stats.temporary].map(|bytes| bytes as u64);
+    (program.executable().optimized_hlo().expect("a program").decode().expect("a module"), figures)
+}
+
+/// The rows of the page.
+fn rows(ours: &[(&str, Lowered)]) -> Vec<Row> {
+    let names: Vec<&str> = ours.iter().map(|(name, _)| *name).collect();
+    if std::env::var_os("MESHLOOM_UPDATE").is_some() {
+        // Quick options would store other programs.
+        assert!(more_than_few(), "set MESHLOOM_EVERY_CASE=1 as well");
+        let (modules, figures) = ours.iter().map(|(_, lowered)| compiled_now(lowered)).unzip();
+        Stored { modules, figures }.write(&names);
+    }
+    let stored = Stored::read(&names);
+    let of_ours = ours.iter().zip(&stored.modules).zip(&stored.figures);
+    let of_ours = of_ours.map(|(((name, lowered), module), figures)| row(name, lowered, module, *figures));
+    let of_jax = golden().into_iter().map(|golden| {
         let number = |name| golden.number(name) as u64;
-        rows.push(Row {
+        Row {
             name: format!("JAX: {}", golden.name),
             compiled: of(golden.module()),
             emitted: None,
             xla: ["arguments", "outputs", "aliased", "temporaries"].map(number),
-        });
-    }
-    rows
+        }
+    });
+    of_ours.chain(of_jax).collect()
+}
+
+fn row(name: &str, lowered: &Lowered, compiled: &HloModuleProto, xla: [u64; 4]) -> Row {
+    let emitted = Some(of(&lowered.module.decode().expect("a module")));
+    Row { name: name.into(), compiled: of(compiled), emitted, xla }
 }
 
 const HEADER: &str = "\
 | program | XLA: total | XLA: temporaries | compiled: temporaries | compiled: total | emitted: temporaries | emitted: total |
 |---|---|---|---|---|---|---|";
 
-/// Within 1.5 % of XLA's figures, for each program: temporaries, and all of it. Arguments and outputs to the
-/// byte. The table is that of docs/memory.md, which is written again with `MESHLOOM_WRITE_DOCS=1`.
+/// Within 1.5 % of XLA's figures: temporaries, and all of it. Arguments and outputs to the byte.
+fn check_row(row: &Row) {
+    let [arguments, outputs, aliased, temporaries] = row.xla;
+    let found = &row.compiled;
+    assert_eq!(found.form, MemoryForm::Scheduled, "{}", row.name);
+    assert_eq!((found.arguments, found.outputs, found.aliased), (arguments, outputs, aliased), "{}", row.name);
+    for (found, xla) in [(found.temporaries, temporaries), (found.peak, row.xla_total())] {
+        let ratio = found as f64 / xla as f64;
+        assert!((0.985..=1.015).contains(&ratio), "{}: {found} for XLA's {xla}", row.name);
+    }
+    if let Some(emitted) = &row.emitted {
+        assert_eq!(emitted.form, MemoryForm::Uncompiled, "{}", row.name);
+        assert_eq!((emitted.arguments, emitted.aliased), (arguments, aliased), "{}", row.name);
+    }
+}
+
+/// Of programs that were compiled once and stored, with XLA's figures. The table is that of docs/memory.md, which is
+/// written again with `MESHLOOM_WRITE_DOCS=1`; `MESHLOOM_UPDATE=1 MESHLOOM_EVERY_CASE=1` stores the programs anew.
 #[test]
 fn estimates_are_xlas_figures() {
-    let rows = rows();
+    let rows = rows(&ours());
     let table = format!("{HEADER}\n{}\n", rows.iter().map(Row::cells).collect::<Vec<_>>().join("\n"));
     println!("{table}");
     assert!(rows.len() >= 10);
-    for row in &rows {
-        let [arguments, outputs, aliased, temporaries] = row.xla;
-        let found = &row.compiled;
-        assert_eq!(found.form, MemoryForm::Scheduled, "{}", row.name);
-        assert_eq!((found.arguments, found.outputs, found.aliased), (arguments, outputs, aliased), "{}", row.name);
-        for (found, xla) in [(found.temporaries, temporaries), (found.peak, row.xla_total())] {
-            let ratio = found as f64 / xla as f64;
-            assert!((0.985..=1.015).contains(&ratio), "{}: {found} for XLA's {xla}", row.name);
-        }
-        if let Some(emitted) = &row.emitted {
-            assert_eq!(emitted.form, MemoryForm::Uncompiled, "{}", row.name);
-            assert_eq!((emitted.arguments, emitted.aliased), (arguments, aliased), "{}", row.name);
-        }
-    }
+    rows.iter().for_each(check_row);
     check_page("table", &table);
+}
+
+/// Of programs that are compiled now. By the options of everybody they are what is stored.
+#[test]
+fn estimates_are_xlas_figures_now() {
+    // From the last on: the small ones are there.
+    let ours: Vec<_> = ours().into_iter().rev().collect();
+    let names: Vec<&str> = ours.iter().map(|(name, _)| *name).collect();
+    let stored = Stored::read(&names);
+    for index in cases("hlo memory of compiled programs", 1, 0..ours.len()) {
+        let (name, lowered) = &ours[index];
+        let (module, figures) = compiled_now(lowered);
+        check_row(&row(name, lowered, &module, figures));
+        assert!(!more_than_few() || figures == stored.figures[index], "{name}: {figures:?}; MESHLOOM_UPDATE=1");
+    }
 }
 
 /// A table of docs/memory.md is this one, or `MESHLOOM_WRITE_DOCS=1` writes it.

@@ -20,6 +20,7 @@ use meshloom::hlo::text::{Layouts, TextOptions, print, print_shape};
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, CompileOptions, ExecuteOptions, ShardLayout};
 use prost::Message;
+use support::cases::cases;
 use support::eight_devices::client;
 use support::round_trip::round_trip;
 
@@ -260,7 +261,8 @@ fn inputs(module: &HloModuleProto) -> Vec<Literal> {
 fn the_same_values() {
     let options = CompileOptions { debug_options: support::unoptimized(), ..CompileOptions::default() };
     let client = client();
-    for program in PROGRAMS.iter().filter(|program| program.devices == 1) {
+    let all = PROGRAMS.iter().filter(|program| program.devices == 1);
+    for program in cases("hlo values of JAX programs", 2, all) {
         let found = both(program).map(|module| {
             let compiled = client.compile(&by_text(&module), &options);
             let executable = compiled.unwrap_or_else(|error| panic!("{}: {error}", program.name));
@@ -285,7 +287,8 @@ fn the_same_values() {
 #[test]
 fn shardy_partitions_what_is_read() {
     let options = CompileOptions { debug_options: support::unoptimized(), ..CompileOptions::partitioned(8) };
-    for program in PROGRAMS.iter().filter(|program| ["fsdp_mlp", "exchange"].contains(&program.name)) {
+    let all = PROGRAMS.iter().filter(|program| ["fsdp_mlp", "exchange"].contains(&program.name));
+    for program in cases("hlo JAX programs by Shardy", 1, all) {
         let found = both(program).map(|module| {
             let compiled = client().compile(&by_text(&module), &options.clone().with_shardy(true));
             let executable = compiled.unwrap_or_else(|error| panic!("{}: {error}", program.name));

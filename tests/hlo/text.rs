@@ -12,6 +12,7 @@ use meshloom::hlo::proto::{
 };
 use meshloom::hlo::text::{self, TextOptions};
 use prost::Message;
+use support::cases::cases;
 
 /// The `.pb` files of a folder, in order.
 fn modules(folder: &Path) -> Vec<PathBuf> {
@@ -51,15 +52,17 @@ fn parseable_text_is_what_xla_prints() {
     }
 }
 
-/// The same pseudo-random numbers in every run (xorshift64).
-fn random_numbers() -> impl FnMut(usize) -> usize {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    move |bound| {
+/// Pseudo-random numbers, the same for the same case (xorshift64).
+fn random_numbers(case: u64) -> impl FnMut(usize) -> usize {
+    let mut state = (case + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut random = move |bound: usize| {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         (state % bound.max(1) as u64) as usize
-    }
+    };
+    random(1);
+    random
 }
 
 fn print_both(module: &HloModuleProto) {
@@ -67,13 +70,18 @@ fn print_both(module: &HloModuleProto) {
     assert!(text::print(module, &TextOptions::canonical()).starts_with("HloModule "));
 }
 
+/// The mutations that are tried.
+fn mutations() -> Vec<u64> {
+    cases("hlo printed mutations", 1_500, 0..10_000)
+}
+
 /// Whatever bytes decode, print.
 #[test]
 fn mutated_bytes_print() {
     let originals: Vec<Vec<u8>> = modules(&golden_folder()).iter().map(|file| fs::read(file).unwrap()).collect();
-    let mut random = random_numbers();
-    let mut printed = 0;
-    for _ in 0..10_000 {
+    let (mut printed, numbers) = (0, mutations());
+    for &number in &numbers {
+        let mut random = random_numbers(number);
         let mut bytes = originals[random(originals.len())].clone();
         for _ in 0..=random(3) {
             let position = random(bytes.len());
@@ -90,7 +98,8 @@ fn mutated_bytes_print() {
             print_both(&module);
         }
     }
-    assert!(printed > 1000, "only {printed} mutated modules decoded");
+    let count = numbers.len();
+    assert!(printed > count / 10, "only {printed} of {count} mutated modules decoded");
 }
 
 /// Well-formed messages that make no sense print too.
@@ -104,8 +113,8 @@ fn mutated_fields_print() {
         .flat_map(|computation| &computation.instructions)
         .map(|instruction| instruction.opcode.clone())
         .collect();
-    let mut random = random_numbers();
-    for _ in 0..10_000 {
+    for number in mutations() {
+        let mut random = random_numbers(number);
         let mut module = originals[random(originals.len())].clone();
         for _ in 0..=random(4) {
             let index = random(module.computations.len());

@@ -11,6 +11,7 @@ use meshloom::sharding::Mesh;
 use meshloom::trace::Tree;
 use meshloom::transform::diloco::{Fragment, Transport};
 use meshloom_train::config::RunConfig;
+use support::cases::cases;
 use support::eight_devices::client;
 
 // Modules written by hand.
@@ -396,9 +397,9 @@ fn each_step_sends_the_fragment_of_the_schedule() {
 /// XLA computes the selectors in fusions of its own, and may join collectives, but each step sends the same.
 #[test]
 fn a_compiled_program_sends_the_same_at_each_step() {
-    for settings in
-        [&["diloco.transport=f32"][..], &["diloco.streaming=true", "diloco.fragments=5", "diloco.overlap_steps=1"]]
-    {
+    let all =
+        [&["diloco.streaming=true", "diloco.fragments=5", "diloco.overlap_steps=1"], &["diloco.transport=f32"][..]];
+    for settings in cases("hlo compiled replicas", 1, all) {
         let config = config(&[&["mesh.axes=diloco=2,fsdp=4", "diloco.sync_period=11"], settings].concat());
         let lowered = config.lower_train_step().expect("it lowers").1;
         let program = lowered.compile(&client()).expect("it compiles");

@@ -545,8 +545,8 @@ fn mutated_modules_are_analyzed() {
         crate::programs::golden().iter().map(|golden| golden.module().clone()).collect();
     seeds.push(Counter { start: 0, step: 1, bound: 5, direction: "LT" }.fused_tuple());
     seeds.push(doubling(5));
-    let mut random = Random(1);
-    for round in 0..2000 {
+    for round in support::cases::cases("hlo analysed mutations", 500, 0..2000) {
+        let mut random = Random(round as u64 + 1);
         let mut module = seeds[round % seeds.len()].clone();
         for _ in 0..=random.below(12) {
             mutate(&mut module, &mut random);

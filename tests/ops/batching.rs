@@ -7,11 +7,11 @@ use meshloom::ir::DType::Pred;
 use meshloom::ir::{Graph, GraphBuilder, Literal, NodeRef, TensorType, Value};
 use meshloom::ops::*;
 
-use crate::check::{Program, compare, in_chunks};
+use crate::check::compare;
+use crate::computer::{By, check_by};
 use crate::factors::canonical;
 use crate::harness::*;
 use crate::table::entries;
-use support::some_of;
 
 /// Another example of an operand: the same numbers in another order, so that it lies where the op is defined, too.
 pub fn varied(tensor: &Tensor) -> Tensor {
@@ -46,14 +46,13 @@ struct Case<'a> {
     patterns: Vec<Vec<bool>>,
 }
 
-/// Of half the runs of an op, a case for each with operands of other sizes than before, in several patterns; and one
-/// for each that has an operand or result of another element type than before. Each is compiled, which takes longer
-/// than all else here.
-fn cases(entries: &[Entry]) -> Vec<Case<'_>> {
+/// Of the runs of an op, a case for each with operands of other sizes than before, in several patterns; and one for
+/// each that has an operand or result of another element type than before.
+fn cases(entries: &[&'static Entry]) -> Vec<Case<'static>> {
     let mut known = BTreeSet::new();
     let mut cases = Vec::new();
     for entry in entries.iter().filter(|entry| entry.no_batch.is_none()) {
-        for run in some_of(entry.runs.iter().filter(|run| !run.operands.is_empty()), 2) {
+        for run in entry.runs.iter().filter(|run| !run.operands.is_empty()) {
             let tensors = || run.operands.iter().chain(&run.expected);
             let other_sizes =
                 known.insert(format!("{} {:?}", entry.name, tensors().map(Tensor::dims).collect::<Vec<_>>()));
@@ -130,50 +129,61 @@ impl Batch<'_> {
 }
 
 #[test]
-fn vmap_is_a_loop_over_examples() {
-    let entries = entries();
-    let cases = cases(&entries);
-    in_chunks(&cases, 60, |chunk| {
-        // For each case the first example's operands, the second's, and both stacked.
-        let inputs = |case: &Case<'_>| {
-            let [first, second] = &case.examples;
-            let both = first.iter().zip(second).map(|(first, second)| stacked([first, second]));
-            first.iter().chain(second).cloned().chain(both).collect::<Vec<Tensor>>()
-        };
-        let inputs: Vec<Tensor> = chunk.iter().flat_map(inputs).collect();
-        let types: Vec<TensorType> = inputs.iter().map(|operand| operand.ty.clone()).collect();
-        let mut batches = Vec::new();
-        let graph = graph("batches", &types, |builder, mut inputs| {
-            let mut outputs = Vec::new();
-            for case in chunk {
+fn batches_by_xla() {
+    check_batches(&entries(), By::Xla);
+}
+
+/// `vmap` is a loop over examples.
+pub fn check_batches(entries: &[&'static Entry], by: By) {
+    let cases = cases(entries);
+    check_by(
+        by,
+        "ops vmap",
+        [40, 60],
+        &cases,
+        |case| case.run.is_interpreted(),
+        |chunk| {
+            // For each case the first example's operands, the second's, and both stacked.
+            let inputs = |case: &&Case<'_>| {
+                let [first, second] = &case.examples;
+                let both = first.iter().zip(second).map(|(first, second)| stacked([first, second]));
+                first.iter().chain(second).cloned().chain(both).collect::<Vec<Tensor>>()
+            };
+            let inputs: Vec<Tensor> = chunk.iter().flat_map(inputs).collect();
+            let types: Vec<TensorType> = inputs.iter().map(|operand| operand.ty.clone()).collect();
+            let mut batches = Vec::new();
+            let graph = graph("batches", &types, |builder, mut inputs| {
+                let mut outputs = Vec::new();
+                for case in chunk {
+                    let mut next = || {
+                        let (own, rest) = inputs.split_at(case.run.operands.len());
+                        inputs = rest;
+                        own
+                    };
+                    let operands = [next(), next(), next()];
+                    for pattern in &case.patterns {
+                        let (batch, values) = push_pattern(builder, case, pattern, operands);
+                        batches.push(batch);
+                        outputs.extend(values);
+                    }
+                }
+                outputs
+            });
+            let inputs: Vec<Literal> = inputs.iter().map(Tensor::literal).collect();
+            let outputs = by.run(&graph, &inputs);
+            let mut outputs = &outputs[..];
+            let mut problems = Vec::new();
+            for batch in &batches {
                 let mut next = || {
-                    let (own, rest) = inputs.split_at(case.run.operands.len());
-                    inputs = rest;
+                    let (own, rest) = outputs.split_at(batch.batched.len());
+                    outputs = rest;
                     own
                 };
-                let operands = [next(), next(), next()];
-                for pattern in &case.patterns {
-                    let (batch, values) = push_pattern(builder, case, pattern, operands);
-                    batches.push(batch);
-                    outputs.extend(values);
-                }
+                problems.extend(batch.check(next(), next()));
             }
-            outputs
-        });
-        let inputs: Vec<Literal> = inputs.iter().map(Tensor::literal).collect();
-        let outputs = Program::compile(&graph).run(&inputs);
-        let mut outputs = &outputs[..];
-        let mut problems = Vec::new();
-        for batch in &batches {
-            let mut next = || {
-                let (own, rest) = outputs.split_at(batch.batched.len());
-                outputs = rest;
-                own
-            };
-            problems.extend(batch.check(next(), next()));
-        }
-        assert!(problems.is_empty(), "{} problems\n{}", problems.len(), problems.join("\n"));
-    });
+            assert!(problems.is_empty(), "{} problems\n{}", problems.len(), problems.join("\n"));
+        },
+    );
 }
 
 fn types_of<'a>(case: &Case<'a>) -> Vec<&'a TensorType> {
@@ -224,9 +234,8 @@ fn only_node<'g>(graph: &'g Graph, variant: &str) -> Option<NodeRef<'g>> {
 #[test]
 fn the_factor_rule_of_a_batch_is_the_batched_factor_rule() {
     const SIZE: usize = 7;
-    let entries = entries();
     let (mut compared, mut otherwise, mut all) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-    for case in cases(&entries) {
+    for case in cases(&entries()) {
         let (op, variant, types) = (&case.run.op, case.run.op.variant(), types_of(&case));
         let Some(primitive) = op.as_primitive() else { continue };
         all.insert(variant);

@@ -1,93 +1,52 @@
 //! The checks that every entry of the table passes.
 
+use std::collections::BTreeSet;
 use std::env;
-use std::sync::{Arc, OnceLock};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use meshloom::autodiff::{Tape, value_and_grad};
-use meshloom::emit::{EmitOptions, EmittedModule, emit};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::hlo::stablehlo::WriteOptions;
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::DType::F64;
-use meshloom::ir::{DType, Graph, GraphBuilder, Literal, TensorType, Value, verify};
+use meshloom::ir::{DType, Graph, GraphBuilder, Literal, TensorType, Value};
 use meshloom::ops::*;
-use meshloom::pjrt::{Buffer, Client, CompileOptions, Executable, ExecuteOptions, ProgramFormat};
+use meshloom::pjrt::{Client, ProgramFormat};
 use prost::Message;
 
+use crate::computer::{By, NOT_INTERPRETED, Program, TYPES_NOT_INTERPRETED, check_by, client, emitted, in_chunks};
 use crate::harness::*;
 use crate::table::entries;
+use crate::{batching, factors, facts, text, transforms};
+use support::cases::cases;
 use support::normal_hlo::normalize;
 use support::plugins::{cpu_clients, cpu_wheels, load};
 use support::program::test_alone;
 use support::quick_compiles;
 use support::round_trip::round_trip;
-use support::some_of;
 
-pub fn client() -> Client {
-    static CLIENT: OnceLock<Client> = OnceLock::new();
-    CLIENT.get_or_init(|| Client::cpu(1).expect("a CPU client")).clone()
-}
-
-/// As little optimization as there is: these programs run for microseconds.
-pub fn options() -> CompileOptions {
-    CompileOptions { debug_options: support::unoptimized(), ..CompileOptions::default() }
-}
-
-/// A graph, compiled.
-pub struct Program(Executable);
-
-fn emitted(graph: &Graph) -> EmittedModule {
-    verify(graph).unwrap_or_else(|error| panic!("{error}"));
-    emit(graph, EmitOptions { omit_metadata: true, ..EmitOptions::default() }).expect("a module")
-}
-
-impl Program {
-    pub fn compile(graph: &Graph) -> Program {
-        Program::compile_on(&client(), graph, ProgramFormat::Hlo)
-    }
-
-    pub fn compile_on(client: &Client, graph: &Graph, format: ProgramFormat) -> Program {
-        let module = emitted(graph);
-        let compiled = client.compile(&module.bytes, &options().with_format(format));
-        let explain = |error| {
-            let text = print(&module.decode().expect("a module"), &TextOptions::canonical());
-            let start: String = text.chars().take(4000).collect();
-            panic!("{} as {format:?}: {error}\n{start}", graph.name())
-        };
-        Program(compiled.unwrap_or_else(explain))
-    }
-
-    pub fn put(&self, inputs: &[Literal]) -> Vec<Buffer> {
-        inputs.iter().map(|literal| Buffer::from_literal(self.0.client(), literal, 0).expect("put")).collect()
-    }
-
-    pub fn run_on(&self, inputs: Vec<Buffer>) -> Vec<Literal> {
-        let outputs = self.0.execute(&[inputs], &ExecuteOptions::default()).expect("execution");
-        outputs[0].iter().map(|buffer| buffer.to_literal().expect("get")).collect()
-    }
-
-    pub fn run(&self, inputs: &[Literal]) -> Vec<Literal> {
-        self.run_on(self.put(inputs))
-    }
-}
-
-/// Runs `f` on every chunk, two at a time.
-pub fn in_chunks<T: Sync>(items: &[T], size: usize, f: impl Fn(&[T]) + Sync) {
-    let chunks: Vec<&[T]> = items.chunks(size).collect();
-    std::thread::scope(|scope| {
-        let run = |offset: usize| chunks.iter().skip(offset).step_by(2).for_each(|chunk| f(chunk));
-        let handle = scope.spawn(move || run(0));
-        run(1);
-        handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    });
+/// All that is checked of one op. The interpreter computes; XLA compiles one program, of some of the op's values.
+pub fn check_op(entries: &[&'static Entry]) {
+    check_types(entries);
+    text::check_text(entries);
+    check_stablehlo(entries);
+    check_snapshots(entries);
+    check_values(entries);
+    factors::check_halves(entries, By::Interpreter);
+    facts::check_claims(entries, By::Interpreter);
+    batching::check_batches(entries, By::Interpreter);
+    check_gradients(entries, 1, By::Interpreter);
+    check_gradients(entries, 2, By::Interpreter);
+    transforms::check_transposes(entries, By::Interpreter);
+    transforms::check_gradients_of_batches(entries, By::Interpreter);
 }
 
 // Types.
 
-#[test]
-fn types_are_inferred_and_refused() {
-    for entry in entries() {
+fn check_types(entries: &[&'static Entry]) {
+    for entry in entries {
         for Accept { op, operands, results } in &entry.accepts {
             let found = op.infer(&operands.iter().collect::<Vec<_>>());
             let found = found.unwrap_or_else(|error| panic!("{}: {op:?} refuses {operands:?}: {error}", entry.name));
@@ -122,14 +81,64 @@ pub fn compare(what: &str, found: &Literal, expected: &Tensor, tolerance: f64) -
     Ok(())
 }
 
+/// A program of many runs, and the operands of them all.
+fn values_graph(runs: &[&Run]) -> (Graph, Vec<Literal>) {
+    let operands = || runs.iter().flat_map(|run| &run.operands);
+    let types: Vec<TensorType> = operands().map(|operand| operand.ty.clone()).collect();
+    let graph = graph("values", &types, |builder, inputs| {
+        let mut inputs = inputs.iter().copied();
+        let mut outputs = Vec::new();
+        for run in runs {
+            let operands: Vec<Value> = inputs.by_ref().take(run.operands.len()).collect();
+            let results = builder.push(run.op.clone(), &operands);
+            outputs.extend(results.unwrap_or_else(|error| panic!("{:?}: {error}", run.op)));
+        }
+        outputs
+    });
+    (graph, operands().map(Tensor::literal).collect())
+}
+
+/// What is wrong with the results of such a program.
+fn wrong_values(by: &str, runs: &[&Run], found: &[Literal]) -> Vec<String> {
+    let mut found = found.iter();
+    let mut problems = Vec::new();
+    for run in runs {
+        let types: Vec<_> = run.operands.iter().map(|operand| &operand.ty).collect();
+        for expected in &run.expected {
+            let found = found.next().expect("as many outputs as results");
+            let what = format!("by {by}: {:?} of {types:?}", run.op);
+            problems.extend(compare(&what, found, expected, run.tolerance).err());
+        }
+    }
+    problems
+}
+
+/// The interpreter runs all that it knows. XLA runs two for each entry in the small tier, so that what the interpreter
+/// gives is anchored op by op.
+fn check_values(entries: &[&'static Entry]) {
+    let runs = || entries.iter().flat_map(|entry| &entry.runs);
+    let mut problems = Vec::new();
+    for run in runs().filter(|run| run.is_interpreted()) {
+        let (graph, inputs) = values_graph(&[run]);
+        problems.extend(wrong_values("the interpreter", &[run], &By::Interpreter.run(&graph, &inputs)));
+    }
+    let few: Vec<&Run> = entries.iter().flat_map(|entry| cases("ops values", 2, &entry.runs)).collect();
+    for few in few.chunks(250) {
+        let (graph, inputs) = values_graph(few);
+        problems.extend(wrong_values("XLA", few, &By::Xla.run(&graph, &inputs)));
+    }
+    assert!(problems.is_empty(), "{} problems\n{}", problems.len(), problems.join("\n"));
+}
+
 /// Names the wheel whose plugin a child process runs the values on; empty for the preferred plugin.
 const ON_PLUGIN: &str = "MESHLOOM_TEST_CPU";
 
+/// The preferred plugin compiles some of the values as it does for everybody, and as StableHLO.
 #[test]
 fn values_are_those_of_the_reference() {
     match env::var(ON_PLUGIN).as_deref() {
-        Ok("") => values_on("the preferred plugin", &client(), [1, 4]),
-        Ok(_) => cpu_clients().iter().for_each(|(plugin, client)| values_on(plugin, client, [4, 8])),
+        Ok("") => values_on("the preferred plugin", &client()),
+        Ok(_) => cpu_clients().iter().for_each(|(plugin, client)| values_on(plugin, client)),
         Err(_) => values_in_a_process(""),
     }
 }
@@ -156,46 +165,20 @@ fn aborts_on(plugin: &str, run: &Run) -> bool {
     plugin == "xla-cpu-pjrt" && run.operands.iter().chain(&run.expected).any(is_narrow)
 }
 
-/// One of `shares` runs of each entry, as HLO and as StableHLO: most of the time goes to compiling them.
-fn values_on(plugin: &str, client: &Client, shares: [usize; 2]) {
-    for (format, share) in [ProgramFormat::Hlo, ProgramFormat::StableHlo].into_iter().zip(shares) {
-        values_in(format, plugin, client, share);
-    }
-}
-
-fn values_in(format: ProgramFormat, plugin: &str, client: &Client, share: usize) {
+/// One run of each entry, as HLO, and of every second one as StableHLO; or all.
+fn values_on(plugin: &str, client: &Client) {
     let entries = entries();
-    let runs: Vec<(&str, &Run)> = entries
-        .iter()
-        .flat_map(|entry| some_of(&entry.runs, share).map(|run| (entry.name.as_str(), run)))
-        .filter(|(_, run)| !aborts_on(plugin, run))
-        .collect();
-    in_chunks(&runs, 250, |chunk| {
-        let types: Vec<TensorType> =
-            chunk.iter().flat_map(|(_, run)| run.operands.iter().map(|operand| operand.ty.clone())).collect();
-        let graph = graph("values", &types, |builder, inputs| {
-            let mut inputs = inputs.iter().copied();
-            let mut outputs = Vec::new();
-            for (name, run) in chunk {
-                let operands: Vec<Value> = inputs.by_ref().take(run.operands.len()).collect();
-                let results = builder.push(run.op.clone(), &operands);
-                outputs.extend(results.unwrap_or_else(|error| panic!("{name}: {error}")));
-            }
-            outputs
+    let runs = || entries.iter().map(|entry| entry.runs.iter().filter(|run| !aborts_on(plugin, run)));
+    let as_hlo: Vec<&Run> = runs().flat_map(|runs| cases("ops values by plugins", 1, runs)).collect();
+    let as_stablehlo = runs().enumerate().flat_map(|(index, runs)| cases("ops values by plugins", index % 2, runs));
+    for (format, runs) in [(ProgramFormat::Hlo, as_hlo), (ProgramFormat::StableHlo, as_stablehlo.collect())] {
+        in_chunks(&runs, 250, |runs| {
+            let (graph, inputs) = values_graph(runs);
+            let found = Program::compile_on(client, &graph, format).run(&inputs);
+            let problems = wrong_values(&format!("{plugin} as {format:?}"), runs, &found);
+            assert!(problems.is_empty(), "{} problems\n{}", problems.len(), problems.join("\n"));
         });
-        let inputs: Vec<Literal> = chunk.iter().flat_map(|(_, run)| run.operands.iter().map(Tensor::literal)).collect();
-        let mut outputs = Program::compile_on(client, &graph, format).run(&inputs).into_iter();
-        let mut problems = Vec::new();
-        for (name, run) in chunk {
-            for expected in &run.expected {
-                let found = outputs.next().expect("as many outputs as results");
-                let types: Vec<_> = run.operands.iter().map(|operand| &operand.ty).collect();
-                let what = format!("{name} as {format:?}: {:?} of {types:?}", run.op);
-                problems.extend(compare(&what, &found, expected, run.tolerance).err());
-            }
-        }
-        assert!(problems.is_empty(), "{plugin}: {} problems\n{}", problems.len(), problems.join("\n"));
-    });
+    }
 }
 
 // Gradients.
@@ -305,7 +288,8 @@ pub fn norm(values: impl IntoIterator<Item = f64>) -> f64 {
 }
 
 /// Compares the gradient of each case's loss with its differences; returns what is wrong.
-fn check_gradients(
+fn wrong_gradients(
+    by: By,
     order: usize,
     losses: &Graph,
     cases: &[Placed<'_>],
@@ -315,11 +299,10 @@ fn check_gradients(
     let literal = |values: &Vec<f64>| Literal::from_slice(&[values.len()], values).expect("a vector");
     let inputs: Vec<Literal> = flat.iter().map(literal).chain(others.iter().cloned()).collect();
     let differentiate = |inputs: &[usize]| value_and_grad(losses, inputs).unwrap_or_else(|error| panic!("{error}"));
-    let gradients = Program::compile(&differentiate(&[0, 1])).run(&inputs);
+    let gradients = by.run(&differentiate(&[0, 1]), &inputs);
     let found = [gradients[2].to_f64_vec(), gradients[3].to_f64_vec()];
     let mut problems = Vec::new();
-    let program = Program::compile(losses);
-    let other_buffers = program.put(others);
+    let program = by.program(losses);
     let element_count = |case: &Placed<'_>| case.segments.iter().map(|segment| segment.2).sum::<usize>();
     let mut differences: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
     for element in 0..cases.iter().map(element_count).max().unwrap_or(0) {
@@ -335,9 +318,8 @@ fn check_gradients(
                     element -= length;
                 }
             }
-            let moved: Vec<Literal> = moved.iter().map(literal).collect();
-            let buffers = [program.put(&moved), other_buffers.clone()].concat();
-            program.run_on(buffers)[1].to_f64_vec()
+            let moved: Vec<Literal> = moved.iter().map(literal).chain(others.iter().cloned()).collect();
+            program.run(&moved)[1].to_f64_vec()
         };
         let (above, below) = (evaluate(1.0), evaluate(-1.0));
         for (index, case) in cases.iter().enumerate().filter(|(_, case)| element < element_count(case)) {
@@ -370,40 +352,49 @@ fn check_gradients(
     problems
 }
 
-/// One of `share` cases of each entry.
-fn check_cases(order: usize, share: usize, keep: impl Fn(&&Gradient) -> bool) {
-    let entries = entries();
-    let cases = entries
+/// The derivatives of this order are those of central differences.
+fn check_gradients(entries: &[&'static Entry], order: usize, by: By) {
+    let cases: Vec<(&str, &Gradient)> = entries
         .iter()
-        .flat_map(|entry| some_of(entry.gradients.iter().filter(&keep), share).map(|case| (entry.name.as_str(), case)));
-    let cases: Vec<(&str, &Gradient)> = cases.collect();
-    in_chunks(&cases, 40, |chunk| {
-        let (cases, flat) = place(chunk);
-        let others = cases.iter().flat_map(|Placed { case, .. }| {
-            let others = case.operands.iter().enumerate().filter(|(index, _)| !case.active.contains(index));
-            others.map(|(_, operand)| operand.literal())
-        });
-        let others: Vec<Literal> = others.collect();
-        let mut types: Vec<TensorType> = flat.iter().map(|flat| TensorType::new(F64, &[flat.len()])).collect();
-        types.extend(others.iter().map(|literal| literal.ty().clone()));
-        let mut losses = loss_graph(&cases, &types);
-        if order == 2 {
-            let gradients = value_and_grad(&losses, &[0, 1]).unwrap_or_else(|error| panic!("{error}"));
-            losses = gradient_loss_graph(&cases, &types, gradients);
-        }
-        let problems = check_gradients(order, &losses, &cases, &flat, &others);
-        assert!(problems.is_empty(), "{} problems\n{}", problems.len(), problems.join("\n"));
-    });
+        .flat_map(|entry| entry.gradients.iter().map(|case| (entry.name.as_str(), case)))
+        .filter(|(_, case)| order == 1 || case.second)
+        .collect();
+    let name = if order == 1 { "ops gradients" } else { "ops second derivatives" };
+    check_by(
+        by,
+        name,
+        [20, 40],
+        &cases,
+        |(_, case)| case.is_interpreted(),
+        |chunk| {
+            let chunk: Vec<(&str, &Gradient)> = chunk.iter().map(|&&case| case).collect();
+            let (cases, flat) = place(&chunk);
+            let others = cases.iter().flat_map(|Placed { case, .. }| {
+                let others = case.operands.iter().enumerate().filter(|(index, _)| !case.active.contains(index));
+                others.map(|(_, operand)| operand.literal())
+            });
+            let others: Vec<Literal> = others.collect();
+            let mut types: Vec<TensorType> = flat.iter().map(|flat| TensorType::new(F64, &[flat.len()])).collect();
+            types.extend(others.iter().map(|literal| literal.ty().clone()));
+            let mut losses = loss_graph(&cases, &types);
+            if order == 2 {
+                let gradients = value_and_grad(&losses, &[0, 1]).unwrap_or_else(|error| panic!("{error}"));
+                losses = gradient_loss_graph(&cases, &types, gradients);
+            }
+            let problems = wrong_gradients(by, order, &losses, &cases, &flat, &others);
+            assert!(problems.is_empty(), "{} problems\n{}", problems.len(), problems.join("\n"));
+        },
+    );
 }
 
 #[test]
-fn gradients_are_those_of_central_differences() {
-    check_cases(1, 1, |_| true);
+fn gradients_by_xla() {
+    check_gradients(&entries(), 1, By::Xla);
 }
 
 #[test]
-fn second_derivatives_are_those_of_central_differences() {
-    check_cases(2, 3, |case| case.second);
+fn second_derivatives_by_xla() {
+    check_gradients(&entries(), 2, By::Xla);
 }
 
 #[test]
@@ -458,9 +449,8 @@ fn check_reads_back(name: &str, module: &HloModuleProto) {
 }
 
 /// Each op, and what differentiates it, through StableHLO and back.
-#[test]
-fn stablehlo_reads_back() {
-    for entry in entries() {
+fn check_stablehlo(entries: &[&'static Entry]) {
+    for entry in entries {
         // HLO text cannot say that a scalar is padded.
         let is_said = |accept: &&Accept| !matches!(accept.op, Op::Pad(_)) || accept.operands[0].rank() > 0;
         for (index, Accept { op, operands, .. }) in entry.accepts.iter().filter(is_said).enumerate() {
@@ -477,34 +467,72 @@ fn stablehlo_reads_back() {
     }
 }
 
-/// Every snapshot is compiled before it is compared.
+/// The module of an entry, and that of its gradient: names and graphs.
+fn snapshots_of(entry: &Entry) -> Vec<(String, Graph)> {
+    let Accept { op, operands, .. } = &entry.accepts[0];
+    let name = entry.name.replace('-', "_");
+    let forward = graph(&name, operands, |builder, inputs| {
+        builder.push(op.clone(), inputs).unwrap_or_else(|error| panic!("{error}")).to_vec()
+    });
+    let mut modules = vec![(name.clone(), forward)];
+    if entry.vjp_snapshot {
+        modules.push((format!("{name}_vjp"), vjp_graph(&modules[0].1)));
+    }
+    modules
+}
+
+fn check_snapshots(entries: &[&'static Entry]) {
+    let _bound = support::snapshots_in("hlo_snapshots/ops");
+    for (name, graph) in entries.iter().flat_map(|entry| snapshots_of(entry)) {
+        let module = emitted(&graph).decode().expect("a module");
+        check_reads_back(&name, &module);
+        insta::assert_snapshot!(name.as_str(), print(&module, &TextOptions::canonical()));
+    }
+}
+
 #[test]
 fn modules_are_those_of_the_snapshots() {
-    let _bound = support::snapshots_in("hlo_snapshots/ops");
-    let mut names = std::collections::BTreeSet::new();
-    for entry in entries() {
-        let Accept { op, operands, .. } = &entry.accepts[0];
-        let name = entry.name.replace('-', "_");
-        let forward = graph(&name, operands, |builder, inputs| {
-            builder.push(op.clone(), inputs).unwrap_or_else(|error| panic!("{error}")).to_vec()
-        });
-        let mut modules = vec![(name.clone(), forward)];
-        if entry.vjp_snapshot {
-            modules.push((format!("{name}_vjp"), vjp_graph(&modules[0].1)));
-        }
-        for (name, graph) in modules {
-            let module = emitted(&graph).decode().expect("a module");
-            check_reads_back(&name, &module);
-            let program = Program::compile(&graph);
-            check_reads_back(&name, &program.0.optimized_hlo().expect("a program").decode().expect("a module"));
-            let text = print(&module, &TextOptions::canonical());
-            insta::assert_snapshot!(name.as_str(), text);
-            names.insert(format!("{name}.snap"));
-        }
-    }
+    let entries = entries();
+    check_snapshots(&entries);
+    let names: BTreeSet<String> =
+        entries.iter().flat_map(|entry| snapshots_of(entry)).map(|(name, _)| format!("{name}.snap")).collect();
     let folder = support::path("hlo_snapshots/ops");
     for file in std::fs::read_dir(folder).expect("the snapshots") {
         let file = file.expect("a file").file_name().into_string().expect("a name");
         assert!(names.contains(&file) || !file.ends_with(".snap"), "{file} is nobody's snapshot");
     }
+}
+
+/// XLA takes the modules of the snapshots, and what it makes of them reads back too.
+#[test]
+fn modules_of_the_snapshots_are_compiled() {
+    let all: Vec<(String, Graph)> = entries().iter().flat_map(|entry| snapshots_of(entry)).collect();
+    let few = all.len() / 4;
+    in_chunks(&cases("ops snapshots", few, all), 1, |modules| {
+        for (name, graph) in modules {
+            let Program::Compiled(executable) = Program::compile(graph) else { unreachable!() };
+            let optimized = executable.optimized_hlo().expect("a program").decode().expect("a module");
+            check_reads_back(name, &optimized);
+        }
+    });
+}
+
+/// The interpreter knows every op of the table but those that it is known not to know, and these it refuses.
+#[test]
+fn every_op_is_interpreted() {
+    let mut refused = BTreeSet::new();
+    for run in entries().iter().flat_map(|entry| &entry.runs) {
+        let name = if matches!(run.op, Op::Unary(_)) { run.op.name() } else { run.op.variant() };
+        let narrow = |tensor: &Tensor| TYPES_NOT_INTERPRETED.contains(&tensor.ty.dtype);
+        if run.is_interpreted() || run.operands.iter().chain(&run.expected).any(narrow) || refused.contains(name) {
+            continue;
+        }
+        let (graph, inputs) = values_graph(&[run]);
+        let found = catch_unwind(AssertUnwindSafe(|| By::Interpreter.run(&graph, &inputs)));
+        let panic = found.expect_err(name);
+        let said = panic.downcast_ref::<String>().expect("a message");
+        assert!(said.contains("is not interpreted"), "{name}: {said}");
+        refused.insert(name);
+    }
+    assert_eq!(refused, NOT_INTERPRETED.into());
 }

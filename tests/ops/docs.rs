@@ -182,7 +182,7 @@ fn the_table_of_ops_is_up_to_date() {
     }
     table.push_str(LOOPS);
     for (row, _) in SPLITTING {
-        let ops: Vec<String> = entries.iter().filter(|entry| has_loop(entry, row)).map(title).collect();
+        let ops: Vec<String> = entries.iter().filter(|entry| has_loop(entry, row)).map(|entry| title(entry)).collect();
         writeln!(table, "- {row}: {}", ops.join(", ")).expect("a string takes all");
     }
     let path = support::path("docs/ops.md");

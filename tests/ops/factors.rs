@@ -1,11 +1,12 @@
 //! Factor rules: their sizes, and what each parallel and reduction factor claims, by running the op on halves.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use meshloom::ir::{Literal, TensorType, Value};
 use meshloom::ops::*;
 
-use crate::check::{Program, compare, in_chunks};
+use crate::check::compare;
+use crate::computer::{By, check_by};
 use crate::harness::*;
 use crate::table::entries;
 
@@ -42,7 +43,7 @@ fn rule_of(run: &Run) -> Option<FactorRule> {
 }
 
 /// A run of each op and sizes, with the rule: the element type plays no part in it.
-pub fn rules(entries: &[Entry]) -> Vec<(&str, &Run, FactorRule)> {
+pub fn rules(entries: &[&'static Entry]) -> Vec<(&'static str, &'static Run, FactorRule)> {
     let mut known = BTreeSet::new();
     let mut rules = Vec::new();
     for (entry, run) in entries.iter().flat_map(|entry| entry.runs.iter().map(move |run| (entry, run))) {
@@ -258,44 +259,61 @@ const UNCUT: [&str; 2] = [
     "CustomCall",
 ];
 
-#[test]
-fn an_op_on_halves_gives_the_halves_of_its_results() {
-    let entries = entries();
+/// Every run of an op cut along each factor of its rule that can be.
+fn cuts(entries: &[&'static Entry]) -> Vec<Cut<'static>> {
     let mut cuts = Vec::new();
-    let mut uncut: BTreeMap<&str, bool> = BTreeMap::new();
-    for (name, run, rule) in rules(&entries) {
-        let is_uncut = uncut.entry(run.op.variant()).or_insert(true);
+    for (name, run, rule) in rules(entries) {
         for (index, factor) in (0..).zip(&rule.factors) {
             if matches!(factor.kind, FactorKind::Parallel | FactorKind::Reduction(_)) && factor.size >= 2 {
-                *is_uncut = false;
                 cuts.push(Cut::new(name, run, &rule, index));
             }
         }
     }
-    let uncut: Vec<&str> = uncut.into_iter().filter(|&(_, uncut)| uncut).map(|(variant, _)| variant).collect();
-    assert_eq!(uncut, UNCUT);
-    in_chunks(&cuts, 120, |chunk| {
-        let parts: Vec<&Tensor> = chunk.iter().flat_map(|cut| cut.halves.iter().flat_map(|half| &half.1)).collect();
-        let types: Vec<TensorType> = parts.iter().map(|part| part.ty.clone()).collect();
-        let graph = graph("halves", &types, |builder, mut inputs| {
-            let mut outputs: Vec<Value> = Vec::new();
-            for (cut, (op, parts, _)) in chunk.iter().flat_map(|cut| cut.halves.iter().map(move |half| (cut, half))) {
-                let (operands, rest) = inputs.split_at(parts.len());
-                inputs = rest;
-                let results = builder.push(op.clone(), operands);
-                let refused =
-                    |error| panic!("{}: with {}, cut along factor {}: {error}", cut.name, cut.rule, cut.factor);
-                outputs.extend(results.unwrap_or_else(refused));
+    cuts
+}
+
+#[test]
+fn halves_by_xla() {
+    let entries = entries();
+    let all: BTreeSet<&str> = rules(&entries).iter().map(|(_, run, _)| run.op.variant()).collect();
+    let cut: BTreeSet<&str> = cuts(&entries).iter().map(|cut| cut.run.op.variant()).collect();
+    assert!(all.difference(&cut).eq(&UNCUT), "{:?}", all.difference(&cut));
+    check_halves(&entries, By::Xla);
+}
+
+/// An op on halves gives the halves of its results.
+pub fn check_halves(entries: &[&'static Entry], by: By) {
+    let cuts = cuts(entries);
+    check_by(
+        by,
+        "ops halves",
+        [40, 60],
+        &cuts,
+        |cut| cut.run.is_interpreted(),
+        |chunk| {
+            let parts: Vec<&Tensor> = chunk.iter().flat_map(|cut| cut.halves.iter().flat_map(|half| &half.1)).collect();
+            let types: Vec<TensorType> = parts.iter().map(|part| part.ty.clone()).collect();
+            let graph = graph("halves", &types, |builder, mut inputs| {
+                let mut outputs: Vec<Value> = Vec::new();
+                for (cut, (op, parts, _)) in chunk.iter().flat_map(|cut| cut.halves.iter().map(move |half| (cut, half)))
+                {
+                    let (operands, rest) = inputs.split_at(parts.len());
+                    inputs = rest;
+                    let results = builder.push(op.clone(), operands);
+                    let refused =
+                        |error| panic!("{}: with {}, cut along factor {}: {error}", cut.name, cut.rule, cut.factor);
+                    outputs.extend(results.unwrap_or_else(refused));
+                }
+                outputs
+            });
+            let inputs: Vec<Literal> = parts.iter().map(|part| part.literal()).collect();
+            let mut outputs = by.run(&graph, &inputs).into_iter();
+            let mut problems = Vec::new();
+            for cut in chunk {
+                let mut half = || outputs.by_ref().take(cut.run.expected.len()).collect::<Vec<Literal>>();
+                problems.extend(cut.check(&[half(), half()]).err());
             }
-            outputs
-        });
-        let inputs: Vec<Literal> = parts.iter().map(|part| part.literal()).collect();
-        let mut outputs = Program::compile(&graph).run(&inputs).into_iter();
-        let mut problems = Vec::new();
-        for cut in chunk {
-            let mut half = || outputs.by_ref().take(cut.run.expected.len()).collect::<Vec<Literal>>();
-            problems.extend(cut.check(&[half(), half()]).err());
-        }
-        assert!(problems.is_empty(), "{} problems\n{}", problems.len(), problems.join("\n"));
-    });
+            assert!(problems.is_empty(), "{} problems\n{}", problems.len(), problems.join("\n"));
+        },
+    );
 }

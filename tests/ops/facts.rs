@@ -3,7 +3,7 @@
 use meshloom::ir::{DType, Literal, TensorType, Value};
 use meshloom::ops::*;
 
-use crate::check::{Program, in_chunks};
+use crate::computer::{By, check_by};
 use crate::factors::rules;
 use crate::harness::*;
 use crate::table::entries;
@@ -114,47 +114,70 @@ fn claims<'a>(name: &str, run: &'a Run) -> Vec<Claim<'a>> {
 }
 
 #[test]
-fn ops_are_linear_and_zero_where_they_say() {
+fn claims_by_xla() {
     let entries = entries();
+    let claims = all_claims(&entries);
+    assert!(claims.len() > 100, "{} claims", claims.len());
+    check_claims(&entries, By::Xla);
+}
+
+fn all_claims(entries: &[&'static Entry]) -> Vec<Claim<'static>> {
     let is_exact = |x: &Tensor| !x.ty.dtype.is_float() || matches!(x.ty.dtype, DType::F32 | DType::F64);
-    let mut claims: Vec<Claim<'_>> = rules(&entries)
+    rules(entries)
         .into_iter()
         .filter(|(_, run, _)| run.operands.iter().chain(&run.expected).all(is_exact))
         .flat_map(|(name, run, _)| claims(name, run))
-        .collect();
-    assert!(claims.len() > 100, "{} claims", claims.len());
-    // A module of many small computations compiles faster than many modules.
-    claims.sort_by(|one, other| one.what.cmp(&other.what));
-    in_chunks(&claims, 40, |claims| {
-        let operands: Vec<&Tensor> = claims.iter().flat_map(|claim| claim.operands.iter().flatten()).collect();
-        let types: Vec<TensorType> = operands.iter().map(|operand| operand.ty.clone()).collect();
-        let graph = graph("claims", &types, |builder, mut inputs| {
-            let mut outputs: Vec<Value> = Vec::new();
-            for (claim, operands) in claims.iter().flat_map(|claim| claim.operands.iter().map(move |x| (claim, x))) {
-                let (own, rest) = inputs.split_at(operands.len());
-                inputs = rest;
-                outputs.extend(builder.push(claim.run.op.clone(), own).expect("it has been accepted"));
-            }
-            outputs
-        });
-        let inputs: Vec<Literal> = operands.iter().map(|operand| operand.literal()).collect();
-        let found = Program::compile(&graph).run(&inputs);
-        let mut found = found.iter().map(Literal::to_f64_vec);
-        for claim in claims {
-            let mut execution = || -> Vec<Vec<f64>> { found.by_ref().take(claim.run.expected.len()).collect() };
-            let executions: Vec<Vec<Vec<f64>>> = claim.operands.iter().map(|_| execution()).collect();
-            match claim.expected {
-                Expected::Zero(result) => {
-                    assert!(executions[0][result].iter().all(|&value| value == 0.0), "{}: {executions:?}", claim.what);
+        .collect()
+}
+
+/// Ops are linear, and zero, where they say.
+pub fn check_claims(entries: &[&'static Entry], by: By) {
+    check_by(
+        by,
+        "ops claims",
+        [20, 40],
+        &all_claims(entries),
+        |claim| claim.run.is_interpreted(),
+        |claims| {
+            let operands: Vec<&Tensor> = claims.iter().flat_map(|claim| claim.operands.iter().flatten()).collect();
+            let types: Vec<TensorType> = operands.iter().map(|operand| operand.ty.clone()).collect();
+            let graph = graph("claims", &types, |builder, mut inputs| {
+                let mut outputs: Vec<Value> = Vec::new();
+                for (claim, operands) in claims.iter().flat_map(|claim| claim.operands.iter().map(move |x| (claim, x)))
+                {
+                    let (own, rest) = inputs.split_at(operands.len());
+                    inputs = rest;
+                    outputs.extend(builder.push(claim.run.op.clone(), own).expect("it has been accepted"));
                 }
-                Expected::Sum => {
-                    let [first, second, sum] = [0, 1, 2].map(|index| executions[index].iter().flatten());
-                    for ((first, second), sum) in first.zip(second).zip(sum) {
-                        let error = (first + second - sum).abs();
-                        assert!(error <= 1e-5 * sum.abs().max(1.0), "{}: {first} + {second} is not {sum}", claim.what);
+                outputs
+            });
+            let inputs: Vec<Literal> = operands.iter().map(|operand| operand.literal()).collect();
+            let found = by.run(&graph, &inputs);
+            let mut found = found.iter().map(Literal::to_f64_vec);
+            for claim in claims {
+                let mut execution = || -> Vec<Vec<f64>> { found.by_ref().take(claim.run.expected.len()).collect() };
+                let executions: Vec<Vec<Vec<f64>>> = claim.operands.iter().map(|_| execution()).collect();
+                match claim.expected {
+                    Expected::Zero(result) => {
+                        assert!(
+                            executions[0][result].iter().all(|&value| value == 0.0),
+                            "{}: {executions:?}",
+                            claim.what
+                        );
+                    }
+                    Expected::Sum => {
+                        let [first, second, sum] = [0, 1, 2].map(|index| executions[index].iter().flatten());
+                        for ((first, second), sum) in first.zip(second).zip(sum) {
+                            let error = (first + second - sum).abs();
+                            assert!(
+                                error <= 1e-5 * sum.abs().max(1.0),
+                                "{}: {first} + {second} is not {sum}",
+                                claim.what
+                            );
+                        }
                     }
                 }
             }
-        }
-    });
+        },
+    );
 }

@@ -5,6 +5,7 @@ use meshloom::ops::Op;
 use proptest::prelude::*;
 
 use crate::table::entries;
+use support::cases::cases;
 
 /// Mostly small sizes, so that some fit; and some that overflow whatever is computed from them.
 fn size() -> impl Strategy<Value = usize> {
@@ -21,14 +22,18 @@ fn operand() -> impl Strategy<Value = TensorType> {
 fn known() -> impl Strategy<Value = (Op, Vec<TensorType>)> {
     let mut all = Vec::new();
     for entry in entries() {
-        let rejects = entry.rejects.into_iter().map(|case| (case.op, case.operands));
-        all.extend(entry.accepts.into_iter().map(|case| (case.op, case.operands)).chain(rejects));
+        let rejects = entry.rejects.iter().map(|case| (case.op.clone(), case.operands.clone()));
+        all.extend(entry.accepts.iter().map(|case| (case.op.clone(), case.operands.clone())).chain(rejects));
     }
     prop::sample::select(all)
 }
 
+fn tries() -> u32 {
+    cases("ops fuzz", 4000, 0..20_000).len() as u32
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: tries(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn random_operands_do_not_panic((op, _) in known(), operands in prop::collection::vec(operand(), 0..6)) {

@@ -6,7 +6,7 @@ use meshloom::ir::{DType, GraphBuilder, Literal, TensorType, Value};
 use meshloom::ops::*;
 use safetensors::{Dtype, SafeTensors};
 
-use crate::check::Program;
+use crate::computer::By;
 use crate::harness::*;
 
 fn unary(b: &mut GraphBuilder, kind: UnaryKind, x: Value) -> Value {
@@ -325,7 +325,7 @@ fn golden_values() {
         };
         cases.iter().map(compute).collect()
     });
-    let outputs = Program::compile(&graph).run(&inputs);
+    let outputs = By::Xla.run(&graph, &inputs);
     let check = |(case, found): (&String, &Literal)| {
         let expected = literal(&format!("{case}.out0")).expect("an expected value");
         difference(found, &expected, tolerance(case)).map(|difference| format!("{case}: {difference}"))

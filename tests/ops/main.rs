@@ -5,6 +5,7 @@
 mod attention;
 mod batching;
 mod check;
+mod computer;
 mod control;
 mod docs;
 mod elementwise;

@@ -1,20 +1,24 @@
 //! Every op partitioned over random meshes with random specs: eight devices compute what one does.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::sync::OnceLock;
+use std::sync::Mutex;
 
 use meshloom::emit::{EmitOptions, emit};
 use meshloom::ir::{DType, GraphBuilder, Literal, PortInfo, TensorType, Value, verify};
 use meshloom::ops::*;
 use meshloom::partition::{Partitioned, partition};
-use meshloom::pjrt::{Array, ArraySpec, Client, CompileOptions, ShardLayout};
+use meshloom::pjrt::{Array, ArraySpec, CompileOptions, ShardLayout};
 use meshloom::sharding::{Axes, Mesh, MeshAxis, Spec, propagate};
 
-use crate::check::{compare, in_chunks};
+use crate::check::compare;
+use crate::computer::{By, in_chunks};
 use crate::factors::rules;
 use crate::harness::*;
 use crate::table::entries;
+use support::cases::{cases, seed};
+use support::eight_devices::client;
+use support::spmd::run_local;
 
 /// All ordered factorizations of eight, and some with axes of size one.
 const MESHES: [&str; 9] = [
@@ -28,11 +32,6 @@ const MESHES: [&str; 9] = [
     "a=1,b=8",
     "a=1,b=2,c=2,d=2",
 ];
-
-fn client() -> Client {
-    static CLIENT: OnceLock<Client> = OnceLock::new();
-    CLIENT.get_or_init(|| Client::cpu(8).expect("the CPU plugin, with eight devices")).clone()
-}
 
 /// An op with its operands, and how they are split.
 struct Case<'a> {
@@ -124,11 +123,11 @@ fn layout(mesh: &Mesh, dims: &[usize], spec: &Spec) -> ShardLayout {
     ShardLayout::from_boxes(dims, spec.boxes(mesh, dims).expect("it divides")).expect("boxes that fit")
 }
 
-/// Runs the cases as one program on eight devices; returns what is wrong.
-fn check(mesh: &Mesh, cases: &[Case<'_>]) -> Vec<String> {
+/// A program of all cases, its inputs, and what one device does in it.
+fn partitioned(mesh: &Mesh, cases: &[&Case<'_>]) -> Result<(Partitioned, Vec<(Tensor, Spec)>), String> {
     let mut builder = GraphBuilder::new("ops");
     let port = |spec: &Spec| PortInfo { spec: Some(spec.clone()), ..PortInfo::default() };
-    let inputs: Vec<Vec<(Tensor, Spec)>> = cases.iter().map(Case::inputs).collect();
+    let inputs: Vec<Vec<(Tensor, Spec)>> = cases.iter().map(|case| case.inputs()).collect();
     let values: Vec<Vec<Value>> = (inputs.iter())
         .map(|inputs| inputs.iter().map(|(tensor, spec)| builder.input(tensor.ty.clone(), port(spec))).collect())
         .collect();
@@ -143,29 +142,31 @@ fn check(mesh: &Mesh, cases: &[Case<'_>]) -> Vec<String> {
     }
     let graph = builder.finish(outputs, ports);
     verify(&graph).expect("a valid graph");
-    let shardings = propagate(&graph, mesh);
+    let local = partition(&graph, mesh, &propagate(&graph, mesh)).map_err(|error| error.to_string())?;
+    verify(&local.graph).unwrap_or_else(|error| panic!("the partitioned graph: {error}\n{}", local.graph));
+    Ok((local, inputs.into_iter().flatten().collect()))
+}
+
+/// Runs the cases as one program on eight devices of the plugin; returns what is wrong.
+fn check_by_xla(mesh: &Mesh, cases: &[&Case<'_>]) -> Vec<String> {
     // Of several, one is to blame.
-    let halves = || cases.chunks(cases.len().div_ceil(2)).flat_map(|half| check(mesh, half)).collect();
-    let local = match partition(&graph, mesh, &shardings) {
-        Ok(Partitioned { graph, .. }) => graph,
-        Err(error) if cases.len() == 1 => return vec![format!("{}: {error}", cases[0].describe(mesh))],
-        Err(_) => return halves(),
+    let blame = |error: String| match cases {
+        [case] => vec![format!("{}: {error}", case.describe(mesh))],
+        _ => cases.chunks(cases.len().div_ceil(2)).flat_map(|half| check_by_xla(mesh, half)).collect(),
     };
-    verify(&local).unwrap_or_else(|error| panic!("the partitioned graph: {error}\n{local}"));
-    let module = emit(
-        &local,
-        EmitOptions { mesh: Some(mesh), partitioned: true, omit_metadata: true, ..EmitOptions::default() },
-    )
-    .expect("a module");
+    let (local, inputs) = match partitioned(mesh, cases) {
+        Ok(partitioned) => partitioned,
+        Err(error) => return blame(error),
+    };
+    let options = EmitOptions { mesh: Some(mesh), partitioned: true, omit_metadata: true, ..EmitOptions::default() };
+    let module = emit(&local.graph, options).expect("a module");
     let client = client();
-    let mut options = CompileOptions::partitioned(8);
-    options.debug_options = crate::check::options().debug_options;
+    let options = CompileOptions { debug_options: support::unoptimized(), ..CompileOptions::partitioned(8) };
     let executable = match client.compile(&module.bytes, &options) {
         Ok(executable) => executable,
-        Err(error) if cases.len() == 1 => return vec![format!("{}: {error}", cases[0].describe(mesh))],
-        Err(_) => return halves(),
+        Err(error) => return blame(error.to_string()),
     };
-    let arrays: Vec<Array> = (inputs.iter().flatten())
+    let arrays: Vec<Array> = (inputs.iter())
         .map(|(tensor, spec)| Array::put(&client, &tensor.literal(), &layout(mesh, tensor.dims(), spec)).expect("put"))
         .collect();
     let specs: Vec<ArraySpec> = (cases.iter())
@@ -173,14 +174,30 @@ fn check(mesh: &Mesh, cases: &[Case<'_>]) -> Vec<String> {
         .map(|(result, spec)| ArraySpec { ty: result.ty.clone(), layout: layout(mesh, result.dims(), spec) })
         .collect();
     let results = executable.run(&arrays.iter().collect::<Vec<_>>(), &specs).expect("a run");
-    let mut results = results.iter().map(|result| result.get().expect("a result"));
+    wrong_results(mesh, cases, results.iter().map(|result| result.get().expect("a result")).collect())
+}
+
+/// The same of one case in the interpreter.
+fn check_by_interpreting(mesh: &Mesh, case: &Case<'_>) -> Vec<String> {
+    let found = partitioned(mesh, &[case]).and_then(|(local, inputs)| {
+        let inputs: Vec<Literal> = inputs.iter().map(|(tensor, _)| tensor.literal()).collect();
+        run_local(&local.graph, mesh, &inputs)
+    });
+    match found {
+        Ok(found) => wrong_results(mesh, &[case], found),
+        Err(error) => vec![format!("{}, interpreted: {error}", case.describe(mesh))],
+    }
+}
+
+fn wrong_results(mesh: &Mesh, cases: &[&Case<'_>], found: Vec<Literal>) -> Vec<String> {
+    let mut found = found.into_iter();
     let mut problems = Vec::new();
     for case in cases {
-        let found: Vec<Literal> = results.by_ref().take(case.run.expected.len()).collect();
-        for (found, expected) in found.iter().zip(&case.run.expected) {
+        for expected in &case.run.expected {
             let narrow = expected.ty.dtype.is_float() && expected.ty.dtype.byte_count() < 4;
             let tolerance = case.run.tolerance.max(if narrow { 1e-2 } else { 1e-5 });
-            problems.extend(compare(&case.describe(mesh), found, expected, tolerance).err());
+            let found = found.next().expect("a result");
+            problems.extend(compare(&case.describe(mesh), &found, expected, tolerance).err());
         }
     }
     problems
@@ -200,7 +217,7 @@ fn larger() -> Vec<(String, Run)> {
         let graph =
             graph("reference", &types, |builder, inputs| builder.push(op.clone(), inputs).expect("it fits").to_vec());
         let inputs: Vec<Literal> = operands.iter().map(Tensor::literal).collect();
-        let found = crate::check::Program::compile(&graph).run(&inputs);
+        let found = By::Interpreter.run(&graph, &inputs);
         let expected = found
             .iter()
             .map(|literal| Tensor::new(literal.ty().dtype, &literal.ty().dims, &literal.to_f64_vec()))
@@ -353,70 +370,80 @@ fn larger() -> Vec<(String, Run)> {
     runs
 }
 
-/// Seeds and numbers of cases can be given, to look for rarer failures: `MESHLOOM_SEED`, `MESHLOOM_CASES`.
-fn setting(name: &str, default: usize) -> usize {
-    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+/// The runs that there are to split: those of the table, those of larger sizes, and of the former which are of one op.
+struct Runs<'a> {
+    all: Vec<(&'a str, &'a Run)>,
+    larger: usize,
+    by_variant: Vec<Vec<usize>>,
 }
 
+impl<'a> Runs<'a> {
+    fn new(table: impl Iterator<Item = (&'a str, &'a Run)>, larger: &'a [(String, Run)]) -> Runs<'a> {
+        let all: Vec<(&str, &Run)> = table.chain(larger.iter().map(|(name, run)| (name.as_str(), run))).collect();
+        let mut by_variant: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (index, (_, run)) in all.iter().enumerate() {
+            by_variant.entry(run.op.variant()).or_default().push(index);
+        }
+        Runs { all, larger: larger.len(), by_variant: by_variant.into_values().collect() }
+    }
+
+    /// The case of a number, with a mesh. Larger sizes, which have more ways to be split, come up more often.
+    fn case(&self, number: u64) -> (usize, Case<'a>) {
+        let mut random = Random(number);
+        for _ in 0..1000 {
+            let chosen = if random.below(2) == 0 {
+                let own = &self.by_variant[random.below(self.by_variant.len())];
+                own[random.below(own.len())]
+            } else {
+                self.all.len() - self.larger + random.below(self.larger)
+            };
+            let (name, run) = self.all[chosen];
+            let mesh = random.below(MESHES.len());
+            let case = random_case(&mut random, &mesh_of(mesh), name, run);
+            if case.is_split(&mesh_of(mesh)) {
+                return (mesh, case);
+            }
+        }
+        panic!("nothing can be split");
+    }
+}
+
+fn mesh_of(index: usize) -> Mesh {
+    Mesh::parse(MESHES[index], 8).expect("a mesh")
+}
+
+/// The interpreter takes all cases whose ops it knows; the plugin some of them and of the others.
 #[test]
 fn eight_devices_compute_what_one_does() {
-    let entries = entries();
-    let larger = larger();
-    let runs: Vec<(&str, &Run)> = (rules(&entries).into_iter())
-        .map(|(name, run, _)| (name, run))
-        .filter(|(_, run)| !LEFT_OUT.contains(&run.op.variant()))
-        .chain(larger.iter().map(|(name, run)| (name.as_str(), run)))
-        .collect();
-    let mut by_variant: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-    for (index, (_, run)) in runs.iter().enumerate() {
-        by_variant.entry(run.op.variant()).or_default().push(index);
-    }
-    let by_variant: Vec<Vec<usize>> = by_variant.into_values().collect();
-    let (seed, wanted) = (setting("MESHLOOM_SEED", 1), setting("MESHLOOM_CASES", 2400));
-    let mut random = Random(seed as u64);
-    let mut by_mesh: BTreeMap<usize, Vec<Case<'_>>> = BTreeMap::new();
-    let mut split: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut count = 0;
-    // Larger sizes, which have more ways to be split, come up more often.
-    let mut round = 0;
-    while count < wanted {
-        round += 1;
-        assert!(round < 100 * wanted, "nothing can be split");
-        let chosen = if random.below(2) == 0 {
-            let own = &by_variant[random.below(by_variant.len())];
-            own[random.below(own.len())]
-        } else {
-            runs.len() - larger.len() + random.below(larger.len())
-        };
-        let (name, run) = runs[chosen];
-        let mesh = random.below(MESHES.len());
-        let case = random_case(&mut random, &Mesh::parse(MESHES[mesh], 8).expect("a mesh"), name, run);
-        if case.is_split(&Mesh::parse(MESHES[mesh], 8).expect("a mesh")) {
-            by_mesh.entry(mesh).or_default().push(case);
-            *split.entry(run.op.variant()).or_default() += 1;
-            count += 1;
+    let (entries, larger) = (entries(), larger());
+    let of_table = rules(&entries).into_iter().map(|(name, run, _)| (name, run));
+    let runs = Runs::new(of_table.filter(|(_, run)| !LEFT_OUT.contains(&run.op.variant())), &larger);
+    let seed = seed(1) << 32;
+    let chosen: Vec<(usize, Case<'_>)> =
+        cases("ops partition", 400, 0..2400).into_iter().map(|number| runs.case(seed + number)).collect();
+    let of = |runs: &mut dyn Iterator<Item = &Run>| runs.map(|run| run.op.variant()).collect::<BTreeSet<_>>();
+    let all = of(&mut runs.all.iter().map(|(_, run)| *run));
+    let split = of(&mut chosen.iter().map(|(_, case)| case.run));
+    let missing: Vec<_> = all.difference(&split).collect();
+    assert!(missing.is_empty() || chosen.len() < 1000, "never split: {missing:?}");
+
+    let problems = Mutex::new(Vec::new());
+    let (known, others): (Vec<_>, Vec<_>) = chosen.iter().partition(|(_, case)| case.run.is_interpreted());
+    in_chunks(&known, 1, |chunk| {
+        for (mesh, case) in chunk {
+            let found = check_by_interpreting(&mesh_of(*mesh), case);
+            problems.lock().expect("a lock").extend(found);
         }
+    });
+    let mut by_mesh: BTreeMap<usize, Vec<&Case<'_>>> = BTreeMap::new();
+    for (mesh, case) in [cases("ops partition by XLA", 20, known), cases("ops partition by XLA", 10, others)].concat() {
+        by_mesh.entry(*mesh).or_default().push(case);
     }
-    let missing: Vec<&str> =
-        (runs.iter().map(|(_, run)| run.op.variant())).filter(|op| !split.contains_key(op)).collect();
-    assert!(missing.is_empty() || wanted < 1000, "never split: {missing:?}");
-    let chunks: Vec<(Mesh, Vec<Case<'_>>)> = (by_mesh.into_iter())
-        .flat_map(|(mesh, cases)| {
-            let mesh = Mesh::parse(MESHES[mesh], 8).expect("a mesh");
-            let mut chunks: Vec<(Mesh, Vec<Case<'_>>)> = Vec::new();
-            for (index, case) in cases.into_iter().enumerate() {
-                if index % 60 == 0 {
-                    chunks.push((mesh.clone(), Vec::new()));
-                }
-                chunks.last_mut().expect("a chunk").1.push(case);
-            }
-            chunks
-        })
-        .collect();
-    let problems = std::sync::Mutex::new(Vec::new());
+    let chunks: Vec<(usize, &[&Case<'_>])> =
+        by_mesh.iter().flat_map(|(&mesh, cases)| cases.chunks(60).map(move |chunk| (mesh, chunk))).collect();
     in_chunks(&chunks, 1, |chunk| {
         for (mesh, cases) in chunk {
-            let found = check(mesh, cases);
+            let found = check_by_xla(&mesh_of(*mesh), cases);
             problems.lock().expect("a lock").extend(found);
         }
     });

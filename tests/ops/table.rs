@@ -1,22 +1,42 @@
 //! The table: every op with its entries.
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 use meshloom::ops::*;
 
 use crate::harness::Entry;
 use crate::{attention, control, elementwise, gathers, kernels, library, moves, reductions, regions, sources, windows};
 
-/// A line for each op: the entries of its kind of op, in order of names.
+/// All entries.
+pub fn entries() -> Vec<&'static Entry> {
+    VARIANTS.iter().flat_map(|variant| entries_of(variant)).collect()
+}
+
+/// A line for each op: its test, which `cargo test --test ops clamp` runs alone, and the entries of its kind of op, in
+/// order of names.
 macro_rules! table {
-    (tested { $($variant:ident => $entries:expr,)* } elsewhere { $($other:ident)* }) => {
-        /// All entries.
-        pub fn entries() -> Vec<Entry> {
-            by_op().into_iter().flat_map(|(_, entries)| entries).collect()
+    (tested { $($variant:ident $test:ident => $entries:expr,)* } elsewhere { $($other:ident)* }) => {
+        const VARIANTS: &[&str] = &[$(stringify!($variant)),*];
+
+        /// The entries of an op, made once.
+        fn entries_of(variant: &str) -> Vec<&'static Entry> {
+            let entries = match variant {
+                $(stringify!($variant) => {
+                    static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| Vec::from($entries));
+                    &*ENTRIES
+                })*
+                _ => panic!("{variant} is not in the table"),
+            };
+            entries.iter().collect()
         }
 
-        fn by_op() -> Vec<(&'static str, Vec<Entry>)> {
-            vec![$((stringify!($variant), Vec::from($entries)),)*]
+        /// A test for each op.
+        mod op {
+            $(#[test]
+            fn $test() {
+                crate::check::check_op(&super::entries_of(stringify!($variant)));
+            })*
         }
 
         /// An op without a line makes this fail to compile.
@@ -29,55 +49,55 @@ macro_rules! table {
 
 table! {
     tested {
-        ArgReduce => ArgReduceKind::ALL.map(reductions::arg_reduce),
-        Attention => [attention::attention()],
-        AttentionGradient => [attention::gradient()],
-        ArgReduceWindow => ArgReduceKind::ALL.map(windows::arg_reduce_window),
-        Barrier => [sources::barrier()],
-        Binary => BinaryKind::ALL.iter().copied().map(elementwise::binary).collect::<Vec<_>>(),
-        BitcastConvert => [elementwise::bitcast_convert()],
-        BroadcastInDim => [moves::broadcast()],
-        Call => [regions::call()],
-        Checkpoint => [regions::checkpoint()],
-        Clamp => [elementwise::clamp()],
-        Compare => Direction::ALL.map(elementwise::compare),
-        Concatenate => [moves::concatenate()],
-        Cond => [control::cond()],
-        Constant => [sources::constant()],
-        Convert => [elementwise::convert()],
-        Convolution => [library::convolution()],
-        CustomCall => [library::custom_call()],
-        Cumulative => CumulativeKind::ALL.map(windows::cumulative),
-        CustomVjp => [regions::custom_vjp()],
-        DotGeneral => [reductions::dot_general()],
-        DynamicSlice => [moves::dynamic_slice()],
-        DynamicUpdateSlice => [moves::dynamic_update_slice()],
-        Gather => [gathers::gather()],
-        Iota => [sources::iota()],
-        KernelCall => [kernels::kernel_call()],
-        MoveTo => [sources::move_to()],
-        Named => [sources::named()],
-        Pad => [moves::pad()],
-        RaggedDot => RaggedMode::ALL.map(library::ragged_dot),
-        Reduce => ReduceKind::ALL.map(reductions::reduce),
-        ReduceWindow => ReduceKind::ALL.map(windows::reduce_window),
-        Reshape => [moves::reshape()],
-        Reshard => [sources::reshard()],
-        Reverse => [moves::reverse()],
-        Roll => [moves::roll()],
-        Scan => [regions::scan()],
-        Scatter => ScatterKind::ALL.map(gathers::scatter),
-        Select => [elementwise::select()],
-        Slice => [moves::slice()],
-        Sort => [library::sort()],
-        Splat => [sources::splat()],
-        StopGradient => [sources::stop_gradient()],
-        Threefry => [library::threefry()],
-        TopK => [library::top_k()],
-        Transpose => [moves::transpose()],
-        Unary => UnaryKind::ALL.iter().copied().map(elementwise::unary).collect::<Vec<_>>(),
-        While => [control::while_loop()],
-        WithAxes => [sources::with_axes()],
+        ArgReduce arg_reduce => ArgReduceKind::ALL.map(reductions::arg_reduce),
+        Attention attention => [attention::attention()],
+        AttentionGradient attention_gradient => [attention::gradient()],
+        ArgReduceWindow arg_reduce_window => ArgReduceKind::ALL.map(windows::arg_reduce_window),
+        Barrier barrier => [sources::barrier()],
+        Binary binary => BinaryKind::ALL.iter().copied().map(elementwise::binary).collect::<Vec<_>>(),
+        BitcastConvert bitcast_convert => [elementwise::bitcast_convert()],
+        BroadcastInDim broadcast_in_dim => [moves::broadcast()],
+        Call call => [regions::call()],
+        Checkpoint checkpoint => [regions::checkpoint()],
+        Clamp clamp => [elementwise::clamp()],
+        Compare compare => Direction::ALL.map(elementwise::compare),
+        Concatenate concatenate => [moves::concatenate()],
+        Cond cond => [control::cond()],
+        Constant constant => [sources::constant()],
+        Convert convert => [elementwise::convert()],
+        Convolution convolution => [library::convolution()],
+        CustomCall custom_call => [library::custom_call()],
+        Cumulative cumulative => CumulativeKind::ALL.map(windows::cumulative),
+        CustomVjp custom_vjp => [regions::custom_vjp()],
+        DotGeneral dot_general => [reductions::dot_general()],
+        DynamicSlice dynamic_slice => [moves::dynamic_slice()],
+        DynamicUpdateSlice dynamic_update_slice => [moves::dynamic_update_slice()],
+        Gather gather => [gathers::gather()],
+        Iota iota => [sources::iota()],
+        KernelCall kernel_call => [kernels::kernel_call()],
+        MoveTo move_to => [sources::move_to()],
+        Named named => [sources::named()],
+        Pad pad => [moves::pad()],
+        RaggedDot ragged_dot => RaggedMode::ALL.map(library::ragged_dot),
+        Reduce reduce => ReduceKind::ALL.map(reductions::reduce),
+        ReduceWindow reduce_window => ReduceKind::ALL.map(windows::reduce_window),
+        Reshape reshape => [moves::reshape()],
+        Reshard reshard => [sources::reshard()],
+        Reverse reverse => [moves::reverse()],
+        Roll roll => [moves::roll()],
+        Scan scan => [regions::scan()],
+        Scatter scatter => ScatterKind::ALL.map(gathers::scatter),
+        Select select => [elementwise::select()],
+        Slice slice => [moves::slice()],
+        Sort sort => [library::sort()],
+        Splat splat => [sources::splat()],
+        StopGradient stop_gradient => [sources::stop_gradient()],
+        Threefry threefry => [library::threefry()],
+        TopK top_k => [library::top_k()],
+        Transpose transpose => [moves::transpose()],
+        Unary unary => UnaryKind::ALL.iter().copied().map(elementwise::unary).collect::<Vec<_>>(),
+        While while_loop => [control::while_loop()],
+        WithAxes with_axes => [sources::with_axes()],
     }
     // Of partitioned graphs: `tests/sharding/reshard.rs`.
     elsewhere { AllGather AllReduce AllToAll AxisIndex CollectivePermute ReduceScatter }
@@ -86,8 +106,8 @@ table! {
 #[test]
 fn every_op_is_in_the_table() {
     let mut names = BTreeSet::new();
-    for (variant, entries) in by_op() {
-        for entry in entries {
+    for &variant in VARIANTS {
+        for entry in entries_of(variant) {
             let name = &entry.name;
             let first = entry.accepts.first();
             assert!(first.is_none_or(|case| case.op.variant() == variant), "{name} stands in the line of {variant}");

@@ -6,7 +6,8 @@ use meshloom::ir::{Graph, GraphBuilder, Literal, TensorType, Value};
 use meshloom::ops::*;
 
 use crate::batching::{patterns, single, stacked, varied};
-use crate::check::{Program, in_chunks, norm};
+use crate::check::norm;
+use crate::computer::{By, check_by};
 use crate::harness::*;
 use crate::table::entries;
 
@@ -47,13 +48,13 @@ struct Case<'a> {
     results: Vec<TensorType>,
 }
 
-/// The first cases of each op of which all that can be differentiated is. They are compiled, which takes time.
-fn cases(entries: &[Entry], count: usize) -> Vec<Case<'_>> {
-    let cases = entries.iter().flat_map(|entry| {
-        let cases = entry.gradients.iter().filter(|case| case.second).take(count);
+/// The cases of each op of which all that can be differentiated is.
+fn cases(entries: &[&'static Entry]) -> Vec<Case<'static>> {
+    let of_entry = |entry: &&'static Entry| {
+        let cases = entry.gradients.iter().filter(|case| case.second);
         cases.map(|case| with_graph(&entry.name, case))
-    });
-    cases.collect()
+    };
+    entries.iter().flat_map(of_entry).collect()
 }
 
 fn with_graph<'a>(name: &'a str, case: &'a Gradient) -> Case<'a> {
@@ -90,55 +91,60 @@ const NO_TANGENTS: [&str; 1] = [
 ];
 
 /// `<cotangent, jvp(tangent)> = <vjp(cotangent), tangent>`.
-#[test]
-fn tangents_and_cotangents_are_transposes() {
-    let entries = entries();
+pub fn check_transposes(entries: &[&'static Entry], by: By) {
     let cases: Vec<Case<'_>> =
-        cases(&entries, 4).into_iter().filter(|case| !NO_TANGENTS.contains(&case.case.op.variant())).collect();
-    in_chunks(&cases, 40, |chunk| {
-        // For each case: operands, tangents of the active ones, cotangents of the results.
-        let inputs_of = |case: &Case<'_>| -> [Vec<Tensor>; 3] {
-            let active = case.case.active.iter().map(|&index| &case.case.operands[index].ty);
-            let tangents = active.zip(1..).map(|(ty, seed)| eighths(ty, seed)).collect();
-            let cotangents = case.results.iter().zip(100..).map(|(ty, seed)| eighths(ty, seed)).collect();
-            [case.case.operands.clone(), tangents, cotangents]
-        };
-        let inputs: Vec<Tensor> = chunk.iter().flat_map(|case| inputs_of(case).concat()).collect();
-        let types: Vec<TensorType> = inputs.iter().map(|tensor| tensor.ty.clone()).collect();
-        let graph = graph("transposes", &types, |builder, mut inputs| {
-            let mut outputs = Vec::new();
-            for Case { name, case, graph, results } in chunk {
-                let operands = take_values(&mut inputs, case.operands.len());
-                let tangents = take_values(&mut inputs, case.active.len());
-                let cotangents = take_values(&mut inputs, results.len());
-                let mut incoming = vec![None; operands.len()];
-                case.active.iter().zip(tangents).for_each(|(&index, &tangent)| incoming[index] = Some(tangent));
-                let pushed = jvp(builder, graph, operands, &incoming);
-                let (values, outgoing) = pushed.unwrap_or_else(|error| panic!("{name}: {error}"));
-                for (value, tangent) in values.into_iter().zip(outgoing) {
-                    if builder.ty(value).dtype.is_float() {
-                        let zero = || Splat::new(builder.ty(value).clone(), 0.0);
-                        let zero = zero();
-                        outputs.push(tangent.unwrap_or_else(|| push(builder, zero, &[])));
+        cases(entries).into_iter().filter(|case| !NO_TANGENTS.contains(&case.case.op.variant())).collect();
+    check_by(
+        by,
+        "ops transposes",
+        [20, 40],
+        &cases,
+        |case| case.case.is_interpreted(),
+        |chunk| {
+            // For each case: operands, tangents of the active ones, cotangents of the results.
+            let inputs_of = |case: &Case<'_>| -> [Vec<Tensor>; 3] {
+                let active = case.case.active.iter().map(|&index| &case.case.operands[index].ty);
+                let tangents = active.zip(1..).map(|(ty, seed)| eighths(ty, seed)).collect();
+                let cotangents = case.results.iter().zip(100..).map(|(ty, seed)| eighths(ty, seed)).collect();
+                [case.case.operands.clone(), tangents, cotangents]
+            };
+            let inputs: Vec<Tensor> = chunk.iter().flat_map(|case| inputs_of(case).concat()).collect();
+            let types: Vec<TensorType> = inputs.iter().map(|tensor| tensor.ty.clone()).collect();
+            let graph = graph("transposes", &types, |builder, mut inputs| {
+                let mut outputs = Vec::new();
+                for Case { name, case, graph, results } in chunk {
+                    let operands = take_values(&mut inputs, case.operands.len());
+                    let tangents = take_values(&mut inputs, case.active.len());
+                    let cotangents = take_values(&mut inputs, results.len());
+                    let mut incoming = vec![None; operands.len()];
+                    case.active.iter().zip(tangents).for_each(|(&index, &tangent)| incoming[index] = Some(tangent));
+                    let pushed = jvp(builder, graph, operands, &incoming);
+                    let (values, outgoing) = pushed.unwrap_or_else(|error| panic!("{name}: {error}"));
+                    for (value, tangent) in values.into_iter().zip(outgoing) {
+                        if builder.ty(value).dtype.is_float() {
+                            let zero = || Splat::new(builder.ty(value).clone(), 0.0);
+                            let zero = zero();
+                            outputs.push(tangent.unwrap_or_else(|| push(builder, zero, &[])));
+                        }
                     }
+                    outputs.extend(pull(builder, graph, operands, &case.active, cotangents));
                 }
-                outputs.extend(pull(builder, graph, operands, &case.active, cotangents));
+                outputs
+            });
+            let literals: Vec<Literal> = inputs.iter().map(Tensor::literal).collect();
+            let outputs = by.run(&graph, &literals);
+            let mut outputs = &outputs[..];
+            for case in chunk {
+                let [_, tangents, cotangents] = inputs_of(case);
+                let pushed = take(&mut outputs, case.results.len());
+                let pulled = take(&mut outputs, case.case.active.len());
+                let (forward, backward) = (dot(&cotangents, &pushed), dot(&pulled, &tangents));
+                let bound = 1e-12 * (size(&cotangents) * size(&pushed) + size(&pulled) * size(&tangents));
+                let what = format!("{}: {:?} in {:?}", case.name, case.case.op, case.case.active);
+                assert!((forward - backward).abs() <= bound, "{what}: {forward} forwards, {backward} backwards");
             }
-            outputs
-        });
-        let literals: Vec<Literal> = inputs.iter().map(Tensor::literal).collect();
-        let outputs = Program::compile(&graph).run(&literals);
-        let mut outputs = &outputs[..];
-        for case in chunk {
-            let [_, tangents, cotangents] = inputs_of(case);
-            let pushed = take(&mut outputs, case.results.len());
-            let pulled = take(&mut outputs, case.case.active.len());
-            let (forward, backward) = (dot(&cotangents, &pushed), dot(&pulled, &tangents));
-            let bound = 1e-12 * (size(&cotangents) * size(&pushed) + size(&pulled) * size(&tangents));
-            let what = format!("{}: {:?} in {:?}", case.name, case.case.op, case.case.active);
-            assert!((forward - backward).abs() <= bound, "{what}: {forward} forwards, {backward} backwards");
-        }
-    });
+        },
+    );
 }
 
 /// A case with the operands that are batched.
@@ -161,71 +167,87 @@ fn batched_cases<'a>(case: &'a Case<'a>) -> impl Iterator<Item = BatchedCase<'a>
 
 /// For two examples: the gradient of the batched op is the batch of gradients, and where an operand is the same for
 /// both, their sum.
-#[test]
-fn the_gradient_of_a_batch_is_the_batch_of_gradients() {
-    let entries = entries();
-    let all = cases(&entries, 2);
+pub fn check_gradients_of_batches(entries: &[&'static Entry], by: By) {
+    let all = cases(entries);
     let cases: Vec<BatchedCase<'_>> = all.iter().flat_map(batched_cases).collect();
-    in_chunks(&cases, 30, |chunk| {
-        let inputs_of = |BatchedCase { case, pattern }: &BatchedCase<'_>| -> [Vec<Tensor>; 2] {
-            let operand = |(operand, &batched): (&Tensor, &bool)| {
-                if batched { stacked([operand, &varied(operand)]) } else { operand.clone() }
+    check_by(
+        by,
+        "ops gradients of batches",
+        [20, 30],
+        &cases,
+        |case| case.case.case.is_interpreted(),
+        |chunk| {
+            let inputs_of = |BatchedCase { case, pattern }: &BatchedCase<'_>| -> [Vec<Tensor>; 2] {
+                let operand = |(operand, &batched): (&Tensor, &bool)| {
+                    if batched { stacked([operand, &varied(operand)]) } else { operand.clone() }
+                };
+                let cotangent = |(ty, seed): (&TensorType, u64)| stacked([&eighths(ty, seed), &eighths(ty, seed + 1)]);
+                let operands = case.case.operands.iter().zip(pattern).map(operand).collect();
+                [operands, case.results.iter().zip(100..).map(cotangent).collect()]
             };
-            let cotangent = |(ty, seed): (&TensorType, u64)| stacked([&eighths(ty, seed), &eighths(ty, seed + 1)]);
-            let operands = case.case.operands.iter().zip(pattern).map(operand).collect();
-            [operands, case.results.iter().zip(100..).map(cotangent).collect()]
-        };
-        let inputs: Vec<Tensor> = chunk.iter().flat_map(|case| inputs_of(case).concat()).collect();
-        let types: Vec<TensorType> = inputs.iter().map(|tensor| tensor.ty.clone()).collect();
-        let mut flags = Vec::new();
-        let graph = graph("gradients", &types, |builder, mut inputs| {
-            let mut outputs = Vec::new();
-            for BatchedCase { case: Case { name, case, graph, results }, pattern } in chunk {
-                let operands = take_values(&mut inputs, pattern.len());
-                let cotangents = take_values(&mut inputs, results.len());
-                let (batch, batched) =
-                    vmap(graph, pattern, BatchAxis::new(2)).unwrap_or_else(|error| panic!("{name}: {error}"));
-                // A result that both examples share gets the sum of their cotangents.
-                let float = graph.output_types().zip(&batched).filter(|(ty, _)| ty.dtype.is_float());
-                let seeds = float.zip(cotangents).map(|((_, &batched), &ct)| {
-                    let sum = Reduce { kind: ReduceKind::Sum, axes: [0].into_iter().collect() };
-                    if batched { ct } else { push(builder, sum, &[ct]) }
-                });
-                let seeds: Vec<Value> = seeds.collect();
-                outputs.extend(pull(builder, &batch, operands, &case.active, &seeds));
+            let inputs: Vec<Tensor> = chunk.iter().flat_map(|case| inputs_of(case).concat()).collect();
+            let types: Vec<TensorType> = inputs.iter().map(|tensor| tensor.ty.clone()).collect();
+            let mut flags = Vec::new();
+            let graph = graph("gradients", &types, |builder, mut inputs| {
+                let mut outputs = Vec::new();
+                for BatchedCase { case: Case { name, case, graph, results }, pattern } in chunk {
+                    let operands = take_values(&mut inputs, pattern.len());
+                    let cotangents = take_values(&mut inputs, results.len());
+                    let (batch, batched) =
+                        vmap(graph, pattern, BatchAxis::new(2)).unwrap_or_else(|error| panic!("{name}: {error}"));
+                    // A result that both examples share gets the sum of their cotangents.
+                    let float = graph.output_types().zip(&batched).filter(|(ty, _)| ty.dtype.is_float());
+                    let seeds = float.zip(cotangents).map(|((_, &batched), &ct)| {
+                        let sum = Reduce { kind: ReduceKind::Sum, axes: [0].into_iter().collect() };
+                        if batched { ct } else { push(builder, sum, &[ct]) }
+                    });
+                    let seeds: Vec<Value> = seeds.collect();
+                    outputs.extend(pull(builder, &batch, operands, &case.active, &seeds));
 
-                let examples = graph.input_types().chain(results).cloned().collect::<Vec<_>>();
-                let gradients = crate::harness::graph("gradient", &examples, |builder, inputs| {
-                    let (operands, cotangents) = inputs.split_at(pattern.len());
-                    pull(builder, graph, operands, &case.active, cotangents)
-                });
-                let operands = operands.iter().zip(pattern).map(|(&value, &batched)| Batched { value, batched });
-                let cotangents = cotangents.iter().map(|&value| Batched { value, batched: true });
-                let arguments: Vec<Batched> = operands.chain(cotangents).collect();
-                let results = inline(builder, &gradients, &arguments, BatchAxis::new(2));
-                let results = results.unwrap_or_else(|error| panic!("{name}: {error}"));
-                flags.push(results.iter().map(|result| result.batched).collect::<Vec<bool>>());
-                outputs.extend(results.iter().map(|result| result.value));
+                    let examples = graph.input_types().chain(results).cloned().collect::<Vec<_>>();
+                    let gradients = crate::harness::graph("gradient", &examples, |builder, inputs| {
+                        let (operands, cotangents) = inputs.split_at(pattern.len());
+                        pull(builder, graph, operands, &case.active, cotangents)
+                    });
+                    let operands = operands.iter().zip(pattern).map(|(&value, &batched)| Batched { value, batched });
+                    let cotangents = cotangents.iter().map(|&value| Batched { value, batched: true });
+                    let arguments: Vec<Batched> = operands.chain(cotangents).collect();
+                    let results = inline(builder, &gradients, &arguments, BatchAxis::new(2));
+                    let results = results.unwrap_or_else(|error| panic!("{name}: {error}"));
+                    flags.push(results.iter().map(|result| result.batched).collect::<Vec<bool>>());
+                    outputs.extend(results.iter().map(|result| result.value));
+                }
+                outputs
+            });
+            let literals: Vec<Literal> = inputs.iter().map(Tensor::literal).collect();
+            let outputs = by.run(&graph, &literals);
+            let mut outputs = &outputs[..];
+            for (BatchedCase { case, pattern }, flags) in chunk.iter().zip(&flags) {
+                let active = &case.case.active;
+                let (found, batches) = (take(&mut outputs, active.len()), take(&mut outputs, active.len()));
+                for (index, &operand) in active.iter().enumerate() {
+                    let expected = summed(&batches[index], flags[index], pattern[operand]);
+                    let what =
+                        format!("{}: operand {operand} of {:?}, batched in {pattern:?}", case.name, case.case.op);
+                    assert_eq!(found[index].values.len(), expected.len(), "{what}");
+                    let difference =
+                        norm(found[index].values.iter().zip(&expected).map(|(found, expected)| found - expected));
+                    let fits = difference <= 1e-12 * norm(expected.iter().copied());
+                    assert!(fits, "{what}: found {:?} instead of {expected:?}", found[index].values);
+                }
             }
-            outputs
-        });
-        let literals: Vec<Literal> = inputs.iter().map(Tensor::literal).collect();
-        let outputs = Program::compile(&graph).run(&literals);
-        let mut outputs = &outputs[..];
-        for (BatchedCase { case, pattern }, flags) in chunk.iter().zip(&flags) {
-            let active = &case.case.active;
-            let (found, batches) = (take(&mut outputs, active.len()), take(&mut outputs, active.len()));
-            for (index, &operand) in active.iter().enumerate() {
-                let expected = summed(&batches[index], flags[index], pattern[operand]);
-                let what = format!("{}: operand {operand} of {:?}, batched in {pattern:?}", case.name, case.case.op);
-                assert_eq!(found[index].values.len(), expected.len(), "{what}");
-                let difference =
-                    norm(found[index].values.iter().zip(&expected).map(|(found, expected)| found - expected));
-                let fits = difference <= 1e-12 * norm(expected.iter().copied());
-                assert!(fits, "{what}: found {:?} instead of {expected:?}", found[index].values);
-            }
-        }
-    });
+        },
+    );
+}
+
+#[test]
+fn transposes_by_xla() {
+    check_transposes(&entries(), By::Xla);
+}
+
+#[test]
+fn gradients_of_batches_by_xla() {
+    check_gradients_of_batches(&entries(), By::Xla);
 }
 
 /// The gradients of both examples, or their sum for an operand that both share.

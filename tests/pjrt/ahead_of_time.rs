@@ -179,7 +179,7 @@ fn workers_that_are_none_are_told_from_those_that_fail() {
 
 #[test]
 fn the_worker_says_what_it_is_for() {
-    let output = std::process::Command::new(support::program::worker()).output().expect("it runs");
+    let output = support::counts::process(support::program::worker()).output().expect("it runs");
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("ahead_of_time"));
 }

@@ -8,4 +8,4 @@ mod threads;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 }, usual_compiles);
+support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });

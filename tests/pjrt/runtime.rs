@@ -9,6 +9,7 @@ use std::{env, fs, thread};
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::*;
 use proptest::prelude::*;
+use support::cases::cases;
 use support::pjrt_modules as modules;
 use support::plugins;
 use support::program::test_alone;
@@ -450,6 +451,11 @@ fn constants_are_what_hlo_says() {
 
 // Time limits.
 
+/// Plugins keep time in the same way, and what they have to run takes seconds.
+fn timed_plugins(name: &str) -> Vec<Arc<Plugin>> {
+    cases(name, 1, plugins::cpu_wheels()).into_iter().map(plugins::load).collect()
+}
+
 /// A program that runs as long as its second argument says, and its arguments.
 fn long_program(client: &Client, dims: &[usize], count: f32) -> (Executable, [Array; 2]) {
     let executable = client.compile(&modules::repeated_root(dims), &CompileOptions::default()).expect("compile");
@@ -462,7 +468,7 @@ const LARGE: &[usize] = &[8192];
 
 #[test]
 fn waiting_has_a_limit_that_names_the_program() {
-    for plugin in plugins::cpu_plugins() {
+    for plugin in timed_plugins("pjrt limits of waiting") {
         let options = ClientOptions { device_count: Some(2), ..Default::default() };
         let client = Client::new(&plugin, &options).expect("a client");
         let limit = Duration::from_millis(1);
@@ -490,7 +496,7 @@ fn waiting_has_a_limit_that_names_the_program() {
 /// Also for a program that the plugin thinks cheap and runs at once.
 #[test]
 fn executing_has_a_limit_that_names_the_program() {
-    for plugin in plugins::cpu_plugins() {
+    for plugin in timed_plugins("pjrt limits of executing") {
         for dims in [&[1][..], LARGE] {
             let client = Client::new(&plugin, &ClientOptions::default()).expect("a client");
             let run = |count: f32, limit: Duration| {
@@ -761,7 +767,7 @@ fn cache_is_shared_by_threads_and_processes() {
     let path = folder.path().display().to_string();
     let plugin = plugin().path().display().to_string();
     thread::scope(|scope| {
-        for _ in 0..2 {
+        for _ in cases("pjrt processes that share a cache", 1, 0..2) {
             scope.spawn(|| {
                 let variables = [("MESHLOOM_TEST_CACHE", path.as_str()), ("MESHLOOM_CPU_PLUGIN", &plugin)];
                 let (ok, text) = run_alone("child_cached_compile", &variables);

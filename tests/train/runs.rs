@@ -1,8 +1,6 @@
 //! Training runs: the same numbers on any mesh and in any form, the same module every time, donated state, memory as
 //! the sharding says, and the program `meshloom`.
 
-use std::path::PathBuf;
-use std::process::{Command, Output};
 use std::{fs, thread};
 
 use meshloom::compile::Lowered;
@@ -12,10 +10,13 @@ use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::step::aliases;
 use sha2::{Digest, Sha256};
-use support::configs::{self, ONE_DEVICE, SHORT_RUN};
+use support::cases::cases;
+use support::configs::{self, ONE_DEVICE, SHORT_RUN, TINY};
 use support::eight_devices::{client, relative_error};
-use support::program::{meshloom as program, test_alone};
-use support::some_of;
+use support::program::test_alone;
+
+use super::interpreted::InterpretedRun;
+use super::program::{STEPS as STEPS_OF_TRAINED, Said, refused, run, trained, with_keys};
 
 const MIXED: &[&str] = &["mesh.axes=\"data=2,fsdp=4\""];
 const FSDP: &[&str] = &["mesh.axes=\"fsdp=8\""];
@@ -54,9 +55,24 @@ fn check(base: &[&str], left: &[&str], others: &[&[&str]], steps: usize, bound: 
     }
 }
 
+/// The same without a compiler: every number of a few steps of a tiny model.
+fn check_interpreted(base: &[&str], left: &[&str], others: &[&[&str]]) {
+    const STEPS: usize = 3;
+    let numbers = |form: &[&str]| {
+        let mut run = InterpretedRun::new(&config(&[TINY, &["train.batch=4"], base].concat(), form));
+        (0..STEPS).flat_map(|_| run.step()).collect::<Vec<f64>>()
+    };
+    let expected = numbers(left);
+    for right in others {
+        let error = relative_error(&numbers(right), &expected);
+        println!("{left:?} and {right:?}, interpreted: {error:.1e}");
+        assert!(error <= 1e-5, "{left:?} and {right:?} differ by {error:.1e}");
+    }
+}
+
 #[test]
 fn one_device_and_eight_agree() {
-    check(SHORT_RUN, ONE_DEVICE, &[DATA, FSDP, MIXED], STEPS, 1e-5);
+    check(SHORT_RUN, ONE_DEVICE, &cases("train meshes", 1, [MIXED, FSDP, DATA]), STEPS, 1e-5);
 }
 
 /// `cargo test --release --test train -- --ignored the_default_run --nocapture`
@@ -72,11 +88,10 @@ fn the_default_run_agrees_on_one_device_and_eight() {
 #[ignore = "minutes long"]
 fn fifty_short_runs_do_not_stall() {
     for seed in 0..50 {
-        let mut command = Command::new(program());
-        command.args(["train", "--steps", "8", "--sample", "0", "--set", "train.time_limit=120", "--seed"]);
-        let output = command.arg(seed.to_string()).current_dir(support::path("")).output().expect("meshloom runs");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && !said.contains("still runs"), "run {seed}: {said}");
+        let seed = seed.to_string();
+        let arguments = ["train", "--steps", "8", "--sample", "0", "--set", "train.time_limit=120", "--seed", &seed];
+        let Said { code, stderr: said, .. } = run(&arguments);
+        assert!(code == Some(0) && !said.contains("still runs"), "run {seed}: {said}");
         println!("run {seed}: {}", said.lines().last().unwrap_or_default());
     }
 }
@@ -97,27 +112,35 @@ fn forms_of_the_model_agree() {
         &["remat.policy=save", "remat.names=[\"attention_mixed\", \"mlp_hidden\"]"],
         &["model.scan_layers=false", "remat.policy=full"],
     ];
-    let on_one_device: Vec<_> = some_of(forms, 2).map(|form| [ONE_DEVICE, form].concat()).collect();
-    check(SHORT_RUN, ONE_DEVICE, &on_one_device.iter().map(Vec::as_slice).collect::<Vec<_>>(), STEPS, 1e-5);
+    let on_one_device = forms.map(|form| [ONE_DEVICE, form].concat());
+    let on_one_device: Vec<&[&str]> = on_one_device.iter().map(Vec::as_slice).collect();
+    check_interpreted(&[], ONE_DEVICE, &on_one_device);
+    check(SHORT_RUN, ONE_DEVICE, &cases("train forms, compiled", 0, on_one_device), STEPS, 1e-5);
     check(SHORT_RUN, MIXED, &[&[MIXED, forms[0]].concat()], STEPS, 1e-5);
 }
 
 /// Which activations drop depends on seed, step, layer, row, position and channel alone.
 #[test]
 fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
-    let base = [SHORT_RUN, &["model.dropout=0.1", "model.attention_dropout=0.1"]].concat();
+    const DROPOUT: &[&str] = &["model.dropout=0.1", "model.attention_dropout=0.1"];
+    let base = [SHORT_RUN, DROPOUT].concat();
     let (separate, recomputed) = (["model.scan_layers=false"], ["remat.policy=full"]);
     let pipeline = ["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=1", "pipeline.microbatches=2"];
-    let forms = [
-        [MIXED, &[]].concat(),
-        [MIXED, &["train.microbatches=2", "train.steps_per_call=4"]].concat(),
-        pipeline.to_vec(),
-        [&pipeline[..], &["pipeline.schedule=1f1b"]].concat(),
+    let on_one_device = [
         [ONE_DEVICE, &separate].concat(),
         [ONE_DEVICE, &recomputed].concat(),
         [ONE_DEVICE, &["model.batch_split=true"]].concat(),
+        [ONE_DEVICE, &["train.microbatches=2"]].concat(),
     ];
-    check(&base, ONE_DEVICE, &some_of(&forms, 2).map(Vec::as_slice).collect::<Vec<_>>(), 8, 1e-5);
+    let forms = [
+        [MIXED, &[]].concat(),
+        [MIXED, &["train.microbatches=2", "train.steps_per_call=4"]].concat(),
+        [&pipeline[..], &["pipeline.schedule=1f1b"]].concat(),
+        pipeline.to_vec(),
+    ];
+    check_interpreted(DROPOUT, ONE_DEVICE, &on_one_device.each_ref().map(Vec::as_slice));
+    let all = cases("train dropout", 2, forms).into_iter().chain(cases("train dropout on one device", 0, on_one_device));
+    check(&base, ONE_DEVICE, &all.collect::<Vec<_>>().iter().map(Vec::as_slice).collect::<Vec<_>>(), 8, 1e-5);
     let [plain, dropped] = [SHORT_RUN, &base].map(|base| numbers(&config(base, ONE_DEVICE), 1));
     assert!(relative_error(&dropped[0], &plain[0]) > 1e-4, "nothing drops: {plain:?} {dropped:?}");
 }
@@ -130,6 +153,7 @@ fn another_seed_is_another_run() {
 }
 
 /// The error names step, program and the key that allows more.
+///
 /// Every program of a run has the limit, and the error says which it was. A run that goes on draws no first state. In
 /// processes of their own, because what is too slow still runs when the error is there. The programs take longer than a
 /// busy machine may keep the waiting thread from looking.
@@ -139,12 +163,9 @@ fn what_is_beyond_the_time_limit_ends_the_run() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().to_str().expect("a path");
     let run = |flags: &[&str]| {
-        let mut command = Command::new(program());
-        command
-            .args(["train", "--sample", "0"])
-            .args([SHORT_RUN, MIXED, LARGE].concat().iter().flat_map(|key| ["--set", key]));
-        let output = command.args(flags).current_dir(support::path("")).output().expect("meshloom runs");
-        (output.status.code(), String::from_utf8_lossy(&output.stderr).trim_end().to_owned())
+        let arguments = [&["train", "--sample", "0"], flags].concat();
+        let Said { code, stderr, .. } = run(&with_keys(&arguments, &[SHORT_RUN, MIXED, LARGE].concat()));
+        (code, stderr.trim_end().to_owned())
     };
     let ends = |flags: &[&str], what: &str| {
         let (code, said) = run(&[flags, &["--set", "train.time_limit=1e-9"]].concat());
@@ -154,7 +175,9 @@ fn what_is_beyond_the_time_limit_ends_the_run() {
         assert!(last.contains(" was not done after 0.000000001 s, the time limit; it still runs;"), "{said}");
         assert!(last.ends_with("; give it more by train.time_limit, or none by 0"), "{said}");
     };
-    ends(&[], "the state before the first step: program \"first_state\"");
+    for what in cases("train time limits", 0, ["the state before the first step: program \"first_state\""]) {
+        ends(&[], what);
+    }
     let (code, said) = run(&["--steps", "1", "--checkpoint", path]);
     assert_eq!(code, Some(0), "{said}");
     ends(&["--steps", "2", "--resume", path], "step 2: program \"train_step\"");
@@ -247,7 +270,8 @@ fn the_state_is_donated() {
 /// rest.
 #[test]
 fn memory_is_split() {
-    for (mesh, shards, batch_shards) in [(ONE_DEVICE, 1, 1), (DATA, 1, 8), (FSDP, 8, 8), (MIXED, 4, 8)] {
+    let all = [(ONE_DEVICE, 1, 1), (DATA, 1, 8), (MIXED, 4, 8), (FSDP, 8, 8)];
+    for (mesh, shards, batch_shards) in cases("train memory", 2, all) {
         let config = config(SHORT_RUN, mesh);
         let step = config.train_step().unwrap();
         let bytes = |is_split: bool| -> usize {
@@ -284,36 +308,17 @@ fn memory_is_split() {
 
 // The program.
 
-/// Runs `meshloom`.
-fn meshloom(arguments: &[&str]) -> Output {
-    let mut command = Command::new(program());
-    command.current_dir(support::path("")).args(arguments).output().expect("meshloom runs")
-}
-
-/// Runs `meshloom train`.
-fn train(arguments: &[&str]) -> Output {
-    meshloom(&[&["train"], arguments].concat())
-}
-
-fn with_overrides<'a>(arguments: &[&'a str], overrides: &[&'a str]) -> Vec<&'a str> {
-    arguments.iter().copied().chain(overrides.iter().flat_map(|&text| ["--set", text])).collect()
-}
-
 #[test]
 fn train_writes_metrics() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("metrics.jsonl");
-    let metrics: &str = path.to_str().expect("a name");
-    let arguments = ["--steps", "3", "--seed", "5", "--sample", "4", "--metrics", metrics];
-    let output = train(&with_overrides(&arguments, SHORT_RUN));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(String::from_utf8_lossy(&output.stdout).starts_with("step 3: loss "), "{output:?}");
-
+    let trained = trained();
+    assert!(trained.said.stdout.starts_with(&format!("step {STEPS_OF_TRAINED}: loss ")), "{}", trained.said.stdout);
     // `--steps` ends the run early and leaves the schedule as it is; `--seed` is `train.seed`.
-    let expected = numbers(&config(SHORT_RUN, &["train.seed=5"]), 3);
-    let text = fs::read_to_string(&path).expect("the metrics");
-    assert!(text.ends_with('\n') && text.lines().count() == 3, "{text}");
-    for (index, line) in text.lines().enumerate() {
+    let expected = numbers(&config(SHORT_RUN, &[ONE_DEVICE, &["train.seed=5"]].concat()), STEPS_OF_TRAINED as usize);
+    let text = trained.metrics();
+    // Evaluations have lines of their own.
+    let lines: Vec<&str> = text.lines().filter(|line| !line.contains("eval_loss")).collect();
+    assert!(text.ends_with('\n') && lines.len() == STEPS_OF_TRAINED as usize, "{text}");
+    for (index, line) in lines.into_iter().enumerate() {
         let value: serde_json::Value = serde_json::from_str(line).expect("a JSON line");
         let object = value.as_object().expect("an object");
         let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
@@ -333,57 +338,54 @@ fn train_writes_metrics() {
     }
 }
 
+/// The same run loads them; and text in both sets, which this one has, is a warning and no error.
 #[test]
 fn train_saves_and_loads_parameters() {
+    let trained = trained();
     let folder = tempfile::tempdir().expect("a folder");
-    let path = |name: &str| folder.path().join(name).to_str().expect("a name").to_owned();
-    let (parameters, metrics) = (path("trained.safetensors"), path("metrics.jsonl"));
-    let overrides = [SHORT_RUN, ONE_DEVICE].concat();
-    let save = ["--steps", "4", "--sample", "0", "--save-parameters", &parameters];
-    let output = train(&with_overrides(&save, &overrides));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let load = ["--steps", "1", "--sample", "0", "--metrics", &metrics, "--load-parameters", &parameters];
-    let output = train(&with_overrides(&load, &overrides));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let line: serde_json::Value =
-        serde_json::from_str(&fs::read_to_string(&metrics).expect("the metrics")).expect("JSON");
-    // The first batch again, with what four steps have learned.
-    let drawn = numbers(&config(&overrides, &[]), 1)[0][0];
-    assert!(line["loss"].as_f64().expect("a loss") < drawn - 0.1, "{line} {drawn}");
-    let output = train(&with_overrides(&load, &[&overrides[..], &["model.mlp=64"]].concat()));
-    let message = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && message.contains("layers.mlp.gate is f32["), "{message}");
+    let metrics = folder.path().join("metrics.jsonl").to_str().expect("a name").to_owned();
+    let (keys, parameters) = (trained.keys(), trained.name("trained.safetensors"));
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let load = ["train", "--steps", "1", "--sample", "0", "--metrics", &metrics, "--load-parameters", &parameters];
+    let both = format!("data.sources=[{:?}, {:?}]", configs::BOOK, trained.name("validation.jsonl"));
+    let Said { code, stderr, .. } = run(&with_keys(&load, &[&keys[..], &[&both, "train.seed=5"]].concat()));
+    assert_eq!(code, Some(0), "{stderr}");
+    let warning = "data.validation has text that data.sources has as well, in file ";
+    assert!(stderr.contains(warning) && !trained.said.stderr.contains(warning), "{stderr}");
+    let loss = |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("JSON")["loss"].as_f64();
+    let first = |text: &str| loss(text.lines().next().expect("a line")).expect("a loss");
+    // What the steps have learned, in a first step.
+    let (found, drawn) = (first(&fs::read_to_string(&metrics).expect("the metrics")), first(&trained.metrics()));
+    assert!(found < drawn - 0.1, "{found} {drawn}");
+    let message = refused(&with_keys(&load, &[&keys[..], &["model.mlp=64"]].concat()));
+    assert!(message.contains("layers.mlp.gate is f32["), "{message}");
 }
 
 #[test]
 fn train_prints_shardings() {
-    let output = train(&with_overrides(&["--debug-sharding", "--set", "mesh.axes=fsdp=4,tensor=2"], SHORT_RUN));
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.starts_with("mesh fsdp=4,tensor=2\n| tensor"), "{text}");
+    let Said { code, stdout, stderr } =
+        run(&with_keys(&["train", "--debug-sharding", "--set", "mesh.axes=fsdp=4,tensor=2"], SHORT_RUN));
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stdout.starts_with("mesh fsdp=4,tensor=2\n| tensor"), "{stdout}");
     for part in ["| state.params.embedding ", "| [tensor, fsdp] ", "| src/nn/decoder.rs:", "| preset decoder "] {
-        assert!(text.contains(part), "{part}: {text}");
+        assert!(stdout.contains(part), "{part}: {stdout}");
     }
-    assert!(text.contains("\nbytes per device: parameters "), "{text}");
-    let one = ["--debug-sharding", "--set", "mesh.axes=data=1", "--set", "target.devices=1"];
-    let output = train(&with_overrides(&one, SHORT_RUN));
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "one device: nothing is sharded\n");
+    assert!(stdout.contains("\nbytes per device: parameters "), "{stdout}");
+    let one = ["train", "--debug-sharding", "--set", "mesh.axes=data=1", "--set", "target.devices=1"];
+    assert_eq!(run(&with_keys(&one, SHORT_RUN)).stdout, "one device: nothing is sharded\n");
 }
 
 #[test]
 fn train_explains_what_is_wrong() {
-    let missing = PathBuf::from("/nowhere/metrics.jsonl");
     for (arguments, expected) in [
         (&["--set", "model.layer=2"][..], "did you mean \"layers\"?"),
         (&["--set", "train.batch=0"], "train.batch"),
         (&["--set", "train.batch=12"], "it must be a multiple of 8"),
         (&["--config", "/nowhere/run.toml"], "/nowhere/run.toml"),
-        (&["--metrics", missing.to_str().expect("a name")], "/nowhere/metrics.jsonl"),
+        (&["--metrics", "/nowhere/metrics.jsonl"], "/nowhere/metrics.jsonl"),
     ] {
-        let output = train(&with_overrides(arguments, SHORT_RUN));
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && text.contains(expected), "{arguments:?}: {text}");
-        assert!(!text.contains("panicked"), "{arguments:?}: {text}");
+        let text = refused(&with_keys(&[&["train"], arguments].concat(), SHORT_RUN));
+        assert!(text.contains(expected), "{arguments:?}: {text}");
     }
 }
 
@@ -399,100 +401,93 @@ fn train_searches_its_plan() {
     };
     let (hardware, tiny) = (file("cpu.toml", 1 << 32), file("tiny.toml", 1000));
     let few = [SHORT_RUN, &["model.layers=1", "model.heads=1", "model.kv_heads=1", "train.batch=8"]].concat();
-    let auto = ["--plan", "auto", "--hardware", &hardware];
-    let output = train(&with_overrides(&[&auto[..], &["--steps", "2", "--sample", "0"]].concat(), &few));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
-    assert!(String::from_utf8_lossy(&output.stdout).starts_with("step 2: loss "), "{output:?}");
+    let auto = ["train", "--plan", "auto", "--hardware", &hardware];
+    let Said { code, stdout, stderr: said } =
+        run(&with_keys(&[&auto[..], &["--steps", "2", "--sample", "0"]].concat(), &few));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(stdout.starts_with("step 2: loss "), "{stdout}");
     assert!(said.contains("24 plans for 8 devices, ") && said.contains(" of 4.00 GiB on each device\n"), "{said}");
     let found = said.find("mesh.axes=").and_then(|start| said[start..].split(';').next()).expect("a plan");
     let settings: Vec<&str> = found.split(' ').collect();
     let mesh = settings[0].strip_prefix("mesh.axes=").expect("a mesh");
     assert!(said.contains(&format!(" on 8 devices of cpu ({mesh}); lowered")), "{said}");
     // The plan that was found is searched again.
-    let output = train(&with_overrides(&[&auto[..], &["--debug-sharding"]].concat(), &[&few[..], &settings].concat()));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let Said { stdout, stderr: said, .. } =
+        run(&with_keys(&[&auto[..], &["--debug-sharding"]].concat(), &[&few[..], &settings].concat()));
     assert!(said.contains(&format!("the best is the configured one: {found}; by")), "{said}");
-    assert!(String::from_utf8_lossy(&output.stdout).starts_with(&format!("mesh {mesh}\n| tensor")), "{output:?}");
+    assert!(stdout.starts_with(&format!("mesh {mesh}\n| tensor")), "{stdout}");
     for (arguments, expected) in [
-        (&["--plan", "auto"][..], "`cargo bench --bench estimate -- --write cpu.toml`"),
-        (&["--plan", "auto", "--hardware", "no/such.toml"], "cannot read the hardware \"no/such.toml\""),
-        (&["--plan", "auto", "--hardware", &tiny], "no plan fits the memory of a device: the nearest, mesh.axes="),
+        (&["train", "--plan", "auto"][..], "`cargo bench --bench estimate -- --write cpu.toml`"),
+        (&["train", "--plan", "auto", "--hardware", "no/such.toml"], "cannot read the hardware \"no/such.toml\""),
+        (
+            &["train", "--plan", "auto", "--hardware", &tiny],
+            "no plan fits the memory of a device: the nearest, mesh.axes=",
+        ),
         (&[&auto[..], &["--target", "h100:1x1x8"]].concat(), "both name the hardware: leave out one of them"),
         (
             &[&auto[..], &["--process-id", "0", "--process-count", "2", "--set", "target.devices=4"]].concat(),
             "`hlo-dump plan CONFIG --search",
         ),
         (&[&auto[..], &["--set", "target.platform=cuda"]].concat(), "describes devices of cpu, but target.platform"),
-        (&["--hardware", &hardware], "--plan <PLAN>"),
-        (&["--plan", "fsdp"], "[possible values: auto]"),
+        (&["train", "--hardware", &hardware], "--plan <PLAN>"),
+        (&["train", "--plan", "fsdp"], "[possible values: auto]"),
     ] {
-        let output = train(&with_overrides(arguments, &few));
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && text.contains(expected), "{arguments:?}: {text}");
-        assert!(!text.contains("panicked"), "{arguments:?}: {text}");
+        let text = refused(&with_keys(arguments, &few));
+        assert!(text.contains(expected), "{arguments:?}: {text}");
     }
 }
 
 #[test]
 fn a_checkpoint_generates_text() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let checkpoints = folder.path().join("checkpoints").to_str().expect("a name").to_owned();
-    let overrides = [SHORT_RUN, ONE_DEVICE].concat();
-    let arguments = ["--steps", "2", "--sample", "12", "--checkpoint", &checkpoints];
-    let trained = train(&with_overrides(&arguments, &overrides));
-    assert!(trained.status.success(), "{}", String::from_utf8_lossy(&trained.stderr));
+    let trained = trained();
+    let checkpoints = trained.name("checkpoints");
     let generate = |flags: &[&str]| {
-        let output = meshloom(&[&["generate", &checkpoints, "--length", "12"], flags].concat());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{said}");
-        (String::from_utf8_lossy(&output.stdout).into_owned(), said)
+        let Said { code, stdout, stderr } = run(&[&["generate", &checkpoints, "--length", "12"], flags].concat());
+        assert_eq!(code, Some(0), "{stderr}");
+        (stdout, stderr)
     };
     let (sampled, said) = generate(&[]);
     assert!(said.contains("a step of 1 token reads ") && said.contains("; the parameters are "), "{said}");
     // What the run printed at its end.
-    let trained = String::from_utf8_lossy(&trained.stdout);
-    assert!(sampled.starts_with("It was ") && trained.ends_with(&format!("\n\n{sampled}")), "{trained}: {sampled}");
+    let printed = &trained.said.stdout;
+    assert!(sampled.starts_with("It was ") && printed.ends_with(&format!("\n\n{sampled}")), "{printed}: {sampled}");
     // Several at once: each as if it were alone, the second with the next seed.
-    let (both, _) = generate(&["--count", "2", "--seed", "3"]);
-    let alone = ["3", "4"].map(|seed| generate(&["--seed", seed]).0);
-    assert_eq!(both, format!("[1]\n{}\n[2]\n{}", alone[0], alone[1]));
-    // Over a mesh, by the rules of the run, and with prompts from files.
-    let file = folder.path().join("prompt.txt");
-    std::fs::write(&file, "She was ").expect("a file");
+    let (both, _) = generate(&["--count", "2"]);
+    let (second, _) = generate(&["--seed", "1"]);
+    assert_eq!(both, format!("[1]\n{sampled}\n[2]\n{second}"));
+    // Over a mesh, by the rules of the run, and with prompts from files; until a character ends the text.
+    let file = trained.path("prompt.txt");
+    fs::write(&file, "She was ").expect("a file");
     let prompt = ["--greedy", "--prompt-file", file.to_str().expect("a name")];
     let (greedy, _) = generate(&prompt);
     assert!(greedy.starts_with("She was "), "{greedy}");
     let over_mesh = ["--set", "target.devices=4", "--set", "mesh.axes=fsdp=2,tensor=2"];
-    assert_eq!(generate(&[&prompt[..], &over_mesh].concat()).0, greedy);
     let stop = greedy.trim_end().chars().last().expect("a text").to_string();
-    let (stopped, _) = generate(&[&prompt[..], &["--stop", &stop]].concat());
+    let (stopped, _) = generate(&[&prompt[..], &over_mesh, &["--stop", &stop]].concat());
     let added = greedy.strip_prefix("She was ").and_then(|text| text.split(stop.as_str()).next()).expect("a text");
     assert_eq!(stopped, format!("She was {added}\n"));
+    for more in cases("train generate over a mesh to the end", 0, [over_mesh]) {
+        assert_eq!(generate(&[&prompt[..], &more].concat()).0, greedy);
+    }
 }
 
 #[test]
 fn what_cannot_be_generated_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
-    let refused = |arguments: &[&str]| {
-        let output = meshloom(&[&["generate"], arguments].concat());
-        assert!(!output.status.success(), "{arguments:?}");
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
-    let message = refused(&[folder.path().to_str().expect("a name")]);
+    let message = refused(&["generate", folder.path().to_str().expect("a name")]);
     assert!(message.contains("has no model: give a checkpoint"), "{message}");
-    let message = refused(&["folder", "--greedy", "--temperature", "1"]);
+    let message = refused(&["generate", "folder", "--greedy", "--temperature", "1"]);
     assert!(message.contains("cannot be used with"), "{message}");
-    let message = refused(&["folder", "--count", "0"]);
+    let message = refused(&["generate", "folder", "--count", "0"]);
     assert!(message.contains("it must be a whole number of at least 1"), "{message}");
 }
 
 #[test]
 fn every_key_is_printed() {
     let print = |arguments: &[&str]| {
-        let output = meshloom(&[&["config"], arguments].concat());
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).expect("text")
+        let Said { code, stdout, stderr } = run(&[&["config"], arguments].concat());
+        assert_eq!(code, Some(0), "{stderr}");
+        stdout
     };
     let text = print(&["--set", "model.layers=2"]);
     assert!(text.contains("  layers = 2 (default 4)\n      Number of decoder layers.\n"), "{text}");

@@ -1,9 +1,13 @@
 //! Transforms: pipelines, weights prefetched for them, and training with replicas that seldom meet.
 
 mod diloco;
+mod diloco_interpreted;
+mod diloco_reference;
 mod diloco_small;
+mod diloco_stack;
 mod diloco_traffic;
 mod optimizers;
+mod pairs;
 mod pipeline;
 mod pipeline_decoder;
 mod pipeline_errors;

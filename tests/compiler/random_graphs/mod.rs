@@ -1,14 +1,13 @@
 //! Properties of random graphs: passes keep every bit, gradients are slopes, partitioned graphs give the same.
 //!
-//! Every case is the same in every run. `MESHLOOM_SEED` draws others, `MESHLOOM_CASES` more or fewer. A failure is
-//! shrunk and printed with its graphs.
+//! Every case is the same in every run. `MESHLOOM_SEED` draws others. A failure is shrunk and printed with its graphs.
 
 mod generate;
 mod stablehlo;
 
 use std::sync::Arc;
 
-use generate::{Kind, Recipe, Step, graph, graph_and_rows, inputs, recipe};
+use generate::{Kind, Recipe, graph, graph_and_rows, inputs, recipe};
 use meshloom::autodiff::{Halves, value_and_grad};
 use meshloom::compile::{LowerOptions, PASSES, lower};
 use meshloom::ir::{DType, Graph, GraphBuilder, GraphTextOptions, Literal, PortInfo, TensorType, verify};
@@ -16,34 +15,18 @@ use meshloom::ops::{Call, Op};
 use meshloom::partition::partition;
 use meshloom::passes::{eliminate_dead_code, hoist_invariants};
 use meshloom::sharding::{Mesh, MeshAxis, Spec, propagate_with_sub_axes};
-use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+use support::cases::cases;
 use support::interpret::{interpret, literal, same_bits};
 use support::random::Random;
 use support::spmd::{group, run_local};
 
+use super::properties;
 use super::split_backward::check_split;
 
-fn from_environment(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
-
-/// Checks a property of random recipes, and of the numbers that go with them.
-fn check(default_cases: u64, property: impl Fn(&Recipe, u64) -> Result<(), String>) {
-    let seed = from_environment("MESHLOOM_SEED", 1);
-    let cases = from_environment("MESHLOOM_CASES", default_cases) as u32;
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+/// Checks a property of random recipes, and of the numbers that go with them; returns of how many.
+fn check(name: &str, few: usize, all: u64, property: impl Fn(&Recipe, u64) -> Result<(), String>) -> usize {
     let strategy = (recipe(30, 2), 0..1000u64);
-    let result = runner.run(&strategy, |(recipe, numbers)| property(&recipe, numbers).map_err(TestCaseError::fail));
-    match result {
-        Ok(()) => {}
-        Err(TestError::Fail(reason, (recipe, numbers))) => {
-            panic!("MESHLOOM_SEED={seed}, numbers {numbers}, steps {recipe:#?}\n{reason}")
-        }
-        Err(TestError::Abort(reason)) => panic!("{reason}"),
-    }
+    properties::check(name, few, all, &strategy, |(recipe, numbers)| property(recipe, *numbers))
 }
 
 fn optimized(graph: &Graph, without: &[&str]) -> Result<Graph, String> {
@@ -66,7 +49,7 @@ fn graphs_are_various() {
     for kind in [Kind::Any, Kind::Smooth] {
         let counts = std::cell::RefCell::new(std::collections::BTreeMap::<&str, usize>::new());
         let count = |what: &'static str, number: usize| *counts.borrow_mut().entry(what).or_default() += number;
-        check(1000, |recipe, numbers| {
+        let number = check("compiler random graphs", 300, 1000, |recipe, numbers| {
             let (graph, rows) = graph_and_rows(kind, recipe);
             rows.into_iter().for_each(|row| count(row, 1));
             let (before, after) = (eliminate_dead_code(&graph), optimized(&graph, &[])?);
@@ -80,9 +63,13 @@ fn graphs_are_various() {
         });
         let counts = counts.into_inner();
         for row in generate::rows(kind) {
-            assert!(counts.get(row.name).is_some_and(|&count| count >= 100), "{kind:?} {}: {counts:?}", row.name);
+            assert!(
+                counts.get(row.name).is_some_and(|&count| count * 10 >= number),
+                "{kind:?} {}: {counts:?}",
+                row.name
+            );
         }
-        assert!(counts["live nodes"] >= 20_000, "{kind:?}: {counts:?}");
+        assert!(counts["live nodes"] >= 20 * number, "{kind:?}: {counts:?}");
         assert!(counts["nodes left"] < counts["live nodes"] * 4 / 5, "{kind:?}: {counts:?}");
         assert!(counts["finite numbers"] * 10 >= counts["numbers"] * 8, "{kind:?}: {counts:?}");
     }
@@ -91,7 +78,7 @@ fn graphs_are_various() {
 /// All passes; all but one; each alone.
 #[test]
 fn passes_keep_every_bit() {
-    check(1000, |recipe, numbers| {
+    check("compiler random passes", 300, 1000, |recipe, numbers| {
         let graph = graph(Kind::Any, recipe);
         verify(&graph).map_err(|error| error.to_string())?;
         let inputs = inputs(Kind::Any, numbers);
@@ -110,7 +97,7 @@ fn passes_keep_every_bit() {
 /// Texts read back as the same graphs: as drawn, after all passes, and differentiated.
 #[test]
 fn texts_read_back() {
-    check(1000, |recipe, _| {
+    check("compiler random texts", 300, 1000, |recipe, _| {
         let drawn = graph(Kind::Any, recipe);
         let smooth = graph(Kind::Smooth, recipe);
         let gradient = value_and_grad(&smooth, &float_inputs(&smooth)).map_err(|error| error.to_string())?;
@@ -163,7 +150,7 @@ fn slope(graph: &Graph, inputs: &[Literal], along: &[usize]) -> f64 {
 #[test]
 fn gradients_are_slopes() {
     let steep = std::cell::Cell::new(0);
-    check(1000, |recipe, numbers| {
+    let number = check("compiler random gradients", 300, 1000, |recipe, numbers| {
         let graph = graph(Kind::Smooth, recipe);
         let (inputs, along) = (inputs(Kind::Smooth, numbers), float_inputs(&graph));
         let gradient = |graph: &Graph| value_and_grad(graph, &along).map_err(|error| format!("{error}\n{graph}"));
@@ -196,7 +183,7 @@ fn gradients_are_slopes() {
         }
         Ok(())
     });
-    assert!(steep.get() < 50, "{} functions were too steep for their slopes to be measured", steep.get());
+    assert!(steep.get() * 20 < number, "{} functions were too steep for their slopes to be measured", steep.get());
 }
 
 /// The slope measured with half the step.
@@ -266,7 +253,7 @@ fn local_graph(graph: &Graph, seed: u64) -> Result<(Graph, Mesh), String> {
 #[test]
 fn partitioned_graphs_agree() {
     let counts = std::cell::RefCell::new(std::collections::BTreeMap::<&str, usize>::new());
-    check(1000, |recipe, numbers| {
+    let number = check("compiler random partitioned", 300, 1000, |recipe, numbers| {
         let graph = graph(Kind::Smooth, recipe);
         let inputs = inputs(Kind::Smooth, numbers);
         let graph = value_and_grad(&graph, &float_inputs(&graph)).map_err(|error| error.to_string())?;
@@ -287,7 +274,7 @@ fn partitioned_graphs_agree() {
         Ok(())
     });
     for name in ["all-gather", "all-reduce", "all-to-all", "axis-index", "collective-permute", "reduce-scatter"] {
-        assert!(counts.borrow().get(name).is_some_and(|&count| count >= 50), "{name}: {counts:?}");
+        assert!(counts.borrow().get(name).is_some_and(|&count| count * 20 >= number), "{name}: {counts:?}");
     }
 }
 
@@ -305,7 +292,7 @@ fn depends_on_order(graph: &Graph) -> bool {
 #[test]
 fn partitioned_graphs_are_equal() {
     let compared = std::cell::Cell::new(0);
-    check(3000, |recipe, numbers| {
+    let number = check("compiler random partitioned exactly", 900, 3000, |recipe, numbers| {
         let graph = eliminate_dead_code(&graph(Kind::Any, recipe));
         if depends_on_order(&graph) {
             return Ok(());
@@ -321,7 +308,7 @@ fn partitioned_graphs_are_equal() {
         }
         Ok(())
     });
-    assert!(compared.get() >= 500, "{} graphs compared", compared.get());
+    assert!(compared.get() * 6 >= number, "{} graphs compared", compared.get());
 }
 
 /// Many graphs as one: each is called.
@@ -341,14 +328,11 @@ fn together(graphs: &[Graph]) -> Graph {
 /// together, and sums in another order.
 #[test]
 fn back_end_agrees() {
-    const GROUP: usize = 25;
-    let recipes = std::cell::RefCell::new(Vec::new());
-    check(4 * GROUP as u64, |recipe: &Vec<Step>, _| {
-        recipes.borrow_mut().push(recipe.clone());
-        Ok(())
-    });
-    for (index, group) in recipes.into_inner().chunks(GROUP).enumerate() {
-        let inputs = inputs(Kind::Smooth, index as u64);
+    const GROUP: u64 = 25;
+    for index in cases("compiler random back end", 1, 0..40) {
+        let group: Vec<Recipe> =
+            (0..GROUP).map(|place| properties::draw(&recipe(30, 2), GROUP * index + place)).collect();
+        let inputs = inputs(Kind::Smooth, index);
         let gradient = |recipe: &Recipe| {
             let graph = graph(Kind::Smooth, recipe);
             value_and_grad(&graph, &float_inputs(&graph)).unwrap_or_else(|error| panic!("{error}\n{graph}"))
@@ -376,7 +360,7 @@ fn back_end_agrees() {
 #[test]
 fn split_backward_halves_agree() {
     let late = std::cell::Cell::new(0);
-    check(300, |recipe, numbers| {
+    let number = check("compiler random halves", 300, 1000, |recipe, numbers| {
         let graph = graph(Kind::Smooth, recipe);
         let along = float_inputs(&graph);
         let active: Vec<bool> = (0..graph.inputs().len()).map(|input| along.contains(&input)).collect();
@@ -386,5 +370,5 @@ fn split_backward_halves_agree() {
         late.set(late.get() + usize::from(split.weights_half().node_count() > 0));
         check_split(&graph, &halves, &split, &inputs(Kind::Smooth, numbers))
     });
-    assert!(late.get() >= 50, "{} later halves do something", late.get());
+    assert!(late.get() * 6 >= number, "{} later halves do something", late.get());
 }

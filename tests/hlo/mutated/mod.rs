@@ -1,8 +1,8 @@
 //! Modules with mistakes in them, as text and as bytes: each is an error or a module, which prints and is analysed. No
 //! panic, no memory beyond what the input could ask for.
 //!
-//! The same inputs in every run. `MESHLOOM_MUTATIONS` sets how many, `MESHLOOM_MUTATION_SEED` which. A failure prints
-//! its input and what to set to see it alone. `fuzz/` has the same two targets for cargo-fuzz, which looks for new
+//! The same inputs in every run; `MESHLOOM_SEED` draws others. A failure prints its input and what to set to see it
+//! alone. `fuzz/` has the same two targets for cargo-fuzz, which looks for new
 //! inputs.
 
 mod mutate;
@@ -26,17 +26,19 @@ use meshloom::hlo::text::{TextOptions, print};
 use meshloom::sharding::Mesh;
 use mutate::Random;
 use prost::Message;
+use support::cases::{cases, seed};
 
-const MUTATIONS: usize = 100_000;
+/// Of each kind.
+const MUTATIONS: usize = 50_000;
 
 /// Bytes that a module may encode to for each byte of its text, at most: a line has 15 bytes or more.
 const MAX_GROWTH: usize = 16;
 
-fn setting(name: &str, default: usize) -> usize {
-    match env::var(name) {
-        Ok(value) => value.parse().unwrap_or_else(|_| panic!("{name} must be a number, found {value:?}")),
-        Err(_) => default,
-    }
+/// The only mutation that is to be seen, if there is one.
+fn only() -> Option<usize> {
+    const NAME: &str = "MESHLOOM_MUTATION";
+    let value = env::var(NAME).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{NAME} must be a number, found {value:?}")))
 }
 
 /// Small files that between them have all of the syntax.
@@ -56,21 +58,17 @@ fn for_each_mutation(
 ) {
     let seeds = seeds(folder, ending);
     assert!(seeds.len() >= least, "only {} seeds", seeds.len());
-    let count = setting("MESHLOOM_MUTATIONS", MUTATIONS) / 2;
-    let seed = setting("MESHLOOM_MUTATION_SEED", 1);
-    let only = env::var("MESHLOOM_MUTATION").is_ok().then(|| setting("MESHLOOM_MUTATION", 0));
+    let (seed, only) = (seed(1), only());
+    let numbers = only.map_or_else(|| cases("hlo mutations", MUTATIONS / 10, 0..MUTATIONS), |only| vec![only]);
     let workers = thread::available_parallelism().map_or(1, usize::from);
     let read = AtomicUsize::new(0);
     let run = |worker: usize| {
-        for number in (worker..count).step_by(workers) {
-            if only.is_some_and(|only| only != number) {
-                continue;
-            }
-            let input = mutate(&mut Random::new(seed, number), &seeds);
+        for &number in numbers.iter().skip(worker).step_by(workers) {
+            let input = mutate(&mut Random::new(seed as usize, number), &seeds);
             match catch_unwind(AssertUnwindSafe(|| check(&input))) {
                 Ok(is_module) => read.fetch_add(usize::from(is_module), Relaxed),
                 Err(_) => panic!(
-                    "MESHLOOM_MUTATION_SEED={seed} MESHLOOM_MUTATION={number} ({ending}) fails on\n{}",
+                    "MESHLOOM_SEED={seed} MESHLOOM_MUTATION={number} ({ending}) fails on\n{}",
                     input.escape_ascii()
                 ),
             };
@@ -79,6 +77,7 @@ fn for_each_mutation(
     thread::scope(|scope| (0..workers).for_each(|worker| drop(scope.spawn(move || run(worker)))));
     let read = read.into_inner();
     // Mutations that all fail at once would show nothing.
+    let count = numbers.len();
     assert!(only.is_some() || read > count / 20, "of {count} mutations only {read} are modules");
 }
 

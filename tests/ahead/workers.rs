@@ -1,0 +1,23 @@
+//! The workers that the tests start, counted. The tests have this program be their worker.
+
+use std::fmt::Display;
+
+use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings};
+use meshloom::pjrt::{CompileOptions, PjrtError};
+use meshloom_train::StepAhead;
+use meshloom_train::config::RunConfig;
+use support::ahead_of_time::topology;
+use support::counts;
+
+pub fn compile(target: &str, module: &[u8], options: &CompileOptions) -> Result<CompiledAhead, PjrtError> {
+    counts::started(1);
+    ahead_of_time::compile(&topology(target), module, options, &Settings::default())
+}
+
+/// The train step of a config; `what` says which, for messages.
+pub fn step(what: impl Display, config: &RunConfig) -> StepAhead {
+    // One describes the topology, one compiles.
+    counts::started(2);
+    let step = StepAhead::compile(config, &Settings::default());
+    step.unwrap_or_else(|error| panic!("{}, {what}: {error}", config.target.topology))
+}

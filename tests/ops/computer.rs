@@ -1,0 +1,160 @@
+//! Who computes the graphs of the checks: the reference interpreter, each case alone, in the test of its op; and XLA,
+//! many cases in one program, in a test of all ops, which takes a share of them in the small tier. Both are held against
+//! the same values.
+
+use std::sync::OnceLock;
+
+use meshloom::emit::{EmitOptions, EmittedModule, emit};
+use meshloom::hlo::text::{TextOptions, print};
+use meshloom::ir::{DType, Graph, Literal, TensorType, verify};
+use meshloom::ops::Op;
+use meshloom::pjrt::{Buffer, Client, CompileOptions, Executable, ExecuteOptions, ProgramFormat};
+
+use crate::harness::{Gradient, Run, Tensor};
+use support::cases::cases;
+use support::interpret::interpret;
+
+/// One of those who compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    Interpreter,
+    Xla,
+}
+
+impl By {
+    pub fn run(self, graph: &Graph, inputs: &[Literal]) -> Vec<Literal> {
+        self.program(graph).run(inputs)
+    }
+
+    pub fn program(self, graph: &Graph) -> Program<'_> {
+        match self {
+            By::Interpreter => {
+                verify(graph).unwrap_or_else(|error| panic!("{error}"));
+                Program::Interpreted(graph)
+            }
+            By::Xla => Program::compile(graph),
+        }
+    }
+}
+
+pub fn client() -> Client {
+    static CLIENT: OnceLock<Client> = OnceLock::new();
+    CLIENT.get_or_init(|| support::client_of(1)).clone()
+}
+
+/// As little optimization as there is: these programs run for microseconds.
+fn options() -> CompileOptions {
+    CompileOptions { debug_options: support::unoptimized(), ..CompileOptions::default() }
+}
+
+pub fn emitted(graph: &Graph) -> EmittedModule {
+    verify(graph).unwrap_or_else(|error| panic!("{error}"));
+    emit(graph, EmitOptions { omit_metadata: true, ..EmitOptions::default() }).expect("a module")
+}
+
+/// A graph that can be run.
+pub enum Program<'g> {
+    Interpreted(&'g Graph),
+    Compiled(Executable),
+}
+
+impl Program<'static> {
+    pub fn compile(graph: &Graph) -> Program<'static> {
+        Program::compile_on(&client(), graph, ProgramFormat::Hlo)
+    }
+
+    pub fn compile_on(client: &Client, graph: &Graph, format: ProgramFormat) -> Program<'static> {
+        let module = emitted(graph);
+        let compiled = client.compile(&module.bytes, &options().with_format(format));
+        let explain = |error| {
+            let text = print(&module.decode().expect("a module"), &TextOptions::canonical());
+            let start: String = text.chars().take(4000).collect();
+            panic!("{} as {format:?}: {error}\n{start}", graph.name())
+        };
+        Program::Compiled(compiled.unwrap_or_else(explain))
+    }
+}
+
+impl Program<'_> {
+    pub fn run(&self, inputs: &[Literal]) -> Vec<Literal> {
+        match self {
+            Program::Interpreted(graph) => interpret(graph, inputs),
+            Program::Compiled(executable) => {
+                let put = |literal| Buffer::from_literal(executable.client(), literal, 0).expect("put");
+                let inputs: Vec<Buffer> = inputs.iter().map(put).collect();
+                let outputs = executable.execute(&[inputs], &ExecuteOptions::default()).expect("execution");
+                outputs[0].iter().map(|buffer| buffer.to_literal().expect("get")).collect()
+            }
+        }
+    }
+}
+
+/// Ops that the interpreter does not know yet, by their variant or, of those of numbers, by their name.
+pub const NOT_INTERPRETED: [&str; 8] =
+    ["ArgReduceWindow", "Convolution", "CustomCall", "RaggedDot", "ReduceWindow", "erf", "erf-inv", "erfc"];
+
+/// Element types that it does not compute with yet.
+pub const TYPES_NOT_INTERPRETED: [DType; 7] =
+    [DType::S4, DType::S16, DType::U4, DType::U16, DType::U64, DType::F8E4M3FN, DType::F8E5M2];
+
+/// Whether the interpreter knows an op of operands and results of these types, and what its gradients consist of.
+fn is_interpreted<'t>(op: &Op, types: impl IntoIterator<Item = &'t TensorType>) -> bool {
+    let is_known = |op: &Op| !NOT_INTERPRETED.iter().any(|&name| name == op.variant() || name == op.name());
+    let knows_type = |ty: &TensorType| !TYPES_NOT_INTERPRETED.contains(&ty.dtype);
+    let knows_body = |body: &Graph| {
+        let knows = |node: meshloom::ir::NodeRef<'_>| {
+            is_interpreted(node.op(), node.results().map(|value| body.ty(value)).chain(body.input_types()))
+        };
+        body.nodes().all(knows)
+    };
+    is_known(op) && types.into_iter().all(knows_type) && op.regions().all(|body| knows_body(body))
+}
+
+impl Run {
+    pub fn is_interpreted(&self) -> bool {
+        is_interpreted(&self.op, self.operands.iter().chain(&self.expected).map(|tensor| &tensor.ty))
+    }
+
+    pub fn literals(&self) -> Vec<Literal> {
+        self.operands.iter().map(Tensor::literal).collect()
+    }
+}
+
+impl Gradient {
+    pub fn is_interpreted(&self) -> bool {
+        let types: Vec<&TensorType> = self.operands.iter().map(|operand| &operand.ty).collect();
+        let results = self.op.infer(&types).expect("it takes its operands");
+        is_interpreted(&self.op, types.into_iter().chain(&results))
+    }
+}
+
+/// Has cases checked. The interpreter gets those that it knows, each alone. XLA gets `few` of them in the small tier,
+/// and as many of the others, in programs of `size` cases.
+pub fn check_by<T: Sync>(
+    by: By,
+    name: &str,
+    [few, size]: [usize; 2],
+    all: &[T],
+    is_interpreted: impl Fn(&T) -> bool,
+    check: impl Fn(&[&T]) + Sync,
+) {
+    let (known, others): (Vec<&T>, Vec<&T>) = all.iter().partition(|case| is_interpreted(case));
+    match by {
+        By::Interpreter => known.iter().for_each(|case| check(&[case])),
+        By::Xla => {
+            let chosen = [cases(name, few, known), cases(name, few, others)].concat();
+            in_chunks(&chosen, size, check);
+        }
+    }
+}
+
+/// Runs `f` on every chunk, two at a time.
+pub fn in_chunks<T: Sync>(items: &[T], size: usize, f: impl Fn(&[T]) + Sync) {
+    let chunks: Vec<&[T]> = items.chunks(size).collect();
+    std::thread::scope(|scope| {
+        let run = |offset: usize| chunks.iter().skip(offset).step_by(2).for_each(|chunk| f(chunk));
+        let handle = scope.spawn(move || run(0));
+        run(1);
+        handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
