@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use meshloom_train::checkpoint::Checkpoint;
-use support::program::meshloom;
+use support::program::meshloom_with_processes as meshloom;
 
 use super::etcd::Etcd;
 use super::processes::{Process, Run, cases_by_option, until};

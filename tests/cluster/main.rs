@@ -7,6 +7,7 @@ mod callbacks;
 mod crossing;
 mod deaths;
 mod docs;
+mod elsewhere;
 mod etcd;
 mod launchers;
 mod mpi;

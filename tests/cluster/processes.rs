@@ -10,7 +10,7 @@ use meshloom::trace::Tree;
 use meshloom_train::checkpoint::{self, Fallback};
 use meshloom_train::config::RunConfig;
 use meshloom_train::run::RunState;
-use support::program::meshloom;
+use support::program::meshloom_with_processes as meshloom;
 
 /// A model that compiles in a moment.
 pub const TINY: [&str; 8] = [

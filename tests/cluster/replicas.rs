@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use support::program::meshloom;
+use support::program::meshloom_with_processes as meshloom;
 
 use super::etcd::Etcd;
 use super::processes::{Outer, Process, Run, TINY, cases_by_option, compare_outer, until};

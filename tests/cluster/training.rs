@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use meshloom::partition::Collective;
 use meshloom_train::config::RunConfig;
-use support::program::meshloom;
+use support::program::{self, meshloom_with_processes as meshloom};
 
 use super::etcd::Etcd;
 use super::processes::{Process, Run, TINY, cases_by_option, compare_outer};
@@ -176,13 +176,11 @@ fn processes_agree_before_they_compile() {
 #[test]
 fn wrong_use_is_refused() {
     let refused = |arguments: &[&str], expected: &str| {
-        let run = Run::new(1, &[]);
-        let mut command = run.command(&meshloom(), "alone", arguments);
-        command.env_remove("PMI_RANK").env("MESHLOOM_STORE", "");
-        let status = command.status().expect("meshloom runs");
-        let log = run.log("alone");
-        assert!(!status.success() && log.contains(expected), "{arguments:?}: {log}");
-        assert!(!log.contains("panicked"), "{log}");
+        let settings = TINY.iter().flat_map(|setting| ["--set", setting]);
+        let words: Vec<&str> =
+            ["train", "--steps", "1"].into_iter().chain(settings).chain(arguments.iter().copied()).collect();
+        let (_, said) = program::refused(meshloom_cluster::program::here, &words);
+        assert!(said.contains(expected), "{arguments:?}: {said}");
     };
     refused(&["--processes", "auto"], "no launcher has started this process");
     refused(&["--process-id", "2", "--process-count", "2"], "--process-id 2 is not one of 2 processes");

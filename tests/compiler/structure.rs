@@ -141,6 +141,13 @@ fn users_of_the_library_pay_for_no_program() {
     for heavy in ["clap", "indicatif", "tokenizers", "zip"] {
         assert!(!train.contains(heavy), "meshloom-train without features needs {heavy}");
     }
+    // The main job builds nothing that only several processes need, and no C.
+    let program = tree(&["-p", "meshloom-train", "--all-features", "--edges", "normal,build"]);
+    for heavy in
+        ["meshloom-cluster", "meshloom-store", "meshloom-mpi", "tokio", "tonic", "rustls", "ring", "cc", "cmake"]
+    {
+        assert!(!program.contains(heavy), "meshloom-train needs {heavy}");
+    }
     let hlo: Vec<_> = tree(&["-p", "meshloom-hlo"]).into_iter().filter(|name| name.starts_with("meshloom")).collect();
     assert_eq!(hlo, ["meshloom-hlo"]);
     let pjrt: Vec<_> = tree(&["-p", "meshloom-pjrt"]).into_iter().filter(|name| name.starts_with("meshloom")).collect();

@@ -10,6 +10,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use meshloom::pjrt::ahead_of_time::Settings;
+use meshloom_train::program::{self, Start};
 
 use crate::counts::process;
 
@@ -40,8 +41,25 @@ fn build(arguments: &[&str], place: &str) -> PathBuf {
 /// The program that `MESHLOOM_TEST_PROGRAM` names; else `meshloom`, which it builds.
 pub fn meshloom() -> PathBuf {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    let named = || env::var_os("MESHLOOM_TEST_PROGRAM").filter(|path| !path.is_empty()).map(PathBuf::from);
     PATH.get_or_init(|| named().unwrap_or_else(|| build(&["--bin", "meshloom"], "meshloom"))).clone()
+}
+
+/// The same with `meshloom-processes` beside it, for runs of several processes.
+pub fn meshloom_with_processes() -> PathBuf {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    let both = || build(&["--bin", "meshloom", "--bin", "meshloom-processes"], "meshloom");
+    PATH.get_or_init(|| named().unwrap_or_else(both)).clone()
+}
+
+fn named() -> Option<PathBuf> {
+    env::var_os("MESHLOOM_TEST_PROGRAM").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// What the program prints where it refuses a command line, in this process. Several processes are those of `start`.
+#[track_caller]
+pub fn refused(start: Start, words: &[&str]) -> (u8, String) {
+    let failure = program::run(["meshloom"].iter().chain(words), start).expect_err("it is refused");
+    (failure.exit_code(), failure.to_string())
 }
 
 pub fn hlo_dump() -> PathBuf {

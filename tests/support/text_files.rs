@@ -7,6 +7,7 @@ use flate2::write::GzEncoder;
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::{DataError, TextDataset};
 use meshloom_train::tokenizer::Tokenizer;
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use tempfile::TempDir;
 
 use crate::configs;
@@ -68,12 +69,7 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
 
 /// A zstd file of two frames, each with a checksum, as the program `zstd` writes them.
 pub fn zstd(bytes: &[u8]) -> Vec<u8> {
-    in_two_parts(bytes, |part| {
-        let mut encoder = zstd::Encoder::new(Vec::new(), 3).expect("an encoder");
-        encoder.include_checksum(true).expect("a checksum");
-        encoder.write_all(part).expect("compressed");
-        encoder.finish().expect("compressed")
-    })
+    in_two_parts(bytes, |part| compress_to_vec(part, CompressionLevel::Fastest))
 }
 
 fn in_two_parts(bytes: &[u8], compress: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {

@@ -107,6 +107,37 @@ fn documents_longer_than_a_chunk() {
     assert!(texts(&open(&files, &[])).concat() == long);
 }
 
+/// Frames that the program `zstd` has made: `zstd -19 --long=31` of what it got by a pipe, with a window of 2 GiB and a
+/// checksum; one to skip; and `zstd --no-check` of a file, which states its length.
+const FRAMES: &[u8] = include_bytes!("zstd/frames.jsonl.zst");
+
+#[test]
+fn frames_of_the_program_zstd() {
+    let files = TextFiles::new(&[("a.jsonl.zst", FRAMES)]);
+    let expected: Vec<String> = (0..40).map(|number| format!("document {number}")).collect();
+    assert_eq!(texts(&open(&files, &[])), expected);
+
+    let wrong = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut frames = FRAMES.to_vec();
+        change(&mut frames);
+        let message = error(&TextFiles::new(&[("a.jsonl.zst", &frames)]), &bytes(), &[]);
+        let rest = message.strip_prefix("DIR/files/a.jsonl.zst:").expect("the file");
+        rest.strip_suffix("; it is damaged or cut off: fetch it again").expect("the advice").to_owned()
+    };
+    // Behind the magic number of a frame is what it has, then the size of its window, or the length.
+    let (to_skip, second) = (92, 105);
+    assert_snapshot!(wrong(&|frames| frames[5] = 22 << 3), @"");
+    assert_snapshot!(wrong(&|frames| frames[4] |= 0b1000), @"");
+    assert_snapshot!(wrong(&|frames| frames[4] |= 0b1), @"");
+    assert_snapshot!(wrong(&|frames| frames[to_skip - 1] ^= 1), @"");
+    assert_snapshot!(wrong(&|frames| frames[second + 5] += 1), @"");
+    assert_snapshot!(wrong(&|frames| frames.truncate(second - 1)), @"");
+    assert_snapshot!(wrong(&|frames| frames.truncate(second + 3)), @"");
+    assert_snapshot!(wrong(&|frames| frames.truncate(FRAMES.len() - 1)), @"");
+    assert_snapshot!(wrong(&|frames| frames.push(b'x')), @"");
+    assert_snapshot!(wrong(&|frames| frames.extend(b"more")), @"");
+}
+
 // Lines that cannot be used.
 
 #[test]

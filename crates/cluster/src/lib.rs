@@ -5,6 +5,8 @@
 //! | [`Member`] | A process of a run: it joins the others, watches them, and leaves. |
 //! | [`Crossing`], [`Links`] | Collectives between processes on CPU plugins, by custom calls onto MPI. |
 //! | [`Replicas`] | Runs that are replicas of one another: messages between them, and who takes part. |
+//! | `training` | Both as training sees them: [`Peers`](meshloom_train::peers::Peers), [`Exchange`](meshloom_train::exchange::Exchange). |
+//! | `program` | With the feature `cli`: what the program `meshloom-processes` is beside `meshloom`. |
 //! | [`StoreForClients`] | The store of a run, as the clients of CUDA ask for it. |
 //! | [`etcd_program`], [`mpi_library`], [`mpiexec_program`] | Where etcd and MPI are; fetched where they are not. |
 
@@ -13,8 +15,11 @@ mod crossing;
 mod join;
 mod key_values;
 mod pmi;
+#[cfg(feature = "cli")]
+pub mod program;
 mod programs;
 mod replicas;
+mod training;
 mod watch;
 
 pub use crossing::{Crossing, GiveUp, Links};

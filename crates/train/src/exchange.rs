@@ -70,37 +70,3 @@ pub struct Round {
 pub struct ExchangeError(pub Arc<dyn std::error::Error + Send + Sync>);
 
 meshloom::hlo::debug_is_message!(ExchangeError);
-
-#[cfg(feature = "cluster")]
-impl Exchange for meshloom_cluster::Replicas {
-    fn number(&self) -> usize {
-        self.number()
-    }
-
-    fn begin(&self, form: &str, step: u64) -> Result<Beginning, ExchangeError> {
-        let meshloom_cluster::Beginning { step, gives, taken } = self.begin(form, step).map_err(failed)?;
-        Ok(Beginning { step, gives, taken })
-    }
-
-    fn send(&self, round: u64, use_at: u64, message: Vec<u8>) -> Result<(), ExchangeError> {
-        self.send(round, use_at, message).map_err(failed)
-    }
-
-    fn receive(&self, round: u64) -> Result<Round, ExchangeError> {
-        let meshloom_cluster::Round { messages, gives } = self.receive(round).map_err(failed)?;
-        Ok(Round { messages: messages.iter().map(|message| message.to_vec()).collect(), gives })
-    }
-
-    fn give(&self, step: u64, folder: &Path) -> Result<(), ExchangeError> {
-        self.give(step, folder).map_err(failed)
-    }
-
-    fn leave(&self) -> Result<(), ExchangeError> {
-        self.leave().map_err(failed)
-    }
-}
-
-#[cfg(feature = "cluster")]
-fn failed(error: meshloom_cluster::ReplicaError) -> ExchangeError {
-    ExchangeError(Arc::new(error))
-}

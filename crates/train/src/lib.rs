@@ -51,6 +51,8 @@ pub mod peers;
 mod prefetch;
 #[cfg(feature = "tensorboard")]
 pub mod profile;
+#[cfg(feature = "cli")]
+pub mod program;
 pub mod published;
 mod random;
 mod resolve;

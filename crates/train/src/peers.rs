@@ -30,22 +30,3 @@ pub trait Peers: Debug + Send + Sync {
 pub struct PeersError(pub Arc<dyn std::error::Error + Send + Sync>);
 
 meshloom::hlo::debug_is_message!(PeersError);
-
-#[cfg(feature = "cluster")]
-impl Peers for meshloom_cluster::Member {
-    fn number(&self) -> usize {
-        self.number()
-    }
-
-    fn count(&self) -> usize {
-        self.count()
-    }
-
-    fn agree(&self, what: &str, own: &str, advice: &str) -> Result<(), PeersError> {
-        self.agree(what, own, advice).map_err(|error| PeersError(Arc::new(error)))
-    }
-
-    fn barrier(&self, name: &str) -> Result<(), PeersError> {
-        self.barrier(name).map_err(|error| PeersError(Arc::new(error)))
-    }
-}

@@ -3,6 +3,9 @@
 
 use std::io::IsTerminal;
 
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::prelude::*;
+
 mod ahead;
 mod bisect;
 pub mod commands;
@@ -20,8 +23,9 @@ mod timeline;
 pub fn start() {
     // The compiler runs in a child process, which is this program again.
     meshloom::pjrt::worker::run_if_asked();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,meshloom=info".into());
-    let to_terminal = std::io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).without_time().with_ansi(to_terminal);
-    log.with_writer(std::io::stderr).init();
+    let chosen = std::env::var("RUST_LOG").ok().and_then(|text| text.parse().ok());
+    let usual = || Targets::new().with_default(LevelFilter::WARN).with_target("meshloom", LevelFilter::INFO);
+    let log = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).without_time();
+    let log = log.with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
+    log.finish().with(chosen.unwrap_or_else(usual)).init();
 }

@@ -9,12 +9,10 @@ use glob::MatchOptions;
 use sha2::{Digest, Sha256};
 
 use super::error::DataError;
+use super::zstd;
 
 /// What a folder is searched for: the endings of names, before that of a compressed file.
 const ENDINGS: [&str; 4] = ["txt", "md", "jsonl", "ndjson"];
-
-/// The largest window of a zstd frame that is read, as a power of two: what `zstd --long=31` writes.
-const ZSTD_WINDOW: u32 = 31;
 
 /// First bytes of what is no text, its name, and what makes text of it.
 const NOT_TEXT: [(&[u8], &str, &str); 6] = [
@@ -123,11 +121,7 @@ impl SourceFile {
         Ok(match self.format.compression {
             Compression::None => Box::new(file),
             Compression::Gzip => Box::new(BufReader::new(MultiGzDecoder::new(file))),
-            Compression::Zstd => {
-                let mut decoder = zstd::Decoder::with_buffer(file).map_err(self.read_error())?;
-                decoder.window_log_max(ZSTD_WINDOW).map_err(self.read_error())?;
-                Box::new(BufReader::new(decoder))
-            }
+            Compression::Zstd => Box::new(BufReader::new(zstd::Decoder::new(file))),
         })
     }
 }

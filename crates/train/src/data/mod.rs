@@ -20,6 +20,7 @@ mod order;
 mod prepare;
 mod store;
 mod text;
+mod zstd;
 
 use std::collections::BTreeMap;
 use std::ops::Range;

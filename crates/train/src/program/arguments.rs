@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use crate::config::RunConfig;
+use crate::published::ExportOptions;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use meshloom_train::config::RunConfig;
-use meshloom_train::published::ExportOptions;
+
+use super::processes::ProcessFlags;
 
 /// Trains decoders on text, over any mesh of devices that a PJRT plugin has.
 #[derive(Parser)]
@@ -142,9 +144,8 @@ pub struct Train {
     /// With --resume: if the newest checkpoint is damaged, takes the newest one that is not
     #[arg(long, requires = "resume")]
     pub resume_fallback: bool,
-    #[cfg(feature = "cluster")]
     #[command(flatten)]
-    pub processes: crate::processes::Processes,
+    pub processes: ProcessFlags,
 }
 
 /// Where the plan of a run comes from, if not from the config.
@@ -199,26 +200,12 @@ impl Train {
 
     /// Whether this is one of several processes.
     pub fn is_one_of_several(&self) -> bool {
-        #[cfg(feature = "cluster")]
-        return self.processes.given();
-        #[cfg(not(feature = "cluster"))]
-        false
-    }
-
-    /// The number of this process and how many there are, where there are several.
-    pub fn place(&self) -> Result<Option<(usize, usize)>> {
-        #[cfg(feature = "cluster")]
-        return self.processes.place();
-        #[cfg(not(feature = "cluster"))]
-        Ok(None)
+        self.processes.is_one_of_several()
     }
 
     /// The number of this replica, where it is apart from others.
     pub fn replica(&self) -> Option<usize> {
-        #[cfg(feature = "cluster")]
-        return self.processes.replica();
-        #[cfg(not(feature = "cluster"))]
-        None
+        self.processes.replica
     }
 
     /// The overrides that flags are short for.
@@ -311,7 +298,7 @@ impl Generate {
     }
 }
 
-fn parse_count(text: &str) -> Result<usize, String> {
+pub fn parse_count(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|&count| count > 0);
     count.ok_or_else(|| "it must be a whole number of at least 1".to_owned())
 }

@@ -3,16 +3,16 @@
 use std::path::Path;
 use std::time::Instant;
 
+use crate::config::RunConfig;
+use crate::search::{
+    Found, Hardware, Progress, Search, SearchOptions, hardware, hardware_of_devices, on_hardware, read_hardware, search,
+};
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
 use meshloom::hlo::message::{counted, human_bytes, seconds};
 use meshloom::pjrt::{Client, PlatformKind};
-use meshloom_train::config::RunConfig;
-use meshloom_train::search::{
-    Found, Hardware, Progress, Search, SearchOptions, hardware, hardware_of_devices, on_hardware, read_hardware, search,
-};
 
-use crate::arguments::Train;
+use super::arguments::Train;
 
 /// A client, and what the user should know of the choice of its platform.
 pub type Opened = (Client, Vec<String>);

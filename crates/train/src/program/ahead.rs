@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use crate::StepAhead;
+use crate::config::RunConfig;
 use anyhow::Result;
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::PjrtError;
 use meshloom::pjrt::ahead_of_time::Settings;
-use meshloom_train::StepAhead;
-use meshloom_train::config::RunConfig;
 
 /// Compiles the train step for hardware that need not be there, and prints what XLA says of it. Sizes are of each
 /// device.

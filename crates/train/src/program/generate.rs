@@ -3,16 +3,16 @@
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 
-use anyhow::Result;
-use meshloom::hlo::message::counted;
-use meshloom_train::Devices;
-use meshloom_train::generate::{
+use crate::Devices;
+use crate::generate::{
     ContinuedText, GenerateOptions, Generator, GeneratorOptions, Request, SamplingOptions, StepCost,
 };
-use meshloom_train::published::StoredModel;
-use meshloom_train::tokenizer::Tokenizer;
+use crate::published::StoredModel;
+use crate::tokenizer::Tokenizer;
+use anyhow::Result;
+use meshloom::hlo::message::counted;
 
-use crate::arguments::Generate;
+use super::arguments::Generate;
 
 /// What is continued unless told otherwise.
 pub const PROMPT: &str = "It was ";
@@ -101,7 +101,7 @@ pub fn run(arguments: &Generate) -> Result<()> {
         min_p: arguments.min_p,
     };
     // Before anything is compiled.
-    sampling.check().map_err(meshloom_train::Error::from)?;
+    sampling.check().map_err(crate::Error::from)?;
     let mut stop_tokens = model.stop_tokens(&tokenizer)?;
     stop_tokens.extend(&arguments.stop_token);
     let texts = Texts {

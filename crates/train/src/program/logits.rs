@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 
+use crate::Devices;
+use crate::logits::LogitsProgram;
+use crate::published::StoredModel;
 use anyhow::{Result, anyhow};
-use meshloom_train::Devices;
-use meshloom_train::logits::LogitsProgram;
-use meshloom_train::published::StoredModel;
 
-use crate::arguments::Logits;
+use super::arguments::Logits;
 
 pub fn run(arguments: &Logits) -> Result<()> {
     let path = &arguments.tokens;

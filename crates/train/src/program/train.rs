@@ -1,41 +1,32 @@
 //! `meshloom train`: a training run, from the config to the last checkpoint.
 
-use std::sync::Arc;
+use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
+use crate::checkpoint::{self, Checkpoint, Fallback, Found};
+use crate::config::RunConfig;
+use crate::data::{SkippedLines, TextDataset, Tokenized};
+use crate::generate::{GenerateOptions, SamplingOptions};
+use crate::metrics::{MetricsWriter, Progress, StepMetrics, beside_entropy};
+use crate::parameters::{self, LoadOptions};
+use crate::profile::StepProfile;
+use crate::{Devices, Text, Trainer};
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{CacheUse, ProcessPlace, Topology};
-use meshloom_train::checkpoint::{self, Checkpoint, Fallback, Found};
-use meshloom_train::config::RunConfig;
-use meshloom_train::data::{SkippedLines, TextDataset, Tokenized};
-use meshloom_train::exchange::Exchange;
-use meshloom_train::generate::{GenerateOptions, SamplingOptions};
-use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics, beside_entropy};
-use meshloom_train::parameters::{self, LoadOptions};
-use meshloom_train::peers::Peers;
-use meshloom_train::profile::StepProfile;
-use meshloom_train::{Devices, Text, Trainer};
+use meshloom::pjrt::{CacheUse, Topology};
 
-use crate::arguments::{PlanChoice, Train};
-use crate::generate::Texts;
-use crate::outputs::Outputs;
-#[cfg(feature = "cluster")]
-use crate::processes;
-use crate::{ahead, generate, plan};
-#[cfg(feature = "cluster")]
-use meshloom_cluster::Member;
+use super::arguments::{PlanChoice, Train};
+use super::generate::Texts;
+use super::outputs::Outputs;
+use super::processes::{Part, Start};
+use super::{ahead, generate, plan};
 
-/// This process as one of several.
-struct Part {
-    peers: Arc<dyn Peers>,
-    process: ProcessPlace,
-}
-
-pub fn run(arguments: &Train) -> Result<()> {
-    let place = arguments.place()?;
+pub fn run(arguments: &Train, words: &[OsString], start: Start) -> Result<()> {
+    let is_part = arguments.is_one_of_several() || arguments.replica().is_some();
+    let several = is_part.then(|| start(&arguments.processes, words)).transpose()?;
+    let place = several.as_ref().and_then(|several| several.place());
     let processes = place.map(|(_, count)| ("--processes", format!("target.processes={count}")));
     let apart = arguments.replica().map(|_| ("--replica", "diloco.apart=true".to_owned()));
     let config = arguments.config.load(arguments.overrides().chain(processes).chain(apart))?;
@@ -59,55 +50,29 @@ pub fn run(arguments: &Train) -> Result<()> {
     if !config.target.topology.is_empty() {
         return ahead::run(&config, &settings, arguments.write_hlo.as_deref());
     }
-    #[cfg(feature = "cluster")]
-    if arguments.processes.given() || arguments.replica().is_some() {
-        let member = arguments.processes.join(config.platform_kind()?)?;
-        let trained = train_with_others(arguments, &config, member.as_ref());
-        let (Err(error), Some(member)) = (&trained, &member) else { return trained };
-        let error = error.to_string();
-        member.fail(&error);
-        return match member.loss().filter(|loss| !error.contains(loss)) {
-            Some(loss) => bail!("{error}; {loss}"),
-            None => trained,
-        };
+    if let Some(several) = several {
+        return several.train(&config, &|part| train(arguments, &config, None, Some(part)));
     }
     if config.target.processes > 1 {
         let count = config.target.processes;
         bail!("target.processes is {count}: start as many processes, each with --processes auto or with --process-id");
     }
-    train(arguments, &config, opened, None, None)
+    train(arguments, &config, opened, None)
 }
 
-/// As one of several processes, of several replicas that are apart, or both.
-#[cfg(feature = "cluster")]
-fn train_with_others(arguments: &Train, config: &RunConfig, member: Option<&Arc<Member>>) -> Result<()> {
-    let replicas = arguments.processes.replicas(config, member)?;
-    let part = member.map(|member| Part { peers: member.clone(), process: processes::place(member) });
-    let exchange = replicas.clone().map(|replicas| replicas as Arc<dyn Exchange>);
-    let trained = train(arguments, config, None, part, exchange);
-    if let (Some(replicas), Err(_)) = (&replicas, &trained) {
-        replicas.fail();
-    }
-    trained?;
-    // Until all are here, other processes read from the first of the replica.
-    Ok(member.map_or(Ok(()), |member| member.leave())?)
-}
-
-fn train(
-    arguments: &Train,
-    config: &RunConfig,
-    opened: Option<plan::Opened>,
-    part: Option<Part>,
-    exchange: Option<Arc<dyn Exchange>>,
-) -> Result<()> {
+fn train(arguments: &Train, config: &RunConfig, opened: Option<plan::Opened>, part: Option<Part>) -> Result<()> {
+    let (process, exchange, prepare) = match part {
+        Some(Part { process, exchange, prepare }) => (process, exchange, Some(prepare)),
+        None => (None, None, None),
+    };
+    let (peers, process) = process.unzip();
     // One of several processes speaks for all.
-    let is_first = part.as_ref().is_none_or(|part| part.process.number == 0);
+    let is_first = process.as_ref().is_none_or(|process| process.number == 0);
     let say = |text: &str| {
         if is_first {
             eprintln!("{text}");
         }
     };
-    let (peers, process) = part.map(|Part { peers, process }| (peers, process)).unzip();
     let steps = arguments.steps.unwrap_or(config.train.steps as u64);
     let checkpoint = find_checkpoint(arguments)?;
     if let Some(peers) = &peers {
@@ -139,9 +104,8 @@ fn train(
         Some((client, notes)) => config.with_client(client, notes)?,
         None => config.open_as(process.as_ref())?,
     };
-    #[cfg(feature = "cluster")]
-    if process.is_some() {
-        processes::register(&client)?;
+    if let Some(prepare) = prepare.filter(|_| process.is_some()) {
+        prepare(&client)?;
     }
     let text = load_text(&config)?;
     let profile = arguments.profile.as_ref().filter(|_| is_first).map(|directory| {

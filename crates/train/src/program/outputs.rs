@@ -3,17 +3,17 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::Trainer;
+use crate::checkpoint::{Checkpoint, Checkpointer, Start};
+use crate::config::RunConfig;
+use crate::metrics::{Evaluation, MetricsWriter, Progress, StepMetrics};
+use crate::peers::Peers;
+use crate::profile::StepProfile;
+use crate::tensorboard::EventWriter;
 use anyhow::Result;
 use meshloom::pjrt::Client;
-use meshloom_train::Trainer;
-use meshloom_train::checkpoint::{Checkpoint, Checkpointer, Start};
-use meshloom_train::config::RunConfig;
-use meshloom_train::metrics::{Evaluation, MetricsWriter, Progress, StepMetrics};
-use meshloom_train::peers::Peers;
-use meshloom_train::profile::StepProfile;
-use meshloom_train::tensorboard::EventWriter;
 
-use crate::arguments::Train;
+use super::arguments::Train;
 
 /// What the user asks for: metrics, TensorBoard's events, a profile, checkpoints, the last parameters.
 pub struct Outputs {

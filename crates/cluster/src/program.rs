@@ -1,0 +1,176 @@
+//! What the program `meshloom-processes` is beside `meshloom`: a run as one of several processes, or of several
+//! replicas that are apart.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use meshloom_pjrt::{Client, PlatformKind, ProcessPlace};
+use meshloom_store::{Launched, OwnEnvironment, StoreOptions, Tls};
+use meshloom_train::config::RunConfig;
+use meshloom_train::exchange::Exchange;
+use meshloom_train::peers::Peers;
+use meshloom_train::program::{Part, ProcessFlags, Several};
+
+use crate::{Crossing, JoinOptions, Member, ReplicaOptions, Replicas, StoreForClients, store_address};
+
+/// Several processes, of which this one is one.
+///
+/// # Errors
+/// Neither the flags nor a launcher say which process this is.
+pub fn here(flags: &ProcessFlags, _: &[OsString]) -> Result<Box<dyn Several>> {
+    let flags = flags.clone();
+    Ok(Box::new(Here { place: place(&flags)?, flags }))
+}
+
+struct Here {
+    flags: ProcessFlags,
+    place: Option<(usize, usize)>,
+}
+
+impl Several for Here {
+    fn place(&self) -> Option<(usize, usize)> {
+        self.place
+    }
+
+    fn train(&self, config: &RunConfig, train: &dyn Fn(Part) -> Result<()>) -> Result<()> {
+        let member = self.join(config.platform_kind()?)?;
+        let trained = self.train_with(config, member.as_ref(), train);
+        let (Err(error), Some(member)) = (&trained, &member) else { return trained };
+        let error = error.to_string();
+        member.fail(&error);
+        match member.loss().filter(|loss| !error.contains(loss)) {
+            Some(loss) => bail!("{error}; {loss}"),
+            None => trained,
+        }
+    }
+}
+
+impl Here {
+    /// Trains among the processes that have been joined, if there are others.
+    fn train_with(
+        &self,
+        config: &RunConfig,
+        member: Option<&Arc<Member>>,
+        train: &dyn Fn(Part) -> Result<()>,
+    ) -> Result<()> {
+        let replicas = self.replicas(config, member)?;
+        let trained = train(Part {
+            process: member.map(|member| (member.clone() as Arc<dyn Peers>, place_of_client(member))),
+            exchange: replicas.clone().map(|replicas| replicas as Arc<dyn Exchange>),
+            prepare: register,
+        });
+        if let (Some(replicas), Err(_)) = (&replicas, &trained) {
+            replicas.fail();
+        }
+        trained?;
+        // Until all are here, other processes read from the first of the replica.
+        Ok(member.map_or(Ok(()), |member| member.leave())?)
+    }
+
+    /// Joins the other processes, if there are any.
+    fn join(&self, on: PlatformKind) -> Result<Option<Arc<Member>>> {
+        let flags = &self.flags;
+        if !flags.is_one_of_several() {
+            return Ok(None);
+        }
+        // The processes of a replica meet apart from those of others.
+        let of_replica = flags.replica.map(|number| format!("{}.replica-{number}", self.job_or_default()));
+        let options = JoinOptions {
+            place: flags.process_id.zip(flags.process_count),
+            store: flags.store.clone(),
+            tls: self.tls()?,
+            user: self.user()?,
+            job: of_replica.or_else(|| flags.job.clone()),
+            attempt: flags.attempt,
+            limit: Duration::from_secs(flags.join_limit),
+            lease: Duration::from_secs(flags.lease),
+            mpi: on == PlatformKind::Cpu,
+            starts_store: flags.replica.is_none(),
+            ..JoinOptions::default()
+        };
+        Ok(Some(Arc::new(Member::join(&options)?)))
+    }
+
+    /// Connects to the other replicas, if they are apart.
+    fn replicas(&self, config: &RunConfig, member: Option<&Arc<Member>>) -> Result<Option<Arc<Replicas>>> {
+        let flags = &self.flags;
+        let (Some(number), Some(diloco)) = (flags.replica, &config.diloco) else { return Ok(None) };
+        let Some(address) = store_address(flags.store.as_ref()) else {
+            bail!(
+                "--replica needs a store in which replicas meet: give --store http://HOST:PORT of an etcd, or set MESHLOOM_STORE"
+            );
+        };
+        let tls = self.tls()?;
+        let store = StoreOptions {
+            lease: Duration::from_secs(flags.lease),
+            limit: Duration::from_secs(flags.join_limit.min(60)),
+            tls: tls.clone(),
+            user: self.user()?,
+            ..StoreOptions::new(address, self.job_or_default(), (number, diloco.replicas))
+        };
+        let options = ReplicaOptions {
+            number,
+            count: diloco.replicas,
+            least: diloco.min_replicas,
+            store,
+            listen: flags.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0))),
+            advertise: flags.advertise.clone(),
+            tls: tls.filter(|tls| tls.identity.is_some() && tls.authority.is_some()),
+            limit: Duration::from_secs(flags.join_limit),
+            patience: JoinOptions::default().patience,
+        };
+        Ok(Some(Arc::new(Replicas::connect(options, member)?)))
+    }
+
+    fn job_or_default(&self) -> String {
+        self.flags.job.clone().unwrap_or_else(|| "meshloom".to_owned())
+    }
+
+    fn tls(&self) -> Result<Option<Tls>> {
+        let read = |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+        let identity = match (&self.flags.store_cert, &self.flags.store_key) {
+            (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
+            _ => None,
+        };
+        let authority = self.flags.store_ca.as_ref().map(read).transpose()?;
+        Ok((authority.is_some() || identity.is_some()).then_some(Tls { authority, identity }))
+    }
+
+    fn user(&self) -> Result<Option<(String, String)>> {
+        let Some(name) = &self.flags.store_user else { return Ok(None) };
+        let password = std::env::var("MESHLOOM_STORE_PASSWORD");
+        Ok(Some((name.clone(), password.context("--store-user needs the password in MESHLOOM_STORE_PASSWORD")?)))
+    }
+}
+
+/// The number of this process, and how many there are; none if it is a replica without others.
+fn place(flags: &ProcessFlags) -> Result<Option<(usize, usize)>> {
+    if let (Some(number), Some(count)) = (flags.process_id, flags.process_count) {
+        if number >= count {
+            bail!("--process-id {number} is not one of {count} processes, which count from 0");
+        }
+        return Ok(Some((number, count)));
+    }
+    if flags.processes.is_none() {
+        return Ok(None);
+    }
+    let launched = Launched::detect(&OwnEnvironment)?;
+    Ok(Some((launched.process, launched.count)))
+}
+
+/// Where a client of this process is among those of the others.
+fn place_of_client(member: &Member) -> ProcessPlace {
+    let store = Arc::new(StoreForClients(member.store().clone()));
+    ProcessPlace { number: member.number(), count: member.count(), store }
+}
+
+fn register(client: &Client) -> Result<()> {
+    if client.platform().kind() == PlatformKind::Cpu {
+        client.plugin().register::<Crossing>()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! What training asks of the others of a run.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use meshloom_train::exchange::{self, Exchange, ExchangeError};
+use meshloom_train::peers::{Peers, PeersError};
+
+use crate::{JoinError, Member, ReplicaError, Replicas};
+
+impl Peers for Member {
+    fn number(&self) -> usize {
+        self.number()
+    }
+
+    fn count(&self) -> usize {
+        self.count()
+    }
+
+    fn agree(&self, what: &str, own: &str, advice: &str) -> Result<(), PeersError> {
+        self.agree(what, own, advice).map_err(apart)
+    }
+
+    fn barrier(&self, name: &str) -> Result<(), PeersError> {
+        self.barrier(name).map_err(apart)
+    }
+}
+
+fn apart(error: JoinError) -> PeersError {
+    PeersError(Arc::new(error))
+}
+
+impl Exchange for Replicas {
+    fn number(&self) -> usize {
+        self.number()
+    }
+
+    fn begin(&self, form: &str, step: u64) -> Result<exchange::Beginning, ExchangeError> {
+        let crate::Beginning { step, gives, taken } = self.begin(form, step).map_err(failed)?;
+        Ok(exchange::Beginning { step, gives, taken })
+    }
+
+    fn send(&self, round: u64, use_at: u64, message: Vec<u8>) -> Result<(), ExchangeError> {
+        self.send(round, use_at, message).map_err(failed)
+    }
+
+    fn receive(&self, round: u64) -> Result<exchange::Round, ExchangeError> {
+        let crate::Round { messages, gives } = self.receive(round).map_err(failed)?;
+        Ok(exchange::Round { messages: messages.iter().map(|message| message.to_vec()).collect(), gives })
+    }
+
+    fn give(&self, step: u64, folder: &Path) -> Result<(), ExchangeError> {
+        self.give(step, folder).map_err(failed)
+    }
+
+    fn leave(&self) -> Result<(), ExchangeError> {
+        self.leave().map_err(failed)
+    }
+}
+
+fn failed(error: ReplicaError) -> ExchangeError {
+    ExchangeError(Arc::new(error))
+}

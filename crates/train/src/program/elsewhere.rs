@@ -1,0 +1,120 @@
+//! Several processes, by another program: `meshloom-processes`, which has what only they need. So whoever trains in one
+//! process builds neither a client of etcd nor TLS.
+
+use std::convert::Infallible;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::processes::{ProcessFlags, Several};
+
+/// The program that can be one of several processes.
+const PROGRAM: &str = "meshloom-processes";
+
+/// Names the version of the program that has started this one.
+const STARTED_BY: &str = "MESHLOOM_STARTED_BY";
+
+/// Runs `meshloom-processes` in place of this program, with the same command line: process number, environment, open
+/// files and signals stay. So it comes back only with an error.
+///
+/// # Errors
+/// The program is not there, or cannot be run.
+pub fn elsewhere(_: &ProcessFlags, words: &[OsString]) -> anyhow::Result<Box<dyn Several>> {
+    let found = Elsewhere::of_this_process()?;
+    match found.run(words)? {}
+}
+
+/// Where `meshloom-processes` is looked for.
+#[derive(Clone, Debug, Default)]
+pub struct Elsewhere {
+    /// The program that needs it, beside which it is looked for first.
+    pub program: PathBuf,
+    /// The folders in which it is looked for then, as `PATH` has them.
+    pub path: OsString,
+}
+
+impl Elsewhere {
+    /// Beside the program that this process runs, then in `PATH`.
+    ///
+    /// # Errors
+    /// The system does not say which program that is.
+    pub fn of_this_process() -> Result<Elsewhere, ElsewhereError> {
+        let program = env::current_exe().map_err(|source| ElsewhereError::Unknown { source })?;
+        Ok(Elsewhere { program, path: env::var_os("PATH").unwrap_or_default() })
+    }
+
+    /// The program.
+    ///
+    /// # Errors
+    /// It is in none of the places.
+    pub fn find(&self) -> Result<PathBuf, ElsewhereError> {
+        let in_path = env::split_paths(&self.path).filter(|folder| folder.is_absolute());
+        let places = self.program.parent().map(PathBuf::from).into_iter().chain(in_path);
+        let found = places.map(|folder| folder.join(PROGRAM)).find(|path| path.is_file());
+        found.ok_or_else(|| ElsewhereError::Absent { program: self.program.clone() })
+    }
+
+    fn run(&self, words: &[OsString]) -> Result<Infallible, ElsewhereError> {
+        let path = self.find()?;
+        let mut command = Command::new(&path);
+        command.args(words.iter().skip(1)).env(STARTED_BY, env!("CARGO_PKG_VERSION"));
+        Err(ElsewhereError::NotRun { path, source: command.exec() })
+    }
+}
+
+/// Why no other program takes part in a run of several processes.
+#[derive(thiserror::Error)]
+pub enum ElsewhereError {
+    /// It is not known where to look.
+    #[error("it is not known which program this is, beside which {PROGRAM} should be: {source}")]
+    Unknown {
+        /// What the system says.
+        source: io::Error,
+    },
+    /// There is none.
+    #[error(
+        "runs of several processes need the program {PROGRAM}, which is neither beside {} nor in a folder of PATH: \
+         `cargo install --path crates/cluster` installs it, and `cargo build --release --bin {PROGRAM}` builds it for \
+         `cargo run --release`",
+        program.display()
+    )]
+    Absent {
+        /// The program that needs it.
+        program: PathBuf,
+    },
+    /// It cannot be run.
+    #[error("cannot run {}: {source}", path.display())]
+    NotRun {
+        /// The program.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// It is of another version.
+    #[error(
+        "this {PROGRAM} has version {own}, but the meshloom that started it has {other}: install both from the same \
+         source, by `cargo install --path crates/train` and `cargo install --path crates/cluster`"
+    )]
+    OtherVersion {
+        /// The version of this program.
+        own: &'static str,
+        /// That of the program that has started it.
+        other: String,
+    },
+}
+
+meshloom::hlo::debug_is_message!(ElsewhereError);
+
+/// Checks that the program that has started this one, if one has, is of the same version.
+pub(super) fn check_version() -> Result<(), ElsewhereError> {
+    let own = env!("CARGO_PKG_VERSION");
+    match env::var_os(STARTED_BY) {
+        Some(other) if other != OsStr::new(own) => {
+            Err(ElsewhereError::OtherVersion { own, other: other.to_string_lossy().into_owned() })
+        }
+        _ => Ok(()),
+    }
+}

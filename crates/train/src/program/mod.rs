@@ -1,0 +1,111 @@
+//! The program `meshloom` as a function: what it does with a command line.
+//!
+//! Two programs have this body: `meshloom`, and `meshloom-processes` of `meshloom-cluster`, which can be one of several
+//! processes as well. They differ in what [`Start`] they give to [`main`].
+
+// It is the body of a program, which prints.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod ahead;
+mod arguments;
+mod config;
+mod elsewhere;
+mod exchange;
+mod generate;
+mod logits;
+mod outputs;
+mod plan;
+mod processes;
+mod train;
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::Parser;
+use meshloom::pjrt::{end_process, worker};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::prelude::*;
+
+use arguments::{Arguments, Command};
+
+pub use elsewhere::{Elsewhere, ElsewhereError, elsewhere};
+pub use processes::{Part, ProcessFlags, Several, Start};
+
+/// All of the program: reads the command line of this process, does what it says, prints what went wrong, and gives the
+/// exit code. It does not come back from a run that failed.
+pub fn main(start: Start) -> ExitCode {
+    // For --target: the compiler runs in a child process, which is this program again.
+    worker::run_if_asked();
+    log_to_stderr();
+    let ran = elsewhere::check_version().map_err(|error| Failure::Run(error.into()));
+    match ran.and_then(|()| run(std::env::args_os(), start)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Usage(error)) => {
+            // Whoever closed standard error needs no message.
+            let _ = error.print();
+            ExitCode::from(Failure::Usage(error).exit_code())
+        }
+        Err(failure) => {
+            eprintln!("{failure}");
+            // A step that took too long still runs.
+            end_process(failure.exit_code().into())
+        }
+    }
+}
+
+/// Does what a command line says, whose first word is the name of the program. Results and progress go to standard
+/// output and standard error, as those of the program do. Neither ends the process nor sets up its log.
+///
+/// # Errors
+/// The command line cannot be read, or what it asks for fails.
+pub fn run(words: impl IntoIterator<Item = impl Into<OsString>>, start: Start) -> Result<(), Failure> {
+    let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+    let arguments = match Arguments::try_parse_from(&words) {
+        Ok(arguments) => arguments,
+        Err(error) if error.use_stderr() => return Err(Failure::Usage(Box::new(error))),
+        // What is asked for is help, or the version.
+        Err(help) => return help.print().map_err(|error| Failure::Run(error.into())),
+    };
+    let done = match &arguments.command {
+        Command::Train(arguments) => train::run(arguments, &words, start),
+        Command::Generate(arguments) => generate::run(arguments),
+        Command::Import(arguments) => exchange::import(arguments),
+        Command::Export(arguments) => exchange::export(arguments),
+        Command::Logits(arguments) => logits::run(arguments),
+        Command::Config(arguments) => config::run(arguments),
+    };
+    done.map_err(Failure::Run)
+}
+
+/// Why the program did not do what it was asked. Its text is what the program prints.
+#[derive(thiserror::Error)]
+pub enum Failure {
+    /// The command line cannot be read.
+    #[error("{0}")]
+    Usage(Box<clap::Error>),
+    /// What it asks for failed.
+    #[error("error: {0}")]
+    Run(anyhow::Error),
+}
+
+meshloom::hlo::debug_is_message!(Failure);
+
+impl Failure {
+    /// With what the program ends.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Usage(_) => 2,
+            Failure::Run(_) => 1,
+        }
+    }
+}
+
+/// Events go to standard error: those that `RUST_LOG` selects, else warnings, and what meshloom informs of.
+fn log_to_stderr() {
+    let chosen = std::env::var("RUST_LOG").ok().and_then(|text| text.parse().ok());
+    let usual = || Targets::new().with_default(LevelFilter::WARN).with_target("meshloom", LevelFilter::INFO);
+    let log = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).without_time();
+    let log = log.with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
+    log.finish().with(chosen.unwrap_or_else(usual)).init();
+}

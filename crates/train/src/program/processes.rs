@@ -1,0 +1,103 @@
+//! `--processes` and what belongs to it: a run as one of several processes, or of several replicas that are apart.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::Args;
+use meshloom::pjrt::{Client, ProcessPlace};
+
+use crate::config::RunConfig;
+use crate::exchange::Exchange;
+use crate::peers::Peers;
+
+/// Begins to be one of several processes, or of several replicas: gets the flags, and all words of the command line.
+pub type Start = fn(&ProcessFlags, &[OsString]) -> Result<Box<dyn Several>>;
+
+/// This process as one of several, or this run as one of several replicas that are apart.
+pub trait Several {
+    /// The number of this process and how many there are; none if the replica has no other.
+    fn place(&self) -> Option<(usize, usize)>;
+
+    /// Joins the others, has `train` do the part of this process, and leaves them, or tells them why it cannot go on.
+    ///
+    /// # Errors
+    /// The others do not come or are lost, or `train` fails.
+    fn train(&self, config: &RunConfig, train: &dyn Fn(Part) -> Result<()>) -> Result<()>;
+}
+
+/// What a run knows of the others.
+pub struct Part {
+    /// The processes of its mesh, and where this one is among them; none if there is no other.
+    pub process: Option<(Arc<dyn Peers>, ProcessPlace)>,
+    /// The other replicas, if they are apart.
+    pub exchange: Option<Arc<dyn Exchange>>,
+    /// Has programs of a client call the collectives between processes, where its plugin has none.
+    pub prepare: fn(&Client) -> Result<()>,
+}
+
+/// Flags of a run of several processes.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Several processes")]
+pub struct ProcessFlags {
+    /// Runs as one of several processes, as the launcher that started it says: mpiexec, srun, a Kubernetes indexed job,
+    /// or GKE with TPUs
+    #[arg(long, value_name = "auto", value_parser = ["auto"], conflicts_with_all = ["process_id", "process_count"])]
+    pub processes: Option<String>,
+    /// Number of this process, from 0, where no launcher says it
+    #[arg(long, value_name = "N", requires = "process_count")]
+    pub process_id: Option<usize>,
+    /// How many processes there are
+    #[arg(long, value_name = "N", requires = "process_id", value_parser = super::arguments::parse_count)]
+    pub process_count: Option<usize>,
+    /// The etcd through which they find each other, http://HOST:PORT or https://HOST:PORT; on this host, process 0
+    /// starts one if none is there. Also MESHLOOM_STORE. Not needed with mpiexec on one host
+    #[arg(long, value_name = "ADDRESS")]
+    pub store: Option<String>,
+    /// Certificate (PEM) of the authority behind the store's certificate
+    #[arg(long, value_name = "FILE")]
+    pub store_ca: Option<PathBuf>,
+    /// Certificate (PEM) of this process for the store
+    #[arg(long, value_name = "FILE", requires = "store_key")]
+    pub store_cert: Option<PathBuf>,
+    /// Key (PEM) of that certificate
+    #[arg(long, value_name = "FILE", requires = "store_cert")]
+    pub store_key: Option<PathBuf>,
+    /// User of the store; the password is in MESHLOOM_STORE_PASSWORD
+    #[arg(long, value_name = "NAME")]
+    pub store_user: Option<String>,
+    /// Name of the job, which tells its keys from those of others in the store
+    #[arg(long, value_name = "NAME")]
+    pub job: Option<String>,
+    /// Number of the start, counted over restarts of the job under its name
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub attempt: u64,
+    /// Longest time that processes wait for each other when they begin, save and end
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    pub join_limit: u64,
+    /// How long a process may give no sign of life before the others take it for dead
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    pub lease: u64,
+    /// Number of this replica, from 0, where each of diloco.replicas is a run of its own. They meet in the store, which
+    /// must outlive them
+    #[arg(long, value_name = "N", help_heading = "Replicas apart", conflicts_with_all = FLAGS_THAT_RUN_NOTHING)]
+    pub replica: Option<usize>,
+    /// Where other replicas may read this one's messages [default: 127.0.0.1 and a free port]
+    #[arg(long, value_name = "IP:PORT", help_heading = "Replicas apart", requires = "replica")]
+    pub listen: Option<SocketAddr>,
+    /// How other replicas reach that, where it is not the same
+    #[arg(long, value_name = "HOST:PORT", help_heading = "Replicas apart", requires = "replica")]
+    pub advertise: Option<String>,
+}
+
+/// Flags of `train` that run nothing.
+const FLAGS_THAT_RUN_NOTHING: [&str; 2] = ["target", "debug_sharding"];
+
+impl ProcessFlags {
+    /// Whether this is one of several processes.
+    pub fn is_one_of_several(&self) -> bool {
+        self.processes.is_some() || self.process_id.is_some()
+    }
+}
