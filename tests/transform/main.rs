@@ -1,6 +1,7 @@
 //! Transforms: pipelines, weights prefetched for them, and training with replicas that seldom meet.
 
 mod diloco;
+mod diloco_schedule;
 mod diloco_small;
 mod diloco_traffic;
 mod optimizers;
@@ -10,7 +11,9 @@ mod pipeline_errors;
 mod pipeline_executed;
 mod pipeline_options;
 mod pipeline_packed;
+mod pipeline_phases;
 mod pipeline_prediction;
+mod pipeline_tables;
 mod pipeline_traffic;
 mod pipelines;
 mod psdp;

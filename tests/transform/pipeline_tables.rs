@@ -1,4 +1,9 @@
-use super::*;
+//! Tables of pipelines: by rule, as published and searched; what the verifier and the replay refuse.
+
+use meshloom::transform::pipeline::{
+    Cell, Columns, Cost, Costs, Direction, Item, Piece, Placement, ScheduleError, Shape, Table, Work,
+};
+use support::cases::cases;
 
 /// The figures of the facts: lock-step bubbles in percent and memory, which tables must reach or beat.
 #[test]
@@ -64,10 +69,6 @@ fn check(table: &Table) -> Columns {
     columns
 }
 
-fn every_case() -> bool {
-    std::env::var_os("MESHLOOM_EVERY_CASE").is_some_and(|value| value == "1")
-}
-
 /// Sizes of small and middle pipelines, with costs that change from one to the next.
 fn sizes() -> impl Iterator<Item = (usize, usize, Costs)> {
     let sizes = (1..=8).flat_map(|stages| (stages..=3 * stages + 1).map(move |microbatches| (stages, microbatches)));
@@ -93,14 +94,13 @@ fn tables_by_rule_verify_and_replay() {
 /// By default with one number of pieces each; with `MESHLOOM_EVERY_CASE=1` with all.
 #[test]
 fn zero_bubble_tables_verify_and_replay() {
-    for (at, (stages, microbatches, costs)) in sizes().enumerate() {
-        for pieces in (1..=3).filter(|pieces| every_case() || pieces % 3 == at % 3) {
-            let h1 = Table::zb_h1(stages, microbatches, pieces, &costs).unwrap();
-            let v = Table::zb_v(stages, microbatches, pieces, &costs).unwrap();
-            for table in [h1, v] {
-                check(&table);
-                assert!(table.simulate(&costs).unwrap().peak() <= stages as f64, "{table}");
-            }
+    let all = sizes().flat_map(|size| (1..=3).map(move |pieces| (size.clone(), pieces)));
+    for ((stages, microbatches, costs), pieces) in cases("transform zero-bubble tables", 80, all) {
+        let h1 = Table::zb_h1(stages, microbatches, pieces, &costs).unwrap();
+        let v = Table::zb_v(stages, microbatches, pieces, &costs).unwrap();
+        for table in [h1, v] {
+            check(&table);
+            assert!(table.simulate(&costs).unwrap().peak() <= stages as f64, "{table}");
         }
     }
 }
@@ -108,10 +108,8 @@ fn zero_bubble_tables_verify_and_replay() {
 /// By default a share of the larger ones; with `MESHLOOM_EVERY_CASE=1` all.
 #[test]
 fn searched_tables_verify_and_replay() {
-    for (at, (stages, microbatches, costs)) in sizes().enumerate() {
-        if !every_case() && stages > 4 && microbatches % 4 != 1 {
-            continue;
-        }
+    let (small, large): (Vec<_>, Vec<_>) = sizes().enumerate().partition(|(_, (stages, ..))| *stages <= 4);
+    for (at, (stages, microbatches, costs)) in small.into_iter().chain(cases("transform searched tables", 14, large)) {
         // All combinations come up, but not with every number of microbatches.
         let (chunks, pieces) = (1 + at % 3, 1 + at / 3 % 3);
         let shape = Shape { chunks, split: at % 4 > 0, pieces, ..Shape::new(stages, microbatches) };
@@ -134,8 +132,7 @@ fn published_orders_verify_and_replay() {
     for (stages, microbatches, costs) in sizes() {
         for (chunks, placement) in [(1, Placement::Loop), (2, Placement::Vee)] {
             let shape = Shape { chunks, placement, split: true, pieces: 2, ..Shape::new(stages, microbatches) };
-            let costs = costs.resolve(&shape).unwrap();
-            let tables = orders::published(&shape, &costs);
+            let tables = Table::published(&shape, &costs).unwrap();
             assert_eq!(tables.len(), 2);
             tables.iter().for_each(|table| _ = check(table));
         }
