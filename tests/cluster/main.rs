@@ -13,6 +13,7 @@ mod mpi;
 mod processes;
 mod programs;
 mod replicas;
+mod rounds;
 mod store;
 mod training;
 
