@@ -5,10 +5,12 @@ mod bisect;
 mod command;
 mod commands;
 mod options;
+mod portable;
 mod process;
 mod quoted;
 mod report;
 mod traffic;
+mod units;
 mod unpartitioned;
 
 use support::counts::Budget;

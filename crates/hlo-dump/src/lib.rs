@@ -18,6 +18,8 @@ mod emitted;
 mod explain;
 mod folder;
 mod input;
+#[doc(hidden)]
+pub mod internals;
 mod memory;
 mod output;
 mod overlap;
@@ -210,14 +212,4 @@ fn manual(name: Option<&str>) -> Result<()> {
     let mut text = Vec::new();
     page.render(&mut text)?;
     output::bytes_as_they_are(&text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_sound() {
-        Arguments::command().debug_assert();
-    }
 }
