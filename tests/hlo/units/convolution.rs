@@ -18,7 +18,7 @@ ENTRY main {
     {
         instruction.shape.as_mut().expect("a shape").dimensions[dimension] = size;
         if let Some(window_of) = &mut instruction.window {
-            window_of.dimensions = vec![window.clone()];
+            window_of.dimensions = vec![*window];
         }
     }
     let found = cost(&module, &CostOptions::devices(Devices::partitioned(1)));
