@@ -59,11 +59,8 @@
 //! Every error is a variant of [`Error`], which says whose fault it is. No input makes the library panic. A wrong
 //! tensor operation poisons its result, and whoever started the trace gets the first error with the line it came from.
 
-// A library neither panics nor prints. Its unit tests, examples and benches may.
-#![cfg_attr(
-    not(test),
-    warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)
-)]
+// A library neither panics nor prints.
+#![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
 pub mod ir;
 pub mod ops;
@@ -79,6 +76,8 @@ pub mod partition;
 pub mod emit;
 pub mod kernels;
 pub mod compile;
+#[doc(hidden)]
+pub mod internals;
 
 /// What most programs use: `use meshloom::prelude::*;`.
 pub mod prelude {

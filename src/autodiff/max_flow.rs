@@ -1,10 +1,10 @@
 //! Smallest cuts of networks, by maximum flow (Dinic's algorithm).
 
 /// A capacity that no cut pays: above all sums of others.
-pub(super) const UNBOUNDED: u128 = u128::MAX / 4;
+pub const UNBOUNDED: u128 = u128::MAX / 4;
 
 /// A network under construction: vertices by number, with [`Network::SOURCE`] and [`Network::SINK`] there already.
-pub(super) struct Network {
+pub struct Network {
     /// For each vertex, its arcs.
     leaving: Vec<Vec<usize>>,
     /// Every arc has its reverse beside it: the one of number `arc ^ 1`.
@@ -18,21 +18,25 @@ struct Arc {
 }
 
 impl Network {
-    pub(super) const SOURCE: usize = 0;
-    pub(super) const SINK: usize = 1;
+    /// Where flow begins.
+    pub const SOURCE: usize = 0;
+    /// Where it ends.
+    pub const SINK: usize = 1;
 
-    pub(super) fn new() -> Network {
+    /// A network of source and sink.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Network {
         Network { leaving: vec![Vec::new(), Vec::new()], arcs: Vec::new() }
     }
 
     /// Adds a vertex.
-    pub(super) fn vertex(&mut self) -> usize {
+    pub fn vertex(&mut self) -> usize {
         self.leaving.push(Vec::new());
         self.leaving.len() - 1
     }
 
     /// Adds an arc: whoever has `from` on the source's side and `to` on the sink's pays its capacity.
-    pub(super) fn arc(&mut self, from: usize, to: usize, capacity: u128) {
+    pub fn arc(&mut self, from: usize, to: usize, capacity: u128) {
         for (from, to, room) in [(from, to, capacity), (to, from, 0)] {
             self.leaving[from].push(self.arcs.len());
             self.arcs.push(Arc { to, room });
@@ -41,7 +45,7 @@ impl Network {
 
     /// For each vertex, whether it is on the source's side of the smallest cut; of several, of the one nearest to the
     /// source.
-    pub(super) fn cut(mut self) -> Vec<bool> {
+    pub fn cut(mut self) -> Vec<bool> {
         loop {
             let levels = self.levels();
             if levels[Network::SINK].is_none() {
@@ -100,31 +104,5 @@ impl Network {
                 },
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Source's side of a network of `count` further vertices, numbered from 2.
-    fn cut(count: usize, arcs: &[(usize, usize, u128)]) -> Vec<usize> {
-        let mut network = Network::new();
-        (0..count).for_each(|_| {
-            network.vertex();
-        });
-        arcs.iter().for_each(|&(from, to, capacity)| network.arc(from, to, capacity));
-        network.cut().iter().enumerate().filter_map(|(vertex, &near)| near.then_some(vertex)).collect()
-    }
-
-    #[test]
-    fn cuts_are_smallest() {
-        assert_eq!(cut(1, &[(0, 2, 5), (2, 1, 3)]), [0, 2]);
-        assert_eq!(cut(1, &[(0, 2, 3), (2, 1, 5)]), [0]);
-        assert_eq!(cut(2, &[(0, 2, 9), (0, 3, 9), (2, 3, 9), (2, 1, 2), (3, 1, 4)]), [0, 2, 3]);
-        // A path must give back what went the wrong way at first.
-        let crossed = [(0, 2, 1), (0, 3, 1), (2, 4, 1), (2, 5, 1), (3, 4, 1), (4, 1, 1), (5, 1, 1)];
-        assert_eq!(cut(4, &crossed), [0]);
-        assert_eq!(cut(1, &[(0, 2, UNBOUNDED), (2, 1, 7)]), [0, 2]);
     }
 }

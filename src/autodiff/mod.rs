@@ -36,7 +36,7 @@ mod forward_regions;
 mod halves;
 mod keep;
 mod linear;
-mod max_flow;
+pub(crate) mod max_flow;
 mod pieces;
 mod regions;
 mod split;

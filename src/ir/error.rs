@@ -190,21 +190,3 @@ pub(crate) fn write_place(f: &mut fmt::Formatter<'_>, origin: Origin) -> fmt::Re
         (false, Some(location)) => write!(f, " (in {scope}, at {location})"),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_internal_error_says_what_to_report() {
-        let error = InternalError::new("concatenate", "one result");
-        let line = error.found_at.line();
-        let expected = format!(
-            "internal error at {}:{line}: `concatenate`: expected one result; this is a defect of meshloom, please report \
-             it with the program that shows it",
-            file!()
-        );
-        assert_eq!(error.to_string(), expected);
-        assert_eq!(OpError::from(error).to_string(), expected);
-    }
-}

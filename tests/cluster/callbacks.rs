@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use meshloom::pjrt::{ErrorCode, KeyValueFailure, KeyValues, ThroughCallbacks};
+use meshloom::pjrt::internals::ThroughCallbacks;
+use meshloom::pjrt::{ErrorCode, KeyValueFailure, KeyValues};
 use meshloom_cluster::StoreForClients;
 use meshloom_store::{Store, StoreOptions};
 

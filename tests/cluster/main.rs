@@ -14,6 +14,7 @@ mod mpi;
 mod processes;
 mod programs;
 mod replicas;
+mod rounds;
 mod store;
 mod training;
 

@@ -33,10 +33,9 @@ pub(super) fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The code of a file: without comments, and without the unit tests at its end.
+/// The code of a file, without comments.
 pub(super) fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).expect("a source file");
-    let text = text.split("#[cfg(test)]").next().unwrap_or_default();
     text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
@@ -152,6 +151,31 @@ fn users_of_the_library_pay_for_no_program() {
     assert_eq!(hlo, ["meshloom-hlo"]);
     let pjrt: Vec<_> = tree(&["-p", "meshloom-pjrt"]).into_iter().filter(|name| name.starts_with("meshloom")).collect();
     assert_eq!(pjrt, ["meshloom-hlo", "meshloom-pjrt"]);
+}
+
+/// Cargo would compile each library a second time for tests of its own: what they would show is shown here.
+#[test]
+fn libraries_have_no_tests_of_their_own() {
+    let crates = fs::read_dir(root().join("crates")).expect("crates").map(|entry| entry.expect("an entry").path());
+    for package in crates.chain([root()]) {
+        let manifest = fs::read_to_string(package.join("Cargo.toml")).expect("a manifest");
+        let manifest: toml::Table = manifest.parse().expect("TOML");
+        let bins = manifest.get("bin").and_then(toml::Value::as_array).cloned().unwrap_or_default();
+        let in_folder = fs::read_dir(package.join("src/bin")).map_or(0, Iterator::count);
+        let programs = in_folder + usize::from(package.join("src/main.rs").exists());
+        assert_eq!(bins.len(), programs, "{}: programs have a [[bin]] with `test = false`", package.display());
+        let library = package.join("src/lib.rs").exists().then(|| manifest.get("lib"));
+        for target in bins.iter().map(Some).chain(library) {
+            let is_tested = target.and_then(|target| target.get("test")).and_then(toml::Value::as_bool);
+            assert_eq!(is_tested, Some(false), "{}: write `test = false` into [lib] and [[bin]]", package.display());
+        }
+        for path in sources(&package.join("src")) {
+            let code = code(&path);
+            for test in ["cfg(test)", "not(test)", "#[test]"] {
+                assert!(!code.contains(test), "{}: {test}; tests stand in the folder tests", path.display());
+            }
+        }
+    }
 }
 
 /// Every source file that is written by hand.

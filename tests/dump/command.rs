@@ -1,11 +1,13 @@
-//! Running `hlo-dump` as its users do.
+//! Running `hlo-dump`: within this process, as everything is that the program's body decides; and as a process, where
+//! that is what the test is about.
 
-use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
+use hlo_dump::Caller;
 use serde_json::Value;
 
 /// What a run printed, and its exit status.
+#[derive(Debug, PartialEq)]
 pub struct Ran {
     pub status: i32,
     pub out: String,
@@ -14,7 +16,6 @@ pub struct Ran {
 
 impl Ran {
     pub fn of(output: Output) -> Ran {
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("hlo-dump prints text");
         Ran {
             status: output.status.code().expect("hlo-dump is not killed"),
             out: text(output.stdout),
@@ -27,14 +28,39 @@ impl Ran {
     }
 }
 
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).expect("hlo-dump prints text")
+}
+
+/// Has this process begin its paths at the repository, as those of commands and pages do. Before `main` nobody looks.
+#[ctor::ctor(unsafe)]
+fn at_the_repository() {
+    std::env::set_current_dir(support::path("")).expect("the repository is there");
+}
+
+/// The program, as a process.
 pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(support::program::hlo_dump());
     command.args(arguments).current_dir(support::path("")).env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }
 
+/// The program as a process that ends by itself.
+pub fn process(arguments: &[&str]) -> Ran {
+    checked(Ran::of(command(arguments).output().expect("hlo-dump starts")))
+}
+
 pub fn run(arguments: &[&str]) -> Ran {
-    let ran = Ran::of(command(arguments).output().expect("hlo-dump starts"));
+    with_input(arguments, &[])
+}
+
+pub fn with_input(arguments: &[&str], input: &[u8]) -> Ran {
+    let caller = Caller { input: input.to_vec(), worker: Some(support::program::worker()) };
+    let ran = hlo_dump::run(arguments, caller);
+    checked(Ran { status: ran.status.into(), out: text(ran.out), err: text(ran.err) })
+}
+
+fn checked(ran: Ran) -> Ran {
     check_plurals(&ran.out);
     check_plurals(&ran.err);
     ran
@@ -61,22 +87,6 @@ pub fn prints(arguments: &[&str]) -> String {
     let ran = run(arguments);
     assert_eq!(ran.status, 0, "{arguments:?}: {}", ran.err);
     ran.out
-}
-
-pub fn with_input(arguments: &[&str], input: &[u8]) -> Ran {
-    let mut child = command(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("hlo-dump starts");
-    let mut stdin = child.stdin.take().expect("a pipe");
-    let input = input.to_vec();
-    // A program that refuses its input does not read it to the end.
-    let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
-    let output = child.wait_with_output().expect("hlo-dump ends");
-    writer.join().expect("the writer ends");
-    Ran::of(output)
 }
 
 /// Fails with this exit status and message, and no panic.

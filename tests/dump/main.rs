@@ -1,13 +1,16 @@
-//! The program `hlo-dump`, as its users run it.
+//! The program `hlo-dump`: what its commands print, mostly within the process of the tests.
 
 mod answers;
 mod bisect;
 mod command;
 mod commands;
 mod options;
+mod portable;
+mod process;
 mod quoted;
 mod report;
 mod traffic;
+mod units;
 mod unpartitioned;
 
 use support::counts::Budget;

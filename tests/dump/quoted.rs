@@ -7,6 +7,8 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
+use crate::command::prints;
+
 /// Blocks of `text` that are no output of a command, or of one that takes more than ten seconds: by the page and the
 /// beginning of the block, with the reason.
 const NOT_RUN: &[(&str, &str, &str)] = &[
@@ -30,6 +32,9 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("docs/slow-links.md", "$ hlo-dump check psdp.txt", "programs that take XLA minutes to compile"),
     ("docs/slow-links.md", "%send.3", "a program that takes XLA minutes to compile, shortened"),
 ];
+
+/// The pages that quote commands.
+const QUOTING: [&str; 3] = ["README.md", "docs/reading-a-partitioned-program.md", "docs/slow-links.md"];
 
 /// A command of a page, and the output that the page quotes.
 struct Quoted {
@@ -64,17 +69,18 @@ fn quoted(block: &str) -> Vec<Quoted> {
 
 /// What the command prints to its standard output.
 fn printed(command: &str) -> String {
-    let mut words = command.split_whitespace();
-    let program = match words.next() {
-        Some("hlo-dump") => support::program::hlo_dump(),
-        Some("meshloom") => support::program::meshloom(),
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let text = match words[..] {
+        ["hlo-dump", ref arguments @ ..] => prints(arguments),
+        ["meshloom", ref arguments @ ..] => {
+            let mut run = Command::new(support::program::meshloom());
+            run.args(arguments).current_dir(support::path("")).env_remove("RUST_LOG").stdin(Stdio::null());
+            let output = run.output().unwrap_or_else(|error| panic!("{command}: {error}"));
+            assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stdout).expect("text")
+        }
         _ => panic!("no program of ours: {command}"),
     };
-    let mut run = Command::new(program);
-    run.args(words).current_dir(support::path("")).env_remove("RUST_LOG").stdin(Stdio::null());
-    let output = run.output().unwrap_or_else(|error| panic!("{command}: {error}"));
-    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8(output.stdout).expect("text");
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
@@ -103,6 +109,11 @@ fn is_text(quoted: &[&str], found: &[&str]) -> bool {
     }
 }
 
+/// How many lines of a text are a command with its output below.
+fn commands(text: &str) -> usize {
+    text.lines().filter(|line| line.starts_with("$ ")).count()
+}
+
 fn pages() -> Vec<String> {
     let docs = fs::read_dir(support::path("docs")).expect("docs");
     let docs = docs.map(|entry| entry.expect("an entry").file_name().into_string().expect("a name"));
@@ -115,18 +126,20 @@ fn pages() -> Vec<String> {
 #[test]
 fn pages_quote_what_is_printed() {
     let is_update = std::env::var_os("MESHLOOM_UPDATE").is_some();
-    let (mut wrong, mut count, mut not_run) = (Vec::new(), 0, 0);
+    let (mut wrong, mut quoting, mut not_run) = (Vec::new(), Vec::new(), 0);
     for path in pages() {
         let page = fs::read_to_string(support::path(&path)).expect("a page");
         let mut updated = page.clone();
+        let (mut run, mut left) = (0, 0);
         for (language, block) in blocks(&page) {
             if language == "text" {
                 let known = NOT_RUN.iter().any(|(page, start, _)| *page == path && block.starts_with(start));
                 assert!(known, "{path}: a block of `text` that is neither run nor listed here: {block}");
                 not_run += 1;
+                left += commands(&block);
             }
             for Quoted { command, output } in quoted(if language == "console" { &block } else { "" }) {
-                count += 1;
+                run += 1;
                 let found = printed(&command);
                 let lines = |text: &'_ str| text.lines().map(str::to_owned).collect::<Vec<_>>();
                 let (quoted, printed) = (lines(&output), lines(&found));
@@ -143,13 +156,17 @@ fn pages_quote_what_is_printed() {
                 }
             }
         }
+        assert_eq!(run + left, commands(&page), "{path}: a command stands in a block that nobody runs");
+        if run > 0 {
+            quoting.push(path.clone());
+        }
         if updated != page {
             fs::write(support::path(&path), updated).expect("the page is written");
         }
     }
     assert!(wrong.is_empty(), "{}\nMESHLOOM_UPDATE=1 writes what leaves nothing out", wrong.join("\n"));
     assert_eq!(not_run, NOT_RUN.len(), "a block listed here is gone");
-    assert!(count >= 9, "{count} commands");
+    assert_eq!(quoting, QUOTING, "these pages quote commands, and those are to");
 }
 
 #[test]

@@ -1,33 +1,26 @@
 //! `hlo-dump report`: the page in a browser. It opens headless Chromium, without a network, on pages made of modules
 //! under `tests/foreign` and of a run config.
 //!
-//! The browser is that of `MESHLOOM_TEST_BROWSER`, which must work then, or a `chromium` of the path; without one, what
-//! needs it is skipped and says so. `apt-get install chromium` installs it, as `.ci/run` does.
+//! Tests that need a browser show as ignored until they are asked for: `cargo test --test dump -- --ignored` runs them,
+//! and they fail where there is none. The browser is that of `MESHLOOM_TEST_BROWSER`, or a `chromium` of the path;
+//! `apt-get install chromium` installs it, as `.ci/run` does.
 
 use std::env;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use crate::command::{check_refused, prints};
 use tempfile::TempDir;
 
 /// A page, as `hlo-dump report` writes it.
 fn page(arguments: &[&str]) -> String {
     let folder = TempDir::new().expect("a folder");
     let path = folder.path().join("report.html");
-    let output = Command::new(support::program::hlo_dump())
-        .arg("report")
-        .args(arguments)
-        .arg("--output")
-        .arg(&path)
-        .current_dir(support::path(""))
-        .output()
-        .expect("hlo-dump runs");
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    prints(&[&["report"], arguments, &["--output", path.to_str().expect("a path")]].concat());
     fs::read_to_string(&path).expect("a page")
 }
 
@@ -127,24 +120,18 @@ fn a_profile_is_read_with_its_program() {
 
 #[test]
 fn what_is_no_profile_is_said() {
-    let refused = |arguments: &[&str]| {
-        let mut command = Command::new(support::program::hlo_dump());
-        command.arg("report").args(arguments).args(["--output", "/dev/null"]).current_dir(support::path(""));
-        let output = command.output().expect("hlo-dump runs");
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        String::from_utf8_lossy(&output.stderr).into_owned()
+    let refused = |arguments: &[&str], expected: &str| {
+        check_refused(&[&["report"], arguments, &["--output", "/dev/null"]].concat(), expected);
     };
     let module = "tests/foreign/moe.optimized.pb";
-    let text = refused(&[module, "--profile", "Cargo.toml"]);
-    assert!(text.contains("Cargo.toml: it is no profile"), "{text}");
-    let text = refused(&[PROFILE, "--module", "nothing"]);
-    assert!(text.contains("--module nothing: the profile has no such program; it has jit_scan_remat(0)"), "{text}");
+    refused(&[module, "--profile", "Cargo.toml"], "Cargo.toml: it is no profile");
+    let expected = "--module nothing: the profile has no such program; it has jit_scan_remat(0)";
+    refused(&[PROFILE, "--module", "nothing"], expected);
     let bytes = fs::read(support::path(PROFILE)).expect("the profile");
     let folder = TempDir::new().expect("a folder");
     let cut = folder.path().join("cut.xplane.pb");
     fs::write(&cut, &bytes[..bytes.len() / 2]).expect("written");
-    let text = refused(&[module, "--profile", cut.to_str().expect("a path")]);
-    assert!(text.contains("is it complete?"), "{text}");
+    refused(&[module, "--profile", cut.to_str().expect("a path")], "is it complete?");
 }
 
 #[test]
@@ -210,21 +197,15 @@ fn a_large_module_is_a_small_page() {
 
 // In a browser.
 
-fn browser(test: &str) -> Option<PathBuf> {
+fn browser() -> PathBuf {
     if let Some(path) = env::var_os("MESHLOOM_TEST_BROWSER").filter(|path| !path.is_empty()) {
-        return Some(path.into());
+        return path.into();
     }
     let folders = env::var_os("PATH").unwrap_or_default();
-    let found = env::split_paths(&folders)
+    env::split_paths(&folders)
         .flat_map(|folder| ["chromium", "chromium-browser", "google-chrome"].map(|name| folder.join(name)))
-        .find(|path| path.is_file());
-    if found.is_none() {
-        // Not by a macro: what those print is shown for failing tests alone.
-        let note =
-            format!("SKIPPED {test}: there is no browser; apt-get install chromium, or set MESHLOOM_TEST_BROWSER\n");
-        let _ = std::io::stderr().write_all(note.as_bytes());
-    }
-    found
+        .find(|path| path.is_file())
+        .expect("there is no browser; apt-get install chromium, or set MESHLOOM_TEST_BROWSER")
 }
 
 /// The document of a page after its script and another have run, in a browser that resolves no name; and what they
@@ -290,8 +271,9 @@ fn found(document: &str) -> serde_json::Value {
 }
 
 #[test]
+#[ignore = "needs a browser: --ignored asks for it"]
 fn a_browser_shows_every_section() {
-    let Some(browser) = browser("a_browser_shows_every_section") else { return };
+    let browser = browser();
     let sections = ["step", "collectives", "memory", "cost", "graph", "shardings"];
     let own = config_page(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2", "remat.policy=full"]);
     for (page, pipeline) in [(pipeline_page(), true), (own, true), (page(&["examples/configs/fsdp8.toml"]), false)] {
@@ -312,8 +294,9 @@ fn a_browser_shows_every_section() {
 }
 
 #[test]
+#[ignore = "needs a browser: --ignored asks for it"]
 fn numbers_are_those_counted_by_hand() {
-    let Some(browser) = browser("numbers_are_those_counted_by_hand") else { return };
+    let browser = browser();
     // See tests/foreign/expected.toml: bytes and executions of each collective of this module.
     let script = "return [...document.querySelectorAll('#collective-rows tbody tr')].map(row => [row.cells[0].textContent, \
                   row.cells[1].textContent, ...[2, 3, 4].map(at => Number(row.cells[at].dataset.v))]);";
@@ -333,8 +316,9 @@ fn numbers_are_those_counted_by_hand() {
 }
 
 #[test]
+#[ignore = "needs a browser: --ignored asks for it"]
 fn a_browser_shows_what_a_profile_measured() {
-    let Some(browser) = browser("a_browser_shows_what_a_profile_measured") else { return };
+    let browser = browser();
     let script = "return [...document.querySelectorAll('#measured-collective-rows tbody tr')].map(row => \
                   [row.cells[0].textContent, row.cells[1].textContent, Number(row.cells[5].dataset.v), \
                   [2, 3, 4, 6].every(at => Number(row.cells[at].dataset.v) > 0)]);";
@@ -358,8 +342,9 @@ fn a_browser_shows_what_a_profile_measured() {
 
 /// Of a run on 8 virtual devices: a small one, or with `MESHLOOM_EVERY_CASE=1` one of 100 million parameters.
 #[test]
+#[ignore = "needs a browser: --ignored asks for it"]
 fn a_browser_shows_the_steps_of_a_run() {
-    let Some(browser) = browser("a_browser_shows_the_steps_of_a_run") else { return };
+    let browser = browser();
     let folder = TempDir::new().expect("a folder");
     let small = ["model.layers=2", "model.embed=32", "model.heads=2", "model.kv_heads=2", "model.mlp=32"];
     let small = [&small[..], &["model.head_dim=16", "model.seq=16", "train.batch=8"]].concat();
@@ -385,8 +370,9 @@ fn a_browser_shows_the_steps_of_a_run() {
 }
 
 #[test]
+#[ignore = "needs a browser: --ignored asks for it"]
 fn tables_filter_and_sort() {
-    let Some(browser) = browser("tables_filter_and_sort") else { return };
+    let browser = browser();
     let script = "
         const table = document.getElementById('collective-rows'), rows = () => [...table.tBodies[0].rows];
         const names = () => rows().filter(row => !row.hidden).map(row => row.cells[0].textContent);
@@ -414,8 +400,9 @@ fn tables_filter_and_sort() {
 }
 
 #[test]
+#[ignore = "needs a browser: --ignored asks for it"]
 fn boxes_open_and_close() {
-    let Some(browser) = browser("boxes_open_and_close") else { return };
+    let browser = browser();
     let script = "
         const graph = document.getElementById('scope-graph'), boxes = () => graph.querySelectorAll('.box').length;
         const first = boxes();
@@ -442,8 +429,9 @@ fn boxes_open_and_close() {
 }
 
 #[test]
+#[ignore = "needs a browser: --ignored asks for it"]
 fn light_and_dark_can_be_read() {
-    let Some(browser) = browser("light_and_dark_can_be_read") else { return };
+    let browser = browser();
     // Contrast as WCAG 2.2 defines it, of all text that is drawn on the page itself or on a card.
     let script = "
         const channel = value => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;

@@ -273,7 +273,7 @@ ENTRY main {
 fn cycles_as_the_compiler_estimates_them() {
     let found = of(&text(COMPILED));
     assert_eq!((found.total.cycles, found.loops[0].total.cycles), (3 * 100 + 258, 3 * 100));
-    let program = std::fs::read_to_string("foreign/fsdp_mlp.tpu.txt").expect("a program");
+    let program = std::fs::read_to_string(support::path("tests/foreign/fsdp_mlp.tpu.txt")).expect("a program");
     let stated = program.split("\"estimated_cycles\":\"").skip(1).map(|rest| rest.split('"').next().expect("a number"));
     let stated: Vec<u64> = stated.map(|number| number.parse().expect("cycles")).collect();
     assert_eq!(stated.len(), 9);

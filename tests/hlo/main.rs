@@ -1,4 +1,5 @@
-//! HLO modules: parsing and printing them, and what the analyses say of ours and of anybody's.
+//! HLO modules: parsing and printing them, and what the analyses say of ours and of anybody's. The crates that need no
+//! plugin are here too: kernels of TPUs as text, and published checkpoints.
 
 mod at_once;
 mod collectives;
@@ -9,6 +10,7 @@ mod generated;
 mod margins;
 mod memory;
 mod modules;
+mod mosaic;
 mod mutated;
 mod parse;
 mod partitioning;
@@ -19,7 +21,9 @@ mod stablehlo;
 mod stages;
 mod text;
 mod traffic;
+mod units;
 mod walk;
+mod weights;
 
 use support::counts::Budget;
 

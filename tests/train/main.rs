@@ -27,6 +27,7 @@ mod run_config;
 mod runs;
 mod search;
 mod subwords;
+mod units;
 mod unused_keys;
 mod vision_transformer;
 

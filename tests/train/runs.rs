@@ -139,7 +139,8 @@ fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
         pipeline.to_vec(),
     ];
     check_interpreted(DROPOUT, ONE_DEVICE, &on_one_device.each_ref().map(Vec::as_slice));
-    let all = cases("train dropout", 2, forms).into_iter().chain(cases("train dropout on one device", 0, on_one_device));
+    let all =
+        cases("train dropout", 2, forms).into_iter().chain(cases("train dropout on one device", 0, on_one_device));
     check(&base, ONE_DEVICE, &all.collect::<Vec<_>>().iter().map(Vec::as_slice).collect::<Vec<_>>(), 8, 1e-5);
     let [plain, dropped] = [SHORT_RUN, &base].map(|base| numbers(&config(base, ONE_DEVICE), 1));
     assert!(relative_error(&dropped[0], &plain[0]) > 1e-4, "nothing drops: {plain:?} {dropped:?}");

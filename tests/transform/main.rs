@@ -3,6 +3,7 @@
 mod diloco;
 mod diloco_interpreted;
 mod diloco_reference;
+mod diloco_schedule;
 mod diloco_small;
 mod diloco_stack;
 mod diloco_traffic;
@@ -14,7 +15,9 @@ mod pipeline_errors;
 mod pipeline_executed;
 mod pipeline_options;
 mod pipeline_packed;
+mod pipeline_phases;
 mod pipeline_prediction;
+mod pipeline_tables;
 mod pipeline_traffic;
 mod pipelines;
 mod psdp;

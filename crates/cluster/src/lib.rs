@@ -12,6 +12,8 @@
 
 mod combine;
 mod crossing;
+#[doc(hidden)]
+pub mod internals;
 mod join;
 mod key_values;
 mod pmi;

@@ -429,20 +429,3 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let bytes = number * scale as f64;
     if bytes.is_finite() && (0.0..1e18).contains(&bytes) { Ok(bytes.round() as u64) } else { Err(wrong()) }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_are_read() {
-        let cases =
-            [("4096", 4096), ("16KiB", 16384), ("2MiB", 2 << 20), ("1.5GB", 1_500_000_000), ("1,024 k", 1 << 20)];
-        for (text, expected) in cases {
-            assert_eq!(parse_bytes(text), Ok(expected));
-        }
-        for text in ["", "x", "1.5.2", "-1", "4 parsecs", "99999999999999999999"] {
-            assert!(parse_bytes(text).is_err(), "{text}");
-        }
-    }
-}

@@ -115,7 +115,7 @@ fn modules(folder: &Path) -> Result<BTreeMap<String, Vec<Dump>>> {
 }
 
 /// Module, point and form of a dump's file name; none for other files, and for what XLA writes beside its modules.
-fn parts(name: &str) -> Option<(String, String, bool)> {
+pub fn parts(name: &str) -> Option<(String, String, bool)> {
     let plain = name.strip_suffix(".gz").unwrap_or(name);
     let (stem, is_text) = match plain.strip_suffix(".txt").or_else(|| plain.strip_suffix(".hlo")) {
         Some(stem) => (stem, true),
@@ -157,7 +157,11 @@ fn largest(modules: &BTreeMap<String, Vec<Dump>>) -> Option<(&String, &Vec<Dump>
     modules.iter().max_by_key(|(_, dumps)| dumps.iter().map(|dump| dump.bytes).max())
 }
 
-fn named<'a>(modules: &'a BTreeMap<String, Vec<Dump>>, wanted: &str) -> Result<(&'a String, &'a Vec<Dump>)> {
+/// The one of some modules that a user means.
+///
+/// # Errors
+/// None or several of them are called so.
+pub fn named<'a, D>(modules: &'a BTreeMap<String, D>, wanted: &str) -> Result<(&'a String, &'a D)> {
     let is_number = |name: &str| {
         let number = name.strip_prefix("module_").and_then(|rest| rest.split('.').next()).unwrap_or_default();
         wanted.parse::<u64>().is_ok_and(|wanted| number.parse() == Ok(wanted))
@@ -201,49 +205,4 @@ fn at_stage(dumps: &[Dump], stage: Stage) -> Vec<Dump> {
         (!found.is_empty()).then_some(found)
     };
     words.iter().find_map(of).unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_number_is_the_number() {
-        let names = ["module_0002.jit_f", "module_0020.jit_f2", "module_0021.jit_f_backward"];
-        let modules = names.into_iter().map(|name| (name.to_owned(), Vec::new())).collect();
-        let found = |wanted| named(&modules, wanted).ok().map(|(name, _)| name.as_str());
-        assert_eq!(found("2"), Some(names[0]));
-        assert_eq!(found("0020"), Some(names[1]));
-        assert_eq!(found("jit_f"), Some(names[0]));
-        assert_eq!(found("backward"), Some(names[2]));
-        assert_eq!(found("f2"), Some(names[1]));
-        assert_eq!((found("3"), found("jit")), (None, None));
-    }
-
-    #[test]
-    fn names_are_taken_apart() {
-        let cases = [
-            ("module_0001.jit_f.before_optimizations.txt", Some(("module_0001.jit_f", "before_optimizations", true))),
-            (
-                "module_0001.jit_f.cpu_after_optimizations.hlo.pb",
-                Some(("module_0001.jit_f", "cpu_after_optimizations", false)),
-            ),
-            (
-                "module_0012.jit_f.g.sm_9.0_gpu_after_optimizations.txt.gz",
-                Some(("module_0012.jit_f.g", "sm_9.0_gpu_after_optimizations", true)),
-            ),
-            (
-                "module_0001.jit_f.0007.spmd.after_spmd-partitioning.before_x.txt",
-                Some(("module_0001.jit_f", "0007.spmd.after_spmd-partitioning.before_x", true)),
-            ),
-            ("module_0001.jit_f.cpu_after_optimizations-buffer-assignment.txt", None),
-            ("module_0001.jit_f.ir-no-opt.ll", None),
-            ("notes.txt", None),
-        ];
-        for (name, expected) in cases {
-            let found = parts(name);
-            let found = found.as_ref().map(|(module, point, text)| (module.as_str(), point.as_str(), *text));
-            assert_eq!(found, expected, "{name}");
-        }
-    }
 }

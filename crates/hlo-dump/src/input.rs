@@ -19,6 +19,7 @@ use crate::configs::run::{self, Explanation};
 use crate::folder;
 use crate::output::{BOLD, Busy, WARN, line, paint, plural};
 use crate::report::shardings::ShardingRow;
+use crate::streams;
 use crate::traffic::Diloco;
 
 const STANDARD_INPUT: &str = "standard input";
@@ -292,14 +293,12 @@ fn busy(name: &str, bytes: usize) -> Option<Busy> {
 /// A file's bytes, or those of the standard input; one more than the limit of modules where there are more.
 pub fn read_all(path: &Path) -> Result<Vec<u8>> {
     let limit = read::Limits::default().input_bytes;
-    let mut bytes = Vec::new();
     if path == Path::new("-") {
-        std::io::stdin().lock().take(limit + 1).read_to_end(&mut bytes).context("cannot read it")?;
-    } else {
-        let file = std::fs::File::open(path).context("cannot open it")?;
-        bytes.reserve(file.metadata().map_or(0, |metadata| metadata.len().min(limit)) as usize);
-        file.take(limit + 1).read_to_end(&mut bytes).context("cannot read it")?;
+        return streams::read(limit + 1).context("cannot read it");
     }
+    let file = std::fs::File::open(path).context("cannot open it")?;
+    let mut bytes = Vec::with_capacity(file.metadata().map_or(0, |metadata| metadata.len().min(limit)) as usize);
+    file.take(limit + 1).read_to_end(&mut bytes).context("cannot read it")?;
     Ok(bytes)
 }
 

@@ -1,8 +1,6 @@
 //! What is printed: tables that fit a terminal, bytes in words and to the byte, colours where somebody sees them.
 
-use std::io::{IsTerminal, Write};
 use std::path::Path;
-use std::sync::OnceLock;
 
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
@@ -14,8 +12,8 @@ use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
 use crate::arguments::{Color, Units};
-
-static UNITS: OnceLock<Units> = OnceLock::new();
+pub use crate::streams::Busy;
+use crate::streams::{self, Stream};
 
 /// Version of the JSON that each command prints. It grows when a field changes its meaning or goes; new fields do not
 /// change it.
@@ -27,11 +25,11 @@ pub fn configure(color: Color, units: Option<Units>) {
         Color::Always => ColorChoice::Always,
         Color::Never => ColorChoice::Never,
     };
-    choice.write_global();
+    streams::set_color(choice);
     /// Fewer columns than this do not hold numbers twice.
     const NARROW: usize = 130;
     let narrow = terminal_width().is_some_and(|width| width < NARROW);
-    let _ = UNITS.set(units.unwrap_or(if narrow { Units::Human } else { Units::Both }));
+    streams::set_units(units.unwrap_or(if narrow { Units::Human } else { Units::Both }));
 }
 
 pub const BOLD: Style = Style::new().bold();
@@ -46,8 +44,22 @@ pub fn paint(style: Style, text: &str) -> String {
 
 /// Prints a line. A reader that has gone away (`| head`) ends the program, quietly.
 pub fn line(text: &str) {
-    if writeln!(anstream::stdout(), "{text}").is_err() {
+    if streams::print(Stream::Out, &format!("{text}\n")).is_err() {
         std::process::exit(0);
+    }
+}
+
+/// Prints a line beside the result.
+pub fn error_line(text: &str) {
+    // Nobody is left to be told.
+    let _ = streams::print(Stream::Err, &format!("{text}\n"));
+}
+
+/// Prints what is no lines of text. A reader that has gone away (`| head`) has all it wanted.
+pub fn bytes_as_they_are(bytes: &[u8]) -> Result<()> {
+    match streams::write(bytes) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write"),
     }
 }
 
@@ -58,33 +70,7 @@ pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
 
 /// Something worth knowing, beside the result.
 pub fn note(text: &str) {
-    anstream::eprintln!("{}", paint(DIM, &format!("note: {text}")));
-}
-
-/// A line on a terminal that says what takes long, until it is dropped.
-pub struct Busy;
-
-impl Busy {
-    pub fn new(doing: &str) -> Busy {
-        let busy = Busy;
-        busy.say(doing);
-        busy
-    }
-
-    /// Says something else.
-    pub fn say(&self, doing: &str) {
-        if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[2K{doing}");
-        }
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[2K");
-        }
-    }
+    error_line(&paint(DIM, &format!("note: {text}")));
 }
 
 /// Prints an object with `"schema": "hlo-dump/COMMAND/1"` before its other fields.
@@ -103,7 +89,7 @@ pub fn json(command: &str, value: &impl Serialize) -> Result<()> {
 
 /// Bytes, as `--units` says.
 pub fn bytes(count: u64) -> String {
-    match units() {
+    match streams::units() {
         Units::Exact => count.to_string(),
         Units::Human => human_bytes(count),
         Units::Both if count < 1024 => human_bytes(count),
@@ -114,10 +100,6 @@ pub fn bytes(count: u64) -> String {
 /// Bytes that may not be known.
 pub fn known_bytes(count: Option<u64>) -> String {
     count.map_or("?".to_owned(), bytes)
-}
-
-fn units() -> Units {
-    *UNITS.get_or_init(|| Units::Both)
 }
 
 /// `4.20 T`, for operations.
@@ -132,7 +114,7 @@ pub fn human_count(count: f64) -> String {
 /// Operations, as `--units` says.
 pub fn count(value: f64) -> String {
     let exact = || if value < 1e18 { thousands(value.round() as u64) } else { format!("{value:.6e}") };
-    match units() {
+    match streams::units() {
         Units::Exact => format!("{value:.0}"),
         Units::Human => human_count(value),
         Units::Both if value < 1e3 => human_count(value),
@@ -285,7 +267,7 @@ fn fit(columns: &mut Vec<Column>, terminal: usize) {
 }
 
 fn terminal_width() -> Option<usize> {
-    if !std::io::stdout().is_terminal() {
+    if !streams::is_terminal(Stream::Out) {
         return None;
     }
     terminal_size::terminal_size().map(|(width, _)| usize::from(width.0))
@@ -303,32 +285,4 @@ pub fn clipped(text: &str, width: usize) -> String {
     clipped.push('…');
     clipped.extend(text.chars().skip(count - end));
     clipped
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_words() {
-        let cases = [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (4_404_019, "4.20 MiB"), (u64::MAX, "16.0 EiB")];
-        for (bytes, expected) in cases {
-            assert_eq!(human_bytes(bytes), expected);
-        }
-        assert_eq!(
-            (thousands(0), thousands(999), thousands(1_234_567)),
-            ("0".into(), "999".into(), "1,234,567".into())
-        );
-        assert_eq!((human_count(12.0), human_count(4.2e12)), ("12".to_owned(), "4.20 T".to_owned()));
-        let times = [(0.0, "0 s"), (2.5, "2.50 s"), (0.0123, "12.3 ms"), (3e-7, "300 ns")];
-        for (value, expected) in times {
-            assert_eq!(seconds(value), expected);
-        }
-    }
-
-    #[test]
-    fn long_text_loses_its_middle() {
-        assert_eq!(clipped("short", 10), "short");
-        assert_eq!(clipped("transformer/layers/attention/dot", 16), "trans…ention/dot");
-    }
 }

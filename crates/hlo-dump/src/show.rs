@@ -4,10 +4,9 @@ mod drawing;
 mod page;
 
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use meshloom_hlo::analysis::groups::{Devices, device_count};
 use meshloom_hlo::analysis::{Sources, Walk};
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, HloModuleProtoWithConfig};
@@ -21,6 +20,7 @@ use serde::Serialize;
 use crate::arguments::{Emit, Show};
 use crate::input::{KernelRow, Loaded, load};
 use crate::output;
+use crate::streams::{self, Stream};
 
 pub fn run(arguments: &Show, json: bool) -> Result<()> {
     let emit = form(arguments, json)?;
@@ -31,7 +31,7 @@ pub fn run(arguments: &Show, json: bool) -> Result<()> {
     }
     match emit {
         Emit::Text => write(file, one_computation(text(&loaded, arguments.full), arguments)?.as_bytes()),
-        Emit::Proto if file.is_none() && std::io::stdout().is_terminal() => {
+        Emit::Proto if file.is_none() && streams::is_terminal(Stream::Out) => {
             bail!("a proto is not text for a terminal; write it to a file: --output module.pb")
         }
         Emit::Proto => write(file, &loaded.module.encode_to_vec()),
@@ -159,14 +159,7 @@ fn kernels(loaded: &Loaded, file: Option<&Path>, json: bool) -> Result<()> {
 fn write(file: Option<&Path>, bytes: &[u8]) -> Result<()> {
     match file {
         Some(path) => output::write(path, bytes),
-        None => {
-            let written = std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush());
-            match written {
-                // A reader that has gone away (`| head`) has all it wanted.
-                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-                written => written.context("cannot write"),
-            }
-        }
+        None => output::bytes_as_they_are(bytes),
     }
 }
 

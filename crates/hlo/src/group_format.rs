@@ -59,28 +59,3 @@ impl GroupFormat {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What is chosen for a plugin is read by it, and nothing more compact is.
-    #[test]
-    fn what_is_chosen_is_read() {
-        let versions = [
-            ((0, 80), GroupFormat::Lists),
-            ((0, 81), GroupFormat::IotaInList),
-            ((0, 82), GroupFormat::Lists),
-            ((0, 105), GroupFormat::Lists),
-            ((0, 106), GroupFormat::Iota),
-            ((0, 116), GroupFormat::Iota),
-            ((1, 0), GroupFormat::Lists),
-            ((1, 106), GroupFormat::Lists),
-        ];
-        for (version, expected) in versions {
-            assert_eq!(GroupFormat::read_by(version), expected, "{version:?}");
-            assert!(expected.is_read_by(version), "{version:?}");
-            assert!(GroupFormat::Lists.is_read_by(version), "{version:?}");
-        }
-    }
-}

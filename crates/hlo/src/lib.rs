@@ -1,9 +1,6 @@
 #![doc = include_str!("../README.md")]
-// A library neither panics nor prints. Its unit tests may.
-#![cfg_attr(
-    not(test),
-    warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)
-)]
+// A library neither panics nor prints.
+#![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
 pub mod analysis;
 mod amount;
@@ -11,6 +8,8 @@ mod collective_kind;
 pub mod crossing;
 mod element_type;
 mod group_format;
+#[doc(hidden)]
+pub mod internals;
 mod literal;
 pub mod mesh;
 pub mod message;

@@ -1,9 +1,6 @@
 #![doc = include_str!("../README.md")]
-// A library neither panics nor prints. Its unit tests may.
-#![cfg_attr(
-    not(test),
-    warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)
-)]
+// A library neither panics nor prints.
+#![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
 pub mod text;
 pub mod attention;

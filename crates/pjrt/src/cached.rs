@@ -19,7 +19,7 @@ pub(super) fn default_cache_directory() -> Option<PathBuf> {
 
 /// Where a wheel's shared object lies in the cache. One with companions lies as deep as an installation would have it,
 /// because that is from where it looks for them.
-pub(super) fn cached_path(cache: &Path, wheel: &Wheel) -> PathBuf {
+pub fn cached_path(cache: &Path, wheel: &Wheel) -> PathBuf {
     let object = Path::new(wheel.object);
     match (wheel.companions, object.file_name()) {
         ([], Some(name)) => wheel.package.root(cache).join(name),
@@ -28,7 +28,7 @@ pub(super) fn cached_path(cache: &Path, wheel: &Wheel) -> PathBuf {
 }
 
 /// The first file of a wheel's companions that is not in the cache.
-pub(super) fn missing_companion(cache: &Path, wheel: &Wheel) -> Option<PathBuf> {
+pub fn missing_companion(cache: &Path, wheel: &Wheel) -> Option<PathBuf> {
     let files = wheel.companions.iter().flat_map(|companion| companion.files);
     files.map(|file| wheel.package.root(cache).join(file)).find(|path| !path.is_file())
 }

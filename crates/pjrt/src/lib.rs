@@ -19,11 +19,8 @@
 //!
 //! XLA's checks end the process, so everything that can be checked is checked here before a plugin is called.
 
-// A library neither panics nor prints. Its unit tests may.
-#![cfg_attr(
-    not(test),
-    warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)
-)]
+// A library neither panics nor prints.
+#![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
 pub mod ahead_of_time;
 mod api;
@@ -43,6 +40,8 @@ mod fetch;
 mod files;
 mod foreign_calls;
 mod hardware;
+#[doc(hidden)]
+pub mod internals;
 mod kept;
 mod key_values;
 mod layout;
@@ -76,8 +75,6 @@ pub use error::{Attempt, ErrorCode, PjrtError};
 pub use executable::{COMPILATION, Executable, ExecuteOptions};
 pub use foreign_calls::{CallBuffer, CallFailure, ForeignCall, ForeignFunction};
 pub use hardware::{CudaDevice, CudaDriver, FoundLibrary, check_present, libraries_of};
-#[doc(hidden)]
-pub use key_values::ThroughCallbacks;
 pub use key_values::{KeyValueFailure, KeyValues};
 pub use layout::{ShardBox, ShardLayout};
 pub use layout::{runs, shared_runs};

@@ -24,7 +24,7 @@ impl Package {
     }
 
     /// Its folder in the plugin cache.
-    pub(super) fn root(&self, cache: &Path) -> PathBuf {
+    pub fn root(&self, cache: &Path) -> PathBuf {
         cache.join(format!("{}-{}", self.name, self.version))
     }
 }

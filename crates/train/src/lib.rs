@@ -20,11 +20,8 @@
 //! By default a [`Trainer`] trains a decoder on text. [`Model`] and [`Dataset`] say what it needs of any
 //! other model and its data; the example `vision_transformer` has one.
 
-// A library neither panics nor prints. Its unit tests may.
-#![cfg_attr(
-    not(test),
-    warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)
-)]
+// A library neither panics nor prints.
+#![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
 mod ahead;
 mod alternatives;
@@ -43,6 +40,8 @@ mod evaluate;
 pub mod exchange;
 pub mod families;
 pub mod generate;
+#[doc(hidden)]
+pub mod internals;
 pub mod logits;
 pub mod metrics;
 mod model;

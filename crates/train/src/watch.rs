@@ -35,10 +35,10 @@ impl fmt::Display for SlowStep {
 type Listener = Box<dyn Fn(SlowStep) + Send + Sync>;
 
 /// Times calls, and tells of one that takes too long.
-pub(super) struct Watch {
+pub struct Watch {
     recent: VecDeque<Duration>,
     /// A call is not told of before this, however short those before were.
-    patience: Duration,
+    pub patience: Duration,
     listener: Option<Listener>,
 }
 
@@ -49,12 +49,13 @@ impl Default for Watch {
 }
 
 impl Watch {
-    pub(super) fn listen(&mut self, listener: impl Fn(SlowStep) + Send + Sync + 'static) {
+    /// Sets who is told.
+    pub fn listen(&mut self, listener: impl Fn(SlowStep) + Send + Sync + 'static) {
         self.listener = Some(Box::new(listener));
     }
 
     /// Runs a call of so many steps that begins with a step.
-    pub(super) fn call<R>(&mut self, step: u64, count: usize, run: impl FnOnce() -> R) -> R {
+    pub fn call<R>(&mut self, step: u64, count: usize, run: impl FnOnce() -> R) -> R {
         let count = u32::try_from(count.max(1)).unwrap_or(u32::MAX);
         let (start, median) = (Instant::now(), self.median());
         let told = self.listener.as_ref().zip(median);
@@ -80,40 +81,5 @@ impl Watch {
         let mut sorted: Vec<Duration> = self.recent.iter().copied().collect();
         sorted.sort_unstable();
         (sorted.len() >= FEWEST).then(|| sorted[sorted.len() / 2])
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::{Arc, Mutex};
-
-    use super::*;
-
-    /// Calls of several steps are compared with as many steps.
-    #[test]
-    fn calls_are_measured_by_their_steps() {
-        let told: Arc<Mutex<Vec<u64>>> = Arc::default();
-        let mut watch = Watch { patience: Duration::ZERO, ..Watch::default() };
-        let seen = told.clone();
-        watch.listen(move |slow| seen.lock().expect("nobody panicked").push(slow.step));
-        (1..6).for_each(|step| watch.call(step, 1, || thread::sleep(Duration::from_millis(10))));
-        watch.call(6, 100, || thread::sleep(Duration::from_millis(400)));
-        assert!(told.lock().expect("nobody panicked").is_empty());
-    }
-
-    #[test]
-    fn a_slow_call_is_told_of_once() {
-        let told: Arc<Mutex<Vec<u64>>> = Arc::default();
-        let mut watch = Watch { patience: Duration::from_millis(40), ..Watch::default() };
-        let seen = told.clone();
-        watch.listen(move |slow| seen.lock().expect("nobody panicked").push(slow.step));
-        // The first ones have nothing to be compared with.
-        watch.call(1, 1, || thread::sleep(Duration::from_millis(100)));
-        (2..8).for_each(|step| watch.call(step, 1, || ()));
-        assert!(told.lock().expect("nobody panicked").is_empty());
-        watch.call(8, 1, || thread::sleep(Duration::from_secs(1)));
-        assert_eq!(*told.lock().expect("nobody panicked"), [8]);
-        let failed: Result<(), ()> = watch.call(9, 1, || Err(()));
-        assert_eq!((failed, told.lock().expect("nobody panicked").len()), (Err(()), 1));
     }
 }

@@ -1,9 +1,6 @@
 #![doc = include_str!("../README.md")]
-// A library neither panics nor prints. Its unit tests may.
-#![cfg_attr(
-    not(test),
-    warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)
-)]
+// A library neither panics nor prints.
+#![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
 mod natural;
 mod region;
@@ -12,6 +9,8 @@ mod decode;
 mod json;
 mod header;
 mod files;
+#[doc(hidden)]
+pub mod internals;
 mod tensor;
 mod quantized;
 mod ledger;

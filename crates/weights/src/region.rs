@@ -12,19 +12,19 @@ pub fn whole(shape: &[usize]) -> Vec<Range<usize>> {
 }
 
 /// Whether the box lies in the shape.
-pub(crate) fn fits(shape: &[usize], region: &[Range<usize>]) -> bool {
+pub fn fits(shape: &[usize], region: &[Range<usize>]) -> bool {
     let ranges = || shape.iter().zip(region);
     shape.len() == region.len() && ranges().all(|(size, range)| range.start <= range.end && range.end <= *size)
 }
 
 /// The number of elements in a box.
-pub(crate) fn elements(region: &[Range<usize>]) -> usize {
+pub fn elements(region: &[Range<usize>]) -> usize {
     // A box is no larger than its tensor, and the sizes of a tensor can be multiplied: `byte_count` has checked it.
     region.iter().map(Range::len).product()
 }
 
 /// The indices of an element of a box, which is the `number`-th in row-major order.
-pub(crate) fn index(region: &[Range<usize>], number: usize) -> Vec<usize> {
+pub fn index(region: &[Range<usize>], number: usize) -> Vec<usize> {
     let mut rest = number;
     let mut index: Vec<usize> = region.iter().map(|range| range.start).collect();
     for (at, range) in index.iter_mut().zip(region).rev() {
@@ -36,7 +36,7 @@ pub(crate) fn index(region: &[Range<usize>], number: usize) -> Vec<usize> {
 
 /// The runs of elements that are beside one another in the row-major order of the shape and make up the box, in that
 /// order, as long as they can be. The numbers count elements from the start of the tensor.
-pub(crate) fn runs(shape: &[usize], region: &[Range<usize>]) -> impl Iterator<Item = Range<usize>> {
+pub fn runs(shape: &[usize], region: &[Range<usize>]) -> impl Iterator<Item = Range<usize>> {
     let mut length = 1;
     for (size, range) in shape.iter().zip(region).rev() {
         length *= range.len();
@@ -60,42 +60,4 @@ fn position(shape: &[usize], region: &[Range<usize>], number: usize) -> usize {
         stride *= size;
     }
     position
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn runs_are_as_long_as_they_can_be() {
-        let said = |shape: &[usize], region: &[Range<usize>]| format!("{:?}", runs(shape, region).collect::<Vec<_>>());
-        let shape = [4, 3, 5];
-        assert_eq!(said(&shape, &whole(&shape)), "[0..60]");
-        assert_eq!(said(&shape, &[1..3, 0..3, 0..5]), "[15..45]");
-        assert_eq!(said(&shape, &[1..3, 1..3, 0..5]), "[20..30, 35..45]");
-        assert_eq!(said(&shape, &[0..2, 2..3, 1..3]), "[11..13, 26..28]");
-        assert_eq!(said(&[4, 1, 1], &[1..3, 0..1, 0..1]), "[1..3]");
-        assert_eq!(said(&[], &[]), "[0..1]");
-        assert_eq!(said(&shape, &[0..4, 1..1, 0..5]), "[]");
-        assert_eq!(said(&[0, 7], &[0..0, 0..7]), "[]");
-    }
-
-    #[test]
-    fn runs_are_the_elements_of_the_box_in_order() {
-        let (shape, region) = ([3, 4, 2, 5], [1..3, 0..3, 1..2, 2..5]);
-        let found: Vec<usize> = runs(&shape, &region).flatten().collect();
-        let expected: Vec<usize> = (0..elements(&region))
-            .map(|number| index(&region, number).iter().zip(shape).fold(0, |position, (at, size)| position * size + at))
-            .collect();
-        assert_eq!(found, expected);
-    }
-
-    #[test]
-    fn boxes_that_do_not_fit() {
-        assert!(fits(&[2, 3], &[0..2, 3..3]) && fits(&[], &[]));
-        let reversed = Range { start: 2, end: 1 };
-        for region in [Vec::new(), vec![0..2, 0..4], vec![0..2, reversed], vec![0..2, 0..3, 0..1]] {
-            assert!(!fits(&[2, 3], &region), "{region:?}");
-        }
-    }
 }

@@ -20,7 +20,7 @@
 
 mod blobs;
 mod first;
-mod rounds;
+pub(crate) mod rounds;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -9,6 +9,7 @@ use meshloom_train::config::RunConfig;
 use prost::Message;
 
 use crate::output;
+use crate::streams;
 
 /// A compiled program and what it was compiled for.
 pub struct Compiled {
@@ -19,6 +20,11 @@ pub struct Compiled {
     pub emitted: Option<HloModuleProto>,
     /// What the plugin's compiler was told, each `name=value`.
     pub options: Vec<String>,
+}
+
+/// How a plugin is asked.
+pub fn settings() -> Settings {
+    Settings { worker: streams::worker(), ..Settings::default() }
 }
 
 /// Says what will be downloaded, before it is.
@@ -65,7 +71,7 @@ pub fn of_config(config: &RunConfig) -> Result<HloModuleProtoWithConfig> {
     if config.target.topology.is_empty() {
         config.target.topology = format!("cpu:{}", config.mesh()?.device_count());
     }
-    let settings = Settings::default();
+    let settings = settings();
     announce(&Topology::parse(&config.target.topology)?, &settings)?;
     Ok(of_run(&config, &settings)?.module)
 }

@@ -2,7 +2,6 @@
 
 mod folder;
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,8 @@ use serde::Serialize;
 use crate::Outcome;
 use crate::arguments::{Reading, parse_bytes};
 use crate::input::load_path;
-use crate::output::{self, BAD, BOLD, DIM, GOOD, line, paint, plural};
+use crate::output::{self, BAD, BOLD, Busy, DIM, GOOD, line, paint, plural};
+use crate::streams;
 
 /// Finds what makes a program go wrong: a pass, a setting, a size, a plugin; and shrinks the program.
 ///
@@ -189,13 +189,18 @@ pub fn run(arguments: &Bisect, json: bool) -> Result<Outcome> {
         draw: Draw { seed: arguments.seed, range: arguments.range, special: arguments.special },
         inputs,
         shrink_tries: arguments.shrink,
+        worker: streams::worker(),
         ..Options::default()
     };
     let start = Instant::now();
-    let mut progress = Progress::default();
-    let report = bisect::bisect(&subject, &options, &mut |what| progress.say(what));
-    drop(progress);
-    let report = report?;
+    let report = {
+        let busy = Busy::new("");
+        let mut tries = 0;
+        bisect::bisect(&subject, &options, &mut |what| {
+            tries += 1;
+            busy.say(&output::clipped(&format!("{tries}: {what}"), 100));
+        })?
+    };
     let seconds = start.elapsed().as_secs_f64();
     let input = arguments.path.display().to_string();
     if let (Some(out), Some(case)) = (&arguments.out, &report.case) {
@@ -243,29 +248,6 @@ fn subject(arguments: &Bisect) -> Result<Subject> {
         bail!("--reference {}: it is for {other}, and {} for {this}", reference.display(), path.display());
     }
     Ok(Subject::Pair(Box::new((loaded.module, found.module)), devices))
-}
-
-/// A line on a terminal that says what is tried.
-#[derive(Default)]
-struct Progress {
-    tries: usize,
-}
-
-impl Progress {
-    fn say(&mut self, what: &str) {
-        self.tries += 1;
-        if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[2K{}", output::clipped(&format!("{}: {what}", self.tries), 100));
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[2K");
-        }
-    }
 }
 
 fn print(report: &Report, seconds: f64, out: Option<&str>) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{
     CompileOptions, CostAnalysis, DeviceDescription, FindOptions, MemoryStats, PlatformKind, Topology,
@@ -19,7 +19,7 @@ use meshloom_hlo::text::{TextOptions, print_with_config};
 use prost::Message;
 use serde::Serialize;
 
-use super::ahead::{Compiled, announce, of_run, optimized};
+use super::ahead::{Compiled, announce, of_run, optimized, settings};
 use super::hidden;
 use crate::arguments::{Input, parse_whole};
 use crate::collectives::Totals;
@@ -27,6 +27,7 @@ use crate::conditionals::ConditionalSum;
 use crate::emitted::{Ahead, Emitted};
 use crate::input::{Loaded, load};
 use crate::output::{self, line, plural};
+use crate::streams::{self, Stream};
 use crate::{collectives, conditionals, cost, overlap};
 
 #[derive(Args)]
@@ -80,7 +81,7 @@ struct Answer<'a> {
 
 pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     let find = FindOptions { allow_fetch: !arguments.offline, ..FindOptions::default() };
-    let settings = Settings { time_limit: Duration::from_secs(arguments.time_limit), find, ..Settings::default() };
+    let settings = Settings { time_limit: Duration::from_secs(arguments.time_limit), find, ..settings() };
     let both = compile(&arguments.input, arguments.target.as_deref(), arguments.shardy, &settings, arguments.overlap)?;
     if let Some(path) = &arguments.output {
         write(path, &both.compiled.module)?;
@@ -102,7 +103,7 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
 
 /// A program before and after a plugin, for a check of it.
 pub fn ahead(input: &Input, target: Option<&str>, needs_rates: bool) -> Result<Ahead> {
-    Ok(compile(input, target, None, &Settings::default(), needs_rates)?.ahead)
+    Ok(compile(input, target, None, &settings(), needs_rates)?.ahead)
 }
 
 /// A program before and after a plugin, with all that the plugin says of it.
@@ -166,6 +167,9 @@ fn compile(
 /// A sign of life, on a terminal, for what may take minutes.
 fn spinner(doing: String) -> ProgressBar {
     let bar = ProgressBar::new_spinner().with_message(doing);
+    if !streams::is_terminal(Stream::Err) {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
         bar.set_style(style);
     }

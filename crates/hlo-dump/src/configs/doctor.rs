@@ -11,7 +11,7 @@ use meshloom::pjrt::{
 use meshloom_hlo::suggest::did_you_mean;
 use serde::Serialize;
 
-use super::ahead::download;
+use super::ahead::{download, settings};
 use crate::output::{self, BAD, BOLD, GOOD, line, paint, plural};
 
 #[derive(Args)]
@@ -160,7 +160,7 @@ fn examine((platform, can, topology): (&'static str, &'static str, &'static str)
             return report;
         }
     }
-    let settings = Settings { find, time_limit: std::time::Duration::from_secs(120), ..Settings::default() };
+    let settings = Settings { find, time_limit: std::time::Duration::from_secs(120), ..settings() };
     let described = Topology::parse(topology).and_then(|topology| ahead_of_time::describe(&topology, &settings));
     match described {
         Ok(described) => {

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use super::{ahead, timeline};
 use crate::input::{self, KernelRow, Run};
-use crate::output::{BOLD, DIM, WARN, line, paint};
+use crate::output::{BOLD, DIM, WARN, error_line, line, paint};
 use crate::report::shardings::ShardingRow;
 use crate::traffic::Diloco;
 
@@ -61,7 +61,7 @@ pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box
     let config = on_topology(RunConfig::from_toml_with(text, name, set)?)?;
     let lowered = config.at_stage(stage)?;
     for warning in config.warnings().into_iter().chain(lowered.warnings()) {
-        anstream::eprintln!("{} {warning}", paint(WARN, "warning:"));
+        error_line(&format!("{} {warning}", paint(WARN, "warning:")));
     }
     let module = match stage {
         Stage::Compiled => ahead::of_config(&config)?,

@@ -13,9 +13,13 @@ pub fn at(value: f64) -> f64 {
 /// A place in a drawing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Area {
+    /// Its left edge.
     pub x: f64,
+    /// Its upper edge.
     pub y: f64,
+    /// From left to right.
     pub width: f64,
+    /// From top to bottom.
     pub height: f64,
 }
 
@@ -26,6 +30,7 @@ impl Area {
         Area { x: self.x + 1.0, y: self.y + 1.0, width, height }
     }
 
+    /// It as a rectangle of SVG.
     pub fn rectangle(self, class: Option<&str>, rounding: u8, style: Option<String>) -> Markup {
         let Area { x, y, width, height } = self;
         let [x, y, width, height] = [x, y, width, height].map(at);
@@ -104,27 +109,4 @@ fn multiples(step: f64, most: f64) -> Vec<f64> {
         return vec![0.0];
     }
     (0..).map(|index| f64::from(index) * step).take_while(|&value| value <= most * 1.0001).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_names_keep_both_ends() {
-        assert_eq!(shortened("abcdefghij", 10), "abcdefghij");
-        assert_eq!(shortened("abcdefghijk", 7), "abc…ijk");
-        assert_eq!(fitting("layer/attention/dot", 40), "layer/attention/dot");
-        assert_eq!(fitting("layer/attention/dot", 15), "attention/dot");
-        assert_eq!(fitting("layer/attention/dot_general", 6), "dot_g…");
-    }
-
-    #[test]
-    fn ticks_are_round() {
-        assert_eq!(ticks(9.0, 4), [0.0, 5.0]);
-        assert_eq!(ticks(1.0, 5), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 1.0]);
-        assert_eq!(byte_ticks(1000.0, 4), [0.0, 256.0, 512.0, 768.0]);
-        assert_eq!(byte_ticks(0.0, 4), [0.0]);
-        assert_eq!(ticks(f64::NAN, 4), [0.0]);
-    }
 }

@@ -63,7 +63,7 @@ pub fn render(report: &Report) -> Option<Markup> {
 }
 
 /// The scopes that all begin with, with the last slash.
-fn common_scopes<'a>(scopes: impl IntoIterator<Item = &'a str>) -> &'a str {
+pub fn common_scopes<'a>(scopes: impl IntoIterator<Item = &'a str>) -> &'a str {
     let mut scopes = scopes.into_iter().filter(|scope| !scope.is_empty());
     let Some(first) = scopes.next() else { return "" };
     let mut length = first.len();
@@ -75,7 +75,7 @@ fn common_scopes<'a>(scopes: impl IntoIterator<Item = &'a str>) -> &'a str {
 
 /// Areas in proportion to weights, largest first, as square as they can be (Bruls, Huizing and van Wijk, "Squarified
 /// Treemaps", 2000).
-fn squarified(weights: &[f64], whole: Area) -> Vec<Area> {
+pub fn squarified(weights: &[f64], whole: Area) -> Vec<Area> {
     let total: f64 = weights.iter().sum();
     let scale = whole.width * whole.height / total;
     let (mut areas, mut left, mut first) = (Vec::new(), whole, 0);
@@ -151,36 +151,5 @@ fn tile(area: Area, name: &str, amount: &str, percent: f64, color: &str) -> Mark
                 @if area.height > 40.0 { (text("amount", (area.x + 8.0, area.y + 34.0), shown)) }
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tiles_fill_the_drawing() {
-        let whole = Area { x: 0.0, y: 0.0, width: 6.0, height: 4.0 };
-        let weights = [6.0, 6.0, 4.0, 3.0, 2.0, 2.0, 1.0];
-        let areas = squarified(&weights, whole);
-        assert_eq!(areas.len(), weights.len());
-        for (area, weight) in areas.iter().zip(weights) {
-            assert!((area.width * area.height - weight).abs() < 1e-9, "{area:?}");
-            assert!(area.x >= 0.0 && area.x + area.width < 6.0 + 1e-9, "{area:?}");
-            assert!(area.y >= 0.0 && area.y + area.height < 4.0 + 1e-9, "{area:?}");
-        }
-        // The example of the paper: the first two stand above each other.
-        assert_eq!(areas[0], Area { x: 0.0, y: 0.0, width: 3.0, height: 2.0 });
-        assert_eq!(areas[1], Area { x: 0.0, y: 2.0, width: 3.0, height: 2.0 });
-    }
-
-    #[test]
-    fn scopes_in_common() {
-        let check =
-            |scopes: &[&'static str], expected: &str| assert_eq!(common_scopes(scopes.iter().copied()), expected);
-        check(&["a/b/c", "a/b/d", ""], "a/b/");
-        check(&["a/bc", "a/bd"], "a/");
-        check(&["é/x", "è/x"], "");
-        check(&[], "");
     }
 }

@@ -20,13 +20,13 @@ use crate::output::{NO_SCOPE, plural};
 
 /// A scope, with all that is in it.
 #[derive(Clone, Debug, Default, Serialize)]
-struct Scope {
+pub(crate) struct Scope {
     /// Its own name; several, joined by `/`, where nothing else is in between.
-    name: String,
+    pub(crate) name: String,
     /// The scope around it; none for the root.
-    parent: Option<usize>,
+    pub(crate) parent: Option<usize>,
     /// Instructions, a fusion as one.
-    instructions: usize,
+    pub(crate) instructions: usize,
     /// Operations in all executions.
     flops: f64,
     /// Bytes that one device sends in all executions.
@@ -39,21 +39,21 @@ struct Scope {
 
 /// What flows between two scopes of the same parent, from anything in one to anything in the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-struct Edge {
-    from: usize,
-    to: usize,
+pub(crate) struct Edge {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
     /// Values.
     values: usize,
     /// Their bytes on one device.
-    bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 /// The scopes of a program.
 #[derive(Clone, Debug, Default, Serialize)]
-struct ScopeTree {
+pub(crate) struct ScopeTree {
     /// The root first, each scope after its parent; those of one parent in the order of the program.
-    scopes: Vec<Scope>,
-    edges: Vec<Edge>,
+    pub(crate) scopes: Vec<Scope>,
+    pub(crate) edges: Vec<Edge>,
     /// How many scopes are not apart, being too many.
     left_out: usize,
 }
@@ -137,6 +137,15 @@ impl Cut {
             }
         }
         text.into()
+    }
+}
+
+impl ScopeTree {
+    /// That of a graph whose costs are not known.
+    pub(crate) fn of(name: &str, graph: &ScopeGraph) -> ScopeTree {
+        let builder = Builder::of(name, graph, Cut::of(graph));
+        let edges = builder.edges(graph);
+        collapsed(builder.scopes, edges)
     }
 }
 
@@ -284,59 +293,4 @@ fn collapsed(scopes: Vec<Scope>, edges: Vec<Edge>) -> ScopeTree {
     }
     tree.edges = edges.into_iter().map(|edge| Edge { from: places[edge.from], to: places[edge.to], ..edge }).collect();
     tree
-}
-
-#[cfg(test)]
-mod tests {
-    use meshloom_hlo::analysis::{ScopeEdge, ScopeNode};
-
-    use super::*;
-
-    fn graph(paths: &[String], edges: &[(usize, usize)]) -> ScopeGraph {
-        let node =
-            |path: &String| ScopeNode { path: path.clone(), instructions: 2, opcodes: [("dot".to_owned(), 2)].into() };
-        let edge = |&(from, to): &(usize, usize)| ScopeEdge { from, to, values: 1, bytes: 8 };
-        ScopeGraph { nodes: paths.iter().map(node).collect(), edges: edges.iter().map(edge).collect() }
-    }
-
-    fn tree_of(graph: &ScopeGraph) -> ScopeTree {
-        let builder = Builder::of("m", graph, Cut::of(graph));
-        let edges = builder.edges(graph);
-        collapsed(builder.scopes, edges)
-    }
-
-    fn names(tree: &ScopeTree) -> Vec<(&str, Option<usize>, usize)> {
-        tree.scopes.iter().map(|scope| (scope.name.as_str(), scope.parent, scope.instructions)).collect()
-    }
-
-    #[test]
-    fn scopes_nest_and_chains_are_one() {
-        let paths = ["a/b/x", "a/b/y/z", "a/b", ""].map(str::to_owned);
-        let tree = tree_of(&graph(&paths, &[(0, 1), (1, 3), (2, 0)]));
-        let expected = [
-            ("m", None, 8),
-            ("a/b", Some(0), 6),
-            ("x", Some(1), 2),
-            ("y/z", Some(1), 2),
-            (OWN, Some(1), 2),
-            (NO_SCOPE, Some(0), 2),
-        ];
-        assert_eq!(names(&tree), expected);
-        let edges: Vec<_> = tree.edges.iter().map(|edge| (edge.from, edge.to, edge.bytes)).collect();
-        // What leaves `a/b` does so from all of it.
-        assert_eq!(edges, [(2, 3, 8), (1, 5, 8), (4, 2, 8)]);
-    }
-
-    #[test]
-    fn too_many_scopes_are_merged() {
-        let layers: Vec<String> = (0..5000).map(|layer| format!("step/layer_{layer}/mlp{}", layer % 2)).collect();
-        let edges: Vec<(usize, usize)> = (1..5000).map(|layer| (layer - 1, layer)).collect();
-        let tree = tree_of(&graph(&layers, &edges));
-        assert_eq!(names(&tree), [("m", None, 10_000), ("step/layer_*/mlp*", Some(0), 10_000)]);
-        let letters = |number: usize| {
-            format!("{:05}", number).bytes().map(|digit| (digit - b'0' + b'a') as char).collect::<String>()
-        };
-        let paths: Vec<String> = (0..5000).map(|layer| format!("step{}/{}", layer % 3, letters(layer))).collect();
-        assert_eq!(names(&tree_of(&graph(&paths, &[]))), [("m", None, 10_000), ("step*", Some(0), 10_000)]);
-    }
 }

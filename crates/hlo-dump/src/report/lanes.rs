@@ -11,14 +11,16 @@ use crate::output::{plural, seconds, thousands};
 /// Something that takes time.
 #[derive(Clone, Debug, Default)]
 pub struct Span {
-    /// When it begins and ends, in seconds of the drawing: see [`StepLanes`].
+    /// When it begins, in seconds of the drawing: see [`StepLanes`].
     pub start: f64,
+    /// When it ends.
     pub end: f64,
     /// What it is, in short: of computation, its scope. Spans that follow each other with the same label are drawn as
     /// one.
     pub label: String,
     /// All that is known of it.
     pub detail: String,
+    /// What its time is limited by.
     pub limit: Option<Bound>,
     /// The part of its time that nothing happens, where it is several drawn as one.
     pub idle: f64,
@@ -139,7 +141,7 @@ fn bracket(found: &LoopSpan, start: f64, end: f64, bottom: f64) -> Markup {
 }
 
 /// Neighbours of the same scope, and those too narrow to be seen, become one mark.
-fn visible(spans: &[Span], whole: f64) -> Vec<Span> {
+pub fn visible(spans: &[Span], whole: f64) -> Vec<Span> {
     let narrow = whole * NARROWEST / (WIDTH - LEFT - RIGHT);
     let mut shown: Vec<Merged> = Vec::new();
     for span in spans {
@@ -210,28 +212,5 @@ fn mark(span: &Span, start: f64, end: f64, y: f64, fill: String) -> Markup {
                 text x=(at(start + 5.0)) y=(at(y + LANE / 2.0 + 4.0)) { (text) }
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_drawing_has_no_more_marks_than_pixels() {
-        let span = |at: u32| Span {
-            start: f64::from(at),
-            end: f64::from(at) + 1.0,
-            label: format!("op{at}"),
-            ..Span::default()
-        };
-        let spans: Vec<Span> = (0..200_000).map(span).collect();
-        let shown = visible(&spans, 200_000.0);
-        assert!(shown.len() < 2000, "{}", shown.len());
-        assert_eq!((shown[0].start, shown[shown.len() - 1].end), (0.0, 200_000.0));
-        assert_eq!(visible(&spans[..10], 10.0).len(), 10);
-        let same: Vec<Span> = spans[..10].iter().map(|span| Span { label: "layer".into(), ..span.clone() }).collect();
-        let shown = visible(&same, 10.0);
-        assert_eq!((shown.len(), shown[0].start, shown[0].end), (1, 0.0, 10.0));
     }
 }

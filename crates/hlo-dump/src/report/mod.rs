@@ -8,12 +8,12 @@
 
 pub mod chart;
 mod collectives;
-mod costs;
+pub mod costs;
 mod curve;
 mod figures;
-mod graph;
+pub mod graph;
 pub mod html;
-mod lanes;
+pub mod lanes;
 mod measured;
 mod pipeline;
 pub mod schedule;

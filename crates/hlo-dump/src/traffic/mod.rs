@@ -4,7 +4,7 @@
 //! run config with DiLoCo, the schedule adds the fragment. Times and the line of overlap are a model and are marked so.
 
 mod picture;
-mod series;
+pub mod series;
 
 use anyhow::{Context, Result, bail};
 use meshloom_hlo::analysis::AxisPart;
@@ -68,10 +68,11 @@ fn axis(arguments: &Traffic, loaded: &Loaded) -> Result<AxisPart> {
     }
 }
 
-const BAR: usize = 32;
+/// The width of a whole bar, in characters.
+pub const BAR: usize = 32;
 
 /// A bar of eighths of characters.
-fn bar(bytes: u64, most: u64) -> String {
+pub fn bar(bytes: u64, most: u64) -> String {
     const PARTS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
     if most == 0 {
         return String::new();
@@ -136,18 +137,4 @@ fn print_comparison(series: &[Series]) {
         .number("of the first", |it| share(it.total().most, first.total().most));
     line("");
     output::table(table, 0);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bars_are_in_proportion() {
-        assert_eq!(bar(0, 100), "");
-        assert_eq!(bar(100, 100), "█".repeat(BAR));
-        assert_eq!(bar(50, 100), "█".repeat(BAR / 2));
-        assert_eq!(bar(1, 1_000_000), "▏", "little is not nothing");
-        assert_eq!(bar(5, 0), "");
-    }
 }

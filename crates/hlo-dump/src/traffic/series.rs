@@ -84,7 +84,7 @@ pub struct Row {
 }
 
 impl Row {
-    fn of(found: &StepTraffic, (sent, applied): Event) -> Row {
+    pub(crate) fn of(found: &StepTraffic, (sent, applied): Event) -> Row {
         let StepTraffic { counter, executions, moved_bytes, moved_in_loops } = found;
         Row {
             step: counter + 1,
@@ -205,7 +205,7 @@ pub fn all(arguments: &Traffic, first: &Loaded, axis: &AxisPart) -> Result<Vec<S
 }
 
 /// What a name such as `streaming+int4` changes in a run config.
-fn overrides(name: &str) -> Result<Vec<String>> {
+pub fn overrides(name: &str) -> Result<Vec<String>> {
     let one = |word: &str| match word {
         "vanilla" => Ok(vec!["diloco.streaming=false".to_owned()]),
         "streaming" => Ok(vec!["diloco.streaming=true".to_owned()]),
@@ -272,7 +272,7 @@ fn series(
 
 /// The model of overlap: the bytes sent after a step travel in equal parts during the `tau` steps that follow. It shows
 /// the steady state, so the first steps include what the previous period sent.
-fn spread(rows: &mut [Row], overlap: usize, period: usize) {
+pub(crate) fn spread(rows: &mut [Row], overlap: usize, period: usize) {
     // A period must be known to go on before its start.
     if overlap == 0 || rows.len() < period {
         return;
@@ -285,47 +285,5 @@ fn spread(rows: &mut [Row], overlap: usize, period: usize) {
             None => sent[(index + period * overlap.div_ceil(period) - back) % period],
         });
         row.spread_bytes = Some(before.sum::<u64>() as f64 / overlap as f64);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn rows(bytes: &[u64]) -> Vec<Row> {
-        let exactly = |bytes| Bounds { least: bytes, most: Some(bytes) };
-        let row = |(counter, &bytes): (u64, &u64)| {
-            let found = StepTraffic {
-                counter,
-                executions: exactly(1),
-                moved_bytes: exactly(bytes),
-                moved_in_loops: exactly(0),
-            };
-            Row::of(&found, (None, None))
-        };
-        (0..).zip(bytes).map(row).collect()
-    }
-
-    #[test]
-    fn overlap_spreads_what_was_sent() {
-        let spread_of = |overlap, bytes: &[u64]| {
-            let mut rows = rows(bytes);
-            spread(&mut rows, overlap, 6);
-            rows.iter().map(|row| row.spread_bytes).collect::<Vec<_>>()
-        };
-        let sent = [0, 12, 0, 24, 0, 6];
-        // Sent after step 2: with steps 3 and 4. Sent after step 6: with steps 7 and 8, which are as 1 and 2.
-        assert_eq!(spread_of(2, &sent), [3.0, 3.0, 6.0, 6.0, 12.0, 12.0].map(Some));
-        // Two are under way at a time.
-        assert_eq!(spread_of(3, &sent), [10.0, 2.0, 6.0, 4.0, 12.0, 8.0].map(Some));
-        assert_eq!(spread_of(0, &sent), [None; 6]);
-        assert_eq!(spread_of(1, &sent[..4]), [None; 4], "less than a period");
-    }
-
-    #[test]
-    fn names_are_overrides() {
-        assert_eq!(overrides("streaming+int4").expect("words"), ["diloco.streaming=true", "diloco.transport=int4"]);
-        assert_eq!(overrides("microbatches=4").expect("words"), ["train.microbatches=4"]);
-        assert!(overrides("steaming").is_err());
     }
 }

@@ -93,26 +93,3 @@ fn target(text: &str) -> Option<(u64, u64)> {
     };
     (in_order && !slices.is_empty()).then_some((slices.len() as u64, last.checked_add(1)?))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn targets_are_slices_and_devices() {
-        let cases = [
-            ("{1,2,3,4}x{0:255}", Some((4, 256))),
-            ("{1,2}x{0:7}", Some((2, 8))),
-            ("{1}x{0}", Some((1, 1))),
-            ("{1,3}x{0:7}", None),
-            ("{2,1}x{0:7}", None),
-            ("{1,2}x{4:7}", None),
-            ("{1,2}", None),
-            ("{}x{0:7}", None),
-            ("1,2x0:7", None),
-        ];
-        for (text, expected) in cases {
-            assert_eq!(target(text), expected, "{text}");
-        }
-    }
-}

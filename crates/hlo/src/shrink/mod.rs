@@ -16,8 +16,6 @@
 
 mod edit;
 mod pair;
-#[cfg(test)]
-mod tests;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -228,19 +228,3 @@ const OPERATIONS: &[&[Operation]] = operations! {
     "triangular-solve" Exactly(2) [LeftSide? Lower? UnitDiagonal? TransposeA?]
     "while" Exactly(1) Same [Condition! Body!]
 };
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_lead_back() {
-        for operation in Operation::all() {
-            assert_eq!(Operation::from_name(operation.name).map(|found| found.name), Some(operation.name));
-            for &(attribute, usage) in operation.attributes {
-                let found = operation.allowed.named(attribute.name());
-                assert_eq!(found, (usage != Use::Unread).then_some(attribute), "{}", operation.name);
-            }
-        }
-    }
-}

@@ -101,37 +101,3 @@ pub(crate) fn write_short(out: &mut String, value: f64) {
         write_general(out, value, 6);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn text(write: impl Fn(&mut String)) -> String {
-        let mut out = String::new();
-        write(&mut out);
-        out
-    }
-
-    #[test]
-    fn floats_print_as_in_c() {
-        let cases: &[(f32, &str)] = &[
-            (0.0, "0"),
-            (-0.0, "-0"),
-            (0.1, "0.1"),
-            (1.0 / 3.0, "0.333333343"),
-            (1e6, "1e+06"),
-            (123456.0, "123456"),
-            (1234567.0, "1234567"),
-            (1e-5, "1e-05"),
-            (f32::MAX, "3.40282347e+38"),
-            (f32::NEG_INFINITY, "-inf"),
-            (f32::NAN, "nan"),
-        ];
-        for (value, expected) in cases {
-            assert_eq!(text(|out| write_f32(out, *value)), *expected);
-        }
-        assert_eq!(text(|out| write_f64(out, 0.1)), "0.1");
-        assert_eq!(text(|out| write_f64(out, 1.0 / 3.0)), "0.33333333333333331");
-        assert_eq!(text(|out| write_bf16(out, bf16::from_f32(0.1))), "0.1001");
-    }
-}

@@ -123,7 +123,7 @@ impl From<Reported> for PjrtError {
 }
 
 /// Writes a message into the folder, all or nothing.
-pub(in super::super) fn write<M: Serialize>(folder: &Path, name: &str, message: &M) -> Result<(), String> {
+pub fn write<M: Serialize>(folder: &Path, name: &str, message: &M) -> Result<(), String> {
     let body = postcard::to_stdvec(message).map_err(|error| error.to_string())?;
     let file = tempfile::NamedTempFile::new_in(folder).map_err(|error| error.to_string())?;
     let parts: [&[u8]; 3] = [HEADER, &Sha256::digest(&body), &body];
@@ -133,11 +133,12 @@ pub(in super::super) fn write<M: Serialize>(folder: &Path, name: &str, message: 
 }
 
 /// Reads a message of the folder.
-pub(in super::super) fn read<M: DeserializeOwned>(folder: &Path, name: &str) -> Result<M, String> {
+pub fn read<M: DeserializeOwned>(folder: &Path, name: &str) -> Result<M, String> {
     decode(&fs::read(folder.join(name)).map_err(|error| error.to_string())?)
 }
 
-fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, String> {
+/// Reads a message.
+pub fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, String> {
     let rest = bytes.strip_prefix(HEADER).ok_or("it is not a message of this version of meshloom")?;
     let (sum, body) = rest.split_at_checked(SUM_LENGTH).ok_or("it is cut off")?;
     if Sha256::digest(body).as_slice() != sum {
@@ -145,51 +146,4 @@ fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, String> {
     }
     let (message, rest) = postcard::take_from_bytes(body).map_err(|error| error.to_string())?;
     if rest.is_empty() { Ok(message) } else { Err("it has data after its end".into()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{DebugValue, NamedValue};
-
-    fn request() -> Request {
-        let debug_options = [("a".to_owned(), DebugValue::Float(0.5)), ("b".to_owned(), DebugValue::Bool(true))];
-        let options = CompileOptions { debug_options: debug_options.into(), ..CompileOptions::partitioned(8) };
-        let task = Task::Compile { module: vec![1, 2, 255], options };
-        Request { parent: 7, plugin: "/some/plugin.so".into(), topology: "v5e:2x4".into(), task }
-    }
-
-    fn answer() -> Answer {
-        let attributes = [("coords".to_owned(), NamedValue::Ints(vec![1, 2, -3]))].into();
-        let device = DeviceDescription { id: 3, kind: "kind".into(), description: String::new(), attributes };
-        Answer::Described(vec![device], (0, 81))
-    }
-
-    #[test]
-    fn messages_make_the_round_trip() {
-        let folder = tempfile::tempdir().expect("a folder");
-        write(folder.path(), REQUEST, &request()).expect("write");
-        assert_eq!(read::<Request>(folder.path(), REQUEST), Ok(request()));
-        write(folder.path(), ANSWER, &answer()).expect("write");
-        assert_eq!(read::<Answer>(folder.path(), ANSWER), Ok(answer()));
-        let names = fs::read_dir(folder.path()).expect("the folder").count();
-        assert_eq!(names, 2, "no other file is left");
-    }
-
-    #[test]
-    fn damaged_messages_are_refused() {
-        let folder = tempfile::tempdir().expect("a folder");
-        write(folder.path(), REQUEST, &request()).expect("write");
-        let good = fs::read(folder.path().join(REQUEST)).expect("the file");
-        for cut in 0..good.len() {
-            assert!(decode::<Request>(&good[..cut]).is_err(), "cut off at {cut}");
-        }
-        for position in 0..good.len() {
-            let mut bad = good.clone();
-            bad[position] ^= 1;
-            assert!(decode::<Request>(&bad).is_err(), "changed at {position}");
-        }
-        let reason = decode::<Request>(b"meshloom worker message 0 of 0.0\n").expect_err("another version");
-        assert_eq!(reason, "it is not a message of this version of meshloom");
-    }
 }

@@ -79,7 +79,7 @@ pub fn libraries_of(plugin: &Path) -> Vec<FoundLibrary> {
 
 /// Finds the libraries and loads them, in their order: from beside the plugin, from installed Python packages, from
 /// meshloom's cache or the loader's path; else, on a machine with a driver, fetched.
-pub(super) fn load(plugin: &Path, options: &FindOptions) -> Vec<FoundLibrary> {
+pub fn load(plugin: &Path, options: &FindOptions) -> Vec<FoundLibrary> {
     let toolkit = Toolkit::of(plugin);
     let cache = options.cache_directory.clone().or_else(default_cache_directory);
     // Who names a plugin has what it needs, or means another than CUDA's.
@@ -133,52 +133,5 @@ fn open(path: PathBuf) -> Result<PathBuf, String> {
             Ok(path)
         }
         Err(error) => Err(cause(&error)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::*;
-
-    /// A shared object that this process has loaded, to stand for NVIDIA's.
-    fn some_library() -> PathBuf {
-        let maps = fs::read_to_string("/proc/self/maps").expect("maps");
-        let files = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
-        PathBuf::from(files.into_iter().find(|file| file.contains("/libgcc_s")).expect("Rust's unwinder"))
-    }
-
-    #[test]
-    fn libraries_of_both_toolkits_are_found_beside_the_plugin() {
-        let cases = [
-            (
-                "jax_plugins/xla_cuda12/xla_cuda_plugin.so",
-                "nvidia/cuda_runtime/lib/libcudart.so.12",
-                "nvidia-cuda-runtime-cu12",
-            ),
-            ("jax_plugins/xla_cuda13/xla_cuda_plugin.so", "nvidia/cu13/lib/libcudart.so.13", "nvidia-cuda-runtime"),
-            // Of no package: the library lies in the plugin's own folder.
-            ("own/plugin.so", "own/libcudart.so.12", "nvidia-cuda-runtime-cu12"),
-        ];
-        for (plugin, library, package) in cases {
-            let folder = tempfile::tempdir().expect("a folder");
-            let path = folder.path().join(library);
-            fs::create_dir_all(path.parent().expect("a folder")).expect("create");
-            fs::copy(some_library(), &path).expect("copy");
-            let options = FindOptions {
-                allow_fetch: false,
-                search_python_packages: false,
-                cache_directory: Some(folder.path().join("cache")),
-                ..FindOptions::default()
-            };
-            let found = load(&folder.path().join(plugin), &options);
-            assert_eq!(found.iter().map(|it| it.name).collect::<Vec<_>>(), LIBRARIES.map(|row| row.name));
-            let cudart = &found[0];
-            assert_eq!((cudart.path(), cudart.package, cudart.problem()), (Some(path.as_path()), package, None));
-            // What is nowhere says so in the loader's words.
-            let missing = found.iter().filter_map(FoundLibrary::problem).all(|reason| reason.contains("lib"));
-            assert!(missing, "{found:?}");
-        }
     }
 }

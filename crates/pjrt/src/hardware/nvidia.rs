@@ -3,14 +3,14 @@
 use super::super::wheels::Package;
 
 /// One library. Each row stands after the rows that it needs.
-pub(super) struct Library {
+pub(crate) struct Library {
     /// What it is called without the trimmings.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// Of CUDA 12: its name for the loader, its folder below `nvidia` in an installation of Python packages, and the
     /// package.
-    pub(super) cu12: (&'static str, &'static str, &'static Package),
+    pub(crate) cu12: (&'static str, &'static str, &'static Package),
     /// Of CUDA 13: the same, and the package's name alone, for these are found but not fetched.
-    pub(super) cu13: (&'static str, &'static str, &'static str),
+    pub(crate) cu13: (&'static str, &'static str, &'static str),
 }
 
 const fn package(name: &'static str, version: &'static str, sha256: &'static str, byte_count: u64) -> Package {
@@ -79,7 +79,7 @@ const NCCL: Package = package(
 );
 
 /// The libraries, in the order in which they are loaded.
-pub(super) const LIBRARIES: [Library; 11] = [
+pub(crate) const LIBRARIES: [Library; 11] = [
     Library {
         name: "cudart",
         cu12: ("libcudart.so.12", "cuda_runtime", &CUDART),

@@ -15,13 +15,13 @@
 //! ```
 
 mod inputs;
-mod program;
+pub(crate) mod program;
 mod runner;
-mod search;
+pub(crate) mod search;
 mod smaller;
 mod subject;
 mod suspects;
-mod symptom;
+pub(crate) mod symptom;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

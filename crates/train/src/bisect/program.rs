@@ -134,10 +134,10 @@ fn unsupported(reason: String) -> BisectError {
 }
 
 /// Padded dimensions, and the part of each device.
-type Parts = (Vec<usize>, Vec<Vec<Range<usize>>>);
+pub type Parts = (Vec<usize>, Vec<Vec<Range<usize>>>);
 
 /// Where the parts of a value of these dimensions lie.
-fn parts_of(sharding: &OpSharding, dims: &[usize], count: usize) -> Option<Parts> {
+pub fn parts_of(sharding: &OpSharding, dims: &[usize], count: usize) -> Option<Parts> {
     let whole = || (dims.to_vec(), vec![dims.iter().map(|&size| 0..size).collect(); count]);
     if sharding.named_sharding.is_some() {
         return None;
@@ -190,27 +190,4 @@ fn iota(dims: &[usize], perm: &Vec<usize>) -> Option<Vec<usize>> {
         numbers = numbers.iter().flat_map(|&number| (0..dims[axis]).map(move |index| number + index * step)).collect();
     }
     Some(numbers)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tiles_are_where_xla_has_them() {
-        // devices=[2,1,2]<=[2,2]T(1,0) last_tile_dim_replicate
-        let sharding = OpSharding {
-            r#type: Type::Other.into(),
-            tile_assignment_dimensions: vec![2, 1, 2],
-            iota_reshape_dims: vec![2, 2],
-            iota_transpose_perm: vec![1, 0],
-            replicate_on_last_tile_dim: true,
-            ..OpSharding::default()
-        };
-        let (padded, parts) = parts_of(&sharding, &[3, 5], 4).expect("tiles");
-        assert_eq!(padded, [4, 5]);
-        let rows: Vec<_> = parts.iter().map(|part| part[0].clone()).collect();
-        assert_eq!(rows, [0..2, 2..4, 0..2, 2..4]);
-        assert!(parts_of(&sharding, &[3, 5], 8).is_none());
-    }
 }

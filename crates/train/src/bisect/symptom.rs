@@ -157,7 +157,7 @@ fn number(number: f64) -> String {
 }
 
 /// The element of an output that is not a finite number, if there is one.
-pub(super) fn not_finite(outputs: &[Literal]) -> Option<Symptom> {
+pub fn not_finite(outputs: &[Literal]) -> Option<Symptom> {
     outputs.iter().enumerate().filter(|(_, literal)| literal.ty().dtype.is_float()).find_map(|(output, literal)| {
         let numbers = literal.to_f64_vec();
         let count = numbers.iter().filter(|number| !number.is_finite()).count();
@@ -167,7 +167,7 @@ pub(super) fn not_finite(outputs: &[Literal]) -> Option<Symptom> {
 
 /// The output that differs most from its reference, if one differs by more than `tolerance` times the largest number of
 /// the reference. Integers differ if they are not equal. A NaN is equal to a NaN alone.
-pub(super) fn difference(found: &[Literal], expected: &[Literal], tolerance: f64) -> Option<Symptom> {
+pub fn difference(found: &[Literal], expected: &[Literal], tolerance: f64) -> Option<Symptom> {
     let mut worst: Option<(f64, Symptom)> = None;
     for (output, (found, expected)) in found.iter().zip(expected).enumerate() {
         let tolerance = match found.ty().dtype {
@@ -212,29 +212,4 @@ pub(super) fn too_much_memory(memory: Option<MemoryStats>, limit: Option<u64>) -
     let bytes = u64::try_from(memory?.total()).unwrap_or(0);
     let limit = limit?;
     (bytes > limit).then_some(Symptom::Memory { bytes, limit })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nan_is_equal_to_nan_alone() {
-        let of = |numbers: &[f32]| vec![Literal::vector(numbers)];
-        assert_eq!(difference(&of(&[1.0, f32::NAN]), &of(&[1.0, f32::NAN]), 1e-4), None);
-        assert_eq!(difference(&of(&[1.0, 2.0]), &of(&[1.0001, 2.0]), 1e-4), None);
-        let found = difference(&of(&[1.0, 2.0, 3.0]), &of(&[1.0, f32::NAN, 4.0]), 1e-4);
-        assert!(matches!(found, Some(Symptom::Differs { element: 1, count: 2, of: 3, .. })), "{found:?}");
-        assert!(not_finite(&of(&[1.0, f32::INFINITY])).is_some_and(|it| it.kind() == Kind::NotFinite));
-        assert_eq!(not_finite(&[Literal::vector(&[1i32])]), None);
-    }
-
-    #[test]
-    fn checks_are_told_apart_by_their_place() {
-        let crash = |said: &str| Symptom::Crash { signal: 6, said: Some(said.to_owned()) };
-        let first = crash("F0000 00:00:1.1 7 b.cc:2] Check failed: x == y (1 vs. 2)");
-        assert!(first.is_like(&crash("F0000 00:00:9.9 8 b.cc:2] Check failed: x == y (3 vs. 2)")));
-        assert!(!first.is_like(&crash("F0000 00:00:9.9 8 c.cc:2] Check failed: x == y (3 vs. 2)")));
-        assert_eq!(first.to_string(), "the process ends by signal 6: b.cc:2] Check failed: x == y (1 vs. 2)");
-    }
 }

@@ -10,8 +10,8 @@
 mod blocks;
 mod bounds;
 mod hardware;
-mod placement;
-mod plan;
+pub(crate) mod placement;
+pub(crate) mod plan;
 mod queue;
 mod report;
 

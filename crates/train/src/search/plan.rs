@@ -445,7 +445,7 @@ fn pipelines(shape: &Shape, stages: usize, rows_split: usize, remat: &RematPolic
 }
 
 /// All ways to write a number of devices as a product of the sizes of the axes.
-fn factorizations(devices: usize) -> Vec<[usize; AXES.len()]> {
+pub fn factorizations(devices: usize) -> Vec<[usize; AXES.len()]> {
     fn fill(left: usize, axis: usize, sizes: [usize; AXES.len()], found: &mut Vec<[usize; AXES.len()]>) {
         if axis + 1 == AXES.len() {
             let mut sizes = sizes;
@@ -465,17 +465,4 @@ fn factorizations(devices: usize) -> Vec<[usize; AXES.len()]> {
 
 fn divisors(number: usize) -> Vec<usize> {
     (1..=number).filter(|divisor| number.is_multiple_of(*divisor)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::factorizations;
-
-    #[test]
-    fn devices_as_products() {
-        let all = factorizations(8);
-        // Three factors of two over six axes.
-        assert_eq!(all.len(), 56);
-        assert!(all.iter().all(|sizes| sizes.iter().product::<usize>() == 8));
-    }
 }

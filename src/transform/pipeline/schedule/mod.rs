@@ -28,8 +28,6 @@ mod replay;
 mod search;
 mod simulate;
 mod slots;
-#[cfg(test)]
-mod tests;
 mod verify;
 
 pub use columns::{Columns, Slots};

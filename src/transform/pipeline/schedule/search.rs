@@ -60,6 +60,16 @@ impl Table {
         Table::searched(&shapes, costs, cap)
     }
 
+    /// The published tables of a shape, as far as there are any. Where a shape is split, each is there once as it was
+    /// published, and once with the gradients of weights pulled forward into free time.
+    ///
+    /// # Errors
+    /// There are fewer microbatches than stages, a number is 0 or too large, or the costs are for another shape.
+    pub fn published(shape: &Shape, costs: &Costs) -> Result<Vec<Table>, ScheduleError> {
+        check(shape)?;
+        Ok(published(shape, &costs.resolve(shape)?))
+    }
+
     /// The table of one of these shapes that takes the least time in lock step; of several such tables, the one that
     /// holds least. No stage holds more microbatches than `cap` at once, as
     /// [`Simulated::peak_memory`](super::Simulated::peak_memory) counts them. The search goes over a small family of

@@ -20,8 +20,6 @@ mod hardware;
 mod kernels;
 mod line;
 mod wires;
-#[cfg(test)]
-mod tests;
 
 use serde::Serialize;
 

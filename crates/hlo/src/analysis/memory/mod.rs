@@ -34,7 +34,7 @@ mod dataflow;
 mod display;
 mod fused;
 mod host;
-mod placement;
+pub(crate) mod placement;
 mod schedule;
 mod sharing;
 mod upper;

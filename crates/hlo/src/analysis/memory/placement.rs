@@ -8,23 +8,26 @@ use super::dataflow::{Ranges, add_range, after_start, before_end, is_apart};
 
 /// A buffer with the times in which it is live.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Lifetime {
+pub struct Lifetime {
     /// Its class.
-    pub(super) class: u32,
-    pub(super) bytes: u64,
+    pub class: u32,
+    /// Its size.
+    pub bytes: u64,
     start: u32,
     end: u32,
     ranges: Ranges,
 }
 
 impl Lifetime {
-    pub(super) fn new(class: u32, bytes: u64, ranges: Ranges) -> Lifetime {
+    /// Of a class, with the times from which and until which it is live.
+    pub fn new(class: u32, bytes: u64, ranges: Ranges) -> Lifetime {
         let start = ranges.keys().next().copied().unwrap_or(0);
         let end = ranges.values().next_back().copied().unwrap_or(0);
         Lifetime { class, bytes, start, end, ranges }
     }
 
-    pub(super) fn is_live(&self, time: u32) -> bool {
+    /// Whether it is live at a time.
+    pub fn is_live(&self, time: u32) -> bool {
         self.ranges.range(..=time).next_back().is_some_and(|(_, &until)| until >= time)
     }
 
@@ -37,8 +40,9 @@ impl Lifetime {
 /// Memory that is there from start to end because a result of the program ends up in it: values that fit in may use it
 /// while it is free (`BufferAssigner::AssignSingleHloBuffer`, buffer_assignment.cc in XLA).
 #[derive(Clone, Debug)]
-pub(super) struct Reusable {
-    pub(super) bytes: u64,
+pub struct Reusable {
+    /// Its size.
+    pub bytes: u64,
     /// The classes in it.
     classes: FxHashSet<u32>,
     /// When it is used.
@@ -46,11 +50,13 @@ pub(super) struct Reusable {
 }
 
 impl Reusable {
-    pub(super) fn new(bytes: u64) -> Reusable {
+    /// Memory that nothing uses yet.
+    pub fn new(bytes: u64) -> Reusable {
         Reusable { bytes, classes: FxHashSet::default(), used: Ranges::new() }
     }
 
-    pub(super) fn put(&mut self, class: u32, ranges: &Ranges) {
+    /// Puts a class in, for the times in which it is live.
+    pub fn put(&mut self, class: u32, ranges: &Ranges) {
         self.classes.insert(class);
         ranges.iter().for_each(|(&start, &end)| add_range(&mut self.used, (start, end)));
     }
@@ -71,16 +77,18 @@ impl Reusable {
 
 /// A time at which a class may take over from another, or the other from it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Takeover {
-    pub(super) time: u32,
-    pub(super) other: u32,
+pub struct Takeover {
+    /// The time.
+    pub time: u32,
+    /// The other class.
+    pub other: u32,
     /// Whether it takes over from the other.
-    pub(super) is_result: bool,
+    pub is_result: bool,
 }
 
 /// Places values in memory that is there anyway, the largest first, and gives back those that have no room. Each takes
 /// the smallest memory that fits.
-pub(super) fn reuse(
+pub fn reuse(
     mut values: Vec<Lifetime>,
     mut reusable: Vec<Reusable>,
     handovers: &FxHashMap<u32, Vec<Takeover>>,
@@ -110,12 +118,12 @@ pub(super) fn reuse(
 }
 
 /// Where values start in a heap is a multiple of this.
-pub(super) const ALIGNMENT: u64 = 64;
+pub const ALIGNMENT: u64 = 64;
 
 /// The size of a heap for values such that values live at the same time do not overlap. Each goes into the tightest gap
 /// (`GlobalDecreasingSizeBestFitHeap`, heap_simulator.cc in XLA), ordered by size or by lifetime, whichever needs less.
 /// `None` for too many values, since the time is quadratic in their number.
-pub(super) fn heap_size(values: &[Lifetime]) -> Option<u64> {
+pub fn heap_size(values: &[Lifetime]) -> Option<u64> {
     /// More are not placed.
     const MOST_VALUES: usize = 6000;
     if values.len() > MOST_VALUES {
@@ -162,7 +170,7 @@ fn tightest_gap(around: &[(u64, u64)], bytes: u64) -> u64 {
 }
 
 /// How many bytes are live at each time.
-pub(super) fn live_bytes(values: &[Lifetime], times: usize) -> Vec<u64> {
+pub fn live_bytes(values: &[Lifetime], times: usize) -> Vec<u64> {
     let (mut made, mut freed) = (vec![0u64; times + 1], vec![0u64; times + 1]);
     for value in values {
         for (&start, &end) in value.ranges.iter().filter(|&(&start, _)| (start as usize) < times) {
@@ -178,75 +186,4 @@ pub(super) fn live_bytes(values: &[Lifetime], times: usize) -> Vec<u64> {
             live
         })
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use rustc_hash::FxHashMap;
-
-    use super::{Lifetime, Ranges, Reusable, heap_size, live_bytes, reuse};
-
-    fn value(bytes: u64, start: u32, end: u32) -> Lifetime {
-        Lifetime::new(0, bytes, Ranges::from([(start, end)]))
-    }
-
-    #[test]
-    fn live_bytes_are_sums() {
-        let values = [value(10, 0, 1), value(5, 1, 2), value(3, 3, 9)];
-        assert_eq!(live_bytes(&values, 4), [10, 15, 5, 3]);
-        assert_eq!(live_bytes(&[], 2), [0, 0]);
-    }
-
-    #[test]
-    fn a_heap_shares_what_is_not_live_together() {
-        assert_eq!(heap_size(&[value(640, 0, 1), value(640, 2, 3)]), Some(640));
-        assert_eq!(heap_size(&[value(640, 0, 2), value(640, 2, 3)]), Some(1280));
-        // 128 and 192 bytes in the place of 320, side by side.
-        assert_eq!(heap_size(&[value(320, 0, 1), value(128, 2, 3), value(192, 3, 4)]), Some(320));
-        assert_eq!(heap_size(&[]), Some(0));
-    }
-
-    #[test]
-    fn memory_of_results_is_used_before() {
-        let left = |values: Vec<Lifetime>| {
-            let mut result = Reusable::new(100);
-            result.put(9, &Ranges::from([(5, 9)]));
-            reuse(values, vec![result], &FxHashMap::default())
-        };
-        assert_eq!(left(vec![value(100, 0, 4)]), []);
-        assert_eq!(left(vec![value(101, 0, 4)]), [value(101, 0, 4)]);
-        assert_eq!(left(vec![value(50, 0, 5)]), [value(50, 0, 5)]);
-        // One after the other.
-        assert_eq!(left(vec![value(50, 0, 2), value(60, 3, 4), value(10, 2, 3)]), [value(10, 2, 3)]);
-    }
-
-    #[test]
-    fn a_result_takes_over_at_the_time_it_is_made() {
-        let left = |other, is_result, value: Lifetime| {
-            let mut result = Reusable::new(100);
-            result.put(9, &Ranges::from([(5, 9), (20, 30)]));
-            let handovers = FxHashMap::from_iter([(
-                0,
-                vec![super::Takeover { time: value_time(&value, is_result), other, is_result }],
-            )]);
-            reuse(vec![value], vec![result], &handovers).len()
-        };
-        fn value_time(value: &Lifetime, is_result: bool) -> u32 {
-            if is_result { value.start } else { value.end }
-        }
-        assert_eq!(left(9, true, value(50, 9, 12)), 0);
-        assert_eq!(left(9, false, value(50, 12, 20)), 0);
-        // What is in another memory, or still live, is not taken over from.
-        assert_eq!(left(7, true, value(50, 9, 12)), 1);
-        assert_eq!(left(9, true, value(50, 8, 12)), 1);
-        assert_eq!(left(9, true, value(50, 9, 21)), 1);
-    }
-
-    #[test]
-    fn a_heap_uses_the_gaps_of_a_buffer() {
-        let carry = Lifetime::new(0, 640, Ranges::from([(0, 2), (6, 9)]));
-        assert_eq!(heap_size(&[carry.clone(), value(640, 3, 5)]), Some(640));
-        assert_eq!(heap_size(&[carry.clone(), value(640, 2, 5)]), Some(1280));
-        assert_eq!(live_bytes(&[carry], 10), [640, 640, 640, 0, 0, 0, 640, 640, 640, 640]);
-    }
 }

@@ -144,27 +144,3 @@ pub(super) fn tiled_bytes(shape: &ShapeProto) -> u64 {
     });
     in_units(sizes.fold(1u64, u64::saturating_mul).saturating_mul(bits).div_ceil(8))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::tiled_bytes;
-    use crate::proto::{PrimitiveType, ShapeProto};
-
-    fn bytes(element_type: PrimitiveType, dimensions: &[i64]) -> u64 {
-        tiled_bytes(&ShapeProto {
-            element_type: element_type.into(),
-            dimensions: dimensions.to_vec(),
-            ..ShapeProto::default()
-        })
-    }
-
-    #[test]
-    fn arrays_are_padded_to_tiles() {
-        assert_eq!(bytes(PrimitiveType::F32, &[]), 512);
-        assert_eq!(bytes(PrimitiveType::F32, &[600]), 4096);
-        assert_eq!(bytes(PrimitiveType::F32, &[600, 1000]), 600 * 1024 * 4);
-        assert_eq!(bytes(PrimitiveType::F32, &[5, 3, 16]), 5 * 8 * 128 * 4);
-        assert_eq!(bytes(PrimitiveType::Bf16, &[3, 16]), 16 * 128 * 2);
-        assert_eq!(bytes(PrimitiveType::F32, &[0, 16]), 0);
-    }
-}

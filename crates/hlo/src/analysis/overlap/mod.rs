@@ -199,6 +199,3 @@ fn is_deep(walk: &Walk<'_>) -> bool {
     }
     depths.into_iter().any(|depth: usize| depth > DEPTH_LIMIT)
 }
-
-#[cfg(test)]
-mod tests;

@@ -4,19 +4,19 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The lines that the pairs of a permute make up, all of them alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Line {
+pub struct Line {
     /// The devices of the first line, by number.
-    pub(super) devices: Vec<u64>,
+    pub devices: Vec<u64>,
     /// Whether they hand on to the one of a lower number.
-    pub(super) backward: bool,
+    pub backward: bool,
     /// Whether the last hands on to the first.
-    pub(super) closed: bool,
+    pub closed: bool,
 }
 
 impl Line {
     /// Those that pairs of source and target make up: as long as each other, the same number between neighbours, closed
     /// to rings or open.
-    pub(super) fn of(pairs: &[(u64, u64)]) -> Option<Line> {
+    pub fn of(pairs: &[(u64, u64)]) -> Option<Line> {
         let next: FxHashMap<u64, u64> = pairs.iter().copied().collect();
         let targets: FxHashSet<u64> = next.values().copied().collect();
         if next.len() != pairs.len() || targets.len() != pairs.len() {
@@ -54,32 +54,5 @@ impl Line {
         let mut devices = lines.into_iter().min()?;
         devices.sort_unstable();
         Some(Line { devices, backward, closed })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_are_told_from_other_permutes() {
-        let line = |devices: &[u64], backward, closed| Some(Line { devices: devices.to_vec(), backward, closed });
-        type Case = (&'static [(u64, u64)], Option<Line>);
-        let cases: [Case; 10] = [
-            (&[(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4)], line(&[0, 1, 2, 3], false, true)),
-            (&[(1, 0), (2, 1), (3, 2), (0, 3)], line(&[0, 1, 2, 3], true, true)),
-            (&[(0, 1), (1, 2), (2, 3)], line(&[0, 1, 2, 3], false, false)),
-            (&[(0, 2), (2, 4), (4, 6), (1, 3), (3, 5), (5, 7)], line(&[0, 2, 4, 6], false, false)),
-            (&[(3, 2), (2, 1), (1, 0), (7, 6), (6, 5), (5, 4)], line(&[0, 1, 2, 3], true, false)),
-            (&[(0, 1), (1, 0)], line(&[0, 1], false, true)),
-            // One line shorter than the other, a jump, two that send to the same, nothing at all.
-            (&[(0, 1), (1, 2), (4, 5)], None),
-            (&[(0, 1), (1, 3)], None),
-            (&[(0, 1), (2, 1)], None),
-            (&[], None),
-        ];
-        for (pairs, expected) in cases {
-            assert_eq!(Line::of(pairs), expected, "{pairs:?}");
-        }
     }
 }

@@ -12,7 +12,7 @@
 //! praxis), zero bubble (arXiv 2401.10241, 2405.15362).
 
 mod indices;
-mod line;
+pub(crate) mod line;
 mod table;
 
 use std::fmt;

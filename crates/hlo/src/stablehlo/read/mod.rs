@@ -24,15 +24,16 @@ mod literal;
 mod location;
 mod operation;
 mod parser;
-#[cfg(test)]
-mod tests;
 mod types;
 
 use crate::parse::{Fault, Limits, ParseError, fault};
 use crate::proto::HloModuleProtoWithConfig;
 
-/// Reads a module. Bytes that are no UTF-8 are an error like others.
-pub(crate) fn read(bytes: &[u8]) -> Result<HloModuleProtoWithConfig, ParseError> {
+/// Reads a module. [`read::read`](crate::read::read) reads it too, and tells by itself which language it is in.
+///
+/// # Errors
+/// The text is no StableHLO, or has what HLO has nothing for. Bytes that are no UTF-8 are an error like others.
+pub fn read(bytes: &[u8]) -> Result<HloModuleProtoWithConfig, ParseError> {
     let read = |text: &str| {
         if text.len() > Limits::default().bytes {
             return fault(
@@ -60,7 +61,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<HloModuleProtoWithConfig, ParseError>
 }
 
 /// Whether text, after comments, begins as a module of MLIR does.
-pub(crate) fn is_mlir(text: &[u8]) -> bool {
+pub fn is_mlir(text: &[u8]) -> bool {
     let mut text = text.trim_ascii_start();
     while let Some(comment) = text.strip_prefix(b"//") {
         let Some(end) = comment.iter().position(|&byte| byte == b'\n') else { return false };

@@ -38,8 +38,6 @@ mod operation;
 mod printer;
 mod signature;
 mod types;
-#[cfg(test)]
-mod tests;
 
 pub use error::WriteError;
 

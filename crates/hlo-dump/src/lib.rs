@@ -1,0 +1,215 @@
+//! `hlo-dump`: shows any partitioned program.
+//!
+//! Each command is a file: it loads its inputs (`input.rs`), calls `meshloom_hlo::analysis`, and prints a table or
+//! JSON (`output.rs`). `meshloom-hlo` computes; a command only prints.
+//!
+//! [`main`] is the program. [`run`] runs a command within a process that is another: what would be read and printed is
+//! in memory, and several threads may run commands at a time.
+
+mod arguments;
+mod check;
+mod collectives;
+mod conditionals;
+#[cfg_attr(not(feature = "configs"), path = "configs/absent.rs")]
+mod configs;
+mod cost;
+mod diff;
+mod emitted;
+mod explain;
+mod folder;
+mod input;
+#[doc(hidden)]
+pub mod internals;
+mod memory;
+mod output;
+mod overlap;
+mod replication;
+mod report;
+mod selection;
+mod show;
+mod streams;
+mod traffic;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use arguments::{Check, Collectives, Color, Cost, Diff, Explain, Memory, Report, Show, Traffic, Units};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use meshloom_hlo::suggest::did_you_mean;
+use streams::Stream;
+pub use streams::{Caller, Ran};
+
+/// Shows any partitioned program: what moves, how often and over which mesh axis; what fills memory; what changed.
+///
+/// Reads HLO and StableHLO from any source: text or protos from JAX, MaxText or PyTorch/XLA, XLA dump folders,
+/// profiles, and meshloom's own run configs. Only `compile`, `bisect`, `doctor` and `--stage compiled` of a config need
+/// a plugin.
+#[derive(Parser)]
+#[command(name = "hlo-dump", version, max_term_width = 110, after_help = EXIT_STATUS)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+    /// Prints JSON instead of text; docs/hlo-dump.md has its schema
+    #[arg(long, global = true, help_heading = "Printing")]
+    json: bool,
+    /// When to use colours
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help_heading = "Printing")]
+    color: Color,
+    /// How to print numbers of bytes and operations; by default both, but human on a narrow terminal
+    #[arg(long, global = true, value_name = "UNITS", help_heading = "Printing")]
+    units: Option<Units>,
+}
+
+const EXIT_STATUS: &str = "INPUT is HLO or StableHLO text, an HLO proto, an XLA dump folder, a profile (*.xplane.pb), a \
+run config (.toml), or - for standard input; the format is detected from the content.\n\nExit status: 0 done; 1 `check` \
+found a violation, `bisect` a symptom, or `diff --exit-code` a difference; 2 an error.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Print the program: as HLO text, a proto, JSON, a drawing, or a page
+    Show(Show),
+    /// What moves: each collective with its mesh axes, bytes, executions and source line
+    #[command(visible_alias = "comms")]
+    Collectives(Collectives),
+    /// What crosses a slow axis at which step: over a sync period, in each branch that is taken
+    Traffic(Traffic),
+    /// What fills memory: arguments, outputs, temporaries, and the buffers live at the peak
+    Memory(Memory),
+    /// What a program costs on a chip: operations, bytes, and whether compute, memory or links limit it
+    Cost(Cost),
+    /// Why a tensor has its sharding: from rule or annotation, op by op
+    Explain(Explain),
+    /// What changed between two programs, by meaning: renumbering is no difference
+    Diff(Diff),
+    /// Everything on one page that needs no network
+    Report(Report),
+    /// Hold a program to limits, for CI
+    Check(Check),
+    #[command(flatten)]
+    Configs(configs::commands::Command),
+    /// Print shell completions
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, in roff
+    Man {
+        /// The command; by default hlo-dump itself
+        command: Option<String>,
+    },
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// As asked.
+    Done,
+    /// A check found something, or a diff a difference.
+    Found,
+}
+
+/// The program: reads the process's arguments and streams, and logs what the compiler has to say. It ends the process
+/// where a reader of its output has gone away.
+pub fn main() -> ExitCode {
+    configs::start();
+    ExitCode::from(execute(std::env::args_os()))
+}
+
+/// Runs a command with the arguments that follow the program's name.
+///
+/// Nothing is read from the process's own streams, or printed to them. Paths begin at the process's current folder. Who
+/// calls subscribes to logs, or does not.
+pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>, caller: Caller) -> Ran {
+    let name = std::iter::once("hlo-dump".into());
+    streams::within(caller, || execute(name.chain(arguments.into_iter().map(Into::into))))
+}
+
+/// Runs the command of a command line, and gives the exit status.
+fn execute(command_line: impl Iterator<Item = OsString>) -> u8 {
+    let arguments = match read_arguments(command_line) {
+        Ok(arguments) => arguments,
+        // Help is no error, and goes to the standard output.
+        Err(error) => {
+            let stream = if error.use_stderr() { Stream::Err } else { Stream::Out };
+            let _ = streams::print(stream, &error.render().ansi().to_string());
+            return if error.use_stderr() { 2 } else { 0 };
+        }
+    };
+    output::configure(arguments.color, arguments.units);
+    match execute_command(arguments) {
+        Ok(Outcome::Done) => 0,
+        Ok(Outcome::Found) => 1,
+        Err(error) => {
+            output::error_line(&format!("{} {error:#}", output::paint(output::BAD, "error:")));
+            2
+        }
+    }
+}
+
+/// The command line. A negative number is a value, which the option then refuses in its own words; and a limit of rows
+/// with `--json`, which has them all, is an error.
+fn read_arguments(command_line: impl Iterator<Item = OsString>) -> Result<Arguments, clap::Error> {
+    let takes_numbers = |argument: clap::Arg| match argument.get_action().takes_values() && !argument.is_positional() {
+        true => argument.allow_negative_numbers(true),
+        false => argument,
+    };
+    let mut command = Arguments::command().mut_subcommands(|command| command.mut_args(takes_numbers));
+    let matches = command.try_get_matches_from_mut(command_line)?;
+    let arguments = Arguments::from_arg_matches(&matches)?;
+    let is_given = |command: &clap::ArgMatches| {
+        let has_limit = command.ids().any(|id| id == "limit");
+        has_limit && command.value_source("limit") == Some(ValueSource::CommandLine)
+    };
+    if arguments.json && matches.subcommand().is_some_and(|(_, command)| is_given(command)) {
+        let what = "--limit is for tables; --json prints all rows, so leave one of them out";
+        return Err(command.error(ErrorKind::ArgumentConflict, what));
+    }
+    Ok(arguments)
+}
+
+fn execute_command(arguments: Arguments) -> Result<Outcome> {
+    let json = arguments.json;
+    if json && matches!(arguments.command, Command::Completions { .. } | Command::Man { .. }) {
+        anyhow::bail!("--json: this command prints no table; `collectives`, `memory`, `cost` and the others do");
+    }
+    match arguments.command {
+        Command::Show(show) => show::run(&show, json)?,
+        Command::Collectives(collectives) => collectives::run(&collectives, json)?,
+        Command::Memory(memory) => memory::run(&memory, json)?,
+        Command::Cost(cost) => cost::run(&cost, json)?,
+        Command::Explain(explain) => explain::run(&explain, json)?,
+        Command::Diff(diff) => return diff::run(&diff, json),
+        Command::Traffic(traffic) => traffic::run(&traffic, json)?,
+        Command::Report(report) => report::run(&report, json)?,
+        Command::Check(check) => return check::run(&check, json),
+        Command::Configs(command) => return command.run(json),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "hlo-dump", &mut script);
+            output::bytes_as_they_are(&script)?;
+        }
+        Command::Man { command } => manual(command.as_deref())?,
+    }
+    Ok(Outcome::Done)
+}
+
+/// The manual page of a command, or of all.
+fn manual(name: Option<&str>) -> Result<()> {
+    let all = Arguments::command();
+    let page = match name {
+        None => clap_mangen::Man::new(all),
+        Some(name) => match all.find_subcommand(name) {
+            Some(command) => clap_mangen::Man::new(command.clone()).title(format!("hlo-dump-{name}")),
+            None => {
+                let near = did_you_mean(name, all.get_subcommands().map(clap::Command::get_name));
+                anyhow::bail!("there is no command \"{name}\"{near}; `hlo-dump --help` lists them")
+            }
+        },
+    };
+    let mut text = Vec::new();
+    page.render(&mut text)?;
+    output::bytes_as_they_are(&text)
+}

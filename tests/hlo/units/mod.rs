@@ -1,0 +1,33 @@
+//! The parts of the library, one by one: each module here is of the module or the function that it is named after.
+
+mod amount;
+mod axes;
+mod chips;
+mod convolution;
+mod crossing;
+mod estimate;
+mod explain;
+mod group_format;
+mod groups;
+mod line;
+mod measured;
+mod message;
+mod names;
+mod narrow;
+mod numbers;
+mod opcodes;
+mod overlap;
+mod placement;
+mod processes;
+mod proto;
+mod scopes;
+mod shardings;
+mod shrink;
+mod slices;
+mod small_float;
+mod source;
+mod stablehlo_names;
+mod stablehlo_read;
+mod stablehlo_write;
+mod tiles;
+mod xplane;

@@ -1,0 +1,500 @@
+//! What the text becomes, form by form; the programs of JAX are read in `tests/hlo/stablehlo.rs`.
+
+use meshloom::hlo::analysis::{Sources, source};
+use meshloom::hlo::parse::parse;
+use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
+use meshloom::hlo::stablehlo::{is_mlir, read};
+use meshloom::hlo::text::{TextOptions, print, print_sharding};
+
+fn found(text: &str) -> HloModuleProtoWithConfig {
+    read(text.as_bytes()).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+fn module(text: &str) -> HloModuleProto {
+    found(text).hlo_module.unwrap()
+}
+
+/// The module as text, without its first line, and without `%`.
+fn hlo(text: &str) -> String {
+    let text = print(&module(text), &TextOptions::canonical().with_constant_limit(Some(64)));
+    assert!(parse(&text).is_ok(), "{text}");
+    text.lines().skip(1).collect::<Vec<_>>().join("\n").trim().replace('%', "")
+}
+
+/// A program of one function.
+fn function(signature: &str, body: &str) -> String {
+    format!("module @m {{\nfunc.func public @main{signature} {{\n{body}\n}}\n}}")
+}
+
+/// The instructions of such a program's entry that are no parameters, one a line.
+fn instructions(signature: &str, body: &str) -> Vec<String> {
+    let text = hlo(&function(signature, body));
+    let entry = text.split("ENTRY").last().unwrap();
+    let lines = entry.lines().skip(1).map(|line| line.trim().trim_start_matches("ROOT "));
+    lines.filter(|line| line.contains(" = ") && !line.contains(" parameter(")).map(str::to_owned).collect()
+}
+
+fn refused(text: &str) -> (usize, String) {
+    match read(text.as_bytes()) {
+        Ok(_) => panic!("read: {text}"),
+        Err(error) => (error.line, error.message),
+    }
+}
+
+/// One op with one operand and one result.
+fn one(op: &str, from: &str, to: &str) -> String {
+    let body = format!("%0 = {op}\nreturn %0 : tensor<{to}>");
+    let lines = instructions(&format!("(%x: tensor<{from}>) -> tensor<{to}>"), &body);
+    lines.iter().map(|line| line.split_once(" = ").unwrap().1).collect::<Vec<_>>().join("; ")
+}
+
+#[test]
+fn short_and_generic_forms_are_the_same() {
+    let cases = [
+        (
+            "stablehlo.transpose %x, dims = [1, 0]",
+            "transpose\"(%x) <{permutation = array<i64: 1, 0>}>",
+            "2x3xf32",
+            "3x2xf32",
+        ),
+        ("stablehlo.reverse %x, dims = [0]", "reverse\"(%x) <{dimensions = array<i64: 0>}>", "4xf32", "4xf32"),
+        (
+            "stablehlo.broadcast_in_dim %x, dims = [1]",
+            "broadcast_in_dim\"(%x) <{broadcast_dimensions = array<i64: 1>}>",
+            "3xf32",
+            "2x3xf32",
+        ),
+        (
+            "stablehlo.broadcast_in_dim %x, dims = [0, 1]",
+            "broadcast_in_dim\"(%x) {broadcast_dimensions = dense<[0, 1]> : tensor<2xi64>}",
+            "1x3xf32",
+            "2x3xf32",
+        ),
+        (
+            "stablehlo.slice %x [0:2, 1:8:2]",
+            "slice\"(%x) <{start_indices = array<i64: 0, 1>, limit_indices = array<i64: 2, 8>, strides = array<i64: 1, 2>}>",
+            "2x8xf32",
+            "2x4xf32",
+        ),
+        (
+            "stablehlo.reduce_precision %x, format = e5m10",
+            "reduce_precision\"(%x) <{exponent_bits = 5 : i32, mantissa_bits = 10 : i32}>",
+            "4xf32",
+            "4xf32",
+        ),
+        (
+            "stablehlo.fft %x, type = FFT, length = [4]",
+            "fft\"(%x) <{fft_type = #stablehlo<fft_type FFT>, fft_length = array<i64: 4>}>",
+            "4xcomplex<f32>",
+            "4xcomplex<f32>",
+        ),
+        ("stablehlo.cholesky %x, lower = true", "cholesky\"(%x) <{lower = true}>", "3x3xf32", "3x3xf32"),
+        (
+            "stablehlo.compare LT, %x, %x, FLOAT",
+            "compare\"(%x, %x) <{comparison_direction = #stablehlo<comparison_direction LT>, compare_type = #stablehlo<comparison_type FLOAT>}>",
+            "4xf32",
+            "4xi1",
+        ),
+        (
+            "stablehlo.dot_general %x, %x, batching_dims = [0] x [0], contracting_dims = [2] x [1], precision = [HIGHEST, DEFAULT]",
+            "dot_general\"(%x, %x) <{dot_dimension_numbers = #stablehlo.dot<lhs_batching_dimensions = [0], rhs_batching_dimensions = [0], lhs_contracting_dimensions = [2], rhs_contracting_dimensions = [1]>, precision_config = [#stablehlo<precision HIGHEST>, #stablehlo<precision DEFAULT>]}>",
+            "2x3x3xf32",
+            "2x3x3xf32",
+        ),
+        ("stablehlo.concatenate %x, %x, dim = 0", "concatenate\"(%x, %x) <{dimension = 0 : i64}>", "2xi8", "4xi8"),
+    ];
+    for (short, generic, from, to) in cases {
+        let inputs = vec![format!("tensor<{from}>"); short.matches('%').count()].join(", ");
+        let short = one(&format!("{short} : ({inputs}) -> tensor<{to}>"), from, to);
+        let generic = one(&format!("\"stablehlo.{generic} : ({inputs}) -> tensor<{to}>"), from, to);
+        assert_eq!(short, generic);
+    }
+}
+
+#[test]
+fn ops_become_instructions() {
+    let cases = [
+        (
+            "stablehlo.broadcast_in_dim %x, dims = [0, 1] : (tensor<1x3xf32>) -> tensor<2x3xf32>",
+            "1x3xf32",
+            "2x3xf32",
+            "f32[3] reshape(x); f32[2,3] broadcast(reshape), dimensions={1}",
+        ),
+        (
+            "stablehlo.exponential %x {result_accuracy = #stablehlo.result_accuracy<mode = #stablehlo.result_accuracy_mode<HIGHEST>>} : tensor<2xf32>",
+            "2xf32",
+            "2xf32",
+            "f32[2] exponential(x), result_accuracy={mode=highest}",
+        ),
+        (
+            "stablehlo.convert %x : (tensor<2xf32>) -> tensor<2xf8E4M3FN>",
+            "2xf32",
+            "2xf8E4M3FN",
+            "f8e4m3fn[2] convert(x)",
+        ),
+        ("stablehlo.convert %x : tensor<2xi4>", "2xi4", "2xi4", "s4[2] convert(x)"),
+        ("chlo.erf %x : tensor<2xbf16> -> tensor<2xbf16>", "2xbf16", "2xbf16", "bf16[2] erf(x)"),
+        ("chlo.square %x : tensor<2xf32> -> tensor<2xf32>", "2xf32", "2xf32", "f32[2] multiply(x, x)"),
+        (
+            "chlo.lgamma %x : tensor<2xf32> -> tensor<2xf32>",
+            "2xf32",
+            "2xf32",
+            "f32[2] custom-call(x), custom_call_target=\"chlo.lgamma\"",
+        ),
+        (
+            "\"chlo.ragged_dot\"(%x, %x, %x) <{ragged_dot_dimension_numbers = #chlo.ragged_dot<lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [1], lhs_ragged_dimensions = [0], rhs_group_dimensions = [0]>}> : (tensor<2x2xf32>, tensor<2x2xf32>, tensor<2x2xf32>) -> tensor<2x2xf32>",
+            "2x2xf32",
+            "2x2xf32",
+            "f32[2,2] ragged-dot(x, x, x), lhs_contracting_dims={1}, rhs_contracting_dims={1}, lhs_ragged_dims={0}, rhs_group_dims={0}",
+        ),
+        ("mhlo.negate %x : tensor<2xf32>", "2xf32", "2xf32", "f32[2] negate(x)"),
+        ("stablehlo.iota dim = 1 : tensor<2x3xui8>", "f32", "2x3xui8", "u8[2,3] iota(), iota_dimension=1"),
+        ("stablehlo.complex %x, %x : tensor<2xcomplex<f32>>", "2xf32", "2xcomplex<f32>", "c64[2] complex(x, x)"),
+        ("stablehlo.clamp %x, %x, %x : tensor<i32>", "i32", "i32", "s32[] clamp(x, x, x)"),
+        (
+            "stablehlo.dot %x, %x, precision = [DEFAULT, DEFAULT] : (tensor<2x2xf32>, tensor<2x2xf32>) -> tensor<2x2xf32>",
+            "2x2xf32",
+            "2x2xf32",
+            "f32[2,2] dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+        ),
+        (
+            "stablehlo.dot_general %x, %x, contracting_dims = [1] x [0], algorithm = <lhs_precision_type = bf16, rhs_precision_type = bf16, accumulation_type = f32, lhs_component_count = 1, rhs_component_count = 1, num_primitive_operations = 3, allow_imprecise_accumulation = false> : (tensor<2x2xf32>, tensor<2x2xf32>) -> tensor<2x2xf32>",
+            "2x2xf32",
+            "2x2xf32",
+            "f32[2,2] dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}, algorithm=dot_bf16_bf16_f32_x3",
+        ),
+        (
+            "stablehlo.custom_call @foo(%x) {has_side_effect = true, backend_config = \"a\\22b\", api_version = 2 : i32, mhlo.frontend_attributes = {k = \"v\"}, mhlo.sharding = \"{replicated}\"} : (tensor<2xf32>) -> tensor<2xf32>",
+            "2xf32",
+            "2xf32",
+            "f32[2] custom-call(x), custom_call_target=\"foo\", custom_call_has_side_effect=true, api_version=API_VERSION_STATUS_RETURNING, sharding={replicated}, frontend_attributes={k=\"v\"}, backend_config=\"a\\\"b\"",
+        ),
+        (
+            "\"stablehlo.all_to_all\"(%x) <{split_dimension = 0 : i64, concat_dimension = 0 : i64, split_count = 2 : i64, replica_groups = dense<[[0, 1], [2, -1]]> : tensor<2x2xi64>}> : (tensor<4xf32>) -> tensor<4xf32>",
+            "4xf32",
+            "4xf32",
+            "f32[4] all-to-all(x), replica_groups={{0,1},{2}}, dimensions={0}",
+        ),
+        (
+            "\"stablehlo.collective_broadcast\"(%x) <{channel_handle = #stablehlo.channel_handle<handle = 3, type = 0>, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}> : (tensor<4xf32>) -> tensor<4xf32>",
+            "4xf32",
+            "4xf32",
+            "f32[4] collective-broadcast(x), channel_id=3, replica_groups={{0,1}}",
+        ),
+    ];
+    for (op, from, to, expected) in cases {
+        assert_eq!(one(op, from, to), expected, "{op}");
+    }
+}
+
+#[test]
+fn constants_in_every_form() {
+    let cases = [
+        ("dense<1.500000e+00> : tensor<f32>", "f32[] constant(1.5)"),
+        ("dense<true> : tensor<i1>", "pred[] constant(true)"),
+        ("dense<[true, false]> : tensor<2xi1>", "pred[2] constant({1, 0})"),
+        ("dense<[[1, -2], [3, 4]]> : tensor<2x2xi8>", "s8[2,2] constant({ { 1, -2 }, { 3, 4 } })"),
+        ("dense<[-8, 7]> : tensor<2xi4>", "s4[2] constant({-8, 7})"),
+        ("dense<0xFF800000> : tensor<f32>", "f32[] constant(-inf)"),
+        ("dense<[0x7FC0, 1.0]> : tensor<2xbf16>", "bf16[2] constant({nan, 1})"),
+        ("dense<0x7E> : tensor<f8E4M3FN>", "f8e4m3fn[] constant(448)"),
+        ("dense<(1.0, -2.0)> : tensor<complex<f32>>", "c64[] constant((1, -2))"),
+        ("dense<\"0x0000803F00000040\"> : tensor<2xf32>", "f32[2] constant({1, 2})"),
+        ("dense<\"0x05\"> : tensor<3xi1>", "pred[3] constant({1, 0, 1})"),
+        ("dense<18446744073709551615> : tensor<ui64>", "u64[] constant(18446744073709551615)"),
+        ("dense<> : tensor<0x3xf32>", "f32[0,3] constant({  })"),
+        ("dense<2> : tensor<4xi32>", "s32[4] constant({2, 2, 2, 2})"),
+        (
+            "dense<2> : tensor<4000000x4000000xi32>",
+            "s32[] constant(2); s32[4000000,4000000] broadcast(constant), dimensions={}",
+        ),
+        ("dense_resource<__elided__> : tensor<5xf32>", "f32[5] constant({...})"),
+    ];
+    for (value, expected) in cases {
+        let to = value.rsplit_once("tensor<").unwrap().1.trim_end_matches('>');
+        let to = if to.contains("complex") { format!("{to}>") } else { to.to_owned() };
+        assert_eq!(one(&format!("stablehlo.constant {value}"), "f32", &to), expected, "{value}");
+    }
+}
+
+#[test]
+fn what_a_region_uses_is_carried_into_it() {
+    let body = "%c = stablehlo.constant dense<5> : tensor<i32>
+        %one = stablehlo.constant dense<1> : tensor<i32>
+        %0 = stablehlo.while(%iterArg = %n) : tensor<i32>
+        cond {
+          %1 = stablehlo.compare LT, %iterArg, %c, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+          stablehlo.return %1 : tensor<i1>
+        } do {
+          %1 = stablehlo.add %iterArg, %m : tensor<i32>
+          %2 = stablehlo.subtract %1, %m : tensor<i32>
+          %3 = stablehlo.add %2, %one : tensor<i32>
+          stablehlo.return %3 : tensor<i32>
+        }
+        return %0 : tensor<i32>";
+    let text = hlo(&function("(%n: tensor<i32>, %m: tensor<i32>) -> tensor<i32>", body));
+    let expected = "condition (state: (s32[], s32[])) -> pred[] {
+  state = (s32[], s32[]) parameter(0)
+  iterArg = s32[] get-tuple-element(state), index=0
+  m = s32[] get-tuple-element(state), index=1
+  c = s32[] constant(5)
+  ROOT compare = pred[] compare(iterArg, c), direction=LT
+}";
+    assert!(text.contains(expected), "{text}");
+    assert!(text.contains("ROOT tuple = (s32[], s32[]) tuple(add.1, m)"), "{text}");
+    assert!(text.contains("while = (s32[], s32[]) while(tuple), condition=condition, body=body"), "{text}");
+    let branches = "%0 = \"stablehlo.if\"(%p) ({
+          stablehlo.return %x, %y : tensor<f32>, tensor<f32>
+        }, {
+          stablehlo.return %y, %y : tensor<f32>, tensor<f32>
+        }) : (tensor<i1>) -> (tensor<f32>, tensor<f32>)";
+    let signature = "(%p: tensor<i1>, %x: tensor<f32>, %y: tensor<f32>) -> tensor<f32>";
+    let lines = instructions(signature, &format!("{}\nreturn %0#1 : tensor<f32>", branches.replace("%0", "%0:2")));
+    assert!(lines[1].contains("conditional(p, tuple, y), true_computation=true_branch"), "{lines:?}");
+    let (_, message) = refused(&function(signature, &format!("{branches}\nreturn %0#1 : tensor<f32>")));
+    assert!(message.contains("it has 1 results and the types of 2"), "{message}");
+}
+
+#[test]
+fn a_reduction_of_two_values_has_both_results() {
+    let short = "%0:2 = stablehlo.reduce(%x init: %i), (%y init: %i) across dimensions = [1] : (tensor<2x3xf32>, tensor<2x3xf32>, tensor<f32>, tensor<f32>) -> (tensor<2xf32>, tensor<2xf32>)
+         reducer(%a: tensor<f32>, %b: tensor<f32>) (%c: tensor<f32>, %d: tensor<f32>)  {
+           %1 = stablehlo.add %a, %b : tensor<f32>
+           %2 = stablehlo.multiply %c, %d : tensor<f32>
+           stablehlo.return %1, %2 : tensor<f32>, tensor<f32>
+         }
+         return %0#1 : tensor<2xf32>";
+    let generic = "%0:2 = \"stablehlo.reduce\"(%x, %y, %i, %i) <{dimensions = array<i64: 1>}> ({
+         ^bb0(%a: tensor<f32>, %c: tensor<f32>, %b: tensor<f32>, %d: tensor<f32>):
+           %1 = stablehlo.add %a, %b : tensor<f32>
+           %2 = stablehlo.multiply %c, %d : tensor<f32>
+           stablehlo.return %1, %2 : tensor<f32>, tensor<f32>
+         }) : (tensor<2x3xf32>, tensor<2x3xf32>, tensor<f32>, tensor<f32>) -> (tensor<2xf32>, tensor<2xf32>)
+         return %0#1 : tensor<2xf32>";
+    let signature = "(%x: tensor<2x3xf32>, %y: tensor<2x3xf32>, %i: tensor<f32>) -> tensor<2xf32>";
+    let [short, generic] = [short, generic].map(|body| hlo(&function(signature, body)));
+    assert_eq!(short, generic);
+    assert!(short.contains("ROOT tuple = (f32[], f32[]) tuple(add, multiply)"), "{short}");
+}
+
+#[test]
+fn functions_come_before_their_callers_and_once() {
+    let text = "module @m {
+        func.func public @main(%x: tensor<f32>) -> (tensor<f32>, tensor<f32>) {
+          %0 = call @outer(%x) : (tensor<f32>) -> tensor<f32>
+          %1:2 = call @inner(%0) : (tensor<f32>) -> (tensor<f32>, tensor<f32>)
+          return %1#0, %1#1 : tensor<f32>, tensor<f32>
+        }
+        func.func private @outer(%x: tensor<f32>) -> tensor<f32> {
+          %0:2 = func.call @inner(%x) : (tensor<f32>) -> (tensor<f32>, tensor<f32>)
+          %1 = stablehlo.composite \"a.b\" %0#0 {composite_attributes = {k = 1 : i64}, decomposition = @plus, version = 2 : i32} : (tensor<f32>) -> tensor<f32>
+          return %1 : tensor<f32>
+        }
+        func.func private @plus(%x: tensor<f32>) -> tensor<f32> {
+          %0 = stablehlo.add %x, %x : tensor<f32>
+          return %0 : tensor<f32>
+        }
+        func.func private @unused(%x: tensor<f32>) -> tensor<f32> {
+          return %x : tensor<f32>
+        }
+        func.func private @\"inner\"(%x: tensor<f32>) -> (tensor<f32>, tensor<f32>) {
+          return %x, %x : tensor<f32>, tensor<f32>
+        }
+      }";
+    let module = module(text);
+    let names: Vec<&str> = module.computations.iter().map(|computation| computation.name.as_str()).collect();
+    assert_eq!(names, ["inner", "plus", "outer", "main"]);
+    let composite = &module.computations[2].instructions[4];
+    assert!(composite.is_composite);
+    let attributes = &composite.frontend_attributes.as_ref().unwrap().map;
+    assert_eq!(
+        (attributes["composite.name"].as_str(), attributes["composite.attributes"].as_str()),
+        ("a.b", "{k = 1 : i64}")
+    );
+    assert_eq!(module.entry_computation_name, "main");
+}
+
+#[test]
+fn the_module_says_its_devices_and_which_buffers_are_shared() {
+    let text = "module @jit_f attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 2 : i32} {
+        func.func public @main(%a: tensor<f32> {tf.aliasing_output = 1 : i32}, %b: tensor<f32> {jax.buffer_donor = true}) -> (tensor<f32>, tensor<f32>) {
+          return %b, %a : tensor<f32>, tensor<f32>
+        }
+      }";
+    let found = found(text);
+    let (module, config) = (found.hlo_module.unwrap(), found.config.unwrap());
+    assert_eq!((config.num_partitions, config.replica_count, module.name.as_str()), (4, 2, "jit_f"));
+    let alias = &module.input_output_alias.unwrap().entries[0];
+    assert_eq!((alias.output_shape_index.as_slice(), alias.parameter_number), (&[1][..], 0));
+    assert_eq!(module.buffer_donor.unwrap().entries[0].parameter_number, 1);
+}
+
+#[test]
+fn shardings_are_tiles() {
+    let cases = [
+        ("@m, [{\"a\"}, {}]", "{devices=[2,1,4]<=[8] last_tile_dim_replicate}"),
+        ("@m, [{}, {\"b\", ?}p1]", "{devices=[1,4,2]<=[2,4]T(1,0) last_tile_dim_replicate}"),
+        ("@m, [{\"a\", \"b\"}, {}]", "{devices=[8,1]<=[8]}"),
+        ("@m, [{\"b\"}, {\"a\"}], replicated={\"c\"}", "{devices=[4,2]<=[2,4]T(1,0)}"),
+        ("@m, [{\"b\":(1)2}, {}]", "{devices=[2,1,4]<=[2,2,2]T(1,0,2) last_tile_dim_replicate}"),
+        ("@m, [{\"b\":(2)2}, {\"a\"}]", "{devices=[2,2,2]<=[4,2]T(1,0) last_tile_dim_replicate}"),
+        ("@m, [{?}, {}]", "{replicated}"),
+        ("@reversed, [{\"a\"}, {}]", "{devices=[2,1,2]3,2,1,0 last_tile_dim_replicate}"),
+        ("@one, []", "{maximal device=5}"),
+        ("mesh<[\"z\"=2]>, [{\"z\"}, {}]", "{devices=[2,1]<=[2]}"),
+    ];
+    for (sharding, expected) in cases {
+        let meshes = "sdy.mesh @m = <[\"a\"=2, \"b\"=4]>
+            sdy.mesh @reversed = <[\"a\"=2, \"b\"=2], device_ids=[3, 2, 1, 0]>
+            sdy.mesh @one = <[], device_ids=[5]>";
+        let text = format!(
+            "module {{ {meshes} func.func @main(%x: tensor<8x8xf32> {{sdy.sharding = #sdy.sharding<{sharding}>}}) -> tensor<8x8xf32> {{
+              return %x : tensor<8x8xf32> }} }}"
+        );
+        let module = module(&text);
+        let instruction = &module.computations[0].instructions[0];
+        assert_eq!(print_sharding(instruction.sharding.as_ref().unwrap()), expected, "{sharding}");
+        let attribute = &instruction.frontend_attributes.as_ref().unwrap().map["xla.sdy.sharding"];
+        assert_eq!(*attribute, format!("#sdy.sharding<{sharding}>"));
+    }
+}
+
+#[test]
+fn locations_are_metadata() {
+    let text = "#loc1 = loc(\"x\")
+        module @m {
+          func.func @main(%x: tensor<f32> loc(\"x\")) -> tensor<f32> {
+            %0 = stablehlo.negate %x : tensor<f32> loc(#loc9)
+            %1 = stablehlo.negate %0 : tensor<f32> loc(\"b.py\":7:1 to 8:2)
+            %2 = stablehlo.negate %1 : tensor<f32> loc(fused<\"pass\">[#loc9, unknown])
+            %3 = stablehlo.negate %2 : tensor<f32> loc(#circle)
+            return %3 : tensor<f32> loc(unknown)
+          } loc(unknown)
+        } loc(unknown)
+        #circle = loc(callsite(#circle at #circle))
+        #loc5 = loc(\"a.py\":3:4 to :9)
+        #loc6 = loc(\"f\"(#loc5))
+        #loc7 = loc(\"g\"(\"a.py\":10:1))
+        #loc9 = loc(\"jit(f)/neg\"(callsite(#loc6 at #loc7)))";
+    let module = module(text);
+    let sources = Sources::of(&module);
+    let said = |at: usize| {
+        let instruction = &module.computations[0].instructions[at];
+        let stack: Vec<String> =
+            sources.stack(instruction).iter().map(|line| format!("{line} {}", line.function)).collect();
+        (source::op_name(instruction).to_owned(), stack.join("; "))
+    };
+    let stated = |name: &str, stack: &str| (name.to_owned(), stack.to_owned());
+    assert_eq!(said(0), stated("x", ""));
+    assert_eq!(said(1), stated("jit(f)/neg", "a.py:3 f; a.py:10 g"));
+    assert_eq!(said(2), stated("", "b.py:7 "));
+    assert_eq!(said(3), said(1));
+    assert_eq!(said(4), stated("", ""));
+}
+
+#[test]
+fn refusals_name_the_place_and_what_to_do() {
+    let op =
+        |op: &str| function("(%x: tensor<4xf32>) -> tensor<4xf32>", &format!("%0 = {op}\nreturn %0 : tensor<4xf32>"));
+    let cases = [
+        (
+            op("stablehlo.ad %x, %x : tensor<4xf32>"),
+            3,
+            "the op stablehlo.ad is not read (did you mean \"stablehlo.add\"?)",
+        ),
+        (op("stablehlo.add %x, %y : tensor<4xf32>"), 3, "%y is not defined before this place"),
+        (op("stablehlo.add %x, %x#1 : tensor<4xf32>"), 3, "%x has 1 results, and none of number 1"),
+        (
+            op("stablehlo.convert %x : (tensor<5xf32>) -> tensor<4xf32>"),
+            3,
+            "%x is f32[4] in HLO's words, and the type says f32[5]",
+        ),
+        (op("stablehlo.add %x : tensor<4xf32>"), 3, "stablehlo.add: expected 2 operands, found 1"),
+        (op("stablehlo.negate %x : tensor<?xf32>"), 3, "lower the function with arguments of fixed shapes"),
+        (op("stablehlo.negate %x : tensor<4x!quant.uniform<i8:f32, 0.1>>"), 3, "lower the model without quantization"),
+        (op("stablehlo.negate %x : tensor<4xf31>"), 3, "unknown element type \"f31\""),
+        (op("stablehlo.negate %x : tensor<4xf32, #stablehlo.bounds<4>>"), 3, "a tensor with an encoding"),
+        (op("stablehlo.dynamic_iota %x, dim = 0 : (tensor<4xf32>) -> tensor<4xf32>"), 3, "dynamic shapes have no HLO"),
+        (op("stablehlo.constant dense_resource<weights> : tensor<4xf32>"), 3, "dense_resource<weights>"),
+        (op("stablehlo.constant dense<[1.0, 2.0]> : tensor<4xf32>"), 3, "a dimension has size 4, found 2 elements"),
+        (op("stablehlo.constant dense<300> : tensor<4xi8>"), 3, "300 does not fit the type of the constant"),
+        (op("stablehlo.transpose %x : (tensor<4xf32>) -> tensor<4xf32>"), 3, "the attribute permutation is missing"),
+        (
+            op("stablehlo.compare LS, %x, %x : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xi1>"),
+            3,
+            "expected one of EQ, NE",
+        ),
+        (op("call @f(%x) : (tensor<4xf32>) -> tensor<4xf32>"), 3, "the text has no function @f"),
+        (op("call @main(%x) : (tensor<4xf32>) -> tensor<4xf32>"), 3, "@main calls itself"),
+        (op("add %x"), 3, "expected an op with its dialect"),
+        (op("sdy.sharding_constraint %x <@m, [{}]> : tensor<4xf32>"), 3, "the module declares no mesh @m"),
+        (
+            op("\"stablehlo.custom_call\"(%x) <{call_target_name = \"f\"}> : (tensor<4xf32>)"),
+            4,
+            "expected \"->\" and the types of the results",
+        ),
+        ("module @m {".to_owned(), 1, "expected an op, like stablehlo.add, found the end of the text"),
+        ("module @m { }".to_owned(), 1, "expected a function @main"),
+    ];
+    for (text, line, expected) in cases {
+        let (found, message) = refused(&text);
+        assert!(message.contains(expected), "{text}\n{message}");
+        assert_eq!(found, line, "{text}\n{message}");
+    }
+    let aliases: String = (1..60).map(|number| format!("#a{number} = [#a{0}, #a{0}]\n", number - 1)).collect();
+    assert!(refused(&format!("#a0 = [1]\n{aliases}module {{ }}")).1.contains("write attributes and types out"));
+    let deep = "[".repeat(100_000);
+    assert!(refused(&op(&format!("stablehlo.x %x, a = {deep}"))).1.contains("nested more than"));
+    let error = read(b"module @m { \xff").unwrap_err();
+    assert!(error.message.contains("is not UTF-8"), "{error}");
+}
+
+#[test]
+fn mlir_is_told_by_its_start() {
+    let mlir = [
+        "module @m {",
+        "\n// a comment\nmodule attributes {a} {",
+        "#loc1 = loc(\"x\")\n",
+        "!t = tensor<f32>",
+        "func.func @f()",
+    ];
+    let other = ["HloModule m", "#seed = 1", "# module @m", "#!/bin/sh", "[mesh]", "modules", "// only a comment"];
+    assert!(mlir.iter().all(|text| is_mlir(text.as_bytes())));
+    assert!(!other.iter().any(|text| is_mlir(text.as_bytes())));
+}
+
+#[test]
+fn regions_nest_deep_and_not_deeper() {
+    let nest = |depth: usize| {
+        let open = "%0 = \"stablehlo.if\"(%p) ({ ";
+        let close = " stablehlo.return %0 : tensor<f32> }, { stablehlo.return %x : tensor<f32> }) : (tensor<i1>) -> tensor<f32>";
+        let inner = "%0 = stablehlo.negate %x : tensor<f32>";
+        let body = format!("{}{inner}{}\nreturn %0 : tensor<f32>", open.repeat(depth), close.repeat(depth));
+        function("(%p: tensor<i1>, %x: tensor<f32>) -> tensor<f32>", &body)
+    };
+    assert_eq!(module(&nest(30)).computations.len(), 61);
+    assert!(refused(&nest(1000)).1.contains("nested more than 100 levels deep"));
+}
+
+/// Nothing that is cut off or changed in one place makes the reader panic.
+#[test]
+fn damaged_text_is_an_error_or_a_module() {
+    let text = include_str!("sample.txt");
+    assert!(read(text.as_bytes()).is_ok(), "{:?}", read(text.as_bytes()));
+    let bytes = text.as_bytes();
+    for end in 0..bytes.len() {
+        assert!(read(&bytes[..end]).is_err() || end > text.rfind('}').unwrap(), "cut off at {end}");
+    }
+    let mut read_count = 0;
+    for place in 0..bytes.len() {
+        for other in *b"%#@<>{}[]()\"0,:x-9" {
+            let mut changed = bytes.to_vec();
+            changed[place] = other;
+            if let Ok(found) = read(&changed) {
+                read_count += 1;
+                print(&found.hlo_module.unwrap(), &TextOptions::parseable());
+            }
+        }
+    }
+    assert!(read_count > bytes.len() / 4, "{read_count}");
+}
