@@ -115,9 +115,6 @@ impl Run {
         is_interpreted(&self.op, self.operands.iter().chain(&self.expected).map(|tensor| &tensor.ty))
     }
 
-    pub fn literals(&self) -> Vec<Literal> {
-        self.operands.iter().map(Tensor::literal).collect()
-    }
 }
 
 impl Gradient {
