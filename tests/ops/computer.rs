@@ -114,7 +114,6 @@ impl Run {
     pub fn is_interpreted(&self) -> bool {
         is_interpreted(&self.op, self.operands.iter().chain(&self.expected).map(|tensor| &tensor.ty))
     }
-
 }
 
 impl Gradient {

@@ -135,7 +135,8 @@ fn check(settings: &[&str], plain: &Plain, cut: &Cut) {
     };
     let found = Outcome::of(&of("inner.params."), &of("outer.params."), 2);
     let options = config.diloco_options().expect("several replicas");
-    let expected = reference(&plain.start, &options, cut, STEPS, |replica, done, state| plain.step(replica, done, state));
+    let expected =
+        reference(&plain.start, &options, cut, STEPS, |replica, done, state| plain.step(replica, done, state));
     assert_near(format!("{settings:?}"), &found, &expected);
 }
 

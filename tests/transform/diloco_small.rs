@@ -291,7 +291,8 @@ fn programs_as_text() {
         ("streaming", options.clone(), None),
         ("streaming_overlapped", options, Some(6)),
     ];
-    let compiled = cases("transform diloco programs", 1, ["streaming_overlapped", "vanilla_int4", "vanilla", "streaming"]);
+    let compiled =
+        cases("transform diloco programs", 1, ["streaming_overlapped", "vanilla_int4", "vanilla", "streaming"]);
     for (name, options, steps) in programs {
         let function = stack_function(&options, 2, steps, descend_stack);
         let aliases = meshloom_train::step::aliases(&function);

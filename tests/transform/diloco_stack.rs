@@ -235,10 +235,9 @@ fn everything_at_once() {
 #[test]
 fn even_fragments() {
     for replicas in [2, 4] {
-        for (order, cut) in [
-            (LayerOrder::Interleaved, [vec![0, 2], vec![1, 3]]),
-            (LayerOrder::Sequential, [vec![0, 1], vec![2, 3]]),
-        ] {
+        for (order, cut) in
+            [(LayerOrder::Interleaved, [vec![0, 2], vec![1, 3]]), (LayerOrder::Sequential, [vec![0, 1], vec![2, 3]])]
+        {
             for overlap_steps in [0, 1, 3] {
                 for overlap_alpha in [0.0, 0.5] {
                     let streaming = Streaming { order, overlap_steps, overlap_alpha, ..Streaming::default() };

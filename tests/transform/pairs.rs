@@ -35,7 +35,8 @@ fn product<const N: usize>(sizes: [usize; N]) -> Vec<[usize; N]> {
 fn covering<const N: usize>(sizes: [usize; N], all: Vec<[usize; N]>) -> Vec<[usize; N]> {
     let options: Vec<(usize, usize)> = (0..N).flat_map(|one| (0..one).map(move |other| (other, one))).collect();
     let index = |choice: &[usize; N], (other, one): (usize, usize)| choice[other] * sizes[one] + choice[one];
-    let mut missing: Vec<Vec<bool>> = options.iter().map(|&(other, one)| vec![true; sizes[other] * sizes[one]]).collect();
+    let mut missing: Vec<Vec<bool>> =
+        options.iter().map(|&(other, one)| vec![true; sizes[other] * sizes[one]]).collect();
     let mut chosen = Vec::new();
     loop {
         let gain = |choice: &[usize; N]| {
