@@ -7,10 +7,25 @@
 //! | `3/10` | the third of ten shares of all of them |
 //! | a name that [`cases`] is called with | all of them in the test that uses the name, a few in the others |
 
-use std::env;
+use std::io::Write;
 use std::sync::OnceLock;
+use std::{env, fs, thread};
 
 const VARIABLE: &str = "MESHLOOM_EVERY_CASE";
+
+/// A file to which each call adds a line: the test program, the test, and the name of its cases. `.ci/run` compares
+/// them with `tests/full_tier.tsv`, which tells it the tests that have more than they show in the small tier.
+const LIST: &str = "MESHLOOM_LIST_CASES";
+
+/// Adds a line to the list, if there is one. Libtest calls a thread after the test that it runs.
+fn list(name: &str) {
+    let Some(path) = env::var_os(LIST).filter(|path| !path.is_empty()) else { return };
+    let program = env::current_exe().ok();
+    let program = program.as_ref().and_then(|path| path.file_stem()?.to_str()?.split_once('-')).map(|(name, _)| name);
+    let line = format!("{}\t{}\t{name}\n", program.unwrap_or("?"), thread::current().name().unwrap_or("?"));
+    let file = fs::OpenOptions::new().append(true).create(true).open(path);
+    file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the list of cases can be written");
+}
 
 /// What the variable asks for.
 #[derive(Debug)]
@@ -49,6 +64,7 @@ pub fn more_than_few() -> bool {
 /// Whether the test that goes by this name runs all of its cases, for one whose cases are no list: a larger model, more
 /// tries.
 pub fn every_case(name: &str) -> bool {
+    list(name);
     match tier() {
         Tier::Small => false,
         Tier::Full | Tier::Share(..) => true,
@@ -59,6 +75,7 @@ pub fn every_case(name: &str) -> bool {
 /// The cases that a test runs: in the small tier `few` of them, spread evenly over `all`, the first among them; else as
 /// the variable says. The name is the test's program and what the cases are of, as in `train kills`.
 pub fn cases<T>(name: &str, few: usize, all: impl IntoIterator<Item = T>) -> Vec<T> {
+    list(name);
     let all: Vec<T> = all.into_iter().collect();
     let count = all.len();
     let few = few.min(count);
