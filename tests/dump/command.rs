@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use hlo_dump::Caller;
 use serde_json::Value;
 
-/// What a run printed, and its exit status.
+/// The output of a run, and its exit status.
 #[derive(Debug, PartialEq)]
 pub struct Ran {
     pub status: i32,

@@ -12,10 +12,10 @@ use anstream::{AutoStream, ColorChoice};
 
 use crate::arguments::Units;
 
-/// Who runs a command within a process.
+/// The caller of a command that runs within a process.
 #[derive(Clone, Debug, Default)]
 pub struct Caller {
-    /// What the command reads where it is told to read the standard input.
+    /// The bytes that the command reads where it is told to read the standard input.
     pub input: Vec<u8>,
     /// The program that compiles, in a process of its own: it calls `meshloom::pjrt::worker::run_if_asked` first in its
     /// `main`. By default that of `MESHLOOM_WORKER`, or else the one that runs the command.
@@ -23,14 +23,14 @@ pub struct Caller {
     pub worker: Option<PathBuf>,
 }
 
-/// What a command printed, and its exit status.
+/// The output of a command, and its exit status.
 #[derive(Clone, Debug)]
 pub struct Ran {
     /// 0: done; 1: it found something; 2: an error.
     pub status: u8,
-    /// What it printed to the standard output.
+    /// The bytes of the standard output.
     pub out: Vec<u8>,
-    /// What it printed to the standard error.
+    /// The bytes of the standard error.
     pub err: Vec<u8>,
 }
 
@@ -70,7 +70,7 @@ thread_local! {
     static STREAMS: RefCell<Streams> = const { RefCell::new(Streams::of(Place::Process)) };
 }
 
-/// Has what a command reads and prints in this thread go to its caller, and not to the process.
+/// Runs a command of this thread, whose streams are its caller's in place of the process's.
 pub fn within(caller: Caller, command: impl FnOnce() -> u8) -> Ran {
     /// Puts back what was there, also when a command panics.
     struct Before(Option<Streams>);
