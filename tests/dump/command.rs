@@ -5,6 +5,7 @@ use std::process::{Command, Output, Stdio};
 
 use hlo_dump::Caller;
 use serde_json::Value;
+use support::counts;
 
 /// The output of a run, and its exit status.
 #[derive(Debug, PartialEq)]
@@ -40,7 +41,7 @@ fn at_the_repository() {
 
 /// The program, as a process.
 pub fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(support::program::hlo_dump());
+    let mut command = counts::process(support::program::hlo_dump());
     command.args(arguments).current_dir(support::path("")).env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+
+use support::counts::process;
 
 const SYSTEMS: [&str; 3] = ["x86_64-unknown-linux-gnu", "x86_64-apple-darwin", "x86_64-pc-windows-msvc"];
 
@@ -24,7 +25,7 @@ const OF_TERMINALS: [&str; 9] = [
 /// Names of the packages that one is built of, without default features; with `--depth 1` those that it names itself.
 fn packages(package: &str, system: &str, more: &[&str]) -> BTreeSet<String> {
     let tree = |network: &[&str]| {
-        let mut command = Command::new(env!("CARGO"));
+        let mut command = process(env!("CARGO"));
         command.args(["tree", "--package", package, "--no-default-features", "--edges", "normal", "--prefix", "none"]);
         command.args(["--target", system]).args(more).args(network).current_dir(env!("CARGO_MANIFEST_DIR"));
         command.output().expect("cargo runs")

@@ -5,7 +5,9 @@
 //! `MESHLOOM_UPDATE=1` writes the blocks again that leave nothing out.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
+
+use support::counts::process;
 
 use crate::command::prints;
 
@@ -73,7 +75,7 @@ fn printed(command: &str) -> String {
     let text = match words[..] {
         ["hlo-dump", ref arguments @ ..] => prints(arguments),
         ["meshloom", ref arguments @ ..] => {
-            let mut run = Command::new(support::program::meshloom());
+            let mut run = process(support::program::meshloom());
             run.args(arguments).current_dir(support::path("")).env_remove("RUST_LOG").stdin(Stdio::null());
             let output = run.output().unwrap_or_else(|error| panic!("{command}: {error}"));
             assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));

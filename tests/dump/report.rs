@@ -9,9 +9,11 @@ use std::env;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+
+use support::counts::process;
 
 use crate::command::{check_refused, prints};
 use tempfile::TempDir;
@@ -224,7 +226,7 @@ fn opened_with(browser: &Path, page: &str, script: &str, flags: &[&str]) -> (Str
     fs::write(&path, page.replace("</body>", &script)).expect("written");
     let at = |name: &str| folder.path().join(name);
     let file = |name: &str| Stdio::from(fs::File::create(at(name)).expect("a file"));
-    let mut running = Command::new(browser)
+    let mut running = process(browser)
         .args([
             "--headless",
             // It runs as root in CI, and opens nothing but this page.
@@ -354,7 +356,7 @@ fn a_browser_shows_the_steps_of_a_run() {
         true => arguments.extend(["--config", "examples/configs/100m.toml"]),
         false => arguments.extend(small.into_iter().flat_map(|key| ["--set", key])),
     }
-    let mut command = Command::new(support::program::meshloom());
+    let mut command = process(support::program::meshloom());
     let output = command.args(&arguments).current_dir(support::path("")).output().expect("meshloom runs");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
