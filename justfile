@@ -11,7 +11,7 @@ train *flags:
 dump *arguments:
     cargo run --release --bin hlo-dump -- {{arguments}}
 
-# Runs all tests
+# Runs the small tier of the tests
 test:
     cargo test --release --workspace
 
@@ -41,6 +41,10 @@ doc:
 audit:
     cargo deny check
     typos
+
+# Runs the full tier of the tests, part by part
+full *part:
+    .ci/run --all {{part}}
 
 # Runs every check, as CI does
 ci:
