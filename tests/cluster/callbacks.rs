@@ -9,8 +9,9 @@ use meshloom::pjrt::internals::ThroughCallbacks;
 use meshloom::pjrt::{ErrorCode, KeyValueFailure, KeyValues};
 use meshloom_cluster::StoreForClients;
 use meshloom_store::{Store, StoreOptions};
+use support::cases::every_case;
 
-use super::etcd::{Etcd, LONG};
+use super::etcd::{Etcd, LONG, shared};
 
 fn through_callbacks(store: Store) -> ThroughCallbacks {
     ThroughCallbacks::new(Arc::new(StoreForClients(Arc::new(store))))
@@ -23,8 +24,8 @@ fn code<T: std::fmt::Debug>(result: Result<T, KeyValueFailure>) -> ErrorCode {
 /// XLA goes by these.
 #[test]
 fn codes_are_those_that_xla_knows() {
-    let etcd = Etcd::start();
-    let store = through_callbacks(etcd.connect("job", 0, 1));
+    let etcd = shared();
+    let store = through_callbacks(etcd.connect("codes", 0, 1));
     assert_eq!(code(store.try_get("a")), ErrorCode::NotFound);
     let (start, limit) = (Instant::now(), Duration::from_millis(300));
     assert_eq!(code(store.get("a", limit)), ErrorCode::DeadlineExceeded);
@@ -40,18 +41,20 @@ fn codes_are_those_that_xla_knows() {
     assert_eq!(store.get("local_topology/cuda/0", LONG), Ok(large));
 }
 
-/// 1,000 keys, which 8 threads of two processes put, each all of them, and get: each key has one writer who succeeds.
+/// 200 keys, or 1,000 in the full tier, which 8 threads of two processes put, each all of them, and get: each key has
+/// one writer who succeeds.
 #[test]
 fn many_threads() {
-    let etcd = Etcd::start();
-    let stores = [0, 1].map(|process| through_callbacks(etcd.connect("job", process, 2)));
+    let count = if every_case("cluster keys") { 1000 } else { 200 };
+    let etcd = shared();
+    let stores = [0, 1].map(|process| through_callbacks(etcd.connect("many threads", process, 2)));
     let written = AtomicUsize::new(0);
     thread::scope(|scope| {
         for number in 0..8 {
             let (store, written) = (&stores[number % 2], &written);
             scope.spawn(move || {
-                for key in 0..1000 {
-                    let key = format!("key/{}", (key + 125 * number) % 1000);
+                for key in 0..count {
+                    let key = format!("key/{}", (key + count / 8 * number) % count);
                     match store.put(&key, key.as_bytes()) {
                         Ok(()) => drop(written.fetch_add(1, Ordering::Relaxed)),
                         Err(failure) => assert_eq!(failure.code, ErrorCode::AlreadyExists, "{failure:?}"),
@@ -61,7 +64,7 @@ fn many_threads() {
             });
         }
     });
-    assert_eq!(written.load(Ordering::Relaxed), 1000);
+    assert_eq!(written.load(Ordering::Relaxed), count);
 }
 
 /// etcd is killed in the middle of puts and gets, and started again with its data, twice: calls wait for it, each key
@@ -98,6 +101,8 @@ fn etcd_may_be_away() {
                     if is_over.load(Ordering::Relaxed) {
                         break;
                     }
+                    // Calls are under way at any time all the same.
+                    thread::sleep(Duration::from_millis(3));
                 }
             });
         }

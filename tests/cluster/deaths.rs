@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use meshloom_train::checkpoint::Checkpoint;
+use support::cases::cases;
 use support::program::meshloom_with_processes as meshloom;
 
-use super::etcd::Etcd;
-use super::processes::{Process, Run, cases_by_option, until};
+use super::etcd::{Etcd, shared};
+use super::processes::{Process, Run, until};
 
-const STEPS: u64 = 8;
+const STEPS: u64 = 16;
 
 /// When a process is killed.
 #[derive(Clone, Copy, Debug)]
@@ -24,30 +25,36 @@ enum When {
 
 const ALL: [When; 5] = [When::Joining, When::Compiling, When::Stepping, When::Saving, When::Committing];
 
+/// Folders among the checkpoints.
+fn folders(run: &Run, prefix: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(run.path("checkpoints")).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path());
+    let begins = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix));
+    paths.filter(begins).collect()
+}
+
+/// Whole checkpoints.
+fn checkpoints(run: &Run) -> Vec<PathBuf> {
+    folders(run, "step-")
+}
+
 impl When {
     fn is_now(self, run: &Run, victim: usize) -> bool {
-        let names = |prefix: &str| {
-            let entries = fs::read_dir(run.path("checkpoints")).into_iter().flatten().flatten();
-            let paths = entries.map(|entry| entry.path());
-            let begins =
-                |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix));
-            paths.filter(begins).collect::<Vec<_>>()
-        };
         match self {
             When::Joining => true,
             When::Compiling => run.log(&format!("together-{victim}")).contains("has joined the others"),
             When::Stepping => run.metrics("together").len() >= 3,
-            When::Saving => !names(".tmp-step-").is_empty(),
+            When::Saving => !folders(run, ".tmp-step-").is_empty(),
             When::Committing => {
-                names(".tmp-step-").iter().any(|folder| folder.join("manifest.json").exists())
-                    || !names("step-").is_empty()
+                folders(run, ".tmp-step-").iter().any(|folder| folder.join("manifest.json").exists())
+                    || !checkpoints(run).is_empty()
             }
         }
     }
 }
 
-fn start(run: &Run, etcd: &Etcd, job: &str, attempt: u64, resume: bool) -> [Process; 2] {
-    ["0", "1"].map(|number| {
+fn start(run: &Run, etcd: &Etcd, job: &str, attempt: u64, resume: bool) -> Vec<Process> {
+    let process = |number| {
         let (name, attempt) = (format!("together-{number}"), attempt.to_string());
         let checkpoints = run.path("checkpoints").to_string_lossy().into_owned();
         let mut arguments = vec!["--process-id", number, "--process-count", "2", "--store", etcd.address()];
@@ -57,74 +64,87 @@ fn start(run: &Run, etcd: &Etcd, job: &str, attempt: u64, resume: bool) -> [Proc
             arguments.extend(["--resume", &checkpoints]);
         }
         Process::start(run.command(&meshloom(), &name, &arguments))
-    })
+    };
+    ["0", "1"].map(process).into()
 }
 
-#[test]
-fn a_killed_process_ends_the_run_and_nothing_else() {
-    let count = cases_by_option(10);
-    let etcd = Etcd::start();
-    let run = Run::new(STEPS, &["mesh.axes=data=2", "target.devices=1", "model.layers=1"]);
-    run.alone(2);
-    for case in 0..count {
-        let (when, victim) = (ALL[case % ALL.len()], case / ALL.len() % 2);
-        let job = format!("deaths-{case}");
+/// One process goes on from what two have saved.
+fn start_one(run: &Run) -> Vec<Process> {
+    let checkpoints = run.path("checkpoints").to_string_lossy().into_owned();
+    let arguments = ["--set", "mesh.axes=data=1", "--checkpoint", &checkpoints, "--checkpoint-every", "2"];
+    let arguments = [&arguments[..], &["--resume", &checkpoints]].concat();
+    vec![Process::start(run.command(&meshloom(), "together-0", &arguments))]
+}
+
+/// A process that is killed in a run of two.
+#[derive(Clone, Copy, Debug)]
+struct Death {
+    when: When,
+    victim: usize,
+    /// Later ones are at other moments of the phase.
+    delay: Duration,
+    /// One process goes on alone, which needs a whole checkpoint, instead of both.
+    leaves_one: bool,
+}
+
+impl Death {
+    fn of(case: usize) -> Death {
+        Death {
+            when: ALL[case % ALL.len()],
+            victim: case / ALL.len() % 2,
+            delay: Duration::from_millis(case as u64 / 10 * 7),
+            leaves_one: case % 4 == 2 && !matches!(ALL[case % ALL.len()], When::Joining | When::Compiling),
+        }
+    }
+
+    /// Starts two processes and kills one. Whether the run was not over by then: the other has ended and says why.
+    fn kills(self, run: &Run, etcd: &Etcd, job: &str) -> bool {
+        let Death { when, victim, delay, leaves_one } = self;
         let _ = fs::remove_dir_all(run.path("checkpoints"));
         let _ = fs::remove_file(run.path("together.jsonl"));
-        let mut processes = start(&run, &etcd, &job, 0, false);
-        until(&format!("{when:?}"), || when.is_now(&run, victim) || !processes[0].is_running());
-        // Later ones at other moments of the phase.
-        std::thread::sleep(Duration::from_millis(case as u64 / 10 * 7));
+        let mut processes = start(run, etcd, job, 0, false);
+        let is_now = || when.is_now(run, victim) && (!leaves_one || !checkpoints(run).is_empty());
+        until(&format!("{when:?}"), || is_now() || !processes[0].is_running());
+        std::thread::sleep(delay);
         processes[victim].kill();
         let survivor = 1 - victim;
         let status = processes[survivor].ended(Duration::from_secs(40));
         let log = run.log(&format!("together-{survivor}"));
-        let status = status.unwrap_or_else(|| panic!("{when:?}: process {survivor} still runs\n{log}"));
-        // It may have been done already.
-        let is_done = run.metrics("together").len() == STEPS as usize;
-        assert!(!status.success() || is_done, "{when:?}: process {survivor} has not noticed\n{log}");
-        assert!(status.success() || log.contains(&format!("process {victim}")), "{when:?}: nobody is named\n{log}");
-
-        let checkpoints: Vec<_> = fs::read_dir(run.path("checkpoints"))
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|entry| entry.path())
-            .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("step-")))
-            .collect();
-        for folder in &checkpoints {
-            Checkpoint::open(folder).unwrap_or_else(|error| panic!("{when:?}: {error}"));
+        let status = status.unwrap_or_else(|| panic!("{self:?}: process {survivor} still runs\n{log}"));
+        if status.success() {
+            assert_eq!(run.metrics("together").len(), STEPS as usize, "{self:?}: {survivor} has not noticed\n{log}");
+            return false;
         }
-        let mut again = start(&run, &etcd, &job, 1, !checkpoints.is_empty());
-        for (number, process) in again.iter_mut().enumerate() {
-            let status = process.ended(Duration::from_secs(60));
-            let log = run.log(&format!("together-{number}"));
-            assert!(status.is_some_and(|status| status.success()), "{when:?}: the restarted process {number}\n{log}");
-        }
-        run.compare(["alone", "together"], STEPS as usize, 1e-5);
+        assert!(log.contains(&format!("process {victim}")), "{self:?}: nobody is named\n{log}");
+        true
     }
 }
 
-/// Fewer and more processes go on from what two have saved.
 #[test]
-fn another_number_of_processes_goes_on() {
-    let etcd = Etcd::start();
+fn a_killed_process_ends_the_run_and_nothing_else() {
+    let etcd = shared();
     let run = Run::new(STEPS, &["mesh.axes=data=2", "target.devices=1", "model.layers=1"]);
     run.alone(2);
-    let mut processes = start(&run, &etcd, "first", 0, false);
-    let checkpoints = run.path("checkpoints").to_string_lossy().into_owned();
-    let resumed = ["--checkpoint", &checkpoints, "--checkpoint-every", "2", "--resume", &checkpoints];
-    let newest = || {
-        let entries = fs::read_dir(run.path("checkpoints")).into_iter().flatten().flatten();
-        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        names.filter(|name| name.starts_with("step-")).max()
-    };
-    until("a whole checkpoint", || newest().is_some());
-    processes.iter_mut().for_each(Process::kill);
-    let one = Run::new(STEPS, &["mesh.axes=data=1", "target.devices=1", "model.layers=1"]);
-    fs::copy(run.path("together.jsonl"), one.path("one.jsonl")).expect("metrics");
-    fs::copy(run.path("alone.jsonl"), one.path("alone.jsonl")).expect("metrics");
-    let status = one.command(&meshloom(), "one", &resumed).status().expect("meshloom runs");
-    assert!(status.success(), "{}", one.log("one"));
-    one.compare(["alone", "one"], STEPS as usize, 1e-5);
+    for case in cases("cluster deaths", 3, 0..100) {
+        let death = Death::of(case);
+        // A run that was over is one more try, with less delay.
+        let job = |attempt: u32| format!("deaths-{case}-{attempt}");
+        let kills =
+            |&attempt: &u32| Death { delay: death.delay / (attempt + 1), ..death }.kills(&run, &etcd, &job(attempt));
+        let attempt = (0..6).find(kills).unwrap_or_else(|| panic!("{death:?}: the run is always over before it"));
+        let checkpoints = checkpoints(&run);
+        for folder in &checkpoints {
+            Checkpoint::open(folder).unwrap_or_else(|error| panic!("{death:?}: {error}"));
+        }
+        let mut again = match death.leaves_one {
+            true => start_one(&run),
+            false => start(&run, &etcd, &job(attempt), 1, !checkpoints.is_empty()),
+        };
+        for (number, process) in again.iter_mut().enumerate() {
+            let status = process.ended(Duration::from_secs(60));
+            let log = run.log(&format!("together-{number}"));
+            assert!(status.is_some_and(|status| status.success()), "{death:?}: the restarted process {number}\n{log}");
+        }
+        run.compare(["alone", "together"], STEPS as usize, 1e-5);
+    }
 }

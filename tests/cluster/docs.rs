@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
+use std::sync::OnceLock;
 
 use saphyr::{LoadableYamlNode, Yaml};
-use support::program::meshloom;
+use support::counts::process;
+use support::program::meshloom_with_processes as meshloom;
 
 /// The blocks of the page in a language.
 fn blocks(language: &str) -> Vec<String> {
@@ -15,11 +17,14 @@ fn blocks(language: &str) -> Vec<String> {
 }
 
 /// The flags that `meshloom train` has.
-fn flags() -> BTreeSet<String> {
-    let help = Command::new(meshloom()).args(["train", "--help"]).output().expect("meshloom runs").stdout;
-    let help = String::from_utf8(help).expect("text");
-    let words = help.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '-'));
-    words.filter(|word| word.starts_with("--")).map(str::to_owned).collect()
+fn flags() -> &'static BTreeSet<String> {
+    static FLAGS: OnceLock<BTreeSet<String>> = OnceLock::new();
+    FLAGS.get_or_init(|| {
+        let help = process(meshloom()).args(["train", "--help"]).output().expect("meshloom runs").stdout;
+        let help = String::from_utf8(help).expect("text");
+        let words = help.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '-'));
+        words.filter(|word| word.starts_with("--")).map(str::to_owned).collect()
+    })
 }
 
 #[test]
@@ -27,7 +32,7 @@ fn scripts_parse_and_have_our_flags() {
     let (scripts, flags) = (blocks("sh"), flags());
     assert!(scripts.len() >= 4, "{scripts:?}");
     for script in &scripts {
-        let mut bash = Command::new("bash").arg("-n").stdin(Stdio::piped()).spawn().expect("bash runs");
+        let mut bash = process("bash").arg("-n").stdin(Stdio::piped()).spawn().expect("bash runs");
         bash.stdin.take().expect("a pipe").write_all(script.as_bytes()).expect("it reads");
         assert!(bash.wait().expect("it ends").success(), "{script}");
         let own = script.split_once("meshloom train").map_or("", |(_, own)| own);

@@ -3,9 +3,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use meshloom_train::program::Elsewhere;
+use support::counts::process;
 use support::program::meshloom_with_processes;
 
 use super::processes::Run;
@@ -48,7 +48,7 @@ fn it_runs_in_place_of_the_program() {
     let program = alone(folder.path());
     let flags = ["train", "--processes", "auto", "--set", "model.layers=2"];
     let run = || {
-        let mut command = Command::new(&program);
+        let mut command = process(&program);
         let child = command.args(flags).env("PATH", "/nowhere").env("SAID", "so").stderr(std::process::Stdio::piped());
         let child = child.stdout(std::process::Stdio::piped()).spawn().expect("it runs");
         let number = child.id();

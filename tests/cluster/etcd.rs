@@ -2,7 +2,8 @@
 
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use meshloom_store::{Server, Store, StoreOptions};
@@ -22,6 +23,29 @@ pub struct Etcd {
     address: String,
     ports: [u16; 2],
     folder: tempfile::TempDir,
+}
+
+/// A server that the tests share whose processes leave it alone, each with jobs of its own. It ends with the last of
+/// them.
+pub fn shared() -> Arc<Etcd> {
+    static SHARED: Mutex<Weak<Etcd>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(etcd) = shared.upgrade() {
+        return etcd;
+    }
+    // Linux ends the server with the thread that has started it, which must not be that of a test.
+    let (send, receive) = mpsc::channel();
+    thread::spawn(move || {
+        let etcd = Arc::new(Etcd::start());
+        let held = Arc::downgrade(&etcd);
+        drop(send.send(etcd));
+        while held.strong_count() > 0 {
+            thread::sleep(Duration::from_millis(50));
+        }
+    });
+    let etcd = receive.recv().expect("it starts");
+    *shared = Arc::downgrade(&etcd);
+    etcd
 }
 
 impl Etcd {

@@ -10,6 +10,7 @@ use meshloom::trace::Tree;
 use meshloom_train::checkpoint::{self, Fallback};
 use meshloom_train::config::RunConfig;
 use meshloom_train::run::RunState;
+use support::counts::process;
 use support::program::meshloom_with_processes as meshloom;
 
 /// A model that compiles in a moment.
@@ -43,9 +44,15 @@ impl Run {
         self.folder.path().join(name)
     }
 
+    /// The words of a command line, for a process that does not start.
+    pub fn words(&self) -> Vec<String> {
+        let settings = self.settings.iter().flat_map(|setting| ["--set", setting]).map(str::to_owned);
+        self.arguments.iter().cloned().chain(settings).collect()
+    }
+
     /// The command of a process, which writes what it says to a file, and metrics to another, if it is the first.
     pub fn command(&self, program: &Path, name: &str, arguments: &[&str]) -> Command {
-        let mut command = Command::new(program);
+        let mut command = process(program);
         let is_launcher = program != meshloom();
         if is_launcher {
             command.args(arguments).arg(meshloom());
@@ -116,11 +123,6 @@ impl Run {
             }
         }
     }
-}
-
-/// How many cases to run: those by default, or `MESHLOOM_CASES`.
-pub fn cases_by_option(default: usize) -> usize {
-    std::env::var("MESHLOOM_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(default)
 }
 
 /// Outer parameters, by path.

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use support::program::meshloom_with_processes as meshloom;
+use support::cases::{cases, every_case};
+use support::program::{self, meshloom_with_processes as meshloom};
 
-use super::etcd::Etcd;
-use super::processes::{Outer, Process, Run, TINY, cases_by_option, compare_outer, until};
+use super::etcd::shared;
+use super::processes::{Outer, Process, Run, TINY, compare_outer, until};
 
 /// All at once, or fragments that come in three steps late.
 const AT_ONCE: [&str; 2] = ["diloco.sync_period=3", "diloco.overlap_steps=0"];
@@ -33,11 +34,16 @@ impl Replicas<'_> {
     }
 
     fn start_as(&self, name: &str, number: usize, arguments: &[&str]) -> Process {
+        let own = self.arguments(number, arguments);
+        Process::start(self.run.command(&meshloom(), name, &own.iter().map(String::as_str).collect::<Vec<_>>()))
+    }
+
+    fn arguments(&self, number: usize, more: &[&str]) -> Vec<String> {
         let (replica, directory) = (number.to_string(), self.run.path(&Self::directory(number)));
         let directory = directory.to_string_lossy();
         let own = ["--replica", &replica, "--store", self.store, "--job", self.job, "--lease", "2"];
-        let own = [&own[..], &["--checkpoint", &directory, "--join-limit", self.limit], arguments].concat();
-        Process::start(self.run.command(&meshloom(), name, &own))
+        let own = [&own[..], &["--checkpoint", &directory, "--join-limit", self.limit], more].concat();
+        own.into_iter().map(str::to_owned).collect()
     }
 
     fn ends(&self, number: usize, process: &mut Process) {
@@ -57,10 +63,18 @@ fn bits(outer: &Outer) -> Vec<(&str, &[u8])> {
 /// What is synced is what one program of all replicas syncs, and the same bits on all.
 #[test]
 fn replicas_apart_are_those_of_one_program() {
-    let etcd = Etcd::start();
-    let cases = [(2, &LATE[..], "int4"), (3, &AT_ONCE, "f32"), (2, &AT_ONCE, "int4"), (3, &LATE, "f32")];
-    let more = [(2, &LATE[..], "f32"), (3, &LATE, "int4"), (2, &AT_ONCE, "f32"), (3, &AT_ONCE, "int4")];
-    for (count, syncs, transport) in cases.into_iter().chain(more).take(cases_by_option(2)) {
+    let etcd = shared();
+    let all: [(_, &[&str], _); 8] = [
+        (2, &LATE, "int4"),
+        (3, &AT_ONCE, "f32"),
+        (2, &AT_ONCE, "int4"),
+        (3, &LATE, "f32"),
+        (2, &LATE, "f32"),
+        (3, &LATE, "int4"),
+        (2, &AT_ONCE, "f32"),
+        (3, &AT_ONCE, "int4"),
+    ];
+    for (count, syncs, transport) in cases("cluster replicas apart", 1, all) {
         println!("{count} replicas, {syncs:?}, {transport}");
         let of_mesh = [format!("mesh.axes=diloco={count}"), format!("target.devices={count}")];
         let shared = [format!("diloco.replicas={count}"), format!("diloco.transport={transport}")];
@@ -86,11 +100,11 @@ fn replicas_apart_are_those_of_one_program() {
     }
 }
 
-/// Replicas with other meshes, one of them in two processes: the same bits. Both are started again, one of them without
-/// its state: it takes that of the other, which all processes of that one write.
+/// Replicas with other meshes, one of them in two processes: the same bits. In the full tier both are started again, one
+/// of them without its state: it takes that of the other, which all processes of that one write.
 #[test]
 fn each_replica_has_a_mesh_of_its_own() {
-    let etcd = Etcd::start();
+    let etcd = shared();
     let settings = ["diloco.replicas=2", "diloco.transport=f8"];
     let settings = [&settings[..], &LATE].concat();
     let runs = [15, 25].map(|steps| Run::new(steps, &settings));
@@ -98,7 +112,9 @@ fn each_replica_has_a_mesh_of_its_own() {
     let of_two = ["--set", "target.devices=1", "--set", "mesh.axes=fsdp=2", "--process-count", "2", "--process-id"];
     let own = |mesh| [&TINY[..], &settings, &["target.devices=2", mesh, "diloco.apart=true"]].concat();
     let saved = runs[0].path(&Replicas::directory(1)).to_string_lossy().into_owned();
-    for (run, job, resume) in [(&runs[0], "first", &[][..]), (&runs[1], "second", &["--resume", &saved])] {
+    let starts = [(&runs[0], "first meshes", &[][..]), (&runs[1], "second meshes", &["--resume", &saved])];
+    let count = if every_case("cluster replicas that start again") { 2 } else { 1 };
+    for (run, job, resume) in starts.into_iter().take(count) {
         let replicas = Replicas { run, store: etcd.address(), job, limit: "60" };
         let of_second = |process| [&of_two[..], &[process], resume].concat();
         let mut processes = [
@@ -110,21 +126,24 @@ fn each_replica_has_a_mesh_of_its_own() {
         let one = replicas.outer(0, &own("mesh.axes=data=2"));
         assert!(bits(&one) == bits(&replicas.outer(1, &own("mesh.axes=fsdp=2"))), "replicas differ");
     }
-    let log = runs[1].log("replica0-0");
-    assert!(log.contains("goes on with the other replicas after step 15"), "{log}");
+    let log = runs[count - 1].log("replica0-0");
+    assert!(count == 1 || log.contains("goes on with the other replicas after step 15"), "{log}");
 }
 
-/// One is killed and comes again; the other waits for it, as it needs two. A third joins when it likes.
+/// One is killed and comes again; the others wait for it, as they need all. Then nobody is needed: the others go on
+/// without the one that has died. Two replicas; in the full tier three, whose losses are compared with those of
+/// replicas that nobody disturbs.
 #[test]
 fn replicas_come_and_go() {
     const STEPS: u64 = 60;
-    let etcd = Etcd::start();
-    let settings = ["diloco.replicas=3", "train.batch=12", "target.devices=1", "mesh.axes=data=1"];
+    let is_full = every_case("cluster replicas that come and go");
+    let count: usize = if is_full { 3 } else { 2 };
+    let etcd = shared();
+    let (of_all, needed) = (format!("diloco.replicas={count}"), format!("diloco.min_replicas={count}"));
+    let settings = [&of_all, "train.batch=12", "target.devices=1", "mesh.axes=data=1"];
     let settings = [&settings[..], &LATE].concat();
-    let undisturbed = Run::new(STEPS, &settings);
-    let run = Run::new(STEPS, &settings);
     let last = |run: &Run| {
-        let losses: Vec<f64> = (0..3)
+        let losses: Vec<f64> = (0..count)
             .filter_map(|number| {
                 let all = run.metrics(&format!("replica{number}"));
                 all.last().filter(|(step, _)| *step == STEPS).map(|(_, [loss, _])| *loss)
@@ -133,72 +152,85 @@ fn replicas_come_and_go() {
         losses.iter().sum::<f64>() / losses.len() as f64
     };
     let own = [&TINY[..], &settings, &["diloco.apart=true"]].concat();
-    let needs = |least: &'static str| ["--set", least];
+    let needs_all = ["--set", &needed];
+    let start = |replicas: &Replicas<'_>, more: &[&str]| -> Vec<Process> {
+        (0..count).map(|number| replicas.start(number, more)).collect()
+    };
 
-    let replicas = Replicas { run: &undisturbed, store: etcd.address(), limit: "60", job: "undisturbed" };
-    let mut all = [0, 1, 2].map(|number| replicas.start(number, &needs("diloco.min_replicas=3")));
-    all.iter_mut().enumerate().for_each(|(number, process)| replicas.ends(number, process));
+    let undisturbed = is_full.then(|| {
+        let run = Run::new(STEPS, &settings);
+        let replicas = Replicas { run: &run, store: etcd.address(), limit: "60", job: "undisturbed" };
+        let mut all = start(&replicas, &needs_all);
+        all.iter_mut().enumerate().for_each(|(number, process)| replicas.ends(number, process));
+        last(&run)
+    });
+    let compare = |run: &Run| {
+        let Some(expected) = undisturbed else { return };
+        let found = last(run);
+        println!("loss {found} after a death, {expected} without: {}", (found - expected).abs() / expected);
+        assert!((found - expected).abs() <= 0.01 * expected, "{found} and {expected}");
+    };
 
+    let run = Run::new(STEPS, &settings);
     let replicas = Replicas { run: &run, store: etcd.address(), limit: "60", job: "disturbed" };
-    let mut all = [0, 1, 2].map(|number| replicas.start(number, &needs("diloco.min_replicas=3")));
-    until("some steps", || run.metrics("replica2").len() >= 10 || !all[0].is_running());
+    let mut all = start(&replicas, &needs_all);
+    until("some steps", || run.metrics("replica1").len() >= 10 || !all[0].is_running());
     // The one that decides.
     all[0].kill();
     std::thread::sleep(Duration::from_secs(1));
     std::fs::remove_dir_all(run.path(&Replicas::directory(0))).unwrap_or_default();
-    all[0] = replicas.start(0, &needs("diloco.min_replicas=3"));
+    all[0] = replicas.start(0, &needs_all);
     all.iter_mut().enumerate().for_each(|(number, process)| replicas.ends(number, process));
     assert!(run.log("replica1-0").contains("replica 0 is gone"), "{}", run.log("replica1-0"));
     assert!(run.log("replica0-0").contains("goes on with the other replicas after step"), "{}", run.log("replica0-0"));
-    let outer = [0, 1, 2].map(|number| replicas.outer(number, &own));
+    let outer: Vec<Outer> = (0..count).map(|number| replicas.outer(number, &own)).collect();
     outer[1..].iter().for_each(|other| assert!(bits(other) == bits(&outer[0]), "replicas differ"));
-    let (one, other) = (last(&undisturbed), last(&run));
-    println!("loss {other} after a death, {one} without");
-    assert!((one - other).abs() <= 0.01 * one, "{one} and {other}");
+    compare(&run);
 
-    // Who needs nobody goes on without those who have died.
     let run = Run::new(STEPS, &settings);
     let replicas = Replicas { run: &run, store: etcd.address(), limit: "60", job: "without" };
-    let mut all = [0, 1, 2].map(|number| replicas.start(number, &[]));
+    let mut all = start(&replicas, &[]);
     until("some steps", || run.metrics("replica0").len() >= 10 || !all[0].is_running());
-    all[2].kill();
-    [0, 1].iter().for_each(|&number| replicas.ends(number, &mut all[number]));
-    assert!(bits(&replicas.outer(0, &own)) == bits(&replicas.outer(1, &own)), "replicas differ");
-    let other = last(&run);
-    assert!((one - other).abs() <= 0.01 * one, "{one} and {other}");
+    let mut victim = all.pop().expect("a replica");
+    victim.kill();
+    all.iter_mut().enumerate().for_each(|(number, process)| replicas.ends(number, process));
+    let outer: Vec<Outer> = (0..all.len()).map(|number| replicas.outer(number, &own)).collect();
+    outer[1..].iter().for_each(|other| assert!(bits(other) == bits(&outer[0]), "replicas differ"));
+    compare(&run);
 }
 
 #[test]
 fn wrong_use_is_refused() {
-    let etcd = Etcd::start();
+    let etcd = shared();
     let run = Run::new(3, &["diloco.replicas=2", "target.devices=1", "mesh.axes=data=1", "diloco.sync_period=2"]);
     let replicas = Replicas { run: &run, store: etcd.address(), limit: "60", job: "wrong" };
-    let refused = |name: &str, process: &mut Process, expected: &str| {
-        let status = process.ended(Duration::from_secs(30)).expect("it ends");
-        let log = run.log(name);
-        assert!(!status.success() && log.contains(expected) && !log.contains("panicked"), "{log}");
+    let refused = |replicas: &Replicas<'_>, number: usize, more: &[&str], expected: &str| {
+        let own = replicas.arguments(number, more);
+        let words = [&run.words()[..], &own].concat();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let (_, said) = program::refused(meshloom_cluster::program::here, &words);
+        assert!(said.contains(expected), "{more:?}: {said}");
     };
-    refused("replica2-0", &mut replicas.start(2, &[]), "--replica 2 is not one of 2 replicas");
+    refused(&replicas, 2, &[], "--replica 2 is not one of 2 replicas");
     let mesh = ["--set", "mesh.axes=diloco=2", "--set", "target.devices=2"];
-    refused("replica0-0", &mut replicas.start(0, &mesh), "replicas apart have a mesh each");
+    refused(&replicas, 0, &mesh, "replicas apart have a mesh each");
     let late = [&LATE.map(|setting| ["--set", setting]).concat()[..], &["--set", "diloco.overlap_steps=4"]].concat();
-    refused("replica0-0", &mut replicas.start(0, &late), "diloco.overlap_steps");
-    refused("replica0-0", &mut replicas.start(0, &["--listen", "203.0.113.1:1"]), "cannot listen at 203.0.113.1:1");
+    refused(&replicas, 0, &late, "diloco.overlap_steps");
+    refused(&replicas, 0, &["--listen", "203.0.113.1:1"], "cannot listen at 203.0.113.1:1");
     let unspecified = "cannot listen at 0.0.0.0:0: others cannot tell which host that is";
-    refused("replica0-0", &mut replicas.start(0, &["--listen", "0.0.0.0:0"]), unspecified);
+    refused(&replicas, 0, &["--listen", "0.0.0.0:0"], unspecified);
     let given = ["--load-parameters", "parameters.safetensors"];
-    refused("replica0-0", &mut replicas.start(0, &given), "set train.init for all of them");
-    let lost = Replicas { store: "http://127.0.0.1:1", limit: "2", ..replicas };
-    refused("replica0-0", &mut lost.start(0, &[]), "does not answer");
+    refused(&replicas, 0, &given, "set train.init for all of them");
+    refused(&Replicas { store: "http://127.0.0.1:1", limit: "2", ..replicas }, 0, &[], "does not answer");
     // Both say what differs.
     let mut both = [replicas.start(0, &[]), replicas.start(1, &["--set", "train.learning_rate=0.5"])];
-    let expected = "has train.learning_rate = 0.5";
-    refused("replica1-0", &mut both[1], expected);
+    let status = both[1].ended(Duration::from_secs(30)).expect("it ends");
+    let log = run.log("replica1-0");
+    assert!(!status.success() && log.contains("has train.learning_rate = 0.5") && !log.contains("panicked"), "{log}");
     both[0].kill();
 
-    let alone = run.path("alone.log");
-    let mut command = run.command(&meshloom(), "alone", &["--set", "diloco.apart=true"]);
-    assert!(!command.status().expect("meshloom runs").success());
-    let log = std::fs::read_to_string(alone).expect("a log");
-    assert!(log.contains("does not know the other replicas"), "{log}");
+    let alone = [&run.words()[..], &["--set".to_owned(), "diloco.apart=true".to_owned()]].concat();
+    let alone: Vec<&str> = alone.iter().map(String::as_str).collect();
+    let (_, said) = program::refused(meshloom_cluster::program::here, &alone);
+    assert!(said.contains("does not know the other replicas"), "{said}");
 }

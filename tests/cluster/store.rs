@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use meshloom_store::{Store, StoreError, StoreOptions};
 use support::program::test_alone;
 
-use super::etcd::{Etcd, LONG};
+use super::etcd::{Etcd, LONG, shared};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
 fn keys_are_written_once() {
-    let etcd = Etcd::start();
-    let store = etcd.connect("job", 0, 2);
+    let etcd = shared();
+    let store = etcd.connect("keys_are_written_once", 0, 2);
     assert_eq!(store.try_get("a"), Err(StoreError::NotFound { key: "a".to_owned() }));
     store.put("a", b"one").expect("it is new");
     assert_eq!(store.put("a", b"one"), Err(StoreError::AlreadyExists { key: "a".to_owned() }));
@@ -26,16 +26,19 @@ fn keys_are_written_once() {
     // Any bytes, and many of them.
     let large: Vec<u8> = (0..1 << 20).map(|byte| (byte % 251) as u8).collect();
     store.put("local_topology/cuda/0", &large).expect("it fits");
-    assert_eq!(etcd.connect("job", 1, 2).try_get("local_topology/cuda/0").expect("it is there"), large);
+    assert_eq!(
+        etcd.connect("keys_are_written_once", 1, 2).try_get("local_topology/cuda/0").expect("it is there"),
+        large
+    );
     // A second process of this number is refused.
-    let twice = Store::connect(etcd.options("job", 1, 2)).map(drop);
+    let twice = Store::connect(etcd.options("keys_are_written_once", 1, 2)).map(drop);
     assert_eq!(twice, Err(StoreError::AlreadyExists { key: "members/1".to_owned() }));
 }
 
 #[test]
 fn reads_wait() {
-    let etcd = Etcd::start();
-    let store = Arc::new(etcd.connect("job", 0, 2));
+    let etcd = shared();
+    let store = Arc::new(etcd.connect("reads_wait", 0, 2));
     let start = Instant::now();
     let late = store.get("never", Duration::from_millis(300));
     assert_eq!(late, Err(StoreError::DeadlineExceeded { key: "never".to_owned(), waited: Duration::from_millis(300) }));
@@ -47,16 +50,16 @@ fn reads_wait() {
         })
         .collect();
     thread::sleep(Duration::from_millis(200));
-    etcd.connect("job", 1, 2).put("later", b"here").expect("it is new");
+    etcd.connect("reads_wait", 1, 2).put("later", b"here").expect("it is new");
     waiting.into_iter().for_each(|it| assert_eq!(it.join().expect("a thread").expect("a value"), b"here"));
 }
 
 /// What a stale attempt has left is not seen, though its processes still live: keys, members, who came to a barrier.
 #[test]
 fn attempts_do_not_meet() {
-    let etcd = Etcd::start();
+    let etcd = shared();
     let attempt = |attempt: u64, process: usize| {
-        let options = StoreOptions { attempt, ..etcd.options("job", process, 2) };
+        let options = StoreOptions { attempt, ..etcd.options("attempts_do_not_meet", process, 2) };
         Store::connect(options).unwrap_or_else(|error| panic!("{error}"))
     };
     let stale = [attempt(0, 0), attempt(0, 1)];
@@ -83,7 +86,7 @@ fn attempts_do_not_meet() {
 /// barriers.
 #[test]
 fn jobs_do_not_meet() {
-    let etcd = Etcd::start();
+    let etcd = shared();
     thread::scope(|scope| {
         for (job, count) in [("run", 2), ("run2", 3)] {
             for process in 0..count {
@@ -111,8 +114,9 @@ fn jobs_do_not_meet() {
 
 #[test]
 fn barriers_name_who_is_missing() {
-    let etcd = Etcd::start();
-    let stores: Vec<_> = (0..4).map(|process| Arc::new(etcd.connect("job", process, 4))).collect();
+    let etcd = shared();
+    let stores: Vec<_> =
+        (0..4).map(|process| Arc::new(etcd.connect("barriers_name_who_is_missing", process, 4))).collect();
     let meet = |name: &'static str, who: &[usize], limit| {
         let threads: Vec<_> = who
             .iter()
@@ -136,9 +140,9 @@ fn barriers_name_who_is_missing() {
 /// Who leaves is seen at once, who dies after its lease; those who wait at a barrier are told.
 #[test]
 fn deaths_are_seen() {
-    let etcd = Etcd::start();
-    let store = etcd.connect("job", 0, 3);
-    let (other, third) = (etcd.connect("job", 1, 3), etcd.connect("job", 2, 3));
+    let etcd = shared();
+    let store = etcd.connect("deaths_are_seen", 0, 3);
+    let (other, third) = (etcd.connect("deaths_are_seen", 1, 3), etcd.connect("deaths_are_seen", 2, 3));
     assert_eq!(store.dead(), Ok(vec![]));
     other.leave().expect("it may");
     assert_eq!(store.dead(), Ok(vec![1]));
@@ -158,7 +162,10 @@ fn deaths_are_seen() {
 #[ignore = "it is started by another test"]
 fn a_process() {
     let address = std::env::var("MESHLOOM_TEST_STORE").expect("the test that starts this sets it");
-    let options = StoreOptions { lease: Duration::from_secs(2), ..StoreOptions::new(address, "job", (1, 2)) };
+    let options = StoreOptions {
+        lease: Duration::from_secs(2),
+        ..StoreOptions::new(address, "a_killed_process_is_dead", (1, 2))
+    };
     let _store = Store::connect(options).unwrap_or_else(|error| panic!("{error}"));
     println!("\nconnected");
     thread::sleep(3 * LONG);
@@ -167,8 +174,8 @@ fn a_process() {
 /// A process that is killed is dead when its lease ends, and not before; who waits for it at a barrier is told.
 #[test]
 fn a_killed_process_is_dead() {
-    let etcd = Etcd::start();
-    let store = etcd.connect("job", 0, 2);
+    let etcd = shared();
+    let store = etcd.connect("a_killed_process_is_dead", 0, 2);
     let mut other = test_alone(module_path!(), "a_process");
     let started = other.env("MESHLOOM_TEST_STORE", etcd.address()).stdout(Stdio::piped()).spawn();
     let mut other = started.expect("it starts");

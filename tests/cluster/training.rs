@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use meshloom::partition::Collective;
 use meshloom_train::config::RunConfig;
+use support::cases::{cases, every_case};
 use support::program::{self, meshloom_with_processes as meshloom};
 
-use super::etcd::Etcd;
-use super::processes::{Process, Run, TINY, cases_by_option, compare_outer};
+use super::etcd::shared;
+use super::processes::{Process, Run, TINY, compare_outer};
 
 /// A mesh over processes of some devices each, and settings that go with it.
 struct Case {
@@ -24,11 +25,10 @@ const fn case([processes, devices]: [usize; 2], mesh: &'static str, settings: &'
 const PIPELINE: &[&str] = &["model.layers=4", "pipeline.microbatches=4", "pipeline.repeats=2"];
 const EXPERTS: &[&str] = &["model.family=mixtral", "model.experts=4", "model.moe_mlp=32"];
 
-/// The first four run by default, the others by `MESHLOOM_CASES`.
+/// The first of both halves run in the small tier.
 const CASES: &[Case] = &[
     case([2, 2], "data=1,fsdp=2,tensor=2", &[]),
     case([3, 1], "data=3", &["train.batch=6"]),
-    case([2, 2], "stage=2,data=2", PIPELINE),
     case(
         [2, 2],
         "replica=2,expert=2",
@@ -41,6 +41,7 @@ const CASES: &[Case] = &[
     case([2, 4], "data=2,fsdp=4", &[]),
     case([2, 2], "tensor=4", &[]),
     case([2, 2], "expert=4", EXPERTS),
+    case([2, 2], "stage=2,data=2", PIPELINE),
     case(
         [2, 4],
         "data=2,expert=4",
@@ -83,8 +84,7 @@ const CASES: &[Case] = &[
 
 #[test]
 fn steps_equal_those_of_one_process() {
-    let count = cases_by_option(4);
-    for Case { processes, devices, mesh, settings } in CASES.iter().take(count) {
+    for Case { processes, devices, mesh, settings } in cases("cluster meshes", 2, CASES) {
         println!("{processes} x {devices}: {mesh} {settings:?}");
         let mesh = format!("mesh.axes={mesh}");
         let run = Run::new(2, &[settings, &[mesh.as_str()][..]].concat());
@@ -97,7 +97,7 @@ fn steps_equal_those_of_one_process() {
 /// What a step sends to other processes is what the ledger says of the axes that cross.
 #[test]
 fn bytes_are_those_of_the_ledger() {
-    for (mesh, devices) in [("fsdp=4", 2), ("data=2,fsdp=2", 2)].into_iter().take(cases_by_option(1)) {
+    for (mesh, devices) in cases("cluster bytes", 1, [("fsdp=4", 2), ("data=2,fsdp=2", 2)]) {
         let mesh = format!("mesh.axes={mesh}");
         let sent = |steps: u64| {
             let run = Run::new(steps, &[&mesh]);
@@ -134,16 +134,18 @@ fn bytes_are_those_of_the_ledger() {
 /// Without a launcher: process 0 starts the etcd, and MPI's processes join by a port.
 #[test]
 fn processes_are_started_by_themselves() {
-    let run = Run::new(2, &["mesh.axes=data=3", "train.batch=6", "target.devices=1"]);
-    run.alone(3);
+    let count: usize = if every_case("cluster processes by themselves") { 3 } else { 2 };
+    let run = Run::new(2, &[&format!("mesh.axes=data={count}"), "train.batch=6", "target.devices=1"]);
+    run.alone(count);
     let port =
         std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|bound| bound.local_addr()).expect("a port").port();
     let store = format!("http://127.0.0.1:{port}");
-    let mut processes: Vec<Process> = (0..3)
-        .map(|number: usize| {
+    let total = count.to_string();
+    let mut processes: Vec<Process> = (0..count)
+        .map(|number| {
             let number = number.to_string();
             let name = format!("together-{number}");
-            let arguments = ["--process-id", &number, "--process-count", "3", "--store", &store];
+            let arguments = ["--process-id", &number, "--process-count", &total, "--store", &store];
             Process::start(run.command(&meshloom(), &name, &arguments))
         })
         .collect();
@@ -157,11 +159,12 @@ fn processes_are_started_by_themselves() {
 /// Processes that would not run the same program say so, all of them.
 #[test]
 fn processes_agree_before_they_compile() {
-    let etcd = Etcd::start();
+    let etcd = shared();
     let run = Run::new(2, &["mesh.axes=data=2", "target.devices=1"]);
     let start = |number: &str, seed: &str| {
         let name = format!("together-{number}");
-        let arguments = ["--process-id", number, "--process-count", "2", "--store", etcd.address(), "--seed", seed];
+        let place = ["--process-id", number, "--process-count", "2", "--store", etcd.address(), "--job", "agree"];
+        let arguments = [&place[..], &["--seed", seed]].concat();
         Process::start(run.command(&meshloom(), &name, &arguments))
     };
     let mut processes = [start("0", "1"), start("1", "2")];
@@ -201,8 +204,8 @@ fn wrong_use_is_refused() {
 #[test]
 fn replicas_of_a_program_in_processes() {
     let streaming = ["diloco.streaming=true", "diloco.fragments=3", "diloco.overlap_steps=1", "diloco.transport=int4"];
-    let cases = [("mesh.axes=diloco=2", 1, &streaming[..]), ("mesh.axes=diloco=2,fsdp=2", 2, &[])];
-    for (mesh, devices, streaming) in cases.into_iter().take(cases_by_option(1)) {
+    let all = [("mesh.axes=diloco=2", 1, &streaming[..]), ("mesh.axes=diloco=2,fsdp=2", 2, &[])];
+    for (mesh, devices, streaming) in cases("cluster replicas of a program", 1, all) {
         let settings = [mesh, "diloco.replicas=2", "diloco.sync_period=6", "train.batch=8"];
         let run = Run::new(7, &[&settings[..], streaming].concat());
         let saved = |name: &str| run.path(name).to_string_lossy().into_owned();

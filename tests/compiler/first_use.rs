@@ -22,11 +22,20 @@ where
     compile(function, &Client::cpu(1).expect("a client"), &LowerOptions::default()).expect("it compiles")
 }
 
-/// The values of a function of one literal.
-fn values(x: &Literal, f: impl FnOnce(Tensor) -> Tensor) -> Vec<f64> {
+fn of_one(x: &Literal, f: impl FnOnce(Tensor) -> Tensor) -> Function<TensorSpec, TensorSpec> {
     let function = Function::trace("f", TensorSpec::new(x.ty().dtype, &x.ty().dims), f);
-    let function = function.unwrap_or_else(|error| panic!("{error}"));
+    function.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The values of a function of one literal, by the interpreter.
+fn values(x: &Literal, f: impl FnOnce(Tensor) -> Tensor) -> Vec<f64> {
+    let function = of_one(x, f);
     run(function.graph(), std::slice::from_ref(x))[0].to_f64_vec()
+}
+
+/// The same by XLA.
+fn values_by_xla(x: &Literal, f: impl FnOnce(Tensor) -> Tensor) -> Vec<f64> {
+    compiled(&of_one(x, f)).call(x).expect("it runs").to_f64_vec()
 }
 
 #[test]
@@ -95,7 +104,7 @@ fn gelu_keeps_its_digits_where_it_is_small() {
     ];
     for (dtype, tolerance) in [(F32, 2.4e-7), (F64, 2e-15)] {
         let x = Literal::from_fn(meshloom::ir::TensorType::new(dtype, &[points.len()]), |index| points[index]);
-        for ((point, found), expected) in points.iter().zip(values(&x, |x| x.gelu())).zip(expected) {
+        for ((point, found), expected) in points.iter().zip(values_by_xla(&x, |x| x.gelu())).zip(expected) {
             // Rounding the operand alone changes the result by its square in units of rounding.
             let tolerance = tolerance * (1.0 + f64::powi(*point, 2).min(144.0));
             assert!((found - expected).abs() <= tolerance * f64::abs(expected), "{dtype} {point}: {found:?}");

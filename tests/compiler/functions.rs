@@ -3,7 +3,9 @@
 use meshloom::ir::DType::{self, F32, F64, S32};
 use meshloom::ir::{Graph, Literal};
 use meshloom::ops::{CumulativeKind, Precision, ReduceKind, WindowDim};
-use meshloom::trace::{DotOptions, Function, Tensor, TensorSpec, constant, einsum_with, grad, value_and_grad};
+use meshloom::trace::{
+    DotOptions, Function, Tensor, TensorSpec, concatenate, constant, einsum_with, grad, value_and_grad,
+};
 use support::anchored::run;
 use support::cases::cases;
 use support::compile;
@@ -117,7 +119,7 @@ fn inverse_and_hyperbolic_functions() {
     ]);
     let ends = &[-1.0, 1.0, -1.5, 1.5, f64::NAN][..];
     let spec = TensorSpec::new(F64, [5]);
-    let found = run(&graph(&spec, Tensor::erf_inv), &[Literal::vector(ends)])[0].to_f64_vec();
+    let found = support::run(&graph(&spec, Tensor::erf_inv), &[Literal::vector(ends)])[0].to_f64_vec();
     assert_eq!(found[..2], [f64::NEG_INFINITY, f64::INFINITY]);
     assert!(found[2..].iter().all(|value| value.is_nan()), "{found:?}");
 }
@@ -183,6 +185,15 @@ fn log_add_exp_of_infinities() {
 /// x: f32[4, 3] = 0, 1, .. 11 and what comes out.
 #[track_caller]
 fn check_table(f: impl FnOnce(Tensor) -> Tensor, expected: &[f64]) {
+    check_table_by(run, f, expected);
+}
+
+#[track_caller]
+fn check_table_by(
+    run: impl Fn(&Graph, &[Literal]) -> Vec<Literal>,
+    f: impl FnOnce(Tensor) -> Tensor,
+    expected: &[f64],
+) {
     let x: Vec<f32> = (0..12u8).map(f32::from).collect();
     let x = Literal::from_slice(&[4, 3], &x).unwrap();
     let found = run(&graph(&TensorSpec::new(F32, [4, 3]), f), &[x])[0].to_f64_vec();
@@ -276,8 +287,9 @@ fn indexing_errors_name_the_users_line() {
 #[test]
 fn windows() {
     let window = [WindowDim { low: 1, ..WindowDim::new(2, 2) }, WindowDim::ONE];
-    check_table(|x| x.reduce_window(ReduceKind::Max, window), &[0.0, 1.0, 2.0, 6.0, 7.0, 8.0]);
-    check_table(|x| x.mean_window(window), &[0.0, 1.0, 2.0, 4.5, 5.5, 6.5]);
+    let of_windows = |x: Tensor| concatenate(&[x.reduce_window(ReduceKind::Max, window), x.mean_window(window)], 0);
+    let expected = [0.0, 1.0, 2.0, 6.0, 7.0, 8.0, 0.0, 1.0, 2.0, 4.5, 5.5, 6.5];
+    check_table_by(support::run, of_windows, &expected);
     check_table(|x| x.cumsum(1), &[0.0, 1.0, 3.0, 3.0, 7.0, 12.0, 6.0, 13.0, 21.0, 9.0, 19.0, 30.0]);
     let reversed = [18.0, 22.0, 26.0, 18.0, 21.0, 24.0, 15.0, 17.0, 19.0, 9.0, 10.0, 11.0];
     check_table(|x| x.cumulative(CumulativeKind::Sum, 0, true), &reversed);
@@ -324,7 +336,7 @@ fn gradients_of_narrow_contractions_are_computed_wide() {
     let number = |number: f64| meshloom::ir::F8E4M3FN::from_f64(number);
     let (x, y) = ([number(0.25), number(-0.125)], [number(0.0625), number(2.0)]);
     let inputs = [Literal::matrix(&[x]), Literal::matrix(&[[y[0]], [y[1]]])];
-    let found = run(function.unwrap().graph(), &inputs);
+    let found = support::run(function.unwrap().graph(), &inputs);
     // 62.5 and 125 lie between numbers of the type; 2000 is beyond the largest.
     assert_eq!(found[0].to_f64_vec()[0], 64.0);
     assert!(found[0].to_f64_vec()[1].is_nan());

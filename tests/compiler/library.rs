@@ -232,7 +232,7 @@ fn a_scan_runs_over_keys() {
         (scanned, stack(&keys.map(|key| key.normal(DType::F32, [3])), 0))
     });
     let function = function.unwrap_or_else(|error| panic!("{error}"));
-    let found = run(function.graph(), &Key::from_seed(1).leaves());
+    let found = support::run(function.graph(), &Key::from_seed(1).leaves());
     assert_eq!(found[0], found[1]);
 }
 
@@ -258,7 +258,7 @@ fn draws_are_batched() {
         (vec![batched.0, batched.1, batched.2], stacked.to_vec())
     });
     let function = function.unwrap_or_else(|error| panic!("{error}"));
-    let found = run(function.graph(), &Key::from_seed(3).leaves());
+    let found = support::run(function.graph(), &Key::from_seed(3).leaves());
     assert_eq!(found[..3], found[3..]);
 }
 

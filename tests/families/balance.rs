@@ -10,11 +10,10 @@ use meshloom_train::Trainer;
 use support::cases::cases;
 use support::eight_devices::{client, relative_error};
 use support::experts::{ROWS, experts, parameters, random_inputs, rules, run, stream};
-use support::interpret::interpret;
 use support::spmd::run_local;
 
 use super::exchange::{folder, run_config, text_files};
-use super::golden::{BOUND, Golden};
+use super::golden::{BOUND, Golden, interpreted};
 use super::interpreted::InterpretedRun;
 
 fn config() -> MoeConfig {
@@ -51,7 +50,7 @@ fn the_gradient_is_the_uneven_part_of_choices() {
         assert!(error <= BOUND, "{what}: off by {error:.1e}");
     };
     let numbers = |results: &[Literal]| results.iter().map(Literal::to_f64_vec).collect::<Vec<_>>();
-    check("one device", &numbers(&interpret(function.graph(), &inputs)));
+    check("one device", &numbers(&interpreted(function.graph(), &inputs)));
     let meshes = ["fsdp=2,expert=4", "fsdp=4,tensor=2", "fsdp=2,context=4"];
     let compiled = cases("families choices on meshes, compiled", 1, meshes);
     for text in meshes {
@@ -91,9 +90,7 @@ fn after(by: By, settings: &[&str], steps: usize) -> (Vec<Vec<f64>>, Vec<Vec<f64
     let norms = match by {
         By::Interpreter => {
             let mut run = InterpretedRun::new(&config);
-            let golden = Golden::load("deepseek_v3");
-            let published = golden.params(&run.train_step().model, &|name| golden.weight(name));
-            run.set_parameters(published.leaves());
+            Golden::load("deepseek_v3").begin(&mut run);
             let norms = (0..steps).map(|_| run.step()[1]).collect();
             run.parameters().for_each(|(path, literal)| add(path, literal));
             norms

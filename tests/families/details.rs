@@ -6,9 +6,8 @@ use meshloom::nn::{
     NormWeight, RopePairs, RopeScaling, Scoring,
 };
 use support::eight_devices::relative_error;
-use support::interpret::interpret;
 
-use super::golden::{BOUND, Golden};
+use super::golden::{BOUND, Golden, interpreted};
 
 /// A wrong detail makes logits differ by this at least: far more than what rounding may.
 const SEEN: f64 = 30.0 * BOUND;
@@ -242,7 +241,7 @@ fn details() -> Vec<(&'static str, Vec<(&'static str, Change)>)> {
 /// How far the logits of the first row are from those of transformers.
 fn error_of_one_row(golden: &Golden) -> f64 {
     let (graph, inputs) = golden.logits_alone(&golden.decoder(), &golden.rows(1));
-    let results = interpret(&graph, &inputs);
+    let results = interpreted(&graph, &inputs);
     let found = results.first().map(Literal::to_f64_vec).expect("logits");
     relative_error(&found, &golden.logits("logits")[..found.len()])
 }

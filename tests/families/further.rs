@@ -10,10 +10,9 @@ use meshloom_train::families::Published;
 use support::cases::cases;
 use support::eight_devices::relative_error;
 use support::experts::rules;
-use support::interpret::interpret;
 use support::spmd::run_local;
 
-use super::golden::{BOUND, Golden, read, specs};
+use super::golden::{BOUND, Golden, interpreted, read, specs};
 use super::meshes::{NARROW_WHOLE, on_mesh, parse, run_on};
 
 /// The weight of the script.
@@ -68,7 +67,7 @@ fn run(by: By, graph: &Graph, inputs: &[Literal], mesh: Option<&str>) -> Vec<Vec
     let results = match (by, mesh) {
         (By::Plugin, Some(mesh)) => return run_on(graph, mesh, inputs),
         (By::Plugin, None) => support::run(graph, inputs),
-        (By::Interpreter, None) => interpret(graph, inputs),
+        (By::Interpreter, None) => interpreted(graph, inputs),
         (By::Interpreter, Some(mesh)) => {
             let (mesh, rules) = (parse(mesh), rules(NARROW_WHOLE));
             let sharding = Some((&mesh, &rules));
@@ -114,7 +113,7 @@ fn error_of_loss(golden: &Golden, decoder: &DecoderConfig, batch: &Batch<Literal
     let function = Function::trace("further", specs(decoder, batch), |(params, batch)| decoder.loss(&params, &batch));
     let graph = function.unwrap_or_else(|error| panic!("{error}")).graph().clone();
     let inputs: Vec<Literal> = params.leaves().into_iter().chain(batch.leaves()).collect();
-    relative_error(&interpret(&graph, &inputs)[0].to_f64_vec(), &[golden.expected["loss"].1[0].into()])
+    relative_error(&interpreted(&graph, &inputs)[0].to_f64_vec(), &[golden.expected["loss"].1[0].into()])
 }
 
 fn check(by: By, what: &str, change: impl FnOnce(DecoderConfig) -> DecoderConfig, mesh: Option<&str>) {
@@ -126,11 +125,12 @@ fn check(by: By, what: &str, change: impl FnOnce(DecoderConfig) -> DecoderConfig
     assert!(error <= BOUND, "{what}: {name} is off by {error:.1e}");
 }
 
-/// The interpreter for all; the plugin for the first ones, and in the full tier for all as well.
+/// The plugin for the first ones and the interpreter for the last one; in the full tier both for all.
 fn both<T: Clone>(name: &str, compiled: usize, all: impl IntoIterator<Item = T>) -> Vec<(By, T)> {
     let all: Vec<T> = all.into_iter().collect();
     let compiled = cases(name, compiled, all.iter().cloned()).into_iter().map(|case| (By::Plugin, case));
-    all.into_iter().map(|case| (By::Interpreter, case)).chain(compiled).collect()
+    let interpreted = cases("families further tokens, interpreted", 1, all.into_iter().rev());
+    interpreted.into_iter().map(|case| (By::Interpreter, case)).chain(compiled).collect()
 }
 
 #[test]

@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 
-use meshloom::compile::LowerOptions;
+use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, Literal, TensorType};
 use meshloom::nn::{
     AttentionConfig, Batch, Continued, Decoder, DecoderConfig, GeneratingDecoder, KeyValueCache, NextTokens, Prompts,
@@ -193,8 +192,8 @@ type Run = fn(&Graph, &[Literal]) -> Vec<Literal>;
 /// The passes of a decoder for prompts of a length, and what runs them.
 struct Passes {
     run: Run,
-    prefill: Arc<Graph>,
-    step: Arc<Graph>,
+    prefill: Graph,
+    step: Graph,
     params: Decoder<Literal>,
 }
 
@@ -209,8 +208,8 @@ impl Passes {
         let step = Function::trace("step", input, |(params, (cache, next))| decoder.step(&params, cache, next));
         Passes {
             run,
-            prefill: prefill.expect("it traces").graph().clone(),
-            step: step.expect("it traces").graph().clone(),
+            prefill: emitted(prefill.expect("it traces").graph()),
+            step: emitted(step.expect("it traces").graph()),
             params: golden.params(decoder.config(), &|name| golden.weight(name)),
         }
     }
@@ -242,6 +241,10 @@ impl Passes {
     }
 }
 
+fn emitted(graph: &Graph) -> Graph {
+    lower(graph, &LowerOptions::default()).unwrap_or_else(|error| panic!("{error}")).emitted().clone()
+}
+
 /// The logits of rows of one length in one pass without a cache.
 fn whole_logits(run: Run, golden: &Golden, decoder: &DecoderConfig, rows: &[Vec<i32>]) -> Vec<f64> {
     let (count, length) = (rows.len(), rows[0].len());
@@ -260,7 +263,7 @@ fn whole_logits(run: Run, golden: &Golden, decoder: &DecoderConfig, rows: &[Vec<
         weights: of(&|_| 0.0).convert(DType::F32),
     };
     let function = function.unwrap_or_else(|error| panic!("{error}"));
-    run(function.graph(), &[params.leaves(), batch.leaves()].concat())[0].to_f64_vec()
+    run(&emitted(function.graph()), &[params.leaves(), batch.leaves()].concat())[0].to_f64_vec()
 }
 
 /// Rows of which a part is a prompt, padded to a length, with a cache of so many tokens.

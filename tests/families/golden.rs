@@ -3,12 +3,16 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
+use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, Literal, TensorType};
 use meshloom::nn::{Batch, Decoder, DecoderConfig, LayerPath};
 use meshloom::trace::{Function, MapTree, Param, TensorSpec, Tree, value_and_grad};
 use meshloom_train::families::{Published, TensorsOf};
 use safetensors::{Dtype, SafeTensors};
 use support::eight_devices::relative_error;
+use support::interpret::interpret;
+
+use super::interpreted::InterpretedRun;
 
 /// Every case.
 pub const CASES: [&str; 13] = [
@@ -106,6 +110,15 @@ impl Golden {
                 .expect("as many as the dims say")
                 .convert(param.spec.ty.dtype)
         })
+    }
+
+    /// Has a run begin with the published weights.
+    pub fn begin(&self, run: &mut InterpretedRun) {
+        let published = self.params(&run.step.model, &|name| self.weight(name)).leaves();
+        for (own, published) in run.state.iter_mut().zip(published) {
+            assert_eq!(own.ty(), published.ty(), "{}", self.case);
+            *own = published;
+        }
     }
 
     pub fn weight(&self, name: &str) -> Vec<f32> {
@@ -225,6 +238,12 @@ impl Golden {
 pub fn specs(decoder: &DecoderConfig, batch: &Batch<Literal>) -> (Decoder<TensorSpec>, Batch<TensorSpec>) {
     let [rows, length] = [0, 1].map(|dim| batch.tokens.ty().dims[dim]);
     (decoder.parameters().map(|_, param| param.spec.clone()), decoder.batch_specs(rows, length))
+}
+
+/// A graph as it is emitted for one device, run by the interpreter.
+pub fn interpreted(graph: &Graph, inputs: &[Literal]) -> Vec<Literal> {
+    let lowered = lower(graph, &LowerOptions::default()).unwrap_or_else(|error| panic!("{error}"));
+    interpret(lowered.emitted(), inputs)
 }
 
 /// The elements of a parameter of one layer.

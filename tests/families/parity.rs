@@ -7,9 +7,8 @@ use meshloom::trace::{Function, TensorSpec};
 use meshloom_train::families::Published;
 use support::cases::cases;
 use support::eight_devices::relative_error;
-use support::interpret::interpret;
 
-use super::golden::{BOUND, CASES, Golden, read};
+use super::golden::{BOUND, CASES, Golden, interpreted, read};
 
 fn numbers(results: &[Literal]) -> Vec<Vec<f64>> {
     results.iter().map(Literal::to_f64_vec).collect()
@@ -45,7 +44,7 @@ fn families_compute_what_transformers_does() {
 #[test]
 fn layers_apart_compute_what_transformers_does() {
     for case in cases("families layers apart, interpreted", 3, CASES) {
-        check(case, false, interpret);
+        check(case, false, interpreted);
     }
     for case in cases("families layers apart, compiled", 0, CASES) {
         check(case, false, support::run);

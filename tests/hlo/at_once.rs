@@ -6,7 +6,6 @@ use meshloom::hlo::proto::HloModuleProto;
 use meshloom::pjrt::{Platform, PlatformKind};
 use meshloom_train::config::RunConfig;
 use support::calibration::programs;
-use support::cases::cases;
 
 use crate::modules::{around, calling, collective, computation, instruction};
 
@@ -54,7 +53,7 @@ fn our_programs_have_the_threads_that_they_need() {
         let (_, lowered) = lowered.unwrap_or_else(|error| panic!("{name} {settings:?}: {error}"));
         found.push((format!("{name} {settings:?}"), lowered));
     }
-    for program in cases("hlo collectives at once", 9, programs()) {
+    for program in programs() {
         found.push((program.name.to_owned(), program.lower(PlatformKind::Cpu)));
     }
     for (name, lowered) in found {

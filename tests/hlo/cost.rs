@@ -370,11 +370,13 @@ fn jax_says_the_same() {
 /// The plugin's own analysis of a decoder without loops. Only the oldest has one.
 #[test]
 fn the_plugin_says_the_same() {
-    let lowered = explicit_step(&["mesh.axes=\"data=1\"", "target.devices=1", "model.scan_layers=false"]);
+    let layers = if every_case("hlo cost of a decoder") { "model.layers=3" } else { "model.layers=1" };
+    let lowered = explicit_step(&["mesh.axes=\"data=1\"", "target.devices=1", "model.scan_layers=false", layers]);
+    let options = CompileOptions { debug_options: support::unoptimized(), ..CompileOptions::partitioned(1) };
     let mut compared = 0;
     let clients = cpu_clients().iter();
     for (name, client) in clients.filter(|(_, it)| it.plugin().api_version() < (0, 106) || every_case("hlo plugins")) {
-        let executable = client.compile(&lowered.module.bytes, &CompileOptions::partitioned(1)).expect("it compiles");
+        let executable = client.compile(&lowered.module.bytes, &options).expect("it compiles");
         let Ok(xla) = executable.cost_analysis() else { continue };
         let module = executable.optimized_hlo().expect("a program").decode().expect("a module");
         let (flops, transcendentals, bytes) = as_xla_counts(&module);

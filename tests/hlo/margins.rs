@@ -1,7 +1,6 @@
 //! The margins of modules that are not compiled, against XLA's figures for the calibration set.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::sync::Mutex;
 
 use meshloom::hlo::analysis::memory::{Backend, MemoryForm, UpperMemory, upper};
@@ -9,13 +8,9 @@ use meshloom::hlo::analysis::{ModuleMemory, memory};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::pjrt::PlatformKind;
 use support::calibration::{Calibration, Figures, programs, table};
-use support::cases::{cases, every_case};
 
 use crate::memory::check_page;
 use crate::programs::text;
-
-/// The programs, by their name among cases.
-const PROGRAMS: &str = "hlo margins";
 
 /// A program on a platform: the estimate, what it is at most, and XLA's figures.
 struct Row {
@@ -57,18 +52,12 @@ fn emitted(program: &Calibration, backend: Backend) -> HloModuleProto {
     program.lower(kind).module.decode().expect("a module")
 }
 
-/// Whether all programs are there: what is said of the set as a whole is checked then.
-fn is_whole() -> bool {
-    every_case(PROGRAMS)
-}
-
 /// The rows of each platform, in the order of the set.
 fn rows() -> Vec<(Backend, Vec<Row>)> {
     let (figures, programs) = (table(), programs());
     let all: Vec<(Backend, &Calibration)> =
         Backend::ALL.into_iter().flat_map(|backend| programs.iter().map(move |program| (backend, program))).collect();
-    let chosen = if is_whole() { all } else { cases(PROGRAMS, 36, all) };
-    let (next, found) = (Mutex::new(chosen.into_iter().enumerate()), Mutex::new(Vec::new()));
+    let (next, found) = (Mutex::new(all.into_iter().enumerate()), Mutex::new(Vec::new()));
     let work = || {
         loop {
             let Some((nth, (backend, program))) = next.lock().expect("the programs").next() else { return };
@@ -110,8 +99,7 @@ fn worst(backend: Backend) -> f64 {
     }
 }
 
-/// XLA needs no more than the bound, for every program and platform, and the bound is not far above. What is said of all
-/// programs together, and the table of the page, are checked where all of them are there.
+/// XLA needs no more than the bound, for every program and platform, and the bound is not far above.
 #[test]
 fn bounds_of_emitted_modules_hold() {
     let mut page = "\
@@ -122,7 +110,7 @@ fn bounds_of_emitted_modules_hold() {
     .to_owned();
     for (backend, rows) in rows() {
         let (name, margin, worst) = (backend.name(), backend.margin(), worst(backend));
-        assert!(rows.len() >= if is_whole() { 30 } else { 10 }, "{name}: {}", rows.len());
+        assert!(rows.len() >= 30, "{name}: {}", rows.len());
         for row in &rows {
             let Row { name: program, estimate, upper, xla } = row;
             let place = format!("{program} on {name}: {upper:?} for XLA's {xla:?}, estimated {}", estimate.temporaries);
@@ -152,18 +140,9 @@ fn bounds_of_emitted_modules_hold() {
         let needed = sorted(needed).pop().unwrap_or_default();
         println!("{name}: {needed:.1} % needed");
         assert!(margin.percent as f64 >= needed, "{name}: {needed:.1} % needed");
-        if is_whole() {
-            assert!(margin.percent as f64 - needed <= 5.0, "{name}: {needed:.1} % would do");
-        } else {
-            let page = fs::read_to_string(support::path("docs/memory.md")).expect("the page");
-            let row = |line: &&str| line.starts_with(&format!("| {name} | {} | ", programs().len()));
-            let row = page.lines().find(row).unwrap_or_else(|| panic!("docs/memory.md has no {name}"));
-            assert!(row.contains(&margin_text), "{margin_text}: {row}");
-        }
+        assert!(margin.percent as f64 - needed <= 5.0, "{name}: {needed:.1} % would do");
     }
-    if is_whole() {
-        check_page("margins", &page);
-    }
+    check_page("margins", &page);
 }
 
 /// Without a backend, the largest; for a compiled module, none.

@@ -533,12 +533,22 @@ impl Stored {
         {
             let file = fs::File::create(stored_module(name)).expect("a file");
             let mut encoder = GzBuilder::new().write(file, Compression::best());
-            encoder.write_all(&module.encode_to_vec()).expect("it can be written");
+            encoder.write_all(&without_metadata(module).encode_to_vec()).expect("it can be written");
             encoder.finish().expect("it can be written");
             table += &format!("{name}\t{arguments}\t{outputs}\t{aliased}\t{temporaries}\n");
         }
         fs::write(stored_figures(), table).expect("a file that can be written");
     }
+}
+
+/// What the memory of a module does not depend on is most of it.
+fn without_metadata(module: &HloModuleProto) -> HloModuleProto {
+    let mut module = HloModuleProto { stack_frame_index: None, ..module.clone() };
+    for instruction in module.computations.iter_mut().flat_map(|computation| &mut computation.instructions) {
+        instruction.metadata = None;
+        instruction.original_value = None;
+    }
+    module
 }
 
 /// A program compiled now: its module and XLA's figures.
@@ -557,6 +567,9 @@ fn rows(ours: &[(&str, Lowered)]) -> Vec<Row> {
         assert!(more_than_few(), "set MESHLOOM_EVERY_CASE=1 as well");
         let (modules, figures) = ours.iter().map(|(_, lowered)| compiled_now(lowered)).unzip();
         Stored { modules, figures }.write(&names);
+    }
+    if std::env::var_os("REENCODE").is_some() {
+        Stored::read(&names).write(&names);
     }
     let stored = Stored::read(&names);
     let of_ours = ours.iter().zip(&stored.modules).zip(&stored.figures);

@@ -10,7 +10,7 @@ use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::sharding::Mesh;
 use support::cases::cases;
 use support::configs::lowered_step;
-use support::eight_devices::client;
+use support::eight_devices::compile;
 
 /// How often something runs, and what all of it moves, by kind and mesh axes.
 type Traffic = BTreeMap<(String, String), (u64, u64)>;
@@ -71,7 +71,7 @@ fn check(preset: &str, axes: &str, is_compiled: bool) {
     if !is_compiled {
         return;
     }
-    let program = lowered.compile(&client()).expect("a compiled program");
+    let program = compile(&lowered).expect("a compiled program");
     let compiled = found(&program.executable().optimized_hlo().expect("its HLO").decode().expect("a module"));
     for kind in [CollectiveKind::AllGather, CollectiveKind::ReduceScatter] {
         let executions = compiled.kind(kind).map(|entry| entry.executions).fold(Amount::Exactly(0), Amount::plus);

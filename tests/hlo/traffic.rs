@@ -12,7 +12,7 @@ use meshloom::trace::Tree;
 use meshloom::transform::diloco::{Fragment, Transport};
 use meshloom_train::config::RunConfig;
 use support::cases::cases;
-use support::eight_devices::client;
+use support::eight_devices::compile;
 
 // Modules written by hand.
 
@@ -376,22 +376,33 @@ fn check_schedule(settings: &[&str], fsdp: usize) {
 #[test]
 fn each_step_sends_the_fragment_of_the_schedule() {
     const MESH: &str = "mesh.axes=diloco=2,fsdp=4";
-    let streaming = |fragments: &'static str| [MESH, "diloco.streaming=true", fragments];
-    check_schedule(&[MESH], 4);
-    for fragments in ["diloco.fragments=3", "diloco.fragments=5"] {
-        check_schedule(&streaming(fragments), 4);
-    }
-    let late =
-        |more: &[&'static str]| [&streaming("diloco.fragments=5")[..], &["diloco.overlap_steps=3"], more].concat();
-    check_schedule(&late(&[]), 4);
-    check_schedule(&late(&["diloco.overlap_alpha=0.5", "diloco.sequential_layers=true"]), 4);
-    for transport in ["diloco.transport=bf16", "diloco.transport=f8", "diloco.transport=int4"] {
-        check_schedule(&late(&[transport]), 4);
-        check_schedule(&[MESH, transport], 4);
-    }
+    let transport = |name: &str| format!("diloco.transport={name}");
+    let [bf16, f8, int4] = ["bf16", "f8", "int4"].map(transport);
+    let streaming = |fragments: &'static str| vec![MESH, "diloco.streaming=true", fragments];
+    let late = |more: &[&str]| {
+        let settings = [&streaming("diloco.fragments=5")[..], &["diloco.overlap_steps=3"], more].concat();
+        settings.into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let owned = |settings: &[&str]| settings.iter().map(|&setting| setting.to_owned()).collect::<Vec<_>>();
     // Each replica is partially sharded itself, and accumulates.
     let within = ["mesh.axes=diloco=2,replica=2,fsdp=2", "train.microbatches=2", "diloco.streaming=true"];
-    check_schedule(&within, 2);
+    let all = [
+        (owned(&[MESH]), 4),
+        (owned(&streaming("diloco.fragments=3")), 4),
+        (owned(&streaming("diloco.fragments=5")), 4),
+        (late(&[&int4]), 4),
+        (late(&[]), 4),
+        (owned(&[MESH, &bf16]), 4),
+        (late(&[&bf16]), 4),
+        (late(&[&f8]), 4),
+        (late(&["diloco.overlap_alpha=0.5", "diloco.sequential_layers=true"]), 4),
+        (owned(&[MESH, &f8]), 4),
+        (owned(&within), 2),
+        (owned(&[MESH, &int4]), 4),
+    ];
+    for (settings, fsdp) in all {
+        check_schedule(&settings.iter().map(String::as_str).collect::<Vec<_>>(), fsdp);
+    }
 }
 
 /// XLA computes the selectors in fusions of its own, and may join collectives, but each step sends the same.
@@ -402,7 +413,7 @@ fn a_compiled_program_sends_the_same_at_each_step() {
     for settings in cases("hlo compiled replicas", 1, all) {
         let config = config(&[&["mesh.axes=diloco=2,fsdp=4", "diloco.sync_period=11"], settings].concat());
         let lowered = config.lower_train_step().expect("it lowers").1;
-        let program = lowered.compile(&client()).expect("it compiles");
+        let program = compile(&lowered).expect("it compiles");
         let compiled = program.executable().optimized_hlo().expect("a program").decode().expect("a module");
         let written = by_step(&config, &lowered.module.decode().expect("a module"), "diloco", 24);
         assert_eq!(by_step(&config, &compiled, "diloco", 24), written, "{settings:?}");

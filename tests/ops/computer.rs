@@ -6,11 +6,11 @@ use std::sync::OnceLock;
 
 use meshloom::emit::{EmitOptions, EmittedModule, emit};
 use meshloom::hlo::text::{TextOptions, print};
-use meshloom::ir::{DType, Graph, Literal, TensorType, verify};
+use meshloom::ir::{DType, Graph, Literal, NodeRef, TensorType, verify};
 use meshloom::ops::Op;
 use meshloom::pjrt::{Buffer, Client, CompileOptions, Executable, ExecuteOptions, ProgramFormat};
 
-use crate::harness::{Gradient, Run, Tensor};
+use crate::harness::{Gradient, Run};
 use support::cases::cases;
 use support::interpret::interpret;
 
@@ -98,16 +98,17 @@ pub const TYPES_NOT_INTERPRETED: [DType; 7] =
     [DType::S4, DType::S16, DType::U4, DType::U16, DType::U64, DType::F8E4M3FN, DType::F8E5M2];
 
 /// Whether the interpreter knows an op of operands and results of these types, and what its gradients consist of.
-fn is_interpreted<'t>(op: &Op, types: impl IntoIterator<Item = &'t TensorType>) -> bool {
-    let is_known = |op: &Op| !NOT_INTERPRETED.iter().any(|&name| name == op.variant() || name == op.name());
-    let knows_type = |ty: &TensorType| !TYPES_NOT_INTERPRETED.contains(&ty.dtype);
+fn is_interpreted(op: &Op, types: &[&TensorType]) -> bool {
     let knows_body = |body: &Graph| {
-        let knows = |node: meshloom::ir::NodeRef<'_>| {
-            is_interpreted(node.op(), node.results().map(|value| body.ty(value)).chain(body.input_types()))
+        let knows = |node: NodeRef<'_>| {
+            let values = node.operands().iter().copied().chain(node.results());
+            is_interpreted(node.op(), &values.map(|value| body.ty(value)).collect::<Vec<_>>())
         };
         body.nodes().all(knows)
     };
-    is_known(op) && types.into_iter().all(knows_type) && op.regions().all(|body| knows_body(body))
+    !NOT_INTERPRETED.iter().any(|&name| name == op.variant() || name == op.name())
+        && !types.iter().any(|ty| TYPES_NOT_INTERPRETED.contains(&ty.dtype))
+        && op.regions().all(|body| knows_body(body))
 }
 
 impl Run {
@@ -120,7 +121,7 @@ impl Gradient {
     pub fn is_interpreted(&self) -> bool {
         let types: Vec<&TensorType> = self.operands.iter().map(|operand| &operand.ty).collect();
         let results = self.op.infer(&types).expect("it takes its operands");
-        is_interpreted(&self.op, types.into_iter().chain(&results))
+        is_interpreted(&self.op, &types.into_iter().chain(&results).collect::<Vec<_>>())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Collective matmul: rings compute what gathers, products and scatters do, and send as many bytes.
 
-use crate::train_steps::numbers as steps_of;
+use crate::train_steps::{check_interpreted, numbers as steps_of};
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, GraphBuilder, PortInfo, TensorType, Value, verify};
 use meshloom::ops::{
@@ -10,6 +10,7 @@ use meshloom::partition::{CollectiveKind, Ledger};
 use meshloom::passes::{CollectiveLimits, CollectiveMatmul, collective_matmul};
 use meshloom::sharding::{Axes, Mesh, Spec};
 use meshloom_train::config::RunConfig;
+use support::cases::cases;
 use support::configs::{self, SHORT_RUN};
 use support::eight_devices::relative_error;
 use support::interpret::interpret;
@@ -174,10 +175,10 @@ fn counts(ledger: &Ledger) -> [usize; 3] {
 /// are.
 #[test]
 fn rings_of_random_blocks() {
-    let mut random = Random(3);
-    for index in 0..180 {
-        let (text, names) = GROUPS[index % GROUPS.len()];
-        let (mesh, block) = (mesh_of(text), Block::random(&mut random));
+    for number in cases("partition rings", 60, 0..180) {
+        // The groups in turns, in the small tier too.
+        let (text, names) = GROUPS[(number + number / GROUPS.len()) % GROUPS.len()];
+        let (mesh, block) = (mesh_of(text), Block::random(&mut Random(3000 + number as u64)));
         let axes = local_graph::axes(&mesh, names);
         let size = axes.iter().map(|&axis| mesh.size(axis)).product();
         let (whole, local) = (block.graph(size, None), block.graph(size, Some((&mesh, &axes))));
@@ -202,7 +203,8 @@ fn rings_of_random_blocks() {
 fn rings_on_the_plugin() {
     let client = support::eight_devices::client();
     let mut random = Random(5);
-    for (text, names) in GROUPS.into_iter().filter(|(text, _)| mesh_of(text).device_count() == 8) {
+    let groups = GROUPS.into_iter().filter(|(text, _)| mesh_of(text).device_count() == 8);
+    for (text, names) in cases("partition rings on the plugin", 1, groups) {
         let (mesh, block) = (mesh_of(text), Block::random(&mut random));
         let axes = local_graph::axes(&mesh, names);
         let size = axes.iter().map(|&axis| mesh.size(axis)).product();
@@ -257,16 +259,16 @@ fn config(overrides: &[&str]) -> RunConfig {
 #[test]
 fn train_steps_of_decoders() {
     const PIPELINE: [&str; 3] = ["pipeline.repeats=1", "pipeline.weights=per-iteration", "pipeline.microbatches=2"];
-    let cases: [(&str, &[&str], usize); 4] = [
+    let all: [(&str, &[&str], usize); 4] = [
         ("mesh.axes=fsdp=4,tensor=2", &["remat.policy=full"], 0),
         ("mesh.axes=fsdp=2,tensor=4", &[], 2),
         ("mesh.axes=tensor=8", &["remat.policy=dots"], 2),
         ("mesh.axes=stage=2,fsdp=2,tensor=2", &PIPELINE, 2),
     ];
-    let one = steps_of(&config(&["mesh.axes=data=1", "target.devices=1"]), 3);
-    for (mesh, settings, kept) in cases {
+    for (index, (mesh, settings, kept)) in all.into_iter().enumerate() {
         let with = |choice: &'static str| config(&[&[mesh, choice], settings].concat());
-        let [on, off] = ["kernels.collective_matmul=on", "kernels.collective_matmul=off"].map(with);
+        let on_key = "kernels.collective_matmul=on";
+        let [on, off] = [on_key, "kernels.collective_matmul=off"].map(with);
         let [rings, plain] = [&on, &off].map(|config| config.lower_train_step().expect("it lowers").1.collectives());
         assert_eq!(rings.moved_bytes(), plain.moved_bytes(), "{mesh}\n{rings}");
         let mut gathered = 0;
@@ -279,8 +281,14 @@ fn train_steps_of_decoders() {
             gathered += gathers.iter().expect("a scope").map(|gather| gather.operand_count).sum::<usize>();
         }
         assert_eq!(gathered, kept, "{mesh}\n{rings}");
-        let error = relative_error(&steps_of(&on, 3), &one);
-        assert!(error <= 1e-5, "{mesh}: {error:e}");
+        if index < 2 {
+            check_interpreted(&["model.heads=8", "model.kv_heads=8"], &[&[mesh, on_key], settings].concat());
+        }
+        for on in cases("partition rings in train steps", 0, [&on]) {
+            let one = steps_of(&config(&["mesh.axes=data=1", "target.devices=1"]), 3);
+            let error = relative_error(&steps_of(on, 3), &one);
+            assert!(error <= 1e-5, "{mesh}: {error:e}");
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use meshloom::nn::{HeadLoss, head_loss};
 use meshloom::partition::CollectiveKind;
 use meshloom::trace::{Function, Tensor, TensorSpec, einsum_with, value_and_grad};
 
+use support::cases::cases;
 use support::eight_devices::relative_error;
 use support::experts::{partitioned, rules};
 use support::interpret::interpret;
@@ -155,7 +156,7 @@ fn over_meshes() {
         let case = Case { tied, z_loss: 0.01, ..CASE };
         let inputs = case.inputs();
         let expected = numbers(&interpret(&case.graph(), &inputs));
-        for mesh in MESHES {
+        for mesh in cases("partition head loss on meshes", 5, MESHES) {
             for chunks in [2, 3] {
                 let lowered = partitioned(&case.in_chunks(chunks).graph(), mesh, &rules(&[]));
                 let local = lowered.partitioned().expect("a local graph");

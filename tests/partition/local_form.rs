@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::train_steps::{SMALL, inputs};
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::emit::ProgramForm;
 use meshloom::hlo::analysis::mesh_of;
@@ -10,9 +11,11 @@ use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType, Va
 use meshloom::ops::*;
 use meshloom::sharding::Mesh;
 use meshloom_train::step::aliases;
+use support::cases::cases;
 use support::configs::{self, SHORT_RUN};
 use support::eight_devices::client;
 use support::experts::{check_equal, run};
+use support::interpret::interpret;
 use support::local_graph::{self, group, mesh};
 
 fn scalar() -> TensorType {
@@ -121,15 +124,17 @@ fn ranks_in_computations_of_every_kind() {
 fn train_steps() {
     const PIPELINE: &[&str] =
         &["pipeline.microbatches=4", "pipeline.repeats=1", "pipeline.layers_per_stage=2", "model.layers=4"];
-    for (axes, more) in [
-        ("data=8", &[][..]),
+    let all = [
+        // The first is what the small tier runs.
+        ("fsdp=2,tensor=2,context=2", &["kernels.context=ring"][..]),
+        ("data=8", &[]),
         ("data=2,fsdp=4", &[]),
-        ("fsdp=2,tensor=2,context=2", &["kernels.context=ring"]),
         ("stage=2,fsdp=4", PIPELINE),
         ("stage=2,data=2,fsdp=2", &[PIPELINE, &["pipeline.schedule=1f1b"]].concat()),
-    ] {
+    ];
+    for (axes, more) in cases("partition local form", 1, all) {
         let axes_key = format!("mesh.axes={axes}");
-        let config = configs::config(&[SHORT_RUN, &[&axes_key], more]);
+        let config = configs::config(&[SHORT_RUN, SMALL, &[&axes_key], more]);
         let (function, manual) = config.lower_train_step().expect("it lowers");
         let (mesh, rules) = (manual.mesh().expect("a mesh").clone(), config.rule_sets().expect("rules"));
         let options = LowerOptions {
@@ -143,13 +148,8 @@ fn train_steps() {
         assert!(instructions(&local).iter().all(|instruction| instruction.opcode != "partition-id"), "{axes}");
         let named = mesh_of(&local.module.decode().expect("a module")).map(|mesh| mesh.to_string());
         assert_eq!(named, local.emitted_mesh().map(ToString::to_string));
-        // Numbers that every input takes: tokens and places are small, second moments are not negative.
-        let number = |ty: &TensorType, index: usize| {
-            if ty.dtype.is_float() { ((index * 37 + 11) % 101) as f64 / 1000.0 } else { (index % 7) as f64 }
-        };
-        let inputs: Vec<Literal> =
-            function.graph().input_types().map(|ty| Literal::from_fn(ty.clone(), |index| number(ty, index))).collect();
-        let one = lower(function.graph(), &LowerOptions::default()).expect("it lowers");
-        check_equal(axes, &run(&local, &inputs), &run(&one, &inputs), 1e-5);
+        let inputs = inputs(function.graph());
+        let expected: Vec<Vec<f64>> = interpret(function.graph(), &inputs).iter().map(Literal::to_f64_vec).collect();
+        check_equal(axes, &run(&local, &inputs), &expected, 1e-5);
     }
 }

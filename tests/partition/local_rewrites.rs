@@ -57,7 +57,6 @@ fn each_rewrite_can_be_switched_off() {
         Ledger::of(&program.graph, &program.mesh)
     };
     let (all, apart) = (ledger(&[]), ledger(&["combine-collectives"]));
-    println!("{all}\n{apart}");
     assert!(all.count().unwrap() < apart.count().unwrap());
     assert_eq!(all.operands_moved(), apart.operands_moved());
     assert_eq!(all.moved_bytes(), apart.moved_bytes());
@@ -99,7 +98,6 @@ fn whole_slices_are_crossed_in_two_levels() {
     };
     let levels = |gathers: Option<u64>| Some(SliceLevels { shape: vec![2, 4], whole: gathers.is_none(), gathers });
     let (one, two, of_gathers) = (ledger(None), ledger(levels(None)), ledger(levels(Some(1 << 10))));
-    println!("{one}\n{two}\n{of_gathers}");
     assert_eq!(one.moved_bytes(), two.moved_bytes());
     assert_eq!(one.moved_bytes(), of_gathers.moved_bytes());
     let axes = |ledger: &Ledger, kind| -> Vec<String> {

@@ -1,8 +1,8 @@
 //! Whole train steps of decoders, over random meshes with random rules: many devices compute what one does.
 //!
-//! Fifteen run on eight devices of the CPU plugin, partitioned by meshloom and some by XLA. 500 more run on host
-//! values, by the reference interpreter, on meshes of other sizes too: compiling takes XLA seconds, where interpreting
-//! a small model takes a fraction of one. `MESHLOOM_CASES` sets either number.
+//! A few run on eight devices of the CPU plugin, partitioned by meshloom and some by XLA. Many more run on host values,
+//! by the reference interpreter, on meshes of other sizes too: compiling takes XLA seconds, where interpreting a small
+//! model takes a fraction of one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,6 +15,7 @@ use meshloom::ir::Literal;
 use meshloom::ops::RematPolicy;
 use meshloom::passes::{CollectiveLimits, CollectiveMatmul};
 use meshloom_train::step::aliases;
+use support::cases::{cases, seed};
 use support::eight_devices::{compile, relative_error};
 use support::interpret::interpret;
 use support::random::Random;
@@ -102,6 +103,14 @@ struct Reference {
     expected: Vec<Vec<f64>>,
 }
 
+impl Reference {
+    fn of(variant: &Variant) -> Reference {
+        let model = variant.model();
+        let expected = numbers(&interpret(model.function.graph(), &model.inputs));
+        Reference { model, expected }
+    }
+}
+
 fn numbers(literals: &[Literal]) -> Vec<Vec<f64>> {
     literals.iter().map(Literal::to_f64_vec).collect()
 }
@@ -170,9 +179,9 @@ fn check_by_interpreting(reference: &Reference, case: &Case) -> Result<(), Strin
     catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(panicked)
 }
 
-/// Seeds and numbers of cases can be given, to look for rarer failures: `MESHLOOM_SEED`, `MESHLOOM_CASES`.
-fn setting(name: &str, default: usize) -> usize {
-    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+/// The random numbers of a case. `MESHLOOM_SEED` gives other cases.
+fn random_of(number: u64) -> Random {
+    Random((seed(1) << 32) + number)
 }
 
 /// The case that `MESHLOOM_CASE` has the text form of, to look into one failure alone; or the others.
@@ -215,26 +224,21 @@ fn random_rules_on_random_meshes() {
         variant(true, RematPolicy::Dots, true, false, true),
         variant(false, RematPolicy::None, true, true, false),
     ];
-    let reference = |variant: &Variant| {
-        let model = variant.model();
-        let lowered = lower(model.function.graph(), &LowerOptions::default()).expect("it lowers");
-        let expected = run(&lowered, &model.inputs).expect("it runs");
-        Reference { model, expected }
-    };
-    let references: Vec<Reference> = models.iter().map(reference).collect();
-    let mut random = Random(setting("MESHLOOM_SEED", 1) as u64);
+    let references: Vec<OnceLock<Reference>> = models.iter().map(|_| OnceLock::new()).collect();
     let cases = only(&models, || {
-        (0..setting("MESHLOOM_CASES", 15)).map(|_| Case::random(&mut random, &models, &OF_EIGHT)).collect()
+        let numbers = cases("partition random steps by XLA", 3, 0..60);
+        numbers.into_iter().map(|number| Case::random(&mut random_of(number), &models, &OF_EIGHT)).collect()
     });
-    // XLA's own partitioner and the other form take as long again, each.
-    let others_every = setting("MESHLOOM_GSPMD_EVERY", 4).max(1);
     let check = |case: &Case, with_others: bool| {
         // A simpler case may have a model that is none of these.
         let model = models.iter().position(|model| *model == case.model);
-        model.map_or(Ok(()), |model| check_by_running(&references[model], case, with_others))
+        model.map_or(Ok(()), |model| {
+            check_by_running(references[model].get_or_init(|| Reference::of(&models[model])), case, with_others)
+        })
     };
+    // XLA's own partitioner and the other form take as long again, each.
     check_all(&cases, |index, case| {
-        check(case, index % others_every == 0).map_err(|error| {
+        check(case, index % 4 == 0).map_err(|error| {
             // That takes minutes, so it is done for one case alone.
             let is_asked = std::env::var("MESHLOOM_CASE").is_ok();
             let simplest = is_asked.then(|| case.clone().minimised(|case| check(case, false).is_err()));
@@ -253,18 +257,13 @@ fn random_rules_by_interpretation() {
     let references: Vec<OnceLock<Reference>> = models.iter().map(|_| OnceLock::new()).collect();
     let check = |case: &Case| {
         let model = models.iter().position(|model| *model == case.model).expect("one of the models");
-        let reference = references[model].get_or_init(|| {
-            let model = models[model].model();
-            let expected = numbers(&interpret(model.function.graph(), &model.inputs));
-            Reference { model, expected }
-        });
-        check_by_interpreting(reference, case)
+        check_by_interpreting(references[model].get_or_init(|| Reference::of(&models[model])), case)
     };
     let meshes = [&OF_EIGHT[..], &OF_OTHER_SIZES].concat();
-    let mut random = Random(setting("MESHLOOM_SEED", 1) as u64);
     let cases = only(&models, || {
         let kept = KEPT.iter().map(|(case, _)| Case::parse(case, &models));
-        let random = (0..setting("MESHLOOM_CASES", 500)).map(|_| Case::random(&mut random, &models[..small], &meshes));
+        let numbers = cases("partition random steps", 120, 0..1000);
+        let random = numbers.into_iter().map(|number| Case::random(&mut random_of(number), &models[..small], &meshes));
         kept.chain(random).collect()
     });
     check_all(&cases, |_, case| {

@@ -9,6 +9,7 @@ use meshloom::partition::Ledger;
 use meshloom::passes::CollectiveLevels;
 use meshloom::pjrt::SliceLevels;
 use meshloom::sharding::Mesh;
+use support::cases::cases;
 use support::eight_devices::client;
 use support::local_graph::{self, f32s, group, mesh, numbers};
 use support::spmd::run_local;
@@ -16,23 +17,19 @@ use support::spmd::run_local;
 #[test]
 fn collectives_of_several_operands() {
     let mesh = mesh("a=2,b=2,c=2");
-    let mut problems = Vec::new();
+    let mut ops: Vec<(Op, Vec<&[usize]>)> = Vec::new();
     for axes in [&["a", "b"][..], &["b"], &["c", "a"]] {
         for dim in 0..3 {
             let group = group(&mesh, axes);
-            let ops: [Op; 3] = [
+            let all: [Op; 3] = [
                 AllGather { group: group.clone(), dim }.into(),
                 AllReduce { group: group.clone(), kind: ReduceKind::Sum }.into(),
                 ReduceScatter { group, dim }.into(),
             ];
-            for op in ops {
-                if !agrees(&op, &mesh, &[&[8, 4, 8], &[8, 4, 4]]) {
-                    problems.push(format!("{op:?}"));
-                }
-            }
+            ops.extend(all.map(|op| (op, vec![&[8, 4, 8][..], &[8, 4, 4]])));
         }
     }
-    assert!(problems.is_empty(), "{problems:#?}");
+    agree(&mesh, &ops);
 }
 
 /// So large that each device's part of the reduce-scatter is 16 rows, the last of them padded: 36488 elements of 36496.
@@ -40,10 +37,10 @@ fn collectives_of_several_operands() {
 fn packed_parts_are_rows_of_a_matrix() {
     let mesh = mesh("a=2,b=2,c=2");
     let group = group(&mesh, &["a", "c"]);
-    for dim in 0..2 {
-        let op: Op = ReduceScatter { group: group.clone(), dim }.into();
-        let dims: [&[usize]; 2] = [&[8, 512, 32], &[8, 60, 31]];
-        let graph = graph(&op, &mesh, &dims);
+    let dims: [&[usize]; 2] = [&[8, 512, 32], &[8, 60, 31]];
+    let ops = [0, 1].map(|dim| (Op::from(ReduceScatter { group: group.clone(), dim }), dims.to_vec()));
+    for (op, dims) in &ops {
+        let graph = graph(&mesh, &[(op.clone(), dims.clone())]);
         let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
         let module = emit(&graph, options).unwrap().decode().unwrap();
         let found = collectives(&module, Devices::partitioned(8)).along(&mesh);
@@ -55,8 +52,8 @@ fn packed_parts_are_rows_of_a_matrix() {
         let ledger = Ledger::of(&graph, &mesh);
         assert_eq!(ledger.moved_bytes().unwrap(), found.moved_bytes());
         assert_eq!(ledger.bytes().unwrap(), 4 * 36496 * 4);
-        assert!(agrees(&op, &mesh, &dims), "{op:?}");
     }
+    agree(&mesh, &cases("partition packed parts by XLA", 1, ops));
 }
 
 /// Single operands of which the plugin gets a matrix.
@@ -64,7 +61,7 @@ fn packed_parts_are_rows_of_a_matrix() {
 fn single_operands_in_other_forms() {
     let mesh = mesh("a=2,b=2,c=2");
     let group = group(&mesh, &["c", "a"]);
-    let cases: [(&[usize], usize, &[i64]); 7] = [
+    let all: [(&[usize], usize, &[i64]); 7] = [
         (&[8, 32, 64], 2, &[256, 16]),
         (&[64, 8, 32], 0, &[16, 256]),
         (&[8, 128, 32], 1, &[16, 512]),
@@ -74,9 +71,10 @@ fn single_operands_in_other_forms() {
         (&[1, 64, 65536], 1, &[16, 256, 256]),
         (&[129, 128, 128], 2, &[16, 129, 256]),
     ];
-    for (dims, dim, scattered) in cases {
+    let mut ops = Vec::new();
+    for (dims, dim, scattered) in all {
         let op: Op = ReduceScatter { group: group.clone(), dim }.into();
-        let graph = graph(&op, &mesh, &[dims]);
+        let graph = graph(&mesh, &[(op.clone(), vec![dims])]);
         let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
         let module = emit(&graph, options).unwrap().decode().unwrap();
         let mut instructions = module.computations.iter().flat_map(|it| &it.instructions);
@@ -84,7 +82,12 @@ fn single_operands_in_other_forms() {
         assert_eq!(found.shape.as_ref().unwrap().dimensions, scattered, "{dims:?}");
         let found = collectives(&module, Devices::partitioned(8)).along(&mesh);
         assert_eq!(Ledger::of(&graph, &mesh).moved_bytes().unwrap(), found.moved_bytes(), "{dims:?}");
-        assert!(agrees(&op, &mesh, &[dims]), "{op:?}: {dims:?}");
+        ops.push((op, vec![dims]));
+    }
+    let large = ops.split_off(5);
+    agree(&mesh, &ops);
+    for op in cases("partition large scatters by XLA", 0, large) {
+        agree(&mesh, &[op]);
     }
 }
 
@@ -112,7 +115,7 @@ fn levels_of_several_axes() {
                 (ReduceScatter { group: group.clone(), dim }.into(), two.to_vec()),
             ];
             for (op, axes) in ops {
-                let one = graph(&op, &mesh, &[&[8, 16, 3], &[16, 8, 3]]);
+                let one = graph(&mesh, &[(op.clone(), vec![&[8, 16, 3], &[16, 8, 3]])]);
                 let two = in_levels.write(&one, &mesh);
                 let [before, after] = [&one, &two].map(|graph| Ledger::of(graph, &mesh));
                 let found: Vec<String> = after.iter().unwrap().map(|it| it.axes.join(",")).collect();
@@ -126,25 +129,31 @@ fn levels_of_several_axes() {
     }
 }
 
-/// A collective of these operands.
-fn graph(op: &Op, mesh: &Mesh, dims: &[&[usize]]) -> Graph {
+/// Collectives, each of operands of which these are the dimensions on one device.
+fn graph(mesh: &Mesh, ops: &[(Op, Vec<&[usize]>)]) -> Graph {
     let mut builder = GraphBuilder::new("several");
-    let own = |builder: &mut GraphBuilder, ty| {
-        let x = builder.input(ty, local_graph::rows(mesh, &["a", "b", "c"], 3));
-        builder.push1(Binary(BinaryKind::Multiply), &[x, x]).unwrap()
-    };
-    let operands: Vec<_> = dims.iter().map(|dims| own(&mut builder, f32s(dims))).collect();
-    let results = builder.push(op.clone(), &operands).unwrap().to_vec();
+    let mut results = Vec::new();
+    for (op, dims) in ops {
+        let own = |builder: &mut GraphBuilder, ty| {
+            let x = builder.input(ty, local_graph::rows(mesh, &["a", "b", "c"], 3));
+            builder.push1(Binary(BinaryKind::Multiply), &[x, x]).unwrap()
+        };
+        let operands: Vec<_> = dims.iter().map(|dims| own(&mut builder, f32s(dims))).collect();
+        results.extend(builder.push(op.clone(), &operands).unwrap());
+    }
     let info: Vec<PortInfo> = results.iter().map(|_| local_graph::rows(mesh, &["a", "b", "c"], 3)).collect();
     builder.finish(results, info)
 }
 
-/// Whether the plugin and the interpreter agree about a collective of operands of which these are the dimensions on one
-/// device.
-fn agrees(op: &Op, mesh: &Mesh, dims: &[&[usize]]) -> bool {
-    let graph = graph(op, mesh, dims);
+/// The plugin and the interpreter agree about collectives, in one program.
+fn agree(mesh: &Mesh, ops: &[(Op, Vec<&[usize]>)]) {
+    let graph = graph(mesh, ops);
     let whole = |(index, dims): (usize, &&[usize])| numbers(&f32s(&[8 * dims[0], dims[1], dims[2]]), index);
-    let whole: Vec<_> = dims.iter().enumerate().map(whole).collect();
-    let expected = run_local(&graph, mesh, &whole).unwrap();
-    local_graph::run(&client(), &graph, mesh) == expected
+    let whole: Vec<_> = ops.iter().flat_map(|(_, dims)| dims).enumerate().map(whole).collect();
+    let mut expected = run_local(&graph, mesh, &whole).unwrap().into_iter();
+    let mut found = local_graph::run(&client(), &graph, mesh).into_iter();
+    for (op, dims) in ops {
+        let (found, expected) = (found.by_ref().take(dims.len()), expected.by_ref().take(dims.len()));
+        assert!(found.eq(expected), "{op:?}: {dims:?}");
+    }
 }

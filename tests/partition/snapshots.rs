@@ -1,5 +1,6 @@
 //! One device's program of a small decoder's train step as text, for each preset over eight devices. Each is
-//! snapshotted under hlo_snapshots/partition and compiled by the CPU plugin. What moves in it is counted in traffic.rs.
+//! snapshotted under hlo_snapshots/partition and compiled by the CPU plugin, one of them in the small tier. What moves
+//! in it is counted in traffic.rs.
 
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, lower};
@@ -8,6 +9,7 @@ use meshloom::ir::Graph;
 use meshloom::nn::{Architecture, Batch, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, Tensor, Tree, value_and_grad};
+use support::cases::cases;
 use support::eight_devices::compile;
 
 const BATCH: usize = 16;
@@ -50,7 +52,9 @@ fn check(name: &str, mesh: &str, preset: &str) {
 
     let _bound = support::snapshots_in("hlo_snapshots/partition");
     assert_snapshot!(name, print(&lowered.module.decode().expect("a module"), &TextOptions::canonical()));
-    compile(&lowered).expect("the plugin takes it");
+    for lowered in cases("partition snapshots are compiled", usize::from(name == "data2_fsdp2_tensor2"), [&lowered]) {
+        compile(lowered).expect("the plugin takes it");
+    }
 }
 
 #[test]

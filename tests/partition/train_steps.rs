@@ -1,9 +1,18 @@
-//! Our own partitioner: the same numbers as one device, and the collectives that are expected.
+//! Our own partitioner: the same numbers as one device, and the collectives that are expected. `train/runs.rs` compares
+//! the meshes that only data or parameters are split over.
 
+use meshloom::ir::{Graph, Literal, TensorType};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
+use support::cases::cases;
 use support::configs::{self, SHORT_RUN};
 use support::eight_devices::{client, relative_error};
+use support::experts::check_equal;
+use support::interpret::interpret;
+use support::spmd::run_local;
+
+/// Sizes for a step that is interpreted.
+pub(crate) const SMALL: &[&str] = &["model.embed=32", "model.mlp=48", "model.seq=16", "train.batch=8"];
 
 fn config(overrides: &[&str]) -> RunConfig {
     configs::config(&[SHORT_RUN, overrides])
@@ -14,53 +23,35 @@ pub(crate) fn numbers(config: &RunConfig, steps: usize) -> Vec<f64> {
     (0..steps).flat_map(|_| trainer.step().map(|metrics| [metrics.loss, metrics.grad_norm]).expect("a step")).collect()
 }
 
-fn check(mesh: &str) {
-    let one = numbers(&config(&["mesh.axes=\"data=1,fsdp=1\"", "target.devices=1"]), 5);
-    let overrides = [format!("mesh.axes=\"{mesh}\""), "partition.mode=\"explicit\"".to_owned()];
-    let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
-    let eight = config(&overrides);
-    let (_, lowered) = eight.lower_train_step().expect("it lowers");
-    let local = &lowered.partitioned().expect("a local graph").graph;
-    if std::env::var("SHOW").is_ok() {
-        println!("{local}");
-    }
-    if std::env::var("HLO").is_ok() {
-        use meshloom::hlo::text::{TextOptions, print};
-        println!("{}", print(&lowered.module.decode().expect("a module"), &TextOptions::canonical()));
-    }
-    for timing in &lowered.timings {
-        println!("{timing:?}");
-    }
-    let found = numbers(&eight, 5);
-    let error = relative_error(&found, &one);
-    println!("{mesh}: {error:.1e}\n{one:?}\n{found:?}");
-    assert!(error <= 1e-5, "{mesh}: {error:.1e}");
+/// Numbers that every input of a step takes: tokens and places are small, second moments are not negative.
+pub(crate) fn inputs(graph: &Graph) -> Vec<Literal> {
+    let number = |ty: &TensorType, index: usize| {
+        if ty.dtype.is_float() { ((index * 37 + 11) % 101) as f64 / 1000.0 } else { (index % 7) as f64 }
+    };
+    graph.input_types().map(|ty| Literal::from_fn(ty.clone(), |index| number(ty, index))).collect()
 }
 
-#[test]
-fn data() {
-    check("data=8");
+/// A step of a small model on a mesh gives what one device does, interpreted: the new state, and the loss.
+pub(crate) fn check_interpreted(model: &[&str], mesh: &[&str]) {
+    let config = configs::config(&[SHORT_RUN, SMALL, model, mesh]);
+    let (function, lowered) = config.lower_train_step().expect("it lowers");
+    let inputs = inputs(function.graph());
+    let local = lowered.partitioned().expect("a local graph");
+    let found = run_local(&local.graph, &local.mesh, &inputs).unwrap_or_else(|error| panic!("{error}"));
+    let [found, expected] = [found, interpret(function.graph(), &inputs)]
+        .map(|literals| literals.iter().map(Literal::to_f64_vec).collect::<Vec<_>>());
+    check_equal(&format!("{mesh:?}"), &found, &expected, 1e-5);
 }
 
-#[test]
-fn fsdp() {
-    check("fsdp=8");
-}
-
-#[test]
-fn mixed() {
-    check("data=2,fsdp=4");
-}
-
-/// The plugin gets the program as StableHLO: on one device, and in a manual region.
+/// The plugin gets the program as StableHLO: in a manual region, and on one device.
 #[test]
 fn in_stablehlo() {
     let meshes: [&[&str]; 3] = [
-        &["mesh.axes=\"data=1,fsdp=1\"", "target.devices=1"],
         &["mesh.axes=\"data=2,fsdp=4\"", "partition.mode=\"explicit\""],
+        &["mesh.axes=\"data=1,fsdp=1\"", "target.devices=1"],
         &["mesh.axes=\"data=2,fsdp=2,tensor=2\"", "partition.mode=\"explicit\"", "remat.policy=full"],
     ];
-    for mesh in meshes {
+    for mesh in cases("partition stablehlo", 1, meshes) {
         let numbers_in = |format: &str| numbers(&config(&[mesh, &[format]].concat()), 3);
         let (hlo, stablehlo) = (numbers_in("target.format=hlo"), numbers_in("target.format=stablehlo"));
         let error = relative_error(&stablehlo, &hlo);
@@ -77,15 +68,17 @@ fn sub_axes_of_grouped_attention() {
         "model.kv_heads=2",
         "rules.override=[[\"kv_heads\", []], [\"activation_kv_heads\", []]]",
     ];
-    let one = numbers(&config(&[&model[..], &["mesh.axes=\"data=1\"", "target.devices=1"]].concat()), 3);
-    let eight = config(&[&model[..], &["mesh.axes=\"data=2,tensor=4\"", "partition.replication=\"deny\""]].concat());
+    let mesh = ["mesh.axes=\"data=2,tensor=4\"", "partition.replication=\"deny\""];
+    let eight = config(&[&model[..], &mesh].concat());
     let (_, lowered) = eight.lower_train_step().expect("it lowers");
     assert_eq!(lowered.emitted_mesh().expect("a mesh").to_string(), "data=2,tensor:(1)2=2,tensor:(2)2=2");
     // Nothing of queries, keys or scores moves forwards: only what the output projection has added up in parts.
     let moved = lowered.collectives().in_scope("attention").forward();
-    println!("{moved}");
-    assert_eq!(moved.count().expect("a scope"), 1);
-    let found = numbers(&eight, 3);
-    let error = relative_error(&found, &one);
-    assert!(error <= 1e-5, "{error:.1e}");
+    assert_eq!(moved.count().expect("a scope"), 1, "{moved}");
+    check_interpreted(&model, &mesh);
+    for eight in cases("partition sub-axes by XLA", 0, [&eight]) {
+        let one = numbers(&config(&[&model[..], &["mesh.axes=\"data=1\"", "target.devices=1"]].concat()), 3);
+        let error = relative_error(&numbers(eight, 3), &one);
+        assert!(error <= 1e-5, "{error:.1e}");
+    }
 }

@@ -389,8 +389,9 @@ fn every_cpu_plugin_has_all_of_an_executable() {
     thread::scope(|scope| {
         for (_, client) in plugins::cpu_clients() {
             scope.spawn(|| {
-                check_executable(client, ProgramFormat::Hlo);
-                check_executable(client, ProgramFormat::StableHlo);
+                for format in [ProgramFormat::Hlo, ProgramFormat::StableHlo] {
+                    check_executable(client, format);
+                }
             });
         }
     });
@@ -472,8 +473,8 @@ fn waiting_has_a_limit_that_names_the_program() {
         let options = ClientOptions { device_count: Some(2), ..Default::default() };
         let client = Client::new(&plugin, &options).expect("a client");
         let limit = Duration::from_millis(1);
+        let (executable, [value, count]) = long_program(&client, LARGE, 100_000.0);
         let start = || {
-            let (executable, [value, count]) = long_program(&client, LARGE, 100_000.0);
             executable.run(&[&value, &count], &[value.spec()]).expect("run").remove(0)
         };
         // Waited for again, and read: nothing is lost by not waiting long enough.
@@ -489,6 +490,7 @@ fn waiting_has_a_limit_that_names_the_program() {
         assert!(fixed_point.iter().all(|x| (x - 2.0).abs() < 1e-5), "{:?}", &fixed_point[..4]);
         // Given up: program, result and arguments are dropped while it runs.
         assert!(matches!(start().block_until_ready_within(limit), Err(PjrtError::TimedOut { .. })));
+        drop((executable, value, count));
         assert_eq!(put_on_both(&client).get().expect("the client works on"), f32s(&[4], 1.0));
     }
 }

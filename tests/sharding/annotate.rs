@@ -237,17 +237,27 @@ fn tile_devices(sharding: &meshloom::hlo::proto::OpSharding) -> Vec<i64> {
     (0..count).map(device).collect()
 }
 
-/// Runs a program that only moves values: one from replicated to `spec`, one back. Every device must hold its box.
-fn check_placement(mesh: &Mesh, spec: &Spec) {
-    let dims = [8usize, 8, 8];
-    let ty = TensorType::new(DType::S32, &dims[..spec.rank()]);
-    let elements: Vec<i32> = (0..ty.element_count() as i32).collect();
-    let literal = Literal::from_slice(&ty.dims, &elements).expect("as many elements");
+/// Runs a program that only moves values: for each spec, one from replicated to the spec, one back. Every device must
+/// hold its box.
+fn check_placements(mesh: &Mesh, specs: &[Spec]) {
+    let literal = |spec: &Spec| {
+        let ty = TensorType::new(DType::S32, &[8usize, 8, 8][..spec.rank()]);
+        let elements: Vec<i32> = (0..ty.element_count() as i32).collect();
+        Literal::from_slice(&ty.dims, &elements).expect("as many elements")
+    };
     let port = |spec: &Spec| PortInfo { spec: Some(spec.clone()), ..PortInfo::default() };
-    let whole = Spec::replicated(spec.rank());
+    let whole = |spec: &Spec| Spec::replicated(spec.rank());
     let mut builder = GraphBuilder::new("place");
-    let inputs = [builder.input(ty.clone(), port(&whole)), builder.input(ty.clone(), port(spec))];
-    let graph = builder.finish(inputs.to_vec(), vec![port(spec), port(&whole)]);
+    let (mut values, mut ports, mut literals) = (Vec::new(), Vec::new(), Vec::new());
+    for spec in specs {
+        let literal = literal(spec);
+        for (from, to) in [(whole(spec), spec.clone()), (spec.clone(), whole(spec))] {
+            values.push(builder.input(literal.ty().clone(), port(&from)));
+            ports.push(port(&to));
+            literals.push(literal.clone());
+        }
+    }
+    let graph = builder.finish(values, ports);
     let module = emit(&graph, EmitOptions { mesh: Some(mesh), ..EmitOptions::default() }).expect("a module");
     let table = ShardingTable {
         mesh: mesh.clone(),
@@ -260,23 +270,26 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
     let lowered =
         Lowered { program, module, form, processes: 1, aliases: none, timings: Vec::new(), kernels: Vec::new() };
     let program = compile(&lowered).expect("the plugin takes it");
-    let arguments = program.put(0, &[literal.clone(), literal.clone()]).expect("the inputs fit");
-    let outputs = program.run(&[&arguments[0], &arguments[1]]).expect("it runs");
-    let boxes = spec.boxes(mesh, &ty.dims).expect("it divides");
-    for (device, ranges) in boxes.iter().enumerate() {
-        let mut expected = Vec::new();
-        for (index, &element) in elements.iter().enumerate() {
-            let (mut rest, mut inside) = (index, true);
-            for (range, &size) in ranges.iter().zip(&ty.dims).rev() {
-                inside &= range.contains(&(rest % size));
-                rest /= size;
+    let arguments = program.put(0, &literals).expect("the inputs fit");
+    let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
+    for (spec, outputs) in specs.iter().zip(outputs.chunks(2)) {
+        let literal = literal(spec);
+        let boxes = spec.boxes(mesh, &literal.ty().dims).expect("it divides");
+        for (device, ranges) in boxes.iter().enumerate() {
+            let mut expected = Vec::new();
+            for (index, element) in literal.to_vec::<i32>().expect("s32").into_iter().enumerate() {
+                let (mut rest, mut inside) = (index, true);
+                for (range, &size) in ranges.iter().zip(&literal.ty().dims).rev() {
+                    inside &= range.contains(&(rest % size));
+                    rest /= size;
+                }
+                expected.extend(inside.then_some(element));
             }
-            expected.extend(inside.then_some(element));
+            let place = || format!("{} on {mesh}, device {device}", spec.display(mesh));
+            let held = outputs[0].shard(device).expect("a shard");
+            assert_eq!(held.to_vec::<i32>().expect("s32"), expected, "{}", place());
+            assert_eq!(outputs[1].shard(device).expect("a shard"), literal, "{}", place());
         }
-        let place = || format!("{} on {mesh}, device {device}", spec.display(mesh));
-        let held = outputs[0].shard(device).expect("a shard");
-        assert_eq!(held.to_vec::<i32>().expect("s32"), expected, "{}", place());
-        assert_eq!(outputs[1].shard(device).expect("a shard"), literal, "{}", place());
     }
 }
 
@@ -306,17 +319,23 @@ fn op_shardings() {
         (three, &[&["a"], &[], &["b"]], &[2, 1, 2, 2], true, [0, 1, 2, 3, 4, 5, 6, 7]),
         (three, &[&["b", "c", "a"]], &[8], false, [0, 4, 1, 5, 2, 6, 3, 7]),
     ];
+    let (two, three) = (mesh(two), mesh(three));
+    let (mut on_two, mut on_three) = (Vec::new(), vec![Spec::replicated(2)]);
     for (mesh_text, names, tiles, has_replicas, devices) in cases {
-        let mesh = mesh(mesh_text);
-        let spec = Spec::from_names(&mesh, names).expect("a spec");
-        let sharding = op_sharding(&mesh, &spec);
-        let what = format!("{} on {mesh}", spec.display(&mesh));
+        let (mesh, specs) = match mesh(mesh_text).axis_count() {
+            2 => (&two, &mut on_two),
+            _ => (&three, &mut on_three),
+        };
+        let spec = Spec::from_names(mesh, names).expect("a spec");
+        let sharding = op_sharding(mesh, &spec);
+        let what = format!("{} on {mesh}", spec.display(mesh));
         assert_eq!(sharding.tile_assignment_dimensions, *tiles, "{what}");
         assert_eq!(sharding.replicate_on_last_tile_dim, *has_replicas, "{what}");
         assert_eq!(tile_devices(&sharding), devices, "{what}");
-        check_placement(&mesh, &spec);
+        specs.push(spec);
     }
-    let whole = op_sharding(&mesh(three), &Spec::replicated(2));
+    let whole = op_sharding(&three, &Spec::replicated(2));
     assert_eq!(whole.r#type(), meshloom::hlo::proto::op_sharding::Type::Replicated);
-    check_placement(&mesh(three), &Spec::replicated(2));
+    check_placements(&two, &on_two);
+    check_placements(&three, &on_three);
 }

@@ -3,13 +3,15 @@
 use meshloom::Error;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::emit::{EmitOptions, emit};
+use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::ir::{DType, Graph, TensorType};
 use meshloom::ops::*;
 use meshloom::partition::{Amount, CollectiveKind, Ledger, LedgerError};
 use meshloom::sharding::{RuleSets, Rules};
 use meshloom::trace::{Function, TensorSpec, scope};
+use support::cases::{cases, every_case};
 use support::configs::explicit_step;
-use support::eight_devices::client;
+use support::eight_devices::{client, compile};
 use support::local_graph::*;
 use support::plugins::cpu_clients;
 use support::programs::of_two_operands;
@@ -20,7 +22,8 @@ const ROWS: usize = 16;
 fn several_operands_are_as_many_single_ones() {
     let mesh = mesh("a=2,b=4");
     let (together, apart) = (of_two_operands(&mesh, true), of_two_operands(&mesh, false));
-    for (name, client) in cpu_clients() {
+    let plugins = if every_case("sharding plugins") { cpu_clients() } else { &[("the preferred plugin", client())] };
+    for (name, client) in plugins {
         assert_eq!(run(client, &together, &mesh), run(client, &apart, &mesh), "{name}");
     }
     let (together, apart) = (Ledger::of(&together, &mesh), Ledger::of(&apart, &mesh));
@@ -207,19 +210,24 @@ fn the_forms_of_a_ledger() {
     assert_eq!(nested["collectives"][1]["executions"], 15);
 }
 
-/// The compiled program's collectives are the lowered one's.
+/// The compiled program has its ledger, which says what moves in what XLA has made of the module.
 #[test]
 fn a_program_has_its_ledger() {
-    let lowered = sharded(PartitionMode::Explicit);
-    let program = lowered.compile(&client()).unwrap();
-    assert_eq!(program.collectives().to_string(), lowered.collectives().to_string());
-    assert_eq!(program.collectives().count(), Ok(1));
+    let program = compile(&sharded(PartitionMode::Explicit)).unwrap();
+    let ledger = program.collectives();
+    let optimized = program.executable().optimized_hlo().unwrap().decode().unwrap();
+    let found = collectives(&optimized, Devices::partitioned(8)).along(&mesh("data=8"));
+    let [entry] = found.entries.as_slice() else { panic!("{found:?}") };
+    assert_eq!((ledger.count(), ledger.bytes()), (Ok(1), Ok(Amount::Exactly(4))));
+    assert_eq!(entry.bytes, Some(4));
+    assert_eq!(ledger.moved_bytes().unwrap(), found.moved_bytes());
 }
 
 /// Arguments and outputs are XLA's to the byte; temporaries within a factor of 1.5.
 #[test]
 fn memory_is_about_what_xla_plans() {
-    for (mesh, remat) in [("fsdp=8", "none"), ("data=8", "none"), ("data=2,fsdp=4", "full")] {
+    let all = [("data=2,fsdp=4", "full"), ("fsdp=8", "none"), ("data=8", "none")];
+    for (mesh, remat) in cases("sharding memory", 1, all) {
         let mesh = format!("mesh.axes=\"{mesh}\"");
         let lowered = explicit_step(&[&mesh, &format!("remat.policy=\"{remat}\"")]);
         let memory = lowered.memory().unwrap();

@@ -3,10 +3,9 @@
 
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::sharding::{Mesh, Role, RowKind, Rule, RuleSets, Rules, ShardingRow, ShardingTable};
-use meshloom_train::Trainer;
 use meshloom_train::step::aliases;
-use support::configs::{DECODER, UNOPTIMIZED, config};
-use support::eight_devices::{client, relative_error};
+use support::cases::cases;
+use support::configs::{DECODER, config};
 
 const OF_EIGHT_HEADS: &[&str] = &["model.heads=8", "model.kv_heads=8", "train.batch=16"];
 
@@ -127,7 +126,7 @@ fn combinations() {
     let meshes = meshes();
     assert_eq!(meshes.len(), 5 + 20 + 10);
     let rules = preset("decoder");
-    for mesh in &meshes {
+    for mesh in &cases("sharding presets", 12, meshes) {
         let table = table(mesh, &rules);
         let used = |row: &ShardingRow| -> usize { row.spec.used_axes().map(|axis| table.mesh.size(axis)).product() };
         let size = |names: &[&str]| -> usize {
@@ -202,27 +201,6 @@ fn roles() {
     assert_eq!(outputs, 3 * 12 + 1);
     let params = table.input_bytes_per_device(Role::Params);
     assert!(table.input_bytes_per_device(Role::Optimizer) < params / 2, "two moments of an eighth each, and the norms");
-}
-
-/// Names say where numbers lie, not what they are: XLA's partitioner, which follows the specs, gets those of one
-/// device.
-#[test]
-fn the_numbers_of_one_device() {
-    let numbers = |overrides: &[&str]| -> Vec<f64> {
-        let config = config(&[DECODER, OF_EIGHT_HEADS, &[UNOPTIMIZED], overrides]);
-        let mut trainer = Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{error}"));
-        (0..2).flat_map(|_| trainer.step().map(|step| [step.loss, step.grad_norm]).expect("a step")).collect()
-    };
-    let one = numbers(&["mesh.axes=data=1", "target.devices=1"]);
-    for (mesh, preset) in [
-        ("mesh.axes=tensor=8", "rules.preset=decoder"),
-        ("mesh.axes=fsdp=2,tensor=4", "rules.preset=decoder-all-reduce"),
-        ("mesh.axes=fsdp=2,context=2,tensor=2", "rules.preset=decoder"),
-        ("mesh.axes=data=2,expert=4", "rules.preset=decoder"),
-    ] {
-        let error = relative_error(&numbers(&[mesh, preset, "partition.mode=gspmd"]), &one);
-        assert!(error <= 1e-5, "{mesh}: {error:.1e}");
-    }
 }
 
 /// The example in the docs is what is printed, but for the numbers of lines.

@@ -36,7 +36,7 @@ fn spec(mesh: &Mesh, order: &[usize], places: &[usize], unreduced: bool) -> Spec
     Spec::new(dims).with_unreduced(partial)
 }
 
-fn cases(mesh: &Mesh, count: usize) -> Vec<Case> {
+fn random_cases(mesh: &Mesh, count: usize) -> Vec<Case> {
     let axes = mesh.axis_count();
     let one = || (Just((0..axes).collect::<Vec<_>>()).prop_shuffle(), prop::collection::vec(0..DIMS.len() + 2, axes));
     let mut runner = TestRunner::new_with_rng(Config::default(), TestRng::deterministic_rng(RngAlgorithm::ChaCha));
@@ -71,8 +71,9 @@ fn partial(builder: &mut GraphBuilder, mesh: &Mesh, value: Value, axes: &[MeshAx
     builder.push1(Select, &[chosen, value, nothing]).unwrap()
 }
 
-/// Runs all cases of a mesh as one program, and compares every output with its input, exactly.
-fn check(mesh: &Mesh, cases: &[Case], groups: GroupFormat) {
+/// A program of all cases of a mesh, which the interpreter and, if asked to, XLA run; compares every output with its
+/// input, exactly.
+fn check(mesh: &Mesh, cases: &[Case], groups: GroupFormat, by_xla: bool) {
     let mut builder = GraphBuilder::new("reshard");
     let types: Vec<TensorType> = (cases.iter())
         .map(|case| TensorType::new(DType::F32, &case.from.local_dims(mesh, &DIMS).expect("even parts")))
@@ -95,8 +96,12 @@ fn check(mesh: &Mesh, cases: &[Case], groups: GroupFormat) {
     let inputs: Vec<Literal> = (0..cases.len()).map(values).collect();
     let interpreted = run_local(&graph, mesh, &inputs).expect("replicas that agree");
     assert!(interpreted == inputs, "{mesh}: interpreted, a value is another than before");
+    if !by_xla {
+        return;
+    }
     let client = client();
-    let executable = client.compile(&module.bytes, &CompileOptions::partitioned(8)).expect("a module that compiles");
+    let options = CompileOptions { debug_options: support::unoptimized(), ..CompileOptions::partitioned(8) };
+    let executable = client.compile(&module.bytes, &options).expect("a module that compiles");
     let array_spec = |spec: &Spec| {
         let layout = ShardLayout::from_boxes(&DIMS, spec.boxes(mesh, &DIMS).unwrap()).unwrap();
         ArraySpec { ty: global(), layout }
@@ -114,14 +119,20 @@ fn check(mesh: &Mesh, cases: &[Case], groups: GroupFormat) {
 
 #[test]
 fn any_spec_becomes_any_other() {
-    for mesh in ["a=8", "a=2,b=4", "a=4,b=2", "a=2,b=2,c=2", "a=2,b=1,c=4"] {
-        let mesh = Mesh::parse(mesh, 8).unwrap();
-        check(&mesh, &cases(&mesh, 60), GroupFormat::Lists);
+    for text in ["a=8", "a=2,b=4", "a=4,b=2", "a=2,b=2,c=2", "a=2,b=1,c=4"] {
+        let mesh = Mesh::parse(text, 8).unwrap();
+        let cases = random_cases(&mesh, 60);
+        check(&mesh, &cases, GroupFormat::Lists, false);
+        let few = if text == "a=2,b=4" { 30 } else { 0 };
+        for part in support::cases::cases("sharding reshards by XLA", few, cases).chunks(60) {
+            check(&mesh, part, GroupFormat::Lists, true);
+        }
     }
 }
 
 #[test]
 fn the_compact_groups_mean_the_same() {
     let mesh = Mesh::parse("a=2,b=2,c=2", 8).unwrap();
-    check(&mesh, &cases(&mesh, 40), GroupFormat::Iota);
+    let cases = support::cases::cases("sharding reshards by XLA", 20, random_cases(&mesh, 40));
+    check(&mesh, &cases, GroupFormat::Iota, true);
 }

@@ -7,13 +7,15 @@ use meshloom::ir::Literal;
 use meshloom::pjrt::ahead_of_time::{self, Settings, WorkerFailure};
 use meshloom::pjrt::{Array, Client, CompileOptions, FindOptions, PjrtError, ProgramFormat, Topology};
 use meshloom_train::Trainer;
+use support::cases::every_case;
 use support::configs::{DECODER, ONE_DEVICE, UNOPTIMIZED, config};
 use support::eight_devices::{client, relative_error};
 use support::plugins::{cpu_clients, cpu_wheels};
 use support::programs::annotated_layers;
 
 fn run(lowered: &Lowered, client: &Client, format: ProgramFormat) -> Result<Vec<f64>, meshloom::Error> {
-    let program = lowered.compile_with(client, &lowered.compile_options(client)?.with_format(format))?;
+    let options = CompileOptions { debug_options: support::unoptimized(), ..lowered.compile_options(client)? };
+    let program = lowered.compile_with(client, &options.with_format(format))?;
     let literal = |ty: &meshloom::ir::TensorType, seed: usize| {
         let values: Vec<f32> = (0..ty.element_count()).map(|at| ((at * 7 + seed) % 31) as f32 / 31.0 - 0.5).collect();
         Literal::from_slice(&ty.dims, &values).unwrap()
@@ -27,7 +29,8 @@ fn run(lowered: &Lowered, client: &Client, format: ProgramFormat) -> Result<Vec<
 
 #[test]
 fn every_dialect_is_one_device() {
-    for (name, client) in cpu_clients() {
+    let plugins = if every_case("sharding plugins") { cpu_clients() } else { &[("the preferred plugin", client())] };
+    for (name, client) in plugins {
         let expected = run(&annotated_layers(None), client, ProgramFormat::Hlo).unwrap();
         let annotations = [Annotation::Tiles, Annotation::ShardyAttributes, Annotation::ShardyNamed];
         let in_both = |annotation| [ProgramFormat::Hlo, ProgramFormat::StableHlo].map(|format| (annotation, format));

@@ -1,14 +1,16 @@
 //! Dimensions that their axes do not divide: refused, unless asked for; then padded, and eight devices compute what one
 //! does.
 
-use meshloom::compile::{LowerOptions, PartitionMode, compile, lower};
+use meshloom::compile::{LowerOptions, PartitionMode, lower};
 use meshloom::ir::{DType, Literal};
 use meshloom::pjrt::Array;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, Tree, checkpoint, concatenate, einsum, iota, scan};
 use meshloom_train::Trainer;
+use support::cases::cases;
 use support::configs::{UNOPTIMIZED, config};
-use support::eight_devices::{client, relative_error};
+use support::eight_devices::{client, compile, relative_error};
+use support::interpret::interpret;
 
 fn rules(pairs: &[(&str, &[&str])]) -> RuleSets {
     RuleSets::uniform(Rules::from_pairs(pairs).expect("rules").with_uneven(true))
@@ -20,66 +22,82 @@ fn numbers(dims: &[usize]) -> Literal {
     Literal::from_slice(dims, &values).expect("as many numbers")
 }
 
-/// Compiles a function of two matrices for one device and for eight, with rows and columns split unevenly.
-#[track_caller]
-fn check(name: &str, dims: [[usize; 2]; 2], f: impl Fn(Tensor, Tensor) -> Tensor) {
-    for (mesh, pairs) in [
-        ("a=8", &[("rows", &["a"][..]), ("columns", &[])][..]),
-        ("a=8", &[("rows", &[]), ("columns", &["a"])]),
-        ("a=2,b=4", &[("rows", &["a"]), ("columns", &["b"])]),
-        ("a=2,b=4", &[("rows", &["b", "a"]), ("columns", &[])]),
-    ] {
-        let axes = ["rows", "columns"];
-        let spec = |dims: [usize; 2]| TensorSpec::new(DType::F32, dims).with_axes(&axes);
-        let function =
-            Function::trace(name, (spec(dims[0]), spec(dims[1])), |(x, y)| f(x, y)).expect("a traced function");
-        let inputs = (numbers(&dims[0]), numbers(&dims[1]));
-        let one = compile(&function, &client(), &LowerOptions::default()).expect("it compiles").call(&inputs);
-        let (mesh, rules) = (Mesh::parse(mesh, 8).expect("a mesh"), rules(pairs));
-        for partition in [PartitionMode::Explicit, PartitionMode::GSPMD] {
-            let options = LowerOptions { sharding: Some((&mesh, &rules)), partition, ..LowerOptions::default() };
-            let compiled = compile(&function, &client(), &options).unwrap_or_else(|error| panic!("{name}: {error}"));
-            let eight = compiled.call(&inputs).expect("it runs");
-            let one = one.as_ref().expect("it runs");
-            assert_eq!(eight.ty(), one.ty(), "{name}");
-            let error = relative_error(&eight.to_f64_vec(), &one.to_f64_vec());
-            assert!(error <= 1e-5, "{name} on {mesh}, {partition:?}: {error:.1e}");
-        }
-    }
+/// A function of two matrices.
+struct Op {
+    name: &'static str,
+    dims: [[usize; 2]; 2],
+    f: fn(Tensor, Tensor) -> Tensor,
 }
 
-#[test]
-fn ops_on_uneven_dimensions() {
-    check("elementwise", [[10, 7], [10, 7]], |x, y| x * y + (x - y).exp());
-    check("reductions", [[10, 7], [10, 7]], |x, y| x.sum(0) + y.max(0) * (x * x + 1.0).recip().sum(..));
+fn ops() -> Vec<Op> {
+    let mut ops = Vec::new();
+    let mut add = |name, dims, f| ops.push(Op { name, dims, f });
+    add("elementwise", [[10, 7], [10, 7]], |x, y| x * y + (x - y).exp());
+    add("reductions", [[10, 7], [10, 7]], |x, y| x.sum(0) + y.max(0) * (x * x + 1.0).recip().sum(..));
     // In what is padded, 0 / 0 must not reach the sum.
-    check("quotient", [[10, 7], [10, 7]], |x, y| (x / y.square()).sum(1) + (x.square().log()).sum(..));
-    check("softmax", [[10, 7], [10, 7]], |x, y| x.softmax(-1) * y.softmax(0));
-    check("contraction", [[10, 7], [7, 11]], |x, y| einsum("ij,jk->ik", &[x, y]));
-    check("outer", [[10, 7], [10, 11]], |x, y| einsum("ij,ik->jk", &[x, y]));
-    check("reshape", [[10, 7], [10, 7]], |x, y| x.reshape([2, 5, 7]).sum(1).sum(0) + y.reshape([70]).sum(0));
-    check("reshape of one", [[10, 6], [10, 6]], |x, y| (x.reshape([10, 2, 3]) * y.reshape([10, 2, 3])).sum(1));
-    check("slice", [[10, 7], [10, 7]], |x, y| x.slice(0, 0..5) + y.slice(0, 5..10));
-    check("transpose", [[10, 7], [7, 10]], |x, y| x.transpose([1, 0]) - y);
-    check("iota", [[10, 7], [10, 7]], |x, y| x * iota(DType::F32, [10, 7], 0) + y * iota(DType::F32, [10, 7], 1));
-    check("cumulative", [[10, 7], [10, 7]], |x, y| x.cumsum(0) + y.cumsum(1));
-    check("concatenate", [[10, 7], [3, 7]], |x, y| concatenate(&[x, y], 0));
-    check("sort", [[10, 7], [10, 7]], |x, y| x.sort(0) + y.sort(1));
-    check("lookup", [[10, 7], [5, 1]], |x, y| {
+    add("quotient", [[10, 7], [10, 7]], |x, y| (x / y.square()).sum(1) + (x.square().log()).sum(..));
+    add("softmax", [[10, 7], [10, 7]], |x, y| x.softmax(-1) * y.softmax(0));
+    add("contraction", [[10, 7], [7, 11]], |x, y| einsum("ij,jk->ik", &[x, y]));
+    add("outer", [[10, 7], [10, 11]], |x, y| einsum("ij,ik->jk", &[x, y]));
+    add("reshape", [[10, 7], [10, 7]], |x, y| x.reshape([2, 5, 7]).sum(1).sum(0) + y.reshape([70]).sum(0));
+    add("reshape of one", [[10, 6], [10, 6]], |x, y| (x.reshape([10, 2, 3]) * y.reshape([10, 2, 3])).sum(1));
+    add("slice", [[10, 7], [10, 7]], |x, y| x.slice(0, 0..5) + y.slice(0, 5..10));
+    add("transpose", [[10, 7], [7, 10]], |x, y| x.transpose([1, 0]) - y);
+    add("iota", [[10, 7], [10, 7]], |x, y| x * iota(DType::F32, [10, 7], 0) + y * iota(DType::F32, [10, 7], 1));
+    add("cumulative", [[10, 7], [10, 7]], |x, y| x.cumsum(0) + y.cumsum(1));
+    add("concatenate", [[10, 7], [3, 7]], |x, y| concatenate(&[x, y], 0));
+    add("sort", [[10, 7], [10, 7]], |x, y| x.sort(0) + y.sort(1));
+    add("lookup", [[10, 7], [5, 1]], |x, y| {
         let rows = (y.reshape([5]) * 100.0).convert(DType::S32);
         x.take(0, rows)
     });
-    check("scan", [[10, 7], [10, 7]], |x, y| scan(x, y.expand(0).broadcast_to([3, 10, 7]), |x, y| (x * 0.5 + y, ())).0);
-    check("scan over rows", [[10, 7], [10, 7]], |x, y| {
+    add("scan", [[10, 7], [10, 7]], |x, y| scan(x, y.expand(0).broadcast_to([3, 10, 7]), |x, y| (x * 0.5 + y, ())).0);
+    add("scan over rows", [[10, 7], [10, 7]], |x, y| {
         let (total, sums) = scan(x.sum(0) * 0.0, (x, y), |sum, (x, y)| (sum + x * y, sum));
         sums + total.expand(0).broadcast_to([10, 7])
     });
-    check("checkpoint", [[10, 7], [7, 7]], |x, y| {
+    add("checkpoint", [[10, 7], [7, 7]], |x, y| {
         meshloom::trace::grad(x, |x| {
             let inner = |(x, y): (Tensor, Tensor)| einsum("ij,jk->ik", &[x, y]).tanh();
             checkpoint(meshloom::ops::RematPolicy::Full, (x, y), inner).sum(..)
         })
     });
+    ops
+}
+
+/// All functions in one program, for one device and for eight, with rows and columns split unevenly.
+#[test]
+fn ops_on_uneven_dimensions() {
+    let ops = ops();
+    let spec = |dims: [usize; 2]| TensorSpec::new(DType::F32, dims).with_axes(&["rows", "columns"]);
+    let specs: Vec<TensorSpec> = ops.iter().flat_map(|op| op.dims.map(spec)).collect();
+    let function = Function::trace("ops", specs, |inputs: Vec<Tensor>| {
+        ops.iter().zip(inputs.chunks(2)).map(|(op, x)| (op.f)(x[0], x[1])).collect::<Vec<Tensor>>()
+    });
+    let function = function.expect("a traced function");
+    let inputs: Vec<Literal> = ops.iter().flat_map(|op| op.dims.map(|dims| numbers(&dims))).collect();
+    let expected = interpret(function.graph(), &inputs);
+    let ways = [
+        ("a=2,b=4", &[("rows", &["a"][..]), ("columns", &["b"])][..]),
+        ("a=8", &[("rows", &["a"]), ("columns", &[])]),
+        ("a=8", &[("rows", &[]), ("columns", &["a"])]),
+        ("a=2,b=4", &[("rows", &["b", "a"]), ("columns", &[])]),
+    ];
+    let both = |way| [PartitionMode::Explicit, PartitionMode::GSPMD].map(|mode| (way, mode));
+    for ((mesh, pairs), partition) in cases("sharding uneven", 3, ways.into_iter().flat_map(both)) {
+        let (mesh, rules) = (Mesh::parse(mesh, 8).expect("a mesh"), rules(pairs));
+        let options = LowerOptions { sharding: Some((&mesh, &rules)), partition, ..LowerOptions::default() };
+        let lowered = lower(function.graph(), &options).unwrap_or_else(|error| panic!("{mesh}: {error}"));
+        let program = compile(&lowered).unwrap_or_else(|error| panic!("{mesh}: {error}"));
+        let arguments = program.put(0, &inputs).expect("the inputs fit");
+        let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
+        for ((op, output), expected) in ops.iter().zip(&outputs).zip(&expected) {
+            let found = output.get().expect("a result");
+            assert_eq!(found.ty(), expected.ty(), "{}", op.name);
+            let error = relative_error(&found.to_f64_vec(), &expected.to_f64_vec());
+            assert!(error <= 1e-5, "{} on {mesh}, {partition:?}: {error:.1e}", op.name);
+        }
+    }
 }
 
 const MODEL: &[&str] = &[
@@ -109,9 +127,9 @@ fn losses(overrides: &[&str]) -> Vec<f64> {
 #[test]
 fn a_decoder_of_odd_sizes() {
     let one = losses(&["mesh.axes=\"data=1\"", "target.devices=1"]);
-    for mesh in
-        ["data=8", "fsdp=8", "tensor=8", "context=8", "data=2,fsdp=4", "fsdp=4,tensor=2", "data=2,context=2,tensor=2"]
-    {
+    let meshes =
+        ["data=2,context=2,tensor=2", "data=8", "fsdp=8", "tensor=8", "context=8", "data=2,fsdp=4", "fsdp=4,tensor=2"];
+    for mesh in cases("sharding uneven decoders", 1, meshes) {
         let axes = format!("mesh.axes=\"{mesh}\"");
         let found = losses(&[&axes, "rules.uneven=true"]);
         let error = relative_error(&found, &one);

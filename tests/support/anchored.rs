@@ -29,16 +29,11 @@ pub fn run_anchored(graph: &Graph, inputs: &[Literal]) -> Vec<Literal> {
     found
 }
 
-/// XLA computes the same.
+/// XLA computes the same, up to the rounding of the type: its functions differ from the interpreter's in the last
+/// digits, and it adds up in another order.
 #[track_caller]
 fn agrees_with_xla(graph: &Graph, inputs: &[Literal], found: &[Literal]) {
-    agree(graph, &crate::run(graph, inputs), found);
-}
-
-/// What XLA computes and what is found is the same up to the rounding of the type: XLA's functions differ from the
-/// interpreter's in the last digits, and it adds up in another order.
-#[track_caller]
-fn agree(graph: &Graph, compiled: &[Literal], found: &[Literal]) {
+    let compiled = crate::run(graph, inputs);
     assert_eq!(compiled.len(), found.len());
     for (index, (compiled, found)) in compiled.iter().zip(found).enumerate() {
         assert_eq!(compiled.ty(), found.ty(), "result {index}\n{graph}");
@@ -67,20 +62,21 @@ fn agree(graph: &Graph, compiled: &[Literal], found: &[Literal]) {
     }
 }
 
-/// The results of a lowered program, of one device or of all of its mesh, by the interpreter. In the full tier XLA must
-/// agree.
+/// The results of a lowered program, of one device or of all of its mesh, by the interpreter.
 #[track_caller]
 pub fn run_lowered(lowered: &Lowered, inputs: &[Literal]) -> Vec<Literal> {
-    let found = match lowered.partitioned() {
+    match lowered.partitioned() {
         Some(Partitioned { graph, mesh, .. }) => {
             run_local(graph, mesh, inputs).unwrap_or_else(|error| panic!("{error}"))
         }
         None => interpret(lowered.emitted(), inputs),
-    };
-    if every_case("compiler anchored") {
-        agree(lowered.emitted(), &run_compiled(lowered, inputs), &found);
     }
-    found
+}
+
+/// The results of a lowered program: by the interpreter in the small tier, by XLA where all cases of a name run.
+#[track_caller]
+pub fn run_by_tier(name: &str, lowered: &Lowered, inputs: &[Literal]) -> Vec<Literal> {
+    if every_case(name) { run_compiled(lowered, inputs) } else { run_lowered(lowered, inputs) }
 }
 
 /// The results of a lowered program by XLA.

@@ -2,23 +2,27 @@
 //! losses are those of the run that nobody killed.
 //!
 //! ```text
-//! CHECKPOINT_KILLS=200 cargo test --release --test train checkpoint_kill -- --nocapture
+//! MESHLOOM_EVERY_CASE="train kills" cargo test --release --test train checkpoint_kill -- --nocapture
 //! ```
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use meshloom_train::checkpoint::{Checkpoint, list};
+use support::cases::{cases, every_case, seed};
+use support::counts::process;
 use support::program::meshloom;
 
-/// Kills in all, unless `CHECKPOINT_KILLS` says otherwise.
-const KILLS: usize = 12;
+/// Kills in all.
+const KILLS: u64 = 200;
 
-/// Steps of a run; so many that kills come first.
-const STEPS: u64 = 240;
+/// Steps of a run; so many that kills come first, of which there are few in the small tier.
+fn steps_of_run() -> u64 {
+    if every_case("train kills") { 240 } else { 72 }
+}
 
 const EVERY: u64 = 3;
 
@@ -33,7 +37,6 @@ const TINY: &[&str] = &[
     "model.dropout=0.1",
     "model.attention_dropout=0.1",
     "train.batch=4",
-    "train.steps=240",
     "mesh.axes=fsdp=2",
     "target.devices=2",
     "checkpoint.keep=2",
@@ -70,8 +73,9 @@ impl Run {
 
     /// Starts the program, from the newest checkpoint if there is one.
     fn start(&self, program: &Path) -> Child {
-        let mut command = Command::new(program);
+        let mut command = process(program);
         command.current_dir(support::path("")).arg("train").args(TINY.iter().flat_map(|text| ["--set", text]));
+        command.args(["--set", &format!("train.steps={}", steps_of_run())]);
         command
             .args(["--sample", "0", "--checkpoint-every", &EVERY.to_string(), "--checkpoint"])
             .arg(&self.checkpoints);
@@ -138,9 +142,11 @@ struct Kills {
 
 #[test]
 fn a_killed_run_goes_on_with_the_same_bits() {
-    let wanted = std::env::var("CHECKPOINT_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(KILLS);
-    let seed = std::env::var("CHECKPOINT_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(20_261_122);
-    let (mut random, program) = (Random(seed), meshloom());
+    // Each kill has a seed of its own.
+    let seed = seed(20_261_122);
+    let random = |number: &u64| Random(seed ^ number.wrapping_mul(0xd134_2543_de82_ef95));
+    let mut left: Vec<Random> = cases("train kills", 3, 0..KILLS).iter().map(random).rev().collect();
+    let (wanted, program) = (left.len(), meshloom());
     let scratch = tempfile::tempdir().expect("a folder");
 
     let whole = Run::new(&scratch.path().join("whole"));
@@ -149,7 +155,7 @@ fn a_killed_run_goes_on_with_the_same_bits() {
     let stderr = stderr_of(whole.start(&program));
     let duration = start.elapsed();
     let expected = whole.lines();
-    assert_eq!(expected.len() as u64, STEPS, "{stderr}");
+    assert_eq!(expected.len() as u64, steps_of_run(), "{stderr}");
     let last = final_values(&whole);
 
     let mut kills = Kills::default();
@@ -159,21 +165,27 @@ fn a_killed_run_goes_on_with_the_same_bits() {
         let folder = scratch.path().join(series.to_string());
         fs::create_dir(&folder).expect("made");
         let run = Run::new(&folder);
-        while kills.all < wanted && !kill_one(&run, &program, duration, &mut random, &mut kills) {}
+        while let Some(random) = left.last_mut() {
+            if kill_one(&run, &program, duration, random, &mut kills) {
+                break;
+            }
+            left.pop();
+        }
         // To the end, unless it is there.
         let stderr = stderr_of(run.start(&program));
         println!("series {series}: {kills:?}");
-        assert_eq!(run.newest(), Some(STEPS), "{stderr}");
+        assert_eq!(run.newest(), Some(steps_of_run()), "{stderr}");
         assert_eq!(run.lines(), expected, "series {series}: the metrics are not those of the run that nobody killed");
         assert!(final_values(&run) == last, "series {series}: the last state is another");
     }
-    println!("seed {seed}, {series} series of {STEPS} steps: {kills:?}");
+    println!("seed {seed}, {series} series of {} steps: {kills:?}", steps_of_run());
     assert!(kills.resumed > 0 && kills.all == wanted, "{kills:?}");
 }
 
 /// The values of the last checkpoint, which do not say where they lie.
 fn final_values(run: &Run) -> Vec<u8> {
-    let checkpoint = Checkpoint::open(run.checkpoints.join(format!("step-{STEPS:08}"))).expect("the last checkpoint");
+    let checkpoint =
+        Checkpoint::open(run.checkpoints.join(format!("step-{:08}", steps_of_run()))).expect("the last checkpoint");
     let files = fs::read_dir(checkpoint.folder()).expect("the folder").map(|entry| entry.expect("an entry").path());
     let mut shards: Vec<PathBuf> =
         files.filter(|path| path.extension().is_some_and(|it| it == "safetensors")).collect();
@@ -207,7 +219,7 @@ fn kill_one(run: &Run, program: &Path, duration: Duration, random: &mut Random, 
     child.kill().expect("killed");
     let stderr = stderr_of(child);
     if ended {
-        assert_eq!(run.newest(), Some(STEPS), "meshloom failed: {stderr}");
+        assert_eq!(run.newest(), Some(steps_of_run()), "meshloom failed: {stderr}");
         return true;
     }
     kills.all += 1;

@@ -1,4 +1,5 @@
-//! The order in which tokens are dealt out to devices that split a sequence changes what each computes, and no result.
+//! The order in which tokens are dealt out to devices that split a sequence changes what each computes, and no result:
+//! in every case by the interpreter, in some and in the full tier in all by trainers.
 
 use std::ops::ControlFlow;
 
@@ -12,10 +13,13 @@ use meshloom_train::config::RunConfig;
 use meshloom_train::generate::{GenerateOptions, GeneratorOptions, Request, SamplingOptions};
 use meshloom_train::step::TrainStep;
 use meshloom_train::{DeviceScores, Trainer};
+use support::cases::cases;
 use support::configs::{NARROW, ONE_DEVICE, UNOPTIMIZED};
-use support::eight_devices::{client, compile, relative_error};
-use support::some_of;
+use support::eight_devices::{client, relative_error};
+use support::interpret::interpret;
 use support::text_files::TextFiles;
+
+use super::interpreted::InterpretedRun;
 
 /// Short documents, so that each row has several segments; and a validation set, whose last batch has padding.
 fn files() -> TextFiles {
@@ -49,59 +53,94 @@ fn numbers(config: &RunConfig) -> Numbers {
     Numbers { losses, parameters, evaluation: trainer.evaluate().expect("it runs").expect("a validation set").loss }
 }
 
+/// The same of few short rows, without an evaluation: there is no other program for one.
+fn interpreted(config: &RunConfig) -> Numbers {
+    let mut run = InterpretedRun::new(config);
+    let losses = [run.step(), run.step()].concat();
+    let parameters = run.parameters().flat_map(|(_, literal)| literal.to_f64_vec()).collect();
+    Numbers { losses, parameters, evaluation: 0.0 }
+}
+
+/// What the interpreter takes of a batch and of a model, unless a test says otherwise.
+const FEW: &[&str] = &["train.batch=2", "model.embed=16", "model.mlp=32"];
+
+type Case = (KeyExchange, ContextOrder);
+
 /// Runs with keys gathered and in a ring, in each order of tokens, are those of one device.
-fn check(settings: &[&str], meshes: &[&[&str]], cases: &[(KeyExchange, ContextOrder)]) {
+fn check(run: fn(&RunConfig) -> Numbers, settings: &[&str], mesh: &[&str], cases: &[Case]) {
+    if cases.is_empty() {
+        return;
+    }
     let files = files();
-    let one = numbers(&config(&files, &[settings, ONE_DEVICE]));
-    for mesh in meshes {
-        for (exchange, order) in cases {
-            let keys = [format!("kernels.context={exchange}"), format!("kernels.context_order={order}")];
-            let keys = keys.each_ref().map(String::as_str);
-            let found = numbers(&config(&files, &[settings, mesh, &keys]));
-            let errors = [
-                relative_error(&found.losses, &one.losses),
-                relative_error(&found.parameters, &one.parameters),
-                relative_error(&[found.evaluation], &[one.evaluation]),
-            ];
-            println!("{mesh:?} {keys:?}: {errors:?}");
-            assert!(errors.iter().all(|&error| error <= 1e-5), "{mesh:?} {keys:?}: {errors:?}");
-        }
+    let one = run(&config(&files, &[settings, ONE_DEVICE]));
+    for (exchange, order) in cases {
+        let keys = [format!("kernels.context={exchange}"), format!("kernels.context_order={order}")];
+        let keys = keys.each_ref().map(String::as_str);
+        let found = run(&config(&files, &[settings, mesh, &keys]));
+        let errors = [
+            relative_error(&found.losses, &one.losses),
+            relative_error(&found.parameters, &one.parameters),
+            relative_error(&[found.evaluation], &[one.evaluation]),
+        ];
+        println!("{settings:?} {mesh:?} {keys:?}: {errors:?}");
+        assert!(errors.iter().all(|&error| error <= 1e-5), "{settings:?} {mesh:?} {keys:?}: {errors:?}");
     }
 }
 
-fn all() -> Vec<(KeyExchange, ContextOrder)> {
+fn all() -> Vec<Case> {
     KeyExchange::ALL.into_iter().flat_map(|exchange| ContextOrder::ALL.map(|order| (exchange, order))).collect()
 }
+
+const CONTEXT: &[&str] = &["mesh.axes=data=2,context=4"];
 
 const TWO_CHUNK: (KeyExchange, ContextOrder) = (KeyExchange::Ring, ContextOrder::TwoChunk);
 const STRIPED: (KeyExchange, ContextOrder) = (KeyExchange::Gather, ContextOrder::Striped);
 
 #[test]
 fn steps_and_evaluations_are_those_of_one_device() {
-    check(&[], &[&["mesh.axes=data=2,context=4"]], &some_of(all(), 2).collect::<Vec<_>>());
+    check(interpreted, FEW, CONTEXT, &all());
+    let others = all().into_iter().filter(|case| *case != TWO_CHUNK);
+    check(numbers, &[], CONTEXT, &cases("train orders", 1, [TWO_CHUNK].into_iter().chain(others)));
 }
 
 /// With rows so long that attention is a loop over blocks, which finds by places what it need not compute.
 #[test]
 fn attention_in_blocks() {
-    check(&["model.seq=1024", "train.batch=2"], &[&["mesh.axes=data=2,context=4"]], &[TWO_CHUNK, STRIPED]);
+    const LONG: [&str; 2] = ["model.seq=1024", "train.batch=2"];
+    let narrow = ["model.layers=1", "model.heads=1", "model.kv_heads=1", "model.embed=8", "model.mlp=8"];
+    check(interpreted, &[&LONG[..], &narrow].concat(), CONTEXT, &[TWO_CHUNK, STRIPED]);
+    check(numbers, &LONG, CONTEXT, &cases("train orders in blocks", 0, [TWO_CHUNK, STRIPED]));
 }
 
 #[test]
 fn in_pipelines() {
     let pipeline =
         |schedule| ["mesh.axes=stage=2,context=4", "pipeline.microbatches=2", "pipeline.repeats=1", schedule];
-    let meshes = [pipeline("pipeline.schedule=gpipe"), pipeline("pipeline.schedule=1f1b")];
-    check(&[], &[&meshes[0], &meshes[1]], &[TWO_CHUNK]);
+    let pipelines = [pipeline("pipeline.schedule=1f1b"), pipeline("pipeline.schedule=gpipe")];
+    pipelines.iter().for_each(|mesh| check(interpreted, FEW, mesh, &[TWO_CHUNK]));
+    cases("train orders in pipelines", 0, pipelines).iter().for_each(|mesh| check(numbers, &[], mesh, &[TWO_CHUNK]));
 }
 
 /// Latent attention and routed experts; and microbatches, with the loss in chunks. Weights of attention drop by places.
 #[test]
 fn in_other_models_and_runs() {
     let latent = ["model.family=deepseek", "model.experts=4", "model.experts_per_token=2", "model.moe_mlp=32"];
-    check(&latent, &[&["mesh.axes=data=2,context=4"]], &[STRIPED]);
-    check(&["model.loss_chunks=2"], &[&["mesh.axes=data=2,context=4", "train.microbatches=2"]], &[TWO_CHUNK]);
-    check(&["model.attention_dropout=0.2"], &[&["mesh.axes=data=2,context=4"]], &[TWO_CHUNK, STRIPED]);
+    let chunks = ["model.loss_chunks=2"];
+    let microbatches = [CONTEXT, &["train.microbatches=2"]].concat();
+    let dropout = ["model.attention_dropout=0.2"];
+    let all: [(&[&str], &[&str], &[Case]); 3] = [
+        (&latent, CONTEXT, &[STRIPED]),
+        (&chunks, &microbatches, &[TWO_CHUNK]),
+        (&dropout, CONTEXT, &[TWO_CHUNK, STRIPED]),
+    ];
+    for (settings, mesh, orders) in all {
+        // Two microbatches on two devices have four rows.
+        let few = if mesh == CONTEXT { FEW } else { &["train.batch=4"] };
+        check(interpreted, &[few, settings].concat(), mesh, orders);
+    }
+    for (settings, mesh, orders) in cases("train orders in other models", 0, all) {
+        check(numbers, settings, mesh, orders);
+    }
 }
 
 #[test]
@@ -114,14 +153,15 @@ fn samples_are_in_natural_order() {
         let request = Request { prompt: vec![76, 105, 110], seed: 1 };
         generator.generate(&[request], &options, |_, _| ControlFlow::Continue(())).expect("a text")
     };
-    let ordered = ["mesh.axes=data=2,context=4", "kernels.context_order=striped"];
+    // The programs of the trainers are those of the first test.
+    let ordered = [CONTEXT, &["kernels.context_order=two-chunk", "kernels.context=ring"]].concat();
     assert_eq!(sample(&ordered), sample(ONE_DEVICE));
     // One row on one device is one group of experts, however a mesh divides them.
     let routed = ["model.family=mixtral", "model.experts=4", "model.moe_mlp=32"];
     let with = |mesh: &[&str], more: &[&str]| sample(&[&routed, mesh, more].concat());
-    let capacity = ["model.expert_capacity=1.0"];
-    assert_eq!(with(&["mesh.axes=data=2,fsdp=2,expert=2"], &[]), with(ONE_DEVICE, &[]));
-    assert_eq!(with(&["mesh.axes=data=2,fsdp=2,expert=2"], &capacity), with(ONE_DEVICE, &capacity));
+    for capacity in cases("train samples of routed models", 0, [&[][..], &["model.expert_capacity=1.0"]]) {
+        assert_eq!(with(&["mesh.axes=data=2,fsdp=2,expert=2"], capacity), with(ONE_DEVICE, capacity));
+    }
 }
 
 /// A model is told where tokens stand by its order alone: the loss of rows that are arranged by it is that of rows in
@@ -150,9 +190,7 @@ fn a_model_takes_rows_in_its_order() {
         let step = TrainStep { model: DecoderConfig { order, ..step.model.clone() }, ..step.clone() };
         let lowered =
             lower(step.trace_loss().expect("it traces").graph(), &LowerOptions::default()).expect("it lowers");
-        let program = compile(&lowered).expect("it compiles");
-        let arguments = program.put(0, &[&parameters, batch].concat()).expect("arguments");
-        program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs")[0].get().expect("a loss").to_f64_vec()
+        interpret(lowered.graph(), &[&parameters, batch].concat())[0].to_f64_vec()
     };
     let index: Vec<usize> = (0..length).collect();
     let expected = loss(TokenOrder::default(), &batch(&index));

@@ -15,12 +15,17 @@ use meshloom_train::metrics::Evaluation;
 use meshloom_train::step::TrainStep;
 use meshloom_train::tokenizer::Tokenizer;
 use meshloom_train::{Dataset, Error, Text, Trainer};
-use support::configs::{BOOK, DECODER, ONE_DEVICE, TOKENIZER, UNOPTIMIZED};
+use support::cases::cases;
+use support::configs::{BOOK, DECODER, ONE_DEVICE, SHORT_RUN, TOKENIZER, UNOPTIMIZED};
 use support::eight_devices::{client, relative_error};
-use support::program;
 use support::text_files::TextFiles;
 
+use super::program::{copy, run, trained, with_keys};
+
 const LINES: usize = 290;
+
+/// As `runs` has it, whose train steps are then those of these runs.
+const DROPOUT: &[&str] = &["model.dropout=0.1", "model.attention_dropout=0.1"];
 
 /// The book, and a validation set of 290 lines beside it, less than two batches of rows.
 fn files() -> TextFiles {
@@ -32,7 +37,7 @@ fn config(files: &TextFiles, settings: &[&[&str]]) -> RunConfig {
     let (sources, validation) = (format!("data.sources=[{BOOK:?}]"), format!("data.validation=[{:?}]", files.path("")));
     files.config(&[
         DECODER,
-        &["train.batch=16", "train.steps=40", UNOPTIMIZED, &sources, &validation],
+        &["train.batch=16", "train.warmup=5", "train.steps=40", UNOPTIMIZED, &sources, &validation],
         &settings.concat(),
     ])
 }
@@ -61,7 +66,7 @@ fn plain_loss(config: &RunConfig, parameters: &[Literal], rows: u64) -> f64 {
 #[test]
 fn the_loss_is_that_of_one_plain_program_on_any_mesh() {
     let files = files();
-    let one = config(&files, &[ONE_DEVICE, &["model.dropout=0.3"]]);
+    let one = config(&files, &[ONE_DEVICE, DROPOUT]);
     let set = Text::load(&one).expect("a text").validation.expect("a set");
     // So the second batch has rows of padding, and no third is there.
     let rows = set.rows_per_epoch(0).expect("rows");
@@ -75,20 +80,14 @@ fn the_loss_is_that_of_one_plain_program_on_any_mesh() {
     let expected_of_all = plain_loss(&one, &parameters, rows);
     assert!(relative_error(&[expected], &[expected_of_all]) > 1e-6, "{expected} {expected_of_all}");
     let forms: [&[&str]; 9] = [
+        &["mesh.axes=\"data=2,fsdp=4\""],
         &["mesh.axes=\"fsdp=4,tensor=2\"", "train.microbatches=4"],
         &["mesh.axes=\"diloco=2,fsdp=4\"", "diloco.replicas=2"],
-        &[
-            "mesh.axes=\"stage=2,fsdp=4\"",
-            "pipeline.microbatches=2",
-            "pipeline.repeats=1",
-            "pipeline.layers_per_stage=1",
-            "pipeline.schedule=1f1b",
-        ],
-        &["mesh.axes=\"data=2,fsdp=4\""],
         // Only the train step pads what nothing splits.
         &["mesh.axes=\"data=1,fsdp=3\"", "target.devices=3", "rules.uneven=true"],
-        &["mesh.axes=\"fsdp=8\"", "train.steps_per_call=2", "model.scan_layers=false"],
         &["mesh.axes=\"data=8\"", "partition.mode=shardy"],
+        &["mesh.axes=\"stage=2,fsdp=4\"", "pipeline.repeats=1", "pipeline.microbatches=2", "pipeline.schedule=1f1b"],
+        &["mesh.axes=\"fsdp=8\"", "train.steps_per_call=2", "model.scan_layers=false"],
         &["mesh.axes=\"replica=2,fsdp=4\"", "train.microbatches=2"],
         &[
             "mesh.axes=\"stage=2,data=2,fsdp=2\"",
@@ -97,9 +96,8 @@ fn the_loss_is_that_of_one_plain_program_on_any_mesh() {
             "pipeline.layers_per_stage=1",
         ],
     ];
-    let count = if support::every_case() { forms.len() } else { 3 };
-    for form in &forms[..count] {
-        let found = evaluation(&trainer(&config(&files, &[form, &all, &["model.dropout=0.3"]])));
+    for form in cases("train evaluations", 2, forms) {
+        let found = evaluation(&trainer(&config(&files, &[form, &all, DROPOUT])));
         let error = relative_error(&[found.loss], &[expected_of_all]);
         println!("{form:?}: {error:.1e}");
         assert!(error < 1e-5, "{form:?}: {found:?}, expected {expected_of_all}");
@@ -134,15 +132,20 @@ fn experts_are_judged_by_cross_entropy() {
         let mut trainer = trainer(&config);
         (evaluation(&trainer).loss, trainer.step().expect("a step").loss)
     };
-    let (without, with) = (of("0.0"), of("1.0"));
-    assert_eq!(without.0, with.0);
-    assert!(with.1 > without.1 + 0.5, "{without:?} {with:?}");
+    let with = of("1.0");
+    // Before the first step one text is as unlikely as another.
+    assert!(with.1 > with.0 + 0.5, "{with:?}");
+    for weight in cases("train experts without a load-balance loss", 0, ["0.0"]) {
+        let without = of(weight);
+        assert_eq!(without.0, with.0);
+        assert!(with.1 > without.1 + 0.5, "{without:?} {with:?}");
+    }
 }
 
 #[test]
 fn evaluations_change_nothing() {
     let files = files();
-    let config = config(&files, &[&["train.eval_every=2", "model.dropout=0.1"]]);
+    let config = config(&files, &[ONE_DEVICE, DROPOUT, &["train.eval_every=2"]]);
     let run = |evaluates: bool| {
         let mut trainer = trainer(&config);
         let mut due = Vec::new();
@@ -250,43 +253,32 @@ fn text_in_both_sets_is_warned_of() {
 /// The lines of evaluations stand behind those of their steps, and a run that goes on writes the same file.
 #[test]
 fn the_program_writes_evaluations() {
-    let files = files();
-    let (sources, validation) = (format!("data.sources=[{BOOK:?}]"), format!("data.validation=[{:?}]", files.path("")));
-    let cache = format!("data.cache={:?}", files.cache());
-    let settings = [DECODER, ONE_DEVICE, &["train.eval_every=2", "train.eval_batches=1", UNOPTIMIZED]].concat();
-    let run = |metrics: &str, arguments: &[&str]| {
-        let mut command = std::process::Command::new(program::meshloom());
-        command.args(["train", "--sample", "0", "--metrics"]).arg(files.cache().join(metrics));
-        for setting in settings.iter().copied().chain([&*sources, &validation, &cache]) {
-            command.args(["--set", setting]);
-        }
-        let output = command.args(arguments).env_remove("RUST_LOG").output().expect("it runs");
-        let messages = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{messages}");
-        let lines = std::fs::read_to_string(files.cache().join(metrics)).expect("metrics");
-        (lines, messages)
-    };
-    std::fs::create_dir(files.cache()).expect("a folder");
-    let (lines, messages) = run("whole", &["--steps", "5"]);
+    let (trained, folder) = (trained(), tempfile::tempdir().expect("a folder"));
     let number = |line: &str, key: &str| serde_json::from_str::<serde_json::Value>(line).expect("JSON")[key].as_f64();
     let loss = |lines: &str| {
         let one = |line: &str| (number(line, "step"), number(line, "loss"), number(line, "eval_loss"));
         lines.lines().map(one).collect::<Vec<_>>()
     };
+    let lines = trained.metrics();
     let kinds: String = loss(&lines).iter().map(|(_, loss, _)| if loss.is_some() { 's' } else { 'e' }).collect();
     assert_eq!(kinds, "ssessese", "{lines}");
+    let messages = &trained.said.stderr;
     assert!(messages.contains("step 4  validation loss ") && messages.contains(" bits per byte"), "{messages}");
-    let folder = files.cache().join("checkpoints").display().to_string();
-    run("resumed", &["--steps", "3", "--checkpoint", &folder, "--checkpoint-every", "2"]);
-    // From the checkpoint after step 2.
-    std::fs::remove_dir_all(files.cache().join("checkpoints/step-00000003")).expect("a checkpoint");
-    let (resumed, _) = run("resumed", &["--steps", "5", "--resume", &folder]);
+    // From the checkpoint after step 2, when the file has the lines of later steps.
+    let [checkpoints, metrics] = ["checkpoints", "metrics"].map(|name| folder.path().join(name));
+    copy(&trained.checkpoints().join("step-00000002"), &checkpoints.join("step-00000002"));
+    std::fs::write(&metrics, &lines).expect("written");
+    let [checkpoints, metrics_name] = [&checkpoints, &metrics].map(|path| path.to_str().expect("a name"));
+    let keys = trained.keys();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let arguments = ["train", "--steps", "5", "--seed", "5", "--sample", "0", "--resume", checkpoints];
+    let said = run(&with_keys(&[&arguments[..], &["--metrics", metrics_name]].concat(), &keys));
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let resumed = std::fs::read_to_string(&metrics).expect("the metrics");
     assert_eq!(loss(&resumed), loss(&lines));
-    // Text in both sets is no error.
-    let both = format!("data.sources=[{:?}]", files.path("validation.jsonl"));
-    let (_, warned) = run("both", &["--steps", "1", "--set", &both]);
-    let warning = "data.validation has text that data.sources has as well, in file ";
-    assert!(warned.contains(warning) && !messages.contains(warning), "{warned}");
+    // The steps after the second are new.
+    assert_ne!(resumed, lines);
+    assert!(resumed.lines().zip(lines.lines()).take(3).all(|(new, old)| new == old), "{resumed}{lines}");
 }
 
 // Batches ahead of the steps.
@@ -363,7 +355,7 @@ fn a_mixture_goes_on_where_it_stopped() {
     let sources = ["a.jsonl.gz", "b.jsonl.zst"].map(|name| files.path(name).display().to_string());
     let sources = format!("data.sources={sources:?}");
     let mixture = [&*sources, "data.weights=[2, 1]", "data.shuffle_window=1024", "data.documents=one-per-row"];
-    let config = files.config(&[DECODER, ONE_DEVICE, &mixture, &["train.steps=20", UNOPTIMIZED]]);
+    let config = files.config(&[SHORT_RUN, ONE_DEVICE, &mixture]);
     let mut whole = trainer(&config);
     let losses = |trainer: &mut Trainer, count: usize| -> Vec<f64> {
         (0..count).map(|_| trainer.step().expect("a step").loss).collect()

@@ -2,11 +2,11 @@
 //! after that. Each is a process of its own, whose peak the kernel counts. The virtual devices' bytes are the process's
 //! too.
 //!
-//! The model has 34 million parameters; `MESHLOOM_EVERY_CASE=1` takes one of 300 million, for which the machine needs
-//! about 12 GB:
+//! The full tier alone has this, with a model of 34 million parameters and one of 300 million, for which the machine
+//! needs about 12 GB:
 //!
 //! ```text
-//! MESHLOOM_EVERY_CASE=1 cargo test --release --test train host_memory -- --nocapture
+//! MESHLOOM_EVERY_CASE="train memory of the host" cargo test --release --test train host_memory -- --nocapture
 //! ```
 
 use std::path::PathBuf;
@@ -19,6 +19,7 @@ use meshloom_train::checkpoint::{Checkpointer, Fallback, Start, find};
 use meshloom_train::config::RunConfig;
 use meshloom_train::parameters::LoadOptions;
 use meshloom_train::{Run, Trainer};
+use support::cases::cases;
 use support::configs;
 use support::eight_devices::client;
 use support::program::test_alone;
@@ -26,10 +27,13 @@ use support::program::test_alone;
 /// Where the children find the checkpoint.
 const FOLDER: &str = "MESHLOOM_TEST_FOLDER";
 
+/// How many layers their model has.
+const LAYERS: &str = "MESHLOOM_TEST_LAYERS";
+
 fn config() -> RunConfig {
-    let layers = if support::every_case() { "model.layers=72" } else { "model.layers=8" };
+    let layers = format!("model.layers={}", env::var(LAYERS).expect("a number"));
     let model = ["model.embed=512", "model.heads=8", "model.kv_heads=8", "model.head_dim=64", "model.mlp=2048"];
-    let small = ["model.seq=8", "train.batch=8", "mesh.axes=fsdp=8", layers];
+    let small = ["model.seq=8", "train.batch=8", "mesh.axes=fsdp=8", &layers];
     let folder = format!("checkpoint.dir={:?}", env::var(FOLDER).expect("a folder"));
     configs::config(&[&model, &small, &[&folder]]).on_client(&client()).expect("eight devices")
 }
@@ -77,13 +81,17 @@ fn run_and_first(config: &RunConfig) -> (Run, Program) {
 
 #[test]
 fn the_host_holds_no_state_of_its_own() {
-    let folder = tempfile::tempdir().expect("a folder");
-    for child in ["child_draws_and_saves", "child_loads", "child_resumes"] {
-        let output = test_alone(module_path!(), child).env(FOLDER, folder.path()).output().expect("a child process");
-        let text = String::from_utf8_lossy(&output.stdout);
-        text.lines().filter(|line| line.contains(" bytes")).for_each(|line| println!("{line}"));
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{child}: {text}{errors}");
+    for layers in cases("train memory of the host", 0, ["8", "72"]) {
+        let folder = tempfile::tempdir().expect("a folder");
+        for child in ["child_draws_and_saves", "child_loads", "child_resumes"] {
+            let mut child_process = test_alone(module_path!(), child);
+            let output =
+                child_process.env(FOLDER, folder.path()).env(LAYERS, layers).output().expect("a child process");
+            let text = String::from_utf8_lossy(&output.stdout);
+            text.lines().filter(|line| line.contains(" bytes")).for_each(|line| println!("{line}"));
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{child}, {layers} layers: {text}{errors}");
+        }
     }
 }
 

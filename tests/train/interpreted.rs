@@ -13,12 +13,13 @@ use support::spmd::run_local;
 
 /// A run of one replica.
 pub struct InterpretedRun {
-    step: TrainStep,
+    pub step: TrainStep,
     lowered: Lowered,
     text: Text,
     seed: u64,
     paths: Vec<String>,
-    state: Vec<Literal>,
+    /// The parameters come first.
+    pub state: Vec<Literal>,
     steps_done: u64,
 }
 
@@ -36,22 +37,6 @@ impl InterpretedRun {
             state: state.leaves(),
             step,
             steps_done: 0,
-        }
-    }
-
-    /// The train step.
-    pub fn train_step(&self) -> &TrainStep {
-        &self.step
-    }
-
-    /// Has these parameters for its own, in the order of the model's.
-    pub fn set_parameters(&mut self, parameters: Vec<Literal>) {
-        let own = self.paths.iter().zip(&mut self.state).filter(|(path, _)| path.starts_with("params."));
-        let own: Vec<&mut Literal> = own.map(|(_, literal)| literal).collect();
-        assert_eq!(own.len(), parameters.len());
-        for (own, parameter) in own.into_iter().zip(parameters) {
-            assert_eq!(own.ty(), parameter.ty());
-            *own = parameter;
         }
     }
 

@@ -3,25 +3,29 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use meshloom::hlo::read::{Limits, read};
 use meshloom::hlo::xplane::{CALLS_PLANE, XPlane, XSpace};
-use support::program::meshloom;
+use support::cases::cases;
 
-/// Runs `meshloom train --profile` with a small model.
-fn train(profile: &Path, arguments: &[&str]) -> Output {
-    let small =
-        ["model.layers=1", "model.embed=16", "model.heads=2", "model.kv_heads=1", "model.mlp=16", "model.seq=16"];
-    let small = small.into_iter().chain(["mesh.axes=data=2", "target.devices=2", "train.batch=4"]);
-    let set = small.flat_map(|text| ["--set", text]);
-    let mut command = Command::new(meshloom());
-    command.current_dir(support::path("")).args(["train", "--sample", "0", "--profile"]).arg(profile);
-    command.args(set).args(arguments).output().expect("meshloom runs")
-}
+use super::program::{Said, refused, run, trained, with_keys};
 
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
+const SMALL: &[&str] = &[
+    "model.layers=1",
+    "model.embed=16",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.mlp=16",
+    "model.seq=16",
+    "mesh.axes=data=2",
+    "target.devices=2",
+    "train.batch=4",
+];
+
+/// The arguments of `meshloom train --profile` with a small model.
+fn train<'a>(profile: &'a Path, arguments: &[&'a str]) -> Vec<&'a str> {
+    let profile = profile.to_str().expect("a name");
+    with_keys(&[&["train", "--sample", "0", "--profile", profile], arguments].concat(), SMALL)
 }
 
 /// The one profile in a directory, where TensorBoard looks for it.
@@ -54,27 +58,34 @@ fn steps(file: &Path) -> Vec<String> {
 
 #[test]
 fn the_steps_of_a_range_are_recorded() {
+    let trained = trained();
+    check(&trained.path("profile"), &trained.said, &["step 3", "step 4", "step 5"]);
     let folder = tempfile::tempdir().expect("a folder");
-    let cases: [(&[&str], &[&str]); 4] = [
-        (&["--steps", "6"], &["step 3", "step 4", "step 5"]),
-        (&["--steps", "2"], &["step 2"]),
-        (&["--steps", "4", "--profile-steps", "4..4"], &["step 4"]),
+    let all: [(&[&str], &[&str]); 4] = [
         // Whole calls.
         (
             &["--steps", "6", "--profile-steps", "4..5", "--set", "train.steps_per_call=2"],
             &["steps 3 to 4", "steps 5 to 6"],
         ),
+        (&["--steps", "6"], &["step 3", "step 4", "step 5"]),
+        (&["--steps", "2"], &["step 2"]),
+        (&["--steps", "4", "--profile-steps", "4..4"], &["step 4"]),
     ];
-    for (number, (arguments, expected)) in cases.into_iter().enumerate() {
+    for (number, (arguments, expected)) in cases("train profiles", 1, all).into_iter().enumerate() {
         let directory = folder.path().join(number.to_string());
-        let output = train(&directory, arguments);
-        assert!(output.status.success(), "{}", said(&output));
-        let file = written(&directory);
-        assert_eq!(steps(&file), expected);
-        assert!(said(&output).contains(&format!("profile: {}", file.display())), "{}", said(&output));
-        // There is nothing of the devices, and the run says why.
-        assert!(said(&output).contains("the profile has the times of whole steps only: "), "{}", said(&output));
+        let said = run(&train(&directory, arguments));
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        check(&directory, &said, expected);
     }
+}
+
+/// The profile of a run has these steps, and the run says where it is.
+fn check(directory: &Path, Said { stderr: said, .. }: &Said, expected: &[&str]) {
+    let file = written(directory);
+    assert_eq!(steps(&file), expected);
+    assert!(said.contains(&format!("profile: {}", file.display())), "{said}");
+    // There is nothing of the devices, and the run says why.
+    assert!(said.contains("the profile has the times of whole steps only: "), "{said}");
 }
 
 #[test]
@@ -94,9 +105,8 @@ fn a_profile_that_cannot_be_is_refused_before_the_first_step() {
         (&absent, &["--steps", "4", "--profile-steps", "3..2"], "write A..B, the first and the last step"),
     ];
     for (directory, arguments, expected) in cases {
-        let output = train(directory, arguments);
-        assert!(!output.status.success() && output.stdout.is_empty());
-        assert!(said(&output).contains(expected), "{}", said(&output));
+        let said = refused(&train(directory, arguments));
+        assert!(said.contains(expected), "{said}");
     }
     assert!(!absent.exists());
 }

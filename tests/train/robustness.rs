@@ -10,6 +10,7 @@ use meshloom_train::parameters::{LoadOptions, ParameterFile, save};
 use meshloom_train::tokenizer::Tokenizer;
 use proptest::prelude::*;
 use proptest::sample::Index;
+use support::cases::cases;
 use support::text_files::TextFiles;
 
 /// One change to a file.
@@ -157,9 +158,16 @@ fn valid_tokenizer() -> &'static [u8] {
     BYTES.get_or_init(|| fs::read(support::configs::TOKENIZER).expect("the tokenizer"))
 }
 
+/// The text of an error, which names the file that it is about.
+fn naming(file: &str, error: &dyn std::error::Error) -> String {
+    let text = error.to_string();
+    assert!(text.contains(file), "{text:?} does not name {file}");
+    text
+}
+
 /// Reads the bytes as a tokenizer and uses it.
 fn use_tokenizer(bytes: &[u8]) -> Result<(), String> {
-    let tokenizer = Tokenizer::from_json(bytes, "changed").map_err(|error| error.to_string())?;
+    let tokenizer = Tokenizer::from_json(bytes, "changed").map_err(|error| naming("changed", &error))?;
     let tokens = tokenizer.encode("It was a truth\n\u{e9}\u{1f600}").map_err(|error| error.to_string())?;
     tokenizer.decode(&tokens);
     tokenizer.decode(&[-1, 0, i32::MAX]);
@@ -212,14 +220,15 @@ fn odd_tokenizers_give_errors_or_work() {
 
 // TOML
 
-/// Reads the text as a run config and asks it what can be asked without running it.
+/// Reads the text as a run config and asks it what can be asked without running it: what is taken can be written, read
+/// again, and used.
 fn use_config(text: &str) -> Result<(), String> {
-    let config = RunConfig::from_toml(text, "changed.toml").map_err(|error| error.to_string())?;
+    let config = RunConfig::from_toml(text, "changed.toml").map_err(|error| naming("changed.toml", &error))?;
     let written = config.to_toml();
     let again = RunConfig::from_toml(&written, "written.toml").unwrap_or_else(|error| panic!("{error}\n{written}"));
     assert_eq!(again, config);
-    config.mesh().map_err(|error| error.to_string())?;
-    config.rule_sets().map_err(|error| error.to_string())?;
+    config.mesh().unwrap_or_else(|error| panic!("{error}\n{text}"));
+    config.rule_sets().unwrap_or_else(|error| panic!("{error}\n{text}"));
     Ok(())
 }
 
@@ -234,8 +243,14 @@ fn layers_without_number_are_not_walked_through() {
     }
 }
 
+/// So many cases, or few of them.
+fn configured(name: &str, few: usize, all: u32) -> ProptestConfig {
+    let cases = cases(name, few, 0..all).len() as u32;
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(configured("train changed files", 300, 2000))]
 
     #[test]
     fn random_bytes_are_no_parameters(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
@@ -251,12 +266,18 @@ proptest! {
 
     #[test]
     fn random_bytes_are_no_config(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-        let _ = use_config(&String::from_utf8_lossy(&bytes));
+        // Most are no TOML; what is has no key.
+        if use_config(&String::from_utf8_lossy(&bytes)).is_ok() {
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            prop_assert_eq!(RunConfig::from_toml(&text, "random.toml").expect("it was taken"), RunConfig::default());
+        }
     }
 
     #[test]
     fn changed_configs_are_read_or_refused(changes in changes()) {
-        let _ = use_config(&String::from_utf8_lossy(&apply(VALID_CONFIG.as_bytes(), &changes)));
+        let changed = apply(VALID_CONFIG.as_bytes(), &changes);
+        let used = use_config(&String::from_utf8_lossy(&changed));
+        prop_assert!(used.is_ok() || changed != VALID_CONFIG.as_bytes(), "{:?}", used);
     }
 
     #[test]
@@ -267,7 +288,7 @@ proptest! {
 
 proptest! {
     // Each case writes files and reads them in ways that differ.
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(configured("train random texts", 20, 60))]
 
     #[test]
     fn any_bytes_are_text_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
@@ -290,10 +311,12 @@ proptest! {
 
 proptest! {
     // Each case reads a file of 20 kB.
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(configured("train changed tokenizers", 100, 300))]
 
     #[test]
     fn changed_tokenizers_work_or_are_refused(changes in changes()) {
-        let _ = use_tokenizer(&apply(valid_tokenizer(), &changes));
+        let changed = apply(valid_tokenizer(), &changes);
+        let used = use_tokenizer(&changed);
+        prop_assert!(used.is_ok() || changed != valid_tokenizer(), "{:?}", used);
     }
 }

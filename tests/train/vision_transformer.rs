@@ -9,6 +9,7 @@ use meshloom_train::Trainer;
 use meshloom_train::checkpoint::{self, Checkpointer, Fallback, Start};
 use meshloom_train::config::RunConfig;
 use model::{Digits, PATCHES, VisionTransformer};
+use support::cases::cases;
 use support::eight_devices::client;
 
 fn config(settings: &[&str]) -> RunConfig {
@@ -33,6 +34,7 @@ fn losses(trainer: &mut Trainer<VisionTransformer, Digits>, count: usize) -> Vec
 }
 
 const ONE_DEVICE: &[&str] = &["mesh.axes=data=1", "target.devices=1"];
+const MESH: &[&str] = &["mesh.axes=data=2,fsdp=2,tensor=2"];
 const PIPELINE: &[&str] = &["mesh.axes=stage=2,fsdp=2,tensor=2", "pipeline.repeats=2"];
 
 #[test]
@@ -41,20 +43,24 @@ fn a_model_that_is_no_decoder_trains_on_any_mesh() {
     let plain = losses(&mut trainer(&client, &config(ONE_DEVICE)), 40);
     let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
     assert!(mean(&plain[35..]) < 0.85 * mean(&plain[..5]), "{plain:?}");
-    for settings in [
-        &["mesh.axes=data=2,fsdp=2,tensor=2"][..],
+    let all = [
         PIPELINE,
         &["mesh.axes=fsdp=8", "train.microbatches=4"],
+        MESH,
         &["mesh.axes=fsdp=8", "train.steps_per_call=2"],
-    ] {
+    ];
+    for settings in cases("train vision transformers", 2, all) {
         let found = losses(&mut trainer(&client, &config(settings)), 2);
         for (found, expected) in found.iter().zip(&plain) {
             assert!((found - expected).abs() <= 1e-5 * expected, "{settings:?}: {found} instead of {expected}");
         }
     }
-    let replicas = &["mesh.axes=diloco=2,fsdp=4", "diloco.sync_period=2"];
-    let first = losses(&mut trainer(&client, &config(replicas)), 1)[0];
-    assert!((first - plain[0]).abs() <= 1e-5 * plain[0], "{first} instead of {}", plain[0]);
+    for replicas in
+        cases("train vision transformers of replicas", 0, [["mesh.axes=diloco=2,fsdp=4", "diloco.sync_period=2"]])
+    {
+        let first = losses(&mut trainer(&client, &config(&replicas)), 1)[0];
+        assert!((first - plain[0]).abs() <= 1e-5 * plain[0], "{first} instead of {}", plain[0]);
+    }
 }
 
 #[test]
@@ -71,7 +77,7 @@ fn it_resumes_from_a_checkpoint_on_another_mesh() {
     checkpointer.finish().expect("it is written");
     let expected = losses(&mut whole, 2);
     let found = checkpoint::find(directory.path(), Fallback::Refuse).expect("the checkpoint").checkpoint;
-    for mesh in [PIPELINE, &["mesh.axes=data=2,fsdp=4"]] {
+    for mesh in [PIPELINE, MESH] {
         let config = config_of(mesh);
         let run = config.resolve_for(model_of(&config)).expect("a run");
         let mut resumed = Trainer::resume_run(run, Digits, &client, &found).unwrap_or_else(|error| panic!("{error}"));

@@ -22,7 +22,7 @@ heads = 2
 kv_heads = 2
 head_dim = 8
 mlp = 32
-vocab = 64
+vocab = 256
 seq = 8
 [train]
 steps = 200

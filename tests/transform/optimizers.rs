@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::pairs;
 use crate::train_steps::{self, By, assert_same, batch};
-use meshloom::compile::{LowerOptions, lower};
+use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::DType::{F32, F64, S32};
 use meshloom::ir::{Graph, Literal, TensorType};
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer, OptimizerState};
@@ -15,7 +16,8 @@ use meshloom::sharding::{Mesh, Role, RuleSets, Rules};
 use meshloom::trace::{Function, Init, MapTree, MatrixDims, Param, Specs, Tensor, Tree, arange, fori_loop, map, zeros};
 use meshloom_train::config::RunConfig;
 use safetensors::SafeTensors;
-use support::eight_devices::{compile, relative_error};
+use support::anchored::{self, run_by_tier, run_compiled};
+use support::eight_devices::relative_error;
 
 /// `norm(found - expected) / norm(expected)`, of any tensor. optax's own f32 run is within 2e-7 of the golden numbers,
 /// which are computed in f64.
@@ -121,15 +123,12 @@ fn parameters_of_f64_keep_their_digits() {
             params
         });
         let step = step.unwrap_or_else(|error| panic!("{error}"));
-        let program = compile(&lower(step.graph(), &LowerOptions::default()).expect("it lowers")).expect("it compiles");
         let third = |index: usize| (index + 1) as f64 / 3.0;
         let inputs = state.map(|path, param| {
             let is_param = path.to_string().starts_with("params");
             Literal::from_fn(param.spec.ty.clone(), |index| if is_param { third(index) } else { 0.0 })
         });
-        let arguments = program.put(0, &inputs).expect("the inputs fit").leaves();
-        let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
-        let found = outputs[0].get().expect("a result").to_f64_vec();
+        let found = anchored::run(step.graph(), &inputs.leaves())[0].to_f64_vec();
         assert_eq!(found, (0..16).map(third).collect::<Vec<_>>());
     }
 }
@@ -155,8 +154,14 @@ fn twenty_steps(optimizer: &Optimizer, rate: LearningRate) -> Arc<Graph> {
     function.unwrap_or_else(|error| panic!("{error}")).graph().clone()
 }
 
+fn by_tier(lowered: &Lowered, inputs: &[Literal]) -> Vec<Literal> {
+    run_by_tier("transform golden optimizers", lowered, inputs)
+}
+
+type Run = fn(&Lowered, &[Literal]) -> Vec<Literal>;
+
 #[track_caller]
-fn check(golden: &Golden, optimizer_name: &str, schedule: &str, mesh: &str) {
+fn check(golden: &Golden, [optimizer_name, schedule, mesh]: [&str; 3], run: Run) {
     let mesh = Mesh::parse(mesh, if mesh == ONE { 1 } else { 8 }).expect("a mesh");
     let preset = |role| Rules::preset_for(role, "decoder", true).expect("a preset");
     let rules =
@@ -169,13 +174,11 @@ fn check(golden: &Golden, optimizer_name: &str, schedule: &str, mesh: &str) {
         ..LowerOptions::default()
     };
     let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{mesh}: {error}"));
-    let program = compile(&lowered).unwrap_or_else(|error| panic!("{mesh}: {error}"));
-    let arguments = program.put(0, &golden.inputs(&optimizer)).expect("the inputs fit").leaves();
-    let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
+    let outputs = run(&lowered, &golden.inputs(&optimizer).leaves());
     let mut worst = (0.0, String::new());
     for (output, info) in outputs.iter().zip(graph.output_info()) {
         let expected = golden.literal(&format!("{optimizer_name}.{schedule}.{}", info.path)).to_f64_vec();
-        let error = relative_error(&output.get().expect("a result").to_f64_vec(), &expected);
+        let error = relative_error(&output.to_f64_vec(), &expected);
         worst = if error >= worst.0 { (error, info.path.to_string()) } else { worst };
     }
     println!("{optimizer_name}, {schedule} on {mesh}: {:.1e} in {}", worst.0, worst.1);
@@ -187,9 +190,10 @@ fn twenty_steps_against_optax() {
     let golden = Golden::load();
     for optimizer in ["adamw", "muon"] {
         for schedule in ["cosine", "linear", "wsd", "constant"] {
-            check(&golden, optimizer, schedule, ONE);
+            check(&golden, [optimizer, schedule, ONE], by_tier);
         }
     }
+    check(&golden, ["adamw", "cosine", ONE], run_compiled);
 }
 
 #[test]
@@ -198,8 +202,9 @@ fn muon_against_optax_on_meshes() {
     for mesh in
         ["replica=2,fsdp=4", "fsdp=4,tensor=2", "fsdp=2,expert=2,tensor=2", "replica=4,tensor=2", "stage=4,fsdp=2"]
     {
-        check(&golden, "muon", "wsd", mesh);
+        check(&golden, ["muon", "wsd", mesh], by_tier);
     }
+    check(&golden, ["muon", "wsd", "fsdp=4,tensor=2"], run_compiled);
 }
 
 const MODEL: &str = r#"
@@ -233,23 +238,23 @@ fn run(settings: &[&str]) -> Vec<(String, Literal)> {
 /// Meshes, accumulation and pipelines with Muon and the z-loss, against one device.
 #[test]
 fn train_steps_equal_the_plain_one() {
-    for own in [&["train.optimizer=muon", "train.z_loss=0.01"][..], &["train.z_loss=0.01"]] {
-        let expected = run(&[&["mesh.axes=data=1", "target.devices=1"], own].concat());
-        for settings in [
-            &["mesh.axes=data=2,fsdp=4"][..],
-            &["mesh.axes=fsdp=2,context=2,tensor=2", "train.microbatches=4"],
-            &[
-                "mesh.axes=stage=2,fsdp=2,tensor=2",
-                "pipeline.schedule=1f1b",
-                "pipeline.repeats=1",
-                "pipeline.layers_per_stage=2",
-            ],
-            &["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2", "train.microbatches=2"],
-            &["mesh.axes=stage=4,fsdp=2", "pipeline.repeats=1", "pipeline.schedule=gpipe"],
-        ] {
-            let settings = [settings, own].concat();
-            assert_same(&settings, &run(&settings), &expected);
-        }
+    const OWN: [&[&str]; 2] = [&["train.optimizer=muon", "train.z_loss=0.01"], &["train.z_loss=0.01"]];
+    const FORMS: [&[&str]; 5] = [
+        &["mesh.axes=data=2,fsdp=4"],
+        &["mesh.axes=fsdp=2,context=2,tensor=2", "train.microbatches=4"],
+        &[
+            "mesh.axes=stage=2,fsdp=2,tensor=2",
+            "pipeline.schedule=1f1b",
+            "pipeline.repeats=1",
+            "pipeline.layers_per_stage=2",
+        ],
+        &["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2", "train.microbatches=2"],
+        &["mesh.axes=stage=4,fsdp=2", "pipeline.repeats=1", "pipeline.schedule=gpipe"],
+    ];
+    let expected = OWN.map(|own| run(&[&["mesh.axes=data=1", "target.devices=1"], own].concat()));
+    for [form, own] in pairs::of_two("transform optimizers", [FORMS.len(), OWN.len()]) {
+        let settings = [FORMS[form], OWN[own]].concat();
+        assert_same(&settings, &run(&settings), &expected[own]);
     }
 }
 

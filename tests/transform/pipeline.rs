@@ -2,9 +2,9 @@
 //! pipeline.
 //!
 //! Random ones run on host values, by the reference interpreter, in which a small pipeline takes a fraction of the time
-//! that XLA takes to compile it; some run on eight devices of the CPU plugin. `PIPELINE_CASES` sets the number of
-//! random ones.
+//! that XLA takes to compile it; some run on eight devices of the CPU plugin.
 
+use crate::pairs;
 use crate::pipelines::{Case, save};
 use meshloom::compile::{LowerOptions, Lowered, Partitioned, lower};
 use meshloom::ir::DType::{self, F64};
@@ -12,6 +12,7 @@ use meshloom::ir::{Graph, Literal};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::Tree;
 use meshloom::transform::pipeline::{Cost, Costs, PipelineOptions, Schedule, WeightPlan};
+use support::cases::{cases, seed};
 use support::eight_devices::{compile, relative_error};
 use support::interpret::interpret;
 use support::random::Random;
@@ -56,7 +57,7 @@ fn compare(case: &Case, found: &[Literal], expected: &[Literal]) {
 
 /// Loss and every gradient agree with those of the sequential layers on one device, by the interpreter.
 fn check(case: &Case) {
-    let case = &Case { dtype: F64, ..case.clone() };
+    let case = &Case { dtype: F64, ..case.clone() }.narrow();
     let inputs = case.literals().leaves();
     let expected = interpret(case.sequential().graph(), &inputs);
     compare(case, &interpret_local(case, &lowered(case, case.pipelined().graph()), &inputs), &expected);
@@ -178,199 +179,187 @@ fn random_case(random: &mut Random) -> Case {
     Case { poisonous: random.below(4) == 0, dropout: random.below(4) == 0, ..Case::new(options, mesh) }
 }
 
+const STAGES: [usize; 5] = [1, 2, 3, 4, 8];
+
+/// A layer may make no number of zeros, which is what stages work on in bubbles: they leave no trace.
 #[test]
 fn every_plan_with_every_number_of_repeats() {
-    for stages in [1, 2, 3, 4, 8] {
-        for repeats in [1, 2, 3, 4] {
-            for weights in PLANS {
-                check(&Case::new(options(stages, repeats, 2 * stages, weights), meshes(stages)[0]));
-            }
-        }
+    for [stages, repeats, weights, poisonous] in pairs::of_options("transform plans", [5, 4, 4, 2]) {
+        let (stages, repeats, weights) = (STAGES[stages], 1 + repeats, PLANS[weights]);
+        let options = options(stages, repeats, 2 * stages, weights);
+        check(&Case { poisonous: poisonous == 1, ..Case::new(options, meshes(stages)[0]) });
     }
 }
 
 /// The known implementation hands lagging stages the wrong repeat from three stages on.
 #[test]
 fn a_sliding_window_over_three_and_more_stages() {
-    for stages in [3, 4, 8] {
-        for (rounds, delay_forwarding) in [(1, false), (2, false), (3, false), (2, true)] {
-            for keep_gathered in [false, true] {
-                let plain = options(stages, 3 + rounds % 2, rounds * stages, WeightPlan::SlidingWindow);
-                let options = PipelineOptions { delay_forwarding, keep_gathered, ..plain };
-                check(&Case::new(options, meshes(stages)[0]));
-            }
-        }
+    let all = [(1, false), (2, false), (3, false), (2, true)];
+    for [stages, rounds, keep_gathered] in pairs::of_options("transform windows", [3, 4, 2]) {
+        let (stages, (rounds, delay_forwarding), keep_gathered) =
+            ([3, 4, 8][stages], all[rounds], [false, true][keep_gathered]);
+        let plain = options(stages, 3 + rounds % 2, rounds * stages, WeightPlan::SlidingWindow);
+        let options = PipelineOptions { delay_forwarding, keep_gathered, ..plain };
+        check(&Case { poisonous: delay_forwarding, ..Case::new(options, meshes(stages)[0]) });
     }
 }
 
 #[test]
 fn one_forward_one_backward() {
-    for stages in [1, 2, 3, 4, 8] {
-        for rounds in [1, 2, 3] {
-            for layers_per_stage in [1, 2] {
-                let plain = options(stages, 1, rounds * stages, WeightPlan::SlidingWindow);
-                let options = in_one_loop(PipelineOptions { layers_per_stage, ..plain });
-                check(&Case { poisonous: rounds == 2, ..Case::new(options, meshes(stages)[0]) });
-            }
-        }
+    for [stages, rounds, layers] in pairs::of_options("transform 1f1b", [5, 3, 2]) {
+        let (stages, rounds, layers_per_stage) = (STAGES[stages], 1 + rounds, 1 + layers);
+        let plain = options(stages, 1, rounds * stages, WeightPlan::SlidingWindow);
+        let options = in_one_loop(PipelineOptions { layers_per_stage, ..plain });
+        check(&Case { poisonous: rounds == 2, ..Case::new(options, meshes(stages)[0]) });
     }
+}
+
+/// Numbers of microbatches that fill the slots of so many stages, and that do not.
+fn numbers_of_microbatches(stages: usize) -> [usize; 4] {
+    [stages, stages + 1, 2 * stages + 1, 3 * stages]
 }
 
 #[test]
 fn interleaved() {
-    for stages in [1, 2, 3, 4] {
-        for chunks in [1, 2, 3] {
-            for microbatches in [stages, stages + 1, 2 * stages + 1, 3 * stages] {
-                let options = interleaved_chunks(stages, chunks, microbatches);
-                check(&Case { poisonous: chunks == 2, ..Case::new(options, meshes(stages)[0]) });
-            }
-        }
+    for [stages, chunks, microbatches] in pairs::of_options("transform interleaved", [4, 3, 4]) {
+        let (stages, chunks) = (STAGES[stages], 1 + chunks);
+        let options = interleaved_chunks(stages, chunks, numbers_of_microbatches(stages)[microbatches]);
+        check(&Case { poisonous: chunks == 2, ..Case::new(options, meshes(stages)[0]) });
     }
 }
 
 /// One repeat takes any number of microbatches from that of stages on.
 #[test]
 fn microbatches_that_do_not_fill_the_slots() {
-    for stages in [2, 3, 4] {
-        for microbatches in [stages + 1, 2 * stages - 1, 2 * stages + 1] {
-            for weights in PLANS {
-                for delay_forwarding in [false, true] {
-                    let options = PipelineOptions { delay_forwarding, ..options(stages, 1, microbatches, weights) };
-                    check(&Case { poisonous: true, ..Case::new(options, meshes(stages)[0]) });
-                }
-            }
-        }
+    for [stages, microbatches, weights, delay] in pairs::of_options("transform slots", [3, 3, 4, 2]) {
+        let stages = [2, 3, 4][stages];
+        let microbatches = [stages + 1, 2 * stages - 1, 2 * stages + 1][microbatches];
+        let plain = options(stages, 1, microbatches, PLANS[weights]);
+        let options = PipelineOptions { delay_forwarding: delay == 1, ..plain };
+        check(&Case { poisonous: true, ..Case::new(options, meshes(stages)[0]) });
     }
 }
 
 /// Backward passes in two parts, and stages that lie as a V.
 #[test]
 fn zero_bubbles() {
-    for stages in [1, 2, 3, 4] {
-        for (number, microbatches) in [stages, stages + 1, 2 * stages + 1, 3 * stages].into_iter().enumerate() {
-            for (schedule, chunks) in [
-                (Schedule::ZeroBubbleOne, 1),
-                (Schedule::ZeroBubbleVee, 2),
-                (Schedule::Searched, 1),
-                (Schedule::Searched, 2),
-                (Schedule::Searched, 3),
-            ] {
-                let remat = remats()[(number + chunks) % 4].clone();
-                let options = PipelineOptions {
-                    remat,
-                    layers_per_stage: 1 + number % 2,
-                    ..with_table(schedule, stages, chunks, microbatches)
-                };
-                check(&Case { poisonous: number == 2, ..Case::new(options, meshes(stages)[0]) });
-            }
-        }
+    let schedules = [
+        (Schedule::ZeroBubbleOne, 1),
+        (Schedule::ZeroBubbleVee, 2),
+        (Schedule::Searched, 1),
+        (Schedule::Searched, 2),
+        (Schedule::Searched, 3),
+    ];
+    for [stages, number, schedule] in pairs::of_options("transform zero bubbles", [4, 4, 5]) {
+        let (stages, (schedule, chunks)) = (STAGES[stages], schedules[schedule]);
+        let remat = remats()[(number + chunks) % 4].clone();
+        let options = PipelineOptions {
+            remat,
+            layers_per_stage: 1 + number % 2,
+            ..with_table(schedule, stages, chunks, numbers_of_microbatches(stages)[number])
+        };
+        check(&Case { poisonous: number == 2, ..Case::new(options, meshes(stages)[0]) });
     }
 }
 
 /// Stages that do nothing in bubbles compute what those compute that work on zeros.
 #[test]
 fn skipped_bubbles() {
-    for weights in PLANS {
-        for (repeats, microbatches, delay_forwarding) in [(1, 4, false), (1, 7, true), (3, 8, false), (2, 8, true)] {
-            let plain = options(4, repeats, microbatches, weights);
-            let options =
-                PipelineOptions { skip_bubbles: true, delay_forwarding, remat: remats()[repeats].clone(), ..plain };
-            check(&Case { poisonous: true, dropout: true, ..Case::new(options, "stage=4,fsdp=2") });
-        }
+    let forms = [(1, 4, false), (1, 7, true), (3, 8, false), (2, 8, true)];
+    for [weights, form] in pairs::of_two("transform skipped bubbles", [PLANS.len(), forms.len()]) {
+        let (repeats, microbatches, delay_forwarding) = forms[form];
+        let plain = options(4, repeats, microbatches, PLANS[weights]);
+        let options =
+            PipelineOptions { skip_bubbles: true, delay_forwarding, remat: remats()[repeats].clone(), ..plain };
+        check(&Case { poisonous: true, dropout: true, ..Case::new(options, "stage=4,fsdp=2") });
     }
     let tensor = PipelineOptions { skip_bubbles: true, ..options(4, 2, 8, WeightPlan::SlidingWindow) };
     check(&Case::new(tensor, "stage=4,tensor=2"));
 }
 
-/// As many as the environment says, or 80.
 #[test]
 fn random_pipelines() {
-    let mut random = Random(6);
-    for _ in 0..count_of("PIPELINE_CASES", 80) {
-        check(&random_case(&mut random));
-    }
-}
-
-fn count_of(variable: &str, otherwise: usize) -> usize {
-    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
-}
-
-/// A layer that makes no number of zeros, which is what stages work on in bubbles.
-#[test]
-fn bubbles_leave_no_trace() {
-    for weights in PLANS {
-        for delay_forwarding in [false, true] {
-            let options = PipelineOptions { delay_forwarding, ..options(4, 3, 8, weights) };
-            check(&Case { poisonous: true, ..Case::new(options, "stage=4,fsdp=2") });
-        }
+    for number in cases("transform random pipelines", 24, 0..800) {
+        check(&random_case(&mut Random(seed(6) + 1000 * number)));
     }
 }
 
 /// Without a gradient, nothing is kept: and with 1F1B, the loss is taken when everything has gone through.
 #[test]
 fn forwards_alone() {
-    for repeats in [1, 2, 4] {
-        for weights in PLANS {
-            let circular = options(4, repeats, 8, weights);
-            let mut forms = vec![circular.clone()];
-            if repeats == 1 {
-                forms.push(in_one_loop(circular));
-                forms.push(interleaved_chunks(4, 2, 9));
-                let vee = with_table(Schedule::ZeroBubbleVee, 4, 2, 6);
-                forms.push(PipelineOptions { remat: RematPolicy::None, ..vee });
-            }
-            for options in forms {
-                let case = Case { dtype: F64, poisonous: true, ..Case::new(options, "stage=4,fsdp=2") };
-                let inputs = case.literals().leaves();
-                let expected = interpret(case.sequential().graph(), &inputs);
-                let found = interpret_local(&case, &lowered(&case, case.forwards().graph()), &inputs);
-                compare(&case, &found, &expected[..1]);
-            }
-        }
+    let vee = with_table(Schedule::ZeroBubbleVee, 4, 2, 6);
+    let mut forms = vec![
+        in_one_loop(options(4, 1, 8, WeightPlan::SlidingWindow)),
+        in_one_loop(options(4, 1, 8, WeightPlan::GatherOnce)),
+        interleaved_chunks(4, 2, 9),
+        PipelineOptions { remat: RematPolicy::None, ..vee },
+    ];
+    let circular = pairs::of_two("transform forwards", [4, 3]);
+    forms.extend(circular.iter().map(|&[weights, repeats]| options(4, [1, 2, 4][repeats], 8, PLANS[weights])));
+    for options in forms {
+        let case = Case { dtype: F64, poisonous: true, ..Case::new(options, "stage=4,fsdp=2") }.narrow();
+        let inputs = case.literals().leaves();
+        let expected = interpret(case.sequential().graph(), &inputs);
+        let found = interpret_local(&case, &lowered(&case, case.forwards().graph()), &inputs);
+        compare(&case, &found, &expected[..1]);
     }
 }
 
 /// Random numbers depend on layer, microbatch and position alone, in both passes.
 #[test]
 fn dropout() {
-    for weights in PLANS {
-        for (repeats, layers_per_stage) in [(1, 2), (3, 1)] {
-            let options = PipelineOptions { layers_per_stage, ..options(4, repeats, 8, weights) };
-            check(&Case { dropout: true, ..Case::new(options, "stage=4,fsdp=2") });
-        }
+    for [weights, form] in pairs::of_two("transform dropout", [PLANS.len(), 2]) {
+        let (repeats, layers_per_stage) = [(1, 2), (3, 1)][form];
+        let options = PipelineOptions { layers_per_stage, ..options(4, repeats, 8, PLANS[weights]) };
+        check(&Case { dropout: true, ..Case::new(options, "stage=4,fsdp=2") });
     }
     let options = in_one_loop(options(4, 1, 8, WeightPlan::SlidingWindow));
     check(&Case { dropout: true, ..Case::new(options, "stage=4,fsdp=2") });
 }
 
+/// Forms of pipelines on eight devices, then random ones.
 #[test]
 fn on_eight_devices() {
-    for (stages, mesh) in [(2, "stage=2,data=2,fsdp=2"), (4, "stage=4,fsdp=2")] {
-        for weights in [WeightPlan::SlidingWindow, WeightPlan::PerIteration] {
-            check_compiled(&Case::new(options(stages, 3, 2 * stages, weights), mesh));
-        }
-        check_compiled(&Case::new(in_one_loop(options(stages, 1, 2 * stages, WeightPlan::SlidingWindow)), mesh));
-        let skipping =
-            PipelineOptions { skip_bubbles: true, ..options(stages, 2, 2 * stages, WeightPlan::SlidingWindow) };
-        check_compiled(&Case { poisonous: true, ..Case::new(skipping, mesh) });
-    }
-    for (stages, chunks, microbatches, mesh) in
-        [(2, 2, 5, "stage=2,fsdp=2,tensor=2"), (2, 3, 4, "data=2,stage=2,tensor=2"), (4, 2, 7, "stage=4,tensor=2")]
-    {
+    let circular = |stages, weights, mesh| Case::new(options(stages, 3, 2 * stages, weights), mesh);
+    let one_loop = |stages, mesh| {
+        let plain = options(stages, 1, 2 * stages, WeightPlan::SlidingWindow);
+        Case::new(in_one_loop(plain), mesh)
+    };
+    let skipping = |stages, mesh| {
+        let plain = options(stages, 2, 2 * stages, WeightPlan::SlidingWindow);
+        Case { poisonous: true, ..Case::new(PipelineOptions { skip_bubbles: true, ..plain }, mesh) }
+    };
+    let interleaved = |stages, chunks, microbatches, mesh| {
         let case = Case::new(interleaved_chunks(stages, chunks, microbatches), mesh);
-        check_compiled(&Case { poisonous: true, dropout: true, ..case });
-    }
-    for (schedule, stages, chunks, microbatches, mesh) in [
-        (Schedule::ZeroBubbleOne, 2, 1, 5, "stage=2,fsdp=2,tensor=2"),
-        (Schedule::ZeroBubbleVee, 4, 2, 6, "stage=4,tensor=2"),
-        (Schedule::Searched, 4, 2, 7, "stage=4,fsdp=2"),
-    ] {
+        Case { poisonous: true, dropout: true, ..case }
+    };
+    let split = |schedule, stages, chunks, microbatches, mesh| {
         let options = with_table(schedule, stages, chunks, microbatches);
         let case = Case::new(PipelineOptions { remat: RematPolicy::None, ..options }, mesh);
-        check_compiled(&Case { poisonous: true, dropout: true, ..case });
+        Case { poisonous: true, dropout: true, ..case }
+    };
+    let (two, four) = ("stage=2,data=2,fsdp=2", "stage=4,fsdp=2");
+    // The small tier takes one of three.
+    let all = [
+        circular(2, WeightPlan::SlidingWindow, two),
+        circular(4, WeightPlan::SlidingWindow, four),
+        circular(2, WeightPlan::PerIteration, two),
+        skipping(4, four),
+        skipping(2, two),
+        circular(4, WeightPlan::PerIteration, four),
+        interleaved(2, 2, 5, "stage=2,fsdp=2,tensor=2"),
+        interleaved(2, 3, 4, "data=2,stage=2,tensor=2"),
+        interleaved(4, 2, 7, "stage=4,tensor=2"),
+        one_loop(4, four),
+        one_loop(2, two),
+        split(Schedule::ZeroBubbleOne, 2, 1, 5, "stage=2,fsdp=2,tensor=2"),
+        split(Schedule::ZeroBubbleVee, 4, 2, 6, "stage=4,tensor=2"),
+        split(Schedule::Searched, 4, 2, 7, four),
+    ];
+    cases("transform compiled pipelines", 5, all).iter().for_each(check_compiled);
+    for number in cases("transform compiled random pipelines", 1, 0..24) {
+        let mut random = Random(seed(7) + 1000 * number);
+        let mut drawn = std::iter::repeat_with(|| random_case(&mut random));
+        check_compiled(&drawn.find(|case| case.mesh().device_count() <= 8).expect("one of many"));
     }
-    // Random ones: as many as the environment says, or 6.
-    let mut random = Random(7);
-    let cases = std::iter::repeat_with(|| random_case(&mut random)).filter(|case| case.mesh().device_count() <= 8);
-    cases.take(count_of("PIPELINE_COMPILED_CASES", 6)).for_each(|case| check_compiled(&case));
 }

@@ -1,9 +1,11 @@
 //! Train steps of decoders whose layers are a pipeline: of every family, they compute what the layers compute one after
 //! the other on one device.
 
+use crate::pairs;
 use crate::train_steps::{self, By, assert_same, batch};
 use meshloom::ir::Literal;
 use meshloom_train::config::RunConfig;
+use support::cases::cases;
 
 const MODEL: &str = r#"
 [model]
@@ -65,18 +67,16 @@ fn over(mesh: &'static str, pipeline: &[&'static str]) -> Vec<&'static str> {
 
 #[test]
 fn llama() {
+    const PIPELINES: [&[&str]; 6] = [SLIDING, ONCE, DEEP, ONE_LOOP, ZERO_BUBBLE, VEE];
+    const MESHES: [&str; 3] =
+        ["mesh.axes=stage=2,data=2,fsdp=2", "mesh.axes=stage=2,fsdp=2,tensor=2", "mesh.axes=stage=2,fsdp=2,context=2"];
     let expected = expected(&[]);
-    for pipeline in [SLIDING, ONCE, DEEP, ONE_LOOP, ZERO_BUBBLE, VEE] {
-        for mesh in [
-            "mesh.axes=stage=2,data=2,fsdp=2",
-            "mesh.axes=stage=2,fsdp=2,tensor=2",
-            "mesh.axes=stage=2,fsdp=2,context=2",
-        ] {
-            check(&[], &over(mesh, pipeline), &expected);
-        }
+    for [pipeline, mesh] in pairs::of_two("transform decoder meshes", [PIPELINES.len(), MESHES.len()]) {
+        check(&[], &over(MESHES[mesh], PIPELINES[pipeline]), &expected);
     }
-    check(&[], &over("mesh.axes=stage=4,fsdp=2", &["pipeline.repeats=1", "pipeline.schedule=1f1b"]), &expected);
-    check(&[], &over("mesh.axes=stage=4,fsdp=2", &["pipeline.repeats=1", "pipeline.schedule=gpipe"]), &expected);
+    for schedule in cases("transform decoder stages", 1, ["pipeline.schedule=1f1b", "pipeline.schedule=gpipe"]) {
+        check(&[], &over("mesh.axes=stage=4,fsdp=2", &["pipeline.repeats=1", schedule]), &expected);
+    }
 }
 
 /// Rules of the shape of MaxText's for pipelines (pipeline-large-moe), from a file.
@@ -88,7 +88,7 @@ fn rules_from_a_file() {
     check(&family, &over("mesh.axes=data=2,stage=2,fsdp=2", SLIDING), &expected);
     let dense = [RULES];
     let expected = self::expected(&[]);
-    for pipeline in [SLIDING, ONE_LOOP] {
+    for pipeline in cases("transform decoder rules", 1, [ONE_LOOP, SLIDING]) {
         check(&dense, &over("mesh.axes=stage=2,fsdp=2,tensor=2", pipeline), &expected);
     }
 }
@@ -102,7 +102,8 @@ fn rules_for_large_models_with_experts() {
     let mixtral = ["model.family=mixtral", RULES, "rules.strict=true"];
     let expected = expected(&["model.family=mixtral"]);
     let with_tensor = "mesh.axes=stage=2,expert=2,tensor=2";
-    for mesh in ["mesh.axes=stage=2,fsdp=2,expert=2", with_tensor, "mesh.axes=stage=2,fsdp=2,tensor=2"] {
+    let meshes = [with_tensor, "mesh.axes=stage=2,fsdp=2,expert=2", "mesh.axes=stage=2,fsdp=2,tensor=2"];
+    for mesh in cases("transform decoder large rules", 1, meshes) {
         check(&mixtral, &over(mesh, SLIDING), &expected);
     }
     let deepseek = ["model.family=deepseek", RULES, "rules.strict=true"];
@@ -121,7 +122,7 @@ fn rules_for_large_models_with_experts() {
 fn weights_over_data() {
     let expected = expected(&[]);
     let rules = ["rules.override=[[\"embed\", [\"data\"]]]"];
-    for pipeline in [SLIDING, ONCE, ONE_LOOP] {
+    for pipeline in cases("transform decoder data", 2, [SLIDING, ONCE, ONE_LOOP]) {
         check(&rules, &over("mesh.axes=stage=2,data=2,tensor=2", pipeline), &expected);
     }
 }
@@ -157,7 +158,7 @@ fn dropout() {
         over("mesh.axes=data=2,fsdp=4", &["train.microbatches=2"]),
         over("mesh.axes=data=2,fsdp=2,context=2", &["model.batch_split=true"]),
     ];
-    for form in others {
+    for form in cases("transform decoder dropout", 5, others) {
         check(&settings, &form, &expected);
     }
     let loss =
@@ -178,16 +179,17 @@ fn tied_embeddings() {
 /// positions.
 #[test]
 fn loss_in_chunks() {
-    for tied in ["model.tied_embeddings=false", "model.tied_embeddings=true"] {
-        let settings = [tied, "train.z_loss=0.01"];
-        let expected = expected(&settings);
-        let chunked = [tied, "train.z_loss=0.01", "model.loss_chunks=2"];
-        for mesh in ["mesh.axes=stage=2,data=2,fsdp=2", "mesh.axes=stage=2,context=2,tensor=2"] {
-            for pipeline in [SLIDING, DEEP, ONE_LOOP] {
-                check(&chunked, &over(mesh, pipeline), &expected);
-            }
-        }
-        check(&chunked, &over("mesh.axes=data=2,fsdp=2,tensor=2", &["train.microbatches=2"]), &expected);
+    const TIED: [&str; 2] = ["model.tied_embeddings=false", "model.tied_embeddings=true"];
+    const MESHES: [&str; 2] = ["mesh.axes=stage=2,data=2,fsdp=2", "mesh.axes=stage=2,context=2,tensor=2"];
+    let expected = TIED.map(|tied| expected(&[tied, "train.z_loss=0.01"]));
+    let check = |tied: usize, form: Vec<&str>| {
+        check(&[TIED[tied], "train.z_loss=0.01", "model.loss_chunks=2"], &form, &expected[tied]);
+    };
+    for [pipeline, mesh, tied] in pairs::of_options("transform decoder loss", [3, 2, 2]) {
+        check(tied, over(MESHES[mesh], [ONE_LOOP, SLIDING, DEEP][pipeline]));
+    }
+    for tied in cases("transform decoder loss without stages", 1, [1, 0]) {
+        check(tied, over("mesh.axes=data=2,fsdp=2,tensor=2", &["train.microbatches=2"]));
     }
 }
 
@@ -195,7 +197,7 @@ fn loss_in_chunks() {
 fn mixtral() {
     let family = ["model.family=mixtral"];
     let expected = expected(&family);
-    for pipeline in [SLIDING, ONE_LOOP, VEE] {
+    for pipeline in cases("transform decoder mixtral", 2, [SLIDING, ONE_LOOP, VEE]) {
         check(&family, &over("mesh.axes=stage=2,fsdp=2,expert=2", pipeline), &expected);
     }
 }
@@ -206,7 +208,7 @@ fn deepseek_in_halves() {
     let family = ["model.family=deepseek", "train.batch=32"];
     let expected = expected(&family);
     let halves = ["model.family=deepseek", "train.batch=32", "model.batch_split=true"];
-    for pipeline in [SLIDING, ONE_LOOP, VEE] {
+    for pipeline in cases("transform decoder halves", 2, [ONE_LOOP, SLIDING, VEE]) {
         check(&halves, &over("mesh.axes=stage=2,fsdp=2,expert=2", pipeline), &expected);
     }
 }

@@ -11,6 +11,7 @@ use meshloom::hlo::{Amount, Bounds};
 use meshloom::ops::RematPolicy;
 use meshloom::partition::CollectiveKind;
 use meshloom::transform::pipeline::{Columns, Costs, PipelineOptions, Schedule, Timeline};
+use support::cases::cases as chosen;
 use support::eight_devices::compile;
 
 fn case(schedule: Schedule, chunks: usize, microbatches: usize, mesh: &'static str) -> Case {
@@ -114,7 +115,7 @@ fn skipped_bubbles_do_not_run() {
 /// XLA's CPU compiler moves, merges and clones, but the same runs.
 #[test]
 fn compiled_programs_do_what_their_tables_say() {
-    for case in cases("stage=4,tensor=2").into_iter().step_by(2) {
+    for case in chosen("transform executed", 2, cases("stage=4,tensor=2")) {
         let lowered = case.lowered(LowerOptions::default());
         let program = compile(&lowered).unwrap_or_else(|error| panic!("{case}: {error}"));
         let module = program.executable().optimized_hlo().and_then(|it| it.decode()).expect("a module");
@@ -150,8 +151,11 @@ fn compiled_programs_hold_what_their_tables_say() {
     let of_input = (sixteen - eight) / 8.0;
     let of_held = (eight - four - 4.0 * of_input) / 3.0;
     assert!(of_held > 4.0 * activations(ROWS, EMBED), "{of_held}");
-    for (schedule, chunks) in [(Schedule::Interleaved, 2), (Schedule::ZeroBubbleOne, 1), (Schedule::ZeroBubbleVee, 2)] {
-        let points = [4, 8, 16].map(|microbatches| (microbatches, measured(schedule, chunks, microbatches)));
+    let all = [(Schedule::ZeroBubbleVee, 2), (Schedule::Interleaved, 2), (Schedule::ZeroBubbleOne, 1)];
+    for (schedule, chunks) in chosen("transform held", 1, all) {
+        let points = chosen("transform held", 2, [4, 8, 16]);
+        let points: Vec<_> =
+            points.iter().map(|&microbatches| (microbatches, measured(schedule, chunks, microbatches))).collect();
         for pair in points.windows(2) {
             let [(fewer, (before, least)), (more, (after, most))] = pair else { unreachable!("two of them") };
             let growth = |before: usize, after: usize| after as f64 - before as f64;

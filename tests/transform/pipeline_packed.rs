@@ -9,6 +9,7 @@ use meshloom::partition::{CollectiveKind, Ledger};
 use meshloom::passes::CollectiveLimits;
 use meshloom::trace::Tree;
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
+use support::cases::cases;
 use support::eight_devices::compile;
 use support::interpret::assert_same_bits;
 use support::quick_compiles;
@@ -45,20 +46,25 @@ fn executions(lowered: &Lowered, kind: CollectiveKind) -> u64 {
 /// Loss and every gradient, of every plan on several meshes.
 #[test]
 fn one_buffer_changes_no_bit() {
-    let mut cases = Vec::new();
-    for weights in PLANS {
-        for repeats in 1..=5 {
-            cases.push(Case::new(options(2, repeats, weights), "stage=2,data=2,fsdp=2"));
+    let mut all = Vec::new();
+    for repeats in [5, 1, 2, 3, 4] {
+        for weights in PLANS {
+            all.push(Case::new(options(2, repeats, weights), "stage=2,data=2,fsdp=2"));
         }
-        cases.push(Case::new(options(4, 4, weights), "stage=4,fsdp=2"));
+    }
+    let mut others = Vec::new();
+    for weights in PLANS {
+        others.push(Case::new(options(4, 4, weights), "stage=4,fsdp=2"));
         let layers = PipelineOptions { layers_per_stage: 2, scan_repeats: false, ..options(2, 4, weights) };
-        cases.push(Case::new(layers, "stage=2,fsdp=2,tensor=2"));
+        others.push(Case::new(layers, "stage=2,fsdp=2,tensor=2"));
         let kept = PipelineOptions { keep_gathered: true, ..options(2, 5, weights) };
-        cases.push(Case { poisonous: true, ..Case::new(kept, "stage=2,fsdp=4") });
+        others.push(Case { poisonous: true, ..Case::new(kept, "stage=2,fsdp=4") });
     }
     let one_loop = PipelineOptions { schedule: Schedule::OneForwardOneBackward, ..options(2, 1, PLANS[0]) };
-    cases.push(Case::new(one_loop, "stage=2,fsdp=4"));
-    for case in cases {
+    let mut chosen = cases("transform packed", 8, all);
+    chosen.extend(cases("transform packed", 5, others));
+    chosen.push(Case::new(one_loop, "stage=2,fsdp=4"));
+    for case in chosen {
         let (apart, packed) = (lowered(&case, 0), lowered(&case, u64::MAX));
         if case.options.weights == WeightPlan::SlidingWindow {
             let fewer = executions(&packed, CollectiveKind::AllGather) < executions(&apart, CollectiveKind::AllGather);
@@ -80,7 +86,8 @@ fn one_buffer_changes_no_bit_when_compiled() {
     if !quick_compiles::are_usual(module_path!(), "one_buffer_changes_no_bit_when_compiled") {
         return;
     }
-    for (stages, repeats, mesh) in [(2, 5, "stage=2,fsdp=4"), (4, 3, "stage=4,fsdp=2")] {
+    let all = [(2, 5, "stage=2,fsdp=4"), (4, 3, "stage=4,fsdp=2")];
+    for (stages, repeats, mesh) in cases("transform packed compiled", 1, all) {
         let case = Case::new(options(stages, repeats, WeightPlan::SlidingWindow), mesh);
         let inputs = case.literals();
         let run = |packed_bytes: u64| -> Vec<Literal> {

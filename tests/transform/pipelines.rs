@@ -120,6 +120,17 @@ impl Case {
         Case { rules: RULES, options, dtype: F32, rows, mesh: mesh.to_owned(), poisonous: false, dropout: false }
     }
 
+    /// With as few rows in a microbatch as the mesh has parts for, to be interpreted sooner.
+    pub fn narrow(self) -> Case {
+        let mesh = self.mesh();
+        let axes = ["data", "fsdp"].iter().filter_map(|axis| mesh.axis(axis));
+        let parts: usize = axes.map(|axis| mesh.size(axis)).product();
+        // Where microbatches do not fill the slots, stages share those of each.
+        let fills = self.options.microbatches.is_multiple_of(self.options.stages);
+        let rows = if fills { parts } else { self.rows.min(parts * self.options.stages) };
+        Case { rows, ..self }
+    }
+
     pub fn mesh(&self) -> Mesh {
         let devices = self.mesh.split(',').filter_map(|axis| axis.split_once('=')?.1.parse::<usize>().ok()).product();
         Mesh::parse(&self.mesh, devices).expect("a mesh")

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::pairs;
 use crate::train_steps::{self, By, assert_same, batch, lowered};
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, PartitionMode, lower};
@@ -14,6 +15,7 @@ use meshloom::sharding::Role;
 use meshloom::trace::{Param, Tree};
 use meshloom_train::config::RunConfig;
 use meshloom_train::step::TrainStep;
+use support::cases::cases;
 
 const MODEL: &str = r#"
 [model]
@@ -73,43 +75,42 @@ const DROPOUT: &str = "model.dropout=0.2";
 
 #[test]
 fn equal_to_the_plain_step() {
+    const MESHES: [&[&str]; 8] = [
+        &["mesh.axes=fsdp=8"],
+        &["mesh.axes=replica=2,fsdp=4"],
+        &["mesh.axes=replica=4,fsdp=2"],
+        &["mesh.axes=replica=8"],
+        &["mesh.axes=replica=2,data=2,fsdp=2"],
+        &["mesh.axes=replica=2,fsdp=2,tensor=2"],
+        &["mesh.axes=replica=2,fsdp=2,context=2"],
+        &["mesh.axes=data=1", "target.devices=1"],
+    ];
     let expected = plain(&[DROPOUT]);
-    for microbatches in MICROBATCHES {
-        for mesh in [
-            "mesh.axes=replica=2,fsdp=4",
-            "mesh.axes=replica=4,fsdp=2",
-            "mesh.axes=replica=8",
-            "mesh.axes=replica=2,data=2,fsdp=2",
-            "mesh.axes=replica=2,fsdp=2,tensor=2",
-            "mesh.axes=replica=2,fsdp=2,context=2",
-            "mesh.axes=fsdp=8",
-        ] {
-            check(&[mesh, microbatches, DROPOUT], By::Interpreter, &expected);
-        }
-        check(&["mesh.axes=data=1", "target.devices=1", microbatches, DROPOUT], By::Interpreter, &expected);
+    for [mesh, microbatches] in pairs::of_two("transform psdp meshes", [MESHES.len(), MICROBATCHES.len()]) {
+        let settings = [MESHES[mesh], &[MICROBATCHES[microbatches], DROPOUT]].concat();
+        check(&settings, By::Interpreter, &expected);
     }
 }
 
 #[test]
 fn compiled() {
     let expected = plain(&[DROPOUT]);
-    for microbatches in [MICROBATCHES[0], MICROBATCHES[2]] {
+    for microbatches in cases("transform psdp compiled", 1, [MICROBATCHES[2], MICROBATCHES[0]]) {
         check(&["mesh.axes=replica=2,fsdp=2,tensor=2", microbatches, DROPOUT], By::Plugin, &expected);
     }
 }
 
 #[test]
 fn around_a_pipeline() {
-    let expected = plain(&[DROPOUT]);
-    for pipeline in [
+    const PIPELINES: [[&str; 3]; 3] = [
         ["pipeline.repeats=1", "pipeline.schedule=gpipe", "pipeline.microbatches=2"],
         ["pipeline.repeats=1", "pipeline.schedule=1f1b", "pipeline.microbatches=4"],
         ["pipeline.repeats=1", "pipeline.weights=bsw", "pipeline.microbatches=2"],
-    ] {
-        for microbatches in &MICROBATCHES[..3] {
-            let mesh = ["mesh.axes=replica=2,stage=2,fsdp=2", microbatches, DROPOUT];
-            check(&[&mesh, &pipeline[..]].concat(), By::Interpreter, &expected);
-        }
+    ];
+    let expected = plain(&[DROPOUT]);
+    for [pipeline, microbatches] in pairs::of_two("transform psdp pipelines", [3, 3]) {
+        let mesh = ["mesh.axes=replica=2,stage=2,fsdp=2", MICROBATCHES[microbatches], DROPOUT];
+        check(&[&mesh[..], &PIPELINES[pipeline]].concat(), By::Interpreter, &expected);
     }
 }
 
@@ -117,11 +118,11 @@ fn around_a_pipeline() {
 #[test]
 fn routed_experts() {
     let family = ["model.family=mixtral", "train.batch=32", DROPOUT];
-    for microbatches in [MICROBATCHES[0], MICROBATCHES[1]] {
+    for (microbatches, by) in [(MICROBATCHES[0], By::Interpreter), (MICROBATCHES[1], By::Plugin)] {
         let settings = [&family[..], &[microbatches]].concat();
         let one = [&["mesh.axes=data=1", "target.devices=1"], &settings[..]].concat();
-        let expected = run(&config(&one), By::Plugin);
-        check(&[&["mesh.axes=replica=2,fsdp=2,expert=2"], &settings[..]].concat(), By::Plugin, &expected);
+        let expected = run(&config(&one), By::Interpreter);
+        check(&[&["mesh.axes=replica=2,fsdp=2,expert=2"], &settings[..]].concat(), by, &expected);
     }
 }
 
@@ -130,12 +131,12 @@ fn routed_experts() {
 /// gradient.
 #[test]
 fn mappings_of_the_seed() {
+    const ORDERS: [&str; 2] = [r#"["replica","data"]"#, r#"["data","replica"]"#];
     let expected = plain(&[]);
-    for order in [r#"["replica","data"]"#, r#"["data","replica"]"#] {
+    for [microbatches, order] in pairs::of_two("transform psdp mappings", [3, 2]) {
+        let order = ORDERS[order];
         let state = format!(r#"rules.optimizer.override=[["embed",{order}],["norm",{order}]]"#);
-        for microbatches in &MICROBATCHES[..3] {
-            check(&[&SEED[..], &[&state, microbatches]].concat(), By::Interpreter, &expected);
-        }
+        check(&[&SEED[..], &[&state, MICROBATCHES[microbatches]]].concat(), By::Interpreter, &expected);
     }
 }
 

@@ -7,6 +7,7 @@ use meshloom::partition::CollectiveKind;
 use meshloom::passes::CollectiveLimits;
 use meshloom_train::config::RunConfig;
 use meshloom_train::step::TrainStep;
+use support::cases::cases;
 
 const WIDTH: u64 = 16;
 
@@ -86,7 +87,7 @@ fn steps_are_those_of_one_device() {
     let wide = ["model.param_dtype=f64", "model.compute_dtype=f32"];
     let expected = on_one_device(&[]);
     assert_same(&wide, &on_one_device(&wide), &expected);
-    for (settings, _) in FORMS {
+    for (settings, _) in cases("transform tied table", 4, FORMS) {
         assert_same(settings, &run(&[settings, &wide[..]].concat()), &expected);
     }
 }

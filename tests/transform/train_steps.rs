@@ -1,16 +1,15 @@
 //! Whole train steps of run configs: how they are made, run and compared.
 
-use meshloom::compile::{LowerOptions, Lowered, Partitioned, lower};
+use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::Literal;
 use meshloom::nn::Batch;
 use meshloom::passes::CollectiveLimits;
 use meshloom::trace::Tree;
-use meshloom_train::config::{ModelFamily, RunConfig};
+use meshloom_train::config::RunConfig;
 use meshloom_train::step::{StepInput, TrainStep};
 
-use support::eight_devices::{compile, relative_error};
-use support::interpret::interpret;
-use support::spmd::run_local;
+use support::anchored::{run_compiled, run_lowered};
+use support::eight_devices::relative_error;
 
 /// The config of this text with these keys set.
 pub fn config(text: &str, settings: &[&str]) -> RunConfig {
@@ -52,8 +51,7 @@ pub fn lowered(step: &TrainStep, config: &RunConfig, limits: CollectiveLimits) -
 /// How a step is run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum By {
-    /// By the interpreter, which is faster than compiling; but it knows no sort, so routed experts are compiled all the
-    /// same.
+    /// By the interpreter, which is faster than compiling.
     Interpreter,
     /// By the CPU plugin, on eight devices.
     Plugin,
@@ -63,23 +61,12 @@ pub enum By {
 pub fn run(step: &TrainStep, config: &RunConfig, batch: Batch<Literal>, by: By) -> Vec<(String, Literal)> {
     let inputs = StepInput { state: step.initialize(7).unwrap(), batch }.leaves();
     let lowered = lowered(step, config, CollectiveLimits::default());
-    let is_compiled = by == By::Plugin || config.model.family != ModelFamily::Llama;
-    let outputs = match lowered.partitioned() {
-        _ if is_compiled => run_compiled(&lowered, &inputs),
-        Some(Partitioned { graph, mesh, .. }) => {
-            run_local(graph, mesh, &inputs).unwrap_or_else(|error| panic!("{error}"))
-        }
-        None => interpret(lowered.graph(), &inputs),
+    let outputs = match by {
+        By::Interpreter => run_lowered(&lowered, &inputs),
+        By::Plugin => run_compiled(&lowered, &inputs),
     };
     let paths = lowered.graph().output_info().iter().map(|info| info.path.to_string());
     paths.zip(outputs).collect()
-}
-
-fn run_compiled(lowered: &Lowered, inputs: &Vec<Literal>) -> Vec<Literal> {
-    let program = compile(lowered).unwrap_or_else(|error| panic!("{error}"));
-    let arguments = program.put(0, inputs).expect("the inputs fit").leaves();
-    let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
-    outputs.iter().map(|output| output.get().expect("a result")).collect()
 }
 
 /// Two steps have given the same, to 1e-5 of each result's norm.

@@ -5,6 +5,7 @@ use meshloom::hlo::DType;
 use meshloom_mosaic::KernelError;
 use meshloom_mosaic::attention::{Attention, Blocks, EDGE, LOWEST, Order, Pairs};
 use meshloom_mosaic::interpret::{Array, run};
+use support::cases::cases;
 
 /// How much longer lists are than the pairs that count.
 const SPARE: usize = 2;
@@ -244,35 +245,47 @@ fn one_block() {
 
 #[test]
 fn several_blocks() {
-    for dtype in BOTH {
+    for dtype in cases("hlo kernels of several blocks", 1, BOTH) {
         check("several blocks", &plain(dtype, 256, 384));
     }
 }
 
 #[test]
 fn causal_in_blocks_of_several_sizes() {
-    for (query, key) in [(128, 128), (256, 64), (128, 256), (512, 512), (256, 16)] {
-        let of = Attention { causal: true, blocks: Blocks { query, key }, ..plain(DType::F32, 512, 512) };
-        check("causal", &of);
-    }
-    check("causal", &Attention { causal: true, ..plain(DType::BF16, 384, 384) });
+    let causal = |dtype, length, [query, key]: [usize; 2]| Attention {
+        causal: true,
+        blocks: Blocks { query, key },
+        ..plain(dtype, length, length)
+    };
+    let sizes = [[256, 64], [128, 256], [256, 16]].map(|sizes| causal(DType::F32, 512, sizes));
+    let even = [causal(DType::BF16, 384, [128, 128]), causal(DType::F32, 512, [128, 128])];
+    let all = sizes.into_iter().chain(even).chain([causal(DType::F32, 512, [512, 512])]);
+    cases("hlo kernels by sizes of blocks", 2, all).iter().for_each(|of| check("causal", of));
 }
 
 #[test]
 fn windows() {
-    for window in [1, 100, 128, 129, 300] {
-        check("a window", &Attention { causal: true, window: Some(window), ..plain(DType::F32, 384, 384) });
-    }
-    check("a window to both sides", &Attention { window: Some(100), ..plain(DType::F32, 256, 384) });
-    check("a window", &Attention { causal: true, window: Some(100), ..plain(DType::BF16, 384, 384) });
+    let causal = |dtype, window| Attention { causal: true, window: Some(window), ..plain(dtype, 384, 384) };
+    let both_sides = Attention { window: Some(100), ..plain(DType::F32, 256, 384) };
+    let all = [
+        causal(DType::F32, 129),
+        causal(DType::F32, 1),
+        causal(DType::F32, 100),
+        both_sides,
+        causal(DType::F32, 128),
+        causal(DType::BF16, 100),
+        causal(DType::F32, 300),
+    ];
+    cases("hlo kernels with windows", 3, all).iter().for_each(|of| check("a window", of));
 }
 
 #[test]
 fn softcap() {
-    for dtype in BOTH {
-        check("softcap", &Attention { softcap: Some(0.7), ..plain(dtype, 128, 256) });
-        check("softcap", &Attention { softcap: Some(30.0), causal: true, ..plain(dtype, 256, 256) });
-    }
+    let all = BOTH.into_iter().flat_map(|dtype| {
+        let causal = Attention { softcap: Some(30.0), causal: true, ..plain(dtype, 256, 256) };
+        [Attention { softcap: Some(0.7), ..plain(dtype, 128, 256) }, causal]
+    });
+    cases("hlo kernels with softcaps", 2, all).iter().for_each(|of| check("softcap", of));
 }
 
 #[test]
@@ -284,27 +297,29 @@ fn sinks() {
 
 #[test]
 fn grouped_heads_and_wider_values() {
-    for dtype in BOTH {
+    let all = BOTH.into_iter().flat_map(|dtype| {
         let heads = Attention { batch: 2, heads: 6, kv_heads: 2, ..plain(dtype, 256, 256) };
-        check("grouped heads", &heads);
-        check("wider values", &Attention { value_width: 40, causal: true, ..heads.clone() });
-        check("narrower values", &Attention { width: 24, value_width: 8, kv_heads: 1, ..heads });
-    }
+        let wider = Attention { value_width: 40, causal: true, ..heads.clone() };
+        let narrower = Attention { width: 24, value_width: 8, kv_heads: 1, ..heads.clone() };
+        [heads, narrower, wider]
+    });
+    cases("hlo kernels by widths", 2, all).iter().for_each(|of| check("heads and widths", of));
 }
 
 /// Some queries see nothing: they give zeros, and pass nothing back.
 #[test]
 fn segments() {
-    for dtype in BOTH {
-        check("segments", &Attention { batch: 2, segments: true, ..plain(dtype, 256, 384) });
-        check("segments", &Attention { segments: true, causal: true, sinks: true, ..plain(dtype, 256, 256) });
-    }
+    let all = BOTH.into_iter().rev().flat_map(|dtype| {
+        let causal = Attention { segments: true, causal: true, sinks: true, ..plain(dtype, 256, 256) };
+        [causal, Attention { batch: 2, segments: true, ..plain(dtype, 256, 384) }]
+    });
+    cases("hlo kernels with segments", 2, all).iter().for_each(|of| check("segments", of));
 }
 
 #[test]
 fn random_forms() {
-    let random = &mut Random::new(3);
-    for seed in 0..24 {
+    for seed in cases("hlo kernels of random forms", 5, 0..24) {
+        let random = &mut Random::new(seed + 3);
         let one_in = |random: &mut Random, n| random.below(n) == 0;
         let kv_heads = 1 + random.below(2);
         let blocks = Blocks { query: 128 * (1 + random.below(2)), key: 64 * (1 + random.below(3)) };
@@ -333,7 +348,8 @@ fn random_forms() {
 /// keys of all devices in the order in which these have them.
 #[test]
 fn blocks_in_another_order() {
-    for (causal, window) in [(true, None), (true, Some(200)), (false, Some(200))] {
+    let all = [(true, Some(200)), (true, None), (false, Some(200))];
+    for (causal, window) in cases("hlo kernels of blocks in another order", 1, all) {
         let of = Attention { causal, window, kv_heads: 1, ..plain(DType::F32, 256, 512) };
         let starts = [vec![0, 384], vec![0, 384, 128, 256]];
         check_input("another order", &of, &Input::new(&of, 5).starting_at(&of, starts));
@@ -343,20 +359,21 @@ fn blocks_in_another_order() {
 /// The place of each token is an operand: here any, several tokens at one place.
 #[test]
 fn places_that_are_data() {
-    let random = &mut Random::new(9);
-    for dtype in BOTH {
-        for (causal, window, segments) in [
-            (true, None, false),
-            (true, Some(200), true),
-            (false, Some(50), false),
-            (false, None, true),
-            (true, Some(9999), false),
-        ] {
-            let of = Attention { causal, window, segments, batch: 2, heads: 4, places: true, ..plain(dtype, 256, 384) };
-            let mut input = Input::new(&of, 5);
-            input.places = [of.queries, of.keys].map(|count| (0..count).map(|_| random.below(400) as i32).collect());
-            check_input("places", &of, &input);
-        }
+    let forms = [
+        (true, None, false),
+        (true, Some(200), true),
+        (false, Some(50), false),
+        (false, None, true),
+        (true, Some(9999), false),
+    ];
+    // The half of a type begins with another form.
+    let all = (0..10).map(|number| (BOTH[number / 5], forms[(number + number / 5) % 5]));
+    for (dtype, (causal, window, segments)) in cases("hlo kernels with places", 2, all) {
+        let random = &mut Random::new(9);
+        let of = Attention { causal, window, segments, batch: 2, heads: 4, places: true, ..plain(dtype, 256, 384) };
+        let mut input = Input::new(&of, 5);
+        input.places = [of.queries, of.keys].map(|count| (0..count).map(|_| random.below(400) as i32).collect());
+        check_input("places", &of, &input);
     }
 }
 

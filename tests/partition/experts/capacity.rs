@@ -9,7 +9,9 @@ use meshloom_train::config::RunConfig;
 
 use super::meshes::config;
 use super::traffic::{ledger, ledger_by};
-use support::eight_devices::client;
+use super::{interpreted, interpreted_over};
+use support::cases::cases;
+use support::eight_devices::{client, relative_error};
 use support::experts::*;
 
 /// Experts whose slots hold some multiple of what they need where they are used evenly, by all-to-all.
@@ -35,11 +37,11 @@ fn meshes_and_exchanges_drop_the_same() {
         let plain = MoeConfig { capacity_factor: Some(factor), ..config };
         let reference = with_gradients(&plain, ROWS, moe);
         let inputs = random_inputs(&reference, 11);
-        let expected = run_on_one(&reference, &inputs);
+        let expected = interpreted(&reference, &inputs);
         let dropless =
-            run_on_one(&with_gradients(&MoeConfig { capacity_factor: None, ..plain.clone() }, ROWS, moe), &inputs);
-        assert!(support::eight_devices::relative_error(&dropless[0], &expected[0]) > 1e-2, "nothing is dropped");
-        let cases = [
+            interpreted(&with_gradients(&MoeConfig { capacity_factor: None, ..plain.clone() }, ROWS, moe), &inputs);
+        assert!(relative_error(&dropless[0], &expected[0]) > 1e-2, "nothing is dropped");
+        let meshes = [
             ("data=4,expert=2", 2, 4, 1),
             ("fsdp=2,expert=4", 4, 2, 1),
             ("expert=8", 8, 1, 1),
@@ -47,13 +49,17 @@ fn meshes_and_exchanges_drop_the_same() {
             ("expert=4,tensor=2", 4, 1, 1),
             ("fsdp=2,expert=2,context=2", 2, 2, 2),
         ];
-        for (mesh, expert_groups, batch_parts, sequence_parts) in cases {
+        for (mesh, expert_groups, batch_parts, sequence_parts) in meshes {
             // An all-to-all wants whole rows: the run config refuses it here.
             let exchanges = if sequence_parts > 1 { &ExpertExchange::ALL[..1] } else { &ExpertExchange::ALL[..] };
             for &exchange in exchanges {
                 let config = MoeConfig { expert_groups, batch_parts, sequence_parts, exchange, ..plain.clone() };
-                let lowered = partitioned(&with_gradients(&config, ROWS, moe), mesh, &rules(&[]));
-                check_equal(&format!("{mesh}, {}", exchange.name()), &run(&lowered, &inputs), &expected, 1e-5);
+                let (graph, what) = (with_gradients(&config, ROWS, moe), format!("{mesh}, {}", exchange.name()));
+                check_equal(&what, &interpreted_over(&graph, mesh, &rules(&[]), &inputs), &expected, 1e-5);
+                let is_first = mesh == meshes[0].0 && exchange == ExpertExchange::AllToAll && plain.shared_experts > 0;
+                for graph in cases("partition exchanges by XLA", usize::from(is_first), [&graph]) {
+                    check_equal(&what, &run(&partitioned(graph, mesh, &rules(&[])), &inputs), &expected, 1e-5);
+                }
             }
         }
     }
@@ -65,10 +71,10 @@ fn a_large_capacity_drops_nothing() {
     let plain = experts(8, 2);
     let reference = with_gradients(&plain, ROWS, moe);
     let inputs = random_inputs(&reference, 12);
-    let expected = run_on_one(&reference, &inputs);
+    let expected = interpreted(&reference, &inputs);
     let config = MoeConfig { expert_groups: 4, batch_parts: 2, ..exchanged(plain, 4.0) };
-    let lowered = partitioned(&with_gradients(&config, ROWS, moe), "data=2,expert=4", &rules(&[]));
-    check_equal("all slots", &run(&lowered, &inputs), &expected, 1e-5);
+    let found = interpreted_over(&with_gradients(&config, ROWS, moe), "data=2,expert=4", &rules(&[]), &inputs);
+    check_equal("all slots", &found, &expected, 1e-5);
 }
 
 /// All tokens choose expert 0, which has two slots for a row: the first two tokens of each row get something from it,
@@ -88,11 +94,11 @@ fn what_finds_no_slot_gets_the_shared_part_alone() {
             inputs[0] = Literal::from_slice(&inputs[0].ty().dims, &x).expect("x");
             let router: Vec<f32> = (0..ROWS.embed * 8).map(|index| if index % 8 == 0 { 1.0 } else { -1.0 }).collect();
             inputs[1] = Literal::from_slice(&inputs[1].ty().dims, &router).expect("a router");
-            let found = run_on_one(&graph, &inputs).remove(0);
+            let found = interpreted(&graph, &inputs).remove(0);
             // Without what routed experts add: the third of their matrices is zero.
             let zeros = vec![0.0f32; inputs[4].to_f64_vec().len()];
             inputs[4] = Literal::from_slice(&inputs[4].ty().dims, &zeros).expect("zeros");
-            let without = run_on_one(&graph, &inputs).remove(0);
+            let without = interpreted(&graph, &inputs).remove(0);
             assert_eq!(without.iter().any(|&number| number != 0.0), shared > 0);
             for (token, (found, without)) in found.chunks(ROWS.embed).zip(without.chunks(ROWS.embed)).enumerate() {
                 assert_eq!(found != without, token % ROWS.length < 2, "{}: token {token}", exchange.name());
@@ -111,12 +117,6 @@ fn slots_move_by_all_to_all_alone() {
     let weights = (8 * 3 * 4) as u64;
     let slots = weights * rows.embed as u64;
     let expert = ledger.over_exactly(&["expert"]);
-    for part in expert.iter().expect("collectives") {
-        println!(
-            "{:?} {:?} {} {} {} {:?}",
-            part.kind, part.phase, part.bytes, part.operand_count, part.scope, part.source
-        );
-    }
     assert_eq!(expert.forward().kind(AllToAll).bytes().unwrap(), 2 * slots + weights);
     assert_eq!(expert.backward().kind(AllToAll).bytes().unwrap(), 2 * slots + weights);
     assert_eq!(expert.forward().kind(AllToAll).operands_moved().unwrap(), 3);
@@ -245,14 +245,21 @@ fn impossible_exchanges_are_refused() {
 /// A run takes the same steps by either exchange, and learns.
 #[test]
 fn a_run_by_all_to_all_takes_the_steps_of_one_by_gather() {
-    let losses = ["gather", "all-to-all"].map(|exchange| {
-        let exchange = format!("kernels.experts_exchange={exchange}");
-        let set = ["model.family=deepseek", "model.expert_capacity=1.25", "train.warmup=2", &exchange];
-        let config = config("fsdp=2,expert=4", &set);
-        let mut trainer = Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{error}"));
-        (0..6).map(|_| trainer.step().expect("a step").loss).collect::<Vec<f64>>()
-    });
-    let [gathered, exchanged] = &losses;
-    assert!(support::eight_devices::relative_error(exchanged, gathered) <= 1e-4, "{losses:?}");
-    assert!(exchanged[5] < exchanged[0] - 0.1, "{losses:?}");
+    let exchanges = cases("partition exchange runs", 1, ["all-to-all", "gather"]);
+    let losses: Vec<Vec<f64>> = exchanges
+        .iter()
+        .map(|exchange| {
+            let exchange = format!("kernels.experts_exchange={exchange}");
+            let set = ["model.family=deepseek", "model.expert_capacity=1.25", "train.warmup=2", &exchange];
+            let config = config("fsdp=2,expert=4", &set);
+            let mut trainer = Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{error}"));
+            (0..6).map(|_| trainer.step().expect("a step").loss).collect()
+        })
+        .collect();
+    for losses in &losses {
+        assert!(losses[5] < losses[0] - 0.1, "{losses:?}");
+    }
+    for pair in losses.windows(2) {
+        assert!(relative_error(&pair[1], &pair[0]) <= 1e-4, "{losses:?}");
+    }
 }

@@ -4,6 +4,7 @@ use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 
 use super::meshes::config;
+use support::cases::cases;
 use support::eight_devices::client;
 
 /// Refuses the last of the overrides for a reason.
@@ -54,7 +55,7 @@ fn groups_are_those_of_the_mesh() {
 
 #[test]
 fn both_families_train() {
-    for family in ["model.family=mixtral", "model.family=deepseek"] {
+    for family in cases("partition families of experts", 1, ["model.family=mixtral", "model.family=deepseek"]) {
         let config = config("data=2,fsdp=2,expert=2", &[family, "train.warmup=2"]);
         let mut trainer = Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{error}"));
         let losses: Vec<f64> = (0..12).map(|_| trainer.step().expect("a step").loss).collect();

@@ -1,23 +1,25 @@
-//! The loop over blocks of rows against grouped products in their plain form.
+//! Grouped products as loops over blocks of rows, by kernels and by XLA's instruction, against plain loops on the host.
 
 use std::sync::Arc;
 
-use meshloom::compile::{LowerOptions, Partitioned, lower};
+use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::emit::ProgramForm;
 use meshloom::ir::DType::{BF16, F16, F32, S32};
 use meshloom::ir::{DType, Graph, Literal};
 use meshloom::kernels::{ExpertsKernel, Kernels};
-use meshloom::nn::MoeConfig;
+use meshloom::nn::{MoeConfig, moe};
 use meshloom::ops::Op;
 use meshloom::pjrt::PlatformKind;
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Function, Tensor, TensorSpec, ragged_dot, value_and_grad, vmap};
 
+use super::masked::all_masked;
 use super::meshes::{config, loss_and_gradients, random_mesh};
+use super::{local_numbers, numbers};
+use support::cases::cases;
 use support::experts::*;
 use support::interpret::interpret;
 use support::random::Random;
-use support::spmd::run_local;
 
 /// Sizes of a grouped product whose rows are in parts.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +56,31 @@ impl Product {
         function.unwrap_or_else(|error| panic!("{error}")).graph().clone()
     }
 
+    /// The product and its gradients by plain loops. A group takes rows as long as there are any.
+    fn expected(self, inputs: &[Literal]) -> Vec<Vec<f64>> {
+        let Product { batch, parts, rows, inner, columns, groups } = self;
+        let [x, matrices, sizes, probe] = [0, 1, 2, 3].map(|index| inputs[index].to_f64_vec());
+        let mut product = vec![0.0; probe.len()];
+        let (mut of_x, mut of_matrices) = (vec![0.0; x.len()], vec![0.0; matrices.len()]);
+        for part in 0..batch * parts {
+            let own = &sizes[part * groups..][..groups];
+            let group_of_row = own.iter().enumerate().flat_map(|(group, &size)| vec![group; size as usize]);
+            for (row, group) in group_of_row.take(rows).enumerate() {
+                for k in 0..inner {
+                    let at = (part * rows + row) * inner + k;
+                    for column in 0..columns {
+                        let to = (part * rows + row) * columns + column;
+                        let of = ((part / parts * groups + group) * inner + k) * columns + column;
+                        product[to] += x[at] * matrices[of];
+                        of_x[at] += probe[to] * matrices[of];
+                        of_matrices[of] += probe[to] * x[at];
+                    }
+                }
+            }
+        }
+        vec![product, of_x, of_matrices]
+    }
+
     fn inputs(self, sizes: &[i32], dtype: DType, seed: u64) -> Vec<Literal> {
         let mut random = Random(seed);
         let types: Vec<_> = self.graph(dtype).input_types().cloned().collect();
@@ -75,17 +102,31 @@ fn loops(rows: usize, platform: PlatformKind) -> Kernels {
 /// Grouped products in the form that holds everything at once.
 const PLAIN: Kernels = Kernels { experts: ExpertsKernel::Plain, ..Kernels::portable(PlatformKind::Cpu) };
 
-fn run_with(graph: &Graph, kernels: Kernels, inputs: &[Literal]) -> Vec<Vec<f64>> {
-    let options = LowerOptions { kernels, ..LowerOptions::default() };
-    run(&lower(graph, &options).unwrap_or_else(|error| panic!("{error}")), inputs)
+fn lowered(graph: &Graph, kernels: Kernels) -> Lowered {
+    lower(graph, &LowerOptions { kernels, ..LowerOptions::default() }).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn check(product: Product, sizes: &[i32], block: usize, dtype: DType, bound: f64) {
-    let (graph, inputs) = (product.graph(dtype), product.inputs(sizes, dtype, 3));
-    let expected = run_with(&graph, PLAIN, &inputs);
-    for platform in [PlatformKind::Cpu, PlatformKind::Tpu] {
-        let what = format!("{product:?}, groups of {sizes:?}, blocks of {block} for {platform:?}, {dtype}");
-        check_equal(&what, &run_with(&graph, loops(block, platform), &inputs), &expected, bound);
+fn run_with(graph: &Graph, kernels: Kernels, inputs: &[Literal]) -> Vec<Vec<f64>> {
+    run(&lowered(graph, kernels), inputs)
+}
+
+/// Groups of these sizes, by loops over blocks that are interpreted. XLA takes a share of the programs, in the plain
+/// form too; each is compiled once for all sizes.
+fn check(product: Product, all_sizes: &[&[i32]], block: usize, by_xla: usize) {
+    let graph = product.graph(F32);
+    let programs = [PlatformKind::Cpu, PlatformKind::Tpu].map(|platform| lowered(&graph, loops(block, platform)));
+    let plain = lowered(&graph, PLAIN);
+    let by_xla = cases("partition grouped products by XLA", by_xla, programs.iter().chain([&plain]));
+    for &sizes in all_sizes {
+        let what = format!("{product:?}, groups of {sizes:?}, blocks of {block}");
+        let inputs = product.inputs(sizes, F32, 3);
+        let expected = product.expected(&inputs);
+        for program in &programs {
+            check_equal(&what, &numbers(&interpret(program.emitted(), &inputs)), &expected, 1e-5);
+        }
+        for program in &by_xla {
+            check_equal(&what, &run(program, &inputs), &expected, 1e-5);
+        }
     }
 }
 
@@ -106,10 +147,8 @@ fn groups_of_any_size() {
         // A group that would reach beyond the last row.
         &[10, 9, 20, 3],
     ];
-    for sizes in cases {
-        for block in [1, 4, 8, 24] {
-            check(ONE, sizes, block, F32, 1e-5);
-        }
+    for (block, by_xla) in [(4, 3), (1, 0), (8, 0), (24, 0)] {
+        check(ONE, &cases, block, by_xla);
     }
 }
 
@@ -117,10 +156,9 @@ fn groups_of_any_size() {
 #[test]
 fn rows_that_blocks_do_not_divide() {
     for (rows, block) in [(23, 4), (23, 7), (23, 23), (23, 100), (1, 4), (9, 8)] {
-        let product = Product { rows, ..ONE };
-        for sizes in [[rows as i32, 0, 0, 0], [0, rows as i32 / 2, 0, rows as i32 - rows as i32 / 2], [1, 0, 3, 4]] {
-            check(product, &sizes, block, F32, 1e-5);
-        }
+        let all = rows as i32;
+        let sizes: [&[i32]; 3] = [&[all, 0, 0, 0], &[0, all / 2, 0, all - all / 2], &[1, 0, 3, 4]];
+        check(Product { rows, ..ONE }, &sizes, block, usize::from(block == 7));
     }
 }
 
@@ -132,7 +170,7 @@ fn batches_and_parts() {
         for groups in [1, 5] {
             let product = Product { batch, parts, groups, rows: 17, ..ONE };
             let sizes: Vec<i32> = (0..batch * parts * groups).map(|_| random.below(17 / groups + 2) as i32).collect();
-            check(product, &sizes, 4, F32, 1e-5);
+            check(product, &[&sizes], 4, usize::from(parts > 1 && batch > 1 && groups > 1));
         }
     }
 }
@@ -141,20 +179,24 @@ fn batches_and_parts() {
 #[test]
 fn narrow_numbers() {
     let product = Product { batch: 2, parts: 2, rows: 96, inner: 16, columns: 8, groups: 3 };
-    check(product, &[40, 7, 49, 0, 96, 0], 8, BF16, 4e-3);
+    let (graph, inputs) = (product.graph(BF16), product.inputs(&[40, 7, 49, 0, 96, 0], BF16, 3));
+    let expected = run_with(&graph, PLAIN, &inputs);
+    for platform in [PlatformKind::Cpu, PlatformKind::Tpu] {
+        let what = format!("blocks of 8 for {platform:?}");
+        check_equal(&what, &run_with(&graph, loops(8, platform), &inputs), &expected, 4e-3);
+    }
 }
 
 /// Grouped products by kernels for TPU.
 const MOSAIC: Kernels = Kernels { experts: ExpertsKernel::Mosaic, ..Kernels::portable(PlatformKind::Tpu) };
 
 /// Kernels for TPU, with all that stands around them: their text is interpreted.
-fn interpreted(graph: &Graph, inputs: &[Literal]) -> Vec<Vec<f64>> {
-    let options = LowerOptions { kernels: MOSAIC, ..LowerOptions::default() };
-    let lowered = lower(graph, &options).unwrap_or_else(|error| panic!("{error}"));
+fn by_kernels(graph: &Graph, inputs: &[Literal]) -> Vec<Vec<f64>> {
+    let lowered = lowered(graph, MOSAIC);
     assert!(lowered.kernels.iter().all(|used| used.implementation == "mosaic"), "{:?}", lowered.kernels);
     let count = lowered.kernels.iter().filter(|used| used.op == "ragged-dot").count();
     assert!(count >= 3, "a product and two gradients: {count}");
-    interpret(lowered.emitted(), inputs).iter().map(Literal::to_f64_vec).collect()
+    numbers(&interpret(lowered.emitted(), inputs))
 }
 
 #[test]
@@ -182,13 +224,13 @@ fn by_mosaic_kernels() {
     ];
     for (product, sizes) in cases {
         let (graph, inputs) = (product.graph(F32), product.inputs(sizes, F32, 3));
-        let expected = run_with(&graph, PLAIN, &inputs);
-        check_equal(&format!("{product:?}, groups of {sizes:?}"), &interpreted(&graph, &inputs), &expected, 1e-5);
+        let expected = product.expected(&inputs);
+        check_equal(&format!("{product:?}, groups of {sizes:?}"), &by_kernels(&graph, &inputs), &expected, 1e-5);
     }
     let product = Product { rows: 160, inner: 32, columns: 16, ..ONE };
     let (graph, inputs) = (product.graph(BF16), product.inputs(&[40, 7, 49, 0], BF16, 3));
     let expected = run_with(&graph, PLAIN, &inputs);
-    check_equal("bf16", &interpreted(&graph, &inputs), &expected, 4e-3);
+    check_equal("bf16", &by_kernels(&graph, &inputs), &expected, 4e-3);
 }
 
 /// Grouped products by XLA's instruction.
@@ -199,7 +241,7 @@ fn by_documentation(graph: &Graph, inputs: &[Literal]) -> Vec<Vec<f64>> {
     let options = LowerOptions { kernels: RAGGED_DOT, ..LowerOptions::default() };
     let lowered = lower(graph, &options).unwrap_or_else(|error| panic!("{error}"));
     assert!(lowered.kernels.iter().all(|used| used.implementation == "ragged-dot"), "{:?}", lowered.kernels);
-    interpret(lowered.emitted(), inputs).iter().map(Literal::to_f64_vec).collect()
+    numbers(&interpret(lowered.emitted(), inputs))
 }
 
 #[test]
@@ -227,13 +269,18 @@ fn by_the_instruction() {
     }
     for (product, sizes) in cases {
         let (graph, inputs) = (product.graph(F32), product.inputs(&sizes, F32, 3));
-        let expected = run_with(&graph, PLAIN, &inputs);
+        let expected = product.expected(&inputs);
         check_equal(&format!("{product:?}, groups of {sizes:?}"), &by_documentation(&graph, &inputs), &expected, 1e-5);
     }
     let product = Product { batch: 1, parts: 2, rows: 96, inner: 16, columns: 8, groups: 3 };
     let (graph, inputs) = (product.graph(BF16), product.inputs(&[40, 7, 49, 0, 90, 0], BF16, 3));
     let expected = run_with(&graph, PLAIN, &inputs);
     check_equal("bf16", &by_documentation(&graph, &inputs), &expected, 4e-3);
+}
+
+/// What every expert would make of every token, masked.
+fn masked(config: &MoeConfig, inputs: &[Literal]) -> Vec<Vec<f64>> {
+    numbers(&interpret(&with_gradients(config, ROWS, all_masked), inputs))
 }
 
 /// A block of experts over a mesh: the program is in the local form, with the instruction's numbers of dimensions, and
@@ -243,7 +290,7 @@ fn experts_by_the_instruction() {
     let config = MoeConfig { batch_parts: 4, expert_groups: 2, ..experts(8, 3) };
     let graph = with_gradients(&config, ROWS, meshloom::nn::moe);
     let inputs = random_inputs(&graph, 5);
-    let expected = run_with(&graph, PLAIN, &inputs);
+    let expected = masked(&config, &inputs);
     let (mesh, rules) = (Mesh::parse("data=2,fsdp=2,expert=2", 8).expect("a mesh"), rules(&[]));
     let options = LowerOptions { sharding: Some((&mesh, &rules)), kernels: RAGGED_DOT, ..LowerOptions::default() };
     let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
@@ -267,9 +314,7 @@ fn experts_by_the_instruction() {
         assert_eq!((contracting.0, contracting.1, &numbers.rhs_group_dimensions[..]), expected);
         assert_eq!(numbers.lhs_ragged_dimensions, [0]);
     }
-    let Some(Partitioned { graph: local, mesh, .. }) = lowered.partitioned() else { panic!("a local graph") };
-    let found = run_local(local, mesh, &inputs).unwrap_or_else(|error| panic!("{error}"));
-    check_equal("experts", &found.iter().map(Literal::to_f64_vec).collect::<Vec<_>>(), &expected, 1e-5);
+    check_equal("experts", &local_numbers(&lowered, &inputs), &expected, 1e-5);
 }
 
 /// The instruction is a kernel on TPU alone; types that it does not take are multiplied in loops.
@@ -303,15 +348,13 @@ fn what_mosaic_kernels_do_not_compute() {
 #[test]
 fn experts_by_mosaic_kernels() {
     let plain = experts(8, 3);
-    let reference = with_gradients(&plain, ROWS, meshloom::nn::moe);
-    let inputs = random_inputs(&reference, 5);
-    let expected = run_with(&reference, PLAIN, &inputs);
+    let inputs = random_inputs(&with_gradients(&plain, ROWS, moe), 5);
+    let expected = masked(&plain, &inputs);
     for (batch_parts, sequence_parts, expert_groups) in [(1, 1, 1), (2, 1, 2)] {
         let config = MoeConfig { batch_parts, sequence_parts, expert_groups, ..plain.clone() };
-        let options = LowerOptions { kernels: MOSAIC, ..LowerOptions::default() };
-        let lowered = lower(&with_gradients(&config, ROWS, meshloom::nn::moe), &options).expect("it lowers");
+        let lowered = lowered(&with_gradients(&config, ROWS, moe), MOSAIC);
         assert!(lowered.kernels.iter().all(|used| used.implementation == "mosaic"), "{:?}", lowered.kernels);
-        let found = interpret(lowered.emitted(), &inputs).iter().map(Literal::to_f64_vec).collect::<Vec<_>>();
+        let found = numbers(&interpret(lowered.emitted(), &inputs));
         check_equal(&format!("{config:?}"), &found, &expected, 1e-5);
     }
 }
@@ -322,12 +365,15 @@ fn default_blocks() {
     let product = Product { batch: 1, parts: 1, rows: 1000, inner: 64, columns: 32, groups: 8 };
     let sizes = [100, 0, 300, 40, 60, 200, 133, 7];
     let (graph, inputs) = (product.graph(F32), product.inputs(&sizes, F32, 4));
-    let expected = run_with(&graph, PLAIN, &inputs);
+    let expected = product.expected(&inputs);
     for platform in [PlatformKind::Cpu, PlatformKind::Cuda, PlatformKind::Tpu] {
-        let kernels = Kernels::portable(platform);
-        let lowered = lower(&graph, &LowerOptions { kernels, ..LowerOptions::default() }).expect("it lowers");
+        let lowered = lowered(&graph, Kernels::portable(platform));
         assert!(lowered.program.emitted().nodes().any(|node| matches!(node.op(), Op::While(_))), "{platform:?}");
-        check_equal(&format!("{platform:?}"), &run_with(&graph, kernels, &inputs), &expected, 1e-5);
+        let found = numbers(&interpret(lowered.emitted(), &inputs));
+        check_equal(&format!("{platform:?}"), &found, &expected, 1e-5);
+        for lowered in cases("partition grouped products by XLA", 0, [&lowered]) {
+            check_equal(&format!("{platform:?}"), &run(lowered, &inputs), &expected, 1e-5);
+        }
     }
 }
 
@@ -335,13 +381,16 @@ fn default_blocks() {
 #[test]
 fn experts_in_loops() {
     let plain = experts(8, 3);
-    let reference = with_gradients(&plain, ROWS, meshloom::nn::moe);
-    let inputs = random_inputs(&reference, 5);
-    let expected = run_with(&reference, PLAIN, &inputs);
+    let inputs = random_inputs(&with_gradients(&plain, ROWS, moe), 5);
+    let expected = masked(&plain, &inputs);
     for (batch_parts, sequence_parts, expert_groups) in [(1, 1, 1), (4, 1, 2), (1, 3, 8), (2, 2, 4), (8, 12, 1)] {
         let config = MoeConfig { batch_parts, sequence_parts, expert_groups, ..plain.clone() };
-        let found = run_with(&with_gradients(&config, ROWS, meshloom::nn::moe), loops(4, PlatformKind::Cpu), &inputs);
+        let lowered = lowered(&with_gradients(&config, ROWS, moe), loops(4, PlatformKind::Cpu));
+        let found = numbers(&interpret(lowered.emitted(), &inputs));
         check_equal(&format!("{config:?}"), &found, &expected, 1e-5);
+        for lowered in cases("partition grouped products by XLA", 0, [&lowered]) {
+            check_equal(&format!("{config:?}"), &run(lowered, &inputs), &expected, 1e-5);
+        }
     }
 }
 
@@ -355,7 +404,7 @@ fn loops_on_all_meshes() {
         let name = random_mesh(&mut random);
         let config = config(&name, model);
         let (graph, inputs) = loss_and_gradients(&config);
-        let expected = run_with(&graph, PLAIN, &inputs);
+        let expected = numbers(&interpret(lowered(&graph, loops(8, PlatformKind::Cpu)).emitted(), &inputs));
         let (mesh, rules) = (Mesh::parse(&name, 8).expect("a mesh"), config.rule_sets().expect("rules"));
         let kernels = loops(4, platform);
         let options = LowerOptions {
@@ -364,7 +413,9 @@ fn loops_on_all_meshes() {
             kernels,
             ..LowerOptions::default()
         };
-        for form in [ProgramForm::Manual, ProgramForm::Local] {
+        let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{name}: {error}"));
+        check_equal(&name, &local_numbers(&lowered, &inputs), &expected, 1e-5);
+        for form in cases("partition grouped products by XLA", 0, [ProgramForm::Manual, ProgramForm::Local]) {
             let options = LowerOptions { form, ..options.clone() };
             let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{name}: {error}"));
             check_equal(&format!("{name}, {form:?}"), &run(&lowered, &inputs), &expected, 1e-5);

@@ -8,6 +8,7 @@ use meshloom::ops::Op;
 use meshloom::partition::{CollectiveKind, collective_of};
 use meshloom::trace::{Function, MapTree, Tensor, value_and_grad};
 
+use super::interpreted;
 use super::meshes::config;
 use meshloom::ir::{DType, Graph, Literal};
 use meshloom::sharding::Mesh;
@@ -186,7 +187,7 @@ fn halves_give_what_the_whole_does() {
         let segments: Vec<i32> = numbers.iter().map(|position| position / 9).collect();
         inputs[count - 2] = Literal::from_slice(&[BATCH, LENGTH], &numbers).expect("positions");
         inputs[count - 1] = Literal::from_slice(&[BATCH, LENGTH], &segments).expect("segments");
-        run_on_one(&graph, &inputs)
+        interpreted(&graph, &inputs)
     };
     for model in [["model.family=deepseek"], ["model.family=mixtral"], ["model.family=llama"]] {
         let whole = [&model[..], &["model.scan_layers=false"]].concat();

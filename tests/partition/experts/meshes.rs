@@ -8,7 +8,9 @@ use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, MapTree, Tree, value_and_grad};
 use meshloom_train::config::RunConfig;
 
+use super::{interpreted, interpreted_over};
 use meshloom::ir::Graph;
+use support::cases::cases;
 use support::experts::*;
 use support::random::Random;
 
@@ -83,47 +85,55 @@ pub fn loss_and_gradients(config: &RunConfig) -> (Arc<Graph>, Vec<Literal>) {
     (function.unwrap_or_else(|error| panic!("{error}")).graph().clone(), inputs)
 }
 
-fn check(mesh: &str, model: &[&str]) {
+/// The interpreter compares; XLA does so too where it is asked to.
+fn check(mesh: &str, model: &[&str], by_xla: bool) {
     let what = format!("{mesh}: {}", model.join(" "));
     let config = config(mesh, model);
     let (graph, inputs) = loss_and_gradients(&config);
-    let lowered = partitioned(&graph, mesh, &config.rule_sets().expect("rules"));
+    let rules = config.rule_sets().expect("rules");
     // One device has one group of experts, one part of all tokens, and layers that are not cut.
     let plain = DecoderConfig { remat: RematPolicy::None, ..config.decoder().unwrap().on_one_device() };
     let specs = (plain.parameters().map(|_, param| param.spec.clone()), Batch::specs(16, 16));
     let reference =
         Function::trace("loss", specs, |(params, batch)| value_and_grad(params, |params| plain.loss(&params, &batch)));
-    let expected = run_on_one(reference.expect("it traces").graph(), &inputs);
-    check_equal(&what, &run(&lowered, &inputs), &expected, 1e-5);
+    let expected = interpreted(reference.expect("it traces").graph(), &inputs);
+    check_equal(&what, &interpreted_over(&graph, mesh, &rules, &inputs), &expected, 1e-5);
+    if by_xla {
+        check_equal(&what, &run(&partitioned(&graph, mesh, &rules), &inputs), &expected, 1e-5);
+    }
 }
 
-/// One case for each model by default; more by the environment variable.
-fn count() -> usize {
-    std::env::var("MESHLOOM_EXPERT_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(MODELS.len())
+/// Checks each case; in the small tier XLA gets so many of them too.
+fn check_all(by_xla: usize, all: &[(String, &[&str])]) {
+    let by_xla = cases("partition experts on meshes by XLA", by_xla, 0..all.len());
+    for (index, (mesh, model)) in all.iter().enumerate() {
+        check(mesh, model, by_xla.contains(&index));
+    }
 }
 
+/// Each model once in the small tier.
 #[test]
 fn all_meshes_compute_what_one_device_does() {
-    let mut random = Random(17);
-    for case in 0..count() {
-        check(&random_mesh(&mut random), MODELS[case % MODELS.len()]);
-    }
+    let case = |number: usize| (random_mesh(&mut Random(17 + number as u64)), MODELS[number / 4]);
+    let numbers = cases("partition experts on meshes", MODELS.len(), 0..4 * MODELS.len());
+    check_all(0, &numbers.into_iter().map(case).collect::<Vec<_>>());
 }
 
 #[test]
 fn the_axes_of_the_pipeline_work_together() {
-    check("data=2,fsdp=2,expert=2", MODELS[0]);
-    check("expert=8", MODELS[2]);
+    check_all(1, &[("data=2,fsdp=2,expert=2".to_owned(), MODELS[0]), ("expert=8".to_owned(), MODELS[2])]);
 }
 
 /// Decoders whose experts have a capacity: what is dropped does not depend on the mesh.
 #[test]
 fn decoders_with_a_capacity_drop_the_same() {
-    let exchange = "kernels.experts_exchange=all-to-all";
-    let capacity = "model.expert_capacity=1.0";
-    check("data=2,fsdp=2,expert=2", &["model.family=mixtral", capacity, exchange, "remat.policy=full"]);
-    check("expert=4,tensor=2", &["model.family=deepseek", "model.batch_split=true", capacity, exchange]);
-    check("expert=2,context=2,tensor=2", &["model.family=mixtral", capacity]);
+    let (exchange, capacity) = ("kernels.experts_exchange=all-to-all", "model.expert_capacity=1.0");
+    let models: [(&str, &[&str]); 3] = [
+        ("data=2,fsdp=2,expert=2", &["model.family=mixtral", capacity, exchange, "remat.policy=full"]),
+        ("expert=4,tensor=2", &["model.family=deepseek", "model.batch_split=true", capacity, exchange]),
+        ("expert=2,context=2,tensor=2", &["model.family=mixtral", capacity]),
+    ];
+    check_all(0, &models.map(|(mesh, model)| (mesh.to_owned(), model)));
 }
 
 /// The names that rules go by.

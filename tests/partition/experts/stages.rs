@@ -6,8 +6,10 @@ use meshloom::nn::{ExpertExchange, MoeConfig, moe};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, Tensor, VmapOptions, checkpoint, scan, value_and_grad, vmap_with};
 
+use super::{interpreted, interpreted_over};
 use meshloom::ir::Graph;
 use meshloom::trace::TensorSpec;
+use support::cases::cases;
 use support::experts::*;
 
 const STAGES: usize = 2;
@@ -66,7 +68,7 @@ fn stages_keep_to_themselves() {
     let rows = Rows { batch: 8, length: 8, embed: 16 };
     let reference = stages(&plain, rows, false);
     let inputs = random_inputs(&reference, 9);
-    let expected = run_on_one(&reference, &inputs);
+    let expected = interpreted(&reference, &inputs);
     // The stages are no batch here.
     let batch: &[(&str, &[&str])] = &[
         ("activation_batch", &["data", "fsdp", "expert"]),
@@ -75,20 +77,25 @@ fn stages_keep_to_themselves() {
     ];
     // As many slots as tokens.
     let all_slots = Some(8.0 / 3.0);
-    for (mesh, expert_groups, batch_parts, sequence_parts, capacity_factor) in [
+    let meshes = [
         ("stage=2,fsdp=2,expert=2", 2, 2, 1, None),
         ("stage=2,expert=4", 4, 1, 1, None),
         ("stage=2,expert=2,context=2", 2, 1, 2, None),
         // Twice as many parts of the batch as it is spread over.
         ("stage=2,fsdp=2,context=2", 1, 4, 2, None),
         ("stage=2,expert=4", 4, 1, 1, all_slots),
-    ] {
+    ];
+    for mesh in meshes {
+        let (mesh, expert_groups, batch_parts, sequence_parts, capacity_factor) = mesh;
         let exchange = if capacity_factor.is_some() { ExpertExchange::AllToAll } else { ExpertExchange::Gather };
         let sizes = MoeConfig { expert_groups, batch_parts, sequence_parts, ..plain.clone() };
         let config = MoeConfig { capacity_factor, exchange, ..sizes };
         let graph = stages(&config, rows, true);
+        check_equal(mesh, &interpreted_over(&graph, mesh, &rules(batch), &inputs), &expected, 1e-5);
         let lowered = partitioned(&graph, mesh, &rules(batch));
-        check_equal(mesh, &run(&lowered, &inputs), &expected, 1e-5);
+        for lowered in cases("partition stages of experts", usize::from(mesh == meshes[0].0), [&lowered]) {
+            check_equal(mesh, &run(lowered, &inputs), &expected, 1e-5);
+        }
         let ledger = lowered.collectives();
         // The sum of the loss over all stages is all.
         let over_stages = ledger.over("stage");

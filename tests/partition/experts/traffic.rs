@@ -43,9 +43,6 @@ fn tokens_are_gathered_and_results_scattered() {
     let tokens = (rows.batch / 8 * rows.length * rows.embed * 4) as u64;
     let choices = (rows.batch / 8 * rows.length * config.experts_per_token * 4) as u64;
     let expert = ledger.over_exactly(&["expert"]);
-    for part in expert.iter().expect("collectives") {
-        println!("{:?} {} {} {} {:?}", part.kind, part.bytes, part.operand_count, part.scope, part.source);
-    }
     assert_eq!(expert.forward().kind(AllGather).bytes().unwrap(), tokens + 2 * choices);
     assert_eq!(expert.forward().kind(ReduceScatter).bytes().unwrap(), 2 * tokens);
     assert_eq!(expert.backward().kind(AllGather).bytes().unwrap(), tokens);
@@ -61,9 +58,6 @@ fn weights_of_experts_are_gathered_along_fsdp_alone() {
     let ledger = ledger(&config, rows, "data=2,fsdp=2,expert=2");
     let weight = (config.experts / 2 * rows.embed / 2 * config.mlp * 4) as u64;
     let fsdp = ledger.over_exactly(&["fsdp"]);
-    for part in fsdp.iter().expect("collectives") {
-        println!("{:?} {} {} {} {:?}", part.kind, part.bytes, part.operand_count, part.scope, part.source);
-    }
     assert_eq!(fsdp.forward().kind(AllGather).bytes().unwrap(), 3 * weight);
     assert_eq!(fsdp.backward().kind(ReduceScatter).bytes().unwrap(), 3 * 2 * weight);
     assert_eq!(fsdp.kind(AllReduce).count().unwrap(), 0);

@@ -1,7 +1,6 @@
 //! The same values in every form that a run may hold them in.
 
 use std::fs;
-use std::process::Command;
 
 use meshloom::ir::{DType, Literal, Name, TensorType};
 use meshloom::pjrt::{Array, ArraySpec, ShardBox, ShardLayout};
@@ -9,6 +8,7 @@ use meshloom::trace::{Init, Param, Path, Tree};
 use meshloom_train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Start};
 
 use super::state::{self, State, about, arrays, config, declared, literal, write, written_values};
+use support::counts::process;
 use support::eight_devices::client;
 
 /// A tree that gives two leaves one path.
@@ -93,7 +93,7 @@ fn every_part_is_written_once() {
 fn sha256sum_checks_it() {
     let directory = tempfile::tempdir().expect("a folder");
     let [folder] = &write(directory.path(), &[3])[..] else { panic!("one folder") };
-    let output = Command::new("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(folder).output();
+    let output = process("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(folder).output();
     let Ok(output) = output else { return eprintln!("SKIPPED sha256sum_checks_it: there is no sha256sum") };
     assert!(output.status.success(), "{output:?}");
     let sums = fs::read_to_string(folder.join("SHA256SUMS")).expect("checksums");

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use meshloom_train::checkpoint::Checkpoint;
 use proptest::prelude::*;
 use proptest::sample::Index;
+use support::cases::cases;
 
 use super::damage::seal;
 use super::state::{declared, names, values, write, written_values};
@@ -89,7 +90,11 @@ fn apply(bytes: &[u8], change: &Change) -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: cases("train changed checkpoints", 100, 0..400).len() as u32,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn any_change_is_found(file in any::<Index>(), change in change()) {

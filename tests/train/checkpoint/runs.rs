@@ -8,12 +8,15 @@ use meshloom_train::Trainer;
 use meshloom_train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Fallback, Start, find};
 use meshloom_train::config::RunConfig;
 
+use support::cases::cases;
 use support::configs::{self, BOOK, NARROW, TOKENIZER, UNOPTIMIZED};
 use support::eight_devices::{client, relative_error};
 use support::text_files::TextFiles;
 
 const SMALL: &[&str] = &["model.layers=4", "model.seq=16", "train.warmup=2", "train.steps=40", UNOPTIMIZED];
 const MIXED: &[&str] = &["mesh.axes=\"data=2,fsdp=4\""];
+/// Draws differ by step, so a run that goes on shows whether it knows its step.
+const DROPOUT: &[&str] = &["model.dropout=0.1"];
 const FOUR: &[&str] = &["mesh.axes=\"fsdp=2,tensor=2\"", "target.devices=4"];
 const ONE: &[&str] = &["mesh.axes=\"data=1\"", "target.devices=1"];
 const PIPELINE: &[&str] = &["mesh.axes=\"stage=2,data=2,fsdp=2\"", "pipeline.repeats=2"];
@@ -93,13 +96,13 @@ fn check_resume(overrides: &[&[&str]], before: usize, after: usize) {
 
 #[test]
 fn a_resumed_run_has_the_same_bits() {
-    check_resume(&[SMALL, MIXED, &["model.dropout=0.1"]], 3, 4);
+    check_resume(&[SMALL, MIXED, DROPOUT], 3, 4);
 }
 
 /// Saving is nothing that a run notices.
 #[test]
 fn a_run_that_saves_has_the_same_bits() {
-    let config = config(&[SMALL, FOUR]);
+    let config = config(&[SMALL, MIXED, DROPOUT]);
     let expected = numbers(&mut trainer(&config), 4);
     let directory = tempfile::tempdir().expect("a folder");
     let checkpoints = super::state::config(directory.path(), 2);
@@ -115,18 +118,23 @@ fn a_run_that_saves_has_the_same_bits() {
 
 #[test]
 fn in_bf16_as_well() {
-    check_resume(&[SMALL, MIXED, &["model.param_dtype=bf16", "model.compute_dtype=bf16"]], 2, 2);
+    for narrow in cases("train resumes in bf16", 0, [["model.param_dtype=bf16", "model.compute_dtype=bf16"]]) {
+        check_resume(&[SMALL, MIXED, &narrow], 2, 2);
+    }
 }
 
 #[test]
 fn a_resumed_pipeline_has_the_same_bits() {
-    check_resume(&[SMALL, PIPELINE], 2, 2);
+    check_resume(&[SMALL, PIPELINE, DROPOUT], 2, 2);
 }
 
+/// Those that stream, below, are in the small tier.
 #[test]
 fn resumed_replicas_have_the_same_bits() {
-    // Before a sync, and between two.
-    check_resume(&[SMALL, DILOCO], 2, 5);
+    for replicas in cases("train resumes of replicas", 0, [DILOCO]) {
+        // Before a sync, and between two.
+        check_resume(&[SMALL, replicas], 2, 5);
+    }
 }
 
 #[test]
@@ -140,23 +148,23 @@ fn a_fragment_under_way_is_part_of_the_state() {
 #[test]
 fn any_mesh_goes_on_from_any() {
     let directory = tempfile::tempdir().expect("a folder");
-    let first = config(&[SMALL, MIXED]);
+    let first = config(&[SMALL, MIXED, DROPOUT]);
     let mut trainer = trainer(&first);
     numbers(&mut trainer, 3);
     let expected = together(&trainer);
     let mut folder = save(&trainer, &directory.path().join("0"));
     let next = f64::from_bits(numbers(&mut trainer, 1)[0][0]);
-    let forms: [&[&str]; 7] = [
-        FOUR,
-        ONE,
+    // The last one goes on to the first one's mesh.
+    let forms: [&[&str]; 6] = [
         PIPELINE,
+        FOUR,
         STAGES,
+        ONE,
         &["mesh.axes=\"fsdp=8\"", "model.scan_layers=false"],
         &["mesh.axes=\"tensor=4\"", "target.devices=4", "train.microbatches=2"],
-        MIXED,
     ];
-    for (number, form) in forms.into_iter().enumerate() {
-        let config = config(&[SMALL, form]);
+    for (number, form) in cases("train resumes on meshes", 2, forms).into_iter().chain([MIXED]).enumerate() {
+        let config = config(&[SMALL, form, DROPOUT]);
         let mut resumed = resume(&config, &folder);
         assert!(together(&resumed) == expected, "{form:?}: the state is another");
         assert!(!resumed.warnings().iter().any(|text| text.contains("checkpoint")), "{:?}", resumed.warnings());
@@ -178,9 +186,18 @@ fn padding_is_not_saved() {
     let is_padded = |array: meshloom::pjrt::Array| array.layout().dims() != array.ty().dims.as_slice();
     assert!(trainer.state().leaves().into_iter().any(is_padded));
     let folder = save(&trainer, &directory.path().join("0"));
-    let on_one = resume(&config(&[SMALL, uneven, ONE]), &folder);
-    assert!(state(&on_one) == state(&trainer));
-    let folder = save(&on_one, &directory.path().join("1"));
+    let declared = config(&[SMALL, uneven, fsdp]).state().expect("a state");
+    let saved = Checkpoint::open(&folder).expect("a checkpoint").load_on_host(&declared, "").expect("values");
+    let saved = saved.leaves().into_iter().map(|literal| literal.bytes().to_vec());
+    assert!(declared.paths().into_iter().zip(saved).collect::<BTreeMap<_, _>>() == state(&trainer));
+    for one in cases("train padded resumes on one device", 0, [ONE]) {
+        let on_one = resume(&config(&[SMALL, uneven, one]), &folder);
+        assert!(state(&on_one) == state(&trainer));
+        save(&on_one, &directory.path().join("1"));
+        let mut back = resume(&config(&[SMALL, uneven, fsdp]), &folder);
+        assert!(state(&back) == state(&trainer));
+        numbers(&mut back, 1);
+    }
     let mut back = resume(&config(&[SMALL, uneven, fsdp]), &folder);
     assert!(state(&back) == state(&trainer));
     assert_eq!(numbers(&mut back, 2), numbers(&mut trainer, 2));
@@ -189,11 +206,15 @@ fn padding_is_not_saved() {
 #[test]
 fn other_runs_are_refused_or_warned_of() {
     let directory = tempfile::tempdir().expect("a folder");
-    let trainer = trainer(&config(&[SMALL, ONE]));
+    let trainer = trainer(&config(&[SMALL, DROPOUT, ONE]));
     let folder = save(&trainer, directory.path());
     let checkpoint = Checkpoint::open(folder).expect("a checkpoint");
-    assert_eq!(checkpoint.about().config, config(&[SMALL, ONE]).to_toml());
-    let error = |overrides: &[&str]| match Trainer::resume(&config(&[SMALL, ONE, overrides]), &client(), &checkpoint) {
+    assert_eq!(checkpoint.about().config, config(&[SMALL, DROPOUT, ONE]).to_toml());
+    let error = |overrides: &[&str]| match Trainer::resume(
+        &config(&[SMALL, DROPOUT, ONE, overrides]),
+        &client(),
+        &checkpoint,
+    ) {
         Err(meshloom_train::Error::Checkpoint(error)) => *error,
         Err(error) => panic!("{overrides:?}: {error}"),
         Ok(_) => panic!("{overrides:?} is taken"),
@@ -213,7 +234,7 @@ fn other_runs_are_refused_or_warned_of() {
     assert!(muon.contains("has no optimizer.momentum.layers.attention.wq"), "{muon}");
     // Parameters alone go into any run of the model.
     let replicas_of_one = &["mesh.axes=\"diloco=2\"", "target.devices=2", "diloco.replicas=2"];
-    let mut others = self::trainer(&config(&[SMALL, replicas_of_one, &["train.seed=3"]]));
+    let mut others = self::trainer(&config(&[SMALL, DROPOUT, replicas_of_one, &["train.seed=3"]]));
     others.load_parameters_of(&checkpoint).expect("the same model");
     let (params, own) = (state(&others), state(&trainer));
     for (path, bytes) in own.iter().filter_map(|(path, bytes)| Some((path.strip_prefix("params.")?, bytes))) {
@@ -221,7 +242,7 @@ fn other_runs_are_refused_or_warned_of() {
         assert!(params[&format!("inner.params.{path}")] == bytes.repeat(2), "{path}");
     }
     let of_replicas = Checkpoint::open(save(&others, &directory.path().join("replicas"))).expect("a checkpoint");
-    let mut single = self::trainer(&config(&[SMALL, ONE, &["train.seed=4"]]));
+    let mut single = self::trainer(&config(&[SMALL, DROPOUT, ONE, &["train.seed=4"]]));
     single.load_parameters_of(&of_replicas).expect("the same model");
     let is_param = |(path, _): &(&String, &Vec<u8>)| path.starts_with("params.");
     assert!(state(&single).iter().filter(is_param).eq(own.iter().filter(is_param)));
@@ -230,7 +251,7 @@ fn other_runs_are_refused_or_warned_of() {
     assert!(replicas.contains("has no inner.params.embedding"), "{replicas}");
 
     let text = format!("data.sources=[{:?}]", support::path("README.md"));
-    let changed = config(&[SMALL, ONE, &["train.seed=1", "train.steps=50", "train.microbatches=2", &text]]);
+    let changed = config(&[SMALL, DROPOUT, ONE, &["train.seed=1", "train.steps=50", "train.microbatches=2", &text]]);
     let resumed = Trainer::resume(&changed, &client(), &checkpoint).expect("it goes on otherwise");
     let warnings: Vec<&str> = resumed.warnings().iter().filter_map(|text| text.split(" in the run").next()).collect();
     assert_eq!(
