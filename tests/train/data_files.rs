@@ -126,16 +126,16 @@ fn frames_of_the_program_zstd() {
     };
     // Behind the magic number of a frame is what it has, then the size of its window, or the length.
     let (to_skip, second) = (92, 105);
-    assert_snapshot!(wrong(&|frames| frames[5] = 22 << 3), @"");
-    assert_snapshot!(wrong(&|frames| frames[4] |= 0b1000), @"");
-    assert_snapshot!(wrong(&|frames| frames[4] |= 0b1), @"");
-    assert_snapshot!(wrong(&|frames| frames[to_skip - 1] ^= 1), @"");
-    assert_snapshot!(wrong(&|frames| frames[second + 5] += 1), @"");
-    assert_snapshot!(wrong(&|frames| frames.truncate(second - 1)), @"");
-    assert_snapshot!(wrong(&|frames| frames.truncate(second + 3)), @"");
-    assert_snapshot!(wrong(&|frames| frames.truncate(FRAMES.len() - 1)), @"");
-    assert_snapshot!(wrong(&|frames| frames.push(b'x')), @"");
-    assert_snapshot!(wrong(&|frames| frames.extend(b"more")), @"");
+    assert_snapshot!(wrong(&|frames| frames[5] = 22 << 3), @"1: the file cannot be read from this line on: a frame has a window of 4294967296 bytes, and 2147483648 are the most that is read");
+    assert_snapshot!(wrong(&|frames| frames[4] |= 0b1000), @"1: the file cannot be read from this line on: a bit is set in the header of a frame that no version of zstd has");
+    assert_snapshot!(wrong(&|frames| frames[4] |= 0b1), @"1: the file cannot be read from this line on: a frame needs a dictionary, and none is known");
+    assert_snapshot!(wrong(&|frames| frames[to_skip - 1] ^= 1), @"21: the file cannot be read from this line on: a frame does not have the checksum that it states");
+    assert_snapshot!(wrong(&|frames| frames[second + 5] += 1), @"41: the file cannot be read from this line on: a frame of 481 bytes has 480");
+    assert_snapshot!(wrong(&|frames| frames.truncate(second - 1)), @"21: the file cannot be read from this line on: it ends within a frame");
+    assert_snapshot!(wrong(&|frames| frames.truncate(second + 3)), @"21: the file cannot be read from this line on: it ends within a frame");
+    assert_snapshot!(wrong(&|frames| frames.truncate(FRAMES.len() - 1)), @"21: the file cannot be read from this line on: it ends within a frame");
+    assert_snapshot!(wrong(&|frames| frames.push(b'x')), @"41: the file cannot be read from this line on: it ends within a frame");
+    assert_snapshot!(wrong(&|frames| frames.extend(b"more text")), @"41: the file cannot be read from this line on: what should be a frame of zstd does not begin as one");
 }
 
 // Lines that cannot be used.
