@@ -108,7 +108,9 @@ fn steps_and_evaluations_are_those_of_one_device() {
 fn attention_in_blocks() {
     const LONG: [&str; 2] = ["model.seq=1024", "train.batch=2"];
     let narrow = ["model.layers=1", "model.heads=1", "model.kv_heads=1", "model.embed=8", "model.mlp=8"];
-    check(interpreted, &[&LONG[..], &narrow].concat(), CONTEXT, &[TWO_CHUNK, STRIPED]);
+    let one_row = ["train.batch=1", "mesh.axes=context=4", "target.devices=4"];
+    let orders = cases("train orders in blocks, interpreted", 1, [TWO_CHUNK, STRIPED]);
+    check(interpreted, &[&LONG[..], &narrow, &["train.batch=1"]].concat(), &one_row, &orders);
     check(numbers, &LONG, CONTEXT, &cases("train orders in blocks", 0, [TWO_CHUNK, STRIPED]));
 }
 
