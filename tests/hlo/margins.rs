@@ -94,8 +94,8 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
 fn worst(backend: Backend) -> f64 {
     match backend {
         Backend::Cpu => 1.65,
-        Backend::Cuda => 10.5,
-        Backend::Tpu => 25.0,
+        Backend::Cuda => 2.3,
+        Backend::Tpu => 1.8,
     }
 }
 

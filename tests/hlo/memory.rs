@@ -568,9 +568,6 @@ fn rows(ours: &[(&str, Lowered)]) -> Vec<Row> {
         let (modules, figures) = ours.iter().map(|(_, lowered)| compiled_now(lowered)).unzip();
         Stored { modules, figures }.write(&names);
     }
-    if std::env::var_os("REENCODE").is_some() {
-        Stored::read(&names).write(&names);
-    }
     let stored = Stored::read(&names);
     let of_ours = ours.iter().zip(&stored.modules).zip(&stored.figures);
     let of_ours = of_ours.map(|(((name, lowered), module), figures)| row(name, lowered, module, *figures));
