@@ -517,14 +517,16 @@ fn modules_of_the_snapshots_are_compiled() {
     });
 }
 
-/// The interpreter knows every op of the table but those that it is known not to know, and these it refuses.
+/// The interpreter knows every op of the table, which the ops' own tests show, but those that are listed: these it
+/// refuses.
 #[test]
 fn every_op_is_interpreted() {
     let mut refused = BTreeSet::new();
     for run in entries().iter().flat_map(|entry| &entry.runs) {
-        let name = if matches!(run.op, Op::Unary(_)) { run.op.name() } else { run.op.variant() };
+        let names = [run.op.variant(), run.op.name()];
+        let Some(&name) = NOT_INTERPRETED.iter().find(|name| names.contains(name)) else { continue };
         let narrow = |tensor: &Tensor| TYPES_NOT_INTERPRETED.contains(&tensor.ty.dtype);
-        if run.is_interpreted() || run.operands.iter().chain(&run.expected).any(narrow) || refused.contains(name) {
+        if run.operands.iter().chain(&run.expected).any(narrow) || !refused.insert(name) {
             continue;
         }
         let (graph, inputs) = values_graph(&[run]);
@@ -532,7 +534,6 @@ fn every_op_is_interpreted() {
         let panic = found.expect_err(name);
         let said = panic.downcast_ref::<String>().expect("a message");
         assert!(said.contains("is not interpreted"), "{name}: {said}");
-        refused.insert(name);
     }
     assert_eq!(refused, NOT_INTERPRETED.into());
 }
