@@ -37,7 +37,7 @@ impl By {
     }
 }
 
-pub fn client() -> Client {
+fn client() -> Client {
     static CLIENT: OnceLock<Client> = OnceLock::new();
     CLIENT.get_or_init(|| support::client_of(1)).clone()
 }

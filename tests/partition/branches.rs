@@ -7,7 +7,6 @@ use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{
     Function, Tensor, TensorSpec, Tree, cond, einsum, map_parallel, scan, switch, while_loop, zeros,
 };
-use support::cases::cases;
 use support::eight_devices::{compile, relative_error};
 use support::interpret::interpret;
 use support::numbers;
@@ -94,7 +93,8 @@ fn close(found: &[Literal], expected: &[Literal], mesh: &str) {
 fn devices_branch_by_their_place() {
     let function = traced();
     let expected = interpret(function.graph(), &literals());
-    let by_xla = cases("partition branches by XLA", 1, ["stage=2,data=2,tensor=2"].into_iter().chain(MESHES));
+    let by_xla =
+        support::cases::cases("partition branches by XLA", 1, ["stage=2,data=2,tensor=2"].into_iter().chain(MESHES));
     for mesh in MESHES {
         let lowered = lowered(&function, mesh);
         let partitioned = lowered.partitioned().expect("it is partitioned");

@@ -235,6 +235,12 @@ impl Case {
         sets
     }
 
+    /// The same with the pass that removes dead code: XLA refuses a `partition-id` that nothing reads.
+    pub fn without_dead_code(mut self) -> Case {
+        self.without.retain(|pass| *pass != "dead-code");
+        self
+    }
+
     /// Names of passes that do not run.
     pub fn without(&self) -> &[&'static str] {
         &self.without

@@ -227,7 +227,8 @@ fn random_rules_on_random_meshes() {
     let references: Vec<OnceLock<Reference>> = models.iter().map(|_| OnceLock::new()).collect();
     let cases = only(&models, || {
         let numbers = cases("partition random steps by XLA", 3, 0..60);
-        numbers.into_iter().map(|number| Case::random(&mut random_of(number), &models, &OF_EIGHT)).collect()
+        let case = |number| Case::random(&mut random_of(number), &models, &OF_EIGHT).without_dead_code();
+        numbers.into_iter().map(case).collect()
     });
     let check = |case: &Case, with_others: bool| {
         // A simpler case may have a model that is none of these.
