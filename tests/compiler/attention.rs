@@ -165,7 +165,8 @@ fn mosaic_is_equal_to_the_plain_form() {
     let shapes: [(Shape, DType, f64); 4] = [
         ([2, 1, 2, 40, 8, 8], F32, 1e-5),
         ([1, 2, 1, 300, 8, 4], F32, 1e-5),
-        ([1, 1, 2, 64, 16, 16], BF16, 2e-2),
+        // Scores, weights and their cotangents are rounded to 8 bits in both forms, by 2^-9 each, and added up otherwise.
+        ([1, 1, 2, 64, 16, 16], BF16, 1.5e-2),
         ([1, 1, 1, 1, 8, 8], F32, 1e-5),
     ];
     let both_ways = AttentionForm { causal: false, ..window(30) };
@@ -224,13 +225,13 @@ fn what_mosaic_kernels_do_not_compute() {
     }
 }
 
-/// Products of bf16 have 8 bits: weights are rounded in both forms, in each relative to another sum.
+/// Products of bf16 have 8 bits: weights are rounded in both forms, by 2^-9 in each, relative to another sum.
 #[test]
 fn bf16() {
     let graph = program([2, 2, 2, 40, 16, 16], BF16, &[(window(17), 2), (CAUSAL, 1)]);
     let expected = results_by_xla(&graph, &LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() });
     let options = LowerOptions { kernels: blockwise(8, 8), ..LowerOptions::default() };
-    check(&results_by_xla(&graph, &options), &expected, 2e-2, "bf16");
+    check(&results_by_xla(&graph, &options), &expected, 1e-2, "bf16");
 }
 
 /// Blocks lie within a device: over batch and heads nothing moves but the sums of the loss. A device that has a part of

@@ -33,4 +33,4 @@ mod vmap;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });
+support::test_program!(Budget { steps: 10, modules: 34, processes: 6 });
