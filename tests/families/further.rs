@@ -1,6 +1,5 @@
 //! Multi-token prediction against a reference script, tests/oracle/further.py: packed documents, two further tokens.
 
-use meshloom::compile::{LowerOptions, Partitioned, lower};
 use meshloom::ir::{DType, Graph, Literal, TensorType};
 use meshloom::nn::{Batch, ContextOrder, DecoderConfig, TokenOrder};
 use meshloom::ops::RematPolicy;
@@ -9,11 +8,9 @@ use meshloom::transform::pipeline::{PipelineOptions, Schedule};
 use meshloom_train::families::Published;
 use support::cases::cases;
 use support::eight_devices::relative_error;
-use support::experts::rules;
-use support::spmd::run_local;
 
 use super::golden::{BOUND, Golden, interpreted, read, specs};
-use super::meshes::{NARROW_WHOLE, on_mesh, parse, run_on};
+use super::meshes::{interpreted_on, on_mesh, run_on};
 
 /// The weight of the script.
 const WEIGHT: f64 = 0.3;
@@ -68,14 +65,7 @@ fn run(by: By, graph: &Graph, inputs: &[Literal], mesh: Option<&str>) -> Vec<Vec
         (By::Plugin, Some(mesh)) => return run_on(graph, mesh, inputs),
         (By::Plugin, None) => support::run(graph, inputs),
         (By::Interpreter, None) => interpreted(graph, inputs),
-        (By::Interpreter, Some(mesh)) => {
-            let (mesh, rules) = (parse(mesh), rules(NARROW_WHOLE));
-            let sharding = Some((&mesh, &rules));
-            let options = LowerOptions { sharding, deny_replication: true, ..LowerOptions::default() };
-            let lowered = lower(graph, &options).unwrap_or_else(|error| panic!("{mesh}: {error}"));
-            let Some(Partitioned { graph, mesh, .. }) = lowered.partitioned() else { panic!("no local program") };
-            run_local(graph, mesh, inputs).unwrap_or_else(|error| panic!("{error}"))
-        }
+        (By::Interpreter, Some(mesh)) => return interpreted_on(graph, mesh, inputs),
     };
     results.iter().map(Literal::to_f64_vec).collect()
 }
@@ -125,12 +115,11 @@ fn check(by: By, what: &str, change: impl FnOnce(DecoderConfig) -> DecoderConfig
     assert!(error <= BOUND, "{what}: {name} is off by {error:.1e}");
 }
 
-/// The plugin for the first ones and the interpreter for the last one; in the full tier both for all.
+/// The interpreter for all; the plugin for the first ones, and in the full tier for all as well.
 fn both<T: Clone>(name: &str, compiled: usize, all: impl IntoIterator<Item = T>) -> Vec<(By, T)> {
     let all: Vec<T> = all.into_iter().collect();
     let compiled = cases(name, compiled, all.iter().cloned()).into_iter().map(|case| (By::Plugin, case));
-    let interpreted = cases("families further tokens, interpreted", 1, all.into_iter().rev());
-    interpreted.into_iter().map(|case| (By::Interpreter, case)).chain(compiled).collect()
+    all.into_iter().map(|case| (By::Interpreter, case)).chain(compiled).collect()
 }
 
 #[test]
@@ -149,7 +138,7 @@ fn one_device() {
 #[test]
 fn meshes() {
     let meshes = ["fsdp=2,context=2,tensor=2", "fsdp=4,tensor=2", "fsdp=2,context=4", "fsdp=2,expert=4"];
-    for (by, mesh) in both("families further tokens on meshes, compiled", 1, meshes) {
+    for (by, mesh) in both("families further tokens on meshes, compiled", 0, meshes) {
         check(by, mesh, |decoder| decoder, Some(mesh));
     }
     let orders = [ContextOrder::TwoChunk, ContextOrder::Striped];
@@ -186,7 +175,7 @@ fn pipelines() {
             "stage=2,fsdp=2,expert=2",
         ),
     ];
-    for (by, (what, change, mesh)) in both("families further tokens in pipelines, compiled", 1, forms) {
+    for (by, (what, change, mesh)) in both("families further tokens in pipelines, compiled", 0, forms) {
         check(by, what, change, Some(mesh));
     }
 }

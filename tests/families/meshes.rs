@@ -1,6 +1,6 @@
 //! Families on meshes and in pipelines: the same numbers as transformers, and as one device.
 
-use meshloom::compile::{LowerOptions, lower};
+use meshloom::compile::{LowerOptions, Lowered, Partitioned, lower};
 use meshloom::ir::{Graph, Literal};
 use meshloom::nn::{DecoderConfig, FeedForwardConfig, MoeConfig, initialize};
 use meshloom::ops::RematPolicy;
@@ -11,6 +11,7 @@ use support::cases::cases;
 use support::eight_devices::relative_error;
 use support::experts::{rules, run};
 use support::random::Random;
+use support::spmd::run_local;
 
 use super::golden::{BOUND, CASES, Golden, interpreted, specs};
 
@@ -24,10 +25,25 @@ pub fn parse(mesh: &str) -> Mesh {
     Mesh::parse(mesh, sizes.product()).expect("a mesh")
 }
 
-pub fn run_on(graph: &Graph, mesh: &str, inputs: &[Literal]) -> Vec<Vec<f64>> {
+fn lowered_on(graph: &Graph, mesh: &str) -> Lowered {
     let (mesh, rules) = (parse(mesh), rules(NARROW_WHOLE));
     let options = LowerOptions { sharding: Some((&mesh, &rules)), deny_replication: true, ..LowerOptions::default() };
-    run(&lower(graph, &options).unwrap_or_else(|error| panic!("{mesh}: {error}")), inputs)
+    lower(graph, &options).unwrap_or_else(|error| panic!("{mesh}: {error}"))
+}
+
+type Run = fn(&Graph, &str, &[Literal]) -> Vec<Vec<f64>>;
+
+/// Runs a graph on a mesh, compiled.
+pub fn run_on(graph: &Graph, mesh: &str, inputs: &[Literal]) -> Vec<Vec<f64>> {
+    run(&lowered_on(graph, mesh), inputs)
+}
+
+/// The same by the interpreter.
+pub fn interpreted_on(graph: &Graph, mesh: &str, inputs: &[Literal]) -> Vec<Vec<f64>> {
+    let lowered = lowered_on(graph, mesh);
+    let Some(Partitioned { graph, mesh, .. }) = lowered.partitioned() else { panic!("no local program") };
+    let results = run_local(graph, mesh, inputs).unwrap_or_else(|error| panic!("{error}"));
+    results.iter().map(Literal::to_f64_vec).collect()
 }
 
 /// The decoder with experts cut as a mesh wants them.
@@ -85,7 +101,7 @@ fn loss_and_gradients(
     decoder: &DecoderConfig,
     golden: &Golden,
     inputs: &[Literal],
-    mesh: Option<&str>,
+    mesh: Option<(Run, &str)>,
 ) -> Vec<Vec<f64>> {
     // Twelve rows, which three stages and four divide.
     let batch = golden.batch_of(6);
@@ -95,13 +111,13 @@ fn loss_and_gradients(
     let graph = function.unwrap_or_else(|error| panic!("{}: {error}", golden.case)).graph().clone();
     let inputs: Vec<Literal> = inputs.iter().cloned().chain(batch.leaves()).collect();
     match mesh {
-        Some(mesh) => run_on(&graph, mesh, &inputs),
+        Some((run, mesh)) => run(&graph, mesh, &inputs),
         None => interpreted(&graph, &inputs).iter().map(Literal::to_f64_vec).collect(),
     }
 }
 
 /// A decoder of a family with more cycles, in a pipeline and one layer after the other.
-fn check_pipeline(case: &'static str, mesh: &str, options: PipelineOptions, cycles: usize) {
+fn check_pipeline(run: Run, case: &'static str, mesh: &str, options: PipelineOptions, cycles: usize) {
     let golden = Golden::load(case);
     let mut plain = DecoderConfig { load_balance_weight: 0.1, choice_bias_gradient: true, ..golden.decoder() };
     plain.architecture.stack.cycles = cycles;
@@ -131,7 +147,7 @@ fn check_pipeline(case: &'static str, mesh: &str, options: PipelineOptions, cycl
             .collect()
     };
     let expected = loss_and_gradients(&plain, &golden, &values(&plain), None);
-    let found = loss_and_gradients(&pipelined, &golden, &values(&pipelined), Some(mesh));
+    let found = loss_and_gradients(&pipelined, &golden, &values(&pipelined), Some((run, mesh)));
     let what = format!("{case} on {mesh}");
     let error = relative_error(&found[0], &expected[0]);
     assert!(error <= BOUND, "{what}: the loss is off by {error:.1e}");
@@ -181,14 +197,17 @@ fn from(first: &str) -> impl Iterator<Item = &'static str> {
 #[test]
 fn three_stages() {
     for case in cases("families in three stages", 1, from("qwen2")) {
-        check_pipeline(case, "stage=3,tensor=2", circular(3, 2), 8);
+        check_pipeline(run_on, case, "stage=3,tensor=2", circular(3, 2), 8);
     }
 }
 
 /// Four stages, two repeats, a cycle left over.
 #[test]
 fn four_stages() {
-    for case in cases("families in four stages", 1, from("mistral")) {
-        check_pipeline(case, "stage=4,tensor=2", circular(4, 2), 9);
+    for case in cases("families in four stages, interpreted", 1, from("mistral")) {
+        check_pipeline(interpreted_on, case, "stage=4,tensor=2", circular(4, 2), 9);
+    }
+    for case in cases("families in four stages, compiled", 0, CASES) {
+        check_pipeline(run_on, case, "stage=4,tensor=2", circular(4, 2), 9);
     }
 }

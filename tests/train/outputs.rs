@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use support::configs::UNOPTIMIZED;
+
 use super::program::{refused, run, trained, with_keys};
 
 const SMALL: &str = "model.layers=1 model.embed=16 model.heads=2 model.kv_heads=1 model.mlp=16 model.seq=16 \
@@ -10,7 +12,7 @@ const SMALL: &str = "model.layers=1 model.embed=16 model.heads=2 model.kv_heads=
 
 /// The arguments of `meshloom train` with a small model.
 fn train<'a>(keys: &[&'a str], flags: &[&'a str]) -> Vec<&'a str> {
-    let keys: Vec<&str> = SMALL.split_whitespace().chain(keys.iter().copied()).collect();
+    let keys: Vec<&str> = SMALL.split_whitespace().chain([UNOPTIMIZED]).chain(keys.iter().copied()).collect();
     with_keys(&[&["train"], flags].concat(), &keys)
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use meshloom::hlo::read::{Limits, read};
 use meshloom::hlo::xplane::{CALLS_PLANE, XPlane, XSpace};
 use support::cases::cases;
+use support::configs::UNOPTIMIZED;
 
 use super::program::{Said, refused, run, trained, with_keys};
 
@@ -20,6 +21,7 @@ const SMALL: &[&str] = &[
     "mesh.axes=data=2",
     "target.devices=2",
     "train.batch=4",
+    UNOPTIMIZED,
 ];
 
 /// The arguments of `meshloom train --profile` with a small model.
