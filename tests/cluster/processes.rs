@@ -10,11 +10,12 @@ use meshloom::trace::Tree;
 use meshloom_train::checkpoint::{self, Fallback};
 use meshloom_train::config::RunConfig;
 use meshloom_train::run::RunState;
+use support::configs::UNOPTIMIZED;
 use support::counts::process;
 use support::program::meshloom_with_processes as meshloom;
 
-/// A model that compiles in a moment.
-pub const TINY: [&str; 8] = [
+/// A model that compiles in a moment: LLVM does not optimize.
+pub const TINY: [&str; 9] = [
     "model.layers=2",
     "model.seq=16",
     "model.embed=32",
@@ -23,6 +24,7 @@ pub const TINY: [&str; 8] = [
     "model.mlp=64",
     "train.batch=8",
     "data.tokenizer=bytes",
+    UNOPTIMIZED,
 ];
 
 /// A run of a test: its folder, and the arguments of all its processes.

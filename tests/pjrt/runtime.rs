@@ -474,9 +474,7 @@ fn waiting_has_a_limit_that_names_the_program() {
         let client = Client::new(&plugin, &options).expect("a client");
         let limit = Duration::from_millis(1);
         let (executable, [value, count]) = long_program(&client, LARGE, 100_000.0);
-        let start = || {
-            executable.run(&[&value, &count], &[value.spec()]).expect("run").remove(0)
-        };
+        let start = || executable.run(&[&value, &count], &[value.spec()]).expect("run").remove(0);
         // Waited for again, and read: nothing is lost by not waiting long enough.
         let result = start();
         let error = error(result.block_until_ready_within(limit));
