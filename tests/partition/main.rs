@@ -14,4 +14,4 @@ mod train_steps;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 21, modules: 25, processes: 0 });
+support::test_program!(Budget { steps: 22, modules: 25, processes: 0 });

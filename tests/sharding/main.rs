@@ -16,4 +16,4 @@ mod uneven;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 10, modules: 15, processes: 1 });
+support::test_program!(Budget { steps: 10, modules: 17, processes: 1 });
