@@ -178,10 +178,12 @@ fn steps_per_call() {
     let overlapping = [STREAMING, &["diloco.overlap_steps=1", "diloco.overlap_alpha=0.5"]].concat();
     let all: [(&[&str], &str); 4] = [(&overlapping, "24"), (&overlapping, "7"), (uneven, "12"), (&[], "12")];
     for (settings, count) in cases("transform diloco steps per call", 1, all) {
-        let (expected, expected_losses) = run(&diloco_config(2, settings), steps());
+        // The last steps before and behind a call of whole periods are calls of their own.
+        let steps = if every_case("transform diloco steps per call") { steps() } else { 26 };
+        let (expected, expected_losses) = run(&diloco_config(2, settings), steps);
         let per_call = format!("train.steps_per_call={count}");
         let config = diloco_config(2, &[settings, &[per_call.as_str()]].concat());
-        let (found, losses) = run(&config, steps());
+        let (found, losses) = run(&config, steps);
         let (inner, outer) = worst(&found, &expected);
         let of_losses = relative_error(&losses, &expected_losses);
         assert!(inner.max(outer).max(of_losses) <= 1e-5, "{settings:?} {per_call}: {inner:e} {outer:e} {of_losses:e}");

@@ -27,4 +27,4 @@ mod train_steps;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });
+support::test_program!(Budget { steps: 25, modules: 5, processes: 1 });

@@ -287,7 +287,8 @@ impl Case {
         own.reshape([&[self.rows], &all.dims()[1..]].concat())
     }
 
-    /// Loss and gradients, with the layers one after the other.
+    /// Loss and gradients, with the layers one after the other. Layers and loss are of each row, so all microbatches go
+    /// through at once; but what drops out depends on the microbatch.
     pub fn sequential(&self) -> Program {
         let function = Function::trace("sequential", self.specs(), |Inputs { layers, head, x, positions, target }| {
             value_and_grad((layers, head, x), |(layers, head, x)| {
@@ -297,8 +298,8 @@ impl Case {
                 let flat = Layer { scale: flat(layers.scale), up: flat(layers.up), down: flat(layers.down) };
                 let number = |number: usize| meshloom::trace::full(S32, [], number as f64);
                 let (mut loss, mut total): (Option<Tensor>, Option<Tensor>) = (None, None);
-                for microbatch in 0..self.options.microbatches {
-                    let own = |rows: Tensor| self.rows_of(rows, microbatch);
+                for microbatch in 0..if self.dropout { self.options.microbatches } else { 1 } {
+                    let own = |rows: Tensor| if self.dropout { self.rows_of(rows, microbatch) } else { rows };
                     let (mut x, positions) = (own(x), own(positions));
                     for index in 0..count {
                         let one = |weight: Tensor| weight.slice(0, index..index + 1).reshape(&weight.dims()[1..]);
