@@ -104,12 +104,11 @@ fn swap_a_subtraction(graph: &Graph) -> Graph {
 }
 
 /// On one device and of one layer, for each try compiles the whole step; and shrunk by its outputs alone, which takes at
-/// most two tries for each half. With `MESHLOOM_EVERY_CASE=1`, the search makes it that small itself, and shrinks it to
-/// the end.
+/// most two tries for each half. In the full tier, the search makes it that small itself, and shrinks it to the end.
 #[test]
 fn a_wrong_pass_is_found() {
     let planted = [Pass::of("swap-a-subtraction", "is wrong", swap_a_subtraction)];
-    let every_case = support::every_case();
+    let every_case = support::cases::every_case("dump wrong pass");
     let (smaller, only) = match every_case {
         true => (vec![], vec![Dimension::Size, Dimension::Mesh, Dimension::Pass]),
         false => (vec!["model.layers=1", "mesh.axes=data=1", "target.devices=1"], vec![Dimension::Pass]),

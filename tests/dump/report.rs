@@ -342,7 +342,7 @@ fn a_browser_shows_what_a_profile_measured() {
     assert_eq!(rows, expected);
 }
 
-/// Of a run on 8 virtual devices: a small one, or with `MESHLOOM_EVERY_CASE=1` one of 100 million parameters.
+/// The run has 8 virtual devices, and a small model; in the full tier one of 100 million parameters.
 #[test]
 #[ignore = "needs a browser: --ignored asks for it"]
 fn a_browser_shows_the_steps_of_a_run() {
@@ -352,7 +352,7 @@ fn a_browser_shows_the_steps_of_a_run() {
     let small = [&small[..], &["model.head_dim=16", "model.seq=16", "train.batch=8"]].concat();
     let mut arguments = vec!["train", "--steps", "20", "--sample", "0", "--profile-steps", "18..20", "--profile"];
     arguments.push(folder.path().to_str().expect("a path"));
-    match support::every_case() {
+    match support::cases::every_case("dump steps of a run") {
         true => arguments.extend(["--config", "examples/configs/100m.toml"]),
         false => arguments.extend(small.into_iter().flat_map(|key| ["--set", key])),
     }

@@ -1,6 +1,6 @@
-//! Who computes the graphs of the checks: the reference interpreter, each case alone, in the test of its op; and XLA,
-//! many cases in one program, in a test of all ops, which takes a share of them in the small tier. Both are held against
-//! the same values.
+//! The graphs of the checks are computed twice. The reference interpreter takes each case alone, in the test of its op.
+//! XLA takes many cases in one program, in a test of all ops, and only a share of them in the small tier. Both are held
+//! against the same values.
 
 use std::sync::OnceLock;
 

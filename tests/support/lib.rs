@@ -68,23 +68,6 @@ pub fn unoptimized() -> BTreeMap<String, DebugValue> {
     [("xla_backend_optimization_level".to_owned(), DebugValue::Int(0))].into()
 }
 
-/// Old form: use `cases` instead.
-pub fn every_case() -> bool {
-    cases::more_than_few()
-}
-
-/// One of `share` cases, the first among them; or all, as [`every_case`] says.
-pub fn some_of<T>(cases: impl IntoIterator<Item = T>, share: usize) -> impl Iterator<Item = T> {
-    by_number(cases, share, 0)
-}
-
-/// One of `share` cases, others for each number: what a test of several targets takes on each; or all, as
-/// [`every_case`] says.
-pub fn by_number<T>(cases: impl IntoIterator<Item = T>, share: usize, number: usize) -> impl Iterator<Item = T> {
-    let (first, step) = if every_case() { (0, 1) } else { (number % share, share) };
-    cases.into_iter().skip(first).step_by(step)
-}
-
 /// A graph compiled for one CPU device.
 pub struct Compiled {
     executable: Executable,

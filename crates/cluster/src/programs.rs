@@ -217,7 +217,7 @@ impl Search {
 }
 
 /// The programs of a name in the folders of PATH, in their order.
-fn in_path(path: Option<OsString>, name: &str) -> impl Iterator<Item = PathBuf> {
+pub fn in_path(path: Option<OsString>, name: &str) -> impl Iterator<Item = PathBuf> {
     let folders: Vec<PathBuf> = path.iter().flat_map(env::split_paths).filter(|folder| folder.is_absolute()).collect();
     let name = name.to_owned();
     folders.into_iter().map(move |folder| folder.join(&name)).filter(|path| is_program(path))
@@ -233,58 +233,11 @@ fn is_program(path: &Path) -> bool {
 
 /// The libraries that may come with a launcher: in the folder `lib` beside its own, and beside that of the file that it
 /// is a link to.
-fn libraries_of(mpiexec: &Path) -> Vec<PathBuf> {
+pub fn libraries_of(mpiexec: &Path) -> Vec<PathBuf> {
     let real = fs::canonicalize(mpiexec).ok();
     let roots = [Some(mpiexec), real.as_deref()].into_iter().flatten().filter_map(|it| it.parent()?.parent());
     let files = roots.flat_map(|root| MPI_NAMES.map(|name| root.join("lib").join(name)));
     let mut found: Vec<PathBuf> = files.filter(|path| path.is_file()).collect();
     found.dedup();
     found
-}
-
-#[cfg(all(test, unix))]
-mod tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
-
-    use super::*;
-
-    fn write(path: &Path, mode: u32) {
-        fs::create_dir_all(path.parent().expect("a folder")).expect("create");
-        fs::write(path, "").expect("write");
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("change");
-    }
-
-    /// The first in the order of PATH that can be run; what is relative to the folder one happens to be in is not
-    /// looked at.
-    #[test]
-    fn programs_are_looked_for_in_path() {
-        let root = tempfile::tempdir().expect("a folder");
-        let folders = ["text", "first", "second"].map(|name| root.path().join(name));
-        let path = env::join_paths(folders.iter().cloned().chain([PathBuf::from(".")])).expect("a path");
-        assert_eq!(in_path(None, "etcd").count(), 0);
-        assert_eq!(in_path(Some(path.clone()), "etcd").count(), 0);
-        for (folder, mode) in folders.iter().zip([0o644, 0o755, 0o755]) {
-            write(&folder.join("etcd"), mode);
-        }
-        let found: Vec<_> = in_path(Some(path), "etcd").collect();
-        assert_eq!(found, [folders[1].join("etcd"), folders[2].join("etcd")]);
-    }
-
-    #[test]
-    fn libraries_are_looked_for_beside_their_launcher() {
-        let root = tempfile::tempdir().expect("a folder");
-        let real = root.path().canonicalize().expect("it is there").join("mpich");
-        let link = root.path().join("usr/bin/mpiexec");
-        write(&real.join("bin/mpiexec"), 0o755);
-        fs::create_dir_all(link.parent().expect("a folder")).expect("create");
-        symlink(real.join("bin/mpiexec"), &link).expect("link");
-        assert_eq!(libraries_of(&link), Vec::<PathBuf>::new());
-        write(&real.join("lib/libmpi_abi.so.1"), 0o755);
-        write(&real.join("lib/libmpi_abi.so"), 0o644);
-        assert_eq!(libraries_of(&link), [real.join("lib/libmpi_abi.so.1")]);
-        assert_eq!(libraries_of(&real.join("bin/mpiexec")), [real.join("lib/libmpi_abi.so.1")]);
-        let beside = root.path().join("usr/lib/libmpi_abi.so.0");
-        write(&beside, 0o755);
-        assert_eq!(libraries_of(&link), [beside, real.join("lib/libmpi_abi.so.1")]);
-    }
 }
