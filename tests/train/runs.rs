@@ -114,9 +114,12 @@ fn forms_of_the_model_agree() {
     ];
     let on_one_device = forms.map(|form| [ONE_DEVICE, form].concat());
     let on_one_device: Vec<&[&str]> = on_one_device.iter().map(Vec::as_slice).collect();
-    check_interpreted(&[], ONE_DEVICE, &on_one_device);
-    check(SHORT_RUN, ONE_DEVICE, &cases("train forms, compiled", 0, on_one_device), STEPS, 1e-5);
-    check(SHORT_RUN, MIXED, &[&[MIXED, forms[0]].concat()], STEPS, 1e-5);
+    let on_a_mesh = [MIXED, forms[0]].concat();
+    check_interpreted(&["train.batch=8"], ONE_DEVICE, &[&on_one_device[..], &[&on_a_mesh[..]]].concat());
+    for form in cases("train forms, compiled", 1, [&on_a_mesh[..]].into_iter().chain(on_one_device)) {
+        let plain = if form.starts_with(ONE_DEVICE) { ONE_DEVICE } else { MIXED };
+        check(SHORT_RUN, plain, &[form], STEPS, 1e-5);
+    }
 }
 
 /// Which activations drop depends on seed, step, layer, row, position and channel alone.
