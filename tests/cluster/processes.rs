@@ -10,7 +10,7 @@ use meshloom::trace::Tree;
 use meshloom_train::checkpoint::{self, Fallback};
 use meshloom_train::config::RunConfig;
 use meshloom_train::run::RunState;
-use support::configs::UNOPTIMIZED;
+use support::configs::{BOOK, UNOPTIMIZED};
 use support::counts::process;
 use support::program::meshloom_with_processes as meshloom;
 
@@ -46,9 +46,10 @@ impl Run {
         self.folder.path().join(name)
     }
 
-    /// The words of a command line, for a process that does not start.
+    /// The words of a command line, for this process, which runs in another folder.
     pub fn words(&self) -> Vec<String> {
-        let settings = self.settings.iter().flat_map(|setting| ["--set", setting]).map(str::to_owned);
+        let text = format!("data.sources=[{BOOK:?}]");
+        let settings = self.settings.iter().chain([&text]).flat_map(|setting| ["--set", setting]).map(str::to_owned);
         self.arguments.iter().cloned().chain(settings).collect()
     }
 
