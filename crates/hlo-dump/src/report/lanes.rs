@@ -11,7 +11,7 @@ use crate::output::{plural, seconds, thousands};
 /// Something that takes time.
 #[derive(Clone, Debug, Default)]
 pub struct Span {
-    /// When it begins, in seconds of the drawing: see [`StepLanes`].
+    /// When it begins, in seconds of the drawing: see `StepLanes`.
     pub start: f64,
     /// When it ends.
     pub end: f64,
