@@ -100,8 +100,8 @@ fn replicas_apart_are_those_of_one_program() {
     }
 }
 
-/// Replicas with other meshes, one of them in two processes: the same bits. In the full tier both are started again, one
-/// of them without its state: it takes that of the other, which all processes of that one write.
+/// Replicas with other meshes, one of them in two processes: the same bits. In the full tier both are started again,
+/// one of them without its state: it takes that of the other, which all processes of that one write.
 #[test]
 fn each_replica_has_a_mesh_of_its_own() {
     let etcd = shared();

@@ -165,7 +165,8 @@ fn mosaic_is_equal_to_the_plain_form() {
     let shapes: [(Shape, DType, f64); 4] = [
         ([2, 1, 2, 40, 8, 8], F32, 1e-5),
         ([1, 2, 1, 300, 8, 4], F32, 1e-5),
-        // Scores, weights and their cotangents are rounded to 8 bits in both forms, by 2^-9 each, and added up otherwise.
+        // Both forms round scores, weights and their cotangents to 8 bits, by 2^-9 each, and add them up in another
+        // order.
         ([1, 1, 2, 64, 16, 16], BF16, 1.5e-2),
         ([1, 1, 1, 1, 8, 8], F32, 1e-5),
     ];

@@ -103,8 +103,8 @@ fn swap_a_subtraction(graph: &Graph) -> Graph {
     builder.finish(outputs, graph.output_info().to_vec())
 }
 
-/// On one device and of one layer, for each try compiles the whole step; and shrunk by its outputs alone, which takes at
-/// most two tries for each half. In the full tier, the search makes it that small itself, and shrinks it to the end.
+/// The step has one device and one layer, for each try compiles the whole of it. It is shrunk by its outputs alone,
+/// which takes at most two tries for each half. In the full tier, the search makes it that small itself, and shrinks it to the end.
 #[test]
 fn a_wrong_pass_is_found() {
     let planted = [Pass::of("swap-a-subtraction", "is wrong", swap_a_subtraction)];

@@ -1,6 +1,6 @@
 //! The decoder against JAX (tests/oracle/decoder.py): loss, every gradient and four AdamW steps, for scanned and
-//! unrolled layers and every remat policy, by the interpreter and compiled; and how many nodes, dots and saved bytes its
-//! train step has.
+//! unrolled layers and every remat policy, by the interpreter and compiled; and how many nodes, dots and saved bytes
+//! its train step has.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;

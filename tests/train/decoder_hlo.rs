@@ -89,8 +89,8 @@ fn train_step(model: &DecoderConfig) -> (Graph, Vec<(usize, usize)>) {
     ((**function.graph()).clone(), aliases(&function))
 }
 
-/// Snapshots a program on one device and annotated for a mesh, compiles them if they are chosen, and snapshots the graph
-/// if asked.
+/// Snapshots a program on one device and annotated for a mesh, compiles them if they are chosen, and snapshots the
+/// graph if asked.
 fn check(chosen: &[&str], name: &str, (graph, aliases): (Graph, Vec<(usize, usize)>), with_graph: bool) {
     let _bound = support::snapshots_in("hlo_snapshots/decoder");
 

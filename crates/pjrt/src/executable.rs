@@ -68,7 +68,7 @@ impl Client {
         let prepared = Prepared::new(self, module, options)?;
         let compile = || prepared.compile(self, module);
         match self.kept_programs() {
-            Some(programs) => programs.get(module, &prepared.options, compile),
+            Some(programs) => programs.get(module, prepared.language.format.name(), &prepared.options, compile),
             None => compile(),
         }
     }

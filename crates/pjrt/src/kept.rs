@@ -12,20 +12,21 @@ use super::executable::Executable;
 /// The slot of one program. It is locked while the program is compiled, so that two threads do not both compile it.
 type Slot = Arc<Mutex<Option<Executable>>>;
 
-/// Compiled programs by the SHA-256 of module and options.
+/// Compiled programs by the SHA-256 of module, format and options.
 #[derive(Default)]
 pub(super) struct KeptPrograms(Mutex<HashMap<[u8; 32], Slot>>);
 
 impl KeptPrograms {
-    /// The program of a module with these options. `compile` is called where it is not there yet; an error is not kept.
+    /// The program of a module that is sent in a format with these options. `compile` is called where it is not there yet; an error is not kept.
     pub(super) fn get(
         &self,
         module: &[u8],
+        format: &str,
         options: &[u8],
         compile: impl FnOnce() -> Result<Executable, PjrtError>,
     ) -> Result<Executable, PjrtError> {
         let key = Sha256::new().chain_update((module.len() as u64).to_le_bytes()).chain_update(module);
-        let key = key.chain_update(options).finalize().into();
+        let key = key.chain_update(format).chain_update([0]).chain_update(options).finalize().into();
         let slot = self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(executable) = &*slot {
