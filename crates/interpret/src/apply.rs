@@ -12,7 +12,7 @@ use meshloom_mosaic::interpret::{self, Array};
 use super::cudnn;
 use super::moves::{Windows, concatenate, cut, pad, paste, pick, positions, positions_along, starts, strides};
 use super::number::{binary, compare, cumulate, packed, round, unary};
-use super::ragged;
+use super::{ragged, windows};
 
 /// The results of an op, which have these types.
 pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Literal> {
@@ -26,6 +26,10 @@ pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Liter
             cudnn::apply(op, operands).unwrap_or_else(|| panic!("{} is not interpreted", op.target.text()))
         }
         Op::RaggedDot(op) if op.form == RaggedForm::Instruction => vec![ragged::apply(op, operands, types[0])],
+        Op::RaggedDot(op) => vec![ragged::masked(op, operands, types[0])],
+        Op::ReduceWindow(op) => vec![windows::reduce_window(op, operands[0], types[0])],
+        Op::ArgReduceWindow(op) => vec![windows::arg_reduce_window(op, operands[0], types[0])],
+        Op::Convolution(op) => vec![windows::convolution(op, operands, types[0])],
         Op::TopK(op) => top_k(op.k, operands[0], types),
         Op::Sort(op) => sort(op, operands),
         Op::Attention(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),

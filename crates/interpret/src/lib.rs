@@ -17,6 +17,7 @@ pub mod moves;
 mod number;
 mod ragged;
 pub mod spmd;
+mod windows;
 
 use std::cell::RefCell;
 use std::fmt::Display;

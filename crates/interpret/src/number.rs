@@ -1,5 +1,7 @@
 //! Arithmetic on single numbers, each held as `f64` and rounded to its element type.
 
+use std::f64::consts::FRAC_2_SQRT_PI;
+
 use half::{bf16, f16};
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::ops::{BinaryKind, CumulativeKind, Direction, ReduceKind, UnaryKind};
@@ -25,7 +27,10 @@ pub fn packed(ty: &TensorType, values: &[f64]) -> Literal {
         DType::F16 => each(values, |x| f16::from_f32(x as f32).to_le_bytes()),
         DType::F32 => each(values, |x| (x as f32).to_le_bytes()),
         DType::F64 => each(values, f64::to_le_bytes),
-        other => panic!("{other} is not interpreted"),
+        DType::S4 | DType::S16 | DType::U4 | DType::U16 | DType::U64 | DType::F8E4M3FN | DType::F8E5M2 => {
+            assert_eq!(values.len(), ty.element_count(), "not as many numbers as {ty} has");
+            return Literal::from_fn(ty.clone(), |index| values[index]);
+        }
     };
     Literal::from_bytes(ty.clone(), bytes).unwrap_or_else(|_| panic!("not as many numbers as {ty} has"))
 }
@@ -36,6 +41,12 @@ pub fn round(dtype: DType, x: f64) -> f64 {
         DType::BF16 => bf16::from_f32(x as f32).to_f64(),
         DType::F16 => f16::from_f32(x as f32).to_f64(),
         DType::F32 => f64::from(x as f32),
+        DType::F8E4M3FN | DType::F8E5M2 => Literal::from_fn(TensorType::scalar(dtype), |_| x).to_f64_vec()[0],
+        DType::S4 => f64::from((x as i64 as i8) << 4 >> 4),
+        DType::U4 => f64::from(x as i64 as u8 & 15),
+        DType::S16 => f64::from(x as i64 as i16),
+        DType::U16 => f64::from(x as i64 as u16),
+        DType::U64 => x as i128 as u64 as f64,
         DType::S8 => f64::from(x as i64 as i8),
         DType::U8 => f64::from(x as i64 as u8),
         DType::S32 => f64::from(x as i64 as i32),
@@ -57,6 +68,9 @@ pub fn unary(kind: UnaryKind, x: f64) -> f64 {
         UnaryKind::Ceil => x.ceil(),
         UnaryKind::Cosh => x.cosh(),
         UnaryKind::Cosine => x.cos(),
+        UnaryKind::Erf => erf(x),
+        UnaryKind::Erfc => erfc(x),
+        UnaryKind::ErfInv => erf_inv(x),
         UnaryKind::Exponential => x.exp(),
         UnaryKind::ExponentialMinusOne => x.exp_m1(),
         UnaryKind::Floor => x.floor(),
@@ -77,6 +91,50 @@ pub fn unary(kind: UnaryKind, x: f64) -> f64 {
         UnaryKind::Tanh => x.tanh(),
         other => panic!("{} is not interpreted", other.name()),
     }
+}
+
+/// By a series of which no term cancels another.
+fn erf(x: f64) -> f64 {
+    if x.abs() >= 2.0 || x.is_nan() {
+        return (1.0 - erfc(x.abs())).copysign(x);
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..60 {
+        term *= 2.0 * x * x / f64::from(2 * n + 1);
+        sum += term;
+    }
+    FRAC_2_SQRT_PI * (-x * x).exp() * sum
+}
+
+/// Far out by a continued fraction.
+fn erfc(x: f64) -> f64 {
+    if x.is_nan() {
+        return x;
+    }
+    if x < 2.0 {
+        return if x <= -2.0 { 2.0 - erfc(-x) } else { 1.0 - erf(x) };
+    }
+    let fraction = (1..200).rev().fold(x, |below, n| x + f64::from(n) / 2.0 / below);
+    0.5 * FRAC_2_SQRT_PI * (-x * x).exp() / fraction
+}
+
+/// By Newton's method, on what is left to 1 where that is little.
+fn erf_inv(y: f64) -> f64 {
+    if y.is_nan() || y.abs() > 1.0 {
+        return f64::NAN;
+    }
+    if y.abs() == 1.0 {
+        return f64::INFINITY.copysign(y);
+    }
+    // Winitzki's approximation, to 1 in 500.
+    let log = ((1.0 - y.abs()) * (1.0 + y.abs())).ln();
+    let half = 2.0 / (std::f64::consts::PI * 0.147) + log / 2.0;
+    let start = ((half * half - log / 0.147).sqrt() - half).max(0.0).sqrt();
+    let rest = 1.0 - y.abs();
+    let step = |x: f64, _| x + (erfc(x) - rest) / (FRAC_2_SQRT_PI * (-x * x).exp());
+    let near = |x: f64, _| x - (erf(x) - y.abs()) / (FRAC_2_SQRT_PI * (-x * x).exp());
+    let found = if y.abs() > 0.5 { (0..6).fold(start, step) } else { (0..6).fold(start, near) };
+    found.copysign(y)
 }
 
 pub fn binary(kind: BinaryKind, x: f64, y: f64) -> f64 {

@@ -1,9 +1,39 @@
-//! XLA's `ragged-dot` by what it is documented to compute, in plain loops of `f64`. Rows of no group are NaN: libtpu
-//! does not write them.
+//! Matrix products by groups of rows, in plain loops of `f64`.
 
 use meshloom::ir::{Literal, TensorType};
 use meshloom::ops::{RaggedDot, RaggedMode};
 
+use super::number::packed;
+
+/// A dot over rows masked by group: rows of no group are zero, and groups end with the rows.
+pub fn masked(op: &RaggedDot, operands: &[&Literal], ty: &TensorType) -> Literal {
+    let [lhs, rhs, groups] = [0, 1, 2].map(|index| operands[index].to_f64_vec());
+    let sizes = op.sizes(&operands.iter().map(|operand| operand.ty()).collect::<Vec<_>>());
+    let (rows, inner, columns) = (sizes.rows, sizes.inner, sizes.columns);
+    let blocks: usize = sizes.blocks.iter().product();
+    let mut result = vec![0.0; ty.element_count()];
+    for block in 0..sizes.batch.iter().product::<usize>() * blocks {
+        let own = &groups[block * sizes.groups..][..sizes.groups];
+        let group_of_row = own.iter().enumerate().flat_map(|(group, &size)| vec![group; size.max(0.0) as usize]);
+        for (row, group) in group_of_row.take(rows).enumerate() {
+            let matrix = (block / blocks * sizes.groups + group) * inner * columns;
+            for k in 0..inner {
+                let x = lhs[(block * rows + row) * inner + k];
+                for n in 0..columns {
+                    let of_row = (block * rows + row) * columns + n;
+                    match op.mode {
+                        RaggedMode::Rows => result[of_row] += x * rhs[matrix + k * columns + n],
+                        RaggedMode::Transposed => result[of_row] += x * rhs[matrix + n * inner + k],
+                        RaggedMode::Contracted => result[matrix + k * columns + n] += x * rhs[of_row],
+                    }
+                }
+            }
+        }
+    }
+    packed(ty, &result)
+}
+
+/// XLA's `ragged-dot` by what it is documented to compute. Rows of no group are NaN: libtpu does not write them.
 pub fn apply(op: &RaggedDot, operands: &[&Literal], ty: &TensorType) -> Literal {
     let [lhs, rhs, sizes] = [0, 1, 2].map(|index| operands[index].to_f64_vec());
     let (rows, inner) = (operands[0].ty().dims[0], operands[0].ty().dims[1]);
