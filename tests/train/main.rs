@@ -33,4 +33,4 @@ mod vision_transformer;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 1000, modules: 10000, processes: 1000 });
+support::test_program!(Budget { steps: 80, modules: 14, processes: 86 });
