@@ -10,7 +10,7 @@ use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::step::aliases;
 use sha2::{Digest, Sha256};
-use support::cases::cases;
+use support::cases::{cases, every_case};
 use support::configs::{self, ONE_DEVICE, SHORT_RUN, TINY};
 use support::eight_devices::{client, relative_error};
 use support::program::test_alone;
@@ -21,7 +21,11 @@ use super::program::{STEPS as STEPS_OF_TRAINED, Said, refused, run, trained, wit
 const MIXED: &[&str] = &["mesh.axes=\"data=2,fsdp=4\""];
 const FSDP: &[&str] = &["mesh.axes=\"fsdp=8\""];
 const DATA: &[&str] = &["mesh.axes=\"data=8\""];
-const STEPS: usize = 20;
+
+/// Steps of a run that is compared with others.
+fn steps() -> usize {
+    if every_case("train long runs") { 20 } else { 6 }
+}
 
 fn config(base: &[&str], overrides: &[&str]) -> RunConfig {
     configs::config(&[base, overrides])
@@ -72,14 +76,14 @@ fn check_interpreted(base: &[&str], left: &[&str], others: &[&[&str]]) {
 
 #[test]
 fn one_device_and_eight_agree() {
-    check(SHORT_RUN, ONE_DEVICE, &cases("train meshes", 1, [MIXED, FSDP, DATA]), STEPS, 1e-5);
+    check(SHORT_RUN, ONE_DEVICE, &cases("train meshes", 1, [MIXED, FSDP, DATA]), steps(), 1e-5);
 }
 
 /// `cargo test --release --test train -- --ignored the_default_run --nocapture`
 #[test]
 #[ignore = "minutes long"]
 fn the_default_run_agrees_on_one_device_and_eight() {
-    check(&[], ONE_DEVICE, &[MIXED, FSDP, DATA], STEPS, 1e-5);
+    check(&[], ONE_DEVICE, &[MIXED, FSDP, DATA], 20, 1e-5);
 }
 
 /// Devices that wait for each other for ever would end a run by the time limit; one that is slow is warned of.
@@ -99,7 +103,7 @@ fn fifty_short_runs_do_not_stall() {
 #[test]
 fn the_same_run_twice_is_bitwise_equal() {
     for mesh in [ONE_DEVICE, MIXED] {
-        check(SHORT_RUN, mesh, &[mesh], 8, 0.0);
+        check(SHORT_RUN, mesh, &[mesh], steps() / 2, 0.0);
     }
 }
 
@@ -118,7 +122,7 @@ fn forms_of_the_model_agree() {
     check_interpreted(&["train.batch=8"], ONE_DEVICE, &[&on_one_device[..], &[&on_a_mesh[..]]].concat());
     for form in cases("train forms, compiled", 1, [&on_a_mesh[..]].into_iter().chain(on_one_device)) {
         let plain = if form.starts_with(ONE_DEVICE) { ONE_DEVICE } else { MIXED };
-        check(SHORT_RUN, plain, &[form], STEPS, 1e-5);
+        check(SHORT_RUN, plain, &[form], steps(), 1e-5);
     }
 }
 
@@ -144,7 +148,7 @@ fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
     check_interpreted(DROPOUT, ONE_DEVICE, &on_one_device.each_ref().map(Vec::as_slice));
     let all =
         cases("train dropout", 2, forms).into_iter().chain(cases("train dropout on one device", 0, on_one_device));
-    check(&base, ONE_DEVICE, &all.collect::<Vec<_>>().iter().map(Vec::as_slice).collect::<Vec<_>>(), 8, 1e-5);
+    check(&base, ONE_DEVICE, &all.collect::<Vec<_>>().iter().map(Vec::as_slice).collect::<Vec<_>>(), steps(), 1e-5);
     let [plain, dropped] = [SHORT_RUN, &base].map(|base| numbers(&config(base, ONE_DEVICE), 1));
     assert!(relative_error(&dropped[0], &plain[0]) > 1e-4, "nothing drops: {plain:?} {dropped:?}");
 }
