@@ -176,7 +176,10 @@ fn steps_per_call() {
     let uneven =
         &["diloco.streaming=true", "diloco.fragments=4", "diloco.uneven_fragments=true", "diloco.overlap_steps=2"][..];
     let overlapping = [STREAMING, &["diloco.overlap_steps=1", "diloco.overlap_alpha=0.5"]].concat();
-    let all: [(&[&str], &str); 4] = [(&overlapping, "24"), (&overlapping, "7"), (uneven, "12"), (&[], "12")];
+    let two = ["mesh.axes=diloco=2", "target.devices=2"];
+    let on_two = [&overlapping[..], &two].concat();
+    let all: [(&[&str], &str); 5] =
+        [(&on_two, "24"), (&overlapping, "24"), (&overlapping, "7"), (uneven, "12"), (&[], "12")];
     for (settings, count) in cases("transform diloco steps per call", 1, all) {
         // The last steps before and behind a call of whole periods are calls of their own.
         let steps = if every_case("transform diloco steps per call") { steps() } else { 26 };

@@ -279,7 +279,7 @@ fn skipped_bubbles() {
 
 #[test]
 fn random_pipelines() {
-    for number in cases("transform random pipelines", 24, 0..800) {
+    for number in cases("transform random pipelines", 10, 0..800) {
         check(&random_case(&mut Random(seed(6) + 1000 * number)));
     }
 }
@@ -317,7 +317,7 @@ fn dropout() {
     check(&Case { dropout: true, ..Case::new(options, "stage=4,fsdp=2") });
 }
 
-/// Forms of pipelines on eight devices, then random ones.
+/// Forms of pipelines on eight devices; in the full tier random ones besides.
 #[test]
 fn on_eight_devices() {
     let circular = |stages, weights, mesh| Case::new(options(stages, 3, 2 * stages, weights), mesh);
@@ -357,7 +357,7 @@ fn on_eight_devices() {
         split(Schedule::Searched, 4, 2, 7, four),
     ];
     cases("transform compiled pipelines", 5, all).iter().for_each(check_compiled);
-    for number in cases("transform compiled random pipelines", 1, 0..24) {
+    for number in cases("transform compiled random pipelines", 0, 0..24) {
         let mut random = Random(seed(7) + 1000 * number);
         let mut drawn = std::iter::repeat_with(|| random_case(&mut random));
         check_compiled(&drawn.find(|case| case.mesh().device_count() <= 8).expect("one of many"));
