@@ -11,7 +11,7 @@ use meshloom::ir::{Graph, GraphBuilder, Value};
 use meshloom::ops::{Binary, BinaryKind, Op};
 use meshloom_train::bisect::{Dimension, Kind, Options, Subject, bisect};
 use support::pjrt_modules as modules;
-use support::plugins;
+use support::{plugins, quick_compiles};
 use tempfile::TempDir;
 
 fn written(folder: &TempDir, name: &str, bytes: impl AsRef<[u8]>) -> String {
@@ -103,10 +103,15 @@ fn swap_a_subtraction(graph: &Graph) -> Graph {
     builder.finish(outputs, graph.output_info().to_vec())
 }
 
-/// The step has one device and one layer, for each try compiles the whole of it. It is shrunk by its outputs alone,
-/// which takes at most two tries for each half. In the full tier, the search makes it that small itself, and shrinks it to the end.
+/// The step has one device and one layer, since each try compiles the whole of it. It is shrunk by its outputs
+/// alone, which takes at most two tries for each half. In the full tier, the search makes it that small itself, and
+/// shrinks it to the end.
 #[test]
 fn a_wrong_pass_is_found() {
+    // The search takes the flags of its environment for options of the program, which the quick ones are not.
+    if !quick_compiles::are_usual(module_path!(), "a_wrong_pass_is_found") {
+        return;
+    }
     let planted = [Pass::of("swap-a-subtraction", "is wrong", swap_a_subtraction)];
     let every_case = support::cases::every_case("dump wrong pass");
     let (smaller, only) = match every_case {
@@ -142,6 +147,9 @@ fn a_wrong_pass_is_found() {
 
 #[test]
 fn a_right_config_has_nothing_to_find() {
+    if !quick_compiles::are_usual(module_path!(), "a_right_config_has_nothing_to_find") {
+        return;
+    }
     let subject = Subject::Config { text: CONFIG.to_owned(), name: "config".to_owned(), set: Vec::new() };
     let options = Options { worker: Some(support::program::worker()), ..Options::default() };
     let report = bisect(&subject, &options, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));

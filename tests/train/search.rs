@@ -38,57 +38,63 @@ const LARGER: &[&str] = &[
 const PIPELINE: &str = "[pipeline]\nschedule = \"1f1b\"\nmicrobatches = 8\nrepeats = 1\nweights = \"gather-once\"\n";
 
 /// The search ends when no plan that is left can be faster: that is so only if no plan is faster than its bound. A
-/// share of all plans is lowered here, also of those that it passes over, and none is faster than the best. A small
-/// batch leaves few plans; the full tier has a larger one as well.
-fn no_plan_is_better_than_the_one_that_is_found(model: &[&str], small: &str, hardware: &Hardware) {
-    for (batch, least) in cases("train searched batches", 1, [(small, 40), ("train.batch=64", 200)]) {
-        let base = on_hardware(&config(&[model, &[batch]].concat()), hardware);
-        let options = |most| SearchOptions { hardware: hardware.clone(), most, threads: 2 };
-        let found = search(&base, &options(usize::MAX), &|_| {}).expect("plans");
-        let best = found.best().expect("one that fits");
-        assert!(!found.ended_early);
-        assert_eq!(found.lowered + found.too_slow + found.too_large + found.refused, found.considered);
-        assert_eq!(found.refused, 0, "{:?}", found.first_refusal);
-        // A share of all plans, whatever the search thought of them.
-        let memory = hardware.chip.device_memory().expect("a chip with memory");
-        let all = bounded(&base, hardware).expect("plans");
-        assert!(all.len() >= least, "{} plans", all.len());
-        // One of forty; in the full tier one of ten.
-        let share = cases("train plans", all.len().div_ceil(40), all.iter().step_by(10));
-        println!("{} of {} plans, {} of them searched", share.len(), all.len(), found.lowered);
-        for (plan, Bounds { seconds, bytes }) in share {
-            let each = evaluate(&base, plan, hardware, memory).unwrap_or_else(|error| panic!("{plan:?}: {error}"));
-            assert!(each.time.seconds >= seconds * 0.999, "{} < {seconds}: {plan:?}", each.time.seconds);
-            assert!(each.bytes as f64 >= *bytes, "{} < {bytes}: {plan:?}", each.bytes);
-            assert!(!each.fits || each.time.seconds >= best.time.seconds, "{plan:?} is faster than {best:?}");
-        }
+/// share of all plans is lowered here, also of those that it passes over, and none is faster than the best. There are
+/// so many plans at least.
+fn no_plan_is_better_than_the_one_that_is_found(model: &[&str], least: usize, hardware: &Hardware) {
+    let base = on_hardware(&config(model), hardware);
+    let options = |most| SearchOptions { hardware: hardware.clone(), most, threads: 2 };
+    let found = search(&base, &options(usize::MAX), &|_| {}).expect("plans");
+    let best = found.best().expect("one that fits");
+    assert!(!found.ended_early);
+    assert_eq!(found.lowered + found.too_slow + found.too_large + found.refused, found.considered);
+    assert_eq!(found.refused, 0, "{:?}", found.first_refusal);
+    // A share of all plans, whatever the search thought of them.
+    let memory = hardware.chip.device_memory().expect("a chip with memory");
+    let all = bounded(&base, hardware).expect("plans");
+    assert!(all.len() >= least, "{} plans", all.len());
+    // One of forty; in the full tier one of ten.
+    let share = cases("train plans", all.len().div_ceil(40), all.iter().step_by(10));
+    println!("{} of {} plans, {} of them searched", share.len(), all.len(), found.lowered);
+    for (plan, Bounds { seconds, bytes }) in share {
+        let each = evaluate(&base, plan, hardware, memory).unwrap_or_else(|error| panic!("{plan:?}: {error}"));
+        assert!(each.time.seconds >= seconds * 0.999, "{} < {seconds}: {plan:?}", each.time.seconds);
+        assert!(each.bytes as f64 >= *bytes, "{} < {bytes}: {plan:?}", each.bytes);
+        assert!(!each.fits || each.time.seconds >= best.time.seconds, "{plan:?} is faster than {best:?}");
+    }
+}
+
+/// A small batch leaves few plans; the full tier has a larger one as well.
+fn check_search(model: &[&str], target: &str) {
+    let hardware = hardware(target).expect("hardware");
+    for (batch, least) in cases("train searched batches", 1, [("train.batch=8", 40), ("train.batch=64", 200)]) {
+        no_plan_is_better_than_the_one_that_is_found(&[model, &[batch]].concat(), least, &hardware);
     }
 }
 
 #[test]
 fn no_plan_is_better_on_gpus() {
-    let hardware = hardware("h100:1x1x8").expect("hardware");
-    no_plan_is_better_than_the_one_that_is_found(LARGER, "train.batch=8", &hardware);
+    check_search(LARGER, "h100:1x1x8");
 }
 
 #[test]
 fn no_plan_is_better_on_tpus() {
-    let hardware = hardware("v5e:2x4").expect("hardware");
-    no_plan_is_better_than_the_one_that_is_found(LARGER, "train.batch=8", &hardware);
+    check_search(LARGER, "v5e:2x4");
 }
 
 #[test]
 fn no_plan_is_better_with_experts() {
-    let with_experts = [LARGER, &["model.family=mixtral", "model.moe_mlp=2048"]].concat();
-    let hardware = hardware("v5p:2x2x2").expect("hardware");
-    no_plan_is_better_than_the_one_that_is_found(&with_experts, "train.batch=8", &hardware);
+    check_search(&[LARGER, &["model.family=mixtral", "model.moe_mlp=2048"]].concat(), "v5p:2x2x2");
 }
 
+/// Hardly any plan can be passed over there, so the small tier has two devices.
 #[test]
 fn no_plan_is_better_where_small_pieces_are_fast() {
     let in_f32 = [LARGER, &["model.compute_dtype=f32"]].concat();
-    let hardware = hardware_from_toml(CACHED_CPUS, "cached.toml").expect("hardware");
-    no_plan_is_better_than_the_one_that_is_found(&in_f32, "train.batch=4", &hardware);
+    let two: &[&str] = &["train.batch=4", "mesh.axes=fsdp=2", "target.devices=2"];
+    for (size, settings, least) in cases("train searched caches", 1, [("size = 2", two, 20), ("size = 4", &[], 200)]) {
+        let hardware = hardware_from_toml(&CACHED_CPUS.replace("size = 4", size), "cached.toml").expect("hardware");
+        no_plan_is_better_than_the_one_that_is_found(&[&in_f32, settings].concat(), least, &hardware);
+    }
 }
 
 /// Four devices on which small pieces are faster than large ones.

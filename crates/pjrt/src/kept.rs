@@ -17,7 +17,8 @@ type Slot = Arc<Mutex<Option<Executable>>>;
 pub(super) struct KeptPrograms(Mutex<HashMap<[u8; 32], Slot>>);
 
 impl KeptPrograms {
-    /// The program of a module that is sent in a format with these options. `compile` is called where it is not there yet; an error is not kept.
+    /// The program of a module that is sent in a format with these options. `compile` is called where it is not there
+    /// yet; an error is not kept.
     pub(super) fn get(
         &self,
         module: &[u8],
