@@ -10,11 +10,12 @@ use meshloom_train::checkpoint::{self, Checkpointer, Fallback, Start};
 use meshloom_train::config::RunConfig;
 use model::{Digits, PATCHES, VisionTransformer};
 use support::cases::cases;
+use support::configs::UNOPTIMIZED;
 use support::eight_devices::client;
 
 fn config(settings: &[&str]) -> RunConfig {
     let length = format!("model.seq={PATCHES}");
-    let common = ["model.layers=4", "train.batch=64", "train.warmup=5", "train.steps=60", &length];
+    let common = ["model.layers=4", "train.batch=64", "train.warmup=5", "train.steps=60", &length, UNOPTIMIZED];
     let settings: Vec<String> = common.iter().chain(settings).map(|text| (*text).to_owned()).collect();
     RunConfig::from_overrides(&settings).unwrap_or_else(|error| panic!("{error}"))
 }
