@@ -16,4 +16,4 @@ mod worker_logs;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 0, modules: 83, processes: 12 });
+support::test_program!(Budget { steps: 0, modules: 86, processes: 15 });

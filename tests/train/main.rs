@@ -33,4 +33,4 @@ mod vision_transformer;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 80, modules: 14, processes: 86 });
+support::test_program!(Budget { steps: 84, modules: 16, processes: 95 });
