@@ -15,4 +15,4 @@ mod unpartitioned;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 0, modules: 0, processes: 35 });
+support::test_program!(Budget { steps: 0, modules: 0, processes: 38 });

@@ -21,4 +21,4 @@ mod interpreted;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 40, modules: 10, processes: 0 });
+support::test_program!(Budget { steps: 43, modules: 12, processes: 0 });

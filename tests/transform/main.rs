@@ -27,4 +27,4 @@ mod train_steps;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 25, modules: 5, processes: 1 });
+support::test_program!(Budget { steps: 27, modules: 6, processes: 1 });
