@@ -8,7 +8,7 @@ use meshloom::ir::{Graph, GraphBuilder, Literal, NodeRef, TensorType, Value};
 use meshloom::ops::*;
 
 use crate::check::compare;
-use crate::computer::{By, check_by};
+use crate::computer::{By, check_by, is_interpreted};
 use crate::factors::canonical;
 use crate::harness::*;
 use crate::table::entries;
@@ -141,7 +141,7 @@ pub fn check_batches(entries: &[&'static Entry], by: By) {
         "ops vmap",
         [40, 60],
         &cases,
-        |case| case.run.is_interpreted(),
+        |case| is_interpreted(&case.run.op),
         |chunk| {
             // For each case the first example's operands, the second's, and both stacked.
             let inputs = |case: &&Case<'_>| {

@@ -6,7 +6,7 @@ use meshloom::ir::{Literal, TensorType, Value};
 use meshloom::ops::*;
 
 use crate::check::compare;
-use crate::computer::{By, check_by};
+use crate::computer::{By, check_by, is_interpreted};
 use crate::harness::*;
 use crate::table::entries;
 
@@ -289,7 +289,7 @@ pub fn check_halves(entries: &[&'static Entry], by: By) {
         "ops halves",
         [40, 60],
         &cuts,
-        |cut| cut.run.is_interpreted(),
+        |cut| is_interpreted(&cut.run.op),
         |chunk| {
             let parts: Vec<&Tensor> = chunk.iter().flat_map(|cut| cut.halves.iter().flat_map(|half| &half.1)).collect();
             let types: Vec<TensorType> = parts.iter().map(|part| part.ty.clone()).collect();

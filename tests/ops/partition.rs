@@ -12,7 +12,7 @@ use meshloom::pjrt::{Array, ArraySpec, CompileOptions, ShardLayout};
 use meshloom::sharding::{Axes, Mesh, MeshAxis, Spec, propagate};
 
 use crate::check::compare;
-use crate::computer::{By, in_chunks};
+use crate::computer::{By, in_chunks, is_interpreted};
 use crate::factors::rules;
 use crate::harness::*;
 use crate::table::entries;
@@ -428,7 +428,7 @@ fn eight_devices_compute_what_one_does() {
     assert!(missing.is_empty() || chosen.len() < 1000, "never split: {missing:?}");
 
     let problems = Mutex::new(Vec::new());
-    let (known, others): (Vec<_>, Vec<_>) = chosen.iter().partition(|(_, case)| case.run.is_interpreted());
+    let (known, others): (Vec<_>, Vec<_>) = chosen.iter().partition(|(_, case)| is_interpreted(&case.run.op));
     in_chunks(&known, 1, |chunk| {
         for (mesh, case) in chunk {
             let found = check_by_interpreting(&mesh_of(*mesh), case);

@@ -7,7 +7,7 @@ use meshloom::ops::*;
 
 use crate::batching::{patterns, single, stacked, varied};
 use crate::check::norm;
-use crate::computer::{By, check_by};
+use crate::computer::{By, check_by, is_interpreted};
 use crate::harness::*;
 use crate::table::entries;
 
@@ -99,7 +99,7 @@ pub fn check_transposes(entries: &[&'static Entry], by: By) {
         "ops transposes",
         [20, 40],
         &cases,
-        |case| case.case.is_interpreted(),
+        |case| is_interpreted(&case.case.op),
         |chunk| {
             // For each case: operands, tangents of the active ones, cotangents of the results.
             let inputs_of = |case: &Case<'_>| -> [Vec<Tensor>; 3] {
@@ -175,7 +175,7 @@ pub fn check_gradients_of_batches(entries: &[&'static Entry], by: By) {
         "ops gradients of batches",
         [20, 30],
         &cases,
-        |case| case.case.case.is_interpreted(),
+        |case| is_interpreted(&case.case.case.op),
         |chunk| {
             let inputs_of = |BatchedCase { case, pattern }: &BatchedCase<'_>| -> [Vec<Tensor>; 2] {
                 let operand = |(operand, &batched): (&Tensor, &bool)| {

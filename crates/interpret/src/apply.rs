@@ -3,7 +3,7 @@
 use meshloom::ir::{DType, GraphBuilder, Literal, Name, OpError, PortInfo, TensorType, Value};
 use meshloom::ops::{
     ArgReduce, ArgReduceKind, BinaryKind, Cumulative, CustomCall, DotGeneral, Op, RaggedForm, Reduce, ReduceKind,
-    Scatter, Sort, Threefry,
+    Scatter, Sort, Threefry, Unary, UnaryKind,
 };
 use meshloom::passes::evaluate;
 use meshloom_mosaic::CALL_TARGET;
@@ -11,7 +11,7 @@ use meshloom_mosaic::interpret::{self, Array};
 
 use super::cudnn;
 use super::moves::{Windows, concatenate, cut, pad, paste, pick, positions, positions_along, starts, strides};
-use super::number::{binary, compare, cumulate, packed, round, unary};
+use super::number::{binary, compare, cumulate, identity, packed, round, unary};
 use super::{ragged, windows};
 
 /// The results of an op, which have these types.
@@ -37,8 +37,8 @@ pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Liter
         Op::KernelCall(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),
         op => {
             let ty = types[0];
-            let found =
-                moved(op, operands, ty).or_else(|| computed(op, operands, ty)).or_else(|| evaluate(op, operands));
+            let found = moved(op, operands, ty).or_else(|| computed(op, operands, ty));
+            let found = found.or_else(|| evaluate(op, operands)).or_else(|| small_integers(op, operands, ty));
             vec![found.unwrap_or_else(|| panic!("{} is not interpreted", op.name()))]
         }
     }
@@ -59,17 +59,20 @@ fn top_k(k: usize, operand: &Literal, types: &[&TensorType]) -> Vec<Literal> {
     vec![Literal::from_fn(types[0].clone(), number), Literal::from_fn(types[1].clone(), |index| places[index] as f64)]
 }
 
-/// Operands in the order of the first ones, of equal ones as they are.
+/// Operands in the order of the first ones, of equal ones as they are. There is one zero and one NaN, the greatest.
 fn sort(op: &Sort, operands: &[&Literal]) -> Vec<Literal> {
     let dims = &operands[0].ty().dims;
     let (size, stride) = (dims[op.axis], dims[op.axis + 1..].iter().product::<usize>());
     let numbers: Vec<Vec<f64>> = operands.iter().map(|operand| operand.to_f64_vec()).collect();
+    let canonical = |&x: &f64| if x.is_nan() { f64::NAN } else { x + 0.0 };
+    let keys: Vec<Vec<f64>> =
+        numbers[..op.key_count].iter().map(|numbers| numbers.iter().map(canonical).collect()).collect();
     let mut sorted = numbers.clone();
     for start in (0..numbers[0].len()).filter(|index| index / stride % size == 0) {
         let mut places: Vec<usize> = (0..size).map(|index| start + index * stride).collect();
         places.sort_by(|&a, &b| {
             let [a, b] = if op.descending { [b, a] } else { [a, b] };
-            let orders = numbers[..op.key_count].iter().map(|keys| keys[a].total_cmp(&keys[b]));
+            let orders = keys.iter().map(|keys| keys[a].total_cmp(&keys[b]));
             orders.fold(std::cmp::Ordering::Equal, std::cmp::Ordering::then)
         });
         for (sorted, numbers) in sorted.iter_mut().zip(&numbers) {
@@ -199,6 +202,12 @@ fn computed(op: &Op, operands: &[&Literal], ty: &TensorType) -> Option<Literal> 
             });
             Some(packed(ty, &clamped.collect::<Vec<_>>()))
         }
+        Op::Unary(Unary(kind @ (UnaryKind::CountLeadingZeros | UnaryKind::PopulationCount))) => {
+            Some(packed(ty, &counted_bits(*kind, operands[0])))
+        }
+        Op::Reduce(op) if operands[0].bytes().is_empty() => {
+            Some(packed(ty, &vec![identity(op.kind, ty.dtype); ty.element_count()]))
+        }
         Op::Reduce(op) if is_float => Some(packed(ty, &reduce(op, operands[0], ty))),
         Op::ArgReduce(op) => Some(packed(ty, &arg_reduce(op, operands[0], ty))),
         Op::Cumulative(op) => Some(packed(ty, &cumulative(op, operands[0]))),
@@ -206,6 +215,36 @@ fn computed(op: &Op, operands: &[&Literal], ty: &TensorType) -> Option<Literal> 
         Op::Scatter(op) => Some(packed(ty, &scatter(op, operands, ty))),
         _ => None,
     }
+}
+
+/// Integers of types that `evaluate` does not know.
+fn small_integers(op: &Op, operands: &[&Literal], ty: &TensorType) -> Option<Literal> {
+    let numbers: Vec<f64> = match op {
+        Op::Convert(_) => operands[0].to_f64_vec(),
+        Op::Iota(op) => {
+            positions_along(&ty.dims, &[op.axis], &[1]).into_iter().map(|position| position as f64).collect()
+        }
+        _ => return None,
+    };
+    Some(packed(ty, &numbers.into_iter().map(|x| round(ty.dtype, x)).collect::<Vec<_>>()))
+}
+
+/// For each integer how many of its bits are ones, or are zeros above the first one.
+fn counted_bits(kind: UnaryKind, operand: &Literal) -> Vec<f64> {
+    let dtype = operand.ty().dtype;
+    let unused = u64::BITS - dtype.bit_count() as u32;
+    let count = |element: &[u8]| {
+        let mut bytes = [0; 8];
+        bytes[..element.len()].copy_from_slice(element);
+        let bits = u64::from_le_bytes(bytes) << unused;
+        let count = if kind == UnaryKind::PopulationCount {
+            bits.count_ones()
+        } else {
+            bits.leading_zeros().min(u64::BITS - unused)
+        };
+        f64::from(count)
+    };
+    operand.bytes().chunks(dtype.byte_count()).map(count).collect()
 }
 
 /// For each element of an operand the element of the result that it is folded into.
@@ -300,7 +339,7 @@ fn dot(op: &DotGeneral, operands: &[&Literal], ty: &TensorType) -> Vec<f64> {
     result
 }
 
-/// Updates that do not fit are dropped; of duplicates that replace, the last one stays.
+/// Updates that do not fit are dropped; of duplicates that replace, that of the last window stays.
 fn scatter(op: &Scatter, operands: &[&Literal], ty: &TensorType) -> Vec<f64> {
     let mut result = operands[0].to_f64_vec();
     let (dims, updates) = (&operands[0].ty().dims, operands[2].ty());
@@ -310,7 +349,10 @@ fn scatter(op: &Scatter, operands: &[&Literal], ty: &TensorType) -> Vec<f64> {
         sizes[dim] = updates.dims[offset];
     }
     let windows = Windows::new(&op.dims, operands[1], dims, &sizes, &updates.dims);
-    for ((position, fits), update) in windows.positions().zip(operands[2].to_f64_vec()) {
+    let updates = operands[2].to_f64_vec();
+    let mut places: Vec<_> = windows.positions().zip(updates).zip(windows.numbers()).collect();
+    places.sort_by_key(|&(_, window)| window);
+    for (((position, fits), update), _) in places {
         if fits {
             let slot = &mut result[position as usize];
             *slot = op.kind.combiner().map_or(update, |kind| round(ty.dtype, binary(kind, *slot, update)));

@@ -169,4 +169,9 @@ impl Windows {
             (start + place, fits)
         })
     }
+
+    /// For each element of the result or updates the number of its window, in row-major order.
+    pub fn numbers(&self) -> impl Iterator<Item = isize> {
+        self.window.iter().copied()
+    }
 }

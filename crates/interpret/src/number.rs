@@ -165,6 +165,17 @@ pub fn binary(kind: BinaryKind, x: f64, y: f64) -> f64 {
     }
 }
 
+/// What a fold of nothing gives.
+pub fn identity(kind: ReduceKind, dtype: DType) -> f64 {
+    match kind {
+        ReduceKind::And if dtype.is_signed_integer() => -1.0,
+        ReduceKind::And | ReduceKind::Min => dtype.highest(),
+        ReduceKind::Max => dtype.lowest(),
+        ReduceKind::Or | ReduceKind::Sum => 0.0,
+        ReduceKind::Prod => 1.0,
+    }
+}
+
 /// What a running fold has after one number more.
 pub fn cumulate(kind: CumulativeKind, before: f64, x: f64) -> f64 {
     let combiner = match kind {

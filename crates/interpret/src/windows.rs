@@ -4,7 +4,7 @@ use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::ops::{ArgReduceKind, ArgReduceWindow, Convolution, ReduceKind, ReduceWindow, Window, WindowDim};
 
 use super::moves::{positions, strides};
-use super::number::{binary, packed, round};
+use super::number::{binary, identity, packed, round};
 
 /// The index of an element of a shape along each dimension.
 fn index_of(mut position: usize, dims: &[usize]) -> Vec<usize> {
@@ -40,18 +40,6 @@ fn windows(window: &[WindowDim], dims: &[usize], result: &[usize]) -> Vec<Vec<us
         elements.iter().filter_map(position).collect()
     });
     all.collect()
-}
-
-/// What a fold of nothing gives.
-fn identity(kind: ReduceKind, dtype: DType) -> f64 {
-    match kind {
-        ReduceKind::And if dtype.is_signed_integer() => -1.0,
-        // Whole numbers saturate.
-        ReduceKind::And | ReduceKind::Min => f64::INFINITY,
-        ReduceKind::Max => f64::NEG_INFINITY,
-        ReduceKind::Or | ReduceKind::Sum => 0.0,
-        ReduceKind::Prod => 1.0,
-    }
 }
 
 fn combine(kind: ReduceKind, dtype: DType, x: f64, y: f64) -> f64 {
