@@ -1,6 +1,6 @@
 //! What is answered where not everything is known, or not everything is said.
 
-use crate::command::{check_refused, prints, run, with_input};
+use crate::dump::command::{check_refused, prints, run, with_input};
 
 const CONFIG: &str = "examples/configs/default.toml";
 

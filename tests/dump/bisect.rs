@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::command::{Ran, check_refused, command};
+use crate::dump::command::{Ran, check_refused, command};
 use meshloom::compile::Pass;
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::HloModuleProto;

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use crate::command::{Ran, check_refused, command, prints, run, with_input};
+use crate::dump::command::{Ran, check_refused, command, prints, run, with_input};
 use meshloom::pjrt::{PlatformKind, check_present};
 use serde_json::Value;
 

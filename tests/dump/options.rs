@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::command::{Ran, command, prints, run};
+use crate::dump::command::{Ran, command, prints, run};
 
 const CONFIG: &str = "examples/configs/default.toml";
 const PROFILE: &str = "tests/foreign/profile/scan_remat.cpu.xplane.pb";

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::process::Stdio;
 use std::thread;
 
-use crate::command::{Ran, command, process, run, with_input};
+use crate::dump::command::{Ran, command, process, run, with_input};
 
 const CONFIG: &str = "examples/configs/default.toml";
 const TEXT: &str = "tests/foreign/fsdp_mlp.partitioned.txt";

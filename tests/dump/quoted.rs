@@ -9,7 +9,7 @@ use std::process::Stdio;
 
 use support::counts::process;
 
-use crate::command::prints;
+use crate::dump::command::prints;
 
 /// Blocks of `text` that are no output of a command, or of one that takes more than ten seconds: by the page and the
 /// beginning of the block, with the reason.

@@ -1,9 +1,9 @@
 //! `hlo-dump report`: the page in a browser. It opens headless Chromium, without a network, on pages made of modules
 //! under `tests/foreign` and of a run config.
 //!
-//! Tests that need a browser show as ignored until they are asked for: `cargo test --test dump -- --ignored` runs them,
-//! and they fail where there is none. The browser is that of `MESHLOOM_TEST_BROWSER`, or a `chromium` of the path;
-//! `apt-get install chromium` installs it, as `.ci/run` does.
+//! Tests that need a browser show as ignored until they are asked for: `cargo test --test hlo -- --ignored dump::report`
+//! runs them, and they fail where there is none. The browser is that of `MESHLOOM_TEST_BROWSER`, or a `chromium` of the
+//! path; `apt-get install chromium` installs it, as `.ci/run` does.
 
 use std::env;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use support::counts::process;
 
-use crate::command::{check_refused, prints};
+use crate::dump::command::{check_refused, prints};
 use tempfile::TempDir;
 
 /// A page, as `hlo-dump report` writes it.

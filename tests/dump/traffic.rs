@@ -1,6 +1,6 @@
 //! `hlo-dump traffic`, and what `collectives` and `check` say of an axis that is slow.
 
-use crate::command::{Ran, check_refused, prints, run, with_input};
+use crate::dump::command::{Ran, check_refused, prints, run, with_input};
 use serde_json::Value;
 
 const STREAMING: &str = "examples/configs/streaming-diloco.toml";

@@ -1,6 +1,6 @@
 //! Programs that nobody has partitioned: no command passes their figures off as those of a device.
 
-use crate::command::{check_refused, prints, run, with_input};
+use crate::dump::command::{check_refused, prints, run, with_input};
 
 const CONFIG: &str = "examples/configs/default.toml";
 const SAYS: &str = "not partitioned yet: global shapes";

@@ -7,7 +7,7 @@ use meshloom::pjrt::{Platform, PlatformKind};
 use meshloom_train::config::RunConfig;
 use support::calibration::programs;
 
-use crate::modules::{around, calling, collective, computation, instruction};
+use crate::hlo::modules::{around, calling, collective, computation, instruction};
 
 fn in_all(module: &HloModuleProto) -> usize {
     collectives_at_once(module, 8)

@@ -1,6 +1,6 @@
 //! The collectives of any module: modules written by hand, what we emit, and what XLA makes of it.
 
-use crate::modules::*;
+use crate::hlo::modules::*;
 use meshloom::emit::{EmitOptions, GroupFormat, device_groups, emit};
 use meshloom::hlo::analysis::{Communication, DeviceGroups, Devices, ModuleCollective, collectives};
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, ReplicaGroup, SourceTarget};

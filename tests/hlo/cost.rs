@@ -1,7 +1,7 @@
 //! The cost of any module: by hand on small ones; against XLA's own analysis where that is right, which is outside of
 //! loops.
 
-use crate::programs::{golden, text};
+use crate::hlo::programs::{golden, text};
 use meshloom::hlo::analysis::cost::{Bound, InstructionCost};
 use meshloom::hlo::analysis::{Arithmetic, Chip, CostOptions, Devices, ModuleCost, Work, cost};
 use meshloom::hlo::proto::HloModuleProto;

@@ -9,8 +9,8 @@ use meshloom::hlo::proto::HloModuleProto;
 use meshloom::pjrt::PlatformKind;
 use support::calibration::{Calibration, Figures, programs, table};
 
-use crate::memory::check_page;
-use crate::programs::text;
+use crate::hlo::memory::check_page;
+use crate::hlo::programs::text;
 
 /// A program on a platform: the estimate, what it is at most, and XLA's figures.
 struct Row {

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use crate::programs::{golden, ours, text};
+use crate::hlo::programs::{golden, ours, text};
 use flate2::{Compression, GzBuilder};
 use meshloom::compile::Lowered;
 use meshloom::hlo::analysis::{

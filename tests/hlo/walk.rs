@@ -1,7 +1,7 @@
 //! What a module runs and how often: calls of all kinds, loops whose trip counts can be proved, and modules made to be
 //! hard.
 
-use crate::modules::*;
+use crate::hlo::modules::*;
 use meshloom::hlo::analysis::{Via, Walk};
 use meshloom::hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, LiteralProto, PrimitiveType};
 use meshloom::partition::Amount;
@@ -542,7 +542,7 @@ fn mutated_modules_are_analyzed() {
     use meshloom::hlo::analysis::{Chip, CostOptions, Devices, cost, memory};
     let options = CostOptions::devices(Devices::partitioned(8)).on(Chip::parse("v5p").expect("a chip"));
     let mut seeds: Vec<HloModuleProto> =
-        crate::programs::golden().iter().map(|golden| golden.module().clone()).collect();
+        crate::hlo::programs::golden().iter().map(|golden| golden.module().clone()).collect();
     seeds.push(Counter { start: 0, step: 1, bound: 5, direction: "LT" }.fused_tuple());
     seeds.push(doubling(5));
     for round in support::cases::cases("hlo analysed mutations", 500, 0..2000) {

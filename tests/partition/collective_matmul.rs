@@ -1,6 +1,6 @@
 //! Collective matmul: rings compute what gathers, products and scatters do, and send as many bytes.
 
-use crate::train_steps::{check_interpreted, numbers as steps_of};
+use crate::partition::train_steps::{check_interpreted, numbers as steps_of};
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, GraphBuilder, PortInfo, TensorType, Value, verify};
 use meshloom::ops::{

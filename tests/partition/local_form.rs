@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::train_steps::{SMALL, inputs};
+use crate::partition::train_steps::{SMALL, inputs};
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::emit::ProgramForm;
 use meshloom::hlo::analysis::mesh_of;

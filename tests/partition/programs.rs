@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use crate::decoder_cases::{Case, Model, Sizes, Variant};
+use crate::partition::decoder_cases::{Case, Model, Sizes, Variant};
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Partitioned, lower};
 use meshloom::emit::ProgramForm;
 use meshloom::ir::Literal;

@@ -13,16 +13,18 @@ use std::{env, fs, thread};
 
 const VARIABLE: &str = "MESHLOOM_EVERY_CASE";
 
-/// A file to which each call adds a line: the test program, the test, and the name of its cases. `.ci/run` compares
-/// them with `tests/full_tier.tsv`, which tells it the tests that have more than they show in the small tier.
+/// A file to which each call adds a line: the test program, the test, the name of its cases, how many of them the small
+/// tier takes, and how many there are. `.ci/run` makes `tests/full_tier.tsv` of them, which tells it the tests that have
+/// more than they show in the small tier.
 const LIST: &str = "MESHLOOM_LIST_CASES";
 
 /// Adds a line to the list, if there is one. Libtest calls a thread after the test that it runs.
-fn list(name: &str) {
+fn list(name: &str, few: usize, all: usize) {
     let Some(path) = env::var_os(LIST).filter(|path| !path.is_empty()) else { return };
     let program = env::current_exe().ok();
     let program = program.as_ref().and_then(|path| path.file_stem()?.to_str()?.split_once('-')).map(|(name, _)| name);
-    let line = format!("{}\t{}\t{name}\n", program.unwrap_or("?"), thread::current().name().unwrap_or("?"));
+    let (program, thread) = (program.unwrap_or("?"), thread::current());
+    let line = format!("{program}\t{}\t{name}\t{few}\t{all}\n", thread.name().unwrap_or("?"));
     let file = fs::OpenOptions::new().append(true).create(true).open(path);
     file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the list of cases can be written");
 }
@@ -64,7 +66,7 @@ pub fn more_than_few() -> bool {
 /// Whether the test that goes by this name runs all of its cases, for one whose cases are no list: a larger model, more
 /// tries.
 pub fn every_case(name: &str) -> bool {
-    list(name);
+    list(name, 0, 0);
     match tier() {
         Tier::Small => false,
         Tier::Full | Tier::Share(..) => true,
@@ -75,10 +77,10 @@ pub fn every_case(name: &str) -> bool {
 /// The cases that a test runs: in the small tier `few` of them, spread evenly over `all`, the first among them; else as
 /// the variable says. The name is the test's program and what the cases are of, as in `train kills`.
 pub fn cases<T>(name: &str, few: usize, all: impl IntoIterator<Item = T>) -> Vec<T> {
-    list(name);
     let all: Vec<T> = all.into_iter().collect();
     let count = all.len();
     let few = few.min(count);
+    list(name, few, count);
     let is_chosen = |index: usize| match tier() {
         Tier::Full => true,
         Tier::Share(number, shares) => index % shares == *number,

@@ -63,7 +63,7 @@ pub(crate) fn report(program: &str, budget: Budget) {
     );
     let exceeds = counts.iter().zip(limits).any(|(&count, limit)| count > limit);
     if exceeds && !crate::cases::more_than_few() {
-        eprintln!("{program}: FAILED: it exceeds its budget, which its main.rs states");
+        eprintln!("{program}: FAILED: it exceeds its budget, which is stated beside its modules");
         meshloom::pjrt::end_process(1);
     }
 }

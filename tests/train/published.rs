@@ -5,7 +5,7 @@ use meshloom::nn::RunForm;
 use meshloom_train::config::RunConfig;
 use meshloom_train::families::preset;
 
-use crate::run_config::read;
+use crate::train::run_config::read;
 
 fn refused(overrides: &[&str]) -> String {
     let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();

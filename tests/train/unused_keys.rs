@@ -1,6 +1,6 @@
 //! Warnings of keys that nothing reads.
 
-use crate::run_config::read;
+use crate::train::run_config::read;
 
 /// Keys that nothing reads beside the others are said, each with the reason; those at their default are not.
 #[test]

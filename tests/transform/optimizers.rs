@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::pairs;
-use crate::train_steps::{self, By, assert_same, batch};
+use crate::transform::pairs;
+use crate::transform::train_steps::{self, By, assert_same, batch};
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::DType::{F32, F64, S32};
 use meshloom::ir::{Graph, Literal, TensorType};

@@ -4,8 +4,8 @@
 //! Random ones run on host values, by the reference interpreter, in which a small pipeline takes a fraction of the time
 //! that XLA takes to compile it; some run on eight devices of the CPU plugin.
 
-use crate::pairs;
-use crate::pipelines::{Case, save};
+use crate::transform::pairs;
+use crate::transform::pipelines::{Case, save};
 use meshloom::compile::{LowerOptions, Lowered, Partitioned, lower};
 use meshloom::ir::DType::{self, F64};
 use meshloom::ir::{Graph, Literal};

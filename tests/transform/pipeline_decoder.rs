@@ -1,8 +1,8 @@
 //! Train steps of decoders whose layers are a pipeline: of every family, they compute what the layers compute one after
 //! the other on one device.
 
-use crate::pairs;
-use crate::train_steps::{self, By, assert_same, batch};
+use crate::transform::pairs;
+use crate::transform::train_steps::{self, By, assert_same, batch};
 use meshloom::ir::Literal;
 use meshloom_train::config::RunConfig;
 use support::cases::cases;

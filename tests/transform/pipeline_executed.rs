@@ -3,7 +3,7 @@
 //! The analysis of HLO follows each device through branches and loops by its number. It shares no code with the
 //! schedules, nor with the ledger.
 
-use crate::pipelines::{Case, EMBED, HIDDEN, LENGTH};
+use crate::transform::pipelines::{Case, EMBED, HIDDEN, LENGTH};
 use meshloom::compile::LowerOptions;
 use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, Together, Via, Walk, collectives};
 use meshloom::hlo::proto::HloModuleProto;

@@ -1,8 +1,8 @@
 //! The weights of a repeat, and their gradients, sent as one buffer: the same bits as one by one, and as many transfers
 //! as there are groups and element types.
 
-use crate::pairs;
-use crate::pipelines::Case;
+use crate::transform::pairs;
+use crate::transform::pipelines::Case;
 use meshloom::compile::{LowerOptions, Lowered, Partitioned};
 use meshloom::ir::{Graph, Literal, NodeRef};
 use meshloom::ops::Op;

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::pipelines::{Case, EMBED, HIDDEN, LENGTH, PipelineRules};
+use crate::transform::pipelines::{Case, EMBED, HIDDEN, LENGTH, PipelineRules};
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Partitioned};
 use meshloom::hlo::Amount;

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::pairs;
-use crate::train_steps::{self, By, assert_same, batch, lowered};
+use crate::transform::pairs;
+use crate::transform::train_steps::{self, By, assert_same, batch, lowered};
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, PartitionMode, lower};
 use meshloom::hlo::text::{TextOptions, print};

@@ -1,7 +1,7 @@
 //! A table that is embedding and head: its two gradients are added up before devices reduce them, also where the model
 //! computes in another type than that of the parameters.
 
-use crate::train_steps::{self, By, assert_same, batch, lowered};
+use crate::transform::train_steps::{self, By, assert_same, batch, lowered};
 use meshloom::ir::Literal;
 use meshloom::partition::CollectiveKind;
 use meshloom::passes::CollectiveLimits;

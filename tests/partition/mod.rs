@@ -11,7 +11,3 @@ mod programs;
 mod several_operands;
 mod snapshots;
 mod train_steps;
-
-use support::counts::Budget;
-
-support::test_program!(Budget { steps: 22, modules: 25, processes: 0 });

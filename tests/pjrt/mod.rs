@@ -13,7 +13,3 @@ mod threads;
 mod topologies;
 mod tpus;
 mod worker_logs;
-
-use support::counts::Budget;
-
-support::test_program!(Budget { steps: 0, modules: 86, processes: 15 });

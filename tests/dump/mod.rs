@@ -12,7 +12,3 @@ mod report;
 mod traffic;
 mod units;
 mod unpartitioned;
-
-use support::counts::Budget;
-
-support::test_program!(Budget { steps: 0, modules: 0, processes: 38 });

@@ -16,9 +16,4 @@ mod runs;
 mod sampling;
 mod wrong_batches;
 
-#[path = "../train/interpreted.rs"]
-mod interpreted;
-
-use support::counts::Budget;
-
-support::test_program!(Budget { steps: 43, modules: 12, processes: 0 });
+use crate::train::interpreted;

@@ -30,7 +30,3 @@ mod token_order;
 mod trace;
 mod verify;
 mod vmap;
-
-use support::counts::Budget;
-
-support::test_program!(Budget { steps: 10, modules: 34, processes: 6 });

@@ -13,7 +13,3 @@ mod rules;
 mod shardy;
 mod traffic;
 mod uneven;
-
-use support::counts::Budget;
-
-support::test_program!(Budget { steps: 10, modules: 17, processes: 1 });

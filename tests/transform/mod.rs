@@ -24,7 +24,3 @@ mod psdp;
 mod tied_table;
 mod timeline;
 mod train_steps;
-
-use support::counts::Budget;
-
-support::test_program!(Budget { steps: 27, modules: 6, processes: 1 });

@@ -12,7 +12,7 @@ mod decoder_hlo;
 mod evaluation;
 mod first_state;
 mod host_memory;
-mod interpreted;
+pub(crate) mod interpreted;
 mod metrics;
 mod offered;
 mod outputs;
@@ -30,7 +30,3 @@ mod subwords;
 mod units;
 mod unused_keys;
 mod vision_transformer;
-
-use support::counts::Budget;
-
-support::test_program!(Budget { steps: 84, modules: 16, processes: 95 });

@@ -24,7 +24,3 @@ mod traffic;
 mod units;
 mod walk;
 mod weights;
-
-use support::counts::Budget;
-
-support::test_program!(Budget { steps: 3, modules: 11, processes: 0 });
