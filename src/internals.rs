@@ -5,31 +5,31 @@ use crate::ir::{AxisNames, Definition, Graph, Node, TensorType, Value};
 
 pub use crate::autodiff::max_flow::{Network, UNBOUNDED};
 
-/// The value of a number, of whatever graph.
+/// Returns the value with a number, in any graph.
 pub fn value(number: u32) -> Value {
     Value(number)
 }
 
-/// The node of a number, of whatever graph.
+/// Returns the node with a number, in any graph.
 pub fn node(number: u32) -> Node {
     Node(number)
 }
 
-/// What breaks an invariant of a graph, for tests of the verifier: a [`GraphBuilder`](crate::ir::GraphBuilder) makes no
-/// such graph.
+/// A change that breaks an invariant of a graph, to test the verifier: a [`GraphBuilder`](crate::ir::GraphBuilder)
+/// makes no such graph.
 #[derive(Clone, Debug)]
 pub enum Damage {
-    /// Of all operands, the one of a number becomes another value.
+    /// The operand with a number, counted over the graph, becomes another value.
     Operand(usize, Value),
     /// Two nodes change places.
     SwappedNodes(usize, usize),
-    /// The value of a number is said to be defined elsewhere.
+    /// The value with a number is said to be defined elsewhere.
     Definition(usize, Definition),
-    /// The value of a number has another type.
+    /// The value with a number has another type.
     Type(usize, TensorType),
-    /// A value becomes an input too.
+    /// A value also becomes an input.
     FurtherInput(Value),
-    /// The axes of the input of a number are others.
+    /// The input with a number has other axes.
     InputAxes(usize, AxisNames),
     /// Outputs have no descriptions.
     NoOutputInfo,

@@ -18,12 +18,12 @@ struct Arc {
 }
 
 impl Network {
-    /// Where flow begins.
+    /// The vertex where flow begins.
     pub const SOURCE: usize = 0;
-    /// Where it ends.
+    /// The vertex where flow ends.
     pub const SINK: usize = 1;
 
-    /// A network of source and sink.
+    /// A network of only a source and a sink.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Network {
         Network { leaving: vec![Vec::new(), Vec::new()], arcs: Vec::new() }

@@ -13,8 +13,8 @@ use prost::Message;
 
 use crate::workers;
 
-/// A module that calls each of the kernels once, with operands of its own: a worker takes longer to load libtpu than to
-/// compile a kernel.
+/// A module that calls each of the kernels once, with its own operands. One module has them all because a worker takes
+/// longer to load libtpu than to compile a kernel.
 fn module(kernels: &[Kernel]) -> String {
     let join = |parts: Vec<String>| parts.join(", ");
     let (mut text, mut parameters, mut results) = ("HloModule kernels\n\nENTRY main {\n".to_owned(), 0, Vec::new());
@@ -89,8 +89,8 @@ fn of_widths(dtype: DType, width: usize, value_width: usize, has_options: bool) 
     }
 }
 
-/// Attention without options, with the places of rows, and with all options for the widths that models have; and the
-/// products of groups. All in one module.
+/// Compiles attention without options, with the places of rows, and with all options for the widths that models have;
+/// and the products of groups. One module has them all.
 pub fn compile(target: &str) {
     let plain = of_widths(DType::BF16, 128, 128, false);
     let placed = Attention { places: true, sinks: false, ..of_widths(DType::BF16, 128, 128, true) };

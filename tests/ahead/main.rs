@@ -1,8 +1,8 @@
 //! Programs for hardware that is not there, compiled ahead of time by the plugins for it.
 //!
-//! A test whose plugin is not at hand shows as ignored, with the reason, as do those that only the full tier runs.
-//! `MESHLOOM_TEST_PLUGINS=all` downloads the plugins for TPUs and GPUs (200 MB each) where they are not, and a test
-//! fails that is without. `MESHLOOM_EVERY_CASE="ahead tests"` runs all tests of this program.
+//! Tests without a plugin show as ignored, with the reason, as do those that only the full tier runs.
+//! `MESHLOOM_TEST_PLUGINS=all` downloads the plugins for TPUs and GPUs (200 MB each) where they are missing; a test
+//! without its plugin then fails. `MESHLOOM_EVERY_CASE="ahead tests"` runs all tests of this program.
 //!
 //! The harness is not libtest, which cannot tell at run time that a test is ignored.
 
@@ -42,7 +42,7 @@ impl Test {
     fn trial(self) -> Trial {
         let Test { platform, name, run } = self;
         let runner = move || -> Result<Completion, Failed> {
-            // That of CPUs is fetched by whoever needs it.
+            // The plugin for CPUs is fetched by any test that needs it.
             if platform != "cpu"
                 && let Some(reason) = why_without(platform)?
             {
@@ -54,14 +54,14 @@ impl Test {
         Trial::ignorable_test(name, runner).with_kind(platform)
     }
 
-    /// Shows as ignored.
+    /// Shows the test as ignored.
     fn of_the_full_tier(self) -> Trial {
         let ignored = || Ok(Completion::ignored_with("full tier"));
         Trial::ignorable_test(self.name, ignored).with_kind(self.platform)
     }
 }
 
-/// What always runs.
+/// The tests that always run.
 fn small_tier() -> Vec<Test> {
     vec![
         on("cpu", "the_train_step", || platforms::train_step("cpu:8", "data=2,fsdp=4")),
@@ -73,7 +73,8 @@ fn small_tier() -> Vec<Test> {
     ]
 }
 
-/// What the full tier runs besides. Each compiles all of its programs: shares of the full tier are shares of this list.
+/// The tests that only the full tier runs. Each compiles all of its programs: shares of the full tier are shares of
+/// this list.
 fn full_tier() -> Vec<Test> {
     let mut tests = vec![
         on("tpu", "topologies_that_are_none_are_refused", platforms::topologies_that_are_none_are_refused),
@@ -153,7 +154,7 @@ fn trials() -> Vec<Trial> {
         true => test.trial(),
         false => test.of_the_full_tier(),
     });
-    // It writes a table, for whoever asks for it by name.
+    // These tests write a table; they run if they are asked for by name.
     let written = PlatformKind::ALL.map(|kind| {
         on(kind.name(), "memory_figures_are_written", move || figures::written(kind)).trial().with_ignored_flag(true)
     });

@@ -23,8 +23,8 @@ fn largest_copy(walk: &Walk<'_>) -> u64 {
     copies.filter_map(|step| step.instruction.shape.as_ref().map(bytes)).max().unwrap_or(0)
 }
 
-/// Every schedule whose stages branch: the plugin compiles it; conditionals stay in the loop over ticks; every
-/// collective runs a known number of times, with all devices of its group; no branch copies more than a slot.
+/// Checks every schedule whose stages branch: the plugin compiles it, conditionals stay in the loop over ticks, every
+/// collective runs a known number of times with all devices of its group, and no branch copies more than a slot.
 pub fn stages_branch(target: &str) {
     // Eight layers: with the number of those that an item goes through on a stage.
     let schedules = [

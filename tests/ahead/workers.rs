@@ -1,4 +1,4 @@
-//! The workers that the tests start, counted. The tests have this program be their worker.
+//! Workers that the tests start, and their counts. The worker is the test program itself.
 
 use std::fmt::Display;
 
@@ -14,9 +14,9 @@ pub fn compile(target: &str, module: &[u8], options: &CompileOptions) -> Result<
     ahead_of_time::compile(&topology(target), module, options, &Settings::default())
 }
 
-/// The train step of a config; `what` says which, for messages.
+/// Compiles the train step of a config; `what` names it in messages.
 pub fn step(what: impl Display, config: &RunConfig) -> StepAhead {
-    // One describes the topology, one compiles.
+    // One worker describes the topology, and one compiles.
     counts::started(2);
     let step = StepAhead::compile(config, &Settings::default());
     step.unwrap_or_else(|error| panic!("{}, {what}: {error}", config.target.topology))

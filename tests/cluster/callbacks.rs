@@ -41,8 +41,8 @@ fn codes_are_those_that_xla_knows() {
     assert_eq!(store.get("local_topology/cuda/0", LONG), Ok(large));
 }
 
-/// 200 keys, or 1,000 in the full tier, which 8 threads of two processes put, each all of them, and get: each key has
-/// one writer who succeeds.
+/// Eight threads of two processes each put and get all of 200 keys, or of 1,000 in the full tier. For each key exactly
+/// one writer succeeds.
 #[test]
 fn many_threads() {
     let count = if every_case("cluster keys") { 1000 } else { 200 };
@@ -101,7 +101,7 @@ fn etcd_may_be_away() {
                     if is_over.load(Ordering::Relaxed) {
                         break;
                     }
-                    // Calls are under way at any time all the same.
+                    // Even so, calls are under way at any time.
                     thread::sleep(Duration::from_millis(3));
                 }
             });

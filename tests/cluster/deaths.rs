@@ -25,7 +25,7 @@ enum When {
 
 const ALL: [When; 5] = [When::Joining, When::Compiling, When::Stepping, When::Saving, When::Committing];
 
-/// Folders among the checkpoints.
+/// Returns the folders among the checkpoints whose names begin with a prefix.
 fn folders(run: &Run, prefix: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(run.path("checkpoints")).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());
@@ -68,7 +68,7 @@ fn start(run: &Run, etcd: &Etcd, job: &str, attempt: u64, resume: bool) -> Vec<P
     ["0", "1"].map(process).into()
 }
 
-/// One process goes on from what two have saved.
+/// Starts one process that goes on from what two have saved.
 fn start_one(run: &Run) -> Vec<Process> {
     let checkpoints = run.path("checkpoints").to_string_lossy().into_owned();
     let arguments = ["--set", "mesh.axes=data=1", "--checkpoint", &checkpoints, "--checkpoint-every", "2"];
@@ -81,9 +81,9 @@ fn start_one(run: &Run) -> Vec<Process> {
 struct Death {
     when: When,
     victim: usize,
-    /// Later ones are at other moments of the phase.
+    /// The delay after the phase begins: later cases are killed at other moments of it.
     delay: Duration,
-    /// One process goes on alone, which needs a whole checkpoint, instead of both.
+    /// Whether one process goes on alone instead of both, which needs a complete checkpoint.
     leaves_one: bool,
 }
 
@@ -97,7 +97,8 @@ impl Death {
         }
     }
 
-    /// Starts two processes and kills one. Whether the run was not over by then: the other has ended and says why.
+    /// Starts two processes and kills one. Returns whether the run was still going on; then the other has ended and
+    /// says why.
     fn kills(self, run: &Run, etcd: &Etcd, job: &str) -> bool {
         let Death { when, victim, delay, leaves_one } = self;
         let _ = fs::remove_dir_all(run.path("checkpoints"));
@@ -127,7 +128,7 @@ fn a_killed_process_ends_the_run_and_nothing_else() {
     run.alone(2);
     for case in cases("cluster deaths", 3, 0..100) {
         let death = Death::of(case);
-        // A run that was over is one more try, with less delay.
+        // If the run was over before the kill, it is tried again with less delay.
         let job = |attempt: u32| format!("deaths-{case}-{attempt}");
         let kills =
             |&attempt: &u32| Death { delay: death.delay / (attempt + 1), ..death }.kills(&run, &etcd, &job(attempt));

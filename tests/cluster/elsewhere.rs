@@ -1,4 +1,4 @@
-//! `meshloom` has `meshloom-processes` be one of several processes.
+//! The program `meshloom` runs `meshloom-processes` in its place to be one of several processes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use support::program::meshloom_with_processes;
 
 use super::processes::Run;
 
-/// Beside the program first, then in PATH; elsewhere it is not looked for.
+/// The program is looked for beside `meshloom` first, then in PATH, and nowhere else.
 #[test]
 fn where_the_program_is_looked_for() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -34,14 +34,14 @@ fn where_the_program_is_looked_for() {
     assert_eq!(found(), Ok(place("own/meshloom-processes")));
 }
 
-/// A program in a folder without the other: a link to the file, which is not followed as one to its name would be.
+/// Links the program into a folder without the other. It is a hard link, since a symbolic one would be followed.
 fn alone(folder: &Path) -> PathBuf {
     let (from, to) = (meshloom_with_processes(), folder.join("meshloom"));
     fs::hard_link(&from, &to).or_else(|_| fs::copy(&from, &to).map(drop)).expect("the program");
     to
 }
 
-/// What stands in place of `meshloom-processes` gets the arguments, the environment and the number of the process.
+/// A program in place of `meshloom-processes` gets the arguments, the environment and the process number.
 #[test]
 fn it_runs_in_place_of_the_program() {
     let folder = tempfile::tempdir().expect("a folder");

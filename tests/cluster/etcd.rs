@@ -25,15 +25,15 @@ pub struct Etcd {
     folder: tempfile::TempDir,
 }
 
-/// A server that the tests share whose processes leave it alone, each with jobs of its own. It ends with the last of
-/// them.
+/// Returns a server that tests share if their processes leave it alone; each uses its own jobs. The server ends with
+/// the last of these tests.
 pub fn shared() -> Arc<Etcd> {
     static SHARED: Mutex<Weak<Etcd>> = Mutex::new(Weak::new());
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(etcd) = shared.upgrade() {
         return etcd;
     }
-    // Linux ends the server with the thread that has started it, which must not be that of a test.
+    // Linux ends the server with the thread that has started it, so no thread of a test may start it.
     let (send, receive) = mpsc::channel();
     thread::spawn(move || {
         let etcd = Arc::new(Etcd::start());

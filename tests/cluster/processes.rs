@@ -14,7 +14,7 @@ use support::configs::{BOOK, UNOPTIMIZED};
 use support::counts::process;
 use support::program::meshloom_with_processes as meshloom;
 
-/// A model that compiles in a moment: LLVM does not optimize.
+/// A model that compiles in a moment, as LLVM does not optimize.
 pub const TINY: [&str; 9] = [
     "model.layers=2",
     "model.seq=16",
@@ -46,7 +46,7 @@ impl Run {
         self.folder.path().join(name)
     }
 
-    /// The words of a command line, for this process, which runs in another folder.
+    /// Returns the words of a command line for this process, which runs in another folder.
     pub fn words(&self) -> Vec<String> {
         let text = format!("data.sources=[{BOOK:?}]");
         let settings = self.settings.iter().chain([&text]).flat_map(|setting| ["--set", setting]).map(str::to_owned);

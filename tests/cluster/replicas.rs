@@ -100,8 +100,8 @@ fn replicas_apart_are_those_of_one_program() {
     }
 }
 
-/// Replicas with other meshes, one of them in two processes: the same bits. In the full tier both are started again,
-/// one of them without its state: it takes that of the other, which all processes of that one write.
+/// Replicas with different meshes, one of them in two processes, compute the same bits. In the full tier both start
+/// again, one of them without its state: it takes the state of the other, which all processes of that one then write.
 #[test]
 fn each_replica_has_a_mesh_of_its_own() {
     let etcd = shared();
@@ -130,9 +130,9 @@ fn each_replica_has_a_mesh_of_its_own() {
     assert!(count == 1 || log.contains("goes on with the other replicas after step 15"), "{log}");
 }
 
-/// One is killed and comes again; the others wait for it, as they need all. Then nobody is needed: the others go on
-/// without the one that has died. Two replicas; in the full tier three, whose losses are compared with those of
-/// replicas that nobody disturbs.
+/// One replica is killed and comes back; the others wait for it, as they need all. Then no replica is needed: the
+/// others go on without the one that has died. There are two replicas, and three in the full tier, which compares their
+/// losses with those of an undisturbed run.
 #[test]
 fn replicas_come_and_go() {
     const STEPS: u64 = 60;

@@ -1,4 +1,4 @@
-//! What replicas decide on a round, by what is in the store.
+//! Decisions of replicas on a round, made from the entries of the store.
 
 use meshloom_cluster::internals::{Keys, Present, Undecided, held_key, present_key, round_key};
 use meshloom_store::Entry;
@@ -37,7 +37,7 @@ fn what_all_hold_counts() {
     let late = with(&two).decide(0, (6, 9), &members, (1, true)).expect("a decision");
     assert_eq!((&late.messages[..], late.members.len(), &late.joining[..]), (&[0, 1][..], 2, &[][..]));
     assert_eq!(late.left, [12]);
-    // Neither is it taken in by the next.
+    // The next decision does not take it in either.
     let next = [held(12, 0, &[0, 1]), held(12, 1, &[0, 1]), entry(&round_key(6), &late, 0)];
     let next = with(&next).decide(0, (12, 15), &late.members, (1, false)).expect("a decision");
     assert_eq!((&next.joining[..], &next.left[..]), (&[][..], &[12][..]));
@@ -58,7 +58,7 @@ fn who_is_gone_is_left_out_and_comes_back_as_another() {
     let decision = keys.decide(1, (6, 6), &members, (2, false)).expect("a decision");
     assert_eq!((&decision.messages[..], &decision.joining[..]), (&[0, 1][..], &[0][..]));
     assert_eq!(decision.giver().map(|seat| seat.replica), Some(1));
-    // Nobody in its place: too few.
+    // Nobody takes its place, so there are too few.
     let keys = Keys::of(&now[1..]);
     assert_eq!(keys.decide(1, (6, 6), &members, (2, false)), Err(Undecided::TooFew(1)));
 }

@@ -1,4 +1,4 @@
-//! Where programs and libraries are looked for.
+//! Search paths of programs and libraries.
 #![cfg(unix)]
 
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -13,8 +13,7 @@ fn write(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("change");
 }
 
-/// The first in the order of PATH that can be run; what is relative to the folder one happens to be in is not
-/// looked at.
+/// The first program in the order of PATH that can be run is found. Relative folders of PATH are not searched.
 #[test]
 fn programs_are_looked_for_in_path() {
     let root = tempfile::tempdir().expect("a folder");

@@ -104,7 +104,7 @@ pub fn results(graph: &Graph, options: &LowerOptions<'_>) -> Vec<Vec<f64>> {
     wide(&run_by_tier("compiler attention", &lowered, &inputs(graph)))
 }
 
-/// As [`results`], by XLA.
+/// Like [`results`], but computed by XLA.
 fn results_by_xla(graph: &Graph, options: &LowerOptions<'_>) -> Vec<Vec<f64>> {
     let lowered = lower(graph, options).unwrap_or_else(|error| panic!("{error}"));
     wide(&run_compiled(&lowered, &inputs(graph)))
@@ -173,13 +173,13 @@ fn mosaic_is_equal_to_the_plain_form() {
     let both_ways = AttentionForm { causal: false, ..window(30) };
     let softcap = AttentionForm { softcap: Some(Number::new(0.8)), ..window(999) };
     let cases = [(CAUSAL, 2), (window(30), 1), (both_ways, 3), (softcap, 1)];
-    // Each shape with one order first.
+    // Shapes alternate in the order that comes first.
     let orders = [PlaceOrder::Index, PlaceOrder::Any];
     let of_shape = |(at, shape)| [(shape, orders[at % 2]), (shape, orders[(at + 1) % 2])];
     for ((shape, dtype, bound), order) in some("compiler mosaic", 4, shapes.into_iter().enumerate().flat_map(of_shape))
     {
         let cases = cases.map(|(form, segments)| (AttentionForm { order, ..form }, segments));
-        // Of one key the capped score is so near the cap that its slope has few digits in either form.
+        // With one key, the capped score is so near the cap that its slope has few digits in either form.
         let count = if dtype == BF16 || shape[3] == 1 { 2 } else { 4 };
         let graph = program(shape, dtype, &cases[..count]);
         let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
@@ -226,7 +226,7 @@ fn what_mosaic_kernels_do_not_compute() {
     }
 }
 
-/// Products of bf16 have 8 bits: weights are rounded in both forms, by 2^-9 in each, relative to another sum.
+/// Products of bf16 have 8 bits: both forms round weights, by 2^-9 each, relative to another sum.
 #[test]
 fn bf16() {
     let graph = program([2, 2, 2, 40, 16, 16], BF16, &[(window(17), 2), (CAUSAL, 1)]);

@@ -1,4 +1,4 @@
-//! The edges of ops with regions: how values go in, around and out.
+//! The edges of ops with regions, along which values go in, around and out.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -71,7 +71,7 @@ fn every_end_is_on_one_edge() {
     check(Checkpoint { body: body(&pair, &[1]), policy: RematPolicy::Full }, &pair);
     let branches = vec![body(&pair, &[1, 0]), body(&pair, &[1, 0])];
     check(Cond::of(branches), &[flag.clone(), row.clone(), matrix.clone()]);
-    // Operands of which one has no cotangent; two residuals.
+    // One of the operands has no cotangent; there are two residuals.
     let operands = [row.clone(), count.clone(), matrix.clone()];
     let rule = CustomVjp {
         primal: body(&operands, &[0, 1]),

@@ -27,13 +27,13 @@ fn of_one(x: &Literal, f: impl FnOnce(Tensor) -> Tensor) -> Function<TensorSpec,
     function.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The values of a function of one literal, by the interpreter.
+/// Computes a function of one literal with the interpreter.
 fn values(x: &Literal, f: impl FnOnce(Tensor) -> Tensor) -> Vec<f64> {
     let function = of_one(x, f);
     run(function.graph(), std::slice::from_ref(x))[0].to_f64_vec()
 }
 
-/// The same by XLA.
+/// Computes the same with XLA.
 fn values_by_xla(x: &Literal, f: impl FnOnce(Tensor) -> Tensor) -> Vec<f64> {
     compiled(&of_one(x, f)).call(x).expect("it runs").to_f64_vec()
 }

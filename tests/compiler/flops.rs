@@ -10,7 +10,7 @@ fn layer() -> LayerConfig {
     LayerConfig::llama(GroupedConfig::llama(4, 2, 2, 1e4), 10, 1e-5)
 }
 
-/// Counted by hand: a layer has wq and wo of 8 x 8, wk and wv of 8 x 4, gate, up and down of 8 x 10.
+/// The numbers are counted by hand: a layer has wq and wo of 8 x 8, wk and wv of 8 x 4, gate, up and down of 8 x 10.
 #[test]
 fn operations_of_a_token() {
     let of_layer = 2.0 * 64.0 + 2.0 * 32.0 + 3.0 * 80.0;

@@ -15,11 +15,12 @@ fn graph(spec: &TensorSpec, f: impl FnOnce(Tensor) -> Tensor) -> Graph {
     function.graph().as_ref().clone()
 }
 
-/// An elementwise function of `f64`: its name, it, its values and slopes, the points to look at, and the relative error
-/// that each may have.
+/// An elementwise function of `f64`: its name, the function, its values and slopes, the points to look at, and the
+/// relative error that each may have.
 type Row<'a> = (&'a str, fn(Tensor) -> Tensor, fn(f64) -> f64, fn(f64) -> f64, &'a [f64], f64);
 
-/// Values and slopes of the functions, all in one program: how exact they are depends on XLA too.
+/// Checks values and slopes of the functions, all in one program. XLA runs it, since how exact they are depends on XLA
+/// too.
 #[track_caller]
 fn check_on_xla(rows: &[Row<'_>]) {
     let specs: Vec<TensorSpec> = rows.iter().map(|row| TensorSpec::new(F64, [row.4.len()])).collect();

@@ -1,4 +1,4 @@
-//! What a defect of the compiler itself is reported as.
+//! Reports of defects of the compiler itself.
 
 use meshloom::ir::{InternalError, OpError};
 

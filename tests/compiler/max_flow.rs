@@ -2,7 +2,7 @@
 
 use meshloom::internals::{Network, UNBOUNDED};
 
-/// Source's side of a network of `count` further vertices, numbered from 2.
+/// Returns the source's side of a network of `count` further vertices, numbered from 2.
 fn cut(count: usize, arcs: &[(usize, usize, u128)]) -> Vec<usize> {
     let mut network = Network::new();
     (0..count).for_each(|_| {

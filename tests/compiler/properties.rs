@@ -1,10 +1,10 @@
-//! Properties of random values. A failure is shrunk.
+//! Properties of random values. A value that fails is shrunk.
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use support::cases::{cases, seed};
 
-/// Draws what goes by a number. The seed chooses among all that could.
+/// Returns the runner of a number, which draws the value of that number. Another seed gives other values.
 fn runner(number: u64) -> TestRunner {
     let config = Config { cases: 1, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
     let mut bytes = [0; 32];
@@ -13,13 +13,13 @@ fn runner(number: u64) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
 }
 
-/// The random value that goes by a number.
+/// Returns the random value that belongs to a number.
 pub fn draw<S: Strategy>(strategy: &S, number: u64) -> S::Value {
     strategy.new_tree(&mut runner(number)).expect("a value").current()
 }
 
-/// Checks a property of random values, and returns of how many. Each goes by a number of its own, so that it is the
-/// same whichever others are: in the small tier those of `few` of the numbers below `all`.
+/// Checks a property of random values, and returns how many were checked. Each value depends on its number alone, not
+/// on the other values. The small tier checks `few` of the numbers below `all`.
 pub fn check<S: Strategy>(
     name: &str,
     few: usize,

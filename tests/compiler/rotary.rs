@@ -2,7 +2,7 @@
 
 use meshloom::nn::{Rope, RopeScaling};
 
-/// Against numbers worked out by hand from the formulas: eight numbers of a head, theta 10,000.
+/// The expected numbers are worked out by hand from the formulas, for eight numbers of a head and theta 10,000.
 #[test]
 fn frequencies_are_stretched() {
     let close = |scaling: RopeScaling, expected: [f64; 4]| {

@@ -33,7 +33,7 @@ pub(super) fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The code of a file, without comments.
+/// Returns the code of a file, without comments.
 pub(super) fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).expect("a source file");
     text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
@@ -140,7 +140,7 @@ fn users_of_the_library_pay_for_no_program() {
     for heavy in ["clap", "indicatif", "tokenizers", "zip"] {
         assert!(!train.contains(heavy), "meshloom-train without features needs {heavy}");
     }
-    // The main job builds nothing that only several processes need, and no C.
+    // The main job builds nothing that only runs of several processes need, and no C.
     let program = tree(&["-p", "meshloom-train", "--all-features", "--edges", "normal,build"]);
     for heavy in
         ["meshloom-cluster", "meshloom-store", "meshloom-mpi", "tokio", "tonic", "rustls", "ring", "cc", "cmake"]
@@ -153,7 +153,8 @@ fn users_of_the_library_pay_for_no_program() {
     assert_eq!(pjrt, ["meshloom-hlo", "meshloom-pjrt"]);
 }
 
-/// Cargo would compile each library a second time for tests of its own: what they would show is shown here.
+/// Libraries have no tests of their own, since Cargo would compile each a second time for them: the programs in this
+/// folder test them.
 #[test]
 fn libraries_have_no_tests_of_their_own() {
     let crates = fs::read_dir(root().join("crates")).expect("crates").map(|entry| entry.expect("an entry").path());
@@ -208,7 +209,7 @@ fn files_and_comments_are_not_too_long() {
     assert!(long.is_empty(), "{}", long.join("\n"));
 }
 
-/// What only `support` may do in tests, and what to write instead.
+/// The calls that only `support` may make in tests, each with its replacement.
 const ONLY_SUPPORT: [(&str, &str); 4] = [
     ("Command::new(", "support::counts::process(..): processes are counted"),
     ("every_case()", "support::cases: it says which test"),
@@ -216,18 +217,18 @@ const ONLY_SUPPORT: [(&str, &str); 4] = [
     ("by_number(", "support::cases::cases(..): the full tier runs all"),
 ];
 
-/// Words of variables that would say how many cases a test runs.
+/// Words in names of variables that would choose how many cases a test runs.
 const OF_CASES: [&str; 6] = ["CASES", "KILLS", "EVERY", "COUNT", "SEED", "SHARE"];
 
-/// Files that this does not hold for, and why.
+/// Files that are exempt, each with the reason.
 const EXEMPT: [(&str, &str); 3] = [
     ("support/", "it is what others use"),
     ("compiler/structure.rs", "it names what is looked for"),
     ("train/checkpoint/directory.rs", "processes that do nothing, as many as there is time for"),
 ];
 
-/// A test starts processes and chooses its cases by `support` alone: what is not counted exceeds no budget, and cases
-/// that a variable of their own chooses are in neither tier.
+/// Tests start processes and choose cases by `support` alone. Processes that are not counted would exceed no budget,
+/// and cases that another variable chooses would be in neither tier.
 #[test]
 fn tests_count_their_processes_and_choose_cases_in_one_way() {
     let tests = root().join("tests");
@@ -242,7 +243,7 @@ fn tests_count_their_processes_and_choose_cases_in_one_way() {
             let place = format!("tests/{file}:{}", number + 1);
             let found = ONLY_SUPPORT.iter().filter(|(pattern, _)| line.contains(pattern));
             wrong.extend(found.map(|(pattern, instead)| format!("{place}: `{pattern}`: use {instead}")));
-            // A variable's name stands in quotes or is that of a constant.
+            // The name of a variable stands in quotes, or is the name of a constant.
             let is_variable = line.contains("env::var") || line.contains("const ") && line.contains(": &str = \"");
             let names = line.split(|c: char| !c.is_ascii_uppercase() && c != '_').filter(|_| is_variable);
             let of_cases = names.filter(|name| OF_CASES.iter().any(|word| name.contains(word)));

@@ -42,7 +42,7 @@ fn lengths_that_do_not_divide_are_refused() {
     assert_eq!(message(ContextOrder::Natural, 21), "taken");
 }
 
-/// Pairs of a query and a key that it sees, of the device with most over the mean of all.
+/// Compares the pairs of a query and a key that it sees, on the device with most of them, with the mean of all.
 #[test]
 fn devices_have_as_much_to_do() {
     let balance = |order, parts: usize| {

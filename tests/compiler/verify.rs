@@ -13,14 +13,14 @@ fn graph() -> Graph {
     builder.finish(vec![negated], vec![PortInfo::default()])
 }
 
-/// The graph is valid until it is damaged.
+/// Damages a valid graph, and checks that the verifier refuses it.
 fn check(by: Damage, expected: &str) {
     let mut broken = graph();
     verify(&broken).expect("valid as built");
     damage(&mut broken, by);
     assert_eq!(verify(&broken).expect_err(expected).to_string(), expected);
 
-    // The same inside a region.
+    // The error is the same inside a region.
     let mut builder = GraphBuilder::new("caller");
     let x = builder.input(TensorType::new(DType::F32, &[2]), PortInfo::default());
     let types = [TensorType::new(DType::F32, &[2])];

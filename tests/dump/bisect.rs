@@ -24,7 +24,7 @@ fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
-/// Searches, in a process without the settings of XLA that the environment of the tests has.
+/// Runs a search in a process without the settings of XLA in the environment of the tests.
 fn run(arguments: &[&str]) -> Ran {
     let output = command(arguments).env_remove("XLA_FLAGS").output().expect("hlo-dump starts");
     Ran::of(output)
@@ -108,7 +108,7 @@ fn swap_a_subtraction(graph: &Graph) -> Graph {
 /// shrinks it to the end.
 #[test]
 fn a_wrong_pass_is_found() {
-    // The search takes the flags of its environment for options of the program, which the quick ones are not.
+    // The search treats the XLA flags of its environment as options of the program, but the quick ones are none.
     if !quick_compiles::are_usual(module_path!(), "a_wrong_pass_is_found") {
         return;
     }

@@ -1,5 +1,5 @@
-//! Running `hlo-dump`: within this process, as everything is that the program's body decides; and as a process, where
-//! that is what the test is about.
+//! Runs `hlo-dump`: within this process if the program's body decides the result, and as a process if the test is about
+//! the process.
 
 use std::process::{Command, Output, Stdio};
 
@@ -33,20 +33,21 @@ fn text(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).expect("hlo-dump prints text")
 }
 
-/// Has this process begin its paths at the repository, as those of commands and pages do. Before `main` nobody looks.
+/// Sets the repository as the current folder of this process, since commands and pages have paths relative to it. It
+/// runs before `main`, when nothing else looks at the folder.
 #[ctor::ctor(unsafe)]
 fn at_the_repository() {
     std::env::set_current_dir(support::path("")).expect("the repository is there");
 }
 
-/// The program, as a process.
+/// Returns a command that runs the program as a process.
 pub fn command(arguments: &[&str]) -> Command {
     let mut command = counts::process(support::program::hlo_dump());
     command.args(arguments).current_dir(support::path("")).env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }
 
-/// The program as a process that ends by itself.
+/// Runs the program as a process that ends by itself.
 pub fn process(arguments: &[&str]) -> Ran {
     checked(Ran::of(command(arguments).output().expect("hlo-dump starts")))
 }

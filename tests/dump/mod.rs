@@ -1,4 +1,4 @@
-//! The program `hlo-dump`: what its commands print, mostly within the process of the tests.
+//! The program `hlo-dump` and the output of its commands, mostly within the process of the tests.
 
 mod answers;
 mod bisect;

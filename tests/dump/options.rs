@@ -367,7 +367,7 @@ fn no_option_is_without_an_answer() {
     let mut wrong = Vec::new();
     for (_, option, arguments, told) in rows {
         let ran = if option == "--offline" {
-            // A machine without plugins, which only another process can be on.
+            // This is a machine without plugins, which only another process can be on.
             let mut command = command(&arguments);
             command.env("XDG_CACHE_HOME", empty.path()).env("PATH", "/nonexistent").env_remove("MESHLOOM_CPU_PLUGIN");
             Ran::of(command.output().expect("hlo-dump starts"))

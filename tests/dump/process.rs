@@ -1,5 +1,4 @@
-//! `hlo-dump` as a process: what it prints and returns is what a command gives within a process. So the other tests
-//! need none.
+//! A process of `hlo-dump` prints and returns the same as a command within a process, so other tests need no process.
 
 use std::fs::File;
 use std::process::Stdio;
@@ -10,7 +9,7 @@ use crate::dump::command::{Ran, command, process, run, with_input};
 const CONFIG: &str = "examples/configs/default.toml";
 const TEXT: &str = "tests/foreign/fsdp_mlp.partitioned.txt";
 
-/// Done, with a note; a violation; refused by a command, in colours; and by the command line.
+/// The cases are: success with a note, a violation, a refusal by a command in colours, and one by the command line.
 #[test]
 fn a_process_prints_what_a_command_gives() {
     let cases: [(i32, &[&str]); 4] = [
@@ -23,7 +22,7 @@ fn a_process_prints_what_a_command_gives() {
         let ran = process(arguments);
         assert_eq!(ran.status, status, "{arguments:?}: {ran:?}");
         assert_eq!(ran, run(arguments), "{arguments:?}");
-        // Pipes get colours where they are asked for alone.
+        // Pipes get colours only where they are asked for.
         let colours = format!("{}{}", ran.out, ran.err).contains('\u{1b}');
         assert_eq!(colours, arguments.contains(&"always"), "{ran:?}");
     }
@@ -36,17 +35,17 @@ fn a_process_reads_its_standard_input() {
     let output = command(&arguments).stdin(file).output().expect("hlo-dump starts");
     let bytes = std::fs::read(support::path(TEXT)).expect("a module");
     let within = hlo_dump::run(arguments, hlo_dump::Caller { input: bytes.clone(), ..Default::default() });
-    // Bytes that are no text.
+    // The output is bytes that are not text.
     assert_eq!((output.status.code(), &output.stdout), (Some(0), &within.out));
     assert!(within.status == 0 && String::from_utf8(within.out).is_err());
     // A command that is told to read nothing finds nothing.
     assert!(run(&["show", "-"]).err.contains("it is empty") && with_input(&["show", "-"], &bytes).status == 0);
 }
 
-/// As by `hlo-dump .. | head`: no error, and no message.
+/// A reader may go away, as in `hlo-dump .. | head`: there is no error, and no message.
 #[test]
 fn a_reader_may_go_away() {
-    // As bytes, and by lines.
+    // The first command prints bytes, the second one lines.
     for arguments in [&["show", TEXT][..], &["collectives", TEXT]] {
         let mut child = command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
         drop(child.stdout.take());
@@ -55,7 +54,7 @@ fn a_reader_may_go_away() {
     }
 }
 
-/// Commands that run beside each other in threads print each to its own caller, in its own units and colours.
+/// Commands that run in threads at the same time each print to their own caller, in its own units and colours.
 #[test]
 fn commands_run_beside_each_other() {
     let form = |form: &[&'static str]| [&["memory", TEXT], form].concat();

@@ -111,7 +111,7 @@ fn is_text(quoted: &[&str], found: &[&str]) -> bool {
     }
 }
 
-/// How many lines of a text are a command with its output below.
+/// Counts the lines of a text that are a command with its output below.
 fn commands(text: &str) -> usize {
     text.lines().filter(|line| line.starts_with("$ ")).count()
 }
@@ -168,7 +168,7 @@ fn pages_quote_what_is_printed() {
     }
     assert!(wrong.is_empty(), "{}\nMESHLOOM_UPDATE=1 writes what leaves nothing out", wrong.join("\n"));
     assert_eq!(not_run, NOT_RUN.len(), "a block listed here is gone");
-    assert_eq!(quoting, QUOTING, "these pages quote commands, and those are to");
+    assert_eq!(quoting, QUOTING, "the pages that quote commands are not those of QUOTING");
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! `hlo-dump report`: the page in a browser. It opens headless Chromium, without a network, on pages made of modules
 //! under `tests/foreign` and of a run config.
 //!
-//! Tests that need a browser show as ignored until they are asked for: `cargo test --test hlo -- --ignored dump::report`
-//! runs them, and they fail where there is none. The browser is that of `MESHLOOM_TEST_BROWSER`, or a `chromium` of the
-//! path; `apt-get install chromium` installs it, as `.ci/run` does.
+//! Tests that need a browser show as ignored until they are asked for: `cargo test --test hlo -- --ignored
+//! dump::report` runs them, and they fail if there is no browser. The browser is that of `MESHLOOM_TEST_BROWSER`, or a
+//! `chromium` in PATH; `apt-get install chromium` installs it, as `.ci/run` does.
 
 use std::env;
 use std::fmt::Write as _;
@@ -342,7 +342,7 @@ fn a_browser_shows_what_a_profile_measured() {
     assert_eq!(rows, expected);
 }
 
-/// The run has 8 virtual devices, and a small model; in the full tier one of 100 million parameters.
+/// The run has 8 virtual devices and a small model; the full tier uses one of 100 million parameters.
 #[test]
 #[ignore = "needs a browser: --ignored asks for it"]
 fn a_browser_shows_the_steps_of_a_run() {

@@ -21,8 +21,9 @@ fn config() -> MoeConfig {
     MoeConfig { choice_bias: true, scoring: Scoring::Sigmoid, groups, ..experts(8, 3) }
 }
 
-/// The gradient is by how much each expert's fraction of a row's choices is over an even one, the mean over rows; also
-/// where rows and experts are on several devices. The loss is what it was. By the interpreter, and compiled for a mesh.
+/// The gradient is the amount by which each expert's fraction of a row's choices is over an even one, as the mean over
+/// rows; also where rows and experts are on several devices. The loss does not change. The interpreter computes all
+/// cases, and some meshes are compiled too.
 #[test]
 fn the_gradient_is_the_uneven_part_of_choices() {
     let config = config();
@@ -65,11 +66,11 @@ fn the_gradient_is_the_uneven_part_of_choices() {
     }
 }
 
-/// What runs steps.
+/// The runner of steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum By {
     Interpreter,
-    /// On eight devices, unless settings say otherwise.
+    /// The trainer uses eight devices, unless settings say otherwise.
     Trainer,
 }
 
@@ -106,7 +107,7 @@ fn after(by: By, settings: &[&str], steps: usize) -> (Vec<Vec<f64>>, Vec<Vec<f64
     (biases, others, norms)
 }
 
-/// The interpreter; and in the full tier the trainer, too, which then compiles as for everybody.
+/// Returns the interpreter, and in the full tier the trainer too, which then compiles with the usual options.
 fn both(name: &str) -> impl Iterator<Item = By> {
     [By::Interpreter].into_iter().chain(cases(name, 0, [By::Trainer]))
 }

@@ -238,7 +238,7 @@ fn details() -> Vec<(&'static str, Vec<(&'static str, Change)>)> {
     ]
 }
 
-/// How far the logits of the first row are from those of transformers.
+/// Returns the relative error of the logits of the first row against those of transformers.
 fn error_of_one_row(golden: &Golden) -> f64 {
     let (graph, inputs) = golden.logits_alone(&golden.decoder(), &golden.rows(1));
     let results = interpreted(&graph, &inputs);
@@ -246,14 +246,15 @@ fn error_of_one_row(golden: &Golden) -> f64 {
     relative_error(&found, &golden.logits("logits")[..found.len()])
 }
 
-/// By the interpreter and of one row, whose logits are right where no detail is wrong.
+/// Each wrong detail changes the logits of one row, which are correct if no detail is wrong. The interpreter computes
+/// them.
 #[test]
 fn wrong_details_are_seen() {
     let mut missed = Vec::new();
     for (case, changes) in details() {
         let right = Golden::load(case);
         let error = error_of_one_row(&right);
-        assert!(error <= BOUND, "{case}, with every detail right: {error:.1e}");
+        assert!(error <= BOUND, "{case}, where every detail is correct: {error:.1e}");
         for (what, change) in changes {
             let mut golden = Golden::load(case);
             change(&mut golden.published.architecture);

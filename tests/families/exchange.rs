@@ -135,8 +135,8 @@ pub fn text_files(vocab: usize) -> TextFiles {
     TextFiles::new(&[("text.txt", text.as_bytes()), ("tokenizer.json", tokenizer(vocab).as_bytes())])
 }
 
-/// Before its first step a trainer has the parameters of the published model that it starts from, whatever form layers
-/// have in the run; all replicas have them.
+/// Checks that a trainer, before its first step, has the parameters of the published model that it starts from, in any
+/// form of layers; all replicas have them.
 pub fn check_start(case: &'static str, trainer: &Trainer) {
     let golden = Golden::load(case);
     let model = trainer.run().model();
@@ -161,8 +161,8 @@ pub fn check_start(case: &'static str, trainer: &Trainer) {
     assert_eq!(found, expected.len(), "{case}");
 }
 
-/// What a run reads from a published model for each device, without the programs that it would run: the part that its
-/// train step takes, whatever form layers have in it.
+/// Checks what a run reads from a published model for each device: the part that its train step takes, in any form of
+/// layers. The programs of the run are not compiled.
 fn check_parts(case: &'static str, settings: &[&str]) {
     let golden = Golden::load(case);
     let files = text_files(golden.published.architecture.vocab);
@@ -192,7 +192,7 @@ fn check_trainer(case: &'static str, settings: &[&str]) {
     check_start(case, &trainer);
 }
 
-/// The tests of `runs` look at trainers that start so.
+/// Tests of `runs` check trainers that start like this.
 #[test]
 fn runs_start_from_published_models_on_meshes() {
     let all = [

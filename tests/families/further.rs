@@ -53,7 +53,7 @@ fn batch(golden: &Golden, order: TokenOrder) -> Batch<Literal> {
     }
 }
 
-/// What runs a graph.
+/// The runner of a graph.
 #[derive(Clone, Copy, PartialEq)]
 enum By {
     Interpreter,
@@ -115,7 +115,7 @@ fn check(by: By, what: &str, change: impl FnOnce(DecoderConfig) -> DecoderConfig
     assert!(error <= BOUND, "{what}: {name} is off by {error:.1e}");
 }
 
-/// The interpreter for all; the plugin for the first ones, and in the full tier for all as well.
+/// Pairs all cases with the interpreter, and the first ones with the plugin; in the full tier the plugin takes all too.
 fn both<T: Clone>(name: &str, compiled: usize, all: impl IntoIterator<Item = T>) -> Vec<(By, T)> {
     let all: Vec<T> = all.into_iter().collect();
     let compiled = cases(name, compiled, all.iter().cloned()).into_iter().map(|case| (By::Plugin, case));
@@ -207,7 +207,7 @@ fn wrong_details_are_seen() {
         assert!(error > 30.0 * BOUND, "{what}: only {error:.1e}");
     }
     let error = error_of_loss(&golden, &plain, &right);
-    assert!(error <= BOUND, "what is right is off by {error:.1e}");
+    assert!(error <= BOUND, "the correct model is off by {error:.1e}");
     // Seen in gradients alone.
     let (error, name) = worst(By::Interpreter, &golden, &epsilon, &right, None);
     assert!(error > 30.0 * BOUND, "another epsilon of norms: only {error:.1e}, in {name}");

@@ -101,7 +101,7 @@ fn generate(generator: &mut Generator, requests: &[Request], options: &GenerateO
 #[test]
 fn families_generate_what_transformers_does() {
     let mut all = CASES;
-    // The small tier has deepseek_v3 and those two whose programs other tests take as well.
+    // The small tier takes deepseek_v3, and the two cases whose programs other tests take as well.
     all.swap(9, 11);
     let chosen = cases("families generate", 3, all);
     assert!([LLAMA, ROUTED].iter().all(|case| chosen.len() < 3 || chosen.contains(case)), "{chosen:?}");
@@ -189,7 +189,7 @@ type StepTree<T> = (Decoder<T>, (KeyValueCache<T>, NextTokens<T>));
 
 type Run = fn(&Graph, &[Literal]) -> Vec<Literal>;
 
-/// The passes of a decoder for prompts of a length, and what runs them.
+/// The passes of a decoder for prompts of one length, with the function that runs them.
 struct Passes {
     run: Run,
     prefill: Graph,
@@ -284,8 +284,9 @@ fn check_logits(run: Run, golden: &Golden, rows: &[Vec<i32>], prompts: &[usize],
     assert!(worst <= BOUND, "{case}: logits are off by {worst:.1e}");
 }
 
-/// In every step, past the end of every window: of prompts that are shorter than windows and of longer ones; with more
-/// places in front, padding among them, than the cache has slots. By the interpreter; in the full tier compiled, too.
+/// Steps are checked past the end of every window, for prompts that are shorter than windows and for longer ones, and
+/// with more places in front, padding among them, than the cache has slots. The interpreter runs them; in the full tier
+/// they are compiled, too.
 #[test]
 fn steps_compute_what_a_whole_pass_does() {
     check_steps(interpret, &cases("families steps, interpreted", 6, CASES));
@@ -308,7 +309,8 @@ fn check_steps(run: Run, of: &[&'static str]) {
     }
 }
 
-/// A row does not depend on the others, nor on whether there are others: of two rows, and in the full tier of three.
+/// A row does not depend on the others, nor on whether there are others. The test takes two rows, and three in the full
+/// tier.
 #[test]
 fn rows_are_drawn_by_themselves() {
     let golden = Golden::load(ROUTED);

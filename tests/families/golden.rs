@@ -112,7 +112,7 @@ impl Golden {
         })
     }
 
-    /// Has a run begin with the published weights.
+    /// Replaces the initial parameters of a run by the published weights.
     pub fn begin(&self, run: &mut InterpretedRun) {
         let published = self.params(&run.step.model, &|name| self.weight(name)).leaves();
         for (own, published) in run.state.iter_mut().zip(published) {
@@ -146,7 +146,7 @@ impl Golden {
         self.rows(self.expected["tokens"].0[0] * times)
     }
 
-    /// So many rows, those of the file again and again.
+    /// Returns this many rows: those of the file, repeated.
     pub fn rows(&self, rows: usize) -> Batch<Literal> {
         let (dims, tokens) = &self.expected["tokens"];
         let length = dims[1];
@@ -181,7 +181,7 @@ impl Golden {
         (graph, params.leaves().into_iter().chain(batch.leaves()).collect())
     }
 
-    /// The logits of a decoder alone for some rows, and their inputs.
+    /// Returns a graph that computes only the logits of a decoder for some rows, and its inputs.
     pub fn logits_alone(
         &self,
         decoder: &DecoderConfig,
@@ -240,7 +240,7 @@ pub fn specs(decoder: &DecoderConfig, batch: &Batch<Literal>) -> (Decoder<Tensor
     (decoder.parameters().map(|_, param| param.spec.clone()), decoder.batch_specs(rows, length))
 }
 
-/// A graph as it is emitted for one device, run by the interpreter.
+/// Runs the graph that is emitted for one device in the interpreter.
 pub fn interpreted(graph: &Graph, inputs: &[Literal]) -> Vec<Literal> {
     let lowered = lower(graph, &LowerOptions::default()).unwrap_or_else(|error| panic!("{error}"));
     interpret(lowered.emitted(), inputs)

@@ -33,12 +33,12 @@ fn lowered_on(graph: &Graph, mesh: &str) -> Lowered {
 
 type Run = fn(&Graph, &str, &[Literal]) -> Vec<Vec<f64>>;
 
-/// Runs a graph on a mesh, compiled.
+/// Compiles a graph for a mesh, and runs it.
 pub fn run_on(graph: &Graph, mesh: &str, inputs: &[Literal]) -> Vec<Vec<f64>> {
     run(&lowered_on(graph, mesh), inputs)
 }
 
-/// The same by the interpreter.
+/// Runs a graph for a mesh in the interpreter.
 pub fn interpreted_on(graph: &Graph, mesh: &str, inputs: &[Literal]) -> Vec<Vec<f64>> {
     let lowered = lowered_on(graph, mesh);
     let Some(Partitioned { graph, mesh, .. }) = lowered.partitioned() else { panic!("no local program") };
@@ -71,7 +71,7 @@ fn check_against_transformers(case: &'static str, mesh: &str) {
     golden.check(mesh, &decoder, &run_on(&graph, mesh, &inputs), BOUND);
 }
 
-// In the small tier each mesh and each pipeline has one family, another for each.
+// In the small tier each mesh and each pipeline takes one family, a different one each time.
 
 #[test]
 fn fsdp_and_tensor() {
@@ -96,7 +96,7 @@ fn context() {
     }
 }
 
-/// Loss and gradients of a decoder with these parameters, on a mesh; or by the interpreter, without one.
+/// Computes loss and gradients of a decoder with these parameters: on a mesh, or without one by the interpreter.
 fn loss_and_gradients(
     decoder: &DecoderConfig,
     golden: &Golden,
@@ -187,7 +187,7 @@ fn circular(stages: usize, repeats: usize) -> PipelineOptions {
     PipelineOptions { stages, repeats, microbatches: if stages == 3 { 6 } else { 4 }, ..PipelineOptions::default() }
 }
 
-/// All cases, from this one on.
+/// Returns all cases, beginning with this one.
 fn from(first: &str) -> impl Iterator<Item = &'static str> {
     let at = CASES.iter().position(|case| *case == first).expect("a case");
     (0..CASES.len()).map(move |number| CASES[(at + number) % CASES.len()])

@@ -32,7 +32,7 @@ fn check(case: &'static str, scan_layers: bool, run: Run) {
     golden.check(what, &decoder, &numbers(&run(&graph, &inputs)), BOUND);
 }
 
-/// Logits, loss and all gradients, with layers in scans.
+/// Compares logits, loss and all gradients, with layers in scans.
 #[test]
 fn families_compute_what_transformers_does() {
     for case in CASES {
@@ -40,7 +40,7 @@ fn families_compute_what_transformers_does() {
     }
 }
 
-/// The same with layers by themselves: of some families by the interpreter, and in the full tier compiled.
+/// Compares the same with unrolled layers. The interpreter runs some families; in the full tier all are compiled.
 #[test]
 fn layers_apart_compute_what_transformers_does() {
     for case in cases("families layers apart, interpreted", 3, CASES) {

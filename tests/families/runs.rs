@@ -27,7 +27,7 @@ pub const RUN: [&str; 6] = [
 const PIPELINE: [&str; 4] =
     ["mesh.axes=stage=2,fsdp=4", "pipeline.microbatches=2", "pipeline.repeats=1", "pipeline.layers=2"];
 
-/// The same, with the loss in its loop.
+/// The same pipeline, with the loss in its loop.
 const IN_LOOP: [&str; 5] = [PIPELINE[0], PIPELINE[1], PIPELINE[2], PIPELINE[3], "pipeline.schedule=1f1b"];
 
 /// A model whose layers are one stack, of which the pipeline above has a part; and one of dense and routed layers,
@@ -72,8 +72,8 @@ fn check(what: &str, found: &[f64], expected: &[f64]) {
     assert!(error <= BOUND, "{what}: {found:?} for {expected:?}, off by {error:.1e}");
 }
 
-/// In a pipeline with the loss in its loop, in a circular one, and one layer after the other. The small tier has the
-/// first one, by the interpreter.
+/// Losses are compared in a pipeline with the loss in its loop, in a circular one, and with one layer after the other.
+/// The small tier takes the first one, in the interpreter.
 #[test]
 fn losses_are_those_of_one_device() {
     let run = Case::new("deepseek_v3");
@@ -151,8 +151,8 @@ fn check_replicas(case: &'static str) {
     assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
 }
 
-/// Further tokens are predicted alike however layers, rows and sequences are cut: in a pipeline by the interpreter, and
-/// in the full tier by trainers.
+/// Further tokens are predicted alike, however layers, rows and sequences are cut. The interpreter runs a pipeline; in
+/// the full tier trainers run the cases.
 #[test]
 fn runs_predict_further_tokens() {
     let files = text_files(48);
@@ -161,7 +161,7 @@ fn runs_predict_further_tokens() {
         let config = run_config(&source, &files, &[&RUN[..], settings].concat());
         Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{settings:?}: {error}"))
     };
-    // Few tokens: steps are interpreted.
+    // Rows have few tokens, as steps are interpreted.
     let with = |settings: &[&'static str]| [settings, &["train.further_token_weight=0.3", "model.seq=8"]].concat();
     let interpreted = |settings: &[&str], count: usize| -> Vec<f64> {
         let mut run = InterpretedRun::new(&run_config(&source, &files, &[&RUN[..], settings].concat()));

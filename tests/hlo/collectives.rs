@@ -218,7 +218,7 @@ sum(%0: f32[4] spec=[(a, b)]) {
 }
 "#;
     let graph = Graph::from_text(text).unwrap_or_else(|error| panic!("{error}"));
-    // The form that is chosen on all of them; the others on one.
+    // All plugins take the form that is chosen for them; in the small tier only one takes the other forms too.
     let wholly = cases("hlo forms of groups", 1, 0..cpu_clients().len());
     for (number, (name, client)) in cpu_clients().iter().enumerate() {
         let version = client.plugin().api_version();

@@ -31,8 +31,8 @@ impl Row {
         self.upper.peak as f64 / self.xla.total() as f64
     }
 
-    /// The same without what small programs have most of: the bytes that every margin has, and what XLA may have put
-    /// into the memory on the chip, which it does not count.
+    /// The same, without the parts that weigh most in small programs: the bytes that every margin has, and what XLA may
+    /// have put into the memory on the chip, which it does not count.
     fn too_high_without_constants(&self, backend: Backend) -> f64 {
         let on_chip = match backend {
             Backend::Tpu => (self.upper.peak - self.upper.arguments - backend.margin().bytes).min(ON_CHIP),
@@ -90,7 +90,7 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// The most by which the bound of all memory may exceed what it is of, constants apart.
+/// The most by which the bound of all memory may exceed XLA's figure, constants apart.
 fn worst(backend: Backend) -> f64 {
     match backend {
         Backend::Cpu => 1.65,

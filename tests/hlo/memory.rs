@@ -490,7 +490,7 @@ impl Row {
     }
 }
 
-/// The optimized modules of [`ours`] and XLA's figures of each, as they were when they were compiled.
+/// The optimized modules of [`ours`], with XLA's figures of each from when they were compiled.
 struct Stored {
     modules: Vec<HloModuleProto>,
     figures: Vec<[u64; 4]>,
@@ -498,7 +498,7 @@ struct Stored {
 
 const STORED: &str = "tests/hlo/compiled";
 
-/// The name of the file of a program.
+/// Returns the path of a program's file.
 fn stored_module(name: &str) -> PathBuf {
     let letter = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
     support::path(STORED).join(format!("{}.hlo.pb.gz", name.replace(", ", ",").chars().map(letter).collect::<String>()))
@@ -541,7 +541,7 @@ impl Stored {
     }
 }
 
-/// What the memory of a module does not depend on is most of it.
+/// Removes the metadata, which is most of a module, and on which its memory does not depend.
 fn without_metadata(module: &HloModuleProto) -> HloModuleProto {
     let mut module = HloModuleProto { stack_frame_index: None, ..module.clone() };
     for instruction in module.computations.iter_mut().flat_map(|computation| &mut computation.instructions) {
@@ -551,7 +551,7 @@ fn without_metadata(module: &HloModuleProto) -> HloModuleProto {
     module
 }
 
-/// A program compiled now: its module and XLA's figures.
+/// Compiles a program now, and returns its module and XLA's figures.
 fn compiled_now(lowered: &Lowered) -> (HloModuleProto, [u64; 4]) {
     let program = lowered.compile(&client()).expect("it compiles");
     let stats = program.executable().memory_stats().expect("stats");
@@ -559,11 +559,11 @@ fn compiled_now(lowered: &Lowered) -> (HloModuleProto, [u64; 4]) {
     (program.executable().optimized_hlo().expect("a program").decode().expect("a module"), figures)
 }
 
-/// The rows of the page.
+/// Returns the rows of the page.
 fn rows(ours: &[(&str, Lowered)]) -> Vec<Row> {
     let names: Vec<&str> = ours.iter().map(|(name, _)| *name).collect();
     if std::env::var_os("MESHLOOM_UPDATE").is_some() {
-        // Quick options would store other programs.
+        // Quick compiler options would store other programs.
         assert!(more_than_few(), "set MESHLOOM_EVERY_CASE=1 as well");
         let (modules, figures) = ours.iter().map(|(_, lowered)| compiled_now(lowered)).unzip();
         Stored { modules, figures }.write(&names);
@@ -592,7 +592,7 @@ const HEADER: &str = "\
 | program | XLA: total | XLA: temporaries | compiled: temporaries | compiled: total | emitted: temporaries | emitted: total |
 |---|---|---|---|---|---|---|";
 
-/// Within 1.5 % of XLA's figures: temporaries, and all of it. Arguments and outputs to the byte.
+/// Checks that temporaries and all memory are within 1.5 % of XLA's figures, and that arguments and outputs are exact.
 fn check_row(row: &Row) {
     let [arguments, outputs, aliased, temporaries] = row.xla;
     let found = &row.compiled;
@@ -608,8 +608,8 @@ fn check_row(row: &Row) {
     }
 }
 
-/// Of programs that were compiled once and stored, with XLA's figures. The table is that of docs/memory.md, which is
-/// written again with `MESHLOOM_WRITE_DOCS=1`; `MESHLOOM_UPDATE=1 MESHLOOM_EVERY_CASE=1` stores the programs anew.
+/// Programs that were compiled once are stored with XLA's figures. The table is that of docs/memory.md;
+/// `MESHLOOM_WRITE_DOCS=1` writes it again, and `MESHLOOM_UPDATE=1 MESHLOOM_EVERY_CASE=1` stores the programs anew.
 #[test]
 fn estimates_are_xlas_figures() {
     let rows = rows(&ours());
@@ -620,10 +620,10 @@ fn estimates_are_xlas_figures() {
     check_page("table", &table);
 }
 
-/// Of programs that are compiled now. By the options of everybody they are what is stored.
+/// Programs are compiled now. With the usual options they are equal to those that are stored.
 #[test]
 fn estimates_are_xlas_figures_now() {
-    // From the last on: the small ones are there.
+    // The order is reversed, since the small programs come last.
     let ours: Vec<_> = ours().into_iter().rev().collect();
     let names: Vec<&str> = ours.iter().map(|(name, _)| *name).collect();
     let stored = Stored::read(&names);

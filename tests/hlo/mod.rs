@@ -1,5 +1,5 @@
-//! HLO modules: parsing and printing them, and what the analyses say of ours and of anybody's. The crates that need no
-//! plugin are here too: kernels of TPUs as text, and published checkpoints.
+//! HLO modules: parsing, printing, and the analyses of our own and of foreign ones. The crates that need no plugin are
+//! tested here too: kernels of TPUs as text, and published checkpoints.
 
 mod at_once;
 mod collectives;

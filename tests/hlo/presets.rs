@@ -56,8 +56,8 @@ fn lower(preset: &str, mesh: &str) -> Lowered {
     lowered_step(&[&own.each_ref().map(String::as_str), &sizes])
 }
 
-/// What is emitted is what the ledger says, and what XLA makes of it where it is compiled: it combines collectives, and
-/// makes none of its own in a program that is partitioned already.
+/// Checks that a program emits what its ledger says, and, where it is compiled, what XLA makes of it: XLA combines
+/// collectives, and adds none in a program that is partitioned already.
 fn check(preset: &str, axes: &str, is_compiled: bool) {
     let lowered = lower(preset, axes);
     let mesh = lowered.emitted_mesh().cloned().expect("a mesh");

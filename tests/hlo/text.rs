@@ -52,7 +52,7 @@ fn parseable_text_is_what_xla_prints() {
     }
 }
 
-/// Pseudo-random numbers, the same for the same case (xorshift64).
+/// Returns pseudo-random numbers (xorshift64), the same ones for the same case.
 fn random_numbers(case: u64) -> impl FnMut(usize) -> usize {
     let mut state = (case + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut random = move |bound: usize| {
@@ -70,7 +70,7 @@ fn print_both(module: &HloModuleProto) {
     assert!(text::print(module, &TextOptions::canonical()).starts_with("HloModule "));
 }
 
-/// The mutations that are tried.
+/// Returns the numbers of the mutations to try.
 fn mutations() -> Vec<u64> {
     cases("hlo printed mutations", 1_500, 0..10_000)
 }

@@ -46,8 +46,8 @@ struct Case<'a> {
     patterns: Vec<Vec<bool>>,
 }
 
-/// Of the runs of an op, a case for each with operands of other sizes than before, in several patterns; and one for
-/// each that has an operand or result of another element type than before.
+/// Chooses cases from the runs of an op: each run whose operands have new sizes, in several patterns; and each run
+/// whose operands or results have a new element type.
 fn cases(entries: &[&'static Entry]) -> Vec<Case<'static>> {
     let mut known = BTreeSet::new();
     let mut cases = Vec::new();
@@ -133,7 +133,7 @@ fn batches_by_xla() {
     check_batches(&entries(), By::Xla);
 }
 
-/// `vmap` is a loop over examples.
+/// Checks that `vmap` is a loop over examples.
 pub fn check_batches(entries: &[&'static Entry], by: By) {
     let cases = cases(entries);
     check_by(

@@ -27,7 +27,7 @@ use support::program::test_alone;
 use support::quick_compiles;
 use support::round_trip::round_trip;
 
-/// All that is checked of one op. The interpreter computes; XLA compiles one program, of some of the op's values.
+/// Checks all about one op. The interpreter computes; XLA compiles one program, of some of the op's values.
 pub fn check_op(entries: &[&'static Entry]) {
     check_types(entries);
     text::check_text(entries);
@@ -81,7 +81,7 @@ pub fn compare(what: &str, found: &Literal, expected: &Tensor, tolerance: f64) -
     Ok(())
 }
 
-/// A program of many runs, and the operands of them all.
+/// Builds a program of many runs, and returns it with the operands of all.
 fn values_graph(runs: &[&Run]) -> (Graph, Vec<Literal>) {
     let operands = || runs.iter().flat_map(|run| &run.operands);
     let types: Vec<TensorType> = operands().map(|operand| operand.ty.clone()).collect();
@@ -98,7 +98,7 @@ fn values_graph(runs: &[&Run]) -> (Graph, Vec<Literal>) {
     (graph, operands().map(Tensor::literal).collect())
 }
 
-/// What is wrong with the results of such a program.
+/// Returns the problems in the results of such a program.
 fn wrong_values(by: &str, runs: &[&Run], found: &[Literal]) -> Vec<String> {
     let mut found = found.iter();
     let mut problems = Vec::new();
@@ -113,8 +113,8 @@ fn wrong_values(by: &str, runs: &[&Run], found: &[Literal]) -> Vec<String> {
     problems
 }
 
-/// The interpreter runs all that it knows. XLA runs two for each entry in the small tier, so that what the interpreter
-/// gives is anchored op by op.
+/// Checks values. The interpreter runs all ops that it knows. XLA runs two for each entry in the small tier, which
+/// anchors the interpreter's values op by op.
 fn check_values(entries: &[&'static Entry]) {
     let runs = || entries.iter().flat_map(|entry| &entry.runs);
     let mut problems = Vec::new();
@@ -133,11 +133,11 @@ fn check_values(entries: &[&'static Entry]) {
 /// Names the wheel whose plugin a child process runs the values on; empty for the preferred plugin.
 const ON_PLUGIN: &str = "MESHLOOM_TEST_CPU";
 
-/// The preferred plugin compiles some of the values as it does for everybody, and as StableHLO.
+/// The preferred plugin compiles some of the values with the usual options, and as StableHLO.
 #[test]
 fn values_are_those_of_the_reference() {
     match env::var(ON_PLUGIN).as_deref() {
-        // It keeps no programs: kept ones are not told apart by their formats.
+        // This client keeps no programs.
         Ok("") => values_on("the preferred plugin", &Client::cpu(1).expect("a CPU client")),
         Ok(_) => cpu_clients().iter().for_each(|(plugin, client)| values_on(plugin, client)),
         Err(_) => values_in_a_process(""),
@@ -166,7 +166,7 @@ fn aborts_on(plugin: &str, run: &Run) -> bool {
     plugin == "xla-cpu-pjrt" && run.operands.iter().chain(&run.expected).any(is_narrow)
 }
 
-/// One run of each entry, as HLO, and of every second one as StableHLO; or all.
+/// Runs one run of each entry as HLO, and one of every second entry as StableHLO; the full tier takes all.
 fn values_on(plugin: &str, client: &Client) {
     let entries = entries();
     let runs = || entries.iter().map(|entry| entry.runs.iter().filter(|run| !aborts_on(plugin, run)));
@@ -353,7 +353,7 @@ fn wrong_gradients(
     problems
 }
 
-/// The derivatives of this order are those of central differences.
+/// Checks the derivatives of this order against central differences.
 fn check_gradients(entries: &[&'static Entry], order: usize, by: By) {
     let cases: Vec<(&str, &Gradient)> = entries
         .iter()
@@ -468,7 +468,7 @@ fn check_stablehlo(entries: &[&'static Entry]) {
     }
 }
 
-/// The module of an entry, and that of its gradient: names and graphs.
+/// Returns the module of an entry, and that of its gradient, as names and graphs.
 fn snapshots_of(entry: &Entry) -> Vec<(String, Graph)> {
     let Accept { op, operands, .. } = &entry.accepts[0];
     let name = entry.name.replace('-', "_");
@@ -504,7 +504,7 @@ fn modules_are_those_of_the_snapshots() {
     }
 }
 
-/// XLA takes the modules of the snapshots, and what it makes of them reads back too.
+/// XLA compiles the modules of the snapshots, and the optimized modules read back too.
 #[test]
 fn modules_of_the_snapshots_are_compiled() {
     let all: Vec<(String, Graph)> = entries().iter().flat_map(|entry| snapshots_of(entry)).collect();
@@ -518,7 +518,8 @@ fn modules_of_the_snapshots_are_compiled() {
     });
 }
 
-/// The ops' own tests show that the interpreter knows every other op of the table, of all element types.
+/// Only the listed ops are not interpreted. The tests of the other ops show that the interpreter knows them, with all
+/// element types.
 #[test]
 fn every_op_is_interpreted_but_those_that_are_listed() {
     let mut refused = BTreeSet::new();

@@ -1,6 +1,6 @@
-//! The graphs of the checks are computed twice. The reference interpreter takes each case alone, in the test of its op.
-//! XLA takes many cases in one program, in a test of all ops, and only a share of them in the small tier. Both are held
-//! against the same values.
+//! Computes the graphs of the checks in two ways. The reference interpreter takes each case alone, in the test of its
+//! op. XLA takes many cases in one program, in a test of all ops, and only a share of them in the small tier. Both
+//! results are compared with the same values.
 
 use std::sync::OnceLock;
 
@@ -13,7 +13,7 @@ use meshloom::pjrt::{Buffer, Client, CompileOptions, Executable, ExecuteOptions,
 use support::cases::cases;
 use support::interpret::interpret;
 
-/// One of those who compute.
+/// The one that computes: the interpreter or XLA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     Interpreter,
@@ -41,7 +41,7 @@ fn client() -> Client {
     CLIENT.get_or_init(|| support::client_of(1)).clone()
 }
 
-/// As little optimization as there is: these programs run for microseconds.
+/// Options with the least optimization, as these programs run for microseconds.
 fn options() -> CompileOptions {
     CompileOptions { debug_options: support::unoptimized(), ..CompileOptions::default() }
 }
@@ -88,7 +88,7 @@ impl Program<'_> {
     }
 }
 
-/// Calls of somebody's code: that of the table, of XLA's own `TopK`, is compiled by XLA only.
+/// Custom calls run code of others: the one in the table calls XLA's own `TopK`, which only XLA can compile.
 pub const NOT_INTERPRETED: [&str; 1] = ["CustomCall"];
 
 /// Whether the interpreter knows an op. It knows all element types.
@@ -97,7 +97,7 @@ pub fn is_interpreted(op: &Op) -> bool {
     !NOT_INTERPRETED.contains(&op.variant()) && op.regions().all(|body| knows_body(body))
 }
 
-/// Has cases checked. The interpreter gets those that it knows, each alone. XLA gets `few` of them in the small tier,
+/// Checks cases. The interpreter gets each case that it knows, alone. XLA gets `few` of these cases in the small tier,
 /// and as many of the others, in programs of `size` cases.
 pub fn check_by<T: Sync>(
     by: By,

@@ -259,7 +259,7 @@ const UNCUT: [&str; 2] = [
     "CustomCall",
 ];
 
-/// Every run of an op cut along each factor of its rule that can be.
+/// Cuts every run of an op along each factor of its rule that allows it.
 fn cuts(entries: &[&'static Entry]) -> Vec<Cut<'static>> {
     let mut cuts = Vec::new();
     for (name, run, rule) in rules(entries) {
@@ -281,7 +281,7 @@ fn halves_by_xla() {
     check_halves(&entries, By::Xla);
 }
 
-/// An op on halves gives the halves of its results.
+/// Checks that an op on halves gives the halves of its results.
 pub fn check_halves(entries: &[&'static Entry], by: By) {
     let cuts = cuts(entries);
     check_by(

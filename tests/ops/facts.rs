@@ -130,7 +130,7 @@ fn all_claims(entries: &[&'static Entry]) -> Vec<Claim<'static>> {
         .collect()
 }
 
-/// Ops are linear, and zero, where they say.
+/// Checks that ops are linear, and zero, where they say so.
 pub fn check_claims(entries: &[&'static Entry], by: By) {
     check_by(
         by,

@@ -1,8 +1,9 @@
-//! Every op of the table: types, values, gradients, emitted modules. `table.rs` lists the ops, the modules beside it
-//! what each takes, gives and must compute; `check.rs`, `batching.rs`, `facts.rs`, `factors.rs`, `transforms.rs` and
-//! `partition.rs` have the checks, which are the same for all; `computer.rs` has who computes in them.
+//! Every op of the table: types, values, gradients, emitted modules. `table.rs` lists the ops, and the modules beside
+//! it have what each takes, gives and must compute. `check.rs`, `batching.rs`, `facts.rs`, `factors.rs`,
+//! `transforms.rs` and `partition.rs` have the checks, which are the same for all ops; `computer.rs` runs the graphs of
+//! the checks.
 //!
-//! An op has a test of its name, in which the interpreter computes: `cargo test --release --test ops clamp`.
+//! Each op has a test of its name, in which the interpreter computes: `cargo test --release --test ops clamp`.
 
 mod attention;
 mod batching;

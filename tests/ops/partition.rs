@@ -123,7 +123,7 @@ fn layout(mesh: &Mesh, dims: &[usize], spec: &Spec) -> ShardLayout {
     ShardLayout::from_boxes(dims, spec.boxes(mesh, dims).expect("it divides")).expect("boxes that fit")
 }
 
-/// A program of all cases, its inputs, and what one device does in it.
+/// Builds a program of all cases and its inputs, and partitions it for one device.
 fn partitioned(mesh: &Mesh, cases: &[&Case<'_>]) -> Result<(Partitioned, Vec<(Tensor, Spec)>), String> {
     let mut builder = GraphBuilder::new("ops");
     let port = |spec: &Spec| PortInfo { spec: Some(spec.clone()), ..PortInfo::default() };
@@ -147,7 +147,7 @@ fn partitioned(mesh: &Mesh, cases: &[&Case<'_>]) -> Result<(Partitioned, Vec<(Te
     Ok((local, inputs.into_iter().flatten().collect()))
 }
 
-/// Runs the cases as one program on eight devices of the plugin; returns what is wrong.
+/// Runs the cases as one program on eight devices of the plugin, and returns the problems.
 fn check_by_xla(mesh: &Mesh, cases: &[&Case<'_>]) -> Vec<String> {
     // Of several, one is to blame.
     let blame = |error: String| match cases {
@@ -177,7 +177,7 @@ fn check_by_xla(mesh: &Mesh, cases: &[&Case<'_>]) -> Vec<String> {
     wrong_results(mesh, cases, results.iter().map(|result| result.get().expect("a result")).collect())
 }
 
-/// The same of one case in the interpreter.
+/// Runs one case in the interpreter, and returns the problems.
 fn check_by_interpreting(mesh: &Mesh, case: &Case<'_>) -> Vec<String> {
     let found = partitioned(mesh, &[case]).and_then(|(local, inputs)| {
         let inputs: Vec<Literal> = inputs.iter().map(|(tensor, _)| tensor.literal()).collect();
@@ -370,7 +370,7 @@ fn larger() -> Vec<(String, Run)> {
     runs
 }
 
-/// The runs that there are to split: those of the table, those of larger sizes, and of the former which are of one op.
+/// The runs to split: those of the table, those of larger sizes, and the numbers of the runs of each op.
 struct Runs<'a> {
     all: Vec<(&'a str, &'a Run)>,
     larger: usize,
@@ -387,7 +387,7 @@ impl<'a> Runs<'a> {
         Runs { all, larger: larger.len(), by_variant: by_variant.into_values().collect() }
     }
 
-    /// The case of a number, with a mesh. Larger sizes, which have more ways to be split, come up more often.
+    /// Draws the case of a number, with its mesh. Larger sizes, which have more ways to be split, come up more often.
     fn case(&self, number: u64) -> (usize, Case<'a>) {
         let mut random = Random(number);
         for _ in 0..1000 {
@@ -412,7 +412,7 @@ fn mesh_of(index: usize) -> Mesh {
     Mesh::parse(MESHES[index], 8).expect("a mesh")
 }
 
-/// The interpreter takes all cases whose ops it knows; the plugin some of them and of the others.
+/// The interpreter takes all cases whose ops it knows; the plugin takes some of these and some of the others.
 #[test]
 fn eight_devices_compute_what_one_does() {
     let (entries, larger) = (entries(), larger());

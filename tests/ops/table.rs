@@ -13,13 +13,13 @@ pub fn entries() -> Vec<&'static Entry> {
     VARIANTS.iter().flat_map(|variant| entries_of(variant)).collect()
 }
 
-/// A line for each op: its test, which `cargo test --test ops clamp` runs alone, and the entries of its kind of op, in
-/// order of names.
+/// A line for each op, in order of names: its test, which `cargo test --test ops clamp` runs alone, and the entries of
+/// its kind of op.
 macro_rules! table {
     (tested { $($variant:ident $test:ident => $entries:expr,)* } elsewhere { $($other:ident)* }) => {
         const VARIANTS: &[&str] = &[$(stringify!($variant)),*];
 
-        /// The entries of an op, made once.
+        /// Returns the entries of an op, which are made once.
         fn entries_of(variant: &str) -> Vec<&'static Entry> {
             let entries = match variant {
                 $(stringify!($variant) => {
@@ -31,7 +31,7 @@ macro_rules! table {
             entries.iter().collect()
         }
 
-        /// A test for each op.
+        /// The tests, one for each op.
         mod op {
             $(#[test]
             fn $test() {

@@ -15,7 +15,7 @@ fn check_reads_back(graph: &Graph) {
     assert_eq!(read.to_text(options), text);
 }
 
-/// The text of an op of each case.
+/// Checks the text of the op of each case.
 pub fn check_text(entries: &[&'static Entry]) {
     for entry in entries {
         let forward = |op: &Op, operands: &[_]| {

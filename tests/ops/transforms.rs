@@ -48,7 +48,7 @@ struct Case<'a> {
     results: Vec<TensorType>,
 }
 
-/// The cases of each op of which all that can be differentiated is.
+/// Returns the cases in which all operands that can be differentiated are active.
 fn cases(entries: &[&'static Entry]) -> Vec<Case<'static>> {
     let of_entry = |entry: &&'static Entry| {
         let cases = entry.gradients.iter().filter(|case| case.second);

@@ -176,7 +176,7 @@ fn counts(ledger: &Ledger) -> [usize; 3] {
 #[test]
 fn rings_of_random_blocks() {
     for number in cases("partition rings", 60, 0..180) {
-        // The groups in turns, in the small tier too.
+        // The groups take turns, in the small tier too.
         let (text, names) = GROUPS[(number + number / GROUPS.len()) % GROUPS.len()];
         let (mesh, block) = (mesh_of(text), Block::random(&mut Random(3000 + number as u64)));
         let axes = local_graph::axes(&mesh, names);

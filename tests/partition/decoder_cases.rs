@@ -235,7 +235,7 @@ impl Case {
         sets
     }
 
-    /// The same with the pass that removes dead code: XLA refuses a `partition-id` that nothing reads.
+    /// The same case, without dead code: XLA refuses a `partition-id` that nothing reads.
     pub fn without_dead_code(mut self) -> Case {
         self.without.retain(|pass| *pass != "dead-code");
         self

@@ -125,7 +125,7 @@ fn train_steps() {
     const PIPELINE: &[&str] =
         &["pipeline.microbatches=4", "pipeline.repeats=1", "pipeline.layers_per_stage=2", "model.layers=4"];
     let all = [
-        // The first is what the small tier runs.
+        // The small tier runs the first case.
         ("fsdp=2,tensor=2,context=2", &["kernels.context=ring"][..]),
         ("data=8", &[]),
         ("data=2,fsdp=4", &[]),

@@ -1,8 +1,8 @@
 //! Whole train steps of decoders, over random meshes with random rules: many devices compute what one does.
 //!
 //! A few run on eight devices of the CPU plugin, partitioned by meshloom and some by XLA. Many more run on host values,
-//! by the reference interpreter, on meshes of other sizes too: compiling takes XLA seconds, where interpreting a small
-//! model takes a fraction of one.
+//! by the reference interpreter, on meshes of other sizes too: XLA takes seconds to compile a small model, and the
+//! interpreter takes a fraction of a second to run it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -129,7 +129,7 @@ fn levels_of_several_axes() {
     }
 }
 
-/// Collectives, each of operands of which these are the dimensions on one device.
+/// Builds a graph of collectives, from the dimensions that the operands of each have on one device.
 fn graph(mesh: &Mesh, ops: &[(Op, Vec<&[usize]>)]) -> Graph {
     let mut builder = GraphBuilder::new("several");
     let mut results = Vec::new();
@@ -145,7 +145,7 @@ fn graph(mesh: &Mesh, ops: &[(Op, Vec<&[usize]>)]) -> Graph {
     builder.finish(results, info)
 }
 
-/// The plugin and the interpreter agree about collectives, in one program.
+/// Checks that the plugin and the interpreter agree about collectives, in one program.
 fn agree(mesh: &Mesh, ops: &[(Op, Vec<&[usize]>)]) {
     let graph = graph(mesh, ops);
     let whole = |(index, dims): (usize, &&[usize])| numbers(&f32s(&[8 * dims[0], dims[1], dims[2]]), index);

@@ -1,6 +1,6 @@
-//! One device's program of a small decoder's train step as text, for each preset over eight devices. Each is
-//! snapshotted under hlo_snapshots/partition and compiled by the CPU plugin, one of them in the small tier. What moves
-//! in it is counted in traffic.rs.
+//! The program of one device for a small decoder's train step, as text, for each preset over eight devices. Each is
+//! snapshotted under hlo_snapshots/partition. The CPU plugin compiles them all, but only one in the small tier. Tests
+//! in traffic.rs count what moves.
 
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, lower};

@@ -28,7 +28,7 @@ fn numbers_on(client: &Client, config: &RunConfig, steps: usize) -> Vec<f64> {
     (0..steps).flat_map(|_| trainer.step().map(|metrics| [metrics.loss, metrics.grad_norm]).expect("a step")).collect()
 }
 
-/// Numbers that every input of a step takes: tokens and places are small, second moments are not negative.
+/// Returns numbers that every input of a step takes: tokens and places are small, second moments are not negative.
 pub(crate) fn inputs(graph: &Graph) -> Vec<Literal> {
     let number = |ty: &TensorType, index: usize| {
         if ty.dtype.is_float() { ((index * 37 + 11) % 101) as f64 / 1000.0 } else { (index % 7) as f64 }
@@ -36,7 +36,8 @@ pub(crate) fn inputs(graph: &Graph) -> Vec<Literal> {
     graph.input_types().map(|ty| Literal::from_fn(ty.clone(), |index| number(ty, index))).collect()
 }
 
-/// A step of a small model on a mesh gives what one device does, interpreted: the new state, and the loss.
+/// Checks, by the interpreter, that a step of a small model on a mesh gives what one device does: the new state, and
+/// the loss.
 pub(crate) fn check_interpreted(model: &[&str], mesh: &[&str]) {
     let config = configs::config(&[SHORT_RUN, SMALL, model, mesh]);
     let (function, lowered) = config.lower_train_step().expect("it lowers");
@@ -48,7 +49,7 @@ pub(crate) fn check_interpreted(model: &[&str], mesh: &[&str]) {
     check_equal(&format!("{mesh:?}"), &found, &expected, 1e-5);
 }
 
-/// The plugin gets the program as StableHLO: in a manual region, and on one device.
+/// The plugin gets the program as StableHLO, in a manual region and on one device.
 #[test]
 fn in_stablehlo() {
     let meshes: [&[&str]; 3] = [
@@ -57,7 +58,7 @@ fn in_stablehlo() {
         &["mesh.axes=\"data=2,fsdp=2,tensor=2\"", "partition.mode=\"explicit\"", "remat.policy=full"],
     ];
     for mesh in cases("partition stablehlo", 1, meshes) {
-        // Each has a client of its own: kept programs are not told apart by their formats.
+        // Each format has its own client.
         let numbers_in = |format: &str| numbers_on(&support::client_of(8), &config(&[mesh, &[format]].concat()), 3);
         let (hlo, stablehlo) = (numbers_in("target.format=hlo"), numbers_in("target.format=stablehlo"));
         let error = relative_error(&stablehlo, &hlo);

@@ -1,4 +1,4 @@
-//! Wheels that are fetched: only the pinned one, all or nothing, once.
+//! Wheels that are fetched: only the pinned wheel is taken, as a whole or not at all, and once.
 
 use std::fs::{self, File};
 use std::io::Write;

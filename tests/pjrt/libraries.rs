@@ -1,4 +1,4 @@
-//! NVIDIA's libraries, found and loaded before a plugin is.
+//! NVIDIA's libraries, which are found and loaded before a plugin is.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ fn libraries_of_both_toolkits_are_found_beside_the_plugin() {
             "nvidia-cuda-runtime-cu12",
         ),
         ("jax_plugins/xla_cuda13/xla_cuda_plugin.so", "nvidia/cu13/lib/libcudart.so.13", "nvidia-cuda-runtime"),
-        // Of no package: the library lies in the plugin's own folder.
+        // The library lies in the plugin's own folder, so it belongs to no package.
         ("own/plugin.so", "own/libcudart.so.12", "nvidia-cuda-runtime-cu12"),
     ];
     for (plugin, library, package) in cases {
@@ -40,7 +40,7 @@ fn libraries_of_both_toolkits_are_found_beside_the_plugin() {
         assert!(found.iter().map(|it| it.name).eq(library_names()), "{found:?}");
         let cudart = &found[0];
         assert_eq!((cudart.path(), cudart.package, cudart.problem()), (Some::<&Path>(path.as_path()), package, None));
-        // What is nowhere says so in the loader's words.
+        // A library that is nowhere is reported in the loader's words.
         let missing = found.iter().filter_map(FoundLibrary::problem).all(|reason| reason.contains("lib"));
         assert!(missing, "{found:?}");
     }

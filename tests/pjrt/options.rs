@@ -200,7 +200,7 @@ fn client_cases() -> Cases<ClientOptions> {
         visible_devices: _,
         platform_options: _,
         process: _,
-        // The plugin is not told.
+        // The plugin does not get this option.
         keeps_programs: _,
     } = ClientOptions::default();
     type Setting = (fn(&mut ClientOptions), &'static str, PlatformKind);

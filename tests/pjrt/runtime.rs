@@ -452,7 +452,8 @@ fn constants_are_what_hlo_says() {
 
 // Time limits.
 
-/// Plugins keep time in the same way, and what they have to run takes seconds.
+/// Returns the plugins to test. The small tier has one, since all keep time in the same way, and the programs take
+/// seconds.
 fn timed_plugins(name: &str) -> Vec<Arc<Plugin>> {
     cases(name, 1, plugins::cpu_wheels()).into_iter().map(plugins::load).collect()
 }

@@ -1,4 +1,4 @@
-//! TPUs are found among the PCI devices.
+//! TPUs, which are found among the PCI devices.
 
 use std::fs;
 

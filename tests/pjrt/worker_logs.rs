@@ -1,4 +1,4 @@
-//! What a worker wrote before it ended.
+//! The logs that workers write before they end.
 
 use meshloom::pjrt::ahead_of_time::WorkerLog;
 

@@ -237,8 +237,8 @@ fn tile_devices(sharding: &meshloom::hlo::proto::OpSharding) -> Vec<i64> {
     (0..count).map(device).collect()
 }
 
-/// Runs a program that only moves values: for each spec, one from replicated to the spec, one back. Every device must
-/// hold its box.
+/// Runs a program that only moves values: for each spec, one value from replicated to the spec and one back. Checks
+/// that every device holds its box.
 fn check_placements(mesh: &Mesh, specs: &[Spec]) {
     let literal = |spec: &Spec| {
         let ty = TensorType::new(DType::S32, &[8usize, 8, 8][..spec.rank()]);

@@ -210,7 +210,7 @@ fn the_forms_of_a_ledger() {
     assert_eq!(nested["collectives"][1]["executions"], 15);
 }
 
-/// The compiled program has its ledger, which says what moves in what XLA has made of the module.
+/// The compiled program has its ledger, which says what moves in the module that XLA has made.
 #[test]
 fn a_program_has_its_ledger() {
     let program = compile(&sharded(PartitionMode::Explicit)).unwrap();

@@ -71,8 +71,8 @@ fn partial(builder: &mut GraphBuilder, mesh: &Mesh, value: Value, axes: &[MeshAx
     builder.push1(Select, &[chosen, value, nothing]).unwrap()
 }
 
-/// A program of all cases of a mesh, which the interpreter and, if asked to, XLA run; compares every output with its
-/// input, exactly.
+/// Runs a program of all cases of a mesh, in the interpreter and, if asked to, by XLA, and compares every output with
+/// its input, exactly.
 fn check(mesh: &Mesh, cases: &[Case], groups: GroupFormat, by_xla: bool) {
     let mut builder = GraphBuilder::new("reshard");
     let types: Vec<TensorType> = (cases.iter())

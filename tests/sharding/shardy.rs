@@ -29,7 +29,7 @@ fn run(lowered: &Lowered, client: &Client, format: ProgramFormat) -> Result<Vec<
 
 #[test]
 fn every_dialect_is_one_device() {
-    // It keeps no programs: kept ones are not told apart by their formats.
+    // This client keeps no programs.
     let preferred = || [("the preferred plugin", Client::cpu(8).expect("a CPU client"))];
     let plugins = if every_case("sharding plugins") { cpu_clients().to_vec() } else { preferred().to_vec() };
     for (name, client) in &plugins {

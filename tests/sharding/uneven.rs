@@ -65,7 +65,7 @@ fn ops() -> Vec<Op> {
     ops
 }
 
-/// All functions in one program, for one device and for eight, with rows and columns split unevenly.
+/// All functions are in one program, for one device and for eight, with rows and columns split unevenly.
 #[test]
 fn ops_on_uneven_dimensions() {
     let ops = ops();

@@ -12,7 +12,7 @@ pub fn topology(text: &str) -> Topology {
     Topology::parse(text).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What a plugin says of a topology. Each is asked for once in a test program, by a worker that is the program itself.
+/// Asks a plugin to describe a topology. A test program asks once for each, by a worker that is the program itself.
 pub fn described(target: &str) -> DescribedTopology {
     type Described = BTreeMap<String, Arc<OnceLock<DescribedTopology>>>;
     static DESCRIBED: Mutex<Described> = Mutex::new(Described::new());

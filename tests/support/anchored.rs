@@ -1,4 +1,4 @@
-//! What graphs compute, by the interpreter, with XLA as an anchor where a test asks for it.
+//! Computes graphs with the interpreter, and with XLA as an anchor where a test asks for it.
 
 use meshloom::compile::{Lowered, Partitioned};
 use meshloom::ir::{DType, Graph, Literal, verify};
@@ -9,7 +9,7 @@ use crate::eight_devices::{compile, relative_error};
 use crate::interpret::interpret;
 use crate::spmd::run_local;
 
-/// The results of a graph, by the interpreter. In the full tier XLA must agree.
+/// Returns the results of a graph by the interpreter. In the full tier XLA must agree.
 #[track_caller]
 pub fn run(graph: &Graph, inputs: &[Literal]) -> Vec<Literal> {
     verify(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
@@ -20,7 +20,7 @@ pub fn run(graph: &Graph, inputs: &[Literal]) -> Vec<Literal> {
     found
 }
 
-/// As [`run`], and XLA must agree in the small tier too.
+/// Like [`run`], but XLA must agree in the small tier too.
 #[track_caller]
 pub fn run_anchored(graph: &Graph, inputs: &[Literal]) -> Vec<Literal> {
     verify(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
@@ -29,8 +29,8 @@ pub fn run_anchored(graph: &Graph, inputs: &[Literal]) -> Vec<Literal> {
     found
 }
 
-/// XLA computes the same, up to the rounding of the type: its functions differ from the interpreter's in the last
-/// digits, and it adds up in another order.
+/// Checks that XLA computes the same, up to the rounding of the type: its functions differ from the interpreter's in
+/// the last digits, and it adds up in another order.
 #[track_caller]
 fn agrees_with_xla(graph: &Graph, inputs: &[Literal], found: &[Literal]) {
     let compiled = crate::run(graph, inputs);
@@ -43,7 +43,7 @@ fn agrees_with_xla(graph: &Graph, inputs: &[Literal], found: &[Literal]) {
             dtype if dtype.is_float() => 2e-2,
             _ => 0.0,
         };
-        // Numbers that are finite in neither are compared one by one, the others by their norms.
+        // Numbers that are not finite in either result are compared one by one, the others by their norms.
         let (compiled, found) = (compiled.to_f64_vec(), found.to_f64_vec());
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for (ours_at, theirs_at) in found.iter().zip(&compiled) {
@@ -55,14 +55,14 @@ fn agrees_with_xla(graph: &Graph, inputs: &[Literal], found: &[Literal]) {
                 assert!(same, "result {index}: {found:?}, by XLA {compiled:?}\n{graph}");
             }
         }
-        // A sum whose terms cancel is zero but for rounding.
+        // A sum whose terms cancel is zero except for rounding.
         let is_zero = theirs.iter().chain(&ours).all(|number| number.abs() <= bound);
         let error = relative_error(&ours, &theirs);
         assert!(is_zero || error <= bound, "result {index}: {found:?}, by XLA {compiled:?}, off by {error:e}\n{graph}");
     }
 }
 
-/// The results of a lowered program, of one device or of all of its mesh, by the interpreter.
+/// Returns the results of a lowered program, for one device or for all of its mesh, by the interpreter.
 #[track_caller]
 pub fn run_lowered(lowered: &Lowered, inputs: &[Literal]) -> Vec<Literal> {
     match lowered.partitioned() {
@@ -73,13 +73,13 @@ pub fn run_lowered(lowered: &Lowered, inputs: &[Literal]) -> Vec<Literal> {
     }
 }
 
-/// The results of a lowered program: by the interpreter in the small tier, by XLA where all cases of a name run.
+/// Returns the results of a lowered program: by the interpreter in the small tier, by XLA if all cases of a name run.
 #[track_caller]
 pub fn run_by_tier(name: &str, lowered: &Lowered, inputs: &[Literal]) -> Vec<Literal> {
     if every_case(name) { run_compiled(lowered, inputs) } else { run_lowered(lowered, inputs) }
 }
 
-/// The results of a lowered program by XLA.
+/// Returns the results of a lowered program by XLA.
 #[track_caller]
 pub fn run_compiled(lowered: &Lowered, inputs: &[Literal]) -> Vec<Literal> {
     let program = compile(lowered).unwrap_or_else(|error| panic!("{error}"));

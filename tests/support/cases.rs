@@ -1,4 +1,4 @@
-//! Which of its cases a test runs: few in the small tier, all in the full tier.
+//! Chooses the cases that a test runs: few in the small tier, all in the full tier.
 //!
 //! | `MESHLOOM_EVERY_CASE` | a test with cases runs |
 //! |---|---|
@@ -13,12 +13,12 @@ use std::{env, fs, thread};
 
 const VARIABLE: &str = "MESHLOOM_EVERY_CASE";
 
-/// A file to which each call adds a line: the test program, the test, the name of its cases, how many of them the small
-/// tier takes, and how many there are. `.ci/run` makes `tests/full_tier.tsv` of them, which tells it the tests that have
-/// more than they show in the small tier.
+/// The variable that names a file. Each call adds a line to it: the test program, the test, the name of its cases, how
+/// many of them the small tier takes, and how many there are. `.ci/run` makes `tests/full_tier.tsv` of the lines, from
+/// which it knows the tests with further cases in the full tier.
 const LIST: &str = "MESHLOOM_LIST_CASES";
 
-/// Adds a line to the list, if there is one. Libtest calls a thread after the test that it runs.
+/// Adds a line to the list, if there is one. Libtest names a thread after the test that it runs.
 fn list(name: &str, few: usize, all: usize) {
     let Some(path) = env::var_os(LIST).filter(|path| !path.is_empty()) else { return };
     let program = env::current_exe().ok();
@@ -29,12 +29,12 @@ fn list(name: &str, few: usize, all: usize) {
     file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the list of cases can be written");
 }
 
-/// What the variable asks for.
+/// The choice that the variable makes.
 #[derive(Debug)]
 enum Tier {
     Small,
     Full,
-    /// One of so many shares, from 0.
+    /// One share, from 0, and the number of shares.
     Share(usize, usize),
     Named(String),
 }
@@ -57,14 +57,14 @@ fn tier() -> &'static Tier {
     })
 }
 
-/// Whether any test runs more than its few cases. Programs are then compiled as they are for everybody, and budgets are
+/// Whether any test runs more than its few cases. Programs are then compiled with the usual options, and budgets are
 /// not enforced.
 pub fn more_than_few() -> bool {
     !matches!(tier(), Tier::Small)
 }
 
-/// Whether the test that goes by this name runs all of its cases, for one whose cases are no list: a larger model, more
-/// tries.
+/// Whether the test of this name runs all of its cases. It is for cases that are not a list, such as a larger model or
+/// more tries.
 pub fn every_case(name: &str) -> bool {
     list(name, 0, 0);
     match tier() {
@@ -74,8 +74,9 @@ pub fn every_case(name: &str) -> bool {
     }
 }
 
-/// The cases that a test runs: in the small tier `few` of them, spread evenly over `all`, the first among them; else as
-/// the variable says. The name is the test's program and what the cases are of, as in `train kills`.
+/// Returns the cases that a test runs. In the small tier these are `few` of `all`, spread evenly, with the first among
+/// them; otherwise the variable decides. The name consists of the test's program and the subject of the cases, as in
+/// `train kills`.
 pub fn cases<T>(name: &str, few: usize, all: impl IntoIterator<Item = T>) -> Vec<T> {
     let all: Vec<T> = all.into_iter().collect();
     let count = all.len();
@@ -85,13 +86,13 @@ pub fn cases<T>(name: &str, few: usize, all: impl IntoIterator<Item = T>) -> Vec
         Tier::Full => true,
         Tier::Share(number, shares) => index % shares == *number,
         Tier::Named(named) if named == name => true,
-        // The index is the first of its part where `all` is cut into `few` parts.
+        // An index is chosen if it is the first of its part, where `all` is cut into `few` parts.
         Tier::Small | Tier::Named(_) => index == 0 || few > 0 && index * few / count != (index - 1) * few / count,
     };
     all.into_iter().enumerate().filter(|(index, _)| few > 0 && is_chosen(*index)).map(|(_, case)| case).collect()
 }
 
-/// A number that chooses among random cases: `MESHLOOM_SEED`, or `usual`.
+/// Returns the number that chooses among random cases: `MESHLOOM_SEED`, or else `usual`.
 pub fn seed(usual: u64) -> u64 {
     let set = env::var("MESHLOOM_SEED").ok().filter(|value| !value.is_empty());
     set.map_or(usual, |value| value.parse().unwrap_or_else(|_| panic!("MESHLOOM_SEED={value}: not a whole number")))

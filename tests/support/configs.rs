@@ -5,6 +5,8 @@ use meshloom_train::config::RunConfig;
 
 /// The text of the default config, wherever a test runs.
 pub const BOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data/austen.txt");
+/// The key that names it, for a run in any folder.
+pub const THE_BOOK: &str = concat!("data.sources=['", env!("CARGO_MANIFEST_DIR"), "/../examples/data/austen.txt']");
 pub const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data/austen.tokenizer.json");
 
 /// Where the numbers of a run matter, and not its speed: LLVM does not optimize.
@@ -36,6 +38,27 @@ pub const NARROW: &[&str] = &[
     "model.head_dim=8",
     "model.mlp=64",
     "model.seq=32",
+];
+
+/// [`NARROW`] with more layers and dropout, for runs that stop and go on: draws differ by step, so a run shows whether it
+/// knows its step.
+pub const STOPPING: &[&str] = &[
+    "model.layers=4",
+    "model.seq=16",
+    "train.warmup=2",
+    "train.steps=40",
+    UNOPTIMIZED,
+    "model.dropout=0.1",
+];
+
+/// [`NARROW`] on the tokens of [`TOKENIZER`].
+pub const ON_TOKENS: &[&str] = &[
+    "model.kv_heads=2",
+    "model.vocab=1024",
+    "train.batch=8",
+    "train.warmup=2",
+    "train.learning_rate=1e-2",
+    UNOPTIMIZED,
 ];
 
 /// One for hundreds of steps.

@@ -1,7 +1,7 @@
-//! What a test program costs, counted: compilations by XLA in its process, and the processes that it starts.
+//! Counts what a test program costs: compilations by XLA in its process, and the processes that it starts.
 //!
-//! The counts are printed when the program ends. In the small tier a program that exceeds its budget fails. A budget is
-//! raised as a tolerance is: with a reason.
+//! The counts are printed when the program ends. In the small tier a program that exceeds its budget fails. Raising a
+//! budget, like raising a tolerance, needs a reason.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -12,8 +12,8 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Modules of at least so many bytes are whole steps: that of a decoder of two layers has 200 KB, those of single ops
-/// and small functions less than 20 KB.
+/// The least size in bytes of a module that counts as a whole step. The step of a decoder of two layers has 200 KB;
+/// single ops and small functions have less than 20 KB.
 const WHOLE_STEP: u64 = 60_000;
 
 static STEPS: AtomicUsize = AtomicUsize::new(0);
@@ -25,13 +25,13 @@ static PROCESSES: AtomicUsize = AtomicUsize::new(0);
 pub struct Budget {
     /// Compilations of large modules by XLA in the process.
     pub steps: usize,
-    /// Compilations of small ones.
+    /// Compilations of small modules by XLA in the process.
     pub modules: usize,
-    /// Processes that it starts.
+    /// Processes that the program starts.
     pub processes: usize,
 }
 
-/// A command that starts a process, which is counted.
+/// Returns a command that starts a process, and counts it.
 pub fn process(program: impl AsRef<OsStr>) -> Command {
     PROCESSES.fetch_add(1, Ordering::Relaxed);
     Command::new(program)
@@ -44,11 +44,11 @@ pub fn started(count: usize) {
 
 /// Counts compilations from here on.
 pub(crate) fn count_compilations() {
-    // A program that the test process has been made to be, such as a worker, may have a subscriber of its own.
+    // The test process may also be another program, such as a worker, which may have its own subscriber.
     let _ = tracing::subscriber::set_global_default(Compilations);
 }
 
-/// Prints the counts, and ends the process with a failure where they exceed the budget. Libtest has ended by then.
+/// Prints the counts, and ends the process with a failure if they exceed the budget. Libtest has ended by then.
 pub(crate) fn report(program: &str, budget: Budget) {
     let counts = [&STEPS, &MODULES, &PROCESSES].map(|count| count.load(Ordering::Relaxed));
     let [steps, modules, processes] = counts;

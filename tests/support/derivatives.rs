@@ -39,15 +39,15 @@ pub fn distance(x: &[f64], y: &[f64]) -> f64 {
     difference / norm(&mut y.iter().copied()).max(1e-3)
 }
 
-/// The derivatives along three directions agree with central differences (of fourth order) of the value, and
-/// optimization changes neither value nor gradients; returns the gradients. All by the interpreter, which computes in
-/// `f64` as exactly as XLA does.
+/// Checks that the derivatives along three directions agree with central differences (of fourth order) of the value,
+/// and that optimization changes neither value nor gradients; returns the gradients. The interpreter computes all of
+/// it, in `f64` and as exactly as XLA does.
 #[track_caller]
 pub fn check(shapes: &[&[usize]], program: impl Fn(&[Tensor]) -> Tensor) -> Vec<f64> {
     check_by(shapes, program, anchored::run)
 }
 
-/// As [`check`], with value and gradients, before and after optimization, also by XLA.
+/// Like [`check`], but XLA also computes value and gradients, before and after optimization.
 #[track_caller]
 pub fn check_anchored(shapes: &[&[usize]], program: impl Fn(&[Tensor]) -> Tensor) -> Vec<f64> {
     check_by(shapes, program, anchored::run_anchored)
@@ -102,7 +102,7 @@ pub fn check_second(shapes: &[&[usize]], program: Program) {
     check(shapes, |x| weighted_gradient(x, program));
 }
 
-/// As [`check_second`], also by XLA.
+/// Like [`check_second`], but XLA computes too.
 #[track_caller]
 pub fn check_second_anchored(shapes: &[&[usize]], program: Program) {
     check_anchored(shapes, |x| weighted_gradient(x, program));

@@ -56,7 +56,7 @@ fn client() -> &'static Client {
     CLIENT.get_or_init(|| client_of(1))
 }
 
-/// A client of so many virtual CPU devices that keeps its programs: equal modules are compiled once.
+/// Returns a client with this many virtual CPU devices that keeps its programs: equal modules are compiled once.
 pub fn client_of(devices: usize) -> Client {
     let options = ClientOptions { device_count: Some(devices), keeps_programs: true, ..ClientOptions::default() };
     Client::open(&options).unwrap_or_else(|error| panic!("{error}"))

@@ -44,7 +44,7 @@ pub fn meshloom() -> PathBuf {
     PATH.get_or_init(|| named().unwrap_or_else(|| build(&["--bin", "meshloom"], "meshloom"))).clone()
 }
 
-/// The same with `meshloom-processes` beside it, for runs of several processes.
+/// Returns the same program with `meshloom-processes` beside it, for runs of several processes.
 pub fn meshloom_with_processes() -> PathBuf {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     let both = || build(&["--bin", "meshloom", "--bin", "meshloom-processes"], "meshloom");
@@ -55,7 +55,8 @@ fn named() -> Option<PathBuf> {
     env::var_os("MESHLOOM_TEST_PROGRAM").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// What the program prints where it refuses a command line, in this process. Several processes are those of `start`.
+/// Returns the exit code and the message with which the program, in this process, refuses a command line. For several
+/// processes it calls `start`.
 #[track_caller]
 pub fn refused(start: Start, words: &[&str]) -> (u8, String) {
     let failure = program::run(["meshloom"].iter().chain(words), start).expect_err("it is refused");

@@ -12,10 +12,10 @@ const FLAGS: &str = "XLA_FLAGS";
 /// there is the option below, not what it is.
 const AS_FOR_EVERYBODY: &str = "--xla_dump_to=";
 
-/// Has XLA's CPU compiler take about half of its time for small programs: it emits fusions as it did before MLIR did;
+/// Makes XLA's CPU compiler take about half of its time for small programs: it emits fusions as it did before MLIR did;
 /// LLVM optimizes at level 1, and gets two modules at most. Its passes over HLO run as always. The processes that a
-/// test starts inherit the options. In the full tier, or where `XLA_FLAGS` says anything, programs are
-/// compiled as they are for everybody.
+/// test starts inherit the options. In the full tier, and if `XLA_FLAGS` is set, programs are compiled with the usual
+/// options.
 ///
 /// XLA does not take the option for fusions with a program. The variable is set before `main`.
 #[allow(unsafe_code)]

@@ -1,4 +1,4 @@
-//! What every test program does before and after its tests.
+//! The work of every test program before and after its tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -9,9 +9,9 @@ use meshloom::pjrt::user_cache_directory;
 use crate::counts::{self, Budget};
 
 /// Makes a test program: `test_program!(Budget { steps: 20, modules: 100, processes: 30 });` in its `main.rs`. Programs
-/// compile quickly, compilations and processes are counted and held to the budget, and what the user has compiled
-/// before decides nothing. With `usual_compiles` after the budget, programs compile as they do for everybody: libtpu
-/// ends a process whose flags it does not know.
+/// compile quickly, compilations and processes are counted and held to the budget, and the user's caches have no
+/// influence. With `usual_compiles` after the budget, programs compile with the usual options: libtpu ends a process
+/// whose flags it does not know.
 #[macro_export]
 macro_rules! test_program {
     ($budget:expr) => {
@@ -34,10 +34,10 @@ macro_rules! test_program {
     };
 }
 
-/// The folder that is the user's cache for this process and those that it starts.
+/// The folder that serves as the user's cache for this process and those that it starts.
 static CACHE: OnceLock<PathBuf> = OnceLock::new();
 
-/// Runs before `main`.
+/// Prepares the process; runs before `main`.
 pub fn begin() {
     counts::count_compilations();
     if let Some(usual) = user_cache_directory() {
@@ -45,8 +45,8 @@ pub fn begin() {
     }
 }
 
-/// Has the caches of programs and tokens begin empty, while plugins stay where the user has them: nothing that an
-/// earlier run left decides whether a test compiles. A process that a test starts shares the caches of its parent.
+/// Makes the caches of programs and tokens begin empty, so that no earlier run decides whether a test compiles. Plugins
+/// stay where the user has them. A process that a test starts shares the caches of its parent.
 #[allow(unsafe_code)]
 fn use_own_cache(usual: &Path) {
     const OWN: &str = "MESHLOOM_TEST_HAS_OWN_CACHE";
@@ -75,7 +75,7 @@ fn link(to: &Path, at: &Path) -> std::io::Result<()> {
     std::os::windows::fs::symlink_dir(to, at)
 }
 
-/// Runs when the process exits.
+/// Removes the caches and reports the counts; runs when the process exits.
 pub fn end(program: &str, budget: Budget) {
     if let Some(folder) = CACHE.get() {
         let _ = fs::remove_dir_all(folder);

@@ -13,7 +13,7 @@ use meshloom_train::generate::{ContinuedText, GenerateOptions, GeneratorOptions,
 use meshloom_train::parameters::{LoadOptions, ParameterFile, load, save};
 use meshloom_train::tokenizer::Tokenizer;
 use safetensors::SafeTensors;
-use support::configs::{self, BOOK, NARROW, TOKENIZER, UNOPTIMIZED};
+use support::configs::{self, BOOK, NARROW, ON_TOKENS, STOPPING, TOKENIZER};
 use support::eight_devices::client;
 use support::text_files::TextFiles;
 
@@ -189,7 +189,7 @@ fn floats_convert_only_on_request() {
 }
 
 fn config(overrides: &[&str]) -> RunConfig {
-    configs::config(&[NARROW, &["model.kv_heads=2", "train.batch=8", UNOPTIMIZED], overrides])
+    configs::config(&[NARROW, STOPPING, overrides])
 }
 
 fn host(trainer: &Trainer) -> Vec<Literal> {
@@ -286,7 +286,7 @@ fn tokenizers_that_do_not_fit_are_refused() {
 #[test]
 fn a_run_trains_on_tokens() {
     let own = format!("data.tokenizer={TOKENIZER:?}");
-    let config = config(&[&own, "model.vocab=1024", "train.warmup=2", "train.learning_rate=1e-2"]);
+    let config = configs::config(&[NARROW, ON_TOKENS, &[&own]]);
     let mut trainer = Trainer::new(&config, &client()).expect("a trainer");
     assert!(trainer.dataset().unigram_entropy() > 5.0, "{}", trainer.dataset().unigram_entropy());
     let losses: Vec<f64> = (0..6).map(|_| trainer.step().expect("a step").loss).collect();

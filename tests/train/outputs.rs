@@ -5,7 +5,7 @@ use std::path::Path;
 
 use support::configs::UNOPTIMIZED;
 
-use super::program::{refused, run, trained, with_keys};
+use super::program::{refused, refused_by_a_process, run, trained, with_keys};
 
 const SMALL: &str = "model.layers=1 model.embed=16 model.heads=2 model.kv_heads=1 model.mlp=16 model.seq=16 \
                      mesh.axes=data=2 target.devices=2 train.batch=4";
@@ -31,9 +31,12 @@ fn a_run_that_does_not_begin_leaves_the_files_of_another() {
     }
     // What cannot be written is said before the model is compiled.
     let absent = folder.path().join("absent").join("metrics.jsonl");
-    let said = refused(&train(&[], &["--metrics", text(&absent)]));
+    let said = refused_by_a_process(&train(&[], &["--metrics", text(&absent)]));
     assert!(said.contains("cannot write the metrics") && !said.contains("compiled"), "{said}");
-    let said = refused(&train(&[], &["--tensorboard", text(&metrics.join("events")), "--metrics", text(&metrics)]));
+    let said = refused_by_a_process(&train(
+        &[],
+        &["--tensorboard", text(&metrics.join("events")), "--metrics", text(&metrics)],
+    ));
     assert!(said.contains("cannot write events") && said.contains("can be made"), "{said}");
     assert!(!said.contains('\u{1b}'), "colours where there is no terminal: {said}");
     assert_eq!(fs::read_to_string(&metrics).expect("the file"), "kept\n", "{said}");

@@ -16,6 +16,8 @@ use support::eight_devices::{client, relative_error};
 use support::plugins::cpu_plugins;
 use support::program::meshloom;
 
+use super::interpreted::InterpretedRun;
+
 /// A CPU plugin that refuses options that it does not know.
 fn stand_in() -> Arc<Plugin> {
     cpu_plugins().into_iter().find(|plugin| plugin.api_version() >= (0, 115)).expect("a strict plugin")
@@ -48,7 +50,7 @@ fn losses(file: &Path) -> Vec<f64> {
 }
 
 /// A tiny model, and in the full tier the default one, on the devices that the plugin has by default: the numbers are
-/// those of the CPU.
+/// those of the interpreter, or of the CPU.
 #[test]
 fn the_main_job_runs_on_cudas_path() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -62,9 +64,14 @@ fn the_main_job_runs_on_cudas_path() {
     assert!(text.contains("parameters on 4 devices of cuda (data=4); "), "{text}");
     assert!(!text.contains("warning"), "{text}");
     let cuda = losses(&file);
-    let mut trainer = Trainer::new(&configs::config(&[&short, &["target.devices=4", "mesh.axes=data=4"]]), &client());
-    let trainer = trainer.as_mut().expect("a trainer");
-    let cpu: Vec<f64> = (0..2).map(|_| trainer.step().expect("a step").loss).collect();
+    let config = configs::config(&[&short, &["target.devices=4", "mesh.axes=data=4"]]);
+    let cpu: Vec<f64> = if is_default {
+        let mut trainer = Trainer::new(&config, &client()).expect("a trainer");
+        (0..2).map(|_| trainer.step().expect("a step").loss).collect()
+    } else {
+        let mut run = InterpretedRun::new(&config);
+        (0..2).map(|_| run.step()[0]).collect()
+    };
     assert_eq!(cuda.len(), 2);
     // A tiny model does not learn in a step; what it has learned shows all the same.
     let learns = if is_default { cuda[1] < cuda[0] } else { relative_error(&cuda[1..], &cuda[..1]) > 1e-4 };
@@ -213,9 +220,16 @@ fn compiled_programs_are_kept() {
     let (found, losses) = train(ONE);
     assert_eq!(found, Some(CacheUse::Miss));
     assert_eq!(train(ONE), (Some(CacheUse::Hit), losses.clone()));
-    // Other options, no cache, and several virtual devices.
-    assert_eq!(train(&[ONE, &["target.compiler_options=[]"]].concat()).0, Some(CacheUse::Miss));
-    assert_eq!(train(&[ONE, &["target.compile_cache="]].concat()), (None, losses));
-    let several = ["mesh.axes=data=2", "target.devices=2"];
-    assert_eq!([(); 2].map(|()| train(&several).0), [Some(CacheUse::Bypassed); 2]);
+    // Other options; in the full tier also no cache, and several virtual devices.
+    let others = [
+        ([ONE, &["target.compiler_options=[]"]].concat(), Some(CacheUse::Miss)),
+        ([ONE, &["target.compile_cache="]].concat(), None),
+        (vec!["mesh.axes=data=2", "target.devices=2"], Some(CacheUse::Bypassed)),
+        (vec!["mesh.axes=data=2", "target.devices=2"], Some(CacheUse::Bypassed)),
+    ];
+    for (keys, expected) in cases("train compile caches", 1, others) {
+        let (found, others) = train(&keys);
+        assert_eq!(found, expected, "{keys:?}");
+        assert!(expected.is_some() || others == losses, "{others:?} {losses:?}");
+    }
 }

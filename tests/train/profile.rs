@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use meshloom::hlo::read::{Limits, read};
 use meshloom::hlo::xplane::{CALLS_PLANE, XPlane, XSpace};
 use support::cases::cases;
-use support::configs::UNOPTIMIZED;
+use support::configs::{THE_BOOK, UNOPTIMIZED};
 
 use super::program::{Said, refused, run, trained, with_keys};
 
@@ -21,6 +21,7 @@ const SMALL: &[&str] = &[
     "mesh.axes=data=2",
     "target.devices=2",
     "train.batch=4",
+    THE_BOOK,
     UNOPTIMIZED,
 ];
 

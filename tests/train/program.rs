@@ -7,7 +7,7 @@ use std::{env, fs};
 
 use support::configs::{ONE_DEVICE, SHORT_RUN};
 use support::counts::process;
-use support::program::meshloom;
+use support::program::{self, meshloom};
 use tempfile::TempDir;
 
 /// What the program said, and how it ended.
@@ -32,11 +32,21 @@ pub fn run(arguments: &[&str]) -> Said {
 /// The program with arguments that it refuses before a run begins: what it says on its standard error. Nothing else is
 /// printed, and nothing panics.
 #[track_caller]
-pub fn refused(arguments: &[&str]) -> String {
+pub fn refused_by_a_process(arguments: &[&str]) -> String {
     let Said { code, stdout, stderr } = run(arguments);
     assert!(matches!(code, Some(1 | 2)), "{arguments:?}: {code:?} {stderr}");
     assert!(stdout.is_empty() && !stderr.contains("panicked"), "{arguments:?}: {stdout}{stderr}");
     stderr
+}
+
+/// The same by the program's body in this process: its last message. It runs in the folder of the tests, so no file may
+/// be named relative to that of the repository, as the default text is.
+#[track_caller]
+pub fn refused(arguments: &[&str]) -> String {
+    // Several processes are those of `meshloom-processes`: `meshloom` runs it in place of the own process.
+    let (code, said) = program::refused(meshloom_cluster::program::here, arguments);
+    assert!(matches!(code, 1 | 2), "{arguments:?}: {code} {said}");
+    said
 }
 
 /// Arguments, and keys that are set.

@@ -16,7 +16,7 @@ use support::eight_devices::{client, relative_error};
 use support::program::test_alone;
 
 use super::interpreted::InterpretedRun;
-use super::program::{STEPS as STEPS_OF_TRAINED, Said, refused, run, trained, with_keys};
+use super::program::{STEPS as STEPS_OF_TRAINED, Said, refused, refused_by_a_process, run, trained, with_keys};
 
 const MIXED: &[&str] = &["mesh.axes=\"data=2,fsdp=4\""];
 const FSDP: &[&str] = &["mesh.axes=\"fsdp=8\""];
@@ -365,7 +365,7 @@ fn train_saves_and_loads_parameters() {
     // What the steps have learned, in a first step.
     let (found, drawn) = (first(&fs::read_to_string(&metrics).expect("the metrics")), first(&trained.metrics()));
     assert!(found < drawn - 0.1, "{found} {drawn}");
-    let message = refused(&with_keys(&load, &[&keys[..], &["model.mlp=64"]].concat()));
+    let message = refused_by_a_process(&with_keys(&load, &[&keys[..], &["model.mlp=64"]].concat()));
     assert!(message.contains("layers.mlp.gate is f32["), "{message}");
 }
 
@@ -486,7 +486,7 @@ fn what_cannot_be_generated_is_refused() {
     assert!(message.contains("has no model: give a checkpoint"), "{message}");
     let message = refused(&["generate", "folder", "--greedy", "--temperature", "1"]);
     assert!(message.contains("cannot be used with"), "{message}");
-    let message = refused(&["generate", "folder", "--count", "0"]);
+    let message = refused_by_a_process(&["generate", "folder", "--count", "0"]);
     assert!(message.contains("it must be a whole number of at least 1"), "{message}");
 }
 

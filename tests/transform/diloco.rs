@@ -1,5 +1,5 @@
-//! Runs of several replicas by a trainer, against plain loops that hold the replicas one by one. Every combination of
-//! settings is tried by `diloco_stack`, on a small model.
+//! Runs of several replicas by a trainer, against plain loops that hold the replicas one by one. Tests in
+//! `diloco_stack` try every combination of settings, on a small model.
 
 use std::cell::LazyCell;
 use std::sync::OnceLock;
@@ -138,7 +138,7 @@ fn vanilla() {
 
 const STREAMING: &[&str] = &["diloco.streaming=true", "diloco.fragments=3"];
 
-/// Each order of fragments with each overlap and weight.
+/// The cases combine each order of fragments with each overlap and weight.
 #[test]
 fn streaming() {
     let mut all = Vec::new();
@@ -181,7 +181,7 @@ fn steps_per_call() {
     let all: [(&[&str], &str); 5] =
         [(&on_two, "24"), (&overlapping, "24"), (&overlapping, "7"), (uneven, "12"), (&[], "12")];
     for (settings, count) in cases("transform diloco steps per call", 1, all) {
-        // The last steps before and behind a call of whole periods are calls of their own.
+        // The last steps, before and after a call of whole periods, are separate calls.
         let steps = if every_case("transform diloco steps per call") { steps() } else { 26 };
         let (expected, expected_losses) = run(&diloco_config(2, settings), steps);
         let per_call = format!("train.steps_per_call={count}");
@@ -234,7 +234,7 @@ fn replicas_that_differ_are_found() {
 }
 
 /// Pseudo-gradients in 16, 8 and 4 bits train as well as whole ones: the mean loss of the last steps is within 1 %.
-/// How much is lost on the way is known in the small tier too.
+/// Other tests show in the small tier how much is lost on the way.
 #[test]
 fn low_bit_transport_learns_as_well() {
     let last = |transport: &str| {

@@ -1,5 +1,5 @@
-//! Replicas of every kind of model and mesh, by the interpreter, against the plain loop: a few steps, in which every
-//! fragment syncs twice.
+//! Replicas of every kind of model and mesh, in the interpreter, against the plain loop. There are a few steps, in
+//! which every fragment syncs twice.
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::Literal;
@@ -33,20 +33,20 @@ learning_rate = 1e-3
 const ROWS: usize = 4;
 const LAYERS: usize = 4;
 
-/// Two periods of three steps, and one more.
+/// The steps are two periods of three, and one more.
 const STEPS: u64 = 7;
 
 fn config(settings: &[&str]) -> RunConfig {
     train_steps::config(MODEL, settings)
 }
 
-/// A run of two replicas with these keys set.
+/// Returns the config of a run of two replicas with these keys set.
 fn diloco_config(settings: &[&str]) -> RunConfig {
     let rows = format!("train.batch={}", 2 * ROWS);
     config(&[&["diloco.replicas=2", "diloco.sync_period=3", &rows], settings].concat())
 }
 
-/// Batches of so many rows of random tokens, in documents of five.
+/// Returns a batch of this many rows of random tokens, in documents of five.
 fn batch(step: u64, rows: usize, seq: usize) -> Batch<Literal> {
     let integers = |f: &dyn Fn(usize) -> usize| {
         let values: Vec<i32> = (0..rows * seq).map(|index| f(index) as i32).collect();
@@ -66,7 +66,7 @@ fn batch(step: u64, rows: usize, seq: usize) -> Batch<Literal> {
 struct Plain {
     lowered: Lowered,
     start: Start,
-    /// Rows that a step gets: those of a replica, or of all, of which the others' weigh nothing.
+    /// The number of rows that a step gets: those of a replica, or those of all, where the others' have no weight.
     rows: usize,
     seq: usize,
 }
@@ -101,7 +101,7 @@ impl Plain {
     }
 }
 
-/// The rows of a replica.
+/// Returns the rows of a replica.
 fn rows_of(leaf: &Literal, replica: usize) -> Literal {
     let mut ty = leaf.ty().clone();
     ty.dims[0] = ROWS;
@@ -109,7 +109,7 @@ fn rows_of(leaf: &Literal, replica: usize) -> Literal {
     Literal::from_bytes(ty, &leaf.bytes()[replica * size..][..size]).expect("as many bytes")
 }
 
-/// A run of the config, and the plain loop.
+/// Compares a run of the config with the plain loop.
 #[track_caller]
 fn check(settings: &[&str], plain: &Plain, cut: &Cut) {
     let config = diloco_config(settings);
@@ -173,8 +173,8 @@ fn replicas_that_are_partially_sharded() {
     check(&settings, &Plain::new(&[], ROWS), &cut(INTERLEAVED));
 }
 
-/// Which activations drop depends on the row of the whole batch: each replica trains as a plain run whose batch has the
-/// rows of all, where only its own weigh anything.
+/// The activations that drop depend on the row of the whole batch: each replica trains as a plain run whose batch has
+/// the rows of all, where only its own have a weight.
 #[test]
 fn replicas_with_dropout() {
     let dropout = "model.dropout=0.1";

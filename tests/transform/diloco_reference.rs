@@ -1,30 +1,30 @@
-//! DiLoCo as a plain loop that holds the replicas one by one, outer parameters and velocities as plain vectors.
+//! DiLoCo as a plain loop that holds the replicas one by one, with outer parameters and velocities as plain vectors.
 
 use meshloom::ir::Literal;
 use meshloom::transform::diloco::{DilocoOptions, Fragment, Schedule};
 use support::eight_devices::relative_error;
 
-/// What one replica trains: a state whose first leaves are the parameters.
+/// The initial state of one replica, whose first leaves are the parameters.
 pub struct Start {
-    /// The leaves of a replica's state.
+    /// The leaves of the state.
     pub state: Vec<Literal>,
-    /// Paths of the parameters.
+    /// The paths of the parameters.
     pub params: Vec<String>,
-    /// Layers that parameters of layers stack.
+    /// The number of layers that each parameter of layers stacks.
     pub layers: usize,
 }
 
 /// The layers of each fragment but the first.
 pub type Cut = [Vec<usize>];
 
-/// What a run comes to: each replica's parameters, and the outer ones.
+/// The result of a run: each replica's parameters, and the outer ones.
 pub struct Outcome {
     pub inner: Vec<Vec<Vec<f32>>>,
     pub outer: Vec<Vec<f32>>,
 }
 
 impl Outcome {
-    /// From parameters that have a leading dimension over replicas, and the outer ones.
+    /// Reads the parameters of replicas, which have a leading dimension over replicas, and the outer ones.
     pub fn of(inner: &[Literal], outer: &[Literal], replicas: usize) -> Outcome {
         let inner: Vec<Vec<f32>> = inner.iter().map(numbers).collect();
         let of = |replica: usize| {
@@ -55,7 +55,8 @@ impl Start {
     }
 }
 
-/// The reference. `step` gets replica, number of steps before, and the replica's state, and returns the next state.
+/// Runs the plain loop. `step` gets the replica, the number of steps before, and the replica's state, and returns the
+/// next state.
 pub fn reference(
     start: &Start,
     options: &DilocoOptions,
@@ -119,7 +120,7 @@ pub fn worst(found: &Outcome, expected: &Outcome) -> (f64, f64) {
     (inner.fold(0.0, f64::max), of(&found.outer, &expected.outer))
 }
 
-/// Parameters of every replica and the outer ones agree to 1e-5.
+/// Checks that the parameters of every replica and the outer ones agree to 1e-5.
 #[track_caller]
 pub fn assert_near(what: impl std::fmt::Display, found: &Outcome, expected: &Outcome) {
     assert_eq!(found.inner.len(), expected.inner.len(), "{what}: replicas");

@@ -1,4 +1,4 @@
-//! When replicas synchronize, and what.
+//! The steps at which replicas synchronize, and the fragments that they exchange.
 
 use meshloom::transform::diloco::{DilocoOptions, Event, Fragment, Schedule, Streaming};
 

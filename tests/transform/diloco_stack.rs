@@ -1,4 +1,4 @@
-//! DiLoCo on one small stack of layers, by the interpreter: every combination of settings against the plain loop.
+//! DiLoCo on one small stack of layers, in the interpreter: every combination of settings against the plain loop.
 
 use std::sync::OnceLock;
 
@@ -56,7 +56,8 @@ pub fn stack() -> Stack<Param> {
     }
 }
 
-/// What becomes of a stack's state and a batch `[steps, replicas, 4, 8]`, or `[replicas, 4, 8]` for one step.
+/// Traces a step, or several, of a stack's state and a batch `[replicas, 4, 8]`, or `[steps, replicas, 4, 8]` for
+/// several.
 pub fn stack_function(
     options: &DilocoOptions,
     parts: usize,
@@ -119,15 +120,15 @@ pub fn stack_rules() -> RuleSets {
 
 // Runs.
 
-/// A period.
+/// The number of steps of a period.
 const PERIOD: usize = 12;
 
-/// Three periods, or five.
+/// Returns the number of steps: three periods, and five in the full tier.
 fn steps() -> u64 {
     if every_case("transform diloco settings") { 60 } else { 36 }
 }
 
-/// Numbers around zero.
+/// Returns numbers around zero.
 fn signed(dims: &[usize], seed: u64, size: f32) -> Literal {
     let values: Vec<f32> = numbers(dims.iter().product(), seed).iter().map(|x| (*x as f32 - 0.7) * size).collect();
     Literal::from_slice(dims, &values).expect("as many")
@@ -162,7 +163,7 @@ fn expected(options: &DilocoOptions, cut: &Cut, steps: u64) -> Outcome {
     })
 }
 
-/// A run on the mesh, from a state on.
+/// A run on the mesh, and its state so far.
 struct Run {
     options: DilocoOptions,
     state: Vec<Literal>,
@@ -180,7 +181,7 @@ impl Run {
         Run { options: options.clone(), state: state.leaves(), done: 0 }
     }
 
-    /// The program of a step, or of so many that send while they compute.
+    /// Lowers the program of one step, or of this many that send while they compute.
     fn lowered(&self, steps: Option<usize>) -> Lowered {
         let replicas = self.options.replicas;
         let mesh = Mesh::parse(&format!("diloco={replicas},fsdp=2"), 2 * replicas).expect("a mesh");
@@ -188,7 +189,7 @@ impl Run {
         lower(function.graph(), &stack_options(&mesh, &stack_rules())).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Calls a program of so many steps.
+    /// Calls a program of this many steps.
     fn call(&mut self, program: &Lowered, steps: Option<usize>) {
         let count = steps.unwrap_or(1) as u64;
         let all: Vec<u8> = (self.done..self.done + count)
@@ -285,8 +286,7 @@ fn overlapping_programs() {
     }
 }
 
-/// That errors are small says something only if what could be wrong makes large ones: a step too late, another weight,
-/// another cut.
+/// Small errors mean something only if mistakes cause large ones: a step too late, another weight, another cut.
 #[test]
 fn other_runs_are_other_numbers() {
     let interleaved: &Cut = &[vec![0, 2], vec![1, 3]];

@@ -1,16 +1,17 @@
-//! Which products of options a test runs.
+//! Chooses the products of options that a test runs.
 
 use support::cases::{cases, every_case};
 
-/// For options with so many values each, the choices of one value of each that a test runs: in the small tier as few as
-/// have every pair of values of two options, else all, as the variable says for the name.
+/// Returns the choices of one value of each option that a test runs; `sizes` has the numbers of values. In the small
+/// tier these are few, which together have every pair of values of two options; otherwise all, or the share that the
+/// variable names.
 pub fn of_options<const N: usize>(name: &str, sizes: [usize; N]) -> Vec<[usize; N]> {
     let all = product(sizes);
     if every_case(name) { cases(name, all.len(), all) } else { covering(sizes, all) }
 }
 
-/// The choices of two options, ordered so that those of a share of `sizes[0]` have every value of both: in the small
-/// tier only these.
+/// Returns the choices of two options, in such an order that the first `sizes[0]` have every value of both. The small
+/// tier takes only these.
 pub fn of_two(name: &str, sizes: [usize; 2]) -> Vec<[usize; 2]> {
     let of_first = |first: usize| (0..sizes[1]).map(move |shift| [first, (first + shift) % sizes[1]]);
     cases(name, sizes[0], (0..sizes[0]).flat_map(of_first))
@@ -31,7 +32,7 @@ fn product<const N: usize>(sizes: [usize; N]) -> Vec<[usize; N]> {
     all
 }
 
-/// Chooses again and again what has most of the pairs that are missing.
+/// Chooses, again and again, the choice with most of the pairs that are missing.
 fn covering<const N: usize>(sizes: [usize; N], all: Vec<[usize; N]>) -> Vec<[usize; N]> {
     let options: Vec<(usize, usize)> = (0..N).flat_map(|one| (0..one).map(move |other| (other, one))).collect();
     let index = |choice: &[usize; N], (other, one): (usize, usize)| choice[other] * sizes[one] + choice[one];
@@ -42,7 +43,7 @@ fn covering<const N: usize>(sizes: [usize; N], all: Vec<[usize; N]>) -> Vec<[usi
         let gain = |choice: &[usize; N]| {
             options.iter().zip(&missing).filter(|(pair, missing)| missing[index(choice, **pair)]).count()
         };
-        // The first of those with the largest gain.
+        // This is the first choice of those with the largest gain.
         let best = all.iter().rev().max_by_key(|choice| gain(choice)).expect("values of every option");
         if gain(best) == 0 {
             return chosen;

@@ -1,8 +1,8 @@
 //! Pipelines compute what their layers compute one after the other: loss and every gradient, for every form of
 //! pipeline.
 //!
-//! Random ones run on host values, by the reference interpreter, in which a small pipeline takes a fraction of the time
-//! that XLA takes to compile it; some run on eight devices of the CPU plugin.
+//! Random ones run on host values, in the reference interpreter, which takes a fraction of the time for a small
+//! pipeline that XLA takes to compile it. Some run on eight devices of the CPU plugin.
 
 use crate::transform::pairs;
 use crate::transform::pipelines::{Case, save};
@@ -181,7 +181,7 @@ fn random_case(random: &mut Random) -> Case {
 
 const STAGES: [usize; 5] = [1, 2, 3, 4, 8];
 
-/// A layer may make no number of zeros, which is what stages work on in bubbles: they leave no trace.
+/// Stages work on zeros in bubbles. Even a layer that makes no number of zeros must leave no trace of them.
 #[test]
 fn every_plan_with_every_number_of_repeats() {
     for [stages, repeats, weights, poisonous] in pairs::of_options("transform plans", [5, 4, 4, 2]) {
@@ -214,7 +214,7 @@ fn one_forward_one_backward() {
     }
 }
 
-/// Numbers of microbatches that fill the slots of so many stages, and that do not.
+/// Numbers of microbatches, some of which fill the slots of this many stages, and some do not.
 fn numbers_of_microbatches(stages: usize) -> [usize; 4] {
     [stages, stages + 1, 2 * stages + 1, 3 * stages]
 }
@@ -317,7 +317,7 @@ fn dropout() {
     check(&Case { dropout: true, ..Case::new(options, "stage=4,fsdp=2") });
 }
 
-/// Forms of pipelines on eight devices; in the full tier random ones besides.
+/// Forms of pipelines run on eight devices; the full tier also runs random ones.
 #[test]
 fn on_eight_devices() {
     let circular = |stages, weights, mesh| Case::new(options(stages, 3, 2 * stages, weights), mesh);
@@ -339,7 +339,7 @@ fn on_eight_devices() {
         Case { poisonous: true, dropout: true, ..case }
     };
     let (two, four) = ("stage=2,data=2,fsdp=2", "stage=4,fsdp=2");
-    // The small tier takes one of three.
+    // The small tier takes a third of these.
     let all = [
         circular(2, WeightPlan::SlidingWindow, two),
         circular(4, WeightPlan::SlidingWindow, four),

@@ -1,4 +1,4 @@
-//! Tables of pipelines: by rule, as published and searched; what the verifier and the replay refuse.
+//! Tables of pipelines: those by rule, published and searched ones, and those that the verifier and the replay refuse.
 
 use meshloom::transform::pipeline::{
     Cell, Columns, Cost, Costs, Direction, Item, Piece, Placement, ScheduleError, Shape, Table, Work,

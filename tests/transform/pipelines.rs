@@ -120,12 +120,12 @@ impl Case {
         Case { rules: RULES, options, dtype: F32, rows, mesh: mesh.to_owned(), poisonous: false, dropout: false }
     }
 
-    /// With as few rows in a microbatch as the mesh has parts for, to be interpreted sooner.
+    /// Returns the case with only as many rows in a microbatch as the mesh has parts for, which is interpreted sooner.
     pub fn narrow(self) -> Case {
         let mesh = self.mesh();
         let axes = ["data", "fsdp"].iter().filter_map(|axis| mesh.axis(axis));
         let parts: usize = axes.map(|axis| mesh.size(axis)).product();
-        // Where microbatches do not fill the slots, stages share those of each.
+        // If microbatches do not fill the slots, stages share the rows of each.
         let fills = self.options.microbatches.is_multiple_of(self.options.stages);
         let rows = if fills { parts } else { self.rows.min(parts * self.options.stages) };
         Case { rows, ..self }
@@ -287,8 +287,8 @@ impl Case {
         own.reshape([&[self.rows], &all.dims()[1..]].concat())
     }
 
-    /// Loss and gradients, with the layers one after the other. Layers and loss are of each row, so all microbatches go
-    /// through at once; but what drops out depends on the microbatch.
+    /// Returns loss and gradients, with the layers one after the other. Layers and loss are computed row by row, so all
+    /// microbatches go through at once; but dropout depends on the microbatch.
     pub fn sequential(&self) -> Program {
         let function = Function::trace("sequential", self.specs(), |Inputs { layers, head, x, positions, target }| {
             value_and_grad((layers, head, x), |(layers, head, x)| {

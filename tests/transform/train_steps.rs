@@ -51,7 +51,7 @@ pub fn lowered(step: &TrainStep, config: &RunConfig, limits: CollectiveLimits) -
 /// How a step is run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum By {
-    /// By the interpreter, which is faster than compiling.
+    /// The interpreter, which is faster than compiling.
     Interpreter,
     /// By the CPU plugin, on eight devices.
     Plugin,

@@ -6,7 +6,7 @@
 //! | [`Crossing`], [`Links`] | Collectives between processes on CPU plugins, by custom calls onto MPI. |
 //! | [`Replicas`] | Runs that are replicas of one another: messages between them, and who takes part. |
 //! | `training` | Both as training sees them: [`Peers`](meshloom_train::peers::Peers), [`Exchange`](meshloom_train::exchange::Exchange). |
-//! | `program` | With the feature `cli`: what the program `meshloom-processes` is beside `meshloom`. |
+//! | `program` | With the feature `cli`: the part that the program `meshloom-processes` adds to `meshloom`. |
 //! | [`StoreForClients`] | The store of a run, as the clients of CUDA ask for it. |
 //! | [`etcd_program`], [`mpi_library`], [`mpiexec_program`] | Where etcd and MPI are; fetched where they are not. |
 

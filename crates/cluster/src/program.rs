@@ -1,5 +1,5 @@
-//! What the program `meshloom-processes` is beside `meshloom`: a run as one of several processes, or of several
-//! replicas that are apart.
+//! The part that `meshloom-processes` adds to `meshloom`: a run as one of several processes, or of several replicas
+//! that are apart.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use meshloom_train::program::{Part, ProcessFlags, Several};
 
 use crate::{Crossing, JoinOptions, Member, ReplicaOptions, Replicas, StoreForClients, store_address};
 
-/// Several processes, of which this one is one.
+/// Makes this process one of several.
 ///
 /// # Errors
 /// Neither the flags nor a launcher say which process this is.
@@ -50,7 +50,7 @@ impl Several for Here {
 }
 
 impl Here {
-    /// Trains among the processes that have been joined, if there are others.
+    /// Trains together with the processes that have been joined, if there are others.
     fn train_with(
         &self,
         config: &RunConfig,
@@ -67,7 +67,7 @@ impl Here {
             replicas.fail();
         }
         trained?;
-        // Until all are here, other processes read from the first of the replica.
+        // Other processes read from the first of the replica until all are here.
         Ok(member.map_or(Ok(()), |member| member.leave())?)
     }
 
@@ -147,7 +147,7 @@ impl Here {
     }
 }
 
-/// The number of this process, and how many there are; none if it is a replica without others.
+/// Returns the number of this process and the count of all; none if it is a replica without others.
 fn place(flags: &ProcessFlags) -> Result<Option<(usize, usize)>> {
     if let (Some(number), Some(count)) = (flags.process_id, flags.process_count) {
         if number >= count {
@@ -162,7 +162,7 @@ fn place(flags: &ProcessFlags) -> Result<Option<(usize, usize)>> {
     Ok(Some((launched.process, launched.count)))
 }
 
-/// Where a client of this process is among those of the others.
+/// Returns the place of a client of this process among those of the others.
 fn place_of_client(member: &Member) -> ProcessPlace {
     let store = Arc::new(StoreForClients(member.store().clone()));
     ProcessPlace { number: member.number(), count: member.count(), store }

@@ -1,4 +1,4 @@
-//! What training asks of the others of a run.
+//! Implements the traits by which training talks to the other processes and replicas of a run.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -157,10 +157,10 @@ fn largest(modules: &BTreeMap<String, Vec<Dump>>) -> Option<(&String, &Vec<Dump>
     modules.iter().max_by_key(|(_, dumps)| dumps.iter().map(|dump| dump.bytes).max())
 }
 
-/// The one of some modules that a user means.
+/// Finds the module that a user means.
 ///
 /// # Errors
-/// None or several of them are called so.
+/// None or several of the modules have that name.
 pub fn named<'a, D>(modules: &'a BTreeMap<String, D>, wanted: &str) -> Result<(&'a String, &'a D)> {
     let is_number = |name: &str| {
         let number = name.strip_prefix("module_").and_then(|rest| rest.split('.').next()).unwrap_or_default();

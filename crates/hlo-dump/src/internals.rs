@@ -26,8 +26,8 @@ pub fn check_command_line() {
     crate::Arguments::command().debug_assert();
 }
 
-/// The scopes of a program of this name, each with the scope around it and its instructions; and from where to where
-/// bytes flow.
+/// Returns the scopes of a program of this name, each with the scope around it and its count of instructions, and the
+/// edges between scopes with their bytes.
 #[allow(clippy::type_complexity)]
 pub fn scope_tree(name: &str, graph: &ScopeGraph) -> (Vec<(String, Option<usize>, usize)>, Vec<(usize, usize, u64)>) {
     let ScopeTree { scopes, edges, .. } = ScopeTree::of(name, graph);
@@ -36,7 +36,8 @@ pub fn scope_tree(name: &str, graph: &ScopeGraph) -> (Vec<(String, Option<usize>
     (scopes.into_iter().map(scope).collect(), edges.into_iter().map(edge).collect())
 }
 
-/// What crosses a link at each step, if what is sent after a step is spread over the steps of the overlap.
+/// Returns the bytes that cross a link at each step, if what is sent after a step is spread over the steps of the
+/// overlap.
 pub fn spread_bytes(sent: &[u64], overlap: usize, period: usize) -> Vec<Option<f64>> {
     let exactly = |bytes| Bounds { least: bytes, most: Some(bytes) };
     let row = |(counter, &bytes): (u64, &u64)| {

@@ -3,8 +3,8 @@
 //! Each command is a file: it loads its inputs (`input.rs`), calls `meshloom_hlo::analysis`, and prints a table or
 //! JSON (`output.rs`). `meshloom-hlo` computes; a command only prints.
 //!
-//! [`main`] is the program. [`run`] runs a command within a process that is another: what would be read and printed is
-//! in memory, and several threads may run commands at a time.
+//! [`main`] is the program. [`run`] runs a command within another process: its input and output are in memory, and
+//! several threads may run commands at the same time.
 
 mod arguments;
 mod check;
@@ -102,16 +102,16 @@ enum Command {
     },
 }
 
-/// How a command ended.
+/// The outcome of a command that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// As asked.
+    /// The command did what it was asked to.
     Done,
     /// A check found something, or a diff a difference.
     Found,
 }
 
-/// The program: reads the process's arguments and streams, and logs what the compiler has to say. It ends the process
+/// The program: it reads the process's arguments and streams, and logs what the compiler reports. It ends the process
 /// where a reader of its output has gone away.
 pub fn main() -> ExitCode {
     configs::start();
@@ -120,14 +120,14 @@ pub fn main() -> ExitCode {
 
 /// Runs a command with the arguments that follow the program's name.
 ///
-/// Nothing is read from the process's own streams, or printed to them. Paths begin at the process's current folder. Who
-/// calls subscribes to logs, or does not.
+/// The command neither reads nor prints to the process's own streams. Paths are relative to the process's current
+/// folder. The caller decides whether to subscribe to logs.
 pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>, caller: Caller) -> Ran {
     let name = std::iter::once("hlo-dump".into());
     streams::within(caller, || execute(name.chain(arguments.into_iter().map(Into::into))))
 }
 
-/// Runs the command of a command line, and gives the exit status.
+/// Runs a command line, and returns the exit status.
 fn execute(command_line: impl Iterator<Item = OsString>) -> u8 {
     let arguments = match read_arguments(command_line) {
         Ok(arguments) => arguments,
@@ -149,8 +149,8 @@ fn execute(command_line: impl Iterator<Item = OsString>) -> u8 {
     }
 }
 
-/// The command line. A negative number is a value, which the option then refuses in its own words; and a limit of rows
-/// with `--json`, which has them all, is an error.
+/// Reads the command line. A negative number is a value, which the option then refuses in its own words. A limit of
+/// rows with `--json`, which has them all, is an error.
 fn read_arguments(command_line: impl Iterator<Item = OsString>) -> Result<Arguments, clap::Error> {
     let takes_numbers = |argument: clap::Arg| match argument.get_action().takes_values() && !argument.is_positional() {
         true => argument.allow_negative_numbers(true),

@@ -55,7 +55,7 @@ pub fn error_line(text: &str) {
     let _ = streams::print(Stream::Err, &format!("{text}\n"));
 }
 
-/// Prints what is no lines of text. A reader that has gone away (`| head`) has all it wanted.
+/// Prints bytes that are not lines of text. A reader that has gone away (`| head`) has all it wanted.
 pub fn bytes_as_they_are(bytes: &[u8]) -> Result<()> {
     match streams::write(bytes) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),

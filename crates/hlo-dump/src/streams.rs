@@ -1,7 +1,7 @@
-//! Where a command reads and prints: the process's own streams, or memory of whoever calls it within a process.
+//! The streams that a command reads and prints to: the process's own, or memory of a caller within the process.
 //!
-//! They are those of the thread that runs the command, so that commands may run beside each other. Nothing else prints:
-//! a command computes in other threads, and says how far it is by [`Busy`], which asks before they start.
+//! Each thread that runs a command has its own streams, so commands may run at the same time. Other threads only
+//! compute, and show progress by [`Busy`], which looks at the stream before they start.
 
 use std::cell::RefCell;
 use std::io::{Cursor, IsTerminal, Read, Write};
@@ -15,10 +15,10 @@ use crate::arguments::Units;
 /// The caller of a command that runs within a process.
 #[derive(Clone, Debug, Default)]
 pub struct Caller {
-    /// The bytes that the command reads where it is told to read the standard input.
+    /// The bytes that the command reads as its standard input.
     pub input: Vec<u8>,
-    /// The program that compiles, in a process of its own: it calls `meshloom::pjrt::worker::run_if_asked` first in its
-    /// `main`. By default that of `MESHLOOM_WORKER`, or else the one that runs the command.
+    /// The program that compiles in a process of its own: its `main` calls `meshloom::pjrt::worker::run_if_asked`
+    /// first. The default is the program of `MESHLOOM_WORKER`, or else the one that runs the command.
     #[cfg(feature = "configs")]
     pub worker: Option<PathBuf>,
 }
@@ -26,11 +26,11 @@ pub struct Caller {
 /// The output of a command, and its exit status.
 #[derive(Clone, Debug)]
 pub struct Ran {
-    /// 0: done; 1: it found something; 2: an error.
+    /// 0 if the command is done, 1 if it found something, 2 for an error.
     pub status: u8,
-    /// The bytes of the standard output.
+    /// The bytes printed to the standard output.
     pub out: Vec<u8>,
-    /// The bytes of the standard error.
+    /// The bytes printed to the standard error.
     pub err: Vec<u8>,
 }
 
@@ -40,7 +40,7 @@ pub enum Stream {
     Err,
 }
 
-/// The streams of a command, and how it prints to them.
+/// The streams of a command, and the way in which it prints to them.
 struct Streams {
     place: Place,
     color: ColorChoice,
@@ -70,9 +70,9 @@ thread_local! {
     static STREAMS: RefCell<Streams> = const { RefCell::new(Streams::of(Place::Process)) };
 }
 
-/// Runs a command of this thread, whose streams are its caller's in place of the process's.
+/// Runs a command in this thread, with the caller's streams in place of the process's.
 pub fn within(caller: Caller, command: impl FnOnce() -> u8) -> Ran {
-    /// Puts back what was there, also when a command panics.
+    /// Puts the former streams back, even when a command panics.
     struct Before(Option<Streams>);
 
     impl Before {
@@ -133,7 +133,7 @@ pub fn is_terminal(stream: Stream) -> bool {
     })
 }
 
-/// Prints text, whose styles are left out where `--color` or the stream does not have them.
+/// Prints text. Styles are left out where `--color` or the stream does not have them.
 pub fn print(stream: Stream, text: &str) -> std::io::Result<()> {
     STREAMS.with_borrow_mut(|Streams { place, color, .. }| match (place, stream) {
         (Place::Process, Stream::Out) => AutoStream::new(std::io::stdout(), *color).write_all(text.as_bytes()),
@@ -145,7 +145,7 @@ pub fn print(stream: Stream, text: &str) -> std::io::Result<()> {
     })
 }
 
-/// Writes bytes to the standard output as they are.
+/// Writes bytes to the standard output, unchanged.
 pub fn write(bytes: &[u8]) -> std::io::Result<()> {
     STREAMS.with_borrow_mut(|streams| match &mut streams.place {
         Place::Process => std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush()),
@@ -153,7 +153,7 @@ pub fn write(bytes: &[u8]) -> std::io::Result<()> {
     })
 }
 
-/// The rest of the standard input, or so many bytes of it.
+/// Reads the rest of the standard input, up to a limit of bytes.
 pub fn read(limit: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     STREAMS.with_borrow_mut(|streams| match &mut streams.place {
@@ -163,7 +163,7 @@ pub fn read(limit: u64) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A line on a terminal that says what takes long, until it is dropped. Any thread may say it.
+/// A line on a terminal that names the work in progress, until it is dropped. Any thread may change it.
 pub struct Busy {
     is_seen: bool,
 }

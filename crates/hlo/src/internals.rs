@@ -11,23 +11,23 @@ pub mod stablehlo_names {
     pub use crate::stablehlo::names::{element, element_name, element_names, name, names, opcode};
 }
 
-/// Every opcode of HLO text, in order.
+/// Returns every opcode of HLO text, in order.
 pub fn opcodes() -> impl Iterator<Item = &'static str> {
     Operation::names()
 }
 
-/// The opcode of a name.
+/// Returns the opcode that has this name.
 pub fn opcode(name: &str) -> Option<&'static str> {
     Operation::from_name(name).map(|operation| operation.name)
 }
 
-/// The attributes of an opcode beside the common ones: number, name, and whether the parser reads it.
+/// Returns the attributes that an opcode has beside the common ones: number, name, and whether the parser reads it.
 pub fn attributes(opcode: &str) -> Vec<(u8, &'static str, bool)> {
     let attributes = Operation::from_name(opcode).map_or(&[][..], |operation| operation.attributes);
     attributes.iter().map(|&(attribute, usage)| (attribute as u8, attribute.name(), usage != Use::Unread)).collect()
 }
 
-/// The number of the attribute that the parser reads by this name in an opcode.
+/// Returns the number of the attribute that the parser reads by this name in an opcode.
 pub fn attribute_named(opcode: &str, name: &str) -> Option<u8> {
     Operation::from_name(opcode)?.allowed.named(name).map(|attribute| attribute as u8)
 }

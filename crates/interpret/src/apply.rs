@@ -59,7 +59,8 @@ fn top_k(k: usize, operand: &Literal, types: &[&TensorType]) -> Vec<Literal> {
     vec![Literal::from_fn(types[0].clone(), number), Literal::from_fn(types[1].clone(), |index| places[index] as f64)]
 }
 
-/// Operands in the order of the first ones, of equal ones as they are. There is one zero and one NaN, the greatest.
+/// Sorts all operands by the first ones; equal elements keep their order. There is one zero, and one NaN, which is the
+/// greatest.
 fn sort(op: &Sort, operands: &[&Literal]) -> Vec<Literal> {
     let dims = &operands[0].ty().dims;
     let (size, stride) = (dims[op.axis], dims[op.axis + 1..].iter().product::<usize>());
@@ -217,7 +218,7 @@ fn computed(op: &Op, operands: &[&Literal], ty: &TensorType) -> Option<Literal> 
     }
 }
 
-/// Integers of types that `evaluate` does not know.
+/// Computes with integers of types that `evaluate` does not know.
 fn small_integers(op: &Op, operands: &[&Literal], ty: &TensorType) -> Option<Literal> {
     let numbers: Vec<f64> = match op {
         Op::Convert(_) => operands[0].to_f64_vec(),
@@ -229,7 +230,7 @@ fn small_integers(op: &Op, operands: &[&Literal], ty: &TensorType) -> Option<Lit
     Some(packed(ty, &numbers.into_iter().map(|x| round(ty.dtype, x)).collect::<Vec<_>>()))
 }
 
-/// For each integer how many of its bits are ones, or are zeros above the first one.
+/// Counts, for each integer, the bits that are ones, or the zeros above the first one.
 fn counted_bits(kind: UnaryKind, operand: &Literal) -> Vec<f64> {
     let dtype = operand.ty().dtype;
     let unused = u64::BITS - dtype.bit_count() as u32;
@@ -339,7 +340,7 @@ fn dot(op: &DotGeneral, operands: &[&Literal], ty: &TensorType) -> Vec<f64> {
     result
 }
 
-/// Updates that do not fit are dropped; of duplicates that replace, that of the last window stays.
+/// Drops updates that do not fit. Of updates that replace the same element, the last window's stays.
 fn scatter(op: &Scatter, operands: &[&Literal], ty: &TensorType) -> Vec<f64> {
     let mut result = operands[0].to_f64_vec();
     let (dims, updates) = (&operands[0].ty().dims, operands[2].ty());

@@ -170,7 +170,7 @@ impl Windows {
         })
     }
 
-    /// For each element of the result or updates the number of its window, in row-major order.
+    /// Returns the number of the window of each element of the result or updates, in row-major order.
     pub fn numbers(&self) -> impl Iterator<Item = isize> {
         self.window.iter().copied()
     }

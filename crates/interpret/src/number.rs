@@ -93,7 +93,7 @@ pub fn unary(kind: UnaryKind, x: f64) -> f64 {
     }
 }
 
-/// By a series of which no term cancels another.
+/// The error function, by a series in which no terms cancel.
 fn erf(x: f64) -> f64 {
     if x.abs() >= 2.0 || x.is_nan() {
         return (1.0 - erfc(x.abs())).copysign(x);
@@ -106,7 +106,7 @@ fn erf(x: f64) -> f64 {
     FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }
 
-/// Far out by a continued fraction.
+/// The complementary error function, by a continued fraction where `x` is large.
 fn erfc(x: f64) -> f64 {
     if x.is_nan() {
         return x;
@@ -118,7 +118,7 @@ fn erfc(x: f64) -> f64 {
     0.5 * FRAC_2_SQRT_PI * (-x * x).exp() / fraction
 }
 
-/// By Newton's method, on what is left to 1 where that is little.
+/// The inverse error function, by Newton's method; near 1 it works on the distance to 1.
 fn erf_inv(y: f64) -> f64 {
     if y.is_nan() || y.abs() > 1.0 {
         return f64::NAN;
@@ -126,7 +126,7 @@ fn erf_inv(y: f64) -> f64 {
     if y.abs() == 1.0 {
         return f64::INFINITY.copysign(y);
     }
-    // Winitzki's approximation, to 1 in 500.
+    // Winitzki's approximation has an error of 1 in 500.
     let log = ((1.0 - y.abs()) * (1.0 + y.abs())).ln();
     let half = 2.0 / (std::f64::consts::PI * 0.147) + log / 2.0;
     let start = ((half * half - log / 0.147).sqrt() - half).max(0.0).sqrt();
@@ -165,7 +165,7 @@ pub fn binary(kind: BinaryKind, x: f64, y: f64) -> f64 {
     }
 }
 
-/// What a fold of nothing gives.
+/// The result of a fold over no elements.
 pub fn identity(kind: ReduceKind, dtype: DType) -> f64 {
     match kind {
         ReduceKind::And if dtype.is_signed_integer() => -1.0,

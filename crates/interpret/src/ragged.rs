@@ -33,7 +33,7 @@ pub fn masked(op: &RaggedDot, operands: &[&Literal], ty: &TensorType) -> Literal
     packed(ty, &result)
 }
 
-/// XLA's `ragged-dot` by what it is documented to compute. Rows of no group are NaN: libtpu does not write them.
+/// Computes XLA's `ragged-dot` as it is documented. Rows of no group are NaN: libtpu does not write them.
 pub fn apply(op: &RaggedDot, operands: &[&Literal], ty: &TensorType) -> Literal {
     let [lhs, rhs, sizes] = [0, 1, 2].map(|index| operands[index].to_f64_vec());
     let (rows, inner) = (operands[0].ty().dims[0], operands[0].ty().dims[1]);

@@ -1,4 +1,4 @@
-//! Ops that look at windows of an operand: folds, places of extremes, convolutions.
+//! Ops that look at windows of an operand: folds, places of extremes, and convolutions.
 
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::ops::{ArgReduceKind, ArgReduceWindow, Convolution, ReduceKind, ReduceWindow, Window, WindowDim};
@@ -16,7 +16,7 @@ fn index_of(mut position: usize, dims: &[usize]) -> Vec<usize> {
     index
 }
 
-/// Where an element of a window along one dimension lies in the operand, if it is not padding.
+/// Returns the place in the operand of an element of a window along one dimension, if it is not padding.
 fn place(window: &WindowDim, size: usize, result: usize, element: usize) -> Option<usize> {
     let place = (result * window.stride + element * window.window_dilation) as i64 - window.low;
     let distance = window.base_dilation as i64;
@@ -24,7 +24,7 @@ fn place(window: &WindowDim, size: usize, result: usize, element: usize) -> Opti
     inside.then_some((place / distance) as usize)
 }
 
-/// For every element of the result, the positions of its window's elements in an operand of `dims`, in order.
+/// Returns, for every element of the result, the positions of its window's elements in an operand of `dims`, in order.
 fn windows(window: &[WindowDim], dims: &[usize], result: &[usize]) -> Vec<Vec<usize>> {
     let sizes: Vec<usize> = window.iter().map(|window| window.size).collect();
     let elements: Vec<Vec<usize>> = (0..sizes.iter().product()).map(|position| index_of(position, &sizes)).collect();
@@ -60,7 +60,8 @@ pub fn reduce_window(op: &ReduceWindow, operand: &Literal, ty: &TensorType) -> L
     packed(ty, &folded)
 }
 
-/// The first of equals; the first NaN, if there is one. Places count along the dimensions that have windows.
+/// Finds the first of equal extremes, or the first NaN, if there is one. Places count along the dimensions that have
+/// windows.
 pub fn arg_reduce_window(op: &ArgReduceWindow, operand: &Literal, ty: &TensorType) -> Literal {
     let (numbers, dims) = (operand.to_f64_vec(), &operand.ty().dims);
     let is_better = |x: f64, best: f64| {
@@ -80,7 +81,7 @@ pub fn arg_reduce_window(op: &ArgReduceWindow, operand: &Literal, ty: &TensorTyp
     packed(ty, &places)
 }
 
-/// Every product and every sum rounded, taps in order, of each the features.
+/// Rounds every product and every sum. Taps are added up in order, and within each the features.
 pub fn convolution(op: &Convolution, operands: &[&Literal], ty: &TensorType) -> Literal {
     let [input, kernel] = [0, 1].map(|index| operands[index].to_f64_vec());
     let [of_input, of_kernel] = [0, 1].map(|index| &operands[index].ty().dims);

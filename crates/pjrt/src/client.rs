@@ -49,9 +49,9 @@ pub struct ClientOptions {
     pub platform_options: Vec<(String, NamedValue)>,
     /// Which process this is, where the client is one of several that have their devices together.
     pub process: Option<ProcessPlace>,
-    /// Whether the client keeps every program that it compiles and gives it again for the same module and options. The
-    /// programs hold the client, so both then live as long as the process: for tests, which compile one step many
-    /// times.
+    /// Whether the client keeps every program that it compiles, and returns it again for the same module and options.
+    /// The programs hold the client, so both then live as long as the process. Tests set this, as they compile one step
+    /// many times.
     pub keeps_programs: bool,
 }
 
@@ -221,7 +221,7 @@ struct Inner {
     process: Option<ProcessPlace>,
     /// The threads that XLA's CPU client has for its devices, if programs are to be checked for more.
     threads: Option<usize>,
-    /// The programs by their modules and options, if the client keeps them.
+    /// The programs by module and options, if the client keeps them.
     programs: Option<KeptPrograms>,
 }
 
@@ -307,7 +307,7 @@ impl Client {
         &self.0.plugin
     }
 
-    /// The programs that it keeps, if it does.
+    /// The programs that the client keeps, if it does.
     pub(super) fn kept_programs(&self) -> Option<&KeptPrograms> {
         self.0.programs.as_ref()
     }

@@ -19,8 +19,8 @@ use super::program::{self, Language, Parameter, ProgramInfo};
 use super::sys::*;
 use meshloom_hlo::TensorType;
 
-/// The target of the event, of level DEBUG, that precedes each compilation by a plugin in this process. Its field
-/// `bytes` is the size of the module, and its message the module's name.
+/// The target of the event (level DEBUG) that precedes each compilation by a plugin in this process. Its field `bytes`
+/// has the size of the module, and its message is the module's name.
 pub const COMPILATION: &str = "meshloom_pjrt::compilation";
 
 /// A compiled program on its devices. Cloning gives another handle.

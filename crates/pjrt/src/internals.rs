@@ -9,12 +9,12 @@ pub use crate::hardware::has_tpu_below;
 pub use crate::hardware::libraries::load as load_libraries;
 pub use crate::key_values::ThroughCallbacks;
 
-/// The names of NVIDIA's libraries that a plugin needs, in the order in which they are loaded.
+/// Returns the names of NVIDIA's libraries that a plugin needs, in the order in which they are loaded.
 pub fn library_names() -> impl Iterator<Item = &'static str> {
     LIBRARIES.iter().map(|library| library.name)
 }
 
-/// Wheels, checked and unpacked.
+/// Checks and unpacks wheels.
 #[cfg(feature = "fetch")]
 pub mod fetching {
     use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub mod fetching {
 
     pub use crate::fetch::{check_sha256, fetch, fetch_with};
 
-    /// Unpacks files of a wheel, each to its target, by way of a scratch folder.
+    /// Unpacks files of a wheel to their targets, by way of a scratch folder.
     ///
     /// # Errors
     /// The wheel has no such file, or one cannot be written.
@@ -38,8 +38,8 @@ pub mod fetching {
         crate::fetch::unpack(package, wheel, scratch, Wanted::Files(files), &Progress::new(package))
     }
 
-    /// The files to unpack below a root, of a wheel with these names, where a file and the parts that it needs are
-    /// wanted.
+    /// Returns the files to unpack below a root from a wheel with these names, if a file and the parts that it needs
+    /// are wanted.
     pub fn files_with_parts(names: &[&str], file: &str, parts: &[&str], root: &Path) -> Vec<(String, PathBuf)> {
         Wanted::With { file, parts, root }.files(names.iter().copied())
     }

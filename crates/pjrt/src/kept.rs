@@ -1,4 +1,4 @@
-//! Programs that a client keeps and gives again.
+//! Programs that a client keeps and returns again.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,16 +9,16 @@ use sha2::{Digest, Sha256};
 use super::error::PjrtError;
 use super::executable::Executable;
 
-/// The slot of one program. It is locked while the program is compiled, so that two threads do not both compile it.
+/// The slot of one program. It is locked while the program is compiled, so that no other thread compiles it too.
 type Slot = Arc<Mutex<Option<Executable>>>;
 
-/// Compiled programs by the SHA-256 of module, format and options.
+/// Compiled programs by the SHA-256 of their module, format and options.
 #[derive(Default)]
 pub(super) struct KeptPrograms(Mutex<HashMap<[u8; 32], Slot>>);
 
 impl KeptPrograms {
-    /// The program of a module that is sent in a format with these options. `compile` is called where it is not there
-    /// yet; an error is not kept.
+    /// Returns the program of a module in a format with these options. Calls `compile` if there is none yet; an error
+    /// is not kept.
     pub(super) fn get(
         &self,
         module: &[u8],

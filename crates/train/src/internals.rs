@@ -9,22 +9,22 @@ pub use crate::search::placement::orders;
 pub use crate::search::plan::factorizations;
 pub use crate::watch::Watch;
 
-/// The records of event files.
+/// Encodes the records of event files.
 #[cfg(feature = "tensorboard")]
 pub mod records {
     use crate::tensorboard;
 
-    /// The first one of a file.
+    /// The first record of a file.
     pub fn first(wall_time: f64) -> Vec<u8> {
         tensorboard::first_record(wall_time)
     }
 
-    /// The one that says that a run begins at a step.
+    /// The record that says that a run begins at a step.
     pub fn start(wall_time: f64, step: u64) -> Vec<u8> {
         tensorboard::start_record(wall_time, step)
     }
 
-    /// The one of the numbers of a step, by name.
+    /// The record of the numbers of a step, by name.
     pub fn scalars(wall_time: f64, step: u64, values: &[(&str, f64)]) -> Vec<u8> {
         tensorboard::scalars_record(wall_time, step, values)
     }

@@ -115,7 +115,7 @@ pub(crate) fn first_record(wall_time: f64) -> Vec<u8> {
     record(&Event { wall_time, file_version: Some("brain.Event:2".to_owned()), ..Event::default() })
 }
 
-/// The record that a run begins at a step.
+/// The record that says that a run begins at a step.
 pub(crate) fn start_record(wall_time: f64, step: u64) -> Vec<u8> {
     let session_log = Some(SessionLog { status: START });
     record(&Event { wall_time, step: step as i64, session_log, ..Event::default() })
@@ -144,7 +144,7 @@ fn checksum(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// CRC-32C, bit by bit: a record is short.
+/// CRC-32C, bit by bit, as a record is short.
 fn crc32c(bytes: &[u8]) -> u32 {
     let next_bit = |sum: u32, _| (sum >> 1) ^ (0x82f6_3b78 * (sum & 1));
     !bytes.iter().fold(!0, |sum, &byte| (0..8).fold(sum ^ u32::from(byte), next_bit))

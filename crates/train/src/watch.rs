@@ -49,7 +49,7 @@ impl Default for Watch {
 }
 
 impl Watch {
-    /// Sets who is told.
+    /// Sets the listener that is told of slow steps.
     pub fn listen(&mut self, listener: impl Fn(SlowStep) + Send + Sync + 'static) {
         self.listener = Some(Box::new(listener));
     }

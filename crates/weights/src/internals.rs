@@ -11,10 +11,10 @@ pub use crate::natural::natural;
 pub use crate::positioned::{read_exact_at, seeking, write_all_at};
 pub use crate::region::{elements, fits, index, runs};
 
-/// A buffer of zeros for elements of a tensor of this name.
+/// Allocates a buffer of zeros for the elements of a tensor of this name.
 ///
 /// # Errors
-/// There is no memory for it.
+/// There is not enough memory.
 pub fn buffer(name: &str, length: usize) -> Result<Vec<f32>, WeightsError> {
     let tensor = Stored { name: name.to_owned(), dtype: Dtype::F32, shape: Vec::new(), file: 0, bytes: 0..0 };
     crate::files::buffer(&tensor, length)

@@ -1,6 +1,7 @@
 //! Properties of random graphs: passes keep every bit, gradients are slopes, partitioned graphs give the same.
 //!
-//! Every case is the same in every run. `MESHLOOM_SEED` draws others. A failure is shrunk and printed with its graphs.
+//! Every case is the same in every run. `MESHLOOM_SEED` draws others. A case that fails is shrunk, and printed with its
+//! graphs.
 
 mod generate;
 mod stablehlo;
@@ -23,7 +24,7 @@ use support::spmd::{group, run_local};
 use super::properties;
 use super::split_backward::check_split;
 
-/// Checks a property of random recipes, and of the numbers that go with them; returns of how many.
+/// Checks a property of random recipes and their numbers, and returns how many were checked.
 fn check(name: &str, few: usize, all: u64, property: impl Fn(&Recipe, u64) -> Result<(), String>) -> usize {
     let strategy = (recipe(30, 2), 0..1000u64);
     properties::check(name, few, all, &strategy, |(recipe, numbers)| property(recipe, *numbers))

@@ -63,8 +63,8 @@ fn modules_are_the_same_after_stablehlo() {
     }
 }
 
-/// The CPU plugin gives the same bits for a program and for what is read of its StableHLO, which follows from the test
-/// above: so only in the full tier.
+/// The CPU plugin gives the same bits for a program and for what is read from its StableHLO. This follows from the test
+/// above, so only the full tier checks it.
 #[test]
 fn results_are_the_same_after_stablehlo() {
     const GROUP: u64 = 25;

@@ -5,6 +5,6 @@ fn bars_are_in_proportion() {
     assert_eq!(bar(0, 100), "");
     assert_eq!(bar(100, 100), "█".repeat(BAR));
     assert_eq!(bar(50, 100), "█".repeat(BAR / 2));
-    assert_eq!(bar(1, 1_000_000), "▏", "little is not nothing");
+    assert_eq!(bar(1, 1_000_000), "▏", "a small number has a bar");
     assert_eq!(bar(5, 0), "");
 }

@@ -1,4 +1,4 @@
-//! The parts of the program, one by one.
+//! Tests of the parts of the program, one by one.
 
 mod bars;
 mod bytes;

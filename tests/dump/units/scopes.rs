@@ -10,7 +10,7 @@ fn graph(paths: &[String], edges: &[(usize, usize)]) -> ScopeGraph {
 
 type Scopes = [(&'static str, Option<usize>, usize)];
 
-/// Checks the scopes, and gives the edges.
+/// Checks the scopes, and returns the edges.
 fn check(graph: &ScopeGraph, expected: &Scopes) -> Vec<(usize, usize, u64)> {
     let (scopes, edges) = scope_tree("m", graph);
     let scopes: Vec<_> = scopes.iter().map(|(name, parent, count)| (name.as_str(), *parent, *count)).collect();
@@ -30,7 +30,7 @@ fn scopes_nest_and_chains_are_one() {
         ("(no scope)", Some(0), 2),
     ];
     let edges = check(&graph(&paths, &[(0, 1), (1, 3), (2, 0)]), &expected);
-    // What leaves `a/b` does so from all of it.
+    // Edges out of `a/b` leave all of it.
     assert_eq!(edges, [(2, 3, 8), (1, 5, 8), (4, 2, 8)]);
 }
 

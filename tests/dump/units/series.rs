@@ -4,7 +4,8 @@ use hlo_dump::internals::{overrides, spread_bytes};
 fn overlap_spreads_what_was_sent() {
     let spread_of = |overlap, bytes: &[u64]| spread_bytes(bytes, overlap, 6);
     let sent = [0, 12, 0, 24, 0, 6];
-    // Sent after step 2: with steps 3 and 4. Sent after step 6: with steps 7 and 8, which are as 1 and 2.
+    // Bytes sent after step 2 go with steps 3 and 4, and those sent after step 6 with steps 7 and 8, which are as 1 and
+    // 2.
     assert_eq!(spread_of(2, &sent), [3.0, 3.0, 6.0, 6.0, 12.0, 12.0].map(Some));
     // Two are under way at a time.
     assert_eq!(spread_of(3, &sent), [10.0, 2.0, 6.0, 4.0, 12.0, 8.0].map(Some));

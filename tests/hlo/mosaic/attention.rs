@@ -366,7 +366,7 @@ fn places_that_are_data() {
         (false, None, true),
         (true, Some(9999), false),
     ];
-    // The half of a type begins with another form.
+    // The second type begins with another form.
     let all = (0..10).map(|number| (BOTH[number / 5], forms[(number + number / 5) % 5]));
     for (dtype, (causal, window, segments)) in cases("hlo kernels with places", 2, all) {
         let random = &mut Random::new(9);

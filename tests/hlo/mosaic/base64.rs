@@ -1,6 +1,6 @@
 use meshloom_mosaic::{Cost, Kernel};
 
-/// The text of a kernel, as the call's configuration has it. The examples of RFC 4648, section 10.
+/// The configuration of a call has the text of a kernel in base 64. The examples are those of RFC 4648, section 10.
 #[test]
 fn base_64_is_that_of_the_standard() {
     let pairs = [

@@ -1,9 +1,8 @@
-//! Modules with mistakes in them, as text and as bytes: each is an error or a module, which prints and is analysed. No
-//! panic, no memory beyond what the input could ask for.
+//! Modules with mistakes in them, as text and as bytes. Each is an error, or a module that prints and is analysed.
+//! Nothing panics, or takes more memory than the input can ask for.
 //!
-//! The same inputs in every run; `MESHLOOM_SEED` draws others. A failure prints its input and what to set to see it
-//! alone. `fuzz/` has the same two targets for cargo-fuzz, which looks for new
-//! inputs.
+//! Every run has the same inputs; `MESHLOOM_SEED` draws others. A failure prints its input, and the variables that
+//! select it alone. `fuzz/` has the same two targets for cargo-fuzz, which looks for new inputs.
 
 mod mutate;
 
@@ -28,13 +27,13 @@ use mutate::Random;
 use prost::Message;
 use support::cases::{cases, seed};
 
-/// Of each kind.
+/// The number of mutations of each kind.
 const MUTATIONS: usize = 50_000;
 
 /// Bytes that a module may encode to for each byte of its text, at most: a line has 15 bytes or more.
 const MAX_GROWTH: usize = 16;
 
-/// The only mutation that is to be seen, if there is one.
+/// Returns the number of the only mutation to run, if one is selected.
 fn only() -> Option<usize> {
     const NAME: &str = "MESHLOOM_MUTATION";
     let value = env::var(NAME).ok()?;

@@ -35,7 +35,7 @@ fn groups_are_axes() {
         ("data=2,fsdp=2,tensor=2", lists("0 1 4 5,2 3 6 7"), "data,tensor"),
         ("data=2,fsdp=2,tensor=2", lists("0 1 2 3,4 5 6 7"), "fsdp,tensor"),
         ("data=2,fsdp=4", lists("0,1,2,3,4,5,6,7"), ""),
-        // Along both parts of an axis.
+        // The groups run along both parts of an axis.
         ("fsdp=8", iota(8, &[4, 2], &[0, 1]), "fsdp"),
         ("data=2,fsdp=4", iota(4, &[2, 2, 2], &[0, 2, 1]), "fsdp"),
         ("data=2,fsdp=4", lists("0 1,2 3,4 6,5 7"), "none"),
@@ -84,7 +84,7 @@ fn parts_of_axes_are_read_and_compared() {
         assert_eq!(part(text).place(17, &mesh), Some(expected), "{text}");
     }
     assert_eq!(part("data").place(24, &mesh), None);
-    // Of an axis of a mesh whose axes were split.
+    // This is a part of an axis of a mesh whose axes were split.
     let inner = AxisPart { name: "fsdp:(1)4".to_owned(), part: Some((2, 2)) };
     for (text, expected) in [("fsdp", true), ("fsdp:(1)2", false), ("fsdp:(2)2", true), ("fsdp:(4)3", false)] {
         assert_eq!(part(text).overlaps(&inner), expected, "{text}");

@@ -2,8 +2,8 @@ use meshloom::hlo::analysis::{CostOptions, Devices, cost};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::WindowDimension;
 
-/// How many pairs of a position in the kernel and one in the output meet an element of the input, by the cost of a
-/// convolution along one dimension.
+/// Returns the number of pairs, of a position in the kernel and one in the output, that meet an element of the input.
+/// It is taken from the cost of a convolution along one dimension.
 fn valid_positions(window: &WindowDimension, input: i64, kernel: i64, output: i64) -> u64 {
     const TEXT: &str = "HloModule m
 ENTRY main {
@@ -22,11 +22,11 @@ ENTRY main {
         }
     }
     let found = cost(&module, &CostOptions::devices(Devices::partitioned(1)));
-    // Two operations for each product.
+    // Each product is two operations.
     found.instructions.last().map_or(0, |it| it.work.flops / 2)
 }
 
-/// Each pair, one by one.
+/// Counts the pairs, one by one.
 fn one_by_one(window: &WindowDimension, input: i64, kernel: i64, output: i64) -> u64 {
     let meets = |k: i64, o: i64| {
         let index = o * window.stride - window.padding_low + k * window.window_dilation;

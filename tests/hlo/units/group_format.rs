@@ -1,6 +1,6 @@
 use meshloom::hlo::GroupFormat;
 
-/// What is chosen for a plugin is read by it, and nothing more compact is.
+/// A plugin reads the form that is chosen for it, and none that is more compact.
 #[test]
 fn what_is_chosen_is_read() {
     let versions = [

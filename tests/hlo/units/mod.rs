@@ -1,4 +1,4 @@
-//! The parts of the library, one by one: each module here is of the module or the function that it is named after.
+//! Tests of the parts of the library, one by one: each module tests the module or the function that it is named after.
 
 mod amount;
 mod axes;

@@ -1,7 +1,7 @@
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::text::{TextOptions, print};
 
-/// How a constant prints that is written with enough digits.
+/// Prints a constant that is written with enough digits.
 fn printed(element: &str, value: &str) -> String {
     let text = format!("HloModule m\nENTRY main {{\n  ROOT c = {element}[] constant({value})\n}}\n");
     let module = parse(&text).unwrap_or_else(|error| panic!("{error}")).hlo_module.expect("a module");

@@ -47,7 +47,7 @@ fn a_result_takes_over_at_the_time_it_is_made() {
     };
     assert_eq!(left(9, true, (50, 9, 12)), 0);
     assert_eq!(left(9, false, (50, 12, 20)), 0);
-    // What is in another memory, or still live, is not taken over from.
+    // A value does not take over from one that is in another memory, or still live.
     assert_eq!(left(7, true, (50, 9, 12)), 1);
     assert_eq!(left(9, true, (50, 8, 12)), 1);
     assert_eq!(left(9, true, (50, 9, 21)), 1);

@@ -14,7 +14,7 @@ fn literal(module: &mut HloModuleProto) -> &mut LiteralProto {
     module.computations[0].instructions[0].literal.as_mut().expect("a constant")
 }
 
-/// Each pattern of bits has a text that is read as these bits: also infinities, and NaNs of every sign and payload.
+/// Each pattern of bits has a text that is read back as these bits, even infinities and NaNs of every sign and payload.
 #[test]
 fn every_pattern_reads_back() {
     type Field = fn(&mut LiteralProto) -> &mut Vec<u8>;

@@ -371,7 +371,7 @@ fn opcodes_without_a_form() {
         let computation = HloComputationProto { instructions: vec![instruction], root_id: 1, ..Default::default() };
         let module = HloModuleProto { computations: vec![computation], ..HloModuleProto::default() };
         let error = write(&module, &WriteOptions::default()).err();
-        // The beginnings of what the error says to do instead.
+        // These are the beginnings of the advice in the errors.
         let instead = [
             "a compiler's passes make it",
             "transfers to the host are not written",

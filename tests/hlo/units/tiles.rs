@@ -1,7 +1,7 @@
 use meshloom::hlo::analysis::memory;
 use meshloom::hlo::parse::parse;
 
-/// The bytes that a TPU needs for a parameter.
+/// Returns the number of bytes that a TPU needs for a parameter.
 fn bytes(shape: &str) -> u64 {
     let text = format!("HloModule m\nENTRY main {{\n  ROOT x = {shape} parameter(0)\n}}\n");
     let module = parse(&text).unwrap_or_else(|error| panic!("{error}")).hlo_module.expect("a module");

@@ -1,4 +1,4 @@
-//! The crate `meshloom-weights`: published checkpoints, read, checked and written.
+//! The crate `meshloom-weights`, which reads, checks and writes published checkpoints.
 
 mod boxes;
 mod damaged_files;

@@ -1,4 +1,4 @@
-//! Reading and writing at positions, with and without calls of the system for it.
+//! Reading and writing at positions, with and without system calls for it.
 
 use std::io::ErrorKind;
 

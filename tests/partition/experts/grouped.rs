@@ -1,4 +1,5 @@
-//! Grouped products as loops over blocks of rows, by kernels and by XLA's instruction, against plain loops on the host.
+//! Grouped products, against plain loops on the host: as loops over blocks of rows, by kernels, and by XLA's
+//! instruction.
 
 use std::sync::Arc;
 
@@ -56,7 +57,7 @@ impl Product {
         function.unwrap_or_else(|error| panic!("{error}")).graph().clone()
     }
 
-    /// The product and its gradients by plain loops. A group takes rows as long as there are any.
+    /// Computes the product and its gradients by plain loops. Groups take rows as long as there are any.
     fn expected(self, inputs: &[Literal]) -> Vec<Vec<f64>> {
         let Product { batch, parts, rows, inner, columns, groups } = self;
         let [x, matrices, sizes, probe] = [0, 1, 2, 3].map(|index| inputs[index].to_f64_vec());
@@ -110,8 +111,8 @@ fn run_with(graph: &Graph, kernels: Kernels, inputs: &[Literal]) -> Vec<Vec<f64>
     run(&lowered(graph, kernels), inputs)
 }
 
-/// Groups of these sizes, by loops over blocks that are interpreted. XLA takes a share of the programs, in the plain
-/// form too; each is compiled once for all sizes.
+/// Checks groups of these sizes, by interpreted loops over blocks. XLA takes a share of these programs and of the plain
+/// form; each is compiled once for all sizes.
 fn check(product: Product, all_sizes: &[&[i32]], block: usize, by_xla: usize) {
     let graph = product.graph(F32);
     let programs = [PlatformKind::Cpu, PlatformKind::Tpu].map(|platform| lowered(&graph, loops(block, platform)));
@@ -278,7 +279,7 @@ fn by_the_instruction() {
     check_equal("bf16", &by_documentation(&graph, &inputs), &expected, 4e-3);
 }
 
-/// What every expert would make of every token, masked.
+/// Computes every expert for every token, and masks the results.
 fn masked(config: &MoeConfig, inputs: &[Literal]) -> Vec<Vec<f64>> {
     numbers(&interpret(&with_gradients(config, ROWS, all_masked), inputs))
 }

@@ -85,7 +85,7 @@ pub fn loss_and_gradients(config: &RunConfig) -> (Arc<Graph>, Vec<Literal>) {
     (function.unwrap_or_else(|error| panic!("{error}")).graph().clone(), inputs)
 }
 
-/// The interpreter compares; XLA does so too where it is asked to.
+/// Compares by the interpreter, and by XLA too if asked to.
 fn check(mesh: &str, model: &[&str], by_xla: bool) {
     let what = format!("{mesh}: {}", model.join(" "));
     let config = config(mesh, model);
@@ -103,7 +103,7 @@ fn check(mesh: &str, model: &[&str], by_xla: bool) {
     }
 }
 
-/// Checks each case; in the small tier XLA gets so many of them too.
+/// Checks each case; in the small tier, XLA takes this many of them too.
 fn check_all(by_xla: usize, all: &[(String, &[&str])]) {
     let by_xla = cases("partition experts on meshes by XLA", by_xla, 0..all.len());
     for (index, (mesh, model)) in all.iter().enumerate() {
@@ -111,7 +111,7 @@ fn check_all(by_xla: usize, all: &[(String, &[&str])]) {
     }
 }
 
-/// Each model once in the small tier.
+/// The small tier takes each model once.
 #[test]
 fn all_meshes_compute_what_one_device_does() {
     let case = |number: usize| (random_mesh(&mut Random(17 + number as u64)), MODELS[number / 4]);

@@ -26,13 +26,13 @@ fn numbers(literals: &[Literal]) -> Vec<Vec<f64>> {
     literals.iter().map(Literal::to_f64_vec).collect()
 }
 
-/// What the interpreter makes of a graph on one device.
+/// Runs a graph on one device in the interpreter.
 fn interpreted(graph: &Graph, inputs: &[Literal]) -> Vec<Vec<f64>> {
     let lowered = lower(graph, &LowerOptions { kernels: LOOPS, ..LowerOptions::default() });
     numbers(&interpret(lowered.unwrap_or_else(|error| panic!("{error}")).emitted(), inputs))
 }
 
-/// What it makes of a graph over a mesh of eight devices, where everything must be split as it is.
+/// Runs a graph over a mesh of eight devices in the interpreter; everything must be split as it is.
 fn interpreted_over(graph: &Graph, mesh: &str, rules: &RuleSets, inputs: &[Literal]) -> Vec<Vec<f64>> {
     let whole = Mesh::parse(mesh, 8).expect("a mesh");
     let options = LowerOptions {
@@ -44,7 +44,7 @@ fn interpreted_over(graph: &Graph, mesh: &str, rules: &RuleSets, inputs: &[Liter
     local_numbers(&lower(graph, &options).unwrap_or_else(|error| panic!("{mesh}: {error}")), inputs)
 }
 
-/// What the interpreter makes of the program of all devices.
+/// Runs the program of all devices in the interpreter.
 fn local_numbers(lowered: &Lowered, inputs: &[Literal]) -> Vec<Vec<f64>> {
     let local = lowered.partitioned().expect("a local graph");
     numbers(&run_local(&local.graph, &local.mesh, inputs).unwrap_or_else(|error| panic!("{error}")))

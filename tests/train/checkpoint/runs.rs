@@ -9,14 +9,14 @@ use meshloom_train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Fall
 use meshloom_train::config::RunConfig;
 
 use support::cases::cases;
-use support::configs::{self, BOOK, NARROW, TOKENIZER, UNOPTIMIZED};
+use support::configs::{self, BOOK, NARROW, ON_TOKENS, STOPPING, TOKENIZER};
 use support::eight_devices::{client, relative_error};
 use support::text_files::TextFiles;
 
-const SMALL: &[&str] = &["model.layers=4", "model.seq=16", "train.warmup=2", "train.steps=40", UNOPTIMIZED];
+/// Without dropout.
+const SMALL: &[&str] = STOPPING.split_at(5).0;
 const MIXED: &[&str] = &["mesh.axes=\"data=2,fsdp=4\""];
-/// Draws differ by step, so a run that goes on shows whether it knows its step.
-const DROPOUT: &[&str] = &["model.dropout=0.1"];
+const DROPOUT: &[&str] = STOPPING.split_at(5).1;
 const FOUR: &[&str] = &["mesh.axes=\"fsdp=2,tensor=2\"", "target.devices=4"];
 const ONE: &[&str] = &["mesh.axes=\"data=1\"", "target.devices=1"];
 const PIPELINE: &[&str] = &["mesh.axes=\"stage=2,data=2,fsdp=2\"", "pipeline.repeats=2"];
@@ -233,8 +233,7 @@ fn other_runs_are_refused_or_warned_of() {
     let muon = error(&["train.optimizer=muon"]).to_string();
     assert!(muon.contains("has no optimizer.momentum.layers.attention.wq"), "{muon}");
     // Parameters alone go into any run of the model.
-    let replicas_of_one = &["mesh.axes=\"diloco=2\"", "target.devices=2", "diloco.replicas=2"];
-    let mut others = self::trainer(&config(&[SMALL, DROPOUT, replicas_of_one, &["train.seed=3"]]));
+    let mut others = self::trainer(&config(&[SMALL, STREAMING, &["train.seed=3"]]));
     others.load_parameters_of(&checkpoint).expect("the same model");
     let (params, own) = (state(&others), state(&trainer));
     for (path, bytes) in own.iter().filter_map(|(path, bytes)| Some((path.strip_prefix("params.")?, bytes))) {
@@ -242,7 +241,7 @@ fn other_runs_are_refused_or_warned_of() {
         assert!(params[&format!("inner.params.{path}")] == bytes.repeat(2), "{path}");
     }
     let of_replicas = Checkpoint::open(save(&others, &directory.path().join("replicas"))).expect("a checkpoint");
-    let mut single = self::trainer(&config(&[SMALL, DROPOUT, ONE, &["train.seed=4"]]));
+    let mut single = self::trainer(&config(&[SMALL, DROPOUT, ONE, &["train.seed=1"]]));
     single.load_parameters_of(&of_replicas).expect("the same model");
     let is_param = |(path, _): &(&String, &Vec<u8>)| path.starts_with("params.");
     assert!(state(&single).iter().filter(is_param).eq(own.iter().filter(is_param)));
@@ -273,7 +272,7 @@ fn changed_data_is_warned_of() {
     ]);
     let sources = format!("data.sources={:?}", ["b.txt", "a.txt", "*.txt"].map(|name| files.path(name)));
     let tokenizer_key = format!("data.tokenizer={:?}", files.path("tokenizer.json"));
-    let config = files.config(&[NARROW, SMALL, ONE, &[&sources, &tokenizer_key, "model.vocab=1024"]]);
+    let config = files.config(&[NARROW, ON_TOKENS, &[&sources, &tokenizer_key]]);
     let directory = tempfile::tempdir().expect("a folder");
     let folder = save(&trainer(&config), directory.path());
     let warnings = || {

@@ -1,4 +1,4 @@
-//! `meshloom-processes`: the program `meshloom` as one of several processes, or of several replicas that are apart.
+//! The program `meshloom-processes`: it is `meshloom` as one of several processes, or of several replicas apart.
 
 use std::process::ExitCode;
 

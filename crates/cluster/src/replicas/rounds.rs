@@ -32,7 +32,7 @@ pub struct Seat {
     pub replica: usize,
     /// The lease of its keys.
     pub lease: i64,
-    /// Where it is read.
+    /// The address where its messages are read.
     pub address: String,
 }
 
@@ -66,23 +66,23 @@ impl Decision {
 /// The keys of a run at one moment.
 #[derive(Debug, Default)]
 pub struct Keys {
-    /// The replicas that are there, with their leases.
+    /// The replicas that are present, with their leases.
     pub present: BTreeMap<usize, (i64, Present)>,
     held: BTreeMap<u64, BTreeMap<usize, BTreeSet<usize>>>,
     rounds: BTreeMap<u64, Decision>,
 }
 
-/// The key by which a replica is there.
+/// The key under which a replica says that it is present.
 pub fn present_key(replica: usize) -> String {
     format!("replicas/{replica}")
 }
 
-/// The key of what a replica holds of a round.
+/// The key under which a replica says what it holds of a round.
 pub fn held_key(round: u64, replica: usize) -> String {
     format!("held/{round}/{replica}")
 }
 
-/// The key by which a replica says that it has joined.
+/// The key under which a replica says that it has joined.
 pub fn taken_key(replica: usize) -> String {
     format!("taken/{replica}")
 }
@@ -96,7 +96,7 @@ pub fn round_key(round: u64) -> String {
 }
 
 impl Keys {
-    /// Those among the entries of a store.
+    /// Reads the keys of a run from the entries of a store.
     pub fn of(entries: &[Entry]) -> Keys {
         let mut keys = Keys::default();
         for Entry { name, value, lease } in entries {

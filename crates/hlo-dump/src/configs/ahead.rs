@@ -22,7 +22,7 @@ pub struct Compiled {
     pub options: Vec<String>,
 }
 
-/// How a plugin is asked.
+/// The settings for asking a plugin.
 pub fn settings() -> Settings {
     Settings { worker: streams::worker(), ..Settings::default() }
 }

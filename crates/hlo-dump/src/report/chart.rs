@@ -17,9 +17,9 @@ pub struct Area {
     pub x: f64,
     /// Its upper edge.
     pub y: f64,
-    /// From left to right.
+    /// Its extent from left to right.
     pub width: f64,
-    /// From top to bottom.
+    /// Its extent from top to bottom.
     pub height: f64,
 }
 
@@ -30,7 +30,7 @@ impl Area {
         Area { x: self.x + 1.0, y: self.y + 1.0, width, height }
     }
 
-    /// It as a rectangle of SVG.
+    /// Draws the area as a rectangle of SVG.
     pub fn rectangle(self, class: Option<&str>, rounding: u8, style: Option<String>) -> Markup {
         let Area { x, y, width, height } = self;
         let [x, y, width, height] = [x, y, width, height].map(at);

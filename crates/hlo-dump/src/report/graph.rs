@@ -141,7 +141,7 @@ impl Cut {
 }
 
 impl ScopeTree {
-    /// That of a graph whose costs are not known.
+    /// Builds the tree of a graph whose costs are not known.
     pub(crate) fn of(name: &str, graph: &ScopeGraph) -> ScopeTree {
         let builder = Builder::of(name, graph, Cut::of(graph));
         let edges = builder.edges(graph);

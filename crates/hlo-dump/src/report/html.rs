@@ -46,7 +46,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// Words.
+    /// A cell with words.
     pub fn text(text: impl Into<String>) -> Cell {
         Cell { text: text.into(), ..Cell::default() }
     }
@@ -56,7 +56,7 @@ impl Cell {
         Cell { text: text.into(), code: true, ..Cell::default() }
     }
 
-    /// A number as it is shown.
+    /// A cell with a number, and the text that shows it.
     pub fn number(value: f64, text: impl Into<String>) -> Cell {
         Cell { text: text.into(), number: Some(value), ..Cell::default() }
     }
@@ -66,7 +66,7 @@ impl Cell {
         bytes.map_or(Cell::number(-1.0, "?"), |bytes| Cell::number(bytes as f64, human_bytes(bytes)))
     }
 
-    /// With a bar behind it.
+    /// Puts a bar behind the number.
     pub fn with_bar(self, fraction: f64, color: impl Into<String>) -> Cell {
         Cell { bar: Some((fraction.clamp(0.0, 1.0), color.into())), ..self }
     }

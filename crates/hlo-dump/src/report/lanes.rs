@@ -11,16 +11,16 @@ use crate::output::{plural, seconds, thousands};
 /// Something that takes time.
 #[derive(Clone, Debug, Default)]
 pub struct Span {
-    /// When it begins, in seconds of the drawing: see `StepLanes`.
+    /// The time at which it begins, in seconds of the drawing: see `StepLanes`.
     pub start: f64,
-    /// When it ends.
+    /// The time at which it ends.
     pub end: f64,
     /// What it is, in short: of computation, its scope. Spans that follow each other with the same label are drawn as
     /// one.
     pub label: String,
     /// All that is known of it.
     pub detail: String,
-    /// What its time is limited by.
+    /// The resource that limits its time.
     pub limit: Option<Bound>,
     /// The part of its time that nothing happens, where it is several drawn as one.
     pub idle: f64,

@@ -83,7 +83,7 @@ impl AxisPart {
             }
     }
 
-    /// Where along it a device of a mesh lies; `None` for a device that the mesh does not have.
+    /// Returns the place of a device along this axis; `None` for a device that the mesh does not have.
     pub fn place(&self, device: u64, mesh: &Mesh) -> Option<u64> {
         let device = usize::try_from(device).ok().filter(|&device| device < mesh.device_count())?;
         let along = mesh.axes().filter(|&axis| mesh.parent_name(axis) == self.name);

@@ -51,8 +51,8 @@ impl Arithmetic {
     }
 }
 
-/// The names that plugins give to devices, in small letters, and the name of the chip: a TPU by its whole name, a GPU
-/// by a word of it.
+/// The names that plugins give to devices, in small letters, each with the name of the chip: a TPU is known by its
+/// whole name, a GPU by a word of it.
 pub const KINDS: [(&str, &str); 14] = [
     ("a100", "a100"),
     ("h100", "h100"),

@@ -21,7 +21,7 @@ pub struct WorkerLog {
 }
 
 impl WorkerLog {
-    /// That of a worker that wrote this.
+    /// Reads the log that a worker wrote.
     pub fn read(text: &str) -> WorkerLog {
         let shorten = |line: &str| -> String {
             let line = line.trim_end();

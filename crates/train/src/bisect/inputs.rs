@@ -44,7 +44,7 @@ impl Inputs {
 }
 
 impl Draw {
-    /// The value of a parameter, which depends on its name, its type and the seed alone.
+    /// The value of a parameter, which depends only on its name, its type and the seed.
     pub fn value(&self, name: &str, ty: &TensorType) -> Literal {
         /// What compilers may treat otherwise than other numbers.
         const SPECIAL: [f64; 5] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 1e-42];

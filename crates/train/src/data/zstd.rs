@@ -1,7 +1,7 @@
-//! Text out of files of zstd (RFC 8878): frames one after another, each of them checked.
+//! Reads text from files of zstd (RFC 8878): frames one after another, each of them checked.
 //!
-//! The decoder of blocks leaves to its caller what lies around them: several frames, those to skip, and whether a frame
-//! has the length and the checksum that it states.
+//! The decoder of blocks leaves the rest to its caller: several frames, frames to skip, and the check that a frame has
+//! the length and the checksum that it states.
 
 use std::error::Error;
 use std::io::{self, BufRead, Read};
@@ -9,8 +9,8 @@ use std::io::{self, BufRead, Read};
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// The largest window of a frame that is read, in bytes: that of `zstd --long=31`. As much memory may be taken, twice
-/// over.
+/// The largest window of a frame that is read, in bytes: that of `zstd --long=31`. Decoding may take twice as much
+/// memory.
 const LARGEST_WINDOW: u64 = 1 << 31;
 
 /// Frames that hold no text begin with one of these numbers.
@@ -27,7 +27,7 @@ struct Frame {
     decoder: FrameDecoder,
     /// The length that it states.
     stated: Option<u64>,
-    /// What has come out of it.
+    /// The bytes that have been read of it.
     read: u64,
 }
 
@@ -36,7 +36,7 @@ impl<R: BufRead> Decoder<R> {
         Decoder { source, frame: None }
     }
 
-    /// Begins with the next frame that holds text, if there is one.
+    /// Begins the next frame that holds text, if there is one.
     fn begin(&mut self) -> io::Result<Option<Frame>> {
         while !self.source.fill_buf()?.is_empty() {
             let mut magic = [0; 4];
@@ -77,7 +77,7 @@ impl<R: BufRead> Read for Decoder<R> {
 }
 
 impl Frame {
-    /// Reads the header behind its first four bytes.
+    /// Reads the header that follows the first four bytes.
     fn begin(magic: [u8; 4], source: &mut impl BufRead) -> io::Result<Frame> {
         let mut descriptor = [0];
         source.read_exact(&mut descriptor).map_err(cut_off)?;
@@ -87,13 +87,13 @@ impl Frame {
         if descriptor[0] & 0b1000 != 0 {
             return Err(invalid("a bit is set in the header of a frame that no version of zstd has".to_owned()));
         }
-        // The length is there if it has several bytes, or if the frame is a single segment.
+        // The frame states its length if the field has several bytes, or if the frame is a single segment.
         let states_length = descriptor[0] & 0b1110_0000 != 0;
         let stated = states_length.then(|| decoder.content_size());
         Ok(Frame { decoder, stated, read: 0 })
     }
 
-    /// Text of the frame; none at its end.
+    /// Reads text of the frame; 0 bytes mean its end.
     fn read(&mut self, source: &mut impl BufRead, buffer: &mut [u8]) -> io::Result<usize> {
         let decoder = &mut self.decoder;
         while decoder.can_collect() == 0 && !decoder.is_finished() {
@@ -107,7 +107,7 @@ impl Frame {
         Ok(count)
     }
 
-    /// Checks a frame that has been read.
+    /// Checks the length and the checksum of a frame that has been read.
     fn check(&self) -> io::Result<()> {
         if let Some(stated) = self.stated.filter(|stated| *stated != self.read) {
             return Err(invalid(format!("a frame of {stated} bytes has {}", self.read)));
@@ -128,12 +128,12 @@ fn ends_early() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "it ends within a frame")
 }
 
-/// For `map_err`: says what the end of the file means.
+/// Says, for `map_err`, that the file ends within a frame.
 fn cut_off(error: io::Error) -> io::Error {
     if error.kind() == io::ErrorKind::UnexpectedEof { ends_early() } else { error }
 }
 
-/// For `map_err`: why a frame cannot be read.
+/// Says, for `map_err`, why a frame cannot be read.
 fn refused(error: FrameDecoderError) -> io::Error {
     match &error {
         FrameDecoderError::WindowSizeTooBig { requested, max } => {

@@ -1,5 +1,5 @@
-//! Several processes, by another program: `meshloom-processes`, which has what only they need. So whoever trains in one
-//! process builds neither a client of etcd nor TLS.
+//! Several processes need another program, `meshloom-processes`, which has what only they use. So a program for one
+//! process needs neither a client of etcd nor TLS.
 
 use std::convert::Infallible;
 use std::env;
@@ -14,33 +14,33 @@ use super::processes::{ProcessFlags, Several};
 /// The program that can be one of several processes.
 const PROGRAM: &str = "meshloom-processes";
 
-/// Names the version of the program that has started this one.
+/// The variable that names the version of the program that has started this one.
 const STARTED_BY: &str = "MESHLOOM_STARTED_BY";
 
-/// Runs `meshloom-processes` in place of this program, with the same command line: process number, environment, open
-/// files and signals stay. So it comes back only with an error.
+/// Replaces this program by `meshloom-processes`, with the same command line, so it returns only with an error. Process
+/// number, environment, open files and signals stay.
 ///
 /// # Errors
-/// The program is not there, or cannot be run.
+/// The program is missing, or cannot be run.
 pub fn elsewhere(_: &ProcessFlags, words: &[OsString]) -> anyhow::Result<Box<dyn Several>> {
     let found = Elsewhere::of_this_process()?;
     match found.run(words)? {}
 }
 
-/// Where `meshloom-processes` is looked for.
+/// The places where `meshloom-processes` is looked for.
 #[derive(Clone, Debug, Default)]
 pub struct Elsewhere {
-    /// The program that needs it, beside which it is looked for first.
+    /// The program that needs it. Its folder is searched first.
     pub program: PathBuf,
-    /// The folders in which it is looked for then, as `PATH` has them.
+    /// The folders that are searched next, as `PATH` has them.
     pub path: OsString,
 }
 
 impl Elsewhere {
-    /// Beside the program that this process runs, then in `PATH`.
+    /// Looks beside the program that this process runs, then in `PATH`.
     ///
     /// # Errors
-    /// The system does not say which program that is.
+    /// The system does not say which program this process runs.
     pub fn of_this_process() -> Result<Elsewhere, ElsewhereError> {
         let program = env::current_exe().map_err(|source| ElsewhereError::Unknown { source })?;
         Ok(Elsewhere { program, path: env::var_os("PATH").unwrap_or_default() })
@@ -49,7 +49,7 @@ impl Elsewhere {
     /// The program.
     ///
     /// # Errors
-    /// It is in none of the places.
+    /// The program is in none of the places.
     pub fn find(&self) -> Result<PathBuf, ElsewhereError> {
         let in_path = env::split_paths(&self.path).filter(|folder| folder.is_absolute());
         let places = self.program.parent().map(PathBuf::from).into_iter().chain(in_path);
@@ -65,16 +65,16 @@ impl Elsewhere {
     }
 }
 
-/// Why no other program takes part in a run of several processes.
+/// The reason why no other program takes part in a run of several processes.
 #[derive(thiserror::Error)]
 pub enum ElsewhereError {
-    /// It is not known where to look.
+    /// The place to look is not known.
     #[error("it is not known which program this is, beside which {PROGRAM} should be: {source}")]
     Unknown {
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
-    /// There is none.
+    /// The program is missing.
     #[error(
         "runs of several processes need the program {PROGRAM}, which is neither beside {} nor in a folder of PATH: \
          `cargo install --path crates/cluster` installs it, and `cargo build --release --bin {PROGRAM}` builds it for \
@@ -85,15 +85,15 @@ pub enum ElsewhereError {
         /// The program that needs it.
         program: PathBuf,
     },
-    /// It cannot be run.
+    /// The program cannot be run.
     #[error("cannot run {}: {source}", path.display())]
     NotRun {
         /// The program.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
-    /// It is of another version.
+    /// The program has another version.
     #[error(
         "this {PROGRAM} has version {own}, but the meshloom that started it has {other}: install both from the same \
          source, by `cargo install --path crates/train` and `cargo install --path crates/cluster`"
@@ -101,14 +101,14 @@ pub enum ElsewhereError {
     OtherVersion {
         /// The version of this program.
         own: &'static str,
-        /// That of the program that has started it.
+        /// The version of the program that has started it.
         other: String,
     },
 }
 
 meshloom::hlo::debug_is_message!(ElsewhereError);
 
-/// Checks that the program that has started this one, if one has, is of the same version.
+/// Checks that the program that has started this one, if one has, has the same version.
 pub(super) fn check_version() -> Result<(), ElsewhereError> {
     let own = env!("CARGO_PKG_VERSION");
     match env::var_os(STARTED_BY) {

@@ -1,7 +1,7 @@
-//! The program `meshloom` as a function: what it does with a command line.
+//! The program `meshloom` as a function of a command line.
 //!
-//! Two programs have this body: `meshloom`, and `meshloom-processes` of `meshloom-cluster`, which can be one of several
-//! processes as well. They differ in what [`Start`] they give to [`main`].
+//! Two programs share this body: `meshloom`, and `meshloom-processes` of `meshloom-cluster`, which can also be one of
+//! several processes. They differ in the [`Start`] that they pass to [`main`].
 
 // It is the body of a program, which prints.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -32,8 +32,8 @@ use arguments::{Arguments, Command};
 pub use elsewhere::{Elsewhere, ElsewhereError, elsewhere};
 pub use processes::{Part, ProcessFlags, Several, Start};
 
-/// All of the program: reads the command line of this process, does what it says, prints what went wrong, and gives the
-/// exit code. It does not come back from a run that failed.
+/// The whole program: it reads the command line of this process, runs it, prints errors, and returns the exit code. It
+/// ends the process after a run that failed.
 pub fn main(start: Start) -> ExitCode {
     // For --target: the compiler runs in a child process, which is this program again.
     worker::run_if_asked();
@@ -42,7 +42,7 @@ pub fn main(start: Start) -> ExitCode {
     match ran.and_then(|()| run(std::env::args_os(), start)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Usage(error)) => {
-            // Whoever closed standard error needs no message.
+            // Nobody reads the message if standard error is closed.
             let _ = error.print();
             ExitCode::from(Failure::Usage(error).exit_code())
         }
@@ -54,17 +54,17 @@ pub fn main(start: Start) -> ExitCode {
     }
 }
 
-/// Does what a command line says, whose first word is the name of the program. Results and progress go to standard
-/// output and standard error, as those of the program do. Neither ends the process nor sets up its log.
+/// Runs a command line, whose first word is the name of the program. Results and progress go to standard output and
+/// standard error, as those of the program do. It neither ends the process nor sets up its log.
 ///
 /// # Errors
-/// The command line cannot be read, or what it asks for fails.
+/// The command line cannot be read, or the command fails.
 pub fn run(words: impl IntoIterator<Item = impl Into<OsString>>, start: Start) -> Result<(), Failure> {
     let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
     let arguments = match Arguments::try_parse_from(&words) {
         Ok(arguments) => arguments,
         Err(error) if error.use_stderr() => return Err(Failure::Usage(Box::new(error))),
-        // What is asked for is help, or the version.
+        // The command line asks for help, or for the version.
         Err(help) => return help.print().map_err(|error| Failure::Run(error.into())),
     };
     let done = match &arguments.command {
@@ -78,13 +78,13 @@ pub fn run(words: impl IntoIterator<Item = impl Into<OsString>>, start: Start) -
     done.map_err(Failure::Run)
 }
 
-/// Why the program did not do what it was asked. Its text is what the program prints.
+/// The reason why the program failed. Its text is what the program prints.
 #[derive(thiserror::Error)]
 pub enum Failure {
     /// The command line cannot be read.
     #[error("{0}")]
     Usage(Box<clap::Error>),
-    /// What it asks for failed.
+    /// The command failed.
     #[error("error: {0}")]
     Run(anyhow::Error),
 }
@@ -92,7 +92,7 @@ pub enum Failure {
 meshloom::hlo::debug_is_message!(Failure);
 
 impl Failure {
-    /// With what the program ends.
+    /// The exit code of the program.
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Usage(_) => 2,
@@ -101,7 +101,7 @@ impl Failure {
     }
 }
 
-/// Events go to standard error: those that `RUST_LOG` selects, else warnings, and what meshloom informs of.
+/// Logs events to standard error: those that `RUST_LOG` selects, else warnings and informational events of meshloom.
 fn log_to_stderr() {
     let chosen = std::env::var("RUST_LOG").ok().and_then(|text| text.parse().ok());
     let usual = || Targets::new().with_default(LevelFilter::WARN).with_target("meshloom", LevelFilter::INFO);

@@ -1,4 +1,5 @@
-//! `--processes` and what belongs to it: a run as one of several processes, or of several replicas that are apart.
+//! The flag `--processes` and those around it: a run as one of several processes, or of several replicas that are
+//! apart.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -13,28 +14,29 @@ use crate::config::RunConfig;
 use crate::exchange::Exchange;
 use crate::peers::Peers;
 
-/// Begins to be one of several processes, or of several replicas: gets the flags, and all words of the command line.
+/// Makes the run one of several processes or replicas, from the flags and all words of the command line.
 pub type Start = fn(&ProcessFlags, &[OsString]) -> Result<Box<dyn Several>>;
 
-/// This process as one of several, or this run as one of several replicas that are apart.
+/// A process that is one of several, or a run that is one of several replicas that are apart.
 pub trait Several {
-    /// The number of this process and how many there are; none if the replica has no other.
+    /// Returns the number of this process and the count of all; none if the replica has no other.
     fn place(&self) -> Option<(usize, usize)>;
 
-    /// Joins the others, has `train` do the part of this process, and leaves them, or tells them why it cannot go on.
+    /// Joins the others and calls `train` for the part of this process. Then it leaves them, or tells them why it
+    /// cannot go on.
     ///
     /// # Errors
-    /// The others do not come or are lost, or `train` fails.
+    /// The others do not come, one is lost, or `train` fails.
     fn train(&self, config: &RunConfig, train: &dyn Fn(Part) -> Result<()>) -> Result<()>;
 }
 
-/// What a run knows of the others.
+/// The other processes and replicas, as a run knows them.
 pub struct Part {
-    /// The processes of its mesh, and where this one is among them; none if there is no other.
+    /// The processes of its mesh, and the place of this one among them; none if there is no other.
     pub process: Option<(Arc<dyn Peers>, ProcessPlace)>,
     /// The other replicas, if they are apart.
     pub exchange: Option<Arc<dyn Exchange>>,
-    /// Has programs of a client call the collectives between processes, where its plugin has none.
+    /// Makes programs of a client call the collectives between processes, where its plugin has none.
     pub prepare: fn(&Client) -> Result<()>,
 }
 

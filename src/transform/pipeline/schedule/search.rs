@@ -60,7 +60,7 @@ impl Table {
         Table::searched(&shapes, costs, cap)
     }
 
-    /// The published tables of a shape, as far as there are any. Where a shape is split, each is there once as it was
+    /// Returns the published tables of a shape that exist. If a shape is split, each table occurs once as it was
     /// published, and once with the gradients of weights pulled forward into free time.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ pub struct Lifetime {
 }
 
 impl Lifetime {
-    /// Of a class, with the times from which and until which it is live.
+    /// A buffer of a class, with the ranges of time in which it is live.
     pub fn new(class: u32, bytes: u64, ranges: Ranges) -> Lifetime {
         let start = ranges.keys().next().copied().unwrap_or(0);
         let end = ranges.values().next_back().copied().unwrap_or(0);
@@ -55,7 +55,7 @@ impl Reusable {
         Reusable { bytes, classes: FxHashSet::default(), used: Ranges::new() }
     }
 
-    /// Puts a class in, for the times in which it is live.
+    /// Puts a class in, for the times at which it is live.
     pub fn put(&mut self, class: u32, ranges: &Ranges) {
         self.classes.insert(class);
         ranges.iter().for_each(|(&start, &end)| add_range(&mut self.used, (start, end)));
@@ -78,7 +78,7 @@ impl Reusable {
 /// A time at which a class may take over from another, or the other from it.
 #[derive(Clone, Copy, Debug)]
 pub struct Takeover {
-    /// The time.
+    /// The time at which it may take over.
     pub time: u32,
     /// The other class.
     pub other: u32,

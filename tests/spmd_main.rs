@@ -1,8 +1,6 @@
 //! Programs on a mesh: partitioned ones, pipelines, replicas.
 
-#[path = "../partition/mod.rs"]
 mod partition;
-#[path = "../transform/mod.rs"]
 mod transform;
 
 use support::counts::Budget;

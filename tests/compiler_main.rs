@@ -1,8 +1,6 @@
 //! Modules of one program: the compiler before anything is sharded, and shardings.
 
-#[path = "../compiler/mod.rs"]
 mod compiler;
-#[path = "../sharding/mod.rs"]
 mod sharding;
 
 use support::counts::Budget;

@@ -1,8 +1,6 @@
 //! HLO modules, and the program `hlo-dump` that inspects them.
 
-#[path = "../dump/mod.rs"]
 mod dump;
-#[path = "../hlo/mod.rs"]
 mod hlo;
 
 use support::counts::Budget;

@@ -1,8 +1,6 @@
-//! What runs programs: the plugin boundary, and several processes.
+//! The parts that run programs: the plugin boundary, and several processes.
 
-#[path = "../cluster/mod.rs"]
 mod cluster;
-#[path = "../pjrt/mod.rs"]
 mod pjrt;
 
 use support::counts::Budget;

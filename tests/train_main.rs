@@ -1,8 +1,6 @@
 //! Training, and the published model families.
 
-#[path = "../families/mod.rs"]
 mod families;
-#[path = "../train/mod.rs"]
 mod train;
 
 use support::counts::Budget;
