@@ -5,4 +5,4 @@ mod train;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 127, modules: 28, processes: 95 });
+support::test_program!(Budget { steps: 88, modules: 25, processes: 48 });

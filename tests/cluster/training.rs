@@ -204,7 +204,7 @@ fn wrong_use_is_refused() {
 #[test]
 fn replicas_of_a_program_in_processes() {
     let streaming = ["diloco.streaming=true", "diloco.fragments=3", "diloco.overlap_steps=1", "diloco.transport=int4"];
-    let all = [("mesh.axes=diloco=2", 1, &streaming[..]), ("mesh.axes=diloco=2,fsdp=2", 2, &[])];
+    let all = [("mesh.axes=diloco=2,fsdp=2", 2, &[][..]), ("mesh.axes=diloco=2", 1, &streaming)];
     for (mesh, devices, streaming) in cases("cluster replicas of a program", 1, all) {
         let settings = [mesh, "diloco.replicas=2", "diloco.sync_period=6", "train.batch=8"];
         let run = Run::new(7, &[&settings[..], streaming].concat());

@@ -10,6 +10,7 @@ use meshloom::hlo::shrink::instruction_count;
 use meshloom::ir::{Graph, GraphBuilder, Value};
 use meshloom::ops::{Binary, BinaryKind, Op};
 use meshloom_train::bisect::{Dimension, Kind, Options, Subject, bisect};
+use support::configs::UNOPTIMIZED;
 use support::pjrt_modules as modules;
 use support::{plugins, quick_compiles};
 use tempfile::TempDir;
@@ -116,7 +117,7 @@ fn a_wrong_pass_is_found() {
     let every_case = support::cases::every_case("dump wrong pass");
     let (smaller, only) = match every_case {
         true => (vec![], vec![Dimension::Size, Dimension::Mesh, Dimension::Pass]),
-        false => (vec!["model.layers=1", "mesh.axes=data=1", "target.devices=1"], vec![Dimension::Pass]),
+        false => (vec!["model.layers=1", "mesh.axes=data=1", "target.devices=1", UNOPTIMIZED], vec![Dimension::Pass]),
     };
     let set = smaller.into_iter().map(str::to_owned).collect();
     let subject = Subject::Config { text: CONFIG.to_owned(), name: "config".to_owned(), set };

@@ -263,7 +263,7 @@ fn random_rules_by_interpretation() {
     let meshes = [&OF_EIGHT[..], &OF_OTHER_SIZES].concat();
     let cases = only(&models, || {
         let kept = KEPT.iter().map(|(case, _)| Case::parse(case, &models));
-        let numbers = cases("partition random steps", 120, 0..1000);
+        let numbers = cases("partition random steps", 80, 0..1000);
         let random = numbers.into_iter().map(|number| Case::random(&mut random_of(number), &models[..small], &meshes));
         kept.chain(random).collect()
     });

@@ -87,9 +87,9 @@ pub fn cases<T>(name: &str, few: usize, all: impl IntoIterator<Item = T>) -> Vec
         Tier::Share(number, shares) => index % shares == *number,
         Tier::Named(named) if named == name => true,
         // An index is chosen if it is the first of its part, where `all` is cut into `few` parts.
-        Tier::Small | Tier::Named(_) => index == 0 || few > 0 && index * few / count != (index - 1) * few / count,
+        Tier::Small | Tier::Named(_) => few > 0 && (index == 0 || index * few / count != (index - 1) * few / count),
     };
-    all.into_iter().enumerate().filter(|(index, _)| few > 0 && is_chosen(*index)).map(|(_, case)| case).collect()
+    all.into_iter().enumerate().filter(|(index, _)| is_chosen(*index)).map(|(_, case)| case).collect()
 }
 
 /// Returns the number that chooses among random cases: `MESHLOOM_SEED`, or else `usual`.

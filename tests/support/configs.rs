@@ -40,16 +40,10 @@ pub const NARROW: &[&str] = &[
     "model.seq=32",
 ];
 
-/// [`NARROW`] with more layers and dropout, for runs that stop and go on: draws differ by step, so a run shows whether it
-/// knows its step.
-pub const STOPPING: &[&str] = &[
-    "model.layers=4",
-    "model.seq=16",
-    "train.warmup=2",
-    "train.steps=40",
-    UNOPTIMIZED,
-    "model.dropout=0.1",
-];
+/// [`NARROW`] with more layers and dropout, for runs that stop and go on: draws differ by step, so a run shows whether
+/// it knows its step.
+pub const STOPPING: &[&str] =
+    &["model.layers=4", "model.seq=16", "train.warmup=2", "train.steps=40", UNOPTIMIZED, "model.dropout=0.1"];
 
 /// [`NARROW`] on the tokens of [`TOKENIZER`].
 pub const ON_TOKENS: &[&str] = &[

@@ -145,7 +145,7 @@ fn experts_are_judged_by_cross_entropy() {
 #[test]
 fn evaluations_change_nothing() {
     let files = files();
-    let config = config(&files, &[ONE_DEVICE, DROPOUT, &["train.eval_every=2"]]);
+    let config = config(&files, &[ONE_DEVICE, DROPOUT, &["train.eval_every=2", "train.eval_batches=2"]]);
     let run = |evaluates: bool| {
         let mut trainer = trainer(&config);
         let mut due = Vec::new();

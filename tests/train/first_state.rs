@@ -50,8 +50,8 @@ fn it_has_the_same_bits_on_any_mesh_and_in_any_form() {
         &["mesh.axes=data=2,fsdp=4"],
         &["mesh.axes=fsdp=2,tensor=4"],
         &["mesh.axes=data=2,fsdp=4", "model.scan_layers=false"],
-        &["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=1", "pipeline.microbatches=2"],
         &["mesh.axes=fsdp=8", "partition.mode=shardy"],
+        &["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=1", "pipeline.microbatches=2"],
         &["mesh.axes=fsdp=8", "train.seed=4"],
     ];
     for form in cases("train first states", 3, forms) {

@@ -82,7 +82,7 @@ fn the_main_job_runs_on_cudas_path() {
 #[test]
 fn a_smaller_mesh_takes_the_first_devices() {
     let train = |axes: &str| {
-        let own = ["target.platform=cuda", "target.devices=3", "target.compile_cache=", axes];
+        let own = ["target.platform=cuda", "target.devices=3", "target.compile_cache=", UNOPTIMIZED, axes];
         says(&["train", "--steps", "1", "--sample", "0"], &[TINY, &own].concat(), CUDA)
     };
     let (ok, text) = train("mesh.axes=data=2");

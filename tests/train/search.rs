@@ -63,27 +63,33 @@ fn no_plan_is_better_than_the_one_that_is_found(model: &[&str], least: usize, ha
     }
 }
 
-/// A small batch leaves few plans; the full tier has a larger one as well.
-fn check_search(model: &[&str], target: &str) {
-    let hardware = hardware(target).expect("hardware");
-    for (batch, least) in cases("train searched batches", 1, [("train.batch=8", 40), ("train.batch=64", 200)]) {
-        no_plan_is_better_than_the_one_that_is_found(&[model, &[batch]].concat(), least, &hardware);
+/// Small batches and few devices leave few plans, which come first; the full tier has more as well.
+fn check_search(model: &[&str], all: &[(&str, &[&str], usize)]) {
+    for &(target, batch, least) in cases("train searched batches", 1, all) {
+        let hardware = hardware(target).expect("hardware");
+        no_plan_is_better_than_the_one_that_is_found(&[model, batch].concat(), least, &hardware);
     }
 }
 
+const FEW_ROWS: &[&str] = &["train.batch=8"];
+const MANY_ROWS: &[&str] = &["train.batch=64"];
+
 #[test]
 fn no_plan_is_better_on_gpus() {
-    check_search(LARGER, "h100:1x1x8");
+    check_search(LARGER, &[("h100:1x1x8", FEW_ROWS, 40), ("h100:1x1x8", MANY_ROWS, 200)]);
 }
 
 #[test]
 fn no_plan_is_better_on_tpus() {
-    check_search(LARGER, "v5e:2x4");
+    check_search(LARGER, &[("v5e:2x4", FEW_ROWS, 40), ("v5e:2x4", MANY_ROWS, 200)]);
 }
 
 #[test]
 fn no_plan_is_better_with_experts() {
-    check_search(&[LARGER, &["model.family=mixtral", "model.moe_mlp=2048"]].concat(), "v5p:2x2x2");
+    let model = [LARGER, &["model.family=mixtral", "model.moe_mlp=2048"]].concat();
+    let four: &[&str] = &["train.batch=8", "mesh.axes=fsdp=4", "target.devices=4"];
+    let all = [("v5p:2x2x1", four, 40), ("v5p:2x2x2", FEW_ROWS, 40), ("v5p:2x2x2", MANY_ROWS, 200)];
+    check_search(&model, &all);
 }
 
 /// Hardly any plan can be passed over there, so the small tier has two devices.

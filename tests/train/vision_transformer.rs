@@ -15,7 +15,7 @@ use support::eight_devices::client;
 
 fn config(settings: &[&str]) -> RunConfig {
     let length = format!("model.seq={PATCHES}");
-    let common = ["model.layers=4", "train.batch=64", "train.warmup=5", "train.steps=60", &length, UNOPTIMIZED];
+    let common = ["model.layers=4", "train.batch=32", "train.warmup=5", "train.steps=60", &length, UNOPTIMIZED];
     // The client keeps programs, also those for several devices.
     let common = common.into_iter().chain(["target.compile_cache="]);
     let settings: Vec<String> = common.chain(settings.iter().copied()).map(str::to_owned).collect();

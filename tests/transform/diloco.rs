@@ -24,9 +24,9 @@ const RUN: &[&str] = &["train.steps=200", "train.learning_rate=1e-3", UNOPTIMIZE
 const ROWS: usize = 4;
 const LAYERS: usize = 4;
 
-/// Five sync periods, or ten.
+/// Three sync periods, or ten.
 fn steps() -> u64 {
-    if every_case("transform diloco settings") { 120 } else { 60 }
+    if every_case("transform diloco settings") { 120 } else { 36 }
 }
 
 fn config(own: &[&str], settings: &[&str]) -> RunConfig {
@@ -169,20 +169,20 @@ fn uneven_fragments() {
     }
 }
 
-/// However many steps a call has, the state after them is the same: with transfers that overlap (24 steps, from step 1
-/// on), and without (a count that fits no period; no overlap).
+/// However many steps a call has, the state after them is the same: with transfers that overlap (two periods, from step
+/// 1 on), and without (a count that fits no period; no overlap).
 #[test]
 fn steps_per_call() {
     let uneven =
         &["diloco.streaming=true", "diloco.fragments=4", "diloco.uneven_fragments=true", "diloco.overlap_steps=2"][..];
     let overlapping = [STREAMING, &["diloco.overlap_steps=1", "diloco.overlap_alpha=0.5"]].concat();
     let two = ["mesh.axes=diloco=2", "target.devices=2"];
-    let on_two = [&overlapping[..], &two].concat();
+    let on_two = [&overlapping[..], &two, &["diloco.sync_period=6"]].concat();
     let all: [(&[&str], &str); 5] =
-        [(&on_two, "24"), (&overlapping, "24"), (&overlapping, "7"), (uneven, "12"), (&[], "12")];
+        [(&on_two, "12"), (&overlapping, "24"), (&overlapping, "7"), (uneven, "12"), (&[], "12")];
     for (settings, count) in cases("transform diloco steps per call", 1, all) {
         // The last steps, before and after a call of whole periods, are separate calls.
-        let steps = if every_case("transform diloco steps per call") { steps() } else { 26 };
+        let steps = if every_case("transform diloco steps per call") { steps() } else { 14 };
         let (expected, expected_losses) = run(&diloco_config(2, settings), steps);
         let per_call = format!("train.steps_per_call={count}");
         let config = diloco_config(2, &[settings, &[per_call.as_str()]].concat());
