@@ -72,7 +72,7 @@ def check(folder):
     for name, text in cases.items():
         (folder / f"{name}.hlo").write_text(text)
     environment = dict(os.environ, MESHLOOM_HLO_FOLDER=str(folder))
-    subprocess.run(["cargo", "test", "--quiet", "--release", "--workspace", "--test", "hlo", "--", "--ignored", "--exact", "parse::parse_folder"],
+    subprocess.run(["cargo", "test", "--quiet", "--release", "--workspace", "--test", "hlo", "--", "--ignored", "--exact", "hlo::parse::parse_folder"],
                    cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
     for name, text in cases.items():
         theirs = parts(read(text))

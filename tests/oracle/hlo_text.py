@@ -421,7 +421,7 @@ def check(folder):
         expected[name] = text
         serialized_modules[name] = serialized
     environment = dict(os.environ, MESHLOOM_HLO_FOLDER=str(folder))
-    subprocess.run(["cargo", "test", "--quiet", "--release", "--workspace", "--test", "hlo", "--", "--ignored", "--exact", "text::print_folder"],
+    subprocess.run(["cargo", "test", "--quiet", "--release", "--workspace", "--test", "hlo", "--", "--ignored", "--exact", "hlo::text::print_folder"],
                    cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
     for name, text in expected.items():
         total += 1
