@@ -223,7 +223,7 @@ fn a_program_has_its_ledger() {
     assert_eq!(ledger.moved_bytes().unwrap(), found.moved_bytes());
 }
 
-/// Arguments and outputs are XLA's to the byte; temporaries within a factor of 1.5.
+/// Arguments and outputs are XLA's to the byte; temporaries are at least 0.7 of XLA's and no more.
 #[test]
 fn memory_is_about_what_xla_plans() {
     let all = [("data=2,fsdp=4", "full"), ("fsdp=8", "none"), ("data=8", "none")];
@@ -233,12 +233,11 @@ fn memory_is_about_what_xla_plans() {
         let memory = lowered.memory().unwrap();
         let stats = lowered.compile(&client()).unwrap().executable().memory_stats().unwrap();
         let ratio = memory.temporaries as f64 / stats.temporary as f64;
-        println!("{mesh} {remat}: temporaries {ratio:.2} of XLA's\n{memory}");
         assert_eq!(memory.arguments, stats.arguments as u64);
         assert_eq!(memory.outputs, stats.outputs as u64);
         assert_eq!(memory.aliased, stats.aliased as u64);
-        // XLA fuses, orders and shares buffers otherwise; but not by a half.
-        assert!((0.67..1.5).contains(&ratio), "{mesh} {remat}: {ratio:.2}");
+        // XLA fuses, orders and shares buffers in another way: the three ratios are 0.74, 0.88 and 0.87.
+        assert!((0.7..=1.0).contains(&ratio), "{mesh} {remat}: {ratio:.2}\n{memory}");
         // What is live makes up the peak, but for gaps between buffers and the pointers of tuples: a value that is live
         // again after a pause keeps its place, so a gap may be as large as one of the smaller values.
         let live: u64 = memory.live_at_peak.iter().map(|value| value.bytes).sum();
