@@ -1,4 +1,4 @@
-//! Modules of one program: the compiler before anything is sharded, and shardings.
+//! The compiler before anything is partitioned: graphs and what passes make of them, and how values are sharded.
 
 mod compiler;
 mod sharding;
