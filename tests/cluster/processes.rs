@@ -10,7 +10,7 @@ use meshloom::trace::Tree;
 use meshloom_train::checkpoint::{self, Fallback};
 use meshloom_train::config::RunConfig;
 use meshloom_train::run::RunState;
-use support::configs::{BOOK, UNOPTIMIZED};
+use support::configs::{THE_BOOK, UNOPTIMIZED};
 use support::counts::process;
 use support::program::meshloom_with_processes as meshloom;
 
@@ -48,8 +48,8 @@ impl Run {
 
     /// Returns the words of a command line for this process, which runs in another folder.
     pub fn words(&self) -> Vec<String> {
-        let text = format!("data.sources=[{BOOK:?}]");
-        let settings = self.settings.iter().chain([&text]).flat_map(|setting| ["--set", setting]).map(str::to_owned);
+        let settings = self.settings.iter().map(String::as_str).chain([THE_BOOK]);
+        let settings = settings.flat_map(|setting| ["--set", setting]).map(str::to_owned);
         self.arguments.iter().cloned().chain(settings).collect()
     }
 

@@ -14,7 +14,7 @@ use meshloom_train::generate::{GenerateOptions, GeneratorOptions, Request, Sampl
 use meshloom_train::step::TrainStep;
 use meshloom_train::{DeviceScores, Trainer};
 use support::cases::cases;
-use support::configs::{NARROW, ONE_DEVICE, STOPPING, UNOPTIMIZED};
+use support::configs::{NARROW, ONE_DEVICE, UNOPTIMIZED};
 use support::eight_devices::{client, relative_error};
 use support::interpret::interpret;
 use support::text_files::TextFiles;
@@ -30,7 +30,7 @@ fn files() -> TextFiles {
 }
 
 /// As many layers as runs that stop have, whose first state is then that of these runs.
-const DEEP: &[&str] = STOPPING.split_at(1).0;
+const DEEP: &[&str] = &["model.layers=4"];
 
 fn config(files: &TextFiles, settings: &[&[&str]]) -> RunConfig {
     let sources = format!("data.sources=[{:?}]", files.path("train.jsonl"));

@@ -189,7 +189,7 @@ fn floats_convert_only_on_request() {
 }
 
 fn config(overrides: &[&str]) -> RunConfig {
-    configs::config(&[NARROW, STOPPING, overrides])
+    configs::config(&[NARROW, STOPPING, &["model.dropout=0.1"], overrides])
 }
 
 fn host(trainer: &Trainer) -> Vec<Literal> {

@@ -16,16 +16,13 @@ use meshloom_train::step::TrainStep;
 use meshloom_train::tokenizer::Tokenizer;
 use meshloom_train::{Dataset, Error, Text, Trainer};
 use support::cases::cases;
-use support::configs::{BOOK, DECODER, ONE_DEVICE, SHORT_RUN, TOKENIZER, UNOPTIMIZED};
+use support::configs::{BOOK, DECODER, DROPOUT, ONE_DEVICE, SHORT_RUN, THE_BOOK, TOKENIZER, UNOPTIMIZED};
 use support::eight_devices::{client, relative_error};
 use support::text_files::TextFiles;
 
 use super::program::{copy, run, trained, with_keys};
 
 const LINES: usize = 290;
-
-/// As `runs` has it, whose train steps are then those of these runs.
-const DROPOUT: &[&str] = &["model.dropout=0.1", "model.attention_dropout=0.1"];
 
 /// The book, and a validation set of 290 lines beside it, less than two batches of rows.
 fn files() -> TextFiles {
@@ -34,10 +31,10 @@ fn files() -> TextFiles {
 }
 
 fn config(files: &TextFiles, settings: &[&[&str]]) -> RunConfig {
-    let (sources, validation) = (format!("data.sources=[{BOOK:?}]"), format!("data.validation=[{:?}]", files.path("")));
+    let validation = format!("data.validation=[{:?}]", files.path(""));
     files.config(&[
         DECODER,
-        &["train.batch=16", "train.warmup=5", "train.steps=40", UNOPTIMIZED, &sources, &validation],
+        &["train.batch=16", "train.warmup=5", "train.steps=40", UNOPTIMIZED, THE_BOOK, &validation],
         &settings.concat(),
     ])
 }

@@ -11,7 +11,7 @@ use meshloom::ir::{DType, Literal};
 use meshloom::trace::Tree;
 use meshloom_train::Trainer;
 use support::cases::{cases, every_case};
-use support::configs::{self, ONE_DEVICE, SHORT_RUN, TINY};
+use support::configs::{self, DROPOUT, ONE_DEVICE, SHORT_RUN, TINY};
 use support::eight_devices::{client, relative_error};
 
 use super::interpreted::InterpretedRun;
@@ -45,9 +45,6 @@ fn check(base: &[&str], plain: &[&str], all: &[(&[&str], &[&str])]) {
         assert!(error < 2e-4, "{precision:?} {form:?}: {error:.1e}: {found:?} {expected:?}");
     }
 }
-
-/// As `runs` has it.
-const DROPOUT: &[&str] = &["model.dropout=0.1", "model.attention_dropout=0.1"];
 
 const MIXED: &[&str] = &["mesh.axes=data=2,fsdp=4"];
 

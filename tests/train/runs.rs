@@ -11,7 +11,7 @@ use meshloom_train::config::RunConfig;
 use meshloom_train::step::aliases;
 use sha2::{Digest, Sha256};
 use support::cases::{cases, every_case};
-use support::configs::{self, ONE_DEVICE, SHORT_RUN, TINY};
+use support::configs::{self, DROPOUT, ONE_DEVICE, SHORT_RUN, TINY};
 use support::eight_devices::{client, relative_error};
 use support::program::test_alone;
 
@@ -129,7 +129,6 @@ fn forms_of_the_model_agree() {
 /// Which activations drop depends on seed, step, layer, row, position and channel alone.
 #[test]
 fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
-    const DROPOUT: &[&str] = &["model.dropout=0.1", "model.attention_dropout=0.1"];
     let base = [SHORT_RUN, DROPOUT].concat();
     let (separate, recomputed) = (["model.scan_layers=false"], ["remat.policy=full"]);
     let pipeline = ["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=1", "pipeline.microbatches=2"];

@@ -2,8 +2,8 @@
 
 use meshloom::ir::{DType, GraphBuilder, Literal, Name, OpError, PortInfo, TensorType, Value};
 use meshloom::ops::{
-    ArgReduce, ArgReduceKind, BinaryKind, Cumulative, CustomCall, DotGeneral, Op, RaggedForm, Reduce, ReduceKind,
-    Scatter, Sort, Threefry, Unary, UnaryKind,
+    ArgReduce, BinaryKind, Cumulative, CustomCall, DotGeneral, Op, RaggedForm, Reduce, ReduceKind, Scatter, Sort,
+    Threefry, Unary, UnaryKind,
 };
 use meshloom::passes::evaluate;
 use meshloom_mosaic::CALL_TARGET;
@@ -11,7 +11,7 @@ use meshloom_mosaic::interpret::{self, Array};
 
 use super::cudnn;
 use super::moves::{Windows, concatenate, cut, pad, paste, pick, positions, positions_along, starts, strides};
-use super::number::{binary, compare, cumulate, identity, packed, round, unary};
+use super::number::{binary, compare, cumulate, identity, is_better, packed, round, unary};
 use super::{ragged, windows};
 
 /// The results of an op, which have these types.
@@ -272,11 +272,7 @@ fn arg_reduce(op: &ArgReduce, operand: &Literal, ty: &TensorType) -> Vec<f64> {
     let places = positions_along(&operand.ty().dims, &[op.axis], &[1]);
     for ((slot, place), value) in slots.into_iter().zip(places).zip(operand.to_f64_vec()) {
         let best = &mut best[slot as usize];
-        let is_better = best.is_none_or(|(before, _)| {
-            let extreme = if op.kind == ArgReduceKind::Max { value > before } else { value < before };
-            !before.is_nan() && (value.is_nan() || extreme)
-        });
-        if is_better {
+        if best.is_none_or(|(before, _)| is_better(op.kind, value, before)) {
             *best = Some((value, place));
         }
     }

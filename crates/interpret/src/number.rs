@@ -4,7 +4,7 @@ use std::f64::consts::FRAC_2_SQRT_PI;
 
 use half::{bf16, f16};
 use meshloom::ir::{DType, Literal, TensorType};
-use meshloom::ops::{BinaryKind, CumulativeKind, Direction, ReduceKind, UnaryKind};
+use meshloom::ops::{ArgReduceKind, BinaryKind, CumulativeKind, Direction, ReduceKind, UnaryKind};
 
 /// A literal of numbers, each rounded to the element type.
 pub fn literal(ty: &TensorType, values: &mut dyn Iterator<Item = f64>) -> Literal {
@@ -163,6 +163,12 @@ pub fn binary(kind: BinaryKind, x: f64, y: f64) -> f64 {
         }
         other => panic!("{} is not interpreted", other.name()),
     }
+}
+
+/// Whether an element takes the place of the best one before it: the first of equals stays, and so does the first NaN.
+pub fn is_better(kind: ArgReduceKind, x: f64, best: f64) -> bool {
+    let extreme = if kind == ArgReduceKind::Max { x > best } else { x < best };
+    !best.is_nan() && (x.is_nan() || extreme)
 }
 
 /// The result of a fold over no elements.

@@ -1,10 +1,10 @@
 //! Ops that look at windows of an operand: folds, places of extremes, and convolutions.
 
 use meshloom::ir::{DType, Literal, TensorType};
-use meshloom::ops::{ArgReduceKind, ArgReduceWindow, Convolution, ReduceKind, ReduceWindow, Window, WindowDim};
+use meshloom::ops::{ArgReduceWindow, Convolution, ReduceKind, ReduceWindow, Window, WindowDim};
 
 use super::moves::{positions, strides};
-use super::number::{binary, identity, packed, round};
+use super::number::{binary, identity, is_better, packed, round};
 
 /// The index of an element of a shape along each dimension.
 fn index_of(mut position: usize, dims: &[usize]) -> Vec<usize> {
@@ -64,17 +64,15 @@ pub fn reduce_window(op: &ReduceWindow, operand: &Literal, ty: &TensorType) -> L
 /// windows.
 pub fn arg_reduce_window(op: &ArgReduceWindow, operand: &Literal, ty: &TensorType) -> Literal {
     let (numbers, dims) = (operand.to_f64_vec(), &operand.ty().dims);
-    let is_better = |x: f64, best: f64| {
-        let extreme = if op.kind == ArgReduceKind::Max { x > best } else { x < best };
-        !best.is_nan() && (x.is_nan() || extreme)
-    };
     let counted = |position: usize| {
         let windowed = |dim: &usize| op.window[*dim] != WindowDim::ONE;
         let index = index_of(position, dims);
         (0..dims.len()).filter(windowed).fold(0, |place, dim| place * dims[dim] + index[dim]) as f64
     };
     let place = |window: Vec<usize>| {
-        let best = window.into_iter().reduce(|best, at| if is_better(numbers[at], numbers[best]) { at } else { best });
+        let best = window
+            .into_iter()
+            .reduce(|best, at| if is_better(op.kind, numbers[at], numbers[best]) { at } else { best });
         best.map_or(i32::MAX.into(), counted)
     };
     let places: Vec<f64> = windows(&op.window, dims, &ty.dims).into_iter().map(place).collect();
