@@ -68,7 +68,8 @@ fn many_threads() {
 }
 
 /// etcd is killed in the middle of puts and gets, and started again with its data, twice: calls wait for it, each key
-/// is written once and has one writer who is told so, and leases go on.
+/// is written once and has one writer who is told so, and leases go on. A single etcd before 3.5.5 may lose what it has
+/// acknowledged just before it is killed (etcd issue 14370), so what was put then may be gone.
 #[test]
 fn etcd_may_be_away() {
     let mut etcd = Etcd::start();
@@ -78,25 +79,39 @@ fn etcd_may_be_away() {
         Store::connect(options).map(Arc::new).unwrap_or_else(|error| panic!("{error}"))
     });
     let callers = stores.each_ref().map(|store| ThroughCallbacks::new(Arc::new(StoreForClients(store.clone()))));
-    let (is_over, rounds) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let (is_over, rounds, kills) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
     thread::scope(|scope| {
         for number in 0..8 {
             let (store, other) = (&callers[number % 2], &callers[1 - number % 2]);
-            let (is_over, rounds) = (&is_over, &rounds);
+            let (is_over, rounds, kills) = (&is_over, &rounds, &kills);
             scope.spawn(move || {
+                let mut kills_before_put = kills.load(Ordering::SeqCst);
                 for round in 0.. {
                     // It waits for the next one before that is written.
                     let keys = [round, round + 1].map(|round| format!("{number}/{round}"));
                     if round == 0 {
                         assert_eq!(store.put(&keys[0], keys[0].as_bytes()), Ok(()));
                     }
+                    let kills_before_next = kills.load(Ordering::SeqCst);
+                    // Since the first of the two was put.
+                    let killed = || kills.load(Ordering::SeqCst) > kills_before_put;
                     thread::scope(|scope| {
                         let waiting = scope.spawn(|| other.get(&keys[1], LONG));
                         assert_eq!(store.put(&keys[1], keys[1].as_bytes()), Ok(()), "{keys:?}");
-                        assert_eq!(waiting.join().expect("a thread"), Ok(keys[1].clone().into_bytes()));
+                        match waiting.join().expect("a thread") {
+                            Err(failure) if killed() => assert_eq!(failure.code, ErrorCode::DeadlineExceeded),
+                            found => assert_eq!(found, Ok(keys[1].clone().into_bytes())),
+                        }
                     });
-                    assert_eq!(other.try_get(&keys[0]), Ok(keys[0].clone().into_bytes()));
-                    assert_eq!(code(other.put(&keys[0], b"")), ErrorCode::AlreadyExists);
+                    match other.try_get(&keys[0]) {
+                        Err(failure) if killed() => assert_eq!(failure.code, ErrorCode::NotFound),
+                        found => assert_eq!(found, Ok(keys[0].clone().into_bytes())),
+                    }
+                    match other.put(&keys[0], b"") {
+                        Ok(()) if killed() => (),
+                        put => assert_eq!(code(put), ErrorCode::AlreadyExists),
+                    }
+                    kills_before_put = kills_before_next;
                     rounds.fetch_add(1, Ordering::Relaxed);
                     if is_over.load(Ordering::Relaxed) {
                         break;
@@ -108,6 +123,7 @@ fn etcd_may_be_away() {
         }
         for away in [100, 1000] {
             thread::sleep(Duration::from_millis(700));
+            kills.fetch_add(1, Ordering::SeqCst);
             etcd.kill();
             let before = rounds.load(Ordering::Relaxed);
             thread::sleep(Duration::from_millis(away));
