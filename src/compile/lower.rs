@@ -48,19 +48,21 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
 
 /// Checks that an output and an input exist, have one type, and share with no other: XLA ends the process otherwise.
 fn check_aliases(graph: &Graph, aliases: &[(usize, usize)]) -> Result<(), Error> {
-    for (index, &(output, input)) in aliases.iter().enumerate() {
+    let (inputs, outputs): (Vec<_>, Vec<_>) = (graph.input_types().collect(), graph.output_types().collect());
+    let (mut of_inputs, mut of_outputs) = (vec![None; inputs.len()], vec![None; outputs.len()]);
+    for &(output, input) in aliases {
         let refuse = |reason| Err(ArgumentError::Alias { output, input, reason }.into());
-        let (Some(of_output), Some(of_input)) = (graph.output_types().nth(output), graph.input_types().nth(input))
-        else {
-            let (inputs, outputs) = (graph.inputs().len(), graph.outputs().len());
+        let (Some(of_output), Some(of_input)) = (outputs.get(output), inputs.get(input)) else {
+            let (inputs, outputs) = (inputs.len(), outputs.len());
             return refuse(AliasProblem::Missing { inputs, outputs });
         };
         if of_output != of_input {
-            return refuse(AliasProblem::Types { output: of_output.clone(), input: of_input.clone() });
+            return refuse(AliasProblem::Types { output: (*of_output).clone(), input: (*of_input).clone() });
         }
-        if let Some(&(output, input)) = aliases[..index].iter().find(|other| other.0 == output || other.1 == input) {
+        if let Some((output, input)) = of_outputs[output].or(of_inputs[input]) {
             return refuse(AliasProblem::Twice { output, input });
         }
+        (of_outputs[output], of_inputs[input]) = (Some((output, input)), Some((output, input)));
     }
     Ok(())
 }

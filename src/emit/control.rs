@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use meshloom_hlo::analysis::trip_count::STATED_ITERATIONS;
 use meshloom_hlo::proto::FrontendAttributes;
-use meshloom_hlo::shape;
 use smallvec::SmallVec;
 
 use super::{Emitter, Ids, InstructionId, sanitize};
@@ -129,7 +128,8 @@ impl Emitter {
         below.comparison_type.push_str("SIGNED");
         let root = self.writer.commit();
         let name = sanitize(body.name());
-        let (condition, _) = self.close(&format!("{name}_condition"), root, shape(&TensorType::scalar(DType::Pred)));
+        let flag = self.writer.shape(&TensorType::scalar(DType::Pred));
+        let (condition, _) = self.close(&format!("{name}_condition"), root, flag);
 
         let parameter = self.open_over("state", &state_types);
         let mut state = self.elements(parameter, state_types.iter().copied());
@@ -197,7 +197,7 @@ impl Emitter {
         let state = self.elements(parameter, types.iter().copied());
         self.set_place(place.and(state.last().copied()));
         let root = self.region(&op.condition, &state[..operands.len()])[0];
-        let flag = shape(&TensorType::scalar(DType::Pred));
+        let flag = self.writer.shape(&TensorType::scalar(DType::Pred));
         let (condition, _) = self.close(&sanitize(op.condition.name()), root, flag);
 
         let parameter = self.open_over("state", &types);

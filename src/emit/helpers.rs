@@ -2,7 +2,6 @@
 //! results out of a tuple.
 
 use meshloom_hlo::proto::{HloInstructionProto, ShapeProto};
-use meshloom_hlo::{shape, tuple_shape};
 
 use super::{ComputationId, EmitContext, InstructionId};
 use crate::ir::{DType, TensorType};
@@ -92,8 +91,11 @@ impl EmitContext<'_> {
         }
         let outputs = f(self, &inputs);
         let (root, result) = match (&outputs[..], results) {
-            (&[root], &[ty]) => (root, shape(ty)),
-            (outputs, types) => (self.emitter.tuple(types, outputs), tuple_shape(types.iter().copied())),
+            (&[root], &[ty]) => (root, self.emitter.writer.shape(ty)),
+            (outputs, types) => {
+                let root = self.emitter.tuple(types, outputs);
+                (root, self.emitter.writer.tuple_shape(types.iter().copied()))
+            }
         };
         let (id, _) = self.emitter.close(name, root, result);
         self.emitter.named_computations.insert(name.to_owned(), id);

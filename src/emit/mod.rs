@@ -31,12 +31,12 @@ use prost::Message;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use meshloom_hlo::literal_proto;
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::{self, HloInstructionProto};
-use meshloom_hlo::{literal_proto, tuple_shape};
 
 use self::sharding::{manual, result_attribute};
-use self::writer::{Metadata, ModuleWriter};
+use self::writer::{EncodedShape, MODULE_HOST_PROGRAM_SHAPE, Metadata, ModuleWriter, put_bytes};
 use crate::ir::{
     DType, Graph, GraphBuilder, InternalError, Literal, NodeRef, OpError, Origin, Phase, PortInfo, Scope, Spec,
     TensorType, Value, Values,
@@ -221,7 +221,8 @@ impl Emitter {
             root.sharding = Some(sharding.into());
         }
         let root = self.writer.commit();
-        let (entry, program) = self.close(&name, root, tuple_shape(&types));
+        let result = self.writer.tuple_shape(&types);
+        let (entry, program) = self.close(&name, root, result);
         let alias = |&(output, input): &(usize, usize)| proto::hlo_input_output_alias_proto::AliasEntryProto {
             output_shape_index: vec![output as i64],
             parameter_number: input as i64,
@@ -234,13 +235,13 @@ impl Emitter {
             entry_computation_name: format!("{name}.{entry}"),
             name,
             entry_computation_id: entry,
-            host_program_shape: Some(program),
             frontend_attributes: self.module_attributes(),
             input_output_alias: (!aliases.is_empty()).then_some(proto::HloInputOutputAliasProto { entries: aliases }),
             ..proto::HloModuleProto::default()
         };
         let instruction_count = self.writer.instruction_count();
         let mut bytes = header.encode_to_vec();
+        put_bytes(MODULE_HOST_PROGRAM_SHAPE, &program, &mut bytes);
         bytes.extend(self.writer.into_computations());
         match self.defect {
             Some(defect) => Err(defect),
@@ -307,12 +308,7 @@ impl Emitter {
         self.last_collective.push(None);
     }
 
-    fn close(
-        &mut self,
-        name: &str,
-        root: InstructionId,
-        result: proto::ShapeProto,
-    ) -> (ComputationId, proto::ProgramShapeProto) {
+    fn close(&mut self, name: &str, root: InstructionId, result: EncodedShape) -> (ComputationId, Vec<u8>) {
         self.constants.pop();
         self.places.pop();
         let communicates = self.last_collective.pop().flatten().is_some();
@@ -421,7 +417,8 @@ impl Emitter {
     /// Closes the innermost open computation with a tuple of values of these types for its result.
     fn close_with(&mut self, name: &str, types: &[&TensorType], values: &[InstructionId]) -> ComputationId {
         let root = self.tuple(types, values);
-        self.close(name, root, tuple_shape(types.iter().copied())).0
+        let result = self.writer.tuple_shape(types.iter().copied());
+        self.close(name, root, result).0
     }
 
     fn begin_tuple<'t>(
@@ -496,7 +493,8 @@ impl Emitter {
         let chosen_index = writer.instruction("select", &index, &[keep_index, best_index, next_index]);
         self.writer.begin_tuple("tuple", [&value, &index], &[chosen, chosen_index]);
         let root = self.writer.commit();
-        self.close("arg_reduce", root, tuple_shape([&value, &index])).0
+        let result = self.writer.tuple_shape([&value, &index]);
+        self.close("arg_reduce", root, result).0
     }
 }
 

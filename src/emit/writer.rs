@@ -7,11 +7,11 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use prost::Message;
-use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
+use prost::encoding::{WireType, encoded_len_varint};
 use rustc_hash::FxHashMap;
 
-use meshloom_hlo::proto::{self, HloInstructionProto, ShapeProto};
-use meshloom_hlo::{shape, tuple_shape};
+use meshloom_hlo::proto::{self, HloInstructionProto, LiteralProto, ShapeProto};
+use meshloom_hlo::shape;
 
 use super::comparison_type;
 use crate::ir::{DType, TensorType};
@@ -26,10 +26,11 @@ pub type ComputationId = i64;
 struct Computation {
     id: ComputationId,
     bytes: Vec<u8>,
-    parameters: Vec<(TensorType, String)>,
-    /// Set instead of `parameters` where the only parameter is a tuple, as in a loop.
-    tuple_parameter: Option<(ShapeProto, String)>,
+    parameters: Vec<(EncodedShape, String)>,
 }
+
+/// Where an encoded shape lies among those of the module.
+pub(super) type EncodedShape = Range<usize>;
 
 /// Where an instruction came from, as its metadata says it.
 #[derive(Clone, Copy, Default)]
@@ -50,8 +51,7 @@ struct Common {
     /// Its own name; otherwise it is named after opcode and id.
     name: String,
     operands: Vec<InstructionId>,
-    /// Where its encoded shape lies.
-    shape: Range<usize>,
+    shape: EncodedShape,
     metadata: Vec<u8>,
 }
 
@@ -61,7 +61,7 @@ pub struct ModuleWriter {
     scratch: HloInstructionProto,
     /// Encoded shapes, back to back: a module has few different ones.
     shapes: Vec<u8>,
-    known_shapes: FxHashMap<TensorType, Range<usize>>,
+    known_shapes: FxHashMap<TensorType, EncodedShape>,
     open: Vec<Computation>,
     done: Vec<u8>,
     next_instruction: InstructionId,
@@ -76,35 +76,72 @@ const INSTRUCTION_NAME: u32 = 1;
 const INSTRUCTION_OPCODE: u32 = 2;
 const INSTRUCTION_SHAPE: u32 = 3;
 const INSTRUCTION_METADATA: u32 = 7;
+const INSTRUCTION_LITERAL: u32 = 8;
 const INSTRUCTION_ID: u32 = 35;
 const INSTRUCTION_OPERANDS: u32 = 36;
+const LITERAL_S32S: u32 = 4;
+const SHAPE_ELEMENT_TYPE: u32 = 2;
+const SHAPE_TUPLE_SHAPES: u32 = 4;
 const METADATA_OP_TYPE: u32 = 1;
 const METADATA_OP_NAME: u32 = 2;
 const METADATA_SOURCE_FILE: u32 = 3;
 const METADATA_SOURCE_LINE: u32 = 4;
+const PROGRAM_PARAMETERS: u32 = 1;
+const PROGRAM_RESULT: u32 = 2;
+const PROGRAM_PARAMETER_NAMES: u32 = 3;
 const COMPUTATION_NAME: u32 = 1;
 const COMPUTATION_INSTRUCTIONS: u32 = 2;
 const COMPUTATION_PROGRAM_SHAPE: u32 = 4;
 const COMPUTATION_ID: u32 = 5;
 const COMPUTATION_ROOT_ID: u32 = 6;
-pub(super) const MODULE_COMPUTATIONS: u32 = 3;
+const MODULE_COMPUTATIONS: u32 = 3;
+pub(super) const MODULE_HOST_PROGRAM_SHAPE: u32 = 4;
+
+// prost hands a buffer the bytes of a varint one by one, each as a slice, which costs several calls a byte where buffer
+// and caller are in different codegen units. What is written often is therefore written here.
+
+fn put_varint(mut value: u64, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn put_key(field: u32, wire_type: WireType, out: &mut Vec<u8>) {
+    put_varint((field << 3 | wire_type as u32).into(), out);
+}
 
 pub(super) fn put_bytes(field: u32, bytes: &[u8], out: &mut Vec<u8>) {
-    encode_key(field, WireType::LengthDelimited, out);
-    encode_varint(bytes.len() as u64, out);
+    put_key(field, WireType::LengthDelimited, out);
+    put_varint(bytes.len() as u64, out);
     out.extend_from_slice(bytes);
 }
 
-fn put_message(field: u32, message: &impl Message, out: &mut Vec<u8>) {
-    encode_key(field, WireType::LengthDelimited, out);
-    encode_varint(message.encoded_len() as u64, out);
+fn put_packed(field: u32, numbers: impl Iterator<Item = u64> + Clone, out: &mut Vec<u8>) {
+    put_key(field, WireType::LengthDelimited, out);
+    put_varint(numbers.clone().map(|number| encoded_len_varint(number) as u64).sum(), out);
+    numbers.for_each(|number| put_varint(number, out));
+}
+
+fn put_literal(field: u32, mut literal: LiteralProto, out: &mut Vec<u8>) {
+    // Tables of positions have thousands of numbers, and these are of this type.
+    let numbers = std::mem::take(&mut literal.s32s);
+    let numbers = numbers.iter().map(|&number| number as u64);
+    let mut table = Vec::new();
+    if numbers.len() > 0 {
+        put_packed(LITERAL_S32S, numbers, &mut table);
+    }
+    put_key(field, WireType::LengthDelimited, out);
+    put_varint((literal.encoded_len() + table.len()) as u64, out);
     // The buffer grows as needed, so encoding cannot run out of room.
-    message.encode_raw(out);
+    literal.encode_raw(out);
+    out.extend_from_slice(&table);
 }
 
 fn put_number(field: u32, number: i64, out: &mut Vec<u8>) {
-    encode_key(field, WireType::Varint, out);
-    encode_varint(number as u64, out);
+    put_key(field, WireType::Varint, out);
+    put_varint(number as u64, out);
 }
 
 impl ModuleWriter {
@@ -138,32 +175,35 @@ impl ModuleWriter {
     pub(super) fn open_computation(&mut self) {
         let id = self.next_computation;
         self.next_computation += 1;
-        self.open.push(Computation { id, bytes: Vec::new(), parameters: Vec::new(), tuple_parameter: None });
+        self.open.push(Computation { id, bytes: Vec::new(), parameters: Vec::new() });
     }
 
-    /// Closes the innermost open computation.
+    /// Closes the innermost open computation; also returns its program shape, encoded.
     pub(super) fn close_computation(
         &mut self,
         name: &str,
         root: InstructionId,
-        result: ShapeProto,
-    ) -> (ComputationId, proto::ProgramShapeProto) {
-        let Some(computation) = self.open.pop() else {
-            return (0, proto::ProgramShapeProto::default());
-        };
-        let parameters = computation.parameters.iter().map(|(ty, name)| (shape(ty), name.clone()));
-        let (shapes, names) = parameters.chain(computation.tuple_parameter).unzip();
-        let program = proto::ProgramShapeProto { parameters: shapes, parameter_names: names, result: Some(result) };
+        result: EncodedShape,
+    ) -> (ComputationId, Vec<u8>) {
+        let mut program = Vec::new();
+        let Some(computation) = self.open.pop() else { return (0, program) };
+        for (shape, _) in &computation.parameters {
+            put_bytes(PROGRAM_PARAMETERS, &self.shapes[shape.clone()], &mut program);
+        }
+        put_bytes(PROGRAM_RESULT, &self.shapes[result], &mut program);
+        for (_, name) in &computation.parameters {
+            put_bytes(PROGRAM_PARAMETER_NAMES, name.as_bytes(), &mut program);
+        }
         // Instructions were written with their own keys, so the computation's other fields go around them.
         let mut head = Vec::new();
         put_bytes(COMPUTATION_NAME, format!("{name}.{}", computation.id).as_bytes(), &mut head);
         let mut tail = Vec::new();
-        put_message(COMPUTATION_PROGRAM_SHAPE, &program, &mut tail);
+        put_bytes(COMPUTATION_PROGRAM_SHAPE, &program, &mut tail);
         put_number(COMPUTATION_ID, computation.id, &mut tail);
         put_number(COMPUTATION_ROOT_ID, root, &mut tail);
         let length = head.len() + computation.bytes.len() + tail.len();
-        encode_key(MODULE_COMPUTATIONS, WireType::LengthDelimited, &mut self.done);
-        encode_varint(length as u64, &mut self.done);
+        put_key(MODULE_COMPUTATIONS, WireType::LengthDelimited, &mut self.done);
+        put_varint(length as u64, &mut self.done);
         self.done.extend_from_slice(&head);
         self.done.extend_from_slice(&computation.bytes);
         self.done.extend_from_slice(&tail);
@@ -182,15 +222,8 @@ impl ModuleWriter {
         ty: &TensorType,
         operands: &[InstructionId],
     ) -> &mut HloInstructionProto {
-        let range = match self.known_shapes.get(ty) {
-            Some(range) => range.clone(),
-            None => {
-                let range = self.put_shape(&shape(ty));
-                self.known_shapes.insert(ty.clone(), range.clone());
-                range
-            }
-        };
-        self.begin_any(opcode, range, operands)
+        let shape = self.shape(ty);
+        self.begin_any(opcode, shape, operands)
     }
 
     /// As [`ModuleWriter::begin`], for an instruction whose result is a tuple.
@@ -200,8 +233,8 @@ impl ModuleWriter {
         types: impl IntoIterator<Item = &'t TensorType>,
         operands: &[InstructionId],
     ) -> &mut HloInstructionProto {
-        let range = self.put_shape(&tuple_shape(types));
-        self.begin_any(opcode, range, operands)
+        let shape = self.tuple_shape(types);
+        self.begin_any(opcode, shape, operands)
     }
 
     /// One instruction without attributes.
@@ -218,14 +251,37 @@ impl ModuleWriter {
         self.commit()
     }
 
-    fn put_shape(&mut self, shape: &ShapeProto) -> Range<usize> {
+    /// The shape of a dense tensor.
+    pub(super) fn shape(&mut self, ty: &TensorType) -> EncodedShape {
+        if let Some(known) = self.known_shapes.get(ty) {
+            return known.clone();
+        }
+        let shape = self.put_shape(&shape(ty));
+        self.known_shapes.insert(ty.clone(), shape.clone());
+        shape
+    }
+
+    /// The shape of a tuple of dense tensors.
+    pub(super) fn tuple_shape<'t>(&mut self, types: impl IntoIterator<Item = &'t TensorType>) -> EncodedShape {
+        let parts: Vec<_> = types.into_iter().map(|ty| self.shape(ty)).collect();
+        let start = self.shapes.len();
+        put_number(SHAPE_ELEMENT_TYPE, proto::PrimitiveType::Tuple as i64, &mut self.shapes);
+        for part in parts {
+            put_key(SHAPE_TUPLE_SHAPES, WireType::LengthDelimited, &mut self.shapes);
+            put_varint(part.len() as u64, &mut self.shapes);
+            self.shapes.extend_from_within(part);
+        }
+        start..self.shapes.len()
+    }
+
+    fn put_shape(&mut self, shape: &ShapeProto) -> EncodedShape {
         let start = self.shapes.len();
         // The buffer grows as needed, so encoding cannot run out of room.
         shape.encode_raw(&mut self.shapes);
         start..self.shapes.len()
     }
 
-    fn begin_any(&mut self, opcode: &str, shape: Range<usize>, operands: &[InstructionId]) -> &mut HloInstructionProto {
+    fn begin_any(&mut self, opcode: &str, shape: EncodedShape, operands: &[InstructionId]) -> &mut HloInstructionProto {
         let common = &mut self.common;
         common.opcode.clear();
         common.opcode.push_str(opcode);
@@ -261,8 +317,8 @@ impl ModuleWriter {
         if !metadata.op_type.is_empty() {
             put_bytes(METADATA_OP_TYPE, metadata.op_type.as_bytes(), out);
         }
-        encode_key(METADATA_OP_NAME, WireType::LengthDelimited, out);
-        encode_varint(metadata.op_name.iter().map(|part| part.len() as u64).sum(), out);
+        put_key(METADATA_OP_NAME, WireType::LengthDelimited, out);
+        put_varint(metadata.op_name.iter().map(|part| part.len() as u64).sum(), out);
         metadata.op_name.iter().for_each(|part| out.extend_from_slice(part.as_bytes()));
         if metadata.source.1 > 0 {
             put_bytes(METADATA_SOURCE_FILE, metadata.source.0.as_bytes(), out);
@@ -286,7 +342,7 @@ impl ModuleWriter {
         // The length stands in front of the instruction and is known behind it: it goes into room left for it, in as
         // many bytes as any length below 2^28 takes.
         const LENGTH_BYTES: usize = 4;
-        encode_key(COMPUTATION_INSTRUCTIONS, WireType::LengthDelimited, out);
+        put_key(COMPUTATION_INSTRUCTIONS, WireType::LengthDelimited, out);
         let length_at = out.len();
         out.extend_from_slice(&[0; LENGTH_BYTES]);
         put_bytes(INSTRUCTION_NAME, name.as_bytes(), out);
@@ -297,11 +353,12 @@ impl ModuleWriter {
         }
         put_number(INSTRUCTION_ID, id, out);
         if !operands.is_empty() {
-            let length: usize = operands.iter().map(|&operand| encoded_len_varint(operand as u64)).sum();
-            encode_key(INSTRUCTION_OPERANDS, WireType::LengthDelimited, out);
-            encode_varint(length as u64, out);
-            operands.iter().for_each(|&operand| encode_varint(operand as u64, out));
+            put_packed(INSTRUCTION_OPERANDS, operands.iter().map(|&operand| operand as u64), out);
         }
+        if let Some(literal) = self.scratch.literal.take() {
+            put_literal(INSTRUCTION_LITERAL, *literal, out);
+        }
+        // The buffer grows as needed, so encoding cannot run out of room.
         self.scratch.encode_raw(out);
         let mut length = out.len() - length_at - LENGTH_BYTES;
         if length >> (7 * LENGTH_BYTES) == 0 {
@@ -313,7 +370,7 @@ impl ModuleWriter {
         } else {
             // A constant of over 256 MiB: rare enough to move it.
             let mut prefix = Vec::new();
-            encode_varint(length as u64, &mut prefix);
+            put_varint(length as u64, &mut prefix);
             out.splice(length_at..length_at + LENGTH_BYTES, prefix);
         }
         id
@@ -321,8 +378,9 @@ impl ModuleWriter {
 
     /// Adds a parameter to the innermost open computation.
     pub(super) fn parameter(&mut self, ty: &TensorType, name: &str) -> &mut HloInstructionProto {
+        let shape = self.shape(ty);
         let number = self.open.last_mut().map_or(0, |computation| {
-            computation.parameters.push((ty.clone(), name.to_owned()));
+            computation.parameters.push((shape, name.to_owned()));
             computation.parameters.len() - 1
         });
         let instruction = self.begin("parameter", ty, &[]);
@@ -332,10 +390,11 @@ impl ModuleWriter {
 
     /// Adds the only parameter, a tuple, to the innermost open computation.
     pub(super) fn tuple_parameter(&mut self, types: &[&TensorType], name: &str) -> &mut HloInstructionProto {
+        let shape = self.tuple_shape(types.iter().copied());
         if let Some(computation) = self.open.last_mut() {
-            computation.tuple_parameter = Some((tuple_shape(types.iter().copied()), name.to_owned()));
+            computation.parameters.push((shape.clone(), name.to_owned()));
         }
-        self.begin_tuple("parameter", types.iter().copied(), &[])
+        self.begin_any("parameter", shape, &[])
     }
 
     /// A computation of two scalars by one opcode, as reduce and scatter need; one for each opcode and type.
@@ -366,7 +425,8 @@ impl ModuleWriter {
             self.commit()
         });
         let root = body(self, operands);
-        let (id, _) = self.close_computation(&format!("{name}_{dtype}"), root, shape(&ty));
+        let result = self.shape(&ty);
+        let (id, _) = self.close_computation(&format!("{name}_{dtype}"), root, result);
         self.combiners.insert((name, dtype), id);
         id
     }

@@ -54,6 +54,7 @@ impl GraphBuilder {
     }
 
     /// Where the nodes pushed now come from.
+    #[inline]
     pub fn origin(&self) -> Origin {
         self.origin
     }
@@ -64,11 +65,13 @@ impl GraphBuilder {
     }
 
     /// The graph so far.
+    #[inline]
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
     /// The type of a value.
+    #[inline]
     pub fn ty(&self, value: Value) -> &TensorType {
         self.graph.ty(value)
     }
@@ -244,17 +247,20 @@ impl ValueMap {
 
     /// What stands for `value`. Architecture invariant: callers walk in topological order, so it has been set. What has
     /// not is a value that no graph has, which the verifier refuses as used before it is defined.
+    #[inline]
     pub(crate) fn get(&self, value: Value) -> Value {
         Value(self.0[value.index()])
     }
 
     /// What stands for `value`, if anything does yet.
+    #[inline]
     pub(crate) fn find(&self, value: Value) -> Option<Value> {
         let mapped = self.0[value.index()];
         (mapped != UNMAPPED).then_some(Value(mapped))
     }
 
     /// Makes `new` stand for `old`.
+    #[inline]
     pub(crate) fn set(&mut self, old: Value, new: Value) {
         self.0[old.index()] = new.0;
     }

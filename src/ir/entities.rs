@@ -14,6 +14,7 @@ macro_rules! entities {
 
         impl $name {
             #[doc = concat!("Position in the graph's ", $table, " table.")]
+            #[inline]
             pub fn index(self) -> usize {
                 self.0 as usize
             }
@@ -175,16 +176,19 @@ impl Origin {
     }
 
     /// The same place in another phase.
+    #[inline]
     pub fn in_phase(self, phase: Phase) -> Origin {
         Origin { phase, ..self }
     }
 
     /// The same place for a copy made in `phase`; what the forward pass copies stays what it was.
+    #[inline]
     pub(crate) fn copied_in(self, phase: Phase) -> Origin {
         if phase == Phase::Forward { self } else { self.in_phase(phase) }
     }
 
     /// The same place in a body that runs in `phase`: what the user wrote takes the phase of the op it runs in.
+    #[inline]
     pub(crate) fn inside(self, phase: Phase) -> Origin {
         if self.phase == Phase::Forward { self.in_phase(phase) } else { self }
     }

@@ -85,28 +85,33 @@ pub struct NodeRef<'a> {
 
 impl<'a> NodeRef<'a> {
     /// The operation.
+    #[inline]
     pub fn op(&self) -> &'a Op {
         &self.data.op
     }
 
     /// Values it reads.
+    #[inline]
     pub fn operands(&self) -> &'a [Value] {
         let (start, count) = self.data.operands;
         &self.graph.operand_pool[start as usize..(start + count) as usize]
     }
 
     /// Values it defines.
+    #[inline]
     pub fn results(&self) -> impl ExactSizeIterator<Item = Value> + Clone + use<'a> {
         let (start, count) = self.data.results;
         (start..start + count).map(Value)
     }
 
     /// The only (or first) value it defines.
+    #[inline]
     pub fn result(&self) -> Value {
         Value(self.data.results.0)
     }
 
     /// Where it came from.
+    #[inline]
     pub fn origin(&self) -> Origin {
         self.data.origin
     }
@@ -136,6 +141,7 @@ impl Graph {
     }
 
     /// The input values, in order.
+    #[inline]
     pub fn inputs(&self) -> &[Value] {
         &self.inputs
     }
@@ -146,6 +152,7 @@ impl Graph {
     }
 
     /// The output values, in order; a value may occur more than once.
+    #[inline]
     pub fn outputs(&self) -> &[Value] {
         &self.outputs
     }
@@ -161,6 +168,7 @@ impl Graph {
     }
 
     /// Number of values: inputs and results.
+    #[inline]
     pub fn value_count(&self) -> usize {
         self.values.len()
     }
@@ -183,6 +191,7 @@ impl Graph {
     }
 
     /// All nodes in topological order.
+    #[inline]
     pub fn nodes(&self) -> impl DoubleEndedIterator<Item = NodeRef<'_>> + ExactSizeIterator {
         self.nodes.iter().enumerate().map(move |(index, data)| NodeRef { graph: self, data, id: Node(index as u32) })
     }
@@ -203,6 +212,7 @@ impl Graph {
     }
 
     /// One node.
+    #[inline]
     pub fn node(&self, id: Node) -> NodeRef<'_> {
         NodeRef { graph: self, data: &self.nodes[id.index()], id }
     }
@@ -213,16 +223,19 @@ impl Graph {
     }
 
     /// The type of a value.
+    #[inline]
     pub fn ty(&self, value: Value) -> &TensorType {
         &self.values[value.index()].ty
     }
 
     /// What defines a value.
+    #[inline]
     pub fn definition(&self, value: Value) -> Definition {
         self.values[value.index()].definition
     }
 
     /// The node that defines a value; `None` for an input.
+    #[inline]
     pub fn defining_node(&self, value: Value) -> Option<NodeRef<'_>> {
         match self.definition(value) {
             Definition::Input(_) => None,

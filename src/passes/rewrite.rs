@@ -97,6 +97,7 @@ struct Context {
 
 impl Context {
     /// Walks a graph, in which `same` gives for each input the first that is equal to it; nothing where no two are.
+    #[inline]
     fn graph(&mut self, graph: &Graph, same: &[usize]) -> Graph {
         let GraphCopy { builder, mut map, .. } = GraphCopy::with_inputs(graph);
         let capacity = if self.rewrite.merge { graph.node_count() } else { 0 };
@@ -137,6 +138,7 @@ pub(super) struct Walk<'c> {
 
 impl Walk<'_> {
     /// The new graph so far.
+    #[inline]
     pub(super) fn graph(&self) -> &Graph {
         self.builder.graph()
     }
@@ -315,21 +317,25 @@ const DEPTH_LIMIT: usize = 32;
 
 impl Match<'_, '_> {
     /// All operands.
+    #[inline]
     pub(super) fn operands(&self) -> &[Value] {
         self.operands
     }
 
     /// An operand.
+    #[inline]
     pub(super) fn operand(&self, index: usize) -> Value {
         self.operands[index]
     }
 
     /// The type of a value.
+    #[inline]
     pub(super) fn ty_of(&self, value: Value) -> &TensorType {
         self.walk.builder.ty(value)
     }
 
     /// The op whose only result a value is, with its operands.
+    #[inline]
     pub(super) fn made_by(&self, value: Value) -> Option<(&Op, &[Value])> {
         let node = self.walk.graph().defining_node(value)?;
         (node.results().len() == 1).then(|| (node.op(), node.operands()))
@@ -344,6 +350,7 @@ impl Match<'_, '_> {
     }
 
     /// Whether every element of a value is this number, which tells 0 from -0.
+    #[inline]
     pub(super) fn is(&self, value: Value, number: f64) -> bool {
         self.splat(value).is_some_and(|splat| {
             splat.element_bytes() == Splat::new(TensorType::scalar(splat.ty.dtype), number).element_bytes()

@@ -38,7 +38,7 @@ pub fn tuple_shape<'t>(types: impl IntoIterator<Item = &'t TensorType>) -> Shape
 pub fn literal_proto(ty: &TensorType, bytes: &[u8]) -> proto::LiteralProto {
     let mut literal = proto::LiteralProto { shape: Some(shape(ty)), ..proto::LiteralProto::default() };
     fn each<const N: usize, T>(bytes: &[u8], convert: impl Fn([u8; N]) -> T) -> Vec<T> {
-        bytes.chunks_exact(N).map(|chunk| convert(std::array::from_fn(|index| chunk[index]))).collect()
+        bytes.as_chunks().0.iter().map(|&chunk| convert(chunk)).collect()
     }
     match ty.dtype {
         DType::Pred => literal.preds = bytes.iter().map(|&byte| byte != 0).collect(),

@@ -82,6 +82,7 @@ impl DType {
     }
 
     /// Bytes of one element on the host.
+    #[inline]
     pub const fn byte_count(self) -> usize {
         match self {
             DType::Pred | DType::S4 | DType::U4 | DType::S8 | DType::U8 | DType::F8E4M3FN | DType::F8E5M2 => 1,
@@ -201,6 +202,7 @@ pub struct TensorType {
 
 // Types are copied more often than anything else, and `SmallVec` clones element by element where this copies bytes.
 impl Clone for TensorType {
+    #[inline]
     fn clone(&self) -> TensorType {
         TensorType { dtype: self.dtype, dims: Dims::from_slice(&self.dims) }
     }
@@ -218,12 +220,14 @@ impl TensorType {
     }
 
     /// Number of dimensions.
+    #[inline]
     pub fn rank(&self) -> usize {
         self.dims.len()
     }
 
     /// Number of elements; 1 for a scalar, 0 when any dimension is empty; the largest number where it cannot be
     /// counted.
+    #[inline]
     pub fn element_count(&self) -> usize {
         if self.dims.contains(&0) {
             return 0;
@@ -232,6 +236,7 @@ impl TensorType {
     }
 
     /// Bytes of the dense value; the largest number where they cannot be counted.
+    #[inline]
     pub fn byte_count(&self) -> usize {
         self.element_count().saturating_mul(self.dtype.byte_count())
     }
