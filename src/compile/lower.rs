@@ -48,21 +48,23 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
 
 /// Checks that an output and an input exist, have one type, and share with no other: XLA ends the process otherwise.
 fn check_aliases(graph: &Graph, aliases: &[(usize, usize)]) -> Result<(), Error> {
-    let (inputs, outputs): (Vec<_>, Vec<_>) = (graph.input_types().collect(), graph.output_types().collect());
+    let (inputs, outputs) = (graph.inputs(), graph.outputs());
     let (mut of_inputs, mut of_outputs) = (vec![None; inputs.len()], vec![None; outputs.len()]);
-    for &(output, input) in aliases {
+    for (index, &(output, input)) in aliases.iter().enumerate() {
         let refuse = |reason| Err(ArgumentError::Alias { output, input, reason }.into());
-        let (Some(of_output), Some(of_input)) = (outputs.get(output), inputs.get(input)) else {
+        let (Some(&of_output), Some(&of_input)) = (outputs.get(output), inputs.get(input)) else {
             let (inputs, outputs) = (inputs.len(), outputs.len());
             return refuse(AliasProblem::Missing { inputs, outputs });
         };
+        let (of_output, of_input) = (graph.ty(of_output), graph.ty(of_input));
         if of_output != of_input {
-            return refuse(AliasProblem::Types { output: (*of_output).clone(), input: (*of_input).clone() });
+            return refuse(AliasProblem::Types { output: of_output.clone(), input: of_input.clone() });
         }
-        if let Some((output, input)) = of_outputs[output].or(of_inputs[input]) {
+        let earlier = [of_outputs[output].replace(index), of_inputs[input].replace(index)];
+        if let Some(earlier) = earlier.into_iter().flatten().min() {
+            let (output, input) = aliases[earlier];
             return refuse(AliasProblem::Twice { output, input });
         }
-        (of_outputs[output], of_inputs[input]) = (Some((output, input)), Some((output, input)));
     }
     Ok(())
 }

@@ -71,7 +71,7 @@ pub struct ModuleWriter {
 }
 
 // Field numbers of hlo.proto and xla_data.proto that are written by hand: computations because their contents are
-// streamed, and what every instruction has because it is written so often.
+// streamed, and shapes, tables and what every instruction has because they are written so often.
 const INSTRUCTION_NAME: u32 = 1;
 const INSTRUCTION_OPCODE: u32 = 2;
 const INSTRUCTION_SHAPE: u32 = 3;
@@ -380,10 +380,10 @@ impl ModuleWriter {
     pub(super) fn parameter(&mut self, ty: &TensorType, name: &str) -> &mut HloInstructionProto {
         let shape = self.shape(ty);
         let number = self.open.last_mut().map_or(0, |computation| {
-            computation.parameters.push((shape, name.to_owned()));
+            computation.parameters.push((shape.clone(), name.to_owned()));
             computation.parameters.len() - 1
         });
-        let instruction = self.begin("parameter", ty, &[]);
+        let instruction = self.begin_any("parameter", shape, &[]);
         instruction.parameter_number = number as i64;
         instruction
     }

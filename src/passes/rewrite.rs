@@ -97,7 +97,6 @@ struct Context {
 
 impl Context {
     /// Walks a graph, in which `same` gives for each input the first that is equal to it; nothing where no two are.
-    #[inline]
     fn graph(&mut self, graph: &Graph, same: &[usize]) -> Graph {
         let GraphCopy { builder, mut map, .. } = GraphCopy::with_inputs(graph);
         let capacity = if self.rewrite.merge { graph.node_count() } else { 0 };
