@@ -100,6 +100,7 @@ pub(super) const MODULE_HOST_PROGRAM_SHAPE: u32 = 4;
 // prost hands a buffer the bytes of a varint one by one, each as a slice, which costs several calls a byte where buffer
 // and caller are in different codegen units. What is written often is therefore written here.
 
+#[inline]
 fn put_varint(mut value: u64, out: &mut Vec<u8>) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
@@ -120,8 +121,15 @@ pub(super) fn put_bytes(field: u32, bytes: &[u8], out: &mut Vec<u8>) {
 
 fn put_packed(field: u32, numbers: impl Iterator<Item = u64> + Clone, out: &mut Vec<u8>) {
     put_key(field, WireType::LengthDelimited, out);
-    put_varint(numbers.clone().map(|number| encoded_len_varint(number) as u64).sum(), out);
-    numbers.for_each(|number| put_varint(number, out));
+    let mut length = 0;
+    for number in numbers.clone() {
+        length += encoded_len_varint(number);
+    }
+    put_varint(length as u64, out);
+    out.reserve(length);
+    for number in numbers {
+        put_varint(number, out);
+    }
 }
 
 fn put_literal(field: u32, mut literal: LiteralProto, out: &mut Vec<u8>) {

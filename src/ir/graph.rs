@@ -185,9 +185,13 @@ impl Graph {
 
     /// Number of nodes, with those of every region body counted once each.
     pub fn total_node_count(&self) -> usize {
-        let inside: usize =
-            self.nodes().map(|node| node.op().regions().map(|body| body.total_node_count()).sum::<usize>()).sum();
-        self.nodes.len() + inside
+        let mut count = self.nodes.len();
+        for node in self.nodes() {
+            for body in node.op().regions() {
+                count += body.total_node_count();
+            }
+        }
+        count
     }
 
     /// All nodes in topological order.

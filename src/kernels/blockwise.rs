@@ -7,6 +7,8 @@
 //!
 //! Source: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, "FlashAttention-2", arXiv 2307.08691.
 
+use std::ops::Range;
+
 use super::expand::traced;
 use super::pad::{pad, pad_segments};
 use super::sight::Sight;
@@ -260,13 +262,14 @@ impl Cut {
     /// As constants: the first query and key of each pair, and whether it begins another block.
     fn known_steps(&self, pairs: &[[usize; 2]]) -> ((Tensor, Tensor), Tensor) {
         let stays_with = |index: usize| pairs[index][usize::from(self.outer == Outer::Keys)];
-        let list = |dtype: DType, number: &dyn Fn(usize) -> f64| {
-            constant(Literal::from_fn(TensorType::new(dtype, &[pairs.len()]), number))
+        let first = |index: usize| index == 0 || stays_with(index) != stays_with(index - 1);
+        let places = |side: usize, block: usize| {
+            let places: Vec<i32> =
+                pairs.iter().map(|pair| i32::try_from(pair[side] * block).unwrap_or(i32::MAX)).collect();
+            constant(Literal::vector(&places))
         };
-        let first = |index: usize| f64::from(index == 0 || stays_with(index) != stays_with(index - 1));
-        let queries = list(DType::S32, &|index| (pairs[index][0] * self.blocks.queries) as f64);
-        let keys = list(DType::S32, &|index| (pairs[index][1] * self.blocks.keys) as f64);
-        ((queries, keys), list(DType::Pred, &first))
+        let begins = Literal::from_fn(TensorType::new(DType::Pred, &[pairs.len()]), |index| f64::from(first(index)));
+        ((places(0, self.blocks.queries), places(1, self.blocks.keys)), constant(begins))
     }
 
     /// The pairs of blocks in which a query may see a key, by the lowest and highest places and segments of each block:
@@ -370,16 +373,30 @@ impl Cut {
 fn known_pairs(form: AttentionForm, sizes: &AttentionSizes, blocks: Blocks, outer: Outer) -> Vec<[usize; 2]> {
     let Blocks { queries, keys } = blocks;
     let length = sizes.queries;
-    let of_queries = |block: usize| {
+    let keys_of = |block: usize| {
         let (first, last) = (block * queries, ((block + 1) * queries).min(length));
         // The first query of the block sees furthest back.
         let from = form.window.map_or(0, |window| (first + 1).saturating_sub(window)) / keys;
         let to = if form.causal { last } else { length };
-        (from..to.div_ceil(keys)).map(move |key_block| [block, key_block])
+        from..to.div_ceil(keys)
     };
-    let mut pairs: Vec<[usize; 2]> = (0..length.div_ceil(queries)).flat_map(of_queries).collect();
-    if outer == Outer::Keys {
-        pairs.sort_unstable_by_key(|&[query_block, key_block]| [key_block, query_block]);
+    let ranges: Vec<Range<usize>> = (0..length.div_ceil(queries)).map(keys_of).collect();
+    let mut pairs = Vec::with_capacity(ranges.iter().map(Range::len).sum());
+    match outer {
+        Outer::Queries => {
+            for (query_block, range) in ranges.into_iter().enumerate() {
+                pairs.extend(range.map(|key_block| [query_block, key_block]));
+            }
+        }
+        Outer::Keys => {
+            for key_block in 0..length.div_ceil(keys) {
+                for (query_block, range) in ranges.iter().enumerate() {
+                    if range.contains(&key_block) {
+                        pairs.push([query_block, key_block]);
+                    }
+                }
+            }
+        }
     }
     pairs
 }

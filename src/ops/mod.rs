@@ -387,6 +387,7 @@ op_table! {
 
 impl Op {
     /// The bodies of an op with regions; none for one without.
+    #[inline]
     pub fn regions(&self) -> impl Iterator<Item = &Arc<Graph>> {
         self.as_region().map(RegionOp::bodies).unwrap_or_default().into_iter()
     }

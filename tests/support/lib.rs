@@ -56,9 +56,11 @@ fn client() -> &'static Client {
     CLIENT.get_or_init(|| client_of(1))
 }
 
-/// Returns a client with this many virtual CPU devices that keeps its programs: equal modules are compiled once.
+/// Returns a client with this many virtual CPU devices that keeps its programs: equal modules are compiled once. The
+/// thousands of the full tier are not kept, since a process may not map that many pieces of memory.
 pub fn client_of(devices: usize) -> Client {
-    let options = ClientOptions { device_count: Some(devices), keeps_programs: true, ..ClientOptions::default() };
+    let keeps_programs = !cases::more_than_few();
+    let options = ClientOptions { device_count: Some(devices), keeps_programs, ..ClientOptions::default() };
     Client::open(&options).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -91,10 +91,9 @@ impl Literal {
     /// A literal of the numbers that `f` gives for each row-major position, converted to the element type; out-of-range
     /// integers saturate.
     pub fn from_fn(ty: TensorType, f: impl Fn(usize) -> f64) -> Literal {
-        let width = ty.dtype.byte_count();
-        let mut bytes = Vec::with_capacity(ty.byte_count());
-        for index in 0..ty.element_count() {
-            bytes.extend_from_slice(&number_bytes(ty.dtype, f(index))[..width]);
+        let mut bytes = vec![0; ty.byte_count()];
+        for (index, element) in bytes.chunks_exact_mut(ty.dtype.byte_count()).enumerate() {
+            put_number(ty.dtype, f(index), element);
         }
         Literal { ty, bytes: bytes.into() }
     }
@@ -179,27 +178,30 @@ crate::debug_is_message!(LiteralError);
 /// A number as bytes of an element type, of which the first are used; out-of-range integers saturate.
 pub fn number_bytes(dtype: DType, number: f64) -> [u8; 8] {
     let mut bytes = [0; 8];
-    let mut put = |source: &[u8]| bytes[..source.len()].copy_from_slice(source);
-    match dtype {
-        DType::Pred => put(&[u8::from(number != 0.0)]),
-        DType::S4 => put(&S4::from_f64(number).0.to_le_bytes()),
-        DType::U4 => put(&[U4::from_f64(number).0]),
-        DType::F8E4M3FN => put(&[F8E4M3FN::from_f64(number).0]),
-        DType::F8E5M2 => put(&[F8E5M2::from_f64(number).0]),
-        DType::S8 => put(&(number as i8).to_le_bytes()),
-        DType::S16 => put(&(number as i16).to_le_bytes()),
-        DType::S32 => put(&(number as i32).to_le_bytes()),
-        DType::S64 => put(&(number as i64).to_le_bytes()),
-        DType::U8 => put(&(number as u8).to_le_bytes()),
-        DType::U16 => put(&(number as u16).to_le_bytes()),
-        DType::U32 => put(&(number as u32).to_le_bytes()),
-        DType::U64 => put(&(number as u64).to_le_bytes()),
-        DType::BF16 => put(&half::bf16::from_f32(to_odd(number)).to_le_bytes()),
-        DType::F16 => put(&half::f16::from_f32(to_odd(number)).to_le_bytes()),
-        DType::F32 => put(&(number as f32).to_le_bytes()),
-        DType::F64 => put(&number.to_le_bytes()),
-    }
+    put_number(dtype, number, &mut bytes[..dtype.byte_count()]);
     bytes
+}
+
+fn put_number(dtype: DType, number: f64, element: &mut [u8]) {
+    match dtype {
+        DType::Pred => element.copy_from_slice(&[u8::from(number != 0.0)]),
+        DType::S4 => element.copy_from_slice(&S4::from_f64(number).0.to_le_bytes()),
+        DType::U4 => element.copy_from_slice(&[U4::from_f64(number).0]),
+        DType::F8E4M3FN => element.copy_from_slice(&[F8E4M3FN::from_f64(number).0]),
+        DType::F8E5M2 => element.copy_from_slice(&[F8E5M2::from_f64(number).0]),
+        DType::S8 => element.copy_from_slice(&(number as i8).to_le_bytes()),
+        DType::S16 => element.copy_from_slice(&(number as i16).to_le_bytes()),
+        DType::S32 => element.copy_from_slice(&(number as i32).to_le_bytes()),
+        DType::S64 => element.copy_from_slice(&(number as i64).to_le_bytes()),
+        DType::U8 => element.copy_from_slice(&(number as u8).to_le_bytes()),
+        DType::U16 => element.copy_from_slice(&(number as u16).to_le_bytes()),
+        DType::U32 => element.copy_from_slice(&(number as u32).to_le_bytes()),
+        DType::U64 => element.copy_from_slice(&(number as u64).to_le_bytes()),
+        DType::BF16 => element.copy_from_slice(&half::bf16::from_f32(to_odd(number)).to_le_bytes()),
+        DType::F16 => element.copy_from_slice(&half::f16::from_f32(to_odd(number)).to_le_bytes()),
+        DType::F32 => element.copy_from_slice(&(number as f32).to_le_bytes()),
+        DType::F64 => element.copy_from_slice(&number.to_le_bytes()),
+    }
 }
 
 // Bit equality: what common-subexpression elimination needs (it must not merge 0.0 with -0.0 and may merge equal NaNs).

@@ -8,7 +8,7 @@ use meshloom_mosaic::{CALL_TARGET, Kernel, KernelError};
 pub(super) use attention::{attention, attention_gradient};
 pub(super) use grouped::ragged_dot;
 
-use crate::ir::{DType, Literal, TensorType};
+use crate::ir::Literal;
 use crate::ops::CustomCall;
 use crate::trace::{Tensor, TraceError, constant, custom_call};
 
@@ -20,8 +20,7 @@ fn run(kernel: &Kernel, operands: &[Tensor]) -> Vec<Tensor> {
 
 /// Prefetched scalars that are known: a constant `s32`.
 fn list(numbers: &[i32]) -> Tensor {
-    let ty = TensorType::new(DType::S32, &[numbers.len()]);
-    constant(Literal::from_fn(ty, |index| f64::from(numbers[index])))
+    constant(Literal::vector(numbers))
 }
 
 /// Why a kernel that a key of run configs asks for cannot be written.
