@@ -15,6 +15,9 @@ const IS_NAME: [bool; 256] = {
     table
 };
 
+/// The most bytes of the dimensions, or of the layout, of a shape that is looked up.
+const MAX_ARRAY_SHAPE: usize = 100;
+
 #[derive(Clone)]
 pub(crate) struct Lexer<'a> {
     text: &'a str,
@@ -32,6 +35,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// The text between two places that lie at ASCII characters.
+    #[inline]
     fn slice(&self, start: usize, end: usize) -> &'a str {
         self.text.get(start..end).unwrap_or("")
     }
@@ -183,6 +187,32 @@ impl<'a> Lexer<'a> {
         end
     }
 
+    /// The text of the array shape that starts here, if it has no white space, layout included; it stays unread. What
+    /// starts here may also be something else.
+    pub(crate) fn peek_array_shape(&mut self) -> &'a str {
+        let start = self.here();
+        let mut end = self.name_end(start);
+        for (open, close) in [(b'[', b']'), (b'{', b'}')] {
+            let rest = self.bytes.get(end..).unwrap_or_default();
+            if rest.first() != Some(&open) {
+                break;
+            }
+            let length = rest.iter().take(MAX_ARRAY_SHAPE).position(|&byte| byte == close);
+            end += length.map_or(0, |length| length + 1);
+        }
+        self.slice(start, end)
+    }
+
+    /// Passes the text here, which was peeked at.
+    pub(crate) fn pass(&mut self, text: &str) {
+        self.position += text.len();
+    }
+
+    /// The text from `start` to here.
+    pub(crate) fn since(&self, start: usize) -> &'a str {
+        self.slice(start, self.position)
+    }
+
     /// The next word, which stays unread.
     pub(crate) fn peek_word(&mut self) -> Option<&'a str> {
         let start = self.here();
@@ -231,18 +261,16 @@ impl<'a> Lexer<'a> {
         let digits = start + usize::from(negative);
         let mut end = digits;
         let mut value = 0u64;
-        let mut fits = true;
         while let Some(digit) = self.bytes.get(end).map(|byte| byte.wrapping_sub(b'0')).filter(|&digit| digit < 10) {
-            let next = value.checked_mul(10).and_then(|value| value.checked_add(u64::from(digit)));
-            fits &= next.is_some();
-            value = next.unwrap_or(0);
+            value = value.wrapping_mul(10).wrapping_add(u64::from(digit));
             end += 1;
         }
         if end == digits {
             return self.unexpected("an integer");
         }
-        fits &= !negative || value <= i64::MIN.unsigned_abs();
-        if !fits {
+        // Any number of 19 digits fits 64 bits.
+        let fits = end - digits <= 19 || self.slice(digits, end).parse() == Ok(value);
+        if !fits || negative && value > i64::MIN.unsigned_abs() {
             return fault(start, "the integer does not fit 64 bits");
         }
         self.position = end;

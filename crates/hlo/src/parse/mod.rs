@@ -39,7 +39,7 @@ mod shape;
 
 use rustc_hash::FxHashMap;
 
-use super::proto::{HloComputationProto, HloModuleProtoWithConfig, OpSharding};
+use super::proto::{HloComputationProto, HloModuleProtoWithConfig, OpSharding, ShapeProto};
 use super::syntax::Value;
 pub(crate) use computation::Scope;
 pub use error::ParseError;
@@ -129,6 +129,8 @@ pub(crate) struct Parser<'a> {
     /// Empty tables of names, to be used again.
     spare_names: Vec<FxHashMap<&'a str, usize>>,
     blocks: computation::Blocks,
+    /// Array shapes that were read, by their text.
+    known_shapes: FxHashMap<&'a str, ShapeProto>,
     /// How many shapes have been copied to infer others.
     inferred: usize,
     /// Whether the text ends at a quote: it is inside another module.
@@ -147,6 +149,7 @@ impl<'a> Parser<'a> {
             computation_ids: FxHashMap::default(),
             spare_names: Vec::new(),
             blocks: computation::Blocks::default(),
+            known_shapes: FxHashMap::default(),
             inferred: 0,
             is_quoted: false,
         }
@@ -165,6 +168,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Items between two brackets, separated by commas.
+    #[inline]
     pub(crate) fn list(&mut self, open: u8, close: u8, mut item: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
         self.lexer.expect(open, "to start a list")?;
         if self.lexer.eat(close) {

@@ -12,6 +12,9 @@ const UNBOUNDED: i64 = i64::MIN;
 /// Far above the rank of any real array.
 const MAX_RANK: usize = 64;
 
+/// A text has hundreds of shapes and millions of times that it names one. Those that are kept take little memory.
+const MAX_KNOWN_SHAPES: usize = 1 << 12;
+
 /// A tile dimension that is merged with the next more minor one.
 const COMBINED_TILE: i64 = i64::MIN;
 
@@ -100,6 +103,26 @@ impl Parser<'_> {
         if self.lexer.peek() == Some(b'(') {
             return self.nested(Self::tuple_shape);
         }
+        let text = self.lexer.peek_array_shape();
+        if let Some(shape) = self.known_shapes.get(text) {
+            let shape = shape.clone();
+            let before = self.lexer.clone();
+            self.lexer.pass(text);
+            // A layout may also follow after white space.
+            if text.ends_with('}') || !self.is_layout_next() {
+                return Ok(shape);
+            }
+            self.lexer = before;
+        }
+        let start = self.lexer.here();
+        let shape = self.new_shape()?;
+        if self.lexer.since(start) == text && self.known_shapes.len() < MAX_KNOWN_SHAPES {
+            self.known_shapes.insert(text, shape.clone());
+        }
+        Ok(shape)
+    }
+
+    fn new_shape(&mut self) -> Result<ShapeProto> {
         let start = self.lexer.here();
         let name = self.lexer.expect_word("a shape, like f32[8,128]")?;
         if name == "b" && self.lexer.eat(b'(') {
