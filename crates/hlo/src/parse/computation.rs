@@ -1,10 +1,11 @@
 //! Computations: `%name (parameters) -> result { instructions }, execution_thread="..."`.
 
+use memchr::memchr;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Parser;
 use super::error::{Result, fault, hint};
-use super::shape::is_compatible;
+use super::shape::{copy, is_compatible};
 use crate::proto::{HloComputationProto, HloInstructionProto, ProgramShapeProto, ShapeProto};
 
 /// No line of HLO in real programs is shorter. It bounds what a text of empty lines can make us reserve.
@@ -27,7 +28,7 @@ impl Blocks {
         }
         let mut lines = 0;
         let mut end = position;
-        while let Some(length) = bytes[end..].iter().position(|&byte| byte == b'\n') {
+        while let Some(length) = memchr(b'\n', &bytes[end..]) {
             end += length + 1;
             if bytes.get(end) == Some(&b'}') {
                 break;
@@ -231,8 +232,8 @@ fn program_shape(instructions: &[HloInstructionProto], root: usize, start: usize
         }
     }
     Ok(ProgramShapeProto {
-        parameters: parameters.iter().map(|parameter| parameter.shape.clone().unwrap_or_default()).collect(),
-        result: instructions.get(root).and_then(|root| root.shape.clone()),
+        parameters: parameters.iter().map(|parameter| parameter.shape.as_ref().map(copy).unwrap_or_default()).collect(),
+        result: instructions.get(root).and_then(|root| root.shape.as_ref().map(copy)),
         parameter_names: parameters.iter().map(|parameter| parameter.name.clone()).collect(),
     })
 }

@@ -1,6 +1,8 @@
 //! The text and the position in it. Tokens are read when the grammar asks for them, so there is no list of tokens, and
 //! their contents are borrowed from the text.
 
+use memchr::memchr2;
+
 use super::error::{Result, fault};
 
 /// Letters of names and keywords: `[a-zA-Z0-9_.-]`.
@@ -301,7 +303,7 @@ impl<'a> Lexer<'a> {
             _ => return self.unexpected("a string in quotes"),
         };
         let rest = &self.bytes[start + 1..];
-        let Some(end) = rest.iter().position(|&byte| byte == quote || byte == b'\\') else {
+        let Some(end) = memchr2(quote, b'\\', rest) else {
             return fault(start, "the string has no closing quote");
         };
         if rest[end] == quote {

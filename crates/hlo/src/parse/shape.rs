@@ -66,6 +66,40 @@ pub(super) fn literal_shape(shape: &ShapeProto) -> ShapeProto {
     }
 }
 
+/// A copy. Most lists of a shape are empty, and a clone of such a list costs half of an allocation.
+pub(super) fn copy(shape: &ShapeProto) -> ShapeProto {
+    ShapeProto {
+        element_type: shape.element_type,
+        dimensions: copy_of(&shape.dimensions),
+        is_dynamic_dimension: copy_of(&shape.is_dynamic_dimension),
+        tuple_shapes: shape.tuple_shapes.iter().map(copy).collect(),
+        layout: shape.layout.as_deref().map(|layout| Box::new(copy_layout(layout))),
+    }
+}
+
+fn copy_layout(layout: &LayoutProto) -> LayoutProto {
+    LayoutProto {
+        minor_to_major: copy_of(&layout.minor_to_major),
+        dim_level_types: copy_of(&layout.dim_level_types),
+        dim_unique: copy_of(&layout.dim_unique),
+        dim_ordered: copy_of(&layout.dim_ordered),
+        tiles: copy_of(&layout.tiles),
+        tail_padding_alignment_in_elements: layout.tail_padding_alignment_in_elements,
+        element_size_in_bits: layout.element_size_in_bits,
+        memory_space: layout.memory_space,
+        index_primitive_type: layout.index_primitive_type,
+        pointer_primitive_type: layout.pointer_primitive_type,
+        physical_shape: layout.physical_shape.clone(),
+        dynamic_shape_metadata_prefix_bytes: layout.dynamic_shape_metadata_prefix_bytes,
+        split_configs: copy_of(&layout.split_configs),
+    }
+}
+
+#[inline]
+fn copy_of<T: Clone>(items: &[T]) -> Vec<T> {
+    if items.is_empty() { Vec::new() } else { items.to_vec() }
+}
+
 /// Gives `shape` the layouts of another where it has none.
 pub(super) fn add_layouts(shape: &mut ShapeProto, other: &ShapeProto) {
     shape.layout = shape.layout.take().or_else(|| other.layout.clone());
@@ -105,7 +139,7 @@ impl Parser<'_> {
         }
         let text = self.lexer.peek_array_shape();
         if let Some(shape) = self.known_shapes.get(text) {
-            let shape = shape.clone();
+            let shape = copy(shape);
             let before = self.lexer.clone();
             self.lexer.pass(text);
             // A layout may also follow after white space.
