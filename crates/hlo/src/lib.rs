@@ -14,6 +14,7 @@ mod literal;
 pub mod mesh;
 pub mod message;
 mod narrow;
+mod order;
 pub mod parse;
 pub mod proto;
 pub mod read;

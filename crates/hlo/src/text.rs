@@ -19,6 +19,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 pub(crate) use literal::{element_count, strides as element_strides};
 
+use super::order;
 use super::parse::braced_length;
 use super::proto::payload::PayloadSource;
 use super::proto::{
@@ -179,7 +180,7 @@ fn post_order<'a>(module: &'a HloModuleProto, index: &Index<'a>) -> Vec<&'a HloC
     for computation in &module.computations {
         let callers = computation.instructions.iter().filter(|caller| !caller.called_computation_ids.is_empty());
         let mut callers: Vec<_> = callers.collect();
-        callers.sort_by_key(|caller| caller.id);
+        order::sort_by_key(&mut callers, |caller| caller.id);
         // Last first: they go onto a stack.
         let ids = callers.iter().rev().flat_map(|caller| caller.called_computation_ids.iter().rev());
         let list: Vec<_> = ids.filter_map(|id| index.computations.get(id).copied()).collect();
@@ -474,12 +475,12 @@ impl<'a> Printer<'a> {
         if let Some(aliases) = module.input_output_alias.as_ref().filter(|aliases| !aliases.entries.is_empty()) {
             // XLA keeps them in a tree over the result's shape and prints that in order.
             let mut entries = aliases.entries.clone();
-            entries.sort_by(|a, b| a.output_shape_index.cmp(&b.output_shape_index));
+            order::sort_by(&mut entries, |a, b| a.output_shape_index.cmp(&b.output_shape_index));
             emit!(self, ", input_output_alias={ ", &List(&entries), " }");
         }
         if let Some(donors) = module.buffer_donor.as_ref().filter(|donors| !donors.entries.is_empty()) {
             let mut entries = donors.entries.clone();
-            entries.sort_by(|a, b| {
+            order::sort_by(&mut entries, |a, b| {
                 (a.parameter_number, &a.parameter_shape_index).cmp(&(b.parameter_number, &b.parameter_shape_index))
             });
             emit!(self, ", buffer_donor={ ", &List(&entries), " }");

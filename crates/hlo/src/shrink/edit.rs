@@ -4,6 +4,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::literal::Literal;
+use crate::order;
 use crate::proto::{
     HloComputationProto, HloInstructionProto, HloModuleProto, OpSharding, PrimitiveType, ProgramShapeProto, ShapeProto,
     op_sharding,
@@ -414,7 +415,7 @@ pub(super) fn tidy(module: &mut HloModuleProto, keeps_dead: bool) {
     computation.instructions.retain(|it| is_read.contains(&it.id));
     let mut parameters: Vec<&mut HloInstructionProto> =
         computation.instructions.iter_mut().filter(|it| it.opcode == "parameter").collect();
-    parameters.sort_by_key(|it| it.parameter_number);
+    order::sort_by_key(&mut parameters, |it| it.parameter_number);
     for (number, parameter) in parameters.iter_mut().enumerate() {
         parameter.parameter_number = number as i64;
     }

@@ -31,6 +31,7 @@ use super::size::shape_bytes;
 use super::source::Sources;
 use super::walk::Walk;
 use crate::mesh::Mesh;
+use crate::order;
 use crate::proto::HloModuleProto;
 pub use hardware::{Cache, Dimension, Hardware, Reached, UnknownRate, Wire};
 use line::{Line, Transfer, Transfers};
@@ -182,7 +183,9 @@ pub fn estimate_walk(
     };
     let mut transfers: Vec<TransferTime> = names.into_iter().enumerate().map(transfer).collect();
     transfers.retain(|transfer| transfer.seconds > 0.0);
-    transfers.sort_by(|a, b| b.waiting.total_cmp(&a.waiting).then_with(|| b.seconds.total_cmp(&a.seconds)));
+    order::sort_by(&mut transfers, |a, b| {
+        b.waiting.total_cmp(&a.waiting).then_with(|| b.seconds.total_cmp(&a.seconds))
+    });
     let waiting = transfers.iter().map(|transfer| transfer.waiting).sum();
     Ok(StepTime {
         seconds: stretch.seconds,

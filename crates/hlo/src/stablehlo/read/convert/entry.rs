@@ -6,6 +6,7 @@ use super::super::attribute::{Attribute, Attributes, Value};
 use super::super::operation::{Argument, Operation, Region};
 use super::body::{Body, Place};
 use super::{Converter, frontend_attributes, shardy};
+use crate::order;
 use crate::parse::Result;
 use crate::proto::hlo_buffer_donor_proto::BufferDonorEntryProto;
 use crate::proto::hlo_input_output_alias_proto::AliasEntryProto;
@@ -110,7 +111,7 @@ impl<'a> Converter<'a, '_> {
                 donors.push(BufferDonorEntryProto { parameter_number: number, ..Default::default() });
             }
         }
-        aliases.sort_by(|one, other| one.output_shape_index.cmp(&other.output_shape_index));
+        order::sort_by(&mut aliases, |one, other| one.output_shape_index.cmp(&other.output_shape_index));
         module.input_output_alias = (!aliases.is_empty()).then_some(HloInputOutputAliasProto { entries: aliases });
         module.buffer_donor = (!donors.is_empty()).then_some(HloBufferDonorProto { entries: donors });
         let results = self.block(&mut body, region, function)?;
