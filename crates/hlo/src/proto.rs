@@ -1,4 +1,4 @@
-//! The protobuf messages of XLA, generated from `proto/*.proto` and checked in: no user of the crate runs a code
+//! The protobuf messages of XLA, made by `proto/generator` and checked in: no user of the crate runs a code
 //! generator.
 //!
 //! Fields and their meaning are documented in the `.proto` files. Maps are `BTreeMap`, so that a message encodes to
