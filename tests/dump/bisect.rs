@@ -105,8 +105,7 @@ fn swap_a_subtraction(graph: &Graph) -> Graph {
 }
 
 /// The step has one device and one layer, since each try compiles the whole of it. It is shrunk by its outputs
-/// alone, which takes at most two tries for each half. In the full tier, the search makes it that small itself, and
-/// shrinks it to the end.
+/// alone, by one try for each half. In the full tier, the search makes it that small itself, and shrinks it to the end.
 #[test]
 fn a_wrong_pass_is_found() {
     // The search treats the XLA flags of its environment as options of the program, but the quick ones are none.
@@ -126,7 +125,7 @@ fn a_wrong_pass_is_found() {
         only,
         further: &planted,
         worker: Some(support::program::worker()),
-        shrink_tries: if every_case { 60 } else { 4 },
+        shrink_tries: if every_case { 60 } else { 2 },
         ..Options::default()
     };
     let report = bisect(&subject, &options, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
