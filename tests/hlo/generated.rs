@@ -17,7 +17,7 @@ fn generated_messages_are_those_of_the_proto_files() {
     let generated = read("crates/hlo/src/proto/generated.rs");
     let (stated, code) = generated.split_once('\n').expect("a first line");
     digest.update(code);
-    let found: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let found = support::hex(&digest.finalize());
     assert!(
         stated.ends_with(&format!(" {found}")),
         "a proto file, the generator or the generated file has changed; make it again: \

@@ -22,8 +22,7 @@ fn wheel(folder: &Path) -> (PathBuf, Package) {
         archive.write_all(OBJECT).expect("its bytes");
     }
     archive.finish().expect("a wheel");
-    let sum = Sha256::digest(fs::read(&path).expect("the wheel"));
-    let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+    let sum = support::hex(&Sha256::digest(fs::read(&path).expect("the wheel")));
     let sha256 = Box::leak(sum.into_boxed_str());
     (path, Package { name: "some", version: "1.0", sha256, byte_count: 0, pip_arguments: &[] })
 }

@@ -42,6 +42,11 @@ pub fn path(name: impl AsRef<Path>) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository").join(name)
 }
 
+/// Bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Snapshots are files of this folder of the repository, called what the test calls them, until the guard is dropped.
 pub fn snapshots_in(folder: &str) -> SettingsBindDropGuard {
     let mut settings = insta::Settings::clone_current();

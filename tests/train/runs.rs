@@ -197,7 +197,7 @@ fn lowered(overrides: &[&str]) -> Lowered {
 }
 
 fn hash(overrides: &[&str]) -> String {
-    Sha256::digest(&lowered(overrides).module.bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    support::hex(&Sha256::digest(&lowered(overrides).module.bytes))
 }
 
 const UNROLLED: &[&str] = &["mesh.axes=\"fsdp=8\"", "model.scan_layers=false", "remat.policy=dots"];

@@ -19,13 +19,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 pub(crate) use literal::{element_count, strides as element_strides};
 
-use super::order;
 use super::parse::braced_length;
 use super::proto::payload::PayloadSource;
 use super::proto::{
     HloComputationProto, HloInstructionProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig,
     OpSharding, OriginalArrayProto, OriginalValueRecoveryTableProto, Payload, ProgramShapeProto, ShapeProto,
 };
+use super::sort;
 use super::syntax::metadata::Leaf;
 use super::syntax::ranges::Thread;
 use super::syntax::{Kind, List, Value, emit};
@@ -180,7 +180,7 @@ fn post_order<'a>(module: &'a HloModuleProto, index: &Index<'a>) -> Vec<&'a HloC
     for computation in &module.computations {
         let callers = computation.instructions.iter().filter(|caller| !caller.called_computation_ids.is_empty());
         let mut callers: Vec<_> = callers.collect();
-        order::sort_by_key(&mut callers, |caller| caller.id);
+        sort::by_key(&mut callers, |caller| caller.id);
         // Last first: they go onto a stack.
         let ids = callers.iter().rev().flat_map(|caller| caller.called_computation_ids.iter().rev());
         let list: Vec<_> = ids.filter_map(|id| index.computations.get(id).copied()).collect();
@@ -475,12 +475,12 @@ impl<'a> Printer<'a> {
         if let Some(aliases) = module.input_output_alias.as_ref().filter(|aliases| !aliases.entries.is_empty()) {
             // XLA keeps them in a tree over the result's shape and prints that in order.
             let mut entries = aliases.entries.clone();
-            order::sort_by(&mut entries, |a, b| a.output_shape_index.cmp(&b.output_shape_index));
+            sort::by(&mut entries, |a, b| a.output_shape_index.cmp(&b.output_shape_index));
             emit!(self, ", input_output_alias={ ", &List(&entries), " }");
         }
         if let Some(donors) = module.buffer_donor.as_ref().filter(|donors| !donors.entries.is_empty()) {
             let mut entries = donors.entries.clone();
-            order::sort_by(&mut entries, |a, b| {
+            sort::by(&mut entries, |a, b| {
                 (a.parameter_number, &a.parameter_shape_index).cmp(&(b.parameter_number, &b.parameter_shape_index))
             });
             emit!(self, ", buffer_donor={ ", &List(&entries), " }");

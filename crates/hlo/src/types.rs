@@ -244,14 +244,6 @@ impl TensorType {
     /// Whether sizes and bytes are numbers that XLA, which counts in signed 64-bit integers, can represent.
     pub fn is_addressable(&self) -> bool {
         const LIMIT: usize = isize::MAX as usize;
-        let mut byte_count = Some(self.dtype.byte_count());
-        for &size in &self.dims {
-            byte_count = byte_count.and_then(|count| count.checked_mul(size.max(1)));
-        }
-        if byte_count.is_some_and(|count| count <= LIMIT) {
-            return true;
-        }
-        // Too large, or without elements.
         self.dims.iter().all(|&size| size <= LIMIT) && self.byte_count() <= LIMIT
     }
 

@@ -42,7 +42,7 @@ fn edit(folder: &Path, name: &str, from: &str, to: &str) {
 pub fn seal(folder: &Path) {
     let sum = |name: String| {
         let digest = Sha256::digest(fs::read(folder.join(&name)).expect("a file"));
-        format!("{}  {name}\n", digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+        format!("{}  {name}\n", support::hex(&digest))
     };
     let sums: String = names(folder).into_iter().filter(|name| name != SUMS).map(sum).collect();
     fs::write(folder.join(SUMS), sums).expect("written");

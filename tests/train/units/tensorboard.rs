@@ -10,7 +10,7 @@ fn records_are_those_of_tensorboard() {
         "1b000000000000001a0d9e13090000000000000c4010ac022a0d0a0b0a046c6f7373150000803e87f80808",
     ];
     for (record, expected) in found.iter().zip(expected) {
-        let found: String = record.iter().map(|byte| format!("{byte:02x}")).collect();
+        let found = support::hex(record);
         assert_eq!(found, expected);
     }
 }

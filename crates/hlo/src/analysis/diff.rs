@@ -26,8 +26,8 @@ use super::index::{Computation, Module};
 use super::source::{Sources, op_name};
 use super::walk::Walk;
 use crate::Amount;
-use crate::order;
 use crate::proto::{HloInstructionProto, HloModuleProto, LayoutProto, ShapeProto};
+use crate::sort;
 use crate::text::{Layouts, print_shape};
 use crate::wire;
 
@@ -167,7 +167,7 @@ fn collective_changes(before: &ModuleCollectives, after: &ModuleCollectives) -> 
     let difference = |change: &CollectiveChange| {
         moved(&change.before, change.bytes).abs_diff(moved(&change.after, change.new_bytes.or(change.bytes)))
     };
-    order::sort_by_key(&mut changes, |change| Reverse(difference(change)));
+    sort::by_key(&mut changes, |change| Reverse(difference(change)));
     changes
 }
 
@@ -286,7 +286,7 @@ impl<'a> Operations<'a> {
             bound(change.before).abs_diff(bound(change.after))
         };
         // Maps have no order; the answer has.
-        order::sort_by(&mut changes, |a, b| (&a.opcode, &a.shape, &a.from).cmp(&(&b.opcode, &b.shape, &b.from)));
+        sort::by(&mut changes, |a, b| (&a.opcode, &a.shape, &a.from).cmp(&(&b.opcode, &b.shape, &b.from)));
         let mut changes = paired(
             changes,
             |change| (change.before, change.after),
@@ -299,7 +299,7 @@ impl<'a> Operations<'a> {
         );
         // What is new or gone before what has another shape or attribute.
         let is_new = |change: &OpChange| change.before.count == 0 || change.after.count == 0;
-        order::sort_by(&mut changes, |a, b| {
+        sort::by(&mut changes, |a, b| {
             let key = |change: &OpChange| (!is_new(change), Reverse(size(change)));
             key(a).cmp(&key(b)).then_with(|| (&a.opcode, &a.shape, &a.from).cmp(&(&b.opcode, &b.shape, &b.from)))
         });
@@ -330,7 +330,7 @@ impl<'a> Operations<'a> {
             .into_iter()
             .map(|((opcode, before, after), count)| NameChange { opcode, before, after, count })
             .collect();
-        order::sort_by_key(&mut changes, |change| Reverse(change.count));
+        sort::by_key(&mut changes, |change| Reverse(change.count));
         changes
     }
 }

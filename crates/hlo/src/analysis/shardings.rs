@@ -13,9 +13,9 @@ use super::partitioning::Partitioning;
 use super::size::shape_bytes;
 use super::source::{Sources, op_name};
 use crate::mesh::Mesh;
-use crate::order;
 use crate::proto::op_sharding::Type;
 use crate::proto::{AxisRefProto, HloModuleProto, NamedShardingProto, OpSharding, ShapeProto};
+use crate::sort;
 use crate::text::{Layouts, print_shape, print_sharding};
 
 /// What a value is in its module.
@@ -85,7 +85,7 @@ pub fn shardings(module: &HloModuleProto, mesh: Option<&Mesh>) -> Vec<ShardedVal
             }
         }
     }
-    order::sort_by_key(&mut values, |value| match value.kind {
+    sort::by_key(&mut values, |value| match value.kind {
         ValueKind::Parameter => 0,
         ValueKind::Result => 1,
         ValueKind::Annotated => 2,

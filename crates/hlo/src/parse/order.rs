@@ -7,8 +7,8 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::order;
 use crate::proto::HloComputationProto;
+use crate::sort;
 
 /// A subtree of the walk that no caller has claimed yet.
 struct Subtree {
@@ -86,7 +86,7 @@ fn callers(calls: &[(usize, Vec<usize>)], entered: &[usize], start: usize) -> Ve
 /// Gives the callers' ids to them in the order of what they entered.
 fn renumber(computation: &mut HloComputationProto, mut callers: Vec<Caller>) {
     let ids: Vec<i64> = callers.iter().map(|caller| computation.instructions[caller.instruction].id).collect();
-    order::sort_by_key(&mut callers, |caller| caller.entered);
+    sort::by_key(&mut callers, |caller| caller.entered);
     let mut new_ids = FxHashMap::default();
     for (caller, new_id) in callers.iter().zip(ids) {
         new_ids.insert(computation.instructions[caller.instruction].id, new_id);

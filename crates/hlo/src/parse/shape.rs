@@ -138,24 +138,31 @@ impl Parser<'_> {
             return self.nested(Self::tuple_shape);
         }
         let text = self.lexer.peek_array_shape();
-        if let Some(shape) = self.known_shapes.get(text) {
-            let shape = copy(shape);
-            let before = self.lexer.clone();
-            self.lexer.pass(text);
-            // A layout may also follow after white space.
-            if text.ends_with('}') || !self.is_layout_next() {
-                return Ok(shape);
-            }
-            self.lexer = before;
+        if let Some(shape) = self.known_shape(text) {
+            return Ok(shape);
         }
         let start = self.lexer.here();
         let shape = self.new_shape()?;
         if self.lexer.since(start) == text && self.known_shapes.len() < MAX_KNOWN_SHAPES {
-            self.known_shapes.insert(text, shape.clone());
+            self.known_shapes.insert(text, copy(&shape));
         }
         Ok(shape)
     }
 
+    /// The array shape of the text here, and passes it, if it was read before.
+    fn known_shape(&mut self, text: &str) -> Option<ShapeProto> {
+        let shape = copy(self.known_shapes.get(text)?);
+        let before = self.lexer.clone();
+        self.lexer.pass(text);
+        // A layout may also follow after white space.
+        if !text.ends_with('}') && self.is_layout_next() {
+            self.lexer = before;
+            return None;
+        }
+        Some(shape)
+    }
+
+    /// A shape that is no tuple and was not read before.
     fn new_shape(&mut self) -> Result<ShapeProto> {
         let start = self.lexer.here();
         let name = self.lexer.expect_word("a shape, like f32[8,128]")?;

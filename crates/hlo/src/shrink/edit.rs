@@ -4,12 +4,12 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::literal::Literal;
-use crate::order;
 use crate::proto::{
     HloComputationProto, HloInstructionProto, HloModuleProto, OpSharding, PrimitiveType, ProgramShapeProto, ShapeProto,
     op_sharding,
 };
 use crate::shape::{element_type, literal_proto, shape};
+use crate::sort;
 use crate::types::{DType, TensorType};
 
 /// Constants with more elements are a broadcast number.
@@ -415,7 +415,7 @@ pub(super) fn tidy(module: &mut HloModuleProto, keeps_dead: bool) {
     computation.instructions.retain(|it| is_read.contains(&it.id));
     let mut parameters: Vec<&mut HloInstructionProto> =
         computation.instructions.iter_mut().filter(|it| it.opcode == "parameter").collect();
-    order::sort_by_key(&mut parameters, |it| it.parameter_number);
+    sort::by_key(&mut parameters, |it| it.parameter_number);
     for (number, parameter) in parameters.iter_mut().enumerate() {
         parameter.parameter_number = number as i64;
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{InstructionCost, ModuleCost};
-use crate::order;
+use crate::sort;
 use crate::table::Table;
 
 /// Rows of the table; the rest is small.
@@ -30,7 +30,7 @@ impl fmt::Display for ModuleCost {
         }
         let mut entries: Vec<&InstructionCost> = self.instructions.iter().collect();
         let weight = |entry: &InstructionCost| entry.seconds.map_or(entry.total.flops as f64, |seconds| seconds.serial);
-        order::sort_by(&mut entries, |a, b| weight(b).total_cmp(&weight(a)));
+        sort::by(&mut entries, |a, b| weight(b).total_cmp(&weight(a)));
         let table = Table::of(entries.into_iter().take(SHOWN))
             .text("instruction", |entry| &entry.name)
             .number("flops", |entry| entry.work.flops)

@@ -44,8 +44,8 @@ use super::groups::Devices;
 use super::sites::Sites;
 use super::source::{Sources, op_name, scope};
 use super::walk::{Place, Via, Walk};
-use crate::order;
 use crate::proto::HloModuleProto;
+use crate::sort;
 use crate::{Amount, Bounds};
 
 pub(super) use roofline::Link;
@@ -433,7 +433,7 @@ impl Sums {
             }
             // Sums of floating point are the same each time if they are added in the same order.
             let mut branches: Vec<(i64, Sum)> = branches.into_iter().collect();
-            order::sort_by_key(&mut branches, |(id, _)| *id);
+            sort::by_key(&mut branches, |(id, _)| *id);
             branches.into_iter().for_each(|(_, sum)| whole[number].add(sum));
         }
         whole

@@ -18,8 +18,8 @@ use crate::analysis::source::op_name;
 use crate::analysis::trip_count;
 use crate::analysis::values::{ANY_ITERATION, Values};
 use crate::analysis::walk::{Via, Walk};
-use crate::order;
 use crate::proto::HloInstructionProto;
+use crate::sort;
 
 /// Iterations of a loop that are followed one by one; more are taken to be alike.
 const MOST_ITERATIONS: u64 = 1 << 12;
@@ -121,7 +121,7 @@ impl<'w, 'a> Line<'w, 'a> {
             let kernels = seconds.zip(&place.computation.instructions).filter(|(seconds, _)| **seconds > 0.0);
             all.extend(kernels.map(|(seconds, instruction)| (seconds * executions as f64, executions, instruction)));
         }
-        order::sort_by(&mut all, |a, b| b.0.total_cmp(&a.0));
+        sort::by(&mut all, |a, b| b.0.total_cmp(&a.0));
         let kernel = |(seconds, executions, it): (f64, u64, &HloInstructionProto)| KernelTime {
             name: it.name.clone(),
             op: it.opcode.clone(),

@@ -31,8 +31,8 @@ use super::size::shape_bytes;
 use super::source::Sources;
 use super::walk::Walk;
 use crate::mesh::Mesh;
-use crate::order;
 use crate::proto::HloModuleProto;
+use crate::sort;
 pub use hardware::{Cache, Dimension, Hardware, Reached, UnknownRate, Wire};
 use line::{Line, Transfer, Transfers};
 use wires::Wires;
@@ -183,9 +183,7 @@ pub fn estimate_walk(
     };
     let mut transfers: Vec<TransferTime> = names.into_iter().enumerate().map(transfer).collect();
     transfers.retain(|transfer| transfer.seconds > 0.0);
-    order::sort_by(&mut transfers, |a, b| {
-        b.waiting.total_cmp(&a.waiting).then_with(|| b.seconds.total_cmp(&a.seconds))
-    });
+    sort::by(&mut transfers, |a, b| b.waiting.total_cmp(&a.waiting).then_with(|| b.seconds.total_cmp(&a.seconds)));
     let waiting = transfers.iter().map(|transfer| transfer.waiting).sum();
     Ok(StepTime {
         seconds: stretch.seconds,

@@ -48,8 +48,8 @@ use serde::Serialize;
 use super::cost::scratch_bytes;
 use super::source::{Sources, op_name};
 use super::walk::Walk;
-use crate::order;
 use crate::proto::{HloModuleProto, HloProto};
+use crate::sort;
 use crate::text::{Layouts, print_shape};
 use dataflow::{Class, Flow};
 use placement::{Lifetime, Reusable, Takeover};
@@ -427,7 +427,7 @@ impl Ports {
             let made = buffer(flow, value.class, &class, BufferKind::Temporary, sources);
             live.push(LiveBuffer { bytes: value.bytes, shape: format!("u8[{}]", value.bytes), ..made });
         }
-        order::sort_by_key(&mut live, |buffer| Reverse(buffer.bytes));
+        sort::by_key(&mut live, |buffer| Reverse(buffer.bytes));
         live
     }
 }

@@ -6,8 +6,8 @@ use super::super::groups::Devices;
 use super::super::values::Values;
 use super::super::walk::{Place, Via, Walk};
 use super::{Item, LoopSchedule, Order, Pass, Row, Shape};
-use crate::order;
 use crate::proto::HloInstructionProto;
+use crate::sort;
 
 /// How often some work is done, by stage and iteration.
 type Counts = Vec<Vec<usize>>;
@@ -58,7 +58,7 @@ pub(super) fn of(
         let stages = kind.all.iter().filter(|stage| stage.iter().any(|&count| count > 0)).count();
         stages > 1 && kind.all.iter().any(|stage| *stage != kind.all[0])
     });
-    order::sort_by_key(&mut kinds, |kind| (kind.all.iter().map(|stage| first(stage)).sum::<usize>(), kind.all.clone()));
+    sort::by_key(&mut kinds, |kind| (kind.all.iter().map(|stage| first(stage)).sum::<usize>(), kind.all.clone()));
     // What is always done together is one kind.
     kinds.dedup_by(|a, b| a.is_busy().eq(b.is_busy()));
     match kinds.len() {

@@ -10,8 +10,8 @@ use super::error::{Fault, Result, WriteError, malformed};
 use super::types::{self, Type};
 use super::{WriteOptions, location};
 use crate::analysis::source::Sources;
-use crate::order;
 use crate::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, ShapeProto};
+use crate::sort;
 
 /// Regions inside of regions, and function bodies that are written from within. Each level takes some of the stack.
 const MAX_DEPTH: usize = 64;
@@ -468,7 +468,7 @@ pub(super) fn parameter_shapes(computation: &HloComputationProto) -> Result<Vec<
 pub(super) fn parameters(computation: &HloComputationProto) -> Result<Vec<&HloInstructionProto>> {
     let is_parameter = |instruction: &&HloInstructionProto| instruction.opcode == "parameter";
     let mut found: Vec<&HloInstructionProto> = computation.instructions.iter().filter(is_parameter).collect();
-    order::sort_by_key(&mut found, |parameter| parameter.parameter_number);
+    sort::by_key(&mut found, |parameter| parameter.parameter_number);
     let mut numbers = found.iter().map(|parameter| parameter.parameter_number);
     if !(0..found.len() as i64).all(|number| numbers.next() == Some(number)) {
         return malformed(format!("computation {:?} lacks one of its parameters", computation.name));

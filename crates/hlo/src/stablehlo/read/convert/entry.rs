@@ -6,7 +6,6 @@ use super::super::attribute::{Attribute, Attributes, Value};
 use super::super::operation::{Argument, Operation, Region};
 use super::body::{Body, Place};
 use super::{Converter, frontend_attributes, shardy};
-use crate::order;
 use crate::parse::Result;
 use crate::proto::hlo_buffer_donor_proto::BufferDonorEntryProto;
 use crate::proto::hlo_input_output_alias_proto::AliasEntryProto;
@@ -15,6 +14,7 @@ use crate::proto::{
     HloBufferDonorProto, HloInputOutputAliasProto, HloModuleProto, HloModuleProtoWithConfig, Kind, OpSharding,
     ProgramShapeProto, ShapeProto,
 };
+use crate::sort;
 use crate::stablehlo::names::HOST_MEMORY;
 
 /// The functions that a function calls at any depth, and itself, callees first.
@@ -111,7 +111,7 @@ impl<'a> Converter<'a, '_> {
                 donors.push(BufferDonorEntryProto { parameter_number: number, ..Default::default() });
             }
         }
-        order::sort_by(&mut aliases, |one, other| one.output_shape_index.cmp(&other.output_shape_index));
+        sort::by(&mut aliases, |one, other| one.output_shape_index.cmp(&other.output_shape_index));
         module.input_output_alias = (!aliases.is_empty()).then_some(HloInputOutputAliasProto { entries: aliases });
         module.buffer_donor = (!donors.is_empty()).then_some(HloBufferDonorProto { entries: donors });
         let results = self.block(&mut body, region, function)?;

@@ -18,9 +18,9 @@ use super::attribute::{Attribute, Attributes, Value};
 use super::location::Frames;
 use super::operation::{Operation, Region};
 use super::parser::Parser;
-use crate::order;
 use crate::parse::{Result, fault, hint, make_names_unique};
 use crate::proto::{FrontendAttributes, HloComputationProto, HloModuleProtoWithConfig, ProgramShapeProto};
+use crate::sort;
 use shardy::Meshes;
 
 /// How ops of one name become instructions: the places of what they give.
@@ -119,7 +119,7 @@ impl<'a, 'o> Converter<'a, 'o> {
         if let Some(stated) = attributes.get("mhlo.input_output_alias") {
             let entries = &mut module.input_output_alias.get_or_insert_default().entries;
             entries.extend(self.stated_aliases(stated)?);
-            order::sort_by(entries, |one, other| one.output_shape_index.cmp(&other.output_shape_index));
+            sort::by(entries, |one, other| one.output_shape_index.cmp(&other.output_shape_index));
         }
         module.computations = std::mem::take(&mut self.computations);
         if let Some(entry) = module.computations.last() {

@@ -4,18 +4,18 @@
 use std::cmp::Ordering;
 
 /// Sorts by a comparison. Equal items keep their order.
-pub(crate) fn sort_by<T>(items: &mut Vec<T>, compare: impl Fn(&T, &T) -> Ordering) {
+pub(crate) fn by<T>(items: &mut Vec<T>, compare: impl Fn(&T, &T) -> Ordering) {
     let mut order: Vec<usize> = (0..items.len()).collect();
-    sort(&mut order, &|one, other| compare(&items[one], &items[other]));
+    places(&mut order, &|one, other| compare(&items[one], &items[other]));
     let mut unsorted: Vec<Option<T>> = items.drain(..).map(Some).collect();
-    items.extend(order.into_iter().filter_map(|index| unsorted[index].take()));
+    items.extend(order.into_iter().filter_map(|place| unsorted[place].take()));
 }
 
 /// Sorts by a key. Items with equal keys keep their order.
-pub(crate) fn sort_by_key<T, K: Ord>(items: &mut Vec<T>, key: impl Fn(&T) -> K) {
-    sort_by(items, |one, other| key(one).cmp(&key(other)));
+pub(crate) fn by_key<T, K: Ord>(items: &mut Vec<T>, key: impl Fn(&T) -> K) {
+    by(items, |one, other| key(one).cmp(&key(other)));
 }
 
-fn sort(order: &mut [usize], compare: &dyn Fn(usize, usize) -> Ordering) {
+fn places(order: &mut [usize], compare: &dyn Fn(usize, usize) -> Ordering) {
     order.sort_by(|&one, &other| compare(one, other));
 }
