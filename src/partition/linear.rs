@@ -1,7 +1,7 @@
 //! Which ops may be applied to a partial sum: linear ones, whose results are no larger.
 
-use crate::ir::{Graph, Phase, TensorType, Value};
-use crate::ops::{Class, Effect, Linear, Op};
+use crate::ir::{Graph, NodeRef, Phase, TensorType, Value};
+use crate::ops::{Binary, BinaryKind, Class, Effect, Linear, Op};
 
 /// The operands in which an op is best applied to partial sums. Those that the op is linear in together must be partial
 /// sums over the same axes; of those that it is linear in alone, one may be, while the others are complete.
@@ -11,7 +11,15 @@ use crate::ops::{Class, Effect, Linear, Op};
 /// To fewer bits, the sum of the rounded parts is not the rounded sum. A cotangent is rounded part by part all the
 /// same: it is to have the bits of its primal, not those of a sum of them, and a gradient that is added up in a loop
 /// would else be reduced in every iteration.
-pub(super) fn linearity(op: &Op, operands: &[&TensorType], result: &TensorType, phase: Phase) -> Linear {
+///
+/// Scaling by a number that is not finite is no linear op: zero times infinity is NaN, so that the sum of the scaled
+/// parts is NaN where the scaled sum is infinite. This is known of constants only. With a factor that becomes infinite
+/// at run time, infinite elements of the result may be NaN; an element that is finite on one device stays as it is.
+pub(super) fn linearity(graph: &Graph, node: NodeRef<'_>, operands: &[&TensorType], result: &TensorType) -> Linear {
+    let (op, phase) = (node.op(), node.origin().phase);
+    if node.operands().iter().enumerate().any(|(index, &value)| is_degenerate(graph, op, index, value)) {
+        return Linear::No;
+    }
     let facts = op.facts();
     let linear = match facts.linear {
         Linear::OfFloats(which) if result.dtype.is_float() && operands[0].dtype.is_float() => Linear::Together(which),
@@ -44,8 +52,22 @@ pub(super) fn is_widening(operand: &TensorType, dtype: crate::ir::DType) -> bool
     dtype.is_float() && operand.dtype.is_float() && dtype.byte_count() > operand.dtype.byte_count()
 }
 
+/// Whether an operand is a constant that makes numbers infinite, or NaN: one that is not finite, or a divisor of zero.
+fn is_degenerate(graph: &Graph, op: &Op, index: usize, value: Value) -> bool {
+    let Some(number) = splat(graph, value) else { return false };
+    let is_divisor = matches!(op, Op::Binary(Binary(BinaryKind::Divide))) && index == 1;
+    !number.is_finite() || is_divisor && number == 0.0
+}
+
 /// Whether a value is zero everywhere, which is a partial sum over any axes.
 pub(super) fn is_zero(graph: &Graph, value: Value) -> bool {
-    let node = graph.defining_node(value);
-    node.is_some_and(|node| matches!(node.op(), Op::Splat(splat) if splat.number() == 0.0))
+    splat(graph, value) == Some(0.0)
+}
+
+/// The number that all elements of a constant are.
+fn splat(graph: &Graph, value: Value) -> Option<f64> {
+    match graph.defining_node(value)?.op() {
+        Op::Splat(splat) => Some(splat.number()),
+        _ => None,
+    }
 }

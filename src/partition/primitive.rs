@@ -133,7 +133,7 @@ impl Walk<'_, '_> {
         if (0..operands.len()).all(|index| unreduced(index).is_none()) {
             return None;
         }
-        match linearity(node.op(), operands, self.graph.ty(node.results().next()?), node.origin().phase) {
+        match linearity(self.graph, node, operands, self.graph.ty(node.results().next()?)) {
             Linear::No | Linear::OfFloats(_) => None,
             Linear::Together(which) => {
                 let which = which.of(operands.len());

@@ -6,7 +6,7 @@ use meshloom::trace::Tree;
 
 use crate::cases::every_case;
 use crate::eight_devices::{compile, relative_error};
-use crate::interpret::interpret;
+use crate::interpret::{interpret, interpret_with_noise};
 use crate::spmd::run_local;
 
 /// Returns the results of a graph by the interpreter. In the full tier XLA must agree.
@@ -30,7 +30,7 @@ pub fn run_anchored(graph: &Graph, inputs: &[Literal]) -> Vec<Literal> {
 }
 
 /// Checks that XLA computes the same, up to the rounding of the type: its functions differ from the interpreter's in
-/// the last digits, and it adds up in another order.
+/// the last digits, and it adds up in another order. Where a result is further off, [`spread`] must explain it.
 #[track_caller]
 fn agrees_with_xla(graph: &Graph, inputs: &[Literal], found: &[Literal]) {
     let compiled = crate::run(graph, inputs);
@@ -58,8 +58,16 @@ fn agrees_with_xla(graph: &Graph, inputs: &[Literal], found: &[Literal]) {
         // A sum whose terms cancel is zero except for rounding.
         let is_zero = theirs.iter().chain(&ours).all(|number| number.abs() <= bound);
         let error = relative_error(&ours, &theirs);
-        assert!(is_zero || error <= bound, "result {index}: {found:?}, by XLA {compiled:?}, off by {error:e}\n{graph}");
+        let is_close = is_zero || error <= bound || error <= 4.0 * spread(graph, inputs, index, &found);
+        assert!(is_close, "result {index}: {found:?}, by XLA {compiled:?}, off by {error:e}\n{graph}");
     }
+}
+
+/// How far rounding errors of one unit in the last place move a result: the largest of eight tries. A derivative of
+/// `tanh` where it is nearly 1 has few digits that mean something.
+fn spread(graph: &Graph, inputs: &[Literal], index: usize, expected: &[f64]) -> f64 {
+    let tries = (0..8).map(|seed| interpret_with_noise(graph, inputs, seed)[index].to_f64_vec());
+    tries.map(|moved| relative_error(&moved, expected)).fold(0.0, f64::max)
 }
 
 /// Returns the results of a lowered program, for one device or for all of its mesh, by the interpreter.

@@ -14,6 +14,7 @@
 mod apply;
 mod cudnn;
 pub mod moves;
+mod noise;
 mod number;
 mod ragged;
 pub mod spmd;
@@ -27,6 +28,7 @@ use meshloom::ops::{Cond, Op, Scan, While};
 use meshloom::sharding::Mesh;
 
 pub use apply::apply;
+pub use noise::interpret_with_noise;
 pub use number::literal;
 
 /// One value on each device.
@@ -66,7 +68,7 @@ fn step(op: &Op, operands: &[&Lanes], types: &[&TensorType], mesh: &Mesh) -> Vec
         Op::While(op) => run_while(op, inputs(), mesh),
         op => match spmd::group(op) {
             Some(group) => spmd::collective(op, group, operands, mesh),
-            None => shared(mesh.device_count(), operands, |operands| apply(op, operands, types)),
+            None => shared(mesh.device_count(), operands, |operands| noise::added(op, apply(op, operands, types))),
         },
     }
 }
