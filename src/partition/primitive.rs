@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use super::context::Ports;
 use super::linear::{is_zero, linearity};
+use super::reshard::combine;
 use super::walk::Walk;
 use super::{Fallback, PartitionContext, PartitionError, without};
 use crate::ir::{Axes, DType, Dims, NodeRef, OpError, Spec, TensorType, Value};
@@ -253,7 +254,7 @@ impl Walk<'_, '_> {
         let (group, ty) = (Group::new(self.mesh, axes), self.builder.ty(value).clone());
         let is_bitwise = matches!(kind, ReduceKind::And | ReduceKind::Or);
         if !is_bitwise || ty.dtype == DType::Pred {
-            return self.builder.push1(AllReduce { group, kind }, &[value]);
+            return combine(&mut self.builder, AllReduce { group, kind }, value);
         }
         // The CPU plugins refuse an all-reduce of the bits of integers.
         let dims: Dims = std::iter::once(1).chain(ty.dims).collect();

@@ -1,9 +1,10 @@
 //! Carrying out a plan: steps become nodes of the local graph.
 
 use super::plan::{Plan, Step};
-use crate::ir::{Axes, Dims, GraphBuilder, OpError, Value};
+use crate::ir::{Axes, DType, Dims, GraphBuilder, OpError, Value};
 use crate::ops::{
-    AllGather, AllReduce, AllToAll, AxisIndex, AxisList, CollectivePermute, Group, ReduceKind, ReduceScatter,
+    AllGather, AllReduce, AllToAll, AxisIndex, AxisList, CollectivePermute, Convert, Group, Op, ReduceKind,
+    ReduceScatter,
 };
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
@@ -22,10 +23,10 @@ fn apply(builder: &mut GraphBuilder, mesh: &Mesh, value: Value, step: &Step) -> 
             builder.push1(AllGather { group: Group::new(mesh, axes), dim: *dim }, &[value])
         }
         Step::ReduceScatter { dim, axes } => {
-            builder.push1(ReduceScatter { group: Group::new(mesh, axes), dim: *dim }, &[value])
+            combine(builder, ReduceScatter { group: Group::new(mesh, axes), dim: *dim }, value)
         }
         Step::AllReduce { axes } => {
-            builder.push1(AllReduce { group: Group::new(mesh, axes), kind: ReduceKind::Sum }, &[value])
+            combine(builder, AllReduce { group: Group::new(mesh, axes), kind: ReduceKind::Sum }, value)
         }
         Step::AllToAll { from, to, axes } => exchange(builder, value, *from, *to, Group::new(mesh, axes)),
         Step::Reorder { before, after, .. } => {
@@ -33,6 +34,20 @@ fn apply(builder: &mut GraphBuilder, mesh: &Mesh, value: Value, step: &Step) -> 
             builder.push1(CollectivePermute { group: Group::new(mesh, before), pairs }, &[value])
         }
     }
+}
+
+/// Pushes a collective that computes. Elements of less than a byte can be moved, but not computed with: they travel as
+/// bytes.
+pub(super) fn combine(builder: &mut GraphBuilder, collective: impl Into<Op>, value: Value) -> Result<Value, OpError> {
+    let dtype = builder.ty(value).dtype;
+    let wide = match dtype {
+        DType::S4 => DType::S8,
+        DType::U4 => DType::U8,
+        _ => return builder.push1(collective, &[value]),
+    };
+    let bytes = builder.push1(Convert(wide), &[value])?;
+    let result = builder.push1(collective, &[bytes])?;
+    builder.push1(Convert(dtype), &[result])
 }
 
 /// This device's part of a dimension.

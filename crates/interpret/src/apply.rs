@@ -39,7 +39,7 @@ pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Liter
             let ty = types[0];
             let found = moved(op, operands, ty).or_else(|| computed(op, operands, ty));
             let found = found.or_else(|| evaluate(op, operands)).or_else(|| small_integers(op, operands, ty));
-            vec![found.unwrap_or_else(|| panic!("{} is not interpreted", op.name()))]
+            vec![found.unwrap_or_else(|| panic!("{} of {ty} is not interpreted", op.name()))]
         }
     }
 }
