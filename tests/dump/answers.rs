@@ -89,10 +89,7 @@ fn a_config_says_what_it_is_compiled_for() {
     let own = ["compile", CONFIG, "--set", "model.layers=1", "--set", "target.topology=cpu:8"];
     let printed = prints(&own);
     assert!(printed.contains("compiled for cpu:8 (8 devices, "), "{printed}");
-    // A config without a name is one too.
-    let config = std::fs::read(support::path(CONFIG)).expect("a config");
-    let ran = with_input(&["compile", "-", "--set", "model.layers=1", "--target", "cpu:8", "--json"], &config);
-    assert_eq!(ran.json()["target"], "cpu:8", "{}", ran.err);
+    assert!(printed.contains("collectives as emitted, and as compiled"), "{printed}");
 }
 
 #[test]

@@ -150,7 +150,8 @@ fn a_right_config_has_nothing_to_find() {
     if !quick_compiles::are_usual(module_path!(), "a_right_config_has_nothing_to_find") {
         return;
     }
-    let subject = Subject::Config { text: CONFIG.to_owned(), name: "config".to_owned(), set: Vec::new() };
+    let set = ["model.layers=1", UNOPTIMIZED].map(str::to_owned).to_vec();
+    let subject = Subject::Config { text: CONFIG.to_owned(), name: "config".to_owned(), set };
     let options = Options { worker: Some(support::program::worker()), ..Options::default() };
     let report = bisect(&subject, &options, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((report.symptom, report.runs), (None, 2));

@@ -392,10 +392,7 @@ fn the_doctor_says_what_is_missing() {
 }
 
 #[test]
-fn a_config_and_a_foreign_module_are_compiled() {
-    let json = run(&["compile", CONFIG, "--set", "model.layers=1", "--target", "cpu:8", "--json"]).json();
-    assert_eq!((&json["schema"], &json["stage"]), (&"hlo-dump/compile/1".into(), &"compiled".into()));
-    assert!(json["memory"]["temporary"].as_i64() > Some(0));
+fn foreign_modules_are_compiled() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("compiled.txt");
     let file = file.to_str().expect("a path");
@@ -417,10 +414,12 @@ fn a_config_and_a_foreign_module_are_compiled() {
 #[test]
 fn what_was_emitted_stands_beside_what_was_compiled() {
     let small = ["--set", "model.layers=1"];
-    let own = [&["compile", CONFIG, "--target", "cpu:8"], &small[..]].concat();
-    let printed = prints(&own);
-    assert!(printed.contains("collectives as emitted, and as compiled"), "{printed}");
-    let json = run(&[&own[..], &["--json"]].concat()).json();
+    // A config without a name is one too.
+    let config = std::fs::read(support::path(CONFIG)).expect("a config");
+    let json = with_input(&[&["compile", "-", "--target", "cpu:8", "--json"], &small[..]].concat(), &config).json();
+    assert_eq!((&json["schema"], &json["stage"]), (&"hlo-dump/compile/1".into(), &"compiled".into()));
+    assert_eq!(json["target"], "cpu:8");
+    assert!(json["memory"]["temporary"].as_i64() > Some(0));
     let compared = &json["compiled_as_emitted"];
     let all = &compared["all"];
     assert_eq!(all["compiled"]["moved_bytes"], json["moved_bytes"], "{compared}");

@@ -1,5 +1,6 @@
 //! Ops without regions, on host values.
 
+use super::mosaic::{self, Array};
 use meshloom::ir::{DType, GraphBuilder, Literal, Name, OpError, PortInfo, TensorType, Value};
 use meshloom::ops::{
     ArgReduce, BinaryKind, Cumulative, CustomCall, DotGeneral, Op, RaggedForm, Reduce, ReduceKind, Scatter, Sort,
@@ -7,7 +8,6 @@ use meshloom::ops::{
 };
 use meshloom::passes::evaluate;
 use meshloom_mosaic::CALL_TARGET;
-use meshloom_mosaic::interpret::{self, Array};
 
 use super::cudnn;
 use super::moves::{Windows, concatenate, cut, pad, paste, pick, positions, positions_along, starts, strides};
@@ -21,7 +21,7 @@ pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Liter
             operands.iter().map(|&literal| literal.clone()).collect()
         }
         Op::Threefry(_) => threefry(operands, types),
-        Op::CustomCall(op) if op.target == Name::new(CALL_TARGET) => mosaic(op, operands),
+        Op::CustomCall(op) if op.target == Name::new(CALL_TARGET) => kernel(op, operands),
         Op::CustomCall(op) => {
             cudnn::apply(op, operands).unwrap_or_else(|| panic!("{} is not interpreted", op.target.text()))
         }
@@ -100,7 +100,7 @@ fn defined<R: IntoIterator<Item = Value>>(
 }
 
 /// What a kernel for TPUs makes of its operands: its text is interpreted.
-fn mosaic(call: &CustomCall, operands: &[&Literal]) -> Vec<Literal> {
+fn kernel(call: &CustomCall, operands: &[&Literal]) -> Vec<Literal> {
     let config: serde_json::Value = serde_json::from_str(&call.config).expect("a configuration");
     let body = config["custom_call_config"]["body"].as_str().expect("the kernel");
     let text = String::from_utf8(from_base64(body)).expect("text");
@@ -109,7 +109,7 @@ fn mosaic(call: &CustomCall, operands: &[&Literal]) -> Vec<Literal> {
         Array::new(ty.dtype, &ty.dims, &literal.to_f64_vec()).expect("an operand")
     };
     let operands: Vec<Array> = operands.iter().map(array).collect();
-    let results = interpret::run(&text, &operands, &call.results).unwrap_or_else(|error| panic!("{error}"));
+    let results = mosaic::run(&text, &operands, &call.results).unwrap_or_else(|error| panic!("{error}"));
     let literal = |(array, ty): (&Array, &TensorType)| Literal::from_fn(ty.clone(), |index| array.data()[index]);
     results.iter().zip(&*call.results).map(literal).collect()
 }

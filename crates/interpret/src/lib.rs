@@ -7,12 +7,15 @@
 //! is one value of a graph is a value for each device ([`Lanes`]); a graph without collectives runs on a mesh of one
 //! device. Devices may take different branches, but those of a collective's group must come to it together.
 //!
+//! The kernels that a graph calls on TPUs are interpreted too, from their text ([`mosaic`]).
+//!
 //! The crate is for tests and for finding faults: it panics where a graph or its inputs make no sense.
 //!
 //! [`evaluate`]: meshloom::passes::evaluate
 
 mod apply;
 mod cudnn;
+pub mod mosaic;
 pub mod moves;
 mod noise;
 mod number;

@@ -5,7 +5,6 @@
 pub mod text;
 pub mod attention;
 pub mod grouped;
-pub mod interpret;
 mod error;
 mod kernel;
 

@@ -4,8 +4,8 @@ use super::numbers::{Random, assert_near, bound, distance};
 use meshloom::hlo::DType;
 use meshloom_mosaic::KernelError;
 use meshloom_mosaic::attention::{Attention, Blocks, EDGE, LOWEST, Order, Pairs};
-use meshloom_mosaic::interpret::{Array, run};
 use support::cases::cases;
+use support::interpret::mosaic::{Array, run, run_kernel};
 
 /// How much longer lists are than the pairs that count.
 const SPARE: usize = 2;
@@ -201,7 +201,7 @@ fn kernels(of: &Attention, input: &Input) -> Vec<Array> {
     if of.sinks {
         operands.push(Array::new(DType::F32, &[of.heads, 1, 1], &input.sinks).expect("sinks"));
     }
-    let mut results = forward.interpret(&operands).unwrap_or_else(|error| panic!("{error}"));
+    let mut results = run_kernel(&forward, &operands).unwrap_or_else(|error| panic!("{error}"));
     let rows = results[0].data().chunks(of.value_width).zip(input.cotangent.data().chunks(of.value_width));
     let flow: Vec<f64> = rows.map(|(mixed, ct)| dot(mixed, ct)).collect();
     let flow = Array::new(DType::F32, &results[1].ty().dims, &flow).expect("a flow");
@@ -214,7 +214,7 @@ fn kernels(of: &Attention, input: &Input) -> Vec<Array> {
         };
         let operands: Vec<Array> = input.operands(of, &pairs).into_iter().chain(given.clone()).collect();
         let kernel = kernel.expect("a kernel");
-        results.extend(kernel.interpret(&operands).unwrap_or_else(|error| panic!("{error}")));
+        results.extend(run_kernel(&kernel, &operands).unwrap_or_else(|error| panic!("{error}")));
     }
     results
 }
@@ -404,7 +404,7 @@ fn padded_lists_give_the_same() {
     let pairs = input.pairs(&of, Order::Queries);
     let mut padded = pairs.clone();
     padded.pad(9).expect("a longer list");
-    let result = |pairs: &Pairs| of.forward(pairs.len()).expect("a kernel").interpret(&input.operands(&of, pairs));
+    let result = |pairs: &Pairs| run_kernel(&of.forward(pairs.len()).expect("a kernel"), &input.operands(&of, pairs));
     assert_eq!(result(&pairs), result(&padded));
     assert_eq!(padded.len(), 9);
     assert_eq!(padded.pad(8), Err(KernelError::Count { what: "a list of pairs", actual: 9, expected: 8 }));

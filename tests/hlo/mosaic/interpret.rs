@@ -1,9 +1,9 @@
 //! The interpreter on kernels that are written by hand: what it computes, and what it refuses.
 
 use meshloom::hlo::{DType, TensorType};
-use meshloom_mosaic::interpret::{Array, InterpretError, run};
 use meshloom_mosaic::text::{Axis, Body, Element, Grid, Program, Window};
 use meshloom_mosaic::{Cost, Kernel, KernelError};
+use support::interpret::mosaic::{Array, InterpretError, run, run_kernel};
 
 /// `out = 2 x` for the blocks of 8 rows that a list names, with the index of the list as axis.
 const DOUBLE: &str = r#"!block = memref<8x128xf32, #tpu.memory_space<vmem>>
@@ -105,7 +105,7 @@ fn running_sum(axis: Axis, block: fn(usize) -> i32) -> Result<Kernel, KernelErro
 fn scratch_lasts_along_sequential_axes() {
     let ones = [Array::new(DType::F32, &[32, 128], &[1.0; 32 * 128]).expect("an array")];
     let blocks = |axis, block| -> Vec<f64> {
-        let results = running_sum(axis, block).expect("a kernel").interpret(&ones);
+        let results = run_kernel(&running_sum(axis, block).expect("a kernel"), &ones);
         results.unwrap_or_else(|error| panic!("{error}"))[0].data().iter().copied().step_by(8 * 128).collect()
     };
     assert_eq!(blocks(Axis::Sequential(4), |i| i as i32), [1.0, 2.0, 3.0, 4.0]);

@@ -1,7 +1,7 @@
 //! What the tests of kernels share: random numbers, and how far two results are apart.
 
 use meshloom::hlo::DType;
-use meshloom_mosaic::interpret::Array;
+use support::interpret::mosaic::Array;
 
 /// Numbers from a seed: xorshift64*.
 pub struct Random(u64);

@@ -2,13 +2,13 @@
 
 use std::rc::Rc;
 
-use meshloom_hlo::Dims;
+use meshloom::hlo::Dims;
 
 use super::InterpretError;
 use super::parse::{Attribute, Function, Op};
 use super::rounded;
 use super::value::{Tensor, Value, advance};
-use crate::text::{Element, Type};
+use meshloom_mosaic::text::{Element, Type};
 
 /// The values of a function while it runs.
 pub(super) struct Frame {

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use meshloom_hlo::Dims;
+use meshloom::hlo::Dims;
 
 use super::InterpretError;
-use crate::text::{Element, Space, Type};
+use meshloom_mosaic::text::{Element, Space, Type};
 
 /// The module of a kernel.
 #[derive(Debug)]
@@ -93,7 +93,7 @@ pub(super) fn module(text: &str) -> Result<Module, InterpretError> {
     }
     let op = parser.op()?;
     let version = op.attributes.get("stable_mosaic.version");
-    if op.name != "builtin.module" || version != Some(&Attribute::Number(f64::from(crate::text::VERSION))) {
+    if op.name != "builtin.module" || version != Some(&Attribute::Number(f64::from(meshloom_mosaic::text::VERSION))) {
         return Err(parser.error("a module of the version that this crate writes"));
     }
     let region = op.regions.into_iter().next().ok_or_else(|| parser.error("a region"))?;

@@ -1,6 +1,6 @@
 //! An interpreter of kernels: it reads the text that goes to the chip, and computes what the chip would.
 //!
-//! It knows the ops that [`Body`](crate::text::Body) writes, and refuses others. What a program may not rely on is made
+//! It knows the ops that [`Body`](meshloom_mosaic::text::Body) writes, and refuses others. What a program may not rely on is made
 //! visible: results, blocks of results and scratch memory are NaN until they are written; a block of a result is NaN
 //! again when the grid returns to it after another; and scratch memory is NaN at each new index of a parallel axis, as
 //! another core may run it. Blocks and scalars out of range are errors, and so are integers that overflow.
@@ -12,9 +12,9 @@ mod ops;
 mod parse;
 mod value;
 
-use meshloom_hlo::{DType, TensorType};
+use meshloom::hlo::{DType, TensorType};
 
-use crate::Kernel;
+use meshloom_mosaic::Kernel;
 
 pub use value::Array;
 
@@ -46,7 +46,7 @@ pub enum InterpretError {
     Call(String),
 }
 
-meshloom_hlo::debug_is_message!(InterpretError);
+meshloom::hlo::debug_is_message!(InterpretError);
 
 /// Runs the module of a kernel on whole arrays. Operands are the counts of a grid, prefetched scalars, then inputs.
 /// What no step writes is NaN.
@@ -57,25 +57,23 @@ pub fn run(text: &str, operands: &[Array], results: &[TensorType]) -> Result<Vec
     grid::run(&parse::module(text)?, operands, results)
 }
 
-impl Kernel {
-    /// Runs the kernel on the host, see [`interpret`](self).
-    ///
-    /// # Errors
-    /// As for [`run`]; and if an operand is not of the kernel's type.
-    pub fn interpret(&self, operands: &[Array]) -> Result<Vec<Array>, InterpretError> {
-        if operands.len() != self.operands.len() {
-            let problem = format!("{} operands, expected {}", operands.len(), self.operands.len());
-            return Err(InterpretError::Call(problem));
-        }
-        for (expected, actual) in self.operands.iter().zip(operands) {
-            if expected.ty != *actual.ty() {
-                let show = |ty: &TensorType| format!("{}{:?}", ty.dtype.name(), ty.dims);
-                let (expected_type, actual) = (show(&expected.ty), show(actual.ty()));
-                return Err(InterpretError::Call(format!("{} is {actual}, expected {expected_type}", expected.name)));
-            }
-        }
-        run(&self.text, operands, &self.results)
+/// Runs a kernel, see [`run`].
+///
+/// # Errors
+/// As for [`run`]; and if an operand is not of the kernel's type.
+pub fn run_kernel(kernel: &Kernel, operands: &[Array]) -> Result<Vec<Array>, InterpretError> {
+    if operands.len() != kernel.operands.len() {
+        let problem = format!("{} operands, expected {}", operands.len(), kernel.operands.len());
+        return Err(InterpretError::Call(problem));
     }
+    for (expected, actual) in kernel.operands.iter().zip(operands) {
+        if expected.ty != *actual.ty() {
+            let show = |ty: &TensorType| format!("{}{:?}", ty.dtype.name(), ty.dims);
+            let (expected_type, actual) = (show(&expected.ty), show(actual.ty()));
+            return Err(InterpretError::Call(format!("{} is {actual}, expected {expected_type}", expected.name)));
+        }
+    }
+    run(&kernel.text, operands, &kernel.results)
 }
 
 /// Rounds a number to a type of HLO, if kernels have it.

@@ -3,13 +3,13 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use meshloom_hlo::{DType, TensorType};
+use meshloom::hlo::{DType, TensorType};
 
 use super::InterpretError;
 use super::ops::Frame;
 use super::parse::{Attribute, Function, Module};
 use super::value::{Array, Tensor, Value, advance};
-use crate::text::{Element, Space, Type};
+use meshloom_mosaic::text::{Element, Space, Type};
 
 /// A block of an array, as it moves over the array.
 struct Window<'a> {

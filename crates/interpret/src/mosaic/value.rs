@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use meshloom_hlo::{DType, Dims, TensorType};
+use meshloom::hlo::{DType, Dims, TensorType};
 
 use super::{InterpretError, rounded};
-use crate::text::Element;
+use meshloom_mosaic::text::Element;
 
 /// An operand or a result: row-major numbers, each one that its type has.
 #[derive(Clone, Debug, PartialEq)]
