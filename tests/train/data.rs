@@ -104,10 +104,11 @@ fn a_batch_depends_on_seed_and_step_alone() {
 #[test]
 fn an_epoch_holds_every_document_once() {
     let (batch, seq) = (16, 256);
-    let (text, dataset) = (book_bytes(), book(seq));
+    let text = &book_bytes()[..100_000];
+    let dataset = of_bytes(text, seq);
     let documents = documents(&dataset);
     // In their order, they are the text.
-    assert!(documents.concat() == text);
+    assert!(documents.concat() == *text);
     let mut rows = dataset.rows_per_epoch(0).unwrap() as usize;
     assert_eq!(rows, text.len().div_ceil(seq));
     let mut stream = Vec::new();

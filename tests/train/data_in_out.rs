@@ -286,7 +286,9 @@ fn tokenizers_that_do_not_fit_are_refused() {
 #[test]
 fn a_run_trains_on_tokens() {
     let own = format!("data.tokenizer={TOKENIZER:?}");
-    let config = configs::config(&[NARROW, ON_TOKENS, &[&own]]);
+    let book = std::fs::read(BOOK).expect("the book");
+    let files = TextFiles::new(&[("part.txt", &book[..200_000])]);
+    let config = files.config(&[NARROW, ON_TOKENS, &[&own]]);
     let mut trainer = Trainer::new(&config, &client()).expect("a trainer");
     assert!(trainer.dataset().unigram_entropy() > 5.0, "{}", trainer.dataset().unigram_entropy());
     let losses: Vec<f64> = (0..6).map(|_| trainer.step().expect("a step").loss).collect();

@@ -177,12 +177,12 @@ fn steps_per_call() {
         &["diloco.streaming=true", "diloco.fragments=4", "diloco.uneven_fragments=true", "diloco.overlap_steps=2"][..];
     let overlapping = [STREAMING, &["diloco.overlap_steps=1", "diloco.overlap_alpha=0.5"]].concat();
     let two = ["mesh.axes=diloco=2", "target.devices=2"];
-    let on_two = [&overlapping[..], &two, &["diloco.sync_period=6"]].concat();
+    let on_two = [&overlapping[..], &two, &["diloco.sync_period=3"]].concat();
     let all: [(&[&str], &str); 5] =
-        [(&on_two, "12"), (&overlapping, "24"), (&overlapping, "7"), (uneven, "12"), (&[], "12")];
+        [(&on_two, "6"), (&overlapping, "24"), (&overlapping, "7"), (uneven, "12"), (&[], "12")];
     for (settings, count) in cases("transform diloco steps per call", 1, all) {
         // The last steps, before and after a call of whole periods, are separate calls.
-        let steps = if every_case("transform diloco steps per call") { steps() } else { 14 };
+        let steps = if every_case("transform diloco steps per call") { steps() } else { 8 };
         let (expected, expected_losses) = run(&diloco_config(2, settings), steps);
         let per_call = format!("train.steps_per_call={count}");
         let config = diloco_config(2, &[settings, &[per_call.as_str()]].concat());

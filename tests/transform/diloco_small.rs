@@ -183,11 +183,7 @@ fn check_transport(transport: Transport, largest_error: impl Fn(f64, f64) -> f64
     let one_device = LowerOptions::default();
     let run = |options: &LowerOptions<'_>| {
         let lowered = lower(function.graph(), options).unwrap_or_else(|error| panic!("{error}"));
-        // Numbers of 8 bits stay with XLA.
-        let results = match transport {
-            Transport::F8 => run_compiled(&lowered, &input.leaves()),
-            _ => run_by_tier("transform transports", &lowered, &input.leaves()),
-        };
+        let results = run_by_tier("transform transports", &lowered, &input.leaves());
         results[2..4].iter().flat_map(Literal::to_f64_vec).collect::<Vec<f64>>()
     };
     let (found, on_mesh) = (run(&one_device), run(&stack_options(&mesh, &rules)));
