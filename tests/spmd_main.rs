@@ -5,4 +5,4 @@ mod transform;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 49, modules: 31, processes: 1 });
+support::test_program!(Budget { steps: 48, modules: 29, processes: 1 });

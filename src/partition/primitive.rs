@@ -254,7 +254,7 @@ impl Walk<'_, '_> {
         let (group, ty) = (Group::new(self.mesh, axes), self.builder.ty(value).clone());
         let is_bitwise = matches!(kind, ReduceKind::And | ReduceKind::Or);
         if !is_bitwise || ty.dtype == DType::Pred {
-            return combine(&mut self.builder, AllReduce { group, kind }, value);
+            return combine(self.builder, AllReduce { group, kind }, value);
         }
         // The CPU plugins refuse an all-reduce of the bits of integers.
         let dims: Dims = std::iter::once(1).chain(ty.dims).collect();

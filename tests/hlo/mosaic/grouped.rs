@@ -28,7 +28,7 @@ fn run(kernel: &Kernel, visits: &Visits, arrays: [&Array; 2]) -> Array {
     let count = Array::new(DType::S32, &[], &[*count as f64]).expect("a count");
     let lists = [row_block, group, start, end, flags].map(list);
     let operands: Vec<Array> = [count].into_iter().chain(lists).chain(arrays.map(Array::clone)).collect();
-    let mut results = run_kernel(&kernel, &operands).unwrap_or_else(|error| panic!("{error}"));
+    let mut results = run_kernel(kernel, &operands).unwrap_or_else(|error| panic!("{error}"));
     results.remove(0)
 }
 
