@@ -1,6 +1,5 @@
 //! Ops without regions, on host values.
 
-use super::mosaic::{self, Array};
 use meshloom::ir::{DType, GraphBuilder, Literal, Name, OpError, PortInfo, TensorType, Value};
 use meshloom::ops::{
     ArgReduce, BinaryKind, Cumulative, CustomCall, DotGeneral, Op, RaggedForm, Reduce, ReduceKind, Scatter, Sort,
@@ -10,6 +9,7 @@ use meshloom::passes::evaluate;
 use meshloom_mosaic::CALL_TARGET;
 
 use super::cudnn;
+use super::mosaic::{self, Array};
 use super::moves::{Windows, concatenate, cut, pad, paste, pick, positions, positions_along, starts, strides};
 use super::number::{binary, compare, cumulate, identity, is_better, packed, round, unary};
 use super::{ragged, windows};

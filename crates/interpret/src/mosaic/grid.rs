@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use meshloom::hlo::{DType, TensorType};
+use meshloom_mosaic::text::{Element, Space, Type};
 
 use super::InterpretError;
 use super::ops::Frame;
 use super::parse::{Attribute, Function, Module};
 use super::value::{Array, Tensor, Value, advance};
-use meshloom_mosaic::text::{Element, Space, Type};
 
 /// A block of an array, as it moves over the array.
 struct Window<'a> {

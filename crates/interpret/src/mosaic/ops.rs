@@ -3,12 +3,12 @@
 use std::rc::Rc;
 
 use meshloom::hlo::Dims;
+use meshloom_mosaic::text::{Element, Type};
 
 use super::InterpretError;
 use super::parse::{Attribute, Function, Op};
 use super::rounded;
 use super::value::{Tensor, Value, advance};
-use meshloom_mosaic::text::{Element, Type};
 
 /// The values of a function while it runs.
 pub(super) struct Frame {

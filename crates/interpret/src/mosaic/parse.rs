@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use meshloom::hlo::Dims;
+use meshloom_mosaic::text::{Element, Space, Type};
 
 use super::InterpretError;
-use meshloom_mosaic::text::{Element, Space, Type};
 
 /// The module of a kernel.
 #[derive(Debug)]

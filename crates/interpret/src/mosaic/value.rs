@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use meshloom::hlo::{DType, Dims, TensorType};
+use meshloom_mosaic::text::Element;
 
 use super::{InterpretError, rounded};
-use meshloom_mosaic::text::Element;
 
 /// An operand or a result: row-major numbers, each one that its type has.
 #[derive(Clone, Debug, PartialEq)]
