@@ -122,8 +122,14 @@ fn ranks_in_computations_of_every_kind() {
 /// Train steps over several meshes, with donated state, and pipelines: the new state and the loss of one device.
 #[test]
 fn train_steps() {
-    const PIPELINE: &[&str] =
-        &["pipeline.microbatches=4", "pipeline.repeats=1", "pipeline.layers_per_stage=2", "model.layers=4"];
+    // Each of the four microbatches has a row for each of the four devices of a stage.
+    const PIPELINE: &[&str] = &[
+        "pipeline.microbatches=4",
+        "pipeline.repeats=1",
+        "pipeline.layers_per_stage=2",
+        "model.layers=4",
+        "train.batch=16",
+    ];
     let all = [
         // The small tier runs the first case.
         ("fsdp=2,tensor=2,context=2", &["kernels.context=ring"][..]),

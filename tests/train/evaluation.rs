@@ -177,7 +177,9 @@ fn bits_per_byte_by_hand() {
     let tokenizer = Tokenizer::load(TOKENIZER).expect("a tokenizer");
     let tokens: usize = lines.iter().map(|line| tokenizer.encode(line).expect("tokens").len()).sum();
     let own = format!("data.tokenizer={TOKENIZER:?}");
-    let text = Text::load(&config(&files, &[&[&own, "model.vocab=1024"]])).expect("a text");
+    // The set stands for the text too, of which only the tokens are needed.
+    let sources = format!("data.sources=[{:?}]", files.path(""));
+    let text = Text::load(&config(&files, &[&[&own, &sources, "model.vocab=1024"]])).expect("a text");
     let expected = lines.concat().len() as f64 / tokens as f64;
     assert_eq!(Dataset::<DecoderConfig>::bytes_per_token(&text), Some(expected));
 }

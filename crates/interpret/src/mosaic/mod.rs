@@ -1,9 +1,10 @@
 //! An interpreter of kernels: it reads the text that goes to the chip, and computes what the chip would.
 //!
 //! It knows the ops that [`Body`](meshloom_mosaic::text::Body) writes, and refuses others. What a program may not rely
-//! on is made visible: results, blocks of results and scratch memory are NaN until they are written; a block of a result
-//! is NaN again when the grid returns to it after another; and scratch memory is NaN at each new index of a parallel
-//! axis, as another core may run it. Blocks and scalars out of range are errors, and so are integers that overflow.
+//! on is made visible: results, blocks of results and scratch memory are NaN until they are written; a block of a
+//! result is NaN again when the grid returns to it after another; and scratch memory is NaN at each new index of a
+//! parallel axis, as another core may run it. Blocks and scalars out of range are errors, and so are integers that
+//! overflow.
 //!
 //! Numbers are computed in `f64` and rounded to the type of each value: `f32` or `bf16`.
 
