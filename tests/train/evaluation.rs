@@ -177,7 +177,7 @@ fn bits_per_byte_by_hand() {
     let tokenizer = Tokenizer::load(TOKENIZER).expect("a tokenizer");
     let tokens: usize = lines.iter().map(|line| tokenizer.encode(line).expect("tokens").len()).sum();
     let own = format!("data.tokenizer={TOKENIZER:?}");
-    // The set stands for the text too, of which only the tokens are needed.
+    // The text is the validation set as well: the whole book would take seconds to become tokens.
     let sources = format!("data.sources=[{:?}]", files.path(""));
     let text = Text::load(&config(&files, &[&[&own, &sources, "model.vocab=1024"]])).expect("a text");
     let expected = lines.concat().len() as f64 / tokens as f64;
