@@ -243,10 +243,7 @@ fn is_attention(op: &Op) -> bool {
 
 /// Whether the queries and keys of an attention are of one segment: their segments are the same number everywhere.
 fn has_one_segment(graph: &Graph, node: NodeRef<'_>) -> bool {
-    let number = |index: usize| match graph.defining_node(node.operands()[index])?.op() {
-        Op::Splat(splat) => Some(splat.number()),
-        _ => None,
-    };
+    let number = |index: usize| graph.splat(node.operands()[index]);
     number(3).is_some_and(|of_queries| number(4) == Some(of_queries))
 }
 

@@ -1,8 +1,9 @@
 //! Ops without operands.
 
+use super::Op;
 use super::complement;
 use super::rules::*;
-use crate::ir::Literal;
+use crate::ir::{Graph, Literal, Value};
 use meshloom_hlo::number_bytes;
 
 /// A dense constant.
@@ -101,6 +102,16 @@ impl Splat {
     /// The number as bytes of the element type; out-of-range integers saturate.
     pub fn element_bytes(&self) -> ([u8; 8], usize) {
         (number_bytes(self.ty.dtype, self.number()), self.ty.dtype.byte_count())
+    }
+}
+
+impl Graph {
+    /// The number that all elements of a value are, where a [`Splat`] makes it.
+    pub(crate) fn splat(&self, value: Value) -> Option<f64> {
+        match self.defining_node(value)?.op() {
+            Op::Splat(splat) => Some(splat.number()),
+            _ => None,
+        }
     }
 }
 

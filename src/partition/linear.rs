@@ -54,20 +54,12 @@ pub(super) fn is_widening(operand: &TensorType, dtype: crate::ir::DType) -> bool
 
 /// Whether an operand is a constant that makes numbers infinite, or NaN: one that is not finite, or a divisor of zero.
 fn is_degenerate(graph: &Graph, op: &Op, index: usize, value: Value) -> bool {
-    let Some(number) = splat(graph, value) else { return false };
+    let Some(number) = graph.splat(value) else { return false };
     let is_divisor = matches!(op, Op::Binary(Binary(BinaryKind::Divide))) && index == 1;
     !number.is_finite() || is_divisor && number == 0.0
 }
 
 /// Whether a value is zero everywhere, which is a partial sum over any axes.
 pub(super) fn is_zero(graph: &Graph, value: Value) -> bool {
-    splat(graph, value) == Some(0.0)
-}
-
-/// The number that all elements of a constant are.
-fn splat(graph: &Graph, value: Value) -> Option<f64> {
-    match graph.defining_node(value)?.op() {
-        Op::Splat(splat) => Some(splat.number()),
-        _ => None,
-    }
+    graph.splat(value) == Some(0.0)
 }

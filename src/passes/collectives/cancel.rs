@@ -248,10 +248,7 @@ fn start_of_part(graph: &Graph, start: Value, size: usize) -> Option<&Group> {
         return Some(group);
     }
     let node = graph.defining_node(start)?;
-    let is_size = |value: Value| {
-        let node = graph.defining_node(value);
-        node.is_some_and(|node| matches!(node.op(), Op::Splat(splat) if splat.number() == size as f64))
-    };
+    let is_size = |value: Value| graph.splat(value) == Some(size as f64);
     match (node.op(), node.operands()) {
         (Op::Binary(Binary(BinaryKind::Multiply)), &[x, y]) if is_size(y) => rank(x),
         (Op::Binary(Binary(BinaryKind::Multiply)), &[x, y]) if is_size(x) => rank(y),
