@@ -5,4 +5,4 @@ mod hlo;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 3, modules: 11, processes: 35 });
+support::test_program!(Budget { steps: 3, modules: 11, processes: 34 });

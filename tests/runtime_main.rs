@@ -5,7 +5,7 @@ mod pjrt;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 0, modules: 86, processes: 75 });
+support::test_program!(Budget { steps: 0, modules: 84, processes: 62 });
 
 /// Tests of several processes mostly wait: for leases to end, for processes that are missing.
 #[ctor::ctor(unsafe)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use support::cases::{cases, every_case};
+use support::cases::cases;
 use support::program::{self, meshloom_with_processes as meshloom};
 
 use super::etcd::shared;
@@ -100,12 +100,17 @@ fn replicas_apart_are_those_of_one_program() {
     }
 }
 
-/// Replicas with different meshes, one of them in two processes, compute the same bits. In the full tier both start
-/// again, one of them without its state: it takes the state of the other, which all processes of that one then write.
+/// Replicas with different meshes, one of them in two processes, compute the same bits. Both start again, one of them
+/// without its state: it takes the state of the other, which all processes of that one then write.
 #[test]
 fn each_replica_has_a_mesh_of_its_own() {
+    cases("cluster replicas of several processes", 0, ["f8"]).into_iter().for_each(check_own_meshes);
+}
+
+fn check_own_meshes(transport: &str) {
     let etcd = shared();
-    let settings = ["diloco.replicas=2", "diloco.transport=f8"];
+    let transport = format!("diloco.transport={transport}");
+    let settings = ["diloco.replicas=2", transport.as_str()];
     let settings = [&settings[..], &LATE].concat();
     let runs = [15, 25].map(|steps| Run::new(steps, &settings));
     let of_one = ["--set", "target.devices=2", "--set", "mesh.axes=data=2"];
@@ -113,8 +118,7 @@ fn each_replica_has_a_mesh_of_its_own() {
     let own = |mesh| [&TINY[..], &settings, &["target.devices=2", mesh, "diloco.apart=true"]].concat();
     let saved = runs[0].path(&Replicas::directory(1)).to_string_lossy().into_owned();
     let starts = [(&runs[0], "first meshes", &[][..]), (&runs[1], "second meshes", &["--resume", &saved])];
-    let count = if every_case("cluster replicas that start again") { 2 } else { 1 };
-    for (run, job, resume) in starts.into_iter().take(count) {
+    for (run, job, resume) in starts {
         let replicas = Replicas { run, store: etcd.address(), job, limit: "60" };
         let of_second = |process| [&of_two[..], &[process], resume].concat();
         let mut processes = [
@@ -126,18 +130,19 @@ fn each_replica_has_a_mesh_of_its_own() {
         let one = replicas.outer(0, &own("mesh.axes=data=2"));
         assert!(bits(&one) == bits(&replicas.outer(1, &own("mesh.axes=fsdp=2"))), "replicas differ");
     }
-    let log = runs[count - 1].log("replica0-0");
-    assert!(count == 1 || log.contains("goes on with the other replicas after step 15"), "{log}");
+    let log = runs[1].log("replica0-0");
+    assert!(log.contains("goes on with the other replicas after step 15"), "{log}");
 }
 
 /// One replica is killed and comes back; the others wait for it, as they need all. Then no replica is needed: the
-/// others go on without the one that has died. There are two replicas, and three in the full tier, which compares their
-/// losses with those of an undisturbed run.
+/// others go on without the one that has died. Their losses are those of an undisturbed run.
 #[test]
 fn replicas_come_and_go() {
+    cases("cluster replicas that come and go", 0, [3]).into_iter().for_each(check_deaths);
+}
+
+fn check_deaths(count: usize) {
     const STEPS: u64 = 60;
-    let is_full = every_case("cluster replicas that come and go");
-    let count: usize = if is_full { 3 } else { 2 };
     let etcd = shared();
     let (of_all, needed) = (format!("diloco.replicas={count}"), format!("diloco.min_replicas={count}"));
     let settings = [&of_all, "train.batch=12", "target.devices=1", "mesh.axes=data=1"];
@@ -157,15 +162,12 @@ fn replicas_come_and_go() {
         (0..count).map(|number| replicas.start(number, more)).collect()
     };
 
-    let undisturbed = is_full.then(|| {
-        let run = Run::new(STEPS, &settings);
-        let replicas = Replicas { run: &run, store: etcd.address(), limit: "60", job: "undisturbed" };
-        let mut all = start(&replicas, &needs_all);
-        all.iter_mut().enumerate().for_each(|(number, process)| replicas.ends(number, process));
-        last(&run)
-    });
+    let run = Run::new(STEPS, &settings);
+    let replicas = Replicas { run: &run, store: etcd.address(), limit: "60", job: "undisturbed" };
+    let mut all = start(&replicas, &needs_all);
+    all.iter_mut().enumerate().for_each(|(number, process)| replicas.ends(number, process));
+    let expected = last(&run);
     let compare = |run: &Run| {
-        let Some(expected) = undisturbed else { return };
         let found = last(run);
         println!("loss {found} after a death, {expected} without: {}", (found - expected).abs() / expected);
         assert!((found - expected).abs() <= 0.01 * expected, "{found} and {expected}");

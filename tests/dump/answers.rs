@@ -85,14 +85,6 @@ fn a_stage_of_a_dump_is_explained() {
 }
 
 #[test]
-fn a_config_says_what_it_is_compiled_for() {
-    let own = ["compile", CONFIG, "--set", "model.layers=1", "--set", "target.topology=cpu:8"];
-    let printed = prints(&own);
-    assert!(printed.contains("compiled for cpu:8 (8 devices, "), "{printed}");
-    assert!(printed.contains("collectives as emitted, and as compiled"), "{printed}");
-}
-
-#[test]
 fn scopes_select_costs() {
     let of = |more: &[&str]| prints(&[&["cost", "tests/foreign/fsdp_mlp.partitioned.txt"], more].concat());
     let selected = of(&["--scope", "jvp(mlp)"]);

@@ -113,6 +113,7 @@ fn a_wrong_pass_is_found() {
         return;
     }
     let planted = [Pass::of("swap-a-subtraction", "is wrong", swap_a_subtraction)];
+    let scratch = folder();
     let every_case = support::cases::every_case("dump wrong pass");
     let (smaller, only) = match every_case {
         true => (vec![], vec![Dimension::Size, Dimension::Mesh, Dimension::Pass]),
@@ -124,7 +125,7 @@ fn a_wrong_pass_is_found() {
         kinds: vec![Kind::Differs],
         only,
         further: &planted,
-        worker: Some(support::program::worker()),
+        worker: Some(quick_compiles::worker(scratch.path())),
         shrink_tries: if every_case { 60 } else { 2 },
         ..Options::default()
     };
@@ -152,7 +153,8 @@ fn a_right_config_has_nothing_to_find() {
     }
     let set = ["model.layers=1", UNOPTIMIZED].map(str::to_owned).to_vec();
     let subject = Subject::Config { text: CONFIG.to_owned(), name: "config".to_owned(), set };
-    let options = Options { worker: Some(support::program::worker()), ..Options::default() };
+    let scratch = folder();
+    let options = Options { worker: Some(quick_compiles::worker(scratch.path())), ..Options::default() };
     let report = bisect(&subject, &options, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((report.symptom, report.runs), (None, 2));
 }

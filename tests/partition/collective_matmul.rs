@@ -250,7 +250,7 @@ fn auto_goes_by_the_rule() {
 
 /// With as many heads as eight devices take.
 fn config(overrides: &[&str]) -> RunConfig {
-    configs::config(&[SHORT_RUN, &["model.heads=8", "model.kv_heads=8"], overrides])
+    configs::config(&[SHORT_RUN, &["model.layers=2", "model.heads=8", "model.kv_heads=8"], overrides])
 }
 
 /// Whole steps of decoders over `tensor`, scanned and in pipelines, with and without rematerialization: the numbers of

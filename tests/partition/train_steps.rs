@@ -13,7 +13,7 @@ use support::interpret::interpret;
 use support::spmd::run_local;
 
 /// Sizes for a step that is interpreted.
-pub(crate) const SMALL: &[&str] = &["model.embed=32", "model.mlp=48", "model.seq=16", "train.batch=8"];
+pub(crate) const SMALL: &[&str] = &["model.layers=2", "model.mlp=48", "model.seq=16", "train.batch=8"];
 
 fn config(overrides: &[&str]) -> RunConfig {
     configs::config(&[SHORT_RUN, overrides])

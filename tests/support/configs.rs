@@ -12,8 +12,8 @@ pub const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/da
 /// Where the numbers of a run matter, and not its speed: LLVM does not optimize.
 pub const UNOPTIMIZED: &str = "target.compiler_options=[\"xla_backend_optimization_level=0\"]";
 
-/// A model that runs twenty steps in a few seconds, and how it is trained.
-pub const SHORT_RUN: &[&str] = &[
+/// A decoder that is lowered, and hardly ever run.
+pub const DECODER: &[&str] = &[
     "model.layers=2",
     "model.embed=64",
     "model.heads=4",
@@ -21,13 +21,7 @@ pub const SHORT_RUN: &[&str] = &[
     "model.head_dim=16",
     "model.mlp=160",
     "model.seq=64",
-    "train.warmup=5",
-    "train.steps=40",
-    UNOPTIMIZED,
 ];
-
-/// The model alone.
-pub const DECODER: &[&str] = SHORT_RUN.split_at(7).0;
 
 /// A smaller one, all of whose dimensions divide by four.
 pub const NARROW: &[&str] = &[
@@ -40,8 +34,20 @@ pub const NARROW: &[&str] = &[
     "model.seq=32",
 ];
 
-/// [`NARROW`] with more layers, for runs that stop and go on.
-pub const STOPPING: &[&str] = &["model.layers=4", "model.seq=16", "train.warmup=2", "train.steps=40", UNOPTIMIZED];
+/// A model whose steps take milliseconds, and how it is trained. Tests share it, so that a process compiles its
+/// programs once.
+pub const SHORT_RUN: &[&str] = &[
+    "model.layers=4",
+    "model.embed=32",
+    "model.heads=4",
+    "model.kv_heads=2",
+    "model.head_dim=8",
+    "model.mlp=64",
+    "model.seq=32",
+    "train.warmup=2",
+    "train.steps=40",
+    UNOPTIMIZED,
+];
 
 /// Both kinds of dropout. Tests share it, so that a process compiles their train steps once.
 pub const DROPOUT: &[&str] = &["model.dropout=0.1", "model.attention_dropout=0.1"];
@@ -66,6 +72,9 @@ pub const TINY: &[&str] = &[
     "model.mlp=32",
     "model.seq=8",
 ];
+
+/// A pipeline whose stages have two parts of the layers each.
+pub const CIRCULAR: &[&str] = &["mesh.axes=stage=2,data=2,fsdp=2", "pipeline.repeats=2"];
 
 pub const ONE_DEVICE: &[&str] = &["mesh.axes=\"data=1,fsdp=1\"", "target.devices=1"];
 

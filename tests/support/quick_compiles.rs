@@ -1,7 +1,9 @@
 //! How the CPU plugin compiles what is only there for its numbers.
 
-use std::env;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{env, fs};
 
 use crate::program::test_alone;
 
@@ -12,6 +14,12 @@ const FLAGS: &str = "XLA_FLAGS";
 /// there is the option below, not what it is.
 const AS_FOR_EVERYBODY: &str = "--xla_dump_to=";
 
+const QUICK: [&str; 3] = [
+    "--xla_backend_optimization_level=1",
+    "--xla_cpu_parallel_codegen_split_count=2",
+    "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters=true",
+];
+
 /// Makes XLA's CPU compiler take about half of its time for small programs: it emits fusions as it did before MLIR did;
 /// LLVM optimizes at level 1, and gets two modules at most. Its passes over HLO run as always. The processes that a
 /// test starts inherit the options. In the full tier, and if `XLA_FLAGS` is set, programs are compiled with the usual
@@ -20,15 +28,24 @@ const AS_FOR_EVERYBODY: &str = "--xla_dump_to=";
 /// XLA does not take the option for fusions with a program. The variable is set before `main`.
 #[allow(unsafe_code)]
 pub fn compile_quickly() {
-    const QUICK: [&str; 3] = [
-        "--xla_backend_optimization_level=1",
-        "--xla_cpu_parallel_codegen_split_count=2",
-        "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters=true",
-    ];
     if !crate::cases::more_than_few() && env::var_os(FLAGS).is_none() {
         // SAFETY: before `main` there is one thread.
         unsafe { env::set_var(FLAGS, QUICK.join(" ")) };
     }
+}
+
+/// A worker's program, in a folder, that compiles with these options though it is started without `XLA_FLAGS`. In the
+/// full tier it is the worker itself.
+pub fn worker(folder: &Path) -> PathBuf {
+    let worker = crate::program::worker();
+    if crate::cases::more_than_few() {
+        return worker;
+    }
+    let script = folder.join("worker");
+    let text = format!("#!/bin/sh\n{FLAGS}='{}' exec '{}' \"$@\"\n", QUICK.join(" "), worker.display());
+    fs::write(&script, text).expect("a script");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).expect("it can be started");
+    script
 }
 
 /// Whether a test that compares bits of two programs is to go on: how they are fused decides how they round, and only

@@ -14,7 +14,7 @@ use meshloom_train::generate::{GenerateOptions, GeneratorOptions, Request, Sampl
 use meshloom_train::step::TrainStep;
 use meshloom_train::{DeviceScores, Trainer};
 use support::cases::cases;
-use support::configs::{NARROW, ONE_DEVICE, UNOPTIMIZED};
+use support::configs::{ONE_DEVICE, SHORT_RUN};
 use support::eight_devices::{client, relative_error};
 use support::interpret::interpret;
 use support::text_files::TextFiles;
@@ -29,14 +29,11 @@ fn files() -> TextFiles {
     TextFiles::new(&[("train.jsonl", train.as_bytes()), ("validation/lines.jsonl", validation.as_bytes())])
 }
 
-/// As many layers as runs that stop have, whose first state is then that of these runs.
-const DEEP: &[&str] = &["model.layers=4"];
-
 fn config(files: &TextFiles, settings: &[&[&str]]) -> RunConfig {
     let sources = format!("data.sources=[{:?}]", files.path("train.jsonl"));
     let validation = format!("data.validation=[{:?}]", files.path("validation"));
-    let all = ["train.batch=8", "train.warmup=1", "train.steps=20", UNOPTIMIZED, &sources, &validation];
-    files.config(&[NARROW, &all, &settings.concat()])
+    let all = ["train.batch=8", &sources, &validation];
+    files.config(&[SHORT_RUN, &all, &settings.concat()])
 }
 
 /// What a run gives.
@@ -103,7 +100,7 @@ const STRIPED: (KeyExchange, ContextOrder) = (KeyExchange::Gather, ContextOrder:
 fn steps_and_evaluations_are_those_of_one_device() {
     check(interpreted, FEW, CONTEXT, &all());
     let others = all().into_iter().filter(|case| *case != TWO_CHUNK);
-    check(numbers, DEEP, CONTEXT, &cases("train orders", 1, [TWO_CHUNK].into_iter().chain(others)));
+    check(numbers, &[], CONTEXT, &cases("train orders", 1, [TWO_CHUNK].into_iter().chain(others)));
 }
 
 /// With rows so long that attention is a loop over blocks, which finds by places what it need not compute.
@@ -119,8 +116,15 @@ fn attention_in_blocks() {
 
 #[test]
 fn in_pipelines() {
-    let pipeline =
-        |schedule| ["mesh.axes=stage=2,context=4", "pipeline.microbatches=2", "pipeline.repeats=1", schedule];
+    let pipeline = |schedule| {
+        [
+            "mesh.axes=stage=2,context=4",
+            "pipeline.microbatches=2",
+            "pipeline.repeats=1",
+            "pipeline.layers_per_stage=2",
+            schedule,
+        ]
+    };
     let pipelines = [pipeline("pipeline.schedule=1f1b"), pipeline("pipeline.schedule=gpipe")];
     pipelines.iter().for_each(|mesh| check(interpreted, FEW, mesh, &[TWO_CHUNK]));
     cases("train orders in pipelines", 0, pipelines).iter().for_each(|mesh| check(numbers, &[], mesh, &[TWO_CHUNK]));
@@ -152,7 +156,7 @@ fn in_other_models_and_runs() {
 fn samples_are_in_natural_order() {
     let files = files();
     let sample = |settings: &[&str]| {
-        let trainer = Trainer::new(&config(&files, &[DEEP, settings]), &client()).expect("a trainer");
+        let trainer = Trainer::new(&config(&files, &[settings]), &client()).expect("a trainer");
         let mut generator = trainer.generator(GeneratorOptions::new(1, 9)).expect("a generator");
         let options = GenerateOptions { length: 6, sampling: SamplingOptions::greedy(), stop_tokens: Vec::new() };
         let request = Request { prompt: vec![76, 105, 110], seed: 1 };

@@ -13,7 +13,7 @@ use meshloom_train::generate::{ContinuedText, GenerateOptions, GeneratorOptions,
 use meshloom_train::parameters::{LoadOptions, ParameterFile, load, save};
 use meshloom_train::tokenizer::Tokenizer;
 use safetensors::SafeTensors;
-use support::configs::{self, BOOK, NARROW, ON_TOKENS, STOPPING, TOKENIZER};
+use support::configs::{self, BOOK, DROPOUT, NARROW, ON_TOKENS, SHORT_RUN, TOKENIZER};
 use support::eight_devices::client;
 use support::text_files::TextFiles;
 
@@ -189,7 +189,7 @@ fn floats_convert_only_on_request() {
 }
 
 fn config(overrides: &[&str]) -> RunConfig {
-    configs::config(&[NARROW, STOPPING, &["model.dropout=0.1"], overrides])
+    configs::config(&[SHORT_RUN, DROPOUT, overrides])
 }
 
 fn host(trainer: &Trainer) -> Vec<Literal> {

@@ -9,18 +9,14 @@ use meshloom_train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Fall
 use meshloom_train::config::RunConfig;
 
 use support::cases::cases;
-use support::configs::{self, BOOK, NARROW, ON_TOKENS, STOPPING, TOKENIZER};
+use support::configs::{self, BOOK, CIRCULAR, DROPOUT, NARROW, ON_TOKENS, ONE_DEVICE, SHORT_RUN, TOKENIZER};
 use support::eight_devices::{client, relative_error};
 use support::text_files::TextFiles;
 
 const MIXED: &[&str] = &["mesh.axes=\"data=2,fsdp=4\""];
-const DROPOUT: &[&str] = &["model.dropout=0.1"];
 const FOUR: &[&str] = &["mesh.axes=\"fsdp=2,tensor=2\"", "target.devices=4"];
-const ONE: &[&str] = &["mesh.axes=\"data=1\"", "target.devices=1"];
-const PIPELINE: &[&str] = &["mesh.axes=\"stage=2,data=2,fsdp=2\"", "pipeline.repeats=2"];
 const STAGES: &[&str] = &["mesh.axes=\"stage=4,fsdp=2\"", "pipeline.repeats=1"];
-const DILOCO: &[&str] =
-    &["mesh.axes=\"diloco=2,fsdp=4\"", "diloco.sync_period=3", "diloco.replicas=2", "model.layers=4"];
+const DILOCO: &[&str] = &["mesh.axes=\"diloco=2,fsdp=4\"", "diloco.sync_period=3", "diloco.replicas=2"];
 const STREAMING: &[&str] = &[
     "mesh.axes=\"diloco=2,fsdp=4\"",
     "diloco.sync_period=3",
@@ -32,7 +28,7 @@ const STREAMING: &[&str] = &[
 ];
 
 fn config(overrides: &[&[&str]]) -> RunConfig {
-    configs::config(&[&[NARROW], overrides].concat())
+    configs::config(&[&[SHORT_RUN], overrides].concat())
 }
 
 fn trainer(config: &RunConfig) -> Trainer {
@@ -94,13 +90,13 @@ fn check_resume(overrides: &[&[&str]], before: usize, after: usize) {
 
 #[test]
 fn a_resumed_run_has_the_same_bits() {
-    check_resume(&[STOPPING, MIXED, DROPOUT], 3, 4);
+    check_resume(&[MIXED, DROPOUT], 3, 4);
 }
 
 /// Saving is nothing that a run notices.
 #[test]
 fn a_run_that_saves_has_the_same_bits() {
-    let config = config(&[STOPPING, MIXED, DROPOUT]);
+    let config = config(&[MIXED, DROPOUT]);
     let expected = numbers(&mut trainer(&config), 4);
     let directory = tempfile::tempdir().expect("a folder");
     let checkpoints = super::state::config(directory.path(), 2);
@@ -117,13 +113,13 @@ fn a_run_that_saves_has_the_same_bits() {
 #[test]
 fn in_bf16_as_well() {
     for narrow in cases("train resumes in bf16", 0, [["model.param_dtype=bf16", "model.compute_dtype=bf16"]]) {
-        check_resume(&[STOPPING, MIXED, &narrow], 2, 2);
+        check_resume(&[MIXED, &narrow], 2, 2);
     }
 }
 
 #[test]
 fn a_resumed_pipeline_has_the_same_bits() {
-    check_resume(&[STOPPING, PIPELINE, DROPOUT], 2, 2);
+    check_resume(&[CIRCULAR, DROPOUT], 2, 2);
 }
 
 /// Those that stream, below, are in the small tier.
@@ -131,14 +127,14 @@ fn a_resumed_pipeline_has_the_same_bits() {
 fn resumed_replicas_have_the_same_bits() {
     for replicas in cases("train resumes of replicas", 0, [DILOCO]) {
         // Before a sync, and between two.
-        check_resume(&[STOPPING, replicas], 2, 5);
+        check_resume(&[replicas], 2, 5);
     }
 }
 
 #[test]
 fn a_fragment_under_way_is_part_of_the_state() {
     // Fragments are sent after each step and merged one step later: one is always under way.
-    check_resume(&[STOPPING, STREAMING], 4, 5);
+    check_resume(&[STREAMING], 4, 5);
 }
 
 /// From mesh to mesh, from form to form, and back: the same state all the way, and the same numbers as far as the order
@@ -146,7 +142,7 @@ fn a_fragment_under_way_is_part_of_the_state() {
 #[test]
 fn any_mesh_goes_on_from_any() {
     let directory = tempfile::tempdir().expect("a folder");
-    let first = config(&[STOPPING, MIXED, DROPOUT]);
+    let first = config(&[MIXED, DROPOUT]);
     let mut trainer = trainer(&first);
     numbers(&mut trainer, 3);
     let expected = together(&trainer);
@@ -154,15 +150,15 @@ fn any_mesh_goes_on_from_any() {
     let next = f64::from_bits(numbers(&mut trainer, 1)[0][0]);
     // The last one goes on to the first one's mesh.
     let forms: [&[&str]; 6] = [
-        PIPELINE,
+        CIRCULAR,
         FOUR,
         STAGES,
-        ONE,
+        ONE_DEVICE,
         &["mesh.axes=\"fsdp=8\"", "model.scan_layers=false"],
-        &["mesh.axes=\"tensor=4\"", "target.devices=4", "train.microbatches=2"],
+        &["mesh.axes=\"tensor=2\"", "target.devices=2", "train.microbatches=2"],
     ];
     for (number, form) in cases("train resumes on meshes", 2, forms).into_iter().chain([MIXED]).enumerate() {
-        let config = config(&[STOPPING, form, DROPOUT]);
+        let config = config(&[form, DROPOUT]);
         let mut resumed = resume(&config, &folder);
         assert!(together(&resumed) == expected, "{form:?}: the state is another");
         assert!(!resumed.warnings().iter().any(|text| text.contains("checkpoint")), "{:?}", resumed.warnings());
@@ -179,24 +175,24 @@ fn padding_is_not_saved() {
     let uneven: &[&str] = &["rules.uneven=true", "model.mlp=60", "model.embed=36"];
     let directory = tempfile::tempdir().expect("a folder");
     let fsdp: &[&str] = &["mesh.axes=\"fsdp=8\""];
-    let mut trainer = trainer(&config(&[STOPPING, uneven, fsdp]));
+    let mut trainer = trainer(&config(&[uneven, fsdp]));
     numbers(&mut trainer, 2);
     let is_padded = |array: meshloom::pjrt::Array| array.layout().dims() != array.ty().dims.as_slice();
     assert!(trainer.state().leaves().into_iter().any(is_padded));
     let folder = save(&trainer, &directory.path().join("0"));
-    let declared = config(&[STOPPING, uneven, fsdp]).state().expect("a state");
+    let declared = config(&[uneven, fsdp]).state().expect("a state");
     let saved = Checkpoint::open(&folder).expect("a checkpoint").load_on_host(&declared, "").expect("values");
     let saved = saved.leaves().into_iter().map(|literal| literal.bytes().to_vec());
     assert!(declared.paths().into_iter().zip(saved).collect::<BTreeMap<_, _>>() == state(&trainer));
-    for one in cases("train padded resumes on one device", 0, [ONE]) {
-        let on_one = resume(&config(&[STOPPING, uneven, one]), &folder);
+    for one in cases("train padded resumes on one device", 0, [ONE_DEVICE]) {
+        let on_one = resume(&config(&[uneven, one]), &folder);
         assert!(state(&on_one) == state(&trainer));
         save(&on_one, &directory.path().join("1"));
-        let mut back = resume(&config(&[STOPPING, uneven, fsdp]), &folder);
+        let mut back = resume(&config(&[uneven, fsdp]), &folder);
         assert!(state(&back) == state(&trainer));
         numbers(&mut back, 1);
     }
-    let mut back = resume(&config(&[STOPPING, uneven, fsdp]), &folder);
+    let mut back = resume(&config(&[uneven, fsdp]), &folder);
     assert!(state(&back) == state(&trainer));
     assert_eq!(numbers(&mut back, 2), numbers(&mut trainer, 2));
 }
@@ -204,12 +200,12 @@ fn padding_is_not_saved() {
 #[test]
 fn other_runs_are_refused_or_warned_of() {
     let directory = tempfile::tempdir().expect("a folder");
-    let trainer = trainer(&config(&[STOPPING, DROPOUT, ONE]));
+    let trainer = trainer(&config(&[DROPOUT, ONE_DEVICE]));
     let folder = save(&trainer, directory.path());
     let checkpoint = Checkpoint::open(folder).expect("a checkpoint");
-    assert_eq!(checkpoint.about().config, config(&[STOPPING, DROPOUT, ONE]).to_toml());
+    assert_eq!(checkpoint.about().config, config(&[DROPOUT, ONE_DEVICE]).to_toml());
     let error = |overrides: &[&str]| match Trainer::resume(
-        &config(&[STOPPING, DROPOUT, ONE, overrides]),
+        &config(&[DROPOUT, ONE_DEVICE, overrides]),
         &client(),
         &checkpoint,
     ) {
@@ -231,7 +227,7 @@ fn other_runs_are_refused_or_warned_of() {
     let muon = error(&["train.optimizer=muon"]).to_string();
     assert!(muon.contains("has no optimizer.momentum.layers.attention.wq"), "{muon}");
     // Parameters alone go into any run of the model.
-    let mut others = self::trainer(&config(&[STOPPING, STREAMING, &["train.seed=3"]]));
+    let mut others = self::trainer(&config(&[STREAMING, &["train.seed=3"]]));
     others.load_parameters_of(&checkpoint).expect("the same model");
     let (params, own) = (state(&others), state(&trainer));
     for (path, bytes) in own.iter().filter_map(|(path, bytes)| Some((path.strip_prefix("params.")?, bytes))) {
@@ -239,7 +235,7 @@ fn other_runs_are_refused_or_warned_of() {
         assert!(params[&format!("inner.params.{path}")] == bytes.repeat(2), "{path}");
     }
     let of_replicas = Checkpoint::open(save(&others, &directory.path().join("replicas"))).expect("a checkpoint");
-    let mut single = self::trainer(&config(&[STOPPING, DROPOUT, ONE, &["train.seed=1"]]));
+    let mut single = self::trainer(&config(&[DROPOUT, ONE_DEVICE, &["train.seed=1"]]));
     single.load_parameters_of(&of_replicas).expect("the same model");
     let is_param = |(path, _): &(&String, &Vec<u8>)| path.starts_with("params.");
     assert!(state(&single).iter().filter(is_param).eq(own.iter().filter(is_param)));
@@ -250,7 +246,7 @@ fn other_runs_are_refused_or_warned_of() {
     let text = format!("data.sources=[{:?}]", support::path("README.md"));
     // Another schedule or form is another program.
     let others = cases("train resumes of other programs", 0, ["train.steps=50", "train.microbatches=2"]);
-    let changed = config(&[STOPPING, DROPOUT, ONE, &["train.seed=1", &text], &others]);
+    let changed = config(&[DROPOUT, ONE_DEVICE, &["train.seed=1", &text], &others]);
     let resumed = Trainer::resume(&changed, &client(), &checkpoint).expect("it goes on otherwise");
     let warnings: Vec<&str> = resumed.warnings().iter().filter_map(|text| text.split(" in the run").next()).collect();
     let sources = format!("data.sources is [{:?}], but was [{BOOK:?}]", support::path("README.md"));
