@@ -5,4 +5,4 @@ mod transform;
 
 use support::counts::Budget;
 
-support::test_program!(Budget { steps: 44, modules: 26, processes: 1 });
+support::test_program!(Budget { steps: 43, modules: 26, processes: 1 });

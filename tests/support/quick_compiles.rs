@@ -1,6 +1,5 @@
 //! How the CPU plugin compiles what is only there for its numbers.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
@@ -38,14 +37,23 @@ pub fn compile_quickly() {
 /// full tier it is the worker itself.
 pub fn worker(folder: &Path) -> PathBuf {
     let worker = crate::program::worker();
-    if crate::cases::more_than_few() {
-        return worker;
-    }
+    if crate::cases::more_than_few() { worker } else { with_flags(&worker, folder) }
+}
+
+/// A script that starts a worker with these options.
+#[cfg(unix)]
+fn with_flags(worker: &Path, folder: &Path) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
     let script = folder.join("worker");
     let text = format!("#!/bin/sh\n{FLAGS}='{}' exec '{}' \"$@\"\n", QUICK.join(" "), worker.display());
     fs::write(&script, text).expect("a script");
     fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).expect("it can be started");
     script
+}
+
+#[cfg(not(unix))]
+fn with_flags(worker: &Path, _: &Path) -> PathBuf {
+    worker.to_owned()
 }
 
 /// Whether a test that compares bits of two programs is to go on: how they are fused decides how they round, and only

@@ -215,7 +215,9 @@ fn overlapping_programs_decide_nothing() {
 /// A part of an outer parameter that is other than on the other replica is found, and named.
 #[test]
 fn replicas_that_differ_are_found() {
-    let mut trainer = Trainer::new(&diloco_config(2, &[]), &client()).unwrap_or_else(|error| panic!("{error}"));
+    // The config is the first of those that stream, which is compiled anyway.
+    let settings = [STREAMING, &["diloco.overlap_steps=1", "diloco.overlap_alpha=0.5"]].concat();
+    let mut trainer = Trainer::new(&diloco_config(2, &settings), &client()).unwrap_or_else(|error| panic!("{error}"));
     trainer.step().expect("a step");
     let mut outer = trainer.state().params().clone();
     check_replicas(&outer).expect("they are alike");
