@@ -414,10 +414,13 @@ fn foreign_modules_are_compiled() {
 #[test]
 fn what_was_emitted_stands_beside_what_was_compiled() {
     let small = ["--set", "model.layers=1"];
-    // A config without a name is one too, and a config says what it is compiled for.
+    // A config says what it is compiled for.
+    let printed = prints(&[&["compile", CONFIG, "--set", "target.topology=cpu:8"], &small[..]].concat());
+    assert!(printed.contains("compiled for cpu:8 (8 devices, "), "{printed}");
+    assert!(printed.contains("collectives as emitted, and as compiled"), "{printed}");
+    // A config without a name is one too.
     let config = std::fs::read(support::path(CONFIG)).expect("a config");
-    let own = ["compile", "-", "--set", "target.topology=cpu:8", "--json"];
-    let json = with_input(&[&own, &small[..]].concat(), &config).json();
+    let json = with_input(&[&["compile", "-", "--target", "cpu:8", "--json"], &small[..]].concat(), &config).json();
     assert_eq!((&json["schema"], &json["stage"]), (&"hlo-dump/compile/1".into(), &"compiled".into()));
     assert_eq!(json["target"], "cpu:8");
     assert!(json["memory"]["temporary"].as_i64() > Some(0));

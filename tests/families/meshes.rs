@@ -1,17 +1,17 @@
 //! Families on meshes and in pipelines: the same numbers as transformers, and as one device.
 
-use meshloom::compile::{LowerOptions, Lowered, Partitioned, lower};
+use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::{Graph, Literal};
 use meshloom::nn::{DecoderConfig, FeedForwardConfig, MoeConfig, initialize};
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Function, Tree, value_and_grad};
 use meshloom::transform::pipeline::PipelineOptions;
-use support::cases::{cases, every_case};
+use support::anchored::{run_by_tier, run_compiled, run_lowered};
+use support::cases::cases;
 use support::eight_devices::relative_error;
-use support::experts::{rules, run};
+use support::experts::rules;
 use support::random::Random;
-use support::spmd::run_local;
 
 use super::golden::{BOUND, CASES, Golden, interpreted, specs};
 
@@ -35,14 +35,15 @@ type Run = fn(&Graph, &str, &[Literal]) -> Vec<Vec<f64>>;
 
 /// Compiles a graph for a mesh, and runs it.
 pub fn run_on(graph: &Graph, mesh: &str, inputs: &[Literal]) -> Vec<Vec<f64>> {
-    run(&lowered_on(graph, mesh), inputs)
+    numbers(&run_compiled(&lowered_on(graph, mesh), inputs))
 }
 
 /// Runs a graph for a mesh in the interpreter.
 pub fn interpreted_on(graph: &Graph, mesh: &str, inputs: &[Literal]) -> Vec<Vec<f64>> {
-    let lowered = lowered_on(graph, mesh);
-    let Some(Partitioned { graph, mesh, .. }) = lowered.partitioned() else { panic!("no local program") };
-    let results = run_local(graph, mesh, inputs).unwrap_or_else(|error| panic!("{error}"));
+    numbers(&run_lowered(&lowered_on(graph, mesh), inputs))
+}
+
+fn numbers(results: &[Literal]) -> Vec<Vec<f64>> {
     results.iter().map(Literal::to_f64_vec).collect()
 }
 
@@ -64,13 +65,12 @@ pub fn on_mesh(decoder: &DecoderConfig, mesh: &str) -> DecoderConfig {
     decoder
 }
 
-/// By the interpreter in the small tier, by XLA if all cases of a name run.
 fn check_against_transformers(name: &str, case: &'static str, mesh: &str) {
-    let run: Run = if every_case(name) { run_on } else { interpreted_on };
     let golden = Golden::load(case);
     let decoder = on_mesh(&DecoderConfig { remat: RematPolicy::Full, ..golden.decoder() }, mesh);
     let (graph, inputs) = golden.program(&decoder);
-    golden.check(mesh, &decoder, &run(&graph, mesh, &inputs), BOUND);
+    let results = run_by_tier(name, &lowered_on(&graph, mesh), &inputs);
+    golden.check(mesh, &decoder, &numbers(&results), BOUND);
 }
 
 // In the small tier each mesh and each pipeline takes one family, a different one each time.
@@ -114,7 +114,7 @@ fn loss_and_gradients(
     let inputs: Vec<Literal> = inputs.iter().cloned().chain(batch.leaves()).collect();
     match mesh {
         Some((run, mesh)) => run(&graph, mesh, &inputs),
-        None => interpreted(&graph, &inputs).iter().map(Literal::to_f64_vec).collect(),
+        None => numbers(&interpreted(&graph, &inputs)),
     }
 }
 

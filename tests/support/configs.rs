@@ -73,6 +73,18 @@ pub const TINY: &[&str] = &[
     "model.seq=8",
 ];
 
+/// A mesh that splits the batch in two ways, and the parameters in one.
+pub const MIXED: &[&str] = &["mesh.axes=data=2,fsdp=4"];
+
+/// A pipeline of two stages whose loss is in its loop.
+pub const ONE_F_ONE_B: &[&str] = &[
+    "mesh.axes=stage=2,fsdp=4",
+    "pipeline.repeats=1",
+    "pipeline.layers_per_stage=2",
+    "pipeline.microbatches=2",
+    "pipeline.schedule=1f1b",
+];
+
 /// A pipeline whose stages have two parts of the layers each.
 pub const CIRCULAR: &[&str] = &["mesh.axes=stage=2,data=2,fsdp=2", "pipeline.repeats=2"];
 

@@ -47,6 +47,12 @@ pub fn check(shapes: &[&[usize]], program: impl Fn(&[Tensor]) -> Tensor) -> Vec<
     check_by(shapes, program, anchored::run)
 }
 
+/// Like [`check`], but XLA does not compute in the full tier either.
+#[track_caller]
+pub fn check_interpreted(shapes: &[&[usize]], program: impl Fn(&[Tensor]) -> Tensor) -> Vec<f64> {
+    check_by(shapes, program, interpret::interpret)
+}
+
 /// Like [`check`], but XLA also computes value and gradients, before and after optimization.
 #[track_caller]
 pub fn check_anchored(shapes: &[&[usize]], program: impl Fn(&[Tensor]) -> Tensor) -> Vec<f64> {

@@ -8,7 +8,8 @@ use meshloom::nn::{ExpertBiases, Mlp, Moe, MoeConfig, Scoring};
 use meshloom::sharding::{Mesh, Rule, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, value_and_grad};
 
-use crate::eight_devices::{compile, relative_error};
+use crate::anchored::run_compiled;
+use crate::eight_devices::relative_error;
 use crate::random::Random;
 
 /// Sizes of a batch of rows for a block of experts.
@@ -99,10 +100,7 @@ pub fn partitioned_without(graph: &Graph, mesh: &str, rules: &RuleSets, without:
 }
 
 pub fn run(lowered: &Lowered, inputs: &[Literal]) -> Vec<Vec<f64>> {
-    let program = compile(lowered).unwrap_or_else(|error| panic!("{error}"));
-    let arguments = program.put(0, &inputs.to_vec()).expect("the inputs fit");
-    let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
-    outputs.iter().map(|output| output.get().expect("a result").to_f64_vec()).collect()
+    run_compiled(lowered, inputs).iter().map(Literal::to_f64_vec).collect()
 }
 
 pub fn run_on_one(graph: &Graph, inputs: &[Literal]) -> Vec<Vec<f64>> {

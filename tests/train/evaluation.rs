@@ -16,7 +16,7 @@ use meshloom_train::step::TrainStep;
 use meshloom_train::tokenizer::Tokenizer;
 use meshloom_train::{Dataset, Error, Text, Trainer};
 use support::cases::cases;
-use support::configs::{BOOK, DROPOUT, ONE_DEVICE, SHORT_RUN, THE_BOOK, TOKENIZER};
+use support::configs::{BOOK, DROPOUT, ONE_DEVICE, ONE_F_ONE_B, SHORT_RUN, THE_BOOK, TOKENIZER};
 use support::eight_devices::{client, relative_error};
 use support::text_files::TextFiles;
 
@@ -79,13 +79,7 @@ fn the_loss_is_that_of_one_plain_program_on_any_mesh() {
         // Only the train step pads what nothing splits.
         &["mesh.axes=\"data=1,fsdp=3\"", "target.devices=3", "rules.uneven=true"],
         &["mesh.axes=\"data=8\"", "partition.mode=shardy"],
-        &[
-            "mesh.axes=\"stage=2,fsdp=4\"",
-            "pipeline.repeats=1",
-            "pipeline.layers_per_stage=2",
-            "pipeline.microbatches=2",
-            "pipeline.schedule=1f1b",
-        ],
+        ONE_F_ONE_B,
         &["mesh.axes=\"fsdp=8\"", "train.steps_per_call=2", "model.scan_layers=false"],
         &["mesh.axes=\"replica=2,fsdp=4\"", "train.microbatches=2"],
         &[

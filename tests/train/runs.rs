@@ -11,14 +11,13 @@ use meshloom_train::config::RunConfig;
 use meshloom_train::step::aliases;
 use sha2::{Digest, Sha256};
 use support::cases::{cases, every_case};
-use support::configs::{self, CIRCULAR, DROPOUT, ONE_DEVICE, SHORT_RUN, TINY};
+use support::configs::{self, CIRCULAR, DROPOUT, MIXED, ONE_DEVICE, ONE_F_ONE_B, SHORT_RUN, TINY};
 use support::eight_devices::{client, relative_error};
 use support::program::test_alone;
 
 use super::interpreted::InterpretedRun;
 use super::program::{STEPS as STEPS_OF_TRAINED, Said, refused, refused_by_a_process, run, trained, with_keys};
 
-const MIXED: &[&str] = &["mesh.axes=\"data=2,fsdp=4\""];
 const FSDP: &[&str] = &["mesh.axes=\"fsdp=8\""];
 const DATA: &[&str] = &["mesh.axes=\"data=8\""];
 
@@ -148,7 +147,7 @@ fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
     let forms = [
         MIXED.to_vec(),
         [MIXED, &["train.microbatches=2", "train.steps_per_call=4"]].concat(),
-        [&pipeline[..], &["pipeline.schedule=1f1b"]].concat(),
+        ONE_F_ONE_B.to_vec(),
         CIRCULAR.to_vec(),
         pipeline.to_vec(),
     ];
