@@ -144,7 +144,7 @@ const STREAMING: &[&str] = &["diloco.streaming=true", "diloco.fragments=3"];
 fn streaming() {
     let mut all = Vec::new();
     for overlap in [1, 3, 0] {
-        for alpha in ["diloco.overlap_alpha=0.5", "diloco.overlap_alpha=0.0"] {
+        for alpha in ["diloco.overlap_alpha=0.25", "diloco.overlap_alpha=0.0"] {
             for order in ["diloco.sequential_layers=false", "diloco.sequential_layers=true"] {
                 for replicas in [2, 4] {
                     all.push((replicas, overlap, alpha, order));
@@ -177,7 +177,7 @@ fn uneven_fragments() {
 fn steps_per_call() {
     let uneven =
         &["diloco.streaming=true", "diloco.fragments=4", "diloco.uneven_fragments=true", "diloco.overlap_steps=2"][..];
-    let overlapping = [STREAMING, &["diloco.overlap_steps=1", "diloco.overlap_alpha=0.5"]].concat();
+    let overlapping = [STREAMING, &["diloco.overlap_steps=1", "diloco.overlap_alpha=0.25"]].concat();
     let two = ["mesh.axes=diloco=2", "target.devices=2"];
     let on_two = [&overlapping[..], &two, &["diloco.sync_period=3"]].concat();
     let all: [(&[&str], &str); 5] =
@@ -216,7 +216,7 @@ fn overlapping_programs_decide_nothing() {
 #[test]
 fn replicas_that_differ_are_found() {
     // The config is the first of those that stream, which is compiled anyway.
-    let settings = [STREAMING, &["diloco.overlap_steps=1", "diloco.overlap_alpha=0.5"]].concat();
+    let settings = [STREAMING, &["diloco.overlap_steps=1", "diloco.overlap_alpha=0.25"]].concat();
     let mut trainer = Trainer::new(&diloco_config(2, &settings), &client()).unwrap_or_else(|error| panic!("{error}"));
     trainer.step().expect("a step");
     let mut outer = trainer.state().params().clone();

@@ -162,7 +162,7 @@ fn replicas_that_are_pipelines() {
     let mesh = ["mesh.axes=diloco=2,stage=2,fsdp=2", "pipeline.repeats=2", "pipeline.microbatches=2"];
     let plain = Plain::new(&[], ROWS);
     for overlap in ["diloco.overlap_steps=2", "diloco.overlap_steps=0"] {
-        let settings = [STREAMING, &mesh, &[overlap, "diloco.overlap_alpha=0.5"]].concat();
+        let settings = [STREAMING, &mesh, &[overlap, "diloco.overlap_alpha=0.25"]].concat();
         check(&settings, &plain, &cut(SEQUENTIAL));
     }
 }
