@@ -24,17 +24,10 @@ const OF_TERMINALS: [&str; 9] = [
 
 /// Names of the packages that one is built of, without default features; with `--depth 1` those that it names itself.
 fn packages(package: &str, system: &str, more: &[&str]) -> BTreeSet<String> {
-    let tree = |network: &[&str]| {
-        let mut command = process(env!("CARGO"));
-        command.args(["tree", "--package", package, "--no-default-features", "--edges", "normal", "--prefix", "none"]);
-        command.args(["--target", system]).args(more).args(network).current_dir(env!("CARGO_MANIFEST_DIR"));
-        command.output().expect("cargo runs")
-    };
-    let mut output = tree(&["--offline"]);
-    if !output.status.success() {
-        // Manifests of other systems' packages need not be here.
-        output = tree(&[]);
-    }
+    let mut command = process(env!("CARGO"));
+    command.args(["tree", "--locked", "--package", package, "--no-default-features", "--edges", "normal"]);
+    command.args(["--prefix", "none", "--target", system]).args(more).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let output = command.output().expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("names");
     text.lines().filter_map(|line| line.split(' ').next()).filter(|name| !name.is_empty()).map(str::to_owned).collect()
