@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use meshloom::ir::{DType, Literal};
 use meshloom::trace::Tree;
 use meshloom_train::Trainer;
+use meshloom_train::checkpoint::{Checkpointer, Fallback, Start, find};
+use meshloom_train::config::CheckpointConfig;
 use support::cases::{cases, every_case};
 use support::configs::{self, DECODER, DROPOUT, MIXED, ONE_DEVICE, ONE_F_ONE_B, SHORT_RUN, TINY};
 use support::eight_devices::{client, relative_error};
@@ -95,6 +97,23 @@ fn master_copies_are_what_is_trained() {
             }
         }
         assert_eq!(rounded, 12, "no master copy has anything that its parameter has not");
+        // A checkpoint's parameters are those that were trained, not as they were rounded.
+        let directory = tempfile::tempdir().expect("a folder");
+        let place = CheckpointConfig { dir: directory.path().display().to_string(), every: 0, keep: 0 };
+        let mut checkpointer = Checkpointer::new(&place, Start::Fresh).expect("a directory");
+        trainer.save_checkpoint(&mut checkpointer).expect("saved");
+        checkpointer.finish().expect("written");
+        trainer.step().expect("a step");
+        let saved = find(directory.path(), Fallback::Refuse).expect("a checkpoint").checkpoint;
+        trainer.load_parameters_of(&saved).expect("the same model");
+        let is_parameter = |path: &str| ["params.", "master.", "outer.params."].iter().any(|it| path.starts_with(it));
+        let state = trainer.state();
+        let mut compared = 0;
+        for (path, leaf) in Tree::paths(state).into_iter().zip(state.leaves()).filter(|(path, _)| is_parameter(path)) {
+            assert!(leaf.get().expect("a value") == values[&path], "{path} is not what was saved");
+            compared += 1;
+        }
+        assert!(compared >= 12, "{compared}");
     }
 }
 

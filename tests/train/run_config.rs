@@ -7,6 +7,7 @@ use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
 use meshloom::pjrt::{DebugValue, ErrorCode, PjrtError, Platform, PlatformKind};
 use meshloom::transform::pipeline::{Costs, PipelineOptions, Schedule, WeightPlan};
 use meshloom_train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
+use meshloom_train::step::{DropoutConfig, TrainStep};
 
 /// Reads a config with overrides and returns its text, or the error.
 fn check(text: &str, overrides: &[&str]) -> String {
@@ -54,6 +55,53 @@ fn example_configs() {
         assert_eq!(config.mesh().unwrap().to_string(), mesh);
         assert_eq!(config.model, RunConfig::default().model);
     }
+}
+
+/// Each number of the train step is that of its own key.
+#[test]
+fn keys_of_the_train_step() {
+    let keys = [
+        "model.seq=32",
+        "model.dropout=0.125",
+        "model.attention_dropout=0.25",
+        "train.batch=48",
+        "train.steps=90",
+        "train.seed=5",
+        "train.microbatches=3",
+        "train.learning_rate=0.5",
+        "train.warmup=7",
+        "train.schedule=wsd",
+        "train.floor=0.0625",
+        "train.decay_steps=11",
+        "train.beta1=0.75",
+        "train.beta2=0.875",
+        "train.epsilon=0.001",
+        "train.weight_decay=0.375",
+        "train.no_decay=[\"*.scale\"]",
+        "train.choice_bias_rate=0.002",
+        "train.master_copies=false",
+        "train.clip_norm=2.5",
+    ];
+    let config = read("", &keys);
+    let adamw =
+        AdamW { beta1: 0.75, beta2: 0.875, epsilon: 0.001, weight_decay: 0.375, no_decay: vec!["*.scale".to_owned()] };
+    let expected = TrainStep {
+        model: config.decoder().unwrap(),
+        optimizer: Optimizer::AdamW(adamw.clone()),
+        schedule: LearningRate { peak: 0.5, warmup: 7, steps: 90, floor: 0.0625, decay: Decay::Last(11) },
+        clip_norm: 2.5,
+        batch: 48,
+        seq: 32,
+        microbatches: 3,
+        dropout: DropoutConfig { rate: 0.125, attention_rate: 0.25, seed: 5 },
+        master_copies: false,
+        choice_bias_rate: 0.002,
+    };
+    assert_eq!(config.train_step().unwrap(), expected);
+    let muon = ["train.optimizer=muon", "train.muon_momentum=0.625", "train.muon_rms=0.15"];
+    let muon = read("", &[&keys[..], &muon].concat());
+    let optimizer = Optimizer::Muon(Muon { momentum: 0.625, rms: 0.15, adamw });
+    assert_eq!(muon.train_step().unwrap(), TrainStep { optimizer, ..expected });
 }
 
 #[test]

@@ -115,6 +115,7 @@ struct Form {
 enum Declared {
     Stacked(Stacked<Param>),
     Apart(Stack<Param>),
+    Cycles(Cycles<Param>),
 }
 
 impl Tree for Declared {
@@ -124,6 +125,7 @@ impl Tree for Declared {
         match self {
             Declared::Stacked(tree) => tree.visit(path, f),
             Declared::Apart(tree) => tree.visit(path, f),
+            Declared::Cycles(tree) => tree.visit(path, f),
         }
     }
 
@@ -131,6 +133,7 @@ impl Tree for Declared {
         match self {
             Declared::Stacked(tree) => Declared::Stacked(tree.rebuild(next)),
             Declared::Apart(tree) => Declared::Apart(tree.rebuild(next)),
+            Declared::Cycles(tree) => Declared::Cycles(tree.rebuild(next)),
         }
     }
 }
@@ -147,6 +150,23 @@ meshloom::tree! {
 
     struct Stacked<T> {
         layers: Weights<T>,
+    }
+}
+
+/// Every second layer stacked, and the layers between them.
+struct Cycles<T>([T; 2]);
+
+impl<T: Tree> Tree for Cycles<T> {
+    type Leaf = T::Leaf;
+
+    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T::Leaf)) {
+        for (name, leaf) in ["0::2", "1::2"].into_iter().zip(&self.0) {
+            path.descend("layers", |path| path.descend(name, |path| path.descend("up", |path| leaf.visit(path, f))));
+        }
+    }
+
+    fn rebuild(&self, next: &mut dyn FnMut() -> T::Leaf) -> Self {
+        Cycles([self.0[0].rebuild(next), self.0[1].rebuild(next)])
     }
 }
 
@@ -185,14 +205,42 @@ fn forms() -> Vec<Form> {
         stacked("repeats of two layers", &[(3, "circular_repeats"), stages(2), (2, "layers_per_stage")], &[1, 2, 1, 3]),
         stacked("all dimensions split", &[(3, "circular_repeats"), stages(2), (2, "layers_per_stage")], &[3, 1, 2, 1]),
         Form { name: "layer by layer", declared: Declared::Apart(Stack { layers }), layout: grid(&[WIDTH], &[3]) },
+        Form {
+            name: "every second layer",
+            declared: Declared::Cycles(Cycles([layer().stacked(LAYERS / 2), layer().stacked(LAYERS / 2)])),
+            layout: grid(&[LAYERS / 2, WIDTH], &[2, 3]),
+        },
     ]
 }
 
 impl Form {
-    /// The value on the devices: all layers, or each.
+    /// Which layers each value has.
+    fn layers(&self) -> Vec<Vec<usize>> {
+        match self.declared {
+            Declared::Stacked(_) => vec![(0..LAYERS).collect()],
+            Declared::Apart(_) => (0..LAYERS).map(|layer| vec![layer]).collect(),
+            Declared::Cycles(_) => vec![(0..LAYERS).step_by(2).collect(), (1..LAYERS).step_by(2).collect()],
+        }
+    }
+
+    /// The bytes of all layers, of those of the values.
+    fn in_order(&self, values: &[Array]) -> Vec<u8> {
+        let bytes: Vec<Vec<u8>> = values.iter().map(|array| array.get().expect("a value").bytes().to_vec()).collect();
+        let of_layer = bytes.iter().map(Vec::len).sum::<usize>() / LAYERS;
+        let layers = self.layers().into_iter().flatten();
+        let mut rows: Vec<(usize, &[u8])> = layers.zip(bytes.iter().flat_map(|bytes| bytes.chunks(of_layer))).collect();
+        rows.sort_by_key(|(layer, _)| *layer);
+        rows.into_iter().flat_map(|(_, row)| row.to_vec()).collect()
+    }
+
+    /// The value on the devices, as the form has it.
     fn arrays(&self, value: &Literal) -> Vec<Array> {
         let params = self.declared.leaves();
-        let parts = value.bytes().chunks(value.bytes().len() / params.len());
+        let rows: Vec<&[u8]> = value.bytes().chunks(value.bytes().len() / LAYERS).collect();
+        let parts = self
+            .layers()
+            .into_iter()
+            .map(|layers| layers.into_iter().flat_map(|layer| rows[layer].to_vec()).collect::<Vec<u8>>());
         let typed = parts.zip(&params).map(|(bytes, param)| {
             let literal = Literal::from_bytes(param.spec.ty.clone(), bytes).expect("as many bytes");
             Array::put(&client(), &literal, &self.layout).expect("put")
@@ -223,9 +271,7 @@ fn layers_come_back_in_any_form() {
         for to in forms() {
             let loaded = checkpoint.load(&to.declared, &to.specs(), &client(), &devices);
             let loaded = loaded.unwrap_or_else(|error| panic!("{} to {}: {error}", from.name, to.name));
-            let bytes: Vec<u8> =
-                loaded.iter().flat_map(|array| array.get().expect("a value").bytes().to_vec()).collect();
-            assert_eq!(bytes, value.bytes(), "{} to {}", from.name, to.name);
+            assert_eq!(to.in_order(&loaded), value.bytes(), "{} to {}", from.name, to.name);
         }
     }
 }
