@@ -107,7 +107,7 @@ fn every_form_is_read_from_anywhere() {
         assert_eq!((&other_bytes, &other_executions), (&bytes, &executions));
     }
     let config = std::fs::read(support::path(CONFIG)).unwrap();
-    assert_eq!(with_input(&["collectives", "-", "--json"], &config).json()["form"], "run config");
+    assert_eq!(with_input(&["collectives", "-", "--run-config", "--json"], &config).json()["form"], "run config");
 }
 
 #[test]
@@ -418,9 +418,12 @@ fn what_was_emitted_stands_beside_what_was_compiled() {
     let printed = prints(&[&["compile", CONFIG, "--set", "target.topology=cpu:8"], &small[..]].concat());
     assert!(printed.contains("compiled for cpu:8 (8 devices, "), "{printed}");
     assert!(printed.contains("collectives as emitted, and as compiled"), "{printed}");
-    // A config without a name is one too.
+    // A config without a name is one if the user says so: its content does not decide what a compiler is told.
     let config = std::fs::read(support::path(CONFIG)).expect("a config");
-    let json = with_input(&[&["compile", "-", "--target", "cpu:8", "--json"], &small[..]].concat(), &config).json();
+    let compile = ["compile", "-", "--target", "cpu:8", "--json"];
+    let refused = with_input(&compile, &config);
+    assert!(refused.status == 2 && refused.err.contains("give --run-config"), "{}", refused.err);
+    let json = with_input(&[&compile[..], &["--run-config"], &small].concat(), &config).json();
     assert_eq!((&json["schema"], &json["stage"]), (&"hlo-dump/compile/1".into(), &"compiled".into()));
     assert_eq!(json["target"], "cpu:8");
     assert!(json["memory"]["temporary"].as_i64() > Some(0));

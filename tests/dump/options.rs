@@ -44,8 +44,8 @@ const READING: [(&str, &[&str]); 11] = [
     ("bisect", &[]),
 ];
 
-/// How to read an input: for each form of input, a value that does not apply to it.
-const READING_OPTIONS: [(&str, &str, &str, Told); 20] = [
+/// How to read an input: for each form of input, a value that does not apply to it; empty for a flag.
+const READING_OPTIONS: [(&str, &str, &str, Told); 21] = [
     ("--mesh", TEXT, "data=3", Refused("has 3 devices, but there are 8")),
     ("--mesh", TEXT, "data", Refused("--mesh: mesh \"data\": \"data\" is not an axis")),
     ("--mesh", NAMED, "tensor=4,data=2", Refused("the module names its mesh, data=2,fsdp=4; leave --mesh out")),
@@ -71,6 +71,7 @@ const READING_OPTIONS: [(&str, &str, &str, Told); 20] = [
     ("--pass", PROFILE, "spmd", Refused("--pass chooses a file of an XLA dump folder, and this is a profile")),
     ("--set", TEXT, "model.layers=1", Refused("--set is for run configs")),
     ("--set", CONFIG, "model.layrs=1", Refused("layers")),
+    ("--run-config", TEXT, "", Refused("this is not TOML")),
 ];
 
 /// Options of single commands: the option first, then all that is given to the command.
@@ -336,7 +337,8 @@ fn rows() -> Vec<(String, String, Vec<&'static str>, Told)> {
         for (option, input, value, told) in READING_OPTIONS {
             // Both inputs of a diff are read alike.
             let needs = if command == "diff" { vec![input] } else { needs.to_vec() };
-            let arguments = [vec![command, input], needs, vec![option, value]].concat();
+            let value = (!value.is_empty()).then_some(value);
+            let arguments = [vec![command, input], needs, vec![option], value.into_iter().collect()].concat();
             rows.push((command.to_owned(), option.to_owned(), arguments, told));
         }
     }

@@ -63,6 +63,9 @@ pub struct Reading {
     /// Overrides one key of a run config; may be given more than once
     #[arg(long, value_name = "SECTION.KEY=VALUE", help_heading = "Reading")]
     pub set: Vec<String>,
+    /// The input is a run config, whatever its name: for the standard input, and files that are not named .toml
+    #[arg(long, help_heading = "Reading", conflicts_with_all = ["mesh", "module", "pass"])]
+    pub run_config: bool,
     /// Overrides by which a command changes a run config; HLO has none.
     #[arg(skip)]
     pub config_set: Vec<String>,

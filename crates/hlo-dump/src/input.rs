@@ -232,14 +232,15 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
             "--module chooses a program of an XLA dump folder or a profile, and --pass a file of a dump folder; this is a file of HLO or a config"
         );
     }
+    if reading.run_config {
+        let text = String::from_utf8(bytes).ok().context("a run config is UTF-8 text, and this is not")?;
+        return from_config(&text, name, reading);
+    }
     let found = read::read(&bytes, &read::Limits::default());
     drop(waiting);
     match found {
         Ok(found) => from_hlo(found, name, reading, || Ok(None)),
-        Err(error) => match as_config(path, &bytes, &error) {
-            Some(text) => from_config(&text, name, reading),
-            None => Err(error.into()),
-        },
+        Err(error) => from_config(&not_hlo(path, &bytes, error)?, name, reading),
     }
 }
 
@@ -302,12 +303,19 @@ pub fn read_all(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The text of what is a run config rather than HLO: by its name, or by being TOML.
-fn as_config(path: &Path, bytes: &[u8], error: &ReadError) -> Option<String> {
-    let text = std::str::from_utf8(bytes).ok()?;
-    let named = path.extension().is_some_and(|extension| extension == "toml");
-    let plausible = matches!(error, ReadError::OtherText { .. }) && run::is_config(text);
-    (named || plausible).then(|| text.to_owned())
+/// What is no HLO: a run config if the user says so, by its name or by an option. A config tells compilers what to do
+/// and where files go, so nothing becomes one by its content.
+fn not_hlo(path: &Path, bytes: &[u8], error: ReadError) -> Result<String> {
+    let text = std::str::from_utf8(bytes).ok();
+    let is_named = path.extension().is_some_and(|extension| extension == "toml");
+    match text.filter(|_| is_named) {
+        Some(text) => Ok(text.to_owned()),
+        None if text.is_some_and(run::is_config) && matches!(error, ReadError::OtherText { .. }) => Err(anyhow!(
+            "this is TOML, as run configs are, and a run config tells compilers what to do: if it is one and you trust \
+             it, give --run-config, or name the file .toml"
+        )),
+        None => Err(error.into()),
+    }
 }
 
 fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
