@@ -13,8 +13,8 @@ use std::time::Instant;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, Client, ShardLayout};
 use meshloom::trace::{Init, Param};
-use meshloom_train::checkpoint::{About, Checkpoint, Checkpointer, DataPosition, Start};
-use meshloom_train::config::CheckpointConfig;
+use meshloom_train::checkpoint::{About, Checkpoint, Checkpointer, DataPosition, RecordedConfig, Start};
+use meshloom_train::config::{CheckpointConfig, RunConfig};
 
 const DEVICES: usize = 8;
 const WIDTH: usize = 1024;
@@ -56,7 +56,7 @@ fn main() -> anyhow::Result<()> {
             data: DataPosition { next_batch: step, batch: 1, seq: 1 },
             mesh: format!("fsdp={DEVICES}"),
             devices: DEVICES,
-            config: String::new(),
+            config: RecordedConfig::of(&RunConfig::default()),
         };
         let start = Instant::now();
         checkpointer.save(about, &declared, &arrays)?;

@@ -4,10 +4,13 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use meshloom::pjrt::internals::fetching::{check_sha256, fetch, fetch_with, files_with_parts, unpack};
-use meshloom::pjrt::internals::{cached_path, missing_companion};
-use meshloom::pjrt::{Companion, Package, Wheel};
+use meshloom::pjrt::internals::{Key, cached_path, check_cached, make_private, record_path};
+use meshloom::pjrt::{Companion, FindOptions, Package, Plugin, Wheel};
 use sha2::{Digest, Sha256};
+use support::program::test_alone;
 
 const OBJECT: &[u8] = b"an object";
 const NAMES: &[&str] = &["some/plugin.so", "tools/run"];
@@ -16,15 +19,22 @@ const NAMES: &[&str] = &["some/plugin.so", "tools/run"];
 fn wheel(folder: &Path) -> (PathBuf, Package) {
     let path = folder.join("some-1.0-py3-none-any.whl");
     let mut archive = zip::ZipWriter::new(File::create(&path).expect("a file"));
-    for (name, mode) in NAMES.iter().zip([0o644, 0o744]) {
+    let digest = URL_SAFE_NO_PAD.encode(Sha256::digest(OBJECT));
+    let lines = NAMES.iter().map(|name| format!("{name},sha256={digest},{}\n", OBJECT.len()));
+    let record = lines.collect::<String>() + "some-1.0.dist-info/RECORD,,\n";
+    let entries = NAMES.iter().map(|&name| (name, OBJECT)).chain([("some-1.0.dist-info/RECORD", record.as_bytes())]);
+    for ((name, bytes), mode) in entries.zip([0o644, 0o744, 0o644]) {
         let options = zip::write::SimpleFileOptions::default().unix_permissions(mode);
-        archive.start_file(*name, options).expect("an entry");
-        archive.write_all(OBJECT).expect("its bytes");
+        archive.start_file(name, options).expect("an entry");
+        archive.write_all(bytes).expect("its bytes");
     }
     archive.finish().expect("a wheel");
-    let sum = support::hex(&Sha256::digest(fs::read(&path).expect("the wheel")));
-    let sha256 = Box::leak(sum.into_boxed_str());
-    (path, Package { name: "some", version: "1.0", sha256, byte_count: 0, pip_arguments: &[] })
+    let sum = |bytes: &[u8]| -> &'static str { Box::leak(support::hex(&Sha256::digest(bytes)).into_boxed_str()) };
+    let (sha256, record_sha256) = (sum(&fs::read(&path).expect("the wheel")), sum(record.as_bytes()));
+    (
+        path,
+        Package { name: "some", version: "1.0", sha256, record_sha256, byte_count: 0, pip_arguments: &["--no-index"] },
+    )
 }
 
 #[test]
@@ -42,7 +52,7 @@ fn unpacking_is_all_or_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let target = folder.path().join("deep/below/target.so");
     let (path, row) = wheel(folder.path());
-    let unpack = |name: &str| unpack(&row, &path, folder.path(), vec![(name.to_owned(), target.clone())]);
+    let unpack = |name: &str| unpack(&row, &path, [folder.path(); 2], vec![(name.to_owned(), target.clone())]);
     let error = unpack("some/absent.so").expect_err("no such entry");
     assert!(error.to_string().contains("the wheel has no usable some/absent.so"), "{error}");
     assert!(!target.exists());
@@ -57,7 +67,7 @@ fn run_bits_are_kept() {
     let folder = tempfile::tempdir().expect("a folder");
     let (path, row) = wheel(folder.path());
     let files: Vec<_> = NAMES.iter().map(|&name| (name.to_owned(), folder.path().join(name))).collect();
-    unpack(&row, &path, folder.path(), files.clone()).expect("unpack");
+    unpack(&row, &path, [folder.path(); 2], files.clone()).expect("unpack");
     let runs = |(_, path): &(String, PathBuf)| fs::metadata(path).expect("unpacked").permissions().mode() & 0o100 != 0;
     assert_eq!(files.iter().map(runs).collect::<Vec<_>>(), [false, true]);
 }
@@ -73,35 +83,109 @@ fn a_file_comes_after_the_parts_that_it_needs() {
     assert_eq!(files, expected.map(|name| (name.to_owned(), root.join(name))));
 }
 
+/// What is fetched nevertheless fails: pip may not ask an index.
 #[test]
 fn a_file_that_is_in_the_cache_is_not_fetched_again() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (_, package) = wheel(folder.path());
-    let file = package.root(folder.path()).join(NAMES[1]);
-    fs::create_dir_all(file.parent().expect("a folder")).expect("create");
-    fs::write(&file, OBJECT).expect("write");
-    // The parts that it needs came before it.
-    assert_eq!(fetch_with(folder.path(), &package, NAMES[1], &["some/"]).expect("from the cache"), file);
+    let (path, package) = wheel(folder.path());
+    let root = package.root(folder.path());
+    let files = NAMES.iter().map(|&name| (name.to_owned(), root.join(name))).collect();
+    unpack(&package, &path, [folder.path(), &root], files).expect("unpack");
+    assert_eq!(fetch_with(folder.path(), &package, NAMES[1], &["some/"]).expect("from the cache"), root.join(NAMES[1]));
+    // A part of it is not as it was.
+    fs::write(root.join(NAMES[0]), "another object").expect("write");
+    let error = fetch_with(folder.path(), &package, NAMES[1], &["some/"]).expect_err("it is fetched again").to_string();
+    assert!(error.starts_with("cannot fetch some==1.0"), "{error}");
+}
+
+/// The folder that one stands in may be a stranger's, and Python runs what lies there unless it is told not to.
+#[test]
+fn pip_does_not_run_from_the_current_folder() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [stranger, ran] = ["pip/__main__.py", "ran"].map(|name| folder.path().join(name));
+    fs::create_dir(stranger.parent().expect("a folder")).expect("create");
+    fs::write(&stranger, format!("open({ran:?}, 'w')\n")).expect("write");
+    let mut child = test_alone(module_path!(), "child_fetch");
+    // The real one may not ask an index, so it ends at once.
+    child.current_dir(folder.path()).env("PIP_NO_INDEX", "1").env("XDG_CACHE_HOME", folder.path());
+    let output = child.output().expect("a child process");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("pip download ended with") && !ran.exists(), "{said}");
 }
 
 #[test]
-fn what_is_in_the_cache_is_not_fetched_again() {
+#[ignore = "run by the test of the current folder, in a process of its own"]
+fn child_fetch() {
+    let options = FindOptions { search_python_packages: false, ..FindOptions::default() };
+    let wheel = FindOptions { wheel: Some("xla-cpu-pjrt".to_owned()), ..options };
+    println!("{}", Plugin::find_with("cpu", &wheel).map(drop).expect_err("nothing can be fetched"));
+}
+
+/// Others could put there what runs with the user's rights.
+#[test]
+#[cfg(unix)]
+fn what_others_could_change_is_not_used() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("its mode");
     let folder = tempfile::tempdir().expect("a folder");
-    let (_, package) = wheel(folder.path());
+    let cache = folder.path().join("deep/below/cache");
+    make_private(&cache).expect("a new one");
+    let found = |path: &Path| fs::metadata(path).expect("it is there").mode() & 0o777;
+    assert_eq!((found(&cache), found(&folder.path().join("deep"))), (0o700, 0o700));
+    // One's own is made private.
+    mode(&cache, 0o777);
+    make_private(&cache).expect("one's own");
+    assert_eq!(found(&cache), 0o700);
+    // Only root can give a folder to somebody else.
+    if chown(&cache, Some(12_345), None).is_ok() {
+        let error = make_private(&cache).expect_err("another's").to_string();
+        assert!(error.contains("it belongs to the user 12345"), "{error}");
+    }
+    let key = folder.path().join("keys/key");
+    let signature = Key::at(&key).expect("a new one").sign("name", b"entry");
+    assert_eq!((found(&key), Key::at(&key).expect("the same").sign("name", b"entry")), (0o600, signature));
+    mode(&key, 0o640);
+    let error = Key::at(&key).expect_err("others can read it").to_string();
+    assert!(error.contains("keys/key is not used as the key") && error.contains("chmod 600"), "{error}");
+    fs::write(&key, "short").expect("write");
+    mode(&key, 0o600);
+    let error = Key::at(&key).expect_err("no key").to_string();
+    assert!(error.contains("has not the 64 bytes of a key"), "{error}");
+}
+
+/// What lies in the cache is native code, so that it must be the pinned wheel's whenever it is used.
+#[test]
+fn what_is_in_the_cache_is_checked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (path, package) = wheel(folder.path());
     let companions = Box::leak(Box::new([Companion { package, files: &["tools/run"] }]));
     for (companions, expected) in [(&[][..], "some-1.0/plugin.so"), (companions, "some-1.0/some/plugin.so")] {
         let row = Wheel { platform: "test", package, object: NAMES[0], companions };
-        let cached = cached_path(folder.path(), &row);
+        let (cached, root) = (cached_path(folder.path(), &row), package.root(folder.path()));
         assert_eq!(cached, folder.path().join(expected));
-        for path in [&cached, &folder.path().join("some-1.0/tools/run")] {
-            fs::create_dir_all(path.parent().expect("a folder")).expect("create");
-            fs::write(path, OBJECT).expect("write");
-        }
-        assert_eq!(missing_companion(folder.path(), &row), None);
-        assert_eq!(fetch(folder.path(), &row, false).expect("from the cache"), cached);
+        let files = vec![(NAMES[0].to_owned(), cached.clone()), (NAMES[1].to_owned(), root.join(NAMES[1]))];
+        let put = || {
+            let _ = fs::remove_dir_all(&root);
+            unpack(&package, &path, [folder.path(), &root], files.clone()).expect("unpack");
+        };
+        let refused = |what: &str| {
+            let error = check_cached(folder.path(), &row).expect_err(what).to_string();
+            assert!(error.contains(what), "{what}: {error}");
+            put();
+            assert_eq!(fetch(folder.path(), &row).expect(what), cached);
+        };
+        put();
+        assert_eq!(fetch(folder.path(), &row).expect("from the cache"), cached);
+        // As long as the object, and of its time.
+        let time = fs::metadata(&cached).and_then(|found| found.modified()).expect("a time");
+        fs::write(&cached, b"AN OBJECT").expect("write");
+        File::open(&cached).and_then(|file| file.set_modified(time)).expect("its time");
+        refused("plugin.so is not used: it has SHA-256 ");
+        fs::write(record_path(&package, &root), "some/plugin.so,sha256=,9\n").expect("write");
+        refused("it is not the list of files of the pinned wheel");
+        fs::remove_file(record_path(&package, &root)).expect("remove");
+        refused("some-1.0.RECORD: No such file");
+        fs::remove_file(&files[usize::from(!companions.is_empty())].1).expect("remove");
+        refused("No such file");
     }
-    let run = folder.path().join("some-1.0/tools/run");
-    fs::remove_file(&run).expect("remove");
-    let row = Wheel { platform: "test", package, object: NAMES[0], companions };
-    assert_eq!(missing_companion(folder.path(), &row), Some(run));
 }

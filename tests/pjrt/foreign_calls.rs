@@ -27,17 +27,18 @@ impl ForeignFunction for Double {
 
 fn double(mut call: ForeignCall) {
     CALLS.fetch_add(1, Ordering::Relaxed);
-    let input: Vec<f32> =
-        call.operands[0].bytes().as_chunks::<4>().0.iter().map(|four| f32::from_ne_bytes(*four)).collect();
+    let (operands, _) = call.buffers();
+    let input: Vec<f32> = operands[0].bytes.as_chunks::<4>().0.iter().map(|four| f32::from_ne_bytes(*four)).collect();
+    let is_square = operands[0].dims == [2, 2];
     if input.iter().any(|value| *value < 0.0) {
         return call.finish(Err(CallFailure { code: ErrorCode::Unavailable, message: "a peer is gone".to_owned() }));
     }
     // Of a call that is dropped, the program learns that, too.
-    if call.operands[0].dims != [2, 2] || call.attribute("by") != Some("two") {
+    if !is_square || call.attribute("by") != Some("two") {
         return;
     }
-    let output = call.results[0].bytes_mut();
-    for (out, value) in output.chunks_exact_mut(4).zip(input) {
+    let (_, mut results) = call.buffers();
+    for (out, value) in results[0].bytes.chunks_exact_mut(4).zip(input) {
         out.copy_from_slice(&(2.0 * value).to_ne_bytes());
     }
     call.finish(Ok(()));

@@ -8,6 +8,7 @@ mod libraries;
 mod messages;
 mod options;
 mod presets;
+mod program_cache;
 mod runtime;
 mod threads;
 mod topologies;

@@ -1,9 +1,9 @@
-//! The plugin boundary: search, clients, programs, buffers, arrays and the program cache, on the real CPU plugin.
+//! The plugin boundary: search, clients, programs, buffers and arrays, on the real CPU plugin.
 
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use std::{env, fs, thread};
 
 use meshloom::ir::{DType, Literal, TensorType};
@@ -14,24 +14,24 @@ use support::pjrt_modules as modules;
 use support::plugins;
 use support::program::test_alone;
 
-fn plugin() -> Arc<Plugin> {
+pub fn plugin() -> Arc<Plugin> {
     Plugin::find("cpu").expect("the CPU plugin is found or fetched")
 }
 
 /// One client of eight devices for all tests: clients are expensive, and sharing one between threads is what it is for.
-fn client() -> Client {
+pub fn client() -> Client {
     static CLIENT: OnceLock<Client> = OnceLock::new();
     let options = ClientOptions { device_count: Some(8), ..Default::default() };
     CLIENT.get_or_init(|| Client::new(&plugin(), &options).expect("a client of eight devices")).clone()
 }
 
-fn f32s(dims: &[usize], start: f32) -> Literal {
+pub fn f32s(dims: &[usize], start: f32) -> Literal {
     let count = dims.iter().product::<usize>();
     let elements: Vec<f32> = (0..count).map(|index| start + index as f32).collect();
     Literal::from_slice(dims, &elements).expect("as many elements as the dims say")
 }
 
-fn put(literal: &Literal, device_count: usize) -> Array {
+pub fn put(literal: &Literal, device_count: usize) -> Array {
     Array::put(&client(), literal, &ShardLayout::replicated(&literal.ty().dims, device_count)).expect("put")
 }
 
@@ -40,9 +40,9 @@ fn error<T: std::fmt::Debug>(result: Result<T, PjrtError>) -> PjrtError {
     result.expect_err("this must fail")
 }
 
-/// Runs one of the ignored tests below in a process of its own, with these environment variables.
-fn run_alone(test: &str, variables: &[(&str, &str)]) -> (bool, String) {
-    let output = test_alone(module_path!(), test).envs(variables.iter().copied()).output().expect("a child process");
+/// Runs one of the ignored tests of a module in a process of its own, with these environment variables.
+pub fn run_alone(module: &str, test: &str, variables: &[(&str, &str)]) -> (bool, String) {
+    let output = test_alone(module, test).envs(variables.iter().copied()).output().expect("a child process");
     (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
@@ -79,11 +79,11 @@ fn plugin_is_loaded_once() {
 #[test]
 fn plugin_from_environment() {
     let path = plugin().path().display().to_string();
-    let (ok, text) = run_alone("child_find", &[("MESHLOOM_CPU_PLUGIN", &path)]);
+    let variables = [("MESHLOOM_CPU_PLUGIN", &*path), ("MESHLOOM_TPU_PLUGIN", "/nowhere/plugin.so")];
+    let (ok, text) = run_alone(module_path!(), "child_find", &variables);
     assert!(ok && text.contains(&format!("found {path}")), "{text}");
-    let (ok, text) = run_alone("child_find", &[("MESHLOOM_CPU_PLUGIN", "/nowhere/plugin.so")]);
-    assert!(ok && text.contains("/nowhere/plugin.so is not a PJRT plugin: No such file"), "{text}");
-    assert!(text.contains("; MESHLOOM_CPU_PLUGIN names it: give a plugin's file (.so), or unset it"), "{text}");
+    assert!(text.contains("/nowhere/plugin.so is not a PJRT plugin: No such file"), "{text}");
+    assert!(text.contains("; MESHLOOM_TPU_PLUGIN names it: give a plugin's file (.so), or unset it"), "{text}");
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn not_found_lists_every_place() {
     // An empty PATH has no Python to ask, and an empty variable counts as none.
     let variables =
         [("MESHLOOM_OFFLINE", "1"), ("XDG_CACHE_HOME", &home), ("PATH", &home), ("MESHLOOM_CPU_PLUGIN", "")];
-    let (ok, text) = run_alone("child_find", &variables);
+    let (ok, text) = run_alone(module_path!(), "child_find", &variables);
     assert!(ok, "{text}");
     let message = text.split("<<").nth(1).and_then(|rest| rest.split(">>").next()).expect("the child's message");
     insta::assert_snapshot!(message.replace(&home, "HOME"), @r#"
@@ -111,9 +111,12 @@ fn not_found_lists_every_place() {
 #[test]
 #[ignore = "run by the tests of the environment, in a process of its own"]
 fn child_find() {
-    match Plugin::find("cpu") {
-        Ok(plugin) => println!("found {}", plugin.path().display()),
-        Err(error) => println!("<<{error}>>"),
+    let others = env::var_os("MESHLOOM_TPU_PLUGIN").map(|_| "tpu");
+    for platform in ["cpu"].into_iter().chain(others) {
+        match Plugin::find(platform) {
+            Ok(plugin) => println!("found {}", plugin.path().display()),
+            Err(error) => println!("<<{error}>>"),
+        }
     }
 }
 
@@ -656,135 +659,4 @@ fn elements_of(dims: &[usize], shard: &ShardBox) -> Vec<usize> {
         positions = positions.into_iter().flat_map(|p| range.clone().map(move |index| p * size + index)).collect();
     }
     positions
-}
-
-// The program cache.
-
-/// The programs in a cache. Beside them lies the plugin's digest, and nothing else.
-fn entries(folder: &tempfile::TempDir) -> Vec<PathBuf> {
-    let all = fs::read_dir(folder.path()).expect("folder").map(|entry| entry.expect("entry").path());
-    let (programs, others): (Vec<_>, Vec<_>) = all.partition(|path| path.extension().is_some_and(|end| end == "pjrt"));
-    assert!(others.iter().all(|path| path.extension().is_some_and(|end| end == "digest")), "{others:?}");
-    assert!(others.len() <= 1, "{others:?}");
-    programs
-}
-
-fn check_cached(cache: &CompileCache) {
-    let (executable, _) = cache.compile(&client(), &modules::add(&[4]), &CompileOptions::default()).expect("compile");
-    let argument = put(&f32s(&[4], 1.0), 1);
-    let outputs = executable.run(&[&argument, &argument], &[argument.spec()]).expect("run");
-    assert_eq!(outputs[0].get().expect("get").to_vec::<f32>().expect("f32"), [2.0, 4.0, 6.0, 8.0]);
-}
-
-#[test]
-fn cache_keeps_programs_and_replaces_damaged_ones() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let cache = CompileCache::at(folder.path()).expect("cache");
-    check_cached(&cache);
-    let entry = match entries(&folder).as_slice() {
-        [entry] => entry.clone(),
-        other => panic!("expected one entry: {other:?}"),
-    };
-    let good = fs::read(&entry).expect("entry");
-    check_cached(&cache);
-    assert_eq!(entries(&folder).len(), 1);
-    for damaged in [&good[..good.len() / 2], b"", b"garbage"] {
-        fs::write(&entry, damaged).expect("damage");
-        check_cached(&cache);
-        assert!(fs::read(&entry).expect("entry").len() > 32, "the entry is whole again");
-    }
-    let used = |module: &[u8], devices: usize| {
-        cache.compile(&client(), module, &CompileOptions::partitioned(devices)).expect("a program").1
-    };
-    assert_eq!(used(&modules::add(&[8]), 1), CacheUse::Miss);
-    assert_eq!(entries(&folder).len(), 2);
-    assert_eq!(used(&modules::add(&[8]), 1), CacheUse::Hit);
-    // A loaded program for several CPU devices would lose the order of its collectives.
-    assert_eq!([(); 2].map(|()| used(&modules::sharded_dot(), 8)), [CacheUse::Bypassed; 2]);
-    assert_eq!(entries(&folder).len(), 2);
-}
-
-/// Makes a file look as if it had been used so many hours ago.
-fn age(path: &PathBuf, hours: u64) {
-    let then = SystemTime::now() - Duration::from_secs(hours * 3600);
-    fs::File::open(path).expect("open").set_modified(then).expect("set the time");
-}
-
-#[test]
-fn cache_throws_out_what_was_not_used_for_longest() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let cache = CompileCache::at(folder.path()).expect("cache");
-    let compile = |cache: &CompileCache, size: usize| {
-        let before = entries(&folder);
-        cache.compile(&client(), &modules::add(&[size]), &CompileOptions::default()).expect("compile");
-        entries(&folder).into_iter().find(|path| !before.contains(path))
-    };
-    let (first, second) = (compile(&cache, 1).expect("new"), compile(&cache, 2).expect("new"));
-    let size = fs::metadata(&first).expect("entry").len();
-    age(&first, 5);
-    age(&second, 3);
-    // Used again, the older one is now the younger.
-    assert_eq!(compile(&cache, 1), None);
-    let room_for_two = cache.clone().with_limit(5 * size / 2);
-    let third = compile(&room_for_two, 3).expect("new");
-    assert!(first.exists() && !second.exists() && third.exists());
-    let abandoned = folder.path().join(".partial-of-a-dead-process");
-    fs::write(&abandoned, "half").expect("write");
-    age(&abandoned, 48);
-    room_for_two.compile(&client(), &modules::add(&[5]), &CompileOptions::default()).expect("compile");
-    assert!(!abandoned.exists(), "what dead processes left goes too");
-    let room_for_none = cache.with_limit(0);
-    let fourth = compile(&room_for_none, 4).expect("new");
-    assert_eq!(entries(&folder), [fourth], "the newest stays");
-}
-
-#[test]
-fn cache_knows_a_plugin_by_what_is_in_it() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let cache = CompileCache::at(folder.path()).expect("cache");
-    check_cached(&cache);
-    let copy = folder.path().join("copy.digest");
-    fs::copy(plugin().path(), &copy).expect("a copy of the plugin");
-    let path = folder.path().display().to_string();
-    let copied = copy.display().to_string();
-    let variables = [("MESHLOOM_TEST_CACHE", path.as_str()), ("MESHLOOM_CPU_PLUGIN", copied.as_str())];
-    let (ok, text) = run_alone("child_cached_compile", &variables);
-    assert!(ok, "{text}");
-    let programs = fs::read_dir(folder.path()).expect("folder").flatten().map(|entry| entry.path());
-    let programs = programs.filter(|path| path.extension().is_some_and(|end| end == "pjrt")).count();
-    assert_eq!(programs, 1, "the copy took the program that the original had compiled");
-    // Another plugin compiles anew.
-    let other = &plugins::cpu_plugins()[1];
-    let other = Client::new(other, &ClientOptions { device_count: Some(8), ..Default::default() }).expect("a client");
-    cache.compile(&other, &modules::add(&[4]), &CompileOptions::default()).expect("compile");
-    let programs = fs::read_dir(folder.path()).expect("folder").flatten().map(|entry| entry.path());
-    assert_eq!(programs.filter(|path| path.extension().is_some_and(|end| end == "pjrt")).count(), 2);
-}
-
-#[test]
-fn cache_is_shared_by_threads_and_processes() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let cache = CompileCache::at(folder.path()).expect("cache");
-    let path = folder.path().display().to_string();
-    let plugin = plugin().path().display().to_string();
-    thread::scope(|scope| {
-        for _ in cases("pjrt processes that share a cache", 1, 0..2) {
-            scope.spawn(|| {
-                let variables = [("MESHLOOM_TEST_CACHE", path.as_str()), ("MESHLOOM_CPU_PLUGIN", &plugin)];
-                let (ok, text) = run_alone("child_cached_compile", &variables);
-                assert!(ok, "{text}");
-            });
-        }
-        for _ in 0..4 {
-            scope.spawn(|| (0..5).for_each(|_| check_cached(&cache)));
-        }
-    });
-    assert_eq!(entries(&folder).len(), 1, "one entry, and no temporary file left");
-}
-
-#[test]
-#[ignore = "run by the test of the cache, in a process of its own"]
-fn child_cached_compile() {
-    let Some(folder) = env::var_os("MESHLOOM_TEST_CACHE") else { return };
-    check_cached(&CompileCache::at(folder).expect("cache"));
 }

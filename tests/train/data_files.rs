@@ -355,6 +355,23 @@ fn progress_is_in_bytes_of_files() {
     }
 }
 
+/// What is kept for a file's digest is of that file, whoever writes to it meanwhile.
+#[test]
+fn a_file_that_grows_is_not_kept() {
+    let files = TextFiles::new(&[("a.txt", b"one document")]);
+    let grown = Mutex::new(false);
+    let opened = TextDataset::open_with(&files.config(&[]).data, &bytes(), 16, &|_| {
+        let mut grown = grown.lock().unwrap();
+        if !std::mem::replace(&mut *grown, true) {
+            fs::write(files.path("a.txt"), "one document and more").unwrap();
+        }
+    });
+    let error = files.without_folder(opened.unwrap_err());
+    assert!(error.starts_with("the text \"DIR/files/a.txt\" changed while it was read"), "{error}");
+    files.write("a.txt", b"one document");
+    assert_eq!(texts(&open(&files, &[])), ["one document"]);
+}
+
 /// Threads stand for processes: nothing is shared but the folder.
 #[test]
 fn a_cache_can_be_shared() {

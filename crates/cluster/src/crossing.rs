@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use meshloom_hlo::crossing::{self, Combine, CrossingKind};
 use meshloom_mpi::{Incoming, MpiError, Outgoing, World};
-use meshloom_pjrt::{CallBuffer, CallFailure, ErrorCode, ForeignCall, ForeignFunction};
+use meshloom_pjrt::{CallFailure, CallOperand, CallResult, ErrorCode, ForeignCall, ForeignFunction};
 
 use crate::combine::of_type;
 
@@ -291,14 +291,15 @@ impl Crossing {
         if size != crossing.processes {
             return Err(invalid(format!("it is for {} processes, but there are {size}", crossing.processes)));
         }
-        let (operands, results) = (call.operands.len(), call.results.len());
-        let (Some(device), Some(again), true) = (call.operands.last(), call.results.last_mut(), operands == results)
-        else {
+        let (operands, mut results) = call.buffers();
+        let is_paired = operands.len() == results.len();
+        let (Some(device), Some(again), true) = (operands.last(), results.last_mut(), is_paired) else {
+            let (operands, results) = (operands.len(), results.len());
             return Err(invalid(format!("it has {operands} operands, with that of its device, but {results} results")));
         };
-        let number = <[u8; 4]>::try_from(device.bytes()).ok().filter(|number| number.len() == again.bytes().len());
+        let number = <[u8; 4]>::try_from(device.bytes).ok().filter(|number| number.len() == again.bytes.len());
         let number = number.ok_or_else(|| invalid("the number of its device is no u32[]".to_owned()))?;
-        again.bytes_mut().copy_from_slice(&number);
+        again.bytes.copy_from_slice(&number);
         Ok((crossing, u32::from_ne_bytes(number) as usize, links))
     }
 }
@@ -307,8 +308,9 @@ impl Crossing {
 fn work(mut call: ForeignCall, crossing: &crossing::Crossing, device: usize, links: Arc<Links>) {
     let (members, rank) = crossing.group(device);
     let group = Group { links: &links, members, rank, devices: crossing.devices() };
-    let count = call.operands.len().saturating_sub(1);
-    let mut pairs = call.operands.iter().zip(&mut call.results).take(count);
+    let (operands, results) = call.buffers();
+    let count = operands.len().saturating_sub(1);
+    let mut pairs = operands.into_iter().zip(results).take(count);
     let done = pairs.try_for_each(|(operand, result)| run(&group, &crossing.kind, operand, result));
     // Whoever learns that the call is over may leave, and MPI is finalized by the thread of the last handle.
     drop(links);
@@ -322,12 +324,12 @@ fn invalid(message: String) -> CallFailure {
 fn run(
     group: &Group<'_>,
     kind: &CrossingKind,
-    operand: &CallBuffer,
-    result: &mut CallBuffer,
+    operand: CallOperand<'_>,
+    result: CallResult<'_>,
 ) -> Result<(), CallFailure> {
     let element_type = operand.element_type;
     let size = group.members.len();
-    let (input, output) = (operand.bytes(), result.bytes_mut());
+    let (input, output) = (operand.bytes, result.bytes);
     let expected = match kind {
         CrossingKind::AllGather => input.len() * size,
         CrossingKind::ReduceScatter(_) => input.len() / size,

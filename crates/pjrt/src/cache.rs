@@ -8,11 +8,12 @@ use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 
-use super::cached::user_cache_directory;
+use super::cached::{make_private, user_cache_folder};
 use super::client::Client;
 use super::error::PjrtError;
 use super::executable::{Executable, Prepared};
 use super::files::{PARTIAL_PREFIX, file_sha256, hex, io_error, write_atomically};
+use super::key::{Key, SIGNATURE};
 use super::options::CompileOptions;
 use super::platform::PlatformKind;
 use super::plugin::Plugin;
@@ -27,10 +28,15 @@ const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Compiled programs in a folder, by the hash of everything they depend on: the module, the options, the plugin's file,
 /// and the devices. Any number of threads and processes may share it.
+///
+/// A compiled program is machine code, so each is signed by a key of the user's, which is made at first use
+/// (`~/.config/meshloom/key`, or the file that `MESHLOOM_KEY` names). One that is not is compiled again, whoever put it
+/// there. Hosts that share a cache need one key.
 #[derive(Clone, Debug)]
 pub struct CompileCache {
     directory: PathBuf,
     limit: Option<u64>,
+    key: Key,
 }
 
 /// What a cache had of a program.
@@ -45,17 +51,30 @@ pub enum CacheUse {
 }
 
 impl CompileCache {
-    /// Where meshloom keeps compiled programs: `$XDG_CACHE_HOME/meshloom/programs`, or below `~/.cache`. `None` if
-    /// neither is a full path.
-    pub fn default_directory() -> Option<PathBuf> {
-        Some(user_cache_directory()?.join("programs"))
+    /// The user's own cache: `$XDG_CACHE_HOME/meshloom/programs`, or below `~/.cache`. It grows without a limit.
+    ///
+    /// # Errors
+    /// Neither is a full path, the folder cannot be made or belongs to somebody else, or there is no key.
+    pub fn of_user() -> Result<CompileCache, PjrtError> {
+        CompileCache::at(user_cache_folder("programs")?)
     }
 
-    /// A cache in this folder, which is made if need be. It grows without a limit.
+    /// A cache in this folder, which is made, for the user alone, if need be. It grows without a limit.
+    ///
+    /// # Errors
+    /// The folder cannot be made, or there is no key.
     pub fn at(directory: impl Into<PathBuf>) -> Result<CompileCache, PjrtError> {
+        CompileCache::with_key(directory, Key::of_user()?)
+    }
+
+    /// The same with a key that is not the user's.
+    #[doc(hidden)]
+    pub fn with_key(directory: impl Into<PathBuf>, key: Key) -> Result<CompileCache, PjrtError> {
         let directory = directory.into();
-        fs::create_dir_all(&directory).map_err(io_error("create", &directory))?;
-        Ok(CompileCache { directory, limit: None })
+        if !directory.is_dir() {
+            make_private(&directory)?;
+        }
+        Ok(CompileCache { directory, limit: None, key })
     }
 
     /// The same cache, but whenever a program is added, those not used for longest go until all take no more than
@@ -82,8 +101,8 @@ impl CompileCache {
         let key = self.key(client, module, &prepared)?;
         let path = self.directory.join(format!("{key}.{PROGRAM}"));
         if let Ok(file) = fs::read(&path) {
-            match open(&file) {
-                None => tracing::warn!("{} is damaged; compiling again", path.display()),
+            match self.open(&path, &file) {
+                None => tracing::warn!("{} is damaged, or not signed by your key; compiling again", path.display()),
                 Some(bytes) => match prepared.deserialize(client, bytes) {
                     Ok(executable) => {
                         mark_used(&path);
@@ -101,14 +120,24 @@ impl CompileCache {
         Ok((executable, CacheUse::Miss))
     }
 
-    /// An entry is the SHA-256 of the program, then the program: a damaged one must not reach the plugin, which trusts
-    /// it.
+    /// An entry is its signature, then the program: one that is damaged, or somebody else's, must not reach the plugin,
+    /// which trusts it.
     fn store(&self, path: &Path, program: &[u8]) -> Result<(), PjrtError> {
-        write_atomically(path, &[&Sha256::digest(program), program])?;
+        self.write(path, program)?;
         match self.limit {
             Some(limit) => evict(&self.directory, path, limit),
             None => Ok(()),
         }
+    }
+
+    fn write(&self, path: &Path, contents: &[u8]) -> Result<(), PjrtError> {
+        write_atomically(path, &[&self.key.sign(&name_of(path), contents), contents])
+    }
+
+    /// The program of an entry, if it is whole and of this name, and the user's.
+    fn open<'f>(&self, path: &Path, file: &'f [u8]) -> Option<&'f [u8]> {
+        let (signature, program) = file.split_at_checked(SIGNATURE)?;
+        self.key.has_signed(&name_of(path), program, signature).then_some(program)
     }
 
     /// Everything that the compiled program depends on.
@@ -127,7 +156,7 @@ impl CompileCache {
             processor(),
         );
         let format = prepared.language.format.name().as_bytes();
-        Ok(hash(&[b"meshloom compiled program 5", identity.as_bytes(), &prepared.options, format, module]))
+        Ok(hash(&[b"meshloom compiled program 6", identity.as_bytes(), &prepared.options, format, module]))
     }
 
     /// SHA-256 of the plugin's file. Remembered for the file's path, size and time of change, here and in the folder.
@@ -143,13 +172,13 @@ impl CompileCache {
             return Ok(digest.clone());
         }
         let kept_in = self.directory.join(format!("{identity}.{DIGEST}"));
-        let kept = fs::read_to_string(&kept_in).ok();
-        let is_digest = |text: &String| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let digest = match kept.filter(is_digest) {
+        let kept = fs::read(&kept_in).ok();
+        let kept = kept.and_then(|file| String::from_utf8(self.open(&kept_in, &file)?.to_vec()).ok());
+        let digest = match kept {
             Some(digest) => digest,
             None => {
                 let digest = file_sha256(path)?;
-                if let Err(error) = write_atomically(&kept_in, &[digest.as_bytes()]) {
+                if let Err(error) = self.write(&kept_in, digest.as_bytes()) {
                     tracing::warn!("digest of the plugin not kept: {error}");
                 }
                 digest
@@ -188,10 +217,9 @@ fn processor() -> String {
     format!("{} {} {}", std::env::consts::ARCH, line("model name"), line("flags"))
 }
 
-/// The program of an entry, if it is whole.
-fn open(file: &[u8]) -> Option<&[u8]> {
-    let (sum, bytes) = file.split_at_checked(32)?;
-    (Sha256::digest(bytes).as_slice() == sum).then_some(bytes)
+/// The name by which an entry is signed.
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// An entry that another process has just thrown out need not be marked.

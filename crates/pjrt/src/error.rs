@@ -224,6 +224,44 @@ pub enum PjrtError {
         reason: String,
     },
 
+    /// The machine's: a file of the cache is not that of the pinned wheel.
+    #[error("{} is not used: {reason}; delete it, and it is fetched again", .path.display())]
+    NotPinned {
+        /// The file.
+        path: PathBuf,
+        /// What it is instead.
+        reason: String,
+    },
+
+    /// The machine's: there is no place for what is kept from run to run.
+    #[error("neither XDG_CACHE_HOME nor HOME is an absolute path; set one of them to a folder to keep files below")]
+    NoCacheFolder,
+
+    /// The machine's: there is no place for the key that signs what is kept.
+    #[error(
+        "neither XDG_CONFIG_HOME nor HOME is an absolute path to keep a key below; set one of them, or MESHLOOM_KEY to the \
+         path of a file"
+    )]
+    NoKey,
+
+    /// The machine's: a file is not the key that signs what is kept.
+    #[error("{} is not used as the key that signs what is kept: {reason}", .path.display())]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// The machine's: somebody else could change what is kept in a folder, and run programs with the user's rights.
+    #[error("{} is not used: {reason}; give another folder by XDG_CACHE_HOME, or delete this one", .path.display())]
+    NotPrivate {
+        /// The folder.
+        path: PathBuf,
+        /// Who could.
+        reason: String,
+    },
+
     /// The machine's: a file could not be read or written.
     #[error("cannot {action} {}: {source}", .path.display())]
     Io {

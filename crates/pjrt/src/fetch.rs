@@ -15,20 +15,18 @@ use super::cached::{PYTHON, cached_path};
 use super::error::PjrtError;
 use super::files::{file_sha256, io_error};
 use super::progress::Progress;
+use super::record::{Wanted, is_record, path_of as record_path, wanted_of};
 use super::wheels::{Package, Wheel};
 
 /// Downloads, checks and unpacks a wheel and its companions; returns the path of its shared object in the cache. What
-/// is there already stays, unless it is to be replaced.
-pub fn fetch(cache: &Path, wheel: &Wheel, replace: bool) -> Result<PathBuf, PjrtError> {
+/// is there already, as the pinned wheels have it, stays.
+pub fn fetch(cache: &Path, wheel: &Wheel) -> Result<PathBuf, PjrtError> {
     let _lock = lock(cache, &wheel.package)?;
     let root = wheel.package.root(cache);
-    for companion in wheel.companions {
-        let files = companion.files.iter().map(|&file| (file.to_owned(), root.join(file))).collect();
-        fetch_files(cache, &companion.package, Wanted::Files(files), replace)?;
+    for (package, wanted) in wanted_of(cache, wheel) {
+        fetch_files(cache, package, &root, &wanted)?;
     }
-    let target = cached_path(cache, wheel);
-    fetch_files(cache, &wheel.package, Wanted::Files(vec![(wheel.object.to_owned(), target.clone())]), replace)?;
-    Ok(target)
+    Ok(cached_path(cache, wheel))
 }
 
 /// Downloads, checks and unpacks a file of a package, whose path in the cache is returned, unless it is there; before
@@ -36,7 +34,7 @@ pub fn fetch(cache: &Path, wheel: &Wheel, replace: bool) -> Result<PathBuf, Pjrt
 pub fn fetch_with(cache: &Path, package: &Package, file: &str, parts: &[&str]) -> Result<PathBuf, PjrtError> {
     let _lock = lock(cache, package)?;
     let root = package.root(cache);
-    fetch_files(cache, package, Wanted::With { file, parts, root: &root }, false)?;
+    fetch_files(cache, package, &root, &Wanted::With { file, parts })?;
     Ok(root.join(file))
 }
 
@@ -50,42 +48,9 @@ fn lock(cache: &Path, package: &Package) -> Result<File, PjrtError> {
     Ok(lock)
 }
 
-/// What is wanted of a wheel.
-pub(super) enum Wanted<'a> {
-    /// These files, by their names in it, and where they are to lie.
-    Files(Vec<(String, PathBuf)>),
-    /// A file and the parts that it needs, as [`fetch_with`] takes them, below a root.
-    With { file: &'a str, parts: &'a [&'a str], root: &'a Path },
-}
-
-impl Wanted<'_> {
-    /// Whether all is there. The file that parts are wanted for comes last, so if it is there, everything is.
-    fn is_there(&self) -> bool {
-        match self {
-            Wanted::Files(files) => files.iter().all(|(_, target)| target.is_file()),
-            Wanted::With { file, root, .. } => root.join(file).is_file(),
-        }
-    }
-
-    /// The files, of a wheel with these names, the last one last.
-    pub(super) fn files<'n>(self, names: impl Iterator<Item = &'n str>) -> Vec<(String, PathBuf)> {
-        match self {
-            Wanted::Files(files) => files,
-            Wanted::With { file, parts, root } => {
-                let (folders, files): (Vec<&str>, Vec<&str>) = parts.iter().partition(|part| part.ends_with('/'));
-                let below = |name: &&str| folders.iter().any(|folder| name.starts_with(folder));
-                let is_further = |name: &&str| !name.ends_with('/') && *name != file && !files.contains(name);
-                let below = names.filter(below).filter(is_further).map(str::to_owned);
-                let names = below.chain(files.iter().chain([&file]).map(|&name| name.to_owned()));
-                names.map(|name| (name.clone(), root.join(name))).collect()
-            }
-        }
-    }
-}
-
-/// Makes sure that files of a package lie where they should.
-fn fetch_files(cache: &Path, package: &Package, wanted: Wanted<'_>, replace: bool) -> Result<(), PjrtError> {
-    if !replace && wanted.is_there() {
+/// Makes sure that files of a package lie where they should, below a root.
+fn fetch_files(cache: &Path, package: &Package, root: &Path, wanted: &Wanted<'_>) -> Result<(), PjrtError> {
+    if wanted.check(package, root).is_ok() {
         return Ok(());
     }
     let scratch = tempfile::Builder::new()
@@ -95,8 +60,9 @@ fn fetch_files(cache: &Path, package: &Package, wanted: Wanted<'_>, replace: boo
     let progress = Progress::new(package);
     let wheel = download(package, scratch.path(), &progress)?;
     check_sha256(package, &wheel)?;
-    unpack(package, &wheel, scratch.path(), wanted, &progress)?;
+    unpack(package, &wheel, scratch.path(), (root, wanted), &progress)?;
     progress.finish();
+    wanted.check(package, root)?;
     tracing::info!("{} is in {}", package.requirement(), cache.display());
     Ok(())
 }
@@ -104,6 +70,8 @@ fn fetch_files(cache: &Path, package: &Package, wanted: Wanted<'_>, replace: boo
 /// Runs `pip download` and shows how far it is, by the size of the files it has written so far.
 fn download(wheel: &Package, scratch: &Path, progress: &Progress) -> Result<PathBuf, PjrtError> {
     let failed = |reason: String| PjrtError::Fetch { wheel: wheel.requirement(), reason };
+    // pip runs in it, so that a relative path would be another one there.
+    let scratch = &scratch.canonicalize().map_err(io_error("find", scratch))?;
     let destination = scratch.join("wheel");
     let partial = scratch.join("partial");
     for directory in [&destination, &partial] {
@@ -113,15 +81,26 @@ fn download(wheel: &Package, scratch: &Path, progress: &Progress) -> Result<Path
     let log = File::create(&log_path).map_err(io_error("create", &log_path))?;
     let log_too = log.try_clone().map_err(io_error("open", &log_path))?;
     let mut pip = Command::new(PYTHON);
-    pip.args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest"])
-        .arg(&destination)
-        .args(wheel.pip_arguments)
-        .arg(wheel.requirement())
-        // pip writes into its temporary folder first; there the bar can see it.
-        .env("TMPDIR", &partial)
-        .stdin(Stdio::null())
-        .stdout(log)
-        .stderr(log_too);
+    // Isolated, and elsewhere: else Python runs a `pip` that lies in the folder where the user stands.
+    pip.args([
+        "-I",
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--disable-pip-version-check",
+        "--dest",
+    ])
+    .arg(&destination)
+    .args(wheel.pip_arguments)
+    .arg(wheel.requirement())
+    .current_dir(scratch)
+    // pip writes into its temporary folder first; there the bar can see it.
+    .env("TMPDIR", &partial)
+    .stdin(Stdio::null())
+    .stdout(log)
+    .stderr(log_too);
     let mut child = pip.spawn().map_err(|error| failed(format!("cannot run {PYTHON}: {error}")))?;
     let status = loop {
         if let Some(status) = child.try_wait().map_err(io_error("wait for", Path::new("pip")))? {
@@ -170,12 +149,12 @@ pub fn check_sha256(wheel: &Package, path: &Path) -> Result<(), PjrtError> {
     Ok(())
 }
 
-/// Unpacks files of a wheel to their targets, the last one last.
+/// Unpacks the record of a wheel and files of it, the last one last, below a root.
 pub(super) fn unpack(
     package: &Package,
     wheel: &Path,
     scratch: &Path,
-    wanted: Wanted<'_>,
+    (root, wanted): (&Path, &Wanted<'_>),
     progress: &Progress,
 ) -> Result<(), PjrtError> {
     let failed = |reason: String| PjrtError::Fetch { wheel: package.requirement(), reason };
@@ -183,7 +162,10 @@ pub(super) fn unpack(
     let mut archive = zip::ZipArchive::new(file).map_err(|error| failed(format!("cannot read the wheel: {error}")))?;
     let names: Result<Vec<String>, _> = archive.file_names().map(|name| name.map(|name| name.into_owned())).collect();
     let names = names.map_err(|error| failed(format!("cannot read the wheel: {error}")))?;
-    for (name, target) in wanted.files(names.iter().map(String::as_str)) {
+    let names = || names.iter().map(String::as_str);
+    let record = names().find(|name| is_record(name)).ok_or_else(|| failed("the wheel has no RECORD".to_owned()))?;
+    let record = (record.to_owned(), record_path(package, root));
+    for (name, target) in [record].into_iter().chain(wanted.files(root, names())) {
         let mut entry =
             archive.by_name(&name).map_err(|error| failed(format!("the wheel has no usable {name}: {error}")))?;
         progress.unpacking(package, entry.size());

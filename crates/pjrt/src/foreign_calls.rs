@@ -16,13 +16,33 @@ use super::sys::*;
 
 const FEATURE: &str = "custom calls of this process' functions";
 
-/// An operand or a result of a call: its bytes, row by row, and what they are.
-#[derive(Debug)]
-pub struct CallBuffer {
+/// An operand of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct CallOperand<'c> {
     /// XLA's number of the type (`PrimitiveType`).
     pub element_type: i32,
     /// The sizes of its dimensions.
-    pub dims: Vec<i64>,
+    pub dims: &'c [i64],
+    /// What is in it, row by row.
+    pub bytes: &'c [u8],
+}
+
+/// A result of a call.
+#[derive(Debug)]
+pub struct CallResult<'c> {
+    /// XLA's number of the type (`PrimitiveType`).
+    pub element_type: i32,
+    /// The sizes of its dimensions.
+    pub dims: &'c [i64],
+    /// What is to be in it, row by row.
+    pub bytes: &'c mut [u8],
+}
+
+/// A buffer of the plugin's. It never leaves its call, with which its memory goes.
+#[derive(Debug)]
+struct CallBuffer {
+    element_type: i32,
+    dims: Vec<i64>,
     data: *mut u8,
     bytes: usize,
 }
@@ -31,26 +51,28 @@ pub struct CallBuffer {
 unsafe impl Send for CallBuffer {}
 
 impl CallBuffer {
-    /// What is in it.
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the plugin's buffer has as many bytes as its shape says, and lives until the call is finished.
-        if self.bytes == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.data, self.bytes) } }
+    fn operand(&self) -> CallOperand<'_> {
+        // SAFETY: the plugin's buffer has as many bytes as its shape says, and lives until the call is finished, which
+        // ends the borrow.
+        let bytes = if self.bytes == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.data, self.bytes) } };
+        CallOperand { element_type: self.element_type, dims: &self.dims, bytes }
     }
 
-    /// What is to be in it.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above; a result is written by its call alone.
-        if self.bytes == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(self.data, self.bytes) } }
+    fn result(&mut self) -> CallResult<'_> {
+        let bytes: &mut [u8] = match self.bytes {
+            0 => &mut [],
+            // SAFETY: as above; a result is written by its call alone.
+            count => unsafe { std::slice::from_raw_parts_mut(self.data, count) },
+        };
+        CallResult { element_type: self.element_type, dims: &self.dims, bytes }
     }
 }
 
 /// A call that a program makes. It is under way until it is [finished](ForeignCall::finish) or dropped, which fails it.
 #[derive(Debug)]
 pub struct ForeignCall {
-    /// What it is given.
-    pub operands: Vec<CallBuffer>,
-    /// Where its results go.
-    pub results: Vec<CallBuffer>,
+    operands: Vec<CallBuffer>,
+    results: Vec<CallBuffer>,
     /// The strings of its backend configuration, by their names.
     pub attributes: Vec<(String, String)>,
     completion: Completion,
@@ -60,6 +82,13 @@ impl ForeignCall {
     /// A string of the backend configuration.
     pub fn attribute(&self, name: &str) -> Option<&str> {
         self.attributes.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
+    }
+
+    /// What it is given, and where its results go. Both are the plugin's memory, which is gone when the call is
+    /// finished.
+    pub fn buffers(&mut self) -> (Vec<CallOperand<'_>>, Vec<CallResult<'_>>) {
+        let operands = self.operands.iter().map(CallBuffer::operand).collect();
+        (operands, self.results.iter_mut().map(CallBuffer::result).collect())
     }
 
     /// Ends the call: its results are there, or it has failed.

@@ -43,6 +43,7 @@ mod hardware;
 #[doc(hidden)]
 pub mod internals;
 mod kept;
+mod key;
 mod key_values;
 mod layout;
 mod options;
@@ -54,6 +55,7 @@ mod profiler;
 mod program;
 #[cfg(feature = "fetch")]
 mod progress;
+mod record;
 mod search;
 #[rustfmt::skip]
 mod sys;
@@ -66,14 +68,14 @@ pub use array::{Array, ArraySpec};
 pub use buffer::Buffer;
 pub use buffer::HostCopy;
 pub use cache::{CacheUse, CompileCache};
-pub use cached::user_cache_directory;
+pub use cached::{user_cache_directory, user_cache_folder};
 pub use client::{Client, ClientOptions, Device, ProcessPlace};
 pub use compiled::{CostAnalysis, MemoryStats, OptimizedProgram};
 pub use device::{DeviceDescription, DeviceMemory};
 pub use end::end_process;
 pub use error::{Attempt, ErrorCode, PjrtError};
 pub use executable::{COMPILATION, Executable, ExecuteOptions};
-pub use foreign_calls::{CallBuffer, CallFailure, ForeignCall, ForeignFunction};
+pub use foreign_calls::{CallFailure, CallOperand, CallResult, ForeignCall, ForeignFunction};
 pub use hardware::{CudaDevice, CudaDriver, FoundLibrary, check_present, libraries_of};
 pub use key_values::{KeyValueFailure, KeyValues};
 pub use layout::{ShardBox, ShardLayout};

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use super::cached::default_cache_directory;
+use super::cached::user_cache_folder;
 use super::error::PjrtError;
-use super::search::fetch_with;
+use super::record::Wanted;
 pub use super::search::is_offline;
+use super::search::{PLUGINS, fetch_with};
 pub use super::wheels::Package;
 
 /// A file of a package in meshloom's cache. Where it is not there, the package is downloaded first, and the parts that
@@ -15,15 +16,16 @@ pub use super::wheels::Package;
 /// # Errors
 /// The package cannot be had, or is not the pinned one; `MESHLOOM_OFFLINE=1` forbids a download; there is no cache.
 pub fn fetch(package: &Package, file: &str, parts: &[&str]) -> Result<PathBuf, PjrtError> {
-    let failed = |reason: &str| PjrtError::Fetch { wheel: package.requirement(), reason: reason.to_owned() };
-    let cache = default_cache_directory();
-    let cache = cache.ok_or_else(|| failed("neither XDG_CACHE_HOME nor HOME is an absolute path to keep it below"))?;
-    let cached = package.root(&cache).join(file);
-    if cached.is_file() {
-        return Ok(cached);
+    let cache = user_cache_folder(PLUGINS)?;
+    let root = package.root(&cache);
+    match (Wanted::With { file, parts }).check(package, &root) {
+        Ok(()) => Ok(root.join(file)),
+        Err(found) if is_offline() => {
+            let forbidden = "forbidden by MESHLOOM_OFFLINE=1";
+            let is_there = root.join(file).exists();
+            let reason = if is_there { format!("{forbidden}, and {found}") } else { forbidden.to_owned() };
+            Err(PjrtError::Fetch { wheel: package.requirement(), reason })
+        }
+        Err(_) => fetch_with(&cache, package, file, parts),
     }
-    if is_offline() {
-        return Err(failed("forbidden by MESHLOOM_OFFLINE=1"));
-    }
-    fetch_with(&cache, package, file, parts)
 }

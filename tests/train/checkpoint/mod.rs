@@ -7,3 +7,4 @@ mod forms;
 mod fuzz;
 mod runs;
 mod state;
+mod strangers;

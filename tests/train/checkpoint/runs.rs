@@ -202,7 +202,7 @@ fn other_runs_are_refused_or_warned_of() {
     let trainer = trainer(&config(&[DROPOUT, ONE_DEVICE]));
     let folder = save(&trainer, directory.path());
     let checkpoint = Checkpoint::open(folder).expect("a checkpoint");
-    assert_eq!(checkpoint.about().config, config(&[DROPOUT, ONE_DEVICE]).to_toml());
+    assert_eq!(checkpoint.about().config.text(), config(&[DROPOUT, ONE_DEVICE]).to_toml());
     let error = |overrides: &[&str]| match Trainer::resume(
         &config(&[DROPOUT, ONE_DEVICE, overrides]),
         &client(),

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, ArraySpec, ShardLayout};
 use meshloom::trace::{Init, MapTree, Param, Tree};
-use meshloom_train::checkpoint::{About, Checkpoint, CheckpointError, Checkpointer, DataPosition, Start};
-use meshloom_train::config::CheckpointConfig;
+use meshloom_train::checkpoint::{
+    About, Checkpoint, CheckpointError, Checkpointer, DataPosition, RecordedConfig, Start,
+};
+use meshloom_train::config::{CheckpointConfig, RunConfig};
 
 use support::eight_devices::client;
 
@@ -84,7 +86,7 @@ pub fn about(step: u64) -> About {
         data: DataPosition { next_batch: step, batch: 4, seq: 16 },
         mesh: "data=2,fsdp=4".to_owned(),
         devices: 8,
-        config: "[train]\nsteps = 9\n".to_owned(),
+        config: RecordedConfig::of(&RunConfig::default()),
     }
 }
 

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
 
-use super::super::cached::default_cache_directory;
 use super::super::plugin::cause;
+use super::super::record::Wanted;
 use super::super::search::{FindOptions, fetch_with, is_offline, named_file, python_folders};
 use super::super::wheels::{Package, WHEELS};
 use super::nvidia::{LIBRARIES, Library};
@@ -81,7 +81,7 @@ pub fn libraries_of(plugin: &Path) -> Vec<FoundLibrary> {
 /// meshloom's cache or the loader's path; else, on a machine with a driver, fetched.
 pub fn load(plugin: &Path, options: &FindOptions) -> Vec<FoundLibrary> {
     let toolkit = Toolkit::of(plugin);
-    let cache = options.cache_directory.clone().or_else(default_cache_directory);
+    let cache = options.cache().ok();
     // Who names a plugin has what it needs, or means another than CUDA's.
     let may_fetch = options.allow_fetch && !is_offline() && named_file("cuda").is_none() && super::driver::is_there();
     let roots = roots(plugin, options);
@@ -92,7 +92,11 @@ pub fn load(plugin: &Path, options: &FindOptions) -> Vec<FoundLibrary> {
         let inside = format!("{beside_it}{soname}");
         let beside = plugin.parent().map(|folder| folder.join(soname));
         let cached = cache.as_ref().zip(library.pinned(toolkit)).map(|(cache, package)| (package, cache));
-        let in_cache = cached.map(|(package, cache)| package.root(cache).join(&inside));
+        let in_cache = cached.and_then(|(package, cache)| {
+            let (root, parts) = (package.root(cache), [&*beside_it]);
+            let checked = Wanted::With { file: &inside, parts: &parts }.check(package, &root);
+            checked.is_ok().then(|| root.join(&inside))
+        });
         let installed = roots.iter().map(|root| root.join(&inside));
         let files = beside.into_iter().chain(installed).chain(in_cache).filter(|path| path.is_file());
         let mut found = first_loaded(files.chain([PathBuf::from(soname)]));

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FORMAT, MODEL, VERSION};
+use super::{FORMAT, MODEL, RecordedConfig, VERSION};
 use crate::published::is_kept;
 use meshloom::ir::{DType, TensorType};
 use meshloom::pjrt::{ShardBox, ShardLayout};
@@ -21,8 +21,8 @@ pub struct About {
     pub mesh: String,
     /// Devices of the mesh.
     pub devices: usize,
-    /// The run config as TOML.
-    pub config: String,
+    /// The run config.
+    pub config: RecordedConfig,
 }
 
 /// Where a run is in its data.

@@ -29,6 +29,7 @@ mod folder;
 mod form;
 mod manifest;
 mod read;
+mod recorded;
 mod run;
 mod snapshot;
 mod sums;
@@ -41,6 +42,7 @@ pub use folder::{Observer, list};
 pub use manifest::{About, DataDigest, DataPosition};
 pub use read::{Checkpoint, Fallback, Found, find};
 pub(crate) use read::{ParameterLeaves, model_folder};
+pub use recorded::RecordedConfig;
 pub(crate) use run::{form_of_replicas, write_leaves};
 pub(crate) use sums::hex;
 

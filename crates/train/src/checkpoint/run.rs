@@ -1,13 +1,13 @@
 //! A training run's checkpoints.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::folder::{self, Directory, Observer};
 use super::snapshot::Snapshot;
 use super::write::{self, Contents};
-use super::{About, Checkpoint, CheckpointError, Checkpointer, DataDigest, DataPosition, form};
+use super::{About, Checkpoint, CheckpointError, Checkpointer, DataDigest, DataPosition, RecordedConfig, form};
 use crate::Error;
 use crate::assign::Source;
 use crate::config::RunConfig;
@@ -17,26 +17,6 @@ use crate::run::RunState;
 use crate::{Dataset, Model, Run, Text, Trainer};
 use meshloom::pjrt::{Array, Client};
 use meshloom::trace::{Param, Tree};
-
-/// The sections whose keys say what is computed, so that another value makes another run.
-const SECTIONS: [&str; 4] = ["model", "data", "train", "diloco"];
-
-/// Their keys that say only how it is computed.
-const FREE_KEYS: [&str; 13] = [
-    "model.scan_layers",
-    "model.batch_split",
-    "data.validation",
-    "data.cache",
-    "train.microbatches",
-    "train.steps_per_call",
-    "train.time_limit",
-    "train.init",
-    "train.eval_every",
-    "train.eval_batches",
-    "diloco.check_replicas",
-    "diloco.apart",
-    "diloco.min_replicas",
-];
 
 impl Trainer {
     /// As [`Trainer::resume_run`], for the decoder and text of a config.
@@ -109,7 +89,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             data: DataPosition { next_batch: self.steps_done, batch, seq },
             mesh: config.mesh.axes.clone(),
             devices: self.program.executable().device_count(),
-            config: config.to_toml(),
+            config: RecordedConfig::of(config),
         }
     }
 }
@@ -141,20 +121,9 @@ fn changed_data(saved: &[DataDigest], own: &[DataDigest]) -> Vec<String> {
     changed.map(warning).collect()
 }
 
-/// The keys of a config, as TOML, that say what is computed.
-fn computed(config: &str) -> Result<BTreeMap<String, toml::Value>, toml::de::Error> {
-    let table: toml::Table = config.parse()?;
-    let of_section = |section: &&str| {
-        let keys = table.get(*section).and_then(toml::Value::as_table).cloned().unwrap_or_default();
-        keys.into_iter().map(|(name, value)| (format!("{section}.{name}"), value)).collect::<Vec<_>>()
-    };
-    let keys = SECTIONS.iter().flat_map(of_section);
-    Ok(keys.filter(|(key, _)| !FREE_KEYS.contains(&key.as_str())).collect())
-}
-
 /// What is computed otherwise than in the run that wrote the checkpoint, as warnings.
-fn differences(saved: &str, config: &RunConfig) -> Vec<String> {
-    let (saved, own) = match (computed(saved), computed(&config.to_toml())) {
+fn differences(saved: &RecordedConfig, config: &RunConfig) -> Vec<String> {
+    let (saved, own) = match (saved.computed(), RecordedConfig::of(config).computed()) {
         (Ok(saved), Ok(own)) => (saved, own),
         (Err(error), _) | (_, Err(error)) => {
             return vec![format!("the config in the checkpoint cannot be read, and is not compared: {error}")];
@@ -176,7 +145,7 @@ fn differences(saved: &str, config: &RunConfig) -> Vec<String> {
 /// What replicas that are apart have alike, a line each: the keys that say what is computed, how a pipeline stacks its
 /// layers, and what messages are made of.
 pub(crate) fn form_of_replicas(config: &RunConfig, messages: &[String]) -> String {
-    let mut lines: Vec<String> = match computed(&config.to_toml()) {
+    let mut lines: Vec<String> = match RecordedConfig::of(config).computed() {
         Ok(keys) => keys.into_iter().map(|(key, value)| format!("{key} = {value}")).collect(),
         Err(error) => vec![error.to_string()],
     };

@@ -103,7 +103,8 @@ impl RunConfig {
     /// Reads the published model that the config names, and fills in the keys that say as much of it: the numbers of
     /// layers and token values, the width, and whether the head is tied. Where they are written, they must agree.
     pub(super) fn read_published(&mut self, places: &HashMap<String, Place>) -> Result<(), ConfigError> {
-        if self.model.preset.is_empty() && self.model.config.is_empty() && !places.contains_key("model.config") {
+        let is_said = !self.model.preset.is_empty() || !self.model.config.is_empty();
+        if !is_said && !self.train.init.is_empty() && !places.contains_key("model.config") {
             // What a run starts from says what it is, unless that is said.
             let init = Path::new(&self.train.init);
             let folder = if is_published(init) { Some(init.to_owned()) } else { model_folder(init) };

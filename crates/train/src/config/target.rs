@@ -142,12 +142,10 @@ impl RunConfig {
         let limited = |cache: CompileCache| cache.with_limit(CACHE_LIMIT);
         match self.target.compile_cache.as_str() {
             "" => Ok(None),
-            "auto" => match CompileCache::default_directory().map(CompileCache::at) {
-                Some(Ok(cache)) => Ok(Some(limited(cache))),
-                failed => {
-                    let error = failed.and_then(Result::err).map(|error| error.to_string());
-                    let reason = error.unwrap_or_else(|| "neither XDG_CACHE_HOME nor HOME is a full path".to_owned());
-                    tracing::warn!("compiled programs are not cached: {reason}");
+            "auto" => match CompileCache::of_user() {
+                Ok(cache) => Ok(Some(limited(cache))),
+                Err(error) => {
+                    tracing::warn!("compiled programs are not cached: {error}");
                     Ok(None)
                 }
             },

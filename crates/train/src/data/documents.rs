@@ -8,7 +8,7 @@ use serde::Deserializer;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 
 use super::error::DataError;
-use super::files::SourceFile;
+use super::files::{Digesting, SourceFile};
 
 /// Blank-line-separated blocks are joined until a document has this many bytes, so that a line of dialogue keeps its
 /// context.
@@ -51,9 +51,14 @@ pub(super) struct Units<'a> {
 }
 
 impl<'a> Units<'a> {
-    pub(super) fn of(file: &SourceFile, on_read: impl Fn(u64) + Send + 'a) -> Result<Units<'a>, DataError> {
+    /// Also the digest of the file while it is read.
+    pub(super) fn of(
+        file: &SourceFile,
+        on_read: impl Fn(u64) + Send + 'a,
+    ) -> Result<(Units<'a>, Digesting), DataError> {
         let (path, is_json_lines) = (file.path.clone(), file.format.is_json_lines);
-        Ok(Units { path, is_json_lines, input: file.open(on_read)?, lines: 0, pending: Vec::new() })
+        let (input, digesting) = file.open(on_read)?;
+        Ok((Units { path, is_json_lines, input, lines: 0, pending: Vec::new() }, digesting))
     }
 
     /// The next one; none at the end of the file.

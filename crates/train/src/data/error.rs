@@ -21,6 +21,14 @@ pub enum DataError {
         /// Why not.
         source: io::Error,
     },
+    /// A file is being written.
+    #[error("the text {path:?} changed while it was read; start again when nobody writes to it; {key} names it")]
+    Changed {
+        /// The key of the config that names it.
+        key: &'static str,
+        /// The file.
+        path: PathBuf,
+    },
     /// A glob or folder gives no files.
     #[error("{key} has {pattern:?}, but {reason}")]
     NoFiles {
@@ -97,10 +105,11 @@ pub enum DataError {
         reason: String,
     },
     /// There is no place for the cache.
-    #[error(
-        "there is no user's cache folder, because neither XDG_CACHE_HOME nor HOME is an absolute path; set data.cache to a folder"
-    )]
-    NoCacheFolder,
+    #[error("there is no folder for the token cache: {reason}; or set data.cache to a folder")]
+    NoCacheFolder {
+        /// Why not.
+        reason: String,
+    },
     /// The cache cannot be used.
     #[error("cannot {action} {path:?} in the token cache: {source}; set data.cache to a folder that can be written")]
     Cache {

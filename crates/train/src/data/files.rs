@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use flate2::bufread::MultiGzDecoder;
 use glob::MatchOptions;
@@ -100,29 +101,33 @@ impl SourceFile {
 
     /// SHA-256 of the file as it is.
     pub(super) fn digest(&self) -> Result<[u8; 32], DataError> {
-        let mut file = File::open(&self.path).map_err(self.read_error())?;
-        let mut hash = Sha256::new();
-        let mut chunk = vec![0; 1 << 16];
-        loop {
-            match file.read(&mut chunk).map_err(self.read_error())? {
-                0 => return Ok(hash.finalize().into()),
-                count => hash.update(&chunk[..count]),
-            }
+        let file = File::open(&self.path).map_err(self.read_error())?;
+        Digesting { file, hash: Arc::default() }.finish().map_err(self.read_error())
+    }
+
+    /// Refuses a file that is no longer the one with this digest, after its text was read.
+    pub(super) fn check_is_same(&self, read: Digesting, digest: &[u8; 32]) -> Result<(), DataError> {
+        match read.finish().map_err(self.read_error())? == *digest {
+            true => Ok(()),
+            false => Err(DataError::Changed { key: self.key, path: self.path.clone() }),
         }
     }
 
-    /// The text in it. `on_read` learns how many bytes of the file are read.
+    /// The text in it, and the digest of the file while it is read. `on_read` learns how many bytes of the file are
+    /// read.
     pub(super) fn open<'a>(
         &self,
         on_read: impl Fn(u64) + Send + 'a,
-    ) -> Result<Box<dyn BufRead + Send + 'a>, DataError> {
+    ) -> Result<(Box<dyn BufRead + Send + 'a>, Digesting), DataError> {
         let file = File::open(&self.path).map_err(self.read_error())?;
-        let file = BufReader::with_capacity(1 << 18, Counted { file, on_read });
-        Ok(match self.format.compression {
+        let digesting = Digesting { file: file.try_clone().map_err(self.read_error())?, hash: Arc::default() };
+        let file = BufReader::with_capacity(1 << 18, Counted { file, on_read, hash: digesting.hash.clone() });
+        let text: Box<dyn BufRead + Send + 'a> = match self.format.compression {
             Compression::None => Box::new(file),
             Compression::Gzip => Box::new(BufReader::new(MultiGzDecoder::new(file))),
             Compression::Zstd => Box::new(BufReader::new(zstd::Decoder::new(file))),
-        })
+        };
+        Ok((text, digesting))
     }
 }
 
@@ -184,15 +189,39 @@ fn in_folder(key: &'static str, folder: &Path) -> Result<Vec<SourceFile>, DataEr
     Ok(files)
 }
 
-/// A file that tells how much of it is read.
+/// SHA-256 of a file while it is read.
+pub(super) struct Digesting {
+    /// It shares its place with the file that is read.
+    file: File,
+    hash: Arc<Mutex<Sha256>>,
+}
+
+impl Digesting {
+    /// That of the whole file. What its reader has left, such as what lies behind the end of a compressed text, is read
+    /// now.
+    fn finish(mut self) -> io::Result<[u8; 32]> {
+        let mut hash = self.hash.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut chunk = vec![0; 1 << 16];
+        loop {
+            match self.file.read(&mut chunk)? {
+                0 => return Ok(hash.finalize().into()),
+                count => hash.update(&chunk[..count]),
+            }
+        }
+    }
+}
+
+/// A file that tells how much of it is read, and what.
 struct Counted<F> {
     file: File,
     on_read: F,
+    hash: Arc<Mutex<Sha256>>,
 }
 
 impl<F: Fn(u64)> Read for Counted<F> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.file.read(buffer)?;
+        self.hash.lock().unwrap_or_else(PoisonError::into_inner).update(&buffer[..count]);
         (self.on_read)(count as u64);
         Ok(count)
     }

@@ -14,7 +14,7 @@ use super::store::{Entry, EntryWriter, FORM};
 use crate::checkpoint::hex;
 use crate::config::{BadLines, DataConfig};
 use crate::tokenizer::Tokenizer;
-use meshloom::pjrt::user_cache_directory;
+use meshloom::pjrt::user_cache_folder;
 
 /// Bytes of text that are taken apart at a time.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -72,15 +72,17 @@ impl Settings<'_> {
         let places = files.par_iter().map(place).collect::<Result<Vec<_>, DataError>>()?;
         let (places, digests): (Vec<PathBuf>, Vec<[u8; 32]>) = places.into_iter().unzip();
         let found: Vec<Option<Entry>> = places.par_iter().map(|place| self.find(place)).collect();
-        let absent: Vec<_> = files.iter().zip(&places).zip(&found).filter(|(_, found)| found.is_none()).collect();
+        let places = || files.iter().zip(&places).zip(&digests);
+        let absent: Vec<_> = places().zip(&found).filter(|(_, found)| found.is_none()).map(|(it, _)| it).collect();
         let sizes = absent.iter().map(|((file, _), _)| file.byte_count());
         let (done, total) = (AtomicU64::new(0), sizes.sum::<Result<u64, DataError>>()?);
         let on_read = |count| {
             let done = done.fetch_add(count, Ordering::Relaxed) + count;
             (self.on_progress)(Tokenized { done, total });
         };
-        let make =
-            |((file, place), _): &((&SourceFile, &PathBuf), &Option<Entry>)| self.tokenize(file, place, &on_read);
+        let make = |((file, place), digest): &((&SourceFile, &PathBuf), &[u8; 32])| {
+            self.tokenize((file, digest), place, &on_read)
+        };
         let tokenized = absent.len();
         let made = absent.into_par_iter().map(|absent| make(&absent)).collect::<Result<Vec<Entry>, _>>()?;
         let mut made = made.into_iter();
@@ -123,9 +125,14 @@ impl Settings<'_> {
         }
     }
 
-    /// Makes the entry of a file.
-    fn tokenize(&self, file: &SourceFile, place: &Path, on_read: &(dyn Fn(u64) + Sync)) -> Result<Entry, DataError> {
-        let mut units = Units::of(file, on_read)?;
+    /// Makes the entry of a file, which is kept by the file's digest: what is read must be what has that.
+    fn tokenize(
+        &self,
+        (file, digest): (&SourceFile, &[u8; 32]),
+        place: &Path,
+        on_read: &(dyn Fn(u64) + Sync),
+    ) -> Result<Entry, DataError> {
+        let (mut units, digesting) = Units::of(file, on_read)?;
         let mut writer = EntryWriter::create(place, self.tokenizer.vocabulary_size())?;
         loop {
             let (mut chunk, mut bytes) = (Vec::new(), 0);
@@ -151,6 +158,7 @@ impl Settings<'_> {
                 writer.add(&tokens, text_bytes)?;
             }
         }
+        file.check_is_same(digesting, digest)?;
         writer.finish()?;
         Entry::open(place).map_err(cache_error("read", place))
     }
@@ -183,5 +191,5 @@ fn cache_folder(named: &str) -> Result<PathBuf, DataError> {
     if !named.is_empty() {
         return Ok(PathBuf::from(named));
     }
-    Ok(user_cache_directory().ok_or(DataError::NoCacheFolder)?.join("tokens"))
+    user_cache_folder("tokens").map_err(|error| DataError::NoCacheFolder { reason: error.to_string() })
 }

@@ -58,31 +58,21 @@ impl ModelFolder {
 
 impl StoredModel {
     /// Opens a checkpoint, the newest one in a directory of checkpoints, or the folder of a published model. Each
-    /// override is `section.key=value`, and wins over what the folder says. The devices, the pipeline and the replicas
-    /// of a run that wrote a checkpoint are left out.
+    /// override is `section.key=value`, and wins over what the folder says. The folder says what the model is, and
+    /// nothing else of a run: the folder may be anybody's ([`RecordedConfig`]).
     ///
     /// # Errors
     /// The folder has no model, its checkpoint is damaged, or the config cannot be used.
     pub fn open(folder: impl AsRef<Path>, overrides: &[String]) -> Result<StoredModel, Error> {
         let folder = folder.as_ref();
         let own = |key: &str, value: &Path| format!("{key}={}", toml::Value::String(value.display().to_string()));
-        let of_model = |folder: &Path| own("model.config", folder);
-        let of_tokenizer = |folder: &Path| own("data.tokenizer", &folder.join(TOKENIZER));
         let stored = ModelFolder::find(folder)?;
         let (text, mut base) = match &stored {
             // Whether it has a tokenizer shows when one is needed.
-            ModelFolder::Published(folder) => (String::new(), vec![of_model(folder), of_tokenizer(folder)]),
-            ModelFolder::Checkpoint(checkpoint) => {
-                let config = &checkpoint.about().config;
-                let mut base = Vec::new();
-                if let Some(model) = checkpoint.model_folder() {
-                    base.push(of_model(&model));
-                    if is_models_tokenizer(config) {
-                        base.push(of_tokenizer(&model));
-                    }
-                }
-                (without_devices(config), base)
+            ModelFolder::Published(folder) => {
+                (String::new(), vec![own("model.config", folder), own("data.tokenizer", &folder.join(TOKENIZER))])
             }
+            ModelFolder::Checkpoint(checkpoint) => (facts_of(checkpoint, overrides)?, Vec::new()),
         };
         let has_mesh = overrides.iter().any(|text| text.trim_start().starts_with("mesh.axes"));
         if !has_mesh {
@@ -152,24 +142,20 @@ pub(crate) fn is_published(folder: &Path) -> bool {
     folder.join(CONFIG).is_file()
 }
 
-/// The config of a run without its devices, its pipeline and its replicas.
-fn without_devices(config: &str) -> String {
-    let Ok(mut table) = config.parse::<toml::Table>() else { return config.to_owned() };
-    for section in ["mesh", "pipeline", "diloco"] {
-        table.remove(section);
+/// What a checkpoint says of its model, as the text of a config.
+fn facts_of(checkpoint: &Checkpoint, overrides: &[String]) -> Result<String, Error> {
+    let (recorded, copy) = (&checkpoint.about().config, checkpoint.model_folder());
+    let is_given = || overrides.iter().any(|text| text.trim_start().starts_with("model.config"));
+    if let Some(folder) = recorded.published_folder().filter(|_| copy.is_none() && !is_given()) {
+        let reason = "the checkpoint is of a run of this published model, and has no copy of its config.json; give a \
+                      folder that has one by --set model.config=FOLDER";
+        return Err(invalid("model.config", folder.display(), reason).into());
     }
-    if let Some(target) = table.get_mut("target").and_then(toml::Value::as_table_mut) {
-        target.remove("devices");
-    }
-    table.to_string()
-}
-
-/// Whether a run took the tokenizer of its published model.
-fn is_models_tokenizer(config: &str) -> bool {
-    let Ok(table) = config.parse::<toml::Table>() else { return false };
-    let key = |section: &str, key: &str| table.get(section)?.get(key)?.as_str().map(PathBuf::from);
-    let model = key("model", "config").map(|folder| folder.join(TOKENIZER));
-    model.is_some() && key("data", "tokenizer") == model
+    let damaged = |error: toml::de::Error| CheckpointError::Damaged {
+        path: checkpoint.folder().to_owned(),
+        reason: format!("the run config that it records is not TOML: {}", error.message()),
+    };
+    Ok(recorded.facts(copy.as_deref()).map_err(damaged)?)
 }
 
 impl RunConfig {

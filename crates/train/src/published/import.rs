@@ -8,7 +8,7 @@ use meshloom::trace::{MapTree, Param};
 
 use super::{ModelFiles, PublishedWeights, StoredModel};
 use crate::Error;
-use crate::checkpoint::{self, About, CheckpointError, DataPosition, ParameterSource};
+use crate::checkpoint::{self, About, CheckpointError, DataPosition, ParameterSource, RecordedConfig};
 use crate::families::Published;
 
 /// What was imported.
@@ -51,7 +51,7 @@ pub fn import(folder: impl AsRef<Path>, directory: impl AsRef<Path>, overrides: 
         data: DataPosition { next_batch: 0, batch: config.train.batch, seq: config.model.seq },
         mesh: config.mesh.axes.clone(),
         devices: config.device_total(),
-        config: config.to_toml(),
+        config: RecordedConfig::of(&config),
     };
     let read: ParameterSource = {
         let weights = weights.clone();
