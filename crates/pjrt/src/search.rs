@@ -155,6 +155,8 @@ impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
         let path = cached_path(cache, wheel);
         match check_cached(cache, wheel) {
             Err(error) if path.exists() => {
+                // Another plugin may do in its place, and then nothing else would say so.
+                tracing::warn!("{error}");
                 self.failed(format!("cache {}", path.display()), error);
                 None
             }
