@@ -59,7 +59,7 @@ impl ModelFolder {
 impl StoredModel {
     /// Opens a checkpoint, the newest one in a directory of checkpoints, or the folder of a published model. Each
     /// override is `section.key=value`, and wins over what the folder says. The folder says what the model is, and
-    /// nothing else of a run: the folder may be anybody's ([`RecordedConfig`]).
+    /// nothing else of a run: the folder may be anybody's ([`RecordedConfig`](crate::checkpoint::RecordedConfig)).
     ///
     /// # Errors
     /// The folder has no model, its checkpoint is damaged, or the config cannot be used.
