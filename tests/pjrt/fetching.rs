@@ -83,7 +83,7 @@ fn a_file_comes_after_the_parts_that_it_needs() {
     assert_eq!(files, expected.map(|name| (name.to_owned(), root.join(name))));
 }
 
-/// What is fetched nevertheless fails: pip may not ask an index.
+/// The option `--no-index` makes every download of this test fail.
 #[test]
 fn a_file_that_is_in_the_cache_is_not_fetched_again() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -303,8 +303,8 @@ pub fn read_all(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What is no HLO: a run config if the user says so, by its name or by an option. A config tells compilers what to do
-/// and where files go, so nothing becomes one by its content.
+/// Returns the text of a run config, if the user has named the file as one. A config tells compilers what to do and
+/// where files go, so the content of a file does not make it one.
 fn not_hlo(path: &Path, bytes: &[u8], error: ReadError) -> Result<String> {
     let text = std::str::from_utf8(bytes).ok();
     let is_named = path.extension().is_some_and(|extension| extension == "toml");

@@ -229,7 +229,7 @@ pub enum PjrtError {
     NotPinned {
         /// The file.
         path: PathBuf,
-        /// What it is instead.
+        /// How the file differs.
         reason: String,
     },
 
@@ -249,7 +249,7 @@ pub enum PjrtError {
     Key {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file is refused.
         reason: String,
     },
 

@@ -23,7 +23,7 @@ pub struct CallOperand<'c> {
     pub element_type: i32,
     /// The sizes of its dimensions.
     pub dims: &'c [i64],
-    /// What is in it, row by row.
+    /// The operand's bytes, row by row.
     pub bytes: &'c [u8],
 }
 
@@ -34,7 +34,7 @@ pub struct CallResult<'c> {
     pub element_type: i32,
     /// The sizes of its dimensions.
     pub dims: &'c [i64],
-    /// What is to be in it, row by row.
+    /// The bytes that the call writes, row by row.
     pub bytes: &'c mut [u8],
 }
 
@@ -84,7 +84,7 @@ impl ForeignCall {
         self.attributes.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
     }
 
-    /// What it is given, and where its results go. Both are the plugin's memory, which is gone when the call is
+    /// Lends the operands and the results of the call. Both are memory of the plugin, which frees it when the call is
     /// finished.
     pub fn buffers(&mut self) -> (Vec<CallOperand<'_>>, Vec<CallResult<'_>>) {
         let operands = self.operands.iter().map(CallBuffer::operand).collect();

@@ -1,4 +1,4 @@
-//! What a wheel says of its own files, by which they are checked whenever they are used.
+//! The list of files in a wheel. meshloom checks each file by it whenever the file is used.
 //!
 //! Each wheel has a file `RECORD` with the SHA-256 of every other (Python's "Binary distribution format"). The pinned
 //! table has the SHA-256 of that file, so it decides over all: a plugin that was changed since it was fetched, or that
@@ -31,7 +31,7 @@ pub(super) fn is_record(name: &str) -> bool {
     name.strip_suffix("/RECORD").is_some_and(|folder| folder.ends_with(".dist-info") && !folder.contains('/'))
 }
 
-/// What is wanted of a wheel.
+/// The files that somebody needs of a wheel.
 pub(super) enum Wanted<'a> {
     /// These files, by their names in it, and where they are to lie.
     Files(Vec<(String, PathBuf)>),
@@ -115,7 +115,7 @@ impl Record {
     }
 }
 
-/// What is needed of a plugin's wheel and its companions, the object last. All lie below the wheel's own root.
+/// Lists the files that a plugin needs of its wheel and the companions, the object last. All lie below one root.
 pub(super) fn wanted_of<'w>(cache: &Path, wheel: &'w Wheel) -> Vec<(&'w Package, Wanted<'w>)> {
     let root = wheel.package.root(cache);
     let companion = |companion: &'w Companion| {
@@ -135,7 +135,7 @@ pub fn check_cached(cache: &Path, wheel: &Wheel) -> Result<(), PjrtError> {
 /// The file that says which files were checked.
 const STAMPS: &str = ".checked";
 
-/// What a file has that changes when anything of it does, and the digest that it was found to have.
+/// Describes a file by its digest and by numbers of the file system that change whenever the file does.
 fn stamp(path: &Path, digest: &str) -> io::Result<String> {
     let found = fs::metadata(path)?;
     #[cfg(unix)]

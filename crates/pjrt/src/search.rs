@@ -216,7 +216,7 @@ impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
             self.failed(place, "forbidden by the caller");
             return None;
         }
-        // What is there as it should be has been tried already.
+        // The search has tried a complete copy in the cache already.
         if check_cached(cache, wheel).is_ok() {
             return None;
         }

@@ -43,7 +43,7 @@ const FREE_KEYS: [&str; 13] = [
 ];
 
 impl RecordedConfig {
-    /// What a run records of its config.
+    /// The record of a run's config.
     pub fn of(config: &RunConfig) -> RecordedConfig {
         RecordedConfig(config.to_toml())
     }
@@ -53,8 +53,8 @@ impl RecordedConfig {
         &self.0
     }
 
-    /// What it says of the model, as the text of a config that has nothing else. What the run took from the folder of a
-    /// published model is taken from `copy`, the checkpoint's own.
+    /// Returns the keys of the model alone, as the text of a config. The files of a published model come from `copy`,
+    /// the folder that the checkpoint has of them.
     ///
     /// # Errors
     /// It is not TOML.

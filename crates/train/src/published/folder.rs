@@ -142,7 +142,7 @@ pub(crate) fn is_published(folder: &Path) -> bool {
     folder.join(CONFIG).is_file()
 }
 
-/// What a checkpoint says of its model, as the text of a config.
+/// Returns the keys that a checkpoint records of its model, as the text of a config.
 fn facts_of(checkpoint: &Checkpoint, overrides: &[String]) -> Result<String, Error> {
     let (recorded, copy) = (&checkpoint.about().config, checkpoint.model_folder());
     let is_given = || overrides.iter().any(|text| text.trim_start().starts_with("model.config"));
