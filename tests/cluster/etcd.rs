@@ -2,8 +2,7 @@
 
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak, mpsc};
-use std::thread;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use meshloom_store::{Server, Store, StoreOptions};
@@ -33,17 +32,7 @@ pub fn shared() -> Arc<Etcd> {
     if let Some(etcd) = shared.upgrade() {
         return etcd;
     }
-    // Linux ends the server with the thread that has started it, so no thread of a test may start it.
-    let (send, receive) = mpsc::channel();
-    thread::spawn(move || {
-        let etcd = Arc::new(Etcd::start());
-        let held = Arc::downgrade(&etcd);
-        drop(send.send(etcd));
-        while held.strong_count() > 0 {
-            thread::sleep(Duration::from_millis(50));
-        }
-    });
-    let etcd = receive.recv().expect("it starts");
+    let etcd = Arc::new(Etcd::start());
     *shared = Arc::downgrade(&etcd);
     etcd
 }

@@ -6,8 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use std::{env, fs, process};
 
-use rustix::process::{Signal, set_parent_process_death_signal};
-
 use super::ahead_of_time::execution;
 use super::ahead_of_time::protocol::{
     ANSWER, Answer, FOLDER_VARIABLE, REQUEST, Reported, Request, STARTED, Said, Task, read, write,
@@ -45,12 +43,9 @@ fn work(folder: &Path) -> i32 {
         Ok(request) => request,
         Err(reason) => return complain(&format!("the request cannot be read: {reason}")),
     };
-    // If the parent dies, nothing else would end this process.
-    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        return complain(&format!("cannot ask to be ended with the parent: {error}"));
-    }
-    if std::os::unix::process::parent_id() != request.parent {
-        return complain("the parent is gone");
+    // If the parent dies, nothing else would end this process. The thread that has started it waits for it.
+    if let Err(error) = meshloom_process::end_with(request.parent) {
+        return complain(&format!("it is not the child of process {} any more: {error}", request.parent));
     }
     if let Err(error) = fs::write(folder.join(STARTED), "") {
         return complain(&format!("cannot write to {}: {error}", folder.display()));

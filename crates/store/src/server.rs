@@ -49,8 +49,7 @@ impl Server {
         let peer = format!("http://127.0.0.1:{peers}");
         let failed = |reason: String| StoreError::Other { address: address.clone(), reason };
         let mut command = Command::new(program);
-        end_with_parent(&mut command);
-        let started = command
+        command
             .arg("--name=meshloom")
             .arg(format!("--data-dir={}", folder.display()))
             .arg(format!("--listen-client-urls={address}"))
@@ -61,20 +60,22 @@ impl Server {
             .args(["--log-level=warn", "--unsafe-no-fsync"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn();
+            .stderr(Stdio::piped());
+        // It would listen on its port for ever if this process were killed.
+        let started = meshloom_process::spawn(command);
         let mut child = started.map_err(|error| failed(format!("{} does not start: {error}", program.display())))?;
+        let errors = child.stderr.take();
+        let mut server = Server { child, address, folder: folder.to_owned() };
         // What it says is read, or it would stop when the pipe is full.
-        if let Some(errors) = child.stderr.take() {
+        if let Some(errors) = errors {
             let log = move || {
                 BufReader::new(errors).lines().map_while(Result::ok).for_each(|line| tracing::debug!("etcd: {line}"))
             };
             std::thread::Builder::new()
                 .name("etcd".to_owned())
                 .spawn(log)
-                .map_err(|error| failed(error.to_string()))?;
+                .map_err(|error| server.failed(error.to_string()))?;
         }
-        let mut server = Server { child, address, folder: folder.to_owned() };
         let deadline = Instant::now() + START;
         while std::net::TcpStream::connect(("127.0.0.1", clients)).is_err() {
             if let Ok(Some(status)) = server.child.try_wait() {
@@ -117,22 +118,6 @@ impl Drop for Server {
         let _ = self.child.wait();
     }
 }
-
-/// Has the child end when this process does, however that ends: it would listen on its port for ever.
-#[cfg(target_os = "linux")]
-#[allow(unsafe_code)]
-fn end_with_parent(command: &mut Command) {
-    use std::os::unix::process::CommandExt;
-
-    use rustix::process::{Signal, set_parent_process_death_signal};
-    let ask = || set_parent_process_death_signal(Some(Signal::KILL)).map_err(std::io::Error::from);
-    // SAFETY: it is one system call, which allocates nothing.
-    unsafe { command.pre_exec(ask) };
-}
-
-/// Other systems have nothing like that.
-#[cfg(not(target_os = "linux"))]
-fn end_with_parent(_: &mut Command) {}
 
 /// Two ports that nobody has now.
 fn free_ports() -> Result<[u16; 2], StoreError> {
