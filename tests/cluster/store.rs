@@ -1,12 +1,14 @@
 //! The store of the processes of a run, against an etcd of the test's own.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use meshloom_store::{Store, StoreError, StoreOptions};
+use support::counts::process;
 use support::program::test_alone;
 
 use super::etcd::{Etcd, LONG, shared};
@@ -80,6 +82,40 @@ fn attempts_do_not_meet() {
     other.leave().expect("it may");
     assert_eq!(first.dead(), Ok(vec![]));
     assert_eq!(attempt(1, 1).get(&key, LONG).expect("it is there"), b"new");
+}
+
+/// A run that is started again under its name, as the same attempt, waits for its own processes. What the one before has
+/// left of a barrier ends by itself.
+#[test]
+fn barriers_of_a_run_before_are_closed() {
+    let etcd = shared();
+    let connect_with = |process, lease| {
+        let options = etcd.options("barriers_of_a_run_before_are_closed", process, 2);
+        Store::connect(StoreOptions { lease, ..options }).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let connect = |process| connect_with(process, 2 * SECOND);
+    let meet = |stores: [Store; 2]| {
+        thread::scope(|scope| {
+            let waiting = stores.each_ref().map(|store| scope.spawn(|| store.barrier("joined", LONG)));
+            assert_eq!(waiting.map(|it| it.join().expect("a thread")), [Ok(()), Ok(())]);
+        });
+        stores.iter().for_each(|store| store.leave().expect("it may"));
+    };
+    meet([0, 1].map(|process| connect_with(process, LONG)));
+    let first = connect(0);
+    let open = || first.entries("open/").expect("etcd is there").0.len();
+    assert_eq!(open(), 1, "it outlives those who came");
+    let waited = Duration::from_millis(500);
+    let missing = StoreError::Missing { barrier: "joined".to_owned(), count: 2, missing: vec![1], waited };
+    assert_eq!(first.barrier("joined", waited), Err(missing));
+    first.leave().expect("it may");
+    meet([connect(0), connect(1)]);
+    let watching = connect(0);
+    let start = Instant::now();
+    while !watching.entries("open/").expect("etcd is there").0.is_empty() {
+        assert!(start.elapsed() < LONG, "a barrier's key does not end");
+        thread::sleep(SECOND / 4);
+    }
 }
 
 /// Two jobs at a time in one etcd, one whose name begins with that of the other: each has its own keys, processes and
@@ -167,11 +203,15 @@ fn a_process() {
         ..StoreOptions::new(address, "a_killed_process_is_dead", (1, 2))
     };
     let _store = Store::connect(options).unwrap_or_else(|error| panic!("{error}"));
-    println!("\nconnected");
+    let mut child = Command::new("sleep");
+    child.arg("1000");
+    let child = meshloom_process::spawn(child).expect("it starts");
+    println!("\nconnected, with the child {}", child.id());
     thread::sleep(3 * LONG);
 }
 
-/// A process that is killed is dead when its lease ends, and not before; who waits for it at a barrier is told.
+/// A process that is killed is dead when its lease ends, and not before; who waits for it at a barrier is told. What it
+/// has started ends with it.
 #[test]
 fn a_killed_process_is_dead() {
     let etcd = shared();
@@ -180,11 +220,14 @@ fn a_killed_process_is_dead() {
     let started = other.env("MESHLOOM_TEST_STORE", etcd.address()).stdout(Stdio::piped()).spawn();
     let mut other = started.expect("it starts");
     let mut said = BufReader::new(other.stdout.take().expect("its output")).lines().map_while(Result::ok);
-    assert!(said.any(|line| line == "connected"), "it does not connect");
+    let connected = said.find_map(|line| Some(line.strip_prefix("connected, with the child ")?.to_owned()));
+    let child = PathBuf::from("/proc").join(connected.expect("it connects")).join("stat");
+    let lives = || std::fs::read_to_string(&child).is_ok_and(|stat| stat.contains("(sleep) S"));
     // It lives on beyond the length of its lease.
     let start = Instant::now();
     while start.elapsed() < 3 * SECOND {
         assert_eq!(store.dead(), Ok(vec![]));
+        assert!(lives(), "it has ended by itself");
         thread::sleep(SECOND / 4);
     }
     other.kill().expect("it runs");
@@ -193,6 +236,27 @@ fn a_killed_process_is_dead() {
     assert_eq!(store.barrier("all", LONG), Err(StoreError::Died { dead: vec![1] }));
     assert!(start.elapsed() > SECOND / 2 && start.elapsed() < 10 * SECOND, "{:?}", start.elapsed());
     assert_eq!(store.dead(), Ok(vec![1]));
+    assert!(!lives(), "its child lives on");
+}
+
+/// A child may be started by a thread that ends, and is not started for a parent that is gone.
+#[test]
+fn children_are_of_a_process() {
+    let sleep = || {
+        let mut command = process("sleep");
+        command.arg("1000");
+        command
+    };
+    let started = thread::spawn(move || meshloom_process::spawn(sleep())).join().expect("a thread");
+    let mut child = started.expect("it starts");
+    thread::sleep(SECOND / 4);
+    assert_eq!(child.try_wait().expect("it is a child"), None, "it has ended with the thread that started it");
+    child.kill().expect("it runs");
+    child.wait().expect("it has ended");
+    let mut command = sleep();
+    meshloom_process::end_with_parent(&mut command, std::os::unix::process::parent_id());
+    let error = command.spawn().expect_err("it is the child of another process");
+    assert_eq!(error.raw_os_error(), Some(3), "{error}");
 }
 
 /// Nobody answers where etcd was; what is wrong is said within the time limit.

@@ -1,17 +1,21 @@
 //! Places where all processes wait for one another.
 //!
 //! Each process writes that it has come, and counts. Whoever counts all of them opens the barrier; the others wait for
-//! that alone, so that what a barrier costs grows with the number of processes and not with its square. The key that
-//! opens it outlives the process that wrote it, which may leave at once.
+//! that alone, so that what a barrier costs grows with the number of processes and not with its square.
+//!
+//! All keys of a barrier end with leases. Who has come is known as long as that process lives. The key that opens the
+//! barrier outlives the process that wrote it, which may leave at once: it stays for twice the time within which a
+//! process gives a sign of life, and those that wait look every two seconds.
+//!
+//! A run may be started again while keys of the one before it are still there. So a key opens a barrier only for
+//! processes that came to it before that key was written.
 
 use std::time::{Duration, Instant};
 
 use crate::error::StoreError;
-use crate::messages::{LeaseGrantRequest, LeaseGrantResponse, PutRequest, PutResponse, WatchCreateRequest};
+use crate::lease::grant;
+use crate::messages::{PutRequest, PutResponse, WatchCreateRequest};
 use crate::store::{Store, behind, insist, left};
-
-/// How long an open barrier is remembered.
-const REMEMBERED: Duration = Duration::from_secs(3600);
 
 impl Store {
     /// Waits until all processes of the attempt have come. A barrier is for one use: a name is not used again.
@@ -27,7 +31,7 @@ impl Store {
     async fn meet(&self, name: &str, limit: Duration) -> Result<(), StoreError> {
         let (deadline, count) = (Instant::now() + limit, self.options.count);
         let (arrivals, open) = (format!("barriers/{name}/"), format!("open/{name}"));
-        self.put_once(&format!("{arrivals}{}", self.options.process), b"").await?;
+        let came = self.put_once(&format!("{arrivals}{}", self.options.process), b"").await?;
         // The last to come sees all: what it wrote came after all others.
         let here = insist(deadline, || self.count_under(&arrivals, left(deadline))).await?;
         if here == count {
@@ -36,7 +40,7 @@ impl Store {
         }
         loop {
             let (found, revision) = insist(deadline, || self.read_with_revision(&open, left(deadline))).await?;
-            if found.is_some() {
+            if found.is_some_and(|found| found.revision > came) {
                 self.all_were_there();
                 return Ok(());
             }
@@ -83,12 +87,8 @@ impl Store {
 
     /// Lets everybody through.
     async fn open(&self, key: &str, deadline: Instant) -> Result<(), StoreError> {
-        let ttl = REMEMBERED.as_secs().cast_signed();
-        let lease: LeaseGrantResponse = insist(deadline, || {
-            self.etcd.call("/etcdserverpb.Lease/LeaseGrant", LeaseGrantRequest { ttl }, left(deadline))
-        })
-        .await?;
-        let put = PutRequest { key: self.full(key), value: Vec::new(), lease: lease.id };
+        let granted = insist(deadline, || grant(&self.etcd, 2 * self.options.lease, left(deadline))).await?;
+        let put = PutRequest { key: self.full(key), value: Vec::new(), lease: granted.0 };
         insist(deadline, || self.etcd.call::<_, PutResponse>("/etcdserverpb.KV/Put", put.clone(), left(deadline)))
             .await
             .map(drop)

@@ -28,12 +28,8 @@ pub(crate) struct Lease {
 impl Lease {
     /// Asks for a lease and begins to keep it alive.
     pub(crate) async fn grant(etcd: Arc<Etcd>, length: Duration, limit: Duration) -> Result<Lease, StoreError> {
-        let question = LeaseGrantRequest { ttl: length.as_secs().max(1).cast_signed() };
-        let granted: LeaseGrantResponse = etcd.call("/etcdserverpb.Lease/LeaseGrant", question, limit).await?;
-        if !granted.error.is_empty() {
-            return Err(StoreError::Other { address: etcd.address().to_owned(), reason: granted.error });
-        }
-        Ok(Lease::keep(etcd, granted.id, Duration::from_secs(granted.ttl.max(1).cast_unsigned())))
+        let (id, length) = grant(&etcd, length, limit).await?;
+        Ok(Lease::keep(etcd, id, length))
     }
 
     /// Begins to keep a lease alive that somebody has asked for.
@@ -54,6 +50,16 @@ impl Lease {
         let question = LeaseRevokeRequest { id: self.id };
         etcd.call::<_, LeaseRevokeResponse>("/etcdserverpb.Lease/LeaseRevoke", question, limit).await.map(drop)
     }
+}
+
+/// Asks for a lease that nobody keeps alive: its number, and its length as etcd has it.
+pub(crate) async fn grant(etcd: &Etcd, length: Duration, limit: Duration) -> Result<(i64, Duration), StoreError> {
+    let question = LeaseGrantRequest { ttl: length.as_secs().max(1).cast_signed() };
+    let granted: LeaseGrantResponse = etcd.call("/etcdserverpb.Lease/LeaseGrant", question, limit).await?;
+    if !granted.error.is_empty() {
+        return Err(StoreError::Other { address: etcd.address().to_owned(), reason: granted.error });
+    }
+    Ok((granted.id, Duration::from_secs(granted.ttl.max(1).cast_unsigned())))
 }
 
 /// Renews a lease three times in its length, over a stream that is opened again when it breaks, until the lease has

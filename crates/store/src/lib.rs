@@ -11,8 +11,9 @@
 //! | [`Store::dead`] | the processes whose leases have ended |
 //!
 //! Keys lie under the names of the job and the attempt: two jobs do not meet, and an attempt does not see what one
-//! before it has left. All of them end with the lease of the process that wrote them, which is kept alive while the
-//! store is there. Calls block and may come from any number of threads; none of them may be in a task of tokio.
+//! before it has left. All of them end with leases: of the process that wrote them, which is kept alive while the store
+//! is there; of all processes that share one; or, where a barrier was opened, with one that nobody keeps alive. Calls
+//! block and may come from any number of threads; none of them may be in a task of tokio.
 //!
 //! When etcd is away, calls wait for it up to their time limits, and a put that may have been lost is found again.
 

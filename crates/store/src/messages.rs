@@ -132,6 +132,8 @@ pub(crate) struct TxnRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TxnResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) header: Option<ResponseHeader>,
     #[prost(bool, tag = "2")]
     pub(crate) succeeded: bool,
     #[prost(message, repeated, tag = "3")]

@@ -99,6 +99,22 @@ pub(crate) struct Found {
     pub(crate) value: Vec<u8>,
     /// The lease it is under.
     lease: i64,
+    /// When it was written: the number of that change of the store.
+    pub(crate) revision: i64,
+}
+
+impl From<KeyValue> for Found {
+    fn from(KeyValue { value, lease, mod_revision, .. }: KeyValue) -> Found {
+        Found { value, lease, revision: mod_revision }
+    }
+}
+
+/// What became of a key that was to be new.
+enum Put {
+    /// It was written, with this number of the change.
+    Written(i64),
+    /// It was there.
+    Found(Found),
 }
 
 impl Store {
@@ -129,7 +145,7 @@ impl Store {
     /// It has been written before, by whomever; the store does not answer.
     pub fn put(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.lease.check()?;
-        self.runtime.block_on(self.put_once(key, value))
+        self.runtime.block_on(self.put_once(key, value)).map(drop)
     }
 
     /// Writes a key that stays after this process: until all that have written such a key, or called [`Store::share`],
@@ -139,7 +155,7 @@ impl Store {
     /// As of [`Store::put`].
     pub fn put_shared(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         let lease = self.share()?;
-        self.runtime.block_on(self.put_under(lease, key, value))
+        self.runtime.block_on(self.put_under(lease, key, value)).map(drop)
     }
 
     /// Keeps alive what is written by [`Store::put_shared`]; returns the lease.
@@ -166,7 +182,7 @@ impl Store {
             let own = insist(deadline, grant).await?;
             match self.put_under(own.id, SHARED, own.id.to_string().as_bytes()).await {
                 Err(StoreError::AlreadyExists { .. }) => own.revoke(&self.etcd, left(deadline)).await?,
-                written => return written.map(|()| own),
+                written => return written.map(|_| own),
             }
         }
     }
@@ -252,7 +268,7 @@ impl Store {
         let (key, late) = (format!("{FAILED}{}", self.options.process), "it is not waited for any longer".to_owned());
         let telling = self.put_once(&key, reason.as_bytes());
         let late = |_| StoreError::Unreachable { address: self.options.address.clone(), reason: late };
-        self.runtime.block_on(async { tokio::time::timeout(ENDING, telling).await.map_err(late)? })
+        self.runtime.block_on(async { tokio::time::timeout(ENDING, telling).await.map_err(late)? }).map(drop)
     }
 
     /// The other processes that have said that they end, and why.
@@ -353,21 +369,22 @@ impl Store {
         format!("meshloom/{job}/{attempt}/{key}").into_bytes()
     }
 
-    pub(crate) async fn put_once(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+    /// Writes a key that ends with this process; returns when that was: the number of the change.
+    pub(crate) async fn put_once(&self, key: &str, value: &[u8]) -> Result<i64, StoreError> {
         self.put_under(self.lease.id, key, value).await
     }
 
-    async fn put_under(&self, lease: i64, key: &str, value: &[u8]) -> Result<(), StoreError> {
+    async fn put_under(&self, lease: i64, key: &str, value: &[u8]) -> Result<i64, StoreError> {
         let deadline = Instant::now() + self.options.limit;
         let mut may_be_written = false;
         loop {
             match self.put_now((key, lease), value, left(deadline)).await {
-                Ok(None) => return Ok(()),
+                Ok(Put::Written(revision)) => return Ok(revision),
                 // What was lost was the answer.
-                Ok(Some(found)) if may_be_written && found.lease == lease && found.value == value => {
-                    return Ok(());
+                Ok(Put::Found(found)) if may_be_written && found.lease == lease && found.value == value => {
+                    return Ok(found.revision);
                 }
-                Ok(Some(_)) => return Err(StoreError::AlreadyExists { key: key.to_owned() }),
+                Ok(Put::Found(_)) => return Err(StoreError::AlreadyExists { key: key.to_owned() }),
                 Err(error @ StoreError::Unreachable { .. }) => {
                     may_be_written = true;
                     pause(deadline, error).await?;
@@ -378,12 +395,7 @@ impl Store {
     }
 
     /// Writes a key if it is not there; else what it has.
-    async fn put_now(
-        &self,
-        (key, lease): (&str, i64),
-        value: &[u8],
-        limit: Duration,
-    ) -> Result<Option<Found>, StoreError> {
+    async fn put_now(&self, (key, lease): (&str, i64), value: &[u8], limit: Duration) -> Result<Put, StoreError> {
         let key = self.full(key);
         let is_new = Compare {
             // EQUAL and CREATE.
@@ -402,15 +414,13 @@ impl Store {
         };
         let answer: TxnResponse = self.etcd.call("/etcdserverpb.KV/Txn", question, limit).await?;
         if answer.succeeded {
-            return Ok(None);
+            return Ok(Put::Written(answer.header.map_or(0, |header| header.revision)));
         }
         let found = answer.responses.into_iter().find_map(|response| match response.response {
             Some(Response::Range(range)) => range.kvs.into_iter().next(),
             _ => None,
         });
-        let empty = KeyValue::default();
-        let KeyValue { value, lease, .. } = found.unwrap_or(empty);
-        Ok(Some(Found { value, lease }))
+        Ok(Put::Found(found.unwrap_or_default().into()))
     }
 
     pub(crate) async fn read(&self, key: &str, limit: Duration) -> Result<Option<Found>, StoreError> {
@@ -426,8 +436,7 @@ impl Store {
         let question = RangeRequest { key: self.full(key), ..RangeRequest::default() };
         let answer: RangeResponse = self.etcd.call("/etcdserverpb.KV/Range", question, limit).await?;
         let revision = answer.header.map_or(0, |header| header.revision);
-        let found = answer.kvs.into_iter().next().map(|KeyValue { value, lease, .. }| Found { value, lease });
-        Ok((found, revision))
+        Ok((answer.kvs.into_iter().next().map(Found::from), revision))
     }
 
     /// How many keys begin so.
