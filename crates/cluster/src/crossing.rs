@@ -13,6 +13,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use meshloom_hlo::crossing::{self, Combine, CrossingKind};
 use meshloom_mpi::{Incoming, MpiError, Outgoing, World};
 use meshloom_pjrt::{CallFailure, CallOperand, CallResult, ErrorCode, ForeignCall, ForeignFunction};
@@ -35,8 +36,64 @@ pub struct Links {
     sent: AtomicU64,
     /// The thread of each device.
     threads: Mutex<Vec<Sender<Job>>>,
-    /// Buffers that are kept between calls.
-    buffers: Mutex<Vec<Vec<u8>>>,
+    buffers: Arc<Buffers>,
+}
+
+/// Buffers that are kept between calls: what is sent and received is MPI's until the exchange is over, and the memory
+/// of an operand or a result goes with its call.
+#[derive(Debug, Default)]
+struct Buffers(Mutex<Vec<Vec<u8>>>);
+
+/// A buffer that is kept again when nobody has it any more.
+struct Lent {
+    bytes: Vec<u8>,
+    buffers: Arc<Buffers>,
+}
+
+impl Buffers {
+    /// One of this length, with whatever is in it.
+    fn take(&self, length: usize) -> Vec<u8> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The smallest that is large enough; else the smallest makes place for it. So there are no more than were in
+        // use at once, of the sizes that are asked for.
+        let fitting = kept.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= length);
+        let fitting = fitting.min_by_key(|(_, buffer)| buffer.capacity()).map(|(at, _)| at);
+        let smallest = || kept.iter().enumerate().min_by_key(|(_, buffer)| buffer.capacity()).map(|(at, _)| at);
+        let mut buffer = match (fitting, fitting.is_none().then(smallest).flatten()) {
+            (Some(at), _) => kept.swap_remove(at),
+            (None, Some(at)) => {
+                kept.swap_remove(at);
+                Vec::new()
+            }
+            (None, None) => Vec::new(),
+        };
+        drop(kept);
+        buffer.resize(length, 0);
+        buffer
+    }
+
+    /// Has a buffer of its kept ones come back when the last that has a part of it is done.
+    fn lend(self: &Arc<Self>, bytes: Vec<u8>) -> Bytes {
+        Bytes::from_owner(Lent { bytes, buffers: self.clone() })
+    }
+
+    fn copy(self: &Arc<Self>, bytes: &[u8]) -> Bytes {
+        let mut copy = self.take(bytes.len());
+        copy.copy_from_slice(bytes);
+        self.lend(copy)
+    }
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.buffers.0.lock().unwrap_or_else(PoisonError::into_inner).push(std::mem::take(&mut self.bytes));
+    }
 }
 
 static LINKS: RwLock<Option<Arc<Links>>> = RwLock::new(None);
@@ -45,7 +102,7 @@ impl Links {
     /// Has all programs of this process cross to the processes of a world, until the value is dropped. While a call
     /// waits for another process, it asks `give_up` from time to time, and fails with what that says.
     pub fn connect(world: World, give_up: GiveUp) -> Arc<Links> {
-        let (sent, threads, buffers) = (AtomicU64::new(0), Mutex::default(), Mutex::default());
+        let (sent, threads, buffers) = (AtomicU64::new(0), Mutex::default(), Arc::default());
         let links = Arc::new(Links { world, give_up, sent, threads, buffers });
         *LINKS.write().unwrap_or_else(PoisonError::into_inner) = Some(links.clone());
         links
@@ -103,16 +160,6 @@ impl Links {
             unsent.0.0.finish(Err(CallFailure { code: ErrorCode::Internal, message }));
         }
     }
-
-    fn buffer(&self, length: usize) -> Vec<u8> {
-        let mut buffer = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
-        buffer.resize(length, 0);
-        buffer
-    }
-
-    fn give_back(&self, buffer: Vec<u8>) {
-        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
-    }
 }
 
 impl std::fmt::Debug for Links {
@@ -138,23 +185,29 @@ impl Group<'_> {
         u16::try_from(place(from) * self.devices + place(to)).unwrap_or(u16::MAX)
     }
 
-    /// Sends to members and receives from members; ranks, and what is sent or received.
-    fn exchange(&self, outgoing: Vec<(usize, &[u8])>, incoming: Vec<(usize, &mut [u8])>) -> Result<(), MpiError> {
+    /// Sends to members, and receives from members so many bytes; ranks, and what is sent or received.
+    fn exchange(&self, outgoing: Vec<(usize, Bytes)>, incoming: Vec<(usize, usize)>) -> Result<Vec<Bytes>, MpiError> {
         let own = self.members[self.rank] / self.devices;
         let process = |rank: usize| self.members[rank] / self.devices;
         let crossing = outgoing.iter().filter(|(to, _)| process(*to) != own);
         let bytes: usize = crossing.map(|(_, bytes)| bytes.len()).sum();
         self.links.sent.fetch_add(bytes as u64, Ordering::Relaxed);
-        let outgoing: Vec<_> = outgoing
+        let buffers = &self.links.buffers;
+        let outgoing = outgoing
             .into_iter()
             .map(|(to, bytes)| Outgoing { to: process(to), tag: self.tag(self.rank, to), bytes })
             .collect();
-        let mut incoming: Vec<_> = incoming
+        let incoming = incoming
             .into_iter()
-            .map(|(from, bytes)| Incoming { from: process(from), tag: self.tag(from, self.rank), bytes })
+            .map(|(from, length)| Incoming {
+                from: process(from),
+                tag: self.tag(from, self.rank),
+                bytes: buffers.take(length),
+            })
             .collect();
-        let exchanged = self.links.world.exchange(&outgoing, &mut incoming, &*self.links.give_up);
-        exchanged.map_err(|error| self.links.explained(error))
+        let received = self.links.world.exchange(outgoing, incoming, &*self.links.give_up);
+        let received = received.map_err(|error| self.links.explained(error))?;
+        Ok(received.into_iter().map(|bytes| buffers.lend(bytes)).collect())
     }
 
     fn others(&self) -> impl Iterator<Item = usize> {
@@ -165,45 +218,45 @@ impl Group<'_> {
 
     /// Every member's part to all, one after the other in `output`.
     fn all_gather(&self, input: &[u8], output: &mut [u8]) -> Result<(), MpiError> {
-        self.exchange_parts(|_| input, output)
+        let input = self.links.buffers.copy(input);
+        write_parts(&self.exchange_parts(|_| input.clone())?, output);
+        Ok(())
     }
 
     /// Part `r` of the input to rank `r`.
     fn all_to_all(&self, input: &[u8], output: &mut [u8]) -> Result<(), MpiError> {
-        let length = input.len() / self.members.len();
-        self.exchange_parts(|rank| &input[rank * length..(rank + 1) * length], output)
+        write_parts(&self.parts_for_this(&self.links.buffers.copy(input))?, output);
+        Ok(())
     }
 
-    /// To each member the part for it, and from each one of the parts, in the order of the ranks, that `output` has.
-    fn exchange_parts<'i>(&self, part: impl Fn(usize) -> &'i [u8], output: &mut [u8]) -> Result<(), MpiError> {
-        let length = output.len() / self.members.len();
+    /// Part `r` of the input to rank `r`; what all have for this one, by their ranks.
+    fn parts_for_this(&self, input: &Bytes) -> Result<Vec<Bytes>, MpiError> {
+        let length = input.len() / self.members.len();
+        self.exchange_parts(|rank| input.slice(rank * length..(rank + 1) * length))
+    }
+
+    /// To each member the part for it, and from each one as long as that; by the ranks, with this one's own.
+    fn exchange_parts(&self, part: impl Fn(usize) -> Bytes) -> Result<Vec<Bytes>, MpiError> {
+        let mut parts: Vec<Bytes> = (0..self.members.len()).map(part).collect();
+        let length = parts[self.rank].len();
         if length == 0 {
             // Nobody has anything to send.
-            return Ok(());
+            return Ok(parts);
         }
-        let outgoing = self.others().map(|to| (to, part(to))).collect();
-        let mut incoming: Vec<(usize, &mut [u8])> = Vec::new();
-        for (from, own) in output.chunks_exact_mut(length).enumerate() {
-            if from == self.rank {
-                own.copy_from_slice(part(from));
-            } else {
-                incoming.push((from, own));
-            }
-        }
-        self.exchange(outgoing, incoming)
+        let outgoing = self.others().map(|to| (to, std::mem::take(&mut parts[to]))).collect();
+        let received = self.exchange(outgoing, self.others().map(|from| (from, length)).collect())?;
+        self.others().zip(received).for_each(|(from, bytes)| parts[from] = bytes);
+        Ok(parts)
     }
 
     /// The parts of all for this rank, combined in the order of the ranks: it is the same sum whoever makes it.
     fn reduce_scatter(
         &self,
-        input: &[u8],
+        input: &Bytes,
         output: &mut [u8],
         combine: &dyn Fn(&mut [u8], &[u8]),
     ) -> Result<(), MpiError> {
-        let mut received = self.links.buffer(input.len());
-        self.all_to_all(input, &mut received)?;
-        combine_parts(&received, output, combine);
-        self.links.give_back(received);
+        combine_parts(&self.parts_for_this(input)?, output, combine);
         Ok(())
     }
 
@@ -217,24 +270,21 @@ impl Group<'_> {
         combine: &dyn Fn(&mut [u8], &[u8]),
     ) -> Result<(), MpiError> {
         const LITTLE: usize = 4096;
-        let size = self.members.len();
+        let (size, buffers) = (self.members.len(), &self.links.buffers);
         if size <= 2 || input.len() <= LITTLE {
-            let mut gathered = self.links.buffer(input.len() * size);
-            self.all_gather(input, &mut gathered)?;
-            combine_parts(&gathered, output, combine);
-            self.links.give_back(gathered);
+            let input = buffers.copy(input);
+            combine_parts(&self.exchange_parts(|_| input.clone())?, output, combine);
             return Ok(());
         }
         let part = input.len().div_ceil(size).next_multiple_of(width);
-        let mut padded = self.links.buffer(part * size);
+        let mut padded = buffers.take(part * size);
         let (own, rest) = padded.split_at_mut(input.len());
         own.copy_from_slice(input);
         rest.fill(0);
-        let mut sum = self.links.buffer(part);
-        self.reduce_scatter(&padded, &mut sum, combine)?;
-        self.all_gather(&sum, &mut padded)?;
-        output.copy_from_slice(&padded[..input.len()]);
-        [padded, sum].into_iter().for_each(|buffer| self.links.give_back(buffer));
+        let mut sum = buffers.take(part);
+        self.reduce_scatter(&buffers.lend(padded), &mut sum, combine)?;
+        let sum = buffers.lend(sum);
+        write_parts(&self.exchange_parts(|_| sum.clone())?, output);
         Ok(())
     }
 
@@ -242,22 +292,30 @@ impl Group<'_> {
         let own = u32::try_from(self.rank).unwrap_or(u32::MAX);
         let to = pairs.iter().find(|(source, _)| *source == own).map(|(_, target)| *target as usize);
         let from = pairs.iter().find(|(_, target)| *target == own).map(|(source, _)| *source as usize);
-        if from.is_none() {
-            output.fill(0);
+        let outgoing = to.map(|to| (to, self.links.buffers.copy(input))).into_iter().collect();
+        let received = self.exchange(outgoing, from.map(|from| (from, output.len())).into_iter().collect())?;
+        match received.first() {
+            Some(bytes) => output.copy_from_slice(bytes),
+            None => output.fill(0),
         }
-        self.exchange(
-            to.map(|to| (to, input)).into_iter().collect(),
-            from.map(|from| (from, output)).into_iter().collect(),
-        )
+        Ok(())
     }
 }
 
-fn combine_parts(parts: &[u8], sum: &mut [u8], combine: &dyn Fn(&mut [u8], &[u8])) {
-    let mut parts = parts.chunks_exact(sum.len().max(1));
-    if let Some(first) = parts.next() {
-        sum.copy_from_slice(first);
+/// Writes parts one after the other, as far as there is room for them.
+fn write_parts(parts: &[Bytes], mut output: &mut [u8]) {
+    for part in parts {
+        let (place, rest) = output.split_at_mut(part.len().min(output.len()));
+        place.copy_from_slice(&part[..place.len()]);
+        output = rest;
     }
-    parts.for_each(|part| combine(sum, part));
+}
+
+fn combine_parts(parts: &[Bytes], sum: &mut [u8], combine: &dyn Fn(&mut [u8], &[u8])) {
+    if let Some((first, others)) = parts.split_first() {
+        sum.copy_from_slice(first);
+        others.iter().for_each(|part| combine(sum, part));
+    }
 }
 
 /// The function that programs call.
@@ -352,7 +410,9 @@ fn run(
             let (combine, width) = combining(*how)?;
             group.all_reduce(input, output, width, &combine)
         }
-        CrossingKind::ReduceScatter(how) => group.reduce_scatter(input, output, &combining(*how)?.0),
+        CrossingKind::ReduceScatter(how) => {
+            group.reduce_scatter(&group.links.buffers.copy(input), output, &combining(*how)?.0)
+        }
     };
     done.map_err(|error| CallFailure { code: ErrorCode::Unavailable, message: error.to_string() })
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use meshloom_mpi::{Incoming, MpiError, Outgoing, World};
 use meshloom_store::{LaunchError, Launched, Launcher, OwnEnvironment, Server, Store, StoreError, StoreOptions, Tls};
 
@@ -363,11 +364,12 @@ fn tell_all(world: &World, own: String, limit: Duration) -> Result<String, JoinE
     let mut message = own.into_bytes();
     message.resize(ADDRESS_BYTES, 0);
     if world.rank() == 0 {
-        let to = |to: usize| Outgoing { to, tag: ADDRESS_TAG, bytes: &message };
-        world.exchange(&(1..world.size()).map(to).collect::<Vec<_>>(), &mut [], &give_up)?;
+        let bytes = Bytes::copy_from_slice(&message);
+        let to = |to: usize| Outgoing { to, tag: ADDRESS_TAG, bytes: bytes.clone() };
+        world.exchange((1..world.size()).map(to).collect(), vec![], &give_up)?;
     } else {
-        let mut incoming = [Incoming { from: 0, tag: ADDRESS_TAG, bytes: &mut message }];
-        world.exchange(&[], &mut incoming, &give_up)?;
+        let incoming = vec![Incoming { from: 0, tag: ADDRESS_TAG, bytes: message }];
+        message = world.exchange(vec![], incoming, &give_up)?.pop().unwrap_or_default();
     }
     let length = message.iter().position(|&byte| byte == 0).unwrap_or(message.len());
     Ok(String::from_utf8_lossy(&message[..length]).into_owned())

@@ -4,6 +4,7 @@
 
 use std::error::Error;
 use std::ffi::{c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::path::Path;
 
 use libloading::Library;
@@ -16,6 +17,7 @@ pub(crate) type Handle = *mut c_void;
 pub(crate) const COMM_WORLD: usize = 0x101;
 pub(crate) const COMM_SELF: usize = 0x102;
 pub(crate) const ERRORS_RETURN: usize = 0x143;
+pub(crate) const REQUEST_NULL: usize = 0x180;
 pub(crate) const BYTE: usize = 0x247;
 pub(crate) const THREAD_MULTIPLE: c_int = 4096;
 pub(crate) const LONGEST_ERROR: usize = 512;
@@ -29,8 +31,8 @@ macro_rules! functions {
         /// The functions.
         pub(crate) struct Functions {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> c_int,)*
-            /// Holds the library.
-            _library: Library,
+            /// Never unloaded: MPI's libraries are not made for that, and one may still be at work.
+            _library: ManuallyDrop<Library>,
         }
 
         impl Functions {
@@ -48,7 +50,7 @@ macro_rules! functions {
                     $(let $field = *library
                         .get($symbol)
                         .map_err(unloadable)?;)*
-                    Ok(Functions { $($field,)* _library: library })
+                    Ok(Functions { $($field,)* _library: ManuallyDrop::new(library) })
                 }
             }
         }
@@ -66,7 +68,7 @@ functions! {
     error_string b"MPI_Error_string\0" (c_int, *mut c_char, *mut c_int);
     send b"MPI_Isend_c\0" (*const c_void, i64, Handle, c_int, c_int, Handle, *mut Handle);
     receive b"MPI_Irecv_c\0" (*mut c_void, i64, Handle, c_int, c_int, Handle, *mut Handle);
+    test b"MPI_Test\0" (*mut Handle, *mut c_int, *mut c_void);
     test_all b"MPI_Testall\0" (c_int, *mut Handle, *mut c_int, *mut c_void);
     cancel b"MPI_Cancel\0" (*mut Handle);
-    request_free b"MPI_Request_free\0" (*mut Handle);
 }

@@ -5,6 +5,10 @@
 //! when all have gone and come. What collectives are made of that is up to the caller. So no communicator is made for a
 //! group of processes, and sums are of any type, in an order that the caller chooses.
 //!
+//! MPI reads and writes memory until a message has gone or come, and a message that waits for a process which is gone
+//! does neither. So an exchange owns its bytes. One that fails cancels what it was to receive; what MPI then still
+//! holds is never freed.
+//!
 //! Calls may come from any thread. Between two processes, messages of one tag arrive in the order in which they were
 //! sent: threads that are not in order with each other use different tags.
 #![allow(unsafe_code)]
@@ -16,7 +20,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use abi::{BYTE, COMM_SELF, COMM_WORLD, ERRORS_RETURN, Functions, Handle, LONGEST_ERROR, THREAD_MULTIPLE, handle};
+use bytes::Bytes;
+
+use abi::{
+    BYTE, COMM_SELF, COMM_WORLD, ERRORS_RETURN, Functions, Handle, LONGEST_ERROR, REQUEST_NULL, THREAD_MULTIPLE, handle,
+};
 
 /// Why MPI did not do what it was asked.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -61,7 +69,7 @@ meshloom_hlo::debug_is_message!(MpiError);
 /// # Errors
 /// It cannot be loaded, or is without a function of the ABI.
 pub fn check(library: &Path) -> Result<(), MpiError> {
-    Functions::load(library).map(std::mem::forget)
+    Functions::load(library).map(drop)
 }
 
 /// Processes that send messages to each other. MPI is initialized with the first and finalized with the last, unless an
@@ -83,25 +91,25 @@ unsafe impl Sync for World {}
 pub type GiveUp<'a> = dyn Fn(Duration) -> Option<String> + 'a;
 
 /// A message to a process.
-#[derive(Clone, Copy, Debug)]
-pub struct Outgoing<'a> {
+#[derive(Clone, Debug)]
+pub struct Outgoing {
     /// Who gets it.
     pub to: usize,
     /// What tells it from other messages between the two.
     pub tag: u16,
     /// What it says.
-    pub bytes: &'a [u8],
+    pub bytes: Bytes,
 }
 
 /// A message from a process.
 #[derive(Debug)]
-pub struct Incoming<'a> {
+pub struct Incoming {
     /// Who sends it.
     pub from: usize,
     /// What tells it from other messages between the two.
     pub tag: u16,
     /// Where it goes. The message has as many bytes.
-    pub bytes: &'a mut [u8],
+    pub bytes: Vec<u8>,
 }
 
 impl World {
@@ -159,6 +167,15 @@ impl World {
         checked
     }
 
+    /// Whether MPI does not touch what a request holds any more.
+    fn has_ended(&self, request: &mut Handle) -> bool {
+        let mut done = 0;
+        // SAFETY: it is a request of this library, or the one that stands for none, which has ended; null stands for a
+        // status that nobody reads. A request that ends becomes the one for none, also where MPI reports an error.
+        let _ = unsafe { (self.functions.test)(request, &raw mut done, std::ptr::null_mut()) };
+        *request == handle(REQUEST_NULL)
+    }
+
     /// The number of this process.
     pub fn rank(&self) -> usize {
         self.rank
@@ -174,54 +191,20 @@ impl World {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// Sends messages and receives others; returns when all have gone and come. While it waits, it asks `give_up` ten
-    /// times in a second, and ends with what that says.
+    /// Sends messages and receives others; returns what was received, in the order of `incoming`, when all have gone and
+    /// come. While it waits, it asks `give_up` ten times in a second, and ends with what that says.
     ///
     /// # Errors
-    /// MPI says so, or it was given up. What was not received may be in part.
+    /// MPI says so, or it was given up.
     pub fn exchange(
         &self,
-        outgoing: &[Outgoing<'_>],
-        incoming: &mut [Incoming<'_>],
+        outgoing: Vec<Outgoing>,
+        incoming: Vec<Incoming>,
         give_up: &GiveUp<'_>,
-    ) -> Result<(), MpiError> {
-        let mut under_way = UnderWay { world: self, requests: Vec::new(), receives: incoming.len() };
-        let number = |rank: usize| c_int::try_from(rank).unwrap_or(c_int::MAX);
-        let count = |bytes: &[u8]| bytes.len().cast_signed() as i64;
-        for Incoming { from, tag, bytes } in incoming {
-            let mut request = std::ptr::null_mut();
-            // SAFETY: the buffer has this length, and outlives the request, which `under_way` ends.
-            let code = unsafe {
-                (self.functions.receive)(
-                    bytes.as_mut_ptr().cast(),
-                    count(bytes),
-                    handle(BYTE),
-                    number(*from),
-                    (*tag).into(),
-                    self.raw,
-                    &raw mut request,
-                )
-            };
-            self.check("MPI_Irecv", code)?;
-            under_way.requests.push(request);
-        }
-        for Outgoing { to, tag, bytes } in outgoing {
-            let mut request = std::ptr::null_mut();
-            // SAFETY: as above.
-            let code = unsafe {
-                (self.functions.send)(
-                    bytes.as_ptr().cast(),
-                    count(bytes),
-                    handle(BYTE),
-                    number(*to),
-                    (*tag).into(),
-                    self.raw,
-                    &raw mut request,
-                )
-            };
-            self.check("MPI_Isend", code)?;
-            under_way.requests.push(request);
-        }
+    ) -> Result<Vec<Vec<u8>>, MpiError> {
+        let mut under_way = UnderWay { world: self, requests: Vec::new(), held: Vec::new() };
+        incoming.into_iter().try_for_each(|message| under_way.receive(message))?;
+        outgoing.into_iter().try_for_each(|message| under_way.send(message))?;
         under_way.wait(give_up)
     }
 
@@ -234,27 +217,85 @@ impl World {
         let mut distance = 1;
         while distance < self.size {
             let (to, from) = ((self.rank + distance) % self.size, (self.rank + self.size - distance) % self.size);
-            let mut incoming = [Incoming { from, tag, bytes: &mut [0] }];
-            self.exchange(&[Outgoing { to, tag, bytes: &[0] }], &mut incoming, give_up)?;
+            let outgoing = vec![Outgoing { to, tag, bytes: Bytes::from_static(&[0]) }];
+            self.exchange(outgoing, vec![Incoming { from, tag, bytes: vec![0] }], give_up)?;
             distance *= 2;
         }
         Ok(())
     }
 }
 
+/// What MPI reads or writes while a message is under way.
+enum Held {
+    Received(Vec<u8>),
+    Sent(#[expect(dead_code, reason = "MPI reads it")] Bytes),
+}
+
 /// Messages that have not all gone and come.
 struct UnderWay<'a> {
     world: &'a World,
     requests: Vec<Handle>,
-    /// How many of them, the first, receive.
-    receives: usize,
+    /// What the request of the same place holds; also that of one which MPI has refused, behind them.
+    held: Vec<Held>,
+}
+
+/// A thread that waits for MPI leaves its core to others for as long.
+const SHORT: Duration = Duration::from_micros(20);
+
+fn number(rank: usize) -> c_int {
+    c_int::try_from(rank).unwrap_or(c_int::MAX)
+}
+
+fn count(bytes: &[u8]) -> i64 {
+    bytes.len().cast_signed() as i64
 }
 
 impl UnderWay<'_> {
+    fn receive(&mut self, Incoming { from, tag, mut bytes }: Incoming) -> Result<(), MpiError> {
+        let (place, count) = (bytes.as_mut_ptr(), count(&bytes));
+        self.held.push(Held::Received(bytes));
+        let mut request = std::ptr::null_mut();
+        // SAFETY: the buffer has this length, and is held until the request has ended, or for ever.
+        let code = unsafe {
+            (self.world.functions.receive)(
+                place.cast(),
+                count,
+                handle(BYTE),
+                number(from),
+                tag.into(),
+                self.world.raw,
+                &raw mut request,
+            )
+        };
+        self.world.check("MPI_Irecv", code)?;
+        self.requests.push(request);
+        Ok(())
+    }
+
+    fn send(&mut self, Outgoing { to, tag, bytes }: Outgoing) -> Result<(), MpiError> {
+        let (place, count) = (bytes.as_ptr(), count(&bytes));
+        self.held.push(Held::Sent(bytes));
+        let mut request = std::ptr::null_mut();
+        // SAFETY: as above.
+        let code = unsafe {
+            (self.world.functions.send)(
+                place.cast(),
+                count,
+                handle(BYTE),
+                number(to),
+                tag.into(),
+                self.world.raw,
+                &raw mut request,
+            )
+        };
+        self.world.check("MPI_Isend", code)?;
+        self.requests.push(request);
+        Ok(())
+    }
+
     /// MPI is asked again and again. A thread that waits leaves its core to others, which compute: the processes of a
     /// run, and their devices, may have to share few.
-    fn wait(mut self, give_up: &GiveUp<'_>) -> Result<(), MpiError> {
-        const SHORT: Duration = Duration::from_micros(20);
+    fn wait(mut self, give_up: &GiveUp<'_>) -> Result<Vec<Vec<u8>>, MpiError> {
         const PATIENCE: Duration = Duration::from_millis(2);
         const ASK_AFTER: Duration = Duration::from_millis(100);
         let start = Instant::now();
@@ -274,7 +315,11 @@ impl UnderWay<'_> {
             self.world.check("MPI_Testall", code)?;
             if all_done != 0 {
                 self.requests.clear();
-                return Ok(());
+                let received = |held| match held {
+                    Held::Received(bytes) => Some(bytes),
+                    Held::Sent(_) => None,
+                };
+                return Ok(std::mem::take(&mut self.held).into_iter().filter_map(received).collect());
             }
             let waited = start.elapsed();
             if waited < PATIENCE {
@@ -294,18 +339,33 @@ impl UnderWay<'_> {
 }
 
 impl Drop for UnderWay<'_> {
-    /// Nothing is left unless the exchange failed. Then what was to be received is cancelled, for its buffer goes; what
-    /// was to be sent cannot be.
+    /// Nothing is left unless the exchange failed. Then what was to be received is cancelled. What was to be sent cannot
+    /// be, nor what has begun to come: MPI gets a moment to end it.
     fn drop(&mut self) {
-        for (index, request) in self.requests.iter_mut().enumerate() {
-            // SAFETY: they are requests of this library; what it says helps nobody any more.
-            unsafe {
-                if index < self.receives {
-                    let _ = (self.world.functions.cancel)(request);
-                }
-                let _ = (self.world.functions.request_free)(request);
+        const MOMENT: Duration = Duration::from_millis(200);
+        if self.requests.is_empty() {
+            return;
+        }
+        // Processes are not in step any more, and MPI may still be at work when the world is dropped.
+        self.world.has_failed.store(true, Ordering::Relaxed);
+        let mut left: Vec<(Handle, Held)> = self.requests.drain(..).zip(self.held.drain(..)).collect();
+        for (request, held) in &mut left {
+            if matches!(held, Held::Received(_)) && *request != handle(REQUEST_NULL) {
+                // SAFETY: it is a request of this library that has not ended. What MPI says to that helps nobody.
+                let _ = unsafe { (self.world.functions.cancel)(request) };
             }
         }
+        let start = Instant::now();
+        loop {
+            left.retain_mut(|(request, _)| !self.world.has_ended(request));
+            if left.is_empty() || start.elapsed() >= MOMENT {
+                break;
+            }
+            std::thread::sleep(SHORT);
+        }
+        // The other process is gone, or silent, and no call of MPI takes back what it waits for: freeing a request does
+        // not end it. So this memory stays MPI's. A run does not go on behind a failure, so that there is no more of it.
+        left.into_iter().for_each(|(_, held)| std::mem::forget(held));
     }
 }
 
