@@ -42,6 +42,19 @@ fn a_run_that_does_not_begin_leaves_the_files_of_another() {
     assert_eq!(fs::read_to_string(&metrics).expect("the file"), "kept\n", "{said}");
 }
 
+/// These tests run in their own folder, where the default text is not.
+#[test]
+fn a_run_elsewhere_says_which_key_names_its_text() {
+    let said = refused(&["train", "--steps", "1"]);
+    let expected = "data.sources is the default, \"examples/data/austen.txt\" of meshloom's repository, and there is no \
+                    such file below the working directory; name a text by --set 'data.sources=[\"FILE\"]' or in a run \
+                    config, or start in a clone of the repository";
+    assert!(said.contains(expected), "{said}");
+    // A file that somebody has named is another error.
+    let said = refused(&["train", "--steps", "1", "--set", "data.sources=[\"absent.txt\"]"]);
+    assert!(said.contains("cannot read the text \"absent.txt\"") && !said.contains("repository"), "{said}");
+}
+
 #[test]
 fn events_have_evaluations() {
     let file =

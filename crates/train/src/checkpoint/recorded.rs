@@ -60,7 +60,7 @@ impl RecordedConfig {
     /// It is not TOML.
     pub(crate) fn facts(&self, copy: Option<&Path>) -> Result<String, toml::de::Error> {
         let mut table: toml::Table = self.0.parse()?;
-        let had_tokenizer = self.published_folder().is_some_and(|folder| {
+        let had_tokenizer = folder_of(&table).is_some_and(|folder| {
             let tokenizer = table.get("data").and_then(|data| data.get("tokenizer")?.as_str());
             tokenizer.is_some_and(|tokenizer| Path::new(tokenizer) == folder.join(TOKENIZER))
         });
@@ -85,9 +85,7 @@ impl RecordedConfig {
 
     /// The folder of a published model, as the machine that wrote the checkpoint had it, if the run was of one.
     pub(crate) fn published_folder(&self) -> Option<PathBuf> {
-        let table: toml::Table = self.0.parse().ok()?;
-        let folder = table.get("model")?.get("config")?.as_str()?;
-        (!folder.is_empty()).then(|| folder.into())
+        folder_of(&self.0.parse().ok()?)
     }
 
     /// The keys that say what is computed.
@@ -103,4 +101,10 @@ impl RecordedConfig {
         let keys = SECTIONS.iter().flat_map(of_section);
         Ok(keys.filter(|(key, _)| !FREE_KEYS.contains(&key.as_str())).collect())
     }
+}
+
+/// The folder of a published model, by a run config.
+fn folder_of(table: &toml::Table) -> Option<PathBuf> {
+    let folder = table.get("model")?.get("config")?.as_str()?;
+    (!folder.is_empty()).then(|| folder.into())
 }

@@ -21,6 +21,16 @@ pub enum DataError {
         /// Why not.
         source: io::Error,
     },
+    /// The default text is a file of meshloom's repository, and the program runs elsewhere.
+    #[error(
+        "data.sources is the default, {path:?} of meshloom's repository, and there is no such file below the working \
+         directory; name a text by --set 'data.sources=[\"FILE\"]' or in a run config, or start in a clone of the \
+         repository"
+    )]
+    NoDefault {
+        /// The file.
+        path: PathBuf,
+    },
     /// A file is being written.
     #[error("the text {path:?} changed while it was read; start again when nobody writes to it; {key} names it")]
     Changed {

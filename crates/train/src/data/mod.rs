@@ -23,6 +23,7 @@ mod text;
 mod zstd;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -78,7 +79,15 @@ impl TextDataset {
         on_progress: &(dyn Fn(Tokenized) + Sync),
     ) -> Result<TextDataset, DataError> {
         let settings = Settings { data, tokenizer, on_progress };
-        TextDataset::of("data.sources", &data.sources, &data.weights, &settings, length)
+        let opened = TextDataset::of("data.sources", &data.sources, &data.weights, &settings, length);
+        opened.map_err(|error| match error {
+            DataError::Read { path, source, .. }
+                if source.kind() == io::ErrorKind::NotFound && data.sources == DataConfig::default().sources =>
+            {
+                DataError::NoDefault { path }
+            }
+            error => error,
+        })
     }
 
     /// The validation text: that of `data.validation`; none if there are no such sources. Otherwise as

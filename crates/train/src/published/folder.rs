@@ -146,7 +146,10 @@ pub(crate) fn is_published(folder: &Path) -> bool {
 fn facts_of(checkpoint: &Checkpoint, overrides: &[String]) -> Result<String, Error> {
     let (recorded, copy) = (&checkpoint.about().config, checkpoint.model_folder());
     let is_given = || overrides.iter().any(|text| text.trim_start().starts_with("model.config"));
-    if let Some(folder) = recorded.published_folder().filter(|_| copy.is_none() && !is_given()) {
+    if copy.is_none()
+        && !is_given()
+        && let Some(folder) = recorded.published_folder()
+    {
         let reason = "the checkpoint is of a run of this published model, and has no copy of its config.json; give a \
                       folder that has one by --set model.config=FOLDER";
         return Err(invalid("model.config", folder.display(), reason).into());
