@@ -8,6 +8,7 @@
 //! for a TPU v5e.
 
 use meshloom::hlo::analysis::{Chip, CostOptions, collectives, cost, device_count, memory};
+use meshloom::hlo::message::counted;
 use meshloom::hlo::read::{Limits, read};
 use meshloom::partition::CollectiveKind;
 use meshloom::sharding::Mesh;
@@ -24,7 +25,7 @@ fn main() -> anyhow::Result<()> {
     for entry in &moved.entries {
         let axes: Vec<_> = entry.axes.iter().flatten().map(ToString::to_string).collect();
         let (kind, source) = (entry.kind.name(), entry.source.as_deref().unwrap_or("the compiler"));
-        println!("  {kind:<18} over {:<9} {} times, by {source}", axes.join(","), entry.executions);
+        println!("  {kind:<18} over {:<9} {}, by {source}", axes.join(","), counted(entry.executions, "time"));
     }
     // Each of five layers gathers its two weights on the way forward, and again on the way back.
     let gathers: Vec<_> = moved.kind(CollectiveKind::AllGather).collect();

@@ -8,7 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use meshloom::pjrt::internals::fetching::{check_sha256, fetch, fetch_with, files_with_parts, unpack};
 use meshloom::pjrt::internals::{Key, cached_path, check_cached, make_private, record_path};
-use meshloom::pjrt::{Companion, FindOptions, Package, Plugin, Wheel};
+use meshloom::pjrt::{Companion, FindOptions, Package, PjrtError, Plugin, Wheel};
 use sha2::{Digest, Sha256};
 use support::program::test_alone;
 
@@ -188,4 +188,33 @@ fn what_is_in_the_cache_is_checked() {
         fs::remove_file(&files[usize::from(!companions.is_empty())].1).expect("remove");
         refused("No such file");
     }
+}
+
+/// The others only stand in for the first wheel of a platform. Nothing may be fetched here, so that all that was tried
+/// is listed.
+#[test]
+fn a_damaged_wheel_is_fetched_anew_before_another_is_taken() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let wheels: Vec<&Wheel> = Wheel::of_platform("cuda").collect();
+    let damaged = cached_path(folder.path(), wheels[0]);
+    fs::create_dir_all(damaged.parent().expect("a folder")).expect("create");
+    fs::write(&damaged, "damaged").expect("write");
+    let options = FindOptions {
+        allow_fetch: false,
+        search_python_packages: false,
+        cache_directory: Some(folder.path().to_owned()),
+        ..FindOptions::default()
+    };
+    let PjrtError::NotFound { attempts, .. } = Plugin::locate("cuda", &options).expect_err("there is none") else {
+        panic!("another error")
+    };
+    let places: Vec<&str> = attempts.iter().map(|attempt| attempt.place.as_str()).collect();
+    let cache = |wheel: &Wheel| format!("cache {}", cached_path(folder.path(), wheel).display());
+    let expected = [
+        "environment variable MESHLOOM_CUDA_PLUGIN".to_owned(),
+        cache(wheels[0]),
+        format!("download of {}", wheels[0].requirements()),
+        cache(wheels[1]),
+    ];
+    assert_eq!(places, expected);
 }

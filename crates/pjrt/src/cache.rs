@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 
-use super::cached::{make_private, user_cache_folder};
+use super::cached::{make_if_absent, user_cache_folder};
 use super::client::Client;
 use super::error::PjrtError;
 use super::executable::{Executable, Prepared};
@@ -64,16 +64,8 @@ impl CompileCache {
     /// # Errors
     /// The folder cannot be made, or there is no key.
     pub fn at(directory: impl Into<PathBuf>) -> Result<CompileCache, PjrtError> {
-        CompileCache::with_key(directory, Key::of_user()?)
-    }
-
-    /// The same with a key that is not the user's.
-    #[doc(hidden)]
-    pub fn with_key(directory: impl Into<PathBuf>, key: Key) -> Result<CompileCache, PjrtError> {
-        let directory = directory.into();
-        if !directory.is_dir() {
-            make_private(&directory)?;
-        }
+        let (directory, key) = (directory.into(), Key::of_user()?);
+        make_if_absent(&directory)?;
         Ok(CompileCache { directory, limit: None, key })
     }
 

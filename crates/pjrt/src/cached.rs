@@ -19,9 +19,7 @@ pub fn user_cache_folder(name: &str) -> Result<PathBuf, PjrtError> {
     let root = user_cache_directory().ok_or(PjrtError::NoCacheFolder)?;
     make_private(&root)?;
     let folder = root.join(name);
-    if !folder.is_dir() {
-        make_private(&folder)?;
-    }
+    make_if_absent(&folder)?;
     Ok(folder)
 }
 
@@ -63,6 +61,12 @@ pub fn make_private(path: &Path) -> Result<(), PjrtError> {
         }
     }
     Ok(())
+}
+
+/// Makes a folder for the user alone where there is none. One that is there stays as it is: its place is the user's
+/// choice, or the folder above it is private.
+pub(super) fn make_if_absent(path: &Path) -> Result<(), PjrtError> {
+    if path.is_dir() { Ok(()) } else { make_private(path) }
 }
 
 /// Where a wheel's shared object lies in the cache. One with companions lies as deep as an installation would have it,

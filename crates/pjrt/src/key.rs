@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-use super::cached::{below_home, make_private};
+use super::cached::{below_home, make_if_absent};
 use super::error::PjrtError;
 use super::files::io_error;
 
@@ -90,9 +90,7 @@ impl Key {
 /// Makes a key, unless another process has just done so.
 fn make(path: &Path) -> Result<(), PjrtError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if !folder.is_dir() {
-        make_private(folder)?;
-    }
+    make_if_absent(folder)?;
     let mut key = [0; BYTES];
     getrandom::fill(&mut key).map_err(|error| io_error("draw", path)(io::Error::other(error)))?;
     // For the user alone, as temporary files are.

@@ -71,7 +71,7 @@ pub(super) fn search<T>(
         });
     }
     let variable = variable(platform);
-    let mut search = Search { attempts: Vec::new(), accept };
+    let mut search = Search { attempts: Vec::new(), is_in_vain: Vec::new(), accept };
     let reason = if options.wheel.is_some() { "not looked at, for one wheel is asked for" } else { "not set" };
     search.failed(format!("environment variable {variable}"), reason);
     match search.all_places(&wheels, options) {
@@ -128,16 +128,18 @@ pub fn is_offline() -> bool {
 /// A search in progress: what was tried and failed so far.
 struct Search<F> {
     attempts: Vec<Attempt>,
+    /// The wheels that a download would not help: it was tried, or the complete wheel was refused.
+    is_in_vain: Vec<&'static str>,
     accept: F,
 }
 
 impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
-    fn all_places(&mut self, wheels: &[&Wheel], options: &FindOptions) -> Option<T> {
+    fn all_places(&mut self, wheels: &[&'static Wheel], options: &FindOptions) -> Option<T> {
         let cache = options.cache();
         match &cache {
             Err(error) => self.failed("cache".into(), error),
             Ok(cache) => {
-                if let Some(found) = wheels.iter().find_map(|wheel| self.try_cache(cache, wheel)) {
+                if let Some(found) = wheels.iter().find_map(|wheel| self.try_cache(cache, wheel, options)) {
                     return Some(found);
                 }
             }
@@ -151,16 +153,23 @@ impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
         self.fetch(cache, wheel, options)
     }
 
-    fn try_cache(&mut self, cache: &Path, wheel: &Wheel) -> Option<T> {
+    /// Looks into the cache. The first wheel of a platform is the one that meshloom is tested with most, and the others
+    /// stand in for it: one that is damaged is fetched anew before another is taken in its place. Where that cannot be,
+    /// a warning says it.
+    fn try_cache(&mut self, cache: &Path, wheel: &'static Wheel, options: &FindOptions) -> Option<T> {
         let path = cached_path(cache, wheel);
         match check_cached(cache, wheel) {
+            Ok(()) => {
+                self.is_in_vain.push(wheel.name());
+                self.try_file("cache", &path)
+            }
             Err(error) if path.exists() => {
                 // Another plugin may do in its place, and then nothing else would say so.
                 tracing::warn!("{error}");
                 self.failed(format!("cache {}", path.display()), error);
-                None
+                self.fetch(cache, wheel, options)
             }
-            _ => self.try_file("cache", &path),
+            Err(_) => self.try_file("cache", &path),
         }
     }
 
@@ -206,7 +215,11 @@ impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
         None
     }
 
-    fn fetch(&mut self, cache: &Path, wheel: &Wheel, options: &FindOptions) -> Option<T> {
+    fn fetch(&mut self, cache: &Path, wheel: &'static Wheel, options: &FindOptions) -> Option<T> {
+        if self.is_in_vain.contains(&wheel.name()) {
+            return None;
+        }
+        self.is_in_vain.push(wheel.name());
         let place = format!("download of {}", wheel.requirements());
         if is_offline() {
             self.failed(place, "forbidden by MESHLOOM_OFFLINE=1");
@@ -214,10 +227,6 @@ impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
         }
         if !options.allow_fetch {
             self.failed(place, "forbidden by the caller");
-            return None;
-        }
-        // The search has tried a complete copy in the cache already.
-        if check_cached(cache, wheel).is_ok() {
             return None;
         }
         let found = fetch(cache, wheel).and_then(|path| (self.accept)(&path));
