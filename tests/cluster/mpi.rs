@@ -124,8 +124,8 @@ fn what_mpi_holds_is_never_freed() {
 fn exchanges_that_fail() {
     let freed = || FREED.load(Ordering::Relaxed);
     let world = World::start(&meshloom_cluster::mpi_library().expect("MPI")).expect("a world of one process");
-    // Nobody sends: the receives are cancelled, also where the exchange ends by a panic. Else what is sent next would go
-    // to them.
+    // Nobody sends: the receives are cancelled, also where the exchange ends by a panic. Else what is sent next would
+    // go to them.
     is_given_up(world.exchange(vec![], incoming(1), &give_up));
     catch_unwind(AssertUnwindSafe(|| world.exchange(vec![], incoming(1), &|_| panic!("on purpose"))))
         .expect_err("it is");

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -84,8 +84,8 @@ fn attempts_do_not_meet() {
     assert_eq!(attempt(1, 1).get(&key, LONG).expect("it is there"), b"new");
 }
 
-/// A run that is started again under its name, as the same attempt, waits for its own processes. What the one before has
-/// left of a barrier ends by itself.
+/// A run that is started again under its name, as the same attempt, waits for its own processes. What the one before
+/// has left of a barrier ends by itself.
 #[test]
 fn barriers_of_a_run_before_are_closed() {
     let etcd = shared();
@@ -203,11 +203,11 @@ fn a_process() {
         ..StoreOptions::new(address, "a_killed_process_is_dead", (1, 2))
     };
     let _store = Store::connect(options).unwrap_or_else(|error| panic!("{error}"));
-    let mut child = Command::new("sleep");
-    child.arg("1000");
-    let child = meshloom_process::spawn(child).expect("it starts");
+    let mut child = process("sleep");
+    child.arg((3 * LONG.as_secs()).to_string());
+    let mut child = meshloom_process::spawn(child).expect("it starts");
     println!("\nconnected, with the child {}", child.id());
-    thread::sleep(3 * LONG);
+    child.wait().expect("it is a child");
 }
 
 /// A process that is killed is dead when its lease ends, and not before; who waits for it at a barrier is told. What it

@@ -191,8 +191,8 @@ impl World {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// Sends messages and receives others; returns what was received, in the order of `incoming`, when all have gone and
-    /// come. While it waits, it asks `give_up` ten times in a second, and ends with what that says.
+    /// Sends messages and receives others. When all have gone and come, it returns what was received, in the order of
+    /// `incoming`. While it waits, it asks `give_up` ten times in a second, and ends with what that says.
     ///
     /// # Errors
     /// MPI says so, or it was given up.
@@ -339,8 +339,8 @@ impl UnderWay<'_> {
 }
 
 impl Drop for UnderWay<'_> {
-    /// Nothing is left unless the exchange failed. Then what was to be received is cancelled. What was to be sent cannot
-    /// be, nor what has begun to come: MPI gets a moment to end it.
+    /// Nothing is left unless the exchange failed. Then what was to be received is cancelled. What was to be sent
+    /// cannot be, nor what has begun to come: MPI gets a moment to end it.
     fn drop(&mut self) {
         const MOMENT: Duration = Duration::from_millis(200);
         if self.requests.is_empty() {
@@ -364,7 +364,7 @@ impl Drop for UnderWay<'_> {
             std::thread::sleep(SHORT);
         }
         // The other process is gone, or silent, and no call of MPI takes back what it waits for: freeing a request does
-        // not end it. So this memory stays MPI's. A run does not go on behind a failure, so that there is no more of it.
+        // not end it. So this memory stays MPI's. A run ends with the first failure, so it does not become more.
         left.into_iter().for_each(|(_, held)| std::mem::forget(held));
     }
 }
