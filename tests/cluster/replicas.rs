@@ -210,7 +210,7 @@ fn wrong_use_is_refused() {
         let own = replicas.arguments(number, more);
         let words = [&run.words()[..], &own].concat();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let (_, said) = program::refused(meshloom_cluster::program::here, &words);
+        let (_, said) = program::refused(meshloom_cluster::program::HERE, &words);
         assert!(said.contains(expected), "{more:?}: {said}");
     };
     refused(&replicas, 2, &[], "--replica 2 is not one of 2 replicas");
@@ -233,6 +233,6 @@ fn wrong_use_is_refused() {
 
     let alone = [&run.words()[..], &["--set".to_owned(), "diloco.apart=true".to_owned()]].concat();
     let alone: Vec<&str> = alone.iter().map(String::as_str).collect();
-    let (_, said) = program::refused(meshloom_cluster::program::here, &alone);
+    let (_, said) = program::refused(meshloom_cluster::program::HERE, &alone);
     assert!(said.contains("does not know the other replicas"), "{said}");
 }

@@ -182,7 +182,7 @@ fn wrong_use_is_refused() {
         let settings = TINY.iter().flat_map(|setting| ["--set", setting]);
         let words: Vec<&str> =
             ["train", "--steps", "1"].into_iter().chain(settings).chain(arguments.iter().copied()).collect();
-        let (_, said) = program::refused(meshloom_cluster::program::here, &words);
+        let (_, said) = program::refused(meshloom_cluster::program::HERE, &words);
         assert!(said.contains(expected), "{arguments:?}: {said}");
     };
     refused(&["--processes", "auto"], "no launcher has started this process");

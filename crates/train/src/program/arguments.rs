@@ -7,7 +7,7 @@ use crate::published::ExportOptions;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use super::processes::ProcessFlags;
+use super::processes::{CertificateFlags, ProcessFlags};
 
 /// Trains decoders on text, over any mesh of devices that a PJRT plugin has.
 #[derive(Parser)]
@@ -25,6 +25,7 @@ pub enum Command {
     Export(Export),
     Logits(Logits),
     Config(Config),
+    Certificates(CertificateFlags),
 }
 
 /// The run config and its overrides.

@@ -29,8 +29,8 @@ use tracing_subscriber::prelude::*;
 
 use arguments::{Arguments, Command};
 
-pub use elsewhere::{Elsewhere, ElsewhereError, elsewhere};
-pub use processes::{Part, ProcessFlags, Several, Start};
+pub use elsewhere::{ELSEWHERE, Elsewhere, ElsewhereError};
+pub use processes::{CertificateFlags, Part, ProcessFlags, Several, Start};
 
 /// The whole program: it reads the command line of this process, runs it, prints errors, and returns the exit code. It
 /// ends the process after a run that failed.
@@ -74,6 +74,7 @@ pub fn run(words: impl IntoIterator<Item = impl Into<OsString>>, start: Start) -
         Command::Export(arguments) => exchange::export(arguments),
         Command::Logits(arguments) => logits::run(arguments),
         Command::Config(arguments) => config::run(arguments),
+        Command::Certificates(arguments) => (start.certify)(arguments, &words).map(|advice| print!("{advice}")),
     };
     done.map_err(Failure::Run)
 }

@@ -25,7 +25,7 @@ use super::{ahead, generate, plan};
 
 pub fn run(arguments: &Train, words: &[OsString], start: Start) -> Result<()> {
     let is_part = arguments.is_one_of_several() || arguments.replica().is_some();
-    let several = is_part.then(|| start(&arguments.processes, words)).transpose()?;
+    let several = is_part.then(|| (start.join)(&arguments.processes, words)).transpose()?;
     let place = several.as_ref().and_then(|several| several.place());
     let processes = place.map(|(_, count)| ("--processes", format!("target.processes={count}")));
     let apart = arguments.replica().map(|_| ("--replica", "diloco.apart=true".to_owned()));
