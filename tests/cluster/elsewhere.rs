@@ -57,7 +57,12 @@ fn it_runs_in_place_of_the_program() {
     let (_, output) = run();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.starts_with("error: runs of several processes, and certificates for them, need the program meshloom-processes"), "{said}");
+    assert!(
+        said.starts_with(
+            "error: runs of several processes, and certificates for them, need the program meshloom-processes"
+        ),
+        "{said}"
+    );
 
     let script = folder.path().join("meshloom-processes");
     fs::write(&script, "#!/bin/sh\necho $$ $SAID $MESHLOOM_STARTED_BY \"$@\"\nexit 7\n").expect("a script");

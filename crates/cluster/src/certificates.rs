@@ -124,7 +124,8 @@ fn advice(folder: &Path, hosts: &[String], days: u32) -> String {
     let file = |name: &str| quoted(&folder.join(name).to_string_lossy());
     let [authority, certificate, key] = ["ca.pem", "run.pem", "run.key"].map(file);
     let first = hosts.first().map_or("localhost", String::as_str);
-    let url = |host: &str| if host.contains(':') { format!("https://[{host}]:2379") } else { format!("https://{host}:2379") };
+    let url =
+        |host: &str| if host.contains(':') { format!("https://[{host}]:2379") } else { format!("https://{host}:2379") };
     // etcd listens at addresses, not at names.
     let listen = match first {
         "localhost" => url("127.0.0.1"),
@@ -133,7 +134,8 @@ fn advice(folder: &Path, hosts: &[String], days: u32) -> String {
     };
     let store = url(first);
     let mut text = String::new();
-    let _ = writeln!(text, "Certificates for {}, valid for {days} days, are in {}.", hosts.join(", "), folder.display());
+    let _ =
+        writeln!(text, "Certificates for {}, valid for {days} days, are in {}.", hosts.join(", "), folder.display());
     let _ = writeln!(
         text,
         "\netcd, where the processes of the run meet:\n  etcd --listen-client-urls={listen} --advertise-client-urls={store} \
@@ -154,5 +156,9 @@ fn advice(folder: &Path, hosts: &[String], days: u32) -> String {
 /// A word of a command line.
 fn quoted(word: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+=:@%".contains(letter);
-    if !word.is_empty() && word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }

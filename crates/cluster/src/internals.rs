@@ -3,4 +3,6 @@
 
 pub use crate::network::variables;
 pub use crate::programs::{in_path, libraries_of};
+pub use crate::replicas::alone::{Port, connect};
+pub use crate::replicas::port::{Limits, Say};
 pub use crate::replicas::rounds::{Decision, Keys, Present, Seat, Undecided, held_key, present_key, round_key};

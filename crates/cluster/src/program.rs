@@ -17,7 +17,7 @@ use meshloom_train::exchange::Exchange;
 use meshloom_train::peers::Peers;
 use meshloom_train::program::{Part, ProcessFlags, Several, Start};
 
-use crate::{certificates, Crossing, JoinOptions, Member, ReplicaOptions, Replicas, StoreForClients, store_address};
+use crate::{Crossing, JoinOptions, Member, ReplicaOptions, Replicas, StoreForClients, certificates, store_address};
 
 /// Makes this process one of several, and certificates in this process.
 pub const HERE: Start = Start { join: here, certify: |flags, _| Ok(certificates::make(flags)?) };
@@ -150,7 +150,9 @@ impl Here {
     fn user(&self) -> Result<Option<User>> {
         let Some(name) = self.flags.store_user.clone() else { return Ok(None) };
         let password = match &self.flags.store_password_file {
-            Some(path) => first_line(path).with_context(|| format!("cannot read the password in {}", path.display()))?,
+            Some(path) => {
+                first_line(path).with_context(|| format!("cannot read the password in {}", path.display()))?
+            }
             None => std::env::var(PASSWORD)
                 .with_context(|| format!("--store-user needs --store-password-file, or the password in {PASSWORD}"))?,
         };

@@ -85,6 +85,11 @@ pub(super) enum Blob {
 impl Blob {
     /// Sends all pieces. It ends where nobody reads any more.
     async fn send(self, of: &Question, to: &Pieces) -> Result<(), Unsent> {
+        self.send_pieces(of, to).await?;
+        to.sent().await
+    }
+
+    async fn send_pieces(self, of: &Question, to: &Pieces) -> Result<(), Unsent> {
         let piece = |bytes, total| Piece { bytes, total, name: of.name.clone(), run: of.run.clone() };
         match self {
             Blob::Bytes(mut bytes) => {
@@ -146,10 +151,16 @@ struct Pieces {
 
 impl Pieces {
     async fn send(&self, piece: Piece) -> Result<(), Unsent> {
-        match tokio::time::timeout(self.unread, self.sender.send(Ok(piece))).await {
-            Ok(sent) => sent.map_err(|_| Unsent::Left),
-            Err(_) => Err(Unsent::Unread),
-        }
+        let place = tokio::time::timeout(self.unread, self.sender.reserve()).await;
+        let place = place.map_err(|_| Unsent::Unread)?;
+        place.map_err(|_| Unsent::Left)?.send(Ok(piece));
+        Ok(())
+    }
+
+    /// Waits until the last piece is under way.
+    async fn sent(&self) -> Result<(), Unsent> {
+        let place = tokio::time::timeout(self.unread, self.sender.reserve()).await;
+        place.map_err(|_| Unsent::Unread)?.map(drop).map_err(|_| Unsent::Left)
     }
 }
 
@@ -318,7 +329,8 @@ impl ServerStreamingService<Question> for Answers {
             let question = request.into_inner();
             let found = answers.found(&question, &connection).await.inspect_err(|status| {
                 if status.code() == Code::FailedPrecondition {
-                    let reason = format!("it asks for {:?} of the run {:?}; {}", question.name, question.run, status.message());
+                    let reason =
+                        format!("it asks for {:?} of the run {:?}; {}", question.name, question.run, status.message());
                     door.refuse(connection.address, &reason);
                 }
             })?;
@@ -379,13 +391,7 @@ impl Reader {
     }
 
     /// Reads what `HOST:PORT` offers under a name, once it does. It may have so many bytes; returns how many it has.
-    pub(super) async fn read(
-        &self,
-        address: &str,
-        name: &str,
-        most: u64,
-        mut to: impl Write,
-    ) -> Result<u64, Unread> {
+    pub(super) async fn read(&self, address: &str, name: &str, most: u64, mut to: impl Write) -> Result<u64, Unread> {
         loop {
             match self.read_now(address, name, most, &mut to).await {
                 Err(status) if status.code() == Code::NotFound => {}

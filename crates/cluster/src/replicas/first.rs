@@ -1,6 +1,7 @@
 //! The first process of a replica: it comes, decides with the others, and reads their messages.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
@@ -26,10 +27,20 @@ pub(super) struct First {
     has_others: bool,
     /// The name of the run, once it has begun.
     run: RunName,
+    say: Reports,
     /// The last decision.
     last: Mutex<Option<Decision>>,
     /// The round under way.
     under_way: Mutex<Option<UnderWay>>,
+}
+
+/// Where lines go about those who are refused.
+struct Reports(Say);
+
+impl fmt::Debug for Reports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reports")
+    }
 }
 
 #[derive(Debug)]
@@ -76,7 +87,7 @@ impl First {
         options: ReplicaOptions,
         runtime: &Runtime,
         (reader, run, tls): (Arc<Reader>, RunName, Option<&PeerTls>),
-        processes: usize,
+        (processes, say): (usize, Say),
     ) -> Result<First, ReplicaError> {
         let listener = "the port of this replica";
         check_open(listener, options.listen, tls.is_some(), options.insecure)?;
@@ -87,13 +98,11 @@ impl First {
         let store = connect(&options)?;
         let inside = runtime.enter();
         let limits = Limits::of(options.count + processes, options.patience);
-        let number = options.number;
-        let say: Say = Arc::new(move |line| tracing::warn!("replica {number}: {line}"));
-        let (blobs, listening) = Blobs::listen(options.listen, tls, run.clone(), (limits, say))?;
+        let (blobs, listening) = Blobs::listen(options.listen, tls, run.clone(), (limits, say.clone()))?;
         drop(inside);
         let address = options.advertise.clone().unwrap_or_else(|| listening.to_string());
         let (last, under_way, has_others) = (Mutex::default(), Mutex::default(), processes > 1);
-        Ok(First { options, store, blobs, reader, address, has_others, run, last, under_way })
+        Ok(First { options, store, blobs, reader, address, has_others, run, say: Reports(say), last, under_way })
     }
 
     /// Offers the message of a round, and has those of the others read.
@@ -312,7 +321,7 @@ impl First {
         for seat in members.iter().filter(|seat| seat.replica != number) {
             let (seat, sender, reader) = (seat.clone(), sender.clone(), self.reader.clone());
             let (from, reasons) = (seat.clone(), reasons.clone());
-            let name = message_name(round, from.replica);
+            let (name, say) = (message_name(round, from.replica), self.say.0.clone());
             let task = handle.spawn(async move {
                 loop {
                     let mut bytes = Vec::new();
@@ -327,7 +336,7 @@ impl First {
                         && before.as_ref() != Some(&reason)
                     {
                         let (replica, address) = (from.replica, &from.address);
-                        tracing::warn!("the message {name} of replica {replica} at {address} is refused: {reason}");
+                        say(&format!("{name} of replica {replica} at {address} is refused: {reason}"));
                     }
                     tokio::time::sleep(MOMENT / 4).await;
                 }

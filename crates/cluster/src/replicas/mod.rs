@@ -21,6 +21,7 @@
 
 mod blobs;
 mod first;
+pub(crate) mod alone;
 pub(crate) mod port;
 pub(crate) mod rounds;
 
@@ -38,6 +39,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::Member;
 use blobs::{PeerTls, Reader, RunName, Unread};
 use first::First;
+use port::Say;
 use rounds::{Decision, Seat, taken_key};
 
 /// A replica among those of a run.
@@ -240,6 +242,16 @@ impl Replicas {
     /// # Errors
     /// The store does not answer; another process has this number; nobody may listen there.
     pub fn connect(options: ReplicaOptions, member: Option<&Arc<Member>>) -> Result<Replicas, ReplicaError> {
+        let number = options.number;
+        Replicas::connect_saying(options, member, Arc::new(move |line| tracing::warn!("replica {number}: {line}")))
+    }
+
+    /// The same; it says who was refused.
+    pub(crate) fn connect_saying(
+        options: ReplicaOptions,
+        member: Option<&Arc<Member>>,
+        say: Say,
+    ) -> Result<Replicas, ReplicaError> {
         // Those that read files for others.
         const BLOCKING_THREADS: usize = 8;
         let ReplicaOptions { number, count, state_bytes, .. } = options;
@@ -260,7 +272,8 @@ impl Replicas {
             }
             None => {
                 let processes = member.map_or(1, |member| member.count());
-                let first = First::connect(options, &runtime, (reader.clone(), run.clone(), tls.as_ref()), processes)?;
+                let reading = (reader.clone(), run.clone(), tls.as_ref());
+                let first = First::connect(options, &runtime, reading, (processes, say))?;
                 if let Some(member) = member {
                     member.store().put(FIRST, first.address.as_bytes())?;
                 }

@@ -277,11 +277,7 @@ impl Guarded {
 }
 
 impl AsyncRead for Guarded {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.check(context)?;
         let polled = Pin::new(&mut self.stream).poll_read(context, into);
         self.after(polled, context)
