@@ -59,7 +59,10 @@ pub(crate) fn hosts_of_launcher(count: usize, environment: &impl Environment) ->
 }
 
 /// Refuses processes of several hosts where no network is trusted.
-pub(crate) fn check_hosts(hosts: usize, trusted: Option<&str>) -> Result<(), JoinError> {
+///
+/// # Errors
+/// They are on more than one.
+pub fn check_hosts(hosts: usize, trusted: Option<&str>) -> Result<(), JoinError> {
     if hosts > 1 && trusted.is_none() { Err(JoinError::Untrusted { hosts }) } else { Ok(()) }
 }
 

@@ -189,6 +189,19 @@ pub(super) fn end_on_lost_collectives() {
     });
 }
 
+/// Has NCCL listen on loopback, unless the user names another interface: it does not ask who connects, and the devices
+/// of one process need no network.
+pub(super) fn keep_nccl_on_this_host() {
+    const VARIABLE: &str = "NCCL_SOCKET_IFNAME";
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if env::var_os(VARIABLE).is_none() {
+            // SAFETY: as in `prepare_environment`.
+            unsafe { env::set_var(VARIABLE, "=lo") };
+        }
+    });
+}
+
 /// The variable by which XLA's CPU client first sizes its thread pools.
 pub(super) const THREADS: &str = "PJRT_NPROC";
 
