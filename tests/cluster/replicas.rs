@@ -228,7 +228,7 @@ fn wrong_use_is_refused() {
     let user = ["--store-user", "me", "--store-password-file", &authority];
     refused(&replicas, 0, &user, "the password of \"me\" would travel to");
     refused(&replicas, 0, &["--store-user", "me"], "or the password in MESHLOOM_STORE_PASSWORD");
-    refused(&replicas, 0, &["--job", "a/b"], "it must be up to 128 letters");
+    refused(&Replicas { job: "a/b", ..replicas }, 0, &[], "it must be up to 128 letters");
     let inside = Replicas { store: "http://me:secret@127.0.0.1:1", ..replicas };
     refused(&inside, 0, &[], "\"http://…@127.0.0.1:1\", cannot be used: an address may not hold a user");
     let unspecified = "cannot listen at 0.0.0.0:0: others cannot tell which host that is";

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -140,7 +141,10 @@ impl Here {
     fn tls(&self) -> Result<Option<Tls>> {
         let read = |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
         let identity = match (&self.flags.store_cert, &self.flags.store_key) {
-            (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
+            (Some(certificate), Some(key)) => {
+                warn_if_others_read(key);
+                Some((read(certificate)?, read(key)?))
+            }
             _ => None,
         };
         let authority = self.flags.store_ca.as_ref().map(read).transpose()?;
@@ -162,6 +166,14 @@ impl Here {
 
 /// The variable that may have the password of the store's user.
 const PASSWORD: &str = "MESHLOOM_STORE_PASSWORD";
+
+/// Warns of a secret that other users of the host can read. Kubernetes mounts secrets so, and they are taken.
+fn warn_if_others_read(path: &Path) {
+    let mode = path.metadata().map(|metadata| metadata.permissions().mode());
+    if mode.is_ok_and(|mode| mode & 0o077 != 0) {
+        tracing::warn!("other users can read {}: `chmod 600` keeps it yours", path.display());
+    }
+}
 
 /// The first line of a file, which is no longer than a password may be.
 fn first_line(path: &Path) -> io::Result<String> {

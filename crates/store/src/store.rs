@@ -12,8 +12,8 @@ use crate::etcd::Etcd;
 use crate::lease::Lease;
 use crate::messages::{
     Compare, CompareTarget, DeleteRangeRequest, DeleteRangeResponse, KeyValue, PutRequest, RangeRequest, RangeResponse,
-    Request, RequestOp, Response, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchRequestUnion,
-    WatchResponse,
+    Request, RequestOp, Response, StatusRequest, StatusResponse, TxnRequest, TxnResponse, WatchCreateRequest,
+    WatchRequest, WatchRequestUnion, WatchResponse,
 };
 
 /// Certificates, in PEM. What is printed of them does not have the key.
@@ -151,6 +151,16 @@ impl Store {
         let store = Store { lease, etcd, options, shared: Mutex::default(), seen: Mutex::default(), runtime };
         store.put(&member_key(store.options.process), store.options.host.as_bytes())?;
         Ok(store)
+    }
+
+    /// The version of etcd, as `3.6.1`.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn version(&self) -> Result<String, StoreError> {
+        let deadline = Instant::now() + self.options.limit;
+        let call = || self.etcd.call("/etcdserverpb.Maintenance/Status", StatusRequest {}, left(deadline));
+        self.runtime.block_on(insist(deadline, call)).map(|status: StatusResponse| status.version)
     }
 
     /// How many hosts the processes have that are there, by what they say in [`StoreOptions::host`].

@@ -68,6 +68,19 @@ fn connect(options: &ReplicaOptions) -> Result<Store, ReplicaError> {
     }
 }
 
+/// Warns of an etcd that may lose what replicas have decided: it outlives them, and may be killed and start again.
+fn warn_of_version(store: &Store) {
+    const TAKEN_BACK: [&str; 3] = ["3.5.0", "3.5.1", "3.5.2"];
+    match store.version() {
+        Ok(version) if TAKEN_BACK.contains(&version.as_str()) => tracing::warn!(
+            "the store is etcd {version}, which its maintainers took back: it may lose data when it is killed; install a \
+             supported version"
+        ),
+        Ok(_) => {}
+        Err(error) => tracing::debug!("the version of the store is not known: {error}"),
+    }
+}
+
 /// Refuses an address that other hosts can reach where nothing says who may connect.
 fn check_open(
     listener: &'static str,
@@ -96,6 +109,7 @@ impl First {
             return Err(ReplicaError::Listen { address, reason });
         }
         let store = connect(&options)?;
+        warn_of_version(&store);
         let inside = runtime.enter();
         let limits = Limits::of(options.count + processes, options.patience);
         let (blobs, listening) = Blobs::listen(options.listen, tls, run.clone(), (limits, say.clone()))?;
