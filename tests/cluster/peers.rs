@@ -34,7 +34,7 @@ fn options(etcd: &Etcd, job: &str, number: usize) -> ReplicaOptions {
         insecure: false,
         state_bytes: 0,
         limit: LONG,
-        patience: LONG,
+        patience: 6 * LONG,
     }
 }
 
@@ -140,6 +140,8 @@ fn strangers_stop_nobody() {
     });
     assert!(answered.len() >= STREAMS, "{}", answered.len());
     exchange(&both, 4, [b"three", b"four_"]);
+    // No round has waited until they were closed.
+    assert_eq!(lines.count("it has not read"), 0);
     drop(answered);
 }
 
