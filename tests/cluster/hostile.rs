@@ -76,8 +76,11 @@ pub fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads")
 }
 
-/// A connection; with certificates, by TLS: the authority's, and one's own and its key.
-pub fn channel(address: &str, tls: Option<(&[u8], Option<(&[u8], &[u8])>)>) -> Channel {
+/// The authority's certificate, and, if there is one, one's own with its key.
+pub type Certificates<'a> = (&'a [u8], Option<(&'a [u8], &'a [u8])>);
+
+/// A connection; with certificates, by TLS.
+pub fn channel(address: &str, tls: Option<Certificates<'_>>) -> Channel {
     let scheme = if tls.is_some() { "https" } else { "http" };
     let mut endpoint = Endpoint::from_shared(format!("{scheme}://{address}")).expect("an address");
     if let Some((authority, identity)) = tls {

@@ -213,7 +213,8 @@ fn wrong_messages_are_refused() {
         name: question.name.clone(),
         run: question.run.clone(),
     };
-    let wrong: [(&str, fn(Piece) -> Piece); 6] = [
+    type Wrong = (&'static str, fn(Piece) -> Piece);
+    let wrong: [Wrong; 6] = [
         ("it would have 6000000000 bytes, and this run's has at most 11", |piece| Piece {
             total: 6_000_000_000,
             ..piece

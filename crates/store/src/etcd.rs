@@ -54,10 +54,8 @@ pub fn endpoint(address: &str, tls: Option<&Tls>) -> Result<Endpoint, StoreError
                 Some(authority) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority)),
                 None => ClientTlsConfig::new().with_enabled_roots(),
             };
-            if let Some(tls) = tls {
-                if let Some((certificate, key)) = &tls.identity {
-                    config = config.identity(Identity::from_pem(certificate, key));
-                }
+            if let Some((certificate, key)) = tls.and_then(|tls| tls.identity.as_ref()) {
+                config = config.identity(Identity::from_pem(certificate, key));
             }
             endpoint = endpoint.tls_config(config).map_err(|error| wrong(error.to_string()))?;
         }

@@ -30,7 +30,7 @@ use tracing_subscriber::prelude::*;
 use arguments::{Arguments, Command};
 
 pub use elsewhere::{ELSEWHERE, Elsewhere, ElsewhereError};
-pub use processes::{CertificateFlags, Part, ProcessFlags, Several, Start};
+pub use processes::{CertificateFlags, Join, Part, ProcessFlags, Several, Start};
 
 /// The whole program: it reads the command line of this process, runs it, prints errors, and returns the exit code. It
 /// ends the process after a run that failed.

@@ -14,11 +14,14 @@ use crate::config::RunConfig;
 use crate::exchange::Exchange;
 use crate::peers::Peers;
 
+/// Makes the run one of several processes or replicas, from the flags and all words of the command line.
+pub type Join = fn(&ProcessFlags, &[OsString]) -> Result<Box<dyn Several>>;
+
 /// What a program does about other processes and hosts, from the flags and all words of the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
     /// Makes the run one of several processes or replicas.
-    pub join: fn(&ProcessFlags, &[OsString]) -> Result<Box<dyn Several>>,
+    pub join: Join,
     /// Makes the certificates with which the hosts of a run know each other, and returns what to do with them.
     pub certify: fn(&CertificateFlags, &[OsString]) -> Result<String>,
 }
