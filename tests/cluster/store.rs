@@ -236,7 +236,8 @@ fn post(etcd: &Etcd, method: &str, question: &str) {
     assert!(answer.starts_with("HTTP/1.0 200"), "{method}: {answer}");
 }
 
-/// A user whose role has the one prefix of a job can do all that the job's processes and replicas do, and nothing beside.
+/// A user whose role has the one prefix of a job can do all that the job's processes and replicas do, and nothing
+/// beside.
 #[test]
 fn a_role_for_a_job_is_enough() {
     let etcd = Etcd::start();

@@ -1,7 +1,7 @@
 //! The interface to which those listen that are not meshloom's: MPI and NCCL.
 //!
-//! Neither knows who connects. So they listen on loopback, which serves the processes of one host, unless the user names
-//! an interface in whose network everybody is trusted.
+//! Neither knows who connects. So they listen on loopback, which serves the processes of one host, unless the user
+//! names an interface in whose network everybody is trusted.
 #![allow(unsafe_code)]
 
 use std::path::Path;

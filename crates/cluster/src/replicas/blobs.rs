@@ -203,7 +203,7 @@ impl Blobs {
             .max_concurrent_streams(limits.streams)
             .concurrency_limit_per_connection(limits.streams as usize)
             .http2_keepalive_interval(Some(limits.ping()))
-            .http2_keepalive_timeout(Some(limits.ping()))
+            .http2_keepalive_timeout(Some(limits.silence))
             .http2_max_header_list_size(LARGEST_QUESTION as u32);
         if let Some(PeerTls { authority, identity: (certificate, key) }) = tls {
             let config = ServerTlsConfig::new()

@@ -77,11 +77,13 @@ struct Said {
     since: Instant,
     lines: usize,
     unsaid: usize,
+    /// Said again and again by who tries again and again.
+    last: String,
 }
 
 impl Door {
     pub(super) fn new(limits: Limits, say: Say) -> Door {
-        let said = Mutex::new(Said { since: Instant::now(), lines: 0, unsaid: 0 });
+        let said = Mutex::new(Said { since: Instant::now(), lines: 0, unsaid: 0, last: String::new() });
         Door { limits, connections: Mutex::default(), said, say }
     }
 
@@ -89,16 +91,21 @@ impl Door {
     pub(super) fn refuse(&self, who: impl fmt::Display, reason: &str) {
         const LINES: usize = 16;
         const WITHIN: Duration = Duration::from_secs(10);
+        let line = format!("{who} is refused: {reason}");
         let mut said = lock(&self.said);
+        if said.last == line {
+            return;
+        }
         if said.since.elapsed() > WITHIN {
             if said.unsaid > 0 {
                 (self.say)(&format!("{} more were refused", said.unsaid));
             }
-            *said = Said { since: Instant::now(), lines: 0, unsaid: 0 };
+            (said.since, said.lines, said.unsaid) = (Instant::now(), 0, 0);
         }
         if said.lines < LINES {
             said.lines += 1;
-            (self.say)(&format!("{who} is refused: {reason}"));
+            (self.say)(&line);
+            said.last = line;
         } else {
             said.unsaid += 1;
         }
