@@ -4,11 +4,16 @@
 //! compute, and show progress by [`Busy`], which looks at the stream before they start.
 
 use std::cell::RefCell;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{Cursor, IsTerminal, Read, Write};
 #[cfg(feature = "configs")]
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use anstream::{AutoStream, ColorChoice};
+
+use meshloom_hlo::message::shown;
+use meshloom_hlo::read::Limits;
 
 use crate::arguments::Units;
 
@@ -45,6 +50,8 @@ struct Streams {
     place: Place,
     color: ColorChoice,
     units: Units,
+    /// Bytes of an input at most, if the user says so.
+    max_size: Option<u64>,
 }
 
 enum Place {
@@ -62,7 +69,7 @@ struct Memory {
 
 impl Streams {
     const fn of(place: Place) -> Streams {
-        Streams { place, color: ColorChoice::Auto, units: Units::Both }
+        Streams { place, color: ColorChoice::Auto, units: Units::Both, max_size: None }
     }
 }
 
@@ -115,6 +122,17 @@ pub fn set_units(units: Units) {
     STREAMS.with_borrow_mut(|streams| streams.units = units);
 }
 
+/// How much of an input is read at most.
+pub fn limits() -> Limits {
+    let usual = Limits::default();
+    let limits = |size| Limits { input_bytes: size, decompressed_bytes: size, ..usual };
+    STREAMS.with_borrow(|streams| streams.max_size.map_or(usual, limits))
+}
+
+pub fn set_max_size(max_size: Option<u64>) {
+    STREAMS.with_borrow_mut(|streams| streams.max_size = max_size);
+}
+
 /// The caller's worker.
 #[cfg(feature = "configs")]
 pub fn worker() -> Option<PathBuf> {
@@ -133,8 +151,28 @@ pub fn is_terminal(stream: Stream) -> bool {
     })
 }
 
-/// Prints text. Styles are left out where `--color` or the stream does not have them.
+/// What stands before a style in text that is printed. It differs from run to run, so that no name in an input can have
+/// a style.
+pub fn mark() -> &'static str {
+    static MARK: OnceLock<String> = OnceLock::new();
+    MARK.get_or_init(|| format!("\u{1}{:016x}\u{1}", RandomState::new().hash_one(0u8)))
+}
+
+/// Prints text with marked styles. Other control characters in it are shown, and not sent.
 pub fn print(stream: Stream, text: &str) -> std::io::Result<()> {
+    let mut parts = text.split(mark());
+    let mut safe = shown(parts.next().unwrap_or_default()).into_owned();
+    for part in parts {
+        // A style ends with the first letter.
+        let end = if part.starts_with('\u{1b}') { part.find('m').map_or(0, |at| at + 1) } else { 0 };
+        safe.push_str(&part[..end]);
+        safe.push_str(&shown(&part[end..]));
+    }
+    print_styled(stream, &safe)
+}
+
+/// Prints text of our own. Styles are left out where `--color` or the stream does not have them.
+pub fn print_styled(stream: Stream, text: &str) -> std::io::Result<()> {
     STREAMS.with_borrow_mut(|Streams { place, color, .. }| match (place, stream) {
         (Place::Process, Stream::Out) => AutoStream::new(std::io::stdout(), *color).write_all(text.as_bytes()),
         (Place::Process, Stream::Err) => AutoStream::new(std::io::stderr(), *color).write_all(text.as_bytes()),
@@ -178,7 +216,7 @@ impl Busy {
     /// Says something else.
     pub fn say(&self, doing: &str) {
         if self.is_seen {
-            eprint!("\r\x1b[2K{doing}");
+            eprint!("\r\x1b[2K{}", shown(doing));
         }
     }
 }

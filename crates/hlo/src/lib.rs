@@ -7,6 +7,7 @@ mod amount;
 mod collective_kind;
 pub mod crossing;
 mod element_type;
+pub mod files;
 mod group_format;
 #[doc(hidden)]
 pub mod internals;

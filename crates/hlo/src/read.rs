@@ -11,7 +11,7 @@
 //!
 //! Any of them may be gzipped. The reader detects the format from the content, never from a name.
 //!
-//! Input may be malicious. Two bytes of protobuf can describe a thousand bytes of memory, so the reader counts messages
+//! Input may be malicious: a few bytes of gzip can be a thousand times as many, which [`Limits`] bound. Two bytes of protobuf can describe a thousand bytes of memory, so the reader counts messages
 //! before it decodes them ([`Limits`]).
 
 mod form;
@@ -77,8 +77,11 @@ pub struct Found {
 /// How much is read at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of the input, after decompression.
+    /// Bytes of the input.
     pub input_bytes: u64,
+    /// Bytes of a compressed input after decompression. Fewer than of others: who sends a small file must not make its
+    /// reader take a large one.
+    pub decompressed_bytes: u64,
     /// How many times its own size a proto may take when it is decoded, beside [`Limits::SMALL`]. Real modules take
     /// some ten times theirs.
     pub decoded_ratio: u64,
@@ -90,9 +93,9 @@ impl Limits {
 }
 
 impl Default for Limits {
-    /// The 2 GiB that a protobuf may have, and 64 times the size.
+    /// The 2 GiB that a protobuf may have, 256 MiB of what was compressed, and 64 times the size.
     fn default() -> Limits {
-        Limits { input_bytes: 2 << 30, decoded_ratio: 64 }
+        Limits { input_bytes: 2 << 30, decompressed_bytes: 256 << 20, decoded_ratio: 64 }
     }
 }
 
@@ -153,9 +156,7 @@ pub enum ReadError {
         reason: String,
     },
     /// More than the limits allow.
-    #[error(
-        "it is too large: {what} {found} bytes, and the limit is {limit}; a module of real instructions is smaller"
-    )]
+    #[error("it is too large: {what} {found} bytes, and the limit is {limit}; {advice}")]
     TooLarge {
         /// What has so many bytes.
         what: &'static str,
@@ -163,10 +164,15 @@ pub enum ReadError {
         found: u64,
         /// The limit.
         limit: u64,
+        /// What to do about it.
+        advice: &'static str,
     },
 }
 
 crate::debug_is_message!(ReadError);
+
+/// What raises the limits of sizes, in this library and in `hlo-dump`.
+const RAISE: &str = "`read::Limits`, or --max-size of hlo-dump, raises it";
 
 /// Reads a module in any form.
 ///
@@ -181,9 +187,14 @@ pub fn read(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
 
 fn decompress(bytes: &[u8], limits: &Limits) -> Result<Vec<u8>, ReadError> {
     let mut plain = Vec::new();
-    let mut decoder = flate2::read::MultiGzDecoder::new(bytes).take(limits.input_bytes.saturating_add(1));
+    let limit = limits.decompressed_bytes;
+    let mut decoder = flate2::read::MultiGzDecoder::new(bytes).take(limit.saturating_add(1));
     decoder.read_to_end(&mut plain).map_err(|error| ReadError::Gzip { reason: error.to_string() })?;
-    Ok(plain)
+    let found = plain.len() as u64;
+    match found > limit {
+        true => Err(ReadError::TooLarge { what: "decompressed, it has more than", found: limit, limit, advice: RAISE }),
+        false => Ok(plain),
+    }
 }
 
 fn read_plain(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
@@ -191,7 +202,7 @@ fn read_plain(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let size = bytes.len() as u64;
     if size > limits.input_bytes {
-        return Err(ReadError::TooLarge { what: "it has", found: size, limit: limits.input_bytes });
+        return Err(ReadError::TooLarge { what: "it has", found: size, limit: limits.input_bytes, advice: RAISE });
     }
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Err(ReadError::Empty);
@@ -256,7 +267,8 @@ fn read_proto(bytes: &[u8], form: Form, limits: &Limits) -> Result<Found, ReadEr
     let decoded = form::decoded_bytes(bytes, form);
     let limit = (bytes.len() as u64).saturating_mul(limits.decoded_ratio).saturating_add(Limits::SMALL);
     if decoded > limit {
-        return Err(ReadError::TooLarge { what: "decoded, it takes", found: decoded, limit });
+        let advice = "a module of real instructions is smaller; `read::Limits` raises the ratio";
+        return Err(ReadError::TooLarge { what: "decoded, it takes", found: decoded, limit, advice });
     }
     let broken = |error: prost::DecodeError| ReadError::Proto { form: form.name(), reason: error.to_string() };
     let (module, config, buffers) = match form {

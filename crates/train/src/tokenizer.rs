@@ -10,6 +10,7 @@ mod subword;
 
 use std::path::{Path, PathBuf};
 
+use meshloom::hlo::files;
 use sha2::{Digest, Sha256};
 pub use special::SpecialTokens;
 pub use stream::TextStream;
@@ -17,6 +18,9 @@ use subword::Subword;
 
 use super::config::RunConfig;
 use crate::Error;
+
+/// Bytes of a `tokenizer.json`, at most. The largest have some 40 MB.
+const MAX_BYTES: u64 = 64 << 20;
 
 /// What is wrong with a tokenizer, or with what it is given.
 #[derive(thiserror::Error)]
@@ -130,7 +134,8 @@ impl Tokenizer {
     /// The file cannot be read, or is no tokenizer.
     pub fn load(file: impl AsRef<Path>) -> Result<Tokenizer, TokenizerError> {
         let file = file.as_ref();
-        let bytes = std::fs::read(file).map_err(|source| TokenizerError::Read { file: file.to_owned(), source })?;
+        let bytes =
+            files::read(file, MAX_BYTES).map_err(|source| TokenizerError::Read { file: file.to_owned(), source })?;
         Tokenizer::from_json(&bytes, &file.display().to_string())
     }
 

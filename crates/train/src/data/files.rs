@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flate2::bufread::MultiGzDecoder;
 use glob::MatchOptions;
+use meshloom::hlo::files;
 use sha2::{Digest, Sha256};
 
 use super::error::DataError;
@@ -89,7 +90,7 @@ impl SourceFile {
             return Ok(());
         }
         let mut start = Vec::new();
-        let file = File::open(&self.path).map_err(self.read_error())?;
+        let file = files::open(&self.path).map_err(self.read_error())?;
         file.take(8).read_to_end(&mut start).map_err(self.read_error())?;
         match NOT_TEXT.iter().find(|(bytes, ..)| start.starts_with(bytes)) {
             Some(&(_, form, advice)) => {
@@ -101,7 +102,7 @@ impl SourceFile {
 
     /// SHA-256 of the file as it is.
     pub(super) fn digest(&self) -> Result<[u8; 32], DataError> {
-        let file = File::open(&self.path).map_err(self.read_error())?;
+        let file = files::open(&self.path).map_err(self.read_error())?;
         Digesting { file, hash: Arc::default() }.finish().map_err(self.read_error())
     }
 
@@ -119,7 +120,7 @@ impl SourceFile {
         &self,
         on_read: impl Fn(u64) + Send + 'a,
     ) -> Result<(Box<dyn BufRead + Send + 'a>, Digesting), DataError> {
-        let file = File::open(&self.path).map_err(self.read_error())?;
+        let file = files::open(&self.path).map_err(self.read_error())?;
         let digesting = Digesting { file: file.try_clone().map_err(self.read_error())?, hash: Arc::default() };
         let file = BufReader::with_capacity(1 << 18, Counted { file, on_read, hash: digesting.hash.clone() });
         let text: Box<dyn BufRead + Send + 'a> = match self.format.compression {

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::processes::ProcessFlags;
+use meshloom::hlo::files;
 
 /// Trains decoders on text, over any mesh of devices that a PJRT plugin has.
 #[derive(Parser)]
@@ -287,7 +288,7 @@ impl Generate {
     pub fn prompts(&self) -> Result<Vec<String>> {
         let mut prompts = self.prompt.clone();
         for file in &self.prompt_file {
-            let text = std::fs::read_to_string(file);
+            let text = files::read_text(file, files::SETTINGS_BYTES);
             prompts.push(text.with_context(|| format!("cannot read the prompt {}", file.display()))?);
         }
         if prompts.is_empty() {

@@ -6,6 +6,16 @@
 // It is the body of a program, which prints.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+/// `println!` and `eprintln!` of this program: control characters are shown, and not sent to a terminal. Names that are
+/// printed may come from files that others have made.
+macro_rules! println {
+    () => { std::println!() };
+    ($($what:tt)+) => { std::println!("{}", meshloom::hlo::message::shown(&format!($($what)+))) };
+}
+macro_rules! eprintln {
+    ($($what:tt)+) => { std::eprintln!("{}", meshloom::hlo::message::shown(&format!($($what)+))) };
+}
+
 mod ahead;
 mod arguments;
 mod config;
