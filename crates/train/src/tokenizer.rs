@@ -3,6 +3,7 @@
 #[cfg(not(feature = "tokenizers"))]
 #[path = "tokenizer/absent.rs"]
 mod subword;
+mod rules;
 mod special;
 mod stream;
 #[cfg(feature = "tokenizers")]
@@ -147,6 +148,7 @@ impl Tokenizer {
     pub fn from_json(json: &[u8], origin: &str) -> Result<Tokenizer, TokenizerError> {
         let refused = |reason: String| TokenizerError::Format { origin: origin.to_owned(), reason };
         let tokenizer = Subword::from_json(json).map_err(refused)?;
+        rules::check(json).map_err(refused)?;
         let last = tokenizer.last_token();
         let last = last.ok_or_else(|| refused("it has no tokens".to_owned()))?;
         if i32::try_from(last).is_err() {

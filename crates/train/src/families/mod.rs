@@ -8,7 +8,7 @@
 mod common;
 mod deepseek_v3;
 mod error;
-mod fields;
+pub(crate) mod fields;
 mod gemma2;
 mod gemma3;
 mod gpt_oss;
@@ -19,7 +19,7 @@ mod mistral;
 mod presets;
 mod qwen2;
 mod qwen3;
-mod size;
+pub(crate) mod size;
 mod tensors;
 
 pub use error::FamilyError;

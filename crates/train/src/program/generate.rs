@@ -10,7 +10,7 @@ use crate::generate::{
 use crate::published::StoredModel;
 use crate::tokenizer::Tokenizer;
 use anyhow::Result;
-use meshloom::hlo::message::counted;
+use meshloom::hlo::message::{self, counted};
 
 use super::arguments::Generate;
 
@@ -76,18 +76,19 @@ impl Texts<'_> {
         written?;
         let rests = streams.into_iter().map(ContinuedText::finish);
         if is_alone {
-            return Ok(writeln!(shown, "{}", rests.collect::<String>())?);
+            return Ok(writeln!(shown, "{}", message::shown(&rests.collect::<String>()))?);
         }
         for (number, (text, rest)) in texts.iter().zip(rests).enumerate() {
             let between = if number > 0 { "\n" } else { "" };
-            writeln!(shown, "{between}[{}]\n{text}{rest}", number + 1)?;
+            let text = text.clone() + &rest;
+            writeln!(shown, "{between}[{}]\n{}", number + 1, message::shown(&text))?;
         }
         Ok(())
     }
 }
 
 fn show(to: &mut impl Write, text: &str) -> io::Result<()> {
-    to.write_all(text.as_bytes())?;
+    to.write_all(message::shown(text).as_bytes())?;
     to.flush()
 }
 
