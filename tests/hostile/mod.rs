@@ -10,8 +10,8 @@
 //! | doubled | a piece of a real file, many times |
 //! | special | a pipe, a socket, a device, a folder, or a link to one, under the file's name |
 //!
-//! The same number gives the same input; `MESHLOOM_SEED` draws others, `MESHLOOM_HOSTILE=NUMBER` runs one alone, and
-//! `MESHLOOM_HOSTILE=each` prints each number before it runs, for those that end the process.
+//! The same number gives the same input; `MESHLOOM_SEED` draws others, `MESHLOOM_HOSTILE=NUMBER` runs one alone and
+//! keeps it, and `MESHLOOM_HOSTILE=each` prints each number before it runs, for those that end the process.
 //! Memory is that of the allocator in the reading thread. Time is reported; only a reader that does not come back at
 //! all fails. Both are printed with `--nocapture`.
 
@@ -210,13 +210,17 @@ fn run(number: usize, scratch: &Path, pipe: &PipeReader) -> (Reader, Kind, Taken
 #[test]
 fn hostile_inputs_are_refused_or_read_within_their_means() {
     let chosen = env::var("MESHLOOM_HOSTILE").unwrap_or_default();
-    let (only, says_each) = (chosen.parse().ok(), chosen == "each");
+    let (only, says_each): (Option<usize>, bool) = (chosen.parse().ok(), chosen == "each");
     let numbers = cases("hostile inputs", 340, 0..INPUTS);
-    let numbers = only.map_or(numbers, |only: usize| vec![only]);
+    let numbers = only.map_or(numbers, |only| vec![only]);
     let (say, said) = channel();
     let count = numbers.len();
     let worker = thread::Builder::new().stack_size(8 << 20).spawn(move || {
-        let scratch = tempfile::tempdir().expect("a folder");
+        let mut scratch = tempfile::tempdir().expect("a folder");
+        if only.is_some() {
+            scratch.disable_cleanup(true);
+            println!("the input is in {}", scratch.path().display());
+        }
         let (pipe, _writer) = std::io::pipe().expect("a pipe");
         for number in numbers {
             if says_each {

@@ -223,7 +223,7 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
         if reading.pass.is_some() {
             bail!("--pass chooses a file of an XLA dump folder, and this is a profile");
         }
-        let space = XSpace::read(&bytes).with_context(|| name.to_owned())?;
+        let space = XSpace::read(&bytes, &streams::limits()).with_context(|| name.to_owned())?;
         drop(waiting);
         return from_profile(space, name, reading);
     }
@@ -280,7 +280,7 @@ fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> 
 
 /// A profile of a program that is given otherwise.
 pub fn load_profile(path: &Path) -> Result<Profile> {
-    let read = || -> Result<XSpace> { Ok(XSpace::read(&read_all(path)?)?) };
+    let read = || -> Result<XSpace> { Ok(XSpace::read(&read_all(path)?, &streams::limits())?) };
     let space = read().with_context(|| path.display().to_string())?;
     Ok(Profile { space, program: None })
 }

@@ -124,9 +124,7 @@ pub fn set_units(units: Units) {
 
 /// How much of an input is read at most.
 pub fn limits() -> Limits {
-    let usual = Limits::default();
-    let limits = |size| Limits { input_bytes: size, decompressed_bytes: size, ..usual };
-    STREAMS.with_borrow(|streams| streams.max_size.map_or(usual, limits))
+    STREAMS.with_borrow(|streams| streams.max_size.map_or_else(Limits::default, Limits::up_to))
 }
 
 pub fn set_max_size(max_size: Option<u64>) {

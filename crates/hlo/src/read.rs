@@ -82,20 +82,37 @@ pub struct Limits {
     /// Bytes of a compressed input after decompression. Fewer than of others: who sends a small file must not make its
     /// reader take a large one.
     pub decompressed_bytes: u64,
-    /// How many times its own size a proto may take when it is decoded, beside [`Limits::SMALL`]. Real modules take
-    /// some ten times theirs.
+    /// How many times its own size an input may take in memory when it is decoded. Real modules take some seven times
+    /// theirs.
     pub decoded_ratio: u64,
+    /// Bytes that any input may take in memory when it is decoded.
+    pub decoded_bytes: u64,
 }
 
 impl Limits {
-    /// Bytes that any proto may take.
-    pub const SMALL: u64 = 64 << 20;
+    /// The same limits for a text.
+    fn of_text(&self) -> parse::Limits {
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let (memory_ratio, memory_bytes) = (size(self.decoded_ratio), size(self.decoded_bytes));
+        parse::Limits { memory_ratio, memory_bytes, ..parse::Limits::default() }
+    }
+
+    /// The memory that an input of so many bytes may take when it is decoded.
+    pub(crate) fn decoded_limit(&self, bytes: usize) -> u64 {
+        (bytes as u64).saturating_mul(self.decoded_ratio).max(self.decoded_bytes)
+    }
+
+    /// All sizes at most `bytes`, whatever the ratios.
+    pub fn up_to(bytes: u64) -> Limits {
+        let usual = Limits::default();
+        Limits { input_bytes: bytes, decompressed_bytes: bytes, decoded_bytes: bytes.max(usual.decoded_bytes), ..usual }
+    }
 }
 
 impl Default for Limits {
-    /// The 2 GiB that a protobuf may have, 256 MiB of what was compressed, and 64 times the size.
+    /// The 2 GiB that a protobuf may have, 256 MiB of what was compressed, and decoded ten times the size, or 40 MiB.
     fn default() -> Limits {
-        Limits { input_bytes: 2 << 30, decompressed_bytes: 256 << 20, decoded_ratio: 64 }
+        Limits { input_bytes: 2 << 30, decompressed_bytes: 256 << 20, decoded_ratio: 10, decoded_bytes: 40 << 20 }
     }
 }
 
@@ -212,11 +229,11 @@ fn read_plain(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
     }
     match form::of(bytes) {
         Some(form) => read_proto(bytes, form, limits),
-        None => read_text(bytes),
+        None => read_text(bytes, limits),
     }
 }
 
-fn read_text(bytes: &[u8]) -> Result<Found, ReadError> {
+fn read_text(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
     // What is cut off or damaged in the middle is still text, and the parser says where it breaks.
     let start = &bytes[..bytes.len().min(4096)];
     let readable = match std::str::from_utf8(start) {
@@ -233,14 +250,14 @@ fn read_text(bytes: &[u8]) -> Result<Found, ReadError> {
     if !is_hlo_text(start) {
         let first = readable.trim_start();
         if stablehlo::read::is_mlir(start) {
-            let parsed = stablehlo::read::read(bytes).map_err(Box::new)?;
+            let parsed = stablehlo::read::read_with(bytes, &limits.of_text()).map_err(Box::new)?;
             let module = parsed.hlo_module.unwrap_or_default();
             return Ok(Found { module, config: parsed.config, buffers: None, form: Form::StableHlo });
         }
         let start: String = first.chars().take_while(|&letter| letter != '\n').take(60).collect();
         return Err(ReadError::OtherText { start });
     }
-    let parsed = parse::parse_bytes(bytes, &parse::Limits::default()).map_err(Box::new)?;
+    let parsed = parse::parse_bytes(bytes, &limits.of_text()).map_err(Box::new)?;
     let module = parsed.hlo_module.unwrap_or_default();
     Ok(Found { module, config: parsed.config, buffers: None, form: Form::Text })
 }
@@ -265,9 +282,9 @@ fn is_hlo_text(mut text: &[u8]) -> bool {
 
 fn read_proto(bytes: &[u8], form: Form, limits: &Limits) -> Result<Found, ReadError> {
     let decoded = form::decoded_bytes(bytes, form);
-    let limit = (bytes.len() as u64).saturating_mul(limits.decoded_ratio).saturating_add(Limits::SMALL);
+    let limit = limits.decoded_limit(bytes.len());
     if decoded > limit {
-        let advice = "a module of real instructions is smaller; `read::Limits` raises the ratio";
+        let advice = "a module of real instructions is smaller; `read::Limits`, or --max-size of hlo-dump, raises it";
         return Err(ReadError::TooLarge { what: "decoded, it takes", found: decoded, limit, advice });
     }
     let broken = |error: prost::DecodeError| ReadError::Proto { form: form.name(), reason: error.to_string() };

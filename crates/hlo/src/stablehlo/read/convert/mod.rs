@@ -19,7 +19,9 @@ use super::location::Frames;
 use super::operation::{Operation, Region};
 use super::parser::Parser;
 use crate::parse::{Result, fault, hint, make_names_unique};
-use crate::proto::{FrontendAttributes, HloComputationProto, HloModuleProtoWithConfig, ProgramShapeProto};
+use crate::proto::{
+    FrontendAttributes, HloComputationProto, HloInstructionProto, HloModuleProtoWithConfig, ProgramShapeProto,
+};
 use crate::sort;
 use shardy::Meshes;
 
@@ -198,6 +200,12 @@ impl<'a, 'o> Converter<'a, 'o> {
             (None, Some(rule)) => rule(self, body, operation)?,
             (None, None) => return self.unknown(operation),
         };
+        for instruction in body.instructions.iter().skip(first) {
+            self.parser.memory.take(size_of::<HloInstructionProto>(), operation.position)?;
+            if let Some(shape) = &instruction.shape {
+                self.parser.memory.take_shape(shape, operation.position)?;
+            }
+        }
         body.check_from(first, operation)?;
         self.annotate(body, operation, first)?;
         body.bind(operation, &places)
