@@ -86,6 +86,7 @@ pub fn run(reader: Reader, folder: &Path, random: &mut Random) -> Result<(), Str
             }
             let ran = hlo_dump::run(words, Caller::default());
             let error = String::from_utf8_lossy(&ran.err).into_owned();
+            assert!(error.len() < 16 << 10, "the error has {} bytes", error.len());
             for bytes in [&ran.out, &ran.err] {
                 assert!(!bytes.contains(&0x1b), "an escape is sent to the terminal");
             }

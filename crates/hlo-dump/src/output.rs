@@ -40,7 +40,7 @@ pub const BAD: Style = AnsiColor::Red.on_default().bold();
 
 pub fn paint(style: Style, text: &str) -> String {
     let mark = streams::mark();
-    format!("{mark}{style}{text}{mark}{style:#}")
+    format!("{mark}{style}{mark}{text}{mark}{style:#}{mark}")
 }
 
 /// Prints a line. A reader that has gone away (`| head`) ends the program, quietly.

@@ -10,7 +10,7 @@ use anyhow::{Result, anyhow, bail};
 use meshloom_hlo::analysis::groups::{Devices, device_count};
 use meshloom_hlo::analysis::{Sources, Walk};
 use meshloom_hlo::message::shown;
-use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, HloModuleProtoWithConfig};
+use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProtoWithConfig};
 use meshloom_hlo::stablehlo::{self, WriteOptions};
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::text::{Layouts, TextOptions, print_shape, print_with_config};
@@ -210,7 +210,8 @@ fn described<'a>(loaded: &'a Loaded, arguments: &Show) -> Result<Answer<'a>> {
     }
     let names: BTreeMap<i64, &str> = module.computations.iter().map(|it| (it.id, it.name.as_str())).collect();
     let entry = names.get(&module.entry_computation_id).copied().unwrap_or(&module.entry_computation_name);
-    let of = |computation| computation_answer(module, computation, &names, &executions);
+    let sources = Sources::of(module);
+    let of = |computation| computation_answer(computation, &sources, &names, &executions);
     let Some(name) = arguments.computation.as_deref().map(|name| name.trim_start_matches('%')) else {
         return Ok(Answer { entry, computations: module.computations.iter().map(of).collect() });
     };
@@ -222,12 +223,11 @@ fn described<'a>(loaded: &'a Loaded, arguments: &Show) -> Result<Answer<'a>> {
 }
 
 fn computation_answer<'a>(
-    module: &'a HloModuleProto,
     computation: &'a HloComputationProto,
+    sources: &Sources<'_>,
     computations: &BTreeMap<i64, &'a str>,
     executions: &BTreeMap<i64, Amount>,
 ) -> ComputationAnswer<'a> {
-    let sources = Sources::of(module);
     let names: BTreeMap<i64, &str> = computation.instructions.iter().map(|it| (it.id, it.name.as_str())).collect();
     let instruction = |instruction: &'a HloInstructionProto| InstructionAnswer {
         name: &instruction.name,

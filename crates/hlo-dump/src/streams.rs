@@ -52,6 +52,8 @@ struct Streams {
     units: Units,
     /// Bytes of an input at most, if the user says so.
     max_size: Option<u64>,
+    /// How deep computations may call each other, if the user says so.
+    max_depth: Option<usize>,
 }
 
 enum Place {
@@ -69,7 +71,7 @@ struct Memory {
 
 impl Streams {
     const fn of(place: Place) -> Streams {
-        Streams { place, color: ColorChoice::Auto, units: Units::Both, max_size: None }
+        Streams { place, color: ColorChoice::Auto, units: Units::Both, max_size: None, max_depth: None }
     }
 }
 
@@ -124,11 +126,14 @@ pub fn set_units(units: Units) {
 
 /// How much of an input is read at most.
 pub fn limits() -> Limits {
-    STREAMS.with_borrow(|streams| streams.max_size.map_or_else(Limits::default, Limits::up_to))
+    STREAMS.with_borrow(|streams| {
+        let limits = streams.max_size.map_or_else(Limits::default, Limits::up_to);
+        Limits { call_depth: streams.max_depth.unwrap_or(limits.call_depth), ..limits }
+    })
 }
 
-pub fn set_max_size(max_size: Option<u64>) {
-    STREAMS.with_borrow_mut(|streams| streams.max_size = max_size);
+pub fn set_limits(max_size: Option<u64>, max_depth: Option<usize>) {
+    STREAMS.with_borrow_mut(|streams| (streams.max_size, streams.max_depth) = (max_size, max_depth));
 }
 
 /// The caller's worker.
@@ -149,7 +154,7 @@ pub fn is_terminal(stream: Stream) -> bool {
     })
 }
 
-/// What stands before a style in text that is printed. It differs from run to run, so that no name in an input can have
+/// What stands before and behind a style in text that is printed. It differs from run to run, so that no name in an input can have
 /// a style.
 pub fn mark() -> &'static str {
     static MARK: OnceLock<String> = OnceLock::new();
@@ -158,14 +163,9 @@ pub fn mark() -> &'static str {
 
 /// Prints text with marked styles. Other control characters in it are shown, and not sent.
 pub fn print(stream: Stream, text: &str) -> std::io::Result<()> {
-    let mut parts = text.split(mark());
-    let mut safe = shown(parts.next().unwrap_or_default()).into_owned();
-    for part in parts {
-        // A style ends with the first letter.
-        let end = if part.starts_with('\u{1b}') { part.find('m').map_or(0, |at| at + 1) } else { 0 };
-        safe.push_str(&part[..end]);
-        safe.push_str(&shown(&part[end..]));
-    }
+    let parts = text.split(mark()).enumerate();
+    // Every second part is a style.
+    let safe: String = parts.map(|(place, part)| if place % 2 == 0 { shown(part) } else { part.into() }).collect();
     print_styled(stream, &safe)
 }
 

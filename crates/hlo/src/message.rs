@@ -22,6 +22,18 @@ pub fn shown(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// An error as a terminal may show it: as [`shown`], and without the middle where names make it longer than anybody
+/// reads.
+pub fn shown_error(text: &str) -> Cow<'_, str> {
+    const MOST: usize = 8 << 10;
+    if text.len() <= MOST {
+        return shown(text);
+    }
+    let (start, end) = (text.floor_char_boundary(MOST / 2), text.ceil_char_boundary(text.len() - MOST / 2));
+    let left_out = end - start;
+    format!("{} ... ({left_out} bytes left out) ... {}", shown(&text[..start]), shown(&text[end..])).into()
+}
+
 fn commands_terminal(letter: char) -> bool {
     let turns =
         matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

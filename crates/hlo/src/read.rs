@@ -19,6 +19,7 @@ mod form;
 use std::io::Read;
 
 use prost::Message;
+use rustc_hash::FxHashMap;
 
 use super::parse::{self, ParseError};
 use super::proto::{
@@ -87,6 +88,8 @@ pub struct Limits {
     pub decoded_ratio: u64,
     /// Bytes that any input may take in memory when it is decoded.
     pub decoded_bytes: u64,
+    /// How deep computations may call each other: loops in branches in loops.
+    pub call_depth: usize,
 }
 
 impl Limits {
@@ -112,7 +115,13 @@ impl Limits {
 impl Default for Limits {
     /// The 2 GiB that a protobuf may have, 256 MiB of what was compressed, and decoded ten times the size, or 40 MiB.
     fn default() -> Limits {
-        Limits { input_bytes: 2 << 30, decompressed_bytes: 256 << 20, decoded_ratio: 10, decoded_bytes: 40 << 20 }
+        Limits {
+            input_bytes: 2 << 30,
+            decompressed_bytes: 256 << 20,
+            decoded_ratio: 10,
+            decoded_bytes: 40 << 20,
+            call_depth: 1000,
+        }
     }
 }
 
@@ -172,6 +181,17 @@ pub enum ReadError {
         /// What the decompressor says.
         reason: String,
     },
+    /// Calls that are nested too deep.
+    #[error(
+        "its computations call each other more than {limit} deep, at %{computation}; `read::Limits::call_depth`, or \
+         --max-depth of hlo-dump, raises the limit"
+    )]
+    TooDeep {
+        /// The limit.
+        limit: usize,
+        /// The name of the computation beyond it.
+        computation: String,
+    },
     /// More than the limits allow.
     #[error("it is too large: {what} {found} bytes, and the limit is {limit}; {advice}")]
     TooLarge {
@@ -196,10 +216,58 @@ const RAISE: &str = "`read::Limits`, or --max-size of hlo-dump, raises it";
 /// # Errors
 /// The input is not HLO (the error says what it seems to be), is damaged, or exceeds the limits.
 pub fn read(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
-    if bytes.starts_with(&[0x1f, 0x8b]) {
-        return read_plain(&decompress(bytes, limits)?, limits);
+    let found = match bytes.starts_with(&[0x1f, 0x8b]) {
+        true => read_plain(&decompress(bytes, limits)?, limits),
+        false => read_plain(bytes, limits),
+    }?;
+    check_depth(&found.module, limits.call_depth)?;
+    Ok(found)
+}
+
+/// Refuses a module whose calls are nested deep: what walks along them takes the product of depth and length. Calls that
+/// lead back to their caller are left to the analyses, which follow none twice.
+fn check_depth(module: &HloModuleProto, limit: usize) -> Result<(), ReadError> {
+    let numbers: FxHashMap<i64, usize> =
+        module.computations.iter().map(|computation| computation.id).zip(0..).collect();
+    let calls = |number: usize| {
+        let instructions = module.computations.get(number).map_or(&[][..], |computation| &computation.instructions);
+        let callees = instructions.iter().flat_map(|instruction| &instruction.called_computation_ids);
+        callees.filter_map(|id| numbers.get(id).copied()).collect::<Vec<usize>>()
+    };
+    // The depth below each computation; none while it is open or new.
+    let mut depths: Vec<Option<usize>> = vec![None; module.computations.len()];
+    let mut is_open = vec![false; module.computations.len()];
+    for first in 0..module.computations.len() {
+        let mut stack = vec![(first, Vec::new(), 0)];
+        while let Some((number, callees, next)) = stack.last_mut() {
+            let number = *number;
+            if depths[number].is_some() {
+                stack.pop();
+                continue;
+            }
+            if !std::mem::replace(&mut is_open[number], true) {
+                *callees = calls(number);
+            }
+            match callees.get(*next).copied() {
+                Some(callee) => {
+                    *next += 1;
+                    if depths[callee].is_none() && !is_open[callee] {
+                        stack.push((callee, Vec::new(), 0));
+                    }
+                }
+                None => {
+                    let depth = callees.iter().filter_map(|&callee| depths[callee]).max().map_or(0, |depth| depth + 1);
+                    if depth > limit {
+                        let computation = module.computations[number].name.clone();
+                        return Err(ReadError::TooDeep { limit, computation });
+                    }
+                    depths[number] = Some(depth);
+                    stack.pop();
+                }
+            }
+        }
     }
-    read_plain(bytes, limits)
+    Ok(())
 }
 
 fn decompress(bytes: &[u8], limits: &Limits) -> Result<Vec<u8>, ReadError> {

@@ -13,7 +13,7 @@ macro_rules! println {
     ($($what:tt)+) => { std::println!("{}", meshloom::hlo::message::shown(&format!($($what)+))) };
 }
 macro_rules! eprintln {
-    ($($what:tt)+) => { std::eprintln!("{}", meshloom::hlo::message::shown(&format!($($what)+))) };
+    ($($what:tt)+) => { std::eprintln!("{}", meshloom::hlo::message::shown_error(&format!($($what)+))) };
 }
 
 mod ahead;
