@@ -14,8 +14,11 @@ use crate::message::{bytes_from_text, human_bytes};
 /// The environment variable that raises all limits of sizes.
 pub const MAX_SIZE: &str = "MESHLOOM_MAX_SIZE";
 
-/// Bytes of a file of settings, at most: `config.json`, a run config, rules. Real ones have some kilobytes.
+/// Bytes of a file of settings in JSON, at most: `config.json`. Real ones have some kilobytes.
 pub const SETTINGS_BYTES: u64 = 4 << 20;
+
+/// Bytes of a file that a person writes, at most: a run config, rules, hardware.
+pub const WRITTEN_BYTES: u64 = 1 << 20;
 
 /// Returns a limit in bytes: the usual one, or a larger one if [`MAX_SIZE`] says so.
 pub fn limit(usual: u64) -> u64 {

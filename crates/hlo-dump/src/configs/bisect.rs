@@ -230,7 +230,7 @@ fn subject(arguments: &Bisect) -> Result<Subject> {
         if path.as_os_str() == "-" {
             bail!("give the run config as a file, because it is read once more for each of its forms");
         }
-        let text = files::read_text(path, files::SETTINGS_BYTES).with_context(|| path.display().to_string())?;
+        let text = files::read_text(path, files::WRITTEN_BYTES).with_context(|| path.display().to_string())?;
         return Ok(Subject::Config { text, name: path.display().to_string(), set: reading.set.clone() });
     }
     // Text for people has names that computations share, and compilers take none.

@@ -318,7 +318,7 @@ impl RuleSource {
                 .map_err(|error| error::invalid_described(&key, self.describe(), &error.to_string())),
             RuleSource::File(path) => {
                 let refused = |reason: String| error::invalid(&key, path, &reason);
-                let text = files::read_text(path.as_ref(), files::SETTINGS_BYTES).map_err(|error| {
+                let text = files::read_text(path.as_ref(), files::WRITTEN_BYTES).map_err(|error| {
                     let advice = "give the path of a rule file, from the working directory on, or an absolute one";
                     refused(format!("it cannot be read: {error}; {advice}"))
                 })?;

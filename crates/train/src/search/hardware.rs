@@ -114,7 +114,7 @@ pub fn hardware_of_devices(devices: &[DeviceDescription]) -> Result<Hardware, Se
 /// The file cannot be read, or [its text](hardware_from_toml) is wrong.
 pub fn read_hardware(path: impl AsRef<Path>) -> Result<Hardware, HardwareError> {
     let path = path.as_ref();
-    let text = files::read_text(path, files::SETTINGS_BYTES)
+    let text = files::read_text(path, files::WRITTEN_BYTES)
         .map_err(|source| HardwareError::Read { path: path.to_owned(), source })?;
     hardware_from_toml(&text, &path.display().to_string())
 }
