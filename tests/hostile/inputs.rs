@@ -3,6 +3,7 @@
 use std::fs;
 use std::sync::OnceLock;
 
+use sha2::{Digest, Sha256};
 use support::random::Random;
 use support::text_files::{gzip, zstd};
 
@@ -14,7 +15,7 @@ pub const MANIFEST: &str = r#"{"format":"meshloom checkpoint","version":1,"meshl
 
 const GENERATION: &str = r#"{"bos_token_id":1,"eos_token_id":[1,2],"pad_token_id":0,"temperature":0.6}"#;
 
-const HARDWARE: &str = "chip = \"tpu-v5p\"\nslice = \"2x2x1\"\n";
+const HARDWARE: &str = "chip = \"h100\"\nmemory_bytes = 94_000_000_000\n\n[[dimension]]\nsize = 8\nwire = \"switch\"\nrate = 450e9\nlatency = 1e-6\n";
 
 /// Numbers that sizes must not be.
 const NUMBERS: [&str; 12] = [
@@ -65,7 +66,11 @@ pub fn seeds(reader: Reader) -> &'static [Vec<u8>] {
         Reader::Tokenizer => vec![read("examples/data/austen.tokenizer.json")],
         Reader::Generation => vec![GENERATION.as_bytes().to_vec()],
         Reader::Manifest => vec![MANIFEST.replace("[FILES]", r#"{"name":"shard-0.bin","bytes":8}"#).replace("[LEAVES]", r#"{"path":"p","dtype":"f32","dims":[2],"has_replicas":false,"pieces":[{"file":0,"offset":0,"start":[0],"dims":[2]}]}"#).into_bytes()],
-        Reader::Sums => vec![format!("{}  manifest.json\n{}  shard-0.bin\n", "0".repeat(64), "1".repeat(64)).into_bytes()],
+        Reader::Sums => {
+            let sum = |name: &str, bytes: &[u8]| format!("{}  {name}\n", support::hex(&Sha256::digest(bytes)));
+            let manifest = &seeds(Reader::Manifest)[0];
+            vec![(sum("manifest.json", manifest) + &sum("shard-0.bin", &[0; 8])).into_bytes()]
+        }
         Reader::Rules => folder("tests/rule_files", ".yml"),
         Reader::RunConfig => vec![read("examples/configs/default.toml"), read("examples/configs/streaming-diloco.toml")],
         Reader::Hardware => vec![HARDWARE.as_bytes().to_vec()],

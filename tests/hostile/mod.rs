@@ -16,6 +16,7 @@
 //! all fails. Both are printed with `--nocapture`.
 
 mod inputs;
+mod named;
 mod readers;
 mod wide;
 

@@ -66,7 +66,10 @@ pub fn prepare(reader: Reader, folder: &Path, input: &[u8]) {
             let sums = sum("manifest.json", input) + &sum("shard-0.bin", &[0; 8]);
             fs::write(folder.join("SHA256SUMS"), sums).unwrap();
         }
-        Reader::Sums => fs::write(folder.join("manifest.json"), &super::inputs::seeds(Reader::Manifest)[0]).unwrap(),
+        Reader::Sums => {
+            fs::write(folder.join("manifest.json"), &super::inputs::seeds(Reader::Manifest)[0]).unwrap();
+            fs::write(folder.join("shard-0.bin"), [0; 8]).unwrap();
+        }
         _ => {}
     }
 }

@@ -128,7 +128,7 @@ fn round_trip() {
     field = "text"
     documents = "packed"
     bad_lines = "error"
-    max_expansion = 100.0
+    max_expansion = 50.0
     shuffle_window = 1048576
     validation = []
     tokenizer = "bytes"

@@ -126,7 +126,7 @@ section! {
         /// What to do where a line cannot be used.
         bad_lines: BadLines = BadLines::Error,
         /// How many times its own size a compressed file may have as text; 16 MiB in any case.
-        max_expansion: f64 = 100.0 => AtLeast(1.0),
+        max_expansion: f64 = 50.0 => AtLeast(1.0),
         /// Documents that are shuffled at a time: what the order of an epoch takes in memory.
         shuffle_window: usize = 1 << 20 => AtLeast(1.0),
         /// Files, folders and globs that are not trained on: the validation set. Empty for none.

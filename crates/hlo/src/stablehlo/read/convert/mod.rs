@@ -88,6 +88,12 @@ impl<'a, 'o> Converter<'a, 'o> {
         for operation in inner {
             match operation.name.as_ref() {
                 "func.func" => {
+                    // A parameter's shape stands in its instruction, and in the shapes of function and module.
+                    const COPIES: usize = 4;
+                    let arguments = operation.regions.iter().flat_map(|region| &region.arguments);
+                    for argument in arguments.flat_map(|argument| std::iter::repeat_n(argument, COPIES)) {
+                        self.parser.memory.take_shape(&argument.shape, operation.position)?;
+                    }
                     functions.insert(operation.symbol(&["sym_name"])?, operation);
                 }
                 "sdy.mesh" => self.meshes.add(&mut self.parser, operation)?,
