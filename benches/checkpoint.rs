@@ -46,12 +46,14 @@ fn main() -> anyhow::Result<()> {
     };
     println!("{:.0} MB in {VALUES} values on {DEVICES} devices", total / 1e6);
 
-    let config = CheckpointConfig { dir: scratch.path().display().to_string(), every: 1, keep: 1 };
+    let config = CheckpointConfig { dir: scratch.path().display().to_string(), every: 1, keep: 1, keep_best: 0 };
     let mut checkpointer = Checkpointer::new(&config, Start::Fresh)?;
     let mut folder = PathBuf::new();
     for step in 1..=3 {
         let about = About {
             step,
+            skipped_steps: 0,
+            validation_loss: None,
             seed: 0,
             data: DataPosition { next_batch: step, batch: 1, seq: 1 },
             mesh: format!("fsdp={DEVICES}"),

@@ -2,6 +2,7 @@
 
 mod dump;
 mod hlo;
+mod hostile;
 
 use support::counts::Budget;
 

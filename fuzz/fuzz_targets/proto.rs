@@ -3,11 +3,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use meshloom_hlo::analysis::{CostOptions, collectives, cost, device_count, memory};
-use meshloom_hlo::parse::parse;
-use meshloom_hlo::proto::HloModuleProto;
-use meshloom_hlo::stablehlo::{self, WriteOptions};
-use meshloom_hlo::text::{TextOptions, print};
+use meshloom::hlo::analysis::{CostOptions, collectives, cost, device_count, memory};
+use meshloom::hlo::parse::parse;
+use meshloom::hlo::proto::HloModuleProto;
+use meshloom::hlo::stablehlo::{self, WriteOptions};
+use meshloom::hlo::text::{TextOptions, print};
 use prost::Message;
 
 fuzz_target!(|bytes: &[u8]| {

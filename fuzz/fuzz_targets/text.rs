@@ -3,10 +3,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use meshloom_hlo::analysis::{CostOptions, collectives, cost, device_count, memory};
-use meshloom_hlo::parse::{Limits, parse, parse_bytes};
-use meshloom_hlo::stablehlo::{self, WriteOptions};
-use meshloom_hlo::text::{TextOptions, print_with_config};
+use meshloom::hlo::analysis::{CostOptions, collectives, cost, device_count, memory};
+use meshloom::hlo::parse::{Limits, parse, parse_bytes};
+use meshloom::hlo::stablehlo::{self, WriteOptions};
+use meshloom::hlo::text::{TextOptions, print_with_config};
 
 fuzz_target!(|text: &[u8]| {
     let Ok(parsed) = parse_bytes(text, &Limits::default()) else { return };

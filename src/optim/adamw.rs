@@ -5,6 +5,7 @@ use std::panic::Location;
 use wildmatch::WildMatch;
 
 use super::expect_one_for_each;
+use super::step::UpdateStep;
 use crate::ir::{DType, Role};
 use crate::trace::{Init, MapTree, Operand, Param, Tensor, Tree, composite, refill};
 
@@ -64,8 +65,8 @@ impl AdamW {
         declared.paths().into_iter().zip(declared.leaves()).map(decays).collect()
     }
 
-    /// One step: new parameters and state. `declared` are the parameters' declarations, `step` (an integer scalar)
-    /// counts from 0, `rate` is an `f32` scalar or a number. Computed in `f32`.
+    /// One step: new parameters and state. `declared` are the parameters' declarations, `step` (an integer scalar, or
+    /// an [`UpdateStep`]) counts from 0, `rate` is an `f32` scalar or a number. Computed in `f32`.
     ///
     /// `p := p - rate * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay * p)` with `t = step + 1`.
     ///
@@ -79,7 +80,7 @@ impl AdamW {
         params: &P,
         gradients: &P,
         state: &AdamWState<P>,
-        step: Tensor,
+        step: impl Into<UpdateStep>,
         rate: impl Operand,
     ) -> (P, AdamWState<P>) {
         let leaves = params.leaves();
@@ -91,7 +92,7 @@ impl AdamW {
         ];
         let place = Location::caller();
         expect_one_for_each("AdamW", leaves.len(), &lists, place);
-        composite(place, || self.updated(declared, params, gradients, state, step, rate))
+        composite(place, || self.updated(declared, params, gradients, state, step.into(), rate))
     }
 
     fn updated<P: Tree<Leaf = Tensor>>(
@@ -100,10 +101,10 @@ impl AdamW {
         params: &P,
         gradients: &P,
         state: &AdamWState<P>,
-        step: Tensor,
+        step: UpdateStep,
         rate: impl Operand,
     ) -> (P, AdamWState<P>) {
-        let count = (step + 1).convert(DType::F32);
+        let count = (step.number + 1).convert(DType::F32);
         let correction = |beta: f64| (1.0 - (count * beta.ln()).exp()).recip();
         let (first_correction, second_correction) = (correction(self.beta1), correction(self.beta2));
         let decays = self.decaying(declared);
@@ -112,10 +113,10 @@ impl AdamW {
         let (mut new_params, mut new_first, mut new_second) = (Vec::new(), Vec::new(), Vec::new());
         for (((param, gradient), decays), (first, second)) in leaves.zip(moments) {
             let gradient = gradient.convert(DType::F32);
-            let first = first * self.beta1 + gradient * (1.0 - self.beta1);
-            let second = second * self.beta2 + gradient.square() * (1.0 - self.beta2);
+            let first = step.kept(first * self.beta1 + gradient * (1.0 - self.beta1), first);
+            let second = step.kept(second * self.beta2 + gradient.square() * (1.0 - self.beta2), second);
             let direction = (first * first_correction) / ((second * second_correction).sqrt() + self.epsilon);
-            new_params.push(moved(param, direction, decays.then_some(self.weight_decay), rate));
+            new_params.push(step.kept(moved(param, direction, decays.then_some(self.weight_decay), rate), param));
             new_first.push(first);
             new_second.push(second);
         }

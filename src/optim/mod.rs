@@ -24,12 +24,14 @@ mod muon;
 mod optimizer;
 mod schedule;
 mod sgd;
+mod step;
 
 pub use adamw::{AdamW, AdamWState, clip_by_global_norm, global_norm};
 pub use muon::{Muon, MuonState};
 pub use optimizer::{Optimizer, OptimizerState};
 pub use schedule::{Decay, LearningRate};
 pub use sgd::Sgd;
+pub use step::UpdateStep;
 
 use crate::trace::{Place, TraceErrorKind, fail};
 use meshloom_hlo::message::counted;

@@ -4,6 +4,7 @@ use std::panic::Location;
 
 use super::adamw::{AdamW, AdamWState, moment, moved};
 use super::expect_one_for_each;
+use super::step::UpdateStep;
 use crate::ir::{DType, Name, Role};
 use crate::ops::WithAxes;
 use crate::trace::{
@@ -98,7 +99,7 @@ impl Muon {
         params: &P,
         gradients: &P,
         state: &MuonState<Tensor>,
-        step: Tensor,
+        step: impl Into<UpdateStep>,
         rate: impl Operand,
     ) -> (P, MuonState<Tensor>) {
         let place = Location::caller();
@@ -107,7 +108,7 @@ impl Muon {
         let lists = [("gradients", gradients.leaves().len()), ("declared parameters", is_matrix.len())];
         expect_one_for_each("Muon", count, &lists, place);
         expect_one_for_each("Muon", of_matrices, &[("momenta", state.momentum.leaves().len())], place);
-        composite(place, || self.updated(declared, &is_matrix, (params, gradients), state, (step, rate), place))
+        composite(place, || self.updated(declared, &is_matrix, (params, gradients), state, (step.into(), rate), place))
     }
 
     fn updated<P: Tree<Leaf = Tensor>>(
@@ -116,7 +117,7 @@ impl Muon {
         is_matrix: &[bool],
         (params, gradients): (&P, &P),
         state: &MuonState<Tensor>,
-        (step, rate): (Tensor, impl Operand),
+        (step, rate): (UpdateStep, impl Operand),
         place: Place,
     ) -> (P, MuonState<Tensor>) {
         let other: Vec<bool> = is_matrix.iter().map(|is_matrix| !is_matrix).collect();
@@ -125,7 +126,7 @@ impl Muon {
         let (other_params, others) =
             self.adamw.update(&declared_others, &other_params, &other_gradients, &state.others, step, rate);
 
-        let count = (step + 1).convert(DType::F32);
+        let count = (step.number + 1).convert(DType::F32);
         let share = |count: Tensor| (1.0 - (count * self.momentum.ln()).exp()).recip();
         let (past, present) = (share(count + 1.0) * self.momentum, share(count) * (1.0 - self.momentum));
         let mut other_params = other_params.leaves().into_iter();
@@ -142,10 +143,11 @@ impl Muon {
             };
             let Some(momentum) = momenta.next() else { continue };
             let gradient = gradient.convert(DType::F32);
-            let momentum = momentum * self.momentum + gradient * (1.0 - self.momentum);
+            let new = momentum * self.momentum + gradient * (1.0 - self.momentum);
             let matrix = Matrix { declared, dims, decays };
-            new_params.push(self.moved(param, momentum * past + gradient * present, &matrix, rate, place));
-            new_momenta.push(momentum);
+            let next = self.moved(param, new * past + gradient * present, &matrix, rate, place);
+            new_params.push(step.kept(next, param));
+            new_momenta.push(step.kept(new, momentum));
         }
         let momentum = refill(&state.momentum, &mut new_momenta.into_iter());
         (refill(params, &mut new_params.into_iter()), MuonState { momentum, others })

@@ -4,6 +4,7 @@ use std::panic::Location;
 
 use super::adamw::{AdamW, AdamWState};
 use super::muon::{Muon, MuonState};
+use super::step::UpdateStep;
 use crate::trace::{MapTree, Operand, Param, Tensor, TraceErrorKind, Tree, fail};
 
 /// An optimizer.
@@ -59,7 +60,7 @@ impl Optimizer {
         declared: &impl Tree<Leaf = Param>,
         (params, gradients): (&P, &P),
         state: &OptimizerState<Tensor, P>,
-        step: Tensor,
+        step: impl Into<UpdateStep>,
         rate: impl Operand,
     ) -> (P, OptimizerState<Tensor, P>) {
         match (self, state) {

@@ -15,6 +15,8 @@
 //! | [`eliminate_common_subexpressions`] | merges nodes with the same op and operands, and equal bodies |
 //! | [`eliminate_dead_code`] | drops nodes, and carries, slices and outputs of scans, that no output depends on |
 //!
+//! [`probe`] makes a graph that counts where another has numbers which are not finite.
+//!
 //! All but the last share one walk when they run together, in which each sees what the others make; see `rewrite.rs`.
 //!
 //! Partitioned graphs have passes of their own, [`cancel_collectives`], [`hoist_gathers`], [`collective_matmul`],
@@ -29,6 +31,7 @@ mod hoist;
 mod loops;
 mod markers;
 mod merge;
+pub mod probe;
 mod rewrite;
 mod unroll;
 

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use meshloom_train::checkpoint::Checkpoint;
+use meshloom_train::checkpoint::{Checkpoint, list};
+use rustix::process::Signal;
 use support::cases::cases;
 use support::program::meshloom_with_processes as meshloom;
 
@@ -23,7 +24,7 @@ enum When {
     Committing,
 }
 
-const ALL: [When; 5] = [When::Joining, When::Compiling, When::Stepping, When::Saving, When::Committing];
+const ALL: [When; 5] = [When::Compiling, When::Stepping, When::Joining, When::Saving, When::Committing];
 
 /// Returns the folders among the checkpoints whose names begin with a prefix.
 fn folders(run: &Run, prefix: &str) -> Vec<PathBuf> {
@@ -93,7 +94,7 @@ impl Death {
             when: ALL[case % ALL.len()],
             victim: case / ALL.len() % 2,
             delay: Duration::from_millis(case as u64 / 10 * 7),
-            leaves_one: case % 4 == 2 && !matches!(ALL[case % ALL.len()], When::Joining | When::Compiling),
+            leaves_one: case % 4 == 1 && !matches!(ALL[case % ALL.len()], When::Joining | When::Compiling),
         }
     }
 
@@ -126,7 +127,7 @@ fn a_killed_process_ends_the_run_and_nothing_else() {
     let etcd = shared();
     let run = Run::new(STEPS, &["mesh.axes=data=2", "target.devices=1", "model.layers=1"]);
     run.alone(2);
-    for case in cases("cluster deaths", 3, 0..100) {
+    for case in cases("cluster deaths", 2, 0..100) {
         let death = Death::of(case);
         // If the run was over before the kill, it is tried again with less delay.
         let job = |attempt: u32| format!("deaths-{case}-{attempt}");
@@ -148,4 +149,24 @@ fn a_killed_process_ends_the_run_and_nothing_else() {
         }
         run.compare(["alone", "together"], STEPS as usize, 1e-5);
     }
+}
+
+/// One process of two gets SIGTERM: both end behind the same step with its exit code, and no step is lost.
+#[test]
+fn a_process_that_is_asked_to_end_ends_all() {
+    let etcd = shared();
+    let run = Run::new(5000, &["mesh.axes=data=2", "target.devices=1", "model.layers=1"]);
+    let mut processes = start(&run, &etcd, "asked", 0, false);
+    until("three steps", || run.metrics("together").len() >= 3 || !processes[0].is_running());
+    processes[1].signal(Signal::TERM);
+    for (number, process) in processes.iter_mut().enumerate() {
+        let status = process.ended(Duration::from_secs(60));
+        let log = run.log(&format!("together-{number}"));
+        assert_eq!(status.and_then(|status| status.code()), Some(143), "process {number}: {log}");
+        assert!(log.contains("SIGTERM of process 1: the state after step "), "process {number}: {log}");
+    }
+    let last = run.metrics("together").last().expect("steps").0;
+    let newest = list(run.path("checkpoints")).expect("checkpoints").pop().expect("one");
+    assert_eq!(newest.0, last);
+    Checkpoint::open(newest.1).unwrap_or_else(|error| panic!("{error}"));
 }

@@ -22,7 +22,7 @@ fn where_the_program_is_looked_for() {
     let elsewhere = Elsewhere { program: place("own/meshloom"), path };
     let found =
         || elsewhere.find().map_err(|error| error.to_string().replace(&folder.path().display().to_string(), "DIR"));
-    insta::assert_snapshot!(found().expect_err("it is nowhere"), @"runs of several processes need the program meshloom-processes, which is neither beside DIR/own/meshloom nor in a folder of PATH: `cargo install --path crates/cluster` installs it, and `cargo build --release --bin meshloom-processes` builds it for `cargo run --release`");
+    insta::assert_snapshot!(found().expect_err("it is nowhere"), @"runs of several processes, and certificates for them, need the program meshloom-processes, which is neither beside DIR/own/meshloom nor in a folder of PATH: `cargo install --path crates/cluster` installs it, and `cargo build --release --bin meshloom-processes` builds it for `cargo run --release`");
     // A folder of this name is not the program.
     fs::create_dir(place("own/meshloom-processes")).expect("a folder");
     for (name, expected) in [("second", "second"), ("first", "first")] {
@@ -57,7 +57,12 @@ fn it_runs_in_place_of_the_program() {
     let (_, output) = run();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.starts_with("error: runs of several processes need the program meshloom-processes"), "{said}");
+    assert!(
+        said.starts_with(
+            "error: runs of several processes, and certificates for them, need the program meshloom-processes"
+        ),
+        "{said}"
+    );
 
     let script = folder.path().join("meshloom-processes");
     fs::write(&script, "#!/bin/sh\necho $$ $SAID $MESHLOOM_STARTED_BY \"$@\"\nexit 7\n").expect("a script");

@@ -1,6 +1,9 @@
 //! What launchers leave in the environment, as recorded.
 
-use meshloom_store::{LaunchError, Launched, Launcher};
+use meshloom_cluster::internals::{check_hosts, variables};
+use meshloom_store::{LaunchError, Launched, Launcher, Store, StoreOptions, Tls, User};
+
+use super::etcd::shared;
 
 type Recorded = &'static [(&'static str, &'static str)];
 
@@ -118,4 +121,42 @@ fn what_makes_no_sense_is_refused() {
     let hosts: Recorded =
         &[("SLURM_JOB_ID", "7"), ("SLURM_NTASKS", "2"), ("SLURM_PROCID", "0"), ("SLURM_STEP_NODELIST", "n[")];
     assert!(refused(hosts).contains("a list of hosts"), "{}", refused(hosts));
+}
+
+/// MPI and NCCL listen on loopback, or at the interface that is named; what the user has set stays.
+#[test]
+fn others_listen_where_they_are_told() {
+    let nothing: Recorded = &[];
+    let set = |trusted, environment: Recorded| variables(trusted, &environment).map_err(|error| error.to_string());
+    let all = |name: &str| {
+        let variables = [("FI_TCP_IFACE", ""), ("UCX_NET_DEVICES", ""), ("NCCL_SOCKET_IFNAME", "=")];
+        variables.map(|(variable, before)| (variable, format!("{before}{name}"))).to_vec()
+    };
+    assert_eq!(set(None, nothing), Ok(all("lo")));
+    assert_eq!(set(Some("lo"), nothing), Ok(all("lo")));
+    let own: Recorded = &[("UCX_NET_DEVICES", "mlx5_0:1")];
+    assert_eq!(set(Some("lo"), own), Ok([&all("lo")[..1], &all("lo")[2..]].concat()));
+    let absent = set(Some("absent0"), nothing).expect_err("it is refused");
+    assert!(absent.starts_with("--trusted-network absent0: this host has no such network interface"), "{absent}");
+    assert!(check_hosts(1, None).is_ok() && check_hosts(2, Some("lo")).is_ok());
+    let refused = check_hosts(2, None).expect_err("it is refused").to_string();
+    assert!(refused.contains("give --trusted-network INTERFACE"), "{refused}");
+    let etcd = shared();
+    let on = |process, host: &str| {
+        let options = etcd.options("others_listen_where_they_are_told", process, 3);
+        Store::connect(StoreOptions { host: host.to_owned(), ..options }).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let stores = [on(0, "a"), on(1, "a"), on(2, "b")];
+    assert_eq!(stores[0].hosts(), Ok(2));
+}
+
+/// Neither what is printed of a user nor of certificates has the secret.
+#[test]
+fn secrets_are_not_printed() {
+    let user = User { name: "me".to_owned(), password: "secret".to_owned() };
+    let tls = Tls { authority: None, identity: Some((b"certificate".to_vec(), b"secret".to_vec())) };
+    let options = StoreOptions { user: Some(user), tls: Some(tls), ..StoreOptions::new("https://a:1", "job", (0, 1)) };
+    let printed = format!("{options:?}");
+    let bytes = format!("{:?}", b"secret");
+    assert!(printed.contains("me") && !printed.contains("secret") && !printed.contains(&bytes), "{printed}");
 }

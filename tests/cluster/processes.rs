@@ -1,6 +1,7 @@
 //! `meshloom train` in several processes.
 
 use std::fs::{self, File};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use meshloom::trace::Tree;
 use meshloom_train::checkpoint::{self, Fallback};
 use meshloom_train::config::RunConfig;
 use meshloom_train::run::RunState;
+use rustix::process::{Pid, Signal, kill_process};
 use support::configs::{THE_BOOK, UNOPTIMIZED};
 use support::counts::process;
 use support::program::meshloom_with_processes as meshloom;
@@ -182,6 +184,11 @@ impl Process {
         self.child.wait().expect("it is ours");
     }
 
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it is ours");
+    }
+
     /// How it ended, which must be within a time.
     pub fn ended(&mut self, within: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + within;
@@ -192,6 +199,24 @@ impl Process {
             std::thread::sleep(Duration::from_millis(20));
         }
         None
+    }
+
+    /// The addresses of IPv4 at which it listens now, as Linux says.
+    pub fn listeners(&self) -> Vec<SocketAddr> {
+        const LISTEN: &str = "0A";
+        let of_process = format!("/proc/{}", self.child.id());
+        let files = fs::read_dir(format!("{of_process}/fd")).into_iter().flatten().flatten();
+        let own: Vec<PathBuf> = files.filter_map(|file| fs::read_link(file.path()).ok()).collect();
+        let table = fs::read_to_string(format!("{of_process}/net/tcp")).unwrap_or_default();
+        let address = |line: &str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let (local, state, inode) = (words.get(1)?, words.get(3)?, words.get(9)?);
+            let is_own = *state == LISTEN && own.contains(&PathBuf::from(format!("socket:[{inode}]")));
+            let (host, port) = local.split_once(':').filter(|_| is_own)?;
+            let host = u32::from_str_radix(host, 16).ok()?.to_ne_bytes();
+            Some(SocketAddr::from((host, u16::from_str_radix(port, 16).ok()?)))
+        };
+        table.lines().filter_map(address).collect()
     }
 
     pub fn is_running(&mut self) -> bool {

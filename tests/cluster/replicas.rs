@@ -210,7 +210,7 @@ fn wrong_use_is_refused() {
         let own = replicas.arguments(number, more);
         let words = [&run.words()[..], &own].concat();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let (_, said) = program::refused(meshloom_cluster::program::here, &words);
+        let (_, said) = program::refused(meshloom_cluster::program::HERE, &words);
         assert!(said.contains(expected), "{more:?}: {said}");
     };
     refused(&replicas, 2, &[], "--replica 2 is not one of 2 replicas");
@@ -218,9 +218,21 @@ fn wrong_use_is_refused() {
     refused(&replicas, 0, &mesh, "replicas apart have a mesh each");
     let late = [&LATE.map(|setting| ["--set", setting]).concat()[..], &["--set", "diloco.overlap_steps=4"]].concat();
     refused(&replicas, 0, &late, "diloco.overlap_steps");
-    refused(&replicas, 0, &["--listen", "203.0.113.1:1"], "cannot listen at 203.0.113.1:1");
+    let open = ["--listen", "203.0.113.1:1"];
+    refused(&replicas, 0, &open, "the port of this replica would listen at 203.0.113.1:1, which other hosts can reach");
+    refused(&replicas, 0, &[&open[..], &["--insecure"]].concat(), "cannot listen at 203.0.113.1:1");
+    // An authority alone says nothing of who may read.
+    let authority = run.path("ca.pem").to_string_lossy().into_owned();
+    std::fs::write(&authority, b"").expect("a file");
+    refused(&replicas, 0, &["--store-ca", &authority], "replicas know each other by three files");
+    let user = ["--store-user", "me", "--store-password-file", &authority];
+    refused(&replicas, 0, &user, "the password of \"me\" would travel to");
+    refused(&replicas, 0, &["--store-user", "me"], "or the password in MESHLOOM_STORE_PASSWORD");
+    refused(&Replicas { job: "a/b", ..replicas }, 0, &[], "it must be up to 128 letters");
+    let inside = Replicas { store: "http://me:secret@127.0.0.1:1", ..replicas };
+    refused(&inside, 0, &[], "\"http://…@127.0.0.1:1\", cannot be used: an address may not hold a user");
     let unspecified = "cannot listen at 0.0.0.0:0: others cannot tell which host that is";
-    refused(&replicas, 0, &["--listen", "0.0.0.0:0"], unspecified);
+    refused(&replicas, 0, &["--listen", "0.0.0.0:0", "--insecure"], unspecified);
     let given = ["--load-parameters", "parameters.safetensors"];
     refused(&replicas, 0, &given, "set train.init for all of them");
     refused(&Replicas { store: "http://127.0.0.1:1", limit: "2", ..replicas }, 0, &[], "does not answer");
@@ -233,6 +245,6 @@ fn wrong_use_is_refused() {
 
     let alone = [&run.words()[..], &["--set".to_owned(), "diloco.apart=true".to_owned()]].concat();
     let alone: Vec<&str> = alone.iter().map(String::as_str).collect();
-    let (_, said) = program::refused(meshloom_cluster::program::here, &alone);
+    let (_, said) = program::refused(meshloom_cluster::program::HERE, &alone);
     assert!(said.contains("does not know the other replicas"), "{said}");
 }

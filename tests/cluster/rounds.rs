@@ -29,36 +29,36 @@ fn a_run_begins_with_those_who_have_done_most() {
 #[test]
 fn what_all_hold_counts() {
     let all = [present(0, 10, 0), present(1, 11, 0), present(2, 12, 0)];
-    let members = Keys::of(&all).first(0).expect("a decision").members;
+    let before = Keys::of(&all).first(0).expect("a decision");
     let with = |more: &[Entry]| Keys::of(&[&all[..], more].concat());
     // Replica 2 has not said what it holds.
     let two = [held(6, 0, &[0, 1, 2]), held(6, 1, &[0, 1])];
-    assert_eq!(with(&two).decide(0, (6, 9), &members, (1, false)), Err(Undecided::Others));
-    let late = with(&two).decide(0, (6, 9), &members, (1, true)).expect("a decision");
+    assert_eq!(with(&two).decide(0, (6, 9), &before, (1, false)), Err(Undecided::Others));
+    let late = with(&two).decide(0, (6, 9), &before, (1, true)).expect("a decision");
     assert_eq!((&late.messages[..], late.members.len(), &late.joining[..]), (&[0, 1][..], 2, &[][..]));
     assert_eq!(late.left, [12]);
     // The next decision does not take it in either.
     let next = [held(12, 0, &[0, 1]), held(12, 1, &[0, 1]), entry(&round_key(6), &late, 0)];
-    let next = with(&next).decide(0, (12, 15), &late.members, (1, false)).expect("a decision");
+    let next = with(&next).decide(0, (12, 15), &late, (1, false)).expect("a decision");
     assert_eq!((&next.joining[..], &next.left[..]), (&[][..], &[12][..]));
     let three = [&two[..], &[held(6, 2, &[0, 1, 2])]].concat();
-    assert_eq!(with(&three).decide(1, (6, 9), &members, (1, false)), Err(Undecided::Others));
-    let decision = with(&three).decide(0, (6, 9), &members, (1, false)).expect("a decision");
+    assert_eq!(with(&three).decide(1, (6, 9), &before, (1, false)), Err(Undecided::Others));
+    let decision = with(&three).decide(0, (6, 9), &before, (1, false)).expect("a decision");
     assert_eq!((&decision.messages[..], decision.members.len(), decision.step), (&[0, 1][..], 3, 9));
 }
 
 #[test]
 fn who_is_gone_is_left_out_and_comes_back_as_another() {
     let before = [present(0, 10, 0), present(1, 11, 0)];
-    let members = Keys::of(&before).first(0).expect("a decision").members;
+    let before = Keys::of(&before).first(0).expect("a decision");
     // Replica 0 has died, and been started again; its message was there before.
     let now = [present(0, 20, 0), present(1, 11, 0), held(6, 1, &[0, 1])];
     let keys = Keys::of(&now);
-    assert!(!keys.lives(&members[0]) && keys.lives(&members[1]));
-    let decision = keys.decide(1, (6, 6), &members, (2, false)).expect("a decision");
+    assert!(!keys.lives(&before.members[0]) && keys.lives(&before.members[1]));
+    let decision = keys.decide(1, (6, 6), &before, (2, false)).expect("a decision");
     assert_eq!((&decision.messages[..], &decision.joining[..]), (&[0, 1][..], &[0][..]));
     assert_eq!(decision.giver().map(|seat| seat.replica), Some(1));
     // Nobody takes its place, so there are too few.
     let keys = Keys::of(&now[1..]);
-    assert_eq!(keys.decide(1, (6, 6), &members, (2, false)), Err(Undecided::TooFew(1)));
+    assert_eq!(keys.decide(1, (6, 6), &before, (2, false)), Err(Undecided::TooFew(1)));
 }

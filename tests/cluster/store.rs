@@ -1,13 +1,15 @@
 //! The store of the processes of a run, against an etcd of the test's own.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use meshloom_store::{Store, StoreError, StoreOptions};
+use base64::Engine;
+use meshloom_store::{Store, StoreError, StoreOptions, User};
 use support::counts::process;
 use support::program::test_alone;
 
@@ -284,4 +286,57 @@ fn addresses_that_cannot_be_used() {
         let found = Store::connect(StoreOptions::new(address, "job", (0, 1))).map(drop);
         assert!(matches!(found, Err(StoreError::Address { .. })), "{address}: {found:?}");
     }
+}
+
+/// Sends a question to etcd in the form of JSON that its gateway takes.
+fn post(etcd: &Etcd, method: &str, question: &str) {
+    let host = etcd.address().strip_prefix("http://").expect("an address");
+    let mut stream = TcpStream::connect(host).expect("it listens");
+    let length = question.len();
+    let head = format!("POST /v3/auth/{method} HTTP/1.0\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n");
+    stream.write_all((head + question).as_bytes()).expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    assert!(answer.starts_with("HTTP/1.0 200"), "{method}: {answer}");
+}
+
+/// A user whose role has the one prefix of a job can do all that the job's processes and replicas do, and nothing
+/// beside.
+#[test]
+fn a_role_for_a_job_is_enough() {
+    let etcd = Etcd::start();
+    let base64 = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
+    // The first key behind the prefix has the character behind the slash.
+    let (prefix, behind) = (base64("meshloom/decoder/"), base64("meshloom/decoder0"));
+    let permission = format!(r#"{{"permType":"READWRITE","key":"{prefix}","range_end":"{behind}"}}"#);
+    for (method, question) in [
+        ("user/add", r#"{"name":"root","password":"of all"}"#.to_owned()),
+        ("user/grant", r#"{"user":"root","role":"root"}"#.to_owned()),
+        ("user/add", r#"{"name":"me","password":"secret"}"#.to_owned()),
+        ("role/add", r#"{"name":"decoder"}"#.to_owned()),
+        ("role/grant", format!(r#"{{"name":"decoder","perm":{permission}}}"#)),
+        ("user/grant", r#"{"user":"me","role":"decoder"}"#.to_owned()),
+        ("enable", "{}".to_owned()),
+    ] {
+        post(&etcd, method, &question);
+    }
+    let user = |password: &str| Some(User { name: "me".to_owned(), password: password.to_owned() });
+    let options = |job: &str| StoreOptions { user: user("secret"), insecure: true, ..etcd.options(job, 0, 1) };
+    for job in ["decoder", "decoder/replica-1"] {
+        let store = Store::connect(options(job)).unwrap_or_else(|error| panic!("{job}: {error}"));
+        store.put("a", b"b").expect("it may");
+        store.put_shared("rounds/0", b"c").expect("it may");
+        assert_eq!(store.get_from_others("a", LONG).expect("it may"), b"b");
+        store.barrier("all", LONG).expect("it may");
+        assert_eq!(store.entries("rounds/").map(|(entries, _)| entries.len()), Ok(1));
+        store.delete("a").expect("it may");
+        store.leave().expect("it may");
+    }
+    let denied = |options: StoreOptions| Store::connect(options).map(drop).expect_err("it is refused").to_string();
+    let other = denied(options("decoder2"));
+    assert!(other.contains(r#"refuses the user "me""#) && other.contains("readwrite meshloom/decoder2/"), "{other}");
+    let wrong = denied(StoreOptions { user: user("wrong"), ..options("decoder") });
+    assert!(wrong.contains("refuses") && !wrong.contains("wrong"), "{wrong}");
+    let clear = denied(StoreOptions { insecure: false, ..options("decoder") });
+    assert!(clear.contains("would travel") && !clear.contains("secret"), "{clear}");
 }

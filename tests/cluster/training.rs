@@ -1,5 +1,6 @@
 //! Train steps in several processes are those of one process with as many devices.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use meshloom::partition::Collective;
@@ -8,7 +9,7 @@ use support::cases::{cases, every_case};
 use support::program::{self, meshloom_with_processes as meshloom};
 
 use super::etcd::shared;
-use super::processes::{Process, Run, TINY, compare_outer};
+use super::processes::{Process, Run, TINY, compare_outer, until};
 
 /// A mesh over processes of some devices each, and settings that go with it.
 struct Case {
@@ -149,6 +150,14 @@ fn processes_are_started_by_themselves() {
             Process::start(run.command(&meshloom(), &name, &arguments))
         })
         .collect();
+    // MPI connects them, and nobody beyond this host can reach it.
+    let mut listeners = BTreeSet::new();
+    until("they end", || {
+        processes.iter().for_each(|process| listeners.extend(process.listeners()));
+        std::thread::sleep(Duration::from_millis(20));
+        !processes.iter_mut().any(Process::is_running)
+    });
+    assert!(!listeners.is_empty() && listeners.iter().all(|address| address.ip().is_loopback()), "{listeners:?}");
     for (number, process) in processes.iter_mut().enumerate() {
         let status = process.ended(Duration::from_secs(60));
         assert!(status.is_some_and(|status| status.success()), "{}", run.log(&format!("together-{number}")));
@@ -182,7 +191,7 @@ fn wrong_use_is_refused() {
         let settings = TINY.iter().flat_map(|setting| ["--set", setting]);
         let words: Vec<&str> =
             ["train", "--steps", "1"].into_iter().chain(settings).chain(arguments.iter().copied()).collect();
-        let (_, said) = program::refused(meshloom_cluster::program::here, &words);
+        let (_, said) = program::refused(meshloom_cluster::program::HERE, &words);
         assert!(said.contains(expected), "{arguments:?}: {said}");
     };
     refused(&["--processes", "auto"], "no launcher has started this process");

@@ -7,10 +7,11 @@ use meshloom::ir::DType::F64;
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, Phase, PortInfo, TensorType, verify};
 use meshloom::ops::{Binary, BinaryKind, Compare, Convert, Direction, Op, RematPolicy, Unary, UnaryKind};
 use meshloom::passes::{
-    eliminate_common_subexpressions, eliminate_dead_code, hoist_invariants, hoist_small_invariants,
+    eliminate_common_subexpressions, eliminate_dead_code, hoist_invariants, hoist_small_invariants, probe,
 };
 use meshloom::trace::{
-    Function, ScanOptions, Tensor, TensorSpec, checkpoint, custom_vjp, full, grad, scan, scan_with, value_and_grad,
+    Function, ScanOptions, Tensor, TensorSpec, checkpoint, cond, custom_vjp, full, grad, scan, scan_with,
+    value_and_grad,
 };
 use support::anchored::run;
 use support::interpret::{literal, same_bits};
@@ -232,4 +233,48 @@ fn folded_arithmetic_is_the_back_ends() {
         }
     }
     assert!(folded_count > 10_000, "{folded_count} were folded");
+}
+
+/// A probe of each level says of each value whether a number is infinite or NaN, in which iteration of a loop that runs
+/// backwards, and in which branch.
+#[test]
+fn a_probe_says_what_is_not_finite() {
+    let graph = traced(|x| {
+        let options = ScanOptions { reverse: true, ..ScanOptions::default() };
+        let body = |sum: Tensor, row: Tensor| {
+            let is_large = row.slice(0, ..1).reshape([]).greater(1.0);
+            let part = cond(is_large, row, |row| row.exp() - row.exp() * 2.0, |row| row * 2.0);
+            (sum + part, ())
+        };
+        vec![scan_with(options, x[0], x[1], body).0]
+    });
+    // Row 1 is the third of four that run.
+    let rows = |row: usize| if row == 1 { 1e3 } else { 0.5 };
+    let inputs = [
+        Literal::from_fn(TensorType::new(F64, &[3]), |_| 1.0),
+        Literal::from_fn(TensorType::new(F64, &[4, 3]), |index| rows(index / 3)),
+        Literal::from_fn(TensorType::new(F64, &[3, 3]), |_| 1.0),
+    ];
+    // For each value of a level, by its op: what it is in each iteration.
+    let kinds = |way: &probe::Way| {
+        let level = probe::level(&graph, way).expect("a body");
+        let probe = probe::probe(&graph, way).expect("a probe");
+        verify(&probe.graph).unwrap_or_else(|error| panic!("{error}\n{}", probe.graph));
+        let found = support::interpret::interpret(&probe.graph, &inputs);
+        let name = |value| level.defining_node(value).map_or("input", |node| node.op().name());
+        let each = probe.values.iter().zip(found).map(|(&value, kinds)| (name(value), kinds.to_f64_vec()));
+        each.filter(|(_, kinds)| kinds.iter().any(|kind| *kind != probe::FINITE)).collect::<Vec<_>>()
+    };
+    let [scan] = graph.nodes().map(|node| node.id).collect::<Vec<_>>()[..] else { panic!("{graph}") };
+    assert_eq!(kinds(&[]), [("scan", vec![probe::NAN])]);
+    let level = probe::level(&graph, &[(scan, 0)]).expect("a body");
+    let branch = level.nodes().find(|node| node.op().name() == "cond").expect("a branch").id;
+    // The sum stays what it has become: of rows 1 and 0, which come last.
+    let (here, since) = (vec![0.0, probe::NAN, 0.0, 0.0], vec![probe::NAN, probe::NAN, 0.0, 0.0]);
+    assert_eq!(kinds(&[(scan, 0)]), [("cond", here.clone()), ("add", since)]);
+    let infinite = vec![0.0, probe::INFINITE, 0.0, 0.0];
+    let of_branch = ["exponential", "exponential", "multiply"].map(|name| (name, infinite.clone()));
+    let of_branch = [&of_branch[..], &[("subtract", here)]].concat();
+    assert_eq!(kinds(&[(scan, 0), (branch, 1)]), of_branch);
+    assert_eq!(kinds(&[(scan, 0), (branch, 0)]), []);
 }

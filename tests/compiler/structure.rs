@@ -186,6 +186,33 @@ fn hand_written() -> Vec<PathBuf> {
     files.filter(|path| !["sys.rs", "generated.rs"].iter().any(|name| path.ends_with(name))).collect()
 }
 
+/// Each promise names tests, by the path of a module or of a function, and they are there.
+#[test]
+fn promises_name_tests() {
+    let is_there = |path: &str| {
+        let parts: Vec<&str> = path.split("::").collect();
+        let module = |parts: &[&str]| fs::read_to_string(support::path("tests").join(parts.join("/") + ".rs")).ok();
+        let (name, file) = parts.split_last().expect("a part");
+        module(&parts).or_else(|| module(file).filter(|text| text.contains(&format!("fn {name}(")))).is_some()
+    };
+    for page in ["SECURITY.md", "docs/promises.md"] {
+        let text = fs::read_to_string(support::path(page)).expect("the page");
+        let rows: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("| promise")).collect();
+        let rows = rows.iter().filter(|line| line.starts_with("| ") && !line.starts_with("| promise"));
+        let mut count = 0;
+        for row in rows.filter(|row| row.matches('|').count() == 3) {
+            let tests = row.split('|').nth(2).unwrap_or_default().split('`').skip(1).step_by(2);
+            let tests: Vec<&str> = tests.filter(|name| name.contains("::")).collect();
+            assert!(!tests.is_empty(), "{page}: no test is named: {row}");
+            for test in tests {
+                assert!(is_there(test), "{page}: there is no test {test}");
+            }
+            count += 1;
+        }
+        assert!(count > 10, "{page}: {count} promises");
+    }
+}
+
 #[test]
 fn files_and_comments_are_not_too_long() {
     let mut long = Vec::new();

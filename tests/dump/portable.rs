@@ -63,7 +63,9 @@ fn sources_name_no_system() {
     let own = support::path("crates/hlo-dump");
     // What asks plugins is no part of the small build, and says itself where it runs.
     check(&own.join("src"), &own.join("src/configs"));
-    check(&support::path("crates/hlo/src"), Path::new(""));
+    // That file knows what a shell calls the streams that it opens; elsewhere the names mean nothing.
+    let hlo = support::path("crates/hlo/src");
+    check(&hlo, &hlo.join("files.rs"));
 }
 
 fn check(folder: &Path, except: &Path) {
@@ -71,7 +73,10 @@ fn check(folder: &Path, except: &Path) {
         ["std::os::", "rustix::", "libc::", "\"/proc", "\"/dev/", "cfg(unix", "cfg(windows", "target_os"];
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
-        if path.is_dir() && path != except {
+        if path == except {
+            continue;
+        }
+        if path.is_dir() {
             check(&path, except);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let text = fs::read_to_string(&path).expect("a source");

@@ -41,7 +41,7 @@ fn sizes_that_cannot_be_are_named() {
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 16,
     }});
-    let huge = json!({"hidden_size": 2_147_483_640, "intermediate_size": 2_147_483_647, "num_attention_heads": 60});
+    let huge = json!({"hidden_size": 2_147_483_640, "intermediate_size": 2_147_483_647, "num_attention_heads": 60, "head_dim": 128});
     let found = [
         refused("mixtral", json!({"num_local_experts": 4, "num_experts_per_tok": 5})),
         refused("qwen3_moe", json!({"num_experts": 4})),
@@ -89,7 +89,7 @@ fn sizes_that_cannot_be_are_named() {
     config.json has "rope_scaling.attention_factor" = 0.0, but it must be a number greater than 0 that f32 can hold
     config.json has "rope_scaling.mscale" = "x", but it must be a number that f32 can hold
     config.json has "rope_theta" = 1, but it must be greater than 1 with "yarn"
-    config.json describes a model of 747708022601488500480 parameters, which are more than can be counted; check hidden_size, vocab_size, num_hidden_layers, and the sizes of heads and of blocks
+    config.json describes a model of 442722946904011964160 parameters, which are more than can be counted; check hidden_size, vocab_size, num_hidden_layers, and the sizes of heads and of blocks
     config.json has "vocab_size" = 4294967296, but it must be an integer from 1 to 2147483647
     "#);
 }

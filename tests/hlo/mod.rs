@@ -11,7 +11,7 @@ mod margins;
 mod memory;
 mod modules;
 mod mosaic;
-mod mutated;
+pub mod mutated;
 mod parse;
 mod partitioning;
 mod pipelines;

@@ -1,5 +1,5 @@
-//! `meshloom train`, killed at random moments again and again: it goes on from the newest complete checkpoint, and all
-//! losses are those of the run that nobody killed.
+//! `meshloom train`, killed or asked to end at random moments again and again: it goes on from the newest complete
+//! checkpoint, and all losses are those of the run that nobody killed. What is asked to end loses no step.
 //!
 //! ```text
 //! MESHLOOM_EVERY_CASE="train kills" cargo test --release --test train checkpoint_kill -- --nocapture
@@ -7,11 +7,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use meshloom_train::checkpoint::{Checkpoint, list};
+use rustix::process::{Pid, Signal, kill_process};
 use support::cases::{cases, every_case, seed};
 use support::counts::process;
 use support::program::meshloom;
@@ -138,6 +139,8 @@ struct Kills {
     /// With steps in the metrics that no checkpoint had.
     steps_lost: usize,
     resumed: usize,
+    /// By SIGTERM, after the first step of the process.
+    asked: usize,
 }
 
 #[test]
@@ -145,7 +148,8 @@ fn a_killed_run_goes_on_with_the_same_bits() {
     // Each kill has a seed of its own.
     let seed = seed(20_261_122);
     let random = |number: &u64| Random(seed ^ number.wrapping_mul(0xd134_2543_de82_ef95));
-    let mut left: Vec<Random> = cases("train kills", 3, 0..KILLS).iter().map(random).rev().collect();
+    let case = |number: u64| (if number % 3 == 2 { Signal::TERM } else { Signal::KILL }, random(&number));
+    let mut left: Vec<(Signal, Random)> = cases("train kills", 3, 0..KILLS).into_iter().map(case).rev().collect();
     let (wanted, program) = (left.len(), meshloom());
     let scratch = tempfile::tempdir().expect("a folder");
 
@@ -165,8 +169,8 @@ fn a_killed_run_goes_on_with_the_same_bits() {
         let folder = scratch.path().join(series.to_string());
         fs::create_dir(&folder).expect("made");
         let run = Run::new(&folder);
-        while let Some(random) = left.last_mut() {
-            if kill_one(&run, &program, duration, random, &mut kills) {
+        while let Some((signal, random)) = left.last_mut() {
+            if kill_one((&run, &program), duration, (*signal, random), &mut kills) {
                 break;
             }
             left.pop();
@@ -179,7 +183,7 @@ fn a_killed_run_goes_on_with_the_same_bits() {
         assert!(final_values(&run) == last, "series {series}: the last state is another");
     }
     println!("seed {seed}, {series} series of {} steps: {kills:?}", steps_of_run());
-    assert!(kills.resumed > 0 && kills.all == wanted, "{kills:?}");
+    assert!(kills.resumed > 0 && kills.asked > 0 && kills.all == wanted, "{kills:?}");
 }
 
 /// The values of the last checkpoint, which do not say where they lie.
@@ -193,9 +197,14 @@ fn final_values(run: &Run) -> Vec<u8> {
     shards.iter().flat_map(|path| fs::read(path).expect("a file")).collect()
 }
 
-/// Starts the program and kills it some time later: within its start, or after a random number of steps and a while.
-/// Whether it came to its end before.
-fn kill_one(run: &Run, program: &Path, duration: Duration, random: &mut Random, kills: &mut Kills) -> bool {
+/// Starts the program and sends it a signal some time later: within its start, or after a random number of steps and a
+/// while. Whether it came to its end before.
+fn kill_one(
+    (run, program): (&Run, &Path),
+    duration: Duration,
+    (signal, random): (Signal, &mut Random),
+    kills: &mut Kills,
+) -> bool {
     let (from, old) = (run.newest(), run.raw_lines());
     // What this process has written: the times in a line tell it from those of killed ones.
     let written = || run.raw_lines().into_iter().filter(|line| !old.contains(line)).collect::<Vec<_>>();
@@ -215,14 +224,25 @@ fn kill_one(run: &Run, program: &Path, duration: Duration, random: &mut Random, 
     // Steps and checkpoints take a few milliseconds.
     sleep(Duration::from_micros(random.below(12_000)));
     let ended = child.try_wait().expect("a state").is_some();
-    // SIGKILL: nothing of it runs any more.
-    child.kill().expect("killed");
-    let stderr = stderr_of(child);
-    if ended {
+    // After SIGKILL, nothing of it runs any more.
+    if !ended {
+        kill_process(Pid::from_child(&child), signal).expect("a signal");
+    }
+    let Output { status, stderr, .. } = child.wait_with_output().expect("it ends");
+    let stderr = String::from_utf8_lossy(&stderr).into_owned();
+    // One that is asked to end may have done its last step.
+    if ended || status.success() {
         assert_eq!(run.newest(), Some(steps_of_run()), "meshloom failed: {stderr}");
         return true;
     }
     kills.all += 1;
+    if signal == Signal::TERM && !written().is_empty() {
+        assert_eq!(status.code(), Some(143), "{stderr}");
+        let last = run.raw_lines().last().map(|line| step_of(line));
+        assert_eq!(run.newest(), last, "a step was lost: {stderr}");
+        assert!(stderr.contains(&format!("SIGTERM: the state after step {} is in ", last.unwrap_or(0))), "{stderr}");
+        kills.asked += 1;
+    }
     kills.before_steps += usize::from(written().is_empty());
     kills.while_writing += usize::from(run.has_unfinished());
     let done = run.raw_lines().last().map_or(0, |line| step_of(line));

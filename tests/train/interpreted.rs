@@ -46,6 +46,14 @@ impl InterpretedRun {
         all.filter_map(|(path, literal)| Some((path.strip_prefix("params.")?, literal)))
     }
 
+    /// The places of parameters in the state, by their paths.
+    pub fn places(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<usize> {
+        let wanted = |(place, path): (usize, &String)| {
+            path.strip_prefix("params.").filter(|path| is_wanted(path)).map(|_| place)
+        };
+        self.paths.iter().enumerate().filter_map(wanted).collect()
+    }
+
     /// The loss of the next step, and its gradient's norm.
     #[track_caller]
     pub fn step(&mut self) -> [f64; 2] {

@@ -17,6 +17,7 @@ fn step(step: u64, loss: f64) -> StepMetrics {
         step_seconds: 1.0,
         data_seconds: 0.125,
         wait_seconds: None,
+        skipped_steps: 0,
     }
 }
 

@@ -14,6 +14,7 @@ mod first_state;
 mod host_memory;
 pub(crate) mod interpreted;
 mod metrics;
+mod not_finite;
 mod offered;
 mod outputs;
 mod overlap;

@@ -99,7 +99,7 @@ fn master_copies_are_what_is_trained() {
         assert_eq!(rounded, 12, "no master copy has anything that its parameter has not");
         // A checkpoint's parameters are those that were trained, not as they were rounded.
         let directory = tempfile::tempdir().expect("a folder");
-        let place = CheckpointConfig { dir: directory.path().display().to_string(), every: 0, keep: 0 };
+        let place = CheckpointConfig { dir: directory.path().display().to_string(), every: 0, keep: 0, keep_best: 0 };
         let mut checkpointer = Checkpointer::new(&place, Start::Fresh).expect("a directory");
         trainer.save_checkpoint(&mut checkpointer).expect("saved");
         checkpointer.finish().expect("written");

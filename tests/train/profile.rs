@@ -44,7 +44,7 @@ fn written(directory: &Path) -> PathBuf {
 
 /// Names of the steps in a profile; each took time, and began when the one before was over.
 fn steps(file: &Path) -> Vec<String> {
-    let space = XSpace::read(&fs::read(file).expect("the profile")).expect("a profile");
+    let space = XSpace::read(&fs::read(file).expect("the profile"), &Limits::default()).expect("a profile");
     let planes: Vec<&XPlane> = space.planes.iter().filter(|plane| plane.name == CALLS_PLANE).collect();
     let [plane] = planes.as_slice() else { panic!("{planes:?}") };
     let events = &plane.lines[0].events;

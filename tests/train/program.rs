@@ -44,7 +44,7 @@ pub fn refused_by_a_process(arguments: &[&str]) -> String {
 #[track_caller]
 pub fn refused(arguments: &[&str]) -> String {
     // Several processes are those of `meshloom-processes`: `meshloom` runs it in place of the own process.
-    let (code, said) = program::refused(meshloom_cluster::program::here, arguments);
+    let (code, said) = program::refused(meshloom_cluster::program::HERE, arguments);
     assert!(matches!(code, 1 | 2), "{arguments:?}: {code} {said}");
     said
 }

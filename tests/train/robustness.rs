@@ -234,12 +234,15 @@ fn use_config(text: &str) -> Result<(), String> {
 
 const VALID_CONFIG: &str = include_str!("../../examples/configs/default.toml");
 
-/// A config with more layers than anybody has is read at once: nothing walks through them.
+/// A config with as many layers as there may be is taken, and one with more is refused at once: nothing walks through
+/// them.
 #[test]
 fn layers_without_number_are_not_walked_through() {
     for family in ["llama", "mixtral", "deepseek"] {
-        let text = format!("[model]\nfamily = {family:?}\nlayers = {}\n", i64::MAX);
-        assert_eq!(use_config(&text), Ok(()), "{family}");
+        let with = |layers: i64| use_config(&format!("[model]\nfamily = {family:?}\nlayers = {layers}\n"));
+        assert_eq!(with(1000), Ok(()), "{family}");
+        let refused = with(i64::MAX).expect_err(family);
+        assert!(refused.contains("model.layers is 9223372036854775807: it must be at most 1000"), "{refused}");
     }
 }
 

@@ -128,6 +128,7 @@ fn round_trip() {
     field = "text"
     documents = "packed"
     bad_lines = "error"
+    max_expansion = 50.0
     shuffle_window = 1048576
     validation = []
     tokenizer = "bytes"
@@ -159,6 +160,7 @@ fn round_trip() {
     choice_bias_rate = 0.001
     master_copies = true
     clip_norm = 1.0
+    skip_bad_steps = 0
     eval_every = 0
     eval_batches = 8
 
@@ -166,6 +168,7 @@ fn round_trip() {
     dir = ""
     every = 0
     keep = 3
+    keep_best = 0
 
     [mesh]
     axes = "data=2,fsdp=4"
@@ -294,6 +297,7 @@ fn round_trip() {
     check_replicas = false
     apart = false
     min_replicas = 1
+    max_norm = 0.0
 
     [partition]
     mode = "explicit"
@@ -346,7 +350,7 @@ fn overrides() {
     assert_snapshot!(check("", &["train.steps"]), @r#""train.steps" is not an override: it has no "="; write section.key=value, as in train.steps=100"#);
     assert_snapshot!(check("", &["steps=3"]), @r#""steps=3" is not an override: its key has no section; write section.key=value, as in train.steps=100"#);
     assert_snapshot!(check("", &["train.=3"]), @r#""train.=3" is not an override: a part of its key is empty; write section.key=value, as in train.steps=100"#);
-    assert_snapshot!(check("", &["train.stepps=3"]), @r#"--set train.stepps=3: unknown key train.stepps (did you mean "steps"?); allowed: batch, steps, seed, init, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, further_token_weight, choice_bias_rate, master_copies, clip_norm, eval_every, eval_batches"#);
+    assert_snapshot!(check("", &["train.stepps=3"]), @r#"--set train.stepps=3: unknown key train.stepps (did you mean "steps"?); allowed: batch, steps, seed, init, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, further_token_weight, choice_bias_rate, master_copies, clip_norm, skip_bad_steps, eval_every, eval_batches"#);
     assert_snapshot!(check("", &["train.steps=many"]), @r#"--set train.steps=many: train.steps is "many" (a string), but must be an integer of at least 1"#);
     assert_snapshot!(check("", &["train.steps="]), @r#"--set train.steps=: train.steps is "" (a string), but must be an integer of at least 1"#);
     assert_snapshot!(check("", &["train.steps.more=3"]), @"--set train.steps.more=3: train.steps is a table, but must be an integer of at least 1");
@@ -359,12 +363,12 @@ fn unknown_keys() {
     assert_snapshot!(check("[modle]\n", &[]), @r#"run.toml:1:2: unknown key modle (did you mean "model"?); allowed: model, data, train, checkpoint, mesh, rules, remat, kernels, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, checkpoint, mesh, rules, remat, kernels, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("[train]\nfurther_token_weight = 0.3\n", &[]), @"run.toml:2:24: train.further_token_weight is 0.3: the model has no layers that predict further tokens; published ones do whose config.json has num_nextn_predict_layers");
-    assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, init, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, further_token_weight, choice_bias_rate, master_copies, clip_norm, eval_every, eval_batches"#);
+    assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, init, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, further_token_weight, choice_bias_rate, master_copies, clip_norm, skip_bad_steps, eval_every, eval_batches"#);
     assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
     assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, uneven, params, compute, optimizer"#);
     assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list, override"#);
     assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: preset, config, family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, attention_dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, expert_capacity, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, loss_chunks, batch_split"#);
-    assert_snapshot!(check("[data]\ntext = \"a.txt\"\n", &[]), @r#"run.toml:2:1: unknown key data.text (it is data.sources now, a list: data.sources = ["file.txt"]); allowed: sources, weights, field, documents, bad_lines, shuffle_window, validation, tokenizer, cache"#);
+    assert_snapshot!(check("[data]\ntext = \"a.txt\"\n", &[]), @r#"run.toml:2:1: unknown key data.text (it is data.sources now, a list: data.sources = ["file.txt"]); allowed: sources, weights, field, documents, bad_lines, max_expansion, shuffle_window, validation, tokenizer, cache"#);
 }
 
 #[test]

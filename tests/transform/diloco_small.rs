@@ -9,7 +9,7 @@ use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, Tree, value_and_grad};
+use meshloom::trace::{Function, Init, MapTree, Param, Specs, Tensor, TensorSpec, Tree, value_and_grad};
 use meshloom::transform::diloco::{
     Diloco, DilocoError, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Streaming, Transport,
     of_replicas,
@@ -17,6 +17,7 @@ use meshloom::transform::diloco::{
 use support::anchored::{run_by_tier, run_compiled, run_lowered};
 use support::cases::cases;
 use support::eight_devices::{compile, relative_error};
+use support::interpret::interpret;
 
 meshloom::tree! {
     /// `x W + b`.
@@ -304,5 +305,57 @@ fn programs_as_text() {
         }
         let text = print(&lowered.module.decode().expect("a module"), &TextOptions::canonical());
         assert_snapshot!(name, text);
+    }
+}
+
+/// The norm of a message on the host is that of the pseudo-gradients which a program decodes from it, in each form; a
+/// number that is not finite leaves none.
+#[test]
+fn the_norm_of_a_message_is_that_of_what_it_carries() {
+    let declared = Linear {
+        weight: Param::new(DType::F32, [6, 8], &["", ""], Init::Constant(0.0)),
+        bias: Param::new(DType::F32, [5], &[""], Init::Constant(0.0)),
+    };
+    for transport in [Transport::F32, Transport::Bf16, Transport::F8, Transport::Int4] {
+        let options = DilocoOptions { replicas: 1, apart: true, transport, block: 4, ..DilocoOptions::default() };
+        let diloco = Diloco::new(&options, &declared, &Layout::default()).expect("options that go together");
+        let spec = |param: &Param| param.spec.clone();
+        let outer = || declared.map(|_, param| spec(param));
+        let specs = DilocoState {
+            inner: declared.map(|_, param| of_replicas(&param.spec, 1)),
+            outer: OuterState { params: outer(), momentum: outer() },
+            step: TensorSpec::new(DType::S32, []),
+        };
+        let share = diloco.shares()[0];
+        let message =
+            Function::trace("message", Specs((specs.clone(), TensorSpec::new(DType::S32, []))), |(state, n)| {
+                diloco.message((share, n), &state)
+            });
+        let message = message.unwrap_or_else(|error| panic!("{error}"));
+        let sent = message.outputs().to_vec();
+        let decoded = Function::trace("decoded", Specs(sent), |message| diloco.decoded(share, message));
+        let decoded = decoded.unwrap_or_else(|error| panic!("{error}"));
+        let numbers = |index: usize| ((index * 37 + 11) % 17) as f64 / 3.0 - 2.5;
+        let parts = |with: Option<f64>| {
+            let leaves = specs.leaves();
+            let leaf = |(place, spec): (usize, &TensorSpec)| {
+                Literal::from_fn(spec.ty.clone(), |index| match with {
+                    // A weight of the replica.
+                    Some(number) if place == 0 && index == 13 => number,
+                    _ => numbers(index + 5 * place),
+                })
+            };
+            let state = leaves.iter().enumerate().map(leaf).chain([Literal::scalar(0i32)]).collect::<Vec<_>>();
+            interpret(message.graph(), &state)
+        };
+        let gradients = interpret(decoded.graph(), &parts(None)).into_iter().flat_map(|leaf| leaf.to_f64_vec());
+        let expected = gradients.map(|number| number * number).sum::<f64>().sqrt();
+        let found = diloco.message_norm(share, &parts(None));
+        assert!(expected > 1.0 && relative_error(&[found], &[expected]) < 1e-6, "{transport:?}: {found}, {expected}");
+        for number in [f64::NAN, f64::INFINITY] {
+            let found = diloco.message_norm(share, &parts(Some(number)));
+            assert!(!found.is_finite(), "{transport:?} {number}: {found}");
+        }
+        assert!(!diloco.message_norm(share, &parts(None)[1..]).is_finite(), "{transport:?}: a message that ends early");
     }
 }

@@ -7,9 +7,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use meshloom_mpi::{Incoming, MpiError, Outgoing, World};
-use meshloom_store::{LaunchError, Launched, Launcher, OwnEnvironment, Server, Store, StoreError, StoreOptions, Tls};
+use meshloom_store::{
+    LaunchError, Launched, Launcher, OwnEnvironment, Server, Store, StoreError, StoreOptions, Tls, User,
+};
 
 use crate::crossing::Links;
+use crate::ending::Ending;
+use crate::network::{bind_listeners, check_hosts, hosts_of_launcher, this_host};
 use crate::pmi::Questions;
 use crate::programs::{etcd_program, mpi_library};
 use crate::watch::Watch;
@@ -23,8 +27,13 @@ pub struct JoinOptions {
     pub store: Option<String>,
     /// Certificates for `https`.
     pub tls: Option<Tls>,
-    /// A user of the etcd and the password.
-    pub user: Option<(String, String)>,
+    /// A user of the etcd.
+    pub user: Option<User>,
+    /// Whether the user's password may travel in clear.
+    pub insecure: bool,
+    /// The network interface of this host to which MPI and NCCL listen, in whose network everybody is trusted; none:
+    /// loopback, and all processes are on one host.
+    pub trusted_network: Option<String>,
     /// The name of the job, by which its keys are told from those of others; none: what the launcher says.
     pub job: Option<String>,
     /// Number of the start, where a job is started again under its name.
@@ -48,6 +57,8 @@ impl Default for JoinOptions {
             store: None,
             tls: None,
             user: None,
+            insecure: false,
+            trusted_network: None,
             job: None,
             attempt: 0,
             limit: Duration::from_secs(300),
@@ -108,6 +119,23 @@ pub enum JoinError {
         /// What to do.
         advice: String,
     },
+    /// An interface is not there.
+    #[error("--trusted-network {name}: this host has no such network interface; it has {there}")]
+    Interface {
+        /// What was named.
+        name: String,
+        /// Those that are there.
+        there: String,
+    },
+    /// What carries collectives would be open to a network.
+    #[error(
+        "the processes are on {hosts} hosts, and MPI, NCCL and libtpu listen on the network between them without asking \
+         who connects: give --trusted-network INTERFACE, the interface of a network in which everybody is trusted"
+    )]
+    Untrusted {
+        /// How many hosts there are.
+        hosts: usize,
+    },
     /// The folder of an etcd cannot be made.
     #[error("no folder for the data of the etcd of this run: {reason}")]
     Folder {
@@ -130,6 +158,7 @@ pub struct Member {
     number: usize,
     count: usize,
     watch: Watch,
+    ending: Ending,
     links: Mutex<Option<Arc<Links>>>,
     store: Arc<Store>,
     patience: Duration,
@@ -165,8 +194,14 @@ impl Member {
             (Some(launched), None) => (launched.process, launched.count),
             (None, None) => (0, 1),
         };
+        let trusted = options.trusted_network.as_deref();
+        bind_listeners(trusted)?;
         // MPICH's launcher tells MPI who is there. Of others, the store does.
         let by_mpi = options.mpi && launched.as_ref().is_some_and(|launched| launched.launcher == Launcher::Mpich);
+        if let Some(hosts) = hosts_of_launcher(count, &OwnEnvironment).filter(|_| by_mpi) {
+            // Before MPI looks for the others where they cannot be.
+            check_hosts(hosts, trusted)?;
+        }
         let questions = (options.mpi && !by_mpi && count > 1).then(|| Questions::expect(number, count)).transpose()?;
         let start = || {
             let world = World::start(&mpi_library()?)?;
@@ -204,10 +239,13 @@ impl Member {
             limit: options.limit.min(Duration::from_secs(60)),
             tls: options.tls.clone(),
             user: options.user.clone(),
+            insecure: options.insecure,
+            host: this_host(),
             ..StoreOptions::new(address, job, (number, count))
         })?;
         let store = Arc::new(store);
         store.barrier("joined", options.limit)?;
+        check_hosts(store.hosts()?, trusted)?;
         let watch = Watch::start(store.clone(), options.patience, options.mpi);
         let world = match questions {
             Some(questions) => {
@@ -218,8 +256,9 @@ impl Member {
             None => world,
         };
         let links = world.map(|world| Links::connect(world, watch.give_up()));
+        let ending = Ending::start(store.clone(), (number, count), options.patience);
         tracing::debug!("process {number} of {count} has joined the others");
-        Ok(Member { number, count, watch, links: Mutex::new(links), store, patience: options.patience, server })
+        Ok(Member { number, count, watch, ending, links: Mutex::new(links), store, patience: options.patience, server })
     }
 
     /// The number of this process.
@@ -274,6 +313,22 @@ impl Member {
     /// One has died or failed, or does not come in time.
     pub fn barrier(&self, name: &str) -> Result<(), JoinError> {
         Ok(self.store.barrier(name, self.patience)?)
+    }
+
+    /// Asks all processes to end after a step that they agree on, and says why.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn ask_to_end(&self, why: &str) -> Result<(), JoinError> {
+        Ok(Ending::ask(&self.store, why)?)
+    }
+
+    /// Why all processes end now, after so many steps. All ask it before each call of a program that crosses.
+    ///
+    /// # Errors
+    /// One is gone, or the store does not answer.
+    pub fn ends_after(&self, done: u64) -> Result<Option<String>, JoinError> {
+        Ok(self.ending.after(done)?)
     }
 
     /// Why the run cannot go on, where another process is known to be lost: whatever fails then may fail for that.

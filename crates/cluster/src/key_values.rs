@@ -40,7 +40,7 @@ fn failure(error: StoreError) -> KeyValueFailure {
         | StoreError::Failed { .. }
         | StoreError::LeaseEnded(_) => ErrorCode::Unavailable,
         StoreError::Denied { .. } => ErrorCode::PermissionDenied,
-        StoreError::Address { .. } => ErrorCode::InvalidArgument,
+        StoreError::Address { .. } | StoreError::InClear { .. } => ErrorCode::InvalidArgument,
         StoreError::Other { .. } => ErrorCode::Internal,
     };
     KeyValueFailure { code, message: error.to_string() }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use meshloom_store::{Store, StoreError};
 
 use crate::JoinError;
+use crate::network::this_host;
 
 /// The end of a socket at which MPI's questions arrive.
 pub(crate) struct Questions(UnixStream);
@@ -77,9 +78,7 @@ impl Table {
     fn of(store: &Store, number: usize, count: usize, limit: Duration) -> Result<Table, JoinError> {
         const TABLE: &str = "pmi/hosts";
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        let own = ["/proc/sys/kernel/random/boot_id", "/proc/sys/kernel/hostname"]
-            .map(|file| std::fs::read_to_string(file).unwrap_or_default().trim().to_owned())
-            .join(" ");
+        let own = this_host();
         if number > 0 {
             store.put(&format!("pmi/host/{number}"), own.as_bytes())?;
             let said = text(store.get_from_others(TABLE, limit)?);

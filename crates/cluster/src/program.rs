@@ -2,26 +2,28 @@
 //! that are apart.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use meshloom_pjrt::{Client, PlatformKind, ProcessPlace};
-use meshloom_store::{Launched, OwnEnvironment, StoreOptions, Tls};
+use meshloom_store::{Launched, OwnEnvironment, StoreOptions, Tls, User};
 use meshloom_train::config::RunConfig;
 use meshloom_train::exchange::Exchange;
 use meshloom_train::peers::Peers;
-use meshloom_train::program::{Part, ProcessFlags, Several};
+use meshloom_train::program::{Ended, Part, ProcessFlags, Several, Start};
 
-use crate::{Crossing, JoinOptions, Member, ReplicaOptions, Replicas, StoreForClients, store_address};
+use crate::{Crossing, JoinOptions, Member, ReplicaOptions, Replicas, StoreForClients, certificates, store_address};
 
-/// Makes this process one of several.
-///
-/// # Errors
-/// Neither the flags nor a launcher say which process this is.
-pub fn here(flags: &ProcessFlags, _: &[OsString]) -> Result<Box<dyn Several>> {
+/// Makes this process one of several, and certificates in this process.
+pub const HERE: Start = Start { join: here, certify: |flags, _| Ok(certificates::make(flags)?) };
+
+fn here(flags: &ProcessFlags, _: &[OsString]) -> Result<Box<dyn Several>> {
     let flags = flags.clone();
     Ok(Box::new(Here { place: place(&flags)?, flags }))
 }
@@ -39,6 +41,11 @@ impl Several for Here {
     fn train(&self, config: &RunConfig, train: &dyn Fn(Part) -> Result<()>) -> Result<()> {
         let member = self.join(config.platform_kind()?)?;
         let trained = self.train_with(config, member.as_ref(), train);
+        // All processes end a run alike when it is ended before its last step.
+        if trained.as_ref().is_err_and(|error| error.is::<Ended>()) {
+            member.map_or(Ok(()), |member| member.leave())?;
+            return trained;
+        }
         let (Err(error), Some(member)) = (&trained, &member) else { return trained };
         let error = error.to_string();
         member.fail(&error);
@@ -63,7 +70,9 @@ impl Here {
             exchange: replicas.clone().map(|replicas| replicas as Arc<dyn Exchange>),
             prepare: register,
         });
-        if let (Some(replicas), Err(_)) = (&replicas, &trained) {
+        if let (Some(replicas), Err(error)) = (&replicas, &trained)
+            && !error.is::<Ended>()
+        {
             replicas.fail();
         }
         trained?;
@@ -78,12 +87,14 @@ impl Here {
             return Ok(None);
         }
         // The processes of a replica meet apart from those of others.
-        let of_replica = flags.replica.map(|number| format!("{}.replica-{number}", self.job_or_default()));
+        let of_replica = flags.replica.map(|number| format!("{}/replica-{number}", self.job_or_default()));
         let options = JoinOptions {
             place: flags.process_id.zip(flags.process_count),
             store: flags.store.clone(),
             tls: self.tls()?,
             user: self.user()?,
+            insecure: flags.insecure,
+            trusted_network: flags.trusted_network.clone(),
             job: of_replica.or_else(|| flags.job.clone()),
             attempt: flags.attempt,
             limit: Duration::from_secs(flags.join_limit),
@@ -110,6 +121,7 @@ impl Here {
             limit: Duration::from_secs(flags.join_limit.min(60)),
             tls: tls.clone(),
             user: self.user()?,
+            insecure: flags.insecure,
             ..StoreOptions::new(address, self.job_or_default(), (number, diloco.replicas))
         };
         let options = ReplicaOptions {
@@ -119,7 +131,10 @@ impl Here {
             store,
             listen: flags.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0))),
             advertise: flags.advertise.clone(),
-            tls: tls.filter(|tls| tls.identity.is_some() && tls.authority.is_some()),
+            tls,
+            insecure: flags.insecure,
+            // The parameters and velocities, however they are cut, and what describes them.
+            state_bytes: 2 * config.outer_byte_count()? + (64 << 20),
             limit: Duration::from_secs(flags.join_limit),
             patience: JoinOptions::default().patience,
         };
@@ -133,18 +148,50 @@ impl Here {
     fn tls(&self) -> Result<Option<Tls>> {
         let read = |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
         let identity = match (&self.flags.store_cert, &self.flags.store_key) {
-            (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
+            (Some(certificate), Some(key)) => {
+                warn_if_others_read(key);
+                Some((read(certificate)?, read(key)?))
+            }
             _ => None,
         };
         let authority = self.flags.store_ca.as_ref().map(read).transpose()?;
         Ok((authority.is_some() || identity.is_some()).then_some(Tls { authority, identity }))
     }
 
-    fn user(&self) -> Result<Option<(String, String)>> {
-        let Some(name) = &self.flags.store_user else { return Ok(None) };
-        let password = std::env::var("MESHLOOM_STORE_PASSWORD");
-        Ok(Some((name.clone(), password.context("--store-user needs the password in MESHLOOM_STORE_PASSWORD")?)))
+    fn user(&self) -> Result<Option<User>> {
+        let Some(name) = self.flags.store_user.clone() else { return Ok(None) };
+        let password = match &self.flags.store_password_file {
+            Some(path) => {
+                first_line(path).with_context(|| format!("cannot read the password in {}", path.display()))?
+            }
+            None => std::env::var(PASSWORD)
+                .with_context(|| format!("--store-user needs --store-password-file, or the password in {PASSWORD}"))?,
+        };
+        Ok(Some(User { name, password }))
     }
+}
+
+/// The variable that may have the password of the store's user.
+const PASSWORD: &str = "MESHLOOM_STORE_PASSWORD";
+
+/// Warns of a secret that other users of the host can read. Kubernetes mounts secrets so, and they are taken.
+fn warn_if_others_read(path: &Path) {
+    let mode = path.metadata().map(|metadata| metadata.permissions().mode());
+    if mode.is_ok_and(|mode| mode & 0o077 != 0) {
+        tracing::warn!("other users can read {}: `chmod 600` keeps it yours", path.display());
+    }
+}
+
+/// The first line of a file, which is no longer than a password may be.
+fn first_line(path: &Path) -> io::Result<String> {
+    const LONGEST: u64 = 4096;
+    let file = File::open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut text = String::new();
+    file.take(LONGEST).read_to_string(&mut text)?;
+    Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
 /// Returns the number of this process and the count of all; none if it is a replica without others.

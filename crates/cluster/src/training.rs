@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use meshloom_train::exchange::{self, Exchange, ExchangeError};
+use meshloom_train::exchange::{self, Exchange, ExchangeError, Judge};
 use meshloom_train::peers::{Peers, PeersError};
 
 use crate::{JoinError, Member, ReplicaError, Replicas};
@@ -24,6 +24,14 @@ impl Peers for Member {
     fn barrier(&self, name: &str) -> Result<(), PeersError> {
         self.barrier(name).map_err(apart)
     }
+
+    fn ask_to_end(&self, why: &str) -> Result<(), PeersError> {
+        self.ask_to_end(why).map_err(apart)
+    }
+
+    fn ends_after(&self, done: u64) -> Result<Option<String>, PeersError> {
+        self.ends_after(done).map_err(apart)
+    }
 }
 
 fn apart(error: JoinError) -> PeersError {
@@ -40,8 +48,8 @@ impl Exchange for Replicas {
         Ok(exchange::Beginning { step, gives, taken })
     }
 
-    fn send(&self, round: u64, use_at: u64, message: Vec<u8>) -> Result<(), ExchangeError> {
-        self.send(round, use_at, message).map_err(failed)
+    fn send(&self, round: u64, use_at: u64, message: Vec<u8>, judge: Judge) -> Result<(), ExchangeError> {
+        self.send(round, use_at, message, judge).map_err(failed)
     }
 
     fn receive(&self, round: u64) -> Result<exchange::Round, ExchangeError> {

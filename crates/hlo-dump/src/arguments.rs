@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use meshloom_hlo::Stage;
+use meshloom_hlo::message::bytes_from_text;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Color {
@@ -410,25 +411,5 @@ fn parse_share(text: &str) -> Result<(Option<String>, f64), String> {
 /// `4096`, `16KiB`, `2MiB`, `1.5GB`.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong = || format!("\"{text}\" is not a number of bytes; write 4096, 16KiB, 2MiB or 1.5GB");
-    let letters = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(letters);
-    let (number, unit) = (number.trim().replace([',', '_'], ""), unit.trim().to_ascii_lowercase());
-    let scale: u64 = match unit.as_str() {
-        "" | "b" => 1,
-        "kb" => 1_000,
-        "mb" => 1_000_000,
-        "gb" => 1_000_000_000,
-        "tb" => 1_000_000_000_000,
-        "k" | "kib" => 1 << 10,
-        "m" | "mib" => 1 << 20,
-        "g" | "gib" => 1 << 30,
-        "t" | "tib" => 1 << 40,
-        _ => return Err(wrong()),
-    };
-    if let Ok(number) = number.parse::<u64>() {
-        return number.checked_mul(scale).ok_or_else(wrong);
-    }
-    let number: f64 = number.parse().map_err(|_| wrong())?;
-    let bytes = number * scale as f64;
-    if bytes.is_finite() && (0.0..1e18).contains(&bytes) { Ok(bytes.round() as u64) } else { Err(wrong()) }
+    bytes_from_text(text).ok_or_else(wrong)
 }

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use maud::Markup;
-use meshloom_hlo::Stage;
 use meshloom_hlo::analysis::memory::Backend;
 use meshloom_hlo::analysis::{Devices, Partitioning, device_count, longest_program, mesh_of};
 use meshloom_hlo::mesh::{Mesh, MeshError};
 use meshloom_hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
 use meshloom_hlo::read::{self, ReadError};
 use meshloom_hlo::xplane::{ProfiledProgram, XSpace};
+use meshloom_hlo::{Stage, files};
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
@@ -223,7 +223,7 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
         if reading.pass.is_some() {
             bail!("--pass chooses a file of an XLA dump folder, and this is a profile");
         }
-        let space = XSpace::read(&bytes).with_context(|| name.to_owned())?;
+        let space = XSpace::read(&bytes, &streams::limits()).with_context(|| name.to_owned())?;
         drop(waiting);
         return from_profile(space, name, reading);
     }
@@ -236,7 +236,7 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
         let text = String::from_utf8(bytes).ok().context("a run config is UTF-8 text, and this is not")?;
         return from_config(&text, name, reading);
     }
-    let found = read::read(&bytes, &read::Limits::default());
+    let found = read::read(&bytes, &streams::limits());
     drop(waiting);
     match found {
         Ok(found) => from_hlo(found, name, reading, || Ok(None)),
@@ -271,7 +271,7 @@ fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> 
         (None, Some(wanted)) => bail!("--module {wanted}: the profile has no such program; it has {}", names()),
         (None, None) => bail!("no event of the profile says its program; choose one with --module: {}", names()),
     };
-    let found = read::read(program.bytes, &read::Limits::default()).with_context(|| program.name.to_owned())?;
+    let found = read::read(program.bytes, &streams::limits()).with_context(|| program.name.to_owned())?;
     let id = program.id;
     let reading = Reading { module: None, ..reading.clone() };
     let loaded = from_hlo(found, name, &reading, || Ok(None))?;
@@ -280,7 +280,7 @@ fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> 
 
 /// A profile of a program that is given otherwise.
 pub fn load_profile(path: &Path) -> Result<Profile> {
-    let read = || -> Result<XSpace> { Ok(XSpace::read(&read_all(path)?)?) };
+    let read = || -> Result<XSpace> { Ok(XSpace::read(&read_all(path)?, &streams::limits())?) };
     let space = read().with_context(|| path.display().to_string())?;
     Ok(Profile { space, program: None })
 }
@@ -291,15 +291,16 @@ fn busy(name: &str, bytes: usize) -> Option<Busy> {
     (bytes >= LARGE).then(|| Busy::new(&format!("reading {name} ({} MB)", bytes / 1_000_000)))
 }
 
-/// A file's bytes, or those of the standard input; one more than the limit of modules where there are more.
+/// The bytes of a file, or those of the standard input; one more than the limit where there are more.
 pub fn read_all(path: &Path) -> Result<Vec<u8>> {
-    let limit = read::Limits::default().input_bytes;
+    let limit = streams::limits().input_bytes;
     if path == Path::new("-") {
-        return streams::read(limit + 1).context("cannot read it");
+        return streams::read(limit.saturating_add(1)).context("cannot read it");
     }
-    let file = std::fs::File::open(path).context("cannot open it")?;
-    let mut bytes = Vec::with_capacity(file.metadata().map_or(0, |metadata| metadata.len().min(limit)) as usize);
-    file.take(limit + 1).read_to_end(&mut bytes).context("cannot read it")?;
+    let file = files::open(path).context("cannot open it")?;
+    let length = file.metadata().map_or(0, |metadata| metadata.len());
+    let mut bytes = Vec::with_capacity(length.min(limit) as usize);
+    file.take(limit.saturating_add(1)).read_to_end(&mut bytes).context("cannot read it")?;
     Ok(bytes)
 }
 
@@ -323,11 +324,11 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
     let bytes = read_all(&chosen.file)?;
     let name = chosen.file.display().to_string();
     let waiting = busy(&name, bytes.len());
-    let mut found = read::read(&bytes, &read::Limits::default()).with_context(|| name.clone())?;
+    let mut found = read::read(&bytes, &streams::limits()).with_context(|| name.clone())?;
     drop(waiting);
     // The text says for how many devices it is, the proto beside it where the buffers are.
     if let Some(proto) = chosen.proto.filter(|_| found.buffers.is_none())
-        && let Ok(beside) = read::read(&read_all(&proto)?, &read::Limits::default())
+        && let Ok(beside) = read::read(&read_all(&proto)?, &streams::limits())
     {
         // They name instructions by the proto's ids.
         (found.module, found.buffers) = (beside.module, beside.buffers);
@@ -335,7 +336,7 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
     // A compiled module does not say what the mesh was.
     let mesh_before = || {
         let Some(unoptimized) = &chosen.unoptimized else { return Ok(None) };
-        let before = read::read(&read_all(unoptimized)?, &read::Limits::default());
+        let before = read::read(&read_all(unoptimized)?, &streams::limits());
         Ok(before.ok().and_then(|before| mesh_of(&before.module)))
     };
     let mut loaded = from_hlo(found, &name, &Reading { stage: None, ..reading.clone() }, mesh_before)?;

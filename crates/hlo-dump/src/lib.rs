@@ -34,10 +34,11 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use arguments::{Check, Collectives, Color, Cost, Diff, Explain, Memory, Report, Show, Traffic, Units};
+use arguments::{Check, Collectives, Color, Cost, Diff, Explain, Memory, Report, Show, Traffic, Units, parse_bytes};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use meshloom_hlo::message::shown_error;
 use meshloom_hlo::suggest::did_you_mean;
 use streams::Stream;
 pub use streams::{Caller, Ran};
@@ -61,6 +62,13 @@ struct Arguments {
     /// How to print numbers of bytes and operations; by default both, but human on a narrow terminal
     #[arg(long, global = true, value_name = "UNITS", help_heading = "Printing")]
     units: Option<Units>,
+    /// The most bytes of an input, plain, decompressed or decoded; by default 2 GiB, 256 MiB decompressed, and decoded
+    /// 20 times its size
+    #[arg(long, global = true, value_name = "SIZE", value_parser = parse_bytes, env = "MESHLOOM_MAX_SIZE", help_heading = "Reading")]
+    max_size: Option<u64>,
+    /// How deep computations may call each other; by default 1000
+    #[arg(long, global = true, value_name = "CALLS", help_heading = "Reading")]
+    max_depth: Option<usize>,
 }
 
 const EXIT_STATUS: &str = "INPUT is HLO or StableHLO text, an HLO proto, an XLA dump folder, a profile (*.xplane.pb), a \
@@ -134,16 +142,18 @@ fn execute(command_line: impl Iterator<Item = OsString>) -> u8 {
         // Help is no error, and goes to the standard output.
         Err(error) => {
             let stream = if error.use_stderr() { Stream::Err } else { Stream::Out };
-            let _ = streams::print(stream, &error.render().ansi().to_string());
+            let _ = streams::print_styled(stream, &error.render().ansi().to_string());
             return if error.use_stderr() { 2 } else { 0 };
         }
     };
     output::configure(arguments.color, arguments.units);
+    streams::set_limits(arguments.max_size, arguments.max_depth);
     match execute_command(arguments) {
         Ok(Outcome::Done) => 0,
         Ok(Outcome::Found) => 1,
         Err(error) => {
-            output::error_line(&format!("{} {error:#}", output::paint(output::BAD, "error:")));
+            let error = format!("{error:#}");
+            output::error_line(&format!("{} {}", output::paint(output::BAD, "error:"), shown_error(&error)));
             2
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
 use anyhow::{Context, Result};
-use meshloom_hlo::message::{counted, three_digits};
+use meshloom_hlo::message::{counted, shown, three_digits};
 pub use meshloom_hlo::message::{human_bytes, seconds};
 use meshloom_hlo::table::{Column, Kind, Table};
 use meshloom_hlo::{Amount, Bounds};
@@ -39,7 +39,8 @@ pub const WARN: Style = AnsiColor::Yellow.on_default();
 pub const BAD: Style = AnsiColor::Red.on_default().bold();
 
 pub fn paint(style: Style, text: &str) -> String {
-    format!("{style}{text}{style:#}")
+    let mark = streams::mark();
+    format!("{mark}{style}{mark}{text}{mark}{style:#}{mark}")
 }
 
 /// Prints a line. A reader that has gone away (`| head`) ends the program, quietly.
@@ -53,6 +54,11 @@ pub fn line(text: &str) {
 pub fn error_line(text: &str) {
     // Nobody is left to be told.
     let _ = streams::print(Stream::Err, &format!("{text}\n"));
+}
+
+/// Prints text that is the result, without a line end of its own. A reader that has gone away has all it wanted.
+pub fn text(text: &str) -> Result<()> {
+    bytes_as_they_are(shown(text).as_bytes())
 }
 
 /// Prints bytes that are not lines of text. A reader that has gone away (`| head`) has all it wanted.

@@ -9,7 +9,8 @@ use std::path::Path;
 use anyhow::{Result, anyhow, bail};
 use meshloom_hlo::analysis::groups::{Devices, device_count};
 use meshloom_hlo::analysis::{Sources, Walk};
-use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, HloModuleProtoWithConfig};
+use meshloom_hlo::message::shown;
+use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProtoWithConfig};
 use meshloom_hlo::stablehlo::{self, WriteOptions};
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::text::{Layouts, TextOptions, print_shape, print_with_config};
@@ -30,25 +31,23 @@ pub fn run(arguments: &Show, json: bool) -> Result<()> {
         return kernels(&loaded, file, json);
     }
     match emit {
-        Emit::Text => write(file, one_computation(text(&loaded, arguments.full), arguments)?.as_bytes()),
+        Emit::Text => write_text(file, &one_computation(text(&loaded, arguments.full), arguments)?),
         Emit::Proto if file.is_none() && streams::is_terminal(Stream::Out) => {
             bail!("a proto is not text for a terminal; write it to a file: --output module.pb")
         }
         Emit::Proto => write(file, &loaded.module.encode_to_vec()),
-        Emit::Stablehlo => write(file, stablehlo(&loaded, arguments.full)?.as_bytes()),
+        Emit::Stablehlo => write_text(file, &stablehlo(&loaded, arguments.full)?),
         Emit::Json => match file {
             None => output::json("show", &loaded.found(&described(&loaded, arguments)?)),
-            Some(_) => {
-                write(file, serde_json::to_string_pretty(&loaded.found(&described(&loaded, arguments)?))?.as_bytes())
-            }
+            Some(_) => write_text(file, &serde_json::to_string_pretty(&loaded.found(&described(&loaded, arguments)?))?),
         },
-        Emit::Dot => write(file, drawing::dot(&loaded, arguments)?.as_bytes()),
-        Emit::Svg => write(file, drawing::svg(&loaded, arguments)?.as_bytes()),
+        Emit::Dot => write_text(file, &drawing::dot(&loaded, arguments)?),
+        Emit::Svg => write_text(file, &drawing::svg(&loaded, arguments)?),
         Emit::Html => {
             let text = one_computation(text(&loaded, arguments.full), arguments)?;
-            write(file, page::render(&loaded.title(), &text).as_bytes())
+            write_text(file, &page::render(&loaded.title(), &text))
         }
-        Emit::Graph => write(file, graph(&loaded)?.as_bytes()),
+        Emit::Graph => write_text(file, &graph(&loaded)?),
     }
 }
 
@@ -143,7 +142,7 @@ fn kernels(loaded: &Loaded, file: Option<&Path>, json: bool) -> Result<()> {
         let answer = KernelsAnswer { kernels };
         return match file {
             None => output::json("show", &loaded.found(&answer)),
-            Some(_) => write(file, serde_json::to_string_pretty(&loaded.found(&answer))?.as_bytes()),
+            Some(_) => write_text(file, &serde_json::to_string_pretty(&loaded.found(&answer))?),
         };
     }
     let lines = kernels.iter().map(|row| {
@@ -153,7 +152,14 @@ fn kernels(loaded: &Loaded, file: Option<&Path>, json: bool) -> Result<()> {
     });
     let none = "the program has no op with several implementations\n".to_owned();
     let text = if kernels.is_empty() { none } else { lines.collect() };
-    write(file, text.as_bytes())
+    write_text(file, &text)
+}
+
+fn write_text(file: Option<&Path>, text: &str) -> Result<()> {
+    match file {
+        Some(path) => output::write(path, shown(text).as_bytes()),
+        None => output::text(text),
+    }
 }
 
 fn write(file: Option<&Path>, bytes: &[u8]) -> Result<()> {
@@ -204,7 +210,8 @@ fn described<'a>(loaded: &'a Loaded, arguments: &Show) -> Result<Answer<'a>> {
     }
     let names: BTreeMap<i64, &str> = module.computations.iter().map(|it| (it.id, it.name.as_str())).collect();
     let entry = names.get(&module.entry_computation_id).copied().unwrap_or(&module.entry_computation_name);
-    let of = |computation| computation_answer(module, computation, &names, &executions);
+    let sources = Sources::of(module);
+    let of = |computation| computation_answer(computation, &sources, &names, &executions);
     let Some(name) = arguments.computation.as_deref().map(|name| name.trim_start_matches('%')) else {
         return Ok(Answer { entry, computations: module.computations.iter().map(of).collect() });
     };
@@ -216,12 +223,11 @@ fn described<'a>(loaded: &'a Loaded, arguments: &Show) -> Result<Answer<'a>> {
 }
 
 fn computation_answer<'a>(
-    module: &'a HloModuleProto,
     computation: &'a HloComputationProto,
+    sources: &Sources<'_>,
     computations: &BTreeMap<i64, &'a str>,
     executions: &BTreeMap<i64, Amount>,
 ) -> ComputationAnswer<'a> {
-    let sources = Sources::of(module);
     let names: BTreeMap<i64, &str> = computation.instructions.iter().map(|it| (it.id, it.name.as_str())).collect();
     let instruction = |instruction: &'a HloInstructionProto| InstructionAnswer {
         name: &instruction.name,

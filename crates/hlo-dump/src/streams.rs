@@ -4,11 +4,16 @@
 //! compute, and show progress by [`Busy`], which looks at the stream before they start.
 
 use std::cell::RefCell;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{Cursor, IsTerminal, Read, Write};
 #[cfg(feature = "configs")]
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use anstream::{AutoStream, ColorChoice};
+
+use meshloom_hlo::message::shown;
+use meshloom_hlo::read::Limits;
 
 use crate::arguments::Units;
 
@@ -45,6 +50,10 @@ struct Streams {
     place: Place,
     color: ColorChoice,
     units: Units,
+    /// Bytes of an input at most, if the user says so.
+    max_size: Option<u64>,
+    /// How deep computations may call each other, if the user says so.
+    max_depth: Option<usize>,
 }
 
 enum Place {
@@ -62,7 +71,7 @@ struct Memory {
 
 impl Streams {
     const fn of(place: Place) -> Streams {
-        Streams { place, color: ColorChoice::Auto, units: Units::Both }
+        Streams { place, color: ColorChoice::Auto, units: Units::Both, max_size: None, max_depth: None }
     }
 }
 
@@ -115,6 +124,18 @@ pub fn set_units(units: Units) {
     STREAMS.with_borrow_mut(|streams| streams.units = units);
 }
 
+/// How much of an input is read at most.
+pub fn limits() -> Limits {
+    STREAMS.with_borrow(|streams| {
+        let limits = streams.max_size.map_or_else(Limits::default, Limits::up_to);
+        Limits { call_depth: streams.max_depth.unwrap_or(limits.call_depth), ..limits }
+    })
+}
+
+pub fn set_limits(max_size: Option<u64>, max_depth: Option<usize>) {
+    STREAMS.with_borrow_mut(|streams| (streams.max_size, streams.max_depth) = (max_size, max_depth));
+}
+
 /// The caller's worker.
 #[cfg(feature = "configs")]
 pub fn worker() -> Option<PathBuf> {
@@ -133,8 +154,23 @@ pub fn is_terminal(stream: Stream) -> bool {
     })
 }
 
-/// Prints text. Styles are left out where `--color` or the stream does not have them.
+/// What stands before and behind a style in text that is printed. It differs from run to run, so that no name in an
+/// input can have a style.
+pub fn mark() -> &'static str {
+    static MARK: OnceLock<String> = OnceLock::new();
+    MARK.get_or_init(|| format!("\u{1}{:016x}\u{1}", RandomState::new().hash_one(0u8)))
+}
+
+/// Prints text with marked styles. Other control characters in it are shown, and not sent.
 pub fn print(stream: Stream, text: &str) -> std::io::Result<()> {
+    let parts = text.split(mark()).enumerate();
+    // Every second part is a style.
+    let safe: String = parts.map(|(place, part)| if place % 2 == 0 { shown(part) } else { part.into() }).collect();
+    print_styled(stream, &safe)
+}
+
+/// Prints text of our own. Styles are left out where `--color` or the stream does not have them.
+pub fn print_styled(stream: Stream, text: &str) -> std::io::Result<()> {
     STREAMS.with_borrow_mut(|Streams { place, color, .. }| match (place, stream) {
         (Place::Process, Stream::Out) => AutoStream::new(std::io::stdout(), *color).write_all(text.as_bytes()),
         (Place::Process, Stream::Err) => AutoStream::new(std::io::stderr(), *color).write_all(text.as_bytes()),
@@ -178,7 +214,7 @@ impl Busy {
     /// Says something else.
     pub fn say(&self, doing: &str) {
         if self.is_seen {
-            eprint!("\r\x1b[2K{doing}");
+            eprint!("\r\x1b[2K{}", shown(doing));
         }
     }
 }

@@ -7,6 +7,7 @@ mod amount;
 mod collective_kind;
 pub mod crossing;
 mod element_type;
+pub mod files;
 mod group_format;
 #[doc(hidden)]
 pub mod internals;
@@ -35,7 +36,7 @@ pub mod xplane;
 pub use amount::{Amount, Bounds, Branch, sum};
 pub use collective_kind::CollectiveKind;
 pub use group_format::{ApiVersion, GroupFormat};
-pub use literal::{Element, Literal, LiteralError, number_bytes};
+pub use literal::{Element, Literal, LiteralError, all_finite, number_bytes};
 pub use narrow::{F8E4M3FN, F8E5M2, S4, U4};
 pub use shape::{element_type, literal_proto, shape, tuple_shape};
 pub use stage::Stage;

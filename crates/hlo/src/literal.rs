@@ -159,6 +159,25 @@ impl Literal {
     }
 }
 
+/// Whether all numbers of an element type in these bytes are finite; integers always are.
+pub fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
+    // Numbers whose exponent bits are all set. Without a branch per number, so that they are compared many at once.
+    fn none<const N: usize, T: Element>(bytes: &[u8], is_special: impl Fn(T) -> bool) -> bool {
+        let (chunks, _) = bytes.as_chunks::<N>();
+        !chunks.iter().fold(false, |found, chunk| found | is_special(bytemuck::pod_read_unaligned(chunk)))
+    }
+    match dtype {
+        DType::F8E4M3FN => none::<1, u8>(bytes, |bits| bits & 0x7f == 0x7f),
+        DType::F8E5M2 => none::<1, u8>(bytes, |bits| bits & 0x7c == 0x7c),
+        DType::BF16 => none::<2, u16>(bytes, |bits| bits & 0x7f80 == 0x7f80),
+        DType::F16 => none::<2, u16>(bytes, |bits| bits & 0x7c00 == 0x7c00),
+        DType::F32 => none::<4, u32>(bytes, |bits| bits & 0x7f80_0000 == 0x7f80_0000),
+        DType::F64 => none::<8, u64>(bytes, |bits| bits & 0x7ff0 << 48 == 0x7ff0 << 48),
+        DType::Pred | DType::S4 | DType::U4 | DType::S8 | DType::S16 | DType::S32 | DType::S64 => true,
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => true,
+    }
+}
+
 /// Host values of which there are more or fewer than a literal of their type takes.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a literal of type {ty} takes {expected} {what}, but {found} are given")]

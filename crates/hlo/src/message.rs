@@ -1,7 +1,46 @@
 //! What the messages of all crates share.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
+
+/// Text as a terminal may show it: control characters, which could command the terminal, and those that turn the
+/// direction of writing are shown as `\u001b`, which JSON reads as the same character. Line ends and tabs stay.
+///
+/// Names come from files that others have made. Whatever prints to a terminal passes its text through here last.
+pub fn shown(text: &str) -> Cow<'_, str> {
+    if !text.contains(commands_terminal) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 64);
+    for letter in text.chars() {
+        match commands_terminal(letter) {
+            true => shown.push_str(&format!("\\u{:04x}", letter as u32)),
+            false => shown.push(letter),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// An error as a terminal may show it: as [`shown`], and without the middle where names make it longer than anybody
+/// reads.
+pub fn shown_error(text: &str) -> Cow<'_, str> {
+    const MOST: usize = 8 << 10;
+    if text.len() <= MOST {
+        return shown(text);
+    }
+    let is_boundary = |&place: &usize| text.is_char_boundary(place);
+    let start = (0..=MOST / 2).rev().find(is_boundary).unwrap_or(0);
+    let end = (text.len() - MOST / 2..text.len()).find(is_boundary).unwrap_or(text.len());
+    let left_out = end - start;
+    format!("{} ... ({left_out} bytes left out) ... {}", shown(&text[..start]), shown(&text[end..])).into()
+}
+
+fn commands_terminal(letter: char) -> bool {
+    let turns =
+        matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    turns || letter.is_control() && !matches!(letter, '\n' | '\t')
+}
 
 /// A number of things, however it is written: `1 device`, `2 devices`, `1,024 devices`.
 pub fn counted(count: impl fmt::Display, what: &str) -> String {
@@ -31,6 +70,30 @@ pub fn human_bytes(count: u64) -> String {
     let power = (count.ilog2() / 10).min(6);
     let value = count as f64 / (1u64 << (10 * power)) as f64;
     format!("{} {}", three_digits(value), UNITS[power as usize - 1])
+}
+
+/// Reads a number of bytes: `4096`, `16KiB`, `2MiB`, `1.5GB`. `None` if it is another text.
+pub fn bytes_from_text(text: &str) -> Option<u64> {
+    let letters = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(letters);
+    let (number, unit) = (number.trim().replace([',', '_'], ""), unit.trim().to_ascii_lowercase());
+    let scale: u64 = match unit.as_str() {
+        "" | "b" => 1,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        _ => return None,
+    };
+    if let Ok(number) = number.parse::<u64>() {
+        return number.checked_mul(scale);
+    }
+    let bytes = number.parse::<f64>().ok()? * scale as f64;
+    (bytes.is_finite() && (0.0..1e18).contains(&bytes)).then(|| bytes.round() as u64)
 }
 
 /// A number without unit: `4.20`, `42.0`, `420`.

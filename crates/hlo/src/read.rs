@@ -11,14 +11,15 @@
 //!
 //! Any of them may be gzipped. The reader detects the format from the content, never from a name.
 //!
-//! Input may be malicious. Two bytes of protobuf can describe a thousand bytes of memory, so the reader counts messages
-//! before it decodes them ([`Limits`]).
+//! Input may be malicious: a few bytes of gzip can be a thousand times as many, which [`Limits`] bound. Two bytes of
+//! protobuf can describe a thousand bytes of memory, so the reader counts messages before it decodes them ([`Limits`]).
 
 mod form;
 
 use std::io::Read;
 
 use prost::Message;
+use rustc_hash::FxHashMap;
 
 use super::parse::{self, ParseError};
 use super::proto::{
@@ -77,22 +78,50 @@ pub struct Found {
 /// How much is read at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of the input, after decompression.
+    /// Bytes of the input.
     pub input_bytes: u64,
-    /// How many times its own size a proto may take when it is decoded, beside [`Limits::SMALL`]. Real modules take
-    /// some ten times theirs.
+    /// Bytes of a compressed input after decompression. Fewer than of others: who sends a small file must not make its
+    /// reader take a large one.
+    pub decompressed_bytes: u64,
+    /// How many times its own size an input may take in memory when it is decoded. Real modules take seven
+    /// times theirs, and up to twelve where instructions have no metadata.
     pub decoded_ratio: u64,
+    /// Bytes that any input may take in memory when it is decoded.
+    pub decoded_bytes: u64,
+    /// How deep computations may call each other: loops in branches in loops.
+    pub call_depth: usize,
 }
 
 impl Limits {
-    /// Bytes that any proto may take.
-    pub const SMALL: u64 = 64 << 20;
+    /// The same limits for a text.
+    fn of_text(&self) -> parse::Limits {
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let (memory_ratio, memory_bytes) = (size(self.decoded_ratio), size(self.decoded_bytes));
+        parse::Limits { memory_ratio, memory_bytes, ..parse::Limits::default() }
+    }
+
+    /// The memory that an input of so many bytes may take when it is decoded.
+    pub(crate) fn decoded_limit(&self, bytes: usize) -> u64 {
+        (bytes as u64).saturating_mul(self.decoded_ratio).max(self.decoded_bytes)
+    }
+
+    /// All sizes at most `bytes`, whatever the ratios.
+    pub fn up_to(bytes: u64) -> Limits {
+        let usual = Limits::default();
+        Limits { input_bytes: bytes, decompressed_bytes: bytes, decoded_bytes: bytes.max(usual.decoded_bytes), ..usual }
+    }
 }
 
 impl Default for Limits {
-    /// The 2 GiB that a protobuf may have, and 64 times the size.
+    /// The 2 GiB that a protobuf may have, 256 MiB of what was compressed, and decoded 20 times the size, or 40 MiB.
     fn default() -> Limits {
-        Limits { input_bytes: 2 << 30, decoded_ratio: 64 }
+        Limits {
+            input_bytes: 2 << 30,
+            decompressed_bytes: 256 << 20,
+            decoded_ratio: 20,
+            decoded_bytes: 40 << 20,
+            call_depth: 1000,
+        }
     }
 }
 
@@ -152,10 +181,19 @@ pub enum ReadError {
         /// What the decompressor says.
         reason: String,
     },
-    /// More than the limits allow.
+    /// Calls that are nested too deep.
     #[error(
-        "it is too large: {what} {found} bytes, and the limit is {limit}; a module of real instructions is smaller"
+        "its computations call each other more than {limit} deep, at %{computation}; `read::Limits::call_depth`, or \
+         --max-depth of hlo-dump, raises the limit"
     )]
+    TooDeep {
+        /// The limit.
+        limit: usize,
+        /// The name of the computation beyond it.
+        computation: String,
+    },
+    /// More than the limits allow.
+    #[error("it is too large: {what} {found} bytes, and the limit is {limit}; {advice}")]
     TooLarge {
         /// What has so many bytes.
         what: &'static str,
@@ -163,27 +201,85 @@ pub enum ReadError {
         found: u64,
         /// The limit.
         limit: u64,
+        /// What to do about it.
+        advice: &'static str,
     },
 }
 
 crate::debug_is_message!(ReadError);
+
+/// What raises the limits of sizes, in this library and in `hlo-dump`.
+const RAISE: &str = "`read::Limits`, or --max-size of hlo-dump, raises it";
 
 /// Reads a module in any form.
 ///
 /// # Errors
 /// The input is not HLO (the error says what it seems to be), is damaged, or exceeds the limits.
 pub fn read(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
-    if bytes.starts_with(&[0x1f, 0x8b]) {
-        return read_plain(&decompress(bytes, limits)?, limits);
+    let found = match bytes.starts_with(&[0x1f, 0x8b]) {
+        true => read_plain(&decompress(bytes, limits)?, limits),
+        false => read_plain(bytes, limits),
+    }?;
+    check_depth(&found.module, limits.call_depth)?;
+    Ok(found)
+}
+
+/// Refuses a module whose calls are nested deep: what walks along them takes the product of depth and length. Calls
+/// that lead back to their caller are left to the analyses, which follow none twice.
+fn check_depth(module: &HloModuleProto, limit: usize) -> Result<(), ReadError> {
+    let numbers: FxHashMap<i64, usize> =
+        module.computations.iter().map(|computation| computation.id).zip(0..).collect();
+    let calls = |number: usize| {
+        let instructions = module.computations.get(number).map_or(&[][..], |computation| &computation.instructions);
+        let callees = instructions.iter().flat_map(|instruction| &instruction.called_computation_ids);
+        callees.filter_map(|id| numbers.get(id).copied()).collect::<Vec<usize>>()
+    };
+    // The depth below each computation; none while it is open or new.
+    let mut depths: Vec<Option<usize>> = vec![None; module.computations.len()];
+    let mut is_open = vec![false; module.computations.len()];
+    for first in 0..module.computations.len() {
+        let mut stack = vec![(first, Vec::new(), 0)];
+        while let Some((number, callees, next)) = stack.last_mut() {
+            let number = *number;
+            if depths[number].is_some() {
+                stack.pop();
+                continue;
+            }
+            if !std::mem::replace(&mut is_open[number], true) {
+                *callees = calls(number);
+            }
+            match callees.get(*next).copied() {
+                Some(callee) => {
+                    *next += 1;
+                    if depths[callee].is_none() && !is_open[callee] {
+                        stack.push((callee, Vec::new(), 0));
+                    }
+                }
+                None => {
+                    let depth = callees.iter().filter_map(|&callee| depths[callee]).max().map_or(0, |depth| depth + 1);
+                    if depth > limit {
+                        let computation = module.computations[number].name.clone();
+                        return Err(ReadError::TooDeep { limit, computation });
+                    }
+                    depths[number] = Some(depth);
+                    stack.pop();
+                }
+            }
+        }
     }
-    read_plain(bytes, limits)
+    Ok(())
 }
 
 fn decompress(bytes: &[u8], limits: &Limits) -> Result<Vec<u8>, ReadError> {
     let mut plain = Vec::new();
-    let mut decoder = flate2::read::MultiGzDecoder::new(bytes).take(limits.input_bytes.saturating_add(1));
+    let limit = limits.decompressed_bytes;
+    let mut decoder = flate2::read::MultiGzDecoder::new(bytes).take(limit.saturating_add(1));
     decoder.read_to_end(&mut plain).map_err(|error| ReadError::Gzip { reason: error.to_string() })?;
-    Ok(plain)
+    let found = plain.len() as u64;
+    match found > limit {
+        true => Err(ReadError::TooLarge { what: "decompressed, it has more than", found: limit, limit, advice: RAISE }),
+        false => Ok(plain),
+    }
 }
 
 fn read_plain(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
@@ -191,7 +287,7 @@ fn read_plain(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let size = bytes.len() as u64;
     if size > limits.input_bytes {
-        return Err(ReadError::TooLarge { what: "it has", found: size, limit: limits.input_bytes });
+        return Err(ReadError::TooLarge { what: "it has", found: size, limit: limits.input_bytes, advice: RAISE });
     }
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Err(ReadError::Empty);
@@ -201,11 +297,11 @@ fn read_plain(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
     }
     match form::of(bytes) {
         Some(form) => read_proto(bytes, form, limits),
-        None => read_text(bytes),
+        None => read_text(bytes, limits),
     }
 }
 
-fn read_text(bytes: &[u8]) -> Result<Found, ReadError> {
+fn read_text(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
     // What is cut off or damaged in the middle is still text, and the parser says where it breaks.
     let start = &bytes[..bytes.len().min(4096)];
     let readable = match std::str::from_utf8(start) {
@@ -222,14 +318,14 @@ fn read_text(bytes: &[u8]) -> Result<Found, ReadError> {
     if !is_hlo_text(start) {
         let first = readable.trim_start();
         if stablehlo::read::is_mlir(start) {
-            let parsed = stablehlo::read::read(bytes).map_err(Box::new)?;
+            let parsed = stablehlo::read::read_with(bytes, &limits.of_text()).map_err(Box::new)?;
             let module = parsed.hlo_module.unwrap_or_default();
             return Ok(Found { module, config: parsed.config, buffers: None, form: Form::StableHlo });
         }
         let start: String = first.chars().take_while(|&letter| letter != '\n').take(60).collect();
         return Err(ReadError::OtherText { start });
     }
-    let parsed = parse::parse_bytes(bytes, &parse::Limits::default()).map_err(Box::new)?;
+    let parsed = parse::parse_bytes(bytes, &limits.of_text()).map_err(Box::new)?;
     let module = parsed.hlo_module.unwrap_or_default();
     Ok(Found { module, config: parsed.config, buffers: None, form: Form::Text })
 }
@@ -254,9 +350,10 @@ fn is_hlo_text(mut text: &[u8]) -> bool {
 
 fn read_proto(bytes: &[u8], form: Form, limits: &Limits) -> Result<Found, ReadError> {
     let decoded = form::decoded_bytes(bytes, form);
-    let limit = (bytes.len() as u64).saturating_mul(limits.decoded_ratio).saturating_add(Limits::SMALL);
+    let limit = limits.decoded_limit(bytes.len());
     if decoded > limit {
-        return Err(ReadError::TooLarge { what: "decoded, it takes", found: decoded, limit });
+        let advice = "a module of real instructions is smaller; `read::Limits`, or --max-size of hlo-dump, raises it";
+        return Err(ReadError::TooLarge { what: "decoded, it takes", found: decoded, limit, advice });
     }
     let broken = |error: prost::DecodeError| ReadError::Proto { form: form.name(), reason: error.to_string() };
     let (module, config, buffers) = match form {

@@ -1,10 +1,19 @@
 //! Help with misspelled names, for error messages.
 
+/// Bytes of names that are compared, at most: the time is the product of two lengths.
+const MOST_BYTES: usize = 200;
+
+/// Names that a name is compared with, at most.
+const MOST_NAMES: usize = 10_000;
+
 /// The allowed name nearest to `name`, when one is near enough that it was probably meant.
 pub fn nearest<'a>(name: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if name.len() > MOST_BYTES {
+        return None;
+    }
     let lowered = name.to_lowercase();
+    let allowed = allowed.into_iter().take(MOST_NAMES).filter(|candidate| candidate.len() <= MOST_BYTES);
     allowed
-        .into_iter()
         .map(|candidate| (strsim::damerau_levenshtein(&lowered, &candidate.to_lowercase()), candidate))
         // Less than a third of the letters may be wrong: "hed_dim" finds "head_dim", but "gpu" does not find "cpu".
         .filter(|(distance, candidate)| distance * 3 < candidate.chars().count().max(lowered.chars().count()))
@@ -21,7 +30,11 @@ pub fn did_you_mean<'a>(name: &str, allowed: impl IntoIterator<Item = &'a str>) 
 /// stand: `act_mpl` is `act_mlp`, but `activation_length` is not `activation_kv_length`, `q_lora` not `kv_lora`, and
 /// `fc1` not `fc2`.
 pub fn misspelled<'a>(name: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    allowed.into_iter().find(|candidate| *candidate != name && is_slip(name, candidate))
+    if name.len() > MOST_BYTES {
+        return None;
+    }
+    let mut allowed = allowed.into_iter().take(MOST_NAMES).filter(|candidate| candidate.len() <= MOST_BYTES);
+    allowed.find(|candidate| *candidate != name && is_slip(name, candidate))
 }
 
 /// Whether two names differ by separators alone, or by one letter of a word, or two of a long one.

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 
 use prost::Message;
 
-use crate::wire::fields_of_start;
+use crate::read::Limits;
+use crate::wire::{fields, fields_of_start};
 
 /// The plane of a run's own events: one for each call of its train step. The prefix is that of XLA's `xplane_schema.h`
 /// for planes of programs.
@@ -157,6 +158,17 @@ pub enum ProfileError {
     /// It is something else.
     #[error("it is no profile, which is an XSpace (*.xplane.pb) with planes such as /host:CPU or /device:TPU:0")]
     Other,
+    /// It would take far more memory than it has bytes.
+    #[error(
+        "decoded, it takes {found} bytes, and the limit is {limit}; a profile of real events is smaller; \
+         `read::Limits`, or --max-size of hlo-dump, raises it"
+    )]
+    TooLarge {
+        /// What it takes, about.
+        found: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// It is broken.
     #[error("it cannot be decoded as a profile (XSpace): {reason}; is it complete?")]
     Broken {
@@ -202,13 +214,15 @@ impl XSpace {
 
     /// Reads a profile.
     ///
-    /// Two bytes of it take at most some 130 of memory, which is [`Limits::decoded_ratio`](crate::read::Limits) again.
-    ///
     /// # Errors
-    /// It is something else, or cut off.
-    pub fn read(bytes: &[u8]) -> Result<XSpace, ProfileError> {
+    /// It is something else or cut off, or takes far more memory than it has bytes.
+    pub fn read(bytes: &[u8], limits: &Limits) -> Result<XSpace, ProfileError> {
         if !XSpace::is_profile(bytes) {
             return Err(ProfileError::Other);
+        }
+        let (found, limit) = (decoded_bytes(bytes), limits.decoded_limit(bytes.len()));
+        if found > limit {
+            return Err(ProfileError::TooLarge { found, limit });
         }
         XSpace::decode(bytes).map_err(|error| ProfileError::Broken { reason: error.to_string() })
     }
@@ -238,6 +252,47 @@ impl XSpace {
         };
         entries.filter_map(program).collect()
     }
+}
+
+/// About how many bytes a decoded profile takes: two bytes of it can be an empty event.
+fn decoded_bytes(bytes: &[u8]) -> u64 {
+    #[derive(Clone, Copy)]
+    enum Kind {
+        Space,
+        Plane,
+        Line,
+        Event,
+        /// An entry of a table, in which the second field is the value.
+        Entry,
+        Metadata,
+        Other,
+    }
+    // A node of a tree has room for eleven entries, and may be half empty.
+    const ENTRY: usize = 2 * (size_of::<XEventMetadata>() + size_of::<i64>());
+    let mut sum = 0;
+    let mut stack = vec![(bytes, Kind::Space)];
+    while let Some((bytes, kind)) = stack.pop() {
+        // Strings and bytes are copied.
+        sum += bytes.len() as u64;
+        for field in fields(bytes).map_while(|field| field) {
+            let Some(content) = field.bytes else { continue };
+            let (size, inner) = match (kind, field.number) {
+                (Kind::Space, 1) => (size_of::<XPlane>(), Kind::Plane),
+                (Kind::Plane, 3) => (size_of::<XLine>(), Kind::Line),
+                (Kind::Plane, 4 | 5) => (ENTRY, Kind::Entry),
+                (Kind::Line, 4) => (size_of::<XEvent>(), Kind::Event),
+                (Kind::Plane, 6) | (Kind::Event, 4) | (Kind::Metadata, 5) => (size_of::<XStat>(), Kind::Other),
+                (Kind::Entry, 2) => (0, Kind::Metadata),
+                (Kind::Space, _) => (size_of::<String>(), Kind::Other),
+                _ => continue,
+            };
+            sum += size as u64;
+            if !matches!(inner, Kind::Other) {
+                stack.push((content, inner));
+            }
+        }
+    }
+    sum
 }
 
 impl XPlane {

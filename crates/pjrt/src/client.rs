@@ -13,7 +13,7 @@ use super::hardware;
 use super::kept::KeptPrograms;
 use super::key_values::{Callbacks, KeyValues};
 use super::platform::{Platform, PlatformKind};
-use super::plugin::{Plugin, THREADS, end_on_lost_collectives, threads_for, with_threads};
+use super::plugin::{Plugin, THREADS, end_on_lost_collectives, keep_nccl_on_this_host, threads_for, with_threads};
 use super::sys::*;
 use super::value::NamedValue;
 use meshloom_hlo::analysis::collectives_at_once;
@@ -283,7 +283,8 @@ impl Client {
 
     /// A client of the plugin that [`Plugin::find`] finds for the options' platform. What the plugin needs besides is
     /// made ready: for CUDA, NVIDIA's libraries are found and loaded, or fetched as pinned wheels. One of several
-    /// processes of CUDA has `--xla_gpu_nccl_terminate_on_error=true` added to `XLA_FLAGS`, unless these say otherwise.
+    /// processes of CUDA has `--xla_gpu_nccl_terminate_on_error=true` added to `XLA_FLAGS`, unless these say otherwise;
+    /// that of a process by itself has `NCCL_SOCKET_IFNAME` set to loopback, unless it is set.
     ///
     /// # Errors
     /// [`PjrtError::NoDevices`] where the machine has no such hardware, before anything is looked for or downloaded;
@@ -291,8 +292,10 @@ impl Client {
     /// plugin makes no client, and is without some of the libraries.
     pub fn open(options: &ClientOptions) -> Result<Client, PjrtError> {
         options.check()?;
-        if options.platform == PlatformKind::Cuda && options.process.is_some() {
-            end_on_lost_collectives();
+        match (options.platform, &options.process) {
+            (PlatformKind::Cuda, Some(_)) => end_on_lost_collectives(),
+            (PlatformKind::Cuda, None) => keep_nccl_on_this_host(),
+            _ => {}
         }
         hardware::open(options)
     }

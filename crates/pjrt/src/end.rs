@@ -1,4 +1,4 @@
-//! Ending a process in which a program may still run.
+//! Ending a process in which a program may still run, and what signals do to it.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -6,6 +6,21 @@ use std::io::{self, Write};
 
 unsafe extern "C" {
     fn _exit(status: c_int) -> !;
+    fn signal(number: c_int, handler: usize) -> usize;
+}
+
+/// POSIX's `SIG_IGN` on all systems that Rust knows.
+const IGNORED: usize = 1;
+
+/// Whether this process ignores a signal, as one that `nohup` or a shell's `&` has started does. To be asked at its
+/// start: meanwhile the signal is ignored.
+pub fn is_ignored(number: i32) -> bool {
+    // SAFETY: `SIG_IGN` is a handler for any signal, and what was there before is put back as it was.
+    unsafe {
+        let before = signal(number, IGNORED);
+        signal(number, before);
+        before == IGNORED
+    }
 }
 
 /// Ends the process with this status, and runs nothing that libraries have registered for its end.

@@ -1,9 +1,9 @@
 //! Reading and writing files with errors that name them.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use meshloom_hlo::files;
 use sha2::{Digest, Sha256};
 
 use super::error::PjrtError;
@@ -13,7 +13,7 @@ pub(super) const PARTIAL_PREFIX: &str = ".partial-";
 
 /// SHA-256 of a file, in hexadecimal.
 pub(super) fn file_sha256(path: &Path) -> Result<String, PjrtError> {
-    let mut file = File::open(path).map_err(io_error("open", path))?;
+    let mut file = files::open(path).map_err(io_error("open", path))?;
     let mut hasher = Sha256::new();
     let mut chunk = vec![0; 1 << 20];
     loop {

@@ -1,12 +1,12 @@
 //! The user's key, by which entries of caches are known to be the user's own.
 
 use std::fmt;
-use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use hmac::{Hmac, KeyInit, Mac};
+use meshloom_hlo::files;
 use sha2::Sha256;
 
 use super::cached::{below_home, make_if_absent};
@@ -52,14 +52,11 @@ impl Key {
             make(path)?;
         }
         let wrong = |reason: &str| PjrtError::Key { path: path.to_owned(), reason: reason.to_owned() };
-        let file = fs::File::open(path).map_err(io_error("read", path))?;
+        let file = files::open(path).map_err(io_error("read", path))?;
         #[cfg(unix)]
         {
             use std::os::unix::fs::MetadataExt;
             let found = file.metadata().map_err(io_error("read", path))?;
-            if !found.is_file() {
-                return Err(wrong("it is no file"));
-            }
             if found.mode() & 0o077 != 0 {
                 return Err(wrong(
                     "others can read it: run `chmod 600` on it, or delete it if others may have read it",

@@ -72,7 +72,7 @@ pub use cached::{user_cache_directory, user_cache_folder};
 pub use client::{Client, ClientOptions, Device, ProcessPlace};
 pub use compiled::{CostAnalysis, MemoryStats, OptimizedProgram};
 pub use device::{DeviceDescription, DeviceMemory};
-pub use end::end_process;
+pub use end::{end_process, is_ignored};
 pub use error::{Attempt, ErrorCode, PjrtError};
 pub use executable::{COMPILATION, Executable, ExecuteOptions};
 pub use foreign_calls::{CallFailure, CallOperand, CallResult, ForeignCall, ForeignFunction};

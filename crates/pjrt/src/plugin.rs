@@ -6,9 +6,10 @@ use std::io::Read;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
-use std::{env, fmt, fs, thread};
+use std::{env, fmt, thread};
 
 use libloading::Library;
+use meshloom_hlo::files;
 
 use super::api::{Api, Arguments, slice};
 use super::error::PjrtError;
@@ -54,7 +55,7 @@ impl Plugin {
     pub fn locate(platform: &str, options: &FindOptions) -> Result<PathBuf, PjrtError> {
         search(platform, options, |path| {
             let mut magic = [0; 4];
-            let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+            let read = files::open(path).and_then(|mut file| file.read_exact(&mut magic));
             match read {
                 Ok(()) if magic == *b"\x7fELF" => Ok(path.to_owned()),
                 Ok(()) => Err(PjrtError::NotAPlugin { path: path.to_owned(), reason: "not a shared object".into() }),
@@ -185,6 +186,19 @@ pub(super) fn end_on_lost_collectives() {
         if !given.contains(FLAG) {
             // SAFETY: as in `prepare_environment`.
             unsafe { env::set_var(FLAGS, format!("{given} {FLAG}=true").trim_start()) };
+        }
+    });
+}
+
+/// Has NCCL listen on loopback, unless the user names another interface: it does not ask who connects, and the devices
+/// of one process need no network.
+pub(super) fn keep_nccl_on_this_host() {
+    const VARIABLE: &str = "NCCL_SOCKET_IFNAME";
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if env::var_os(VARIABLE).is_none() {
+            // SAFETY: as in `prepare_environment`.
+            unsafe { env::set_var(VARIABLE, "=lo") };
         }
     });
 }

@@ -12,6 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use meshloom_hlo::files;
 use sha2::{Digest, Sha256};
 
 use super::cached::cached_path;
@@ -65,11 +66,14 @@ impl Wanted<'_> {
     }
 }
 
+/// Bytes of a list of files, at most.
+const RECORD_BYTES: u64 = 16 << 20;
+
 impl Record {
     /// Reads the record of a package that lies below a root.
     fn read(package: &Package, root: &Path) -> Result<Record, PjrtError> {
         let path = path_of(package, root);
-        let text = fs::read(&path).map_err(io_error("read", &path))?;
+        let text = files::read(&path, RECORD_BYTES).map_err(io_error("read", &path))?;
         let failed = |reason: &str| PjrtError::NotPinned { path: path.clone(), reason: reason.to_owned() };
         if hex(&Sha256::digest(&text)) != package.record_sha256 {
             return Err(failed("it is not the list of files of the pinned wheel"));

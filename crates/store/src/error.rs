@@ -23,13 +23,29 @@ pub enum StoreError {
         /// What was found instead.
         reason: String,
     },
+    /// The password would travel in clear.
+    #[error(
+        "the password of {user:?} would travel to {address} in clear: give an address https://HOST:PORT, with --store-ca \
+         where its certificate is of an authority of your own, or --insecure in a network in which everybody is trusted"
+    )]
+    InClear {
+        /// Where the store is.
+        address: String,
+        /// The user.
+        user: String,
+    },
     /// The store refuses the user.
-    #[error("the store at {address} refuses the user {user:?}: {reason}")]
+    #[error(
+        "the store at {address} refuses the user {user:?}: {reason}; it needs a role with \
+         `etcdctl role grant-permission ROLE --prefix=true readwrite {prefix}`"
+    )]
     Denied {
         /// Where it is.
         address: String,
         /// The user.
         user: String,
+        /// What all keys of the job begin with.
+        prefix: String,
         /// What the store says.
         reason: String,
     },

@@ -15,7 +15,8 @@ use tonic_prost::ProstCodec;
 
 use crate::error::StoreError;
 use crate::messages::{AuthenticateRequest, AuthenticateResponse};
-use crate::{StoreOptions, Tls};
+use crate::store::prefix_of;
+use crate::{StoreOptions, Tls, User};
 
 /// The largest message that is taken: etcd itself sends at most 1.5 MiB in a value, and some overhead.
 const LARGEST_MESSAGE: usize = 16 << 20;
@@ -26,7 +27,9 @@ const CONNECT: Duration = Duration::from_secs(5);
 pub(crate) struct Etcd {
     channel: Channel,
     address: String,
-    user: Option<(String, String)>,
+    user: Option<User>,
+    /// What all keys of the job begin with.
+    prefix: String,
     token: Mutex<Option<MetadataValue<Ascii>>>,
 }
 
@@ -36,21 +39,23 @@ pub(crate) struct Etcd {
 /// # Errors
 /// The address or a certificate cannot be used.
 pub fn endpoint(address: &str, tls: Option<&Tls>) -> Result<Endpoint, StoreError> {
-    let wrong = |reason: String| StoreError::Address { address: address.to_owned(), reason };
-    let (scheme, _) = address.split_once("://").ok_or_else(|| wrong("it names no scheme".to_owned()))?;
+    let wrong = |reason: String| StoreError::Address { address: without_user(address), reason };
+    let (scheme, rest) = address.split_once("://").ok_or_else(|| wrong("it names no scheme".to_owned()))?;
+    if authority_of(rest).contains('@') {
+        return Err(wrong("an address may not hold a user: --store-user names one".to_owned()));
+    }
     let mut endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| wrong(error.to_string()))?;
     match (scheme, tls) {
         ("http", None) => {}
         ("http", Some(_)) => return Err(wrong("certificates are for https".to_owned())),
         ("https", tls) => {
-            let mut config = ClientTlsConfig::new().with_enabled_roots();
-            if let Some(tls) = tls {
-                if let Some(authority) = &tls.authority {
-                    config = config.ca_certificate(Certificate::from_pem(authority));
-                }
-                if let Some((certificate, key)) = &tls.identity {
-                    config = config.identity(Identity::from_pem(certificate, key));
-                }
+            // Where an authority is named, no other may say who somebody is.
+            let mut config = match tls.and_then(|tls| tls.authority.as_ref()) {
+                Some(authority) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority)),
+                None => ClientTlsConfig::new().with_enabled_roots(),
+            };
+            if let Some((certificate, key)) = tls.and_then(|tls| tls.identity.as_ref()) {
+                config = config.identity(Identity::from_pem(certificate, key));
             }
             endpoint = endpoint.tls_config(config).map_err(|error| wrong(error.to_string()))?;
         }
@@ -63,11 +68,33 @@ pub fn endpoint(address: &str, tls: Option<&Tls>) -> Result<Endpoint, StoreError
         .keep_alive_while_idle(true))
 }
 
+/// The part of a URL between the scheme and the path.
+fn authority_of(rest: &str) -> &str {
+    rest.split(['/', '?', '#']).next().unwrap_or(rest)
+}
+
+/// An address as it may be printed.
+fn without_user(address: &str) -> String {
+    let start = address.find("://").map_or(0, |place| place + "://".len());
+    let (scheme, rest) = address.split_at(start);
+    match authority_of(rest).rfind('@') {
+        Some(at) => format!("{scheme}…{}", &rest[at..]),
+        None => address.to_owned(),
+    }
+}
+
 impl Etcd {
     /// Connects at the first call.
     pub(crate) fn new(options: &StoreOptions) -> Result<Etcd, StoreError> {
+        if let Some(user) = options.user.as_ref().filter(|_| !options.insecure)
+            && options.address.starts_with("http://")
+        {
+            let (address, user) = (without_user(&options.address), user.name.clone());
+            return Err(StoreError::InClear { address, user });
+        }
         let (address, endpoint) = (options.address.clone(), endpoint(&options.address, options.tls.as_ref())?);
-        Ok(Etcd { channel: endpoint.connect_lazy(), address, user: options.user.clone(), token: Mutex::new(None) })
+        let (user, prefix) = (options.user.clone(), prefix_of(&options.job));
+        Ok(Etcd { channel: endpoint.connect_lazy(), address, user, prefix, token: Mutex::new(None) })
     }
 
     pub(crate) fn address(&self) -> &str {
@@ -144,12 +171,12 @@ impl Etcd {
 
     /// Asks for a token, if there is a user, and no token or one that has run out.
     async fn authenticate(&self, again: bool) -> Result<(), StoreError> {
-        let Some((name, password)) = &self.user else { return Ok(()) };
+        let Some(User { name, password }) = &self.user else { return Ok(()) };
         let known = self.token.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_some();
         if known && !again {
             return Ok(());
         }
-        let denied = |reason: String| StoreError::Denied { address: self.address.clone(), user: name.clone(), reason };
+        let denied = |reason: String| self.denied(reason);
         let question = AuthenticateRequest { name: name.clone(), password: password.clone() };
         let answer: Result<AuthenticateResponse, Status> =
             self.call_once("/etcdserverpb.Auth/Authenticate", question, CONNECT).await;
@@ -162,15 +189,17 @@ impl Etcd {
         Ok(())
     }
 
+    fn denied(&self, reason: String) -> StoreError {
+        let user = self.user.as_ref().map_or(String::new(), |user| user.name.clone());
+        StoreError::Denied { address: self.address.clone(), user, prefix: self.prefix.clone(), reason }
+    }
+
     /// What a failed call means.
     pub(crate) fn error(&self, status: &Status) -> StoreError {
         let (address, reason) = (self.address.clone(), status.message().to_owned());
         match status.code() {
             Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => StoreError::Unreachable { address, reason },
-            Code::PermissionDenied | Code::Unauthenticated => {
-                let user = self.user.as_ref().map_or(String::new(), |(name, _)| name.clone());
-                StoreError::Denied { address, user, reason }
-            }
+            Code::PermissionDenied | Code::Unauthenticated => self.denied(reason),
             // A status that was not sent has a source: the connection broke in the middle of an answer.
             _ if std::error::Error::source(status).is_some() => StoreError::Unreachable { address, reason },
             _ => StoreError::Other { address, reason },

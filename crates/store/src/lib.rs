@@ -30,4 +30,4 @@ pub use error::StoreError;
 pub use etcd::endpoint;
 pub use launch::{Environment, LaunchError, Launched, Launcher, OwnEnvironment};
 pub use server::Server;
-pub use store::{Entry, Store, StoreOptions, Tls};
+pub use store::{Entry, Store, StoreOptions, Tls, User, prefix_of};

@@ -61,6 +61,9 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
+        // Ctrl-C is for this process, which saves its state then, with the store.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
         // It would listen on its port for ever if this process were killed.
         let started = meshloom_process::spawn(command);
         let mut child = started.map_err(|error| failed(format!("{} does not start: {error}", program.display())))?;

@@ -1,6 +1,7 @@
 //! Keys that are written once and waited for.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,17 +12,40 @@ use crate::etcd::Etcd;
 use crate::lease::Lease;
 use crate::messages::{
     Compare, CompareTarget, DeleteRangeRequest, DeleteRangeResponse, KeyValue, PutRequest, RangeRequest, RangeResponse,
-    Request, RequestOp, Response, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchRequestUnion,
-    WatchResponse,
+    Request, RequestOp, Response, StatusRequest, StatusResponse, TxnRequest, TxnResponse, WatchCreateRequest,
+    WatchRequest, WatchRequestUnion, WatchResponse,
 };
 
-/// Certificates, in PEM.
-#[derive(Clone, Debug, Default)]
+/// Certificates, in PEM. What is printed of them does not have the key.
+#[derive(Clone, Default)]
 pub struct Tls {
-    /// Of the authority that has signed etcd's certificate; without it, those that browsers know.
+    /// Of the authority that has signed etcd's certificate, and the only one that is taken; without it, those that
+    /// browsers know.
     pub authority: Option<Vec<u8>>,
     /// The certificate and the key with which this process shows who it is.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (authority, identity) = (self.authority.is_some(), self.identity.is_some());
+        f.debug_struct("Tls").field("authority", &authority).field("identity", &identity).finish()
+    }
+}
+
+/// A user of etcd. What is printed of it does not have the password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct User {
+    /// The name.
+    pub name: String,
+    /// The password.
+    pub password: String,
+}
+
+impl fmt::Debug for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("User").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 /// Where the store is, and who asks.
@@ -43,8 +67,12 @@ pub struct StoreOptions {
     pub limit: Duration,
     /// Certificates, for https.
     pub tls: Option<Tls>,
-    /// A user of etcd and the password.
-    pub user: Option<(String, String)>,
+    /// A user of etcd.
+    pub user: Option<User>,
+    /// Whether the user's password may travel in clear, by `http`.
+    pub insecure: bool,
+    /// What this process says of its host: processes that say the same share one.
+    pub host: String,
 }
 
 impl StoreOptions {
@@ -60,6 +88,8 @@ impl StoreOptions {
             limit: Duration::from_secs(60),
             tls: None,
             user: None,
+            insecure: false,
+            host: String::new(),
         }
     }
 }
@@ -77,8 +107,8 @@ pub struct Store {
     runtime: Runtime,
 }
 
-impl std::fmt::Debug for Store {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store").field("address", &self.options.address).field("job", &self.options.job).finish()
     }
 }
@@ -135,8 +165,27 @@ impl Store {
         let deadline = Instant::now() + options.limit;
         let lease = runtime.block_on(insist(deadline, || Lease::grant(etcd.clone(), options.lease, left(deadline))))?;
         let store = Store { lease, etcd, options, shared: Mutex::default(), seen: Mutex::default(), runtime };
-        store.put(&member_key(store.options.process), b"")?;
+        store.put(&member_key(store.options.process), store.options.host.as_bytes())?;
         Ok(store)
+    }
+
+    /// The version of etcd, as `3.6.1`.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn version(&self) -> Result<String, StoreError> {
+        let deadline = Instant::now() + self.options.limit;
+        let call = || self.etcd.call("/etcdserverpb.Maintenance/Status", StatusRequest {}, left(deadline));
+        self.runtime.block_on(insist(deadline, call)).map(|status: StatusResponse| status.version)
+    }
+
+    /// How many hosts the processes have that are there, by what they say in [`StoreOptions::host`].
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn hosts(&self) -> Result<usize, StoreError> {
+        let (members, _) = self.entries("members/")?;
+        Ok(members.into_iter().map(|member| member.value).collect::<BTreeSet<_>>().len())
     }
 
     /// Writes a key.
@@ -354,9 +403,17 @@ impl Store {
     /// # Errors
     /// The store does not answer; the lease then ends by itself.
     pub fn leave(&self) -> Result<(), StoreError> {
-        // Others keep the shared one, if there are any.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.runtime.block_on(self.lease.revoke(&self.etcd, ENDING))
+        let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.runtime.block_on(async {
+            self.lease.revoke(&self.etcd, ENDING).await?;
+            // Others keep the shared one, if there are any. Whoever leaves last sees that there are none.
+            match shared {
+                Some(shared) if self.count_under("members/", ENDING).await? == 0 => {
+                    shared.revoke(&self.etcd, ENDING).await
+                }
+                _ => Ok(()),
+            }
+        })
     }
 
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
@@ -366,7 +423,7 @@ impl Store {
     /// The whole key.
     pub(crate) fn full(&self, key: &str) -> Vec<u8> {
         let StoreOptions { job, attempt, .. } = &self.options;
-        format!("meshloom/{job}/{attempt}/{key}").into_bytes()
+        format!("{}{attempt}/{key}", prefix_of(job)).into_bytes()
     }
 
     /// Writes a key that ends with this process; returns when that was: the number of the change.
@@ -525,6 +582,11 @@ const SHARED: &str = "shared";
 /// The key that says that a process is there.
 pub(crate) fn member_key(process: usize) -> String {
     format!("members/{process}")
+}
+
+/// What all keys of a job begin with.
+pub fn prefix_of(job: &str) -> String {
+    format!("meshloom/{job}/")
 }
 
 /// The first key behind all that begin so.

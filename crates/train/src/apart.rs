@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::checkpoint::{About, Checkpoint, write_leaves};
 use super::diloco::{DilocoStep, StateOf};
-use super::exchange::{Exchange, Round};
+use super::exchange::{Exchange, Judge, Round};
 use super::model::Model;
 use super::peers::Peers;
 use super::resolve::Run;
@@ -96,6 +96,8 @@ pub(super) struct Apart {
     /// Seconds that the last step waited for others.
     pub(super) wait_seconds: f64,
     time_limit: f64,
+    /// The largest norm of a message that counts; 0 for no limit.
+    max_norm: f64,
 }
 
 impl<M: Model> Run<M> {
@@ -175,7 +177,7 @@ impl LoweredApart {
     pub(super) fn compile(
         &self,
         (exchange, diloco): (Arc<dyn Exchange>, Diloco),
-        time_limit: f64,
+        (time_limit, max_norm): (f64, f64),
         mut compile: impl FnMut(&Lowered) -> Result<Program, Error>,
     ) -> Result<Apart, Error> {
         let mut shares = Vec::new();
@@ -191,7 +193,7 @@ impl LoweredApart {
         }
         let taken_over = compile(&self.taken_over)?;
         let (under_way, folder, wait_seconds) = (None, None, 0.0);
-        Ok(Apart { exchange, diloco, shares, taken_over, under_way, folder, wait_seconds, time_limit })
+        Ok(Apart { exchange, diloco, shares, taken_over, under_way, folder, wait_seconds, time_limit, max_norm })
     }
 }
 
@@ -255,7 +257,8 @@ impl Apart {
                 let own = part.layout().own_devices().next().unwrap_or(0);
                 message.extend_from_slice(part.shard(own)?.bytes());
             }
-            self.exchange.send(step, step + self.diloco.schedule().overlap() as u64, message)?;
+            let judge = self.judge(programs, step);
+            self.exchange.send(step, step + self.diloco.schedule().overlap() as u64, message, judge)?;
             self.under_way = Some(step);
         }
         if let Some(fragment) = event.applied {
@@ -287,31 +290,55 @@ impl Apart {
         let mut sum: Option<Vec<Array>> = None;
         let count = messages.len();
         for message in messages {
-            let arguments = programs.decoded.put(0, &parts_of(&programs.decoded, round, &message)?)?;
+            let types = programs.decoded.inputs().iter().map(|spec| &spec.ty);
+            let arguments = programs.decoded.put(0, &parts_of(types, round, &message)?)?;
             let gradients = self.run(&programs.decoded, round, arguments)?;
             sum = Some(match sum {
                 None => gradients,
                 Some(sum) => self.run(&programs.added, round, [sum, gradients].concat())?,
             });
         }
-        let sum = sum.ok_or_else(|| Error::from(InternalError::new("a round", "a message")))?;
-        let (mut leaves, outer) = (state.leaves(), outer_of(&state)?);
-        let outer_count = outer.leaves().len();
-        let mut arguments = outer.leaves();
-        arguments.push(programs.updated.put(arguments.len(), &Literal::scalar(number))?);
-        arguments.extend(sum);
-        arguments.push(programs.updated.put(arguments.len(), &Literal::scalar(count as f32))?);
-        let outer = self.run(&programs.updated, round, arguments)?;
-        // Behind them is the number of steps.
-        let end = leaves.len() - 1;
-        leaves.splice(end - outer_count..end, outer);
-        let state = state.fill(leaves)?;
+        let state = match sum {
+            // No message counts, so the outer parameters stay as they are.
+            None => state,
+            Some(sum) => {
+                let (mut leaves, outer) = (state.leaves(), outer_of(&state)?);
+                let outer_count = outer.leaves().len();
+                let mut arguments = outer.leaves();
+                arguments.push(programs.updated.put(arguments.len(), &Literal::scalar(number))?);
+                arguments.extend(sum);
+                arguments.push(programs.updated.put(arguments.len(), &Literal::scalar(count as f32))?);
+                let outer = self.run(&programs.updated, round, arguments)?;
+                // Behind them is the number of steps.
+                let end = leaves.len() - 1;
+                leaves.splice(end - outer_count..end, outer);
+                state.fill(leaves)?
+            }
+        };
         if gives {
             let RunState::Diloco(declared) = declared else { return Err(not_apart()) };
             let use_at = round + self.diloco.schedule().overlap() as u64;
             self.give::<M>(use_at, &outer_of(&state)?, &declared.outer, giving)?;
         }
         Ok(state)
+    }
+
+    /// Judges the messages of a round before they are taken: their length, that their numbers are finite, and their
+    /// norm.
+    fn judge(&self, programs: &SharePrograms, round: u64) -> Judge {
+        let types: Vec<TensorType> = programs.decoded.inputs().iter().map(|spec| spec.ty.clone()).collect();
+        let (diloco, share, max_norm) = (self.diloco.clone(), programs.share, self.max_norm);
+        Arc::new(move |message| {
+            let parts = parts_of(&types, round, message).map_err(|error| error.to_string())?;
+            let norm = diloco.message_norm(share, &parts);
+            if !norm.is_finite() {
+                return Err("it has numbers that are not finite".to_owned());
+            }
+            if max_norm > 0.0 && norm > max_norm {
+                return Err(format!("its norm is {norm}, and diloco.max_norm is {max_norm}"));
+            }
+            Ok(())
+        })
     }
 
     /// An error where outer parameters are on their way.
@@ -383,9 +410,13 @@ fn scalar(step: u64) -> Literal {
     Literal::scalar(i32::try_from(step).unwrap_or(i32::MAX))
 }
 
-/// A message as the program takes it that reads it.
-fn parts_of(program: &Program, round: u64, message: &[u8]) -> Result<Vec<Literal>, Error> {
-    let types = || program.inputs().iter().map(|spec| &spec.ty);
+/// A message in parts of these types, as the program takes it that reads it.
+fn parts_of<'a>(
+    types: impl IntoIterator<Item = &'a TensorType> + Clone,
+    round: u64,
+    message: &[u8],
+) -> Result<Vec<Literal>, Error> {
+    let types = || types.clone().into_iter();
     let (expected, found) = (types().map(|ty| ty.byte_count()).sum(), message.len());
     if expected != found {
         return Err(ApartError::Message { round, expected, found }.into());

@@ -2,6 +2,7 @@
 
 use super::config::{DilocoConfig, RunConfig};
 use super::model::Model;
+use super::run::RunState;
 use super::step::{self, Params, StepInput, StepOutput, TrainState, TrainStep};
 use crate::Error;
 use meshloom::hlo::message::counted;
@@ -50,6 +51,15 @@ pub struct ReplicasDiffer {
 meshloom::hlo::debug_is_message!(ReplicasDiffer);
 
 impl RunConfig {
+    /// Bytes of the outer parameters and velocities of DiLoCo; 0 without it.
+    ///
+    /// # Errors
+    /// The config is of no model that can be built.
+    pub fn outer_byte_count(&self) -> Result<u64, Error> {
+        let RunState::Diloco(state) = self.state()? else { return Ok(0) };
+        Ok(state.outer.leaves().iter().map(|leaf| leaf.spec.ty.byte_count() as u64).sum())
+    }
+
     /// The form of DiLoCo that the config describes, if it does.
     pub fn diloco_options(&self) -> Option<DilocoOptions> {
         let config: &DilocoConfig = self.diloco.as_ref()?;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::metrics::StepMetrics;
 use meshloom::compile::Program;
 use meshloom::hlo::mesh::MeshError;
 use meshloom::ir::{OpError, SpecError};
@@ -62,6 +63,9 @@ pub enum Error {
     /// The machine's fault, or ours: what all replicas should have alike differs.
     #[error(transparent)]
     Replicas(#[from] crate::diloco::ReplicasDiffer),
+    /// Steps changed nothing, because their numbers are not finite.
+    #[error(transparent)]
+    NotFinite(#[from] Box<NotFinite>),
     /// A replica that is apart from the others cannot go on.
     #[error(transparent)]
     Apart(#[from] crate::apart::ApartError),
@@ -111,6 +115,34 @@ impl fmt::Display for Execution {
     }
 }
 
+/// More steps in a row than `train.skip_bad_steps` had a loss or a gradient norm that is not finite. None of them
+/// changed the state.
+#[derive(Clone, PartialEq, thiserror::Error)]
+#[error(
+    "step {} changed nothing{}: its loss is {}, its gradient norm {}; lower train.learning_rate or train.clip_norm, or \
+     look at the data of that step; train.skip_bad_steps is {allowed}, and lets a run go over so many such steps",
+    .first.step, and_others(*.in_a_row), .first.loss, .first.grad_norm
+)]
+pub struct NotFinite {
+    /// The first step of the row.
+    pub first: StepMetrics,
+    /// How many steps in a row.
+    pub in_a_row: u64,
+    /// `train.skip_bad_steps`.
+    pub allowed: u64,
+    /// All steps of the call in which there were too many.
+    pub metrics: Vec<StepMetrics>,
+}
+
+meshloom::hlo::debug_is_message!(NotFinite);
+
+fn and_others(in_a_row: u64) -> String {
+    match in_a_row {
+        1 => String::new(),
+        count => format!(", nor did the {} after it", count - 1),
+    }
+}
+
 /// Runs a program of a run for at most `train.time_limit` seconds, or without limit for 0.
 pub(crate) fn execute(
     what: Execution,
@@ -157,6 +189,7 @@ macro_rules! boxed {
 boxed! {
     Config(crate::config::ConfigError),
     Data(crate::data::DataError),
+    NotFinite(NotFinite),
     Parameters(crate::parameters::ParameterError),
     Checkpoint(crate::checkpoint::CheckpointError),
     Family(crate::families::FamilyError),

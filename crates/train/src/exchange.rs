@@ -17,11 +17,13 @@ pub trait Exchange: Debug + Send + Sync {
     /// Others have another form, or cannot be reached.
     fn begin(&self, form: &str, step: u64) -> Result<Beginning, ExchangeError>;
 
-    /// Sends the message of the round after step `round`, and returns at once. It comes in after step `use_at`.
+    /// Sends the message of the round after step `round`, and returns at once. It comes in after step `use_at`. `judge`
+    /// judges all messages of the round before they are taken, its own too: one that a replica refuses counts for
+    /// none.
     ///
     /// # Errors
     /// The others cannot be reached.
-    fn send(&self, round: u64, use_at: u64, message: Vec<u8>) -> Result<(), ExchangeError>;
+    fn send(&self, round: u64, use_at: u64, message: Vec<u8>, judge: Judge) -> Result<(), ExchangeError>;
 
     /// Waits for what came of the round: the same on all replicas.
     ///
@@ -43,6 +45,9 @@ pub trait Exchange: Debug + Send + Sync {
     /// The others cannot be reached.
     fn leave(&self) -> Result<(), ExchangeError>;
 }
+
+/// Says of a message why it is not taken, if it is not.
+pub type Judge = Arc<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
 
 /// How a replica begins.
 #[derive(Clone, Debug)]

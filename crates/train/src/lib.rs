@@ -39,6 +39,7 @@ mod error;
 mod evaluate;
 pub mod exchange;
 pub mod families;
+pub mod find_nan;
 pub mod generate;
 #[doc(hidden)]
 pub mod internals;
@@ -71,7 +72,7 @@ pub use apart::ApartError;
 pub use context_alternatives::{ContextAlternative, DeviceScores, RefusedOrder};
 pub use data::Text;
 pub use devices::Devices;
-pub use error::Error;
+pub use error::{Error, NotFinite};
 pub use meshloom::hlo::Stage;
 pub use model::{Dataset, Leaf, Model};
 pub use random::next_bits;

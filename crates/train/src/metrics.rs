@@ -29,12 +29,20 @@ pub struct StepMetrics {
     pub data_seconds: f64,
     /// Of a replica that is apart from the others: those of them in which it waited for messages.
     pub wait_seconds: Option<f64>,
+    /// Steps of the run up to this one that changed nothing, because their loss or gradient norm was not finite.
+    pub skipped_steps: u64,
 }
 
 impl StepMetrics {
-    /// The numbers of the step by name.
+    /// Whether loss and gradient norm are finite: if not, the step changed nothing.
+    pub fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.grad_norm.is_finite()
+    }
+
+    /// The numbers of the step by name; the skipped steps from the first on.
     pub fn named(&self) -> Vec<(&'static str, f64)> {
         let wait_seconds = self.wait_seconds.map(|seconds| ("wait_seconds", seconds));
+        let skipped = (self.skipped_steps > 0).then_some(("skipped_steps", self.skipped_steps as f64));
         let always = [
             ("loss", self.loss),
             ("grad_norm", self.grad_norm),
@@ -42,7 +50,7 @@ impl StepMetrics {
             ("step_seconds", self.step_seconds),
             ("data_seconds", self.data_seconds),
         ];
-        always.into_iter().chain(wait_seconds).collect()
+        always.into_iter().chain(wait_seconds).chain(skipped).collect()
     }
 
     /// The metrics line, without its line end. Floats have ten significant digits, enough to read an f32 back exactly.

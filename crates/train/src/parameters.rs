@@ -10,6 +10,7 @@ use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use meshloom::hlo::files;
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensorError};
 
@@ -343,7 +344,7 @@ impl ParameterFile {
         let path = path.as_ref().to_owned();
         let unreadable = |source| ParameterError::Read { file: path.clone(), source };
         let damaged = |reason: String| ParameterError::Format { file: path.clone(), reason };
-        let mut file = File::open(&path).map_err(unreadable)?;
+        let mut file = files::open(&path).map_err(unreadable)?;
         let length = file.metadata().map_err(unreadable)?.len();
         if length < 8 {
             return Err(damaged(format!("it has {length} bytes, but starts with a length of 8")));

@@ -22,6 +22,20 @@ pub trait Peers: Debug + Send + Sync {
     /// # Errors
     /// One is gone, or does not come.
     fn barrier(&self, name: &str) -> Result<(), PeersError>;
+
+    /// Asks all processes to end after a step that they agree on, and says why. Whoever asks first is heard.
+    ///
+    /// # Errors
+    /// They cannot be told.
+    fn ask_to_end(&self, why: &str) -> Result<(), PeersError>;
+
+    /// Returns why all end now, after `done` steps, if one has [asked](Peers::ask_to_end). All processes call this
+    /// before each call of a program, with the same numbers in the same order, and all get the same answers: one that
+    /// waits for others in a collective does not wait for ever.
+    ///
+    /// # Errors
+    /// One is gone.
+    fn ends_after(&self, done: u64) -> Result<Option<String>, PeersError>;
 }
 
 /// Why processes do not go on together.

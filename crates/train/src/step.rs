@@ -6,7 +6,7 @@ use super::model::Model;
 use crate::Error;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, first_values, initialize};
-use meshloom::optim::{LearningRate, Optimizer, OptimizerState, clip_by_global_norm, global_norm};
+use meshloom::optim::{LearningRate, Optimizer, OptimizerState, UpdateStep, clip_by_global_norm, global_norm};
 use meshloom::sharding::Role;
 use meshloom::trace::{
     Function, Init, Key, MapTree, Param, Specs, Subtree, Tensor, TensorSpec, TensorTree, Tree, Update, arange,
@@ -26,7 +26,8 @@ meshloom::tree! {
         pub master: Subtree<T>,
         /// Optimizer state.
         pub optimizer: OptimizerState<T, P>,
-        /// Steps done, `s32`.
+        /// Updates done, `s32`: steps whose loss and gradient norm were finite. Learning rate, bias correction and
+        /// dropout go by it.
         pub step: T,
     }
 
@@ -48,7 +49,7 @@ meshloom::tree! {
 
     /// What a step returns.
     pub struct StepOutput<T, P = Decoder<T>> {
-        /// The new state.
+        /// The new state: the old one, to the bit, where the loss or the norm is not finite.
         pub state: TrainState<T, P>,
         /// The loss before the update, `f32`: of a decoder the mean cross entropy, in nats per token.
         pub loss: T,
@@ -275,10 +276,14 @@ impl<M: Model> TrainStep<M> {
             let clipped = clip_by_global_norm(&gradients, grad_norm, self.clip_norm);
             let rate = self.schedule.rate(state.step);
             let wide = state.master.placed_in(&in_role(declared, &state.params, Role::Optimizer));
-            let (moved, optimizer) =
-                self.optimizer.update(declared, (&wide, &clipped), &state.optimizer, state.step, rate);
-            let wide = self.balanced(declared, (&wide, moved), &all_gradients);
-            let next = TrainState { optimizer, step: state.step + 1, ..state }.with_params(wide);
+            // The state is donated, so nobody but the step itself can keep it. Both numbers are of the whole batch and
+            // the whole gradient, so all devices choose alike.
+            let is_finite = loss.is_finite() & grad_norm.is_finite();
+            let step = UpdateStep { number: state.step, only_if: Some(is_finite) };
+            let (moved, optimizer) = self.optimizer.update(declared, (&wide, &clipped), &state.optimizer, step, rate);
+            let wide = self.balanced(declared, (&wide, moved), &all_gradients, step);
+            let step = state.step + is_finite.convert(DType::S32);
+            let next = TrainState { optimizer, step, ..state }.with_params(wide);
             StepOutput {
                 state: TrainState { params: in_role(declared, &next.params, Role::Params), ..next },
                 loss,
@@ -293,13 +298,16 @@ impl<M: Model> TrainStep<M> {
         declared: &impl Tree<Leaf = Param>,
         (before, moved): (&P, P),
         gradients: &P,
+        step: UpdateStep,
     ) -> P {
         let (mut before, mut gradients) = (before.leaves().into_iter(), gradients.leaves().into_iter());
         map_declared(declared, &moved, |param, moved| {
             let (before, gradient) = (before.next().unwrap_or(moved), gradients.next().unwrap_or(moved));
             match param.update {
                 Update::Optimizer => moved,
-                Update::AgainstSign => before - gradient.sign().convert(before.dtype()) * self.choice_bias_rate,
+                Update::AgainstSign => {
+                    step.kept(before - gradient.sign().convert(before.dtype()) * self.choice_bias_rate, before)
+                }
             }
         })
     }

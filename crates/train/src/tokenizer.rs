@@ -3,6 +3,7 @@
 #[cfg(not(feature = "tokenizers"))]
 #[path = "tokenizer/absent.rs"]
 mod subword;
+mod rules;
 mod special;
 mod stream;
 #[cfg(feature = "tokenizers")]
@@ -10,6 +11,7 @@ mod subword;
 
 use std::path::{Path, PathBuf};
 
+use meshloom::hlo::files;
 use sha2::{Digest, Sha256};
 pub use special::SpecialTokens;
 pub use stream::TextStream;
@@ -17,6 +19,9 @@ use subword::Subword;
 
 use super::config::RunConfig;
 use crate::Error;
+
+/// Bytes of a `tokenizer.json`, at most. The largest have some 40 MB.
+const MAX_BYTES: u64 = 64 << 20;
 
 /// What is wrong with a tokenizer, or with what it is given.
 #[derive(thiserror::Error)]
@@ -130,7 +135,8 @@ impl Tokenizer {
     /// The file cannot be read, or is no tokenizer.
     pub fn load(file: impl AsRef<Path>) -> Result<Tokenizer, TokenizerError> {
         let file = file.as_ref();
-        let bytes = std::fs::read(file).map_err(|source| TokenizerError::Read { file: file.to_owned(), source })?;
+        let bytes =
+            files::read(file, MAX_BYTES).map_err(|source| TokenizerError::Read { file: file.to_owned(), source })?;
         Tokenizer::from_json(&bytes, &file.display().to_string())
     }
 
@@ -142,6 +148,7 @@ impl Tokenizer {
     pub fn from_json(json: &[u8], origin: &str) -> Result<Tokenizer, TokenizerError> {
         let refused = |reason: String| TokenizerError::Format { origin: origin.to_owned(), reason };
         let tokenizer = Subword::from_json(json).map_err(refused)?;
+        rules::check(json).map_err(refused)?;
         let last = tokenizer.last_token();
         let last = last.ok_or_else(|| refused("it has no tokens".to_owned()))?;
         if i32::try_from(last).is_err() {

@@ -1,5 +1,6 @@
 //! A training run on a plugin's devices.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,10 +28,10 @@ use super::step::TrainStep;
 use super::summary::{MemoryUse, Summary};
 use super::tokenizer::Tokenizer;
 use super::watch::{SlowStep, Watch};
-use crate::error::{Error, Execution, execute};
+use crate::error::{Error, Execution, NotFinite, execute};
 use meshloom::compile::{LowerOptions, Lowered, Program};
 use meshloom::hlo::analysis::{Arithmetic, Chip};
-use meshloom::ir::{InternalError, Literal, TensorType};
+use meshloom::ir::{Graph, InternalError, Literal, TensorType};
 use meshloom::nn::DecoderConfig;
 use meshloom::pjrt::{Array, ArraySpec, CacheUse, Client, CompileOptions};
 use meshloom::sharding::Mesh;
@@ -50,6 +51,12 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
     /// Where it is a replica that is apart from others.
     apart: Option<Apart>,
     pub(super) steps_done: u64,
+    /// Those of them that changed nothing.
+    pub(super) skipped_steps: u64,
+    /// The first of the last steps in a row that changed nothing, and how many they are.
+    bad_row: Option<(StepMetrics, u64)>,
+    /// The newest evaluation.
+    pub(super) evaluation: Cell<Option<Evaluation>>,
     pub(super) warnings: Vec<String>,
     /// What its checkpoints keep of the published model that it is on.
     pub(super) model_files: ModelFiles,
@@ -290,7 +297,9 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         };
         let apart = match (exchange, lowered_apart, &run.step) {
             (Some(exchange), Some(lowered), RunStep::Diloco(step)) => {
-                Some(lowered.compile((exchange, step.diloco.clone()), config.train.time_limit, &mut compile)?)
+                let max_norm = config.diloco.as_ref().map_or(0.0, |diloco| diloco.max_norm);
+                let limits = (config.train.time_limit, max_norm);
+                Some(lowered.compile((exchange, step.diloco.clone()), limits, &mut compile)?)
             }
             _ => None,
         };
@@ -327,6 +336,9 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             evaluator,
             apart,
             steps_done: 0,
+            skipped_steps: 0,
+            bad_row: None,
+            evaluation: Cell::new(None),
             warnings,
             model_files,
             watch: Watch::default(),
@@ -444,7 +456,9 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// Runs one step on the next batch and waits for its loss.
     ///
     /// # Errors
-    /// The plugin fails; or replicas differ that should not, where the config wants that checked.
+    /// The plugin fails; replicas differ that should not, where the config wants that checked; or loss or gradient norm
+    /// are not finite, in more steps in a row than `train.skip_bad_steps` allows ([`NotFinite`]). Such steps change
+    /// nothing, so the trainer is where it was before the first of them; replicas of one program are after the last.
     pub fn step(&mut self) -> Result<StepMetrics, Error> {
         let metrics = self.call(Calls::Single)?.into_iter().next();
         Ok(metrics.ok_or_else(|| InternalError::new("a call of one step", "the metrics of one step"))?)
@@ -500,8 +514,45 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             step_seconds,
             data_seconds,
             wait_seconds: wait_seconds.map(|seconds| seconds / count as f64),
+            skipped_steps: self.skipped_steps,
         };
-        Ok(losses.into_iter().zip(norms).enumerate().map(metrics).collect())
+        let metrics: Vec<StepMetrics> = losses.into_iter().zip(norms).enumerate().map(metrics).collect();
+        self.judge(metrics)
+    }
+
+    /// Counts the steps of a call that changed nothing.
+    ///
+    /// # Errors
+    /// There are more of them in a row than the config allows.
+    fn judge(&mut self, mut metrics: Vec<StepMetrics>) -> Result<Vec<StepMetrics>, Error> {
+        let allowed = self.run.config().train.skip_bad_steps as u64;
+        let mut worst = None;
+        for step in &mut metrics {
+            if step.is_finite() {
+                self.bad_row = None;
+            } else {
+                self.skipped_steps += 1;
+                let (first, count) = self.bad_row.unwrap_or((*step, 0));
+                self.bad_row = Some((first, count + 1));
+                worst = self.bad_row.filter(|(_, count)| *count > allowed).or(worst);
+            }
+            step.skipped_steps = self.skipped_steps;
+        }
+        let Some((first, in_a_row)) = worst else { return Ok(metrics) };
+        self.take_back_bad_steps();
+        Err(NotFinite { first, in_a_row, allowed, metrics }.into())
+    }
+
+    /// Goes back to the last step that changed something: the state is that after it. Replicas of one program may have
+    /// synced since, so they stay where they are.
+    fn take_back_bad_steps(&mut self) {
+        let Some((_, count)) = self.bad_row.take() else { return };
+        if matches!(self.run.step, RunStep::Single(_)) {
+            self.steps_done -= count;
+            self.skipped_steps -= count;
+            // What it has read is behind the batch that comes next.
+            self.prefetch = None;
+        }
     }
 
     /// What a replica that is apart does after the steps done so far; also the seconds that it waited for others.
@@ -591,6 +642,25 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         Ok(of_replica.model.batch_specs(of_replica.batch, of_replica.seq).fill(leaves)?)
     }
 
+    /// The batch of a step, from 1, as a call of one step takes it.
+    pub(super) fn batch_of(&mut self, step: u64) -> Result<M::Batch<Literal>, Error> {
+        let done = std::mem::replace(&mut self.steps_done, step.saturating_sub(1));
+        self.prefetch = None;
+        let batch = self.batches(Calls::Single, 1);
+        self.prefetch = None;
+        self.steps_done = done;
+        batch
+    }
+
+    /// Compiles a graph of the state and a batch, over the mesh and with the settings of the step.
+    pub(super) fn compile_beside_step(&self, graph: &Graph) -> Result<Program, Error> {
+        let (client, config) = (self.program.executable().client(), self.run.config());
+        let lowered = self.run.lower_beside_step(graph, Vec::new(), client.platform())?;
+        let options = lowered.compile_options(client)?.with_format(config.target.format.into());
+        let debug_options = config.compiler_options(client.platform())?;
+        Ok(lowered.compile_with(client, &CompileOptions { debug_options, ..options })?)
+    }
+
     /// The loss on the validation set, with the present parameters: of several replicas, those that they agree on. It
     /// is the mean over `train.eval_batches` batches of `train.batch` rows, always the same, without dropout. None
     /// without a validation set. Training does not notice.
@@ -606,7 +676,9 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let call = |program: &Program, arguments: &[&Array]| execute(what, program, arguments, train.time_limit);
         let data = (&*self.data, self.run.model().token_order());
         let loss = evaluator.loss::<M, D>(data, self.state.params(), rows, call)?;
-        Ok(Some(Evaluation::new(self.steps_done, loss, self.data.bytes_per_token())))
+        let evaluation = Evaluation::new(self.steps_done, loss, self.data.bytes_per_token());
+        self.evaluation.set(Some(evaluation));
+        Ok(Some(evaluation))
     }
 
     /// Whether an evaluation is due now, by `train.eval_every`: after `before` steps none was yet. `last` is the run's

@@ -195,11 +195,10 @@ fn is_plain(name: &str) -> bool {
 /// Opens a file. Returns its length as well.
 fn open(path: &Path) -> Result<(File, u64), WeightsError> {
     let failed = |source| unreadable(path, source);
-    // To open a pipe would wait for a writer.
-    if !fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(WeightsError::NotAFile { path: path.to_owned() });
-    }
-    let file = File::open(path).map_err(failed)?;
+    let file = meshloom_hlo::files::open(path).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => WeightsError::NotAFile { path: path.to_owned() },
+        _ => failed(error),
+    })?;
     let length = file.metadata().map_err(failed)?.len();
     Ok((file, length))
 }

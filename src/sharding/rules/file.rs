@@ -19,6 +19,7 @@
 use std::fmt;
 
 use saphyr::{LoadableYamlNode, MarkedYaml, Marker, Scalar, YamlData};
+use saphyr_parser::Event;
 
 use super::{Diagnostic, Rule, Rules};
 use crate::sharding::ShardingError;
@@ -140,6 +141,9 @@ impl RuleFile {
     }
 }
 
+/// Rule files nest three levels.
+const MOST_DEPTH: usize = 64;
+
 type Node<'a> = MarkedYaml<'a>;
 type Read<T> = Result<T, Box<RuleFileError>>;
 
@@ -151,7 +155,27 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// Refuses what is nested deep, which the loader would follow with the stack.
+    fn check_depth(&self, text: &str) -> Read<()> {
+        let mut depth = 0usize;
+        for event in saphyr_parser::Parser::new_from_str(text) {
+            // What is no YAML is refused when it is loaded.
+            let Ok((event, span)) = event else { return Ok(()) };
+            match event {
+                Event::SequenceStart(..) | Event::MappingStart(..) => depth += 1,
+                Event::SequenceEnd | Event::MappingEnd => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            if depth > MOST_DEPTH {
+                let problem = format!("it is nested more than {MOST_DEPTH} levels deep");
+                return Err(self.error(span.start, RuleFileProblem::Syntax(problem)));
+            }
+        }
+        Ok(())
+    }
+
     fn read(&self, text: &str) -> Read<RuleFile> {
+        self.check_depth(text)?;
         let documents = Node::load_from_str(text)
             .map_err(|error| self.error(*error.marker(), RuleFileProblem::Syntax(error.info().to_owned())))?;
         let start = Marker::new(0, 1, 0);

@@ -16,7 +16,7 @@ use super::fragments::{Cut, Leaf, Share};
 use super::schedule::Fragment;
 use super::state::{DilocoState, HasParams, OuterState};
 use super::{Diloco, Leaves, Stored, transport};
-use crate::ir::{DType, Name, Role};
+use crate::ir::{DType, Literal, Name, Role};
 use crate::trace::{Tensor, TensorSpec, Tree, refill, scope};
 
 impl Diloco {
@@ -72,6 +72,19 @@ impl Diloco {
             };
             self.fragments.members(share).map(gradient).collect()
         })
+    }
+
+    /// The norm of the pseudo-gradients that a [message](Diloco::message) carries, on the host: the same on every host,
+    /// and not finite if one of the numbers is not, or if the message ends early.
+    pub fn message_norm(&self, share: Share, message: &[Literal]) -> f64 {
+        let mut message = message.iter();
+        let (transport, block) = (self.options.transport, self.options.block);
+        let squares = |(_, leaf): (usize, &Leaf)| {
+            let layout = self.fragments.part_layout(layers(share).is_some(), leaf);
+            let dims = self.fragments.part_dims(layers(share), leaf);
+            transport::squares(transport, block, &mut message, &layout, &dims)
+        };
+        self.fragments.members(share).map(squares).sum::<f64>().sqrt()
     }
 
     /// The pseudo-gradients of a share, laid out as the parameters.

@@ -6,9 +6,12 @@
 //! link are the low-bit numbers and their scales, as unsigned integers, which no plugin widens. All replicas add up the
 //! same numbers in the same order and so come to the same mean.
 
+use half::bf16;
+use meshloom_hlo::F8E4M3FN;
+
 use super::fragments::PartLayout;
 use super::options::Transport;
-use crate::ir::{AxisNames, DType, Dims, Name, Role};
+use crate::ir::{AxisNames, DType, Dims, Literal, Name, Role};
 use crate::ops::WithAxes;
 use crate::trace::{Place, Tensor, concatenate, fail_internal, label};
 
@@ -105,6 +108,44 @@ pub(super) fn received(
     };
     let scales = next().bitcast_convert(DType::F32);
     Message::Blocks { transport, numbers, scales, blocks: form, dims }.decoded(numbers, Some(scales), layout)
+}
+
+/// The sum of the squares of the numbers of a pseudo-gradient that a replica has [`sent`], on the host. It is the same
+/// on every host, and not finite if one of the numbers is not.
+pub(super) fn squares<'a>(
+    transport: Transport,
+    block: usize,
+    message: &mut impl Iterator<Item = &'a Literal>,
+    layout: &PartLayout,
+    part: &[usize],
+) -> f64 {
+    // A message that ends early has no norm.
+    let Some(numbers) = message.next() else { return f64::NAN };
+    let sum = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|number| number * number).sum::<f64>();
+    let blocks = match (transport, blocks(part, &layout.parts, layout.replica_dim, block)) {
+        (Transport::F32, _) => return sum(&mut numbers.to_f64_vec().into_iter()),
+        (Transport::Bf16, _) | (_, None) => {
+            let bits = numbers.to_vec::<u16>().unwrap_or_default();
+            return sum(&mut bits.into_iter().map(|bits| bf16::from_bits(bits).to_f64()));
+        }
+        (Transport::F8 | Transport::Int4, Some(blocks)) => blocks,
+    };
+    let Some(scales) = message.next().and_then(|scales| scales.to_vec::<u32>()) else { return f64::NAN };
+    // As in `encoded`: a dimension over blocks, and behind it that within a block.
+    let (dims, within) = (&numbers.ty().dims, blocks.dim + 2);
+    let (size, inner) = (dims[within], dims[within + 1..].iter().product::<usize>());
+    let scale = |index: usize| {
+        let bits = scales.get(index / (size * inner) * inner + index % inner);
+        bits.map_or(f64::NAN, |&bits| f64::from(f32::from_bits(bits)))
+    };
+    let number = |(index, &byte): (usize, &u8)| -> f64 {
+        let (low, high) = match transport {
+            Transport::F8 => (F8E4M3FN(byte).to_f64(), 0.0),
+            _ => (f64::from(byte % 16) - 8.0, f64::from(byte / 16) - 8.0),
+        };
+        (low * low + high * high) * scale(index).powi(2)
+    };
+    numbers.bytes().iter().enumerate().map(number).sum()
 }
 
 /// A pseudo-gradient in the form in which it is sent.

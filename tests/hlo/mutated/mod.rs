@@ -4,7 +4,7 @@
 //! Every run has the same inputs; `MESHLOOM_SEED` draws others. A failure prints its input, and the variables that
 //! select it alone. `fuzz/` has the same two targets for cargo-fuzz, which looks for new inputs.
 
-mod mutate;
+pub mod mutate;
 
 use std::env;
 use std::fs;

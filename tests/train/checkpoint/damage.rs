@@ -169,7 +169,7 @@ const CASES: &[(&str, Change, &str, &str)] = &[
             fs::create_dir(folder.join(MANIFEST)).expect("made");
         },
         MANIFEST,
-        "it should be a file of no more than",
+        "it is a folder, and only regular files are read",
     ),
     ("no checksums", |folder| fs::remove_file(folder.join(SUMS)).expect("gone"), SUMS, "is damaged: it is missing"),
     (

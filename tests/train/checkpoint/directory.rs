@@ -7,9 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
-use meshloom_train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Fallback, Phase, Start, find, list};
+use meshloom_train::checkpoint::{
+    About, Checkpoint, CheckpointError, Checkpointer, Fallback, Phase, Start, find, list,
+};
 
-use super::state::{about, arrays, config, declared, names, values, write, written_values};
+use meshloom_train::config::CheckpointConfig;
+
+use super::state::{about, arrays, config, declared, finite_but, names, values, write, written_values};
 use support::cases::cases;
 use support::counts::process;
 use support::program::test_name;
@@ -31,6 +35,30 @@ fn the_last_ones_are_kept() {
     }
 }
 
+/// The newest checkpoint from which a run can go on, and the best ones, are never deleted to make room.
+#[test]
+fn finite_and_good_ones_are_kept() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let kept = CheckpointConfig { keep_best: 2, ..config(directory.path(), 2) };
+    let mut checkpointer = Checkpointer::new(&kept, Start::Fresh).expect("a directory");
+    let losses = [Some(3.0), Some(2.0), Some(2.5), None, None, Some(3.5), Some(4.0), None];
+    for (step, validation_loss) in (1..).zip(losses) {
+        let about = About { validation_loss, ..about(step) };
+        let bad: &[(&str, f64)] = if step <= 4 { &[] } else { &[("matrix", f64::NAN), ("wide", f64::INFINITY)] };
+        checkpointer.save(about, &declared(), &finite_but(bad)).expect("saved");
+    }
+    checkpointer.finish().expect("written");
+    // 2 and 3 are the best, 4 is the last that is finite, 7 and 8 are the newest.
+    let expected = [2, 3, 4, 7, 8].map(|step| format!("step-{step:08}"));
+    assert_eq!(names(directory.path()), expected);
+    let not_finite = |step: u64| {
+        let checkpoint = Checkpoint::open(directory.path().join(format!("step-{step:08}"))).expect("a checkpoint");
+        checkpoint.not_finite().to_vec()
+    };
+    assert_eq!(not_finite(4), [""; 0]);
+    assert_eq!(not_finite(8), ["matrix", "wide"]);
+}
+
 #[test]
 fn it_is_due_when_a_multiple_was_passed() {
     let directory = tempfile::tempdir().expect("a folder");
@@ -48,7 +76,7 @@ fn it_is_due_when_a_multiple_was_passed() {
     checkpointer.save(about(10), &declared(), &arrays(11)).expect("nothing to do");
     checkpointer.finish().expect("written");
     assert_eq!(list(directory.path()).expect("a list").len(), 4);
-    let never = meshloom_train::config::CheckpointConfig { every: 0, ..config(&directory.path().join("other"), 0) };
+    let never = CheckpointConfig { every: 0, ..config(&directory.path().join("other"), 0) };
     let checkpointer = Checkpointer::new(&never, Start::Fresh).expect("a directory");
     assert!(!(0..100).any(|step| checkpointer.is_due(step)));
 }

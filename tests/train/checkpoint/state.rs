@@ -73,15 +73,33 @@ pub fn layouts() -> State<ShardLayout> {
 }
 
 pub fn arrays(number: u64) -> State<Array> {
+    put(&literals(number))
+}
+
+fn put(literals: &State<Literal>) -> State<Array> {
     let State { matrix, uneven, wide, flags, step } = layouts();
     let mut layouts = [matrix, uneven, wide, flags, step].into_iter();
-    literals(number)
+    literals
         .map(|_, literal| Array::put(&client(), literal, &layouts.next().expect("a layout")).expect("the value fits"))
+}
+
+/// Values that are finite, but for these: the last number of each is that.
+pub fn finite_but(bad: &[(&str, f64)]) -> State<Array> {
+    put(&declared().map(|path, param| {
+        let ty = &param.spec.ty;
+        let last = bad.iter().find(|(name, _)| path.to_string() == **name).map(|(_, number)| *number);
+        Literal::from_fn(ty.clone(), |index| match last {
+            Some(number) if index + 1 == ty.element_count() => number,
+            _ => index as f64,
+        })
+    }))
 }
 
 pub fn about(step: u64) -> About {
     About {
         step,
+        skipped_steps: 0,
+        validation_loss: None,
         seed: 7,
         data: DataPosition { next_batch: step, batch: 4, seq: 16 },
         mesh: "data=2,fsdp=4".to_owned(),
@@ -91,7 +109,7 @@ pub fn about(step: u64) -> About {
 }
 
 pub fn config(directory: &Path, keep: usize) -> CheckpointConfig {
-    CheckpointConfig { dir: directory.to_str().expect("a name").to_owned(), every: 2, keep }
+    CheckpointConfig { dir: directory.to_str().expect("a name").to_owned(), every: 2, keep, keep_best: 0 }
 }
 
 /// Writes checkpoints of these steps, each with the values of its number.

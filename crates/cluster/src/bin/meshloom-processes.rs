@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    meshloom_train::program::main(meshloom_cluster::program::here)
+    meshloom_train::program::main(meshloom_cluster::program::HERE)
 }

@@ -1,14 +1,19 @@
 //! Bytes that processes read from each other by name, over gRPC: who has some offers them, who needs them asks, and
 //! waits where they are not there yet.
+//!
+//! Both a question and its answer name the run and what is read. So what belongs to another run, another round or
+//! another replica is refused, whoever sends it, and by whatever mistake.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::fmt;
+use std::fs::File;
 use std::future::Future;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,31 +21,44 @@ use bytes::Bytes;
 use http::uri::PathAndQuery;
 use meshloom_store::{Tls, endpoint};
 use prost::Message;
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::server::ServerStreamingService;
-use tonic::transport::server::{Server, TcpIncoming};
+use tonic::transport::server::Server;
 use tonic::transport::{Certificate, Channel, Identity, ServerTlsConfig};
 use tonic::{Code, Request, Response, Status};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
 
-use super::ReplicaError;
+use super::port::{Connection, Door, Limits, Say, accept};
+use super::{ReplicaError, lock};
 
 /// The only method. It is not in a `.proto`: both ends are this file.
 const METHOD: &str = "/meshloom.Replicas/Read";
 /// Bytes of a piece; gRPC takes up to 4 MiB in a message.
 const PIECE: usize = 1 << 20;
+/// Bytes of a piece of a file, which takes memory for each that reads it.
+const FILE_PIECE: usize = 1 << 18;
+/// Bytes of a question, with room.
+const LARGEST_QUESTION: usize = 4096;
 /// How much may be under way: more than a link of 1 Gbit/s holds in half a second.
 const WINDOW: u32 = 64 << 20;
 /// How long a question waits before it is asked again.
 const WAIT: Duration = Duration::from_secs(20);
+/// How long the next piece of an answer is waited for.
+const NEXT_PIECE: Duration = Duration::from_secs(60);
+
+/// The name of a run, which its replicas agree on when it begins.
+pub(super) type RunName = Arc<OnceLock<String>>;
 
 #[derive(Clone, PartialEq, Message)]
 struct Question {
     #[prost(string, tag = "1")]
     name: String,
+    #[prost(string, tag = "2")]
+    run: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -50,6 +68,11 @@ struct Piece {
     /// Bytes of all pieces.
     #[prost(uint64, tag = "2")]
     total: u64,
+    /// What this is a piece of.
+    #[prost(string, tag = "3")]
+    name: String,
+    #[prost(string, tag = "4")]
+    run: String,
 }
 
 /// What somebody may read.
@@ -60,46 +83,98 @@ pub(super) enum Blob {
 }
 
 impl Blob {
-    fn total(&self) -> io::Result<u64> {
-        match self {
-            Blob::Bytes(bytes) => Ok(bytes.len() as u64),
-            Blob::File(path) => Ok(path.metadata()?.len()),
-        }
+    /// Sends all pieces. It ends where nobody reads any more.
+    async fn send(self, of: &Question, to: &Pieces) -> Result<(), Unsent> {
+        self.send_pieces(of, to).await?;
+        to.sent().await
     }
 
-    /// Sends all pieces; none is lost where the other end reads slowly. It ends where nobody reads any more.
-    fn send(self, pieces: &mpsc::Sender<Result<Piece, Status>>) -> io::Result<()> {
-        let total = self.total()?;
-        let send = |bytes: Bytes| pieces.blocking_send(Ok(Piece { bytes, total })).is_ok();
+    async fn send_pieces(self, of: &Question, to: &Pieces) -> Result<(), Unsent> {
+        let piece = |bytes, total| Piece { bytes, total, name: of.name.clone(), run: of.run.clone() };
         match self {
-            // At least one, which says how many bytes there are.
-            Blob::Bytes(bytes) if bytes.is_empty() => drop(send(bytes)),
-            Blob::Bytes(mut bytes) => while !bytes.is_empty() && send(bytes.split_to(bytes.len().min(PIECE))) {},
-            Blob::File(path) => {
-                let mut file = std::fs::File::open(path)?;
+            Blob::Bytes(mut bytes) => {
+                let total = bytes.len() as u64;
+                // At least one, which says how many bytes there are.
                 loop {
-                    let mut piece = Vec::with_capacity(PIECE);
-                    (&mut file).take(PIECE as u64).read_to_end(&mut piece)?;
-                    let is_last = piece.len() < PIECE;
-                    if !send(piece.into()) || is_last {
-                        break;
+                    to.send(piece(bytes.split_to(bytes.len().min(PIECE)), total)).await?;
+                    if bytes.is_empty() {
+                        return Ok(());
+                    }
+                }
+            }
+            Blob::File(path) => {
+                let open = move || {
+                    let file = File::open(path)?;
+                    Ok((file.metadata()?.len(), file))
+                };
+                let (total, mut file) = in_thread(open).await?;
+                let mut sent = 0;
+                loop {
+                    let next = move || {
+                        let mut bytes = Vec::with_capacity(FILE_PIECE);
+                        (&mut file).take(FILE_PIECE as u64).read_to_end(&mut bytes)?;
+                        Ok((bytes, file))
+                    };
+                    let (bytes, rest) = in_thread(next).await?;
+                    (file, sent) = (rest, sent + bytes.len() as u64);
+                    let is_last = bytes.len() < FILE_PIECE || sent >= total;
+                    to.send(piece(bytes.into(), total)).await?;
+                    if is_last {
+                        return Ok(());
                     }
                 }
             }
         }
+    }
+}
+
+/// Reads from a disk, which no task may wait for.
+async fn in_thread<T: Send + 'static>(read: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, Unsent> {
+    let read = tokio::task::spawn_blocking(read).await.map_err(io::Error::other);
+    read.and_then(|read| read).map_err(Unsent::Unreadable)
+}
+
+/// Why an answer ends early.
+enum Unsent {
+    /// Nobody reads it any more.
+    Left,
+    /// A piece was not read for too long.
+    Unread,
+    Unreadable(io::Error),
+}
+
+/// Where the pieces of an answer go.
+struct Pieces {
+    sender: mpsc::Sender<Result<Piece, Status>>,
+    unread: Duration,
+}
+
+impl Pieces {
+    async fn send(&self, piece: Piece) -> Result<(), Unsent> {
+        let place = tokio::time::timeout(self.unread, self.sender.reserve()).await;
+        let place = place.map_err(|_| Unsent::Unread)?;
+        place.map_err(|_| Unsent::Left)?.send(Ok(piece));
         Ok(())
+    }
+
+    /// Waits until the last piece is under way.
+    async fn sent(&self) -> Result<(), Unsent> {
+        let place = tokio::time::timeout(self.unread, self.sender.reserve()).await;
+        place.map_err(|_| Unsent::Unread)?.map(drop).map_err(|_| Unsent::Left)
     }
 }
 
 #[derive(Debug)]
 struct Shared {
+    run: RunName,
+    door: Arc<Door>,
     blobs: Mutex<HashMap<String, Blob>>,
     changed: watch::Sender<()>,
 }
 
 impl Shared {
     fn get(&self, name: &str) -> Option<Blob> {
-        self.blobs.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        lock(&self.blobs).get(name).cloned()
     }
 }
 
@@ -109,20 +184,34 @@ pub(super) struct Blobs(Arc<Shared>);
 
 impl Blobs {
     /// Listens; also where, as the system chose it for port 0. In a runtime, in which it answers until that ends.
-    pub(super) fn listen(on: SocketAddr, tls: Option<&Tls>) -> Result<(Blobs, SocketAddr), ReplicaError> {
+    pub(super) fn listen(
+        on: SocketAddr,
+        tls: Option<&PeerTls>,
+        run: RunName,
+        (limits, say): (Limits, Say),
+    ) -> Result<(Blobs, SocketAddr), ReplicaError> {
         let failed = |reason: String| ReplicaError::Listen { address: on.to_string(), reason };
-        let blobs = Blobs(Arc::new(Shared { blobs: Mutex::default(), changed: watch::channel(()).0 }));
-        let incoming = TcpIncoming::bind(on).map_err(|error| failed(error.to_string()))?.with_nodelay(Some(true));
-        let address = incoming.local_addr().map_err(|error| failed(error.to_string()))?;
-        let mut server = Server::builder();
-        if let Some(Tls { authority, identity: Some((certificate, key)) }) = tls {
-            let mut config = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));
-            if let Some(authority) = authority {
-                config = config.client_ca_root(Certificate::from_pem(authority));
-            }
-            server = server.tls_config(config).map_err(|error| failed(error.to_string()))?;
+        let io_failed = |error: io::Error| failed(error.to_string());
+        let door = Arc::new(Door::new(limits, say));
+        let (blobs, changed) = (Mutex::default(), watch::channel(()).0);
+        let blobs = Blobs(Arc::new(Shared { run, door: door.clone(), blobs, changed }));
+        let listener = std::net::TcpListener::bind(on).map_err(io_failed)?;
+        listener.set_nonblocking(true).map_err(io_failed)?;
+        let listener = TcpListener::from_std(listener).map_err(io_failed)?;
+        let address = listener.local_addr().map_err(io_failed)?;
+        let mut server = Server::builder()
+            .max_concurrent_streams(limits.streams)
+            .concurrency_limit_per_connection(limits.streams as usize)
+            .http2_keepalive_interval(Some(limits.ping()))
+            .http2_keepalive_timeout(Some(limits.silence))
+            .http2_max_header_list_size(LARGEST_QUESTION as u32);
+        if let Some(PeerTls { authority, identity: (certificate, key) }) = tls {
+            let config = ServerTlsConfig::new()
+                .identity(Identity::from_pem(certificate, key))
+                .client_ca_root(Certificate::from_pem(authority));
+            server = server.tls_config(config).map_err(|error| failed(with_causes(&error)))?;
         }
-        let answers = server.serve_with_incoming(Answers(blobs.clone()), incoming);
+        let answers = server.serve_with_incoming(Answers(blobs.clone()), accept(listener, door));
         tokio::spawn(async move {
             if let Err(error) = answers.await {
                 tracing::warn!("other replicas are not answered any more: {error}");
@@ -133,13 +222,42 @@ impl Blobs {
 
     /// Offers something, from now on.
     pub(super) fn offer(&self, name: String, blob: Blob) {
-        self.0.blobs.lock().unwrap_or_else(PoisonError::into_inner).insert(name, blob);
+        lock(&self.0.blobs).insert(name, blob);
         self.0.changed.send_replace(());
     }
 
     /// Forgets what is not to be kept.
     pub(super) fn retain(&self, keep: impl Fn(&str) -> bool) {
-        self.0.blobs.lock().unwrap_or_else(PoisonError::into_inner).retain(|name, _| keep(name));
+        lock(&self.0.blobs).retain(|name, _| keep(name));
+    }
+
+    /// How many are connected.
+    pub(super) fn connections(&self) -> usize {
+        self.0.door.count()
+    }
+}
+
+/// Certificates with which replicas know each other, in PEM.
+#[derive(Clone)]
+pub(super) struct PeerTls {
+    authority: Vec<u8>,
+    identity: (Vec<u8>, Vec<u8>),
+}
+
+impl fmt::Debug for PeerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PeerTls")
+    }
+}
+
+impl PeerTls {
+    /// All three; none where one is missing.
+    pub(super) fn of(tls: &Tls) -> Option<PeerTls> {
+        Some(PeerTls { authority: tls.authority.clone()?, identity: tls.identity.clone()? })
+    }
+
+    fn for_reading(&self) -> Tls {
+        Tls { authority: Some(self.authority.clone()), identity: Some(self.identity.clone()) }
     }
 }
 
@@ -164,9 +282,36 @@ impl Service<http::Request<Body>> for Answers {
             if request.uri().path() != METHOD {
                 return Ok(Status::unimplemented("there is one method").into_http());
             }
-            let mut grpc = tonic::server::Grpc::new(ProstCodec::<Piece, Question>::default());
+            let codec = ProstCodec::<Piece, Question>::default();
+            let mut grpc = tonic::server::Grpc::new(codec).max_decoding_message_size(LARGEST_QUESTION);
             Ok(grpc.server_streaming(answers, request).await)
         })
+    }
+}
+
+impl Answers {
+    /// What is asked for, once it is there.
+    async fn found(&self, question: &Question, connection: &Connection) -> Result<Blob, Status> {
+        let shared = &*self.0.0;
+        let mut changed = shared.changed.subscribe();
+        let waiting = async {
+            loop {
+                // Before the run has a name, it offers nothing.
+                if let Some(run) = shared.run.get() {
+                    if question.run != *run {
+                        return Err(Status::failed_precondition(format!("this is the run {run}")));
+                    }
+                    connection.becomes_peer();
+                    if let Some(blob) = shared.get(&question.name) {
+                        return Ok(blob);
+                    }
+                }
+                // The sender is in `shared`.
+                let _ = changed.changed().await;
+            }
+        };
+        let found = tokio::time::timeout(WAIT, waiting).await;
+        found.unwrap_or_else(|_| Err(Status::not_found(format!("{} is not there yet", question.name))))
     }
 }
 
@@ -176,25 +321,39 @@ impl ServerStreamingService<Question> for Answers {
     type Future = Boxed<Result<Response<Self::ResponseStream>, Status>>;
 
     fn call(&mut self, request: Request<Question>) -> Self::Future {
-        let shared = self.0.0.clone();
+        let answers = self.clone();
         Box::pin(async move {
-            let name = request.into_inner().name;
-            let mut changed = shared.changed.subscribe();
-            let waiting = async {
-                loop {
-                    if let Some(blob) = shared.get(&name) {
-                        return blob;
-                    }
-                    // The sender is in `shared`.
-                    let _ = changed.changed().await;
+            let connection = request.extensions().get::<Arc<Connection>>().cloned();
+            let connection = connection.ok_or_else(|| Status::internal("a question without a connection"))?;
+            let door = answers.0.0.door.clone();
+            let question = request.into_inner();
+            let found = answers.found(&question, &connection).await.inspect_err(|status| {
+                if status.code() == Code::FailedPrecondition {
+                    let reason =
+                        format!("it asks for {:?} of the run {:?}; {}", question.name, question.run, status.message());
+                    door.refuse(connection.address, &reason);
                 }
-            };
-            let blob = tokio::time::timeout(WAIT, waiting).await;
-            let blob = blob.map_err(|_| Status::not_found(format!("{name} is not there yet")))?;
-            let (pieces, stream) = mpsc::channel(4);
-            tokio::task::spawn_blocking(move || {
-                if let Err(error) = blob.send(&pieces) {
-                    let _ = pieces.blocking_send(Err(Status::internal(error.to_string())));
+            })?;
+            let (sender, stream) = mpsc::channel(1);
+            let pieces = Pieces { sender, unread: door.limits.unread };
+            tokio::spawn(async move {
+                let reading = connection.clone().reads();
+                let sending = tokio::time::timeout(door.limits.answer, found.send(&question, &pieces));
+                let reason = match sending.await {
+                    Ok(Ok(()) | Err(Unsent::Left)) => None,
+                    Ok(Err(Unsent::Unreadable(error))) => {
+                        let _ = pieces.sender.send(Err(Status::internal(error.to_string()))).await;
+                        None
+                    }
+                    Ok(Err(Unsent::Unread)) => Some(door.limits.unread),
+                    Err(_) => Some(door.limits.answer),
+                };
+                drop(reading);
+                if let Some(limit) = reason {
+                    // A stream that is not read cannot be ended by itself: what is under way stays in memory.
+                    connection.close();
+                    let reason = format!("it has not read {} for {} s", question.name, limit.as_secs_f64());
+                    door.refuse(connection.address, &reason);
                 }
             });
             Ok(Response::new(ReceiverStream::new(stream)))
@@ -202,55 +361,95 @@ impl ServerStreamingService<Question> for Answers {
     }
 }
 
+/// Why something was not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Unread {
+    /// It does not come, or not whole; it may come later.
+    Failed(String),
+    /// What came is not what was asked for.
+    Refused(String),
+}
+
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Unread::Failed(reason) | Unread::Refused(reason)) = self;
+        f.write_str(reason)
+    }
+}
+
 /// Reads what others offer.
 #[derive(Debug)]
 pub(super) struct Reader {
-    tls: Option<Tls>,
+    tls: Option<PeerTls>,
+    run: RunName,
     channels: Mutex<HashMap<String, Channel>>,
 }
 
 impl Reader {
-    pub(super) fn new(tls: Option<Tls>) -> Reader {
-        Reader { tls, channels: Mutex::default() }
+    pub(super) fn new(tls: Option<PeerTls>, run: RunName) -> Reader {
+        Reader { tls, run, channels: Mutex::default() }
     }
 
-    /// Reads what `HOST:PORT` offers under a name, once it does. The reason if it does not come, or not whole.
-    pub(super) async fn read(&self, address: &str, name: &str, mut to: impl Write) -> Result<(), String> {
+    /// Reads what `HOST:PORT` offers under a name, once it does. It may have so many bytes; returns how many it has.
+    pub(super) async fn read(&self, address: &str, name: &str, most: u64, mut to: impl Write) -> Result<u64, Unread> {
         loop {
-            match self.read_now(address, name, &mut to).await {
+            match self.read_now(address, name, most, &mut to).await {
                 Err(status) if status.code() == Code::NotFound => {}
-                read => return read.map_err(|status| status.message().to_owned()),
+                Err(status) if status.code() == Code::FailedPrecondition => {
+                    return Err(Unread::Refused(status.message().to_owned()));
+                }
+                read => return read.map_err(|status| Unread::Failed(status.message().to_owned())),
             }
         }
     }
 
-    async fn read_now(&self, address: &str, name: &str, to: &mut impl Write) -> Result<(), Status> {
+    /// What cannot be taken is a failed precondition.
+    async fn read_now(&self, address: &str, name: &str, most: u64, to: &mut impl Write) -> Result<u64, Status> {
+        let refused = |reason: String| Err(Status::failed_precondition(reason));
+        let late = |_| Status::unavailable(format!("nothing came for {} s", NEXT_PIECE.as_secs()));
         let channel = self.channel(address).map_err(|error| Status::internal(error.to_string()))?;
+        let run = self.run.get().cloned().unwrap_or_default();
         let mut grpc = tonic::client::Grpc::new(channel);
         grpc.ready().await.map_err(|error| Status::unavailable(with_causes(&error)))?;
-        let question = Request::new(Question { name: name.to_owned() });
+        let question = Request::new(Question { name: name.to_owned(), run: run.clone() });
         let method = PathAndQuery::from_static(METHOD);
-        let stream = grpc.server_streaming(question, method, ProstCodec::<Question, Piece>::default()).await?;
-        let (mut stream, mut read) = (stream.into_inner(), 0);
+        let asked = grpc.server_streaming(question, method, ProstCodec::<Question, Piece>::default());
+        let stream = tokio::time::timeout(NEXT_PIECE, asked).await.map_err(late)??;
+        let (mut stream, mut read, mut announced) = (stream.into_inner(), 0, None);
         loop {
-            let Some(Piece { bytes, total }) = stream.message().await? else {
+            let next = tokio::time::timeout(NEXT_PIECE, stream.message()).await.map_err(late)?;
+            // Whatever it says, some of it has been taken: it is not to be asked for as if nothing had come.
+            let next = next.map_err(|status| Status::data_loss(status.message()))?;
+            let Some(piece) = next else {
                 return Err(Status::data_loss(format!("the connection ended after {read} bytes")));
             };
-            to.write_all(&bytes).map_err(|error| Status::internal(error.to_string()))?;
-            read += bytes.len() as u64;
-            if read >= total {
-                return Ok(());
+            if (&piece.run, piece.name.as_str()) != (&run, name) {
+                return refused(format!("it is {:?} of the run {:?}, not of the run {run:?}", piece.name, piece.run));
+            }
+            let total = *announced.get_or_insert(piece.total);
+            let count = piece.bytes.len() as u64;
+            if total > most {
+                return refused(format!("it would have {total} bytes, and this run's has at most {most}"));
+            }
+            if piece.total != total || read + count > total || (count == 0 && total > 0) {
+                return refused(format!("a piece of {count} bytes after {read} of {total} does not fit"));
+            }
+            to.write_all(&piece.bytes).map_err(|error| Status::internal(error.to_string()))?;
+            read += count;
+            if read == total {
+                return Ok(read);
             }
         }
     }
 
     fn channel(&self, address: &str) -> Result<Channel, ReplicaError> {
-        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channels = lock(&self.channels);
         if let Some(channel) = channels.get(address) {
             return Ok(channel.clone());
         }
         let scheme = if self.tls.is_some() { "https" } else { "http" };
-        let endpoint = endpoint(&format!("{scheme}://{address}"), self.tls.as_ref())?;
+        let tls = self.tls.as_ref().map(PeerTls::for_reading);
+        let endpoint = endpoint(&format!("{scheme}://{address}"), tls.as_ref())?;
         let endpoint = endpoint.initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
         let channel = endpoint.connect_lazy();
         channels.insert(address.to_owned(), channel.clone());

@@ -1,6 +1,7 @@
 //! The first process of a replica: it comes, decides with the others, and reads their messages.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
@@ -8,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use meshloom_store::{Store, StoreError, StoreOptions};
+use meshloom_train::exchange::Judge;
 use tokio::runtime::{Handle, Runtime};
 
-use super::blobs::{Blob, Blobs, Reader};
+use super::blobs::{Blob, Blobs, PeerTls, Reader, RunName, Unread};
+use super::port::{Limits, Say};
 use super::rounds::{BEGINNING, Decision, Keys, Present, Seat, Undecided, held_key, present_key, round_key, taken_key};
 use super::{ReplicaError, ReplicaOptions, json, lock, message_name, system};
 
@@ -23,10 +26,22 @@ pub(super) struct First {
     pub(super) address: String,
     /// Whether other processes of this replica read from this one.
     has_others: bool,
+    /// The name of the run, once it has begun.
+    run: RunName,
+    say: Reports,
     /// The last decision.
     last: Mutex<Option<Decision>>,
     /// The round under way.
     under_way: Mutex<Option<UnderWay>>,
+}
+
+/// Where lines go about those who are refused.
+struct Reports(Say);
+
+impl fmt::Debug for Reports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reports")
+    }
 }
 
 #[derive(Debug)]
@@ -54,37 +69,68 @@ fn connect(options: &ReplicaOptions) -> Result<Store, ReplicaError> {
     }
 }
 
+/// Warns of an etcd that may lose what replicas have decided: it outlives them, and may be killed and start again.
+fn warn_of_version(store: &Store) {
+    const TAKEN_BACK: [&str; 3] = ["3.5.0", "3.5.1", "3.5.2"];
+    match store.version() {
+        Ok(version) if TAKEN_BACK.contains(&version.as_str()) => tracing::warn!(
+            "the store is etcd {version}, which its maintainers took back: it may lose data when it is killed; install a \
+             supported version"
+        ),
+        Ok(_) => {}
+        Err(error) => tracing::debug!("the version of the store is not known: {error}"),
+    }
+}
+
+/// Refuses an address that other hosts can reach where nothing says who may connect.
+fn check_open(
+    listener: &'static str,
+    address: std::net::SocketAddr,
+    has_certificates: bool,
+    is_insecure: bool,
+) -> Result<(), ReplicaError> {
+    if address.ip().is_loopback() || has_certificates || is_insecure {
+        return Ok(());
+    }
+    Err(ReplicaError::Open { listener, address })
+}
+
 impl First {
     /// Connects to the store, and listens.
     pub(super) fn connect(
         options: ReplicaOptions,
         runtime: &Runtime,
-        (reader, has_others): (Arc<Reader>, bool),
+        (reader, run, tls): (Arc<Reader>, RunName, Option<&PeerTls>),
+        (processes, say): (usize, Say),
     ) -> Result<First, ReplicaError> {
+        let listener = "the port of this replica";
+        check_open(listener, options.listen, tls.is_some(), options.insecure)?;
         if options.listen.ip().is_unspecified() && options.advertise.is_none() {
             let (address, reason) = (options.listen.to_string(), "others cannot tell which host that is".to_owned());
             return Err(ReplicaError::Listen { address, reason });
         }
         let store = connect(&options)?;
+        warn_of_version(&store);
         let inside = runtime.enter();
-        let (blobs, listening) = Blobs::listen(options.listen, options.tls.as_ref())?;
+        let limits = Limits::of(options.count + processes, options.patience);
+        let (blobs, listening) = Blobs::listen(options.listen, tls, run.clone(), (limits, say.clone()))?;
         drop(inside);
         let address = options.advertise.clone().unwrap_or_else(|| listening.to_string());
-        let (last, under_way) = (Mutex::default(), Mutex::default());
-        Ok(First { options, store, blobs, reader, address, has_others, last, under_way })
+        let (last, under_way, has_others) = (Mutex::default(), Mutex::default(), processes > 1);
+        Ok(First { options, store, blobs, reader, address, has_others, run, say: Reports(say), last, under_way })
     }
 
     /// Offers the message of a round, and has those of the others read.
     pub(super) fn send(
         self: &Arc<First>,
         (round, use_at): (u64, u64),
-        message: Bytes,
+        (message, judge): (Bytes, Judge),
         handle: &Handle,
     ) -> Result<(), ReplicaError> {
         self.blobs.retain(|name| !is_before(name, round));
         self.offer(message_name(round, self.options.number), message.clone());
         let (first, handle) = (self.clone(), handle.clone());
-        let run = move || first.round((round, use_at), message, &handle);
+        let run = move || first.round((round, use_at), (message, judge), &handle);
         let thread = std::thread::Builder::new().name("round".to_owned()).spawn(run);
         let thread = thread.map_err(|error| system("no thread for a round", error))?;
         *lock(&self.under_way) = Some(UnderWay { round, thread });
@@ -150,6 +196,8 @@ impl First {
                         return Err(ReplicaError::Ahead { number, step, others: decision.step });
                     }
                     self.store.share()?;
+                    // It is set once: who takes part is in no other run.
+                    let _ = self.run.set(decision.run.clone());
                     *lock(&self.last) = Some(decision.clone());
                     return Ok(decision.clone());
                 }
@@ -216,14 +264,27 @@ impl First {
     fn round(
         &self,
         (round, use_at): (u64, u64),
-        own: Bytes,
+        (own, judge): (Bytes, Judge),
         handle: &Handle,
     ) -> Result<(Decision, Messages), ReplicaError> {
         let ReplicaOptions { number, least, patience, .. } = self.options;
-        let members = lock(&self.last).as_ref().map(|last| last.members.clone()).unwrap_or_default();
+        let failed = || ReplicaError::System { what: "a round", reason: "no run has begun".to_owned() };
+        let before = lock(&self.last).clone().ok_or_else(failed)?;
+        let members = &before.members;
         let start = Instant::now();
-        let mut held = self.messages(round, &members, handle)?;
+        // The messages of a round are of one form, so of one length.
+        let mut held = self.messages((round, own.len() as u64), members, handle)?;
         held.insert(number, own);
+        // What one refuses, all leave out: it is not among what all hold.
+        let came = held.len();
+        held.retain(|replica, message| match judge(message) {
+            Ok(()) => true,
+            Err(reason) => {
+                (self.say.0)(&format!("the message of replica {replica} after step {round} is not taken: {reason}"));
+                false
+            }
+        });
+        let refused = came - held.len();
         if self.has_others {
             held.iter().for_each(|(&replica, message)| self.offer(message_name(round, replica), message.clone()));
         }
@@ -241,7 +302,7 @@ impl First {
                 break decision;
             }
             let is_late = start.elapsed() > patience;
-            match keys.decide(number, (round, use_at), &members, (least, is_late)) {
+            match keys.decide(number, (round, use_at), &before, (least, is_late)) {
                 Ok(decision) => {
                     self.decide(round, &decision)?;
                     continue;
@@ -258,7 +319,7 @@ impl First {
             let reason = "it was too late, or taken for dead".to_owned();
             return Err(ReplicaError::LeftBehind { number, round, reason });
         }
-        if decision.messages.is_empty() {
+        if decision.messages.is_empty() && refused == 0 {
             return Err(ReplicaError::Cut { round });
         }
         let gone = members.iter().filter(|seat| !decision.members.contains(seat));
@@ -271,22 +332,36 @@ impl First {
     }
 
     /// The messages of all who take part and live, as far as they come in time.
-    fn messages(&self, round: u64, members: &[Seat], handle: &Handle) -> Result<Messages, ReplicaError> {
+    fn messages(
+        &self,
+        (round, length): (u64, u64),
+        members: &[Seat],
+        handle: &Handle,
+    ) -> Result<Messages, ReplicaError> {
         let (sender, arrived) = mpsc::channel();
         let number = self.options.number;
         // Why the last attempt to read from a replica has failed.
-        let reasons: Arc<Mutex<BTreeMap<usize, String>>> = Arc::default();
+        let reasons: Arc<Mutex<BTreeMap<usize, Unread>>> = Arc::default();
         let mut waiting: BTreeMap<usize, (Seat, tokio::task::JoinHandle<()>)> = BTreeMap::new();
         for seat in members.iter().filter(|seat| seat.replica != number) {
             let (seat, sender, reader) = (seat.clone(), sender.clone(), self.reader.clone());
             let (from, reasons) = (seat.clone(), reasons.clone());
+            let (name, say) = (message_name(round, from.replica), self.say.0.clone());
             let task = handle.spawn(async move {
                 loop {
                     let mut bytes = Vec::new();
-                    match reader.read(&from.address, &message_name(round, from.replica), &mut bytes).await {
+                    let reason = match reader.read(&from.address, &name, length, &mut bytes).await {
                         // Nobody waits for it any more where nobody receives it.
-                        Ok(()) => return drop(sender.send((from.replica, Bytes::from(bytes)))),
-                        Err(reason) => drop(lock(&reasons).insert(from.replica, reason)),
+                        Ok(read) if read == length => return drop(sender.send((from.replica, Bytes::from(bytes)))),
+                        Ok(read) => Unread::Refused(format!("it has {read} bytes, and this run's have {length}")),
+                        Err(reason) => reason,
+                    };
+                    let before = lock(&reasons).insert(from.replica, reason.clone());
+                    if let Unread::Refused(_) = reason
+                        && before.as_ref() != Some(&reason)
+                    {
+                        let (replica, address) = (from.replica, &from.address);
+                        say(&format!("{name} of replica {replica} at {address} is refused: {reason}"));
                     }
                     tokio::time::sleep(MOMENT / 4).await;
                 }

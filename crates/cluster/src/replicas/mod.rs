@@ -6,6 +6,7 @@
 //! | `rounds` | what is written to the store, and what follows from it: pure |
 //! | `first` | coming, and the rounds: what the first process of a replica does |
 //! | `blobs` | bytes that processes read from each other, over gRPC |
+//! | `port` | who may be connected for that, and for how long |
 //! | this one | what a replica is told and asked |
 //!
 //! **A round.** Each replica offers its message, reads those of all who take part, and says in the store whose it
@@ -20,21 +21,26 @@
 
 mod blobs;
 mod first;
+pub(crate) mod alone;
+pub(crate) mod port;
 pub(crate) mod rounds;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use meshloom_store::{StoreError, StoreOptions, Tls};
+use meshloom_train::exchange::Judge;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::Member;
-use blobs::Reader;
+use blobs::{PeerTls, Reader, RunName, Unread};
 use first::First;
+use port::Say;
 use rounds::{Decision, Seat, taken_key};
 
 /// A replica among those of a run.
@@ -52,8 +58,13 @@ pub struct ReplicaOptions {
     pub listen: SocketAddr,
     /// `HOST:PORT` by which others reach that; none: the same.
     pub advertise: Option<String>,
-    /// Certificates with which replicas trust each other; none: what travels is not encrypted.
+    /// Certificates with which replicas know each other, all three; none: what travels is not encrypted, and whoever
+    /// reaches the port may read.
     pub tls: Option<Tls>,
+    /// Whether it may listen beyond loopback without certificates.
+    pub insecure: bool,
+    /// How many bytes the files of an outer state may have that a replica reads when it joins.
+    pub state_bytes: u64,
     /// How long a run waits for all before it begins with those who are there.
     pub limit: Duration,
     /// How long a replica that is alive may keep the others waiting.
@@ -84,6 +95,24 @@ pub enum ReplicaError {
         /// What the system says.
         reason: String,
     },
+    /// Anybody could connect.
+    #[error(
+        "{listener} would listen at {address}, which other hosts can reach, and nothing says who may connect: give \
+         --store-ca, --store-cert and --store-key (`meshloom certificates DIR` makes them), or --insecure in a network \
+         in which everybody is trusted"
+    )]
+    Open {
+        /// What would listen.
+        listener: &'static str,
+        /// Where.
+        address: SocketAddr,
+    },
+    /// Some certificates are there, but not all.
+    #[error(
+        "replicas know each other by three files, and not all are given: --store-ca, --store-cert and --store-key \
+         (`meshloom certificates DIR` makes them)"
+    )]
+    Certificates,
     /// What it trains is not what another trains.
     #[error("replica {number} has {own}, but replica {other} has {others}; give all replicas the same run config")]
     Differs {
@@ -181,6 +210,10 @@ pub struct Replicas {
     number: usize,
     part: Part,
     reader: Arc<Reader>,
+    run: RunName,
+    /// Bytes of the message of the round under way, which is that of all replicas.
+    message_bytes: AtomicU64,
+    state_bytes: u64,
     runtime: Runtime,
     /// What a replica that joins has read, until it has taken it.
     folder: Mutex<Option<tempfile::TempDir>>,
@@ -190,13 +223,17 @@ pub struct Replicas {
 #[derive(Debug)]
 enum Part {
     /// Speaks with the others.
-    First(Arc<First>),
+    First { first: Arc<First>, member: Option<Arc<Member>> },
     /// Reads from the first at an address.
     Other { address: String, member: Arc<Member> },
 }
 
 /// The name under which processes of a replica find its first.
 const FIRST: &str = "replica";
+/// The name under which it tells them how the replica begins.
+const BEGIN: &str = "replica-begin";
+/// The most bytes of a decision, and of a list of files.
+const LARGEST_LIST: u64 = 4 << 20;
 /// How long a question to the first process waits before the others are looked after.
 const REMINDER: Duration = Duration::from_secs(30);
 
@@ -206,13 +243,28 @@ impl Replicas {
     /// # Errors
     /// The store does not answer; another process has this number; nobody may listen there.
     pub fn connect(options: ReplicaOptions, member: Option<&Arc<Member>>) -> Result<Replicas, ReplicaError> {
-        let ReplicaOptions { number, count, .. } = options;
+        let number = options.number;
+        Replicas::connect_saying(options, member, Arc::new(move |line| tracing::warn!("replica {number}: {line}")))
+    }
+
+    /// The same; it says who was refused.
+    pub(crate) fn connect_saying(
+        options: ReplicaOptions,
+        member: Option<&Arc<Member>>,
+        say: Say,
+    ) -> Result<Replicas, ReplicaError> {
+        // Those that read files for others.
+        const BLOCKING_THREADS: usize = 8;
+        let ReplicaOptions { number, count, state_bytes, .. } = options;
         if number >= count {
             return Err(ReplicaError::Number { number, count });
         }
-        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().thread_name("replicas").build();
-        let runtime = runtime.map_err(|error| system("no threads for replicas", error))?;
-        let reader = Arc::new(Reader::new(options.tls.clone()));
+        let tls = options.tls.as_ref().map(|tls| PeerTls::of(tls).ok_or(ReplicaError::Certificates)).transpose()?;
+        let mut runtime = Builder::new_multi_thread();
+        runtime.worker_threads(2).max_blocking_threads(BLOCKING_THREADS).enable_all().thread_name("replicas");
+        let runtime = runtime.build().map_err(|error| system("no threads for replicas", error))?;
+        let run = RunName::default();
+        let reader = Arc::new(Reader::new(tls.clone(), run.clone()));
         let part = match member.filter(|member| member.number() > 0) {
             Some(member) => {
                 let address = member.store().get_from_others(FIRST, options.patience)?;
@@ -220,14 +272,17 @@ impl Replicas {
                 Part::Other { address, member: member.clone() }
             }
             None => {
-                let first = First::connect(options, &runtime, (reader.clone(), member.is_some()))?;
+                let processes = member.map_or(1, |member| member.count());
+                let reading = (reader.clone(), run.clone(), tls.as_ref());
+                let first = First::connect(options, &runtime, reading, (processes, say))?;
                 if let Some(member) = member {
                     member.store().put(FIRST, first.address.as_bytes())?;
                 }
-                Part::First(Arc::new(first))
+                Part::First { first: Arc::new(first), member: member.cloned() }
             }
         };
-        Ok(Replicas { number, part, reader, runtime, folder: Mutex::default() })
+        let message_bytes = AtomicU64::new(0);
+        Ok(Replicas { number, part, reader, run, message_bytes, state_bytes, runtime, folder: Mutex::default() })
     }
 
     /// The number of this replica.
@@ -242,7 +297,7 @@ impl Replicas {
     /// Others have another form; the store does not answer.
     pub fn begin(&self, form: &str, step: u64) -> Result<Beginning, ReplicaError> {
         match &self.part {
-            Part::First(first) => {
+            Part::First { first, member } => {
                 let decision = first.take_part(form, step)?;
                 let joins = decision.joining.contains(&self.number);
                 let taken = match decision.giver().filter(|_| joins) {
@@ -253,15 +308,26 @@ impl Replicas {
                     first.store.put(&taken_key(self.number), b"")?;
                 }
                 let beginning = Beginning { step: decision.step, gives: decision.is_given_by(self.number), taken };
-                first.offer("begin".to_owned(), json(&beginning).into());
                 if let Some(folder) = &beginning.taken {
                     first.offer_folder(decision.step, folder)?;
                 }
+                if let Some(member) = member {
+                    member.store().put(BEGIN, &json(&(&decision.run, &beginning)))?;
+                }
                 Ok(beginning)
             }
-            Part::Other { address, .. } => {
-                let bytes = self.read_from_first("begin")?;
-                let mut beginning: Beginning = serde_json::from_slice(&bytes).map_err(|error| unreadable(&error))?;
+            Part::Other { address, member } => {
+                // However long the replica waits for others.
+                let told = loop {
+                    match member.store().get_from_others(BEGIN, REMINDER) {
+                        Err(StoreError::DeadlineExceeded { .. }) => {}
+                        told => break told?,
+                    }
+                };
+                let told = serde_json::from_slice(&told).map_err(|error| unreadable(&error))?;
+                let (run, mut beginning): (String, Beginning) = told;
+                // It is set once: a process begins once.
+                let _ = self.run.set(run);
                 if beginning.taken.is_some() {
                     let first = Seat { replica: self.number, lease: 0, address: address.clone() };
                     beginning.taken = Some(self.download(&first, beginning.step)?);
@@ -272,15 +338,16 @@ impl Replicas {
     }
 
     /// Offers the message of a round, and has those of the others read meanwhile. Its outer parameters come in after
-    /// step `use_at`.
+    /// step `use_at`. A message that `judge` refuses, the replica's own too, is not held, and so counts for none.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn send(&self, round: u64, use_at: u64, message: Vec<u8>) -> Result<(), ReplicaError> {
+    pub fn send(&self, round: u64, use_at: u64, message: Vec<u8>, judge: Judge) -> Result<(), ReplicaError> {
         // By now the state is on the devices.
         lock(&self.folder).take();
-        let Part::First(first) = &self.part else { return Ok(()) };
-        first.send((round, use_at), message.into(), self.runtime.handle())
+        self.message_bytes.store(message.len() as u64, Ordering::Relaxed);
+        let Part::First { first, .. } = &self.part else { return Ok(()) };
+        first.send((round, use_at), (message.into(), judge), self.runtime.handle())
     }
 
     /// What came of a round, once it is decided.
@@ -290,7 +357,7 @@ impl Replicas {
     pub fn receive(&self, round: u64) -> Result<Round, ReplicaError> {
         let decision_name = format!("decision/{round}");
         match &self.part {
-            Part::First(first) => {
+            Part::First { first, .. } => {
                 let (decision, held) = first.decided(round)?;
                 first.offer(decision_name, json(&decision).into());
                 let number = self.number;
@@ -302,9 +369,10 @@ impl Replicas {
                 Ok(Round { messages, gives: decision.is_given_by(number) })
             }
             Part::Other { .. } => {
-                let bytes = self.read_from_first(&decision_name)?;
+                let bytes = self.read_from_first(&decision_name, LARGEST_LIST)?;
                 let decision: Decision = serde_json::from_slice(&bytes).map_err(|error| unreadable(&error))?;
-                let read = |&replica: &usize| self.read_from_first(&message_name(round, replica));
+                let most = self.message_bytes.load(Ordering::Relaxed);
+                let read = |&replica: &usize| self.read_from_first(&message_name(round, replica), most);
                 let messages = decision.messages.iter().map(read).collect::<Result<_, _>>()?;
                 Ok(Round { messages, gives: decision.is_given_by(self.number) })
             }
@@ -318,7 +386,7 @@ impl Replicas {
     /// The folder cannot be read.
     pub fn give(&self, step: u64, folder: &Path) -> Result<(), ReplicaError> {
         match &self.part {
-            Part::First(first) => first.offer_folder(step, folder),
+            Part::First { first, .. } => first.offer_folder(step, folder),
             Part::Other { .. } => Ok(()),
         }
     }
@@ -329,13 +397,13 @@ impl Replicas {
     /// # Errors
     /// The store does not answer.
     pub fn leave(&self) -> Result<(), ReplicaError> {
-        let Part::First(first) = &self.part else { return Ok(()) };
+        let Part::First { first, .. } = &self.part else { return Ok(()) };
         first.leave()
     }
 
     /// Tells the others at once that this replica is gone.
     pub fn fail(&self) {
-        if let Part::First(first) = &self.part
+        if let Part::First { first, .. } = &self.part
             && let Err(error) = first.store.leave()
         {
             tracing::debug!("the other replicas were not told: {error}");
@@ -343,10 +411,10 @@ impl Replicas {
     }
 
     /// What the first process of this replica offers.
-    fn read_from_first(&self, name: &str) -> Result<Bytes, ReplicaError> {
+    fn read_from_first(&self, name: &str, most: u64) -> Result<Bytes, ReplicaError> {
         let Part::Other { address, member } = &self.part else { return Ok(Bytes::new()) };
         let mut bytes = Vec::new();
-        let mut reading = Box::pin(self.reader.read(address, name, &mut bytes));
+        let mut reading = Box::pin(self.reader.read(address, name, most, &mut bytes));
         let read = loop {
             // It may take long: meanwhile the others are looked after.
             let turn = self.runtime.block_on(async { tokio::time::timeout(REMINDER, reading.as_mut()).await });
@@ -357,7 +425,7 @@ impl Replicas {
         };
         drop(reading);
         let (what, from) = (name.to_owned(), format!("process 0 at {address}"));
-        read.map_err(|reason| ReplicaError::Read { what, from, reason })?;
+        read.map_err(|reason| ReplicaError::Read { what, from, reason: reason.to_string() })?;
         Ok(bytes.into())
     }
 
@@ -372,20 +440,23 @@ impl Replicas {
         let list = format!("state/{step}");
         let names = Replicas::insist(|| {
             let mut names = Vec::new();
-            let read = self.runtime.block_on(self.reader.read(&from.address, &list, &mut names));
-            read.map(|()| names).map_err(|reason| failed("the list of files of the outer state", reason))
+            let read = self.runtime.block_on(self.reader.read(&from.address, &list, LARGEST_LIST, &mut names));
+            let failed = |reason: Unread| failed("the list of files of the outer state", reason.to_string());
+            read.map(|_| names).map_err(failed)
         })?;
         let names: Vec<String> = serde_json::from_slice(&names).map_err(|error| unreadable(&error))?;
+        let mut left = self.state_bytes;
         for name in &names {
             let is_plain = !name.contains(['/', '\\']) && !name.starts_with('.');
             if !is_plain {
                 return Err(failed(name, "that is not the name of a file of a checkpoint".to_owned()));
             }
-            Replicas::insist(|| {
+            left -= Replicas::insist(|| {
                 let file = std::fs::File::create(folder.path().join(name));
                 let file = file.map_err(|error| system("no file for the outer state", error))?;
-                let read = self.runtime.block_on(self.reader.read(&from.address, &format!("{list}/{name}"), file));
-                read.map_err(|reason| failed(name, reason))
+                let whole = format!("{list}/{name}");
+                let read = self.runtime.block_on(self.reader.read(&from.address, &whole, left, file));
+                read.map_err(|reason| failed(name, reason.to_string()))
             })?;
         }
         let path = folder.path().to_owned();

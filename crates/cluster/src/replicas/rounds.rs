@@ -39,6 +39,8 @@ pub struct Seat {
 /// What all replicas do about a round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
+    /// The name of the run: no other has it, nor the same job when it is started again.
+    pub run: String,
     /// The steps after which the outer parameters come in.
     pub step: u64,
     /// Whose messages count, in order.
@@ -155,19 +157,22 @@ impl Keys {
         let members = self.present.keys().filter_map(|&replica| self.seat(replica)).collect();
         let behind = self.present.iter().filter(|(_, (_, present))| present.step < step);
         let joining = behind.map(|(&replica, _)| replica).collect();
-        let decision = Decision { step, messages: Vec::new(), members, joining, left: Vec::new() };
+        // A store gives no number of a lease twice.
+        let run = format!("{:x}", self.present.get(&own)?.0);
+        let decision = Decision { run, step, messages: Vec::new(), members, joining, left: Vec::new() };
         (self.present.keys().next() == Some(&own)).then_some(decision)
     }
 
-    /// What `own` decides on a round in which these take part, or why it does not yet: so that at least `least` go on,
-    /// and, if it is late, without those who have not said what they hold.
+    /// What `own` decides on a round after a decision, or why it does not yet: so that at least `least` go on, and, if
+    /// it is late, without those who have not said what they hold.
     pub fn decide(
         &self,
         own: usize,
         (round, step): (u64, u64),
-        members: &[Seat],
+        before: &Decision,
         (least, is_late): (usize, bool),
     ) -> Result<Decision, Undecided> {
+        let Decision { run, members, .. } = before;
         let empty = BTreeMap::new();
         let held = self.held.get(&round).unwrap_or(&empty);
         // Who keeps the others waiting for too long counts as gone.
@@ -187,9 +192,9 @@ impl Keys {
         let own_form = self.present.get(&own).map(|(_, present)| &present.form);
         let is_late = |seat: &&Seat| self.lives(seat) && !living.contains(seat);
         let late = members.iter().filter(is_late).map(|seat| seat.lease);
-        let before = self.newest().into_iter().flat_map(|decision| decision.left.iter().copied());
+        let newest = self.newest().into_iter().flat_map(|decision| decision.left.iter().copied());
         let is_there = |lease: &i64| self.present.values().any(|(present, _)| present == lease);
-        let left: Vec<i64> = late.chain(before).filter(is_there).collect();
+        let left: Vec<i64> = late.chain(newest).filter(is_there).collect();
         let may_join = |&(replica, (lease, present)): &(&usize, &(i64, Present))| {
             let is_member = living.iter().any(|seat| seat.replica == *replica);
             !is_member && !left.contains(lease) && Some(&present.form) == own_form
@@ -200,7 +205,7 @@ impl Keys {
             return Err(Undecided::TooFew(next.len()));
         }
         let members = next.into_iter().filter_map(|replica| self.seat(replica)).collect();
-        Ok(Decision { step, messages, members, joining, left })
+        Ok(Decision { run: run.clone(), step, messages, members, joining, left })
     }
 }
 

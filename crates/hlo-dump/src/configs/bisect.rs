@@ -9,14 +9,14 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use meshloom_hlo::analysis::Devices;
 use meshloom_hlo::parse::make_names_unique;
-use meshloom_hlo::read;
 use meshloom_hlo::table::Table;
+use meshloom_hlo::{files, read};
 use meshloom_train::bisect::{self, Dimension, Draw, Effect, Kind, Options, Report, Subject};
 use serde::Serialize;
 
 use crate::Outcome;
 use crate::arguments::{Reading, parse_bytes};
-use crate::input::load_path;
+use crate::input::{load_path, read_all};
 use crate::output::{self, BAD, BOLD, Busy, DIM, GOOD, line, paint, plural};
 use crate::streams;
 
@@ -172,7 +172,7 @@ pub fn run(arguments: &Bisect, json: bool) -> Result<Outcome> {
         None => Default::default(),
         Some(path) => {
             let named = || format!("--inputs {}", path.display());
-            bisect::read_safetensors(&std::fs::read(path).with_context(named)?).with_context(named)?
+            bisect::read_safetensors(&read_all(path).with_context(named)?).with_context(named)?
         }
     };
     if let Some(out) = &arguments.out {
@@ -230,7 +230,7 @@ fn subject(arguments: &Bisect) -> Result<Subject> {
         if path.as_os_str() == "-" {
             bail!("give the run config as a file, because it is read once more for each of its forms");
         }
-        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let text = files::read_text(path, files::WRITTEN_BYTES).with_context(|| path.display().to_string())?;
         return Ok(Subject::Config { text, name: path.display().to_string(), set: reading.set.clone() });
     }
     // Text for people has names that computations share, and compilers take none.
@@ -238,8 +238,8 @@ fn subject(arguments: &Bisect) -> Result<Subject> {
     let devices = loaded.devices;
     let Some(reference) = reference else { return Ok(Subject::Module(Box::new(loaded.module), devices)) };
     let named = || format!("--reference {}", reference.display());
-    let bytes = std::fs::read(reference).with_context(named)?;
-    let mut found = read::read(&bytes, &read::Limits::default()).with_context(named)?;
+    let bytes = read_all(reference).with_context(named)?;
+    let mut found = read::read(&bytes, &streams::limits()).with_context(named)?;
     make_names_unique(&mut found.module);
     let of_reference = meshloom_hlo::analysis::device_count(&found.module, found.config.as_ref());
     let count = |devices: Devices| devices.replicas * devices.partitions;

@@ -70,6 +70,9 @@ pub fn svg(loaded: &Loaded, arguments: &Show) -> Result<String> {
             "the drawing would have {nodes} boxes, and more than {MOST_NODES} are not drawn; {fewer}, or one --computation"
         );
     }
+    if nodes == 0 {
+        bail!("there is nothing to draw: the program has constants and parameters alone; --computation draws those");
+    }
     laid_out(&dot(loaded, arguments)?)
 }
 

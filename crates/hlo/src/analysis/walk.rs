@@ -454,16 +454,20 @@ impl CallSites {
         const PLACES: u64 = 1 << 16;
         const STEPS: u64 = 1 << 20;
         let mut ways = vec![0u64; self.0.len()];
+        // A place has a list of the conditionals around it.
+        let mut branches = vec![0u64; self.0.len()];
         let Some(&entry) = order.first() else { return true };
         ways[entry] = 1;
         let (mut places, mut steps, mut instructions) = (0u64, 0u64, 0u64);
         for &number in order {
             let count = module.computations()[number].instructions().len() as u64;
-            places = places.saturating_add(ways[number]);
+            places = places.saturating_add(ways[number].saturating_mul(1 + branches[number] / 8));
             steps = steps.saturating_add(ways[number].saturating_mul(count));
             instructions += count;
             for site in self.0[number].iter().filter(|site| !site.recursive) {
                 ways[site.callee] = ways[site.callee].saturating_add(ways[number]);
+                let inner = branches[number] + u64::from(matches!(site.via, Via::Branch(_)));
+                branches[site.callee] = branches[site.callee].max(inner);
             }
         }
         places <= PLACES + 4 * order.len() as u64 && steps <= STEPS + 4 * instructions

@@ -177,6 +177,10 @@ impl<'a> Parser<'a> {
         if id != opened_as {
             renumber(&mut instructions, first_id(id) - first_id(opened_as));
         }
+        let parameters = instructions.iter().filter(|instruction| instruction.opcode == "parameter");
+        let copied = parameters.chain(instructions.get(root)).filter_map(|instruction| instruction.shape.as_ref());
+        self.memory.take(size_of::<HloComputationProto>(), start)?;
+        copied.into_iter().try_for_each(|shape| self.memory.take_shape(shape, start))?;
         let program_shape = program_shape(&instructions, root, start)?;
         self.is_hidden.push(false);
         self.computations.push(HloComputationProto {

@@ -13,12 +13,6 @@ const EXCERPT_BEFORE: usize = 60;
 /// Characters of a message at most: names in it come from the text.
 const MAX_MESSAGE: usize = 400;
 
-/// Names longer than this are not compared for hints.
-const MAX_HINT_LENGTH: usize = 100;
-
-/// So many names are compared for a hint.
-const MAX_HINT_NAMES: usize = 10_000;
-
 /// Why a text is not a module.
 ///
 /// Its `Display` has the place, what was expected, and the line with a mark under the place:
@@ -99,13 +93,9 @@ pub(crate) struct Fault {
 /// Boxed, so that the results of the many small functions stay small.
 pub(crate) type Result<T> = std::result::Result<T, Box<Fault>>;
 
-/// ` (did you mean "x"?)`, or nothing. A long name or a long list of names is not compared: that takes their product.
+/// ` (did you mean "x"?)`, or nothing.
 pub(crate) fn hint<'a>(name: &str, allowed: impl Iterator<Item = &'a str>) -> String {
-    let is_short = |name: &str| name.len() <= MAX_HINT_LENGTH;
-    if !is_short(name) {
-        return String::new();
-    }
-    did_you_mean(name, allowed.take(MAX_HINT_NAMES).filter(|name| is_short(name)))
+    did_you_mean(name, allowed)
 }
 
 pub(crate) fn fault<T>(position: usize, message: impl Into<String>) -> Result<T> {

@@ -26,7 +26,7 @@ pub(super) fn shape(
     }
     let result = operands.and_then(|operands| infer(parser, instruction, &operands));
     match result {
-        Some(shape) => Ok(shape),
+        Some(shape) => parser.memory.take_shape(&shape, start).map(|()| shape),
         None => fault(start, format!("write the shape of {} before it: it cannot be inferred", instruction.opcode)),
     }
 }

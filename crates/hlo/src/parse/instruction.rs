@@ -14,6 +14,9 @@ use crate::syntax::opcodes::{Operands, Operation};
 const ASYNC_SUFFIXES: &[(&str, &str)] =
     &[("-start", "async-start"), ("-update", "async-update"), ("-done", "async-done")];
 
+/// Bytes of a short string behind its pointer, at least: those of an allocation.
+const SHORT_STRING: usize = 32;
+
 /// What an opcode says.
 struct Opcode {
     operation: &'static Operation,
@@ -43,6 +46,7 @@ impl<'a> Parser<'a> {
     /// belongs to the surrounding list.
     pub(super) fn right_hand_side(&mut self, scope: &mut Scope<'a>, name: &str, has_attributes: bool) -> Result<usize> {
         let start = self.lexer.here();
+        self.memory.take(size_of::<HloInstructionProto>() + 2 * SHORT_STRING, start)?;
         let shape = if self.is_shape_next() { Some(self.shape()?) } else { None };
         let Opcode { operation, wrapped } = self.opcode()?;
         let mut instruction = HloInstructionProto {
@@ -195,6 +199,7 @@ impl<'a> Parser<'a> {
             }
             name = Some(stated);
         }
+        self.memory.take(size_of::<HloInstructionProto>() + 2 * SHORT_STRING, self.lexer.here())?;
         let number = scope.parameters;
         scope.parameters += 1;
         let place = scope.instructions.len();

@@ -30,6 +30,9 @@ fn nan(bits: u32, mantissa_bits: u32, negative: bool, payload: Option<u64>) -> O
 impl Parser<'_> {
     /// A literal of a shape that is known.
     pub(super) fn literal(&mut self, shape: &ShapeProto) -> Result<LiteralProto> {
+        let here = self.lexer.here();
+        self.memory.take(size_of::<LiteralProto>(), here)?;
+        self.memory.take_shape(shape, here)?;
         let mut literal = LiteralProto { shape: Some(literal_shape(shape)), ..Default::default() };
         if is_tuple(shape) {
             let mut shapes = shape.tuple_shapes.iter();

@@ -32,6 +32,7 @@ mod infer;
 mod instruction;
 mod lexer;
 mod literal;
+mod memory;
 mod module;
 mod names;
 mod order;
@@ -47,6 +48,7 @@ pub(crate) use error::{Fault, Result, fault, hint};
 use lexer::Lexer;
 pub(crate) use lexer::braced_length;
 pub(crate) use literal::Real;
+pub(crate) use memory::{Memory, own_bytes};
 pub use names::make_names_unique;
 pub(crate) use shape::{array, is_compatible, tuple};
 
@@ -60,13 +62,21 @@ pub struct Limits {
     pub nesting: usize,
     /// Elements of one constant. Elided ones cost nothing and do not count.
     pub literal_elements: usize,
+    /// How many times the size of the text a module may take in memory. Real ones take seven times theirs, and up to
+    /// twelve where instructions have no metadata.
+    pub memory_ratio: usize,
+    /// Bytes that any module may take in memory.
+    pub memory_bytes: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { bytes: 16 << 30, nesting: 64, literal_elements: 1 << 30 }
+        Limits { bytes: 16 << 30, nesting: 64, literal_elements: 1 << 30, memory_ratio: 20, memory_bytes: 40 << 20 }
     }
 }
+
+/// Bytes of an item of a list, beside what it has itself: most are numbers.
+const LIST_ITEM: usize = 8;
 
 /// Reads a module.
 pub fn parse(text: &str) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
@@ -133,6 +143,7 @@ pub(crate) struct Parser<'a> {
     known_shapes: FxHashMap<&'a str, ShapeProto>,
     /// How many shapes have been copied to infer others.
     inferred: usize,
+    pub(crate) memory: Memory,
     /// Whether the text ends at a quote: it is inside another module.
     is_quoted: bool,
 }
@@ -140,7 +151,6 @@ pub(crate) struct Parser<'a> {
 impl<'a> Parser<'a> {
     fn new(lexer: Lexer<'a>, limits: &'a Limits, depth: usize) -> Self {
         Parser {
-            lexer,
             limits,
             depth,
             computations: Vec::new(),
@@ -151,6 +161,8 @@ impl<'a> Parser<'a> {
             blocks: computation::Blocks::default(),
             known_shapes: FxHashMap::default(),
             inferred: 0,
+            memory: Memory::of(lexer.bytes().len(), limits.memory_ratio, limits.memory_bytes),
+            lexer,
             is_quoted: false,
         }
     }
@@ -175,6 +187,7 @@ impl<'a> Parser<'a> {
             return Ok(());
         }
         loop {
+            self.memory.take(LIST_ITEM, self.lexer.here())?;
             item(self)?;
             if self.lexer.eat(close) {
                 return Ok(());

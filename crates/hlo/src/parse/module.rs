@@ -164,14 +164,21 @@ impl Parser<'_> {
             self.lexer.eat(b'"');
             let mut inner = Parser::new(self.lexer.clone(), self.limits, self.depth);
             inner.is_quoted = true;
+            inner.memory = self.memory.clone();
             let module = inner.module()?;
+            self.memory = inner.memory;
             self.lexer = inner.lexer;
             self.lexer.expect(b'"', "after the text of a module")?;
             return Ok(module.hlo_module);
         }
         let text = self.lexer.string()?;
-        match Parser::new(Lexer::new(&text), self.limits, self.depth).module() {
-            Ok(module) => Ok(module.hlo_module),
+        let mut inner = Parser::new(Lexer::new(&text), self.limits, self.depth);
+        inner.memory = self.memory.clone();
+        match inner.module() {
+            Ok(module) => {
+                self.memory = inner.memory;
+                Ok(module.hlo_module)
+            }
             Err(inner) => fault(start, format!("in the module in this string: {}", inner.message)),
         }
     }

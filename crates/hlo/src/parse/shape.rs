@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use super::Parser;
 use super::error::{Result, fault, hint};
+use super::memory::own_bytes;
 use crate::proto::{LayoutProto, PrimitiveType, ProgramShapeProto, ShapeProto, SplitConfigProto, TileProto};
 
 /// Size of an unbounded dynamic dimension in a ShapeProto.
@@ -138,11 +139,13 @@ impl Parser<'_> {
             return self.nested(Self::tuple_shape);
         }
         let text = self.lexer.peek_array_shape();
+        let start = self.lexer.here();
         if let Some(shape) = self.known_shape(text) {
+            self.memory.take(own_bytes(&shape), start)?;
             return Ok(shape);
         }
-        let start = self.lexer.here();
         let shape = self.new_shape()?;
+        self.memory.take(own_bytes(&shape), start)?;
         if self.lexer.since(start) == text && self.known_shapes.len() < MAX_KNOWN_SHAPES {
             self.known_shapes.insert(text, copy(&shape));
         }

@@ -173,6 +173,7 @@ impl<T: Value> Value for Box<T> {
     }
 
     fn read(parser: &mut Parser<'_>) -> Result<Box<T>> {
+        parser.memory.take(size_of::<T>(), parser.lexer.here())?;
         T::read(parser).map(Box::new)
     }
 
@@ -214,6 +215,7 @@ impl Parser<'_> {
         // Most lists are short; this way their memory is exactly as large as they are.
         let mut values = SmallVec::<[T; 8]>::new();
         self.list(open, close, |parser| {
+            parser.memory.take(size_of::<T>(), parser.lexer.here())?;
             values.push(item(parser)?);
             Ok(())
         })?;

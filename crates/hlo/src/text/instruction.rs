@@ -6,7 +6,7 @@ use crate::syntax::attributes::{Attribute, Attributes};
 use crate::syntax::opcodes::{Operation, Use};
 
 /// How far an async operation may be from its start: real chains have two or three links.
-const MAX_ASYNC_CHAIN: usize = 4096;
+const MAX_ASYNC_CHAIN: usize = 256;
 
 /// What an async operation stands for: the one instruction of the computation that it wraps.
 fn wrapped<'a>(printer: &Printer<'a>, instruction: &HloInstructionProto) -> Option<&'a HloInstructionProto> {

@@ -5,5 +5,5 @@ use std::process::ExitCode;
 use meshloom_train::program;
 
 fn main() -> ExitCode {
-    program::main(program::elsewhere)
+    program::main(program::ELSEWHERE)
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::folder::{self, Directory, Observer};
+use super::folder::{self, Directory, Keep, Observer};
 use super::read::PARAMS;
 use super::snapshot::Snapshot;
 use super::write::{self, Contents};
@@ -22,7 +22,7 @@ use meshloom::trace::{Param, Tree};
 pub struct Checkpointer {
     directory: Arc<Directory>,
     every: u64,
-    keep: usize,
+    keep: Keep,
     /// The step of the newest checkpoint, on its way or complete.
     last: u64,
     /// The checkpoint under way.
@@ -91,7 +91,7 @@ impl Checkpointer {
         Ok(Checkpointer {
             directory: Arc::new(directory),
             every: config.every as u64,
-            keep: config.keep,
+            keep: Keep { newest: config.keep, best: config.keep_best },
             last,
             writer: None,
             set_aside,
@@ -116,6 +116,11 @@ impl Checkpointer {
     /// since the last.
     pub fn is_due(&self, step: u64) -> bool {
         self.every > 0 && step / self.every > self.last / self.every
+    }
+
+    /// The folder of the checkpoint after a step, when it is complete.
+    pub fn folder_of(&self, step: u64) -> PathBuf {
+        self.directory.complete_name(step)
     }
 
     /// Saves the state after a step: waits for the checkpoint before this one, copies the state to the host, and has it
@@ -153,7 +158,7 @@ impl Checkpointer {
         let write = move || {
             let folder = write::write(&directory, contents, snapshot, (&observer, peers.as_deref()))?;
             tracing::debug!("wrote the checkpoint {}", folder.display());
-            if is_first { directory.retain(keep, &observer) } else { Ok(()) }
+            if is_first { directory.retain(&keep, &observer) } else { Ok(()) }
         };
         let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
         let thread = thread.map_err(|source| folder::failed("start a thread for", self.directory.path(), source))?;

@@ -7,7 +7,8 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{CheckpointError, Phase};
+use super::manifest::Merit;
+use super::{CheckpointError, MANIFEST, Phase};
 
 const COMPLETE: &str = "step-";
 const UNFINISHED: &str = ".tmp-";
@@ -44,6 +45,21 @@ pub fn list(directory: impl AsRef<Path>) -> Result<Vec<(u64, PathBuf)>, Checkpoi
     }
     found.sort();
     Ok(found)
+}
+
+/// Which checkpoints stay.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keep {
+    /// How many, the newest; 0 for all.
+    pub newest: usize,
+    /// How many besides, those with the lowest validation loss.
+    pub best: usize,
+}
+
+/// What decides how long a checkpoint is kept. One that cannot be read is neither good nor finite.
+fn merit_of(folder: &Path) -> Merit {
+    let read = fs::read(folder.join(MANIFEST)).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    read.unwrap_or_else(|| Merit { not_finite: vec![MANIFEST.to_owned()], ..Merit::default() })
 }
 
 /// A directory that this process alone writes checkpoints to.
@@ -135,11 +151,21 @@ impl Directory {
         Ok(folder)
     }
 
-    /// Deletes all but the last `keep` checkpoints; none for 0.
-    pub(super) fn retain(&self, keep: usize, tell: &Observer) -> Result<(), CheckpointError> {
+    /// Deletes checkpoints, but for the newest ones, the best ones, and the newest whose numbers are all finite.
+    pub(super) fn retain(&self, keep: &Keep, tell: &Observer) -> Result<(), CheckpointError> {
         let all = list(&self.path)?;
-        let surplus = if keep == 0 { 0 } else { all.len().saturating_sub(keep) };
-        for (step, folder) in &all[..surplus] {
+        let surplus = if keep.newest == 0 { 0 } else { all.len().saturating_sub(keep.newest) };
+        if surplus == 0 {
+            return Ok(());
+        }
+        let merits: Vec<Merit> = all.iter().map(|(_, folder)| merit_of(folder)).collect();
+        let finite = merits.iter().rposition(|merit| merit.not_finite.is_empty());
+        let mut best: Vec<(f64, usize)> =
+            merits.iter().enumerate().filter_map(|(index, merit)| Some((merit.validation_loss?, index))).collect();
+        best.sort_by(|a, b| a.0.total_cmp(&b.0));
+        best.truncate(keep.best);
+        let is_kept = |index: usize| finite == Some(index) || best.iter().any(|(_, best)| *best == index);
+        for (_, (step, folder)) in all[..surplus].iter().enumerate().filter(|(index, _)| !is_kept(*index)) {
             let trash = self.path.join(format!("{TRASH}{}", folder_name(*step)));
             self.rename(folder, &trash)?;
             tell(Phase::OldRenamed);

@@ -12,6 +12,12 @@ use meshloom::pjrt::{ShardBox, ShardLayout};
 pub struct About {
     /// Steps done.
     pub step: u64,
+    /// Those of them that changed nothing, because their numbers were not finite.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped_steps: u64,
+    /// The loss on the validation set, in nats per target, if there was an evaluation after this step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
     /// Seed of the parameters, of the order of the data and of what drops: all random numbers follow from it and the
     /// step.
     pub seed: u64,
@@ -23,6 +29,10 @@ pub struct About {
     pub devices: usize,
     /// The run config.
     pub config: RecordedConfig,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Where a run is in its data.
@@ -71,6 +81,18 @@ pub(super) struct Manifest {
     pub model_files: Vec<StoredFile>,
     pub files: Vec<StoredFile>,
     pub leaves: Vec<StoredLeaf>,
+    /// The paths of values that have numbers which are not finite.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_finite: Vec<String>,
+}
+
+/// What decides how long a checkpoint is kept.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct Merit {
+    #[serde(default)]
+    pub validation_loss: Option<f64>,
+    #[serde(default)]
+    pub not_finite: Vec<String>,
 }
 
 /// A file of values.
@@ -160,9 +182,10 @@ impl Manifest {
         (about, data_digests): (About, Vec<DataDigest>),
         [model_files, files]: [Vec<StoredFile>; 2],
         leaves: Vec<StoredLeaf>,
+        not_finite: Vec<String>,
     ) -> Manifest {
         let (format, meshloom) = (FORMAT.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-        Manifest { format, version: VERSION, meshloom, about, data_digests, model_files, files, leaves }
+        Manifest { format, version: VERSION, meshloom, about, data_digests, model_files, files, leaves, not_finite }
     }
 
     /// Checks that it makes sense by itself: names, boxes and sizes.

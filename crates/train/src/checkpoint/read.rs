@@ -1,7 +1,7 @@
 //! Opening a checkpoint, which checks every byte of it, and reading the boxes that devices need.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::form::{self, Leaf, Segment};
 use super::manifest::{About, DataDigest, Header, Manifest, StoredLeaf, StoredPiece};
 use super::{CheckpointError, FORMAT, MANIFEST, MODEL, VERSION, folder, sums};
+use meshloom::hlo::files;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, ArraySpec, Client, ShardBox, ShardLayout, shared_runs};
@@ -122,6 +123,11 @@ impl Checkpoint {
     /// The run and the place in it.
     pub fn about(&self) -> &About {
         &self.manifest.about
+    }
+
+    /// The paths of values that have numbers which are not finite: a run that goes on from them cannot.
+    pub fn not_finite(&self) -> &[String] {
+        &self.manifest.not_finite
     }
 
     /// Whether it has parameters without the state of a run, as of a model that was imported.
@@ -352,7 +358,7 @@ impl Copy {
 
     /// Reads it from the piece that begins at `offset` of a file.
     fn read(&self, path: &Path, offset: u64, view: &TensorType, target: &mut [u8]) -> io::Result<()> {
-        let mut file = BufReader::with_capacity(BUFFER_BYTES, File::open(path)?);
+        let mut file = BufReader::with_capacity(BUFFER_BYTES, files::open(path)?);
         file.seek(SeekFrom::Start(offset))?;
         let mut position = 0;
         for (from, to) in shared_runs((&self.piece, &self.from), (view, &self.to)) {
@@ -375,19 +381,12 @@ fn check_directory(path: &Path) -> Result<(), CheckpointError> {
 }
 
 fn read_manifest(path: &Path) -> Result<Vec<u8>, CheckpointError> {
-    let unreadable = |source| CheckpointError::Read { path: path.to_owned(), source };
     let foreign = |reason: String| CheckpointError::Foreign { path: path.to_owned(), reason };
-    let mut file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(foreign("it is missing".to_owned())),
-        opened => opened.map_err(unreadable)?,
-    };
-    let metadata = file.metadata().map_err(unreadable)?;
-    if !metadata.is_file() || metadata.len() > MAX_MANIFEST_BYTES {
-        return Err(foreign(format!("it should be a file of no more than {MAX_MANIFEST_BYTES} bytes")));
-    }
-    let mut text = Vec::new();
-    file.read_to_end(&mut text).map_err(unreadable)?;
-    Ok(text)
+    files::read(path, MAX_MANIFEST_BYTES).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => foreign("it is missing".to_owned()),
+        io::ErrorKind::InvalidInput | io::ErrorKind::FileTooLarge => foreign(error.to_string()),
+        _ => CheckpointError::Read { path: path.to_owned(), source: error },
+    })
 }
 
 /// Checks the part of a manifest that is the same in all versions.

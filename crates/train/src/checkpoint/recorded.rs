@@ -26,7 +26,7 @@ const FACTS: [(&str, Option<&[&str]>); 3] =
 const SECTIONS: [&str; 4] = ["model", "data", "train", "diloco"];
 
 /// Their keys that say only how it is computed.
-const FREE_KEYS: [&str; 13] = [
+const FREE_KEYS: [&str; 14] = [
     "model.scan_layers",
     "model.batch_split",
     "data.validation",
@@ -35,6 +35,7 @@ const FREE_KEYS: [&str; 13] = [
     "train.steps_per_call",
     "train.time_limit",
     "train.init",
+    "train.skip_bad_steps",
     "train.eval_every",
     "train.eval_batches",
     "diloco.check_replicas",

@@ -15,6 +15,7 @@ use crate::peers::Peers;
 use crate::published::ModelFiles;
 use crate::run::RunState;
 use crate::{Dataset, Model, Run, Text, Trainer};
+use meshloom::hlo::message::counted;
 use meshloom::pjrt::{Array, Client};
 use meshloom::trace::{Param, Tree};
 
@@ -48,7 +49,9 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let step = checkpoint.about().step;
         check_step(checkpoint, &trainer.state)?;
         trainer.steps_done = step;
+        trainer.skipped_steps = checkpoint.about().skipped_steps;
         trainer.warnings.extend(differences);
+        trainer.warnings.extend(not_finite(checkpoint));
         trainer.warnings.extend(changed_data(checkpoint.data_digests(), &trainer.data().digests()));
         trainer.begin()?;
         Ok(trainer)
@@ -83,8 +86,11 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     pub(crate) fn about(&self) -> About {
         let config = self.run.config();
         let (batch, seq) = (config.train.batch, config.model.seq);
+        let evaluation = self.evaluation.get().filter(|evaluation| evaluation.step == self.steps_done);
         About {
             step: self.steps_done,
+            skipped_steps: self.skipped_steps,
+            validation_loss: evaluation.map(|evaluation| evaluation.loss),
             seed: config.train.seed,
             data: DataPosition { next_batch: self.steps_done, batch, seq },
             mesh: config.mesh.axes.clone(),
@@ -94,14 +100,26 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 }
 
-/// The state counts its steps as well: both must say the same.
+/// A checkpoint from which nothing can be trained, as a warning.
+fn not_finite(checkpoint: &Checkpoint) -> Option<String> {
+    let first = checkpoint.not_finite().first()?;
+    let count = counted(checkpoint.not_finite().len(), "value");
+    let folder = checkpoint.folder().display();
+    Some(format!(
+        "{folder} has {count} with numbers that are not finite, the first of them {first}: resume from an older \
+         checkpoint"
+    ))
+}
+
+/// The state counts its steps as well, those of one replica without what was skipped: both must say the same.
 fn check_step<P>(checkpoint: &Checkpoint, state: &RunState<Array, P>) -> Result<(), Error> {
     let found = state.step().get()?.to_f64_vec().first().copied();
-    let step = checkpoint.about().step;
-    if found == Some(step as f64) {
+    let About { step, skipped_steps, .. } = *checkpoint.about();
+    let skipped = if matches!(state, RunState::Single(_)) { skipped_steps } else { 0 };
+    if found.is_some_and(|found| found + skipped as f64 == step as f64) {
         return Ok(());
     }
-    let reason = format!("it is of step {step}, but the value `step` is {found:?}");
+    let reason = format!("it is of step {step}, of which {skipped} were skipped, but the value `step` is {found:?}");
     Err(CheckpointError::Damaged { path: checkpoint.folder().join(super::MANIFEST), reason }.into())
 }
 

@@ -2,12 +2,13 @@
 //! checkpoint.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use meshloom::hlo::files;
 use sha2::{Digest, Sha256};
 
 use super::manifest::StoredFile;
@@ -29,11 +30,7 @@ impl Sums {
     pub(super) fn read(folder: &Path) -> Result<Sums, CheckpointError> {
         let path = folder.join(SUMS);
         let damaged = |reason: String| CheckpointError::Damaged { path: path.clone(), reason };
-        let length = fs::metadata(&path).map_err(|source| missing(&path, source))?.len();
-        if length > MAX_BYTES {
-            return Err(damaged(format!("it has {length} bytes")));
-        }
-        let text = fs::read(&path).map_err(|source| missing(&path, source))?;
+        let text = files::read(&path, MAX_BYTES).map_err(|source| missing(&path, source))?;
         let text = String::from_utf8(text).map_err(|error| damaged(error.to_string()))?;
         let mut by_name = HashMap::new();
         for (index, line) in text.lines().enumerate() {
@@ -86,7 +83,7 @@ impl Sums {
     fn check_file(&self, name: &str, chunk: &mut [u8]) -> Result<(), CheckpointError> {
         let path = self.folder.join(name);
         let unreadable = |source| CheckpointError::Read { path: path.clone(), source };
-        let mut file = File::open(&path).map_err(unreadable)?;
+        let mut file = files::open(&path).map_err(unreadable)?;
         let mut hash = Sha256::new();
         loop {
             match file.read(chunk).map_err(unreadable)? {

@@ -1,5 +1,6 @@
 //! Writing a checkpoint: files, manifest and checksums into an unfinished folder, which then gets its name.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use super::{CheckpointError, MANIFEST, MODEL, Phase, SUMS};
 use crate::parameters;
 use crate::peers::Peers;
 use crate::published::{ModelFile, ModelFiles};
+use meshloom::hlo::all_finite;
 use meshloom::pjrt::runs;
 
 /// What is handed to the system at once.
@@ -81,6 +83,8 @@ struct Values {
     leaves: Vec<StoredLeaf>,
     /// Each with its number and its line in the list of checksums.
     files: Vec<(usize, StoredFile, String)>,
+    /// The paths of leaves with numbers that are not finite.
+    not_finite: BTreeSet<String>,
 }
 
 impl Values {
@@ -112,6 +116,7 @@ impl Values {
         for (own, other) in self.leaves.iter_mut().zip(other.leaves) {
             own.pieces.extend(other.pieces);
         }
+        self.not_finite.extend(other.not_finite);
         self.files.extend(other.files);
         self.files.sort_by_key(|(number, ..)| *number);
     }
@@ -123,25 +128,28 @@ const PART: &str = ".part-";
 /// Writes the files of values and waits until they are on the disk.
 fn write_values(folder: &Path, snapshot: Snapshot, tell: &Observer) -> Result<Values, CheckpointError> {
     let Snapshot { mut leaves, files, file_count } = snapshot;
-    let mut stored = Vec::new();
+    let (mut stored, mut not_finite) = (Vec::new(), BTreeSet::new());
     for Pieces { file: number, pieces } in files {
         let name = format!("shard-{number:05}-of-{file_count:05}.safetensors");
         let mut file = HashedFile::create(&folder.join(&name))?;
-        for (leaf, piece) in write_pieces(&mut file, pieces, number, |piece| &leaves[piece.leaf].path)? {
+        for (leaf, piece, is_finite) in write_pieces(&mut file, pieces, number, |piece| &leaves[piece.leaf].path)? {
             leaves[leaf].pieces.push(piece);
+            if !is_finite {
+                not_finite.insert(leaves[leaf].path.clone());
+            }
         }
         let bytes = file.bytes;
         let sum = file.finish(&name, tell)?;
         stored.push((number, StoredFile { name, bytes }, sum));
     }
-    Ok(Values { leaves, files: stored })
+    Ok(Values { leaves, files: stored, not_finite })
 }
 
 /// Writes what is beside the values into a folder and waits until it is on the disk.
 fn fill(
     folder: &Path,
     Contents { about, digests, model }: Contents,
-    Values { leaves, files }: Values,
+    Values { leaves, files, not_finite }: Values,
     tell: &Observer,
 ) -> Result<(), CheckpointError> {
     let (mut stored, mut sums) = (Vec::new(), String::new());
@@ -151,7 +159,7 @@ fn fill(
     }
     let of_model = write_model_files(folder, &model, &mut sums, tell)?;
     let mut file = HashedFile::create(&folder.join(MANIFEST))?;
-    let manifest = Manifest::new((about, digests), [of_model, stored], leaves);
+    let manifest = Manifest::new((about, digests), [of_model, stored], leaves, not_finite.into_iter().collect());
     let text =
         serde_json::to_vec_pretty(&manifest).map_err(|error| failed("write", &folder.join(MANIFEST), error.into()))?;
     file.write(&text)?;
@@ -189,13 +197,14 @@ fn write_model_files(
     Ok(stored)
 }
 
-/// Writes a safetensors file. Returns where each piece is, with the index of its leaf.
+/// Writes a safetensors file. Returns where each piece is, with the index of its leaf, and whether its numbers are
+/// finite.
 fn write_pieces<'a>(
     file: &mut HashedFile,
     pieces: Vec<Piece>,
     index: usize,
     path: impl Fn(&Piece) -> &'a String,
-) -> Result<Vec<(usize, super::manifest::StoredPiece)>, CheckpointError> {
+) -> Result<Vec<(usize, super::manifest::StoredPiece, bool)>, CheckpointError> {
     let named = pieces.into_iter().filter_map(|piece| {
         let name = format!("{}{}", path(&piece), describe(&piece));
         Some((parameters::stored_dtype(piece.view.dtype)?, name, piece))
@@ -208,11 +217,15 @@ fn write_pieces<'a>(
     file.write(&header)?;
     let mut placed = Vec::with_capacity(named.len());
     for (_, _, piece) in named {
-        placed.push((piece.leaf, piece.stored(index, file.bytes)));
+        let start = piece.stored(index, file.bytes);
         let values = piece.held.values()?;
+        let mut is_finite = true;
         for run in runs(&piece.view, &piece.segment.local) {
-            file.write(&values.bytes()[run])?;
+            let bytes = &values.bytes()[run];
+            is_finite &= all_finite(piece.view.dtype, bytes);
+            file.write(bytes)?;
         }
+        placed.push((piece.leaf, start, is_finite));
     }
     Ok(placed)
 }

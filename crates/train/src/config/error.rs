@@ -1,5 +1,6 @@
 //! What can be wrong with a config, and where.
 
+use std::cell::Cell;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -22,10 +23,36 @@ impl Place {
     }
 
     pub(crate) fn in_text(origin: &str, text: &str, offset: usize) -> Place {
-        let before = text.get(..offset).unwrap_or_default();
-        let line = before.matches('\n').count() + 1;
-        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        Place { origin: origin.to_owned(), line_column: Some((line, column)) }
+        Lines::of(origin, text).place(offset)
+    }
+}
+
+/// The lines of a text, in which places are found.
+pub(crate) struct Lines<'a> {
+    origin: &'a str,
+    text: &'a str,
+    /// Where each line begins.
+    starts: Vec<usize>,
+    /// The last place that was asked for, by its offset: most follow each other, and a line may be long.
+    last: Cell<(usize, (usize, usize))>,
+}
+
+impl<'a> Lines<'a> {
+    pub(crate) fn of(origin: &'a str, text: &'a str) -> Lines<'a> {
+        let ends = text.match_indices('\n').map(|(at, _)| at + 1);
+        Lines { origin, text, starts: std::iter::once(0).chain(ends).collect(), last: Cell::new((0, (1, 1))) }
+    }
+
+    pub(crate) fn place(&self, offset: usize) -> Place {
+        let line = self.starts.partition_point(|&start| start <= offset);
+        let (known, (known_line, known_column)) = self.last.get();
+        let (from, column) = match known_line == line && known <= offset {
+            true => (known, known_column),
+            false => (self.starts.get(line.saturating_sub(1)).copied().unwrap_or_default(), 1),
+        };
+        let column = column + self.text.get(from..offset).unwrap_or_default().chars().count();
+        self.last.set((offset, (line, column)));
+        Place { origin: self.origin.to_owned(), line_column: Some((line, column)) }
     }
 }
 

@@ -21,6 +21,7 @@ mod unused;
 mod validate;
 mod value;
 
+use meshloom::hlo::files;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -145,7 +146,7 @@ impl RunConfig {
     /// Reads and checks a config file. Each override is `section.key=value` and wins over the file.
     pub fn load(path: impl AsRef<Path>, overrides: &[String]) -> Result<RunConfig, ConfigError> {
         let path = path.as_ref();
-        let text = std::fs::read_to_string(path)
+        let text = files::read_text(path, files::WRITTEN_BYTES)
             .map_err(|source| ConfigErrorKind::Read { path: path.to_owned(), source }.at(Place::default()))?;
         RunConfig::from_toml_with(&text, &path.display().to_string(), overrides)
     }

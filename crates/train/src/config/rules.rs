@@ -4,6 +4,7 @@ use super::KeyInfo;
 use super::error::{self, ConfigError, ConfigErrorKind};
 use super::tree::{Entry, Node, Table};
 use super::value::{Bound, Keys, Refusal, Section, Value, Written};
+use meshloom::hlo::files;
 use meshloom::sharding::{Mesh, PRESETS, Role, Rule, RuleFile, RuleSets, Rules, SettingNames, ShardingError};
 
 /// One rule of a list: a logical name and the mesh axes it is split over, major to minor.
@@ -317,7 +318,7 @@ impl RuleSource {
                 .map_err(|error| error::invalid_described(&key, self.describe(), &error.to_string())),
             RuleSource::File(path) => {
                 let refused = |reason: String| error::invalid(&key, path, &reason);
-                let text = std::fs::read_to_string(path).map_err(|error| {
+                let text = files::read_text(path.as_ref(), files::WRITTEN_BYTES).map_err(|error| {
                     let advice = "give the path of a rule file, from the working directory on, or an absolute one";
                     refused(format!("it cannot be read: {error}; {advice}"))
                 })?;

@@ -125,6 +125,8 @@ section! {
         documents: Documents = Documents::Packed,
         /// What to do where a line cannot be used.
         bad_lines: BadLines = BadLines::Error,
+        /// How many times its own size a compressed file may have as text; 16 MiB in any case.
+        max_expansion: f64 = 50.0 => AtLeast(1.0),
         /// Documents that are shuffled at a time: what the order of an epoch takes in memory.
         shuffle_window: usize = 1 << 20 => AtLeast(1.0),
         /// Files, folders and globs that are not trained on: the validation set. Empty for none.
@@ -217,6 +219,9 @@ section! {
         master_copies: bool = true,
         /// Largest global norm of the gradient.
         clip_norm: f64 = 1.0 => MoreThan(0.0),
+        /// How many steps in a row may have a loss or a gradient norm that is not finite; they change nothing. The run
+        /// ends with one more, and its state is saved.
+        skip_bad_steps: usize = 0,
         /// Steps between evaluations on `data.validation`; 0 for one at the end alone.
         eval_every: usize = 0,
         /// Batches of an evaluation, always the same; fewer if the validation set has no more.
@@ -231,8 +236,10 @@ section! {
         dir: String = String::new(),
         /// Steps between checkpoints; 0 for one at the end alone.
         every: usize = 0,
-        /// How many are kept, the newest; 0 for all.
+        /// How many are kept, the newest; 0 for all. The newest of finite numbers is always kept.
         keep: usize = 3,
+        /// How many are kept besides: those with the lowest validation loss. Needs `data.validation`.
+        keep_best: usize = 0,
     }
 }
 
@@ -431,6 +438,9 @@ section! {
         apart: bool = false,
         /// With fewer replicas apart than these, the run waits.
         min_replicas: usize = 1 => AtLeast(1.0),
+        /// Replicas apart: the largest norm of a pseudo-gradient that counts; 0 for no limit. One that is not finite
+        /// never counts.
+        max_norm: f64 = 0.0 => AtLeast(0.0),
     }
 }
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::error::{ConfigError, ConfigErrorKind, Place};
+use super::error::{ConfigError, ConfigErrorKind, Lines, Place};
 
 /// A key's value.
 #[derive(Clone, Debug)]
@@ -30,7 +30,8 @@ pub(super) struct Table {
 impl Table {
     pub(super) fn parse(text: &str, origin: &str) -> Result<Table, ConfigError> {
         let table = DeTable::parse(text).map_err(|error| syntax_error(&error, text, origin))?;
-        convert_table(table.into_inner(), &|offset| Place::in_text(origin, text, offset))
+        let lines = Lines::of(origin, text);
+        convert_table(table.into_inner(), &|offset| lines.place(offset))
     }
 
     /// Applies one override, `section.key=value`.

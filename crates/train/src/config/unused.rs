@@ -70,7 +70,8 @@ impl RunConfig {
             if *apart {
                 unused.push(("diloco", "check_replicas", "diloco.apart is true".to_owned()));
             } else {
-                unused.push(("diloco", "min_replicas", "diloco.apart is false".to_owned()));
+                let apart = "diloco.apart is false".to_owned();
+                unused.extend(["min_replicas", "max_norm"].map(|key| ("diloco", key, apart.clone())));
             }
             if matches!(transport, Transport::F32 | Transport::Bf16) {
                 unused.push(("diloco", "block", is("diloco.transport", transport.name())));
@@ -101,10 +102,13 @@ impl RunConfig {
             unused.push(("train", "no_decay", "train.weight_decay is 0".to_owned()));
         }
         if !has_validation {
-            unused.push(("train", "eval_batches", "there is no validation set".to_owned()));
+            unused.extend(
+                [("train", "eval_batches"), ("checkpoint", "keep_best")]
+                    .map(|(section, key)| (section, key, "there is no validation set".to_owned())),
+            );
         }
         if self.checkpoint.dir.is_empty() {
-            unused.push(("checkpoint", "keep", is("checkpoint.dir", "")));
+            unused.extend(["keep", "keep_best"].map(|key| ("checkpoint", key, is("checkpoint.dir", ""))));
         }
         let data = &self.data;
         if data.sources.iter().chain(&data.validation).all(|source| is_plain_text(source)) {

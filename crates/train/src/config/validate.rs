@@ -7,6 +7,8 @@ use super::{
     TrainConfig,
 };
 use crate::data::Mixture;
+use crate::families::fields::MOST_LAYERS;
+use crate::families::size::{MOST_EXPERTS, MOST_HEAD_DIM, MOST_PARAMETERS, expert_count, parameter_bound};
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::Name;
 use meshloom::nn::Batch;
@@ -102,6 +104,7 @@ impl RunConfig {
     fn validate_model(&self) -> Checked {
         let model = &self.model;
         if self.published().is_none() {
+            self.validate_sizes()?;
             divides("model.heads", model.heads, "model.kv_heads", model.kv_heads)?;
         }
         if self.data.tokenizer == "bytes" && model.vocab < 256 {
@@ -109,6 +112,44 @@ impl RunConfig {
             return Err(invalid("model.vocab", model.vocab, reason).because(["data.tokenizer"]));
         }
         self.validate_family()
+    }
+
+    /// Judges the sizes of a model before anything is built of them: those of a checkpoint may be anybody's.
+    fn validate_sizes(&self) -> Checked {
+        let model = &self.model;
+        let size = i32::MAX as usize;
+        for (key, value, most) in [
+            ("layers", model.layers, MOST_LAYERS),
+            ("embed", model.embed, size),
+            ("heads", model.heads, size),
+            ("kv_heads", model.kv_heads, size),
+            ("head_dim", model.head_dim, MOST_HEAD_DIM),
+            ("mlp", model.mlp, size),
+            ("vocab", model.vocab, size),
+            ("experts", model.experts, size),
+            ("experts_per_token", model.experts_per_token, size),
+            ("moe_mlp", model.moe_mlp, size),
+            ("shared_experts", model.shared_experts, size),
+            ("q_lora", model.q_lora, size),
+            ("kv_lora", model.kv_lora, size),
+            ("rope_head_dim", model.rope_head_dim, MOST_HEAD_DIM),
+            ("v_head_dim", model.v_head_dim, size),
+        ] {
+            if value > most {
+                return Err(invalid(&format!("model.{key}"), value, &format!("it must be at most {most}")));
+            }
+        }
+        let architecture = self.plain_architecture();
+        if expert_count(&architecture) > MOST_EXPERTS {
+            let reason = format!("there can be {MOST_EXPERTS} in all layers together");
+            return Err(invalid("model.experts", model.experts, &reason));
+        }
+        let parameters = parameter_bound(&architecture);
+        if parameters > MOST_PARAMETERS {
+            let reason = format!("with the other sizes it makes {parameters} parameters, more than can be addressed");
+            return Err(invalid("model.embed", model.embed, &reason));
+        }
+        Ok(())
     }
 
     fn validate_data(&self) -> Checked {

@@ -4,8 +4,8 @@ use std::fmt;
 use std::io::{self, BufRead, Read};
 use std::path::PathBuf;
 
-use serde::Deserializer;
-use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use super::error::DataError;
 use super::files::{Digesting, SourceFile};
@@ -51,13 +51,14 @@ pub(super) struct Units<'a> {
 }
 
 impl<'a> Units<'a> {
-    /// Also the digest of the file while it is read.
+    /// Also the digest of the file while it is read. A compressed file may have `expansion` times its size as text.
     pub(super) fn of(
         file: &SourceFile,
         on_read: impl Fn(u64) + Send + 'a,
+        expansion: f64,
     ) -> Result<(Units<'a>, Digesting), DataError> {
         let (path, is_json_lines) = (file.path.clone(), file.format.is_json_lines);
-        let (input, digesting) = file.open(on_read)?;
+        let (input, digesting) = file.open(on_read, expansion)?;
         Ok((Units { path, is_json_lines, input, lines: 0, pending: Vec::new() }, digesting))
     }
 
@@ -147,8 +148,8 @@ impl Unit {
         let mut json = serde_json::Deserializer::from_str(text.trim_end());
         let found = json.deserialize_map(Field(field)).and_then(|found| json.end().map(|()| found));
         match found {
-            Ok(Some(serde_json::Value::String(text))) => Ok(text),
-            Ok(Some(other)) => Err(bad(format!("the field {field:?} is {}, but must be a string", kind(&other)))),
+            Ok(Some(Content::Text(text))) => Ok(text),
+            Ok(Some(Content::Other(kind))) => Err(bad(format!("the field {field:?} is {kind}, but must be a string"))),
             Ok(None) => Err(bad(format!("the object has no field {field:?}; data.field names the field"))),
             Err(error) => Err(bad(format!("it is not a JSON object: {}", in_line(&error)))),
         }
@@ -181,14 +182,64 @@ fn in_line(error: &serde_json::Error) -> String {
     }
 }
 
-fn kind(value: &serde_json::Value) -> &'static str {
-    match value {
-        serde_json::Value::Null => "null",
-        serde_json::Value::Bool(_) => "true or false",
-        serde_json::Value::Number(_) => "a number",
-        serde_json::Value::String(_) => "a string",
-        serde_json::Value::Array(_) => "an array",
-        serde_json::Value::Object(_) => "an object",
+/// The value of a field. Only a text is kept.
+enum Content {
+    Text(String),
+    /// What it is instead.
+    Other(&'static str),
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error> {
+        deserializer.deserialize_any(OfContent)
+    }
+}
+
+struct OfContent;
+
+impl<'de> Visitor<'de> for OfContent {
+    type Value = Content;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Content, E> {
+        Ok(Content::Text(text.to_owned()))
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<Content, E> {
+        Ok(Content::Text(text))
+    }
+
+    fn visit_unit<E>(self) -> Result<Content, E> {
+        Ok(Content::Other("null"))
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Content, E> {
+        Ok(Content::Other("true or false"))
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Content, E> {
+        Ok(Content::Other("a number"))
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Content, E> {
+        Ok(Content::Other("a number"))
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Content, E> {
+        Ok(Content::Other("a number"))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Content, A::Error> {
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Content::Other("an array"))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Content, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Content::Other("an object"))
     }
 }
 
@@ -196,7 +247,7 @@ fn kind(value: &serde_json::Value) -> &'static str {
 struct Field<'a>(&'a str);
 
 impl<'de> Visitor<'de> for Field<'_> {
-    type Value = Option<serde_json::Value>;
+    type Value = Option<Content>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")

@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flate2::bufread::MultiGzDecoder;
 use glob::MatchOptions;
+use meshloom::hlo::files;
+use meshloom::hlo::message::human_bytes;
 use sha2::{Digest, Sha256};
 
 use super::error::DataError;
@@ -24,6 +26,9 @@ const NOT_TEXT: [(&[u8], &str, &str); 6] = [
     (b"PK\x03\x04", "a zip file", "unpack it"),
     (b"PAR1", "a Parquet file", "write its text to a file that ends in .jsonl"),
 ];
+
+/// Bytes of text that any compressed file may have.
+const FREE_BYTES: u64 = 16 << 20;
 
 /// How a file is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +94,7 @@ impl SourceFile {
             return Ok(());
         }
         let mut start = Vec::new();
-        let file = File::open(&self.path).map_err(self.read_error())?;
+        let file = files::open(&self.path).map_err(self.read_error())?;
         file.take(8).read_to_end(&mut start).map_err(self.read_error())?;
         match NOT_TEXT.iter().find(|(bytes, ..)| start.starts_with(bytes)) {
             Some(&(_, form, advice)) => {
@@ -101,7 +106,7 @@ impl SourceFile {
 
     /// SHA-256 of the file as it is.
     pub(super) fn digest(&self) -> Result<[u8; 32], DataError> {
-        let file = File::open(&self.path).map_err(self.read_error())?;
+        let file = files::open(&self.path).map_err(self.read_error())?;
         Digesting { file, hash: Arc::default() }.finish().map_err(self.read_error())
     }
 
@@ -114,18 +119,22 @@ impl SourceFile {
     }
 
     /// The text in it, and the digest of the file while it is read. `on_read` learns how many bytes of the file are
-    /// read.
+    /// read. A compressed file may have `expansion` times its size as text.
     pub(super) fn open<'a>(
         &self,
         on_read: impl Fn(u64) + Send + 'a,
+        expansion: f64,
     ) -> Result<(Box<dyn BufRead + Send + 'a>, Digesting), DataError> {
-        let file = File::open(&self.path).map_err(self.read_error())?;
+        let file = files::open(&self.path).map_err(self.read_error())?;
         let digesting = Digesting { file: file.try_clone().map_err(self.read_error())?, hash: Arc::default() };
         let file = BufReader::with_capacity(1 << 18, Counted { file, on_read, hash: digesting.hash.clone() });
+        let most = ((self.byte_count()? as f64 * expansion) as u64).max(FREE_BYTES);
         let text: Box<dyn BufRead + Send + 'a> = match self.format.compression {
             Compression::None => Box::new(file),
-            Compression::Gzip => Box::new(BufReader::new(MultiGzDecoder::new(file))),
-            Compression::Zstd => Box::new(BufReader::new(zstd::Decoder::new(file))),
+            Compression::Gzip => {
+                Box::new(BufReader::new(Bounded { text: MultiGzDecoder::new(file), most, left: most }))
+            }
+            Compression::Zstd => Box::new(BufReader::new(Bounded { text: zstd::Decoder::new(file), most, left: most })),
         };
         Ok((text, digesting))
     }
@@ -208,6 +217,25 @@ impl Digesting {
                 count => hash.update(&chunk[..count]),
             }
         }
+    }
+}
+
+/// Decompressed text, which ends with an error if there is too much of it.
+struct Bounded<R> {
+    text: R,
+    most: u64,
+    left: u64,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.text.read(buffer)?;
+        self.left = self.left.checked_sub(count as u64).ok_or_else(|| {
+            let most = human_bytes(self.most);
+            let reason = format!("decompressed, it has more than {most}; data.max_expansion raises the limit");
+            io::Error::new(io::ErrorKind::FileTooLarge, reason)
+        })?;
+        Ok(count)
     }
 }
 

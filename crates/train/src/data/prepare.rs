@@ -132,7 +132,7 @@ impl Settings<'_> {
         place: &Path,
         on_read: &(dyn Fn(u64) + Sync),
     ) -> Result<Entry, DataError> {
-        let (mut units, digesting) = Units::of(file, on_read)?;
+        let (mut units, digesting) = Units::of(file, on_read, self.data.max_expansion)?;
         let mut writer = EntryWriter::create(place, self.tokenizer.vocabulary_size())?;
         loop {
             let (mut chunk, mut bytes) = (Vec::new(), 0);

@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use meshloom::hlo::files;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
@@ -163,7 +164,7 @@ impl Entry {
     /// There is none, or it is damaged.
     pub(super) fn open(path: &Path) -> io::Result<Entry> {
         let damaged = || io::Error::new(io::ErrorKind::InvalidData, "it is damaged");
-        let mut file = File::open(path)?;
+        let mut file = files::open(path)?;
         let length = file.metadata()?.len();
         let hashed = length.checked_sub(32).ok_or_else(damaged)?;
         let mut hash = Sha256::new();
@@ -252,7 +253,7 @@ impl Entries {
         if open.len() >= OPEN_FILES {
             open.clear();
         }
-        let file = Arc::new(File::open(&self.entries[entry].path)?);
+        let file = Arc::new(files::open(&self.entries[entry].path)?);
         open.insert(entry, file.clone());
         Ok(file)
     }

@@ -8,7 +8,7 @@
 mod common;
 mod deepseek_v3;
 mod error;
-mod fields;
+pub(crate) mod fields;
 mod gemma2;
 mod gemma3;
 mod gpt_oss;
@@ -19,7 +19,7 @@ mod mistral;
 mod presets;
 mod qwen2;
 mod qwen3;
-mod size;
+pub(crate) mod size;
 mod tensors;
 
 pub use error::FamilyError;
@@ -32,6 +32,7 @@ use std::path::Path;
 use fields::Fields;
 use json::Unambiguous;
 use keys::Key;
+use meshloom::hlo::files;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
 use meshloom::nn::{Architecture, LayerConfig};
@@ -171,7 +172,8 @@ impl Published {
     /// The file cannot be read, its `model_type` is unknown, or it asks for what is not computed here.
     pub fn open(folder: &Path) -> Result<Published, FamilyError> {
         let path = folder.join("config.json");
-        let text = std::fs::read_to_string(&path).map_err(|source| FamilyError::Read { path: path.clone(), source })?;
+        let text = files::read_text(&path, files::SETTINGS_BYTES)
+            .map_err(|source| FamilyError::Read { path: path.clone(), source })?;
         Published::parse(&path.display().to_string(), &text)
     }
 

@@ -7,16 +7,46 @@ use super::fields::Fields;
 
 /// So many parameters of eight bytes, with two moments each, have sizes in bytes that fit in 63 bits. Far more than any
 /// model has.
-const MOST_PARAMETERS: u128 = 1 << 56;
+pub(crate) const MOST_PARAMETERS: u128 = 1 << 56;
+
+/// The most experts, of all layers together: each has tensors of its own. The largest models have some 25,000.
+pub(crate) const MOST_EXPERTS: usize = 1 << 20;
+
+/// The widest head: positions turn it by a table of as many numbers. Real ones have some hundreds.
+pub(crate) const MOST_HEAD_DIM: usize = 1 << 16;
 
 /// Refuses a model whose sizes have products that overflow. Each size is below 2^31, so products of four fit here.
 pub(super) fn check(fields: &Fields<'_>, architecture: &Architecture) -> Result<(), FamilyError> {
+    let turned = architecture.stack.layers().chain(&architecture.further).map(|layer| match &layer.attention {
+        AttentionConfig::Grouped(grouped) => ("head_dim", grouped.head_dim),
+        AttentionConfig::Latent(latent) => ("qk_rope_head_dim", latent.rope_head_dim),
+    });
+    if let Some((key, width)) = turned.into_iter().find(|(_, width)| *width > MOST_HEAD_DIM) {
+        return Err(fields.out_of_range(key, width, &format!("at most {MOST_HEAD_DIM}")));
+    }
+    let experts = expert_count(architecture);
+    if experts > MOST_EXPERTS {
+        let keys = ["num_local_experts", "n_routed_experts", "num_experts"];
+        let key = keys.into_iter().find(|key| fields.has(key)).unwrap_or("num_experts");
+        return Err(fields.out_of_range(key, experts, &format!("at most {MOST_EXPERTS} in all layers together")));
+    }
+    let parameters = parameter_bound(architecture);
+    if parameters > MOST_PARAMETERS { Err(fields.too_large(parameters)) } else { Ok(()) }
+}
+
+/// The experts of all layers.
+pub(crate) fn expert_count(architecture: &Architecture) -> usize {
+    let of = |layer: &LayerConfig| layer.routed().map_or(0, |routed| routed.experts);
+    let layers = architecture.stack.layers().chain(&architecture.further);
+    layers.fold(0, |sum: usize, layer| sum.saturating_add(of(layer)))
+}
+
+/// The elements of a model's matrices, at most.
+pub(crate) fn parameter_bound(architecture: &Architecture) -> u128 {
     let embed = architecture.embed as u128;
     let layers: u128 = architecture.stack.layers().map(|layer| of_layer(layer, embed)).sum();
     let further: u128 = architecture.further.iter().map(|layer| of_layer(layer, embed) + 2 * embed * embed).sum();
-    let tables = 2 * embed * architecture.vocab as u128;
-    let parameters = layers + further + tables;
-    if parameters > MOST_PARAMETERS { Err(fields.too_large(parameters)) } else { Ok(()) }
+    layers + further + 2 * embed * architecture.vocab as u128
 }
 
 /// The elements of a layer's matrices.

@@ -6,8 +6,9 @@ use crate::config::RunConfig;
 use crate::published::ExportOptions;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use meshloom::hlo::files;
 
-use super::processes::ProcessFlags;
+use super::processes::{CertificateFlags, ProcessFlags};
 
 /// Trains decoders on text, over any mesh of devices that a PJRT plugin has.
 #[derive(Parser)]
@@ -25,6 +26,7 @@ pub enum Command {
     Export(Export),
     Logits(Logits),
     Config(Config),
+    Certificates(CertificateFlags),
 }
 
 /// The run config and its overrides.
@@ -144,8 +146,25 @@ pub struct Train {
     /// With --resume: if the newest checkpoint is damaged, takes the newest one that is not
     #[arg(long, requires = "resume")]
     pub resume_fallback: bool,
+    /// If loss or gradient norm of a step are not finite, runs it again to name the op that made the first such number
+    #[arg(long)]
+    pub find_nan: bool,
+    /// Longest time from SIGTERM, SIGINT or SIGHUP until the process ends, whether or not its state is saved by then
+    /// [default: no limit]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub grace: Option<u64>,
+    /// Whose notices end the run as SIGTERM does: those of Google's metadata server, of maintenance and preemption
+    #[arg(long, value_enum, value_name = "WHOSE")]
+    pub notices: Option<Notices>,
     #[command(flatten)]
     pub processes: ProcessFlags,
+}
+
+/// Who says that a machine is about to be stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Notices {
+    /// The metadata server of Google's Compute Engine
+    Google,
 }
 
 /// Where the plan of a run comes from, if not from the config.
@@ -194,6 +213,9 @@ impl Train {
             (self.checkpoint.is_some(), "--checkpoint"),
             (self.checkpoint_every.is_some(), "--checkpoint-every"),
             (self.resume.is_some(), "--resume"),
+            (self.find_nan, "--find-nan"),
+            (self.grace.is_some(), "--grace"),
+            (self.notices.is_some(), "--notices"),
             (self.is_one_of_several(), "--processes"),
         ])
     }
@@ -287,7 +309,7 @@ impl Generate {
     pub fn prompts(&self) -> Result<Vec<String>> {
         let mut prompts = self.prompt.clone();
         for file in &self.prompt_file {
-            let text = std::fs::read_to_string(file);
+            let text = files::read_text(file, files::SETTINGS_BYTES);
             prompts.push(text.with_context(|| format!("cannot read the prompt {}", file.display()))?);
         }
         if prompts.is_empty() {

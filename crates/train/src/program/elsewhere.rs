@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::processes::{ProcessFlags, Several};
+use super::processes::{CertificateFlags, ProcessFlags, Several, Start};
 
 /// The program that can be one of several processes.
 const PROGRAM: &str = "meshloom-processes";
@@ -19,12 +19,14 @@ const STARTED_BY: &str = "MESHLOOM_STARTED_BY";
 
 /// Replaces this program by `meshloom-processes`, with the same command line, so it returns only with an error. Process
 /// number, environment, open files and signals stay.
-///
-/// # Errors
-/// The program is missing, or cannot be run.
-pub fn elsewhere(_: &ProcessFlags, words: &[OsString]) -> anyhow::Result<Box<dyn Several>> {
-    let found = Elsewhere::of_this_process()?;
-    match found.run(words)? {}
+pub const ELSEWHERE: Start = Start { join, certify };
+
+fn join(_: &ProcessFlags, words: &[OsString]) -> anyhow::Result<Box<dyn Several>> {
+    match Elsewhere::of_this_process()?.run(words)? {}
+}
+
+fn certify(_: &CertificateFlags, words: &[OsString]) -> anyhow::Result<String> {
+    match Elsewhere::of_this_process()?.run(words)? {}
 }
 
 /// The places where `meshloom-processes` is looked for.
@@ -76,7 +78,7 @@ pub enum ElsewhereError {
     },
     /// The program is missing.
     #[error(
-        "runs of several processes need the program {PROGRAM}, which is neither beside {} nor in a folder of PATH: \
+        "runs of several processes, and certificates for them, need the program {PROGRAM}, which is neither beside {} nor in a folder of PATH: \
          `cargo install --path crates/cluster` installs it, and `cargo build --release --bin {PROGRAM}` builds it for \
          `cargo run --release`",
         program.display()

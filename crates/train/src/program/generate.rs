@@ -1,6 +1,7 @@
 //! `meshloom generate`: what follows a text, by a model in a folder.
 
-use std::io::{self, Write};
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 
 use crate::Devices;
@@ -10,7 +11,7 @@ use crate::generate::{
 use crate::published::StoredModel;
 use crate::tokenizer::Tokenizer;
 use anyhow::Result;
-use meshloom::hlo::message::counted;
+use meshloom::hlo::message::{self, counted};
 
 use super::arguments::Generate;
 
@@ -76,18 +77,24 @@ impl Texts<'_> {
         written?;
         let rests = streams.into_iter().map(ContinuedText::finish);
         if is_alone {
-            return Ok(writeln!(shown, "{}", rests.collect::<String>())?);
+            return Ok(writeln!(shown, "{}", for_stdout(&rests.collect::<String>()))?);
         }
         for (number, (text, rest)) in texts.iter().zip(rests).enumerate() {
             let between = if number > 0 { "\n" } else { "" };
-            writeln!(shown, "{between}[{}]\n{text}{rest}", number + 1)?;
+            let text = text.clone() + &rest;
+            writeln!(shown, "{between}[{}]\n{}", number + 1, for_stdout(&text))?;
         }
         Ok(())
     }
 }
 
+/// A text as it is printed: a terminal is not told what to do by what a model has made.
+fn for_stdout(text: &str) -> Cow<'_, str> {
+    if io::stdout().is_terminal() { message::shown(text) } else { Cow::Borrowed(text) }
+}
+
 fn show(to: &mut impl Write, text: &str) -> io::Result<()> {
-    to.write_all(text.as_bytes())?;
+    to.write_all(for_stdout(text).as_bytes())?;
     to.flush()
 }
 

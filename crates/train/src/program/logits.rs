@@ -9,10 +9,14 @@ use crate::published::StoredModel;
 use anyhow::{Result, anyhow};
 
 use super::arguments::Logits;
+use meshloom::hlo::files;
+
+/// Bytes of a file of tokens, at most.
+const MAX_BYTES: u64 = 256 << 20;
 
 pub fn run(arguments: &Logits) -> Result<()> {
     let path = &arguments.tokens;
-    let text = std::fs::read(path).map_err(|error| anyhow!("cannot read the tokens {path:?}: {error}"))?;
+    let text = files::read(path, MAX_BYTES).map_err(|error| anyhow!("cannot read the tokens {path:?}: {error}"))?;
     let rows: Vec<Vec<i32>> = serde_json::from_slice(&text).map_err(|error| {
         anyhow!("{path:?} is no JSON list of lists of tokens, such as [[1, 5, 3], [2, 4]]: {error}")
     })?;

@@ -6,12 +6,23 @@
 // It is the body of a program, which prints.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+/// `println!` and `eprintln!` of this program: control characters are shown, and not sent to a terminal. Names that are
+/// printed may come from files that others have made.
+macro_rules! println {
+    () => { std::println!() };
+    ($($what:tt)+) => { std::println!("{}", meshloom::hlo::message::shown(&format!($($what)+))) };
+}
+macro_rules! eprintln {
+    ($($what:tt)+) => { std::eprintln!("{}", meshloom::hlo::message::shown_error(&format!($($what)+))) };
+}
+
 mod ahead;
 mod arguments;
 mod config;
 mod elsewhere;
 mod exchange;
 mod generate;
+mod interrupts;
 mod logits;
 mod outputs;
 mod plan;
@@ -29,8 +40,9 @@ use tracing_subscriber::prelude::*;
 
 use arguments::{Arguments, Command};
 
-pub use elsewhere::{Elsewhere, ElsewhereError, elsewhere};
-pub use processes::{Part, ProcessFlags, Several, Start};
+pub use elsewhere::{ELSEWHERE, Elsewhere, ElsewhereError};
+pub use interrupts::{Interrupt, Interrupts};
+pub use processes::{CertificateFlags, Join, Part, ProcessFlags, Several, Start};
 
 /// The whole program: it reads the command line of this process, runs it, prints errors, and returns the exit code. It
 /// ends the process after a run that failed.
@@ -38,8 +50,9 @@ pub fn main(start: Start) -> ExitCode {
     // For --target: the compiler runs in a child process, which is this program again.
     worker::run_if_asked();
     log_to_stderr();
-    let ran = elsewhere::check_version().map_err(|error| Failure::Run(error.into()));
-    match ran.and_then(|()| run(std::env::args_os(), start)) {
+    let ran = elsewhere::check_version().map_err(anyhow::Error::from);
+    let ran = ran.and_then(|()| Ok(Interrupts::of_process()?)).map_err(Failure::Run);
+    match ran.and_then(|interrupts| run_until(&interrupts, std::env::args_os(), start)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Usage(error)) => {
             // Nobody reads the message if standard error is closed.
@@ -60,6 +73,18 @@ pub fn main(start: Start) -> ExitCode {
 /// # Errors
 /// The command line cannot be read, or the command fails.
 pub fn run(words: impl IntoIterator<Item = impl Into<OsString>>, start: Start) -> Result<(), Failure> {
+    run_until(&Interrupts::default(), words, start)
+}
+
+/// As [`run`], but training ends before its last step when it is asked to.
+///
+/// # Errors
+/// As there; and a run that was asked to end has ended.
+pub fn run_until(
+    interrupts: &Interrupts,
+    words: impl IntoIterator<Item = impl Into<OsString>>,
+    start: Start,
+) -> Result<(), Failure> {
     let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
     let arguments = match Arguments::try_parse_from(&words) {
         Ok(arguments) => arguments,
@@ -68,15 +93,31 @@ pub fn run(words: impl IntoIterator<Item = impl Into<OsString>>, start: Start) -
         Err(help) => return help.print().map_err(|error| Failure::Run(error.into())),
     };
     let done = match &arguments.command {
-        Command::Train(arguments) => train::run(arguments, &words, start),
+        Command::Train(arguments) => train::run(arguments, &words, start, interrupts),
         Command::Generate(arguments) => generate::run(arguments),
         Command::Import(arguments) => exchange::import(arguments),
         Command::Export(arguments) => exchange::export(arguments),
         Command::Logits(arguments) => logits::run(arguments),
         Command::Config(arguments) => config::run(arguments),
+        Command::Certificates(arguments) => (start.certify)(arguments, &words).map(|advice| print!("{advice}")),
     };
-    done.map_err(Failure::Run)
+    done.map_err(|error| match error.downcast() {
+        Ok(ended) => Failure::Ended(ended),
+        Err(error) => Failure::Run(error),
+    })
 }
+
+/// A run that was ended before its last step, alike on all its processes, after its state was saved.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Ended {
+    /// The exit code.
+    pub code: u8,
+    /// What the program prints.
+    pub message: String,
+}
+
+meshloom::hlo::debug_is_message!(Ended);
 
 /// The reason why the program failed. Its text is what the program prints.
 #[derive(thiserror::Error)]
@@ -87,6 +128,9 @@ pub enum Failure {
     /// The command failed.
     #[error("error: {0}")]
     Run(anyhow::Error),
+    /// The run was ended before its last step.
+    #[error(transparent)]
+    Ended(Ended),
 }
 
 meshloom::hlo::debug_is_message!(Failure);
@@ -97,6 +141,7 @@ impl Failure {
         match self {
             Failure::Usage(_) => 2,
             Failure::Run(_) => 1,
+            Failure::Ended(ended) => ended.code,
         }
     }
 }

@@ -113,6 +113,16 @@ impl Outputs {
         Ok(())
     }
 
+    /// A checkpoint of a run that ends before its last step. Returns where it is; none without a directory, or before
+    /// the first step.
+    pub fn save_early(&mut self, trainer: &Trainer) -> Result<Option<PathBuf>> {
+        let Some(checkpointer) = self.checkpointer.as_mut().filter(|_| trainer.steps_done() > 0) else {
+            return Ok(None);
+        };
+        trainer.save_checkpoint(checkpointer)?;
+        Ok(Some(checkpointer.folder_of(trainer.steps_done())))
+    }
+
     /// Waits until everything is written.
     pub fn finish(self) -> Result<()> {
         self.checkpointer.map(Checkpointer::finish).transpose()?;

@@ -10,22 +10,22 @@ use crate::generate::{GenerateOptions, SamplingOptions};
 use crate::metrics::{MetricsWriter, Progress, StepMetrics, beside_entropy};
 use crate::parameters::{self, LoadOptions};
 use crate::profile::StepProfile;
-use crate::{Devices, Text, Trainer};
+use crate::{Devices, Error, Text, Trainer};
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{CacheUse, Topology};
 
-use super::arguments::{PlanChoice, Train};
+use super::arguments::{Notices, PlanChoice, Train};
 use super::generate::Texts;
 use super::outputs::Outputs;
 use super::processes::{Part, Start};
-use super::{ahead, generate, plan};
+use super::{Ended, Interrupt, Interrupts, ahead, generate, plan};
 
-pub fn run(arguments: &Train, words: &[OsString], start: Start) -> Result<()> {
+pub fn run(arguments: &Train, words: &[OsString], start: Start, interrupts: &Interrupts) -> Result<()> {
     let is_part = arguments.is_one_of_several() || arguments.replica().is_some();
-    let several = is_part.then(|| start(&arguments.processes, words)).transpose()?;
+    let several = is_part.then(|| (start.join)(&arguments.processes, words)).transpose()?;
     let place = several.as_ref().and_then(|several| several.place());
     let processes = place.map(|(_, count)| ("--processes", format!("target.processes={count}")));
     let apart = arguments.replica().map(|_| ("--replica", "diloco.apart=true".to_owned()));
@@ -51,16 +51,21 @@ pub fn run(arguments: &Train, words: &[OsString], start: Start) -> Result<()> {
         return ahead::run(&config, &settings, arguments.write_hlo.as_deref());
     }
     if let Some(several) = several {
-        return several.train(&config, &|part| train(arguments, &config, None, Some(part)));
+        return several.train(&config, &|part| train(arguments, &config, (None, Some(part)), interrupts));
     }
     if config.target.processes > 1 {
         let count = config.target.processes;
         bail!("target.processes is {count}: start as many processes, each with --processes auto or with --process-id");
     }
-    train(arguments, &config, opened, None)
+    train(arguments, &config, (opened, None), interrupts)
 }
 
-fn train(arguments: &Train, config: &RunConfig, opened: Option<plan::Opened>, part: Option<Part>) -> Result<()> {
+fn train(
+    arguments: &Train,
+    config: &RunConfig,
+    (opened, part): (Option<plan::Opened>, Option<Part>),
+    interrupts: &Interrupts,
+) -> Result<()> {
     let (process, exchange, prepare) = match part {
         Some(Part { process, exchange, prepare }) => (process, exchange, Some(prepare)),
         None => (None, None, None),
@@ -91,6 +96,11 @@ fn train(arguments: &Train, config: &RunConfig, opened: Option<plan::Opened>, pa
     config.check_validation()?;
     if arguments.load_parameters.is_some() && exchange.is_some() {
         bail!("--load-parameters is not for replicas apart, which begin alike: set train.init for all of them");
+    }
+    if arguments.find_nan && config.diloco.is_some() && peers.is_some() {
+        bail!(
+            "--find-nan is not for replicas of one program in several processes: run that replica's step in one process"
+        );
     }
     if arguments.save_parameters.is_some() && peers.is_some() {
         bail!("--save-parameters is for one process: give --checkpoint, and `meshloom export` the checkpoint");
@@ -169,24 +179,59 @@ fn train(arguments: &Train, config: &RunConfig, opened: Option<plan::Opened>, pa
     let count = trainer.dataset().token_count();
     say(&format!("{count} {token}s of text, {entropy:.4} nats per {token} as single {single}s"));
 
+    if let Some(Notices::Google) = arguments.notices {
+        interrupts.heed_google()?;
+    }
     // Last, so that a run that does not begin leaves what an earlier one wrote.
-    let mut outputs = Outputs::open(arguments, &config, checkpoint.as_ref(), profile, peers)?;
+    let mut outputs = Outputs::open(arguments, &config, checkpoint.as_ref(), profile, peers.clone())?;
     let mut summary = trainer.summary();
     let mut progress = if is_first { Progress::new(steps) } else { Progress::hidden() };
     let start = Instant::now();
     let mut last = None;
+    let mut training = interrupts.training(arguments.grace.map(Duration::from_secs));
+    let mut early = None;
     while trainer.steps_done() < steps {
         let before = trainer.steps_done();
+        early = training.ends_after(before, peers.as_deref())?;
+        if early.is_some() {
+            break;
+        }
         outputs.before_call(before, &client, &mut progress)?;
-        for metrics in trainer.steps(steps - before)? {
+        let (called, failed) = match trainer.steps(steps - before) {
+            Ok(called) => (called, None),
+            Err(Error::NotFinite(error)) => (error.metrics.clone(), Some(error)),
+            Err(error) => return Err(error.into()),
+        };
+        for metrics in called {
             outputs.step(&metrics)?;
-            if !metrics.loss.is_finite() && last.is_none_or(|last: StepMetrics| last.loss.is_finite()) {
-                let advice = "lower train.learning_rate or train.clip_norm, or look at the data of that step";
-                progress.note(&format!("warning: the loss of step {} is {}; {advice}", metrics.step, metrics.loss));
+            if !metrics.is_finite() {
+                let StepMetrics { step, loss, grad_norm, .. } = metrics;
+                progress.note(&format!(
+                    "warning: step {step} changed nothing: its loss is {loss}, its gradient norm {grad_norm}"
+                ));
             }
             summary.add(&metrics);
             progress.update(&metrics);
             last = Some(metrics);
+        }
+        if let Some(error) = failed {
+            let maker = match arguments.find_nan {
+                true => trainer
+                    .find_nan(error.first.step)?
+                    .map_or("it is finite when the step is run again".to_owned(), |first| {
+                        format!("the first number that is not finite: {first}")
+                    }),
+                false => "--find-nan with --resume names the op that makes it".to_owned(),
+            };
+            let interrupt = Interrupt { code: 1, reason: format!("error: {error}; {maker}") };
+            match &peers {
+                // Each process sees the losses of its own replicas only.
+                Some(peers) if config.diloco.is_some() => training.tell(&interrupt, peers.as_ref())?,
+                _ => {
+                    early = Some(interrupt);
+                    break;
+                }
+            }
         }
         outputs.after_call(before, &trainer, &mut progress)?;
         let evaluates = trainer.evaluation_is_due(before, steps);
@@ -209,6 +254,24 @@ fn train(arguments: &Train, config: &RunConfig, opened: Option<plan::Opened>, pa
             return Err(error.into());
         }
     }
+    if let Some(Interrupt { code, reason }) = early {
+        progress.finish();
+        trainer.complete()?;
+        let saved = outputs.save_early(&trainer)?;
+        outputs.finish()?;
+        if let Some(exchange) = &exchange {
+            exchange.leave()?;
+        }
+        let step = trainer.steps_done();
+        let state = match saved {
+            Some(folder) => format!("the state after step {step} is in {}", folder.display()),
+            None if step == 0 => "no step was done".to_owned(),
+            None => format!("the state after step {step} is lost, because checkpoint.dir is empty"),
+        };
+        let message = if code == 1 { format!("{reason}\n{state}") } else { format!("{reason}: {state}") };
+        return Err(Ended { code, message }.into());
+    }
+    drop(training);
     progress.finish();
     outputs.finish()?;
     if let Some(exchange) = &exchange {

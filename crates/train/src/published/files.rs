@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use meshloom::hlo::files;
 use meshloom_weights::WeightsError;
 
 use crate::checkpoint::CheckpointError;
@@ -53,7 +54,7 @@ impl ModelFiles {
             // In the cache of the Hub, files are links.
             let metadata = std::fs::metadata(&path).map_err(|source| unreadable(&path, source))?;
             if metadata.is_file() && metadata.len() <= MAX_BYTES {
-                let bytes = std::fs::read(&path).map_err(|source| unreadable(&path, source))?;
+                let bytes = files::read(&path, MAX_BYTES).map_err(|source| unreadable(&path, source))?;
                 files.push(ModelFile { name: name.to_owned(), bytes: bytes.into() });
             }
         }

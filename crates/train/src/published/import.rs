@@ -47,6 +47,8 @@ pub fn import(folder: impl AsRef<Path>, directory: impl AsRef<Path>, overrides: 
     });
     let about = About {
         step: 0,
+        skipped_steps: 0,
+        validation_loss: None,
         seed: config.train.seed,
         data: DataPosition { next_batch: 0, batch: config.train.batch, seq: config.model.seq },
         mesh: config.mesh.axes.clone(),

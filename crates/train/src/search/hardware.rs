@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use meshloom::hlo::analysis::estimate::{Cache, Dimension, Hardware, Reached, Wire};
 use meshloom::hlo::analysis::{Chip, memory::Backend};
+use meshloom::hlo::files;
 use meshloom::hlo::mesh::slice_shape;
 use meshloom::pjrt::{DeviceDescription, Topology};
 use serde::{Deserialize, Serialize};
@@ -113,7 +114,8 @@ pub fn hardware_of_devices(devices: &[DeviceDescription]) -> Result<Hardware, Se
 /// The file cannot be read, or [its text](hardware_from_toml) is wrong.
 pub fn read_hardware(path: impl AsRef<Path>) -> Result<Hardware, HardwareError> {
     let path = path.as_ref();
-    let text = std::fs::read_to_string(path).map_err(|source| HardwareError::Read { path: path.to_owned(), source })?;
+    let text = files::read_text(path, files::WRITTEN_BYTES)
+        .map_err(|source| HardwareError::Read { path: path.to_owned(), source })?;
     hardware_from_toml(&text, &path.display().to_string())
 }
 

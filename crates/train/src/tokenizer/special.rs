@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
+use meshloom::hlo::files;
 use serde_json::{Map, Value};
 
 use super::{Tokenizer, TokenizerError};
@@ -55,7 +56,7 @@ impl File {
     fn open(folder: &Path, name: &str) -> Result<File, TokenizerError> {
         let path = folder.join(name);
         let shown = path.display().to_string();
-        let text = match std::fs::read_to_string(&path) {
+        let text = match files::read_text(&path, files::SETTINGS_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => "{}".to_owned(),
             Err(source) => return Err(TokenizerError::ReadSettings { file: path, source }),

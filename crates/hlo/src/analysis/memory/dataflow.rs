@@ -95,6 +95,8 @@ pub(super) struct Flow<'w, 'a> {
     pub(super) schedule: Schedule,
     /// The first node of each point; then the number of nodes.
     first_node: Vec<u32>,
+    /// The shape of each node.
+    shapes: Vec<&'a ShapeProto>,
     parents: Vec<u32>,
     classes: Vec<Class>,
     /// When the classes of several values are live; others from start to end.
@@ -125,6 +127,7 @@ impl<'w, 'a> Flow<'w, 'a> {
             walk,
             first_node: Vec::with_capacity(schedule.point_count() + 1),
             schedule,
+            shapes: Vec::new(),
             parents: Vec::new(),
             classes: Vec::new(),
             ranges: HashMap::new(),
@@ -142,13 +145,14 @@ impl<'w, 'a> Flow<'w, 'a> {
         flow
     }
 
-    fn push_nodes(&mut self, shape: &ShapeProto, point: u32, time: u32, is_constant: bool) {
+    fn push_nodes(&mut self, shape: &'a ShapeProto, point: u32, time: u32, is_constant: bool) {
         let is_tuple = shape.element_type == i32::from(PrimitiveType::Tuple);
         let bytes = match is_tuple {
             true => POINTER * shape.tuple_shapes.len() as u64,
             false if is_on_host(shape) => 0,
             false => padded_bytes(shape).or_else(|| shape_bytes(shape)).unwrap_or(0),
         };
+        self.shapes.push(shape);
         self.classes.push(Class {
             bytes,
             part: None,
@@ -570,23 +574,7 @@ impl<'w, 'a> Flow<'w, 'a> {
 
     /// The shape of a node itself.
     fn own_shape(&self, node: u32) -> Option<&'a ShapeProto> {
-        // Points without nodes start where the next point does, so the last that starts so early has the node.
-        let point = self.first_node.partition_point(|&first| first <= node).checked_sub(1)?;
-        let mut shape = self.instruction(point).shape.as_ref()?;
-        let mut before = u64::from(node - self.nodes(point).start);
-        while before > 0 {
-            // The node itself, then its parts.
-            before -= 1;
-            shape = shape.tuple_shapes.iter().find(|part| {
-                let count = node_count(part);
-                let is_here = before < count;
-                if !is_here {
-                    before -= count;
-                }
-                is_here
-            })?;
-        }
-        Some(shape)
+        self.shapes.get(node as usize).copied()
     }
 
     /// Every class, with its first node.

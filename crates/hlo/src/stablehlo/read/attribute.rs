@@ -226,6 +226,7 @@ impl<'a> Parser<'a> {
         let mut items = Vec::new();
         self.lexer.expect("[", "before a list")?;
         while !self.lexer.eat("]") {
+            self.memory.take(size_of::<Attribute<'_>>(), self.lexer.here())?;
             items.push(self.attribute()?);
             if !self.lexer.eat(",") && self.lexer.peek() != Some(b']') {
                 return self.lexer.unexpected("',' or ']' in a list");

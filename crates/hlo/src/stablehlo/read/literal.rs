@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::lexer::{Lexer, Span, integer};
 use crate::narrow::to_odd;
-use crate::parse::{Result, fault};
+use crate::parse::{Memory, Result, fault};
 use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
 use crate::small_float::SmallFloat;
 use crate::syntax::elements::set_element_bytes;
@@ -198,13 +198,21 @@ fn number(lexer: &mut Lexer<'_>, element: PrimitiveType, bytes: &mut Vec<u8>) ->
 }
 
 /// The literal of a shape; every element, if there is one for all.
-pub(super) fn literal(elements: &Elements, shape: &ShapeProto) -> LiteralProto {
+pub(super) fn literal(
+    elements: &Elements,
+    shape: &ShapeProto,
+    memory: &Memory,
+    position: usize,
+) -> Result<LiteralProto> {
     let mut literal = LiteralProto { shape: Some(shape.clone()), ..LiteralProto::default() };
     let count = shape.dimensions.iter().fold(1usize, |count, &size| count.saturating_mul(size.max(0) as usize));
+    // The bytes, and the numbers that they become, of which the narrow ones are stored as wider ones.
+    let bytes = if elements.is_splat { elements.bytes.len().saturating_mul(count) } else { elements.bytes.len() };
+    memory.take(bytes.saturating_mul(if elements.bytes.len() == count { 5 } else { 2 }), position)?;
     let bytes = match elements.is_splat {
         true => Cow::Owned(elements.bytes.repeat(count)),
         false => Cow::Borrowed(&elements.bytes),
     };
     set_element_bytes(&mut literal, elements.element, &bytes);
-    literal
+    Ok(literal)
 }

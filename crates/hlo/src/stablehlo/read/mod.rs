@@ -26,7 +26,7 @@ mod operation;
 mod parser;
 mod types;
 
-use crate::parse::{Fault, Limits, ParseError, fault};
+use crate::parse::{Fault, Limits, Memory, ParseError, fault};
 use crate::proto::HloModuleProtoWithConfig;
 
 /// Reads a module. [`read::read`](crate::read::read) reads it too, and tells by itself which language it is in.
@@ -34,14 +34,20 @@ use crate::proto::HloModuleProtoWithConfig;
 /// # Errors
 /// The text is no StableHLO, or has what HLO has nothing for. Bytes that are no UTF-8 are an error like others.
 pub fn read(bytes: &[u8]) -> Result<HloModuleProtoWithConfig, ParseError> {
+    read_with(bytes, &Limits::default())
+}
+
+/// Like [`read()`], with limits of one's own.
+///
+/// # Errors
+/// As of [`read()`]; or the text exceeds the limits.
+pub fn read_with(bytes: &[u8], limits: &Limits) -> Result<HloModuleProtoWithConfig, ParseError> {
     let read = |text: &str| {
-        if text.len() > Limits::default().bytes {
-            return fault(
-                0,
-                format!("the text has {} bytes, and the limit is {}", text.len(), Limits::default().bytes),
-            );
+        if text.len() > limits.bytes {
+            return fault(0, format!("the text has {} bytes, and the limit is {}", text.len(), limits.bytes));
         }
-        let mut parser = parser::Parser::new(text);
+        let memory = Memory::of(text.len(), limits.memory_ratio, limits.memory_bytes);
+        let mut parser = parser::Parser::new(text, memory);
         let operations = parser.text()?;
         convert::module(parser, &operations)
     };

@@ -12,7 +12,7 @@ use super::lexer::{Lexer, Span};
 use super::location::Locations;
 use super::operation::{Argument, Operand, Operation, Region};
 use super::types::Types;
-use crate::parse::{Result, fault};
+use crate::parse::{Memory, Result, fault};
 use crate::proto::ShapeProto;
 
 /// How deep regions, attributes, types and locations may nest together. What is nested in the text is nested in the
@@ -36,10 +36,12 @@ pub(super) struct Parser<'a> {
     pub(super) locations: Locations<'a>,
     /// Parts that were copied for aliases: an alias of two of an alias of two is soon larger than any text.
     copied: usize,
+    /// Of the ops, and then of what they become.
+    pub(super) memory: Memory,
 }
 
 impl<'a> Parser<'a> {
-    pub(super) fn new(text: &'a str) -> Parser<'a> {
+    pub(super) fn new(text: &'a str, memory: Memory) -> Parser<'a> {
         Parser {
             lexer: Lexer::new(text),
             depth: 0,
@@ -47,6 +49,7 @@ impl<'a> Parser<'a> {
             type_aliases: FxHashMap::default(),
             locations: Locations::default(),
             copied: 0,
+            memory,
         }
     }
 
@@ -129,6 +132,7 @@ impl<'a> Parser<'a> {
     pub(super) fn operation(&mut self) -> Result<Operation<'a>> {
         let results = self.results()?;
         let position = self.lexer.here();
+        self.memory.take(size_of::<Operation<'_>>(), position)?;
         let mut operation = Operation { position, results, ..Operation::default() };
         if self.lexer.peek() == Some(b'"') {
             operation.name = of_today(self.lexer.string()?.into());

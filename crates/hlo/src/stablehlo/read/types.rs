@@ -2,7 +2,7 @@
 
 use super::super::names;
 use super::parser::Parser;
-use crate::parse::{Result, array, fault, hint, tuple};
+use crate::parse::{Result, array, fault, hint, own_bytes, tuple};
 use crate::proto::{PrimitiveType, ShapeProto};
 
 /// What stands after the colon of an op.
@@ -62,6 +62,12 @@ impl<'a> Parser<'a> {
     /// A type of a value; one that is only an attribute's, such as `i64`, is that of a scalar.
     pub(super) fn any_type(&mut self) -> Result<ShapeProto> {
         let start = self.lexer.here();
+        let shape = self.uncounted_type(start)?;
+        self.memory.take(own_bytes(&shape), start)?;
+        Ok(shape)
+    }
+
+    fn uncounted_type(&mut self, start: usize) -> Result<ShapeProto> {
         match self.lexer.peek() {
             Some(b'!') => self.dialect_type(),
             _ => match self.lexer.peek_word() {
@@ -93,7 +99,11 @@ impl<'a> Parser<'a> {
                 fault(start, "a quantized type, !quant.uniform, has no HLO; lower the model without quantization")
             }
             _ => match self.type_aliases.get(name).cloned() {
-                Some(shape) => self.copy(parts(&shape), start).map(|()| shape),
+                Some(shape) => {
+                    self.copy(parts(&shape), start)?;
+                    self.memory.take_shape(&shape, start)?;
+                    Ok(shape)
+                }
                 None => fault(start, format!("unknown type !{name}")),
             },
         }

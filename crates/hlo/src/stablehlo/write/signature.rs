@@ -53,11 +53,15 @@ impl<'a> Printer<'a> {
         let aliases = if is_entry { self.aliases(result_shape)? } else { Vec::new() };
         for parameter in parameters(computation)? {
             let value = self.parameter(parameter).map_err(|fault| fault.at(computation, parameter))?;
+            let program = self.module.host_program_shape.as_ref().filter(|_| is_entry);
+            let number = usize::try_from(parameter.parameter_number).ok();
+            let shape = program.and_then(|program| program.parameters.get(number?));
+            let shapes = shape.map(types::leaf_shapes).unwrap_or_default();
             for (leaf, Leaf { name, ty, .. }) in value.iter().enumerate() {
                 let mut attributes = Vec::new();
                 if is_entry {
                     attributes = parameter_attributes(parameter, leaf, value.len());
-                    attributes.extend(self.layout_of_parameter(parameter.parameter_number, leaf));
+                    attributes.extend(shapes.get(leaf).and_then(|shape| layout_attribute(shape)));
                     let place = (parameter.parameter_number, leaf);
                     let taken = aliases.iter().filter(|(parameter, _)| *parameter == place);
                     attributes.extend(taken.map(|(_, attribute)| attribute.clone()));
@@ -66,14 +70,16 @@ impl<'a> Printer<'a> {
             }
             values.push(value);
         }
+        let program = self.module.host_program_shape.as_ref().filter(|_| is_entry);
+        let result_shape = program.and_then(|program| program.result.as_ref());
+        let result_shapes = result_shape.map(types::leaf_shapes).unwrap_or_default();
         let result = |(index, ty): (usize, &Type)| {
             let mut attributes = Vec::new();
             if is_entry {
                 let sharding = root.sharding.as_deref();
                 let sharding = sharding.and_then(|sharding| leaf_sharding(sharding, index, results.len()));
                 attributes.extend(sharding.map(sharding_attribute));
-                let program = self.module.host_program_shape.as_ref();
-                attributes.extend(program.and_then(|program| layout_attribute(program.result.as_ref()?, index)));
+                attributes.extend(result_shapes.get(index).and_then(|shape| layout_attribute(shape)));
             }
             format!("{ty}{}", in_braces(&attributes))
         };
@@ -117,11 +123,6 @@ impl<'a> Printer<'a> {
     fn parameter(&mut self, parameter: &HloInstructionProto) -> Result<Value> {
         let types = types::leaves(shape_of(parameter)?)?;
         Ok(types.into_iter().map(|ty| self.argument(ty)).collect())
-    }
-
-    fn layout_of_parameter(&self, number: i64, leaf: usize) -> Option<String> {
-        let program = self.module.host_program_shape.as_ref()?;
-        layout_attribute(program.parameters.get(usize::try_from(number).ok()?)?, leaf)
     }
 
     fn location_of(&self, instruction: &'a HloInstructionProto) -> String {
@@ -188,8 +189,8 @@ fn parameter_attributes(parameter: &HloInstructionProto, leaf: usize, leaves: us
 }
 
 /// The layout of an array of a parameter or result of the program, if it is not row-major.
-fn layout_attribute(shape: &ShapeProto, leaf: usize) -> Option<String> {
-    let layout = types::leaf_shape(shape, leaf)?.layout.as_ref()?;
+fn layout_attribute(shape: &ShapeProto) -> Option<String> {
+    let layout = shape.layout.as_ref()?;
     let is_row_major = layout.minor_to_major.windows(2).all(|pair| pair[0] > pair[1]);
     let order: Vec<String> = layout.minor_to_major.iter().map(i64::to_string).collect();
     (!is_row_major).then(|| format!("mhlo.layout_mode = \"{{{}}}\"", order.join(",")))

@@ -77,19 +77,16 @@ pub(super) fn leaf_count(shape: &ShapeProto) -> usize {
     if is_tuple(shape) { shape.tuple_shapes.iter().map(leaf_count).sum() } else { 1 }
 }
 
-/// The shape of the array or token with a number among those in a shape.
-pub(super) fn leaf_shape(shape: &ShapeProto, mut leaf: usize) -> Option<&ShapeProto> {
-    if !is_tuple(shape) {
-        return (leaf == 0).then_some(shape);
-    }
-    for part in &shape.tuple_shapes {
-        let count = leaf_count(part);
-        if leaf < count {
-            return leaf_shape(part, leaf);
+/// The arrays and tokens of a shape, in order.
+pub(super) fn leaf_shapes(shape: &ShapeProto) -> Vec<&ShapeProto> {
+    let (mut leaves, mut stack) = (Vec::new(), vec![shape]);
+    while let Some(shape) = stack.pop() {
+        match is_tuple(shape) {
+            true => stack.extend(shape.tuple_shapes.iter().rev()),
+            false => leaves.push(shape),
         }
-        leaf -= count;
     }
-    None
+    leaves
 }
 
 /// How many arrays and tokens come before the part of a shape that an index names, and the part.

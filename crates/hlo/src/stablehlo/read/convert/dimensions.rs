@@ -70,7 +70,7 @@ impl<'a> Converter<'a, '_> {
                 if count > MOST {
                     return fails();
                 }
-                let values = literal(&found, shape);
+                let values = literal(&found, shape, &self.parser.memory, attribute.span.start)?;
                 match PrimitiveType::try_from(shape.element_type) {
                     Ok(PrimitiveType::S64) => Ok(values.s64s),
                     Ok(PrimitiveType::S32) => Ok(values.s32s.into_iter().map(i64::from).collect()),

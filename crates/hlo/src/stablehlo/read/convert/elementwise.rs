@@ -93,17 +93,18 @@ fn constant<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operatio
         _ => return attribute.fault("the value of a constant", "dense<...>"),
     };
     let count = shape.dimensions.iter().fold(1i64, |count, &size| count.saturating_mul(size));
+    let (memory, position) = (&converter.parser.memory, operation.position);
     let Some(found) = found else {
         let elided = LiteralProto { shape: Some(shape.clone()), ..LiteralProto::default() };
         return Ok(smallvec![push_constant(body, shape.clone(), elided)]);
     };
     if found.is_splat && count >= LARGE_SPLAT {
         let scalar = array(PrimitiveType::try_from(shape.element_type).unwrap_or_default(), Vec::new());
-        let value = literal(&found, &scalar);
+        let value = literal(&found, &scalar, memory, position)?;
         let value = push_constant(body, scalar, value);
         return Ok(smallvec![body.simple("broadcast", shape.clone(), &[value])]);
     }
-    let value = literal(&found, shape);
+    let value = literal(&found, shape, memory, position)?;
     Ok(smallvec![push_constant(body, shape.clone(), value)])
 }
 

@@ -19,7 +19,9 @@ use super::location::Frames;
 use super::operation::{Operation, Region};
 use super::parser::Parser;
 use crate::parse::{Result, fault, hint, make_names_unique};
-use crate::proto::{FrontendAttributes, HloComputationProto, HloModuleProtoWithConfig, ProgramShapeProto};
+use crate::proto::{
+    FrontendAttributes, HloComputationProto, HloInstructionProto, HloModuleProtoWithConfig, ProgramShapeProto,
+};
 use crate::sort;
 use shardy::Meshes;
 
@@ -86,6 +88,12 @@ impl<'a, 'o> Converter<'a, 'o> {
         for operation in inner {
             match operation.name.as_ref() {
                 "func.func" => {
+                    // A parameter's shape stands in its instruction, and in the shapes of function and module.
+                    const COPIES: usize = 4;
+                    let arguments = operation.regions.iter().flat_map(|region| &region.arguments);
+                    for argument in arguments.flat_map(|argument| std::iter::repeat_n(argument, COPIES)) {
+                        self.parser.memory.take_shape(&argument.shape, operation.position)?;
+                    }
                     functions.insert(operation.symbol(&["sym_name"])?, operation);
                 }
                 "sdy.mesh" => self.meshes.add(&mut self.parser, operation)?,
@@ -198,6 +206,12 @@ impl<'a, 'o> Converter<'a, 'o> {
             (None, Some(rule)) => rule(self, body, operation)?,
             (None, None) => return self.unknown(operation),
         };
+        for instruction in body.instructions.iter().skip(first) {
+            self.parser.memory.take(size_of::<HloInstructionProto>(), operation.position)?;
+            if let Some(shape) = &instruction.shape {
+                self.parser.memory.take_shape(shape, operation.position)?;
+            }
+        }
         body.check_from(first, operation)?;
         self.annotate(body, operation, first)?;
         body.bind(operation, &places)

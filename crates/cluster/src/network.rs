@@ -1,0 +1,74 @@
+//! The interface to which those listen that are not meshloom's: MPI and NCCL.
+//!
+//! Neither knows who connects. So they listen on loopback, which serves the processes of one host, unless the user
+//! names an interface in whose network everybody is trusted.
+#![allow(unsafe_code)]
+
+use std::path::Path;
+
+use meshloom_store::Environment;
+
+use crate::JoinError;
+
+/// The interface of loopback, as Linux calls it.
+const LOOPBACK: &str = "lo";
+
+/// What each library reads, and what stands there in front of the interface's name.
+const VARIABLES: [(&str, &str); 3] = [
+    // libfabric's provider tcp, by which MPICH reaches other hosts.
+    ("FI_TCP_IFACE", ""),
+    // UCX, by which MPICH does where it was built for it.
+    ("UCX_NET_DEVICES", ""),
+    // NCCL takes a name as the beginning of one, but for this sign.
+    ("NCCL_SOCKET_IFNAME", "="),
+];
+
+/// The variables to set, for the interface that is trusted, or for loopback: those that the environment has stay.
+///
+/// # Errors
+/// There is no such interface.
+pub fn variables(
+    trusted: Option<&str>,
+    environment: &impl Environment,
+) -> Result<Vec<(&'static str, String)>, JoinError> {
+    let name = trusted.unwrap_or(LOOPBACK);
+    let interfaces = Path::new("/sys/class/net");
+    if trusted.is_some() && interfaces.is_dir() && (name.contains('/') || !interfaces.join(name).exists()) {
+        let listed = std::fs::read_dir(interfaces).into_iter().flatten().flatten();
+        let mut there: Vec<String> = listed.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        there.sort();
+        return Err(JoinError::Interface { name: name.to_owned(), there: there.join(", ") });
+    }
+    let absent = VARIABLES.into_iter().filter(|(variable, _)| environment.get(variable).is_none());
+    Ok(absent.map(|(variable, before)| (variable, format!("{before}{name}"))).collect())
+}
+
+/// Sets them in this process. Before any other thread of it runs.
+pub(crate) fn bind_listeners(trusted: Option<&str>) -> Result<(), JoinError> {
+    for (variable, value) in variables(trusted, &meshloom_store::OwnEnvironment)? {
+        // SAFETY: no other thread reads the environment yet.
+        unsafe { std::env::set_var(variable, value) };
+    }
+    Ok(())
+}
+
+/// How many hosts MPICH's launcher has started so many processes on, at least, where it says so.
+pub(crate) fn hosts_of_launcher(count: usize, environment: &impl Environment) -> Option<usize> {
+    let here: usize = environment.get("MPI_LOCALNRANKS")?.parse().ok()?;
+    Some(count.div_ceil(here.max(1)))
+}
+
+/// Refuses processes of several hosts where no network is trusted.
+///
+/// # Errors
+/// They are on more than one.
+pub fn check_hosts(hosts: usize, trusted: Option<&str>) -> Result<(), JoinError> {
+    if hosts > 1 && trusted.is_none() { Err(JoinError::Untrusted { hosts }) } else { Ok(()) }
+}
+
+/// What tells this host from others.
+pub(crate) fn this_host() -> String {
+    ["/proc/sys/kernel/random/boot_id", "/proc/sys/kernel/hostname"]
+        .map(|file| std::fs::read_to_string(file).unwrap_or_default().trim().to_owned())
+        .join(" ")
+}
