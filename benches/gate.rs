@@ -1,5 +1,5 @@
-//! What it costs that a step judges its numbers: the default decoder's train step on one CPU device, and the same program
-//! whose judgement is a constant, so that XLA has nothing to choose. One step of each in turn.
+//! What it costs that a step judges its numbers: the default decoder's train step on one CPU device, and the same
+//! program whose judgement is a constant, so that XLA has nothing to choose. One step of each in turn.
 //!
 //! ```text
 //! cargo bench --bench gate -- [rounds]
