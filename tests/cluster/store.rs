@@ -224,7 +224,9 @@ fn a_killed_process_is_dead() {
     let mut said = BufReader::new(other.stdout.take().expect("its output")).lines().map_while(Result::ok);
     let connected = said.find_map(|line| Some(line.strip_prefix("connected, with the child ")?.to_owned()));
     let child = PathBuf::from("/proc").join(connected.expect("it connects")).join("stat");
-    let lives = || std::fs::read_to_string(&child).is_ok_and(|stat| stat.contains("(sleep) S"));
+    // It may run or sleep; of one that has ended, a zombie stays until somebody asks.
+    let has_ended = |stat: &str| stat.contains("(sleep) Z") || stat.contains("(sleep) X");
+    let lives = || std::fs::read_to_string(&child).is_ok_and(|stat| stat.contains("(sleep)") && !has_ended(&stat));
     // It lives on beyond the length of its lease.
     let start = Instant::now();
     while start.elapsed() < 3 * SECOND {
