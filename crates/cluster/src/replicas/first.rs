@@ -184,8 +184,11 @@ impl First {
             for (&other, (lease, present)) in &keys.present {
                 // While a run goes on, nobody minds who else waits for it.
                 let counts = |decision: &Decision| decision.members.iter().any(|seat| seat.lease == *lease);
-                if decision.is_none_or(counts) {
-                    self.check_form(form, other, &present.form)?;
+                if decision.is_none_or(counts)
+                    && let Err(differs) = self.check_form(form, other, &present.form)
+                {
+                    self.wait_to_be_seen(since)?;
+                    return Err(differs);
                 }
             }
             let lease = self.store.lease();
@@ -220,6 +223,12 @@ impl First {
             }
             self.store.wait_for_change("", since, MOMENT)?;
         }
+    }
+
+    /// Waits a moment before this replica leaves, whose keys go with it: another that has not read them yet would wait
+    /// for it, and not say what differs.
+    fn wait_to_be_seen(&self, since: i64) -> Result<(), ReplicaError> {
+        Ok(self.store.wait_for_change("replicas/", since, 2 * MOMENT)?)
     }
 
     fn check_form(&self, own: &str, other: usize, others: &str) -> Result<(), ReplicaError> {
