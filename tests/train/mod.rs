@@ -13,6 +13,7 @@ mod evaluation;
 mod first_state;
 mod host_memory;
 pub(crate) mod interpreted;
+mod interrupts;
 mod metrics;
 mod not_finite;
 mod offered;

@@ -27,10 +27,15 @@ use crate::peers::Peers;
 const SIGNALS: [(i32, &str); 3] = [(SIGTERM, "SIGTERM"), (SIGINT, "SIGINT"), (SIGHUP, "SIGHUP")];
 
 /// How often Google's metadata server is asked.
-const ASKED_EVERY: Duration = Duration::from_secs(5);
+pub(super) const ASKED_EVERY: Duration = Duration::from_secs(5);
 
 /// The variable that names another metadata server, as for Google's own libraries.
 const METADATA_HOST: &str = "GCE_METADATA_HOST";
+
+/// Returns the name of Google's metadata server.
+pub(super) fn metadata_host() -> String {
+    std::env::var(METADATA_HOST).unwrap_or_else(|_| "metadata.google.internal".to_owned())
+}
 
 /// Whether a run is asked to end before its last step, and why.
 #[derive(Clone, Debug, Default)]
@@ -123,13 +128,13 @@ impl Interrupts {
         Training { interrupts: self, told: false }
     }
 
-    /// Ends the run when Google's metadata server says that the machine is about to be stopped or is preempted. Source:
-    /// Compute Engine's `instance/maintenance-event` and `instance/preempted`.
+    /// Ends the run when Google's metadata server says that the machine is about to be stopped or is preempted. It is
+    /// asked again after each such time. Source: Compute Engine's `instance/maintenance-event` and `instance/preempted`.
     ///
     /// # Errors
     /// The server does not answer.
-    pub fn heed_google(&self) -> Result<()> {
-        let host = std::env::var(METADATA_HOST).unwrap_or_else(|_| "metadata.google.internal".to_owned());
+    pub fn heed_google(&self, host: &str, every: Duration) -> Result<()> {
+        let host = host.to_owned();
         let first = google_notice(&host).with_context(|| {
             format!("--notices google: the metadata server {host} does not answer; {METADATA_HOST} names another")
         })?;
@@ -138,11 +143,13 @@ impl Interrupts {
             let mut notice = first;
             loop {
                 if let Some(reason) = notice {
-                    // A run that has not begun is not worth waiting for.
-                    own.ask(Interrupt { code: u8::try_from(128 + SIGTERM).unwrap_or(u8::MAX), reason });
-                    return;
+                    let interrupt = Interrupt { code: u8::try_from(128 + SIGTERM).unwrap_or(u8::MAX), reason };
+                    // Before the first step, nothing is there to be saved: the notice stands until the run begins.
+                    if own.ask(interrupt) {
+                        return;
+                    }
                 }
-                thread::sleep(ASKED_EVERY);
+                thread::sleep(every);
                 notice = google_notice(&host).unwrap_or_else(|error| {
                     tracing::debug!("the metadata server does not answer: {error}");
                     None

@@ -19,6 +19,7 @@ use meshloom::pjrt::{CacheUse, Topology};
 
 use super::arguments::{Notices, PlanChoice, Train};
 use super::generate::Texts;
+use super::interrupts::{ASKED_EVERY, metadata_host};
 use super::outputs::Outputs;
 use super::processes::{Part, Start};
 use super::{Ended, Interrupt, Interrupts, ahead, generate, plan};
@@ -180,7 +181,7 @@ fn train(
     say(&format!("{count} {token}s of text, {entropy:.4} nats per {token} as single {single}s"));
 
     if let Some(Notices::Google) = arguments.notices {
-        interrupts.heed_google()?;
+        interrupts.heed_google(&metadata_host(), ASKED_EVERY)?;
     }
     // Last, so that a run that does not begin leaves what an earlier one wrote.
     let mut outputs = Outputs::open(arguments, &config, checkpoint.as_ref(), profile, peers.clone())?;
