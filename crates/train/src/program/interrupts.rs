@@ -129,7 +129,8 @@ impl Interrupts {
     }
 
     /// Ends the run when Google's metadata server says that the machine is about to be stopped or is preempted. It is
-    /// asked again after each such time. Source: Compute Engine's `instance/maintenance-event` and `instance/preempted`.
+    /// asked again after each such time. Source: Compute Engine's `instance/maintenance-event` and
+    /// `instance/preempted`.
     ///
     /// # Errors
     /// The server does not answer.
