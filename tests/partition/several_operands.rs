@@ -147,6 +147,10 @@ fn graph(mesh: &Mesh, ops: &[(Op, Vec<&[usize]>)]) -> Graph {
 
 /// Checks that the plugin and the interpreter agree about collectives, in one program.
 fn agree(mesh: &Mesh, ops: &[(Op, Vec<&[usize]>)]) {
+    // A share of the full tier may have no case, and XLA takes no program without results.
+    if ops.is_empty() {
+        return;
+    }
     let graph = graph(mesh, ops);
     let whole = |(index, dims): (usize, &&[usize])| numbers(&f32s(&[8 * dims[0], dims[1], dims[2]]), index);
     let whole: Vec<_> = ops.iter().flat_map(|(_, dims)| dims).enumerate().map(whole).collect();
