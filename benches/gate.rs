@@ -1,5 +1,5 @@
-//! What it costs that a step judges its numbers: the default decoder's train step on one CPU device, and the same
-//! program whose judgement is a constant, so that XLA has nothing to choose. One step of each in turn.
+//! This bench measures the cost of the gate in a train step. It runs the default decoder's step on one CPU device and
+//! the same program with a constant in place of the judgement, one step of each in turn.
 //!
 //! ```text
 //! cargo bench --bench gate -- [rounds]

@@ -54,11 +54,12 @@ impl When {
     }
 }
 
-fn start(run: &Run, etcd: &Etcd, job: &str, attempt: u64, resume: bool) -> Vec<Process> {
-    let process = |number| {
-        let (name, attempt) = (format!("together-{number}"), attempt.to_string());
+fn start(run: &Run, count: usize, etcd: &Etcd, (job, attempt): (&str, u64), resume: bool) -> Vec<Process> {
+    let process = |number: usize| {
+        let (name, number) = (format!("together-{number}"), number.to_string());
+        let (count, attempt) = (count.to_string(), attempt.to_string());
         let checkpoints = run.path("checkpoints").to_string_lossy().into_owned();
-        let mut arguments = vec!["--process-id", number, "--process-count", "2", "--store", etcd.address()];
+        let mut arguments = vec!["--process-id", &number, "--process-count", &count, "--store", etcd.address()];
         arguments.extend(["--job", job, "--attempt", &attempt, "--lease", "2", "--join-limit", "6"]);
         arguments.extend(["--checkpoint", &checkpoints, "--checkpoint-every", "2"]);
         if resume {
@@ -66,7 +67,7 @@ fn start(run: &Run, etcd: &Etcd, job: &str, attempt: u64, resume: bool) -> Vec<P
         }
         Process::start(run.command(&meshloom(), &name, &arguments))
     };
-    ["0", "1"].map(process).into()
+    (0..count).map(process).collect()
 }
 
 /// Starts one process that goes on from what two have saved.
@@ -104,7 +105,7 @@ impl Death {
         let Death { when, victim, delay, leaves_one } = self;
         let _ = fs::remove_dir_all(run.path("checkpoints"));
         let _ = fs::remove_file(run.path("together.jsonl"));
-        let mut processes = start(run, etcd, job, 0, false);
+        let mut processes = start(run, 2, etcd, (job, 0), false);
         let is_now = || when.is_now(run, victim) && (!leaves_one || !checkpoints(run).is_empty());
         until(&format!("{when:?}"), || is_now() || !processes[0].is_running());
         std::thread::sleep(delay);
@@ -140,7 +141,7 @@ fn a_killed_process_ends_the_run_and_nothing_else() {
         }
         let mut again = match death.leaves_one {
             true => start_one(&run),
-            false => start(&run, &etcd, &job(attempt), 1, !checkpoints.is_empty()),
+            false => start(&run, 2, &etcd, (&job(attempt), 1), !checkpoints.is_empty()),
         };
         for (number, process) in again.iter_mut().enumerate() {
             let status = process.ended(Duration::from_secs(60));
@@ -151,22 +152,25 @@ fn a_killed_process_ends_the_run_and_nothing_else() {
     }
 }
 
-/// One process of two gets SIGTERM: both end behind the same step with its exit code, and no step is lost.
+/// One process gets SIGTERM: all end behind the same step with its exit code, and no step is lost.
 #[test]
 fn a_process_that_is_asked_to_end_ends_all() {
     let etcd = shared();
-    let run = Run::new(5000, &["mesh.axes=data=2", "target.devices=1", "model.layers=1"]);
-    let mut processes = start(&run, &etcd, "asked", 0, false);
-    until("three steps", || run.metrics("together").len() >= 3 || !processes[0].is_running());
-    processes[1].signal(Signal::TERM);
-    for (number, process) in processes.iter_mut().enumerate() {
-        let status = process.ended(Duration::from_secs(60));
-        let log = run.log(&format!("together-{number}"));
-        assert_eq!(status.and_then(|status| status.code()), Some(143), "process {number}: {log}");
-        assert!(log.contains("SIGTERM of process 1: the state after step "), "process {number}: {log}");
+    for count in cases("cluster processes that are asked to end", 1, [2, 4]) {
+        let run = Run::new(5000, &[&format!("mesh.axes=data={count}"), "target.devices=1", "model.layers=1"]);
+        let mut processes = start(&run, count, &etcd, (&format!("asked-{count}"), 0), false);
+        until("three steps", || run.metrics("together").len() >= 3 || !processes[0].is_running());
+        processes[count - 1].signal(Signal::TERM);
+        let expected = format!("SIGTERM of process {}: the state after step ", count - 1);
+        for (number, process) in processes.iter_mut().enumerate() {
+            let status = process.ended(Duration::from_secs(60));
+            let log = run.log(&format!("together-{number}"));
+            assert_eq!(status.and_then(|status| status.code()), Some(143), "process {number}: {log}");
+            assert!(log.contains(&expected), "process {number}: {log}");
+        }
+        let last = run.metrics("together").last().expect("steps").0;
+        let newest = list(run.path("checkpoints")).expect("checkpoints").pop().expect("one");
+        assert_eq!(newest.0, last);
+        Checkpoint::open(newest.1).unwrap_or_else(|error| panic!("{error}"));
     }
-    let last = run.metrics("together").last().expect("steps").0;
-    let newest = list(run.path("checkpoints")).expect("checkpoints").pop().expect("one");
-    assert_eq!(newest.0, last);
-    Checkpoint::open(newest.1).unwrap_or_else(|error| panic!("{error}"));
 }

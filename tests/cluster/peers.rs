@@ -153,7 +153,7 @@ fn strangers_stop_nobody() {
     assert_eq!(lines.count("it has not read"), 0);
     drop(answered);
 
-    // What one refuses, none takes, and where nothing is left, the run goes on all the same.
+    // No replica takes a message that one refuses. Where no message is left, the run goes on all the same.
     exchange(&both, 5, [b"bad__", b"good_"]);
     exchange(&both, 6, [b"bad__", b"bad_2"]);
     exchange(&both, 7, [b"good1", b"good2"]);

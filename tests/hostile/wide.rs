@@ -76,36 +76,11 @@ pub fn hlo(size: usize, random: &mut Random) -> String {
             let update = |n: usize| format!(" u{} = {shape} negate-update(u{n})\n", n + 1);
             numbered(&before, update, " d = f32[] parameter(1)\n}\n", size)
         }
-        6 => nested(size, |n| {
-            format!(
-                "w{n} (x: s32[]) -> s32[] {{\n x = s32[] parameter(0)\n ROOT w = s32[] while(x), condition=c, body=w{}\n}}\n",
-                n - 1
-            )
-        }),
-        7 => nested(size, |n| {
-            format!(
-                "w{n} (x: s32[]) -> s32[] {{\n x = s32[] parameter(0)\n ROOT w = s32[] call(x), to_apply=w{}\n}}\n",
-                n - 1
-            )
-        }),
-        8 => nested(size, |n| {
-            format!(
-                "w{n} (x: s32[]) -> s32[] {{\n x = s32[] parameter(0)\n a = s32[] call(x), to_apply=w{0}\n ROOT w = s32[] call(a), to_apply=w{0}\n}}\n",
-                n - 1
-            )
-        }),
-        9 => nested(size, |n| {
-            format!(
-                "w{n} (x: s32[]) -> s32[] {{\n x = s32[] parameter(0)\n ROOT w = s32[] conditional(x, x, x), branch_computations={{w{0}, w{0}}}\n}}\n",
-                n - 1
-            )
-        }),
-        10 => nested(size, |n| {
-            format!(
-                "w{n} (x: s32[]) -> s32[] {{\n x = s32[] parameter(0)\n ROOT w = s32[] fusion(x), kind=kLoop, calls=w{}\n}}\n",
-                n - 1
-            )
-        }),
+        6 => nested(size, |w| format!("ROOT w = s32[] while(x), condition=c, body={w}")),
+        7 => nested(size, |w| format!("ROOT w = s32[] call(x), to_apply={w}")),
+        8 => nested(size, |w| format!("a = s32[] call(x), to_apply={w}\n ROOT w = s32[] call(a), to_apply={w}")),
+        9 => nested(size, |w| format!("ROOT w = s32[] conditional(x, x, x), branch_computations={{{w}, {w}}}")),
+        10 => nested(size, |w| format!("ROOT w = s32[] fusion(x), kind=kLoop, calls={w}")),
         11 => repeated(
             &format!("{ENTRY} a = f32[] parameter(0)\n t = f32[] custom-call("),
             "a,",
@@ -177,8 +152,11 @@ pub fn hlo(size: usize, random: &mut Random) -> String {
     }
 }
 
-/// Computations of which each calls the one before.
-fn nested(size: usize, computation: impl Fn(usize) -> String) -> String {
+/// Computations: each calls the one before it, whose name `body` is given.
+fn nested(size: usize, body: impl Fn(&str) -> String) -> String {
+    let computation = |n: usize| {
+        format!("w{n} (x: s32[]) -> s32[] {{\n x = s32[] parameter(0)\n {}\n}}\n", body(&format!("w{}", n - 1)))
+    };
     let before = "HloModule m\n\nc (x: s32[]) -> pred[] {\n x = s32[] parameter(0)\n ROOT r = pred[] compare(x, x), direction=LT\n}\n\
                   w0 (x: s32[]) -> s32[] {\n ROOT x = s32[] parameter(0)\n}\n";
     let text = numbered(before, |n| computation(n + 1), "", size);

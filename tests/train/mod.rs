@@ -1,5 +1,6 @@
 //! Training: configs, data, the decoder, the trainer, its files, and the program around it.
 
+mod apart;
 mod checkpoint;
 mod checkpoint_kill;
 mod chosen;

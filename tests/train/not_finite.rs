@@ -4,9 +4,12 @@ use meshloom::ir::Literal;
 use meshloom::pjrt::{Array, Buffer};
 use meshloom::trace::Tree;
 use meshloom_train::checkpoint::{Fallback, find};
+use meshloom_train::find_nan::Maker;
+use meshloom_train::parameters::LoadOptions;
 use meshloom_train::{Dataset, Trainer};
+use safetensors::SafeTensors;
 use support::cases::cases;
-use support::configs::{ONE_DEVICE, ONE_F_ONE_B, SHORT_RUN, TINY, config};
+use support::configs::{ONE_DEVICE, ONE_F_ONE_B, SHORT_RUN, TINY, UNOPTIMIZED, config};
 use support::eight_devices::client;
 
 use super::interpreted::InterpretedRun;
@@ -91,6 +94,39 @@ fn devices_agree_on_a_bad_step() {
         }
         state = outputs;
         state[place] = with_shard(&state[place], device, &own);
+    }
+}
+
+/// Twenty places: a number in one weight, for each weight in turn. The run names the weight, and whether it is NaN.
+#[test]
+fn the_value_with_a_bad_number_is_named() {
+    let cases: Vec<usize> = cases("train places of bad numbers", 0, 0..20);
+    if cases.is_empty() {
+        return;
+    }
+    let config = config(&[TINY, ONE_DEVICE, &["model.layers=1", "train.batch=4", UNOPTIMIZED]]);
+    let mut trainer = Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{error}"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("weights.safetensors");
+    trainer.save_parameters(&file).unwrap_or_else(|error| panic!("{error}"));
+    let whole = std::fs::read(&file).expect("the file");
+    assert_eq!(trainer.find_nan(0).unwrap_or_else(|error| panic!("{error}")), None);
+    let weights: Vec<String> =
+        trainer.state().params().paths().into_iter().filter(|path| !path.contains("embedding")).collect();
+    for case in cases {
+        let path = &weights[case % weights.len()];
+        let number = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][case % 3];
+        let mut bytes = whole.clone();
+        let (header, tensors) = SafeTensors::read_metadata(&bytes).expect("a safetensors file");
+        let info = tensors.info(path).unwrap_or_else(|| panic!("{path}"));
+        let place = 8 + header + info.data_offsets.0 + 4 * (case % info.shape.iter().product::<usize>());
+        bytes[place..place + 4].copy_from_slice(&number.to_le_bytes());
+        std::fs::write(&file, bytes).expect("written");
+        trainer.load_parameters(&file, LoadOptions::default()).unwrap_or_else(|error| panic!("{error}"));
+        let found = trainer.find_nan(0).unwrap_or_else(|error| panic!("{error}"));
+        let found = found.unwrap_or_else(|| panic!("{number} in {path} is not found"));
+        assert_eq!(found.maker, Maker::Input(format!("state.params.{path}")), "{number} in {path}: {found}");
+        assert_eq!((found.is_nan, found.loops.len()), (number.is_nan(), 0), "{number} in {path}: {found}");
     }
 }
 

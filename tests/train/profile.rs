@@ -7,28 +7,18 @@ use std::path::{Path, PathBuf};
 use meshloom::hlo::read::{Limits, read};
 use meshloom::hlo::xplane::{CALLS_PLANE, XPlane, XSpace};
 use support::cases::cases;
-use support::configs::{THE_BOOK, UNOPTIMIZED};
+use support::configs::THE_BOOK;
 
+use super::outputs::SMALL;
 use super::program::{Said, refused, run, trained, with_keys};
-
-const SMALL: &[&str] = &[
-    "model.layers=1",
-    "model.embed=16",
-    "model.heads=2",
-    "model.kv_heads=1",
-    "model.mlp=16",
-    "model.seq=16",
-    "mesh.axes=data=2",
-    "target.devices=2",
-    "train.batch=4",
-    THE_BOOK,
-    UNOPTIMIZED,
-];
 
 /// The arguments of `meshloom train --profile` with a small model.
 fn train<'a>(profile: &'a Path, arguments: &[&'a str]) -> Vec<&'a str> {
     let profile = profile.to_str().expect("a name");
-    with_keys(&[&["train", "--sample", "0", "--profile", profile], arguments].concat(), SMALL)
+    with_keys(
+        &[&["train", "--sample", "0", "--profile", profile], arguments].concat(),
+        &[&SMALL[..], &[THE_BOOK]].concat(),
+    )
 }
 
 /// The one profile in a directory, where TensorBoard looks for it.

@@ -20,7 +20,7 @@ const ASKED: &str = "ending/asked";
 /// How long to wait until the store is asked again.
 const AT_MOST: Duration = Duration::from_secs(10);
 
-/// What this process knows of the end.
+/// The part of the agreement on the last step that this process knows.
 #[derive(Debug, Default)]
 pub(crate) struct Ending(Arc<Shared>);
 

@@ -154,7 +154,7 @@ pub fn is_terminal(stream: Stream) -> bool {
     })
 }
 
-/// What stands before and behind a style in text that is printed. It differs from run to run, so that no name in an
+/// The mark before and behind a style in text that is printed. It differs from run to run, so that no name in an
 /// input can have a style.
 pub fn mark() -> &'static str {
     static MARK: OnceLock<String> = OnceLock::new();

@@ -201,14 +201,14 @@ pub enum ReadError {
         found: u64,
         /// The limit.
         limit: u64,
-        /// What to do about it.
+        /// The remedy.
         advice: &'static str,
     },
 }
 
 crate::debug_is_message!(ReadError);
 
-/// What raises the limits of sizes, in this library and in `hlo-dump`.
+/// The option that raises the limits of sizes, in this library and in `hlo-dump`.
 const RAISE: &str = "`read::Limits`, or --max-size of hlo-dump, raises it";
 
 /// Reads a module in any form.

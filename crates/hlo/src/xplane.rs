@@ -164,7 +164,7 @@ pub enum ProfileError {
          `read::Limits`, or --max-size of hlo-dump, raises it"
     )]
     TooLarge {
-        /// What it takes, about.
+        /// The bytes that it takes, about.
         found: u64,
         /// The limit.
         limit: u64,

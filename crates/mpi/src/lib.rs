@@ -225,7 +225,7 @@ impl World {
     }
 }
 
-/// What MPI reads or writes while a message is under way.
+/// The buffer that MPI reads or writes while a message is under way.
 enum Held {
     Received(Vec<u8>),
     Sent(#[expect(dead_code, reason = "MPI reads it")] Bytes),
@@ -235,7 +235,7 @@ enum Held {
 struct UnderWay<'a> {
     world: &'a World,
     requests: Vec<Handle>,
-    /// What the request of the same place holds; also that of one which MPI has refused, behind them.
+    /// The buffer of the request at the same index. One more follows them where MPI has refused a request.
     held: Vec<Held>,
 }
 
@@ -254,41 +254,32 @@ impl UnderWay<'_> {
     fn receive(&mut self, Incoming { from, tag, mut bytes }: Incoming) -> Result<(), MpiError> {
         let (place, count) = (bytes.as_mut_ptr(), count(&bytes));
         self.held.push(Held::Received(bytes));
-        let mut request = std::ptr::null_mut();
+        let receive = self.world.functions.receive;
         // SAFETY: the buffer has this length, and is held until the request has ended, or for ever.
-        let code = unsafe {
-            (self.world.functions.receive)(
-                place.cast(),
-                count,
-                handle(BYTE),
-                number(from),
-                tag.into(),
-                self.world.raw,
-                &raw mut request,
-            )
-        };
-        self.world.check("MPI_Irecv", code)?;
-        self.requests.push(request);
-        Ok(())
+        self.begin("MPI_Irecv", |world, request| unsafe {
+            receive(place.cast(), count, handle(BYTE), number(from), tag.into(), world, request)
+        })
     }
 
     fn send(&mut self, Outgoing { to, tag, bytes }: Outgoing) -> Result<(), MpiError> {
         let (place, count) = (bytes.as_ptr(), count(&bytes));
         self.held.push(Held::Sent(bytes));
-        let mut request = std::ptr::null_mut();
+        let send = self.world.functions.send;
         // SAFETY: as above.
-        let code = unsafe {
-            (self.world.functions.send)(
-                place.cast(),
-                count,
-                handle(BYTE),
-                number(to),
-                tag.into(),
-                self.world.raw,
-                &raw mut request,
-            )
-        };
-        self.world.check("MPI_Isend", code)?;
+        self.begin("MPI_Isend", |world, request| unsafe {
+            send(place.cast(), count, handle(BYTE), number(to), tag.into(), world, request)
+        })
+    }
+
+    /// Begins the request of the buffer that is held last.
+    fn begin(
+        &mut self,
+        call: &'static str,
+        function: impl FnOnce(Handle, *mut Handle) -> c_int,
+    ) -> Result<(), MpiError> {
+        let mut request = std::ptr::null_mut();
+        let code = function(self.world.raw, &raw mut request);
+        self.world.check(call, code)?;
         self.requests.push(request);
         Ok(())
     }

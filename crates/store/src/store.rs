@@ -139,7 +139,7 @@ impl From<KeyValue> for Found {
     }
 }
 
-/// What became of a key that was to be new.
+/// The outcome of an attempt to write a new key.
 enum Put {
     /// It was written, with this number of the change.
     Written(i64),

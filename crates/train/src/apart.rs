@@ -71,6 +71,13 @@ struct SharePrograms {
     come_in: Program,
 }
 
+impl SharePrograms {
+    /// The types of the parts of a message.
+    fn types(&self) -> Vec<TensorType> {
+        self.decoded.inputs().iter().map(|spec| spec.ty.clone()).collect()
+    }
+}
+
 /// The same, before they are compiled.
 pub(super) struct LoweredShare {
     share: Share,
@@ -228,8 +235,8 @@ impl Apart {
 
     /// What messages are made of, a line for each share.
     pub(super) fn messages(&self) -> Vec<String> {
-        let types = |program: &Program| program.inputs().iter().map(|spec| spec.ty.to_string()).collect::<Vec<_>>();
-        let line = |programs: &SharePrograms| format!("{:?} = {}", programs.share, types(&programs.decoded).join(" "));
+        let types = |programs: &SharePrograms| programs.types().iter().map(TensorType::to_string).collect::<Vec<_>>();
+        let line = |programs: &SharePrograms| format!("{:?} = {}", programs.share, types(programs).join(" "));
         self.shares.iter().map(line).collect()
     }
 
@@ -288,10 +295,9 @@ impl Apart {
         let fragment = fragment.ok_or_else(|| Error::from(InternalError::new("a round", "a fragment")))?;
         let (programs, number) = self.programs(fragment)?;
         let mut sum: Option<Vec<Array>> = None;
-        let count = messages.len();
+        let (count, types) = (messages.len(), programs.types());
         for message in messages {
-            let types = programs.decoded.inputs().iter().map(|spec| &spec.ty);
-            let arguments = programs.decoded.put(0, &parts_of(types, round, &message)?)?;
+            let arguments = programs.decoded.put(0, &parts_of(&types, round, &message)?)?;
             let gradients = self.run(&programs.decoded, round, arguments)?;
             sum = Some(match sum {
                 None => gradients,
@@ -326,7 +332,7 @@ impl Apart {
     /// Judges the messages of a round before they are taken: their length, that their numbers are finite, and their
     /// norm.
     fn judge(&self, programs: &SharePrograms, round: u64) -> Judge {
-        let types: Vec<TensorType> = programs.decoded.inputs().iter().map(|spec| spec.ty.clone()).collect();
+        let types = programs.types();
         let (diloco, share, max_norm) = (self.diloco.clone(), programs.share, self.max_norm);
         Arc::new(move |message| {
             let parts = parts_of(&types, round, message).map_err(|error| error.to_string())?;
@@ -411,13 +417,8 @@ fn scalar(step: u64) -> Literal {
 }
 
 /// A message in parts of these types, as the program takes it that reads it.
-fn parts_of<'a>(
-    types: impl IntoIterator<Item = &'a TensorType> + Clone,
-    round: u64,
-    message: &[u8],
-) -> Result<Vec<Literal>, Error> {
-    let types = || types.clone().into_iter();
-    let (expected, found) = (types().map(|ty| ty.byte_count()).sum(), message.len());
+fn parts_of(types: &[TensorType], round: u64, message: &[u8]) -> Result<Vec<Literal>, Error> {
+    let (expected, found) = (types.iter().map(TensorType::byte_count).sum(), message.len());
     if expected != found {
         return Err(ApartError::Message { round, expected, found }.into());
     }
@@ -427,5 +428,5 @@ fn parts_of<'a>(
         rest = behind;
         Ok(Literal::from_bytes(ty.clone(), part.to_vec())?)
     };
-    types().map(part).collect()
+    types.iter().map(part).collect()
 }

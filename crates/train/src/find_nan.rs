@@ -159,21 +159,24 @@ impl Level {
         iterations
     }
 
-    /// The first value that is not finite on a way of such values to those that are wanted.
-    fn first(&self, level: &Graph, wanted: &[Value]) -> Option<Place> {
+    /// The first value that is not finite on a way of such values to those that are wanted. An input of the step comes
+    /// before any op: no state is infinite on purpose.
+    fn first(&self, (level, is_step): (&Graph, bool), wanted: &[Value]) -> Option<Place> {
         let kind = |value: &Value, iteration: usize| {
             self.of_value.get(value).map_or(probe::FINITE, |judged| judged.kinds[iteration])
         };
         let is_nan = |value: &Value, iteration| kind(value, iteration) == probe::NAN;
         let is_bad = |value: &Value, iteration| kind(value, iteration) != probe::FINITE;
-        // What is infinite may be so on purpose, NaN is not.
+        // An op may make an infinite number on purpose, but not NaN.
         let order = self.order();
         let with_nan = order.iter().find(|&&iteration| wanted.iter().any(|value| is_nan(value, iteration)));
         let with_any = || order.iter().find(|&&iteration| wanted.iter().any(|value| is_bad(value, iteration)));
         let iteration = *with_nan.or_else(with_any)?;
         let on_way = ways_back(level, wanted, |value| is_bad(value, iteration));
         let nan = on_way.iter().filter(|value| is_nan(value, iteration)).min();
-        let value = *nan.or_else(|| on_way.iter().min())?;
+        let is_input = |value: &&Value| is_step && matches!(level.definition(**value), Definition::Input(_));
+        let input = on_way.iter().filter(is_input).min();
+        let value = *input.or(nan).or_else(|| on_way.iter().min())?;
         let is_infinite = |value: &Value| kind(value, iteration) == probe::INFINITE;
         let operands = level.defining_node(value).map_or(&[][..], |node| node.operands());
         let infinite = nan.and_then(|_| ways_back(level, operands, is_infinite).into_iter().min());
@@ -208,7 +211,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let mut ways = vec![Vec::new()];
         let mut wanted = graph.outputs()[numbers..].to_vec();
         let mut found = None;
-        // Of the bodies of an op, one has the number: that of the branch which ran.
+        // One of the bodies of an op has the number: that of the branch which ran.
         while let Some(way) = ways.pop() {
             let Some(level) = probe::level(&graph, &way) else { continue };
             let judged = self.judge_level(step, (&graph, &way), &batch)?;
@@ -216,7 +219,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
                 (Some((_, result)), Some(_)) => level.outputs().get(*result).copied().into_iter().collect(),
                 _ => std::mem::take(&mut wanted),
             };
-            let Some(place) = judged.first(level, &wanted_here) else { continue };
+            let Some(place) = judged.first((level, way.is_empty()), &wanted_here) else { continue };
             let Some(of_value) = judged.of_value.get(&place.value) else { continue };
             let first = FirstNotFinite {
                 maker: Maker::of(level, place.value),

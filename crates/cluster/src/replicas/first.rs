@@ -284,7 +284,7 @@ impl First {
         // The messages of a round are of one form, so of one length.
         let mut held = self.messages((round, own.len() as u64), members, handle)?;
         held.insert(number, own);
-        // What one refuses, all leave out: it is not among what all hold.
+        // All replicas leave out a message that one of them refuses, because not all of them hold it.
         let came = held.len();
         held.retain(|replica, message| match judge(message) {
             Ok(()) => true,

@@ -163,8 +163,8 @@ impl Keys {
         (self.present.keys().next() == Some(&own)).then_some(decision)
     }
 
-    /// What `own` decides on a round after a decision, or why it does not yet: so that at least `least` go on, and, if
-    /// it is late, without those who have not said what they hold.
+    /// Returns the decision of `own` on a round after a decision, or the reason why there is none yet. At least `least`
+    /// replicas go on. If it is late, they go on without those who have not said what they hold.
     pub fn decide(
         &self,
         own: usize,

@@ -7,7 +7,8 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::manifest::Merit;
+use super::manifest::Manifest;
+use super::read::read_manifest;
 use super::{CheckpointError, MANIFEST, Phase};
 
 const COMPLETE: &str = "step-";
@@ -56,10 +57,9 @@ pub(super) struct Keep {
     pub best: usize,
 }
 
-/// What decides how long a checkpoint is kept. One that cannot be read is neither good nor finite.
-fn merit_of(folder: &Path) -> Merit {
-    let read = fs::read(folder.join(MANIFEST)).ok().and_then(|text| serde_json::from_slice(&text).ok());
-    read.unwrap_or_else(|| Merit { not_finite: vec![MANIFEST.to_owned()], ..Merit::default() })
+/// The manifest of a checkpoint. A checkpoint without a readable one counts neither as good nor as finite.
+fn manifest_of(folder: &Path) -> Option<Manifest> {
+    serde_json::from_slice(&read_manifest(&folder.join(MANIFEST)).ok()?).ok()
 }
 
 /// A directory that this process alone writes checkpoints to.
@@ -158,11 +158,13 @@ impl Directory {
         if surplus == 0 {
             return Ok(());
         }
-        let merits: Vec<Merit> = all.iter().map(|(_, folder)| merit_of(folder)).collect();
-        let finite = merits.iter().rposition(|merit| merit.not_finite.is_empty());
-        let mut best: Vec<(f64, usize)> =
-            merits.iter().enumerate().filter_map(|(index, merit)| Some((merit.validation_loss?, index))).collect();
-        best.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (mut finite, mut best) = (None, Vec::new());
+        for (index, (_, folder)) in all.iter().enumerate() {
+            let Some(manifest) = manifest_of(folder) else { continue };
+            finite = if manifest.not_finite.is_empty() { Some(index) } else { finite };
+            best.extend(manifest.about.validation_loss.map(|loss| (loss, index)));
+        }
+        best.sort_by(|a: &(f64, usize), b| a.0.total_cmp(&b.0));
         best.truncate(keep.best);
         let is_kept = |index: usize| finite == Some(index) || best.iter().any(|(_, best)| *best == index);
         for (_, (step, folder)) in all[..surplus].iter().enumerate().filter(|(index, _)| !is_kept(*index)) {

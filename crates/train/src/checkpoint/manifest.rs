@@ -12,7 +12,7 @@ use meshloom::pjrt::{ShardBox, ShardLayout};
 pub struct About {
     /// Steps done.
     pub step: u64,
-    /// Those of them that changed nothing, because their numbers were not finite.
+    /// Steps among them that changed nothing, because their numbers were not finite.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped_steps: u64,
     /// The loss on the validation set, in nats per target, if there was an evaluation after this step.
@@ -83,15 +83,6 @@ pub(super) struct Manifest {
     pub leaves: Vec<StoredLeaf>,
     /// The paths of values that have numbers which are not finite.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub not_finite: Vec<String>,
-}
-
-/// What decides how long a checkpoint is kept.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub(super) struct Merit {
-    #[serde(default)]
-    pub validation_loss: Option<f64>,
-    #[serde(default)]
     pub not_finite: Vec<String>,
 }
 

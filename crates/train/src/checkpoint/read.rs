@@ -380,7 +380,7 @@ fn check_directory(path: &Path) -> Result<(), CheckpointError> {
     }
 }
 
-fn read_manifest(path: &Path) -> Result<Vec<u8>, CheckpointError> {
+pub(super) fn read_manifest(path: &Path) -> Result<Vec<u8>, CheckpointError> {
     let foreign = |reason: String| CheckpointError::Foreign { path: path.to_owned(), reason };
     files::read(path, MAX_MANIFEST_BYTES).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => foreign("it is missing".to_owned()),

@@ -206,7 +206,7 @@ pub(super) fn literal(
 ) -> Result<LiteralProto> {
     let mut literal = LiteralProto { shape: Some(shape.clone()), ..LiteralProto::default() };
     let count = shape.dimensions.iter().fold(1usize, |count, &size| count.saturating_mul(size.max(0) as usize));
-    // The bytes, and the numbers that they become, of which the narrow ones are stored as wider ones.
+    // The limit counts the bytes and the numbers that they become: narrow numbers are stored as wider ones.
     let bytes = if elements.is_splat { elements.bytes.len().saturating_mul(count) } else { elements.bytes.len() };
     memory.take(bytes.saturating_mul(if elements.bytes.len() == count { 5 } else { 2 }), position)?;
     let bytes = match elements.is_splat {

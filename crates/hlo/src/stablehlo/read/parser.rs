@@ -36,7 +36,7 @@ pub(super) struct Parser<'a> {
     pub(super) locations: Locations<'a>,
     /// Parts that were copied for aliases: an alias of two of an alias of two is soon larger than any text.
     copied: usize,
-    /// Of the ops, and then of what they become.
+    /// The bytes that the ops take, and then those of the instructions that they become.
     pub(super) memory: Memory,
 }
 
