@@ -1,7 +1,7 @@
 //! The store of the processes of a run, against an etcd of the test's own.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -193,6 +193,58 @@ fn deaths_are_seen() {
     }
     assert!(start.elapsed() > SECOND / 2, "{:?}", start.elapsed());
     assert_eq!(store.barrier("all", LONG), Err(StoreError::Died { dead: vec![1, 2] }));
+}
+
+/// Returns the address of a relay that passes on all bytes to a server and back. It holds up each request that has a
+/// part by half a second.
+fn slowed(server: &str, part: &'static [u8]) -> String {
+    let server = server.trim_start_matches("http://").to_owned();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("its address"));
+    let pass = |mut from: TcpStream, mut to: TcpStream, part: &'static [u8]| {
+        let mut bytes = [0; 1 << 16];
+        while let Ok(count @ 1..) = from.read(&mut bytes) {
+            if bytes[..count].windows(part.len()).any(|window| window == part) {
+                thread::sleep(SECOND / 2);
+            }
+            if to.write_all(&bytes[..count]).is_err() {
+                return;
+            }
+        }
+    };
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let server = TcpStream::connect(&server).expect("the server");
+            let back = [&server, &client].map(|stream| stream.try_clone().expect("a stream"));
+            thread::spawn(move || pass(client, server, part));
+            let [server, client] = back;
+            thread::spawn(move || pass(server, client, b"no request is like this"));
+        }
+    });
+    address
+}
+
+/// A process leaves as soon as a barrier is open. Another one that has yet to read that the barrier is open does not
+/// take it for dead.
+#[test]
+fn who_leaves_behind_a_barrier_is_not_missed() {
+    let etcd = shared();
+    let options = etcd.options("who_leaves_behind_a_barrier", 0, 2);
+    let address = slowed(etcd.address(), b"failed");
+    let first = Store::connect(StoreOptions { address, ..options }).unwrap_or_else(|error| panic!("{error}"));
+    let second = etcd.connect("who_leaves_behind_a_barrier", 1, 2);
+    assert_eq!(first.dead(), Ok(vec![]));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| first.barrier("done", LONG));
+        while second.entries("barriers/done/").expect("etcd is there").0.is_empty() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        thread::sleep(SECOND / 10);
+        assert_eq!(second.barrier("done", LONG), Ok(()));
+        second.leave().expect("it may");
+        assert_eq!(waiting.join().expect("a thread"), Ok(()));
+    });
+    assert_eq!(first.dead(), Ok(vec![1]));
 }
 
 /// Connects to the store that the environment names, and stays there.

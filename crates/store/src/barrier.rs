@@ -39,12 +39,15 @@ impl Store {
             return self.open(&open, deadline).await;
         }
         loop {
+            // A process may leave as soon as the barrier is open. So losses are read first: a process that is gone when
+            // all have come is no loss.
+            let losses = self.look_for_losses(deadline).await;
             let (found, revision) = insist(deadline, || self.read_with_revision(&open, left(deadline))).await?;
             if found.is_some_and(|found| found.revision > came) {
                 self.all_were_there();
                 return Ok(());
             }
-            self.look_for_losses(deadline).await?;
+            losses?;
             let deaths = self.full("members/");
             // NOPUT: those who come are of no interest.
             let deaths =
