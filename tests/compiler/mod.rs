@@ -2,6 +2,7 @@
 
 mod attention;
 mod autodiff;
+mod circles;
 mod control_flow;
 mod cudnn;
 mod edges;
