@@ -1,5 +1,5 @@
-//! What libtpu makes of programs for several slices: what goes between slices, when, and how much. Compiled ahead of
-//! time, where the TPU plugin is.
+//! Tests of the programs that libtpu compiles for several slices: which transfers go between slices, when, and how many
+//! bytes they have. The programs are compiled ahead of time, where the TPU plugin is installed.
 
 use meshloom::compile::Lowered;
 use meshloom::hlo::analysis::{
@@ -49,7 +49,7 @@ impl Compiled {
         Compiled { mesh: config.mesh().expect("a mesh"), written, module }
     }
 
-    /// What crosses an axis of the mesh, in the compiled program.
+    /// The collectives of the compiled program that cross an axis of the mesh.
     fn over(&self, axis: &str) -> Vec<ModuleCollective> {
         let axis = AxisPart::parse(axis, &self.mesh).expect("an axis");
         let found = collectives(&self.module, Devices::partitioned(DEVICES)).along(&self.mesh);

@@ -21,7 +21,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
 
-/// What is asked for.
+/// A question to a peer: it asks for a message of a run by name.
 #[derive(Clone, PartialEq, Message)]
 pub struct Question {
     #[prost(string, tag = "1")]

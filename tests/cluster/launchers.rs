@@ -1,4 +1,4 @@
-//! What launchers leave in the environment, as recorded.
+//! Tests with recorded environments of launchers.
 
 use meshloom_cluster::internals::{check_hosts, variables};
 use meshloom_store::{LaunchError, Launched, Launcher, Store, StoreOptions, Tls, User};

@@ -124,19 +124,19 @@ fn what_mpi_holds_is_never_freed() {
 fn exchanges_that_fail() {
     let freed = || FREED.load(Ordering::Relaxed);
     let world = World::start(&meshloom_cluster::mpi_library().expect("MPI")).expect("a world of one process");
-    // Nobody sends: the receives are cancelled, also where the exchange ends by a panic. Else what is sent next would
-    // go to them.
+    // There is no sender: the receives are cancelled, also where the exchange ends by a panic. Otherwise the next
+    // message would go to them.
     is_given_up(world.exchange(vec![], incoming(1), &give_up));
     catch_unwind(AssertUnwindSafe(|| world.exchange(vec![], incoming(1), &|_| panic!("on purpose"))))
         .expect_err("it is");
     assert!(world.has_failed());
-    // Nobody receives.
+    // There is no receiver.
     is_given_up(world.exchange(outgoing(1), vec![], &give_up));
     assert_eq!(freed(), 0, "MPI still holds it");
-    // Who comes late gets what was sent.
+    // A late receiver gets the message.
     let received = world.exchange(vec![], incoming(1), &|_| None).expect("it was sent");
     assert!(received.len() == 1 && received[0] == vec![7; LARGE], "another message");
-    // What was received in the meantime is freed.
+    // The message that was received in the meantime is freed.
     let received = world.exchange(outgoing(2), incoming(2), &|_| None).expect("both");
     assert!(received[0] == vec![7; LARGE] && freed() == 1, "{}", freed());
     drop(world);

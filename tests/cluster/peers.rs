@@ -60,7 +60,7 @@ fn begun(etcd: &Etcd, job: &str, tls: Option<&Tls>) -> ([Arc<Replicas>; 2], Line
     (both, lines, [0, 1].map(address))
 }
 
-/// What somebody sees in the store of a job who is none of its replicas.
+/// Returns what a process that is not a replica of the job sees in the job's store.
 fn look<T>(etcd: &Etcd, job: &str, at: impl FnOnce(&Store) -> T) -> T {
     let store = etcd.connect(job, 9, 10);
     let seen = at(&store);
@@ -74,7 +74,7 @@ fn run_of(etcd: &Etcd, job: &str) -> String {
     serde_json::from_slice::<serde_json::Value>(&decision).expect("JSON")["run"].as_str().expect("a name").to_owned()
 }
 
-/// What begins so is a message that is not to be taken.
+/// The beginning of a message that is to be refused.
 const BAD: &[u8] = b"bad";
 
 fn judge() -> Judge {
@@ -109,7 +109,7 @@ fn strangers_stop_nobody() {
     let large: [Vec<u8>; 2] = [vec![1; 4 << 20], vec![2; 4 << 20]];
     exchange(&both, 1, large.each_ref().map(Vec::as_slice));
 
-    // What is no HTTP, and what is no question.
+    // Bytes that are not HTTP, and messages that are not questions, are refused.
     let garbage: Vec<u8> = (0..1 << 16).map(|byte: u32| (byte.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let mut stream = TcpStream::connect(&address).expect("it listens");
     let _ = stream.write_all(&garbage);
@@ -176,7 +176,7 @@ fn connections_and_streams_end() {
         stream.set_read_timeout(Some(LONG)).expect("a limit");
         !matches!(stream.read_to_end(&mut Vec::new()), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
     };
-    // Who says nothing.
+    // A silent connection is closed.
     let mut silent = TcpStream::connect(&address).expect("it listens");
     assert!(gone(&mut silent), "a silent connection stays");
     lines.until("it asked for nothing of this run");
@@ -356,7 +356,7 @@ fn made_certificates_work_as_printed() {
     assert!(without.is_err(), "it needs no certificate");
 }
 
-/// What a run has written ends with it, at once when its last replica leaves.
+/// The keys of a run end with it, at once when its last replica leaves.
 #[test]
 fn keys_end_with_the_run() {
     let (etcd, job) = (shared(), "keys_end_with_the_run");

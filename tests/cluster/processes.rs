@@ -66,7 +66,7 @@ impl Run {
         command.current_dir(support::path(""));
         let log = File::create(self.path(&format!("{name}.log"))).expect("a log");
         command.args(self.settings.iter().flat_map(|setting| ["--set", setting]));
-        // Of what is given twice, the last counts.
+        // If an option is given twice, the last counts.
         command.args(if is_launcher { &[] } else { arguments });
         command.arg("--metrics").arg(self.path(&format!("{}.jsonl", name.split('-').next().unwrap_or(name))));
         command.env("RUST_LOG", "warn,meshloom_cluster=debug").env("MPIEXEC_TIMEOUT", "120");

@@ -95,7 +95,7 @@ fn steps_equal_those_of_one_process() {
     }
 }
 
-/// What a step sends to other processes is what the ledger says of the axes that cross.
+/// A step sends as many bytes to other processes as the ledger states for the axes that cross.
 #[test]
 fn bytes_are_those_of_the_ledger() {
     for (mesh, devices) in cases("cluster bytes", 1, [("fsdp=4", 2), ("data=2,fsdp=2", 2)]) {

@@ -1,5 +1,5 @@
-//! What somebody meets who uses the library for the first time: first values, statistics in narrow types, tensors of
-//! another trace, states and warnings.
+//! Tests of what a new user of the library meets: first values, statistics in narrow types, tensors of another trace,
+//! states and warnings.
 
 use meshloom::compile::{CompiledFunction, LowerOptions, compile};
 use meshloom::ir::{DType, Literal, Role};
@@ -112,7 +112,7 @@ fn gelu_keeps_its_digits_where_it_is_small() {
     }
 }
 
-/// What is refused, and how: with the line of this file, and with no word of the library's own.
+/// Refusals name the line of this file, and no internals of the library.
 #[test]
 fn refusals_name_what_is_wrong_and_where() {
     type Case = (&'static str, fn(Tensor) -> Tensor);

@@ -16,7 +16,7 @@ const NAMED: &str = "tests/foreign/fsdp_mlp.unoptimized.txt";
 const SCHEDULED: &str = "tests/foreign/pipeline.tpu.txt";
 const FOLDER: &str = "tests/foreign/xla_dump";
 
-/// What the user is told, and the exit status.
+/// The way in which the user is told of a wrong or failing option, which decides the exit status.
 #[derive(Clone, Copy)]
 enum Told {
     /// By an error.

@@ -30,7 +30,7 @@ fn pipeline_page() -> String {
     page(&["tests/foreign/pipeline.tpu.pb", "--mesh", "data=2,stage=4", "--chip", "v5e"])
 }
 
-// What can be seen without a browser.
+// Tests of what can be seen without a browser.
 
 /// The text of the elements that begin with a tag.
 fn texts<'a>(page: &'a str, start: &'a str, end: &'a str) -> impl Iterator<Item = &'a str> {
@@ -88,7 +88,7 @@ fn config_page(overrides: &[&str]) -> String {
     page(&["examples/configs/default.toml"].into_iter().chain(set).collect::<Vec<_>>())
 }
 
-/// Of a run config, the schedule is known.
+/// The schedule of a run config is known.
 #[test]
 fn the_schedule_of_a_config_is_drawn() {
     let page = config_page(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2", "remat.policy=full"]);
@@ -265,7 +265,7 @@ fn opened_with(browser: &Path, page: &str, script: &str, flags: &[&str]) -> (Str
     (document, console.join("\n"))
 }
 
-/// What the script of a test gave back.
+/// Returns the value that the script of a test gave back.
 fn found(document: &str) -> serde_json::Value {
     let text = texts(document, "data-found=\"", "\"").next().unwrap_or_else(|| panic!("the script gave nothing"));
     serde_json::from_str(&text.replace("&quot;", "\"").replace("&amp;", "&"))

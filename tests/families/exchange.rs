@@ -317,7 +317,7 @@ fn check_export(case: &'static str) {
     assert!(rounded > 0, "no tensor is narrower");
 }
 
-/// What a run says that starts from a folder.
+/// Returns the error of a run that starts from a folder.
 fn refusal(folder: &Path, case: &str) -> String {
     let published = Published::open(folder).unwrap_or_else(|error| panic!("{case}: {error}"));
     match PublishedWeights::open(folder, &published) {

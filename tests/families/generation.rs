@@ -1,4 +1,5 @@
-//! What families generate: the tokens of transformers, and in each step the logits of a whole pass.
+//! Tests of the generation of families: the tokens are those of transformers, and the logits of each step are those of
+//! a whole pass.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -184,7 +185,7 @@ fn experts() {
     }
 }
 
-/// What a step takes.
+/// The arguments of a step.
 type StepTree<T> = (Decoder<T>, (KeyValueCache<T>, NextTokens<T>));
 
 type Run = fn(&Graph, &[Literal]) -> Vec<Literal>;
@@ -219,7 +220,7 @@ impl Passes {
         let steps = rows.iter().zip(prompts).map(|(row, prompt)| row.len() - prompt).min().expect("rows");
         let padding: Vec<i32> = prompts.iter().map(|prompt| (length - prompt) as i32).collect();
         let padded = rows.iter().zip(prompts).flat_map(|(row, &prompt)| {
-            // What stands in the padding does not matter.
+            // The tokens of the padding do not matter.
             (0..length - prompt).map(|at| at as i32 % 5).chain(row[..prompt].iter().copied()).collect::<Vec<_>>()
         });
         let padded = Literal::from_slice(&[rows.len(), length], &padded.collect::<Vec<_>>()).expect("rows");
@@ -431,7 +432,7 @@ fn a_step_copies_nothing() {
     }
 }
 
-/// What is left of logits is a tree as a step takes it.
+/// The cache that a pass returns beside the logits is a tree that a step takes.
 #[test]
 fn trees_of_both_passes_agree() {
     let golden = Golden::load("gemma2");

@@ -40,7 +40,8 @@ fn schedules(pipelines: &[Pipeline]) -> Vec<&LoopSchedule> {
 
 const FORMS: [&str; 2] = ["lowered/{}.hlo.txt", "lowered/{}.stablehlo.txt"];
 
-/// What `tests/oracle/schedule_programs.py` states: microbatch k in tick s + 2 k, and back in tick 2 S - 1 - s + 2 k.
+/// The schedule is the one that `tests/oracle/schedule_programs.py` states: stage s has microbatch k in tick s + 2 k,
+/// and back in tick 2 S - 1 - s + 2 k.
 #[test]
 fn one_forward_one_backward() {
     for form in FORMS {
@@ -175,7 +176,7 @@ ENTRY %ring (x: f32[8]) -> f32[8] {
     assert_eq!((schedule.order, schedule.microbatches), (Order::FillDrain, Some(8)));
 }
 
-/// Of our own programs, everything is in their tables.
+/// The schedules found in meshloom's own programs are those of their tables.
 #[test]
 fn our_own_are_as_their_tables_say() {
     let forms = [

@@ -53,7 +53,7 @@ impl Golden {
     }
 }
 
-/// What `tests/oracle/memory.py` has written.
+/// Returns the goldens that `tests/oracle/memory.py` has written.
 pub fn golden() -> Vec<Golden> {
     let folder: PathBuf = support::path("tests/oracle/memory");
     let expected = fs::read_to_string(folder.join("expected.json")).expect("the numbers");

@@ -235,7 +235,7 @@ fn locations_are_those_of_hlo() {
     );
 }
 
-/// What is read, written as HLO text and read again.
+/// The module, written as HLO text and read again.
 fn by_text(module: &HloModuleProto) -> Vec<u8> {
     let text = print(module, &TextOptions::parseable());
     parse(&text).unwrap_or_else(|error| panic!("{error}")).hlo_module.expect("a module").encode_to_vec()

@@ -1,4 +1,4 @@
-//! What each reader does with an input.
+//! The readers, and the work that each does with an input.
 
 use std::fs;
 use std::path::Path;

@@ -441,7 +441,7 @@ fn check_reads_back(name: &str, module: &HloModuleProto) {
     assert_eq!(again, text, "{name}");
     normalize(&mut read);
     normalize(&mut expected);
-    // What an emitted module leaves to its readers is not in its text either.
+    // The fields that an emitted module leaves to its readers are not in its text either.
     for module in [&mut read, &mut expected] {
         module.host_program_shape = None;
         module.computations.iter_mut().for_each(|computation| computation.program_shape = None);

@@ -60,7 +60,7 @@ proptest! {
             }
         }
         let results = op.infer(&operands.iter().collect::<Vec<_>>());
-        // What is accepted can be counted.
+        // The bytes of an accepted type can be counted.
         for ty in results.iter().flatten() {
             prop_assert!(ty.byte_count() <= isize::MAX as usize);
         }

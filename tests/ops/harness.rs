@@ -1,4 +1,4 @@
-//! What the table is made of: host tensors with plain loops for reference, and one entry of cases for each op.
+//! The parts of the table: host tensors with plain loops for reference, and one entry of cases for each op.
 
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType, Value};
 use meshloom::ops::{Op, Splat};
@@ -142,7 +142,7 @@ pub struct Run {
     pub tolerance: f64,
 }
 
-/// What a gradient must be.
+/// The gradient that is expected.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Expected {
     Differences,
@@ -179,10 +179,10 @@ pub struct Entry {
     pub gradients: Vec<Gradient>,
     /// Where differentiation must fail, and part of what it says.
     pub refusals: Vec<Refusal>,
-    /// Why there is nothing to differentiate.
+    /// The reason why there is nothing to differentiate.
     pub no_gradient: Option<&'static str>,
     pub vjp_snapshot: bool,
-    /// Why batching must fail: part of what it says.
+    /// Part of the error with which batching must fail.
     pub no_batch: Option<&'static str>,
 }
 

@@ -17,7 +17,7 @@ pub fn fold(kind: ReduceKind, left: f64, right: f64) -> f64 {
     }
 }
 
-/// What nothing folded gives: the element that changes nothing, saturated to the type's own bounds.
+/// The result of folding nothing: the element that changes nothing, saturated to the type's own bounds.
 pub fn identity(kind: ReduceKind, dtype: DType) -> f64 {
     let number = match kind {
         ReduceKind::Sum | ReduceKind::Or => 0.0,

@@ -96,7 +96,7 @@ impl Block {
             })
             .collect();
         let group = mesh.map(|(mesh, axes)| Group::new(mesh, axes));
-        // What was computed a moment ago: the weights are not.
+        // The activations were computed a moment ago; the weights were not.
         let x = dot(&mut builder, [x, first], &[2], &[0]);
         let gather = |group: Group| AllGather { group, dim: self.length() };
         let whole = match group.clone() {
@@ -237,7 +237,7 @@ fn auto_goes_by_the_rule() {
     assert!(!rings(&wide, "a=2", 4096));
     // hop = 1024, products = 4 * 512: apart 3584, beside 512 + 2048.
     assert!(rings(&wide, "a=4", 1024));
-    // Of three devices, parts go one place each way. hop = 1024, products = 3 * 512: apart 2560, beside 512 + 1024.
+    // On three devices, parts go one place each way. hop = 1024, products = 3 * 512: apart 2560, beside 512 + 1024.
     assert!(rings(&wide, "a=3", 1024));
     // hop = 16384: apart 26624, beside 512 + 2 * 16384.
     assert!(!rings(&wide, "a=4", 16384));

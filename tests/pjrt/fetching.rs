@@ -153,7 +153,7 @@ fn what_others_could_change_is_not_used() {
     assert!(error.contains("has not the 64 bytes of a key"), "{error}");
 }
 
-/// What lies in the cache is native code, so that it must be the pinned wheel's whenever it is used.
+/// The cache holds native code, so each file must be the pinned wheel's whenever it is used.
 #[test]
 fn what_is_in_the_cache_is_checked() {
     let folder = tempfile::tempdir().expect("a folder");

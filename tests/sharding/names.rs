@@ -98,12 +98,12 @@ fn a_large_parameter_without_a_rule_is_said() {
     parameter "0" of 1.00 MiB has logical axis "fields", which no rule names, so it is not split along it; add a rule for "fields" with mesh axes, or with none if it is to stay whole
     parameter "2" of 1.00 MiB has logical axis "rows", which no rule names, so it is not split along it; add a rule for "rows" with mesh axes, or with none if it is to stay whole
     "#);
-    // Of 1 MiB, or no parameter.
+    // A parameter of exactly 1 MiB, and a large value that is not a parameter, are not reported.
     assert_eq!(said(&preset, 1024, Role::Params), "");
     assert_eq!(said(&preset, 1025, Role::Compute), "");
     // A rule without axes says that it is meant.
     assert_eq!(said(&list("embed fsdp\nfields\nrows"), 1025, Role::Params), "");
-    // Of the user's own rules, small ones are in the list of names without rules.
+    // With the user's own rules, small parameters are in the list of names without rules.
     assert_snapshot!(said(&list("embed fsdp\nrows"), 1025, Role::Params), @r#"parameter "0" of 1.00 MiB has logical axis "fields", which no rule names, so it is not split along it; add a rule for "fields" with mesh axes, or with none if it is to stay whole"#);
     assert_snapshot!(said(&list("embed fsdp\nrows"), 1024, Role::Params), @"no rule names logical axis fields, so dimensions of that name stay unsplit");
 }
@@ -157,7 +157,8 @@ fn slips(name: &str) -> Vec<String> {
     [swapped, doubled, letters[..last].to_vec()].map(String::from_iter).to_vec()
 }
 
-/// What is no slip is a line, and presets and files, which are for many models, are none.
+/// A mismatch that is not a misspelling is a line of the warnings. Presets and files are for many models, and give
+/// none.
 #[test]
 fn other_mismatches_are_lines() {
     assert_snapshot!(check("act_mlp", &list(&format!("{GOOD}\nheads tensor\nkv_heads tensor"))), @"no tensor of this program has the logical axis of rules heads -> tensor (list[5]) and kv_heads -> tensor (list[6])");

@@ -190,7 +190,7 @@ impl Calibration {
         lowered.unwrap_or_else(|error| panic!("{} for {}: {error}", self.name, kind.name()))
     }
 
-    /// What XLA says of the program, compiled ahead of time.
+    /// Returns XLA's memory statistics of the program, compiled ahead of time.
     pub fn compile(&self, kind: PlatformKind) -> MemoryStats {
         let topology = topology(target(kind, self.devices()));
         let settings = Settings::default();

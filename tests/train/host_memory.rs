@@ -1,9 +1,9 @@
-//! What the host takes beside the devices' own bytes: where a state is drawn, where it is loaded, and in the first step
-//! after that. Each is a process of its own, whose peak the kernel counts. The virtual devices' bytes are the process's
-//! too.
+//! Tests of the memory that the host takes beside the devices' own bytes: while a state is drawn, while it is loaded,
+//! and in the first step after that. Each case is a process of its own, whose peak the kernel counts. The virtual
+//! devices' bytes are the process's too.
 //!
-//! The full tier alone has this, with a model of 34 million parameters and one of 300 million, for which the machine
-//! needs about 12 GB:
+//! The test is in the full tier alone, with a model of 34 million parameters and one of 300 million, for which the
+//! machine needs about 12 GB:
 //!
 //! ```text
 //! MESHLOOM_EVERY_CASE="train memory of the host" cargo test --release --test train host_memory -- --nocapture

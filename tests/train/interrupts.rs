@@ -1,4 +1,5 @@
-//! What ends a run before its last step, without a run: who is asked when, and Google's notices.
+//! Tests of the interrupts that end a run before its last step, without a run: when the run is asked, and Google's
+//! notices.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;

@@ -152,7 +152,7 @@ fn gradients_are_added_up_in_f32() {
         over_data.map(|one| one.bytes).sum()
     };
     let expected = over_data(&[]);
-    // Of all parameters four bytes for each element that a device holds.
+    // All parameters count, with four bytes for each element that a device holds.
     assert!(expected > 4 * 100_000 / 4, "{expected}");
     assert_eq!([COMPUTE, MASTERS].map(over_data), [expected; 2]);
 }

@@ -10,7 +10,7 @@ use support::counts::process;
 use support::program::{self, meshloom};
 use tempfile::TempDir;
 
-/// What the program said, and how it ended.
+/// The output of the program, and its exit status.
 pub struct Said {
     pub code: Option<i32>,
     pub stdout: String,

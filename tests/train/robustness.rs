@@ -174,7 +174,7 @@ fn use_tokenizer(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// What a tokenizer may be made of, in the place of one of its parts.
+/// Tries odd values in the place of each part of a tokenizer.
 #[test]
 fn odd_tokenizers_give_errors_or_work() {
     assert_eq!(use_tokenizer(valid_tokenizer()), Ok(()));

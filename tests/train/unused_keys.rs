@@ -106,7 +106,7 @@ fn keys_without_effect() {
         let found = read("", &[base, changed].concat()).warnings();
         assert_eq!(found.join("\n"), expected, "{base:?} {changed:?}");
     }
-    // What is written counts, not how many devices there turned out to be.
+    // The written config counts, not the number of devices that were found.
     let settled = read("", &["target.platform=cuda", "mesh.axes=fsdp=4"]).on_devices(4).unwrap();
     assert_eq!(settled.warnings(), Vec::<String>::new());
 }

@@ -19,7 +19,7 @@ use support::cases::{cases, every_case};
 use support::configs::{self, TINY, UNOPTIMIZED};
 use support::eight_devices::{client, relative_error};
 
-/// What each replica does with a tiny decoder.
+/// The settings of each replica's run of a tiny decoder.
 const RUN: &[&str] = &["train.steps=200", "train.learning_rate=1e-3", UNOPTIMIZED];
 const ROWS: usize = 4;
 const LAYERS: usize = 4;

@@ -34,7 +34,8 @@ fn config(settings: &[&str]) -> RunConfig {
     train_steps::config(MODEL, settings)
 }
 
-/// What a step returns, by path: loss, norm of the gradient, and the moments that say what the gradient was.
+/// Runs a step and returns its results by path: loss, norm of the gradient, and the moments, from which the gradient
+/// follows.
 fn step(config: &RunConfig) -> Vec<(String, Literal)> {
     let weight = |row: usize, place: usize| if (row * config.model.seq + place) % 7 == 3 { 0.0 } else { 1.0 };
     let results = train_steps::run(&config.train_step().unwrap(), config, batch(config, weight), By::Interpreter);
@@ -93,8 +94,8 @@ fn rules_from_a_file() {
     }
 }
 
-/// What MaxText's rules for pipelines with experts (pipeline-large-moe) say, strict: names of one value that want one
-/// axis are no mistake of such a file. Over every pair of its axes, experts and latent attention compute what one
+/// MaxText's rules for pipelines with experts (pipeline-large-moe) are followed strictly: names of one value that want
+/// one axis are no mistake of such a file. Over every pair of its axes, experts and latent attention compute what one
 /// device does.
 #[test]
 fn rules_for_large_models_with_experts() {
@@ -139,7 +140,7 @@ fn remat_of_the_pipeline() {
     }
 }
 
-/// Which activations drop depends on layer, row, position and channel: not on stages, microbatches or schedule.
+/// The activations that drop depend on layer, row, position and channel, not on stages, microbatches or schedule.
 #[test]
 fn dropout() {
     let settings = ["model.dropout=0.3"];

@@ -99,9 +99,9 @@ fn one_buffer_changes_no_bit_when_compiled() {
     }
 }
 
-/// Of the two matrices of a layer, cut along different dimensions: those of a repeat that are prefetched are gathered
-/// by one collective, and all but the first repeat's gradients, which nothing follows, are reduced by one. What is
-/// needed at once is not held up by the rest.
+/// A layer has two matrices, cut along different dimensions. The prefetched matrices of a repeat are gathered by one
+/// collective. The gradients of each repeat are reduced by one, except for those of the first, which nothing follows. A
+/// matrix that is needed at once is not held up by the rest.
 #[test]
 fn a_repeat_is_one_transfer() {
     for (stages, mesh) in [(2, "stage=2,data=2,fsdp=2"), (4, "stage=4,fsdp=2")] {

@@ -50,7 +50,7 @@ meshloom::tree! {
         pub down: T,
     }
 
-    /// What a program takes.
+    /// The inputs of a program.
     pub struct Inputs<T> {
         pub layers: Layer<T>,
         pub head: T,
@@ -60,7 +60,7 @@ meshloom::tree! {
     }
 }
 
-/// What an auxiliary value counts in the loss.
+/// The weight of an auxiliary value in the loss.
 const PENALTY: f64 = 0.1;
 
 /// Loss and gradients.
@@ -72,12 +72,12 @@ pub struct Case {
     /// The rules of every role.
     pub rules: PipelineRules,
     pub options: PipelineOptions,
-    /// Of weights and activations: `F32`, or `F64`.
+    /// The type of weights and activations: `F32`, or `F64`.
     pub dtype: DType,
     /// Rows of a microbatch.
     pub rows: usize,
     pub mesh: String,
-    /// Whether a layer applied to zeros, as in bubbles, is no number.
+    /// Whether a layer applied to zeros, as in bubbles, gives NaN.
     pub poisonous: bool,
     /// Whether hidden values drop out, by layer and microbatch.
     pub dropout: bool,

@@ -46,7 +46,7 @@ fn train_step(config: &RunConfig) -> TrainStep {
     step
 }
 
-/// What a step returns, by path. Some tokens count less than others.
+/// Runs a step and returns its results by path. Some tokens count less than others.
 fn run(settings: &[&str]) -> Vec<(String, Literal)> {
     let config = config(settings);
     let weight = |row: usize, place: usize| if row % 3 == 1 { 0.25 } else { [1.0, 0.5][place % 2] };

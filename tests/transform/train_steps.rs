@@ -57,7 +57,7 @@ pub enum By {
     Plugin,
 }
 
-/// What the first step returns on a batch, by path.
+/// Runs the first step on a batch and returns its results by path.
 pub fn run(step: &TrainStep, config: &RunConfig, batch: Batch<Literal>, by: By) -> Vec<(String, Literal)> {
     let inputs = StepInput { state: step.initialize(7).unwrap(), batch }.leaves();
     let lowered = lowered(step, config, CollectiveLimits::default());

@@ -18,7 +18,7 @@ fn group_of(bounds: &[i32], row: usize) -> Option<usize> {
     bounds.windows(2).position(|range| (range[0]..range[1]).contains(&(row as i32)))
 }
 
-/// What stands behind the visits that count would leave the arrays.
+/// Runs the kernel. If it read the entries after the counted visits, it would leave the arrays.
 fn run(kernel: &Kernel, visits: &Visits, arrays: [&Array; 2]) -> Array {
     let Visits { count, row_block, group, start, end, flags } = visits;
     let list = |numbers: &Vec<i32>| {

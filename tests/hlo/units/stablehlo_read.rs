@@ -1,4 +1,4 @@
-//! What the text becomes, form by form; the programs of JAX are read in `tests/hlo/stablehlo.rs`.
+//! Tests of the HLO that each form of StableHLO text becomes; the programs of JAX are read in `tests/hlo/stablehlo.rs`.
 
 use meshloom::hlo::analysis::{Sources, source};
 use meshloom::hlo::parse::parse;

@@ -237,7 +237,8 @@ fn by_mosaic_kernels() {
 /// Grouped products by XLA's instruction.
 const RAGGED_DOT: Kernels = Kernels { experts: ExpertsKernel::RaggedDot, ..Kernels::portable(PlatformKind::Tpu) };
 
-/// What stands around the instruction, which is computed by what its documentation says: no CPU plugin runs it.
+/// Interprets the emitted program, and computes the `ragged-dot` in it by its documentation, since no CPU plugin runs
+/// it.
 fn by_documentation(graph: &Graph, inputs: &[Literal]) -> Vec<Vec<f64>> {
     let options = LowerOptions { kernels: RAGGED_DOT, ..LowerOptions::default() };
     let lowered = lower(graph, &options).unwrap_or_else(|error| panic!("{error}"));
