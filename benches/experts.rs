@@ -277,7 +277,7 @@ impl Case {
     }
 }
 
-/// What computes grouped products, and the rows of its blocks.
+/// Returns the implementation of grouped products, and the rows of its blocks.
 fn block_of(uses: &[KernelUse]) -> anyhow::Result<(&str, usize)> {
     let found = uses.iter().find(|found| found.op.starts_with("ragged")).context("no grouped product")?;
     let rows = found.how.strip_prefix("blocks of ").and_then(|how| how.split(' ').next());
