@@ -49,7 +49,7 @@ use serde::{Deserialize, Serialize};
 /// Steps of a process before those that are timed.
 const WARMUP: usize = 3;
 
-/// How far the losses of the first steps may be apart, as a part of JAX's: in bf16, and in f32.
+/// The largest relative difference of the first losses from JAX's: in bf16, and in f32.
 const BOUNDS: [f64; 2] = [1e-3, 1e-5];
 
 const TARGET: &str = "h100:1x1x1";

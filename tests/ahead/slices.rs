@@ -58,7 +58,7 @@ impl Compiled {
     }
 }
 
-/// Bytes, but for single numbers and vectors that libtpu pads to some kilobytes.
+/// The bytes, without single numbers and vectors, which libtpu pads to some kilobytes.
 fn check_bytes(found: Option<u64>, written: Option<u64>, vectors: u64) {
     let (found, written) = (found.expect("a number"), written.expect("a number"));
     assert!((written..=written + vectors * 16_384).contains(&found), "{written} bytes written, {found} sent");
@@ -102,8 +102,7 @@ pub fn slices_exchange_gradients_once() {
     check_bytes(found, ledger.moved_bytes().expect("a ledger").bound(), 2 * 3 + 3);
 }
 
-/// How often each loop runs that stands between the start of a transfer and the wait for its end, in the compiler's
-/// schedule.
+/// The trip count of each loop between the start of a transfer and the wait for its end, in the compiler's schedule.
 fn loops_meanwhile(module: &HloModuleProto, walk: &Walk<'_>, start: Step<'_, '_>) -> Vec<Option<u64>> {
     let attribute =
         |it: &HloInstructionProto| it.frontend_attributes.as_ref()?.map.get("_xla_host_transfer_rendezvous").cloned();

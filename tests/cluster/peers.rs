@@ -39,7 +39,7 @@ fn options(etcd: &Etcd, job: &str, number: usize) -> ReplicaOptions {
     }
 }
 
-/// Two replicas that have begun, what they say, and where they listen.
+/// Two replicas that have begun, the lines that they log, and their addresses.
 fn begun(etcd: &Etcd, job: &str, tls: Option<&Tls>) -> ([Arc<Replicas>; 2], Lines, [String; 2]) {
     let lines = Lines::default();
     let start = |number: usize| {
@@ -81,7 +81,7 @@ fn judge() -> Judge {
     Arc::new(|message| if message.starts_with(BAD) { Err("it is bad".to_owned()) } else { Ok(()) })
 }
 
-/// A round of both, each with the message of the other; but those that are bad count for nobody.
+/// Runs a round of both. Each gets the message of the other, except for bad messages, which count for neither.
 fn exchange(both: &[Arc<Replicas>; 2], round: u64, messages: [&[u8]; 2]) {
     for (replicas, message) in both.iter().zip(messages) {
         replicas.send(round, round, message.to_vec(), judge()).expect("a thread");
@@ -96,8 +96,8 @@ fn exchange(both: &[Arc<Replicas>; 2], round: u64, messages: [&[u8]; 2]) {
     }
 }
 
-/// Garbage, questions of another run, a thousand connections and 700 streams that nobody reads: a round goes on beside
-/// all of them.
+/// Garbage, questions of another run, a thousand connections and 700 unread streams: a round goes on beside all of
+/// them.
 #[test]
 fn strangers_stop_nobody() {
     const STREAMS: usize = 700;
@@ -197,7 +197,8 @@ fn connections_and_streams_end() {
         }
     });
     assert!(ended.is_err(), "an unread stream ends well");
-    // As many as there is room for; a stranger makes place for the next, and a peer that reads does not.
+    // There are as many connections as there is room for; a stranger makes place for the next, and a peer that reads
+    // does not.
     let limits = Limits { question: long, unread: long, ..limits };
     let port = Port::listen("run", limits, lines.say()).unwrap_or_else(|error| panic!("{error}"));
     port.offer("large", vec![1; 4 << 20]);

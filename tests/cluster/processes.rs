@@ -146,7 +146,7 @@ impl Run {
     }
 }
 
-/// Checks that outer parameters and velocities are the same but for rounding. A velocity adds up differences of
+/// Checks that outer parameters and velocities are the same, except for rounding. A velocity adds up differences of
 /// parameters, so the last digits of these are added to its bound: each number of an embedding is about 1, and changes
 /// by a thousandth.
 pub fn compare_outer(one: &Outer, other: &Outer, bound: f64) {
@@ -189,7 +189,7 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).expect("it is ours");
     }
 
-    /// How it ended, which must be within a time.
+    /// Returns the exit status of the process, or `None` if it does not end within the time.
     pub fn ended(&mut self, within: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + within;
         while Instant::now() < deadline {

@@ -1,4 +1,4 @@
-//! Where etcd and MPI are looked for, as the environment says.
+//! Tests of the places where etcd and MPI are looked for, by the environment.
 
 use std::path::Path;
 use std::{env, fs};
@@ -56,7 +56,7 @@ fn what_is_nowhere_says_what_to_do() {
     }
 }
 
-/// A name that is wrong is said, although the others are there.
+/// A wrong name is reported, although the others are there.
 #[test]
 fn what_the_user_names_is_taken_or_refused() {
     let folder = tempfile::tempdir().expect("a folder");

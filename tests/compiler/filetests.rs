@@ -1,4 +1,4 @@
-//! Passes over graphs that stand in files: `tests/filetests/*.txt` hold what a pass gets and what it must make of it.
+//! Tests of passes over graphs in files: `tests/filetests/*.txt` hold what a pass gets and what it must make of it.
 //!
 //! ```text
 //! pass: algebra, dead-code
@@ -59,7 +59,7 @@ use support::interpret::{interpret, literal, same_bits};
 use support::spmd::run_local;
 use support::{eight_devices, inputs_of, local_graph};
 
-/// A case as it stands in its file.
+/// A case as it is written in its file.
 struct Case {
     place: String,
     /// The lines in front of the graph.

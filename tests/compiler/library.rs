@@ -236,7 +236,7 @@ fn a_scan_runs_over_keys() {
     assert_eq!(found[0], found[1]);
 }
 
-/// A batch of keys draws what the keys draw one by one; so does a batch of whatever else a draw takes.
+/// A batch of keys draws the values that the keys draw one by one; so does a batch of any other argument of a draw.
 #[test]
 fn draws_are_batched() {
     let function = Function::trace("batched", Key::spec(), |key| {

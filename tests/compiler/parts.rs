@@ -201,7 +201,7 @@ fn names_of_examples(x: TensorSpec, rows: impl Fn(Tensor) -> Tensor) -> Vec<Stri
 #[test]
 fn a_mapped_dimension_keeps_its_name() {
     let x = || TensorSpec::new(F32, [6, 4]);
-    // The batch is split, not the one row of an example; whether the input says the name or an op.
+    // The batch is split, not the one row of an example; whether the input or an op gives the name.
     assert_eq!(names_of_examples(x().with_axes(&["batch", "embed"]), |x| x), ["batch", "", "embed"]);
     assert_eq!(names_of_examples(x(), |x| x.with_axes(["batch", "embed"])), ["batch", "", "embed"]);
     // The axis of the examples has no name.

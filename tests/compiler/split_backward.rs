@@ -19,9 +19,9 @@ use support::*;
 /// A function that is differentiated by its first inputs: activations, then weights.
 struct Program {
     graph: Graph,
-    /// How many inputs are activations.
+    /// The number of inputs that are activations.
     activations: usize,
-    /// How many are active: the activations and the weights.
+    /// The number of active inputs: the activations and the weights.
     active: usize,
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use support::counts::process;
 
-/// The imports that are allowed against the direction of ARCHITECTURE.md, each with its reason.
+/// What may be imported against the direction of ARCHITECTURE.md, each with its reason.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("ir", "ops", "a node holds an `Op`; builder and verifier call its typing rule"),
     ("ops", "autodiff", "`VjpContext` and `JvpContext`: the gradient rules of an op"),
@@ -298,7 +298,7 @@ fn a_model_of_ones_own_takes_hardly_more_lines_than_in_jax() {
     assert!(ours * 10 <= jax * 13, "{ours} lines, and {jax} in JAX");
 }
 
-/// The patterns that answer a case that cannot happen with a value, each with the code to write instead.
+/// What answers a case that cannot happen with a value, and what to write instead.
 const MADE_UP: [(&str, &str); 10] = [
     ("debug_assert", "return an InternalError: in release the program goes on"),
     (".ok().flatten()", "carry the error up"),

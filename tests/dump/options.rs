@@ -44,7 +44,7 @@ const READING: [(&str, &[&str]); 11] = [
     ("bisect", &[]),
 ];
 
-/// How to read an input: for each form of input, a value that does not apply to it; empty for a flag.
+/// The options of reading an input: for each form of input, a value that does not apply to it; empty for a flag.
 const READING_OPTIONS: [(&str, &str, &str, Told); 21] = [
     ("--mesh", TEXT, "data=3", Refused("has 3 devices, but there are 8")),
     ("--mesh", TEXT, "data", Refused("--mesh: mesh \"data\": \"data\" is not an axis")),

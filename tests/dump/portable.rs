@@ -9,7 +9,7 @@ use support::counts::process;
 
 const SYSTEMS: [&str; 3] = ["x86_64-unknown-linux-gnu", "x86_64-apple-darwin", "x86_64-pc-windows-msvc"];
 
-/// By which `anstyle`, `anstream` and `terminal_size` ask each system about its terminal.
+/// The crates by which `anstyle`, `anstream` and `terminal_size` ask each system about its terminal.
 const OF_TERMINALS: [&str; 9] = [
     "anstyle-wincon",
     "bitflags",

@@ -56,7 +56,7 @@ fn nothing_is_loaded_from_anywhere() {
     }
 }
 
-/// Neighbours that exchange the borders of their parts, in a loop, are no pipeline.
+/// Neighbours that exchange the borders of their parts in a loop are not a pipeline.
 #[test]
 fn a_halo_is_no_pipeline() {
     let page = page(&["tests/foreign/scan_remat.tpu.txt", "--mesh", "data=2,fsdp=4"]);
@@ -74,7 +74,7 @@ fn the_pipeline_is_drawn() {
     assert!(page.contains("<title>stage 0, iteration 0: microbatch 0</title>"));
     assert!(page.contains("<title>stage 3, iteration 3: microbatch 0</title>"));
     assert!(page.contains("<title>stage 3, iteration 2: bubble</title>"));
-    // Without a mesh the devices' own numbers say it.
+    // Without a mesh, the devices' own numbers show it.
     let nameless = self::page(&["tests/foreign/pipeline.gpu.txt", "--chip", "h100"]);
     assert!(nameless.contains("<b>4 stages</b> over <b>device</b>, <b>6 microbatches</b>"));
     for other in ["scan_remat.gpu.pb", "moe.partitioned.pb", "fsdp_mlp.optimized.pb"] {
@@ -151,7 +151,7 @@ fn names_of_a_program_are_no_markup() {
     assert_eq!(page.matches("</script>").count(), 3, "the script, and the data of the curve and of the graph");
 }
 
-/// So many layers that are written out, each in scopes of its own, of ten instructions.
+/// A module of so many layers that are written out, each with ten instructions in scopes of its own.
 fn large_module(layers: usize) -> String {
     let mut text = String::from(
         "HloModule large, num_partitions=8\n\n%add (a: f32[], b: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n  \

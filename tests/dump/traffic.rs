@@ -1,4 +1,4 @@
-//! `hlo-dump traffic`, and what `collectives` and `check` say of an axis that is slow.
+//! Tests of `hlo-dump traffic`, and of `collectives` and `check` with a slow axis.
 
 use crate::dump::command::{Ran, check_refused, prints, run, with_input};
 use serde_json::Value;
@@ -236,7 +236,7 @@ fn mistakes_are_named() {
     check_refused(&["check", PSDP, "--max-bytes-over", "replca=1MiB"], "did you mean \"replica\"?");
 }
 
-/// A loop is no branch: no input would decide it.
+/// A loop is not a branch: no input would decide it.
 #[test]
 fn a_loop_of_unknown_length_is_named() {
     const TEXT: &str = "

@@ -123,7 +123,7 @@ fn families_generate_what_transformers_does() {
     }
 }
 
-/// From the folders themselves, whose files say what ends a text.
+/// The models are loaded from the folders themselves, whose files name the tokens that end a text.
 #[test]
 fn published_models_generate_what_transformers_does() {
     for case in cases("families generate from folders", 1, ["gemma2", "deepseek_v3", "gpt_oss", "qwen3_moe"]) {
@@ -267,7 +267,7 @@ fn whole_logits(run: Run, golden: &Golden, decoder: &DecoderConfig, rows: &[Vec<
     run(&emitted(function.graph()), &[params.leaves(), batch.leaves()].concat())[0].to_f64_vec()
 }
 
-/// Rows of which a part is a prompt, padded to a length, with a cache of so many tokens.
+/// Checks the logits of rows of which a part is a prompt, padded to a length, with a cache of so many tokens.
 fn check_logits(run: Run, golden: &Golden, rows: &[Vec<i32>], prompts: &[usize], [length, capacity]: [usize; 2]) {
     let (case, decoder) = (golden.case, golden.decoder());
     let vocab = decoder.architecture.vocab;
@@ -335,7 +335,7 @@ fn rows_are_drawn_by_themselves() {
     assert_eq!(generator.program_count(), 2);
 }
 
-/// A row ends by a token, or by whoever is told of it; the others go on.
+/// A row ends by a token, or by the caller that is told of each token; the others go on.
 #[test]
 fn rows_end_by_themselves() {
     let golden = Golden::load(LLAMA);
@@ -445,7 +445,8 @@ fn trees_of_both_passes_agree() {
     assert_eq!(continued.paths()[0], "cache.layers.0.key");
 }
 
-/// No matrix is converted at each step, whatever type parameters are stored in: but for the router, which works in f32.
+/// No matrix is converted at each step, whatever type parameters are stored in, except for the router, which works in
+/// f32.
 #[test]
 fn weights_are_stored_as_they_are_used() {
     for case in ["llama2", "gemma2", "deepseek_v3", "gpt_oss"] {

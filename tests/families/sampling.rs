@@ -1,4 +1,4 @@
-//! How tokens are drawn: the distributions of transformers' logits processors.
+//! Tests of how tokens are drawn: the distributions of transformers' logits processors.
 
 use meshloom_train::generate::SamplingOptions;
 

@@ -126,7 +126,7 @@ fn donated_arguments_are_used_for_results_and_before() {
     assert_eq!((found.arguments, found.outputs, found.aliased), (2 * KIB, KIB, KIB));
     // `b` would fit where `x` was, but the result that goes there is made while `b` is read.
     assert_eq!((found.temporaries, found.peak), (3 * KIB, 5 * KIB));
-    // An output that names no argument, or an argument that is not there, is no alias.
+    // An output that names no argument, or an argument that is not there, is not an alias.
     let mut module = text(source);
     let entry = AliasEntryProto { parameter_number: 7, ..Default::default() };
     module.input_output_alias = Some(HloInputOutputAliasProto { entries: vec![entry] });

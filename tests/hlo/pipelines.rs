@@ -108,7 +108,7 @@ fn circular() {
     }
 }
 
-/// Six microbatches along a ring that is not used as one: the inputs of the first stage say it, in every form.
+/// Six microbatches along a ring that is not used as one: the inputs of the first stage show it, in every form.
 #[test]
 fn fills_and_drains() {
     for name in ["pipeline.partitioned.pb", "pipeline.optimized.txt", "pipeline.tpu.pb", "pipeline.gpu.txt"] {
@@ -126,7 +126,7 @@ fn fills_and_drains() {
     }
 }
 
-/// A ring with an index that counts nothing: there is no saying how often a microbatch goes round it.
+/// A ring with an index that counts nothing: the number of times that a microbatch goes round it is unknown.
 #[test]
 fn what_is_not_known_is_not_drawn() {
     let text = "HloModule ring, num_partitions=4

@@ -35,7 +35,7 @@ pub fn ours() -> Vec<(&'static str, Lowered)> {
     ]
 }
 
-/// A compiled JAX program, and what jaxlib says of it.
+/// A compiled JAX program, and jaxlib's figures of it.
 pub struct Golden {
     pub name: String,
     pub dump: HloProto,

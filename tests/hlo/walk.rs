@@ -195,7 +195,7 @@ fn ids_that_name_nothing_are_passed_over() {
     assert_eq!(executions(&module, "parameter"), [ONCE, Amount::Unknown]);
 }
 
-// Trip counts that nobody has written down.
+// Trip counts that are written nowhere.
 
 /// A loop whose counter starts at `start`, grows by `step` and is compared with `bound`.
 #[derive(Clone, Copy)]
@@ -207,7 +207,7 @@ struct Counter {
 }
 
 impl Counter {
-    /// How often the body runs, in each way in which a loop is written.
+    /// The trip counts of the body, in each way in which a loop is written.
     fn check(self, expected: Option<u64>) {
         let Counter { start, step, bound, direction } = self;
         let expected = expected.map_or(Amount::Unknown, Amount::Exactly);

@@ -1,4 +1,4 @@
-//! Inputs that somebody has made to do harm, the same for the same number.
+//! Inputs that are made to do harm, the same for the same number.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -33,7 +33,7 @@ const NUMBERS: [&str; 12] = [
     "99999999999999999999999999",
 ];
 
-/// Pieces of JSON of another type than what stands there.
+/// Pieces of JSON of another type than the value in that place.
 const VALUES: [&str; 8] = ["null", "true", "\"x\"", "{}", "[]", "[[]]", "1e400", "-0"];
 
 fn read(path: &str) -> Vec<u8> {

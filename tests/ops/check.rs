@@ -147,7 +147,7 @@ fn values_are_those_of_the_reference() {
 #[test]
 fn values_are_the_same_on_every_other_plugin() {
     for wheel in cpu_wheels().skip(1) {
-        // Downloaded here, if it has to be, rather than where nobody sees the progress.
+        // A missing wheel is downloaded here, where the progress is seen.
         load(wheel);
         values_in_a_process(wheel.name());
     }

@@ -129,7 +129,7 @@ fn all_claims(entries: &[&'static Entry]) -> Vec<Claim<'static>> {
         .collect()
 }
 
-/// Checks that ops are linear, and zero, where they say so.
+/// Checks that ops are linear, and zero, where their facts say so.
 pub fn check_claims(entries: &[&'static Entry], by: By) {
     check_by(
         by,

@@ -55,7 +55,7 @@ fn cases() -> Vec<Case> {
             indices: &[4, 2],
             starts: &[1.0, 1.0, 2.0, 2.0, 3.0, 0.0, -1.0, 3.0],
         },
-        // The components stand first.
+        // The components come first.
         Case {
             dims: dims(&[1], &[0], &[0, 1], 0),
             operand: &[4, 5],

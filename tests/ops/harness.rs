@@ -126,7 +126,7 @@ pub struct Accept {
     pub results: Vec<TensorType>,
 }
 
-/// Operand types that an op refuses, and part of what it says.
+/// Operand types that an op refuses, and part of the error.
 pub struct Reject {
     pub op: Op,
     pub operands: Vec<TensorType>,
@@ -162,7 +162,7 @@ pub struct Gradient {
     pub second: bool,
 }
 
-/// An op that cannot be differentiated in one operand, and part of what it says.
+/// An op that cannot be differentiated in one operand, and part of the error.
 pub struct Refusal {
     pub op: Op,
     pub operands: Vec<TensorType>,
@@ -177,7 +177,7 @@ pub struct Entry {
     pub rejects: Vec<Reject>,
     pub runs: Vec<Run>,
     pub gradients: Vec<Gradient>,
-    /// Where differentiation must fail, and part of what it says.
+    /// The cases in which differentiation must fail, each with part of its error.
     pub refusals: Vec<Refusal>,
     /// The reason why there is nothing to differentiate.
     pub no_gradient: Option<&'static str>,

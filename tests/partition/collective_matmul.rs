@@ -30,9 +30,9 @@ struct Block {
     out: usize,
     /// For each product of the gathered value: whether it is the left operand.
     is_left: Vec<bool>,
-    /// Whether the length stands before the batch.
+    /// Whether the length comes before the batch.
     length_first: bool,
-    /// Whether the last products have their weights on the left, so that the length stands last.
+    /// Whether the last products have their weights on the left, so that the length comes last.
     out_first: bool,
     /// Whether the gathered value is read by the gradient of a weight too.
     has_gradient: bool,
@@ -219,7 +219,7 @@ fn rings_on_the_plugin() {
 }
 
 /// The rule takes what hides its transfer, and leaves what does not: a ring of two in which the product takes as long
-/// as a part travels, and one of four; products of few rows; and parts that are no whole tiles.
+/// as a part travels, and one of four; products of few rows; and parts that are not whole tiles.
 #[test]
 fn auto_goes_by_the_rule() {
     let wide = Block { part: 1024, embed: 1024, hidden: 1024, out: 1024, is_left: vec![true], ..Block::PLAIN };

@@ -1,6 +1,6 @@
 //! Options that cannot be are refused by name, before a plugin sees them: it might end the process.
 //!
-//! Every field of the options stands here: one that is new does not compile until it has its cases.
+//! Every field of the options is listed here: one that is new does not compile until it has its cases.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -169,7 +169,7 @@ fn groups_that_the_plugin_does_not_read() {
     }
 }
 
-/// A store that nobody asks: clients of CPUs do not look for one another.
+/// A store that is never asked: clients of CPUs do not look for one another.
 #[derive(Debug)]
 struct NoStore;
 
@@ -288,7 +288,7 @@ fn a_program_is_lowered_for_the_clients_platform() {
         // Without a plugin, only what all of them read.
         let any = LowerOptions::default().on(&Platform::of_any_plugin(kind));
         assert_eq!((any.groups, any.overlap_collectives), (GroupFormat::Lists, is_accelerator), "{kind}");
-        // How fast a chip is that is not known decides nothing.
+        // The speed of an unknown chip decides nothing.
         let matmul = [&options, &any].map(|options| options.limits.matmul);
         assert_eq!(matmul, [CollectiveMatmul::Off; 2], "{kind}");
     }
@@ -367,7 +367,7 @@ fn compile_options() {
     }
 }
 
-/// Aliases of a module that somebody else wrote: XLA ends the process over these.
+/// Aliases of a module from elsewhere: XLA ends the process over these.
 #[test]
 fn aliases_of_a_module() {
     type Alias<'a> = (&'a [i64], i64);

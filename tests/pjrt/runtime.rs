@@ -497,7 +497,7 @@ fn waiting_has_a_limit_that_names_the_program() {
     }
 }
 
-/// Also for a program that the plugin thinks cheap and runs at once.
+/// The limit also holds for a program that the plugin thinks cheap and runs at once.
 #[test]
 fn executing_has_a_limit_that_names_the_program() {
     for plugin in timed_plugins("pjrt limits of executing") {

@@ -120,7 +120,7 @@ fn two_slices() {
     data=8: {"core", "x", "y"} step 1
     tensor=2: {"slice"} step 0
     "#);
-    // Where nothing is said, the most major axis crosses.
+    // By default, the most major axis crosses.
     assert_eq!(check("data=4,fsdp=4", "", &devices), check("data=4,fsdp=4", "data=2", &devices));
     let ids: Vec<i32> = (100_000..100_008).chain(200_000..200_008).collect();
     assert_eq!(device_order(&mesh("data=4,fsdp=4", "", 16), &devices).expect("an order"), ids);

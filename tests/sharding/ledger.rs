@@ -1,4 +1,4 @@
-//! The ledger of collectives and the memory of a program, against what can be counted by hand and what XLA says.
+//! Tests of the ledger of collectives and the memory of a program, against counts by hand and XLA's figures.
 
 use meshloom::Error;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};

@@ -202,7 +202,7 @@ fn roles() {
     assert!(table.input_bytes_per_device(Role::Optimizer) < params / 2, "two moments of an eighth each, and the norms");
 }
 
-/// The example in the docs is what is printed, but for the numbers of lines.
+/// The example in the docs is the printed text, except for the line numbers.
 #[test]
 fn the_table_in_the_docs() {
     let page = include_str!("../../docs/sharding.md");

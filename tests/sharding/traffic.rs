@@ -230,7 +230,7 @@ fn loss_in_chunks() {
     }
 }
 
-/// As many bytes too, where values have fewer bits, and where the head is the embedding.
+/// The bytes are right also if values have fewer bits, and if the head is the embedding.
 #[test]
 fn loss_in_chunks_of_other_forms() {
     let chunks = format!("model.loss_chunks={CHUNKS}");

@@ -124,7 +124,7 @@ impl Compiled {
         }
     }
 
-    /// How many instructions with this opcode are in the module after XLA's passes.
+    /// Returns the number of instructions with this opcode in the module after XLA's passes.
     pub fn count(&self, opcode: &str) -> usize {
         let module = self.optimized();
         let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
@@ -174,7 +174,7 @@ pub fn walk(graph: &Graph, f: &mut dyn FnMut(&Graph, NodeRef<'_>)) {
     }
 }
 
-/// How many nodes are named so, those in regions included.
+/// Returns the number of nodes whose op has this name, including those in regions.
 pub fn count(graph: &Graph, op: &str) -> usize {
     let mut count = 0;
     walk(graph, &mut |_, node| count += usize::from(node.op().name() == op));

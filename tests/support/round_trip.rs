@@ -91,7 +91,7 @@ fn attributes(instruction: &HloInstructionProto) -> Vec<u8> {
     own.control_predecessor_ids.clear();
     own.metadata = None;
     if own.opcode == "while" {
-        // How often it runs, if that is known.
+        // The backend config of a loop is its trip count, if that is known.
         own.backend_config.clear();
     }
     own.encode_to_vec()

@@ -129,7 +129,7 @@ fn stderr_of(child: Child) -> String {
     String::from_utf8_lossy(&child.wait_with_output().expect("it ends").stderr).into_owned()
 }
 
-/// How far a program gets before it is killed, and when.
+/// The numbers of kills, by the progress of the program.
 #[derive(Default, Debug)]
 struct Kills {
     all: usize,

@@ -173,7 +173,7 @@ fn samples_are_in_natural_order() {
     }
 }
 
-/// A model is told where tokens stand by its order alone: the loss of rows that are arranged by it is that of rows in
+/// A model learns the places of tokens by its order alone: the loss of rows that are arranged by it is that of rows in
 /// their natural order, and that of rows which are not is another.
 #[test]
 fn a_model_takes_rows_in_its_order() {
@@ -221,7 +221,7 @@ fn a_model_refuses_rows_of_another_length() {
     assert!(error.contains("an order of tokens") && error.contains("a multiple of 10"), "{error}");
 }
 
-/// An order that cannot be had is refused by its key; one that does nothing is said.
+/// An impossible order is refused by its key; one without effect is reported.
 #[test]
 fn orders_that_do_not_suit_the_rest() {
     let read = |settings: &[&str]| {

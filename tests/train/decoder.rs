@@ -324,7 +324,8 @@ fn segments_do_not_see_each_other() {
     }
 }
 
-/// How the dots of a graph are divided among phases, and what its scans stack: one line for the outside, one per scan.
+/// Describes how the dots of a graph are divided among phases, and the values that its scans stack: one line for the
+/// outside, one per scan.
 fn dots_and_residuals(graph: &Graph) -> String {
     fn count(graph: &Graph, place: &str, lines: &mut Vec<String>) {
         let mut dots: BTreeMap<Phase, usize> = BTreeMap::new();

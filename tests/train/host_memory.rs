@@ -24,10 +24,10 @@ use support::configs;
 use support::eight_devices::client;
 use support::program::test_alone;
 
-/// Where the children find the checkpoint.
+/// The environment variable with the folder of the checkpoint.
 const FOLDER: &str = "MESHLOOM_TEST_FOLDER";
 
-/// How many layers their model has.
+/// The environment variable with the number of layers of the model.
 const LAYERS: &str = "MESHLOOM_TEST_LAYERS";
 
 fn config() -> RunConfig {
@@ -154,7 +154,7 @@ fn child_resumes() {
         grown
     });
     let first = peaks.next().expect("a step");
-    // How far the devices' temporaries meet in time differs from step to step.
+    // The extent to which the devices' temporaries overlap in time differs from step to step.
     let later = peaks.max().expect("more steps");
     println!("step 1: {first} bytes, the nine after it: at most {later} bytes");
     let [state, _] = bytes(&trainer.state().leaves());

@@ -61,7 +61,7 @@ fn a_run_elsewhere_says_which_key_names_its_text() {
                     such file below the working directory; name a text by --set 'data.sources=[\"FILE\"]' or in a run \
                     config, or start in a clone of the repository";
     assert!(said.contains(expected), "{said}");
-    // A file that somebody has named is another error.
+    // A file that the user has named is another error.
     let said = refused(&["train", "--steps", "1", "--set", "data.sources=[\"absent.txt\"]"]);
     assert!(said.contains("cannot read the text \"absent.txt\"") && !said.contains("repository"), "{said}");
 }

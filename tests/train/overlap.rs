@@ -1,5 +1,5 @@
-//! Streaming DiLoCo whose transfers are to overlap with steps: the calls that a config has for it, and what is said
-//! where it has none.
+//! Tests of streaming DiLoCo whose transfers are to overlap with steps: the steps per call of a config, and the
+//! warnings if the calls leave no room.
 
 use meshloom_train::config::RunConfig;
 

@@ -126,7 +126,8 @@ fn master_copies_keep_small_updates() {
     check_small_updates(&|settings| {
         let small = ["model.layers=1", "train.batch=4"];
         let mut run = InterpretedRun::new(&configs::config(&[TINY, SLOW, ONE_DEVICE, &small, settings]));
-        // So many that what is lost is more than what roundings of `bf16` make of a batch of 32 tokens.
+        // The number of steps is so large that the lost updates weigh more than the roundings of `bf16` in a batch of
+        // 32 tokens.
         (0..100).map(|_| run.step()[0]).collect()
     });
     if every_case("train small updates, compiled") {

@@ -479,7 +479,7 @@ fn numbers_are_those_of_f32() {
         let reason = "f32 cannot hold it; give a number from 1.1754944e-38 to 3.4028235e38";
         assert_eq!(check("", &[setting]), format!("--set {setting}: {key} is {value}: {reason}"));
     }
-    // Seconds are no part of the program.
+    // Seconds are not part of the program.
     read("", &["train.time_limit=1e39", "train.weight_decay=0", "train.learning_rate=1e-30"]);
 }
 

@@ -39,7 +39,7 @@ const PIPELINE: &str = "[pipeline]\nschedule = \"1f1b\"\nmicrobatches = 8\nrepea
 
 /// The search ends when no plan that is left can be faster: that is so only if no plan is faster than its bound. A
 /// share of all plans is lowered here, also of those that it passes over, and none is faster than the best. There are
-/// so many plans at least.
+/// at least so many plans.
 fn no_plan_is_better_than_the_one_that_is_found(model: &[&str], least: usize, hardware: &Hardware) {
     let base = on_hardware(&config(model), hardware);
     let options = |most| SearchOptions { hardware: hardware.clone(), most, threads: 2 };
@@ -453,7 +453,7 @@ fn what_is_offloaded_takes_the_link_and_not_the_memory() {
     }
 }
 
-/// Where the link to the host is not known, no plan uses it, nor where the platform has no memory of the host's.
+/// No plan uses the link to the host if it is unknown, or if the platform has no memory of the host.
 #[test]
 fn plans_offload_where_the_link_to_the_host_is_known() {
     for (platform, text, expected) in

@@ -2,7 +2,7 @@
 
 use crate::train::run_config::read;
 
-/// Keys that nothing reads beside the others are said, each with the reason; those at their default are not.
+/// Keys that nothing reads beside the others are reported, each with the reason; those at their default are not.
 #[test]
 fn keys_without_effect() {
     let diloco = ["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"];

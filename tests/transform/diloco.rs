@@ -98,7 +98,7 @@ fn outcome(trainer: &Trainer, replicas: usize) -> Outcome {
     Outcome::of(&inner, &outer, replicas)
 }
 
-/// A run to its end, in calls of as many steps as the config says.
+/// A run to its end, with the steps per call of the config.
 fn run(config: &RunConfig, steps: u64) -> (Outcome, Vec<f64>) {
     let mut trainer = Trainer::new(config, &client()).unwrap_or_else(|error| panic!("{error}"));
     let mut losses = Vec::new();

@@ -286,8 +286,8 @@ fn steps_of_all_kinds_keep_to_themselves() {
     }
 }
 
-/// Bytes of what goes into and comes out of the conditionals of a scope, but for what selects the branch; and how many
-/// there are.
+/// Returns the bytes of the operands of the conditionals of a scope, without the selectors of the branch, those of
+/// their results, and the number of conditionals.
 fn through_conditionals(graph: &Graph, scope: &str) -> (u64, u64, usize) {
     let bytes = |value| graph.ty(value).byte_count() as u64;
     let mut found = (0, 0, 0);

@@ -95,8 +95,8 @@ fn rules_from_a_file() {
 }
 
 /// MaxText's rules for pipelines with experts (pipeline-large-moe) are followed strictly: names of one value that want
-/// one axis are no mistake of such a file. Over every pair of its axes, experts and latent attention compute what one
-/// device does.
+/// one axis are not a mistake in such a file. Over every pair of its axes, experts and latent attention compute what
+/// one device does.
 #[test]
 fn rules_for_large_models_with_experts() {
     const RULES: &str = concat!("rules.file=", env!("CARGO_MANIFEST_DIR"), "/rule_files/large-experts.yml");
@@ -110,7 +110,7 @@ fn rules_for_large_models_with_experts() {
     let deepseek = ["model.family=deepseek", RULES, "rules.strict=true"];
     check(&deepseek, &over(with_tensor, SLIDING), &self::expected(&["model.family=deepseek"]));
 
-    // A table of tokens by its width, which activations have too: each name that stays whole is said once.
+    // A table of tokens by its width, which activations have too: each name that stays whole is reported once.
     let (_, lowered) = config(&[&mixtral[..], &over(with_tensor, SLIDING)].concat()).lower_train_step().unwrap();
     let warnings: Vec<String> = lowered.warnings().collect();
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
@@ -118,7 +118,7 @@ fn rules_for_large_models_with_experts() {
     assert!(warnings[0].contains(said) && warnings[0].contains("published rules may clash"), "{warnings:#?}");
 }
 
-/// The axis over which weights are split at rest is whichever the rules say, at no other result.
+/// The rules decide the axis over which weights are split at rest, and the result is the same.
 #[test]
 fn weights_over_data() {
     let expected = expected(&[]);

@@ -37,8 +37,8 @@ fn cases(mesh: &'static str) -> Vec<Case> {
 
 const EIGHT: Devices = Devices { replicas: 1, partitions: 8 };
 
-/// How often the branches of each conditional in the loop over ticks run; those of one that compilers have cloned, such
-/// as two iterations in one, are not added up.
+/// The executions of the branches of each conditional in the loop over ticks; those of a conditional that compilers
+/// have cloned, such as two iterations in one, are not added up.
 fn branches(module: &HloModuleProto) -> Vec<Vec<Amount>> {
     let walk = Walk::on(module, EIGHT);
     let mut found: Vec<((usize, i64), Vec<Amount>)> = Vec::new();

@@ -13,8 +13,7 @@ use meshloom::transform::pipeline::{
 const ROWS: usize = 20;
 const WIDTH: usize = 16;
 
-/// The graph of the gradient of a pipeline's loss, or the error. The loss stands behind the pipeline, or is given to
-/// it.
+/// The graph of the gradient of a pipeline's loss, or the error. The loss comes after the pipeline, or is given to it.
 fn graph(options: &PipelineOptions, with_loss: bool) -> Result<String, String> {
     let leading = options.leading_dims();
     let dims: Vec<usize> = leading.iter().map(|(size, _)| *size).chain([WIDTH, WIDTH]).collect();

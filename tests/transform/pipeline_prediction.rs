@@ -91,7 +91,7 @@ fn expected(config: &RunConfig) -> Traffic {
         let of_repeat = bytes / options.repeats as u64;
         let gathers = counts.gathers_forward + counts.gathers_backward;
         add(CollectiveKind::AllGather, &gathered, of_repeat, train.microbatches * gathers);
-        // Sums of gradients have at least 32 bits; those of single iterations are no sums yet.
+        // Sums of gradients have at least 32 bits; those of single iterations are not sums yet.
         let widening = (4 / used.ty.dtype.byte_count()).max(1) as u64;
         let of_sum = if options.weights == WeightPlan::PerIteration { 1 } else { widening };
         let scattered = of_repeat * size(&gathered) * of_sum;
@@ -167,8 +167,8 @@ fn check_over(widths: &str, overrides: &[&str]) {
         expect(CollectiveKind::ReduceScatter, widths, outside);
     }
     if size("replica") > 1 {
-        // Embedding, head and the last norm, of which devices along fsdp have parts, but for the norm; gradients of all
-        // are `f32`.
+        // Embedding, head and the last norm: devices along fsdp have parts of all but the norm; gradients of all are
+        // `f32`.
         let tables = outside_elements(&config) / size("fsdp") / size("tensor");
         let sums = 4 * (tables + config.model.embed as u64);
         expect(CollectiveKind::ReduceScatter, "replica", sums);

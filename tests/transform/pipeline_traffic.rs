@@ -399,7 +399,7 @@ fn loops_and_gathers(graph: &Graph) -> (Vec<(Node, usize)>, Vec<Node>) {
     for node in graph.nodes() {
         match node.op() {
             Op::Scan(scan) => found.0.push((node.id, scan.length)),
-            // Positions are no weights.
+            // Positions are not weights.
             Op::AllGather(_) if graph.ty(node.result()).dtype.is_float() => found.1.push(node.id),
             _ => {}
         }

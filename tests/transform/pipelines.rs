@@ -114,7 +114,7 @@ pub fn save(names: &[&str]) -> RematPolicy {
 
 impl Case {
     pub fn new(options: PipelineOptions, mesh: &str) -> Case {
-        // As many as the mesh has parts for, but for that of stages: whatever the number of microbatches, for three.
+        // The mesh has parts for so many rows. With three stages, so many rows fit any number of microbatches.
         let uneven = options.stages == 3 && !options.microbatches.is_multiple_of(3);
         let rows = if uneven { 24 } else { 8 };
         Case { rules: RULES, options, dtype: F32, rows, mesh: mesh.to_owned(), poisonous: false, dropout: false }

@@ -222,7 +222,8 @@ fn crosses_once() {
     }
 }
 
-/// Also around a pipeline and with tensor parallelism; loops of stages and layers are inside the one of microbatches.
+/// Each tensor crosses once also around a pipeline and with tensor parallelism; loops of stages and layers are inside
+/// the one of microbatches.
 #[test]
 fn crosses_once_with_other_axes() {
     let pipeline = ["mesh.axes=replica=2,stage=2,fsdp=2", "pipeline.repeats=1", "pipeline.microbatches=2"];

@@ -41,7 +41,7 @@ fn config(settings: &[&str]) -> RunConfig {
 
 fn train_step(config: &RunConfig) -> TrainStep {
     let mut step = config.train_step().expect("a step");
-    // Else a first step is the sign of the gradient.
+    // Otherwise a first step would be the sign of the gradient.
     step.optimizer.adamw_mut().epsilon = 1e-2;
     step
 }

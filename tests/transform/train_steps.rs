@@ -48,12 +48,12 @@ pub fn lowered(step: &TrainStep, config: &RunConfig, limits: CollectiveLimits) -
     lower(function.graph(), &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// How a step is run.
+/// The backend that runs a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum By {
     /// The interpreter, which is faster than compiling.
     Interpreter,
-    /// By the CPU plugin, on eight devices.
+    /// The CPU plugin, on eight devices.
     Plugin,
 }
 

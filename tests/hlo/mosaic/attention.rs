@@ -7,7 +7,7 @@ use meshloom_mosaic::attention::{Attention, Blocks, EDGE, LOWEST, Order, Pairs};
 use support::cases::cases;
 use support::interpret::mosaic::{Array, run, run_kernel};
 
-/// How much longer lists are than the pairs that count.
+/// The number of entries of the lists after the pairs that count.
 const SPARE: usize = 2;
 
 /// An attention of one block of each, without options.
@@ -377,7 +377,7 @@ fn places_that_are_data() {
     }
 }
 
-/// A device whose queries all stand before its keys has nothing to compute, but results.
+/// A device whose queries all come before its keys has nothing to compute, but has results.
 #[test]
 fn blocks_that_see_nothing_are_written() {
     let of = Attention { causal: true, ..plain(DType::F32, 256, 256) };

@@ -107,7 +107,7 @@ fn all_rows_in_one_group() {
     check(&grouped(DType::F32, 48, 16, 16, 1), &[0, 48]);
 }
 
-/// Also blocks that no group has a row of.
+/// Blocks without a row of any group are written, too.
 #[test]
 fn rows_of_no_group() {
     for dtype in BOTH {

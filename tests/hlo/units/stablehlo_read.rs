@@ -26,7 +26,7 @@ fn function(signature: &str, body: &str) -> String {
     format!("module @m {{\nfunc.func public @main{signature} {{\n{body}\n}}\n}}")
 }
 
-/// The instructions of such a program's entry that are no parameters, one a line.
+/// The instructions of such a program's entry, without its parameters, one a line.
 fn instructions(signature: &str, body: &str) -> Vec<String> {
     let text = hlo(&function(signature, body));
     let entry = text.split("ENTRY").last().unwrap();

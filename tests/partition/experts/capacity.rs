@@ -65,7 +65,7 @@ fn meshes_and_exchanges_drop_the_same() {
     }
 }
 
-/// As many slots as a row has tokens: nothing is dropped.
+/// With as many slots as a row has tokens, nothing is dropped.
 #[test]
 fn a_large_capacity_drops_nothing() {
     let plain = experts(8, 2);

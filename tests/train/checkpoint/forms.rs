@@ -107,7 +107,7 @@ const WIDTH: usize = 6;
 struct Form {
     name: &'static str,
     declared: Declared,
-    /// How the eight devices hold each value.
+    /// The way in which the eight devices hold each value.
     layout: ShardLayout,
 }
 

@@ -1,4 +1,4 @@
-//! A checkpoint from elsewhere is data: it says what a model is, and nothing of what is done with it.
+//! A checkpoint from elsewhere is data: it says what a model is, and nothing about its use.
 
 use std::fs;
 
