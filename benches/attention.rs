@@ -9,8 +9,9 @@
 //! `memory` compiles for a CPU, and ahead of time for a v5p and an H100: one row, 8 heads of 128, `bf16`. The plain
 //! form is compiled up to 8192.
 //!
-//! Else: one row, 8 heads of 64, `f32`. Printed: the median milliseconds of each, the temporaries that XLA assigns, and
-//! how far the values are apart. The plain forms take 6 GiB at 8192. Without JAX its columns are empty.
+//! The other forms have one row, 8 heads of 64, `f32`. The bench prints the median milliseconds of each, the
+//! temporaries that XLA assigns, and the distance of the values. The plain forms take 6 GiB at 8192. Without JAX its
+//! columns are empty.
 
 use std::time::Instant;
 

@@ -5,7 +5,7 @@
 //! cargo bench --bench gate -- [rounds]
 //! ```
 //!
-//! Printed: the smallest and the median seconds of each, and the ratio of both.
+//! It prints the smallest and the median seconds of each, and the ratio of both.
 
 use std::time::Instant;
 

@@ -58,7 +58,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How long the walk takes, and what is read off it.
+/// Measures the time of the walk, and of the analyses that are read off it.
 fn measure(module: &HloModuleProto) -> anyhow::Result<[Duration; 4]> {
     let options = CostOptions::devices(Devices::partitioned(8)).on(Chip::parse("v5p")?);
     let sources = Sources::of(module);

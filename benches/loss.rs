@@ -6,9 +6,9 @@
 //! ```
 //!
 //! One row of tokens, `f32`. By default 1024 tokens, a vocabulary of 128 Ki, embed 512 and then 1024, in 2, 4 and 8
-//! chunks, five rounds: it takes 3 GiB. Printed: the smallest and the median seconds of each, the ratio of the smallest
-//! to that of all logits at once in meshloom, and the temporaries that XLA assigns. It stops if losses differ by more
-//! than 1e-5. Without a Python that has JAX, ours alone is printed.
+//! chunks, five rounds: it takes 3 GiB. The bench prints the smallest and the median seconds of each, the ratio of the
+//! smallest to that of all logits at once in meshloom, and the temporaries that XLA assigns. It stops if losses differ
+//! by more than 1e-5. Without a Python that has JAX, ours alone is printed.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! What the passes do for the decoder's train step: nodes, instructions, lowering time, XLA's compile time and the
-//! step's time on one CPU device, with all passes, without each, and without any.
+//! Measures the effect of the passes on the decoder's train step: nodes, instructions, lowering time, XLA's compile
+//! time and the step's time on one CPU device, with all passes, without each, and without any.
 //!
 //! ```text
 //! cargo bench --bench passes -- [rounds]
@@ -23,7 +23,7 @@ use meshloom_train::data::TextDataset;
 use meshloom_train::step::{StepFunction, TrainStep, aliases};
 use meshloom_train::tokenizer::Tokenizer;
 
-/// Which passes run.
+/// A choice of passes.
 struct Variant {
     name: String,
     without: Vec<&'static str>,

@@ -31,7 +31,7 @@ pub struct Gpt2 {
     pub heads: usize,
     pub vocab: usize,
     pub seq: usize,
-    /// Of the activations.
+    /// The type of the activations.
     pub dtype: DType,
     pub remat: RematPolicy,
 }

@@ -1,4 +1,4 @@
-//! What several benches use.
+//! Helpers of several benches.
 
 pub mod copies;
 pub mod jax;

@@ -21,7 +21,7 @@ pub fn written(kind: PlatformKind) {
     }
 }
 
-/// Some figures are still what the plugin says.
+/// Some figures are still those of the plugin.
 pub fn kept(kind: PlatformKind) {
     let table = table();
     for program in

@@ -12,8 +12,8 @@ const MLP: u64 = 512;
 /// Rows of a microbatch.
 const ROWS: u64 = 4;
 
-/// The largest copy in a branch, in bytes of `f32`. What is within a fusion is computed, not kept: libtpu retiles a
-/// buffer there of which it then reads or writes one slot.
+/// The largest copy in a branch, in bytes of `f32`. Copies within a fusion are computed, not kept: libtpu retiles a
+/// buffer there, and then reads or writes one slot of it.
 fn largest_copy(walk: &Walk<'_>) -> u64 {
     let elements = |shape: &ShapeProto| shape.dimensions.iter().product::<i64>() as u64 * 4;
     let bytes = |shape: &ShapeProto| shape.tuple_shapes.iter().chain([shape]).map(elements).max().unwrap_or(0);
@@ -76,7 +76,7 @@ pub fn stages_branch(target: &str) {
             other => panic!("{target}, {schedule}: {other} bytes are sent"),
         };
         let (emitted, compiled) = (bytes(emitted), bytes(compiled));
-        // What one device keeps of an item: the widest activations are split over `tensor`.
+        // The bytes of an item that one device keeps: the widest activations are split over `tensor`.
         let slot = layers * ROWS * SEQ * MLP / 2 * 4;
         let copied = largest_copy(&walk);
         println!("{target}, {schedule}: {compiled} of {emitted} bytes, copies of {copied} bytes, slots of {slot}");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use meshloom_store::{Server, Store, StoreOptions};
 
-/// How long anything may take that is not to fail.
+/// The time limit of calls that are not to fail.
 pub const LONG: Duration = Duration::from_secs(20);
 
 /// The program.

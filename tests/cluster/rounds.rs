@@ -58,7 +58,7 @@ fn who_is_gone_is_left_out_and_comes_back_as_another() {
     let decision = keys.decide(1, (6, 6), &before, (2, false)).expect("a decision");
     assert_eq!((&decision.messages[..], &decision.joining[..]), (&[0, 1][..], &[0][..]));
     assert_eq!(decision.giver().map(|seat| seat.replica), Some(1));
-    // Nobody takes its place, so there are too few.
+    // No other replica takes its place, so there are too few.
     let keys = Keys::of(&now[1..]);
     assert_eq!(keys.decide(1, (6, 6), &before, (2, false)), Err(Undecided::TooFew(1)));
 }

@@ -122,7 +122,8 @@ fn blockwise(queries: usize, keys: usize) -> Kernels {
 pub fn check(found: &[Vec<f64>], expected: &[Vec<f64>], bound: f64, name: &str) {
     assert_eq!(found.len(), expected.len());
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
-        // A query that sees one key has weight one for it, whatever its score: its cotangent is zero but for rounding.
+        // A query that sees one key has weight one for it, whatever its score: its cotangent is zero, except for
+        // rounding.
         let is_zero = expected.iter().all(|number| number.abs() <= 1e-5);
         let error = if is_zero {
             found.iter().copied().map(f64::abs).fold(0.0, f64::max)
@@ -157,7 +158,7 @@ fn equal_to_the_plain_form() {
 /// Attention by kernels for TPU.
 const MOSAIC: Kernels = Kernels { attention: AttentionKernel::Mosaic, ..Kernels::portable(PlatformKind::Tpu) };
 
-/// Kernels for TPU, with all that stands around them: their text is interpreted.
+/// Kernels for TPU, with all ops around them: their text is interpreted.
 #[test]
 fn mosaic_is_equal_to_the_plain_form() {
     let options = LowerOptions { kernels: MOSAIC, ..LowerOptions::default() };

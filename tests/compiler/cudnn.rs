@@ -27,7 +27,7 @@ const CUDNN: Kernels = Kernels { attention: AttentionKernel::Cudnn, ..Kernels::p
 /// Batch, heads of keys, query heads for each, length, width of queries and of values.
 type Shape = [usize; 6];
 
-/// Which segments tokens have.
+/// The segments of tokens.
 #[derive(Clone, Copy, PartialEq)]
 enum Segments {
     /// All the same, which is known.
@@ -193,7 +193,7 @@ fn masks() {
     }
 }
 
-/// What cuDNN does not compute as the op is refused, with the property that is in the way.
+/// An op that cuDNN does not compute is refused, with the property that is in the way.
 #[test]
 fn what_it_does_not_compute_is_refused() {
     let shape = [1, 1, 2, 16, 8, 8];
@@ -326,7 +326,7 @@ fn layers_in_a_loop() {
 const DIMS: [usize; 4] = [2, 3, 7, 8];
 
 /// The sum of products that the backward pass makes of the result it is given is the flow, whatever the scale of the
-/// cotangent. Of a row whose cotangent is zero it is zero.
+/// cotangent. For a row whose cotangent is zero, the flow is zero.
 #[test]
 fn a_result_has_the_flow() {
     let [batch, heads, queries, width] = DIMS;

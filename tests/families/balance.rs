@@ -76,7 +76,7 @@ enum By {
 
 const ONE_DEVICE: [&str; 2] = ["mesh.axes=data=1", "target.devices=1"];
 
-/// What a run has after some steps: biases, all other parameters, and the norms of gradients.
+/// Returns the state of a run after some steps: biases, all other parameters, and the norms of gradients.
 fn after(by: By, settings: &[&str], steps: usize) -> (Vec<Vec<f64>>, Vec<Vec<f64>>, Vec<f64>) {
     let files = text_files(48);
     let mut all = vec!["rules.strict=false", "train.warmup=0", "train.learning_rate=1e-3"];

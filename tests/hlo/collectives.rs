@@ -53,7 +53,7 @@ fn each_kind_moves_what_the_ledger_says() {
     assert_eq!(moved, [(None, Some(16)), (None, Some(0))]);
 }
 
-/// What an instruction without groups, or without `use_global_device_ids`, means.
+/// The meaning of an instruction without groups, or without `use_global_device_ids`.
 #[test]
 fn groups_that_are_not_written_out() {
     let size = |opcode: &str, change: fn(&mut HloInstructionProto)| {
@@ -137,7 +137,7 @@ fn a_fused_reduce_scatter_is_one() {
     assert_eq!(fused("negate").kind, Communication::Collective(CollectiveKind::AllReduce));
 }
 
-// What we emit.
+// The collectives that meshloom emits.
 
 /// In a scan of 3, a scan of 5: a gather, a scatter and an exchange. Then a permute, and all together.
 const NESTED: &str = r#"mesh "a=4,b=2"
@@ -205,7 +205,7 @@ fn lists(groups: &DeviceGroups) -> Vec<Vec<usize>> {
     lists.into_iter().map(|list| list.into_iter().map(|device| device as usize).collect()).collect()
 }
 
-// What XLA makes of it.
+// The collectives that XLA makes of them.
 
 /// The groups that a plugin reads are those that were written, in the form that is chosen for it.
 #[test]

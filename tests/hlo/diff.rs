@@ -53,7 +53,7 @@ fn compare(before: &HloModuleProto, after: &HloModuleProto) -> ModuleDiff {
     diff((before, &found(before)), (after, &found(after)))
 }
 
-/// What changes when one text in the module is another.
+/// Returns the differences that arise when one text in the module is replaced by another.
 fn changed(from: &str, to: &str) -> ModuleDiff {
     assert!(MODULE.contains(from), "{from}");
     compare(&module(MODULE), &module(&MODULE.replace(from, to)))

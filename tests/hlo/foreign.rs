@@ -95,7 +95,7 @@ fn axes(found: &ModuleCollective) -> String {
     parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// What was found, as rows of the manifest.
+/// The collectives that were found, as rows of the manifest.
 fn rows(found: &ModuleCollectives) -> Vec<Row> {
     let mut rows = BTreeMap::new();
     for entry in &found.entries {

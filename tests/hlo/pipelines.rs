@@ -40,7 +40,8 @@ fn schedules(pipelines: &[Pipeline]) -> Vec<&LoopSchedule> {
 
 const FORMS: [&str; 2] = ["lowered/{}.hlo.txt", "lowered/{}.stablehlo.txt"];
 
-/// What `tests/oracle/schedule_programs.py` states: microbatch k in tick s + 2 k, and back in tick 2 S - 1 - s + 2 k.
+/// The schedule is the one that `tests/oracle/schedule_programs.py` states: stage s has microbatch k in tick s + 2 k,
+/// and back in tick 2 S - 1 - s + 2 k.
 #[test]
 fn one_forward_one_backward() {
     for form in FORMS {
@@ -107,7 +108,7 @@ fn circular() {
     }
 }
 
-/// Six microbatches along a ring that is not used as one: the inputs of the first stage say it, in every form.
+/// Six microbatches along a ring that is not used as one: the inputs of the first stage show it, in every form.
 #[test]
 fn fills_and_drains() {
     for name in ["pipeline.partitioned.pb", "pipeline.optimized.txt", "pipeline.tpu.pb", "pipeline.gpu.txt"] {
@@ -125,7 +126,7 @@ fn fills_and_drains() {
     }
 }
 
-/// A ring with an index that counts nothing: there is no saying how often a microbatch goes round it.
+/// A ring with an index that counts nothing: the number of times that a microbatch goes round it is unknown.
 #[test]
 fn what_is_not_known_is_not_drawn() {
     let text = "HloModule ring, num_partitions=4
@@ -175,7 +176,7 @@ ENTRY %ring (x: f32[8]) -> f32[8] {
     assert_eq!((schedule.order, schedule.microbatches), (Order::FillDrain, Some(8)));
 }
 
-/// Of our own programs, everything is in their tables.
+/// The schedules found in meshloom's own programs are those of their tables.
 #[test]
 fn our_own_are_as_their_tables_say() {
     let forms = [

@@ -12,7 +12,7 @@ use support::cases::cases;
 use support::configs::lowered_step;
 use support::eight_devices::compile;
 
-/// How often something runs, and what all of it moves, by kind and mesh axes.
+/// The executions of collectives, and the bytes that they all move, by kind and mesh axes.
 type Traffic = BTreeMap<(String, String), (u64, u64)>;
 
 fn of_ledger(ledger: &Ledger) -> Traffic {

@@ -35,7 +35,7 @@ pub fn ours() -> Vec<(&'static str, Lowered)> {
     ]
 }
 
-/// A compiled JAX program, and what jaxlib says of it.
+/// A compiled JAX program, and jaxlib's figures of it.
 pub struct Golden {
     pub name: String,
     pub dump: HloProto,
@@ -53,7 +53,7 @@ impl Golden {
     }
 }
 
-/// What `tests/oracle/memory.py` has written.
+/// Returns the goldens that `tests/oracle/memory.py` has written.
 pub fn golden() -> Vec<Golden> {
     let folder: PathBuf = support::path("tests/oracle/memory");
     let expected = fs::read_to_string(folder.join("expected.json")).expect("the numbers");

@@ -160,7 +160,7 @@ fn the_same_signature() {
     });
 }
 
-/// How often each loop of a scan runs is found.
+/// The trip count of each loop of a scan is found.
 #[test]
 fn scans_run_as_often_as_they_are_long() {
     for (name, expected) in [("scan_remat", vec![5, 5]), ("transformer", vec![4, 4]), ("pipeline", vec![9, 9])] {
@@ -235,7 +235,7 @@ fn locations_are_those_of_hlo() {
     );
 }
 
-/// What is read, written as HLO text and read again.
+/// The module, written as HLO text and read again.
 fn by_text(module: &HloModuleProto) -> Vec<u8> {
     let text = print(module, &TextOptions::parseable());
     parse(&text).unwrap_or_else(|error| panic!("{error}")).hlo_module.expect("a module").encode_to_vec()

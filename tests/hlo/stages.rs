@@ -1,4 +1,4 @@
-//! What each device runs where its number decides: stages that branch by a table, as a pipeline does.
+//! Tests of the work of each device where its number decides: stages that branch by a table, as those of a pipeline do.
 
 use meshloom::hlo::analysis::{CostOptions, Devices, ModuleCollectives, Together, Walk, collectives, cost};
 use meshloom::hlo::proto::HloModuleProto;

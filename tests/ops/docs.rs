@@ -27,7 +27,7 @@ const HEAD: &str = "\
 |---|---|---|---|---|---|
 ";
 
-/// What each kind of loop takes to be split, in the words of the table.
+/// The work that it takes to split each kind of loop, in the words of the table.
 const SPLITTING: [(&str, &str); 6] = [
     ("sum", "Each device adds up its part. The result is unreduced until something needs the sum."),
     (

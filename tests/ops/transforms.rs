@@ -1,4 +1,4 @@
-//! How the transforms of an op fit together: tangents against cotangents, and gradients against batches.
+//! Tests of how the transforms of an op fit together: tangents against cotangents, and gradients against batches.
 
 use meshloom::autodiff::{Tape, jvp};
 use meshloom::batching::{BatchAxis, Batched, inline, vmap};

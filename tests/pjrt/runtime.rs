@@ -35,7 +35,7 @@ pub fn put(literal: &Literal, device_count: usize) -> Array {
     Array::put(&client(), literal, &ShardLayout::replicated(&literal.ty().dims, device_count)).expect("put")
 }
 
-/// What `result` failed with.
+/// Returns the error of `result`.
 fn error<T: std::fmt::Debug>(result: Result<T, PjrtError>) -> PjrtError {
     result.expect_err("this must fail")
 }
@@ -375,7 +375,7 @@ fn optimized_program_is_hlo() {
     assert!(!program.bytes.is_empty());
 }
 
-/// What a plugin does not know of a program is an error that says so, and nothing else.
+/// A property of a program that the plugin does not know is an error that says so, and no other error.
 fn check_unimplemented<T: std::fmt::Debug>(what: &str, result: &Result<T, PjrtError>) {
     if let Err(error) = result {
         let PjrtError::Unimplemented { feature, .. } = error else { panic!("{what}: {error}") };
@@ -497,7 +497,7 @@ fn waiting_has_a_limit_that_names_the_program() {
     }
 }
 
-/// Also for a program that the plugin thinks cheap and runs at once.
+/// The limit also holds for a program that the plugin thinks cheap and runs at once.
 #[test]
 fn executing_has_a_limit_that_names_the_program() {
     for plugin in timed_plugins("pjrt limits of executing") {

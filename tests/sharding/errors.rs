@@ -1,4 +1,4 @@
-//! What is said when mesh, rules and model do not fit each other.
+//! The errors and warnings when mesh, rules and model do not fit each other.
 
 use insta::assert_snapshot;
 use meshloom::pjrt::Client;
@@ -41,7 +41,7 @@ fn mesh_axes() {
     assert_snapshot!(check(&["mesh.axes=fsdp=8", "rules.override=[[\"embed\", \"fdsp\"]]"]), @r#"--set rules.override=[["embed", "fdsp"]]: rules.override is a list of one rule: rule embed -> fdsp (rules.override[0]) names mesh axis "fdsp", which the mesh "fsdp=8" does not have (did you mean "fsdp"?); or use rules.strict = false to ignore "fdsp""#);
     assert_snapshot!(check(&["mesh.axes=fsdp=4,spare=2"]), @r#"mesh axis "spare" of size 2 splits no parameter and no activation, so its devices repeat each other's work; name it in a rule or drop it from the mesh "fsdp=4,spare=2"; or use rules.strict = false to let them"#);
     assert_snapshot!(check(&["mesh.axes=data=-1,fsdp=-1"]), @r#"--set mesh.axes=data=-1,fsdp=-1: mesh.axes is "data=-1,fsdp=-1": mesh "data=-1,fsdp=-1": "data" and "fsdp" both have size -1; only one axis can fill up the devices (target.devices is 8)"#);
-    // What crosses slices.
+    // The axes that cross slices.
     assert_snapshot!(check(&["mesh.axes=data=2,fsdp=4", "mesh.dcn=fsdp=3"]), @r#"--set mesh.dcn=fsdp=3: mesh.dcn is "fsdp=3": dcn "fsdp=3": axis "fsdp" has size 4, which 3 does not divide; a part of an axis crosses slices"#);
 }
 

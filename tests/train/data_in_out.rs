@@ -79,7 +79,7 @@ fn model(weight: Literal, bias: Literal) -> Model<Literal> {
     Model { weight, bias }
 }
 
-/// Loads what was saved as another model; returns what is said.
+/// Loads the saved parameters into another model, and returns the error.
 fn refusal(saved: &Model<Literal>, wanted: &Model<TensorSpec>, options: LoadOptions) -> String {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("model.safetensors");

@@ -137,7 +137,7 @@ fn spec_of(literal: &Literal) -> TensorSpec {
     TensorSpec { ty: literal.ty().clone(), ..TensorSpec::new(DType::F32, []) }
 }
 
-/// What runs a graph.
+/// The backend that runs a graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum By {
     Interpreter,
@@ -324,7 +324,8 @@ fn segments_do_not_see_each_other() {
     }
 }
 
-/// How the dots of a graph are divided among phases, and what its scans stack: one line for the outside, one per scan.
+/// Describes how the dots of a graph are divided among phases, and the values that its scans stack: one line for the
+/// outside, one per scan.
 fn dots_and_residuals(graph: &Graph) -> String {
     fn count(graph: &Graph, place: &str, lines: &mut Vec<String>) {
         let mut dots: BTreeMap<Phase, usize> = BTreeMap::new();
@@ -361,15 +362,15 @@ fn step_graph(layers: usize, scan_layers: bool, remat: RematPolicy) -> Graph {
 }
 
 /// A layer has seven dots (four projections, three in the mlp), each with two in the backward pass, and attention,
-/// which is an op of its own; the head has one and two. What one layer saves, in bytes (row: 2 sequences of 16 tokens,
-/// 4 bytes each, is 128):
+/// which is an op of its own; the head has one and two. One layer saves these bytes (a row, 2 sequences of 16 tokens
+/// with 4 bytes each, is 128):
 ///
 /// - `none`: x, q, mixed, x after attention (4096 each), k, v (2048 each), attention's log total (512), two norms'
 ///   statistics (128 each), gate, up and hidden (6144 each): 39680.
 /// - `full`: x.
 /// - `dots`: x and six dots: q, the attention's output (4096 each), k, v, gate, up; and attention's two results: 33280.
 ///   The last dot, whose result the backward pass never reads, is not among them.
-/// - `save`: x and hidden. Of the two names, the one of attention is of no use without the log total: both are made
+/// - `save`: x and hidden. The name of attention's result is of no use without that of the log total: both are made
 ///   again.
 #[test]
 fn dots_and_residuals_of_the_train_step() {

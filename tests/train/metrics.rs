@@ -126,7 +126,7 @@ fn a_resumed_run_continues_its_file() {
     std::fs::remove_file(&path).unwrap();
     MetricsWriter::resume(&path, 2).unwrap();
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
-    // What is no metrics is not cut.
+    // A file that does not hold metrics is not cut.
     std::fs::write(&path, "a\nb\n").unwrap();
     let error = MetricsWriter::resume(&path, 2).unwrap_err().to_string();
     assert!(error.contains("line 1 is not one of metrics") && error.contains("so it is not continued"), "{error}");

@@ -155,7 +155,7 @@ fn auto_takes_the_first_platform_with_devices() {
         {
             assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}{}", String::from_utf8_lossy(&output.stderr));
         }
-        // What is printed is a config of the same meaning.
+        // The printed config has the same meaning.
         let again = RunConfig::from_toml(&text, "resolved.toml").expect("it can be read again");
         assert_eq!(again.mesh.axes, "data=2,fsdp=2");
     }
@@ -184,7 +184,7 @@ fn absent_hardware_is_one_error() {
     }
 }
 
-/// What only a plugin knows is not made up where no plugin is asked.
+/// Facts that only a plugin knows are not made up if no plugin is asked.
 #[test]
 fn a_program_that_is_only_looked_at_says_what_it_needs() {
     let stated = |keys: &[&str]| {

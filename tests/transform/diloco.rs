@@ -19,7 +19,7 @@ use support::cases::{cases, every_case};
 use support::configs::{self, TINY, UNOPTIMIZED};
 use support::eight_devices::{client, relative_error};
 
-/// What each replica does with a tiny decoder.
+/// The settings of each replica's run of a tiny decoder.
 const RUN: &[&str] = &["train.steps=200", "train.learning_rate=1e-3", UNOPTIMIZED];
 const ROWS: usize = 4;
 const LAYERS: usize = 4;
@@ -98,7 +98,7 @@ fn outcome(trainer: &Trainer, replicas: usize) -> Outcome {
     Outcome::of(&inner, &outer, replicas)
 }
 
-/// A run to its end, in calls of as many steps as the config says.
+/// A run to its end, with the steps per call of the config.
 fn run(config: &RunConfig, steps: u64) -> (Outcome, Vec<f64>) {
     let mut trainer = Trainer::new(config, &client()).unwrap_or_else(|error| panic!("{error}"));
     let mut losses = Vec::new();

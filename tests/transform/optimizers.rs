@@ -228,7 +228,7 @@ fn config(settings: &[&str]) -> RunConfig {
     train_steps::config(MODEL, settings)
 }
 
-/// What a step returns: loss, norm, new parameters and state.
+/// Runs a step and returns loss, norm, new parameters and state.
 fn run(settings: &[&str]) -> Vec<(String, Literal)> {
     let config = config(settings);
     let weight = |row: usize, place: usize| if (row + place).is_multiple_of(3) { 0.25 } else { 1.0 };
@@ -270,8 +270,8 @@ fn states() {
     assert_eq!(paths, momenta.into_iter().chain(moments).collect());
 }
 
-/// Of stacked layers each device along `fsdp` and `tensor` gets some whole matrices: their elements are sent once there
-/// and once back, by all-to-alls if the number of layers divides. Else every device gathers all.
+/// If layers are stacked, each device along `fsdp` and `tensor` gets some whole matrices: their elements are sent once
+/// there and once back, by all-to-alls if the number of layers divides. Otherwise every device gathers all.
 #[test]
 fn what_muon_gathers() {
     /// Elements of the seven matrices of a layer.

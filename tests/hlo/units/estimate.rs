@@ -143,7 +143,7 @@ fn what_does_not_need_a_collective_runs_beside_it() {
         });
         program("", &parts.concat())
     };
-    // Wherever it stands.
+    // The order of the exchange and the product does not matter.
     for order in [["x", "a", "b"], ["a", "x", "b"]] {
         check(&on(&switch(), "data=2,fsdp=2", &body(order)), [3.0, 2.0, 1.0, 0.0]);
     }

@@ -95,7 +95,7 @@ impl Product {
     }
 }
 
-/// A loop over blocks of so many rows, which start at multiples of that or where groups do.
+/// A loop over blocks of so many rows, which start at multiples of that number or where groups start.
 fn loops(rows: usize, platform: PlatformKind) -> Kernels {
     Kernels { rows: Some(rows), ..Kernels::portable(platform) }
 }
@@ -153,7 +153,7 @@ fn groups_of_any_size() {
     }
 }
 
-/// Rows that are no multiple of the block: none is counted twice.
+/// Rows that are not a multiple of the block: none is counted twice.
 #[test]
 fn rows_that_blocks_do_not_divide() {
     for (rows, block) in [(23, 4), (23, 7), (23, 23), (23, 100), (1, 4), (9, 8)] {
@@ -191,7 +191,7 @@ fn narrow_numbers() {
 /// Grouped products by kernels for TPU.
 const MOSAIC: Kernels = Kernels { experts: ExpertsKernel::Mosaic, ..Kernels::portable(PlatformKind::Tpu) };
 
-/// Kernels for TPU, with all that stands around them: their text is interpreted.
+/// Kernels for TPU, with all ops around them: their text is interpreted.
 fn by_kernels(graph: &Graph, inputs: &[Literal]) -> Vec<Vec<f64>> {
     let lowered = lowered(graph, MOSAIC);
     assert!(lowered.kernels.iter().all(|used| used.implementation == "mosaic"), "{:?}", lowered.kernels);
@@ -237,7 +237,8 @@ fn by_mosaic_kernels() {
 /// Grouped products by XLA's instruction.
 const RAGGED_DOT: Kernels = Kernels { experts: ExpertsKernel::RaggedDot, ..Kernels::portable(PlatformKind::Tpu) };
 
-/// What stands around the instruction, which is computed by what its documentation says: no CPU plugin runs it.
+/// Interprets the emitted program, and computes the `ragged-dot` in it by its documentation, since no CPU plugin runs
+/// it.
 fn by_documentation(graph: &Graph, inputs: &[Literal]) -> Vec<Vec<f64>> {
     let options = LowerOptions { kernels: RAGGED_DOT, ..LowerOptions::default() };
     let lowered = lower(graph, &options).unwrap_or_else(|error| panic!("{error}"));

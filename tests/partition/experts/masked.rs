@@ -100,7 +100,7 @@ fn slots_are_filled_in_the_order_of_tokens() {
     }
 }
 
-/// Nobody chooses experts 1 and 5, nor any of group 1 of 4: nothing comes of them, and nothing is not a number.
+/// No token chooses experts 1 and 5, nor any of group 1 of 4: these contribute nothing, and no result is NaN.
 #[test]
 fn an_expert_may_have_no_token() {
     let starved = [1, 2, 3, 5];

@@ -69,13 +69,13 @@ fn stages_keep_to_themselves() {
     let reference = stages(&plain, rows, false);
     let inputs = random_inputs(&reference, 9);
     let expected = interpreted(&reference, &inputs);
-    // The stages are no batch here.
+    // The stages are not a batch here.
     let batch: &[(&str, &[&str])] = &[
         ("activation_batch", &["data", "fsdp", "expert"]),
         ("activation_batch_no_exp_moe", &["data", "fsdp"]),
         ("layers", &["stage"]),
     ];
-    // As many slots as tokens.
+    // There are as many slots as tokens.
     let all_slots = Some(8.0 / 3.0);
     let meshes = [
         ("stage=2,fsdp=2,expert=2", 2, 2, 1, None),
