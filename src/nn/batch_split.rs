@@ -22,7 +22,8 @@ use super::keys::Keys;
 use super::layer::{Angles, FeedForward, FeedForwardConfig, Layer, LayerLoss, RowInputs};
 use super::layers::added;
 use super::moe::{Moe, MoeConfig, add_shared, combine, dispatch, route, run_experts};
-use super::{Dropout, TokenPlaces};
+use super::Dropout;
+use super::token_places::TokenPlaces;
 use crate::trace::{Tensor, scope, stack};
 
 /// One half of what a layer reads.

@@ -1,7 +1,6 @@
 //! The decoder: embedding, a [stack](super::Stack) of layers, head and loss.
 
 use super::architecture::Architecture;
-use super::attention::TokenPlaces;
 use super::dropout::Dropout;
 use super::further::{FurtherToken, KnownTokens, LossWeights};
 use super::head_loss::{Chunked, HeadLoss, capped};
@@ -13,6 +12,7 @@ use super::moe::MoeConfig;
 use super::norm::rms_norm;
 use super::stack::{LayerRun, Layers, Run};
 use super::token_order::TokenOrder;
+use super::token_places::TokenPlaces;
 use crate::ir::DType;
 use crate::ops::{KeyExchange, RematPolicy};
 use crate::trace::{Param, Tensor, TensorSpec, einsum_with, scope};

@@ -1,6 +1,6 @@
 //! One decoder layer: an attention block and a feed-forward block, each added to the residual stream.
 
-use super::attention::{Attention, GroupedConfig, TokenPlaces, attention_over_keys};
+use super::attention::{Attention, GroupedConfig, attention_over_keys};
 use super::dropout::Dropout;
 use super::keys::Keys;
 use super::latent::{LatentAttention, LatentConfig, latent_attention_over_keys};
@@ -10,6 +10,7 @@ use super::mlp::{Activation, Mlp, mlp};
 use super::moe::{Moe, MoeConfig, Routing, moe_with_routing};
 use super::norm::{RmsNorm, rms_norm};
 use super::rotary::{Rope, Rotary};
+use super::token_places::TokenPlaces;
 use super::{DecoderConfig, batch_split};
 use crate::trace::{Tensor, fail_internal, scope};
 

@@ -1,10 +1,10 @@
 //! Runs the layers of a decoder over the residual stream, [run](super::Run) by run.
 
-use super::attention::TokenPlaces;
 use super::dropout::Dropout;
 use super::layer::{Angles, DecoderLayer, LayerConfig, LayerLoss, RowInputs};
 use super::layout::{Rows, STREAM};
 use super::stack::{LayerRun, Run, RunForm};
+use super::token_places::TokenPlaces;
 use super::{DecoderConfig, Layers};
 use crate::ir::DType;
 use crate::ops::KeyExchange;

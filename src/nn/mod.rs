@@ -46,10 +46,11 @@ mod pipelined;
 mod rotary;
 mod stack;
 mod token_order;
+mod token_places;
 
 pub use architecture::Architecture;
 pub use attention::{
-    Attention, AttentionBias, AttentionOptions, GroupedConfig, HeadNorms, TokenPlaces, attention, causal_attention,
+    Attention, AttentionBias, AttentionOptions, GroupedConfig, HeadNorms, attention, causal_attention,
     causal_attention_with,
 };
 pub use decoder::{Batch, Decoder, DecoderConfig};
@@ -77,3 +78,4 @@ pub use norm::{LayerNorm, NormCast, NormWeight, RmsNorm, layer_norm, rms_norm};
 pub use rotary::{Rope, RopePairs, RopeScaling, Rotary, rotate};
 pub use stack::{LayerRun, Layers, Run, RunForm, Stack};
 pub use token_order::{ContextOrder, TokenOrder, TokenOrderError};
+pub use token_places::TokenPlaces;
