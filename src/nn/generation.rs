@@ -4,7 +4,7 @@
 //! same slot of the cache. The slots of padding are the first to be used again, so it takes none from the text.
 
 use super::attention::GroupedConfig;
-use super::decoder::Head;
+use super::head::Head;
 use super::keys::{KeyValueCache, Keys, KeysAndValues, LatentSlots, LayerCache, Step};
 use super::layer::{Angles, AttentionConfig, DecoderLayer, FeedForwardConfig, Layer, LayerConfig, LayerLossWeights};
 use super::layout::{ALL_KEYS, ALL_LATENTS};
