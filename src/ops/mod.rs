@@ -30,7 +30,6 @@ mod random;
 mod reduce;
 mod reduce_window;
 mod region;
-mod ring;
 mod remat;
 mod roll;
 mod rules;
