@@ -17,7 +17,6 @@ mod dot;
 mod dynamic;
 pub mod edges;
 mod elementwise;
-mod expansion;
 mod factor;
 mod factor_text;
 mod facts;
@@ -57,7 +56,7 @@ pub use edges::{Edge, Executions, Port, Source, Target};
 pub use elementwise::{
     Binary, BinaryKind, BitcastConvert, Compare, Convert, Direction, OperandClass, Select, Unary, UnaryKind,
 };
-pub(crate) use expansion::erf_inv_f32;
+pub(crate) use elementwise::erf_inv_f32;
 pub use factor::{DimFactors, Factor, FactorIndex, FactorKind, FactorRule, TensorFactors};
 pub use factor_text::{RuleProblem, RuleText, RuleTextError};
 pub use facts::{Class, Devices, Effect, Facts, Linear, Operands, Zeros};
