@@ -8,10 +8,10 @@ use crate::ir::DType;
 use crate::ops::{KeyExchange, RematPolicy};
 use crate::transform::pipeline::PipelineOptions;
 
-/// A decoder: what it computes, and how.
+/// A decoder: its architecture, and the way in which it runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// What it computes.
+    /// The architecture, which says what is computed.
     pub architecture: Architecture,
     /// Type that parameters are stored in.
     pub param_dtype: DType,
@@ -19,11 +19,12 @@ pub struct DecoderConfig {
     pub compute_dtype: DType,
     /// Whether layers that are alike are one scan over stacked parameters, or each has its own nodes.
     pub scan_layers: bool,
-    /// What the backward pass finds of a layer, and what it computes again.
+    /// The policy that says what the backward pass finds of a layer, and what it computes again.
     pub remat: RematPolicy,
-    /// How the cycles of the stack are spread over stages; one after the other on all devices if they are not.
+    /// The pipeline over cycles of the stack; without one, all devices run them one after the other.
     pub pipeline: Option<PipelineOptions>,
-    /// How queries meet keys of other devices, where sequences are split. Latent attention gathers them always.
+    /// The way in which queries meet keys of other devices, where sequences are split. Latent attention always gathers
+    /// them.
     pub exchange: KeyExchange,
     /// In what order the tokens of a row are, with all that belongs to them. The natural one, unless a batch is
     /// arranged by [`TokenOrder::places`].

@@ -11,7 +11,7 @@ use crate::ir::DType;
 use crate::trace::{Tensor, einsum_with, scope};
 
 crate::tree! {
-    /// What makes logits of activations.
+    /// The parameters that make logits of activations.
     pub(super) struct Head<T> {
         /// `[embed]`.
         pub(super) norm: T,
@@ -71,7 +71,7 @@ impl DecoderConfig {
         })
     }
 
-    /// What the head's product reads.
+    /// Makes the operand of the head's product.
     fn enter_head(&self, params: &Head<Tensor>, x: Tensor, rows: Rows) -> Tensor {
         rows.enter_block(rms_norm(x, params.norm, self.architecture.final_norm))
     }

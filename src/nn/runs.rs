@@ -13,11 +13,11 @@ pub struct Run {
     pub first: usize,
     /// The layers of a cycle.
     pub cycle: Vec<LayerConfig>,
-    /// How they run.
+    /// The way in which they run.
     pub form: RunForm,
 }
 
-/// How the layers of a [`Run`] are computed and stored.
+/// The way in which the layers of a [`Run`] are computed and stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunForm {
     /// One cycle, whose layers have parameters of their own.
@@ -104,9 +104,9 @@ pub struct Layers<T>(pub Vec<LayerRun<T>>);
 /// The parameters of a [`Run`].
 #[derive(Clone, Debug)]
 pub struct LayerRun<T> {
-    /// Which layers they are of: the first of each cycle.
+    /// The numbers of the layers that they belong to: the first of each cycle.
     pub numbers: LayerNumbers,
-    /// Of each layer of the cycle.
+    /// The parameters of each layer of the cycle.
     pub layers: Vec<DecoderLayer<T>>,
 }
 

@@ -1,19 +1,18 @@
-//! Where the tokens of rows stand, and what queries see of keys by that.
+//! The places of tokens in their rows, by which queries see keys.
 
 use super::layout::gather_keys;
 use super::token_order::TokenOrder;
 use crate::ops::{KeyExchange, PlaceOrder};
 use crate::trace::Tensor;
 
-/// Where the tokens of rows stand, which decides what a query sees: earlier places of its row, and its own, within its
-/// own segment.
+/// The places of the tokens of rows. A query sees earlier places of its row, and its own, within its own segment.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenPlaces {
-    /// Which segment a token belongs to: `s32` `[batch, length]`.
+    /// The segment that a token belongs to: `s32` `[batch, length]`.
     segments: Tensor,
-    /// How queries meet keys of other devices, where rows are split.
+    /// The way in which queries meet keys of other devices, where rows are split.
     exchange: KeyExchange,
-    /// At which place of its row each token stands.
+    /// The order of the tokens in a row.
     order: TokenOrder,
 }
 
@@ -35,7 +34,7 @@ impl TokenPlaces {
         TokenPlaces { order, ..self }
     }
 
-    /// Whether places are what their index says.
+    /// Says whether places are what their index says.
     fn place_order(self) -> PlaceOrder {
         if self.order.is_natural() { PlaceOrder::Index } else { PlaceOrder::Any }
     }
@@ -54,7 +53,7 @@ impl TokenPlaces {
         }
     }
 
-    /// What queries see of the keys of the same tokens.
+    /// Returns what queries see of the keys of the same tokens.
     pub(super) fn sight(self) -> Sight {
         let named = |axis| {
             let axes = ["activation_batch", axis];
@@ -71,7 +70,8 @@ impl TokenPlaces {
     }
 }
 
-/// Segments and places of queries and of keys, `s32` `[batch, length]` each, how they meet, and what is known of places.
+/// Segments and places of queries and of keys, `s32` `[batch, length]` each; and the way in which they meet, with what
+/// is known of places.
 #[derive(Clone, Copy)]
 pub(super) struct Sight {
     pub(super) queries: [Tensor; 2],

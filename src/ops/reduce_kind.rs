@@ -2,7 +2,7 @@
 
 use crate::ir::DType;
 
-/// How [`Reduce`](super::Reduce) and [`AllReduce`](super::AllReduce) combine elements.
+/// The way in which [`Reduce`](super::Reduce) and [`AllReduce`](super::AllReduce) combine elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ReduceKind {
     /// Logical or bitwise and.

@@ -12,15 +12,15 @@ pub struct Stray {
     pub op: &'static str,
     /// Names of the mesh axes that it goes over.
     pub axes: Vec<String>,
-    /// Why it cannot be there.
+    /// The reason why it cannot be there.
     pub reason: StrayReason,
     /// Names of the mesh axes along which devices branch.
     pub along: Vec<String>,
-    /// Where it comes from.
+    /// The place in the user's program that it comes from.
     pub origin: Origin,
 }
 
-/// Why a collective cannot stand where devices branch.
+/// The reason why a collective cannot stand where devices branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StrayReason {
     /// Its groups have devices that take different branches.

@@ -114,17 +114,17 @@ pub enum RuleFileProblem {
     /// A value of the wrong type.
     #[error("{what} is {found}, but must be {expected}")]
     WrongType {
-        /// What has it.
+        /// The part of the file that has it.
         what: String,
         /// The value or its type.
         found: String,
-        /// What is allowed.
+        /// The values that are allowed.
         expected: String,
     },
     /// A mesh axis that `mesh_axes` does not have.
     #[error("{what} names mesh axis {axis:?}, which is not in mesh_axes{suggestion}; mesh_axes has {known}")]
     UnknownAxis {
-        /// What names it.
+        /// The part of the file that names it.
         what: String,
         /// The axis.
         axis: String,
@@ -136,7 +136,7 @@ pub enum RuleFileProblem {
     /// A mesh axis twice in one list.
     #[error("{what} names mesh axis {axis:?} twice; an axis can split a dimension once")]
     AxisTwice {
-        /// What names it.
+        /// The part of the file that names it.
         what: String,
         /// The axis.
         axis: String,
