@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::forward::jvp;
-use super::tape::Tape;
+use super::reverse::Tape;
 use crate::ir::{GraphBuilder, InternalError, OpError, TensorType, TypeError, Value, Values};
 use crate::ops::{Linear, Op, Primitive};
 

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::activity::{activity, demand, region_activity};
 use super::context::VjpContext;
-use super::tape::Tape;
+use super::reverse::Tape;
 use crate::ir::{Graph, GraphBuilder, NodeRef, OpError, PortInfo, TensorType, TypeError, Value, Values};
 use crate::ops::{Analysis, CustomVjp, Op, Primitive, ValueFacts};
 

@@ -12,8 +12,8 @@
 //! A cotangent or tangent is absent rather than zero where none flows, so nothing is computed for paths that do not
 //! matter.
 //!
-//! The bodies of scans, branches and calls are differentiated as one joint graph which is then cut in two (`split.rs`):
-//! what the backward half reads from the forward half are the residuals.
+//! The bodies of scans, branches and calls are differentiated as one joint graph which is then cut in two
+//! (`reverse/split.rs`): what the backward half reads from the forward half are the residuals.
 //!
 //! The backward half of a whole function can be cut once more ([`Halves::split`], `weights.rs`): the cotangents of its
 //! inputs now, those of its weights later, as pipelines without bubbles want them.
@@ -33,22 +33,18 @@ mod cut;
 mod error;
 mod forward;
 mod forward_regions;
-mod halves;
 mod keep;
 mod linear;
 pub(crate) mod max_flow;
 mod pieces;
-mod regions;
-mod split;
-mod tape;
+mod reverse;
 mod weights;
 
 pub use context::{JvpContext, VjpContext};
 pub use error::GradientError;
 pub use forward::jvp;
-pub use halves::Halves;
 pub use linear::{check as check_linear, transpose};
 pub use pieces::WeightsPieces;
-pub(crate) use tape::gradient_of_first;
-pub use tape::{Tape, value_and_grad};
+pub(crate) use reverse::gradient_of_first;
+pub use reverse::{Halves, Tape, value_and_grad};
 pub use weights::{KeptBytes, Read, SplitBackward};

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::cut::{
     Cuttable, CuttableKind, Input, Needs, Output, Task, happens_early, is_mixed, is_work, kept, mark_needed, returned,
 };
-use super::halves::Halves;
+use super::reverse::Halves;
 use crate::ir::{Definition, Graph, GraphCopy, Memo, NodeRef, OpError, Value, Values};
 use crate::ops::{Call, Op, Scan};
 

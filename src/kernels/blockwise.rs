@@ -9,9 +9,9 @@
 
 use std::ops::Range;
 
-use super::expand::traced;
 use super::pad::{pad, pad_segments};
 use super::sight::Sight;
+use super::traced::traced;
 use super::true_places::true_places;
 use super::{AttentionKernel, Blocks, Kernels};
 use crate::ir::{DType, Literal, TensorType};

@@ -23,7 +23,7 @@
 use serde_json::{Value as Json, json};
 
 use super::AttentionKernel;
-use super::expand::traced;
+use super::traced::traced;
 use crate::ir::{DType, TensorType, TypeError};
 use crate::ops::{
     AttentionForm, AttentionSizes, CustomCall, CustomCallApi, KernelCost, KernelImplementation, PlaceOrder,

@@ -7,20 +7,7 @@ use rustc_hash::FxHashMap;
 use super::{AttentionKernel, ExpertsKernel, Kernels, OwnKernels, blockwise, cudnn, grouped, mosaic, ragged};
 use crate::ir::{Graph, GraphCopy, Name, NodeRef, OpError, TensorType};
 use crate::ops::{AttentionForm, KernelCall, KernelImplementation, Op, OpName, RaggedDot};
-use crate::trace::{Function, Tensor, TensorSpec, TraceError};
-
-/// An implementation that a function of operands of these types is; `graph_name` is the name of its graph.
-pub(super) fn traced(
-    name: &str,
-    graph_name: &str,
-    how: String,
-    types: &[TensorType],
-    f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
-) -> Result<KernelImplementation, TraceError> {
-    let specs: Vec<TensorSpec> = types.iter().map(|ty| TensorSpec::new(ty.dtype, &ty.dims[..])).collect();
-    let function = Function::trace(graph_name, specs, |operands: Vec<Tensor>| f(&operands))?;
-    Ok(KernelImplementation { name: name.to_owned(), how, graph: (**function.graph()).clone() })
-}
+use crate::trace::TraceError;
 
 /// What computes an op of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -29,6 +29,7 @@ mod pad;
 mod ragged;
 mod sight;
 mod table;
+mod traced;
 mod true_places;
 
 #[doc(hidden)]

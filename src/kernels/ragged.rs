@@ -8,8 +8,8 @@
 //! 32 bits; operands of type f16 are refused on v5e.
 
 use super::ExpertsKernel;
-use super::expand::traced;
 use super::pad::pad;
+use super::traced::traced;
 use crate::ir::{DType, TensorType, TypeError};
 use crate::ops::{KernelImplementation, RaggedDot, RaggedForm, RaggedMode, RaggedSizes};
 use crate::pjrt::PlatformKind;

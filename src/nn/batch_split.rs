@@ -18,11 +18,11 @@
 //! rows. Source of the idea: DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 3.2.1; MaxText's
 //! `deepseek_batchsplit`.
 
+use super::dropout::Dropout;
 use super::keys::Keys;
-use super::layer::{Angles, FeedForward, FeedForwardConfig, Layer, LayerLoss, RowInputs};
-use super::layers::added;
+use super::layer::{Angles, FeedForward, FeedForwardConfig, Layer, LayerLoss, RowInputs, added};
 use super::moe::{Moe, MoeConfig, add_shared, combine, dispatch, route, run_experts};
-use super::{Dropout, TokenPlaces};
+use super::token_places::TokenPlaces;
 use crate::trace::{Tensor, scope, stack};
 
 /// One half of what a layer reads.

@@ -7,32 +7,16 @@
 //! Source: DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 2.2. That the stream is taken behind the norm is as in
 //! the modeling code that comes with published checkpoints; the paper leaves it open.
 
-use super::decoder::Head;
-use super::layer::{DecoderLayer, LayerConfig, LayerLoss};
+use super::config::DecoderConfig;
+use super::head::Head;
+use super::layer::{LayerConfig, LayerLoss, added};
 use super::layer_path::LayerNumbers;
-use super::layers::added;
 use super::layout::Rows;
 use super::norm::rms_norm;
-use super::stack::{LayerRun, Run, RunForm};
+use super::parameters::{Decoder, FurtherToken};
+use super::runs::{LayerRun, Run, RunForm};
 use super::token_order::NextToken;
-use super::{Decoder, DecoderConfig};
-use crate::trace::{Param, Tensor, checkpoint, concatenate, einsum, scope};
-
-crate::tree! {
-    /// Parameters of a layer that predicts a further token.
-    pub struct FurtherToken<T> {
-        /// Over the embedded token: `[embed]`.
-        pub embedding_norm: T,
-        /// Over the stream: `[embed]`.
-        pub stream_norm: T,
-        /// From both, the token first, to the layer's stream: `[2 * embed, embed]`.
-        pub projection: T,
-        /// The layer.
-        pub layer: DecoderLayer<T>,
-        /// Behind the layer: `[embed]`.
-        pub norm: T,
-    }
-}
+use crate::trace::{Tensor, checkpoint, concatenate, einsum, scope};
 
 crate::tree! {
     /// What a loss has of a decoder behind its layers.
@@ -72,20 +56,6 @@ impl DecoderConfig {
     pub(super) fn routed_count(&self) -> usize {
         let further = self.further_layers().iter();
         self.architecture.stack.routed_count() + further.filter(|layer| layer.routed().is_some()).count()
-    }
-
-    /// Declares the parameters of the layers that predict further tokens.
-    pub(super) fn further_parameters(&self) -> Vec<FurtherToken<Param>> {
-        let embed = self.architecture.embed;
-        let norm = || self.norm_parameter(embed, self.architecture.final_norm);
-        let of_layer = |layer: &LayerConfig| FurtherToken {
-            embedding_norm: norm(),
-            stream_norm: norm(),
-            projection: self.matrix(&[2 * embed, embed], &["embed", "mlp"], 2 * embed, 1.0),
-            layer: self.layer_parameters(layer),
-            norm: norm(),
-        };
-        self.architecture.further.iter().map(of_layer).collect()
     }
 
     /// What some rows of a batch add to the loss of further tokens: of each layer the sum of the cross entropies of

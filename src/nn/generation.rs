@@ -3,13 +3,14 @@
 //! Rows of a batch are padded in front, so the last tokens of all prompts stand at one place, and all rows write the
 //! same slot of the cache. The slots of padding are the first to be used again, so it takes none from the text.
 
-use super::attention::{GroupedConfig, TokenPlaces};
-use super::decoder::Head;
+use super::attention::GroupedConfig;
+use super::head::Head;
 use super::keys::{KeyValueCache, Keys, KeysAndValues, LatentSlots, LayerCache, Step};
 use super::layer::{Angles, AttentionConfig, DecoderLayer, FeedForwardConfig, Layer, LayerConfig, LayerLossWeights};
 use super::layout::{ALL_KEYS, ALL_LATENTS};
 use super::moe::{ExpertExchange, MoeConfig};
 use super::token_order::TokenOrder;
+use super::token_places::TokenPlaces;
 use super::{Decoder, DecoderConfig};
 use crate::ir::DType;
 use crate::ops::{KeyExchange, RematPolicy};

@@ -1,7 +1,7 @@
 //! What the queries of a layer meet: keys and values of the same tokens, or those that a cache has of earlier ones.
 
-use super::attention::TokenPlaces;
 use super::layout::{ALL_KEYS, ALL_LATENTS, LATENT};
+use super::token_places::{Sight, TokenPlaces};
 use crate::ir::DType;
 use crate::ops::{KeyExchange, PlaceOrder};
 use crate::trace::{Tensor, concatenate, fail_internal, full, iota};
@@ -40,15 +40,6 @@ crate::tree! {
         /// Of latent attention.
         Latent(Box<LatentSlots<T>>),
     }
-}
-
-/// Segments and places of queries and of keys, `s32` `[batch, length]` each, and what is known of them.
-#[derive(Clone, Copy)]
-pub(super) struct Sight {
-    pub(super) queries: [Tensor; 2],
-    pub(super) keys: [Tensor; 2],
-    pub(super) exchange: KeyExchange,
-    pub(super) order: PlaceOrder,
 }
 
 /// The tokens of one step, one of each row.

@@ -1,11 +1,12 @@
 //! Multi-head latent attention: keys and values of all heads are made of one narrow vector for each token.
 
-use super::attention::{AttentionOptions, TokenPlaces, attend};
+use super::attention::{AttentionOptions, attend};
 use super::dropout::Dropout;
 use super::keys::{Keys, MetLatents};
 use super::layout::QUERY;
 use super::norm::{RmsNorm, rms_norm};
 use super::rotary::{Rope, Rotary, rotate};
+use super::token_places::TokenPlaces;
 use crate::trace::{Tensor, concatenate, einsum};
 
 crate::tree! {

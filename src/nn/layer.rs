@@ -1,16 +1,15 @@
 //! One decoder layer: an attention block and a feed-forward block, each added to the residual stream.
 
-use super::attention::{Attention, GroupedConfig, TokenPlaces, attention_over_keys};
+use super::attention::{Attention, GroupedConfig, attention_over_keys};
 use super::dropout::Dropout;
 use super::keys::Keys;
 use super::latent::{LatentAttention, LatentConfig, latent_attention_over_keys};
-use super::layers::added;
 use super::layout::{enter_block, leave_block};
 use super::mlp::{Activation, Mlp, mlp};
 use super::moe::{Moe, MoeConfig, Routing, moe_with_routing};
 use super::norm::{RmsNorm, rms_norm};
 use super::rotary::{Rope, Rotary};
-use super::{DecoderConfig, batch_split};
+use super::token_places::TokenPlaces;
 use crate::trace::{Tensor, fail_internal, scope};
 
 /// What the numbers of a layer are.
@@ -160,6 +159,14 @@ impl Angles {
 /// scalar `f32`.
 pub type LayerLoss = Option<Tensor>;
 
+/// The sum of two losses, each of which may be missing.
+pub(super) fn added(total: LayerLoss, loss: LayerLoss) -> LayerLoss {
+    match (total, loss) {
+        (Some(total), Some(loss)) => Some(total + loss),
+        (total, loss) => total.or(loss),
+    }
+}
+
 /// What the losses of layers are made of.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LayerLossWeights {
@@ -183,31 +190,6 @@ pub(super) struct Layer<'l> {
     pub(super) config: &'l LayerConfig,
     pub(super) params: &'l DecoderLayer<Tensor>,
     pub(super) loss: LayerLossWeights,
-}
-
-impl DecoderConfig {
-    /// One layer over the residual stream `x` `[batch, length, embed]`: attention, then the feed-forward block. Each
-    /// adds its result to the stream, after `dropout`. Also returns the layer's own loss.
-    ///
-    /// With [`DecoderConfig::batch_split`] in two halves of the batch, if it is even; the numbers are the same.
-    pub fn layer(
-        &self,
-        config: &LayerConfig,
-        x: Tensor,
-        params: &DecoderLayer<Tensor>,
-        rows: RowInputs<'_>,
-        dropout: Option<Dropout>,
-    ) -> (Tensor, LayerLoss) {
-        let loss = LayerLossWeights { load_balance: self.load_balance_weight, choice_bias: self.choice_bias_gradient };
-        let layer = Layer { config, params, loss };
-        // A single row is no two halves.
-        let is_even = x.dims().first().is_some_and(|rows| rows.is_multiple_of(2));
-        if self.batch_split && is_even {
-            return batch_split::run(layer, x, rows, dropout);
-        }
-        let x = layer.attention_block(x, rows.angles, &mut Keys::OfRows(rows.tokens), dropout);
-        layer.feed_forward_block(x, dropout)
-    }
 }
 
 impl Layer<'_> {

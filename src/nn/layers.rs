@@ -1,11 +1,13 @@
 //! Runs the layers of a decoder over the residual stream, [run](super::Run) by run.
 
-use super::attention::TokenPlaces;
+use super::batch_split;
+use super::config::DecoderConfig;
 use super::dropout::Dropout;
-use super::layer::{Angles, DecoderLayer, LayerConfig, LayerLoss, RowInputs};
+use super::keys::Keys;
+use super::layer::{Angles, DecoderLayer, Layer, LayerConfig, LayerLoss, LayerLossWeights, RowInputs, added};
 use super::layout::{Rows, STREAM};
-use super::stack::{LayerRun, Run, RunForm};
-use super::{DecoderConfig, Layers};
+use super::runs::{LayerRun, Layers, Run, RunForm};
+use super::token_places::TokenPlaces;
 use crate::ir::DType;
 use crate::ops::KeyExchange;
 use crate::trace::{MapTree, Tensor, VmapOptions, arange, checkpoint, fail_internal, scan, scope, vmap_with};
@@ -89,6 +91,11 @@ impl DecoderConfig {
         }
     }
 
+    /// Where the tokens of rows stand, by their segments `[batch, length]`.
+    fn token_places(&self, segment_ids: Tensor) -> TokenPlaces {
+        TokenPlaces::of_rows(segment_ids).with_exchange(self.exchange).with_order(self.order)
+    }
+
     /// One run after the other; and the mean of the sums of their layers' own losses.
     pub(super) fn in_order(
         &self,
@@ -105,6 +112,28 @@ impl DecoderConfig {
         (x, total.map(|total| total / self.routed_count() as f64))
     }
 
+    /// One layer over the residual stream `x` `[batch, length, embed]`: attention, then the feed-forward block. Each
+    /// adds its result to the stream, after `dropout`. Also returns the layer's own loss.
+    ///
+    /// With [`DecoderConfig::batch_split`] in two halves of the batch, if it is even; the numbers are the same.
+    pub fn layer(
+        &self,
+        config: &LayerConfig,
+        x: Tensor,
+        params: &DecoderLayer<Tensor>,
+        rows: RowInputs<'_>,
+        dropout: Option<Dropout>,
+    ) -> (Tensor, LayerLoss) {
+        let loss = LayerLossWeights { load_balance: self.load_balance_weight, choice_bias: self.choice_bias_gradient };
+        let layer = Layer { config, params, loss };
+        // A single row is no two halves.
+        let is_even = x.dims().first().is_some_and(|rows| rows.is_multiple_of(2));
+        if self.batch_split && is_even {
+            return batch_split::run(layer, x, rows, dropout);
+        }
+        let x = layer.attention_block(x, rows.angles, &mut Keys::OfRows(rows.tokens), dropout);
+        layer.feed_forward_block(x, dropout)
+    }
     /// The layers of a run, and the sum of their own losses.
     pub(super) fn layer_run(
         &self,
@@ -206,12 +235,4 @@ impl Run {
 /// A number of a layer, so many layers on.
 pub(super) fn offset(number: Tensor, layers: usize) -> Tensor {
     if layers == 0 { number } else { number + layers as f64 }
-}
-
-/// A sum of losses, of which there may be none.
-pub(super) fn added(total: LayerLoss, loss: LayerLoss) -> LayerLoss {
-    match (total, loss) {
-        (Some(total), Some(loss)) => Some(total + loss),
-        (total, loss) => total.or(loss),
-    }
 }

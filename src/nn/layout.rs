@@ -5,7 +5,8 @@
 //! reads, and scatters the partial sums that it adds to the stream; the cotangents do the same, the other way round.
 
 use crate::ir::{AxisNames, Name};
-use crate::trace::Tensor;
+use crate::ops::WithAxes;
+use crate::trace::{Place, Tensor, label};
 
 /// The residual stream in layers, `[batch, length, embed]`.
 pub const STREAM: [&str; 3] = Rows::LAYERS.stream();
@@ -150,6 +151,15 @@ pub(super) fn leave_block(x: Tensor) -> Tensor {
 #[track_caller]
 pub(super) fn gather_keys(x: Tensor) -> Tensor {
     x.with_axes_each_way(&ALL_KEYS, &KEY)
+}
+
+/// The same value, which is split as the names say, and so is its cotangent. Sums over groups of experts stay partial.
+///
+/// It stands between the parts of routed experts and the residual stream. How sums are scattered into the stream must
+/// not reach into the parts, which would then have to be exchanged before they are added up.
+pub(super) fn lying_as(x: Tensor, names: &[&'static str], place: Place) -> Tensor {
+    let names = names.iter().map(|name| Name::new(name)).collect();
+    label(x, WithAxes { keeps_partial: true, ..WithAxes::new(names) }, place)
 }
 
 /// Whole rows of an embedding table `[vocab, embed]`: what splits the width of the parameter is gathered, the

@@ -23,11 +23,13 @@
 mod architecture;
 mod attention;
 mod batch_split;
+mod config;
 mod decoder;
 mod dropout;
 mod flops;
 mod further;
 mod generation;
+mod head;
 mod head_loss;
 mod init;
 mod keys;
@@ -44,17 +46,19 @@ mod norm;
 mod parameters;
 mod pipelined;
 mod rotary;
+mod runs;
 mod stack;
 mod token_order;
+mod token_places;
 
 pub use architecture::Architecture;
 pub use attention::{
-    Attention, AttentionBias, AttentionOptions, GroupedConfig, HeadNorms, TokenPlaces, attention, causal_attention,
+    Attention, AttentionBias, AttentionOptions, GroupedConfig, HeadNorms, attention, causal_attention,
     causal_attention_with,
 };
-pub use decoder::{Batch, Decoder, DecoderConfig};
+pub use config::DecoderConfig;
+pub use decoder::Batch;
 pub use dropout::{Dropout, DroppedWeights, dropout};
-pub use further::FurtherToken;
 pub use generation::{Continued, GeneratingDecoder, NextTokens, Prompts};
 pub use head_loss::{HeadLoss, head_loss};
 pub use init::{first_values, initialize};
@@ -74,6 +78,9 @@ pub use moe::{
     add_shared, combine, dispatch, moe, route, run_experts,
 };
 pub use norm::{LayerNorm, NormCast, NormWeight, RmsNorm, layer_norm, rms_norm};
+pub use parameters::{Decoder, FurtherToken};
 pub use rotary::{Rope, RopePairs, RopeScaling, Rotary, rotate};
-pub use stack::{LayerRun, Layers, Run, RunForm, Stack};
+pub use runs::{LayerRun, Layers, Run, RunForm};
+pub use stack::Stack;
 pub use token_order::{ContextOrder, TokenOrder, TokenOrderError};
+pub use token_places::TokenPlaces;

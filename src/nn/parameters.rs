@@ -1,18 +1,104 @@
-//! Declares the parameters of layers.
+//! The parameters of a decoder, and their declarations.
 
-use super::DecoderConfig;
+use super::architecture::Architecture;
 use super::attention::{Attention, AttentionBias, GroupedConfig, HeadNorms};
+use super::config::DecoderConfig;
 use super::latent::{LatentAttention, LatentConfig, LatentQuery};
 use super::layer::{AttentionBlock, AttentionConfig, DecoderLayer, FeedForward, FeedForwardConfig, LayerConfig};
 use super::mlp::Mlp;
 use super::moe::{ExpertBiases, Moe, MoeConfig};
 use super::norm::RmsNorm;
+use super::runs::{LayerRun, Layers, Run, RunForm};
 use crate::ir::DType;
-use crate::trace::{Init, MatrixDims, Param, Update};
+use crate::trace::{Init, MapTree, MatrixDims, Param, Update};
+
+crate::tree! {
+    /// Parameters of a decoder.
+    pub struct Decoder<T> {
+        /// `[vocab, embed]`.
+        pub embedding: T,
+        /// The layer stack.
+        pub layers: Layers<T>,
+        /// `[embed]`.
+        pub final_norm: T,
+        /// `[embed, vocab]`; none when tied to the embedding.
+        pub head: Option<T>,
+        /// The layers that predict further tokens.
+        pub further: Vec<FurtherToken<T>>,
+    }
+
+    /// Parameters of a layer that predicts a further token.
+    pub struct FurtherToken<T> {
+        /// Over the embedded token: `[embed]`.
+        pub embedding_norm: T,
+        /// Over the stream: `[embed]`.
+        pub stream_norm: T,
+        /// From both, the token first, to the layer's stream: `[2 * embed, embed]`.
+        pub projection: T,
+        /// The layer.
+        pub layer: DecoderLayer<T>,
+        /// Behind the layer: `[embed]`.
+        pub norm: T,
+    }
+}
 
 impl DecoderConfig {
+    /// The parameters.
+    ///
+    /// Matrices start normally distributed with variance one over the fan-in; those that write into the residual stream
+    /// with that divided by twice the number of layers, so that the stream's variance does not grow with depth.
+    pub fn parameters(&self) -> Decoder<Param> {
+        let &Architecture { embed, vocab, tied_embeddings, .. } = &self.architecture;
+        // A tied embedding is the head as well, for which the fan-in is the width.
+        let fan_in = if tied_embeddings { embed } else { 1 };
+        // Tables over the vocabulary are no matrices to optimizers: rows are seldom used, or classes of their own.
+        let head = || self.matrix(&[embed, vocab], &["embed", "vocab"], embed, 1.0).with_matrix(None);
+        Decoder {
+            embedding: self.matrix(&[vocab, embed], &["vocab", "embed"], fan_in, 1.0).with_matrix(None),
+            layers: self.layers_parameters(),
+            final_norm: self.norm_parameter(embed, self.architecture.final_norm),
+            head: (!tied_embeddings).then(head),
+            further: self.further_parameters(),
+        }
+    }
+
+    /// Declares the parameters of the layers.
+    fn layers_parameters(&self) -> Layers<Param> {
+        // Behind a pipeline's name for them, the rules would split these over its stages.
+        let name = if self.pipeline.is_some() { "layers_outside_pipeline" } else { "layers" };
+        let of_run = |run: Run| {
+            let declared = run.cycle.iter().map(|layer| self.layer_parameters(layer));
+            let layers = match (run.form, &self.pipeline) {
+                (RunForm::Apart, _) | (RunForm::Pipelined, None) => declared.collect(),
+                (RunForm::Scanned(count), _) => {
+                    declared.map(|layer| layer.map(|_, param| param.clone().stacked_over(&[(count, name)]))).collect()
+                }
+                (RunForm::Pipelined, Some(pipeline)) => {
+                    let dims = pipeline.leading_dims();
+                    declared.map(|layer| layer.map(|_, param| param.clone().stacked_over(&dims))).collect()
+                }
+            };
+            LayerRun { numbers: run.numbers(), layers }
+        };
+        Layers(self.runs().into_iter().map(of_run).collect())
+    }
+
+    /// Declares the parameters of the layers that predict further tokens.
+    fn further_parameters(&self) -> Vec<FurtherToken<Param>> {
+        let embed = self.architecture.embed;
+        let norm = || self.norm_parameter(embed, self.architecture.final_norm);
+        let of_layer = |layer: &LayerConfig| FurtherToken {
+            embedding_norm: norm(),
+            stream_norm: norm(),
+            projection: self.matrix(&[2 * embed, embed], &["embed", "mlp"], 2 * embed, 1.0),
+            layer: self.layer_parameters(layer),
+            norm: norm(),
+        };
+        self.architecture.further.iter().map(of_layer).collect()
+    }
+
     /// Declares one layer's parameters. Matrices that write into the residual stream start smaller with depth.
-    pub(super) fn layer_parameters(&self, layer: &LayerConfig) -> DecoderLayer<Param> {
+    fn layer_parameters(&self, layer: &LayerConfig) -> DecoderLayer<Param> {
         let norm = || self.norm_parameter(self.architecture.embed, layer.norm);
         DecoderLayer {
             attention_norm: norm(),
@@ -31,12 +117,12 @@ impl DecoderConfig {
     }
 
     /// Normally distributed with variance `gain^2` over the fan-in.
-    pub(super) fn matrix(&self, dims: &[usize], axes: &[&str], fan_in: usize, gain: f64) -> Param {
+    fn matrix(&self, dims: &[usize], axes: &[&str], fan_in: usize, gain: f64) -> Param {
         Param::new(self.param_dtype, dims, axes, Init::Normal(gain * (fan_in as f64).powf(-0.5)))
     }
 
     /// The weight of a norm.
-    pub(super) fn norm_parameter(&self, width: usize, form: RmsNorm) -> Param {
+    fn norm_parameter(&self, width: usize, form: RmsNorm) -> Param {
         Param::new(self.param_dtype, [width], &["norm"], Init::Constant(form.first_weight()))
     }
 

@@ -5,11 +5,11 @@
 //! 1F1B head and loss are in its loop, and stages split the sequence of each microbatch for them.
 
 use super::further::{KnownTokens, LossWeights};
-use super::layer::LayerLoss;
-use super::layers::{LayerRows, added, offset};
+use super::layer::{LayerLoss, added};
+use super::layers::{LayerRows, offset};
 use super::layout::{Rows, STREAM, rows_of_weight};
 use super::loss::WholeBatch;
-use super::stack::{LayerRun, Run, RunForm};
+use super::runs::{LayerRun, Run, RunForm};
 use super::{Batch, Decoder, DecoderConfig, Dropout, Layers};
 use crate::ir::DType;
 use crate::trace::{MapTree, Param, Tensor, Tree, fail_internal, scope};

@@ -9,54 +9,9 @@
 //! operand, or treats them right. All-to-all and collective-permute take one: HLO reads an all-to-all of several
 //! operands as one whose parts are the operands, and a permute of several is unknown to plugins of API 0.81.
 
-use std::fmt;
-
 use super::rules::*;
-use super::{Devices, Linear, Operands, ReduceKind};
-use crate::ir::Axes;
+use super::{Devices, Group, Linear, Operands, ReduceKind};
 use meshloom_hlo::CollectiveKind;
-use meshloom_hlo::mesh::{Mesh, MeshAxis};
-
-/// Devices that communicate: those that differ only in their positions along `axes`. Their ranks count along the axes,
-/// the first of which is the most major.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Group {
-    /// Mesh axes, major to minor.
-    pub axes: Axes,
-    /// Number of devices.
-    pub size: usize,
-}
-
-impl crate::ir::Attribute for Group {
-    fn write(&self, out: &mut crate::ir::Printer<'_>) {
-        self.axes.write(out);
-        out.push(" of ");
-        self.size.write(out);
-    }
-
-    fn read(reader: &mut crate::ir::Reader<'_>) -> Result<Group, crate::ir::GraphTextError> {
-        let axes = Axes::read(reader)?;
-        if !reader.eat_word("of") {
-            return Err(reader.expected("`of` and the number of devices"));
-        }
-        Ok(Group { axes, size: usize::read(reader)? })
-    }
-}
-
-impl Group {
-    /// The groups along some axes of a mesh.
-    pub fn new(mesh: &Mesh, axes: &[MeshAxis]) -> Group {
-        Group { axes: axes.into(), size: axes.iter().map(|&axis| mesh.size(axis)).product() }
-    }
-}
-
-/// The numbers of the axes: `axes=0,2 of 8`, where 8 is the number of devices in a group.
-impl fmt::Display for Group {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let axes: Vec<String> = self.axes.iter().map(|axis| axis.index().to_string()).collect();
-        write!(f, "axes={} of {}", axes.join(","), self.size)
-    }
-}
 
 /// Joins the parts of the group's devices along a dimension, in the order of their ranks: every device gets the whole.
 /// Each operand by itself.

@@ -8,7 +8,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::{ReduceKind, greatest_common_divisor};
+use super::ReduceKind;
 use crate::ir::TensorType;
 
 /// What it takes to split a factor over devices.
@@ -245,4 +245,9 @@ impl fmt::Display for FactorKind {
 fn write_letter(f: &mut fmt::Formatter<'_>, factor: FactorIndex) -> fmt::Result {
     let letter = char::from(b'a' + (factor % 26) as u8);
     if factor < 26 { write!(f, "{letter}") } else { write!(f, "{letter}{}", factor / 26) }
+}
+
+/// The greatest common divisor of two sizes; of zero and a size, the size.
+pub(crate) fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }

@@ -17,20 +17,20 @@ mod dot;
 mod dynamic;
 pub mod edges;
 mod elementwise;
-mod expansion;
 mod factor;
 mod factor_text;
 mod facts;
 mod flow;
 mod gather;
+mod group;
 mod identity;
 mod kernel;
 mod ragged;
 mod random;
 mod reduce;
+mod reduce_kind;
 mod reduce_window;
 mod region;
-mod ring;
 mod remat;
 mod roll;
 mod rules;
@@ -47,7 +47,7 @@ pub use attention::{
     Attention, AttentionForm, AttentionGradient, AttentionSizes, KeyExchange, LOWEST, PlaceOrder, UNSEEN, score_dtype,
 };
 pub use clamp::Clamp;
-pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, Group, ReduceScatter};
+pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, ReduceScatter};
 pub use constant::{Constant, Iota, Number, Splat};
 pub use convolution::{Convolution, Window};
 pub use cumulative::{Cumulative, CumulativeKind};
@@ -55,20 +55,23 @@ pub use custom_call::{CustomCall, CustomCallApi, KernelCost, MemoryLayout};
 pub use dot::{DotDims, DotGeneral, Precision};
 pub use dynamic::{DynamicSlice, DynamicUpdateSlice};
 pub use edges::{Edge, Executions, Port, Source, Target};
+pub(crate) use elementwise::erf_inv_f32;
 pub use elementwise::{
     Binary, BinaryKind, BitcastConvert, Compare, Convert, Direction, OperandClass, Select, Unary, UnaryKind,
 };
-pub(crate) use expansion::erf_inv_f32;
+pub(crate) use factor::greatest_common_divisor;
 pub use factor::{DimFactors, Factor, FactorIndex, FactorKind, FactorRule, TensorFactors};
 pub use factor_text::{RuleProblem, RuleText, RuleTextError};
 pub use facts::{Class, Devices, Effect, Facts, Linear, Operands, Zeros};
 pub(crate) use flow::{Analysis, Flow, ValueFacts};
 pub use gather::{Gather, GatherDims, IndexPromise, Scatter, ScatterKind};
+pub use group::Group;
 pub use identity::{Barrier, MoveTo, Named, Reshard, StopGradient, WithAxes};
 pub use kernel::{KernelCall, KernelGradient, KernelImplementation, KernelNameError, KernelRef, KernelRules};
 pub use ragged::{RaggedDot, RaggedForm, RaggedMode, RaggedSizes};
 pub use random::Threefry;
-pub use reduce::{ArgReduce, ArgReduceKind, Reduce, ReduceKind};
+pub use reduce::{ArgReduce, ArgReduceKind, Reduce};
+pub use reduce_kind::ReduceKind;
 pub use reduce_window::{ArgReduceWindow, ReduceWindow, WindowDim};
 pub use region::{Bodies, Call, Checkpoint, Cond, CustomVjp, Often, RegionOp, Scan, While};
 pub use remat::{Memory, RematPolicy};
@@ -78,7 +81,6 @@ pub use shape::{BroadcastInDim, Concatenate, Pad, PadDim, Reshape, Reverse, Slic
 pub use sort::{Sort, TopK};
 
 use reduce_window::window_proto;
-pub(crate) use shape::greatest_common_divisor;
 use shape::slice_dimensions;
 
 use crate::autodiff::{JvpContext, VjpContext};

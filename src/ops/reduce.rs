@@ -1,32 +1,11 @@
 //! Reductions.
 
 use super::rules::*;
-use super::{AxisList, Binary, BinaryKind, Class, Direction, after_batch, complement, to_i64};
-
-/// How [`Reduce`] combines elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ReduceKind {
-    /// Logical or bitwise and.
-    And,
-    /// Maximum; NaN if any element is.
-    Max,
-    /// Minimum; NaN if any element is.
-    Min,
-    /// Logical or bitwise or.
-    Or,
-    /// Product.
-    Prod,
-    /// Sum.
-    Sum,
-}
+use super::{AxisList, Binary, BinaryKind, Class, Direction, ReduceKind, after_batch, complement, to_i64};
 
 crate::ir::word_attribute!(ReduceKind, ReduceKind::ALL, |kind| kind.combiner().name());
 
 impl ReduceKind {
-    /// Every kind.
-    pub const ALL: [ReduceKind; 6] =
-        [ReduceKind::And, ReduceKind::Max, ReduceKind::Min, ReduceKind::Or, ReduceKind::Prod, ReduceKind::Sum];
-
     /// The elementwise op that combines two elements.
     pub const fn combiner(self) -> BinaryKind {
         match self {
@@ -36,19 +15,6 @@ impl ReduceKind {
             ReduceKind::Or => BinaryKind::Or,
             ReduceKind::Prod => BinaryKind::Multiply,
             ReduceKind::Sum => BinaryKind::Add,
-        }
-    }
-
-    /// The element that changes nothing.
-    pub(crate) fn identity(self, dtype: DType) -> f64 {
-        match self {
-            ReduceKind::Or | ReduceKind::Sum => 0.0,
-            ReduceKind::Prod => 1.0,
-            ReduceKind::Max => dtype.lowest(),
-            ReduceKind::Min => dtype.highest(),
-            // All bits set: -1 for signed types, the largest value for the others.
-            ReduceKind::And if dtype.is_signed_integer() => -1.0,
-            ReduceKind::And => dtype.highest(),
         }
     }
 }

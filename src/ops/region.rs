@@ -46,6 +46,67 @@ pub trait RegionOp: OpName {
     fn with_operands(&self, kept: &[bool]) -> Op;
 }
 
+impl Op {
+    /// Returns how values enter and leave the bodies of an op with regions; nothing for an op without.
+    pub fn edges(&self) -> Vec<Edge> {
+        self.as_region().map_or_else(Vec::new, RegionOp::edges)
+    }
+
+    /// Returns how often a region runs; never for an op without regions.
+    pub fn executions(&self, region: usize) -> Executions {
+        self.as_region().map_or(Executions::InDerivative, |op| op.executions(region))
+    }
+
+    /// Returns how often a region runs if the op runs `executions` times, where more is known than [`Op::executions`]
+    /// says.
+    pub fn runs(&self, region: usize, executions: u64) -> Option<u64> {
+        self.as_region().and_then(|op| op.runs(region, executions))
+    }
+
+    /// The regions that run when the op does, each with its number.
+    pub(crate) fn running_regions(&self) -> impl Iterator<Item = (usize, &Arc<Graph>)> {
+        self.regions().enumerate().filter(|&(region, _)| self.executions(region) != Executions::InDerivative)
+    }
+
+    /// The number of iterations of a loop that runs as often as it says.
+    pub(crate) fn trip_count(&self) -> Option<usize> {
+        match self.executions(0) {
+            Executions::Times(count) => Some(count),
+            Executions::Once
+            | Executions::AtMostOnce
+            | Executions::AtMost(_)
+            | Executions::Unknown
+            | Executions::InDerivative => None,
+        }
+    }
+
+    /// Whether the op runs one body exactly once, as a call does: it only wraps a part of the program.
+    pub(crate) fn is_wrapper(&self) -> bool {
+        self.executions(0) == Executions::Once
+    }
+
+    /// The values of the operands at the inputs of a region; in a loop, those of the first iteration.
+    pub(crate) fn entering<T: Clone + Default>(&self, region: usize, operands: &[T]) -> Vec<T> {
+        let mut inputs = vec![T::default(); self.regions().nth(region).map_or(0, |body| body.inputs().len())];
+        for edge in self.edges() {
+            let Some(operand) = edge.operand() else { continue };
+            edge.inputs.iter().filter(|port| port.region == region).for_each(|port| {
+                inputs[port.index] = operands[operand].clone();
+            });
+        }
+        inputs
+    }
+
+    /// The type outside of a value that leaves a region, or enters it, by an edge of its own in each iteration.
+    pub(crate) fn type_outside(&self, inner: &TensorType) -> TensorType {
+        let mut ty = inner.clone();
+        if let Some(count) = self.trip_count() {
+            ty.dims.insert(0, count);
+        }
+        ty
+    }
+}
+
 /// The bodies of an op, one field for each. `all operands alike` if no attribute counts operands.
 macro_rules! bodies {
     ($($body:ident),+; all operands alike) => {

@@ -6,8 +6,8 @@ use meshloom_hlo::message::counted;
 
 use super::rules::*;
 use super::{
-    AxisList, Class, CollectivePermute, Operands, ReduceKind, Select, after_batch, batched_dims, complement, to_i64,
-    with_batch,
+    AxisList, Class, CollectivePermute, Operands, ReduceKind, Select, after_batch, batched_dims, complement,
+    greatest_common_divisor, to_i64, with_batch,
 };
 use crate::hlo::proto;
 use crate::partition::Stretch;
@@ -186,10 +186,6 @@ impl Cuts<'_> {
     fn take(&mut self, factor: usize) {
         self.taken *= factor;
     }
-}
-
-pub(crate) fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// Permutes dimensions: result dimension `i` is operand dimension `permutation[i]`.

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::evaluate::evaluate;
-use super::rewrite::{Match, Rewrite, Rule};
+use super::rewrite::{LARGEST_FOLDED, Match, Rewrite, Rule};
 use crate::ir::{Literal, TensorType, Value};
 use crate::ops::{Class, Constant, Op, Splat};
 
@@ -13,10 +13,6 @@ use crate::ops::{Class, Constant, Op, Splat};
 /// The operands and the result have at most [`LARGEST_FOLDED`] elements, except that what is made of splats alone and
 /// has equal elements is a splat of any size.
 pub(crate) const FOLD_CONSTANTS: Rewrite = Rewrite { folding: Some(rules), ..Rewrite::NOTHING };
-
-/// The most elements that a folded constant has. A larger one would cost the module, and the device's memory, more than
-/// the computation costs the program.
-pub const LARGEST_FOLDED: usize = 1024;
 
 const RULES: &[Rule] = &[
     Rule {

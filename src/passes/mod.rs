@@ -17,7 +17,7 @@
 //!
 //! [`probe`] makes a graph that counts where another has numbers which are not finite.
 //!
-//! All but the last share one walk when they run together, in which each sees what the others make; see `rewrite.rs`.
+//! All but the last share one walk when they run together, in which each sees what the others make; see `rewrite`.
 //!
 //! Partitioned graphs have passes of their own, [`cancel_collectives`], [`hoist_gathers`], [`collective_matmul`],
 //! [`pack_collectives`] and [`combine_collectives`], which may change the order of additions.
@@ -27,10 +27,7 @@ mod collectives;
 mod dce;
 mod evaluate;
 mod fold;
-mod hoist;
-mod loops;
 mod markers;
-mod merge;
 pub mod probe;
 mod rewrite;
 mod unroll;
@@ -42,18 +39,14 @@ pub use collectives::{
 };
 pub use dce::eliminate_dead_code;
 pub use evaluate::evaluate;
-pub use fold::LARGEST_FOLDED;
-pub use rewrite::Rule;
+pub use rewrite::{LARGEST_FOLDED, Rule};
 pub use unroll::unroll;
 
 pub(crate) use algebra::SIMPLIFY;
 pub(crate) use collectives::hoisting;
 pub(crate) use fold::FOLD_CONSTANTS;
-pub(crate) use hoist::{HOIST, HOIST_SMALL};
-pub(crate) use loops::{SCAN_CARRIES, SCAN_OPERANDS};
 pub(crate) use markers::ERASE_MARKERS;
-pub(crate) use merge::MERGE;
-pub(crate) use rewrite::Rewrite;
+pub(crate) use rewrite::{HOIST, HOIST_SMALL, MERGE, Rewrite, SCAN_CARRIES, SCAN_OPERANDS};
 
 use std::borrow::Cow;
 

@@ -2,9 +2,9 @@
 
 use std::panic::Location;
 
-use super::context::{self, Place, apply, push_values, trace_tree};
-use super::control::{ports, refill};
-use super::{Axes, Tensor, TensorTree, TraceError, TraceErrorKind, called};
+use super::context::{self, Place, apply, push_values};
+use super::control::{ports, trace_tree};
+use super::{Axes, Tensor, TensorTree, TraceError, TraceErrorKind, called, refill};
 use crate::batching::{BatchAxis, Batched, inline};
 use crate::ir::{GraphBuilder, Name, PortInfo, TensorType, Value};
 use crate::ops::{AxisList, Transpose};

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::control::unreachable_body;
-use super::{Tensor, TensorTree, TraceError, TraceErrorKind};
+use super::error::{TraceError, TraceErrorKind};
+use super::handle::Tensor;
 use crate::ir::{
     AxisNames, DType, Definition, Graph, GraphBuilder, InternalError, OpError, Origin, PortInfo, Scope, TensorType,
     Value,
@@ -371,6 +371,12 @@ pub(super) fn trace_body(
     Ok(Body { builder: frame.builder, inputs, captured, capture_inputs, outputs })
 }
 
+/// Ends the program: [`trace_body`] always calls its closure, so the structure of the outputs is always known.
+#[allow(clippy::panic)]
+pub(crate) fn unreachable_body() -> ! {
+    panic!("defect in meshloom: a traced closure was not called")
+}
+
 /// As [`with_builder`], for values that become tensors of the innermost frame.
 pub(super) fn push_values(
     tensors: &[Tensor],
@@ -379,27 +385,6 @@ pub(super) fn push_values(
 ) -> Option<Vec<Tensor>> {
     let (values, frame) = with_builder(tensors, place, f)?;
     Some(values.into_iter().map(|value| Tensor { frame, value }).collect())
-}
-
-/// Traces a closure as [`trace_body`] does, from the tensors of its inputs to a tree. What it returned comes back even
-/// if there is no body: it says how to put the results together.
-pub(super) fn trace_tree<O: TensorTree>(
-    name: &str,
-    inputs: Vec<(TensorType, PortInfo)>,
-    closed: Option<&'static str>,
-    place: Place,
-    f: impl FnOnce(&mut dyn Iterator<Item = Tensor>) -> O,
-) -> (Result<Body, TraceError>, O) {
-    let mut shape = None;
-    let traced = trace_body(
-        name,
-        inputs,
-        closed,
-        place,
-        Box::new(|tensors| shape.insert(f(&mut tensors.iter().copied())).leaves()),
-    );
-    let Some(shape) = shape else { unreachable_body() };
-    (traced, shape)
 }
 
 /// Runs `f` on the innermost frame's builder, with the values of `tensors` there.

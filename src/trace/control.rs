@@ -3,10 +3,12 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::context::{self, Body, Place, apply_many, trace_tree};
-use super::{Tensor, TensorTree, TraceError, TraceErrorKind, called};
-use crate::ir::{DType, PortInfo, TensorType};
-use crate::ops::{Checkpoint, Cond, CustomVjp, Iota, Often, RematPolicy, Scan, Splat, While};
+use super::context::{self, Body, Place, apply, apply_many, trace_body, unreachable_body};
+use super::error::{TraceError, TraceErrorKind, called};
+use super::handle::Tensor;
+use super::tree::{TensorTree, next_leaf, refill};
+use crate::ir::{DType, Name, PortInfo, TensorType};
+use crate::ops::{Checkpoint, Cond, CustomVjp, Iota, Often, RematPolicy, Scan, Splat, While, WithAxes};
 
 /// How a scan runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,14 +35,25 @@ pub(super) fn ports(tensors: &[Tensor], place: Place) -> Vec<(TensorType, PortIn
     tensors.iter().map(|&tensor| context::port_of(tensor, place)).collect()
 }
 
-/// The same structure with other tensors, in order. Missing ones are poisoned: an error has been noted, or is now.
-pub(crate) fn refill<T: TensorTree>(tree: &T, tensors: &mut dyn Iterator<Item = Tensor>) -> T {
-    tree.rebuild(&mut || next_leaf(tensors))
-}
-
-/// The tensor for the next leaf of a tree.
-pub(super) fn next_leaf(tensors: &mut dyn Iterator<Item = Tensor>) -> Tensor {
-    tensors.next().unwrap_or_else(|| context::fail_internal("a tree of tensors", "a tensor for each of its leaves"))
+/// Traces a closure as [`trace_body`] does, from the tensors of its inputs to a tree. What it returned comes back even
+/// if there is no body: it says how to put the results together.
+pub(super) fn trace_tree<O: TensorTree>(
+    name: &str,
+    inputs: Vec<(TensorType, PortInfo)>,
+    closed: Option<&'static str>,
+    place: Place,
+    f: impl FnOnce(&mut dyn Iterator<Item = Tensor>) -> O,
+) -> (Result<Body, TraceError>, O) {
+    let mut shape = None;
+    let traced = trace_body(
+        name,
+        inputs,
+        closed,
+        place,
+        Box::new(|tensors| shape.insert(f(&mut tensors.iter().copied())).leaves()),
+    );
+    let Some(shape) = shape else { unreachable_body() };
+    (traced, shape)
 }
 
 pub(super) fn describe(types: &[TensorType]) -> String {
@@ -196,7 +209,7 @@ pub fn map_parallel<X: TensorTree, Y: TensorTree>(stacked: X, f: impl FnOnce(X) 
 #[track_caller]
 pub fn fori_loop<C: TensorTree>(count: usize, carry: C, body: impl FnOnce(Tensor, C) -> C) -> C {
     let place = Location::caller();
-    let numbers = context::apply(Iota { ty: TensorType::new(DType::S32, &[count]), axis: 0 }, &[], place);
+    let numbers = apply(Iota { ty: TensorType::new(DType::S32, &[count]), axis: 0 }, &[], place);
     scan_at(ScanOptions::default(), carry, numbers, |carry, number| (body(number, carry), ()), place).0
 }
 
@@ -391,12 +404,6 @@ fn expect_branch(index: usize, types: &mut Option<Vec<TensorType>>, results: &[T
     }
 }
 
-/// `trace_body` always calls its closure, so its outputs' structure is always known.
-#[allow(clippy::panic)]
-pub(crate) fn unreachable_body() -> ! {
-    panic!("defect in meshloom: a traced closure was not called")
-}
-
 /// Goes on with a traced body, or hands its error to the enclosing trace.
 fn finish<B>(traced: Result<B, TraceError>, f: impl FnOnce(B) -> Vec<Tensor>) -> Vec<Tensor> {
     match traced {
@@ -479,7 +486,7 @@ pub fn custom_vjp<P: TensorTree, O: TensorTree, R: TensorTree>(
         let residual = refill(&residuals, tensors);
         let mut cotangents = output_types.iter().map(|ty| match ty.dtype.is_float() {
             true => next_leaf(tensors),
-            false => context::apply(Splat::new(ty.clone(), 0.0), &[], place),
+            false => apply(Splat::new(ty.clone(), 0.0), &[], place),
         });
         let gradients = backward(residual, refill(&outputs, &mut cotangents)).leaves();
         let inputs = arguments.iter().zip(gradients);
@@ -490,4 +497,21 @@ pub fn custom_vjp<P: TensorTree, O: TensorTree, R: TensorTree>(
         apply_many(CustomVjp { primal, forward, backward }.into(), &arguments, output_types.len(), place).to_vec()
     });
     refill(&outputs, &mut results.into_iter())
+}
+
+impl Tensor {
+    /// As [`Tensor::with_axes`], with other names for the cotangent; with none of them for it, it stays as it comes.
+    ///
+    /// Where a value is gathered from its shards, its cotangent is a sum that is best scattered back into them at once.
+    /// With the names of the shards for the cotangent it is; with the names of the whole it would be added up
+    /// everywhere first.
+    #[track_caller]
+    pub fn with_axes_each_way(self, value: &[&'static str], cotangent: &[&'static str]) -> Tensor {
+        let place = Location::caller();
+        let named = |x: Tensor, names: &[&str]| {
+            apply(WithAxes::new(names.iter().map(|name| Name::new(name)).collect()), &[x], place)
+        };
+        let back = |(), ct| if cotangent.is_empty() { ct } else { named(ct, cotangent) };
+        custom_vjp(self, |x| named(x, value), |x| (named(x, value), ()), back)
+    }
 }

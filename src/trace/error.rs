@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::called;
 use crate::autodiff::GradientError;
 use crate::ir::{DType, OpError, Origin, TensorType, write_place};
+use meshloom_hlo::message::listed;
 
 /// An error in a traced program: an op that refuses its operands, or a combination of tensors, trees or closures that
 /// has no meaning.
@@ -99,6 +99,19 @@ pub enum InitError {
 }
 
 meshloom_hlo::debug_is_message!(InitError);
+
+/// Names a leaf in a message: ``input `layers.0.wq` ``; `the input` where it is the whole tree, whose path is empty.
+pub(crate) fn called(what: &str, path: &str) -> String {
+    if path.is_empty() { format!("the {what}") } else { format!("{what} `{path}`") }
+}
+
+/// Names the leaves of a tree in a message, by their paths: ``the leaves `0` and `1` ``.
+pub(crate) fn called_all(paths: &[String]) -> String {
+    match paths {
+        [path] if path.is_empty() => "one leaf that is the whole tree".to_owned(),
+        paths => listed("leaf", &paths.iter().map(|path| format!("`{path}`")).collect::<Vec<_>>()),
+    }
+}
 
 /// A number in a message: with an exponent where it would have many digits.
 fn number_text(number: f64) -> String {

@@ -4,8 +4,8 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::context::{Place, apply_many, trace_body, type_of};
-use super::control::{next_leaf, unreachable_body};
+use super::context::{Place, apply_many, trace_body, type_of, unreachable_body};
+use super::tree::next_leaf;
 use super::{Inputs, MapTree, Tensor, TensorSpec, TraceError, TraceErrorKind, Tree, called, called_all};
 use crate::ir::{Graph, Origin, PortInfo};
 use crate::ops::Call;

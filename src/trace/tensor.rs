@@ -1,4 +1,4 @@
-//! Tensor handles, their shape operations, and tensors made from nothing.
+//! Declarations of tensors, shape operations of tensors, and tensors made from nothing.
 
 use std::fmt;
 use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeTo};
@@ -6,23 +6,16 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 
-use super::TraceErrorKind;
 use super::context::{self, Place, apply, composite};
-use super::control::custom_vjp;
-use crate::ir::{AxisNames, DType, Dims, Literal, Name, Role, Spec, TensorType, Value};
+use super::error::TraceErrorKind;
+use super::handle::Tensor;
+use crate::ir::{AxisNames, DType, Dims, Literal, Name, Role, Spec, TensorType};
 use crate::ops::{
     AxisList, BitcastConvert, BroadcastInDim, Concatenate, Constant, Convert, DynamicSlice, DynamicUpdateSlice, Gather,
     GatherDims, IndexPromise, Iota, Named, Pad, PadDim, Reshape, Reshard, Reverse, Slice, SliceDim, Splat,
     StopGradient, Transpose, WithAxes, complement,
 };
 use meshloom_hlo::message::counted;
-
-/// A tensor of a trace under way: a small, copyable handle.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Tensor {
-    pub(super) frame: u32,
-    pub(super) value: Value,
-}
 
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -610,21 +603,6 @@ impl Tensor {
     pub fn with_axes(self, names: impl AsRef<[&'static str]>) -> Tensor {
         let names = names.as_ref().iter().map(|name| Name::new(name)).collect();
         apply(WithAxes::new(names), &[self], Location::caller())
-    }
-
-    /// As [`Tensor::with_axes`], with other names for the cotangent; with none of them for it, it stays as it comes.
-    ///
-    /// Where a value is gathered from its shards, its cotangent is a sum that is best scattered back into them at once.
-    /// With the names of the shards for the cotangent it is; with the names of the whole it would be added up
-    /// everywhere first.
-    #[track_caller]
-    pub fn with_axes_each_way(self, value: &[&'static str], cotangent: &[&'static str]) -> Tensor {
-        let place = Location::caller();
-        let named = |x: Tensor, names: &[&str]| {
-            apply(WithAxes::new(names.iter().map(|name| Name::new(name)).collect()), &[x], place)
-        };
-        let back = |(), ct| if cotangent.is_empty() { ct } else { named(ct, cotangent) };
-        custom_vjp(self, |x| named(x, value), |x| (named(x, value), ()), back)
     }
 
     /// The same value, sharded by `spec` from here on.

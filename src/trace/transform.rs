@@ -2,9 +2,9 @@
 
 use std::panic::Location;
 
-use super::context::{self, Body, Place, push_values, trace_tree, with_builder};
-use super::control::{describe, ports, refill, types_of};
-use super::{Tensor, TensorTree, TraceError, TraceErrorKind, inline};
+use super::context::{self, Body, Place, push_values, with_builder};
+use super::control::{describe, ports, trace_tree, types_of};
+use super::{Tensor, TensorTree, TraceError, TraceErrorKind, inline, refill};
 use crate::autodiff::{self, Tape, gradient_of_first};
 use crate::ir::{Graph, TensorType, Value};
 use crate::passes;

@@ -4,10 +4,10 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::control::refill;
+use super::context::fail_internal;
 use super::{Param, Tensor, TensorSpec};
 use crate::ir::Literal;
-use meshloom_hlo::message::{counted, listed};
+use meshloom_hlo::message::counted;
 
 /// The way from the root of a tree to a leaf. Its text, by `to_string`, is such as `layers.3.attention.wq`.
 ///
@@ -78,19 +78,6 @@ impl fmt::Display for Path {
     }
 }
 
-/// What a message calls a leaf: ``input `layers.0.wq` ``; `the input` where it is the whole tree, whose path is empty.
-pub(crate) fn called(what: &str, path: &str) -> String {
-    if path.is_empty() { format!("the {what}") } else { format!("{what} `{path}`") }
-}
-
-/// What a message calls the leaves of a tree, by their paths: ``the leaves `0` and `1` ``.
-pub(crate) fn called_all(paths: &[String]) -> String {
-    match paths {
-        [path] if path.is_empty() => "one leaf that is the whole tree".to_owned(),
-        paths => listed("leaf", &paths.iter().map(|path| format!("`{path}`")).collect::<Vec<_>>()),
-    }
-}
-
 /// A value made of leaves of one type, always visited in the same order.
 ///
 /// Structs get it from [`tree!`](crate::tree); tuples, `Vec`, arrays, `Box` and `Option` of trees are trees.
@@ -126,6 +113,16 @@ pub trait Tree: Sized {
 pub trait TensorTree: Tree<Leaf = Tensor> {}
 
 impl<T: Tree<Leaf = Tensor>> TensorTree for T {}
+
+/// The same structure with other tensors, in order. Missing ones are poisoned, after an error has been noted.
+pub(crate) fn refill<T: TensorTree>(tree: &T, tensors: &mut dyn Iterator<Item = Tensor>) -> T {
+    tree.rebuild(&mut || next_leaf(tensors))
+}
+
+/// The tensor for the next leaf of a tree.
+pub(super) fn next_leaf(tensors: &mut dyn Iterator<Item = Tensor>) -> Tensor {
+    tensors.next().unwrap_or_else(|| fail_internal("a tree of tensors", "a tensor for each of its leaves"))
+}
 
 /// A tree whose leaves can be replaced by leaves of type `U`.
 pub trait MapTree<U>: Tree {

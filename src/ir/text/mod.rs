@@ -29,16 +29,18 @@
 
 mod attribute;
 mod constant;
+mod op_text;
 mod parse;
 mod print;
+mod printer;
 mod reader;
 
 use std::fmt;
 use std::str::FromStr;
 
-pub(crate) use attribute::{Attribute, Attributes, OpText, attributes, op_text, word_attribute};
-pub(crate) use parse::OpReader;
-pub(crate) use print::Printer;
+pub(crate) use attribute::{Attribute, word_attribute};
+pub(crate) use op_text::{Attributes, OpReader, OpText, attributes, op_text};
+pub(crate) use printer::Printer;
 pub use reader::GraphTextError;
 pub(crate) use reader::Reader;
 

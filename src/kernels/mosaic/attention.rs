@@ -8,9 +8,9 @@
 use meshloom_mosaic::attention::{Attention as Shape, Blocks, COMPUTE, EDGE, FIRST, LAST, Order};
 use meshloom_mosaic::{Kernel, KernelError};
 
-use super::super::expand::traced;
 use super::super::pad::{pad, pad_segments};
 use super::super::sight::Sight;
+use super::super::traced::traced;
 use super::super::true_places::true_places;
 use super::super::{AttentionKernel, Kernels};
 use super::{list, refused, run};

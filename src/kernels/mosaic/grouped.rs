@@ -7,9 +7,9 @@
 
 use meshloom_mosaic::grouped::{Blocks, COMPUTE, FIRST, Grouped, LAST};
 
-use super::super::expand::traced;
 use super::super::pad::pad;
 use super::super::table::TILE;
+use super::super::traced::traced;
 use super::super::{ExpertsKernel, Kernels};
 use super::{refused, run};
 use crate::ir::{DType, TensorType};

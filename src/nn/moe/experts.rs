@@ -13,11 +13,10 @@ use std::panic::Location;
 
 use super::slots::{self, Slots};
 use super::{ExpertExchange, Moe, MoeConfig, Routing};
-use crate::ir::{DType, Name};
-use crate::nn::layout::{GATHERED_CHOICES, GATHERED_TOKENS, ROUTED_CHOICES, STREAM};
+use crate::ir::DType;
+use crate::nn::layout::{GATHERED_CHOICES, GATHERED_TOKENS, ROUTED_CHOICES, STREAM, lying_as};
 use crate::nn::mlp::{Activation, hidden};
-use crate::ops::WithAxes;
-use crate::trace::{Place, Tensor, VmapOptions, arange, label, ragged_dot, sort_together, vmap_with, zeros};
+use crate::trace::{Tensor, VmapOptions, arange, ragged_dot, sort_together, vmap_with, zeros};
 
 /// Tokens where the experts are.
 #[derive(Clone, Copy, Debug)]
@@ -169,14 +168,6 @@ fn run_groups(dispatched: &Gathered, params: &Moe<Tensor>, config: &MoeConfig) -
     let results = results.reshape([parts[0], parts[1], rows, positions, embed]);
     let results = results.transpose([0, 2, 1, 3, 4]).reshape([batch, length, embed]);
     lying_as(results, &GATHERED_TOKENS, place)
-}
-
-/// A value and its cotangent split as the names say, where they are sums over groups of experts as partial sums.
-/// Between the parts and the residual stream: how sums are scattered into the stream must not reach into the parts,
-/// which would then have to be exchanged before they are added up.
-pub(super) fn lying_as(x: Tensor, names: &[&'static str], place: Place) -> Tensor {
-    let names = names.iter().map(|name| Name::new(name)).collect();
-    label(x, WithAxes { keeps_partial: true, ..WithAxes::new(names) }, place)
 }
 
 /// Tokens `[batch, length, width]` by parts of the batch and of the length, `[parts, parts, tokens of a part, width]`.

@@ -9,10 +9,9 @@
 
 use std::panic::Location;
 
-use super::experts::lying_as;
 use super::{Moe, MoeConfig, Routing};
 use crate::ir::DType;
-use crate::nn::layout::{EXPERT_SLOTS, ROUTED_CHOICES, ROW_CHOICES, ROW_TOKENS, STREAM, TOKEN_SLOTS};
+use crate::nn::layout::{EXPERT_SLOTS, ROUTED_CHOICES, ROW_CHOICES, ROW_TOKENS, STREAM, TOKEN_SLOTS, lying_as};
 use crate::nn::mlp::hidden;
 use crate::trace::{Tensor, VmapOptions, arange, custom_vjp, einsum, full, vmap_with};
 

@@ -32,8 +32,8 @@ pub use matmul::{CollectiveMatmul, collective_matmul};
 pub use pack::pack_collectives;
 pub use processes::collectives_by_process;
 
-use super::hoist::Bound;
-use super::{Rewrite, contains_loop};
+use super::contains_loop;
+use super::rewrite::{Bound, Rewrite};
 use crate::ir::Graph;
 
 const MIB: u64 = 1 << 20;

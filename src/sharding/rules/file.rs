@@ -22,11 +22,9 @@ use saphyr::{LoadableYamlNode, MarkedYaml, Marker, Scalar, YamlData};
 use saphyr_parser::Event;
 
 use super::{Diagnostic, Rule, Rules};
-use crate::sharding::ShardingError;
+use crate::sharding::error::{RULE_FILE_KEYS, RuleFileError, RuleFileProblem, ShardingError};
 use meshloom_hlo::suggest::{did_you_mean, misspelled};
 
-const KEYS: [&str; 5] =
-    ["mesh_axes", "logical_axis_rules", "data_sharding", "context_sharding", "input_data_sharding_logical_axes"];
 const RULE: &str = "a rule: a logical name and a mesh axis, a list of mesh axes or nothing, as in ['embed', ['fsdp']]";
 
 /// What a rule file says.
@@ -47,73 +45,6 @@ pub struct RuleFile {
     /// What messages call the file.
     pub file: String,
 }
-
-/// What is wrong with a rule file, and where.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{file}:{line}:{column}: {problem}")]
-pub struct RuleFileError {
-    /// The file.
-    pub file: String,
-    /// Line, from 1.
-    pub line: usize,
-    /// Column, from 1.
-    pub column: usize,
-    /// What is wrong.
-    pub problem: RuleFileProblem,
-}
-
-meshloom_hlo::debug_is_message!(RuleFileError);
-
-/// What is wrong with a rule file.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RuleFileProblem {
-    /// The text is not YAML.
-    #[error("this is not YAML: {0}")]
-    Syntax(String),
-    /// A key that is nearly one of a rule file, or no name at all.
-    #[error("unknown key {key:?}{suggestion}; a rule file has {}", KEYS.join(", "))]
-    UnknownKey {
-        /// The key.
-        key: String,
-        /// Empty, or a nearby key.
-        suggestion: String,
-    },
-    /// There are no rules.
-    #[error("there is no logical_axis_rules; a rule file needs it, as in logical_axis_rules: [['embed', ['fsdp']]]")]
-    NoRules,
-    /// A value of the wrong type.
-    #[error("{what} is {found}, but must be {expected}")]
-    WrongType {
-        /// What has it.
-        what: String,
-        /// The value or its type.
-        found: String,
-        /// What is allowed.
-        expected: String,
-    },
-    /// A mesh axis that `mesh_axes` does not have.
-    #[error("{what} names mesh axis {axis:?}, which is not in mesh_axes{suggestion}; mesh_axes has {known}")]
-    UnknownAxis {
-        /// What names it.
-        what: String,
-        /// The axis.
-        axis: String,
-        /// Empty, or a nearby axis.
-        suggestion: String,
-        /// The axes that there are.
-        known: String,
-    },
-    /// A mesh axis twice in one list.
-    #[error("{what} names mesh axis {axis:?} twice; an axis can split a dimension once")]
-    AxisTwice {
-        /// What names it.
-        what: String,
-        /// The axis.
-        axis: String,
-    },
-}
-
-meshloom_hlo::debug_is_message!(RuleFileProblem);
 
 impl RuleFile {
     /// Reads a rule file. `file` is what messages call it.
@@ -304,7 +235,7 @@ impl Reader<'_> {
             Err(self.error(key.span.start, RuleFileProblem::UnknownKey { key: key_text, suggestion }))
         };
         let Some(name) = key.data.as_str() else { return unknown(Found(key).to_string(), String::new()) };
-        match misspelled(name, KEYS) {
+        match misspelled(name, RULE_FILE_KEYS) {
             None => Ok(name.to_owned()),
             meant => unknown(name.to_owned(), did_you_mean(name, meant)),
         }

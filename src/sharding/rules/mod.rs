@@ -16,19 +16,17 @@ mod assign;
 mod file;
 mod names;
 mod presets;
-mod problem;
 
 use std::fmt;
 use std::panic::Location;
 
-use super::{Mesh, Role, ShardingError, Spec};
+use super::{Diagnostic, Mesh, Role, RuleProblem, SettingNames, ShardingError, Spec};
 use meshloom_hlo::suggest::did_you_mean;
 
 pub use assign::Assigned;
-pub use file::{RuleFile, RuleFileError, RuleFileProblem};
+pub use file::RuleFile;
 pub use names::NamedDim;
 pub use presets::{DECODER_RULES, PRESETS, PresetRule};
-pub use problem::{Diagnostic, RuleProblem, SettingNames};
 
 /// One rule: a logical name and the mesh axes it is split over, major to minor.
 #[derive(Clone, Debug, PartialEq, Eq)]

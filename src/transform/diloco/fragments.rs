@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::options::{DilocoError, DilocoOptions, LayerOrder, Transport};
 use super::schedule::Fragment;
-use super::transport::payload_bytes;
+use super::transport::{PartLayout, payload_bytes};
 use crate::ir::{AxisNames, DType, Dims, Name};
 use crate::trace::{Param, Tensor, Tree, arange, fail_internal, map, scan};
 
@@ -310,17 +310,6 @@ impl Fragments {
         }
         layout
     }
-}
-
-/// The dimensions of a parameter's part in a fragment, without the one over replicas.
-#[derive(Clone, Debug, Default)]
-pub(super) struct PartLayout {
-    /// The name of each.
-    pub(super) names: Vec<Name>,
-    /// Into how many parts each is cut.
-    pub(super) parts: Vec<usize>,
-    /// Where the dimension over replicas comes in, if there is one.
-    pub(super) replica_dim: usize,
 }
 
 fn leaf_at(leaves: &[Tensor], index: usize) -> Tensor {

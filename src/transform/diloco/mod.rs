@@ -50,7 +50,8 @@ pub use schedule::{Event, Fragment, Schedule};
 pub use state::{DilocoState, HasParams, OuterState, of_replicas};
 pub use transport::REPLICAS;
 
-use fragments::{Cut, Leaf, PartLayout};
+use fragments::{Cut, Leaf};
+use transport::PartLayout;
 
 use crate::ir::DType;
 use crate::optim::Sgd;

@@ -9,7 +9,6 @@
 use half::bf16;
 use meshloom_hlo::F8E4M3FN;
 
-use super::fragments::PartLayout;
 use super::options::Transport;
 use crate::ir::{AxisNames, DType, Dims, Literal, Name, Role};
 use crate::ops::WithAxes;
@@ -26,6 +25,17 @@ const INT4_MAX: f64 = 7.0;
 
 /// Smaller scales, as of blocks of zeros, would be no normal numbers, which devices take for zero.
 const SMALLEST_SCALE: f64 = 1e-30;
+
+/// The dimensions of a parameter's part in a fragment, without the one over replicas.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PartLayout {
+    /// The name of each.
+    pub(super) names: Vec<Name>,
+    /// Into how many parts each is cut.
+    pub(super) parts: Vec<usize>,
+    /// Where the dimension over replicas comes in, if there is one.
+    pub(super) replica_dim: usize,
+}
 
 /// Where numbers share scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,7 @@
 //! | `schedule` | tables of what each stage does when, where stages branch |
 //! | `ticks` | the loop that runs a table, which contains the loss |
 //! | `cells` | the numbers of a table as that loop reads them |
-//! | `split_stage` | the backward pass of a stage in two: cotangents of activations now, those of weights later |
+//! | `stage::split` | the backward pass of a stage in two: cotangents of activations now, those of weights later |
 //! | `turns` | how inputs come to the first stage there, and their cotangents go back |
 //! | `loss_function` | the loss of a microbatch |
 //! | `with_loss` | a pipeline and the loss behind it, under any schedule |
@@ -34,7 +34,6 @@ mod options;
 mod phases;
 mod run;
 mod schedule;
-mod split_stage;
 mod stage;
 mod ticks;
 mod timeline;

@@ -23,8 +23,7 @@
 use super::cells::{Cell, Cells, Entries, Entry, Number, Shared};
 use super::loss_function::LossFunction;
 use super::schedule::{Columns, Placement, Shape};
-use super::split_stage::SplitStage;
-use super::stage::{Iteration, StageFunction, StageHalves, StageInputs};
+use super::stage::{Iteration, SplitStage, StageFunction, StageHalves, StageInputs};
 use super::turns::Turns;
 use super::weights::no_sum;
 use super::{PipelineOptions, in_order, stage_names_of_one, without_first};

@@ -2,23 +2,8 @@
 
 use serde::Serialize;
 
-use super::slots::{Assigned, number};
+use super::slots::{Assigned, Slots, number};
 use super::{Cell, Route, ScheduleError, Shape, Table};
-
-/// Slots of each buffer of a stage. All stages have as many: it is one program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
-pub struct Slots {
-    /// Activations and gradients of them that have arrived, and wait for the pass that reads them.
-    pub inbox: usize,
-    /// Residuals of an item from its forward pass to its backward pass.
-    pub held_b: usize,
-    /// Residuals of an item from its forward pass to its last piece of weights; none without
-    /// [`Shape::split`].
-    pub held_w: usize,
-    /// What the backward pass of an item leaves for its pieces of weights; none without
-    /// [`Shape::split`].
-    pub between: usize,
-}
 
 /// A table as numbers.
 ///

@@ -30,9 +30,10 @@ mod simulate;
 mod slots;
 mod verify;
 
-pub use columns::{Columns, Slots};
+pub use columns::Columns;
 pub use error::{Direction, Read, ScheduleError};
 pub use simulate::{Cost, Costs, Simulated};
+pub use slots::Slots;
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! The backward pass of a stage cut in two: B, the cotangents of activations, for which the stage before waits, and W,
 //! those of weights, which can wait.
 
-use super::stage::{Iteration, StageFunction, StageHalves, StageInputs, gradient_among};
+use super::{Iteration, StageFunction, StageHalves, StageInputs, gradient_among};
 use crate::autodiff::{Halves, Read, SplitBackward};
 use crate::ir::TensorType;
 use crate::trace::{self, Tensor, fail_internal};
@@ -18,22 +18,22 @@ enum Argument {
 }
 
 /// The backward half of a stage's function, cut in two.
-pub(super) struct SplitStage {
+pub(in crate::transform::pipeline) struct SplitStage {
     cut: SplitBackward,
     /// For each of [`Iteration::residuals`], whether it waits for W, not only for B.
-    pub(super) waits: Vec<bool>,
+    pub(in crate::transform::pipeline) waits: Vec<bool>,
     /// Whether W reads the cotangent of the activations too.
     keeps_cotangent: bool,
     /// Whether W reads weights. That of linear layers does not.
-    pub(super) reads_weights: bool,
+    pub(in crate::transform::pipeline) reads_weights: bool,
     /// For each weight whether its cotangent is W's. Those of vectors, as of the scale of a norm, are B's: they are a
     /// sum over rows, which is less to keep than the rows are.
-    pub(super) waiting_weights: Vec<bool>,
+    pub(in crate::transform::pipeline) waiting_weights: Vec<bool>,
 }
 
 impl StageFunction {
     /// Cuts the backward half. None after an error, which has been noted.
-    pub(super) fn split(&self, halves: &Halves) -> Option<SplitStage> {
+    pub(in crate::transform::pipeline) fn split(&self, halves: &Halves) -> Option<SplitStage> {
         let weights = self.weight_inputs();
         let waiting_weights: Vec<bool> = self.weight_ranks().map(|rank| rank > 1).collect();
         let waits = |input: usize| weights.contains(&input) && waiting_weights[input - weights.start];
@@ -67,14 +67,14 @@ impl StageFunction {
     }
 
     /// The types of what B leaves for W.
-    pub(super) fn between_types(&self, split: &SplitStage) -> Vec<TensorType> {
+    pub(in crate::transform::pipeline) fn between_types(&self, split: &SplitStage) -> Vec<TensorType> {
         let left = split.cut.inputs_half().output_types().skip(split.cut.inputs().len());
         left.chain(self.output_type().filter(|_| split.keeps_cotangent)).cloned().collect()
     }
 
     /// B: the cotangents of the weights that are its own, that of the activations that an iteration began with, and
     /// what W needs of it. The arguments are those of [`StageFunction::run_back`].
-    pub(super) fn run_inputs_back(
+    pub(in crate::transform::pipeline) fn run_inputs_back(
         &self,
         (halves, split): (&StageHalves, &SplitStage),
         captured: &[Tensor],
@@ -94,7 +94,7 @@ impl StageFunction {
 
     /// W: the cotangents of the weights that are its own. Of `inputs` and of the residuals, only those are looked at
     /// that [wait](SplitStage::waits) or are no activations.
-    pub(super) fn run_weights_back(
+    pub(in crate::transform::pipeline) fn run_weights_back(
         &self,
         (halves, split): (&StageHalves, &SplitStage),
         captured: &[Tensor],

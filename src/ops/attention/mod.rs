@@ -25,11 +25,13 @@
 //! Source: Vaswani et al., arXiv 1706.03762; Ainslie et al., "GQA", arXiv 2305.13245; the gradient from the logarithm
 //! of the sums: Dao et al., "FlashAttention", arXiv 2205.14135.
 
+mod ring;
+
 use smallvec::SmallVec;
 
 use super::rules::*;
 use super::{
-    BinaryKind, Direction, DotDims, DotGeneral, Group, Number, Precision, ReduceKind, Select, Threefry, UnaryKind, ring,
+    BinaryKind, Direction, DotDims, DotGeneral, Group, Number, Precision, ReduceKind, Select, Threefry, UnaryKind,
 };
 
 /// What the score of a key counts as that is not seen. Finite, so that nothing becomes NaN.

@@ -1,8 +1,9 @@
 //! The forward and backward halves of a function, for callers that run them separately.
 
-use super::activity::output_activity;
-use super::regions::CallCache;
-use super::split::{self, Joint, Residual};
+use super::calls::CallCache;
+use super::residual::Residual;
+use super::split::{Joint, JointHalves};
+use crate::autodiff::activity::output_activity;
 use crate::ir::{Graph, OpError, TensorType, Value};
 
 /// A function cut into a forward and a backward half. Whoever runs the backward half has the function's inputs at hand;
@@ -36,7 +37,7 @@ impl Halves {
         let gradients: Vec<Value> = joint.gradients.iter().copied().flatten().collect();
         let active = (0..active.len()).filter(|&input| joint.gradients[input].is_some()).collect();
         let output_count = graph.outputs().len();
-        let split::Halves { forward, backward, residuals, .. } = joint.split(&gradients, |_| true, output_count);
+        let JointHalves { forward, backward, residuals, .. } = joint.split(&gradients, |_| true, output_count);
         Ok(Halves { forward, backward, reads: residuals, output_count, wanted, active })
     }
 
@@ -51,7 +52,7 @@ impl Halves {
     }
 
     /// For each argument of the backward half, which of the function's inputs it is, if any.
-    pub(super) fn argument_inputs(&self) -> impl Iterator<Item = Option<usize>> {
+    pub(in crate::autodiff) fn argument_inputs(&self) -> impl Iterator<Item = Option<usize>> {
         let input = |read: &Residual| match *read {
             Residual::Input(index) => Some(index),
             Residual::Computed(_) | Residual::Output(_) => None,

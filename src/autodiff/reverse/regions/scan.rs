@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use super::{Recording, cotangents_of, gradients_of, residual_values};
+use super::{Recording, cotangents_of, gradients_of};
 use crate::autodiff::activity::region_activity;
-use crate::autodiff::split::{Halves, Joint};
+use crate::autodiff::reverse::residual::residual_values;
+use crate::autodiff::reverse::split::{Joint, JointHalves};
 use crate::ir::{Graph, GraphBuilder, OpError, Origin, Phase, PortInfo, Value, Values};
 use crate::ops::{ReduceKind, Scan};
 
 #[derive(Debug)]
-pub(in crate::autodiff) struct ScanTape {
+pub(in crate::autodiff::reverse) struct ScanTape {
     backward: Scan,
     /// Invariant operands of the backward scan.
     invariants: Vec<Value>,
@@ -53,7 +54,7 @@ pub(super) fn record(
     let slices = [slices, added].concat();
     let returned: Vec<Value> =
         [&carries[..], &accumulated, &slices].concat().iter().filter_map(|&input| joint.gradients[input]).collect();
-    let Halves { forward, backward, residuals, saved } =
+    let JointHalves { forward, backward, residuals, saved } =
         joint.split(&returned, |input| !is_carry(input), scan.carry_count);
 
     let op = Scan { body: Arc::new(forward), ..scan.clone() };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHasher};
 use smallvec::SmallVec;
 
-use super::rewrite::Rewrite;
+use super::Rewrite;
 use crate::ir::{Graph, Value, Values};
 use crate::ops::Scan;
 

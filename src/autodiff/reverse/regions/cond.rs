@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use super::{Recording, cotangents_of, gradients_of, marked, residual_values};
+use super::{Recording, cotangents_of, gradients_of, marked};
 use crate::autodiff::keep::{spread, unify};
-use crate::autodiff::split::{Halves, Joint, Residual};
+use crate::autodiff::reverse::residual::{Residual, residual_values};
+use crate::autodiff::reverse::split::{Joint, JointHalves};
 use crate::ir::{Graph, GraphBuilder, InternalError, OpError, PortInfo, TensorType, Value, Values};
 use crate::ops::Cond;
 
 #[derive(Debug)]
-pub(in crate::autodiff) struct CondTape {
+pub(in crate::autodiff::reverse) struct CondTape {
     backward: Cond,
     /// Operands of the backward branches that come from the forward pass.
     residuals: Vec<Value>,
@@ -30,7 +31,7 @@ pub(super) fn record(
     let mut joints = joints.collect::<Result<Vec<Joint>, OpError>>()?;
     // All branches return the cotangents that any of them has.
     let inputs = marked((0..active.len() - 1).map(|input| joints.iter().any(|joint| joint.gradients[input].is_some())));
-    let mut halves: Vec<Halves> = Vec::new();
+    let mut halves: Vec<JointHalves> = Vec::new();
     for joint in &mut joints {
         joint.require(|input| inputs.contains(&input));
         let gradients: Vec<Value> = inputs.iter().filter_map(|&input| joint.gradients[input]).collect();
@@ -38,7 +39,7 @@ pub(super) fn record(
     }
 
     let computed =
-        |half: &Halves| -> Vec<TensorType> { half.forward.output_types().skip(wanted.len()).cloned().collect() };
+        |half: &JointHalves| -> Vec<TensorType> { half.forward.output_types().skip(wanted.len()).cloned().collect() };
     let (slot_types, slots) = unify(&halves.iter().map(computed).collect::<Vec<_>>());
     let forward = halves.iter().zip(&slots).map(|(half, slots)| Arc::new(forward_branch(half, slots, &slot_types)));
     let operands = recording.all_operands();
@@ -67,7 +68,7 @@ pub(super) fn record(
 }
 
 /// A forward half that returns its residuals in their slots.
-fn forward_branch(half: &Halves, slots: &[usize], slot_types: &[TensorType]) -> Graph {
+fn forward_branch(half: &JointHalves, slots: &[usize], slot_types: &[TensorType]) -> Graph {
     let mut builder = GraphBuilder::new(half.forward.name());
     let inputs = builder.inputs_like(&half.forward);
     let mut outputs = builder.inline(&half.forward, &inputs).to_vec();
@@ -77,7 +78,7 @@ fn forward_branch(half: &Halves, slots: &[usize], slot_types: &[TensorType]) -> 
 }
 
 /// A backward half that takes the residuals of all branches.
-fn backward_branch(half: &Halves, slots: &[usize], shared: &[Residual], types: &[TensorType]) -> Graph {
+fn backward_branch(half: &JointHalves, slots: &[usize], shared: &[Residual], types: &[TensorType]) -> Graph {
     let mut builder = GraphBuilder::new(format!("{}_backward", half.backward.name()));
     let inputs: Vec<Value> = types.iter().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
     let own = |residual: &Residual| {

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::fold::LARGEST_FOLDED;
-use super::rewrite::{Rewrite, Walk};
+use super::{LARGEST_FOLDED, Rewrite, Walk};
 use crate::ir::{Definition, Graph, GraphCopy, PortInfo, TensorType, Value, Values};
 use crate::ops::{BroadcastInDim, Iota, Op, Reshape, ResultTypes, Scan, Splat};
 

@@ -3,10 +3,13 @@
 //! Where stages branch, there is no such thing: the function is that of one stage, and the dimension of stages is
 //! missing from all types here.
 
+mod split;
+
+pub(super) use split::SplitStage;
+
 use std::ops::Range;
 
 use super::PipelineOptions;
-use super::split_stage::SplitStage;
 use crate::autodiff::Halves;
 use crate::ir::{DType, Graph, TensorType};
 use crate::ops::Often;

@@ -2,6 +2,10 @@
 //!
 //! All operands of an elementwise op have exactly the same dimensions; broadcasting is an op of its own.
 
+mod expansion;
+
+pub(crate) use expansion::erf_inv_f32;
+
 use super::rules::*;
 use super::{Linear, Operands, expect_same_types};
 use crate::emit::comparison_type;
@@ -262,7 +266,7 @@ impl Primitive for Unary {
     rules!(factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        if !super::expansion::emit(self.0, context) {
+        if !expansion::emit(self.0, context) {
             context.simple(self.name());
         }
     }

@@ -2,15 +2,16 @@
 
 use std::rc::Rc;
 
-use super::{CallCache, Recording};
+use super::Recording;
 use crate::autodiff::keep::{self, Keeping, Kept};
-use crate::autodiff::tape::Tape;
+use crate::autodiff::reverse::Tape;
+use crate::autodiff::reverse::calls::CallCache;
 use crate::ir::{GraphBuilder, OpError, Phase, Value, ValueMap, Values};
 use crate::ops::{Barrier, Checkpoint};
 
 /// What the policy of the checkpoint and of those around it have kept of its body.
 #[derive(Debug)]
-pub(in crate::autodiff) struct CheckpointTape(Vec<Kept>);
+pub(in crate::autodiff::reverse) struct CheckpointTape(Vec<Kept>);
 
 pub(super) fn record(
     builder: &mut GraphBuilder,

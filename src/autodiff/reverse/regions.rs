@@ -8,11 +8,9 @@ mod checkpoint;
 mod cond;
 mod scan;
 
-pub(super) use call::CallCache;
-
-use super::keep::{self, NodeKept};
-use super::split::Residual;
-use super::tape::Tape;
+use super::Tape;
+use super::calls::CallCache;
+use crate::autodiff::keep::{self, NodeKept};
 use crate::ir::{GraphBuilder, OpError, TypeError, Value, ValueMap, Values};
 use crate::ops::{Call, Checkpoint, Cond, CustomVjp, OpName, RegionKind, Scan};
 
@@ -47,17 +45,6 @@ impl Recording<'_> {
     fn all_operands(&self) -> Vec<Value> {
         self.operands.iter().chain(self.kept.iter().flat_map(|kept| &kept.values)).copied().collect()
     }
-}
-
-/// The residuals in the builder, from the op's operands and the results of its forward half, the last of which are the
-/// computed residuals.
-fn residual_values(residuals: &[Residual], operands: &[Value], results: &[Value], output_count: usize) -> Vec<Value> {
-    let value = |residual: &Residual| match *residual {
-        Residual::Input(index) => operands[index],
-        Residual::Output(index) => results[index],
-        Residual::Computed(index) => results[output_count + index],
-    };
-    residuals.iter().map(value).collect()
 }
 
 fn marked(flags: impl IntoIterator<Item = bool>) -> Vec<usize> {

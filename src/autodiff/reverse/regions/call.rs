@@ -3,40 +3,22 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::{Recording, cotangents_of, gradients_of, marked, residual_values};
-use crate::autodiff::keep::{Copies, policies};
-use crate::autodiff::split::{Halves, Joint, Residual};
-use crate::ir::{Graph, GraphBuilder, Memo, OpError, Value, Values};
-use crate::ops::{Call, RematPolicy};
+use super::{Recording, cotangents_of, gradients_of, marked};
+use crate::autodiff::keep::policies;
+use crate::autodiff::reverse::calls::{CallCache, CallHalves};
+use crate::autodiff::reverse::residual::residual_values;
+use crate::autodiff::reverse::split::{Joint, JointHalves};
+use crate::ir::{Graph, GraphBuilder, OpError, Value, Values};
+use crate::ops::Call;
 
 #[derive(Debug)]
-pub(in crate::autodiff) struct CallTape {
+pub(in crate::autodiff::reverse) struct CallTape {
     halves: Rc<CallHalves>,
     /// Operands of the backward half that come from the forward pass.
     residuals: Vec<Value>,
     /// Results whose cotangents are read.
     outputs: Vec<usize>,
 }
-
-/// A called function, differentiated.
-#[derive(Debug)]
-struct CallHalves {
-    forward: Arc<Graph>,
-    backward: Arc<Graph>,
-    residuals: Vec<Residual>,
-    /// Operands that get a cotangent.
-    inputs: Vec<usize>,
-}
-
-/// Functions differentiated or copied so far: calls that agree in all that the outcome depends on share it.
-#[derive(Clone, Debug, Default)]
-pub(in crate::autodiff) struct CallCache {
-    halves: Rc<Memo<HalvesKey, Rc<CallHalves>>>,
-    pub(in crate::autodiff) copies: Copies,
-}
-
-/// Activity of a function's inputs; demand for its outputs; by which policies values inside have been kept.
-type HalvesKey = (Vec<bool>, Vec<bool>, Vec<RematPolicy>);
 
 impl CallCache {
     fn halves(&self, function: &Arc<Graph>, recording: &Recording<'_>) -> Result<Rc<CallHalves>, OpError> {
@@ -45,7 +27,7 @@ impl CallCache {
             let joint = Joint::new(function, 0, active, wanted, kept, self)?;
             let inputs = marked(joint.gradients.iter().map(Option::is_some));
             let gradients: Vec<Value> = joint.gradients.iter().copied().flatten().collect();
-            let Halves { forward, backward, residuals, .. } = joint.split(&gradients, |_| true, 0);
+            let JointHalves { forward, backward, residuals, .. } = joint.split(&gradients, |_| true, 0);
             let backward = backward.renamed(format!("{}_backward", function.name()));
             let (forward, backward) = (Arc::new(forward), Arc::new(backward));
             Ok(Rc::new(CallHalves { forward, backward, residuals, inputs }))

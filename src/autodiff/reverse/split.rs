@@ -2,9 +2,10 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::keep::{NodeKept, inside_body};
-use super::regions::CallCache;
-use super::tape::Tape;
+use super::Tape;
+use super::calls::CallCache;
+use super::residual::Residual;
+use crate::autodiff::keep::{NodeKept, inside_body};
 use crate::ir::{DType, Definition, Graph, GraphBuilder, GraphCopy, NodeRef, OpError, PortInfo, Value, ValueMap};
 use crate::ops::{Class, Effect, Op};
 
@@ -21,19 +22,8 @@ pub(super) struct Joint {
     pub(super) gradients: Vec<Option<Value>>,
 }
 
-/// A value that the backward half reads from the forward half.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Residual {
-    /// An input of the body: whoever runs the backward half still has it.
-    Input(usize),
-    /// An output that the body has anyway.
-    Output(usize),
-    /// A value the forward half computes: its extra output with this index.
-    Computed(usize),
-}
-
-/// The two halves.
-pub(super) struct Halves {
+/// The two halves of a joint graph.
+pub(super) struct JointHalves {
     /// Body inputs to body outputs, then the computed residuals.
     pub(super) forward: Graph,
     /// Residuals, then cotangents of the wanted outputs, to the cotangents listed in `gradients`.
@@ -84,7 +74,12 @@ impl Joint {
     /// Cuts. `results` are the cotangents that the backward half returns; `kept` tells of each body input whether the
     /// backward pass has it anyway, so that neither it nor values cheaply computed from it need be saved. The same
     /// holds of the body's outputs from `first_kept_output` on.
-    pub(super) fn split(&self, results: &[Value], kept: impl Fn(usize) -> bool, first_kept_output: usize) -> Halves {
+    pub(super) fn split(
+        &self,
+        results: &[Value],
+        kept: impl Fn(usize) -> bool,
+        first_kept_output: usize,
+    ) -> JointHalves {
         let graph = self.builder.graph();
         let kept: Vec<bool> = (0..self.forward_inputs).map(kept).collect();
         let kept = &kept[..];
@@ -116,7 +111,7 @@ impl Joint {
                 }
             })
             .collect();
-        Halves {
+        JointHalves {
             forward: self
                 .extract(&graph.inputs()[..self.forward_inputs], &outputs, |node| node.id.index() < self.boundary),
             backward: {

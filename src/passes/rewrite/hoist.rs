@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::rewrite::Rewrite;
+use super::Rewrite;
 use crate::ir::{Graph, GraphCopy, NodeRef, Origin, Phase, TensorType, Value, ValueMap, Values};
 use crate::ops::{Class, Effect, Op, Scan};
 
@@ -22,7 +22,7 @@ pub(crate) const HOIST_SMALL: Rewrite = Rewrite { hoist: Some(Bound::Operands), 
 
 /// How large a value may be that enters a loop as a new invariant.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Bound {
+pub(in crate::passes) enum Bound {
     /// Any size.
     None,
     /// As large as the values it is made of.

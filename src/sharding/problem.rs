@@ -129,7 +129,7 @@ meshloom_hlo::debug_is_message!(RuleProblem);
 
 impl RuleProblem {
     /// The problem as an error: what to do about it, and what lenient rules would do.
-    pub(in crate::sharding) fn refusal(&self, settings: &SettingNames) -> String {
+    pub(super) fn refusal(&self, settings: &SettingNames) -> String {
         format!("{self}{}; or use {} to {}", self.advice(settings), settings.lenient, self.fallback())
     }
 
@@ -236,7 +236,7 @@ pub enum Diagnostic {
 
 impl Diagnostic {
     /// Each once: what several tensors have alike is said of the first.
-    pub(in crate::sharding) fn merged(all: Vec<Diagnostic>) -> Vec<Diagnostic> {
+    pub(super) fn merged(all: Vec<Diagnostic>) -> Vec<Diagnostic> {
         let mut merged: Vec<Diagnostic> = Vec::new();
         for diagnostic in all {
             let alike = merged.iter_mut().find_map(|earlier| match (earlier, &diagnostic) {

@@ -1,5 +1,13 @@
 //! The two walks of reverse mode: recording a graph, and pulling cotangents back through it.
 
+mod calls;
+mod halves;
+mod regions;
+mod residual;
+mod split;
+
+pub use halves::Halves;
+
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -7,8 +15,9 @@ use super::activity::{activity, demand};
 use super::context::VjpContext;
 use super::error::GradientError;
 use super::keep::{self, Kept};
-use super::regions::{self, CallCache, Recording, RegionTape};
 use crate::ir::{Graph, GraphBuilder, InternalError, Node, OpError, Phase, PortInfo, Value, ValueMap, Values};
+use calls::CallCache;
+use regions::{Recording, RegionTape};
 
 /// A graph that has been copied into a builder in such a way that cotangents can be pulled back through it.
 #[derive(Debug)]
@@ -41,7 +50,7 @@ impl<'g> Tape<'g> {
     }
 
     /// As [`Tape::record`], where `map` holds the inputs, and what checkpoints have kept is not computed again.
-    pub(super) fn record_onto(
+    fn record_onto(
         builder: &mut GraphBuilder,
         graph: &'g Graph,
         mut map: ValueMap,

@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::attention::{Attention, AttentionForm, AttentionGradient};
-use super::rules::*;
-use super::{BinaryKind, CollectivePermute, Group, Scan, UnaryKind};
+use super::{Attention, AttentionForm, AttentionGradient};
 use crate::ir::PortInfo;
+use crate::ops::rules::*;
+use crate::ops::{BinaryKind, CollectivePermute, Group, Scan, UnaryKind};
 
 /// What travels of the operands of an attention: key, value, segments and places of keys.
 const TRAVELLING: [usize; 4] = [1, 2, 4, 6];

@@ -10,19 +10,32 @@
 //! need not be there; it does so again as long as that finds anything, which takes a port or a node out of the body
 //! each time.
 
+mod hoist;
+mod loops;
+mod merge;
+
+pub(super) use hoist::Bound;
+pub(crate) use hoist::{HOIST, HOIST_SMALL};
+pub(crate) use loops::{SCAN_CARRIES, SCAN_OPERANDS};
+pub(crate) use merge::MERGE;
+
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use smallvec::SmallVec;
 
-use super::hoist::{Bound, hoist};
-use super::loops::Loop;
-use super::merge::{Distinct, first_of_equal_operands, first_of_equal_results, refine_carries};
 use crate::ir::{
     BodyCache, DType, Graph, GraphBuilder, GraphCopy, Node, NodeRef, Origin, TensorType, Value, ValueMap, Values,
 };
 use crate::ops::{Effect, Op, Reshape, ResultTypes, Scan, Splat};
+use hoist::hoist;
+use loops::Loop;
+use merge::{Distinct, first_of_equal_operands, first_of_equal_results, refine_carries};
+
+/// The most elements that a folded constant has. A larger one would cost the module, and the device's memory, more than
+/// the computation costs the program.
+pub const LARGEST_FOLDED: usize = 1024;
 
 /// Replaces a node with one result by a value that is equal in every bit (NaN payloads aside), or declines.
 pub struct Rule {

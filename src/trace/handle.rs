@@ -1,0 +1,10 @@
+//! The handle of a tensor. Its operations stand elsewhere, by what they do.
+
+use crate::ir::Value;
+
+/// A tensor of a trace under way: a small, copyable handle.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tensor {
+    pub(super) frame: u32,
+    pub(super) value: Value,
+}
