@@ -28,7 +28,6 @@
 //! | custom VJP | the hand-written rule | the transpose of the hand-written rule |
 
 mod activity;
-mod context;
 mod cut;
 mod error;
 mod forward;
@@ -43,7 +42,6 @@ mod split;
 mod tape;
 mod weights;
 
-pub use context::{JvpContext, VjpContext};
 pub use error::GradientError;
 pub use forward::jvp;
 pub use halves::Halves;

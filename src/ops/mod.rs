@@ -10,6 +10,7 @@ mod build;
 mod collective;
 mod clamp;
 mod constant;
+mod context;
 mod convolution;
 mod custom_call;
 mod cumulative;
@@ -49,6 +50,7 @@ pub use attention::{
 pub use clamp::Clamp;
 pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, Group, ReduceScatter};
 pub use constant::{Constant, Iota, Number, Splat};
+pub use context::{JvpContext, VjpContext};
 pub use convolution::{Convolution, Window};
 pub use cumulative::{Cumulative, CumulativeKind};
 pub use custom_call::{CustomCall, CustomCallApi, KernelCost, MemoryLayout};
@@ -81,7 +83,6 @@ use reduce_window::window_proto;
 pub(crate) use shape::greatest_common_divisor;
 use shape::slice_dimensions;
 
-use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::emit::EmitContext;
 use crate::ir::{Attributes, Dims, Graph, GraphTextError, OpError, OpReader, OpText, Printer, TensorType, TypeError};

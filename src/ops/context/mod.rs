@@ -1,0 +1,6 @@
+//! What an op's rules see of a node, and what they may ask for. Whoever applies the rules provides it: an op knows
+//! neither differentiation nor the passes above it.
+
+mod gradient;
+
+pub use gradient::{JvpContext, VjpContext};
