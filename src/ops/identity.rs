@@ -201,7 +201,7 @@ impl Primitive for WithAxes {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         // What the batch is called, a dimension of an example is not: it is the batch that is split so.
-        let batch = context.axis_name();
+        let batch = context.axis_name;
         let of_example = self.names.iter().map(|&name| if name == batch { Name::default() } else { name });
         context.all(WithAxes { names: std::iter::once(batch).chain(of_example).collect(), ..self.clone() })
     }

@@ -50,7 +50,8 @@ pub use attention::{
 pub use clamp::Clamp;
 pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, Group, ReduceScatter};
 pub use constant::{Constant, Iota, Number, Splat};
-pub use context::{JvpContext, VjpContext};
+pub use context::{BatchContext, Batched, JvpContext, VjpContext};
+pub(crate) use context::{aligned, batch_in_front};
 pub use convolution::{Convolution, Window};
 pub use cumulative::{Cumulative, CumulativeKind};
 pub use custom_call::{CustomCall, CustomCallApi, KernelCost, MemoryLayout};
@@ -83,7 +84,6 @@ use reduce_window::window_proto;
 pub(crate) use shape::greatest_common_divisor;
 use shape::slice_dimensions;
 
-use crate::batching::BatchContext;
 use crate::emit::EmitContext;
 use crate::ir::{Attributes, Dims, Graph, GraphTextError, OpError, OpReader, OpText, Printer, TensorType, TypeError};
 use crate::partition::PartitionContext;

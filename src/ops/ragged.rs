@@ -10,8 +10,7 @@
 use smallvec::SmallVec;
 
 use super::rules::*;
-use super::{Precision, ReduceKind, WindowDim, window_proto};
-use crate::batching::batch_in_front;
+use super::{Precision, ReduceKind, WindowDim, batch_in_front, window_proto};
 use crate::emit::InstructionId;
 use crate::hlo::proto;
 

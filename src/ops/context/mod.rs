@@ -1,6 +1,9 @@
 //! What an op's rules see of a node, and what they may ask for. Whoever applies the rules provides it: an op knows
 //! neither differentiation nor the passes above it.
 
+mod batch;
 mod gradient;
 
+pub use batch::{BatchContext, Batched};
+pub(crate) use batch::{aligned, batch_in_front};
 pub use gradient::{JvpContext, VjpContext};
