@@ -113,6 +113,11 @@ impl Graph {
             _ => None,
         }
     }
+
+    /// Whether a value is known to be zero everywhere.
+    pub(crate) fn is_zero(&self, value: Value) -> bool {
+        self.splat(value) == Some(0.0)
+    }
 }
 
 impl Primitive for Splat {

@@ -26,6 +26,7 @@ mod flow;
 mod gather;
 mod identity;
 mod kernel;
+mod parts;
 mod ragged;
 mod random;
 mod reduce;
@@ -50,8 +51,8 @@ pub use attention::{
 pub use clamp::Clamp;
 pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, Group, ReduceScatter};
 pub use constant::{Constant, Iota, Number, Splat};
-pub use context::{BatchContext, Batched, JvpContext, VjpContext};
-pub(crate) use context::{aligned, batch_in_front};
+pub use context::{BatchContext, Batched, JvpContext, PartitionContext, Stretch, VjpContext};
+pub(crate) use context::{PartitionPorts, aligned, batch_in_front};
 pub use convolution::{Convolution, Window};
 pub use cumulative::{Cumulative, CumulativeKind};
 pub use custom_call::{CustomCall, CustomCallApi, KernelCost, MemoryLayout};
@@ -86,7 +87,6 @@ use shape::slice_dimensions;
 
 use crate::emit::EmitContext;
 use crate::ir::{Attributes, Dims, Graph, GraphTextError, OpError, OpReader, OpText, Printer, TensorType, TypeError};
-use crate::partition::PartitionContext;
 
 /// A few axis numbers.
 pub type AxisList = SmallVec<[usize; 4]>;

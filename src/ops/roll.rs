@@ -1,8 +1,7 @@
 //! Cyclic shifts.
 
 use super::rules::*;
-use super::{SliceDim, slice_dimensions};
-use crate::partition::Stretch;
+use super::{SliceDim, Stretch, slice_dimensions};
 
 /// Moves the elements of one dimension `shift` places on; those that leave it at the end come in again at the start, so
 /// `result[i] = operand[(i - shift) mod size]`.

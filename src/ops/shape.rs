@@ -6,11 +6,10 @@ use meshloom_hlo::message::counted;
 
 use super::rules::*;
 use super::{
-    AxisList, Class, CollectivePermute, Operands, ReduceKind, Select, after_batch, batched_dims, complement, to_i64,
-    with_batch,
+    AxisList, Class, CollectivePermute, Operands, ReduceKind, Select, Stretch, after_batch, batched_dims, complement,
+    to_i64, with_batch,
 };
 use crate::hlo::proto;
-use crate::partition::Stretch;
 
 /// Repeats the operand along new dimensions: operand dimension `i` is result dimension `mapping[i]`, with the same
 /// size. `mapping` increases, so nothing is transposed.

@@ -3,7 +3,10 @@
 
 mod batch;
 mod gradient;
+mod partition;
 
 pub use batch::{BatchContext, Batched};
 pub(crate) use batch::{aligned, batch_in_front};
 pub use gradient::{JvpContext, VjpContext};
+pub(crate) use partition::PartitionPorts;
+pub use partition::{PartitionContext, Stretch};
