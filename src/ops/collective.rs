@@ -170,8 +170,8 @@ impl Primitive for AllGather {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_all_gather(&self.group, self.dim);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.all_gather(&self.group, self.dim);
     }
 }
 
@@ -188,8 +188,8 @@ impl Primitive for AllReduce {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_all_reduce(&self.group, self.kind);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.all_reduce(&self.group, self.kind);
     }
 }
 
@@ -211,8 +211,8 @@ impl Primitive for ReduceScatter {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_reduce_scatter(self);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.reduce_scatter(&self.group, self.dim);
     }
 }
 
@@ -229,8 +229,8 @@ impl Primitive for AllToAll {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_all_to_all(&self.group, self.dim);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.all_to_all(&self.group, self.dim);
     }
 }
 
@@ -254,8 +254,8 @@ impl Primitive for CollectivePermute {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_permute(&self.group, &self.pairs);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.collective_permute(&self.group, &self.pairs);
     }
 }
 
@@ -271,7 +271,7 @@ impl Primitive for AxisIndex {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_axis_index(&self.group);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.axis_index(&self.group);
     }
 }

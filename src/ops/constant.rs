@@ -30,7 +30,7 @@ impl Primitive for Constant {
 
     rules!(facts: SOURCE, derivatives: none, factors: replicated, batch: never, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.literal(&self.0);
     }
 }
@@ -137,7 +137,7 @@ impl Primitive for Splat {
         context.apply(Splat::new(ty, self.number()))
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let (bytes, count) = self.element_bytes();
         let scalar = context.scalar_constant(self.ty.dtype, &bytes[..count]);
         if self.ty.rank() == 0 {
@@ -197,7 +197,7 @@ impl Primitive for Iota {
         Ok(())
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("iota").dimensions.push(self.axis as i64);
         context.finish();
     }

@@ -274,7 +274,7 @@ impl Primitive for DotGeneral {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let list = |axes: &AxisList| to_i64(axes).collect();
         let numbers = proto::DotDimensionNumbers {
             lhs_contracting_dimensions: list(&self.dims.lhs_contract),

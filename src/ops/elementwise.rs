@@ -4,7 +4,6 @@
 
 use super::rules::*;
 use super::{Linear, Operands, expect_same_types};
-use crate::emit::comparison_type;
 
 /// Which element types an elementwise op takes. None takes 4-bit integers: convert them to `s8` first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -261,7 +260,7 @@ impl Primitive for Unary {
 
     rules!(factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         if !super::expansion::emit(self.0, context) {
             context.simple(self.name());
         }
@@ -453,7 +452,7 @@ impl Primitive for Binary {
 
     rules!(factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.simple(self.name());
     }
 }
@@ -512,8 +511,8 @@ impl Primitive for Compare {
 
     rules!(facts: ELEMENTWISE, derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        let comparison_type = comparison_type(context.operand_type(0).dtype);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        let comparison_type = context.operand_type(0).dtype.comparison_type();
         let instruction = context.begin(self.name());
         instruction.comparison_direction.push_str(self.0.name());
         instruction.comparison_type.push_str(comparison_type);
@@ -552,7 +551,7 @@ impl Primitive for Select {
 
     rules!(jvp: linear, factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.simple(self.name());
     }
 }
@@ -585,7 +584,7 @@ impl Primitive for Convert {
 
     rules!(factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.simple(self.name());
     }
 }
@@ -612,7 +611,7 @@ impl Primitive for BitcastConvert {
 
     rules!(facts: ELEMENTWISE, derivatives: refused, factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.simple(self.name());
     }
 }

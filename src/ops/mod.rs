@@ -51,7 +51,10 @@ pub use attention::{
 pub use clamp::Clamp;
 pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, Group, ReduceScatter};
 pub use constant::{Constant, Iota, Number, Splat};
-pub use context::{BatchContext, Batched, JvpContext, PartitionContext, Stretch, VjpContext};
+pub use context::{
+    BatchContext, Batched, ComputationId, EmitBody, EmitCollectives, EmitContext, EmitDefinition, InstructionId,
+    JvpContext, PartitionContext, Stretch, VjpContext,
+};
 pub(crate) use context::{PartitionPorts, aligned, batch_in_front};
 pub use convolution::{Convolution, Window};
 pub use cumulative::{Cumulative, CumulativeKind};
@@ -85,7 +88,6 @@ use reduce_window::window_proto;
 pub(crate) use shape::greatest_common_divisor;
 use shape::slice_dimensions;
 
-use crate::emit::EmitContext;
 use crate::ir::{Attributes, Dims, Graph, GraphTextError, OpError, OpReader, OpText, Printer, TensorType, TypeError};
 
 /// A few axis numbers.
@@ -142,7 +144,7 @@ pub trait Primitive: OpName {
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError>;
 
     /// The op as HLO instructions.
-    fn emit(&self, context: &mut EmitContext<'_>);
+    fn emit(&self, context: &mut dyn EmitContext);
 }
 
 macro_rules! op_table {

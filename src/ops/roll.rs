@@ -56,7 +56,7 @@ impl Primitive for Roll {
         Ok(())
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let ty = context.operand_type(0).clone();
         let size = ty.dims[self.axis];
         let distance = if size == 0 { 0 } else { self.shift.rem_euclid(size as i64) as usize };

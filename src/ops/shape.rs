@@ -72,7 +72,7 @@ impl Primitive for BroadcastInDim {
         context.apply(BroadcastInDim { dims: context.result_dims(0).clone(), mapping: self.mapping.clone() })
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("broadcast").dimensions.extend(to_i64(&self.mapping));
         context.finish();
     }
@@ -124,7 +124,7 @@ impl Primitive for Reshape {
         context.apply(Reshape { dims: context.result_dims(0).clone() })
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.simple("reshape");
     }
 }
@@ -232,7 +232,7 @@ impl Primitive for Transpose {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("transpose").dimensions.extend(to_i64(&self.permutation));
         context.finish();
     }
@@ -368,7 +368,7 @@ impl Primitive for Slice {
         context.apply_to(Slice { ranges }, &[value])
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("slice").slice_dimensions.extend(slice_dimensions(&self.ranges));
         context.finish();
     }
@@ -528,7 +528,7 @@ impl Primitive for Pad {
         context.apply_to(Pad { padding }, &[value, filling])
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let dimensions = self.padding.iter().map(|dim| proto::padding_config::PaddingConfigDimension {
             edge_padding_low: dim.low,
             edge_padding_high: dim.high,
@@ -644,7 +644,7 @@ impl Primitive for Concatenate {
         Ok(())
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("concatenate").dimensions.push(self.axis as i64);
         context.finish();
     }
@@ -697,7 +697,7 @@ impl Primitive for Reverse {
         context.apply_to(self.clone(), &[value])
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("reverse").dimensions.extend(to_i64(&self.axes));
         context.finish();
     }

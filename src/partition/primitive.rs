@@ -8,7 +8,8 @@ use super::walk::Walk;
 use super::{Fallback, PartitionError, without};
 use crate::ir::{Axes, DType, Dims, NodeRef, OpError, Spec, TensorType, Value};
 use crate::ops::{
-    AllGather, AllReduce, FactorKind, FactorRule, Group, Linear, Op, PartitionContext, PartitionPorts, Primitive, ReduceKind,
+    AllGather, AllReduce, FactorKind, FactorRule, Group, Linear, Op, PartitionContext, PartitionPorts, Primitive,
+    ReduceKind,
 };
 use crate::sharding::{FactorAxes, is_made_anywhere, resolve, spec_of};
 use meshloom_hlo::mesh::MeshAxis;
