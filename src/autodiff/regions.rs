@@ -13,8 +13,8 @@ pub(super) use call::CallCache;
 use super::keep::{self, NodeKept};
 use super::split::Residual;
 use super::tape::Tape;
-use crate::ir::{GraphBuilder, OpError, TypeError, Value, ValueMap, Values};
-use crate::ops::{Call, Checkpoint, Cond, CustomVjp, OpName, RegionKind, Scan};
+use crate::ir::{GraphBuilder, OpError, OpName, TypeError, Value, ValueMap, Values};
+use crate::ops::{Call, Checkpoint, Cond, CustomVjp, RegionKind, Scan};
 
 /// What a region op leaves behind for its backward pass.
 #[derive(Debug)]

@@ -88,19 +88,15 @@ use reduce_window::window_proto;
 pub(crate) use shape::greatest_common_divisor;
 use shape::slice_dimensions;
 
-use crate::ir::{Attributes, Dims, Graph, GraphTextError, OpError, OpReader, OpText, Printer, TensorType, TypeError};
+use crate::ir::{
+    Attributes, Dims, Graph, GraphTextError, OpError, OpName, OpReader, OpText, Printer, TensorType, TypeError,
+};
 
 /// A few axis numbers.
 pub type AxisList = SmallVec<[usize; 4]>;
 
 /// The types of an op's results.
 pub type ResultTypes = SmallVec<[TensorType; 1]>;
-
-/// An op has a name. Its line `op_text!` states it, with the attributes.
-pub trait OpName {
-    /// The name in text forms and messages: HLO's opcode where there is one.
-    fn name(&self) -> &'static str;
-}
 
 /// What the compiler must know about an op without regions.
 pub trait Primitive: OpName {

@@ -36,6 +36,7 @@ mod reader;
 use std::fmt;
 use std::str::FromStr;
 
+pub use attribute::OpName;
 pub(crate) use attribute::{Attribute, Attributes, OpText, attributes, op_text, word_attribute};
 pub(crate) use parse::OpReader;
 pub(crate) use print::Printer;
