@@ -1,9 +1,10 @@
 //! The table of all primitives. One op, one place: everything the compiler must know about an op stands in one file.
 //!
 //! [`Primitive`] has no default bodies, so a missing rule is a compile error, and no pass lists ops: it asks for their
-//! [`Facts`]. Ops with regions ([`Scan`], [`While`], [`Cond`], [`Call`], [`Checkpoint`], [`CustomVjp`]) are
-//! [`RegionOp`]s: they have [data-flow edges](Edge) instead of rules, which is all that most passes need to know of
-//! them.
+//! [`Facts`]. What a rule sees of a node and may ask for is declared here too ([`EmitContext`] and the like), and
+//! provided by who applies the rule. Ops with regions ([`Scan`], [`While`], [`Cond`], [`Call`], [`Checkpoint`],
+//! [`CustomVjp`]) are [`RegionOp`]s: they have [data-flow edges](Edge) instead of rules, which is all that most passes
+//! need to know of them.
 
 mod attention;
 mod build;
