@@ -10,10 +10,9 @@
 use smallvec::SmallVec;
 
 use super::activity::{activity, demand, region_activity};
-use super::context::VjpContext;
-use super::reverse::Tape;
+use super::reverse::pull_back;
 use crate::ir::{Graph, GraphBuilder, NodeRef, OpError, PortInfo, TensorType, TypeError, Value, Values};
-use crate::ops::{Analysis, CustomVjp, Op, Primitive, ValueFacts};
+use crate::ops::{Analysis, CustomVjp, Op, Primitive, ValueFacts, VjpContext};
 
 /// Pushes the transpose of `graph` with respect to the inputs that have no operand: from one cotangent for each output
 /// (`None` for zero) to one for each input.
@@ -32,7 +31,7 @@ pub fn transpose(
     let mut argument =
         |(operand, ty): (&Option<Value>, &TensorType)| operand.unwrap_or_else(|| builder.splat(ty.clone(), 0.0));
     let arguments: Vec<Value> = operands.iter().zip(graph.input_types()).map(&mut argument).collect();
-    Tape::record(builder, graph, &arguments, &linear, &wanted)?.pullback(builder, cotangents)
+    pull_back(builder, graph, &arguments, &linear, cotangents)
 }
 
 /// Checks that the wanted outputs of a graph are linear in the inputs marked.
@@ -147,6 +146,7 @@ fn why_not_linear(
         cotangents: &cotangents,
         needs: depends,
         gradients: &mut gradients,
+        definition: pull_back,
     })?;
     if depends.iter().zip(&gradients).any(|(&depends, gradient)| depends && gradient.is_none()) {
         return Ok(Some(UNDIFFERENTIABLE));

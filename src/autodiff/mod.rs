@@ -28,7 +28,6 @@
 //! | custom VJP | the hand-written rule | the transpose of the hand-written rule |
 
 mod activity;
-mod context;
 mod cut;
 mod error;
 mod forward;
@@ -40,7 +39,6 @@ mod pieces;
 mod reverse;
 mod weights;
 
-pub use context::{JvpContext, VjpContext};
 pub use error::GradientError;
 pub use forward::jvp;
 pub use linear::{check as check_linear, transpose};

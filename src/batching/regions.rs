@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Batched, Demand, Mapping, aligned, batch_in_front, walk};
+use super::{Demand, Mapping, walk};
 use crate::ir::{Graph, GraphBuilder, InternalError, OpError, TensorType, Value};
 use crate::ops::{
-    Analysis, Call, Checkpoint, Cond, CustomVjp, Direction, Often, Op, ReduceKind, RegionKind, Scan, Select,
-    ValueFacts, While,
+    Analysis, Batched, Call, Checkpoint, Cond, CustomVjp, Direction, Often, Op, ReduceKind, RegionKind, Scan, Select,
+    ValueFacts, While, aligned, batch_in_front,
 };
 
 type Results = Result<SmallVec<[Batched; 2]>, OpError>;

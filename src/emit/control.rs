@@ -10,9 +10,9 @@ use meshloom_hlo::analysis::trip_count::STATED_ITERATIONS;
 use meshloom_hlo::proto::FrontendAttributes;
 use smallvec::SmallVec;
 
-use super::{Emitter, Ids, InstructionId, sanitize};
+use super::{Emitter, Ids, sanitize};
 use crate::ir::{DType, Graph, NodeRef, TensorType};
-use crate::ops::{Call, Cond, Scan, While, to_i64};
+use crate::ops::{Call, Cond, InstructionId, Scan, While, to_i64};
 
 impl Emitter {
     /// Writes the body of the region op that is being emitted into the open computation.
@@ -64,7 +64,7 @@ impl Emitter {
     }
 
     /// Adds the number of the device to what a computation returns, where that tells which of two calls comes first
-    /// ([`EmitContext::emit_crossing`](super::EmitContext)).
+    /// (`crossing.rs`).
     fn pass_place_on(&mut self, place: Option<InstructionId>, types: &mut Vec<&TensorType>, outputs: &mut Ids) {
         static PLACE: TensorType = TensorType { dtype: DType::U32, dims: SmallVec::new_const() };
         if place.is_some() && self.orders_by_place() {

@@ -3,9 +3,10 @@
 use meshloom_hlo::crossing::{Combine, Crossing, CrossingKind, TARGET};
 use meshloom_hlo::{proto, shape};
 
-use super::{EmitContext, Emitter, InstructionId};
+use super::Emitter;
+use super::node::NodeEmitter;
 use crate::ir::{DType, Graph, TensorType};
-use crate::ops::{Devices, Group, Op, ReduceKind};
+use crate::ops::{Devices, EmitContext, Group, InstructionId, Op, ReduceKind};
 
 impl Emitter {
     /// Whether the devices of a group lie in several processes.
@@ -34,7 +35,7 @@ impl Emitter {
     }
 }
 
-impl EmitContext<'_> {
+impl NodeEmitter<'_> {
     pub(super) fn crosses(&self, group: &Group) -> bool {
         self.emitter.crosses(group)
     }

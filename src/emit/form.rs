@@ -4,10 +4,10 @@ use meshloom_hlo::LOCAL_SHAPES;
 use meshloom_hlo::proto::FrontendAttributes;
 use rustc_hash::FxHashSet;
 
+use super::Emitter;
 use super::sharding::mesh_attribute;
-use super::{Emitter, InstructionId};
 use crate::ir::{DType, Graph, InternalError, TensorType};
-use crate::ops::{Op, RaggedDot, RaggedForm};
+use crate::ops::{InstructionId, Op, RaggedDot, RaggedForm};
 
 /// How the module of a partitioned program says that it is the program of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -13,17 +13,15 @@ mod collective;
 mod control;
 mod crossing;
 mod form;
-mod helpers;
+mod node;
 mod sharding;
 mod writer;
 
 pub use collective::device_groups;
 pub use form::ProgramForm;
 pub(crate) use form::needs_local_form;
-pub use helpers::comparison_type;
 pub use meshloom_hlo::GroupFormat;
 pub use sharding::{Annotation, op_sharding};
-pub use writer::{ComputationId, InstructionId};
 
 use std::sync::Arc;
 
@@ -31,17 +29,14 @@ use prost::Message;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use meshloom_hlo::literal_proto;
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::{self, HloInstructionProto};
+use meshloom_hlo::{literal_proto, number_bytes};
 
 use self::sharding::{manual, result_attribute};
 use self::writer::{EncodedShape, MODULE_HOST_PROGRAM_SHAPE, Metadata, ModuleWriter, put_bytes};
-use crate::ir::{
-    DType, Graph, GraphBuilder, InternalError, Literal, NodeRef, OpError, Origin, Phase, PortInfo, Scope, Spec,
-    TensorType, Value, Values,
-};
-use crate::ops::{ArgReduceKind, Memory, RegionKind};
+use crate::ir::{DType, Graph, InternalError, NodeRef, Origin, Phase, PortInfo, Scope, Spec, TensorType};
+use crate::ops::{ComputationId, InstructionId, RegionKind};
 
 /// What emission needs beside the graph.
 #[derive(Clone, Copy, Debug, Default)]
@@ -374,15 +369,10 @@ impl Emitter {
             Some(RegionKind::CustomVjp(custom)) => self.region(&custom.primal, operands),
             Some(RegionKind::Scan(scan)) => self.scan(graph, node, scan, operands),
             Some(RegionKind::While(op)) => self.while_loop(op, operands),
-            None => {
-                let values: Values = node.results().collect();
-                let results = SmallVec::from_elem(UNSET, values.len());
-                let mut context = EmitContext { emitter: self, graph, node, operands, values, results };
-                if let Some(primitive) = node.op().as_primitive() {
-                    primitive.emit(&mut context);
-                }
-                context.results
-            }
+            None => match node.op().as_primitive() {
+                Some(primitive) => self.primitive(graph, node, primitive, operands),
+                None => Ids::new(),
+            },
         }
     }
 
@@ -465,12 +455,11 @@ impl Emitter {
 
     /// A scalar constant from a number.
     fn number(&mut self, dtype: DType, number: f64) -> InstructionId {
-        let (bytes, count) = crate::ops::Splat::new(TensorType::scalar(dtype), number).element_bytes();
-        self.scalar_constant(dtype, &bytes[..count])
+        self.scalar_constant(dtype, &number_bytes(dtype, number)[..dtype.byte_count()])
     }
 
     /// The computation of a variadic reduce over (value, position): the better value, or the lower position of equals.
-    fn arg_reduce_combiner(&mut self, kind: ArgReduceKind, dtype: DType) -> ComputationId {
+    fn arg_reduce_combiner(&mut self, better: &str, dtype: DType) -> ComputationId {
         let (value, index) = (TensorType::scalar(dtype), TensorType::scalar(DType::S32));
         let flag = TensorType::scalar(DType::Pred);
         self.open();
@@ -480,8 +469,7 @@ impl Emitter {
             self.writer.commit()
         });
         let writer = &mut self.writer;
-        let direction = if kind == ArgReduceKind::Max { "GT" } else { "LT" };
-        let better = writer.compare(direction, dtype, [best, next]);
+        let better = writer.compare(better, dtype, [best, next]);
         // Only NaN differs from itself; it counts as extreme, as in a plain max or min.
         let is_nan = writer.compare("NE", dtype, [best, best]);
         let keep = writer.instruction("or", &flag, &[better, is_nan]);
@@ -511,213 +499,4 @@ fn sanitize(name: &str) -> String {
         clean.insert(0, '_');
     }
     clean
-}
-
-/// One node as its op's `emit` rule sees it.
-pub struct EmitContext<'e> {
-    emitter: &'e mut Emitter,
-    graph: &'e Graph,
-    node: NodeRef<'e>,
-    operands: &'e [InstructionId],
-    /// The node's results.
-    values: Values,
-    /// What they became.
-    results: Ids,
-}
-
-impl EmitContext<'_> {
-    /// The instruction that an operand became.
-    pub fn operand_id(&self, index: usize) -> InstructionId {
-        self.operands[index]
-    }
-
-    /// A channel of its own for a collective.
-    pub(super) fn next_channel(&mut self) -> i64 {
-        self.emitter.channels += 1;
-        self.emitter.channels
-    }
-
-    /// The mesh of a partitioned graph that XLA knows (one device where there is none): the part within a process where
-    /// there are several. And how collectives name its devices.
-    pub(super) fn partitioned_over(&self) -> (Mesh, GroupFormat) {
-        let mesh = self.emitter.mesh.clone().unwrap_or_default();
-        match self.emitter.processes {
-            0 | 1 => (mesh, self.emitter.groups),
-            processes => (mesh.within_process(processes), self.emitter.groups),
-        }
-    }
-
-    /// The type of an operand.
-    pub fn operand_type(&self, index: usize) -> &TensorType {
-        self.graph.ty(self.node.operands()[index])
-    }
-
-    /// Notes that the rule cannot go on, which is a defect; what it returns stands for an instruction.
-    #[track_caller]
-    pub(crate) fn fail(&mut self, expected: &str) -> InstructionId {
-        let error = InternalError::new(self.node.op().name(), expected).at(self.node.origin());
-        self.emitter.defect.get_or_insert(error);
-        UNSET
-    }
-
-    /// States what a result became.
-    pub fn set_result(&mut self, index: usize, id: InstructionId) {
-        self.results[index] = id;
-    }
-
-    /// The rule of an op that other ops can express: `definition` makes its results, whose instructions are written in
-    /// its place.
-    pub fn by_definition(&mut self, definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Values, OpError>) {
-        let types: Vec<TensorType> = self.node.operands().iter().map(|&value| self.graph.ty(value).clone()).collect();
-        match GraphBuilder::definition(self.node.origin(), types, definition) {
-            Ok(graph) => self.results = self.emitter.body(&graph, self.operands),
-            Err(error) => {
-                self.fail(&error.to_string());
-            }
-        }
-    }
-
-    /// One instruction with all operands and no attributes.
-    pub fn simple(&mut self, opcode: &str) {
-        self.begin(opcode);
-        self.finish();
-    }
-
-    /// Starts an instruction with all operands and the type of result 0; [`EmitContext::finish`] ends it.
-    pub fn begin(&mut self, opcode: &str) -> &mut HloInstructionProto {
-        self.begin_with(opcode, 0, self.operands)
-    }
-
-    /// Starts an instruction with chosen operands and the type of a result; [`EmitContext::finish`] ends it.
-    pub fn begin_with(&mut self, opcode: &str, result: usize, operands: &[InstructionId]) -> &mut HloInstructionProto {
-        let ty = self.graph.ty(self.values[result]);
-        self.emitter.begin(opcode, ty, operands)
-    }
-
-    /// Ends the instruction begun, which is result 0.
-    pub fn finish(&mut self) {
-        self.results[0] = self.emitter.writer.commit();
-    }
-
-    /// Names the collective begun by its channel, which counts the collectives of a module: the name by which the
-    /// ledger knows it.
-    pub(super) fn mark_collective(&mut self, opcode: &str, channel: i64) {
-        self.emitter.in_order();
-        self.emitter.writer.set_name(&format!("{opcode}.{channel}"));
-    }
-
-    /// Makes result 0 the operand itself.
-    pub fn forward_operand(&mut self) {
-        self.results[0] = self.operands[0];
-    }
-
-    /// A scalar constant from its bytes.
-    pub fn scalar_constant(&mut self, dtype: DType, bytes: &[u8]) -> InstructionId {
-        self.emitter.scalar_constant(dtype, bytes)
-    }
-
-    /// A scalar constant from a number.
-    pub fn number(&mut self, dtype: DType, number: f64) -> InstructionId {
-        self.emitter.number(dtype, number)
-    }
-
-    /// A computation of two scalars by one opcode.
-    pub fn combiner(&mut self, opcode: &'static str, dtype: DType) -> ComputationId {
-        self.emitter.writer.combiner(opcode, dtype)
-    }
-
-    /// A computation of two scalars that returns the second.
-    pub fn replacer(&mut self, dtype: DType) -> ComputationId {
-        self.emitter.writer.replacer(dtype)
-    }
-
-    /// A computation of two scalars that returns log(exp + exp), with the larger taken out.
-    pub fn log_add_exp(&mut self, dtype: DType) -> ComputationId {
-        self.emitter.writer.scalar_computation("log_add_exp", dtype, |writer, [lhs, rhs]| {
-            let number = TensorType::scalar(dtype);
-            let larger = writer.instruction("maximum", &number, &[lhs, rhs]);
-            let difference = writer.instruction("subtract", &number, &[lhs, rhs]);
-            let distance = writer.instruction("abs", &number, &[difference]);
-            let exponent = writer.instruction("negate", &number, &[distance]);
-            let power = writer.instruction("exponential", &number, &[exponent]);
-            let rest = writer.instruction("log-plus-one", &number, &[power]);
-            let sum = writer.instruction("add", &number, &[larger, rest]);
-            // The difference of equal infinities is undefined: their sum is the infinity, and NaN for NaN.
-            let undefined = writer.compare("NE", dtype, [difference, difference]);
-            let plain = writer.instruction("add", &number, &[lhs, rhs]);
-            writer.instruction("select", &number, &[undefined, plain, sum])
-        })
-    }
-
-    /// A dense constant as result 0.
-    pub fn literal(&mut self, value: &Literal) {
-        let value = literal_proto(value.ty(), value.bytes());
-        self.begin("constant").literal = Some(value.into());
-        self.finish();
-    }
-
-    /// An optimization barrier over all operands, which it makes the results.
-    pub(crate) fn emit_barrier(&mut self) {
-        if self.operands.len() == 1 {
-            return self.simple("opt-barrier");
-        }
-        let (graph, node) = (self.graph, self.node);
-        let types: Vec<&TensorType> = node.results().map(|value| graph.ty(value)).collect();
-        let tuple = self.emitter.tuple(&types, self.operands);
-        self.emitter.begin_tuple("opt-barrier", types.iter().copied(), &[tuple]);
-        let guarded = self.emitter.writer.commit();
-        self.results = self.emitter.elements(guarded, types);
-    }
-
-    /// A custom call that places its result in a memory, as JAX writes it (XLA: `convert_memory_placement_to_internal_
-    /// annotations.cc`, `host_offloader.cc`), or nothing where there is no host memory.
-    pub(crate) fn emit_move(&mut self, memory: Memory) {
-        if !self.emitter.host_memory {
-            return self.forward_operand();
-        }
-        let place = match memory {
-            Memory::Device => "device",
-            Memory::Host => "pinned_host",
-        };
-        let instruction = self.begin("custom-call");
-        instruction.custom_call_target.push_str("annotate_device_placement");
-        instruction.custom_call_has_side_effect = true;
-        let map = [("_xla_buffer_placement".to_owned(), place.to_owned())].into();
-        instruction.frontend_attributes = Some(proto::FrontendAttributes { map });
-        self.finish();
-    }
-
-    /// A `Sharding` custom call, or nothing in a program for one device.
-    pub(crate) fn emit_reshard(&mut self, spec: &Spec) {
-        let Some(mesh) = self.emitter.mesh.clone() else { return self.forward_operand() };
-        let annotation = self.emitter.annotation;
-        let instruction = self.begin("custom-call");
-        instruction.custom_call_target.push_str("Sharding");
-        annotation.write_constraint(&mesh, spec, instruction);
-        self.finish();
-    }
-
-    /// A fold of pairs (operand, position), which starts at the worst value and position `start`; `describe` adds the
-    /// opcode's own attributes. Result 0 is the position of the best value, the first of equals.
-    pub(crate) fn arg_reduce(
-        &mut self,
-        kind: ArgReduceKind,
-        opcode: &str,
-        positions: InstructionId,
-        start: f64,
-        describe: impl FnOnce(&mut HloInstructionProto),
-    ) {
-        let dtype = self.operand_type(0).dtype;
-        let combiner = self.emitter.arg_reduce_combiner(kind, dtype);
-        let worst = self.number(dtype, kind.reduction().identity(dtype));
-        let start = self.number(DType::S32, start);
-        let index_type = self.result_type(0).clone();
-        let value_type = index_type.with_dtype(dtype);
-        let operands = [self.operands[0], positions, worst, start];
-        let reduce = self.emitter.begin_tuple(opcode, [&value_type, &index_type], &operands);
-        describe(reduce);
-        reduce.called_computation_ids.push(combiner);
-        let pair = self.emitter.writer.commit();
-        self.results[0] = self.emitter.element(pair, 1, &index_type);
-    }
 }

@@ -13,14 +13,8 @@ use rustc_hash::FxHashMap;
 use meshloom_hlo::proto::{self, HloInstructionProto, LiteralProto, ShapeProto};
 use meshloom_hlo::shape;
 
-use super::comparison_type;
 use crate::ir::{DType, TensorType};
-
-/// Id of an instruction, unique in its module.
-pub type InstructionId = i64;
-
-/// Id of a computation, unique in its module.
-pub type ComputationId = i64;
+use crate::ops::{ComputationId, InstructionId};
 
 /// A computation being written: its instructions, encoded.
 struct Computation {
@@ -255,7 +249,7 @@ impl ModuleWriter {
     pub(super) fn compare(&mut self, direction: &str, dtype: DType, operands: [InstructionId; 2]) -> InstructionId {
         let instruction = self.begin("compare", &TensorType::scalar(DType::Pred), &operands);
         instruction.comparison_direction.push_str(direction);
-        instruction.comparison_type.push_str(comparison_type(dtype));
+        instruction.comparison_type.push_str(dtype.comparison_type());
         self.commit()
     }
 

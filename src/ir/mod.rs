@@ -47,5 +47,5 @@ pub use graph::{AxisNames, Definition, Graph, NodeRef, PortInfo};
 pub use meshloom_hlo::{DType, Dims, Element, F8E4M3FN, F8E5M2, Literal, LiteralError, S4, TensorType, U4};
 pub use spec::{Axes, Role, Spec, SpecDisplay, SpecError};
 pub(crate) use text::{Attribute, Attributes, OpReader, OpText, Printer, Reader, attributes, op_text, word_attribute};
-pub use text::{GraphTextError, GraphTextOptions};
+pub use text::{GraphTextError, GraphTextOptions, OpName};
 pub use verify::{VerifyError, verify};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::{AttentionKernel, ExpertsKernel, Kernels, OwnKernels, blockwise, cudnn, grouped, mosaic, ragged};
-use crate::ir::{Graph, GraphCopy, Name, NodeRef, OpError, TensorType};
-use crate::ops::{AttentionForm, KernelCall, KernelImplementation, Op, OpName, RaggedDot};
+use crate::ir::{Graph, GraphCopy, Name, NodeRef, OpError, OpName, TensorType};
+use crate::ops::{AttentionForm, KernelCall, KernelImplementation, Op, RaggedDot};
 use crate::trace::TraceError;
 
 /// What computes an op of a program.

@@ -127,7 +127,7 @@ impl Primitive for Clamp {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         // HLO's clamp takes scalars for bounds, but XLA's CPU backend fails to compile one that stands alone.
         let ty = context.operand_type(OPERAND).clone();
         let operands = [LOW, OPERAND, HIGH].map(|index| {

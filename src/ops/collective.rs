@@ -125,8 +125,8 @@ impl Primitive for AllGather {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_all_gather(&self.group, self.dim);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.all_gather(&self.group, self.dim);
     }
 }
 
@@ -143,8 +143,8 @@ impl Primitive for AllReduce {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_all_reduce(&self.group, self.kind);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.all_reduce(&self.group, self.kind);
     }
 }
 
@@ -166,8 +166,8 @@ impl Primitive for ReduceScatter {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_reduce_scatter(self);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.reduce_scatter(&self.group, self.dim);
     }
 }
 
@@ -184,8 +184,8 @@ impl Primitive for AllToAll {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_all_to_all(&self.group, self.dim);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.all_to_all(&self.group, self.dim);
     }
 }
 
@@ -209,8 +209,8 @@ impl Primitive for CollectivePermute {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_permute(&self.group, &self.pairs);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.collective_permute(&self.group, &self.pairs);
     }
 }
 
@@ -226,7 +226,7 @@ impl Primitive for AxisIndex {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_axis_index(&self.group);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.axis_index(&self.group);
     }
 }

@@ -342,7 +342,7 @@ impl Primitive for Convolution {
         context.apply(Convolution { feature_groups: feature_groups.max(1), ..self.clone() })
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let space: Vec<i64> = (0..self.windows.len()).map(|dim| dim as i64 + 2).collect();
         let numbers = proto::ConvolutionDimensionNumbers {
             input_batch_dimension: 0,

@@ -201,7 +201,7 @@ impl Primitive for Cumulative {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let ty = context.operand_type(0).clone();
         let length = ty.dims[self.axis];
         if length <= 1 {

@@ -225,7 +225,7 @@ impl Primitive for CustomCall {
     // Nothing is known of the target, so every device calls it with whole operands.
     rules!(factors: replicated, batch: refused, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let operands = context.operand_ids();
         let operand_shape = |index: usize| shape_with(context.operand_type(index), self.operand_layouts.get(index));
         let shapes = (0..operands.len()).map(operand_shape).collect();

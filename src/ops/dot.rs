@@ -2,8 +2,7 @@
 
 use super::rules::*;
 use super::shape::inverse;
-use super::{AxisList, OperandClass, ReduceKind, after_batch, complement, to_i64, with_batch};
-use crate::batching::batch_in_front;
+use super::{AxisList, OperandClass, ReduceKind, after_batch, batch_in_front, complement, to_i64, with_batch};
 use crate::hlo::proto;
 
 /// Which dimensions a dot pairs up.
@@ -275,7 +274,7 @@ impl Primitive for DotGeneral {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let list = |axes: &AxisList| to_i64(axes).collect();
         let numbers = proto::DotDimensionNumbers {
             lhs_contracting_dimensions: list(&self.dims.lhs_contract),

@@ -105,7 +105,7 @@ impl Primitive for DynamicSlice {
         context.apply_to(DynamicSlice { sizes }, &operands)
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("dynamic-slice").dynamic_slice_sizes.extend(to_i64(&self.sizes));
         context.finish();
     }
@@ -181,7 +181,7 @@ impl Primitive for DynamicUpdateSlice {
         Ok(())
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.simple("dynamic-update-slice");
     }
 }

@@ -397,7 +397,7 @@ impl Primitive for Gather {
         context.apply_to(super::Select, &[inside, found, nothing])
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let list = |axes: &[usize]| to_i64(axes).collect();
         let numbers = proto::GatherDimensionNumbers {
             offset_dims: list(&self.dims.offset_dims),
@@ -643,7 +643,7 @@ impl Primitive for Scatter {
         context.apply_to(scatter, &operands)
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let list = |axes: &[usize]| to_i64(axes).collect();
         let numbers = proto::ScatterDimensionNumbers {
             update_window_dims: list(&self.dims.offset_dims),
@@ -662,7 +662,7 @@ impl Primitive for Scatter {
             Some(kind) => context.combiner(kind.name(), dtype),
             None => context.replacer(dtype),
         };
-        let wide = |context: &mut EmitContext<'_>, index: usize| {
+        let wide = |context: &mut dyn EmitContext, index: usize| {
             let ty = context.operand_type(index).with_dtype(dtype);
             let operand = context.operand_id(index);
             if is_narrow { context.instruction("convert", &ty, &[operand]) } else { operand }

@@ -2,6 +2,7 @@
 
 use super::rules::*;
 use super::{AxisList, Effect, Linear, Memory, Operands, Zeros};
+use crate::hlo::proto::FrontendAttributes;
 use crate::ir::{AxisNames, Name, Role, Spec};
 use meshloom_hlo::message::counted;
 
@@ -69,8 +70,15 @@ impl Primitive for Barrier {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_barrier();
+    fn emit(&self, context: &mut dyn EmitContext) {
+        let operands = context.operand_ids();
+        if operands.len() == 1 {
+            return context.simple("opt-barrier");
+        }
+        context.begin_all("tuple", &operands);
+        let tuple = context.commit();
+        context.begin_all("opt-barrier", &[tuple]);
+        context.finish_all();
     }
 }
 
@@ -153,7 +161,7 @@ crate::ir::op_text!(StopGradient = "stop-gradient" {});
 impl Primitive for Named {
     rules!(infer: identity, facts: IDENTITY, derivatives: passed_on, factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.forward_operand();
     }
 }
@@ -169,8 +177,22 @@ impl Primitive for MoveTo {
     // Only the value itself is moved: cotangents and tangents are used where they arise.
     rules!(derivatives: passed_on, factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_move(self.0);
+    /// A custom call that places its result in a memory, as JAX writes it (XLA: `convert_memory_placement_to_internal_
+    /// annotations.cc`, `host_offloader.cc`), or nothing where there is no host memory.
+    fn emit(&self, context: &mut dyn EmitContext) {
+        if !context.has_host_memory() {
+            return context.forward_operand();
+        }
+        let place = match self.0 {
+            Memory::Device => "device",
+            Memory::Host => "pinned_host",
+        };
+        let instruction = context.begin("custom-call");
+        instruction.custom_call_target.push_str("annotate_device_placement");
+        instruction.custom_call_has_side_effect = true;
+        let map = [("_xla_buffer_placement".to_owned(), place.to_owned())].into();
+        instruction.frontend_attributes = Some(FrontendAttributes { map });
+        context.finish();
     }
 }
 
@@ -201,14 +223,14 @@ impl Primitive for WithAxes {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         // What the batch is called, a dimension of an example is not: it is the batch that is split so.
-        let batch = context.axis_name();
+        let batch = context.axis_name;
         let of_example = self.names.iter().map(|&name| if name == batch { Name::default() } else { name });
         context.all(WithAxes { names: std::iter::once(batch).chain(of_example).collect(), ..self.clone() })
     }
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.forward_operand();
     }
 }
@@ -240,15 +262,15 @@ impl Primitive for Reshard {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_reshard(&self.spec);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.reshard(&self.spec);
     }
 }
 
 impl Primitive for StopGradient {
     rules!(infer: identity, facts: IDENTITY, derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.forward_operand();
     }
 }

@@ -260,7 +260,7 @@ impl Primitive for KernelCall {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.by_definition(|builder, operands| self.define(builder, operands));
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.by_definition(&|builder, operands| self.define(builder, operands));
     }
 }

@@ -1,15 +1,17 @@
 //! The table of all primitives. One op, one place: everything the compiler must know about an op stands in one file.
 //!
 //! [`Primitive`] has no default bodies, so a missing rule is a compile error, and no pass lists ops: it asks for their
-//! [`Facts`]. Ops with regions ([`Scan`], [`While`], [`Cond`], [`Call`], [`Checkpoint`], [`CustomVjp`]) are
-//! [`RegionOp`]s: they have [data-flow edges](Edge) instead of rules, which is all that most passes need to know of
-//! them.
+//! [`Facts`]. What a rule sees of a node and may ask for is declared here too ([`EmitContext`] and the like), and
+//! provided by who applies the rule. Ops with regions ([`Scan`], [`While`], [`Cond`], [`Call`], [`Checkpoint`],
+//! [`CustomVjp`]) are [`RegionOp`]s: they have [data-flow edges](Edge) instead of rules, which is all that most passes
+//! need to know of them.
 
 mod attention;
 mod build;
 mod collective;
 mod clamp;
 mod constant;
+mod context;
 mod convolution;
 mod custom_call;
 mod cumulative;
@@ -25,6 +27,7 @@ mod gather;
 mod group;
 mod identity;
 mod kernel;
+mod parts;
 mod ragged;
 mod random;
 mod reduce;
@@ -49,6 +52,11 @@ pub use attention::{
 pub use clamp::Clamp;
 pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, ReduceScatter};
 pub use constant::{Constant, Iota, Number, Splat};
+pub use context::{
+    BatchContext, Batched, ComputationId, EmitBody, EmitCollectives, EmitContext, EmitDefinition, InstructionId,
+    JvpContext, PartitionContext, Stretch, VjpContext,
+};
+pub(crate) use context::{PartitionPorts, aligned, batch_in_front};
 pub use convolution::{Convolution, Window};
 pub use cumulative::{Cumulative, CumulativeKind};
 pub use custom_call::{CustomCall, CustomCallApi, KernelCost, MemoryLayout};
@@ -83,23 +91,15 @@ pub use sort::{Sort, TopK};
 use reduce_window::window_proto;
 use shape::slice_dimensions;
 
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
-use crate::ir::{Attributes, Dims, Graph, GraphTextError, OpError, OpReader, OpText, Printer, TensorType, TypeError};
-use crate::partition::PartitionContext;
+use crate::ir::{
+    Attributes, Dims, Graph, GraphTextError, OpError, OpName, OpReader, OpText, Printer, TensorType, TypeError,
+};
 
 /// A few axis numbers.
 pub type AxisList = SmallVec<[usize; 4]>;
 
 /// The types of an op's results.
 pub type ResultTypes = SmallVec<[TensorType; 1]>;
-
-/// An op has a name. Its line `op_text!` states it, with the attributes.
-pub trait OpName {
-    /// The name in text forms and messages: HLO's opcode where there is one.
-    fn name(&self) -> &'static str;
-}
 
 /// What the compiler must know about an op without regions.
 pub trait Primitive: OpName {
@@ -143,7 +143,7 @@ pub trait Primitive: OpName {
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError>;
 
     /// The op as HLO instructions.
-    fn emit(&self, context: &mut EmitContext<'_>);
+    fn emit(&self, context: &mut dyn EmitContext);
 }
 
 macro_rules! op_table {

@@ -10,9 +10,7 @@
 use smallvec::SmallVec;
 
 use super::rules::*;
-use super::{Precision, ReduceKind, WindowDim, window_proto};
-use crate::batching::batch_in_front;
-use crate::emit::InstructionId;
+use super::{InstructionId, Precision, ReduceKind, WindowDim, batch_in_front, window_proto};
 use crate::hlo::proto;
 
 /// Which dimension the groups divide.
@@ -256,7 +254,7 @@ impl Primitive for RaggedDot {
     /// of rows in its place where that is faster.
     ///
     /// XLA's own instruction `ragged-dot` costs neither on TPU. The CPU plugins do not run it.
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         if self.form == RaggedForm::Instruction {
             return self.emit_instruction(context);
         }
@@ -296,7 +294,7 @@ impl Primitive for RaggedDot {
 }
 
 impl RaggedDot {
-    fn emit_instruction(&self, context: &mut EmitContext<'_>) {
+    fn emit_instruction(&self, context: &mut dyn EmitContext) {
         let (lhs_contracting, rhs_contracting) = match self.mode {
             RaggedMode::Rows => (1, 1),
             RaggedMode::Transposed => (1, 2),
@@ -320,7 +318,7 @@ impl RaggedDot {
     }
 
     /// Whether row `m` is in group `g`: `pred` `[.., g, m, k]`.
-    fn membership(&self, context: &mut EmitContext<'_>, masked: &TensorType, sizes: &TensorType) -> InstructionId {
+    fn membership(&self, context: &mut dyn EmitContext, masked: &TensorType, sizes: &TensorType) -> InstructionId {
         let r = self.leading_count();
         let ends = cumulative_sum(context, sizes);
         let own = context.operand_id(2);
@@ -344,7 +342,7 @@ fn batch_behind(builder: &mut GraphBuilder, value: Value, count: usize) -> Resul
 }
 
 /// The inclusive cumulative sum of operand 2 along its last dimension, as a window that reaches back to the start.
-fn cumulative_sum(context: &mut EmitContext<'_>, ty: &TensorType) -> InstructionId {
+fn cumulative_sum(context: &mut dyn EmitContext, ty: &TensorType) -> InstructionId {
     let combiner = context.combiner("add", ty.dtype);
     let (operand, zero) = (context.operand_id(2), context.number(ty.dtype, 0.0));
     let last = ty.rank() - 1;

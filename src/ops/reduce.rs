@@ -1,7 +1,10 @@
 //! Reductions.
 
 use super::rules::*;
-use super::{AxisList, Binary, BinaryKind, Class, Direction, ReduceKind, after_batch, complement, to_i64};
+use super::{
+    AxisList, Binary, BinaryKind, Class, Direction, InstructionId, ReduceKind, after_batch, complement, to_i64,
+};
+use crate::hlo::proto::HloInstructionProto;
 
 crate::ir::word_attribute!(ReduceKind, ReduceKind::ALL, |kind| kind.combiner().name());
 
@@ -153,7 +156,7 @@ impl Primitive for Reduce {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let dtype = context.operand_type(0).dtype;
         let identity = context.number(dtype, self.kind.identity(dtype));
         let combiner = context.combiner(self.kind.combiner().name(), dtype);
@@ -233,11 +236,38 @@ impl Primitive for ArgReduce {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let positions = context.operand_type(0).with_dtype(DType::S32);
         let positions = context.positions(&positions, self.axis);
-        context.arg_reduce(self.kind, "reduce", positions, 0.0, |instruction| {
+        emit_arg_reduce(context, self.kind, ("reduce", positions, 0.0), |instruction| {
             instruction.dimensions.push(self.axis as i64);
         });
     }
+}
+
+/// A fold of pairs (operand, position) by an opcode, which starts at the worst value and the position given; `describe`
+/// adds the opcode's own attributes. Result 0 is the position of the best value, the first of equals.
+pub(super) fn emit_arg_reduce(
+    context: &mut dyn EmitContext,
+    kind: ArgReduceKind,
+    (opcode, positions, start): (&str, InstructionId, f64),
+    describe: impl FnOnce(&mut HloInstructionProto),
+) {
+    let dtype = context.operand_type(0).dtype;
+    let better = match kind {
+        ArgReduceKind::Max => Direction::Gt,
+        ArgReduceKind::Min => Direction::Lt,
+    };
+    let combiner = context.arg_reduce_combiner(better.name(), dtype);
+    let worst = context.number(dtype, kind.reduction().identity(dtype));
+    let start = context.number(DType::S32, start);
+    let index_type = context.result_type(0).clone();
+    let value_type = index_type.with_dtype(dtype);
+    let operands = [context.operand_id(0), positions, worst, start];
+    let reduce = context.begin_tuple(opcode, &[&value_type, &index_type], &operands);
+    describe(reduce);
+    reduce.called_computation_ids.push(combiner);
+    let pair = context.commit();
+    let position = context.element(pair, 1, &index_type);
+    context.set_result(0, position);
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::reduce::emit_arg_reduce;
 use super::rules::*;
 use super::shape::inverse;
 use super::{
@@ -291,7 +292,7 @@ impl Primitive for ReduceWindow {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let dtype = context.operand_type(0).dtype;
         let identity = context.number(dtype, self.kind.identity(dtype));
         let combiner = context.combiner(self.kind.combiner().name(), dtype);
@@ -342,7 +343,7 @@ impl Primitive for ArgReduceWindow {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let operand = context.operand_type(0).clone();
         let windowed: AxisList = (0..operand.rank()).filter(|&dim| self.window[dim] != WindowDim::ONE).collect();
         let sizes: Dims = windowed.iter().map(|&dim| operand.dims[dim]).collect();
@@ -350,7 +351,7 @@ impl Primitive for ArgReduceWindow {
         let positions = context.positions(&flat, 0);
         let positions = context.instruction("reshape", &TensorType { dtype: DType::S32, dims: sizes }, &[positions]);
         let positions = context.broadcast(&operand.with_dtype(DType::S32), positions, &windowed);
-        context.arg_reduce(self.kind, "reduce-window", positions, i32::MAX.into(), |instruction| {
+        emit_arg_reduce(context, self.kind, ("reduce-window", positions, i32::MAX.into()), |instruction| {
             instruction.window = Some(window_proto(&self.window));
         });
     }

@@ -9,8 +9,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::edges::{Edge, Executions, Port, Source, Target, loop_edges, plain_edges};
 use super::rules::refuse_if;
-use super::{AxisList, Op, OpName, RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
-use crate::ir::{Attribute, DType, Graph, GraphTextError, Printer, Reader, TensorType, TypeError, Value};
+use super::{AxisList, Op, RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
+use crate::ir::{Attribute, DType, Graph, GraphTextError, OpName, Printer, Reader, TensorType, TypeError, Value};
 
 /// The bodies of an op.
 pub type Bodies<'a> = SmallVec<[&'a Arc<Graph>; 3]>;

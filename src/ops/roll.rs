@@ -1,8 +1,7 @@
 //! Cyclic shifts.
 
 use super::rules::*;
-use super::{SliceDim, slice_dimensions};
-use crate::partition::Stretch;
+use super::{SliceDim, Stretch, slice_dimensions};
 
 /// Moves the elements of one dimension `shift` places on; those that leave it at the end come in again at the start, so
 /// `result[i] = operand[(i - shift) mod size]`.
@@ -57,7 +56,7 @@ impl Primitive for Roll {
         Ok(())
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let ty = context.operand_type(0).clone();
         let size = ty.dims[self.axis];
         let distance = if size == 0 { 0 } else { self.shift.rem_euclid(size as i64) as usize };

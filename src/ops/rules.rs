@@ -1,14 +1,10 @@
 //! What the files of all ops use: the contexts of the rules, types and checks, and the rules that many ops share.
 
 pub(super) use super::{
-    FactorKind, FactorRule, Facts, OpName, Primitive, ResultTypes, expect_axes, expect_dims, expect_dtype,
-    expect_operands, expect_rank, one,
+    BatchContext, EmitContext, FactorKind, FactorRule, Facts, JvpContext, PartitionContext, Primitive, ResultTypes,
+    VjpContext, expect_axes, expect_dims, expect_dtype, expect_operands, expect_rank, one,
 };
-pub(super) use crate::autodiff::{JvpContext, VjpContext};
-pub(super) use crate::batching::BatchContext;
-pub(super) use crate::emit::EmitContext;
-pub(super) use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value, Values};
-pub(super) use crate::partition::PartitionContext;
+pub(super) use crate::ir::{DType, Dims, GraphBuilder, OpError, OpName, TensorType, TypeError, Value, Values};
 
 /// Refuses attributes that do not fit the operands, with a message as `format!` makes it.
 macro_rules! refuse_if {

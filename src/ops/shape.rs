@@ -6,11 +6,10 @@ use meshloom_hlo::message::counted;
 
 use super::rules::*;
 use super::{
-    AxisList, Class, CollectivePermute, Operands, ReduceKind, Select, after_batch, batched_dims, complement,
+    AxisList, Class, CollectivePermute, Operands, ReduceKind, Select, Stretch, after_batch, batched_dims, complement,
     greatest_common_divisor, to_i64, with_batch,
 };
 use crate::hlo::proto;
-use crate::partition::Stretch;
 
 /// Repeats the operand along new dimensions: operand dimension `i` is result dimension `mapping[i]`, with the same
 /// size. `mapping` increases, so nothing is transposed.
@@ -73,7 +72,7 @@ impl Primitive for BroadcastInDim {
         context.apply(BroadcastInDim { dims: context.result_dims(0).clone(), mapping: self.mapping.clone() })
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("broadcast").dimensions.extend(to_i64(&self.mapping));
         context.finish();
     }
@@ -125,7 +124,7 @@ impl Primitive for Reshape {
         context.apply(Reshape { dims: context.result_dims(0).clone() })
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.simple("reshape");
     }
 }
@@ -229,7 +228,7 @@ impl Primitive for Transpose {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("transpose").dimensions.extend(to_i64(&self.permutation));
         context.finish();
     }
@@ -365,7 +364,7 @@ impl Primitive for Slice {
         context.apply_to(Slice { ranges }, &[value])
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("slice").slice_dimensions.extend(slice_dimensions(&self.ranges));
         context.finish();
     }
@@ -525,7 +524,7 @@ impl Primitive for Pad {
         context.apply_to(Pad { padding }, &[value, filling])
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let dimensions = self.padding.iter().map(|dim| proto::padding_config::PaddingConfigDimension {
             edge_padding_low: dim.low,
             edge_padding_high: dim.high,
@@ -641,7 +640,7 @@ impl Primitive for Concatenate {
         Ok(())
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("concatenate").dimensions.push(self.axis as i64);
         context.finish();
     }
@@ -694,7 +693,7 @@ impl Primitive for Reverse {
         context.apply_to(self.clone(), &[value])
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("reverse").dimensions.extend(to_i64(&self.axes));
         context.finish();
     }

@@ -58,8 +58,3 @@ fn is_degenerate(graph: &Graph, op: &Op, index: usize, value: Value) -> bool {
     let is_divisor = matches!(op, Op::Binary(Binary(BinaryKind::Divide))) && index == 1;
     !number.is_finite() || is_divisor && number == 0.0
 }
-
-/// Whether a value is zero everywhere, which is a partial sum over any axes.
-pub(super) fn is_zero(graph: &Graph, value: Value) -> bool {
-    graph.splat(value) == Some(0.0)
-}

@@ -6,7 +6,6 @@
 //! linear ops and loops and are added up once, where a spec is demanded or an op is not linear. Changes of a spec are
 //! planned (`plan.rs`) and carried out (`reshard.rs`); a version of a value that has been made is used again.
 
-mod context;
 mod error;
 mod fallback;
 mod ledger;
@@ -19,12 +18,10 @@ mod reshard;
 mod stray;
 mod uneven;
 mod walk;
-mod window;
 
 use crate::ir::Axes;
 use meshloom_hlo::mesh::MeshAxis;
 
-pub use context::PartitionContext;
 pub use error::PartitionError;
 pub(crate) use error::boxed;
 pub use fallback::Fallback;
@@ -35,7 +32,6 @@ pub use reshard::reshard;
 pub use stray::{Stray, StrayReason};
 pub use uneven::pad_uneven;
 pub use walk::{Partitioned, partition};
-pub use window::Stretch;
 
 /// Those of some axes that are among others.
 fn shared(axes: &[MeshAxis], others: &[MeshAxis]) -> Axes {

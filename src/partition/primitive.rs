@@ -2,13 +2,15 @@
 
 use smallvec::SmallVec;
 
-use super::context::Ports;
-use super::linear::{is_zero, linearity};
+use super::linear::linearity;
 use super::reshard::combine;
 use super::walk::Walk;
-use super::{Fallback, PartitionContext, PartitionError, without};
+use super::{Fallback, PartitionError, without};
 use crate::ir::{Axes, DType, Dims, NodeRef, OpError, Spec, TensorType, Value};
-use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, Linear, Op, Primitive, ReduceKind};
+use crate::ops::{
+    AllGather, AllReduce, FactorKind, FactorRule, Group, Linear, Op, PartitionContext, PartitionPorts, Primitive,
+    ReduceKind,
+};
 use crate::sharding::{FactorAxes, is_made_anywhere, resolve, spec_of};
 use meshloom_hlo::mesh::MeshAxis;
 
@@ -59,7 +61,7 @@ impl Walk<'_, '_> {
         for (spec, ty) in result_specs.iter().zip(&results) {
             result_dims.push(spec.local_dims(self.mesh, &ty.dims)?);
         }
-        let ports = Ports {
+        let ports = PartitionPorts {
             operands: &locals,
             operand_types: &operands,
             operand_specs: &specs,
@@ -142,7 +144,7 @@ impl Walk<'_, '_> {
                 let is_made = |index: usize| {
                     let value = node.operands()[index];
                     let complete = self.versions(value).iter().all(|(_, spec)| spec.unreduced().is_empty());
-                    is_zero(self.graph, value) || complete && operands[index].rank() == 0
+                    self.graph.is_zero(value) || complete && operands[index].rank() == 0
                 };
                 let mut stated = which.iter().copied().filter(|&index| !is_made(index));
                 let mut axes: Axes = unreduced(stated.next()?)?.into();
@@ -182,7 +184,7 @@ impl Walk<'_, '_> {
                 [_, on_true, on_false] if *on_false == value => *on_true,
                 _ => return false,
             };
-            matches!(node.op(), Op::Select(_)) && is_zero(self.graph, other)
+            matches!(node.op(), Op::Select(_)) && self.graph.is_zero(other)
         };
         let mut left = self.use_count(value);
         if left == 1 {

@@ -16,15 +16,13 @@ use smallvec::SmallVec;
 
 use meshloom_hlo::mesh::Mesh;
 
-use super::PartitionContext;
-use super::context::Ports;
 use crate::ir::{
     BodyCache, DType, Dims, Graph, GraphBuilder, GraphCopy, InternalError, NodeRef, OpError, Spec, TensorType, Value,
     ValueMap,
 };
 use crate::ops::{
-    BinaryKind, Direction, Edge, FactorKind, FactorRule, Iota, Op, Pad, PadDim, ReduceKind, Select, Slice, SliceDim,
-    TensorFactors, greatest_common_divisor,
+    BinaryKind, Direction, Edge, FactorKind, FactorRule, Iota, Op, Pad, PadDim, PartitionContext, PartitionPorts,
+    ReduceKind, Select, Slice, SliceDim, TensorFactors, greatest_common_divisor,
 };
 use crate::sharding::ties;
 
@@ -281,7 +279,7 @@ impl Rewriter {
         let result_dims: SmallVec<[Dims; 2]> =
             node.results().zip(&rule.results).map(|(value, factors)| dims_of(value, factors)).collect();
         // On a mesh of one device, the partitioning rule gives the op other sizes.
-        let ports = Ports {
+        let ports = PartitionPorts {
             operands: &operands,
             operand_types: &operand_types,
             operand_specs: &whole(&operand_types),

@@ -3,13 +3,14 @@
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::context::Ports;
-use super::linear::{is_widening, is_zero};
+use super::linear::is_widening;
 use super::plan::{Step, plan};
 use super::reshard::reshard;
-use super::{Fallback, PartitionContext, PartitionError, shared, without};
+use super::{Fallback, PartitionError, shared, without};
 use crate::ir::{Axes, DType, Graph, GraphBuilder, InternalError, NodeRef, OpError, Origin, Spec, TensorType, Value};
-use crate::ops::{AxisIndex, BroadcastInDim, Class, Direction, Group, Op, Primitive, Select};
+use crate::ops::{
+    AxisIndex, BroadcastInDim, Class, Direction, Group, Op, PartitionContext, PartitionPorts, Primitive, Select,
+};
 use crate::sharding::Shardings;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
@@ -242,7 +243,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         let ty = self.graph.ty(node.result());
         let outer = self.builder.origin();
         self.builder.set_origin(node.origin());
-        let ports = Ports {
+        let ports = PartitionPorts {
             operands: &[],
             operand_types: &[],
             operand_specs: &[],
@@ -258,7 +259,7 @@ impl<'a, 'b> Walk<'a, 'b> {
 
     /// The value on the first device along `axes`, and `other` on the others.
     pub(super) fn on_first(&mut self, value: Value, axes: &[MeshAxis], other: f64) -> Result<Value, OpError> {
-        if axes.is_empty() || is_zero(self.builder.graph(), value) && other == 0.0 {
+        if axes.is_empty() || self.builder.graph().is_zero(value) && other == 0.0 {
             return Ok(value);
         }
         let rank = self.builder.push1(AxisIndex { group: Group::new(self.mesh, axes) }, &[])?;

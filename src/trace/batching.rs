@@ -5,9 +5,9 @@ use std::panic::Location;
 use super::context::{self, Place, apply, push_values};
 use super::control::{ports, trace_tree};
 use super::{Axes, Tensor, TensorTree, TraceError, TraceErrorKind, called, refill};
-use crate::batching::{BatchAxis, Batched, inline};
+use crate::batching::{BatchAxis, inline};
 use crate::ir::{GraphBuilder, Name, PortInfo, TensorType, Value};
-use crate::ops::{AxisList, Transpose};
+use crate::ops::{AxisList, Batched, Transpose, aligned};
 use meshloom_hlo::message::counted;
 
 /// Where the batch is in each leaf of a tree: one axis for all, or one for each leaf in visiting order, `None` for a
@@ -264,7 +264,7 @@ fn put(
         }
         return Ok(result.value);
     };
-    let value = crate::batching::aligned(builder, result, size)?;
+    let value = aligned(builder, result, size)?;
     let rank = builder.ty(value).rank();
     let Some(position) = resolve(axis, rank) else {
         return mismatch(builder, &format!("a rank that has an axis {axis}"));

@@ -10,10 +10,10 @@ use smallvec::SmallVec;
 
 use super::context::{apply_many, fail_error, known_type, trace_body};
 use super::{Place, Tensor, TraceError};
-use crate::ir::{DType, Graph, Name, OpError, Origin, PortInfo, TensorType, TypeError};
+use crate::ir::{DType, Graph, Name, OpError, OpName, Origin, PortInfo, TensorType, TypeError};
 use crate::ops::{
-    CustomCall, KernelCall, KernelGradient, KernelImplementation, KernelNameError, KernelRef, KernelRules, OpName,
-    RuleText, RuleTextError,
+    CustomCall, KernelCall, KernelGradient, KernelImplementation, KernelNameError, KernelRef, KernelRules, RuleText,
+    RuleTextError,
 };
 use crate::pjrt::PlatformKind;
 use meshloom_hlo::message::counted;

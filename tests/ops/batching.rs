@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use meshloom::batching::{BatchAxis, Batched, inline, vmap};
+use meshloom::batching::{BatchAxis, inline, vmap};
 use meshloom::ir::DType::Pred;
 use meshloom::ir::{Graph, GraphBuilder, Literal, NodeRef, TensorType, Value};
 use meshloom::ops::*;

@@ -1,6 +1,7 @@
 //! Gather and scatter, against loops over XLA's definition.
 
 use meshloom::ir::DType::{self, *};
+use meshloom::ir::OpName;
 use meshloom::ops::*;
 
 use crate::harness::*;

@@ -1,6 +1,7 @@
 //! Reductions and dots, against index loops.
 
 use meshloom::ir::DType::{self, *};
+use meshloom::ir::OpName;
 use meshloom::ops::*;
 
 use crate::elementwise::tolerance;

@@ -1,6 +1,7 @@
 //! Running folds and reductions of windows, against index loops.
 
 use meshloom::ir::DType::{self, *};
+use meshloom::ir::OpName;
 use meshloom::ops::*;
 
 use crate::elementwise::tolerance;

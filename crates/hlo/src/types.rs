@@ -174,6 +174,17 @@ impl DType {
         matches!(self, DType::S4 | DType::S8 | DType::S16 | DType::S32 | DType::S64)
     }
 
+    /// The order in which HLO compares elements of the type, in which NaN is unordered.
+    pub const fn comparison_type(self) -> &'static str {
+        if self.is_float() {
+            "FLOAT"
+        } else if self.is_signed_integer() {
+            "SIGNED"
+        } else {
+            "UNSIGNED"
+        }
+    }
+
     /// Whether this is an unsigned integer type.
     pub const fn is_unsigned_integer(self) -> bool {
         matches!(self, DType::U4 | DType::U8 | DType::U16 | DType::U32 | DType::U64)

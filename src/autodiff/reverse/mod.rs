@@ -12,10 +12,10 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::activity::{activity, demand};
-use super::context::VjpContext;
 use super::error::GradientError;
 use super::keep::{self, Kept};
 use crate::ir::{Graph, GraphBuilder, InternalError, Node, OpError, Phase, PortInfo, Value, ValueMap, Values};
+use crate::ops::VjpContext;
 use calls::CallCache;
 use regions::{Recording, RegionTape};
 
@@ -138,6 +138,7 @@ impl<'g> Tape<'g> {
                         cotangents: &incoming,
                         needs: &needs,
                         gradients: &mut gradients,
+                        definition: pull_back,
                     })?;
                 }
                 None => {
@@ -159,6 +160,18 @@ impl<'g> Tape<'g> {
         builder.set_origin(outer);
         Ok(graph.inputs().iter().map(|input| cotangents[input.index()]).collect())
     }
+}
+
+/// Copies `graph` into `builder` and pulls cotangents back through it: what the rules of ops with a definition ask for.
+pub(super) fn pull_back(
+    builder: &mut GraphBuilder,
+    graph: &Graph,
+    arguments: &[Value],
+    active: &[bool],
+    output_cotangents: &[Option<Value>],
+) -> Result<Vec<Option<Value>>, OpError> {
+    let wanted: SmallVec<[bool; 4]> = output_cotangents.iter().map(Option::is_some).collect();
+    Tape::record(builder, graph, arguments, active, &wanted)?.pullback(builder, output_cotangents)
 }
 
 /// Adds a cotangent to what has arrived so far.

@@ -11,8 +11,8 @@ mod scan;
 use super::Tape;
 use super::calls::CallCache;
 use crate::autodiff::keep::{self, NodeKept};
-use crate::ir::{GraphBuilder, OpError, TypeError, Value, ValueMap, Values};
-use crate::ops::{Call, Checkpoint, Cond, CustomVjp, OpName, RegionKind, Scan};
+use crate::ir::{GraphBuilder, OpError, OpName, TypeError, Value, ValueMap, Values};
+use crate::ops::{Call, Checkpoint, Cond, CustomVjp, RegionKind, Scan};
 
 /// What a region op leaves behind for its backward pass.
 #[derive(Debug)]

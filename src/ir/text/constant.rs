@@ -1,9 +1,10 @@
 //! Numbers, bit for bit.
 
+use meshloom_hlo::number_bytes;
+
 use super::reader::Result;
 use super::{Attribute, OpReader, Printer, Reader};
 use crate::ir::{DType, Literal, TensorType};
-use crate::ops::Splat;
 
 /// Constants of more elements are printed as a hash by default.
 const LARGEST_PRINTED: usize = 16;
@@ -15,8 +16,7 @@ fn hash(bytes: &[u8]) -> u64 {
 
 /// The bytes of a number of an element type: rounded, or saturated.
 fn encode(dtype: DType, number: f64) -> Vec<u8> {
-    let (bytes, count) = Splat::new(TensorType::scalar(dtype), number).element_bytes();
-    bytes[..count].to_vec()
+    number_bytes(dtype, number)[..dtype.byte_count()].to_vec()
 }
 
 /// The text of an element. Its bits, where no number stands for them.

@@ -39,6 +39,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub(crate) use attribute::{Attribute, word_attribute};
+pub use op_text::OpName;
 pub(crate) use op_text::{Attributes, OpReader, OpText, attributes, op_text};
 pub(crate) use printer::Printer;
 pub use reader::GraphTextError;

@@ -13,6 +13,12 @@ pub(crate) trait Attributes: Sized {
     fn read_attributes(reader: &mut OpReader<'_>) -> Result<Self>;
 }
 
+/// An op has a name. Its line `op_text!` states it, with the attributes.
+pub trait OpName {
+    /// The name in text forms and messages: HLO's opcode where there is one.
+    fn name(&self) -> &'static str;
+}
+
 /// An op as text. See [`op_text`].
 pub(crate) trait OpText: Attributes {
     /// The names that it may have: one for each kind of it.
@@ -48,7 +54,7 @@ macro_rules! op_text {
         $crate::ir::op_text!($op = $name);
     };
     ($op:ty = $name:literal) => {
-        impl $crate::ops::OpName for $op {
+        impl $crate::ir::OpName for $op {
             fn name(&self) -> &'static str {
                 $name
             }
@@ -68,7 +74,7 @@ macro_rules! op_text {
     ($op:ty = name of $kinds:expr, |$kind:ident| $name:expr => { $field:tt $($fields:tt)* }) => {
         $crate::ir::attributes!($op { $field: kind(&$kinds, |$kind| $name) $($fields)* });
 
-        impl $crate::ops::OpName for $op {
+        impl $crate::ir::OpName for $op {
             fn name(&self) -> &'static str {
                 let $kind = self.$field;
                 $name

@@ -511,8 +511,8 @@ impl Primitive for Attention {
         }
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.by_definition(|builder, operands| self.define(builder, operands));
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.by_definition(&|builder, operands| self.define(builder, operands));
     }
 }
 
@@ -579,8 +579,8 @@ impl Primitive for AttentionGradient {
         }
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.by_definition(|builder, operands| self.define(builder, operands));
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.by_definition(&|builder, operands| self.define(builder, operands));
     }
 }
 

@@ -4,12 +4,12 @@
 //! formulas below, some of which are exact only where they are selected.
 
 use super::{Direction, UnaryKind};
-use crate::emit::{EmitContext, InstructionId};
 use crate::ir::{DType, TensorType};
+use crate::ops::{EmitContext, InstructionId};
 
 /// Elements of one type, all with the op's dimensions.
-struct Expansion<'a, 'e> {
-    context: &'a mut EmitContext<'e>,
+struct Expansion<'a> {
+    context: &'a mut dyn EmitContext,
     ty: TensorType,
 }
 
@@ -21,7 +21,7 @@ macro_rules! arithmetic {
     )*};
 }
 
-impl Expansion<'_, '_> {
+impl Expansion<'_> {
     fn apply(&mut self, opcode: &str, operands: &[InstructionId]) -> InstructionId {
         self.context.instruction(opcode, &self.ty, operands)
     }
@@ -322,7 +322,7 @@ const ERF_INV_F64: &[Piece] = &[
 ];
 
 /// Emits a function without an opcode; false for one that has one. Narrow types are computed in `f32`.
-pub(super) fn emit(kind: UnaryKind, context: &mut EmitContext<'_>) -> bool {
+pub(super) fn emit(kind: UnaryKind, context: &mut dyn EmitContext) -> bool {
     use UnaryKind as U;
     let expanded = [U::Acos, U::Acosh, U::Asin, U::Asinh, U::Atan, U::Atanh, U::Cosh, U::Erfc, U::ErfInv, U::Sinh];
     if !expanded.contains(&kind) {

@@ -8,7 +8,6 @@ pub(crate) use expansion::erf_inv_f32;
 
 use super::rules::*;
 use super::{Linear, Operands, expect_same_types};
-use crate::emit::comparison_type;
 
 /// Which element types an elementwise op takes. None takes 4-bit integers: convert them to `s8` first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,7 +264,7 @@ impl Primitive for Unary {
 
     rules!(factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         if !expansion::emit(self.0, context) {
             context.simple(self.name());
         }
@@ -457,7 +456,7 @@ impl Primitive for Binary {
 
     rules!(factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.simple(self.name());
     }
 }
@@ -516,8 +515,8 @@ impl Primitive for Compare {
 
     rules!(facts: ELEMENTWISE, derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        let comparison_type = comparison_type(context.operand_type(0).dtype);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        let comparison_type = context.operand_type(0).dtype.comparison_type();
         let instruction = context.begin(self.name());
         instruction.comparison_direction.push_str(self.0.name());
         instruction.comparison_type.push_str(comparison_type);
@@ -556,7 +555,7 @@ impl Primitive for Select {
 
     rules!(jvp: linear, factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.simple(self.name());
     }
 }
@@ -589,7 +588,7 @@ impl Primitive for Convert {
 
     rules!(factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.simple(self.name());
     }
 }
@@ -616,7 +615,7 @@ impl Primitive for BitcastConvert {
 
     rules!(facts: ELEMENTWISE, derivatives: refused, factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.simple(self.name());
     }
 }

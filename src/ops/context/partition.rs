@@ -1,9 +1,9 @@
-//! What an op sees of the mesh while it is partitioned.
+//! What an op's partitioning rule sees, and what it may ask for.
 
 use smallvec::SmallVec;
 
-use crate::ir::{Axes, DType, Dims, GraphBuilder, InternalError, OpError, Spec, TensorType, Value};
-use crate::ops::{AxisIndex, Direction, Group, Op, Primitive, Select};
+use crate::ir::{Axes, Dims, GraphBuilder, InternalError, OpError, Spec, TensorType, Value};
+use crate::ops::{Group, Op, Primitive};
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// One node's operands on one device, as its [partitioning rule](crate::ops::Primitive::partition) sees them.
@@ -11,30 +11,43 @@ pub struct PartitionContext<'a> {
     /// Where the rule pushes its nodes.
     pub builder: &'a mut GraphBuilder,
     mesh: &'a Mesh,
-    ports: Ports<'a>,
+    ports: PartitionPorts<'a>,
     results: SmallVec<[Value; 2]>,
 }
 
 /// What goes into an op and comes out of it, on one device and in all.
 #[derive(Clone, Copy)]
-pub(super) struct Ports<'a> {
+pub(crate) struct PartitionPorts<'a> {
     /// This device's parts.
-    pub(super) operands: &'a [Value],
-    pub(super) operand_types: &'a [&'a TensorType],
-    pub(super) operand_specs: &'a [Spec],
-    pub(super) result_types: &'a [&'a TensorType],
-    pub(super) result_specs: &'a [Spec],
+    pub(crate) operands: &'a [Value],
+    pub(crate) operand_types: &'a [&'a TensorType],
+    pub(crate) operand_specs: &'a [Spec],
+    pub(crate) result_types: &'a [&'a TensorType],
+    pub(crate) result_specs: &'a [Spec],
     /// The dimensions of this device's parts.
-    pub(super) result_dims: &'a [Dims],
+    pub(crate) result_dims: &'a [Dims],
+}
+
+/// The stretch of a dimension that each device wants: `size` elements from `first + rank * step` on.
+#[derive(Clone, Copy, Debug)]
+pub struct Stretch {
+    /// Where the stretch of rank 0 begins.
+    pub first: i64,
+    /// Distance of the beginnings at neighbouring ranks.
+    pub step: i64,
+    /// Number of elements.
+    pub size: usize,
+    /// Whether positions before the first and after the last element count from the other end; else there are zeros.
+    pub wraps: bool,
 }
 
 impl<'a> PartitionContext<'a> {
     /// The results of an op on one device, by its partitioning rule.
-    pub(super) fn results(
+    pub(crate) fn results(
         builder: &'a mut GraphBuilder,
         mesh: &'a Mesh,
         primitive: &dyn Primitive,
-        ports: Ports<'a>,
+        ports: PartitionPorts<'a>,
     ) -> Result<SmallVec<[Value; 2]>, OpError> {
         let mut context = PartitionContext { builder, mesh, ports, results: SmallVec::new() };
         primitive.partition(&mut context)?;
@@ -106,7 +119,7 @@ impl<'a> PartitionContext<'a> {
 
     /// Whether a local value is known to be zero.
     pub fn is_zero(&self, value: Value) -> bool {
-        super::linear::is_zero(self.builder.graph(), value)
+        self.builder.graph().is_zero(value)
     }
 
     /// States the next result.
@@ -117,66 +130,5 @@ impl<'a> PartitionContext<'a> {
     /// The devices along some axes.
     pub fn group(&self, axes: &[MeshAxis]) -> Group {
         Group::new(self.mesh, axes)
-    }
-
-    /// Where this device's part of a dimension begins in the whole, if each part has `size` elements: a scalar `s32`.
-    ///
-    /// # Errors
-    /// None that a mesh could cause.
-    pub fn part_start(&mut self, axes: &[MeshAxis], size: usize) -> Result<Value, OpError> {
-        let rank = self.rank(axes)?;
-        self.builder.scale(rank, size as f64)
-    }
-
-    /// This device's rank along some axes: a scalar `s32`.
-    ///
-    /// # Errors
-    /// None that a mesh could cause.
-    pub fn rank(&mut self, axes: &[MeshAxis]) -> Result<Value, OpError> {
-        let group = self.group(axes);
-        self.builder.push1(AxisIndex { group }, &[])
-    }
-
-    /// The global positions (`s32`) of this device's part of a dimension that is split over `axes`, along that
-    /// dimension of `dims`.
-    ///
-    /// # Errors
-    /// None that a mesh could cause.
-    pub fn positions(&mut self, dims: &[usize], dim: usize, axes: &[MeshAxis]) -> Result<Value, OpError> {
-        let ty = TensorType::new(DType::S32, dims);
-        let local = self.builder.push1(crate::ops::Iota { ty, axis: dim }, &[])?;
-        if axes.is_empty() {
-            return Ok(local);
-        }
-        let start = self.part_start(axes, dims[dim])?;
-        let start = self.builder.broadcast(start, dims, &[])?;
-        self.builder.add(local, start)
-    }
-
-    /// `value` where `low <= positions < high`, else `other`; all of the same dimensions, `positions` of type `s32`.
-    ///
-    /// # Errors
-    /// The operands do not have the same dimensions.
-    pub fn select_range(
-        &mut self,
-        positions: Value,
-        range: std::ops::Range<i64>,
-        value: Value,
-        other: Value,
-    ) -> Result<Value, OpError> {
-        let inside = self.in_range(positions, range)?;
-        self.builder.push1(Select, &[inside, value, other])
-    }
-
-    /// Where `low <= positions < high`.
-    ///
-    /// # Errors
-    /// The positions are no numbers.
-    pub fn in_range(&mut self, positions: Value, range: std::ops::Range<i64>) -> Result<Value, OpError> {
-        let low = self.builder.splat_like(positions, range.start as f64);
-        let high = self.builder.splat_like(positions, range.end as f64);
-        let above = self.builder.compare(Direction::Ge, positions, low)?;
-        let below = self.builder.compare(Direction::Lt, positions, high)?;
-        self.builder.binary(crate::ops::BinaryKind::And, above, below)
     }
 }

@@ -1,11 +1,18 @@
-//! What an op's rules of differentiation see.
+//! What an op's rules of differentiation see, and what they may ask for.
 
 use smallvec::SmallVec;
 
-use super::forward::jvp;
-use super::reverse::Tape;
-use crate::ir::{GraphBuilder, InternalError, OpError, TensorType, TypeError, Value, Values};
+use crate::ir::{Graph, GraphBuilder, InternalError, OpError, TensorType, TypeError, Value, Values};
 use crate::ops::{Linear, Op, Primitive};
+
+/// Reverse mode for the graph that defines an op in terms of others, with the op's operands for its inputs: from the
+/// cotangents of its outputs to those of the inputs marked. `None` stands for zero.
+pub(crate) type PullBack =
+    fn(&mut GraphBuilder, &Graph, &[Value], &[bool], &[Option<Value>]) -> Result<Vec<Option<Value>>, OpError>;
+
+/// Forward mode for such a graph: from tangents of its inputs to its outputs and their tangents.
+pub(crate) type PushForward =
+    fn(&mut GraphBuilder, &Graph, &[Value], &[Option<Value>]) -> Result<(Values, Vec<Option<Value>>), OpError>;
 
 /// What the rules of both modes see of a node.
 macro_rules! node_values {
@@ -42,11 +49,13 @@ macro_rules! node_values {
 pub struct VjpContext<'a> {
     /// Where the rule pushes its nodes.
     pub builder: &'a mut GraphBuilder,
-    pub(super) operands: &'a [Value],
-    pub(super) results: &'a [Value],
-    pub(super) cotangents: &'a [Option<Value>],
-    pub(super) needs: &'a [bool],
-    pub(super) gradients: &'a mut [Option<Value>],
+    pub(crate) operands: &'a [Value],
+    pub(crate) results: &'a [Value],
+    pub(crate) cotangents: &'a [Option<Value>],
+    pub(crate) needs: &'a [bool],
+    pub(crate) gradients: &'a mut [Option<Value>],
+    /// How a definition is differentiated.
+    pub(crate) definition: PullBack,
 }
 
 impl VjpContext<'_> {
@@ -98,19 +107,7 @@ impl VjpContext<'_> {
         }
         Ok(())
     }
-}
 
-/// One node's operands, results and operand tangents, as its `jvp` rule sees them.
-pub struct JvpContext<'a> {
-    /// Where the rule pushes its nodes.
-    pub builder: &'a mut GraphBuilder,
-    pub(super) operands: &'a [Value],
-    pub(super) results: &'a [Value],
-    pub(super) tangents: &'a [Option<Value>],
-    pub(super) found: &'a mut [Option<Value>],
-}
-
-impl VjpContext<'_> {
     /// The rule of an op that other ops can express: `definition` makes its results, and is differentiated.
     ///
     /// # Errors
@@ -121,12 +118,22 @@ impl VjpContext<'_> {
     ) -> Result<(), OpError> {
         let types: Vec<TensorType> = (0..self.operands.len()).map(|index| self.operand_type(index).clone()).collect();
         let graph = GraphBuilder::definition(self.builder.origin(), types, definition)?;
-        let wanted: SmallVec<[bool; 4]> = self.cotangents.iter().map(Option::is_some).collect();
-        let tape = Tape::record(self.builder, &graph, self.operands, self.needs, &wanted)?;
-        let gradients = tape.pullback(self.builder, self.cotangents)?;
+        let gradients = (self.definition)(self.builder, &graph, self.operands, self.needs, self.cotangents)?;
         self.gradients.iter_mut().zip(gradients).for_each(|(slot, gradient)| *slot = gradient);
         Ok(())
     }
+}
+
+/// One node's operands, results and operand tangents, as its `jvp` rule sees them.
+pub struct JvpContext<'a> {
+    /// Where the rule pushes its nodes.
+    pub builder: &'a mut GraphBuilder,
+    pub(crate) operands: &'a [Value],
+    pub(crate) results: &'a [Value],
+    pub(crate) tangents: &'a [Option<Value>],
+    pub(crate) found: &'a mut [Option<Value>],
+    /// How a definition is differentiated.
+    pub(crate) definition: PushForward,
 }
 
 impl JvpContext<'_> {
@@ -142,7 +149,7 @@ impl JvpContext<'_> {
     ) -> Result<(), OpError> {
         let types: Vec<TensorType> = (0..self.operands.len()).map(|index| self.operand_type(index).clone()).collect();
         let graph = GraphBuilder::definition(self.builder.origin(), types, definition)?;
-        let (_, tangents) = jvp(self.builder, &graph, self.operands, self.tangents)?;
+        let (_, tangents) = (self.definition)(self.builder, &graph, self.operands, self.tangents)?;
         self.found.copy_from_slice(&tangents);
         Ok(())
     }

@@ -1,28 +1,20 @@
-//! Windows of a split dimension: pieces of other devices' parts, by collective-permutes.
+//! Parts of a split dimension: which elements a device has, and pieces of other devices' parts.
 //!
-//! Every device wants a stretch of the whole dimension; where it begins is a linear function of the device's rank. What
-//! lies in the parts of neighbours comes from them, as little of it as any device needs (a halo exchange).
+//! In a window of a split dimension, every device wants a stretch of the whole; where it begins is a linear function of
+//! the device's rank. What lies in the parts of neighbours comes from them by collective-permutes, as little of it as
+//! any device needs (a halo exchange).
 
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::PartitionContext;
-use crate::ir::{Axes, OpError, TensorType, Value};
-use crate::ops::{AllGather, CollectivePermute, Concatenate, Pad, PadDim, Slice, SliceDim};
+use meshloom_hlo::mesh::MeshAxis;
 
-/// The stretch of a dimension that each device wants: `size` elements from `first + rank * step` on.
-#[derive(Clone, Copy, Debug)]
-pub struct Stretch {
-    /// Where the stretch of rank 0 begins.
-    pub first: i64,
-    /// Distance of the beginnings at neighbouring ranks.
-    pub step: i64,
-    /// Number of elements.
-    pub size: usize,
-    /// Whether positions before the first and after the last element count from the other end; else there are zeros.
-    pub wraps: bool,
-}
+use super::{
+    AllGather, AxisIndex, BinaryKind, CollectivePermute, Concatenate, Direction, Iota, Pad, PadDim, PartitionContext,
+    Select, Slice, SliceDim, Stretch,
+};
+use crate::ir::{Axes, DType, OpError, TensorType, Value};
 
 /// What is fetched: of the part of the device `distance` ranks on, these elements.
 struct Piece {
@@ -61,6 +53,67 @@ impl Stretch {
 }
 
 impl PartitionContext<'_> {
+    /// Where this device's part of a dimension begins in the whole, if each part has `size` elements: a scalar `s32`.
+    ///
+    /// # Errors
+    /// None that a mesh could cause.
+    pub fn part_start(&mut self, axes: &[MeshAxis], size: usize) -> Result<Value, OpError> {
+        let rank = self.rank(axes)?;
+        self.builder.scale(rank, size as f64)
+    }
+
+    /// This device's rank along some axes: a scalar `s32`.
+    ///
+    /// # Errors
+    /// None that a mesh could cause.
+    pub fn rank(&mut self, axes: &[MeshAxis]) -> Result<Value, OpError> {
+        let group = self.group(axes);
+        self.builder.push1(AxisIndex { group }, &[])
+    }
+
+    /// The global positions (`s32`) of this device's part of a dimension that is split over `axes`, along that
+    /// dimension of `dims`.
+    ///
+    /// # Errors
+    /// None that a mesh could cause.
+    pub fn positions(&mut self, dims: &[usize], dim: usize, axes: &[MeshAxis]) -> Result<Value, OpError> {
+        let ty = TensorType::new(DType::S32, dims);
+        let local = self.builder.push1(Iota { ty, axis: dim }, &[])?;
+        if axes.is_empty() {
+            return Ok(local);
+        }
+        let start = self.part_start(axes, dims[dim])?;
+        let start = self.builder.broadcast(start, dims, &[])?;
+        self.builder.add(local, start)
+    }
+
+    /// `value` where `low <= positions < high`, else `other`; all of the same dimensions, `positions` of type `s32`.
+    ///
+    /// # Errors
+    /// The operands do not have the same dimensions.
+    pub fn select_range(
+        &mut self,
+        positions: Value,
+        range: std::ops::Range<i64>,
+        value: Value,
+        other: Value,
+    ) -> Result<Value, OpError> {
+        let inside = self.in_range(positions, range)?;
+        self.builder.push1(Select, &[inside, value, other])
+    }
+
+    /// Where `low <= positions < high`.
+    ///
+    /// # Errors
+    /// The positions are no numbers.
+    pub fn in_range(&mut self, positions: Value, range: std::ops::Range<i64>) -> Result<Value, OpError> {
+        let low = self.builder.splat_like(positions, range.start as f64);
+        let high = self.builder.splat_like(positions, range.end as f64);
+        let above = self.builder.compare(Direction::Ge, positions, low)?;
+        let below = self.builder.compare(Direction::Lt, positions, high)?;
+        self.builder.binary(BinaryKind::And, above, below)
+    }
+
     /// This device's stretch of dimension `dim` of `value`, which is split over `axes`.
     ///
     /// # Errors
