@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use meshloom::compile::LowerOptions;
 use meshloom::emit::{GroupFormat, device_groups};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::partition::Amount;

@@ -12,10 +12,11 @@ use super::error::PjrtError;
 use super::hardware;
 use super::kept::KeptPrograms;
 use super::key_values::{Callbacks, KeyValues};
-use super::platform::{Platform, PlatformKind};
+use super::platform::Platform;
 use super::plugin::{Plugin, THREADS, end_on_lost_collectives, keep_nccl_on_this_host, threads_for, with_threads};
 use super::sys::*;
 use super::value::NamedValue;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::analysis::collectives_at_once;
 use meshloom_hlo::message::counted;
 

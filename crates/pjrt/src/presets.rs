@@ -4,7 +4,7 @@
 //! MaxText's flags for TPUs, and what users of JAX set on GPUs. docs/compiler-options.md says how much each of them
 //! hides. What goes by the model, such as how many bytes of collectives are combined, is left to the user.
 
-use super::platform::PlatformKind;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::analysis::chip_of_kind;
 
 /// Compiler options that suit a chip.

@@ -16,8 +16,7 @@
 
 use serde::Serialize;
 
-use super::memory::Backend;
-use crate::DType;
+use crate::{DType, PlatformKind};
 
 /// The arithmetic that an op is done in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -89,7 +88,7 @@ pub struct Chip {
     /// The name that `--chip` takes.
     pub name: &'static str,
     /// The compiler for it.
-    pub backend: Backend,
+    pub backend: PlatformKind,
     /// Devices that a program sees of it: a tpu7x shows its two halves, each with half of everything.
     pub devices: u32,
     /// Multiplications and additions of matrices of 16-bit floating point.
@@ -125,7 +124,7 @@ const GIGABIT: f64 = 1e9 / 8.0;
 /// A chip without any published figure.
 const UNKNOWN: Chip = Chip {
     name: "cpu",
-    backend: Backend::Cpu,
+    backend: PlatformKind::Cpu,
     devices: 1,
     bf16_flops: None,
     f32_flops: None,
@@ -142,7 +141,7 @@ const UNKNOWN: Chip = Chip {
 
 const H100: Chip = Chip {
     name: "h100",
-    backend: Backend::Cuda,
+    backend: PlatformKind::Cuda,
     bf16_flops: Some(989.4 * TERA),
     f32_flops: Some(494.7 * TERA),
     f64_flops: Some(67.0 * TERA),
@@ -160,7 +159,7 @@ const H100: Chip = Chip {
 pub const CHIPS: &[Chip] = &[
     Chip {
         name: "v4",
-        backend: Backend::Tpu,
+        backend: PlatformKind::Tpu,
         bf16_flops: Some(275.0 * TERA),
         int8_ops: Some(275.0 * TERA),
         memory_bytes: Some(32 * GIB),
@@ -171,7 +170,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "v5e",
-        backend: Backend::Tpu,
+        backend: PlatformKind::Tpu,
         bf16_flops: Some(197.0 * TERA),
         int8_ops: Some(393.0 * TERA),
         memory_bytes: Some(16 * GIB),
@@ -184,7 +183,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "v5p",
-        backend: Backend::Tpu,
+        backend: PlatformKind::Tpu,
         bf16_flops: Some(459.0 * TERA),
         fp8_flops: Some(459.0 * TERA),
         int8_ops: Some(918.0 * TERA),
@@ -197,7 +196,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "v6e",
-        backend: Backend::Tpu,
+        backend: PlatformKind::Tpu,
         bf16_flops: Some(918.0 * TERA),
         fp8_flops: Some(918.0 * TERA),
         int8_ops: Some(1836.0 * TERA),
@@ -210,7 +209,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "tpu7x",
-        backend: Backend::Tpu,
+        backend: PlatformKind::Tpu,
         devices: 2,
         bf16_flops: Some(2307.0 * TERA),
         fp8_flops: Some(4614.0 * TERA),
@@ -223,7 +222,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "a100",
-        backend: Backend::Cuda,
+        backend: PlatformKind::Cuda,
         bf16_flops: Some(312.0 * TERA),
         f32_flops: Some(156.0 * TERA),
         f64_flops: Some(19.5 * TERA),
@@ -239,7 +238,7 @@ pub const CHIPS: &[Chip] = &[
     Chip { name: "h200", memory_bytes: Some(141_000_000_000), memory_bandwidth: Some(4800.0 * GIGA), ..H100 },
     Chip {
         name: "b200",
-        backend: Backend::Cuda,
+        backend: PlatformKind::Cuda,
         bf16_flops: Some(2250.0 * TERA),
         f32_flops: Some(1100.0 * TERA),
         f64_flops: Some(40.0 * TERA),

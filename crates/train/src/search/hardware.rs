@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use meshloom::hlo::PlatformKind;
+use meshloom::hlo::analysis::Chip;
 use meshloom::hlo::analysis::estimate::{Cache, Dimension, Hardware, Reached, Wire};
-use meshloom::hlo::analysis::{Chip, memory::Backend};
 use meshloom::hlo::files;
 use meshloom::hlo::mesh::slice_shape;
 use meshloom::pjrt::{DeviceDescription, Topology};
@@ -167,7 +168,7 @@ pub fn hardware_to_toml(hardware: &Hardware) -> Result<String, HardwareError> {
 #[serde(default, deny_unknown_fields)]
 struct Written {
     chip: Option<String>,
-    backend: Option<Backend>,
+    backend: Option<PlatformKind>,
     bf16_flops: Option<f64>,
     f32_flops: Option<f64>,
     f64_flops: Option<f64>,

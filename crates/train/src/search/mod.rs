@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use crate::Error;
-use crate::config::{ConfigError, PartitionMode, Platform, RuleSource, RunConfig};
+use crate::config::{ConfigError, PartitionMode, PlatformChoice, RuleSource, RunConfig};
 use blocks::AttentionBlocks;
 pub use bounds::Bounds;
 use bounds::{Kept, Model};
@@ -27,7 +27,7 @@ pub use hardware::{
     HardwareError, hardware, hardware_from_toml, hardware_of_devices, hardware_to_toml, read_hardware, write_hardware,
 };
 pub use meshloom::hlo::analysis::Hardware;
-use meshloom::hlo::analysis::memory::{Backend, upper};
+use meshloom::hlo::analysis::memory::upper;
 use meshloom::hlo::analysis::{
     Arithmetic, Devices, EstimateError, Sources, StepTime, UnknownChip, UnknownRate, Walk, estimate_walk,
     memory_of_walk,
@@ -209,11 +209,7 @@ impl From<ConfigError> for SearchError {
 pub fn on_hardware(config: &RunConfig, hardware: &Hardware) -> RunConfig {
     let mut config = config.clone();
     config.target.topology.clear();
-    config.target.platform = match hardware.chip.backend {
-        Backend::Cpu => Platform::Cpu,
-        Backend::Cuda => Platform::Cuda,
-        Backend::Tpu => Platform::Tpu,
-    };
+    config.target.platform = PlatformChoice::Of(hardware.chip.backend);
     config.target.devices = hardware.device_count();
     config
 }

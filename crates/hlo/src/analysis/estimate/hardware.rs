@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::PlatformKind;
 use crate::analysis::chips::{Arithmetic, Chip};
-use crate::analysis::memory::Backend;
 
 /// What joins the devices along one dimension of the hardware, the fastest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -76,14 +76,16 @@ pub struct Reached {
 
 impl Reached {
     /// That of a backend.
-    pub const fn of(backend: Backend) -> Reached {
+    pub const fn of(backend: PlatformKind) -> Reached {
         let (fresh, cache) = (0.0, None);
         match backend {
-            Backend::Tpu => {
+            PlatformKind::Tpu => {
                 Reached { products: 0.8, memory: 0.8, links: 0.85, tile: 128, kernel: 0.5e-6, fresh, cache }
             }
-            Backend::Cuda => Reached { products: 0.68, memory: 0.8, links: 0.75, tile: 64, kernel: 2e-6, fresh, cache },
-            Backend::Cpu => Reached { products: 1.0, memory: 1.0, links: 1.0, tile: 1, kernel: 0.0, fresh, cache },
+            PlatformKind::Cuda => {
+                Reached { products: 0.68, memory: 0.8, links: 0.75, tile: 64, kernel: 2e-6, fresh, cache }
+            }
+            PlatformKind::Cpu => Reached { products: 1.0, memory: 1.0, links: 1.0, tile: 1, kernel: 0.0, fresh, cache },
         }
     }
 }
@@ -159,8 +161,8 @@ impl Hardware {
 
     /// Chips joined along these dimensions, of which programs reach what they do on the chip's backend.
     pub fn of_dimensions(chip: Chip, dimensions: Vec<Dimension>) -> Hardware {
-        let launch = if chip.backend == Backend::Cuda { 8e-6 } else { 2e-6 };
-        let (reached, overlaps) = (Reached::of(chip.backend), chip.backend != Backend::Cpu);
+        let launch = if chip.backend == PlatformKind::Cuda { 8e-6 } else { 2e-6 };
+        let (reached, overlaps) = (Reached::of(chip.backend), chip.backend != PlatformKind::Cpu);
         Hardware { chip, dimensions, reached, launch, overlaps }
     }
 

@@ -1,11 +1,11 @@
 //! What one execution of each instruction takes to compute, once a compiler has fused what it will.
 
 use super::hardware::Hardware;
+use crate::PlatformKind;
 use crate::analysis::chips::Arithmetic;
 use crate::analysis::cost::Counter;
 use crate::analysis::fused::{computed_in_readers, computed_with_readers};
 use crate::analysis::index::{Computation, Module};
-use crate::analysis::memory::Backend;
 use crate::analysis::size::shape_bytes;
 use crate::proto::HloInstructionProto;
 
@@ -87,7 +87,7 @@ impl<'m, 'a> Kernels<'m, 'a> {
         let operand = computation.operand(instruction, 0).and_then(|operand| operand.shape.as_ref());
         let (Some(from), Some(to)) = (operand, instruction.shape.as_ref()) else { return false };
         let minor = |dimensions: &[i64]| dimensions.iter().rev().copied().take(2).collect::<Vec<_>>();
-        self.hardware.chip.backend != Backend::Tpu || minor(&from.dimensions) == minor(&to.dimensions)
+        self.hardware.chip.backend != PlatformKind::Tpu || minor(&from.dimensions) == minor(&to.dimensions)
     }
 
     fn of_kernel(

@@ -1,11 +1,10 @@
 //! Which wires a collective's devices are joined by, and what it takes on them.
 
 use super::hardware::{Dimension, Hardware, Wire};
-use crate::CollectiveKind;
 use crate::analysis::AxisPart;
 use crate::analysis::collectives::{Communication, ModuleCollective};
-use crate::analysis::memory::Backend;
 use crate::mesh::{Mesh, MeshAxis, Piece, common_divisor, cut, dcn_sizes};
+use crate::{CollectiveKind, PlatformKind};
 
 /// What a group of devices has of one dimension of the hardware.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,7 +32,7 @@ impl<'h> Wires<'h> {
         let mut shape: Vec<usize> = hardware.dimensions.iter().map(|dimension| dimension.size).collect();
         // Slices are no dimension of a box, as hosts of GPUs are: the mesh says which axes cross them.
         let slices = hardware.dimensions.last().filter(|last| last.wire == Wire::Network).map(|last| last.size);
-        let Some(slices) = slices.filter(|_| hardware.chip.backend != Backend::Cuda) else {
+        let Some(slices) = slices.filter(|_| hardware.chip.backend != PlatformKind::Cuda) else {
             return Some(Wires { hardware, mesh, pieces: cut(&sizes, &shape)? });
         };
         shape.pop();

@@ -59,7 +59,7 @@ use sharing::Handover;
 pub(super) use schedule::order;
 
 pub use assignment::memory_of_assignment;
-pub use upper::{Backend, InTiles, Margin, UpperMemory, upper};
+pub use upper::{InTiles, Margin, UpperMemory, upper};
 
 /// What a module's memory was read off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

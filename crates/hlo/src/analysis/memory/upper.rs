@@ -7,27 +7,16 @@
 //! - On TPUs, the parts of arguments and results that a device has are padded to tiles, which is computed here. The
 //!   two fastest dimensions of an array are padded to 8 rows (as many times more for elements of fewer bits) of 128, a
 //!   vector to 1024 elements, a number to 512 bytes.
-//! - Temporaries get the margin of the [`Backend`]. It covers every program of a calibration set, and is no proof for
+//! - Temporaries get the [`Margin`] of the platform. It covers every program of a calibration set, and is no proof for
 //!   others; docs/memory.md has the distribution.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::dataflow::is_on_host;
 use super::{MemoryForm, ModuleMemory};
+use crate::PlatformKind;
 use crate::analysis::size::shape_bytes;
 use crate::proto::{PrimitiveType, ShapeProto};
-
-/// The compilers that a margin is known of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Backend {
-    /// XLA's for CPUs.
-    Cpu,
-    /// XLA's for NVIDIA GPUs.
-    Cuda,
-    /// libtpu.
-    Tpu,
-}
 
 /// What temporaries may need beyond the estimate: a part of it, and a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,30 +27,14 @@ pub struct Margin {
     pub bytes: u64,
 }
 
-impl Backend {
-    /// Every backend.
-    pub const ALL: [Backend; 3] = [Backend::Cpu, Backend::Cuda, Backend::Tpu];
-
-    /// The backend of a platform's name: `cpu`, `cuda` or `tpu`.
-    pub fn named(name: &str) -> Option<Backend> {
-        Backend::ALL.into_iter().find(|backend| backend.name() == name)
-    }
-
-    /// The platform's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Backend::Cpu => "cpu",
-            Backend::Cuda => "cuda",
-            Backend::Tpu => "tpu",
-        }
-    }
-
-    /// The margin, from the calibration set of tests/support/calibration.rs. Its test fails where a program needs more.
-    pub fn margin(self) -> Margin {
-        match self {
-            Backend::Cpu => Margin { percent: 71, bytes: 0 },
-            Backend::Cuda => Margin { percent: 53, bytes: 4 << 20 },
-            Backend::Tpu => Margin { percent: 45, bytes: 4 << 20 },
+impl Margin {
+    /// The margin of a platform's compiler, from the calibration set of tests/support/calibration.rs. Its test fails
+    /// where a program needs more.
+    pub fn of(platform: PlatformKind) -> Margin {
+        match platform {
+            PlatformKind::Cpu => Margin { percent: 71, bytes: 0 },
+            PlatformKind::Cuda => Margin { percent: 53, bytes: 4 << 20 },
+            PlatformKind::Tpu => Margin { percent: 45, bytes: 4 << 20 },
         }
     }
 }
@@ -70,7 +43,7 @@ impl Backend {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct UpperMemory {
     /// The compiler that the margin is of.
-    pub backend: Backend,
+    pub backend: PlatformKind,
     /// All arguments.
     pub arguments: u64,
     /// All outputs.
@@ -96,24 +69,24 @@ pub struct InTiles {
 
 /// What a module needs at most when a backend compiles it, by its estimate; of the backend that needs most, if none is
 /// named. `None` for a module that is compiled: its estimate needs no margin.
-pub fn upper(estimate: &ModuleMemory, backend: Option<Backend>) -> Option<UpperMemory> {
+pub fn upper(estimate: &ModuleMemory, backend: Option<PlatformKind>) -> Option<UpperMemory> {
     if estimate.form != MemoryForm::Uncompiled {
         return None;
     }
     let of = |backend| upper_of(estimate, backend);
     match backend {
         Some(backend) => Some(of(backend)),
-        None => Backend::ALL.into_iter().map(of).max_by_key(|upper| upper.peak),
+        None => PlatformKind::ALL.into_iter().map(of).max_by_key(|upper| upper.peak),
     }
 }
 
-fn upper_of(estimate: &ModuleMemory, backend: Backend) -> UpperMemory {
-    let Margin { percent, bytes } = backend.margin();
+fn upper_of(estimate: &ModuleMemory, backend: PlatformKind) -> UpperMemory {
+    let Margin { percent, bytes } = Margin::of(backend);
     let share = u64::try_from(u128::from(estimate.temporaries) * u128::from(percent) / 100).unwrap_or(u64::MAX);
     let temporaries = estimate.temporaries.saturating_add(share).saturating_add(bytes);
     let &ModuleMemory { arguments, outputs, aliased, .. } = estimate;
     let InTiles { arguments, outputs, aliased } =
-        estimate.in_tiles.filter(|_| backend == Backend::Tpu).unwrap_or(InTiles { arguments, outputs, aliased });
+        estimate.in_tiles.filter(|_| backend == PlatformKind::Tpu).unwrap_or(InTiles { arguments, outputs, aliased });
     let peak = arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(temporaries);
     UpperMemory { backend, arguments, outputs, aliased, temporaries, peak }
 }
