@@ -11,6 +11,7 @@ pub mod files;
 mod group_format;
 #[doc(hidden)]
 pub mod internals;
+mod limits;
 mod literal;
 pub mod mesh;
 pub mod message;
