@@ -4,6 +4,7 @@
 
 pub mod analysis;
 mod amount;
+mod braces;
 mod collective_kind;
 pub mod crossing;
 mod element_type;
@@ -16,6 +17,7 @@ mod literal;
 pub mod mesh;
 pub mod message;
 mod narrow;
+mod number;
 pub mod parse;
 mod platform_kind;
 pub mod proto;

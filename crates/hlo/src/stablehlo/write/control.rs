@@ -4,7 +4,7 @@ use super::attributes::{Attributes, array, dilations, number, quoted, window, wi
 use super::error::{Result, malformed, no_form};
 use super::printer::{Op, Parameters, Printer, Region, Scope, Value, names, result_types, shape_of};
 use super::types;
-use crate::parse::braced_length;
+use crate::braces::braced_length;
 use crate::proto::{HloInstructionProto, PrimitiveType, WindowDimension};
 
 fn called(instruction: &HloInstructionProto, index: usize) -> Result<i64> {

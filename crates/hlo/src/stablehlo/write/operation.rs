@@ -17,10 +17,10 @@ use crate::proto::{
     ConvolutionDimensionNumbers, FftType, HloInstructionProto, RandomAlgorithm, RandomDistribution, ShapeProto,
     SparsityConfig,
 };
+use crate::shape::element_count;
 use crate::stablehlo::names;
 use crate::syntax::default_comparison;
 use crate::syntax::opcodes::{Mark, Operation};
-use crate::text::element_count;
 
 impl<'a> Printer<'a> {
     /// Writes an instruction; gives its value.
