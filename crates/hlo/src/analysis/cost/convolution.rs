@@ -1,6 +1,6 @@
 //! The operations of a convolution.
 
-use super::work::Operands;
+use super::operands::Operands;
 use crate::analysis::size::product;
 use crate::proto::{ShapeProto, WindowDimension};
 

@@ -5,7 +5,7 @@
 //! attributes, as meshloom writes them, or in the `cost_estimate` of a configuration, as compilers of kernels for TPUs
 //! do. The others are unknown and listed by name.
 
-use super::work::Operands;
+use super::operands::Operands;
 use super::{Work, convolution};
 use crate::analysis::size::elements;
 use crate::proto::HloInstructionProto;

@@ -30,6 +30,7 @@ mod convolution;
 mod custom_call;
 mod cycles;
 mod display;
+mod operands;
 mod roofline;
 mod timing;
 mod work;
