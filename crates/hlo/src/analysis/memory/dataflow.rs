@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::schedule::Schedule;
+use super::schedule::{Schedule, node_count};
 use crate::analysis::size::{padded_bytes, shape_bytes};
 use crate::analysis::walk::{Via, Walk};
 use crate::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
@@ -113,11 +113,6 @@ fn is_border(target: &str) -> bool {
 /// Whether an array lies in the host's memory.
 pub(super) fn is_on_host(shape: &ShapeProto) -> bool {
     shape.layout.as_ref().is_some_and(|layout| layout.memory_space == HOST)
-}
-
-/// How many nodes a shape has.
-pub(super) fn node_count(shape: &ShapeProto) -> u64 {
-    shape.tuple_shapes.iter().fold(1, |count, part| count.saturating_add(node_count(part)))
 }
 
 impl<'w, 'a> Flow<'w, 'a> {

@@ -1,8 +1,7 @@
 //! The order in which a module's instructions run.
 
-use super::dataflow::node_count;
 use crate::analysis::walk::{Place, Via, Walk};
-use crate::proto::HloModuleProto;
+use crate::proto::{HloModuleProto, ShapeProto};
 
 /// The instructions of all places that have memory of their own, in order: a fusion is one instruction, and the
 /// contents of a loop, a branch or a call come before it. An instruction in a place is a point; points are numbered by
@@ -119,4 +118,9 @@ pub(in crate::analysis) fn order(module: &HloModuleProto, walk: &Walk<'_>, place
     // What a broken schedule has left out.
     order.extend((0..count).filter(|&position| !seen[position]));
     order
+}
+
+/// How many nodes a shape has.
+pub(super) fn node_count(shape: &ShapeProto) -> u64 {
+    shape.tuple_shapes.iter().fold(1, |count, part| count.saturating_add(node_count(part)))
 }
