@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::attributes::{
-    self, Attributes, array, brackets, dilations, matrix, number, window, window_of, window_reversal,
+    self, Attributes, array, brackets, dilations, dimension_numbers, matrix, number, window, window_of, window_reversal,
 };
 use super::error::{Result, malformed, no_form};
 use super::printer::{Op, Printer, Scope, Value, shape_of};
@@ -304,14 +304,6 @@ fn element(scope: &Scope<'_>, instruction: &HloInstructionProto) -> Result<Value
         Some(leaves) => Ok(leaves.to_vec()),
         None => malformed("its operand has another shape than it states"),
     }
-}
-
-/// `#stablehlo.gather<offset_dims = [1], index_vector_dim = 1>`: lists that are empty are left out.
-pub(super) fn dimension_numbers(name: &str, lists: &[(&str, &Vec<i64>)], index_vector_dim: i64) -> String {
-    let stated = lists.iter().filter(|(_, list)| !list.is_empty());
-    let mut parts: Vec<String> = stated.map(|(name, list)| format!("{name} = {}", brackets(list))).collect();
-    parts.push(format!("index_vector_dim = {index_vector_dim}"));
-    format!("#stablehlo.{name}<{}>", parts.join(", "))
 }
 
 fn gather(instruction: &HloInstructionProto) -> Result<Attributes> {
