@@ -7,7 +7,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::collectives::communication;
+use super::communication::communication;
 use super::index::{Computation, Module};
 use crate::proto::HloModuleProto;
 

@@ -16,9 +16,10 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::axes::{AxisPart, Strides, pair_axes};
+use super::communication::Communication;
 use super::given::{Given, Together};
 use super::groups::{DeviceGroups, Devices};
 use super::index::Computation;
@@ -30,49 +31,6 @@ use super::walk::{Step, Via, Walk};
 use crate::mesh::Mesh;
 use crate::proto::{HloInstructionProto, HloModuleProto, PrimitiveType};
 use crate::{Amount, Bounds, Branch, CollectiveKind};
-
-/// What an instruction communicates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Communication {
-    /// A collective, whose moved bytes are known.
-    Collective(CollectiveKind),
-    /// Something whose moved bytes depend on its data, or on another program.
-    Other(&'static str),
-}
-
-impl Communication {
-    /// All there are.
-    pub const ALL: [Communication; 9] = [
-        Communication::Collective(CollectiveKind::AllGather),
-        Communication::Collective(CollectiveKind::AllReduce),
-        Communication::Collective(CollectiveKind::AllToAll),
-        Communication::Collective(CollectiveKind::CollectivePermute),
-        Communication::Collective(CollectiveKind::ReduceScatter),
-        Communication::Other("collective-broadcast"),
-        Communication::Other("ragged-all-to-all"),
-        Communication::Other("send"),
-        Communication::Other("recv"),
-    ];
-
-    /// That of a name; `None` for what communicates nothing.
-    pub fn named(name: &str) -> Option<Communication> {
-        Communication::ALL.into_iter().find(|communication| communication.name() == name)
-    }
-
-    /// HLO's opcode, without what says that it is one of two halves.
-    pub fn name(self) -> &'static str {
-        match self {
-            Communication::Collective(kind) => kind.name(),
-            Communication::Other(name) => name,
-        }
-    }
-}
-
-impl Serialize for Communication {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
-    }
-}
 
 /// One collective of a module. Serialized, an element of what `hlo-dump collectives --json` prints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -402,15 +360,6 @@ fn pairs(instruction: &HloInstructionProto) -> Vec<(u64, u64)> {
         return numbers.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
     }
     instruction.source_target_pairs.iter().map(|pair| (device(pair.source), device(pair.target))).collect()
-}
-
-/// What an opcode communicates, and whether it is the first of two halves. Second halves communicate nothing.
-pub fn communication(opcode: &str) -> Option<(Communication, bool)> {
-    let (name, asynchronous) = match opcode.strip_suffix("-start") {
-        Some(name) => (name, true),
-        None => (opcode, false),
-    };
-    Some((Communication::named(name)?, asynchronous))
 }
 
 /// Devices of a group (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA): without a channel, groups are of

@@ -6,6 +6,7 @@
 //! | [`axes`] | Along which axes of a mesh the devices of a collective lie. |
 //! | [`chips`] | What accelerators can do, and where that is published. |
 //! | [`collectives`](mod@collectives) | Every collective, its executions, and the bytes it moves. |
+//! | [`communication`](mod@communication) | What single instructions communicate. |
 //! | [`cost`](mod@cost) | Operations, bytes and time on a chip, for each instruction, loop and scope. |
 //! | [`diff`](mod@diff) | What changed between two modules, by meaning. |
 //! | [`estimate`](mod@estimate) | How long a step takes, before anything is compiled. |
@@ -29,6 +30,7 @@ pub mod at_once;
 pub mod axes;
 pub mod chips;
 pub mod collectives;
+pub mod communication;
 pub mod cost;
 pub mod diff;
 mod elements;
@@ -58,9 +60,8 @@ pub mod walk;
 pub use at_once::collectives_at_once;
 pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
 pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip, chip_of_kind};
-pub use collectives::{
-    Communication, Conditional, ModuleCollective, ModuleCollectives, collectives, collectives_of_walk, communication,
-};
+pub use collectives::{Conditional, ModuleCollective, ModuleCollectives, collectives, collectives_of_walk};
+pub use communication::{Communication, communication};
 pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
 pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
 pub use estimate::{EstimateError, Hardware, StepTime, TransferTime, UnknownRate, estimate, estimate_walk};

@@ -21,7 +21,7 @@
 
 use rustc_hash::FxHashSet;
 
-use super::collectives::communication;
+use super::communication::communication;
 use super::groups::Devices;
 use super::index::{Computation, Module};
 use crate::LOCAL_SHAPES;

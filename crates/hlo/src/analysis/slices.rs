@@ -8,7 +8,7 @@
 //!
 //! Devices are counted slice by slice, as in a mesh whose major axis is the one across slices.
 
-use super::collectives::Communication;
+use super::communication::{Communication, communication};
 use super::groups::DeviceGroups;
 use crate::CollectiveKind;
 use crate::proto::{HloInstructionProto, HloModuleProto};
@@ -58,14 +58,13 @@ impl SliceTransfer {
     }
 }
 
-/// What an instruction communicates, and whether it is the first of two halves. As
-/// [`communication`](super::communication), but of a transfer between slices the send is the collective, and the
-/// receive its second half.
+/// Gives what an instruction communicates, and whether it is the first of two halves. As [`communication`], but of a
+/// transfer between slices the send is the collective, and the receive its second half.
 pub fn communication_of(instruction: &HloInstructionProto) -> Option<(Communication, bool)> {
     match (instruction.opcode.as_str(), SliceTransfer::of(instruction)) {
         ("send", Some(transfer)) => Some((Communication::Collective(transfer.kind), true)),
         ("recv", Some(_)) => None,
-        (opcode, _) => super::communication(opcode),
+        (opcode, _) => communication(opcode),
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::hardware::{Dimension, Hardware, Wire};
 use crate::analysis::AxisPart;
-use crate::analysis::collectives::{Communication, ModuleCollective};
+use crate::analysis::collectives::ModuleCollective;
+use crate::analysis::communication::Communication;
 use crate::mesh::{Mesh, MeshAxis, Piece, common_divisor, cut, dcn_sizes};
 use crate::{CollectiveKind, PlatformKind};
 
