@@ -12,11 +12,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use meshloom::hlo::analysis::{
-    Chip, CostOptions, Devices, Sources, Walk, collectives_of_walk, cost_of_walk, memory_of_walk,
-};
+use meshloom::hlo::analysis::{Chip, CostOptions, Devices, Walk, collectives_of_walk, cost_of_walk, memory_of_walk};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::HloModuleProto;
+use meshloom::hlo::source::Sources;
 use meshloom::hlo::table::Table;
 use prost::Message;
 

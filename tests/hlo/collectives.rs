@@ -2,7 +2,8 @@
 
 use crate::hlo::modules::*;
 use meshloom::emit::{EmitOptions, GroupFormat, device_groups, emit};
-use meshloom::hlo::analysis::{Communication, DeviceGroups, Devices, ModuleCollective, collectives};
+use meshloom::hlo::analysis::{Communication, Devices, ModuleCollective, collectives};
+use meshloom::hlo::device_groups::DeviceGroups;
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, ReplicaGroup, SourceTarget};
 use meshloom::ir::Graph;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};

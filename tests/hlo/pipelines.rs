@@ -1,9 +1,10 @@
 //! Pipelines in programs: of JAX programs written by hand, and of our own, whose tables are known.
 
 use meshloom::hlo::analysis::pipelines::{Item, LoopSchedule, Order, Pass, Pipeline, Row, pipelines};
-use meshloom::hlo::analysis::{Devices, Walk, collectives_of_walk, source::Sources};
+use meshloom::hlo::analysis::{Devices, Walk, collectives_of_walk};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::hlo::read;
+use meshloom::hlo::source::Sources;
 use meshloom::sharding::Mesh;
 use meshloom::transform::pipeline::{Task, Timeline};
 use meshloom_train::config::RunConfig;

@@ -216,7 +216,7 @@ fn what_is_written_reads_back() {
 #[test]
 fn locations_are_those_of_hlo() {
     let module = file("fsdp_mlp.debug.stablehlo.txt").module;
-    let sources = meshloom::hlo::analysis::Sources::of(&module);
+    let sources = meshloom::hlo::source::Sources::of(&module);
     let dots: Vec<String> = module
         .computations
         .iter()
@@ -224,7 +224,7 @@ fn locations_are_those_of_hlo() {
         .filter(|it| it.opcode == "dot")
         .map(|it| {
             let lines: Vec<String> = sources.stack(it).iter().map(|line| format!("{line} {}", line.function)).collect();
-            format!("{}: {}", meshloom::hlo::analysis::source::op_name(it), lines.join(", "))
+            format!("{}: {}", meshloom::hlo::source::op_name(it), lines.join(", "))
         })
         .collect();
     assert_eq!(dots.len(), 5);

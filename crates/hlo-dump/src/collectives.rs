@@ -5,9 +5,8 @@ use std::num::NonZeroU64;
 
 use anyhow::{Context, Result, bail};
 use indexmap::IndexMap;
-use meshloom_hlo::analysis::{
-    AxisPart, Communication, Conditional, DeviceGroups, ModuleCollective, ModuleCollectives, collectives,
-};
+use meshloom_hlo::analysis::{AxisPart, Communication, Conditional, ModuleCollective, ModuleCollectives, collectives};
+use meshloom_hlo::device_groups::DeviceGroups;
 use meshloom_hlo::proto::HloModuleProto;
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::table::Table;

@@ -24,9 +24,10 @@ use anyhow::Result;
 use maud::{Markup, PreEscaped, html};
 use meshloom_hlo::analysis::cost::Bound;
 use meshloom_hlo::analysis::{
-    Chip, CostOptions, ModuleCollective, ModuleCollectives, ModuleCost, ModuleMemory, Sources, Walk,
-    collectives_of_walk, cost_of_walk,
+    Chip, CostOptions, ModuleCollective, ModuleCollectives, ModuleCost, ModuleMemory, Walk, collectives_of_walk,
+    cost_of_walk,
 };
+use meshloom_hlo::source::Sources;
 use serde::Serialize;
 
 use crate::arguments;

@@ -11,7 +11,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use super::groups::DeviceGroups;
+use crate::device_groups::DeviceGroups;
 use crate::mesh::{Mesh, MeshError};
 use crate::proto::{HloModuleProto, MeshProto, OpSharding};
 

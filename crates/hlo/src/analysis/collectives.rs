@@ -20,16 +20,17 @@ use serde::Serialize;
 
 use super::axes::{AxisPart, Strides, pair_axes};
 use super::communication::Communication;
+use super::devices::Devices;
 use super::given::{Given, Together};
-use super::groups::{DeviceGroups, Devices};
 use super::index::Computation;
 use super::sites::Sites;
 use super::size::{array_bytes, shape_bytes};
 use super::slices::{SliceTransfer, communication_of, slices_of};
-use super::source::{Sources, op_name};
 use super::walk::{Step, Via, Walk};
+use crate::device_groups::DeviceGroups;
 use crate::mesh::Mesh;
 use crate::proto::{HloInstructionProto, HloModuleProto, PrimitiveType};
+use crate::source::{Sources, op_name};
 use crate::{Amount, Bounds, Branch, CollectiveKind};
 
 /// One collective of a module. Serialized, an element of what `hlo-dump collectives --json` prints.

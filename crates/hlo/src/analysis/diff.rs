@@ -23,11 +23,11 @@ use serde::Serialize;
 use super::axes::Strides;
 use super::collectives::{ModuleCollective, ModuleCollectives};
 use super::index::{Computation, Module};
-use super::source::{Sources, op_name};
 use super::walk::Walk;
 use crate::Amount;
 use crate::proto::{HloInstructionProto, HloModuleProto, LayoutProto, ShapeProto};
 use crate::sort;
+use crate::source::{Sources, op_name};
 use crate::text::{Layouts, print_shape};
 use crate::wire;
 

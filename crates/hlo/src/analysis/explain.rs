@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use super::index::{Computation, Module};
 use super::shardings::is_local;
-use super::source::{Sources, op_name};
 use crate::proto::{HloInstructionProto, HloModuleProto};
+use crate::source::{Sources, op_name};
 use crate::suggest::did_you_mean;
 use crate::text::{Layouts, print_shape, print_sharding};
 

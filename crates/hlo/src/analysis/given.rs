@@ -12,10 +12,11 @@ use std::sync::Arc;
 use rustc_hash::FxHasher;
 
 use super::collectives::ModuleCollective;
-use super::groups::{DeviceGroups, Devices};
+use super::devices::Devices;
 pub use super::values::KnownInput;
 use super::values::{ANY_ITERATION, Values};
 use super::walk::{Place, Via, Walk};
+use crate::device_groups::DeviceGroups;
 use crate::{Amount, Bounds, Branch, sum};
 
 /// Iterations that are looked at one by one, over all loops of a device.

@@ -22,7 +22,7 @@
 use rustc_hash::FxHashSet;
 
 use super::communication::communication;
-use super::groups::Devices;
+use super::devices::Devices;
 use super::index::{Computation, Module};
 use crate::LOCAL_SHAPES;
 use crate::proto::op_sharding::Type;

@@ -11,9 +11,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::size::shape_bytes;
-use super::source::scope;
 use super::walk::{Step, Via, Walk};
 use crate::proto::HloInstructionProto;
+use crate::source::scope;
 
 /// Scopes, and what flows between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

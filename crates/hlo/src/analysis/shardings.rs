@@ -8,14 +8,15 @@
 use serde::Serialize;
 
 use super::axes::{AxisPart, Strides};
-use super::groups::{DeviceGroups, device_count, transposed_iota};
+use super::devices::device_count;
 use super::partitioning::Partitioning;
 use super::size::shape_bytes;
-use super::source::{Sources, op_name};
+use crate::device_groups::{DeviceGroups, transposed_iota};
 use crate::mesh::Mesh;
 use crate::proto::op_sharding::Type;
 use crate::proto::{AxisRefProto, HloModuleProto, NamedShardingProto, OpSharding, ShapeProto};
 use crate::sort;
+use crate::source::{Sources, op_name};
 use crate::text::{Layouts, print_shape, print_sharding};
 
 /// What a value is in its module.

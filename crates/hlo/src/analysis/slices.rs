@@ -9,8 +9,8 @@
 //! Devices are counted slice by slice, as in a mesh whose major axis is the one across slices.
 
 use super::communication::{Communication, communication};
-use super::groups::DeviceGroups;
 use crate::CollectiveKind;
+use crate::device_groups::DeviceGroups;
 use crate::proto::{HloInstructionProto, HloModuleProto};
 
 /// A collective across slices, at the send that starts it.

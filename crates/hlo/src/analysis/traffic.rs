@@ -5,13 +5,13 @@
 
 use super::axes::AxisPart;
 use super::collectives::{ModuleCollective, collectives_of_walk};
+use super::devices::Devices;
 use super::given::{Given, KnownInput};
-use super::groups::Devices;
-use super::source::{Sources, op_name};
 use super::walk::Walk;
 use crate::Bounds;
 use crate::mesh::Mesh;
 use crate::proto::{HloInstructionProto, HloModuleProto, PrimitiveType, ShapeProto};
+use crate::source::{Sources, op_name};
 
 /// What crosses an axis in one execution of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@
 
 use rustc_hash::FxHashMap;
 
+use super::devices::Devices;
 use super::elements::{self, Element, counted, number};
-use super::groups::Devices;
 use super::partitioning::Border;
 use super::trip_count::range;
 use super::walk::{Via, Walk};

@@ -25,8 +25,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashSet;
 
+use super::devices::Devices;
 use super::given::Given;
-use super::groups::Devices;
 use super::index::{Computation, Module};
 use super::trip_count;
 use crate::proto::{HloComputationProto, HloInstructionProto, HloModuleProto};

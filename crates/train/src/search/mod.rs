@@ -29,10 +29,10 @@ pub use hardware::{
 pub use meshloom::hlo::analysis::Hardware;
 use meshloom::hlo::analysis::memory::upper;
 use meshloom::hlo::analysis::{
-    Arithmetic, Devices, EstimateError, Sources, StepTime, UnknownChip, UnknownRate, Walk, estimate_walk,
-    memory_of_walk,
+    Arithmetic, Devices, EstimateError, StepTime, UnknownChip, UnknownRate, Walk, estimate_walk, memory_of_walk,
 };
 use meshloom::hlo::message::{counted, human_bytes, seconds};
+use meshloom::hlo::source::Sources;
 use meshloom::ir::DType;
 use meshloom::kernels::Kernels;
 use meshloom::nn::{AttentionConfig, DecoderConfig, FeedForwardConfig};

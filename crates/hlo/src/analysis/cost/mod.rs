@@ -41,12 +41,12 @@ use serde::Serialize;
 
 use super::chips::{Arithmetic, Chip};
 use super::collectives::collectives_at;
-use super::groups::Devices;
+use super::devices::Devices;
 use super::sites::Sites;
-use super::source::{Sources, op_name, scope};
 use super::walk::{Place, Via, Walk};
 use crate::proto::HloModuleProto;
 use crate::sort;
+use crate::source::{Sources, op_name, scope};
 use crate::{Amount, Bounds};
 
 pub(super) use roofline::Link;

@@ -13,13 +13,13 @@ use rustc_hash::FxHashMap;
 use super::KernelTime;
 use super::hardware::Hardware;
 use super::kernels::Kernels;
-use crate::analysis::groups::Devices;
-use crate::analysis::source::op_name;
+use crate::analysis::devices::Devices;
 use crate::analysis::trip_count;
 use crate::analysis::values::{ANY_ITERATION, Values};
 use crate::analysis::walk::{Via, Walk};
 use crate::proto::HloInstructionProto;
 use crate::sort;
+use crate::source::op_name;
 
 /// Iterations of a loop that are followed one by one; more are taken to be alike.
 const MOST_ITERATIONS: u64 = 1 << 12;

@@ -24,15 +24,15 @@ mod wires;
 use serde::Serialize;
 
 use super::collectives::{ModuleCollective, collectives_at};
-use super::groups::Devices;
+use super::devices::Devices;
 use super::moves::{Move, move_of};
 use super::sites::Sites;
 use super::size::shape_bytes;
-use super::source::Sources;
 use super::walk::Walk;
 use crate::mesh::Mesh;
 use crate::proto::HloModuleProto;
 use crate::sort;
+use crate::source::Sources;
 pub use hardware::{Cache, Dimension, Hardware, Reached, UnknownRate, Wire};
 use line::{Line, Transfer, Transfers};
 use wires::Wires;

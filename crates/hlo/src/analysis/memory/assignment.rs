@@ -5,11 +5,11 @@ use std::cmp::Reverse;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{BufferKind, CURVE_POINTS, CurvePoint, LiveBuffer, MemoryForm, ModuleMemory};
-use crate::analysis::source::{Sources, op_name};
 use crate::proto::heap_simulator_trace::event::Kind;
 use crate::proto::{
     BufferAllocationProto, BufferAssignmentProto, HloInstructionProto, HloModuleProto, LogicalBufferProto, ShapeProto,
 };
+use crate::source::{Sources, op_name};
 use crate::text::{Layouts, print_shape};
 
 /// The memory of a module as its compiler assigned it.

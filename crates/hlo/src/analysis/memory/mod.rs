@@ -46,10 +46,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::cost::scratch_bytes;
-use super::source::{Sources, op_name};
 use super::walk::Walk;
 use crate::proto::{HloModuleProto, HloProto};
 use crate::sort;
+use crate::source::{Sources, op_name};
 use crate::text::{Layouts, print_shape};
 use dataflow::{Class, Flow};
 use placement::{Lifetime, Reusable, Takeover};

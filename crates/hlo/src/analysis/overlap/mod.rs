@@ -38,10 +38,10 @@ use serde::Serialize;
 use super::collectives::{ModuleCollective, collectives_at};
 use super::cost::CostOptions;
 use super::sites::Sites;
-use super::source::Sources;
 use super::walk::{Via, Walk};
 use crate::mesh::Mesh;
 use crate::proto::HloModuleProto;
+use crate::source::Sources;
 use line::Simulation;
 
 /// Deeper nests than any compiler makes.

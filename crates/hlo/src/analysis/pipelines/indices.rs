@@ -1,7 +1,7 @@
 //! What the loops of stages that all do the same say of their microbatches: what an iteration cuts out of what it is
 //! given, by index.
 
-use super::super::groups::Devices;
+use super::super::devices::Devices;
 use super::super::values::Values;
 use super::super::walk::Walk;
 use super::Shape;

@@ -20,7 +20,7 @@ use std::fmt;
 use rustc_hash::FxHashSet;
 
 use super::collectives::{ModuleCollective, ModuleCollectives};
-use super::groups::Devices;
+use super::devices::Devices;
 use super::index::Computation;
 use super::values::Values;
 use super::walk::{Via, Walk};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::groups::Devices;
+use super::super::devices::Devices;
 use super::super::values::Values;
 use super::super::walk::{Place, Via, Walk};
 use super::{Item, LoopSchedule, Order, Pass, Row, Shape};

@@ -1,6 +1,8 @@
 //! Loops, branches, calls, and what computes by a computation of single elements.
 
-use super::attributes::{Attributes, array, dilations, dimension_numbers, number, quoted, window, window_of, window_sizes};
+use super::attributes::{
+    Attributes, array, dilations, dimension_numbers, number, quoted, window, window_of, window_sizes,
+};
 use super::error::{Result, malformed, no_form};
 use super::printer::{Op, Parameters, Printer, Region, Scope, Value, names, result_types, shape_of};
 use super::types;

@@ -9,7 +9,7 @@ use super::error::{Result, malformed, no_form};
 use super::printer::{Op, Printer, Scope, Value, shape_of};
 use super::types::{self, Type, at_index, leaf_count};
 use super::{control, literal};
-use crate::analysis::groups::DeviceGroups;
+use crate::device_groups::DeviceGroups;
 use crate::proto::hlo_instruction_proto::SliceDimensions;
 use crate::proto::padding_config::PaddingConfigDimension;
 use crate::proto::triangular_solve_options::Transpose;

@@ -31,7 +31,7 @@ pub struct Sources<'a> {
 }
 
 impl<'a> Sources<'a> {
-    /// Of a module's instructions.
+    /// Finds where a module's instructions come from.
     pub fn of(module: &'a HloModuleProto) -> Sources<'a> {
         Sources { frames: module.stack_frame_index.as_ref() }
     }
