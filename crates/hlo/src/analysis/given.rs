@@ -11,13 +11,11 @@ use std::sync::Arc;
 
 use rustc_hash::FxHasher;
 
-use super::collectives::ModuleCollective;
 use super::devices::Devices;
 pub use super::values::KnownInput;
 use super::values::{ANY_ITERATION, Values};
 use super::walk::{Place, Via, Walk};
-use crate::device_groups::DeviceGroups;
-use crate::{Amount, Bounds, Branch, sum};
+use crate::{Amount, Bounds, Branch};
 
 /// Iterations that are looked at one by one, over all loops of a device.
 const ITERATIONS: u64 = 1 << 16;
@@ -50,17 +48,6 @@ pub(super) struct PlaceRun {
     pub(super) amounts: Vec<(Vec<Branch>, Amount)>,
     /// Of the iterations in which it runs. Devices that run it in others have another.
     when: u64,
-}
-
-/// Whether the devices of each group of a collective run it together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Together {
-    /// They do.
-    Yes,
-    /// One of these devices runs it where the other does not.
-    No(u64, u64),
-    /// It is in a branch that data decides, or the module does not say which devices take part.
-    Unknown,
 }
 
 impl Walk<'_> {
@@ -141,45 +128,25 @@ impl Walk<'_> {
 }
 
 impl Given {
-    /// How often a collective runs.
-    pub fn executions(&self, collective: &ModuleCollective) -> Bounds {
-        self.total([collective], |_| Some(1))
+    /// What devices do, each different one once.
+    pub(super) fn runs(&self) -> impl Iterator<Item = &Run> {
+        self.runs.iter().map(|run| &**run)
     }
 
-    /// Bytes that one device sends in collectives.
-    pub fn moved_bytes<'c>(&self, collectives: impl IntoIterator<Item = &'c ModuleCollective>) -> Bounds {
-        self.total(collectives, |collective| collective.moved_bytes)
+    /// What a device does, where devices differ; `None` for one that there is not.
+    pub(super) fn run_of(&self, device: u64) -> Option<&Run> {
+        let number = usize::try_from(device).ok()?;
+        Some(self.runs.get(*self.of_device.get(number)?)?)
     }
 
-    /// A number for each execution of collectives, summed: on the devices for which the sum is least, and most.
-    pub fn total<'c>(
-        &self,
-        collectives: impl IntoIterator<Item = &'c ModuleCollective>,
-        of_one: impl Fn(&ModuleCollective) -> Option<u64>,
-    ) -> Bounds {
-        self.total_beyond(collectives.into_iter().map(|collective| (collective, &[][..])), of_one)
+    /// Whether all devices do the same.
+    pub(super) fn is_same_on_all(&self) -> bool {
+        self.of_device.is_empty()
     }
 
-    /// The same, where the branches that come with a collective, the outermost of its own, are taken each time that
-    /// they may be.
-    pub(super) fn total_beyond<'c>(
-        &self,
-        collectives: impl IntoIterator<Item = (&'c ModuleCollective, &'c [Branch])>,
-        of_one: impl Fn(&ModuleCollective) -> Option<u64>,
-    ) -> Bounds {
-        let each: Vec<(usize, &[Branch], Option<u64>)> =
-            collectives.into_iter().map(|(collective, taken)| (collective.place, taken, of_one(collective))).collect();
-        let of_run = |run: &Run| {
-            let amounts = each.iter().flat_map(|&(place, taken, each)| {
-                run.places.get(place).into_iter().flat_map(|place| &place.amounts).map(move |(branches, executions)| {
-                    let (branches, executions) = beyond(taken, branches, *executions);
-                    (branches, each.map_or(unless_never(executions), |each| executions.times(each)))
-                })
-            });
-            sum(amounts)
-        };
-        let all = self.runs.iter().map(|run| of_run(run)).reduce(Bounds::or);
-        all.unwrap_or(Bounds { least: 0, most: Some(0) })
+    /// The devices that are told apart.
+    pub(super) fn devices(&self) -> Devices {
+        self.devices
     }
 
     /// The first of the devices that do the same, for each that differs.
@@ -198,24 +165,6 @@ impl Given {
         self.of_device.push(known.unwrap_or(self.runs.len()));
         if known.is_none() {
             self.runs.push(run);
-        }
-    }
-
-    /// The devices that wait for one another in a collective.
-    fn groups(&self, collective: &ModuleCollective) -> Option<Vec<Vec<u64>>> {
-        let Devices { replicas, partitions } = self.devices;
-        // Numbers may then be of replicas, of partitions, or of both.
-        if replicas > 1 && partitions > 1 {
-            return None;
-        }
-        // What permutes waits for all that take part.
-        if !collective.pairs.is_empty() {
-            return Some(vec![collective.pairs.iter().flat_map(|&(source, target)| [source, target]).collect()]);
-        }
-        collective.group_size?;
-        match collective.groups {
-            DeviceGroups::One => Some(vec![(0..replicas.max(partitions)).collect()]),
-            _ => collective.groups.lists(),
         }
     }
 
@@ -242,54 +191,13 @@ impl Given {
     pub fn iterations(&self, body: usize) -> Option<Bounds> {
         self.runs.iter().filter_map(|run| *run.iterations.get(body)?).reduce(Bounds::or)
     }
-
-    /// Whether the devices of each group of a collective run it together.
-    pub fn together(&self, collective: &ModuleCollective) -> Together {
-        let place = collective.place;
-        let is_open = |run: &Run| run.places.get(place).is_none_or(PlaceRun::is_open);
-        if self.runs.iter().any(|run| is_open(run)) {
-            return Together::Unknown;
-        }
-        if self.of_device.is_empty() {
-            return Together::Yes;
-        }
-        let Some(groups) = self.groups(collective) else { return Together::Unknown };
-        let run = |device: u64| {
-            let number = usize::try_from(device).ok()?;
-            self.runs.get(*self.of_device.get(number)?)?.places.get(place)
-        };
-        for group in &groups {
-            let Some((&first, others)) = group.split_first() else { continue };
-            for &other in others {
-                match (run(first), run(other)) {
-                    (Some(one), Some(another)) if one == another => {}
-                    (Some(_), Some(_)) => return Together::No(first, other),
-                    _ => return Together::Unknown,
-                }
-            }
-        }
-        Together::Yes
-    }
 }
 
 impl PlaceRun {
     /// Whether it may or may not run, for all that is known.
-    fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.amounts.iter().any(|(branches, amount)| !branches.is_empty() || !matches!(amount, Amount::Exactly(_)))
     }
-}
-
-/// What is left to be decided when these branches are taken.
-fn beyond<'b>(taken: &[Branch], branches: &'b [Branch], executions: Amount) -> (&'b [Branch], Amount) {
-    match branches.iter().take_while(|branch| taken.contains(branch)).count() {
-        0 => (branches, executions),
-        known => (&branches[known..], executions.bound().map_or(Amount::Unknown, Amount::Exactly)),
-    }
-}
-
-/// What runs zero times moves nothing, whatever it is.
-fn unless_never(executions: Amount) -> Amount {
-    if executions == 0 { executions } else { Amount::Unknown }
 }
 
 /// Follows one device through the program.

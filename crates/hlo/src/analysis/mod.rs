@@ -58,14 +58,16 @@ pub mod walk;
 pub use at_once::collectives_at_once;
 pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
 pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip, chip_of_kind};
-pub use collectives::{Conditional, ModuleCollective, ModuleCollectives, collectives, collectives_of_walk};
+pub use collectives::{
+    Conditional, ModuleCollective, ModuleCollectives, Together, collectives, collectives_of_walk,
+};
 pub use communication::{Communication, communication};
 pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
 pub use devices::{Devices, device_count};
 pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
 pub use estimate::{EstimateError, Hardware, StepTime, TransferTime, UnknownRate, estimate, estimate_walk};
 pub use explain::{StatedFrom, TracedStep, UnknownValue, trace_sharding};
-pub use given::{Given, KnownInput, Together};
+pub use given::{Given, KnownInput};
 pub use measured::{Measured, MeasuredInstruction, longest_program};
 pub use memory::{
     BufferKind, CurvePoint, LiveBuffer, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment,

@@ -13,20 +13,23 @@
 //! The analysis counts what the compiler made of a collective, with one exception: a TPU compiler writes a
 //! reduce-scatter as a fusion of an all-reduce and a slice, which counts as a reduce-scatter.
 
+mod executions;
+
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use super::axes::{AxisPart, Strides, pair_axes};
-use super::communication::Communication;
-use super::devices::Devices;
-use super::given::{Given, Together};
-use super::index::Computation;
-use super::sites::Sites;
-use super::size::{array_bytes, shape_bytes};
-use super::slices::{SliceTransfer, communication_of, slices_of};
-use super::walk::{Step, Via, Walk};
+use crate::analysis::axes::{AxisPart, Strides, pair_axes};
+use crate::analysis::communication::Communication;
+use crate::analysis::devices::Devices;
+use crate::analysis::given::Given;
+pub use executions::Together;
+use crate::analysis::index::Computation;
+use crate::analysis::sites::Sites;
+use crate::analysis::size::{array_bytes, shape_bytes};
+use crate::analysis::slices::{SliceTransfer, communication_of, slices_of};
+use crate::analysis::walk::{Step, Via, Walk};
 use crate::device_groups::DeviceGroups;
 use crate::mesh::Mesh;
 use crate::proto::{HloInstructionProto, HloModuleProto, PrimitiveType};
