@@ -9,8 +9,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use meshloom::hlo::analysis::{
-    CostOptions, Devices, ModuleCost, Partitioning, ValueKind, Walk, collectives, cost, device_count, memory, mesh_of,
-    shardings,
+    CostOptions, DeviceWalk, Devices, ModuleCost, Partitioning, ValueKind, collectives, cost, device_count, memory,
+    mesh_of, shardings,
 };
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::{HloModuleProto, ShapeProto};
@@ -165,9 +165,9 @@ fn the_same_signature() {
 fn scans_run_as_often_as_they_are_long() {
     for (name, expected) in [("scan_remat", vec![5, 5]), ("transformer", vec![4, 4]), ("pipeline", vec![9, 9])] {
         let found = file(&format!("{name}.stablehlo.txt"));
-        let walk = Walk::on(&found.module, device_count(&found.module, found.config.as_ref()));
+        let walk = DeviceWalk::of(&found.module, device_count(&found.module, found.config.as_ref()));
         let is_loop = |place: &&meshloom::hlo::analysis::Place<'_>| place.computation.name.starts_with("body");
-        let executions = walk.places().iter().filter(is_loop).map(|place| format!("{:?}", place.executions));
+        let executions = walk.walk().places().iter().filter(is_loop).map(|place| format!("{:?}", place.executions));
         let expected: Vec<String> = expected.iter().map(|count| format!("Exactly({count})")).collect();
         assert_eq!(executions.collect::<Vec<_>>(), expected, "{name}");
     }

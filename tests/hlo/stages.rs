@@ -1,6 +1,6 @@
 //! What each device runs where its number decides: stages that branch by a table, as a pipeline does.
 
-use meshloom::hlo::analysis::{CostOptions, Devices, ModuleCollectives, Together, Walk, collectives, cost};
+use meshloom::hlo::analysis::{CostOptions, DeviceWalk, Devices, ModuleCollectives, Together, Walk, collectives, cost};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::hlo::{Amount, Bounds, read};
 
@@ -128,8 +128,8 @@ fn each_stage_runs_what_its_table_says() {
     let undecided = Walk::of(&module);
     let branches = undecided.places().iter().filter(|place| !place.undecided.is_empty());
     assert!(branches.clone().count() > 0 && branches.clone().all(|place| place.executions != Amount::Exactly(1)));
-    let decided = Walk::on(&module, Devices::partitioned(8));
-    assert!(decided.places().iter().all(|place| place.undecided.is_empty()));
+    let decided = DeviceWalk::of(&module, Devices::partitioned(8));
+    assert!(decided.walk().places().iter().all(|place| place.undecided.is_empty()));
 }
 
 /// libtpu copies a small table to faster memory while others run, and writes some reshapes as a sum over dimensions of

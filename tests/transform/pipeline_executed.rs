@@ -5,7 +5,7 @@
 
 use crate::transform::pipelines::{Case, EMBED, HIDDEN, LENGTH};
 use meshloom::compile::LowerOptions;
-use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, Together, Via, Walk, collectives};
+use meshloom::hlo::analysis::{DeviceWalk, Devices, ModuleCollective, ModuleCollectives, Together, Via, collectives};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::hlo::{Amount, Bounds};
 use meshloom::ops::RematPolicy;
@@ -39,9 +39,9 @@ const EIGHT: Devices = Devices { replicas: 1, partitions: 8 };
 /// How often the branches of each conditional in the loop over ticks run; those of one that compilers have cloned, such
 /// as two iterations in one, are not added up.
 fn branches(module: &HloModuleProto) -> Vec<Vec<Amount>> {
-    let walk = Walk::on(module, EIGHT);
+    let walk = DeviceWalk::of(module, EIGHT);
     let mut found: Vec<((usize, i64), Vec<Amount>)> = Vec::new();
-    for place in walk.places() {
+    for place in walk.walk().places() {
         let Some(caller) = place.caller.filter(|caller| matches!(caller.via, Via::Branch(_))) else { continue };
         let of = (caller.place, caller.instruction.id);
         match found.iter_mut().find(|(known, _)| *known == of) {

@@ -31,6 +31,7 @@ pub mod chips;
 pub mod collectives;
 pub mod communication;
 pub mod cost;
+mod device_walk;
 pub mod devices;
 pub mod diff;
 mod elements;
@@ -58,11 +59,10 @@ pub mod walk;
 pub use at_once::collectives_at_once;
 pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
 pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip, chip_of_kind};
-pub use collectives::{
-    Conditional, ModuleCollective, ModuleCollectives, Together, collectives, collectives_of_walk,
-};
+pub use collectives::{Conditional, ModuleCollective, ModuleCollectives, Together, collectives, collectives_of_walk};
 pub use communication::{Communication, communication};
 pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
+pub use device_walk::DeviceWalk;
 pub use devices::{Devices, device_count};
 pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
 pub use estimate::{EstimateError, Hardware, StepTime, TransferTime, UnknownRate, estimate, estimate_walk};

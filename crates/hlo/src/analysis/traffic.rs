@@ -5,6 +5,7 @@
 
 use super::axes::AxisPart;
 use super::collectives::{ModuleCollective, collectives_of_walk};
+use super::device_walk::DeviceWalk;
 use super::devices::Devices;
 use super::given::{Given, KnownInput};
 use super::walk::Walk;
@@ -80,8 +81,8 @@ pub fn traffic(
     inputs: &[(i64, Vec<i64>)],
     counters: impl IntoIterator<Item = u64>,
 ) -> Traffic {
-    let walk = Walk::of(module);
-    let mut found = collectives_of_walk(&walk, Sources::of(module), devices).along(mesh);
+    let walk = DeviceWalk::undecided(Walk::of(module), devices);
+    let mut found = collectives_of_walk(&walk, Sources::of(module)).along(mesh);
     found.entries.retain(|entry| entry.crosses(axis, mesh).unwrap_or(true));
     let counters: Vec<u64> = counters.into_iter().collect();
     let inputs_at = |&counter: &u64| -> Vec<KnownInput> {
@@ -96,6 +97,6 @@ pub fn traffic(
         moved_bytes: given.moved_bytes(&found.entries),
         moved_in_loops: given.moved_bytes(found.entries.iter().filter(|entry| entry.loop_depth > 0)),
     };
-    let steps = counters.into_iter().zip(walk.given_each(&each, devices)).map(step).collect();
+    let steps = counters.into_iter().zip(walk.walk().given_each(&each, devices)).map(step).collect();
     Traffic { collectives: found.entries, steps }
 }

@@ -7,8 +7,9 @@
 //! - The trip counts of loops multiply; a condition runs once more than its body. [`trip_count`] says when a trip count
 //!   is known.
 //! - A branch runs at most as often as its conditional ([`Amount::AtMost`]) and excludes the others
-//!   ([`Place::undecided`]), unless the devices are known ([`Walk::on`]) and their numbers decide which one runs, as in
-//!   a pipeline whose stages branch. For known inputs, [`given`](super::given) finds which one runs.
+//!   ([`Place::undecided`]). Where the devices are known and their numbers decide which one runs, as in a pipeline whose
+//!   stages branch, a [`DeviceWalk`](super::DeviceWalk) knows it. For known inputs, [`given`](super::given) finds which
+//!   one runs.
 //! - An asynchronous computation runs where it starts. The instructions that update and end it name it again and run
 //!   nothing.
 //! - A computation given to a custom call runs an unknown number of times, except what a TPU compiler offloads to
@@ -21,12 +22,9 @@
 //! of the first: see [`Walk::is_merged`].
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use rustc_hash::FxHashSet;
 
-use super::devices::Devices;
-use super::given::Given;
 use super::index::{Computation, Module};
 use super::trip_count;
 use crate::proto::{HloComputationProto, HloInstructionProto, HloModuleProto};
@@ -124,12 +122,11 @@ pub struct Walk<'a> {
     merged: bool,
     /// Conditionals, each once for each way to it: where it stands, by place and position.
     conditionals: Vec<(usize, usize)>,
-    /// What the devices do, where their numbers decide it.
-    given: Option<Arc<Given>>,
 }
 
 impl Place<'_> {
-    /// Whether it is known how often it runs in the innermost branch around it: see [`Walk::on`].
+    /// Whether it is known how often it runs in the innermost branch around it: see
+    /// [`DeviceWalk`](super::DeviceWalk).
     pub fn is_decided(&self) -> bool {
         self.undecided.last() != self.branches.last()
     }
@@ -146,33 +143,13 @@ impl<'a> Walk<'a> {
     pub fn of(module: &'a HloModuleProto) -> Walk<'a> {
         let module = Module::new(module);
         let sites = CallSites::of(&module);
-        let mut walk = Walk { module, sites, places: Vec::new(), merged: false, conditionals: Vec::new(), given: None };
+        let mut walk = Walk { module, sites, places: Vec::new(), merged: false, conditionals: Vec::new() };
         if let Some(entry) = walk.module.entry() {
             let order = walk.sites.callers_first(entry);
             walk.merged = !walk.sites.few_ways(&walk.module, &order);
             walk.expand(entry, &order);
         }
         walk
-    }
-
-    /// The same, with the executions on these devices. Where devices differ, executions are the most of any.
-    pub fn on(module: &'a HloModuleProto, devices: Devices) -> Walk<'a> {
-        let mut walk = Walk::of(module);
-        let given = walk.given(&[], devices);
-        for (number, place) in walk.places.iter_mut().enumerate() {
-            if let Some((undecided, executions)) = given.of_place(number) {
-                place.executions = executions;
-                place.assumed_executions = executions.bound().unwrap_or(place.assumed_executions);
-                place.undecided = undecided;
-            }
-        }
-        walk.given = Some(Arc::new(given));
-        walk
-    }
-
-    /// What the devices do, where the walk is [on](Walk::on) some.
-    pub(super) fn on_devices(&self) -> Option<&Arc<Given>> {
-        self.given.as_ref()
     }
 
     /// Whether the module had too many ways to keep apart, so that a place represents all executions of a computation.
@@ -183,6 +160,11 @@ impl<'a> Walk<'a> {
     /// Every place. The first is the entry; a place follows its caller.
     pub fn places(&self) -> &[Place<'a>] {
         &self.places
+    }
+
+    /// The places, for who knows more of their executions.
+    pub(super) fn places_mut(&mut self) -> &mut [Place<'a>] {
+        &mut self.places
     }
 
     /// Every instruction in every place, in program order; the instructions that an instruction runs follow it.

@@ -29,7 +29,7 @@ pub use hardware::{
 pub use meshloom::hlo::analysis::Hardware;
 use meshloom::hlo::analysis::memory::upper;
 use meshloom::hlo::analysis::{
-    Arithmetic, Devices, EstimateError, StepTime, UnknownChip, UnknownRate, Walk, estimate_walk, memory_of_walk,
+    Arithmetic, DeviceWalk, Devices, EstimateError, StepTime, UnknownChip, UnknownRate, estimate_walk, memory_of_walk,
 };
 use meshloom::hlo::message::{counted, human_bytes, seconds};
 use meshloom::hlo::source::Sources;
@@ -532,9 +532,9 @@ pub fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Result<(StepTim
     let (_, lowered) = config.lower_train_step()?;
     let module = lowered.module.decode().map_err(meshloom::Error::from)?;
     let mesh = lowered.emitted_mesh().cloned().unwrap_or_default();
-    let walk = Walk::on(&module, Devices::partitioned(mesh.device_count()));
+    let walk = DeviceWalk::of(&module, Devices::partitioned(mesh.device_count()));
     let mut time = estimate_walk(&walk, &module, &mesh, hardware).map_err(SearchError::from)?;
-    let memory = memory_of_walk(&module, &walk, Sources::of(&module)).map_err(meshloom::Error::from)?;
+    let memory = memory_of_walk(&module, walk.walk(), Sources::of(&module)).map_err(meshloom::Error::from)?;
     let (peak, temporaries) = upper(&memory, Some(hardware.chip.backend))
         .map_or((memory.peak, memory.temporaries), |upper| (upper.peak, upper.temporaries));
     let fresh = (temporaries + memory.outputs.saturating_sub(memory.aliased)) as f64 * hardware.reached.fresh;

@@ -8,7 +8,7 @@
 //!
 //! Only one branch of a conditional runs. Where the number of the device decides which, executions are exact. Otherwise
 //! a sum is not over all branches: it lies between the branch that moves least and the one that moves most
-//! ([`ModuleCollectives::moved_bounds`]), and [`given`](super::given) finds the branch that a step takes.
+//! ([`ModuleCollectives::moved_bounds`]), and [`given`](crate::analysis::given) finds the branch that a step takes.
 //!
 //! The analysis counts what the compiler made of a collective, with one exception: a TPU compiler writes a
 //! reduce-scatter as a fusion of an all-reduce and a slice, which counts as a reduce-scatter.
@@ -22,9 +22,9 @@ use serde::Serialize;
 
 use crate::analysis::axes::{AxisPart, Strides, pair_axes};
 use crate::analysis::communication::Communication;
+use crate::analysis::device_walk::DeviceWalk;
 use crate::analysis::devices::Devices;
 use crate::analysis::given::Given;
-pub use executions::Together;
 use crate::analysis::index::Computation;
 use crate::analysis::sites::Sites;
 use crate::analysis::size::{array_bytes, shape_bytes};
@@ -35,6 +35,7 @@ use crate::mesh::Mesh;
 use crate::proto::{HloInstructionProto, HloModuleProto, PrimitiveType};
 use crate::source::{Sources, op_name};
 use crate::{Amount, Bounds, Branch, CollectiveKind};
+pub use executions::Together;
 
 /// One collective of a module. Serialized, an element of what `hlo-dump collectives --json` prints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -49,7 +50,7 @@ pub struct ModuleCollective {
     /// The mesh axes along which devices take part, major to minor; `None` before [`ModuleCollectives::along`], and for
     /// devices that do not lie along axes of the mesh.
     pub axes: Option<Vec<AxisPart>>,
-    /// How far a permute moves values along its axis, cyclically: see [`PairAxes`](super::PairAxes).
+    /// How far a permute moves values along its axis, cyclically: see [`PairAxes`](crate::analysis::PairAxes).
     pub shift: Option<i64>,
     /// Devices of a group; `None` for a permute, and where the module does not say.
     pub group_size: Option<u64>,
@@ -97,7 +98,7 @@ pub struct ModuleCollectives {
     pub conditionals: Vec<Conditional>,
     /// What the devices do, where their numbers decide it; else whichever branches are taken.
     #[serde(skip)]
-    pub(super) given: Arc<Given>,
+    given: Arc<Given>,
 }
 
 /// A conditional, of whose branches one runs.
@@ -252,21 +253,22 @@ impl ModuleCollective {
 
 /// The collectives of a module that runs on so many devices.
 pub fn collectives(module: &HloModuleProto, devices: Devices) -> ModuleCollectives {
-    collectives_of_walk(&Walk::on(module, devices), Sources::of(module), devices)
+    collectives_of_walk(&DeviceWalk::of(module, devices), Sources::of(module))
 }
 
 /// The collectives of a module that has been walked.
-pub fn collectives_of_walk(walk: &Walk<'_>, sources: Sources<'_>, devices: Devices) -> ModuleCollectives {
-    collectives_at(&Sites::of(walk), walk, sources, devices)
+pub fn collectives_of_walk(walk: &DeviceWalk<'_>, sources: Sources<'_>) -> ModuleCollectives {
+    collectives_at(&Sites::of(walk.walk()), walk, sources)
 }
 
 /// The collectives that start at sites of a walk.
-pub(super) fn collectives_at(
+pub(in crate::analysis) fn collectives_at(
     sites: &Sites,
-    walk: &Walk<'_>,
+    device_walk: &DeviceWalk<'_>,
     sources: Sources<'_>,
-    devices: Devices,
 ) -> ModuleCollectives {
+    let (walk, given) = (device_walk.walk(), device_walk.executions().clone());
+    let devices = given.devices();
     let slices = slices_of(walk.module().computations().iter().flat_map(Computation::instructions));
     let entry = |step: Step<'_, '_>| {
         let site = sites.starting(step)?;
@@ -280,7 +282,6 @@ pub(super) fn collectives_at(
     let conditionals =
         (0..walk.conditional_count()).filter_map(|number| Conditional::of(walk, sources, number)).collect();
     let entries = walk.steps().filter_map(entry).collect();
-    let given = walk.on_devices().cloned().unwrap_or_else(|| Arc::new(walk.whichever(devices)));
     ModuleCollectives { entries, merged: walk.is_merged(), conditionals, given }
 }
 

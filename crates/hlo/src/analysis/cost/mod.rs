@@ -41,6 +41,7 @@ use serde::Serialize;
 
 use super::chips::{Arithmetic, Chip};
 use super::collectives::collectives_at;
+use super::device_walk::DeviceWalk;
 use super::devices::Devices;
 use super::sites::Sites;
 use super::walk::{Place, Via, Walk};
@@ -292,12 +293,13 @@ impl CostOptions {
 
 /// The cost of a module.
 pub fn cost(module: &HloModuleProto, options: &CostOptions) -> ModuleCost {
-    cost_of_walk(&Walk::on(module, options.devices), Sources::of(module), options)
+    cost_of_walk(&DeviceWalk::of(module, options.devices), Sources::of(module), options)
 }
 
 /// The cost of a module that has been walked.
-pub fn cost_of_walk(walk: &Walk<'_>, sources: Sources<'_>, options: &CostOptions) -> ModuleCost {
-    let instructions = instructions(walk, sources, options);
+pub fn cost_of_walk(device_walk: &DeviceWalk<'_>, sources: Sources<'_>, options: &CostOptions) -> ModuleCost {
+    let walk = device_walk.walk();
+    let instructions = instructions(device_walk, sources, options);
     let mut sums = Sums::of(walk);
     let mut scopes: IndexMap<&str, Sum> = IndexMap::new();
     let mut unknown: IndexMap<&str, UnknownCall> = IndexMap::new();
@@ -312,7 +314,7 @@ pub fn cost_of_walk(walk: &Walk<'_>, sources: Sources<'_>, options: &CostOptions
         }
     }
     let whole = sums.whole(walk);
-    let loops = loops(walk, sources, &whole);
+    let loops = loops(device_walk, sources, &whole);
     let assumptions = Assumptions {
         loops_counted_once: loops_counted_once(walk),
         branches: walk.places().iter().any(|place| matches!(via(place), Some(Via::Branch(_))) && !place.is_decided()),
@@ -339,10 +341,15 @@ fn via(place: &Place<'_>) -> Option<Via> {
 }
 
 /// The instructions that do something, with the number of their place.
-fn instructions(walk: &Walk<'_>, sources: Sources<'_>, options: &CostOptions) -> Vec<(usize, InstructionCost)> {
+fn instructions(
+    device_walk: &DeviceWalk<'_>,
+    sources: Sources<'_>,
+    options: &CostOptions,
+) -> Vec<(usize, InstructionCost)> {
+    let walk = device_walk.walk();
     let counter = work::Counter::new(walk.module());
     let sites = Sites::of(walk);
-    let collectives = collectives_at(&sites, walk, sources, options.devices).entries;
+    let collectives = collectives_at(&sites, device_walk, sources).entries;
     let mut found = Vec::new();
     for step in walk.steps() {
         let instruction = step.instruction;
@@ -442,7 +449,8 @@ impl Sums {
 }
 
 /// The loops in the order of the program. A body's condition has the same caller.
-fn loops(walk: &Walk<'_>, sources: Sources<'_>, whole: &[Sum]) -> Vec<LoopCost> {
+fn loops(device_walk: &DeviceWalk<'_>, sources: Sources<'_>, whole: &[Sum]) -> Vec<LoopCost> {
+    let walk = device_walk.walk();
     let mut loops: Vec<LoopCost> = Vec::new();
     let mut by_caller: FxHashMap<(usize, i64), usize> = FxHashMap::default();
     for (number, place) in walk.places().iter().enumerate() {
@@ -451,7 +459,7 @@ fn loops(walk: &Walk<'_>, sources: Sources<'_>, whole: &[Sum]) -> Vec<LoopCost> 
         match caller.via {
             Via::LoopBody => {
                 by_caller.insert((caller.place, caller.instruction.id), loops.len());
-                let trips = trips(walk, number);
+                let trips = trips(device_walk, number);
                 loops.push(LoopCost {
                     name: caller.instruction.name.clone(),
                     body: place.computation.name.clone(),
@@ -478,10 +486,9 @@ fn loops(walk: &Walk<'_>, sources: Sources<'_>, whole: &[Sum]) -> Vec<LoopCost> 
 }
 
 /// The iterations of the loop whose body is a place, each time it is run.
-fn trips(walk: &Walk<'_>, body: usize) -> Bounds {
-    let on_devices = walk.on_devices().and_then(|given| given.iterations(body));
-    on_devices.unwrap_or_else(|| {
-        let count = walk.trip_count(body);
+fn trips(device_walk: &DeviceWalk<'_>, body: usize) -> Bounds {
+    device_walk.executions().iterations(body).unwrap_or_else(|| {
+        let count = device_walk.walk().trip_count(body);
         Bounds { least: count.unwrap_or(0), most: count }
     })
 }

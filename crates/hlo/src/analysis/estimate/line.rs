@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 use super::KernelTime;
 use super::hardware::Hardware;
 use super::kernels::Kernels;
+use crate::analysis::device_walk::DeviceWalk;
 use crate::analysis::devices::Devices;
 use crate::analysis::trip_count;
 use crate::analysis::values::{ANY_ITERATION, Values};
@@ -86,15 +87,16 @@ pub(super) struct Line<'w, 'a> {
 
 impl<'w, 'a> Line<'w, 'a> {
     pub(super) fn new(
-        walk: &'w Walk<'a>,
+        device_walk: &'w DeviceWalk<'a>,
         transfers: Transfers,
         (hardware, devices): (&'w Hardware, Devices),
     ) -> Line<'w, 'a> {
+        let walk = device_walk.walk();
         Line {
             walk,
             values: Values::new(walk, 1),
             devices,
-            representatives: walk.on_devices().map_or_else(|| vec![0], |given| given.representatives()),
+            representatives: device_walk.executions().representatives(),
             overlaps: hardware.overlaps,
             kernels: FxHashMap::default(),
             counter: Kernels::new(walk.module(), hardware),

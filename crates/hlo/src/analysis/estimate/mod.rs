@@ -24,11 +24,11 @@ mod wires;
 use serde::Serialize;
 
 use super::collectives::{ModuleCollective, collectives_at};
+use super::device_walk::DeviceWalk;
 use super::devices::Devices;
 use super::moves::{Move, move_of};
 use super::sites::Sites;
 use super::size::shape_bytes;
-use super::walk::Walk;
 use crate::mesh::Mesh;
 use crate::proto::HloModuleProto;
 use crate::sort;
@@ -121,20 +121,21 @@ pub fn placement(mesh: &Mesh, hardware: &Hardware) -> Option<Vec<Vec<(usize, usi
 /// The mesh does not fit the hardware, or the module cannot be followed.
 pub fn estimate(module: &HloModuleProto, mesh: &Mesh, hardware: &Hardware) -> Result<StepTime, EstimateError> {
     let devices = Devices::partitioned(mesh.device_count());
-    estimate_walk(&Walk::on(module, devices), module, mesh, hardware)
+    estimate_walk(&DeviceWalk::of(module, devices), module, mesh, hardware)
 }
 
-/// The same of a module that has been [walked on](Walk::on) the devices of the mesh.
+/// The same of a module that has been [walked on](DeviceWalk::of) the devices of the mesh.
 ///
 /// # Errors
 /// As of [`estimate`].
 pub fn estimate_walk(
-    walk: &Walk<'_>,
+    device_walk: &DeviceWalk<'_>,
     module: &HloModuleProto,
     mesh: &Mesh,
     hardware: &Hardware,
 ) -> Result<StepTime, EstimateError> {
     let devices = Devices::partitioned(mesh.device_count());
+    let walk = device_walk.walk();
     if walk.is_merged() {
         return Err(EstimateError::TooManyWays);
     }
@@ -145,7 +146,7 @@ pub fn estimate_walk(
     };
     let wires = Wires::new(mesh, hardware).ok_or_else(arrangement)?;
     let sites = Sites::of(walk);
-    let entries = collectives_at(&sites, walk, Sources::of(module), devices).along(mesh).entries;
+    let entries = collectives_at(&sites, device_walk, Sources::of(module)).along(mesh).entries;
     let mut names: Vec<String> = Vec::new();
     let mut class = |name: String| {
         names.iter().position(|known| *known == name).unwrap_or_else(|| {
@@ -172,7 +173,7 @@ pub fn estimate_walk(
         });
         transfers.extend(transfer.map(|transfer| ((step.place_number, step.position), transfer)));
     }
-    let mut line = Line::new(walk, transfers, (hardware, devices));
+    let mut line = Line::new(device_walk, transfers, (hardware, devices));
     let stretch = line.run();
     let largest = line.largest();
     let of = |values: &[f64], class: usize| values.get(class).copied().unwrap_or(0.0);

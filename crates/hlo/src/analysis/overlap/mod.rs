@@ -37,6 +37,7 @@ use serde::Serialize;
 
 use super::collectives::{ModuleCollective, collectives_at};
 use super::cost::CostOptions;
+use super::device_walk::DeviceWalk;
 use super::sites::Sites;
 use super::walk::{Via, Walk};
 use crate::mesh::Mesh;
@@ -160,13 +161,15 @@ pub fn overlap(
     if walk.is_merged() || is_deep(&walk) {
         return Err(OverlapError::TooManyWays);
     }
-    let sites = Sites::of(&walk);
-    let found = collectives_at(&sites, &walk, Sources::of(module), options.devices);
+    let device_walk = DeviceWalk::undecided(walk, options.devices);
+    let walk = device_walk.walk();
+    let sites = Sites::of(walk);
+    let found = collectives_at(&sites, &device_walk, Sources::of(module));
     let entries = match mesh {
         Some(mesh) => found.along(mesh).entries,
         None => found.entries,
     };
-    let mut simulation = Simulation::new(module, &walk, sites, &entries, options).ok_or_else(no_rates)?;
+    let mut simulation = Simulation::new(module, walk, sites, &entries, options).ok_or_else(no_rates)?;
     simulation.run();
     let (found, computing_seconds, waiting_seconds) = simulation.finish();
     let transfers: Vec<CollectiveOverlap> = entries
