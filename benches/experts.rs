@@ -19,9 +19,9 @@
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
+use meshloom::analysis::{CostOptions, Devices, cost};
 use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::hlo::PlatformKind;
-use meshloom::hlo::analysis::{CostOptions, Devices, cost};
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{Graph, Literal, TensorType};
 use meshloom::kernels::{ExpertsKernel, KernelUse, Kernels};

@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use meshloom::hlo::analysis::{
+use meshloom::analysis::{
     Chip, CostOptions, DeviceWalk, Devices, Walk, collectives_of_walk, cost_of_walk, memory_of_walk,
 };
 use meshloom::hlo::parse::parse;

@@ -31,8 +31,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use gpt2::Gpt2;
+use meshloom::analysis::{Arithmetic, Chip};
 use meshloom::hlo::PlatformKind;
-use meshloom::hlo::analysis::{Arithmetic, Chip};
 use meshloom::hlo::table::Table;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::Batch;

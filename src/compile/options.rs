@@ -1,6 +1,6 @@
 //! What may be chosen when a graph is lowered.
 
-use meshloom_hlo::analysis::{Arithmetic, Chip};
+use meshloom_analysis::{Arithmetic, Chip};
 use meshloom_hlo::mesh::Mesh;
 
 use super::Pass;

@@ -1,6 +1,6 @@
 //! Pipelines whose stages branch, compiled for hardware: branches stay, and nothing waits across them.
 
-use meshloom::hlo::analysis::{DeviceWalk, Devices, Together, Via, Walk, collectives};
+use meshloom::analysis::{DeviceWalk, Devices, Together, Via, Walk, collectives};
 use meshloom::hlo::proto::{HloModuleProto, ShapeProto};
 use meshloom::partition::Amount;
 use support::configs::config;

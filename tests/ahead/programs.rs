@@ -1,9 +1,9 @@
 //! Programs that the tests of other concerns run on the CPU, for hardware that is not there.
 
+use meshloom::analysis::{Devices, collectives};
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::emit::{Annotation, EmitOptions, ProgramForm, emit};
 use meshloom::hlo::PlatformKind;
-use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto};
 use meshloom::ir::DType::{BF16, F32, S32};
 use meshloom::ir::Graph;

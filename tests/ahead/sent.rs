@@ -1,6 +1,6 @@
 //! What compiled programs send, beside what was emitted: rows of docs/compiled-collectives.md.
 
-use meshloom::hlo::analysis::{Devices, collectives};
+use meshloom::analysis::{Devices, collectives};
 use meshloom::hlo::proto::HloModuleProto;
 use support::configs::config;
 

@@ -1,10 +1,10 @@
 //! What libtpu makes of programs for several slices: what goes between slices, when, and how much. Compiled ahead of
 //! time, where the TPU plugin is.
 
-use meshloom::compile::Lowered;
-use meshloom::hlo::analysis::{
+use meshloom::analysis::{
     AxisPart, Devices, ModuleCollective, Step, Walk, collectives, slice_count, step_inputs, traffic,
 };
+use meshloom::compile::Lowered;
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto};
 use meshloom::pjrt::DeviceDescription;
 use meshloom::sharding::Mesh;

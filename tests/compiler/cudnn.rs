@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
+use meshloom::analysis::cost::{STATED_BYTES, STATED_OPERATIONS, STATED_TRANSCENDENTALS};
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::hlo::PlatformKind;
-use meshloom::hlo::analysis::cost::{STATED_BYTES, STATED_OPERATIONS, STATED_TRANSCENDENTALS};
 use meshloom::hlo::proto::HloInstructionProto;
 use meshloom::ir::DType::{self, BF16, F16, F32, S32, U32};
 use meshloom::ir::{Graph, Literal, TensorType};

@@ -3,10 +3,10 @@
 
 use std::sync::{Arc, LazyLock};
 
+use meshloom::analysis::{CostOptions, Devices, cost, memory};
 use meshloom::batching::{BatchAxis, vmap};
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::hlo::PlatformKind;
-use meshloom::hlo::analysis::{CostOptions, Devices, cost, memory};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::DType::{BF16, F32, S32};
 use meshloom::ir::{Graph, GraphTextOptions, Literal, TensorType};

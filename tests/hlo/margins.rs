@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 use std::sync::Mutex;
 
+use meshloom::analysis::memory::{Margin, MemoryForm, UpperMemory, upper};
+use meshloom::analysis::{ModuleMemory, memory};
 use meshloom::hlo::PlatformKind;
-use meshloom::hlo::analysis::memory::{Margin, MemoryForm, UpperMemory, upper};
-use meshloom::hlo::analysis::{ModuleMemory, memory};
 use meshloom::hlo::proto::HloModuleProto;
 use support::calibration::{Calibration, Figures, programs, table};
 

@@ -1,7 +1,7 @@
 //! Pipelines in programs: of JAX programs written by hand, and of our own, whose tables are known.
 
-use meshloom::hlo::analysis::pipelines::{Item, LoopSchedule, Order, Pass, Pipeline, Row, pipelines};
-use meshloom::hlo::analysis::{DeviceWalk, Devices, collectives_of_walk};
+use meshloom::analysis::pipelines::{Item, LoopSchedule, Order, Pass, Pipeline, Row, pipelines};
+use meshloom::analysis::{DeviceWalk, Devices, collectives_of_walk};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::hlo::read;
 use meshloom::hlo::source::Sources;

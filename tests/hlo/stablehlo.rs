@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use meshloom::hlo::analysis::{
+use meshloom::analysis::{
     CostOptions, DeviceWalk, Devices, ModuleCost, Partitioning, ValueKind, collectives, cost, device_count, memory,
     mesh_of, shardings,
 };
@@ -99,7 +99,7 @@ fn the_same_collectives() {
     each(|program, modules, devices| {
         let found = modules.map(|module| {
             let entries = collectives(module, devices).entries;
-            let row = |entry: meshloom::hlo::analysis::ModuleCollective| {
+            let row = |entry: meshloom::analysis::ModuleCollective| {
                 let groups = entry.groups.lists();
                 (entry.kind, groups, entry.pairs, entry.bytes, entry.executions, entry.in_branch, entry.loop_depth)
             };
@@ -166,7 +166,7 @@ fn scans_run_as_often_as_they_are_long() {
     for (name, expected) in [("scan_remat", vec![5, 5]), ("transformer", vec![4, 4]), ("pipeline", vec![9, 9])] {
         let found = file(&format!("{name}.stablehlo.txt"));
         let walk = DeviceWalk::of(&found.module, device_count(&found.module, found.config.as_ref()));
-        let is_loop = |place: &&meshloom::hlo::analysis::Place<'_>| place.computation.name.starts_with("body");
+        let is_loop = |place: &&meshloom::analysis::Place<'_>| place.computation.name.starts_with("body");
         let executions = walk.walk().places().iter().filter(is_loop).map(|place| format!("{:?}", place.executions));
         let expected: Vec<String> = expected.iter().map(|count| format!("Exactly({count})")).collect();
         assert_eq!(executions.collect::<Vec<_>>(), expected, "{name}");
@@ -295,7 +295,7 @@ fn shardy_partitions_what_is_read() {
             let optimized = executable.optimized_hlo().expect("the optimized module");
             let module = read::read(&optimized.bytes, &read::Limits::default()).expect("a module").module;
             let entries = collectives(&module, Devices::partitioned(8)).entries;
-            let row = |it: &meshloom::hlo::analysis::ModuleCollective| {
+            let row = |it: &meshloom::analysis::ModuleCollective| {
                 format!("{:?}", (it.kind, it.groups.lists(), &it.pairs, it.bytes, it.executions))
             };
             let mut rows: Vec<String> = entries.iter().map(row).collect();

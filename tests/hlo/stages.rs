@@ -1,8 +1,9 @@
 //! What each device runs where its number decides: stages that branch by a table, as a pipeline does.
 
-use meshloom::hlo::analysis::{CostOptions, DeviceWalk, Devices, ModuleCollectives, Together, Walk, collectives, cost};
+use meshloom::analysis::{Amount, Bounds};
+use meshloom::analysis::{CostOptions, DeviceWalk, Devices, ModuleCollectives, Together, Walk, collectives, cost};
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::hlo::{Amount, Bounds, read};
+use meshloom::hlo::read;
 
 /// Four stages of two devices: device `d` is on stage `d / 2`. In each of five ticks, a stage takes the branch that the
 /// table names: 0 nothing; 1 an all-reduce of 64 bytes with its neighbour on the stage; 2 a loop over it, as often as

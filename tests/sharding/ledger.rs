@@ -1,9 +1,9 @@
 //! The ledger of collectives and the memory of a program, against what can be counted by hand and what XLA says.
 
 use meshloom::Error;
+use meshloom::analysis::{Devices, collectives};
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::emit::{EmitOptions, emit};
-use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::ir::{DType, Graph, TensorType};
 use meshloom::ops::*;
 use meshloom::partition::{Amount, CollectiveKind, Ledger, LedgerError};

@@ -4,10 +4,10 @@
 //! schedules, nor with the ledger.
 
 use crate::transform::pipelines::{Case, EMBED, HIDDEN, LENGTH};
+use meshloom::analysis::{Amount, Bounds};
+use meshloom::analysis::{DeviceWalk, Devices, ModuleCollective, ModuleCollectives, Together, Via, collectives};
 use meshloom::compile::LowerOptions;
-use meshloom::hlo::analysis::{DeviceWalk, Devices, ModuleCollective, ModuleCollectives, Together, Via, collectives};
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::hlo::{Amount, Bounds};
 use meshloom::ops::RematPolicy;
 use meshloom::partition::CollectiveKind;
 use meshloom::transform::pipeline::{Columns, Costs, PipelineOptions, Schedule, Timeline};

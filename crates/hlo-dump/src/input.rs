@@ -5,8 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use maud::Markup;
+use meshloom_analysis::{Devices, Partitioning, device_count, longest_program, mesh_of};
 use meshloom_hlo::PlatformKind;
-use meshloom_hlo::analysis::{Devices, Partitioning, device_count, longest_program, mesh_of};
 use meshloom_hlo::mesh::{Mesh, MeshError};
 use meshloom_hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
 use meshloom_hlo::read::{self, ReadError};

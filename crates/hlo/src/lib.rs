@@ -2,8 +2,6 @@
 // A library neither panics nor prints.
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
-pub mod analysis;
-mod amount;
 mod braces;
 mod collective_kind;
 pub mod crossing;
@@ -19,14 +17,14 @@ pub mod mesh;
 pub mod message;
 mod narrow;
 mod number;
+pub mod opcode;
 pub mod parse;
 mod platform_kind;
 pub mod proto;
 pub mod read;
 mod shape;
-pub mod shrink;
 mod small_float;
-mod sort;
+pub mod sort;
 pub mod source;
 mod stage;
 pub mod stablehlo;
@@ -35,11 +33,10 @@ mod syntax;
 pub mod table;
 pub mod text;
 mod types;
-mod wire;
+pub mod wire;
 mod words;
 pub mod xplane;
 
-pub use amount::{Amount, Bounds, Branch, sum};
 pub use collective_kind::CollectiveKind;
 pub use group_format::{ApiVersion, GroupFormat};
 pub use literal::{Element, Literal, LiteralError, all_finite, number_bytes};

@@ -2,7 +2,7 @@
 
 use super::device::DeviceDescription;
 use super::presets::{PRESETS, Preset};
-use meshloom_hlo::analysis::chip_of_kind;
+use meshloom_analysis::chip_of_kind;
 use meshloom_hlo::mesh::slice_shape;
 use meshloom_hlo::{ApiVersion, GroupFormat, PlatformKind};
 

@@ -1,11 +1,11 @@
 //! Programs small enough to work out by hand, on round hardware: a product of `f32[1000,1000]` with another takes 2e9
 //! operations, one unit of 1 ms at 2e12 operations per second; memory and starting cost nothing.
 
-use meshloom::hlo::PlatformKind;
-use meshloom::hlo::analysis::Chip;
-use meshloom::hlo::analysis::estimate::{
+use meshloom::analysis::Chip;
+use meshloom::analysis::estimate::{
     Cache, Dimension, EstimateError, FROM_HOST, Hardware, Reached, StepTime, TO_HOST, Wire, estimate,
 };
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::mesh::Mesh;
 use meshloom::hlo::parse::parse;
 

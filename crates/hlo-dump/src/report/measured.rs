@@ -2,7 +2,7 @@
 
 use indexmap::IndexMap;
 use maud::{Markup, html};
-use meshloom_hlo::analysis::{Measured, MeasuredInstruction, ModuleCost};
+use meshloom_analysis::{Measured, MeasuredInstruction, ModuleCost};
 use meshloom_hlo::source::scope;
 use meshloom_hlo::xplane::ProfiledCall;
 use rustc_hash::FxHashMap;

@@ -1,6 +1,6 @@
 //! `hlo-dump report`: one page that shows a program, and needs nothing but a browser.
 //!
-//! A [`Report`] has what `meshloom_hlo::analysis` finds in a module; each section is a file that turns some of it into
+//! A [`Report`] has what `meshloom_analysis` finds in a module; each section is a file that turns some of it into
 //! HTML and inline SVG. The page contains its tables and charts. The script sorts, filters, lays out the graph of
 //! scopes and reads values off the memory curve; without it the page is static.
 //!
@@ -22,8 +22,8 @@ mod step;
 
 use anyhow::Result;
 use maud::{Markup, PreEscaped, html};
-use meshloom_hlo::analysis::cost::Bound;
-use meshloom_hlo::analysis::{
+use meshloom_analysis::cost::Bound;
+use meshloom_analysis::{
     Chip, CostOptions, DeviceWalk, ModuleCollective, ModuleCollectives, ModuleCost, ModuleMemory, Walk,
     collectives_of_walk, cost_of_walk,
 };

@@ -26,9 +26,9 @@ use bounds::{Kept, Model};
 pub use hardware::{
     HardwareError, hardware, hardware_from_toml, hardware_of_devices, hardware_to_toml, read_hardware, write_hardware,
 };
-pub use meshloom::hlo::analysis::Hardware;
-use meshloom::hlo::analysis::memory::upper;
-use meshloom::hlo::analysis::{
+pub use meshloom::analysis::Hardware;
+use meshloom::analysis::memory::upper;
+use meshloom::analysis::{
     Arithmetic, DeviceWalk, Devices, EstimateError, StepTime, UnknownChip, UnknownRate, estimate_walk, memory_of_walk,
 };
 use meshloom::hlo::message::{counted, human_bytes, seconds};
@@ -72,7 +72,7 @@ pub struct Found {
     pub plan: Plan,
     /// Its step, by the estimate.
     pub time: StepTime,
-    /// What a device needs at most, in bytes: see [`upper`](meshloom::hlo::analysis::memory::upper()).
+    /// What a device needs at most, in bytes: see [`upper`](meshloom::analysis::memory::upper()).
     pub bytes: u64,
     /// Whether that is within the chip's memory.
     pub fits: bool,

@@ -10,6 +10,7 @@ use super::printer::{Op, Printer, Scope, Value, shape_of};
 use super::types::{self, Type, at_index, leaf_count};
 use super::{control, literal};
 use crate::device_groups::DeviceGroups;
+use crate::opcode;
 use crate::proto::hlo_instruction_proto::SliceDimensions;
 use crate::proto::padding_config::PaddingConfigDimension;
 use crate::proto::triangular_solve_options::Transpose;
@@ -87,7 +88,7 @@ impl<'a> Printer<'a> {
         let accuracy = attributes::accuracy(instruction).map(|accuracy| ("result_accuracy", accuracy));
         let op = Op::new(name, &operands, &results).with(accuracy.into_iter().collect());
         let is_elementwise = Operation::has_mark(opcode, Mark::Same)
-            && (Operation::has_mark(opcode, Mark::Arithmetic) || Operation::has_mark(opcode, Mark::Transcendental));
+            && (opcode::is_arithmetic(opcode) || opcode::is_transcendental(opcode));
         let op = if is_elementwise { op.elementwise() } else { op };
         self.op(instruction, op, &self.common(instruction))
     }
