@@ -19,9 +19,9 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use meshloom::analysis::Chip;
+use meshloom::analysis::estimate::{Cache, Dimension, Hardware, Reached, Wire, estimate};
 use meshloom::compile::{LowerOptions, lower};
-use meshloom::hlo::analysis::Chip;
-use meshloom::hlo::analysis::estimate::{Cache, Dimension, Hardware, Reached, Wire, estimate};
 use meshloom::ir::DType::F32;
 use meshloom::ir::Literal;
 use meshloom::pjrt::Client;

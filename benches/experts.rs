@@ -20,14 +20,15 @@
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
+use meshloom::analysis::{CostOptions, Devices, cost};
 use meshloom::compile::{LowerOptions, Program, lower};
-use meshloom::hlo::analysis::{CostOptions, Devices, cost};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{Graph, Literal, TensorType};
 use meshloom::kernels::{ExpertsKernel, KernelUse, Kernels};
 use meshloom::nn::{Moe, MoeConfig, moe};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{Array, Client, CompileOptions, PlatformKind, Topology, worker};
+use meshloom::pjrt::{Array, Client, CompileOptions, Topology, worker};
 use meshloom::trace::{Function, TensorSpec, ragged_dot, value_and_grad, vjp};
 use meshloom_benches::jax::Jax;
 

@@ -15,9 +15,9 @@
 use std::time::Instant;
 
 use anyhow::Context;
+use meshloom::analysis::{Devices, ModuleCollective, ModuleCollectives, collectives};
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::emit::GroupFormat;
-use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, collectives};
 use meshloom::hlo::table::Table;
 use meshloom::ops::RematPolicy;
 use meshloom::partition::Amount;

@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
+use meshloom::analysis::{Devices, ModuleCollective, ModuleCollectives, collectives};
 use meshloom::compile::{CompiledFunction, LowerOptions, compile, lower};
-use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, collectives};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::table::Table;
 use meshloom::ir::DType::{F32, S32};

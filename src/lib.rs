@@ -44,7 +44,8 @@
 //! | [`partition`] | The program of one device, with its collectives and their [`Ledger`](partition::Ledger). |
 //! | [`emit`] | From a graph to an `HloModuleProto`. |
 //! | [`compile`](mod@compile) | The order of the passes, and the way from a function to a program that runs. |
-//! | [`hlo`], [`pjrt`] | The crates `meshloom-hlo` and `meshloom-pjrt`: HLO modules and their analyses; plugins. |
+//! | [`hlo`], [`analysis`] | The crates `meshloom-hlo` and `meshloom-analysis`: HLO modules, and what they do. |
+//! | [`pjrt`] | The crate `meshloom-pjrt`: plugins. |
 //!
 //! - Until it is partitioned, a graph has global shapes and mentions no device. With specs it still means what it means
 //!   on one device. After partitioning it is the same type of graph, with local shapes and explicit collectives.
@@ -97,6 +98,7 @@ pub mod prelude {
 }
 
 pub use compile::Error;
+pub use meshloom_analysis as analysis;
 pub use meshloom_hlo as hlo;
 pub use meshloom_pjrt as pjrt;
 

@@ -31,13 +31,14 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use gpt2::Gpt2;
-use meshloom::hlo::analysis::{Arithmetic, Chip};
+use meshloom::analysis::{Arithmetic, Chip};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::table::Table;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{Client, CompileOptions, PlatformKind, Topology, check_present, worker};
+use meshloom::pjrt::{Client, CompileOptions, Topology, check_present, worker};
 use meshloom_benches::jax::python;
 use meshloom_benches::median;
 use meshloom_train::config::RunConfig;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use meshloom_hlo::analysis::MemoryError;
+use meshloom_analysis::MemoryError;
 use meshloom_hlo::mesh::MeshError;
 use meshloom_hlo::message::counted;
 

@@ -1,14 +1,15 @@
 //! What may be chosen when a graph is lowered.
 
-use meshloom_hlo::analysis::{Arithmetic, Chip};
+use meshloom_analysis::{Arithmetic, Chip};
 use meshloom_hlo::mesh::Mesh;
 
 use super::Pass;
 use crate::emit::{Annotation, GroupFormat, ProgramForm};
 use crate::kernels::Kernels;
 use crate::passes::{CollectiveLimits, CollectiveMatmul};
-use crate::pjrt::{Platform, PlatformKind, SliceLevels};
+use crate::pjrt::{Platform, SliceLevels};
 use crate::sharding::RuleSets;
+use meshloom_hlo::PlatformKind;
 
 /// Who partitions a graph over the mesh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! What is known about a lowered program: its collectives and its memory.
 
-use meshloom_hlo::analysis::{ModuleMemory, memory};
+use meshloom_analysis::{ModuleMemory, memory};
 
 use super::{Error, Lowered};
 use crate::partition::{Ledger, LedgerError};
@@ -22,7 +22,7 @@ impl Lowered {
     }
 
     /// What the program needs of each device's memory, estimated from the module:
-    /// [`analysis::memory`](mod@meshloom_hlo::analysis::memory) says by which model.
+    /// [`analysis::memory`](mod@meshloom_analysis::memory) says by which model.
     ///
     /// # Errors
     /// [`LedgerError::PartitionedByXla`] where XLA partitions the program; or the module is too large.

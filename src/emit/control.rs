@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use meshloom_hlo::analysis::trip_count::STATED_ITERATIONS;
+use meshloom_analysis::trip_count::STATED_ITERATIONS;
 use meshloom_hlo::proto::FrontendAttributes;
 use smallvec::SmallVec;
 

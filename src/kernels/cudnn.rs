@@ -28,8 +28,8 @@ use crate::ir::{DType, TensorType, TypeError};
 use crate::ops::{
     AttentionForm, AttentionSizes, CustomCall, CustomCallApi, KernelCost, KernelImplementation, PlaceOrder,
 };
-use crate::pjrt::PlatformKind;
 use crate::trace::{Tensor, TraceError, custom_call};
+use meshloom_hlo::PlatformKind;
 
 const FORWARD: &str = "__cudnn$fmhaSoftmax";
 const BACKWARD: &str = "__cudnn$fmhaSoftmaxBackward";

@@ -12,8 +12,8 @@ use super::pad::pad;
 use super::traced::traced;
 use crate::ir::{DType, TensorType, TypeError};
 use crate::ops::{KernelImplementation, RaggedDot, RaggedForm, RaggedMode, RaggedSizes};
-use crate::pjrt::PlatformKind;
 use crate::trace::{Tensor, TraceError, arange, concatenate, ragged_dot_by, stack, zeros};
+use meshloom_hlo::PlatformKind;
 
 /// What the number of rows is made a multiple of: the largest tile of any chip.
 const TILE: usize = 256;

@@ -1,7 +1,8 @@
 //! Which implementation an op gets where.
 
 use crate::ops::{AttentionSizes, RaggedSizes};
-use crate::pjrt::{Platform, PlatformKind};
+use crate::pjrt::Platform;
+use meshloom_hlo::PlatformKind;
 use meshloom_mosaic::grouped::rows_of_block;
 
 meshloom_hlo::words! {

@@ -2,9 +2,9 @@
 
 use super::rules::*;
 use super::{Devices, Effect};
-use crate::hlo::analysis::cost;
 use crate::hlo::{proto, shape, tuple_shape};
 use crate::ir::{Attribute, GraphTextError, Name, Printer, Reader};
+use meshloom_analysis::cost;
 use meshloom_hlo::message::counted;
 
 /// How a custom call's target is called: XLA's `CustomCallApiVersion`.

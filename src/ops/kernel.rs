@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::RuleText;
 use super::rules::*;
 use crate::ir::{Attribute, Graph, GraphTextError, Name, Printer, Reader};
-use crate::pjrt::PlatformKind;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::suggest::did_you_mean;
 
 /// What the compiler asks of a kernel. [`Kernel`](crate::trace::Kernel) answers from closures.

@@ -15,7 +15,7 @@ use crate::ops::{
     CustomCall, KernelCall, KernelGradient, KernelImplementation, KernelNameError, KernelRef, KernelRules, RuleText,
     RuleTextError,
 };
-use crate::pjrt::PlatformKind;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::message::counted;
 
 type Definition = dyn Fn(&[Tensor]) -> Vec<Tensor> + Send + Sync;

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use meshloom::pjrt::PlatformKind;
+use meshloom::hlo::PlatformKind;
 use support::calibration::{Figures, programs, table, write_table};
 
 /// Compiles the programs that the table lacks, and writes their figures into it.

@@ -1,6 +1,6 @@
 //! Tests of how much communication compiled schedules hide.
 
-use meshloom::hlo::analysis::{Chip, CostOptions, Devices, collectives, overlap};
+use meshloom::analysis::{Chip, CostOptions, Devices, collectives, overlap};
 use meshloom::partition::Amount;
 use support::configs::config;
 

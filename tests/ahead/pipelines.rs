@@ -1,6 +1,6 @@
 //! Pipelines whose stages branch, compiled for hardware: branches stay, and nothing waits across them.
 
-use meshloom::hlo::analysis::{Devices, Together, Via, Walk, collectives};
+use meshloom::analysis::{DeviceWalk, Devices, Together, Via, Walk, collectives};
 use meshloom::hlo::proto::{HloModuleProto, ShapeProto};
 use meshloom::partition::Amount;
 use support::configs::config;
@@ -59,7 +59,8 @@ pub fn stages_branch(target: &str) {
         let step = step(schedule, &config);
         let devices = Devices::partitioned(step.devices.len());
         let module: HloModuleProto = step.compiled.optimized_hlo().expect("a program").decode().expect("a module");
-        let walk = Walk::on(&module, devices);
+        let walk = DeviceWalk::of(&module, devices);
+        let walk = walk.walk();
         let branches = walk.places().iter().filter(|place| {
             place.loop_depth > 0 && place.caller.is_some_and(|caller| matches!(caller.via, Via::Branch(_)))
         });
@@ -78,7 +79,7 @@ pub fn stages_branch(target: &str) {
         let (emitted, compiled) = (bytes(emitted), bytes(compiled));
         // The bytes of an item that one device keeps: the widest activations are split over `tensor`.
         let slot = layers * ROWS * SEQ * MLP / 2 * 4;
-        let copied = largest_copy(&walk);
+        let copied = largest_copy(walk);
         println!("{target}, {schedule}: {compiled} of {emitted} bytes, copies of {copied} bytes, slots of {slot}");
         assert!(copied <= slot, "{target}, {schedule}: a branch copies {copied} bytes, and a slot has {slot}");
         assert!(100 * compiled <= 102 * emitted, "{target}, {schedule}: {compiled} bytes are sent, not {emitted}");

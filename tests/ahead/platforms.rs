@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use meshloom::analysis::{Devices, collectives};
 use meshloom::compile::LowerOptions;
 use meshloom::emit::{GroupFormat, device_groups};
-use meshloom::hlo::analysis::{Devices, collectives};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::partition::Amount;
 use meshloom::passes::{CollectiveLimits, CollectiveMatmul};

@@ -1,10 +1,10 @@
 //! Tests of the programs that libtpu compiles for several slices: which transfers go between slices, when, and how many
 //! bytes they have. The programs are compiled ahead of time, where the TPU plugin is installed.
 
-use meshloom::compile::Lowered;
-use meshloom::hlo::analysis::{
+use meshloom::analysis::{
     AxisPart, Devices, ModuleCollective, Step, Walk, collectives, slice_count, step_inputs, traffic,
 };
+use meshloom::compile::Lowered;
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto};
 use meshloom::pjrt::DeviceDescription;
 use meshloom::sharding::Mesh;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use meshloom::compile::{LowerOptions, lower};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType::{self, BF16, F16, F32, S32, U32};
 use meshloom::ir::{Graph, Literal};
 use meshloom::kernels::{AttentionKernel, Blocks, Kernels};
 use meshloom::nn::{AttentionOptions, DroppedWeights, causal_attention_with};
 use meshloom::ops::{AttentionForm, KeyExchange, Number, Op, PlaceOrder};
 use meshloom::partition::CollectiveKind;
-use meshloom::pjrt::PlatformKind;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{
     Function, Key, Tensor, TensorSpec, attention_over, concatenate, einsum, iota, value_and_grad_aux, zeros,

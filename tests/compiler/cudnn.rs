@@ -3,15 +3,16 @@
 
 use std::sync::Arc;
 
+use meshloom::analysis::cost::{STATED_BYTES, STATED_OPERATIONS, STATED_TRANSCENDENTALS};
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::hlo::analysis::cost::{STATED_BYTES, STATED_OPERATIONS, STATED_TRANSCENDENTALS};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::proto::HloInstructionProto;
 use meshloom::ir::DType::{self, BF16, F16, F32, S32, U32};
 use meshloom::ir::{Graph, Literal, TensorType};
 use meshloom::kernels::{AttentionKernel, Kernels, result_with_flow};
 use meshloom::nn::causal_attention;
 use meshloom::ops::{AttentionForm, Number, PlaceOrder};
-use meshloom::pjrt::{Platform, PlatformKind};
+use meshloom::pjrt::Platform;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{
     Function, Tensor, TensorSpec, attention_over, einsum, iota, scan, value_and_grad, value_and_grad_aux, zeros,

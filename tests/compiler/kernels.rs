@@ -3,9 +3,10 @@
 
 use std::sync::{Arc, LazyLock};
 
+use meshloom::analysis::{CostOptions, Devices, cost, memory};
 use meshloom::batching::{BatchAxis, vmap};
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::hlo::analysis::{CostOptions, Devices, cost, memory};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::DType::{BF16, F32, S32};
 use meshloom::ir::{Graph, GraphTextOptions, Literal, TensorType};
@@ -13,7 +14,6 @@ use meshloom::kernels::{Blocks, Kernels};
 use meshloom::nn::causal_attention;
 use meshloom::ops::{CustomCall, KernelCost, KernelNameError, KernelRef, RematPolicy, RuleProblem, RuleText};
 use meshloom::partition::CollectiveKind;
-use meshloom::pjrt::PlatformKind;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{
     Function, Kernel, KernelBody, ResultDType, Tensor, TensorSpec, checkpoint, scan, value_and_grad,

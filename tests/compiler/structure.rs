@@ -145,7 +145,7 @@ fn users_of_the_library_pay_for_no_program() {
     let hlo: Vec<_> = tree(&["-p", "meshloom-hlo"]).into_iter().filter(|name| name.starts_with("meshloom")).collect();
     assert_eq!(hlo, ["meshloom-hlo"]);
     let pjrt: Vec<_> = tree(&["-p", "meshloom-pjrt"]).into_iter().filter(|name| name.starts_with("meshloom")).collect();
-    assert_eq!(pjrt, ["meshloom-hlo", "meshloom-pjrt", "meshloom-process"]);
+    assert_eq!(pjrt, ["meshloom-analysis", "meshloom-hlo", "meshloom-pjrt", "meshloom-process"]);
 }
 
 /// Libraries have no tests of their own, since Cargo would compile each a second time for them: the programs in this

@@ -4,7 +4,8 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use crate::dump::command::{Ran, check_refused, command, prints, run, with_input};
-use meshloom::pjrt::{PlatformKind, check_present};
+use meshloom::hlo::PlatformKind;
+use meshloom::pjrt::check_present;
 use serde_json::Value;
 
 fn foreign(name: &str) -> PathBuf {

@@ -1,5 +1,5 @@
-//! People keep XLA dumps on every system: `meshloom-hlo`, and `hlo-dump` without run configs, use nothing that only one
-//! has.
+//! People keep XLA dumps on every system: `meshloom-hlo`, `meshloom-analysis`, and `hlo-dump` without run configs, use
+//! nothing that only one has.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -67,6 +67,7 @@ fn sources_name_no_system() {
     // nothing.
     let hlo = support::path("crates/hlo/src");
     check(&hlo, &hlo.join("files.rs"));
+    check(&support::path("crates/analysis/src"), Path::new(""));
 }
 
 fn check(folder: &Path, except: &Path) {

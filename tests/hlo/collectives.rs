@@ -1,8 +1,9 @@
 //! The collectives of any module: modules written by hand, what we emit, and what XLA makes of it.
 
 use crate::hlo::modules::*;
+use meshloom::analysis::{Communication, Devices, ModuleCollective, collectives};
 use meshloom::emit::{EmitOptions, GroupFormat, device_groups, emit};
-use meshloom::hlo::analysis::{Communication, DeviceGroups, Devices, ModuleCollective, collectives};
+use meshloom::hlo::device_groups::DeviceGroups;
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, ReplicaGroup, SourceTarget};
 use meshloom::ir::Graph;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};

@@ -2,8 +2,8 @@
 //! loops.
 
 use crate::hlo::programs::{golden, text};
-use meshloom::hlo::analysis::cost::{Bound, InstructionCost};
-use meshloom::hlo::analysis::{Arithmetic, Chip, CostOptions, Devices, ModuleCost, Work, cost};
+use meshloom::analysis::cost::{Bound, InstructionCost};
+use meshloom::analysis::{Arithmetic, Chip, CostOptions, Devices, ModuleCost, Work, cost};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::partition::Amount;
 use meshloom::pjrt::CompileOptions;

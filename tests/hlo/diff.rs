@@ -1,6 +1,6 @@
 //! Differences by meaning: what means nothing is none, and every change that means something is found.
 
-use meshloom::hlo::analysis::{Devices, ModuleDiff, collectives, diff};
+use meshloom::analysis::{Devices, ModuleDiff, collectives, diff};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::{HloInputOutputAliasProto, HloModuleProto};
 use meshloom::sharding::Mesh;

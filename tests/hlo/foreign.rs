@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 
-use meshloom::hlo::analysis::{
+use meshloom::analysis::{
     AxisPart, Communication, Devices, ModuleCollective, ModuleCollectives, collectives, step_inputs, traffic,
 };
 use meshloom::hlo::proto::HloModuleProto;

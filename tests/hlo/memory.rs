@@ -7,10 +7,10 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::hlo::programs::{golden, ours, text};
 use flate2::{Compression, GzBuilder};
-use meshloom::compile::Lowered;
-use meshloom::hlo::analysis::{
+use meshloom::analysis::{
     BufferKind, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment, memory_of_dump,
 };
+use meshloom::compile::Lowered;
 use meshloom::hlo::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use meshloom::hlo::proto::{HloInputOutputAliasProto, HloModuleProto, HloProto};
 use meshloom::hlo::read;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use meshloom::hlo::analysis::{Partitioning, device_count};
+use meshloom::analysis::{Partitioning, device_count};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::read;
 

@@ -1,18 +1,19 @@
 //! Pipelines in programs: of JAX programs written by hand, and of our own, whose tables are known.
 
-use meshloom::hlo::analysis::pipelines::{Item, LoopSchedule, Order, Pass, Pipeline, Row, pipelines};
-use meshloom::hlo::analysis::{Devices, Walk, collectives_of_walk, source::Sources};
+use meshloom::analysis::pipelines::{Item, LoopSchedule, Order, Pass, Pipeline, Row, pipelines};
+use meshloom::analysis::{DeviceWalk, Devices, collectives_of_walk};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::hlo::read;
+use meshloom::hlo::source::Sources;
 use meshloom::sharding::Mesh;
 use meshloom::transform::pipeline::{Task, Timeline};
 use meshloom_train::config::RunConfig;
 
 fn found(module: &HloModuleProto, mesh: &Mesh) -> Vec<Pipeline> {
     let devices = Devices::partitioned(mesh.device_count());
-    let walk = Walk::on(module, devices);
-    let collectives = collectives_of_walk(&walk, Sources::of(module), devices).along(mesh);
-    pipelines(&walk, &collectives, devices)
+    let walk = DeviceWalk::of(module, devices);
+    let collectives = collectives_of_walk(&walk, Sources::of(module)).along(mesh);
+    pipelines(walk.walk(), &collectives, devices)
 }
 
 /// The pipelines of a stored program over eight devices.

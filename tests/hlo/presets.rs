@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use meshloom::analysis::{Communication, Devices, ModuleCollectives, collectives};
 use meshloom::compile::Lowered;
-use meshloom::hlo::analysis::{Communication, Devices, ModuleCollectives, collectives};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::sharding::Mesh;

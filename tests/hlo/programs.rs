@@ -5,9 +5,10 @@ use std::fs;
 use std::path::PathBuf;
 
 use meshloom::compile::Lowered;
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::{HloModuleProto, HloProto};
-use meshloom::pjrt::{Platform, PlatformKind};
+use meshloom::pjrt::Platform;
 use prost::Message;
 use support::calibration::{stack, two_layers};
 use support::configs::explicit_step;

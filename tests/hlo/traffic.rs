@@ -1,7 +1,7 @@
 //! Tests of the bytes that cross an axis at each step: of modules written by hand with known answers, and of run
 //! configs against their schedule.
 
-use meshloom::hlo::analysis::{
+use meshloom::analysis::{
     AxisPart, Devices, Given, KnownInput, ModuleCollectives, Walk, collectives, step_inputs, traffic,
 };
 use meshloom::hlo::proto::HloModuleProto;

@@ -2,7 +2,7 @@
 //! proved, and modules made to be hard.
 
 use crate::hlo::modules::*;
-use meshloom::hlo::analysis::{Via, Walk};
+use meshloom::analysis::{Via, Walk};
 use meshloom::hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, LiteralProto, PrimitiveType};
 use meshloom::partition::Amount;
 
@@ -539,7 +539,7 @@ fn mutate(module: &mut HloModuleProto, random: &mut Random) {
 /// The analyses of any module end, and none of them panics.
 #[test]
 fn mutated_modules_are_analyzed() {
-    use meshloom::hlo::analysis::{Chip, CostOptions, Devices, cost, memory};
+    use meshloom::analysis::{Chip, CostOptions, Devices, cost, memory};
     let options = CostOptions::devices(Devices::partitioned(8)).on(Chip::parse("v5p").expect("a chip"));
     let mut seeds: Vec<HloModuleProto> =
         crate::hlo::programs::golden().iter().map(|golden| golden.module().clone()).collect();

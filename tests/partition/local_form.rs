@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::partition::train_steps::{SMALL, inputs};
+use meshloom::analysis::mesh_of;
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::emit::ProgramForm;
-use meshloom::hlo::analysis::mesh_of;
 use meshloom::hlo::proto::HloInstructionProto;
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType, Value};
 use meshloom::ops::*;

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use meshloom::compile::{LowerOptions, PartitionMode, Pass, lower, lower_as_traced};
 use meshloom::emit::{GroupFormat, ProgramForm};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::{DType, Graph};
 use meshloom::kernels::Kernels;
 use meshloom::passes::CollectiveMatmul;
 use meshloom::pjrt::{
     Client, ClientOptions, CompileOptions, DebugValue, ErrorCode, KeyValueFailure, KeyValues, NamedValue, Platform,
-    PlatformKind, ProcessPlace, SliceLevels, Span,
+    ProcessPlace, SliceLevels, Span,
 };
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, TensorSpec};

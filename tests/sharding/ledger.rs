@@ -1,9 +1,9 @@
 //! Tests of the ledger of collectives and the memory of a program, against counts by hand and XLA's figures.
 
 use meshloom::Error;
+use meshloom::analysis::{Devices, collectives};
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::emit::{EmitOptions, emit};
-use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::ir::{DType, Graph, TensorType};
 use meshloom::ops::*;
 use meshloom::partition::{Amount, CollectiveKind, Ledger, LedgerError};

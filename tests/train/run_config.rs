@@ -1,10 +1,11 @@
 //! The run config: from TOML and overrides to a config, or to an error that helps.
 
 use insta::assert_snapshot;
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::{DType, Name};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
-use meshloom::pjrt::{DebugValue, ErrorCode, PjrtError, Platform, PlatformKind};
+use meshloom::pjrt::{DebugValue, ErrorCode, PjrtError, Platform};
 use meshloom::transform::pipeline::{Costs, PipelineOptions, Schedule, WeightPlan};
 use meshloom_train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
 use meshloom_train::step::{DropoutConfig, TrainStep};

@@ -6,7 +6,7 @@ mod rank;
 use std::collections::BTreeMap;
 
 use insta::assert_snapshot;
-use meshloom::hlo::analysis::estimate::{Cache, FROM_HOST, TO_HOST};
+use meshloom::analysis::estimate::{Cache, FROM_HOST, TO_HOST};
 use meshloom::pjrt::{DeviceDescription, NamedValue};
 use meshloom_train::config::RunConfig;
 use meshloom_train::search::{

@@ -6,8 +6,9 @@ use std::sync::OnceLock;
 
 use super::diloco_reference::{Cut, Outcome, Start, assert_near, reference, worst};
 use meshloom::compile::{LowerOptions, Program, lower};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::{Literal, TensorType};
-use meshloom::pjrt::{Array, Buffer, Platform, PlatformKind};
+use meshloom::pjrt::{Array, Buffer, Platform};
 use meshloom::trace::Tree;
 use meshloom_train::Error;
 use meshloom_train::Trainer;

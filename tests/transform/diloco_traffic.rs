@@ -2,10 +2,11 @@
 //! outside of conditionals, and exactly one fragment in each.
 
 use meshloom::compile::{Lowered, Partitioned};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::{Graph, Literal, Node};
 use meshloom::ops::Op;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
-use meshloom::pjrt::{Platform, PlatformKind};
+use meshloom::pjrt::Platform;
 use meshloom::sharding::Mesh;
 use meshloom::trace::Tree;
 use meshloom::transform::diloco::{Fragment, Transport};

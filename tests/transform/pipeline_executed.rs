@@ -5,10 +5,10 @@
 //! schedules, nor with the ledger.
 
 use crate::transform::pipelines::{Case, EMBED, HIDDEN, LENGTH};
+use meshloom::analysis::{Amount, Bounds};
+use meshloom::analysis::{DeviceWalk, Devices, ModuleCollective, ModuleCollectives, Together, Via, collectives};
 use meshloom::compile::LowerOptions;
-use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, Together, Via, Walk, collectives};
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::hlo::{Amount, Bounds};
 use meshloom::ops::RematPolicy;
 use meshloom::partition::CollectiveKind;
 use meshloom::transform::pipeline::{Columns, Costs, PipelineOptions, Schedule, Timeline};
@@ -40,9 +40,9 @@ const EIGHT: Devices = Devices { replicas: 1, partitions: 8 };
 /// The executions of the branches of each conditional in the loop over ticks; those of a conditional that compilers
 /// have cloned, such as two iterations in one, are not added up.
 fn branches(module: &HloModuleProto) -> Vec<Vec<Amount>> {
-    let walk = Walk::on(module, EIGHT);
+    let walk = DeviceWalk::of(module, EIGHT);
     let mut found: Vec<((usize, i64), Vec<Amount>)> = Vec::new();
-    for place in walk.places() {
+    for place in walk.walk().places() {
         let Some(caller) = place.caller.filter(|caller| matches!(caller.via, Via::Branch(_))) else { continue };
         let of = (caller.place, caller.instruction.id);
         match found.iter_mut().find(|(known, _)| *known == of) {

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 
 use crate::transform::pipelines::{Case, EMBED, HIDDEN, LENGTH, PipelineRules};
 use insta::assert_snapshot;
+use meshloom::analysis::Amount;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Partitioned};
-use meshloom::hlo::Amount;
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{Graph, Node, Value};
 use meshloom::ops::{Op, RematPolicy};

@@ -7,9 +7,9 @@ use std::time::Instant;
 use meshloom_cluster::{Crossing, Links};
 use meshloom_hlo::crossing::{self, Combine, CrossingKind};
 use meshloom_hlo::parse::parse;
-use meshloom_hlo::{DType, Literal, TensorType};
+use meshloom_hlo::{DType, Literal, PlatformKind, TensorType};
 use meshloom_mpi::World;
-use meshloom_pjrt::{Buffer, Client, ClientOptions, CompileOptions, ExecuteOptions, PlatformKind, Plugin};
+use meshloom_pjrt::{Buffer, Client, ClientOptions, CompileOptions, ExecuteOptions, Plugin};
 use prost::Message;
 
 const DEVICES: usize = 2;

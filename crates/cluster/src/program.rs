@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use meshloom_pjrt::{Client, PlatformKind, ProcessPlace};
+use meshloom_hlo::PlatformKind;
+use meshloom_pjrt::{Client, ProcessPlace};
 use meshloom_store::{Launched, OwnEnvironment, StoreOptions, Tls, User};
 use meshloom_train::config::RunConfig;
 use meshloom_train::exchange::Exchange;

@@ -1,9 +1,9 @@
 //! `hlo-dump check`: limits that a program must keep, for CI.
 
 use anyhow::{Result, bail};
-use meshloom_hlo::analysis::{Chip, Communication, ModuleCollective, ModuleCollectives, ModuleOverlap, Together};
+use meshloom_analysis::{Amount, Bounds};
+use meshloom_analysis::{Chip, Communication, ModuleCollective, ModuleCollectives, ModuleOverlap, Together};
 use meshloom_hlo::suggest::did_you_mean;
-use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
 use crate::Outcome;

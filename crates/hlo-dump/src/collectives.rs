@@ -5,13 +5,12 @@ use std::num::NonZeroU64;
 
 use anyhow::{Context, Result, bail};
 use indexmap::IndexMap;
-use meshloom_hlo::analysis::{
-    AxisPart, Communication, Conditional, DeviceGroups, ModuleCollective, ModuleCollectives, collectives,
-};
+use meshloom_analysis::{Amount, Bounds};
+use meshloom_analysis::{AxisPart, Communication, Conditional, ModuleCollective, ModuleCollectives, collectives};
+use meshloom_hlo::device_groups::DeviceGroups;
 use meshloom_hlo::proto::HloModuleProto;
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::table::Table;
-use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
 use crate::arguments::{CollectiveColumn, CollectiveGroup, Collectives, Select};

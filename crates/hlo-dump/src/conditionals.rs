@@ -1,8 +1,8 @@
 //! What is in the branches of conditionals: of each conditional, one branch runs.
 
-use meshloom_hlo::analysis::{Conditional, ModuleCollective, ModuleCollectives};
+use meshloom_analysis::{Amount, Branch};
+use meshloom_analysis::{Conditional, ModuleCollective, ModuleCollectives};
 use meshloom_hlo::table::Table;
-use meshloom_hlo::{Amount, Branch};
 use serde::Serialize;
 
 use crate::collectives::Moved;

@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 
 use anyhow::{Result, bail};
 use indexmap::IndexMap;
-use meshloom_hlo::Amount;
-use meshloom_hlo::analysis::cost::{Assumptions, InstructionCost, LoopCost, Roofline, ScopeCost, Seconds};
-use meshloom_hlo::analysis::{Chip, CostOptions, ModuleCost, Work, cost};
+use meshloom_analysis::Amount;
+use meshloom_analysis::cost::{Assumptions, InstructionCost, LoopCost, Roofline, ScopeCost, Seconds};
+use meshloom_analysis::{Chip, CostOptions, ModuleCost, Work, cost};
 use meshloom_hlo::table::Table;
 use serde::Serialize;
 

@@ -1,9 +1,7 @@
 //! `hlo-dump diff`: what changed between two programs, by meaning.
 
 use anyhow::{Result, bail};
-use meshloom_hlo::analysis::{
-    CollectiveChange, CostOptions, ModuleDiff, ModuleMemory, Occurrence, OpChange, cost, diff,
-};
+use meshloom_analysis::{CollectiveChange, CostOptions, ModuleDiff, ModuleMemory, Occurrence, OpChange, cost, diff};
 use meshloom_hlo::table::Table;
 use serde::Serialize;
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use indexmap::IndexMap;
-use meshloom_hlo::analysis::{Chip, ModuleCollective, ModuleCollectives};
+use meshloom_analysis::{Chip, ModuleCollective, ModuleCollectives};
 use serde::Serialize;
 
 use crate::collectives::{self, Moved, axes_of};

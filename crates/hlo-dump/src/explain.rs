@@ -1,8 +1,8 @@
 //! `hlo-dump explain`: why a tensor is sharded so.
 
 use anyhow::{Result, bail};
+use meshloom_analysis::{StatedFrom, TracedStep, trace_sharding};
 use meshloom_hlo::Stage;
-use meshloom_hlo::analysis::{StatedFrom, TracedStep, trace_sharding};
 use serde::Serialize;
 
 use crate::arguments::{Explain, Input};

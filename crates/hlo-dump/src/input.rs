@@ -5,8 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use maud::Markup;
-use meshloom_hlo::analysis::memory::Backend;
-use meshloom_hlo::analysis::{Devices, Partitioning, device_count, longest_program, mesh_of};
+use meshloom_analysis::{Devices, Partitioning, device_count, longest_program, mesh_of};
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::mesh::{Mesh, MeshError};
 use meshloom_hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
 use meshloom_hlo::read::{self, ReadError};
@@ -56,7 +56,7 @@ pub trait Run {
     fn config(&self) -> &meshloom_train::config::RunConfig;
 
     /// The compiler that the config's program is for, if it says so.
-    fn backend(&self) -> Option<Backend>;
+    fn backend(&self) -> Option<PlatformKind>;
 
     /// The mesh of the program: of one replica, if the program is. Before sharding, the mesh that it is to be spread
     /// over.
@@ -151,7 +151,7 @@ impl Loaded {
     }
 
     /// The compiler that the program is for, if a run config says so.
-    pub fn backend(&self) -> Option<Backend> {
+    pub fn backend(&self) -> Option<PlatformKind> {
         self.run.as_ref().and_then(|run| run.backend())
     }
 

@@ -2,8 +2,8 @@
 //! change or remove it.
 
 use clap::CommandFactory;
-use meshloom_hlo::Bounds;
-use meshloom_hlo::analysis::{ScopeGraph, StepTraffic};
+use meshloom_analysis::Bounds;
+use meshloom_analysis::{ScopeGraph, StepTraffic};
 
 use crate::report::graph::{Edge, Scope, ScopeTree};
 use crate::traffic::series::{Row, spread};

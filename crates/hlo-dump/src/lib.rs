@@ -1,7 +1,7 @@
 //! `hlo-dump`: shows any partitioned program.
 //!
-//! Each command is a file: it loads its inputs (`input.rs`), calls `meshloom_hlo::analysis`, and prints a table or
-//! JSON (`output.rs`). `meshloom-hlo` computes; a command only prints.
+//! Each command is a file: it loads its inputs (`input.rs`), calls `meshloom_analysis`, and prints a table or JSON
+//! (`output.rs`). `meshloom_analysis` computes; a command only prints.
 //!
 //! [`main`] is the program. [`run`] runs a command within another process: its input and output are in memory, and
 //! several threads may run commands at the same time.

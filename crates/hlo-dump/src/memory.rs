@@ -1,8 +1,8 @@
 //! `hlo-dump memory`: what a program needs of each device's memory, and what fills it.
 
 use anyhow::Result;
-use meshloom_hlo::analysis::memory::{MemoryForm, UpperMemory, memory_of_assignment, upper};
-use meshloom_hlo::analysis::{Chip, ModuleMemory, memory};
+use meshloom_analysis::memory::{MemoryForm, UpperMemory, memory_of_assignment, upper};
+use meshloom_analysis::{Chip, ModuleMemory, memory};
 use meshloom_hlo::table::Table;
 use serde::Serialize;
 

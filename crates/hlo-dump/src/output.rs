@@ -5,10 +5,10 @@ use std::path::Path;
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
 use anyhow::{Context, Result};
+use meshloom_analysis::{Amount, Bounds};
 use meshloom_hlo::message::{counted, shown, three_digits};
 pub use meshloom_hlo::message::{human_bytes, seconds};
 use meshloom_hlo::table::{Column, Kind, Table};
-use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
 use crate::arguments::{Color, Units};

@@ -3,9 +3,7 @@
 use std::cmp::Ordering;
 
 use anyhow::{Context, Result, bail};
-use meshloom_hlo::analysis::{
-    AxisPart, Chip, CollectiveOverlap, CostOptions, Hidden, ModuleOverlap, overlap, slice_count,
-};
+use meshloom_analysis::{AxisPart, Chip, CollectiveOverlap, CostOptions, Hidden, ModuleOverlap, overlap, slice_count};
 
 use meshloom_hlo::mesh::Mesh;
 

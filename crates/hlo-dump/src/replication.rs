@@ -1,7 +1,7 @@
 //! What every device holds whole, though there are several.
 
+use meshloom_analysis::{ShardedValue, ValueKind, shardings};
 use meshloom_hlo::LOCAL_SHAPES;
-use meshloom_hlo::analysis::{ShardedValue, ValueKind, shardings};
 
 use crate::input::Loaded;
 use crate::output::human_bytes;

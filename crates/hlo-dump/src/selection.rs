@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, bail};
-use meshloom_hlo::analysis::source::op_name;
+use meshloom_hlo::source::op_name;
 use meshloom_hlo::suggest::did_you_mean;
 
 use crate::input::Loaded;

@@ -7,14 +7,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
-use meshloom_hlo::analysis::groups::{Devices, device_count};
-use meshloom_hlo::analysis::{Sources, Walk};
+use meshloom_analysis::Amount;
+use meshloom_analysis::Walk;
+use meshloom_analysis::devices::{Devices, device_count};
+use meshloom_hlo::Stage;
 use meshloom_hlo::message::shown;
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProtoWithConfig};
+use meshloom_hlo::source::Sources;
 use meshloom_hlo::stablehlo::{self, WriteOptions};
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::text::{Layouts, TextOptions, print_shape, print_with_config};
-use meshloom_hlo::{Amount, Stage};
 use prost::Message;
 use serde::Serialize;
 

@@ -24,7 +24,7 @@ macro_rules! element_types {
             }
 
             /// Bits of an element; `None` for a type that no array has.
-            pub(crate) fn bits(self) -> Option<u64> {
+            pub fn bits(self) -> Option<u64> {
                 let bits = match self {
                     $($(PrimitiveType::$variant => $bits,)+)*
                     PrimitiveType::Tuple | PrimitiveType::Buffer => 0,

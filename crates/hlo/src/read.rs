@@ -21,6 +21,7 @@ use std::io::Read;
 use prost::Message;
 use rustc_hash::FxHashMap;
 
+pub use super::limits::Limits;
 use super::parse::{self, ParseError};
 use super::proto::{
     BufferAssignmentProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig, HloProto, HloSnapshot,
@@ -73,56 +74,6 @@ pub struct Found {
     pub buffers: Option<BufferAssignmentProto>,
     /// The form.
     pub form: Form,
-}
-
-/// How much is read at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes of the input.
-    pub input_bytes: u64,
-    /// Bytes of a compressed input after decompression. Fewer than of others: who sends a small file must not make its
-    /// reader take a large one.
-    pub decompressed_bytes: u64,
-    /// How many times its own size an input may take in memory when it is decoded. Real modules take seven
-    /// times theirs, and up to twelve where instructions have no metadata.
-    pub decoded_ratio: u64,
-    /// Bytes that any input may take in memory when it is decoded.
-    pub decoded_bytes: u64,
-    /// How deep computations may call each other: loops in branches in loops.
-    pub call_depth: usize,
-}
-
-impl Limits {
-    /// The same limits for a text.
-    fn of_text(&self) -> parse::Limits {
-        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let (memory_ratio, memory_bytes) = (size(self.decoded_ratio), size(self.decoded_bytes));
-        parse::Limits { memory_ratio, memory_bytes, ..parse::Limits::default() }
-    }
-
-    /// The memory that an input of so many bytes may take when it is decoded.
-    pub(crate) fn decoded_limit(&self, bytes: usize) -> u64 {
-        (bytes as u64).saturating_mul(self.decoded_ratio).max(self.decoded_bytes)
-    }
-
-    /// All sizes at most `bytes`, whatever the ratios.
-    pub fn up_to(bytes: u64) -> Limits {
-        let usual = Limits::default();
-        Limits { input_bytes: bytes, decompressed_bytes: bytes, decoded_bytes: bytes.max(usual.decoded_bytes), ..usual }
-    }
-}
-
-impl Default for Limits {
-    /// The 2 GiB that a protobuf may have, 256 MiB of what was compressed, and decoded 20 times the size, or 40 MiB.
-    fn default() -> Limits {
-        Limits {
-            input_bytes: 2 << 30,
-            decompressed_bytes: 256 << 20,
-            decoded_ratio: 20,
-            decoded_bytes: 40 << 20,
-            call_depth: 1000,
-        }
-    }
 }
 
 /// Why something cannot be read as HLO.
@@ -301,6 +252,13 @@ fn read_plain(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
     }
 }
 
+/// The same limits for a text.
+fn of_text(limits: &Limits) -> parse::Limits {
+    let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let (memory_ratio, memory_bytes) = (size(limits.decoded_ratio), size(limits.decoded_bytes));
+    parse::Limits { memory_ratio, memory_bytes, ..parse::Limits::default() }
+}
+
 fn read_text(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
     // What is cut off or damaged in the middle is still text, and the parser says where it breaks.
     let start = &bytes[..bytes.len().min(4096)];
@@ -318,14 +276,14 @@ fn read_text(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
     if !is_hlo_text(start) {
         let first = readable.trim_start();
         if stablehlo::read::is_mlir(start) {
-            let parsed = stablehlo::read::read_with(bytes, &limits.of_text()).map_err(Box::new)?;
+            let parsed = stablehlo::read::read_with(bytes, &of_text(limits)).map_err(Box::new)?;
             let module = parsed.hlo_module.unwrap_or_default();
             return Ok(Found { module, config: parsed.config, buffers: None, form: Form::StableHlo });
         }
         let start: String = first.chars().take_while(|&letter| letter != '\n').take(60).collect();
         return Err(ReadError::OtherText { start });
     }
-    let parsed = parse::parse_bytes(bytes, &limits.of_text()).map_err(Box::new)?;
+    let parsed = parse::parse_bytes(bytes, &of_text(limits)).map_err(Box::new)?;
     let module = parsed.hlo_module.unwrap_or_default();
     Ok(Found { module, config: parsed.config, buffers: None, form: Form::Text })
 }

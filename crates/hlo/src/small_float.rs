@@ -1,7 +1,7 @@
 //! Floating-point types of at most 8 bits: what their bits mean, and the bits of a number.
 
+use crate::number::{write_general, write_payload};
 use crate::proto::PrimitiveType;
-use crate::text::number::{write_general, write_payload};
 
 /// What the bits of a float type of at most 8 bits mean.
 #[derive(Clone, Copy)]

@@ -9,7 +9,6 @@
 
 mod instruction;
 mod literal;
-pub(crate) mod number;
 mod shape;
 
 use std::collections::BTreeMap;
@@ -17,9 +16,7 @@ use std::fmt::Write;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-pub(crate) use literal::{element_count, strides as element_strides};
-
-use super::parse::braced_length;
+use super::braces::braced_length;
 use super::proto::payload::PayloadSource;
 use super::proto::{
     HloComputationProto, HloInstructionProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig,

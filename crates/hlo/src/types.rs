@@ -4,7 +4,6 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::literal::Literal;
 use crate::proto::PrimitiveType;
 
 /// The sizes of a tensor's dimensions, major to minor. A scalar has none.
@@ -151,24 +150,6 @@ impl DType {
         self.is_signed_integer() || self.is_unsigned_integer()
     }
 
-    /// Whether a number can stand for itself in this type: exactly in an integer type or `pred` (0 or 1); in a
-    /// floating-point type after rounding, which must neither overflow nor leave nothing of it.
-    pub fn holds(self, number: f64) -> bool {
-        if !self.is_float() {
-            let in_range = match self {
-                DType::S64 | DType::U64 => self.lowest() <= number && number < self.highest(),
-                _ => self.lowest() <= number && number <= self.highest(),
-            };
-            return in_range && number.fract() == 0.0;
-        }
-        // Every traced number comes by here: most are between the least and the largest that all types have.
-        if number == 0.0 || number.is_nan() || (F8E4M3FN_LEAST..=DType::F8E4M3FN.highest()).contains(&number.abs()) {
-            return true;
-        }
-        let held = Literal::from_fn(TensorType::scalar(self), |_| number).to_f64_vec();
-        held.iter().all(|&held| held == number || (number.is_finite() && held.is_finite() && held != 0.0))
-    }
-
     /// Whether this is a signed integer type.
     pub const fn is_signed_integer(self) -> bool {
         matches!(self, DType::S4 | DType::S8 | DType::S16 | DType::S32 | DType::S64)
@@ -196,9 +177,6 @@ impl fmt::Display for DType {
         f.write_str(self.name())
     }
 }
-
-/// The least positive number of `f8e4m3fn`: no floating-point type has a greater one.
-const F8E4M3FN_LEAST: f64 = 1.0 / 512.0;
 
 /// Element type and dimension sizes of one value.
 ///

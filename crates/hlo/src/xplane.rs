@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use prost::Message;
 
-use crate::read::Limits;
+use crate::limits::Limits;
 use crate::wire::{fields, fields_of_start};
 
 /// The plane of a run's own events: one for each call of its train step. The prefix is that of XLA's `xplane_schema.h`

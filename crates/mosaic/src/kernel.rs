@@ -4,19 +4,10 @@ use std::fmt::Write;
 
 use meshloom_hlo::TensorType;
 
-use crate::text::Written;
+use crate::text::{Operand, Written};
 
 /// The target of the custom call.
 pub const CALL_TARGET: &str = "tpu_custom_call";
-
-/// What the call takes at one place.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Operand {
-    /// The name, for messages.
-    pub name: &'static str,
-    /// The type, row-major.
-    pub ty: TensorType,
-}
 
 /// What a kernel costs, as XLA's scheduler is told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

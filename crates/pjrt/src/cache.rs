@@ -15,8 +15,8 @@ use super::executable::{Executable, Prepared};
 use super::files::{PARTIAL_PREFIX, file_sha256, hex, io_error, write_atomically};
 use super::key::{Key, SIGNATURE};
 use super::options::CompileOptions;
-use super::platform::PlatformKind;
 use super::plugin::Plugin;
+use meshloom_hlo::PlatformKind;
 
 /// The ending of a program's file. When it was last used is its modification time.
 const PROGRAM: &str = "pjrt";

@@ -12,11 +12,12 @@ use super::error::PjrtError;
 use super::hardware;
 use super::kept::KeptPrograms;
 use super::key_values::{Callbacks, KeyValues};
-use super::platform::{Platform, PlatformKind};
+use super::platform::Platform;
 use super::plugin::{Plugin, THREADS, end_on_lost_collectives, keep_nccl_on_this_host, threads_for, with_threads};
 use super::sys::*;
 use super::value::NamedValue;
-use meshloom_hlo::analysis::collectives_at_once;
+use meshloom_analysis::collectives_at_once;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::message::counted;
 
 /// How many virtual devices the CPU plugins take. Outside of this they abort the process.
@@ -35,7 +36,7 @@ pub struct ClientOptions {
     /// they have.
     pub device_count: Option<usize>,
     /// In how many collectives, 1 to 16, a virtual device of a CPU client may be at once
-    /// ([`collectives_at_once`](meshloom_hlo::analysis::collectives_at_once)). The client has threads for that, and
+    /// ([`collectives_at_once`](meshloom_analysis::collectives_at_once)). The client has threads for that, and
     /// refuses compiled programs that may need more. The fewer there are, the faster are programs. By default there are
     /// threads for 3, and programs are not checked.
     pub collectives_at_once: Option<usize>,

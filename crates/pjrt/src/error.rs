@@ -8,9 +8,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::ahead_of_time::WorkerFailure;
-use super::platform::PlatformKind;
-use meshloom_hlo::TensorType;
 use meshloom_hlo::stablehlo::WriteError;
+use meshloom_hlo::{PlatformKind, TensorType};
 
 /// One place that was searched for a plugin, and why it gave none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,7 +115,7 @@ pub enum PjrtError {
         /// What shows it.
         reason: String,
         /// The environment variable that names the platform's plugin.
-        variable: &'static str,
+        variable: String,
     },
 
     /// The machine's: the plugin makes no client, and libraries that it opens are nowhere.

@@ -7,8 +7,9 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 
 use super::error::PjrtError;
-use super::platform::{Platform, PlatformKind};
+use super::platform::Platform;
 use super::program::ProgramInfo;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::mesh::{DevicePlace, Mesh, MeshError, device_order};
 use meshloom_hlo::message::counted;
 use meshloom_hlo::proto;

@@ -1,42 +1,10 @@
 //! What is compiled for: a platform, its plugin and its chips, and all that follows from them.
 
-use serde::{Deserialize, Serialize};
-
 use super::device::DeviceDescription;
 use super::presets::{PRESETS, Preset};
-use meshloom_hlo::analysis::chip_of_kind;
+use meshloom_analysis::chip_of_kind;
 use meshloom_hlo::mesh::slice_shape;
-use meshloom_hlo::{ApiVersion, GroupFormat};
-
-meshloom_hlo::words! {
-    /// The platforms that there are plugins for.
-    #[derive(Default, Serialize, Deserialize)]
-    pub enum PlatformKind {
-        /// Virtual devices on the host's processor.
-        #[default]
-        Cpu = "cpu",
-        /// NVIDIA GPUs.
-        Cuda = "cuda",
-        /// Google TPUs.
-        Tpu = "tpu",
-    }
-}
-
-impl PlatformKind {
-    /// The platform of this name.
-    pub fn named(name: &str) -> Option<PlatformKind> {
-        PlatformKind::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
-    /// The environment variable that names the file of its plugin.
-    pub const fn plugin_variable(self) -> &'static str {
-        match self {
-            PlatformKind::Cpu => "MESHLOOM_CPU_PLUGIN",
-            PlatformKind::Cuda => "MESHLOOM_CUDA_PLUGIN",
-            PlatformKind::Tpu => "MESHLOOM_TPU_PLUGIN",
-        }
-    }
-}
+use meshloom_hlo::{ApiVersion, GroupFormat, PlatformKind};
 
 /// What a program is compiled for. A live client has one ([`Client::platform`](super::Client::platform)), and so has a
 /// topology ([`DescribedTopology::platform`](super::ahead_of_time::DescribedTopology)). Whatever differs between

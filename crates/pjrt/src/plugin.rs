@@ -230,7 +230,7 @@ pub(super) fn with_threads<T>(needed: usize, create: impl FnOnce() -> T) -> (T, 
 }
 
 /// The threads that XLA's CPU client needs for a program on so many devices of which each is in at most so many
-/// collectives at once ([`collectives_at_once`](meshloom_hlo::analysis::collectives_at_once)).
+/// collectives at once ([`collectives_at_once`](meshloom_analysis::collectives_at_once)).
 ///
 /// A device that waits in a collective blocks a thread of a pool that all devices share. XLA has a thread for each
 /// device. If devices that are ahead are in two collectives at once, they block all threads, and wait forever for those

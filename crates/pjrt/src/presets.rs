@@ -4,13 +4,13 @@
 //! MaxText's flags for TPUs, and what users of JAX set on GPUs. docs/compiler-options.md says how much each of them
 //! hides. What goes by the model, such as how many bytes of collectives are combined, is left to the user.
 
-use super::platform::PlatformKind;
-use meshloom_hlo::analysis::chip_of_kind;
+use meshloom_analysis::chip_of_kind;
+use meshloom_hlo::PlatformKind;
 
 /// Compiler options that suit a chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preset {
-    /// The chip, by its name in topologies and in [`CHIPS`](meshloom_hlo::analysis::CHIPS).
+    /// The chip, by its name in topologies and in [`CHIPS`](meshloom_analysis::CHIPS).
     pub chip: &'static str,
     /// The platform whose plugin compiles for the chip.
     pub kind: PlatformKind,

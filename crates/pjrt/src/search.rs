@@ -63,14 +63,16 @@ pub(super) fn search<T>(
     {
         return accept(&path).map_err(|error| match error {
             PjrtError::NotAPlugin { path, reason } => {
-                let reason =
-                    format!("{reason}; {} names it: give a plugin's file (.so), or unset it", variable(platform));
+                let reason = format!(
+                    "{reason}; {} names it: give a plugin's file (.so), or unset it",
+                    plugin_variable(platform)
+                );
                 PjrtError::NotAPlugin { path, reason }
             }
             error => error,
         });
     }
-    let variable = variable(platform);
+    let variable = plugin_variable(platform);
     let mut search = Search { attempts: Vec::new(), is_in_vain: Vec::new(), accept };
     let reason = if options.wheel.is_some() { "not looked at, for one wheel is asked for" } else { "not set" };
     search.failed(format!("environment variable {variable}"), reason);
@@ -92,14 +94,14 @@ pub(super) fn search<T>(
     }
 }
 
-/// The environment variable that names a platform's plugin.
-fn variable(platform: &str) -> String {
+/// The environment variable that names a platform's plugin, of a platform by its name.
+pub fn plugin_variable(platform: &str) -> String {
     format!("MESHLOOM_{}_PLUGIN", platform.to_ascii_uppercase())
 }
 
 /// The plugin's file that the environment names.
 pub(super) fn named_file(platform: &str) -> Option<PathBuf> {
-    env::var_os(variable(platform)).filter(|path| !path.is_empty()).map(PathBuf::from)
+    env::var_os(plugin_variable(platform)).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 fn wheels(platform: &str, options: &FindOptions) -> Result<Vec<&'static Wheel>, PjrtError> {

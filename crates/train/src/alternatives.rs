@@ -2,7 +2,7 @@
 
 use super::config::{ConfigError, PartitionMode, PipelineConfig, PipelineRemat, RunConfig};
 use crate::Error;
-use meshloom::hlo::analysis::ModuleMemory;
+use meshloom::analysis::ModuleMemory;
 use meshloom::ops::RematPolicy;
 use meshloom::partition::Ledger;
 use meshloom::transform::pipeline::{Counts, PipelineOptions, Schedule, Timeline, WeightPlan};

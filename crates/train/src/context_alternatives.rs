@@ -2,7 +2,7 @@
 
 use super::config::{ConfigError, PartitionMode, RunConfig};
 use crate::Error;
-use meshloom::hlo::analysis::ModuleMemory;
+use meshloom::analysis::ModuleMemory;
 use meshloom::kernels::Kernels;
 use meshloom::nn::{ContextOrder, TokenOrderError};
 use meshloom::ops::{AttentionSizes, KeyExchange};

@@ -2,8 +2,9 @@
 
 use super::config::{self, ConfigError, RunConfig};
 use crate::Error;
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::message::counted;
-use meshloom::pjrt::{Client, ClientOptions, Platform, PlatformKind, ProcessPlace, check_present};
+use meshloom::pjrt::{Client, ClientOptions, Platform, ProcessPlace, check_present};
 
 /// The devices of a run.
 #[derive(Clone, Debug)]
@@ -125,7 +126,7 @@ impl RunConfig {
 
     fn with_platform(&self, kind: PlatformKind) -> RunConfig {
         let mut config = self.clone();
-        config.target.platform = config::Platform::of(kind);
+        config.target.platform = config::PlatformChoice::Of(kind);
         config
     }
 }

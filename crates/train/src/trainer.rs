@@ -29,8 +29,8 @@ use super::summary::{MemoryUse, Summary};
 use super::tokenizer::Tokenizer;
 use super::watch::{SlowStep, Watch};
 use crate::error::{Error, Execution, NotFinite, execute};
+use meshloom::analysis::{Arithmetic, Chip};
 use meshloom::compile::{LowerOptions, Lowered, Program};
-use meshloom::hlo::analysis::{Arithmetic, Chip};
 use meshloom::ir::{Graph, InternalError, Literal, TensorType};
 use meshloom::nn::DecoderConfig;
 use meshloom::pjrt::{Array, ArraySpec, CacheUse, Client, CompileOptions};
@@ -119,7 +119,7 @@ impl Trainer {
     }
 
     /// A summary of the run, to add steps to. What the devices can do is known of those of
-    /// [`CHIPS`](meshloom::hlo::analysis::CHIPS). Its memory is [`Trainer::memory_use`] of now, which is worth asking
+    /// [`CHIPS`](meshloom::analysis::CHIPS). Its memory is [`Trainer::memory_use`] of now, which is worth asking
     /// for again after the last step.
     pub fn summary(&self) -> Summary {
         let TrainStep { model, seq, .. } = self.run.step.of_replica();

@@ -7,8 +7,7 @@ use std::path::PathBuf;
 use meshloom_hlo::message::listed;
 use safetensors::Dtype;
 
-use crate::fault::{FileFault, IndexFault, QuantizationFault};
-use crate::header::MAX_HEADER_BYTES;
+use crate::fault::{FileFault, IndexFault, MAX_HEADER_BYTES, QuantizationFault};
 use crate::tensor::Encoding;
 
 /// What is wrong with weights.

@@ -5,7 +5,8 @@ use std::io;
 use meshloom_hlo::message::counted;
 use safetensors::Dtype;
 
-use crate::header::MAX_HEADER_BYTES;
+/// The longest header, 100 MB, as in the `safetensors` crate: what is longer is an attack, or no safetensors file.
+pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// What is wrong with a safetensors file. The bytes of tensors are counted from the end of the header.
 #[derive(thiserror::Error)]

@@ -11,8 +11,8 @@ use serde::Deserialize;
 
 use crate::decode;
 use crate::error::WeightsError;
-use crate::fault::IndexFault;
-use crate::header::{self, MAX_HEADER_BYTES, Stored};
+use crate::fault::{IndexFault, MAX_HEADER_BYTES};
+use crate::header::{self, Stored};
 use crate::json::Entries;
 use crate::positioned::read_exact_at;
 use crate::region;

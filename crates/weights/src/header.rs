@@ -10,12 +10,9 @@ use serde::de::IntoDeserializer;
 use serde::de::value::Error as ValueError;
 use serde::{Deserialize, Serialize};
 
-use crate::fault::FileFault;
+use crate::fault::{FileFault, MAX_HEADER_BYTES};
 use crate::json::{Entries, METADATA};
 use crate::positioned::read_exact_at;
-
-/// The longest header, 100 MB, as in the `safetensors` crate: what is longer is an attack, or no safetensors file.
-pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// The bytes that hold the length of the header.
 const LENGTH_BYTES: u64 = 8;

@@ -37,8 +37,9 @@ use serde::ser::{SerializeStruct, Serializer};
 
 pub use select::LedgerError;
 
+use meshloom_analysis::{Amount, Branch};
+use meshloom_hlo::CollectiveKind;
 use meshloom_hlo::table::Table;
-use meshloom_hlo::{Amount, Branch, CollectiveKind};
 
 use crate::ir::Phase;
 use crate::ops::{Devices, Group, Op};

@@ -1,7 +1,8 @@
 //! Filters and sums over a ledger.
 
+use meshloom_analysis::{Amount, Bounds, sum};
+use meshloom_hlo::CollectiveKind;
 use meshloom_hlo::suggest::did_you_mean;
-use meshloom_hlo::{Amount, Bounds, CollectiveKind, sum};
 
 use super::{Collective, Ledger};
 use crate::ir::Phase;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use meshloom_hlo::{Amount, Branch, CollectiveKind};
+use meshloom_analysis::{Amount, Branch};
+use meshloom_hlo::CollectiveKind;
 
 use super::{Collective, Ledger, Names, collective_of};
 use crate::ir::{Graph, NodeRef, Origin, Phase, Scope, TensorType};

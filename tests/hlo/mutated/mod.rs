@@ -12,8 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
-use meshloom::hlo::analysis::Walk;
-use meshloom::hlo::analysis::{
+use meshloom::analysis::Walk;
+use meshloom::analysis::{
     CHIPS, CostOptions, Partitioning, collectives, cost, device_count, diff, memory, mesh_of, scope_graph, shardings,
     trace_sharding,
 };

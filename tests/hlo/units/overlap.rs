@@ -1,7 +1,7 @@
 //! Schedules small enough to work out by hand. On a v5p a permute of `f32[2000]` takes 8000 bytes / 200 GB/s = 40 ns,
 //! and `negate` of `f32[13825]` 110600 bytes / 2765 GB/s = 40 ns: one unit of time.
 
-use meshloom::hlo::analysis::{Chip, CostOptions, Devices, ModuleOverlap, OverlapError, collectives, overlap};
+use meshloom::analysis::{Chip, CostOptions, Devices, ModuleOverlap, OverlapError, collectives, overlap};
 use meshloom::hlo::mesh::Mesh;
 use meshloom::hlo::parse::parse;
 

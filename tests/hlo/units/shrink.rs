@@ -1,6 +1,6 @@
+use meshloom::analysis::shrink::{Limits, Verdict, instruction_count, shrink, shrink_pair};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::hlo::shrink::{Limits, Verdict, instruction_count, shrink, shrink_pair};
 use meshloom::hlo::text::{TextOptions, print};
 
 fn read(text: &str) -> HloModuleProto {

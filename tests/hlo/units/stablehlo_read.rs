@@ -1,8 +1,8 @@
 //! Tests of the HLO that each form of StableHLO text becomes; the programs of JAX are read in `tests/hlo/stablehlo.rs`.
 
-use meshloom::hlo::analysis::{Sources, source};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
+use meshloom::hlo::source::{self, Sources};
 use meshloom::hlo::stablehlo::{is_mlir, read};
 use meshloom::hlo::text::{TextOptions, print, print_sharding};
 

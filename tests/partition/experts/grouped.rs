@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::emit::ProgramForm;
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType::{BF16, F16, F32, S32};
 use meshloom::ir::{DType, Graph, Literal};
 use meshloom::kernels::{ExpertsKernel, Kernels};
 use meshloom::nn::{MoeConfig, moe};
 use meshloom::ops::Op;
-use meshloom::pjrt::PlatformKind;
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Function, Tensor, TensorSpec, ragged_dot, value_and_grad, vmap};
 

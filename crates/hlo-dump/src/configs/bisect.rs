@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use meshloom_hlo::analysis::Devices;
+use meshloom_analysis::Devices;
 use meshloom_hlo::parse::make_names_unique;
 use meshloom_hlo::table::Table;
 use meshloom_hlo::{files, read};
@@ -241,7 +241,7 @@ fn subject(arguments: &Bisect) -> Result<Subject> {
     let bytes = read_all(reference).with_context(named)?;
     let mut found = read::read(&bytes, &streams::limits()).with_context(named)?;
     make_names_unique(&mut found.module);
-    let of_reference = meshloom_hlo::analysis::device_count(&found.module, found.config.as_ref());
+    let of_reference = meshloom_analysis::device_count(&found.module, found.config.as_ref());
     let count = |devices: Devices| devices.replicas * devices.partitions;
     if count(of_reference) != count(devices) {
         let (this, other) = (plural(count(devices), "device"), plural(count(of_reference), "device"));

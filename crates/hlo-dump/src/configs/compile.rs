@@ -6,12 +6,11 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use meshloom::hlo::PlatformKind;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{
-    CompileOptions, CostAnalysis, DeviceDescription, FindOptions, MemoryStats, PlatformKind, Topology,
-};
+use meshloom::pjrt::{CompileOptions, CostAnalysis, DeviceDescription, FindOptions, MemoryStats, Topology};
+use meshloom_analysis::{Chip, Devices, ModuleCollectives, ModuleCost, ModuleOverlap, Partitioning};
 use meshloom_hlo::Stage;
-use meshloom_hlo::analysis::{Chip, Devices, ModuleCollectives, ModuleCost, ModuleOverlap, Partitioning};
 use meshloom_hlo::parse::make_names_unique;
 use meshloom_hlo::proto::HloModuleProtoWithConfig;
 use meshloom_hlo::table::Table;

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{
-    CudaDevice, CudaDriver, FindOptions, FoundLibrary, Plugin, Topology, WHEELS, Wheel, libraries_of,
+    CudaDevice, CudaDriver, FindOptions, FoundLibrary, Plugin, Topology, WHEELS, Wheel, libraries_of, plugin_variable,
 };
 use meshloom_hlo::suggest::did_you_mean;
 use serde::Serialize;
@@ -172,7 +172,7 @@ fn examine((platform, can, topology): (&'static str, &'static str, &'static str)
         }
         Err(error) => {
             report.problem = Some(error.to_string());
-            let variable = format!("MESHLOOM_{}_PLUGIN", platform.to_ascii_uppercase());
+            let variable = plugin_variable(platform);
             report.fix = Some(format!("set {variable} to another plugin, or remove the file to fetch it again"));
         }
     }

@@ -1,7 +1,7 @@
 //! The tables of `compile --overlap`.
 
 use indexmap::IndexMap;
-use meshloom_hlo::analysis::{CollectiveOverlap, Hidden, ModuleOverlap};
+use meshloom_analysis::{CollectiveOverlap, Hidden, ModuleOverlap};
 use meshloom_hlo::table::Table;
 
 use crate::collectives::{axes_of, axes_text, where_from};

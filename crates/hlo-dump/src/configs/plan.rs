@@ -8,7 +8,7 @@ use clap::Args;
 use indexmap::IndexMap;
 use meshloom::partition::{CollectiveKind, Ledger};
 use meshloom::transform::pipeline::{Counts, PipelineOptions, Timeline};
-use meshloom_hlo::analysis::{Chip, ModuleMemory};
+use meshloom_analysis::{Chip, ModuleMemory};
 use meshloom_hlo::table::Table;
 use meshloom_train::config::RunConfig;
 use meshloom_train::{Alternative, RefusedAlternative};

@@ -1,7 +1,7 @@
 //! The part of `hlo-dump plan` on a sequence that is split: what travels, and which tokens each device has.
 
 use anyhow::Result;
-use meshloom_hlo::analysis::ModuleMemory;
+use meshloom_analysis::ModuleMemory;
 use meshloom_hlo::table::Table;
 use meshloom_train::{ContextAlternative, RefusedOrder};
 use serde::Serialize;

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use meshloom_hlo::analysis::estimate::KernelTime;
-use meshloom_hlo::analysis::{Arithmetic, StepTime};
+use meshloom_analysis::estimate::KernelTime;
+use meshloom_analysis::{Arithmetic, StepTime};
 use meshloom_hlo::table::Table;
 use meshloom_train::config::RunConfig;
 use meshloom_train::search::{

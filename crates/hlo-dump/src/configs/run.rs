@@ -10,8 +10,8 @@ use meshloom::kernels::KernelUse;
 use meshloom::sharding::{self, ExplainedStep};
 use meshloom::transform::diloco::Fragment;
 use meshloom::transform::pipeline::Timeline;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::Stage;
-use meshloom_hlo::analysis::memory::Backend;
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::HloModuleProtoWithConfig;
 use meshloom_train::config::RunConfig;
@@ -76,9 +76,9 @@ impl Run for Lowering {
         &self.config
     }
 
-    fn backend(&self) -> Option<Backend> {
+    fn backend(&self) -> Option<PlatformKind> {
         // `auto` is settled by devices, which are not looked for.
-        self.config.platform_kind().ok().and_then(|kind| Backend::named(kind.name()))
+        self.config.platform_kind().ok()
     }
 
     fn mesh(&self) -> Option<&Mesh> {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use maud::{Markup, html};
 use meshloom::transform::pipeline::{self, Timeline};
-use meshloom_hlo::Amount;
+use meshloom_analysis::Amount;
 
 use crate::output::{self, plural};
 use crate::report::html::section;

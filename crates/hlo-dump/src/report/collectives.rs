@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 
 use indexmap::IndexMap;
 use maud::{Markup, html};
-use meshloom_hlo::Amount;
-use meshloom_hlo::analysis::ModuleCollective;
+use meshloom_analysis::Amount;
+use meshloom_analysis::ModuleCollective;
 
 use super::html::{Cell, section, table};
 use super::{Report, axes_text};

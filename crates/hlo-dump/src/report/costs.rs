@@ -1,7 +1,7 @@
 //! What the program costs, by scope: a treemap of where the time goes, and a table.
 
 use maud::{Markup, html};
-use meshloom_hlo::analysis::cost::{Bound, ScopeCost};
+use meshloom_analysis::cost::{Bound, ScopeCost};
 
 use super::chart::{Area, WIDTH, at, drawing, fitting, text};
 use super::html::{Cell, legend, section, table};

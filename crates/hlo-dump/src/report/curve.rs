@@ -1,7 +1,7 @@
 //! What fills memory: the bytes that are live along the schedule, and the buffers at the peak.
 
 use maud::{Markup, html};
-use meshloom_hlo::analysis::{BufferKind, LiveBuffer, ModuleMemory};
+use meshloom_analysis::{BufferKind, LiveBuffer, ModuleMemory};
 use serde::Serialize;
 
 use super::Report;

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
 use maud::{Markup, html};
-use meshloom_hlo::analysis::scopes::levels;
-use meshloom_hlo::analysis::{ModuleCost, ScopeGraph, Walk, Work, scope_graph};
+use meshloom_analysis::scopes::levels;
+use meshloom_analysis::{ModuleCost, ScopeGraph, Walk, Work, scope_graph};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 

@@ -1,7 +1,7 @@
 //! One step by estimated time: a lane for what a device computes, and one for what it sends along each mesh axis.
 
 use maud::{Markup, html};
-use meshloom_hlo::analysis::cost::Bound;
+use meshloom_analysis::cost::Bound;
 
 use super::chart::{Area, WIDTH, at, drawing, fitting, rule, shortened, text, ticks};
 use super::html::{legend, section};

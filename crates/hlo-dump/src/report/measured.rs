@@ -2,8 +2,8 @@
 
 use indexmap::IndexMap;
 use maud::{Markup, html};
-use meshloom_hlo::analysis::source::scope;
-use meshloom_hlo::analysis::{Measured, MeasuredInstruction, ModuleCost};
+use meshloom_analysis::{Measured, MeasuredInstruction, ModuleCost};
+use meshloom_hlo::source::scope;
 use meshloom_hlo::xplane::ProfiledCall;
 use rustc_hash::FxHashMap;
 use serde::Serialize;

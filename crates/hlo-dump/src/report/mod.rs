@@ -1,6 +1,6 @@
 //! `hlo-dump report`: one page that shows a program, and needs nothing but a browser.
 //!
-//! A [`Report`] has what `meshloom_hlo::analysis` finds in a module; each section is a file that turns some of it into
+//! A [`Report`] has what `meshloom_analysis` finds in a module; each section is a file that turns some of it into
 //! HTML and inline SVG. The page contains its tables and charts. The script sorts, filters, lays out the graph of
 //! scopes and reads values off the memory curve; without it the page is static.
 //!
@@ -22,11 +22,12 @@ mod step;
 
 use anyhow::Result;
 use maud::{Markup, PreEscaped, html};
-use meshloom_hlo::analysis::cost::Bound;
-use meshloom_hlo::analysis::{
-    Chip, CostOptions, ModuleCollective, ModuleCollectives, ModuleCost, ModuleMemory, Sources, Walk,
+use meshloom_analysis::cost::Bound;
+use meshloom_analysis::{
+    Chip, CostOptions, DeviceWalk, ModuleCollective, ModuleCollectives, ModuleCost, ModuleMemory, Walk,
     collectives_of_walk, cost_of_walk,
 };
+use meshloom_hlo::source::Sources;
 use serde::Serialize;
 
 use crate::arguments;
@@ -72,7 +73,7 @@ pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
     if let Some(path) = &arguments.profile {
         loaded.profile = Some(load_profile(path)?);
     }
-    let walk = Walk::on(&loaded.module, loaded.devices);
+    let walk = DeviceWalk::of(&loaded.module, loaded.devices);
     let report = Report::of(&loaded, chip, &walk);
     let measured = report.measured.as_ref().map(|it| it.answer());
     let page = html::document(report.page()?);
@@ -89,10 +90,11 @@ pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
 }
 
 impl<'a> Report<'a> {
-    fn of(loaded: &'a Loaded, chip: &'a Chip, walk: &'a Walk<'a>) -> Report<'a> {
+    fn of(loaded: &'a Loaded, chip: &'a Chip, device_walk: &'a DeviceWalk<'a>) -> Report<'a> {
         let sources = Sources::of(&loaded.module);
-        let cost = cost_of_walk(walk, sources, &CostOptions::devices(loaded.devices).on(chip));
-        let found = collectives_of_walk(walk, sources, loaded.devices);
+        let walk = device_walk.walk();
+        let cost = cost_of_walk(device_walk, sources, &CostOptions::devices(loaded.devices).on(chip));
+        let found = collectives_of_walk(device_walk, sources);
         let collectives = loaded.mesh.iter().fold(found, ModuleCollectives::along);
         let step = step::lanes(walk, &cost, &collectives);
         let measured = loaded.profile.as_ref().map(|profile| measured::Comparison::of(loaded, profile, &cost));

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use maud::{Markup, html};
-use meshloom_hlo::analysis::pipelines::{self, Item, LoopSchedule, Order, Pipeline, PipelineLoop};
+use meshloom_analysis::pipelines::{self, Item, LoopSchedule, Order, Pipeline, PipelineLoop};
 
 use super::Report;
 use super::html::section;

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use indexmap::IndexMap;
 use maud::{Markup, html};
-use meshloom_hlo::analysis::{AxisPart, ShardedValue, ValueKind, shardings};
+use meshloom_analysis::{AxisPart, ShardedValue, ValueKind, shardings};
 
 use super::Report;
 use super::html::{Cell, section, table};

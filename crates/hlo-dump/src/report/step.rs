@@ -4,10 +4,10 @@
 //! With an asynchronous pair, the device continues after the start and waits at the end. The body of a loop is a
 //! schedule of its own, stretched by the number of its iterations. Other devices are not modelled: they do the same.
 
-use meshloom_hlo::analysis::cost::InstructionCost;
-use meshloom_hlo::analysis::source::op_name;
-use meshloom_hlo::analysis::{ModuleCollective, ModuleCollectives, ModuleCost, Place, Via, Walk};
+use meshloom_analysis::cost::InstructionCost;
+use meshloom_analysis::{ModuleCollective, ModuleCollectives, ModuleCost, Place, Via, Walk};
 use meshloom_hlo::proto::HloInstructionProto;
+use meshloom_hlo::source::op_name;
 use rustc_hash::FxHashMap;
 
 use super::axes_text;

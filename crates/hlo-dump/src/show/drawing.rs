@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
-use meshloom_hlo::analysis::{ScopeNode, Walk, communication, scope_graph};
+use meshloom_analysis::{ScopeNode, Walk, communication, scope_graph};
 use meshloom_hlo::proto::HloComputationProto;
 use meshloom_hlo::text::{Layouts, print_shape};
 

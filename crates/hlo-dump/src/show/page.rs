@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use maud::{Markup, PreEscaped, html};
-use meshloom_hlo::analysis::communication;
+use meshloom_analysis::communication;
 
 use crate::report::html;
 

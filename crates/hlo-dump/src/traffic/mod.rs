@@ -1,13 +1,13 @@
 //! `hlo-dump traffic`: what crosses an axis of the mesh, at which step.
 //!
-//! Bytes come from the program, from the branch that each step takes ([`meshloom_hlo::analysis::traffic()`]). For a
+//! Bytes come from the program, from the branch that each step takes ([`meshloom_analysis::traffic()`]). For a
 //! run config with DiLoCo, the schedule adds the fragment. Times and the line of overlap are a model and are marked so.
 
 mod picture;
 pub mod series;
 
 use anyhow::{Context, Result, bail};
-use meshloom_hlo::analysis::AxisPart;
+use meshloom_analysis::AxisPart;
 use meshloom_hlo::table::Table;
 use serde::Serialize;
 

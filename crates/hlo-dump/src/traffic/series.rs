@@ -3,9 +3,9 @@
 use std::num::NonZeroU64;
 
 use anyhow::{Result, bail};
-use meshloom_hlo::analysis::{AxisPart, StepTraffic, Traffic as Found, counter_names, step_inputs, traffic};
+use meshloom_analysis::{Amount, Bounds};
+use meshloom_analysis::{AxisPart, StepTraffic, Traffic as Found, counter_names, step_inputs, traffic};
 use meshloom_hlo::suggest::did_you_mean;
-use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
 use super::by_step;

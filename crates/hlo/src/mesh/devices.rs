@@ -93,8 +93,11 @@ fn equal_slices(devices: &[DevicePlace]) -> Result<BTreeMap<i64, Vec<&DevicePlac
     }
 }
 
-/// Into how many parts each axis is cut by the borders of slices.
-pub(crate) fn dcn_sizes(mesh: &Mesh, slices: usize) -> Result<Vec<usize>, MeshError> {
+/// Finds into how many parts the borders of slices cut each axis.
+///
+/// # Errors
+/// The mesh states other parts, or its axes cannot be cut into so many.
+pub fn dcn_sizes(mesh: &Mesh, slices: usize) -> Result<Vec<usize>, MeshError> {
     let stated: Vec<usize> = mesh.axes().map(|axis| mesh.dcn_size(axis)).collect();
     let crossed: usize = stated.iter().product();
     if crossed == slices {
@@ -114,7 +117,8 @@ pub(crate) fn dcn_sizes(mesh: &Mesh, slices: usize) -> Result<Vec<usize>, MeshEr
     if left == 1 { Ok(dealt) } else { Err(refuse()) }
 }
 
-pub(crate) fn common_divisor(a: usize, b: usize) -> usize {
+/// Returns the greatest common divisor of two numbers; the other one of 0 and a number.
+pub fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
@@ -167,16 +171,18 @@ fn device_box(devices: &[&DevicePlace]) -> Option<(Vec<usize>, Vec<i32>)> {
     Some((shape, ids.into_iter().collect::<Option<_>>()?))
 }
 
-/// What an axis has of one dimension of the box.
+/// The part that an axis has of one dimension of a box of devices.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece {
-    pub(crate) size: usize,
+pub struct Piece {
+    /// How many steps the axis makes along it.
+    pub size: usize,
     /// How far its neighbours are apart.
-    pub(crate) stride: usize,
+    pub stride: usize,
 }
 
-/// For each axis what it has of each dimension. None unless the product of the axes is that of the box.
-pub(crate) fn cut(axes: &[usize], shape: &[usize]) -> Option<Vec<Vec<Piece>>> {
+/// Finds for each axis what it has of each dimension of a box. `None` unless the product of the axes is that of the
+/// box.
+pub fn cut(axes: &[usize], shape: &[usize]) -> Option<Vec<Vec<Piece>>> {
     let (mut left, mut strides) = (shape.to_vec(), vec![1; shape.len()]);
     let mut cuts = Vec::with_capacity(axes.len());
     for &axis in axes.iter().rev() {

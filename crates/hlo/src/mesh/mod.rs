@@ -7,7 +7,7 @@ mod processes;
 use std::fmt;
 
 pub use devices::{DevicePlace, axes_along_slice, device_order, slice_shape};
-pub(crate) use devices::{Piece, common_divisor, cut, dcn_sizes};
+pub use devices::{Piece, common_divisor, cut, dcn_sizes};
 pub use error::MeshError;
 use smallvec::SmallVec;
 

@@ -4,6 +4,7 @@
 use memchr::memchr2;
 
 use super::error::{Result, fault};
+use crate::braces::braced_length;
 
 /// Letters of names and keywords: `[a-zA-Z0-9_.-]`.
 const IS_NAME: [bool; 256] = {
@@ -400,31 +401,4 @@ impl<'a> Lexer<'a> {
             self.unexpected("true or false")
         }
     }
-}
-
-/// The length of the `{...}` with balanced braces outside strings at the start of `text`, if there is one.
-pub(crate) fn braced_length(text: &[u8]) -> Option<usize> {
-    let mut depth = 0usize;
-    let mut in_string = false;
-    let mut bytes = text.iter().enumerate();
-    while let Some((index, &byte)) = bytes.next() {
-        match byte {
-            b'\\' if in_string => {
-                bytes.next();
-            }
-            b'"' => in_string = !in_string,
-            b'{' if !in_string => depth += 1,
-            b'}' if !in_string => {
-                depth = depth.checked_sub(1)?;
-                if depth == 0 {
-                    return Some(index + 1);
-                }
-            }
-            _ => {}
-        }
-        if depth == 0 {
-            return None;
-        }
-    }
-    None
 }

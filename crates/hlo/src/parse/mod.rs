@@ -46,7 +46,6 @@ pub(crate) use computation::Scope;
 pub use error::ParseError;
 pub(crate) use error::{Fault, Result, fault, hint};
 use lexer::Lexer;
-pub(crate) use lexer::braced_length;
 pub(crate) use literal::Real;
 pub(crate) use memory::{Memory, own_bytes};
 pub use names::make_names_unique;

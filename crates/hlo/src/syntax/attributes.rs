@@ -9,7 +9,7 @@ use super::groups::ReplicaGroups;
 use super::ranges::{GroupCount, OneDimension, Slices, Thread};
 use super::special::{
     BackendConfig, Calls, ChannelId, ComparisonType, Computations, ControlPredecessors, Domain, Mode,
-    OperandLayoutConstraints, SliceSizes, Special, StatedShape,
+    OperandLayoutConstraints, SliceSizes, Special, StatedShape, place_call,
 };
 use super::window::Padding;
 use super::words::{Direction, FusionKind};
@@ -333,12 +333,4 @@ impl Attributes {
     pub(crate) fn names(self) -> impl Iterator<Item = &'static str> {
         ATTRIBUTES.iter().filter(move |(_, attribute)| self.contains(*attribute)).map(|(name, _)| *name)
     }
-}
-
-/// Sets the id of the `place`th called computation.
-pub(super) fn place_call(target: &mut HloInstructionProto, place: usize, id: i64) {
-    if target.called_computation_ids.len() <= place {
-        target.called_computation_ids.resize(place + 1, id);
-    }
-    target.called_computation_ids[place] = id;
 }

@@ -3,10 +3,11 @@
 
 use half::{bf16, f16};
 
+use crate::number;
 use crate::parse::{Parser, Real, Result, fault};
 use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
 use crate::small_float::SmallFloat;
-use crate::text::{Printer, number};
+use crate::text::Printer;
 
 /// What a field has: a number of a type that Rust has, or a truth value.
 trait Stored: Copy + Default {

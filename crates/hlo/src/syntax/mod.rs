@@ -19,8 +19,9 @@ mod words;
 use smallvec::SmallVec;
 pub(crate) use special::default_comparison;
 
+use crate::number;
 use crate::parse::{Parser, Result};
-use crate::text::{Printer, number};
+use crate::text::Printer;
 
 /// What prints and reads in the same way wherever it is.
 pub(crate) trait Value: Sized {

@@ -72,7 +72,7 @@ impl Special for Calls {
 
     fn read(parser: &mut Parser<'_>, _: &Scope<'_>, target: &mut HloInstructionProto) -> Result<()> {
         let id = parser.called()?;
-        super::attributes::place_call(target, 0, id);
+        place_call(target, 0, id);
         Ok(())
     }
 }
@@ -269,4 +269,12 @@ impl Value for LiteralProto {
     fn read(parser: &mut Parser<'_>) -> Result<LiteralProto> {
         parser.literal_with_shape()
     }
+}
+
+/// Sets the id of the `place`th called computation.
+pub(super) fn place_call(target: &mut HloInstructionProto, place: usize, id: i64) {
+    if target.called_computation_ids.len() <= place {
+        target.called_computation_ids.resize(place + 1, id);
+    }
+    target.called_computation_ids[place] = id;
 }

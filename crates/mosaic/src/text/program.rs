@@ -7,7 +7,7 @@ use std::ops;
 use meshloom_hlo::{Dims, TensorType};
 
 use super::{Body, Element, Space, Type, VERSION, Value};
-use crate::{KernelError, Operand};
+use crate::KernelError;
 
 /// The most numbers that scalar memory holds for a kernel: 1 MiB, less what libtpu keeps there.
 pub(crate) const SCALAR_LIMIT: usize = 250_000;
@@ -168,6 +168,15 @@ pub struct Program {
     inputs: Vec<Window>,
     outputs: Vec<Window>,
     scratch: Vec<Scratch>,
+}
+
+/// An operand of the custom call that runs a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// The name, for messages.
+    pub name: &'static str,
+    /// The type, row-major.
+    pub ty: TensorType,
 }
 
 /// A kernel that has been written.

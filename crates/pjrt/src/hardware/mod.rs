@@ -12,9 +12,9 @@ pub use libraries::{FoundLibrary, libraries_of};
 
 use super::client::{Client, ClientOptions};
 use super::error::PjrtError;
-use super::platform::PlatformKind;
 use super::plugin::Plugin;
-use super::search::{FindOptions, named_file, search};
+use super::search::{FindOptions, named_file, plugin_variable, search};
+use meshloom_hlo::PlatformKind;
 
 /// What [`Client::open`] does, after the options are checked.
 pub(super) fn open(options: &ClientOptions) -> Result<Client, PjrtError> {
@@ -61,7 +61,7 @@ pub fn check_present(platform: PlatformKind) -> Result<(), PjrtError> {
     };
     match absent {
         None => Ok(()),
-        Some(reason) => Err(PjrtError::NoDevices { platform, reason, variable: platform.plugin_variable() }),
+        Some(reason) => Err(PjrtError::NoDevices { platform, reason, variable: plugin_variable(platform.name()) }),
     }
 }
 

@@ -15,8 +15,8 @@ use std::fmt;
 pub(super) use description::TopologyDescription;
 
 use super::error::PjrtError;
-use super::platform::PlatformKind;
 use super::value::NamedValue;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::suggest::did_you_mean;
 
 /// Names of TPU generations, as libtpu takes them, and how many dimensions their chips are arranged in.

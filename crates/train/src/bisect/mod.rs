@@ -3,7 +3,7 @@
 //! [`bisect`] first has the symptom show itself: a difference from a reference, NaN or an infinity, a process that ends
 //! or hangs, or too much memory. Then it changes one thing after another, and keeps what shows the symptom in a smaller
 //! program, or what removes it: the program's sizes, XLA's settings, meshloom's passes, partition modes, XLA's passes,
-//! plugins. At last it shrinks the module ([`meshloom::hlo::shrink`]).
+//! plugins. At last it shrinks the module ([`meshloom::analysis::shrink`]).
 //!
 //! Each try is a child process with a time limit, on virtual devices of the CPU. Inputs are drawn by name from a seed.
 //!

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use meshloom::analysis::shrink::{Limits, Shrunk, Verdict, instruction_count, shrink, shrink_pair};
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::hlo::shrink::{Limits, Shrunk, Verdict, instruction_count, shrink, shrink_pair};
 
 use super::program::Program;
 use super::runner::{DebugOptions, Outcome};

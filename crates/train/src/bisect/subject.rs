@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use meshloom::analysis::Devices;
 use meshloom::compile::{LOCAL_PASSES, Lowered, PASSES, Pass};
 use meshloom::emit::ProgramForm;
-use meshloom::hlo::analysis::Devices;
 use meshloom::hlo::mesh::Mesh;
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::hlo::{DType, Literal};
-use meshloom::pjrt::{Platform, PlatformKind};
+use meshloom::hlo::{DType, Literal, PlatformKind};
+use meshloom::pjrt::Platform;
 use meshloom::trace::Tree;
 
 use super::BisectError;

@@ -34,8 +34,8 @@ pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
     AttentionChoice, BadLines, CheckpointConfig, CompilerPreset, DataConfig, DilocoConfig, Documents, ExchangeChoice,
     ExpertsChoice, KernelsConfig, MatmulChoice, MeshConfig, ModelConfig, ModelFamily, OptimizerKind, PartitionConfig,
-    PartitionMode, PipelineConfig, PipelineRemat, Platform, Preallocate, ProgramLanguage, RateSchedule, RematConfig,
-    Replication, TargetConfig, TrainConfig,
+    PartitionMode, PipelineConfig, PipelineRemat, PlatformChoice, Preallocate, ProgramLanguage, RateSchedule,
+    RematConfig, Replication, TargetConfig, TrainConfig,
 };
 
 use published::ReadModel;

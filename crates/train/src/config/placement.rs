@@ -2,6 +2,7 @@
 
 use super::error::{self, ConfigError};
 use super::{MeshConfig, RunConfig};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::message::counted;
 use meshloom::sharding::{Mesh, RuleProblem, RuleSets, ShardingError};
 
@@ -95,7 +96,7 @@ impl RunConfig {
     /// Processes between which collectives go by meshloom's own way, because the plugins of CPUs have none; 1
     /// elsewhere.
     pub(crate) fn crossing_processes(&self) -> usize {
-        let on_cpu = self.target.topology.is_empty() && self.target.platform == super::Platform::Cpu;
+        let on_cpu = self.target.topology.is_empty() && self.target.platform.kind() == Some(PlatformKind::Cpu);
         if on_cpu { self.target.processes } else { 1 }
     }
 

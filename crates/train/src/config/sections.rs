@@ -1,7 +1,10 @@
 //! The table of all keys: section, key, type, default, bound, meaning.
 
+use std::fmt;
+
 use super::value::Bound::{AtLeast, Below, Even, MoreThan, UpTo};
-use super::value::{choice, section};
+use super::value::{choice, named, section};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType;
 use meshloom::nn::ContextOrder;
 use meshloom::ops::{KeyExchange, RematPolicy};
@@ -477,19 +480,37 @@ section! {
     }
 }
 
-choice! {
-    /// The platforms.
-    Platform {
-        /// Virtual devices on the host.
-        Cpu = "cpu",
-        /// NVIDIA GPUs.
-        Cuda = "cuda",
-        /// Google TPUs.
-        Tpu = "tpu",
-        /// The first of tpu, cuda and cpu that has devices.
-        Auto = "auto",
+/// The platform of a config.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlatformChoice {
+    /// The one that is named.
+    Of(PlatformKind),
+    /// The first of tpu, cuda and cpu that has devices.
+    Auto,
+}
+
+impl PlatformChoice {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        self.kind().map_or("auto", PlatformKind::name)
+    }
+
+    /// The platform that is named; none if that is still to be seen.
+    pub fn kind(self) -> Option<PlatformKind> {
+        match self {
+            PlatformChoice::Of(kind) => Some(kind),
+            PlatformChoice::Auto => None,
+        }
     }
 }
+
+impl fmt::Display for PlatformChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+named!(PlatformChoice: PlatformKind::ALL.into_iter().map(PlatformChoice::Of).chain([PlatformChoice::Auto]));
 
 choice! {
     /// The compiler options that a config begins with.
@@ -528,7 +549,7 @@ section! {
     TargetConfig {
         /// The platform; `auto` is the first of tpu, cuda and cpu that has devices. With a topology it is not looked
         /// at.
-        platform: Platform = Platform::Cpu,
+        platform: PlatformChoice = PlatformChoice::Of(PlatformKind::Cpu),
         /// Number of virtual devices, on the CPU: of each process. Other platforms have the devices they have.
         devices: usize = 8 => AtLeast(1.0),
         /// Number of processes that run the program together, each with its own devices; the mesh covers all. `meshloom

@@ -4,38 +4,16 @@ use std::collections::BTreeMap;
 
 use super::error::{ConfigError, invalid, invalid_described};
 use super::value::Keys;
-use super::{CompilerPreset, PartitionMode, Platform, Preallocate, ProgramLanguage, RunConfig};
+use super::{CompilerPreset, PartitionMode, PlatformChoice, Preallocate, ProgramLanguage, RunConfig};
 use crate::Error;
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::mesh::MeshError;
 use meshloom::pjrt::ahead_of_time::WorkerFailure;
-use meshloom::pjrt::{
-    self, ClientOptions, CompileCache, DebugValue, ErrorCode, PjrtError, PlatformKind, ProgramFormat, Topology,
-};
+use meshloom::pjrt::{self, ClientOptions, CompileCache, DebugValue, ErrorCode, PjrtError, ProgramFormat, Topology};
 use meshloom::sharding::Mesh;
 
 /// The most bytes that the programs in a compile cache take.
 const CACHE_LIMIT: u64 = 4 << 30;
-
-impl Platform {
-    /// The platform that it is; none if that is still to be seen.
-    pub fn kind(self) -> Option<PlatformKind> {
-        match self {
-            Platform::Cpu => Some(PlatformKind::Cpu),
-            Platform::Cuda => Some(PlatformKind::Cuda),
-            Platform::Tpu => Some(PlatformKind::Tpu),
-            Platform::Auto => None,
-        }
-    }
-
-    /// The value that stands for a platform.
-    pub fn of(kind: PlatformKind) -> Platform {
-        match kind {
-            PlatformKind::Cpu => Platform::Cpu,
-            PlatformKind::Cuda => Platform::Cuda,
-            PlatformKind::Tpu => Platform::Tpu,
-        }
-    }
-}
 
 impl From<ProgramLanguage> for ProgramFormat {
     fn from(language: ProgramLanguage) -> ProgramFormat {
@@ -63,7 +41,7 @@ impl RunConfig {
     /// Whether the config says itself how many devices there are. Elsewhere the plugin knows
     /// ([`RunConfig::on_devices`], [`RunConfig::on_client`]).
     pub(crate) fn knows_devices(&self) -> bool {
-        self.target.topology.is_empty() && self.target.platform == Platform::Cpu
+        self.target.topology.is_empty() && self.target.platform == PlatformChoice::Of(PlatformKind::Cpu)
     }
 
     /// How many devices the mesh takes of those that there are: all, if one of its sizes is -1 or it is too large.

@@ -2,9 +2,8 @@
 
 use super::ModelFamily::{self, Deepseek, Llama, Mixtral};
 use super::published::OF_SHAPE;
-use super::{
-    DilocoConfig, OptimizerKind, PartitionMode, PipelineConfig, PipelineRemat, Platform, RateSchedule, RunConfig,
-};
+use super::{DilocoConfig, OptimizerKind, PartitionMode, PipelineConfig, PipelineRemat, RateSchedule, RunConfig};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType;
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
@@ -148,7 +147,7 @@ impl RunConfig {
         }
         let platform = self.target.platform;
         // With `auto`, they are for the case that it is the CPU.
-        if matches!(platform, Platform::Cuda | Platform::Tpu)
+        if platform.kind().is_some_and(|kind| kind != PlatformKind::Cpu)
             && platform == self.origin.target.platform
             && self.target.topology.is_empty()
         {

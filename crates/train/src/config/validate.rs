@@ -9,11 +9,11 @@ use super::{
 use crate::data::Mixture;
 use crate::families::fields::MOST_LAYERS;
 use crate::families::size::{MOST_EXPERTS, MOST_HEAD_DIM, MOST_PARAMETERS, expert_count, parameter_bound};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::Name;
 use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
-use meshloom::pjrt::PlatformKind;
 use meshloom::trace::TensorSpec;
 
 pub(super) type Checked = Result<(), ConfigError>;

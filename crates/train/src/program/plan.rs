@@ -9,8 +9,9 @@ use crate::search::{
 };
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::message::{counted, human_bytes, seconds};
-use meshloom::pjrt::{Client, PlatformKind};
+use meshloom::pjrt::Client;
 
 use super::arguments::Train;
 

@@ -2,8 +2,8 @@
 
 use super::Hardware;
 use super::plan::{Plan, Residual};
-use meshloom::hlo::analysis::Arithmetic;
-use meshloom::hlo::analysis::estimate::{Dimension, Wire};
+use meshloom::analysis::Arithmetic;
+use meshloom::analysis::estimate::{Dimension, Wire};
 use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
 

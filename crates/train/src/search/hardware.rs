@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use meshloom::hlo::analysis::estimate::{Cache, Dimension, Hardware, Reached, Wire};
-use meshloom::hlo::analysis::{Chip, memory::Backend};
+use meshloom::analysis::Chip;
+use meshloom::analysis::estimate::{Cache, Dimension, Hardware, Reached, Wire};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::files;
 use meshloom::hlo::mesh::slice_shape;
 use meshloom::pjrt::{DeviceDescription, Topology};
@@ -154,7 +155,7 @@ pub fn hardware_from_toml(text: &str, origin: &str) -> Result<Hardware, Hardware
 }
 
 /// Hardware as text that [`hardware_from_toml`] reads. Of a chip that is not among
-/// [those known](meshloom::hlo::analysis::CHIPS), `name` has to be that of one: what no key says is as that one has it.
+/// [those known](meshloom::analysis::CHIPS), `name` has to be that of one: what no key says is as that one has it.
 ///
 /// # Errors
 /// A whole number is larger than TOML has.
@@ -167,7 +168,7 @@ pub fn hardware_to_toml(hardware: &Hardware) -> Result<String, HardwareError> {
 #[serde(default, deny_unknown_fields)]
 struct Written {
     chip: Option<String>,
-    backend: Option<Backend>,
+    backend: Option<PlatformKind>,
     bf16_flops: Option<f64>,
     f32_flops: Option<f64>,
     f64_flops: Option<f64>,

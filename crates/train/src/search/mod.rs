@@ -19,20 +19,20 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use crate::Error;
-use crate::config::{ConfigError, PartitionMode, Platform, RuleSource, RunConfig};
+use crate::config::{ConfigError, PartitionMode, PlatformChoice, RuleSource, RunConfig};
 use blocks::AttentionBlocks;
 pub use bounds::Bounds;
 use bounds::{Kept, Model};
 pub use hardware::{
     HardwareError, hardware, hardware_from_toml, hardware_of_devices, hardware_to_toml, read_hardware, write_hardware,
 };
-pub use meshloom::hlo::analysis::Hardware;
-use meshloom::hlo::analysis::memory::{Backend, upper};
-use meshloom::hlo::analysis::{
-    Arithmetic, Devices, EstimateError, Sources, StepTime, UnknownChip, UnknownRate, Walk, estimate_walk,
-    memory_of_walk,
+pub use meshloom::analysis::Hardware;
+use meshloom::analysis::memory::upper;
+use meshloom::analysis::{
+    Arithmetic, DeviceWalk, Devices, EstimateError, StepTime, UnknownChip, UnknownRate, estimate_walk, memory_of_walk,
 };
 use meshloom::hlo::message::{counted, human_bytes, seconds};
+use meshloom::hlo::source::Sources;
 use meshloom::ir::DType;
 use meshloom::kernels::Kernels;
 use meshloom::nn::{AttentionConfig, DecoderConfig, FeedForwardConfig};
@@ -72,7 +72,7 @@ pub struct Found {
     pub plan: Plan,
     /// Its step, by the estimate.
     pub time: StepTime,
-    /// What a device needs at most, in bytes: see [`upper`](meshloom::hlo::analysis::memory::upper()).
+    /// What a device needs at most, in bytes: see [`upper`](meshloom::analysis::memory::upper()).
     pub bytes: u64,
     /// Whether that is within the chip's memory.
     pub fits: bool,
@@ -209,11 +209,7 @@ impl From<ConfigError> for SearchError {
 pub fn on_hardware(config: &RunConfig, hardware: &Hardware) -> RunConfig {
     let mut config = config.clone();
     config.target.topology.clear();
-    config.target.platform = match hardware.chip.backend {
-        Backend::Cpu => Platform::Cpu,
-        Backend::Cuda => Platform::Cuda,
-        Backend::Tpu => Platform::Tpu,
-    };
+    config.target.platform = PlatformChoice::Of(hardware.chip.backend);
     config.target.devices = hardware.device_count();
     config
 }
@@ -536,9 +532,9 @@ pub fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Result<(StepTim
     let (_, lowered) = config.lower_train_step()?;
     let module = lowered.module.decode().map_err(meshloom::Error::from)?;
     let mesh = lowered.emitted_mesh().cloned().unwrap_or_default();
-    let walk = Walk::on(&module, Devices::partitioned(mesh.device_count()));
+    let walk = DeviceWalk::of(&module, Devices::partitioned(mesh.device_count()));
     let mut time = estimate_walk(&walk, &module, &mesh, hardware).map_err(SearchError::from)?;
-    let memory = memory_of_walk(&module, &walk, Sources::of(&module)).map_err(meshloom::Error::from)?;
+    let memory = memory_of_walk(&module, walk.walk(), Sources::of(&module)).map_err(meshloom::Error::from)?;
     let (peak, temporaries) = upper(&memory, Some(hardware.chip.backend))
         .map_or((memory.peak, memory.temporaries), |upper| (upper.peak, upper.temporaries));
     let fresh = (temporaries + memory.outputs.saturating_sub(memory.aliased)) as f64 * hardware.reached.fresh;

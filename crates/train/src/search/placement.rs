@@ -1,7 +1,7 @@
 //! Where the axes of a plan's mesh lie in the hardware.
 
-use meshloom::hlo::analysis::Hardware;
-use meshloom::hlo::analysis::estimate::{Wire, placement};
+use meshloom::analysis::Hardware;
+use meshloom::analysis::estimate::{Wire, placement};
 use meshloom::sharding::Mesh;
 
 use super::plan::Plan;

@@ -8,9 +8,9 @@ use super::lexer::{Lexer, Span, integer};
 use crate::narrow::to_odd;
 use crate::parse::{Memory, Result, fault};
 use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
+use crate::shape::element_count;
 use crate::small_float::SmallFloat;
 use crate::syntax::elements::set_element_bytes;
-use crate::text::element_count;
 
 /// The value of a constant: its elements as little-endian bytes, row-major; 4-bit integers have a byte each.
 pub(super) struct Elements {

@@ -4,7 +4,7 @@ use super::attributes::{Attributes, brackets, layout, number, quoted};
 use super::error::{Result, malformed, no_form};
 use super::printer::{Leaf, Op, Printer, Scope, Value, shape_of};
 use super::types::{self, Type, is_token, is_tuple};
-use crate::parse::braced_length;
+use crate::braces::braced_length;
 use crate::proto::payload::PayloadSource;
 use crate::proto::{CustomCallApiVersion, HloInstructionProto, OutputOperandAliasing, PaddingType, ShapeProto};
 

@@ -10,8 +10,8 @@ use super::attributes::Decimal;
 use super::error::{Result, malformed, no_form};
 use super::types;
 use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
+use crate::shape::{element_count, element_strides};
 use crate::syntax::elements::element_bytes;
-use crate::text::{element_count, element_strides};
 
 /// More elements are written as bytes: they are long and nobody reads them.
 const LISTED: usize = 100;

@@ -9,9 +9,9 @@ use super::attributes::{Attributes, dictionary, quoted, symbol};
 use super::error::{Fault, Result, WriteError, malformed};
 use super::types::{self, Type};
 use super::{WriteOptions, location};
-use crate::analysis::source::Sources;
 use crate::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, ShapeProto};
 use crate::sort;
+use crate::source::Sources;
 
 /// Regions inside of regions, and function bodies that are written from within. Each level takes some of the stack.
 const MAX_DEPTH: usize = 64;

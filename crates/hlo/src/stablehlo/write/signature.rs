@@ -5,9 +5,9 @@ use super::error::{Result, WriteError};
 use super::location;
 use super::printer::{Leaf, Printer, Value, parameter_shapes, parameters, shape_of};
 use super::types::{self, Type};
-use crate::analysis::source::Sources;
 use crate::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use crate::proto::{HloComputationProto, HloInstructionProto, Kind, OpSharding, ShapeProto};
+use crate::source::Sources;
 use crate::stablehlo::names::HOST_MEMORY;
 
 /// An array of a parameter, by their numbers, and the attribute that gives its buffer away.
