@@ -1,4 +1,6 @@
-//! What can go wrong between us and a plugin, and whose fault it is.
+//! Errors between us and a plugin. Each says whose fault it is.
+
+mod worker;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,10 +9,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::ahead_of_time::WorkerFailure;
 use super::platform::PlatformKind;
 use meshloom_hlo::TensorType;
 use meshloom_hlo::stablehlo::WriteError;
+
+pub use worker::{WorkerFailure, WorkerLog};
 
 /// One place that was searched for a plugin, and why it gave none.
 #[derive(Clone, Debug, PartialEq, Eq)]
