@@ -23,11 +23,13 @@ mod etcd;
 mod launch;
 mod lease;
 mod messages;
+mod options;
 mod server;
 mod store;
 
 pub use error::StoreError;
 pub use etcd::endpoint;
 pub use launch::{Environment, LaunchError, Launched, Launcher, OwnEnvironment};
+pub use options::{StoreOptions, Tls, User, prefix_of};
 pub use server::Server;
-pub use store::{Entry, Store, StoreOptions, Tls, User, prefix_of};
+pub use store::{Entry, Store};
