@@ -19,6 +19,7 @@ mod crossing;
 #[doc(hidden)]
 pub mod internals;
 mod ending;
+mod error;
 mod join;
 mod key_values;
 mod network;
@@ -31,7 +32,8 @@ mod training;
 mod watch;
 
 pub use crossing::{Crossing, GiveUp, Links};
-pub use join::{JoinError, JoinOptions, Member, store_address};
+pub use error::JoinError;
+pub use join::{JoinOptions, Member, store_address};
 pub use key_values::StoreForClients;
 pub use meshloom_store::{Environment, LaunchError, Launched, Launcher, OwnEnvironment, StoreOptions, Tls, User};
 pub use programs::{ProgramError, etcd_program, mpi_library, mpiexec_program};
