@@ -5,7 +5,7 @@ use meshloom_hlo::table::Table;
 use meshloom_hlo::{Amount, Branch};
 use serde::Serialize;
 
-use crate::collectives::Moved;
+use crate::moved::Moved;
 use crate::output::{self, line};
 
 /// A conditional with collectives in its branches.

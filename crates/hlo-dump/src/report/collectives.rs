@@ -7,8 +7,8 @@ use maud::{Markup, html};
 use meshloom_hlo::Amount;
 use meshloom_hlo::analysis::ModuleCollective;
 
-use super::html::{Cell, section, table};
 use super::{Report, axes_text};
+use crate::markup::html::{Cell, section, table};
 use crate::output::{amount, human_bytes, plural, thousands, times};
 
 /// A collective, with what bars and table both need.
