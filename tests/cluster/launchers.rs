@@ -1,7 +1,8 @@
 //! What launchers leave in the environment, as recorded.
 
 use meshloom_cluster::internals::{check_hosts, variables};
-use meshloom_store::{LaunchError, Launched, Launcher, Store, StoreOptions, Tls, User};
+use meshloom_cluster::store::{Store, StoreOptions, Tls, User};
+use meshloom_cluster::{LaunchError, Launched, Launcher};
 
 use super::etcd::shared;
 

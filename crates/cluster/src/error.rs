@@ -1,7 +1,8 @@
 //! The ways in which joining a run can fail.
 
-use meshloom_mpi::MpiError;
-use meshloom_store::{LaunchError, StoreError};
+use crate::launch::LaunchError;
+use crate::mpi::MpiError;
+use crate::store::StoreError;
 
 use crate::programs::ProgramError;
 

@@ -6,15 +6,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use meshloom_mpi::{Incoming, Outgoing, World};
-use meshloom_store::{Launched, Launcher, OwnEnvironment, Server, Store, StoreOptions, Tls, User};
 
 use crate::crossing::Links;
 use crate::ending::Ending;
 use crate::error::JoinError;
+use crate::launch::{Launched, Launcher, OwnEnvironment};
+use crate::mpi::{Incoming, Outgoing, World};
 use crate::network::{bind_listeners, check_hosts, hosts_of_launcher, this_host};
 use crate::pmi::Questions;
 use crate::programs::{etcd_program, mpi_library};
+use crate::store::{Server, Store, StoreOptions, Tls, User};
 use crate::watch::Watch;
 
 /// How processes find each other.

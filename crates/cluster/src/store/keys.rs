@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::error::StoreError;
-use crate::etcd::Etcd;
-use crate::lease::Lease;
-use crate::messages::{
+use super::error::StoreError;
+use super::etcd::Etcd;
+use super::lease::Lease;
+use super::messages::{
     Compare, CompareTarget, DeleteRangeRequest, DeleteRangeResponse, KeyValue, PutRequest, RangeRequest, RangeResponse,
     Request, RequestOp, Response, StatusRequest, StatusResponse, TxnRequest, TxnResponse, WatchCreateRequest,
     WatchRequest, WatchRequestUnion, WatchResponse,
 };
-use crate::options::{StoreOptions, prefix_of};
+use super::options::{StoreOptions, prefix_of};
 
 /// A connection of a process to the store of its run.
 pub struct Store {

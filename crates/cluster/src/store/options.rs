@@ -82,6 +82,6 @@ impl StoreOptions {
 }
 
 /// Returns the text with which all keys of a job begin.
-pub fn prefix_of(job: &str) -> String {
+pub(crate) fn prefix_of(job: &str) -> String {
     format!("meshloom/{job}/")
 }
