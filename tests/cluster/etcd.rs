@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use meshloom_store::{Server, Store, StoreOptions};
+use meshloom_cluster::store::{Server, Store, StoreOptions};
 
 /// The time limit of calls that are not to fail.
 pub const LONG: Duration = Duration::from_secs(20);

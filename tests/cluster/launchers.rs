@@ -1,7 +1,8 @@
 //! Tests with recorded environments of launchers.
 
 use meshloom_cluster::internals::{check_hosts, variables};
-use meshloom_store::{LaunchError, Launched, Launcher, Store, StoreOptions, Tls, User};
+use meshloom_cluster::store::{Store, StoreOptions, Tls, User};
+use meshloom_cluster::{LaunchError, Launched, Launcher};
 
 use super::etcd::shared;
 

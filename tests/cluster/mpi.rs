@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use meshloom_mpi::{Incoming, MpiError, Outgoing, World};
+use meshloom_cluster::mpi::{Incoming, MpiError, Outgoing, World};
 use support::counts::process;
 use support::program::test_alone;
 

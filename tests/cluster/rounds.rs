@@ -1,7 +1,7 @@
 //! Decisions of replicas on a round, made from the entries of the store.
 
 use meshloom_cluster::internals::{Keys, Present, Undecided, held_key, present_key, round_key};
-use meshloom_store::Entry;
+use meshloom_cluster::store::Entry;
 use serde::Serialize;
 
 fn entry(name: &str, value: &impl Serialize, lease: i64) -> Entry {

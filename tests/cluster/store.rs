@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base64::Engine;
-use meshloom_store::{Store, StoreError, StoreOptions, User};
+use meshloom_cluster::store::{Store, StoreError, StoreOptions, User};
 use support::counts::process;
 use support::program::test_alone;
 

@@ -14,6 +14,8 @@ use support::pjrt_modules as modules;
 use support::plugins;
 use support::program::test_alone;
 
+use super::key_values::InMemory;
+
 pub fn plugin() -> Arc<Plugin> {
     Plugin::find("cpu").expect("the CPU plugin is found or fetched")
 }
@@ -533,15 +535,27 @@ fn cpu_plugins_say_that_they_have_no_profiler() {
     }
 }
 
+/// The store of a client is dropped with it, so it shows whether the client is there. Programs that the client keeps do
+/// not keep it.
 #[test]
-fn handles_outlive_what_made_them() {
-    let client = Client::new(&plugin(), &ClientOptions::default()).expect("a client");
-    let executable = client.compile(&modules::add(&[4]), &CompileOptions::default()).expect("compile");
+fn handles_keep_a_client_and_nothing_else_does() {
+    let store = Arc::new(InMemory::default());
+    let process = ProcessPlace { number: 0, count: 1, store: store.clone() };
+    let options = ClientOptions { keeps_programs: true, process: Some(process), ..Default::default() };
+    let client = Client::new(&plugin(), &options).expect("a client");
+    drop(options);
+    let compile = || client.compile(&modules::add(&[4]), &CompileOptions::default()).expect("compile");
+    let executable = compile();
+    // The second is the kept program, which stays when a handle of it goes.
+    drop(compile());
     let argument = Array::put(&client, &f32s(&[4], 1.0), &ShardLayout::replicated(&[4], 1)).expect("put");
     drop(client);
     let outputs = executable.run(&[&argument, &argument], &[argument.spec()]).expect("run");
     drop((executable, argument));
     assert_eq!(outputs[0].get().expect("get").to_vec::<f32>().expect("f32"), [2.0, 4.0, 6.0, 8.0]);
+    assert_eq!(Arc::strong_count(&store), 2);
+    drop(outputs);
+    assert_eq!(Arc::strong_count(&store), 1);
 }
 
 #[test]

@@ -4,11 +4,11 @@
 use std::path::Path;
 use std::time::Instant;
 
+use meshloom_cluster::mpi::World;
 use meshloom_cluster::{Crossing, Links};
 use meshloom_hlo::crossing::{self, Combine, CrossingKind};
 use meshloom_hlo::parse::parse;
 use meshloom_hlo::{DType, Literal, PlatformKind, TensorType};
-use meshloom_mpi::World;
 use meshloom_pjrt::{Buffer, Client, ClientOptions, CompileOptions, ExecuteOptions, Plugin};
 use prost::Message;
 

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use meshloom_hlo::crossing::{self, Combine, CrossingKind};
-use meshloom_mpi::{Incoming, MpiError, Outgoing, World};
 use meshloom_pjrt::{CallFailure, CallOperand, CallResult, ErrorCode, ForeignCall, ForeignFunction};
 
 use crate::combine::of_type;
+use crate::mpi::{Incoming, MpiError, Outgoing, World};
 
 /// What says, of a call that has waited so long, why more of that is in vain; nothing while it is not.
 pub type GiveUp = Box<dyn Fn(Duration) -> Option<String> + Send + Sync>;

@@ -13,7 +13,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use meshloom_store::{Store, StoreError};
+use crate::store::{Store, StoreError};
 
 const ASKED: &str = "ending/asked";
 

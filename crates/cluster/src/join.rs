@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use meshloom_mpi::{Incoming, MpiError, Outgoing, World};
-use meshloom_store::{
-    LaunchError, Launched, Launcher, OwnEnvironment, Server, Store, StoreError, StoreOptions, Tls, User,
-};
 
 use crate::crossing::Links;
 use crate::ending::Ending;
+use crate::error::JoinError;
+use crate::launch::{Launched, Launcher, OwnEnvironment};
+use crate::mpi::{Incoming, Outgoing, World};
 use crate::network::{bind_listeners, check_hosts, hosts_of_launcher, this_host};
 use crate::pmi::Questions;
 use crate::programs::{etcd_program, mpi_library};
+use crate::store::{Server, Store, StoreOptions, Tls, User};
 use crate::watch::Watch;
 
 /// How processes find each other.
@@ -69,88 +69,6 @@ impl Default for JoinOptions {
         }
     }
 }
-
-/// Why a process is no part of a run, or no longer.
-#[derive(thiserror::Error)]
-pub enum JoinError {
-    /// What the launcher has left cannot be used.
-    #[error(transparent)]
-    Launch(#[from] LaunchError),
-    /// The store says so.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// MPI says so.
-    #[error(transparent)]
-    Mpi(#[from] MpiError),
-    /// A program that is needed cannot be had.
-    #[error(transparent)]
-    Program(#[from] crate::programs::ProgramError),
-    /// It is not known where the store is.
-    #[error(
-        "the processes need a store to find each other, and {launcher} does not say where one is; give --store http://HOST:PORT of an etcd, or set MESHLOOM_STORE"
-    )]
-    NoStore {
-        /// Who has started the process.
-        launcher: String,
-    },
-    /// MPI's launcher and the flags differ.
-    #[error("this is process {number} of {count}, but by MPI {rank} of {size}: start the processes as one job")]
-    Ranks {
-        /// Its number.
-        number: usize,
-        /// How many there should be.
-        count: usize,
-        /// Its rank.
-        rank: usize,
-        /// How many MPI has.
-        size: usize,
-    },
-    /// Processes do not have the same.
-    #[error("{what} differs between processes: {first} on process 0, {other} on process {process}; {advice}")]
-    Differs {
-        /// What should be the same.
-        what: String,
-        /// What process 0 has.
-        first: String,
-        /// What another has.
-        other: String,
-        /// That one.
-        process: usize,
-        /// What to do.
-        advice: String,
-    },
-    /// An interface is not there.
-    #[error("--trusted-network {name}: this host has no such network interface; it has {there}")]
-    Interface {
-        /// What was named.
-        name: String,
-        /// Those that are there.
-        there: String,
-    },
-    /// What carries collectives would be open to a network.
-    #[error(
-        "the processes are on {hosts} hosts, and MPI, NCCL and libtpu listen on the network between them without asking \
-         who connects: give --trusted-network INTERFACE, the interface of a network in which everybody is trusted"
-    )]
-    Untrusted {
-        /// How many hosts there are.
-        hosts: usize,
-    },
-    /// The folder of an etcd cannot be made.
-    #[error("no folder for the data of the etcd of this run: {reason}")]
-    Folder {
-        /// What the system says.
-        reason: String,
-    },
-    /// MPI cannot be answered.
-    #[error("no way to tell MPI who is there: {reason}")]
-    Socket {
-        /// What the system says.
-        reason: String,
-    },
-}
-
-meshloom_hlo::debug_is_message!(JoinError);
 
 /// This process as part of a run of several.
 #[derive(Debug)]

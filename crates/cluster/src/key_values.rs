@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use meshloom_pjrt::{ErrorCode, KeyValueFailure, KeyValues};
-use meshloom_store::{Store, StoreError};
+
+use crate::store::{Store, StoreError};
 
 /// A store behind PJRT's callbacks. Its keys lie apart from those of meshloom's own.
 #[derive(Clone, Debug)]

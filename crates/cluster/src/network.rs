@@ -2,13 +2,12 @@
 //!
 //! Neither knows who connects. So they listen on loopback, which serves the processes of one host, unless the user
 //! names an interface in whose network everybody is trusted.
-#![allow(unsafe_code)]
 
 use std::path::Path;
 
-use meshloom_store::Environment;
-
-use crate::JoinError;
+use crate::error::JoinError;
+use crate::launch::{Environment, OwnEnvironment};
+use crate::mpi::set_variables;
 
 /// The interface of loopback, as Linux calls it.
 const LOOPBACK: &str = "lo";
@@ -43,12 +42,11 @@ pub fn variables(
     Ok(absent.map(|(variable, before)| (variable, format!("{before}{name}"))).collect())
 }
 
-/// Sets them in this process. Before any other thread of it runs.
+/// Has MPI and NCCL listen to the interface that is trusted, or to loopback. Before any other thread of this process
+/// runs.
 pub(crate) fn bind_listeners(trusted: Option<&str>) -> Result<(), JoinError> {
-    for (variable, value) in variables(trusted, &meshloom_store::OwnEnvironment)? {
-        // SAFETY: no other thread reads the environment yet.
-        unsafe { std::env::set_var(variable, value) };
-    }
+    let variables = variables(trusted, &OwnEnvironment)?;
+    set_variables(variables.into_iter().map(|(variable, value)| (variable, Some(value))));
     Ok(())
 }
 

@@ -4,7 +4,6 @@
 //! The questions are those of PMI 1, a line each, over a socket whose number stands in the environment (MPICH,
 //! `src/pmi/src/pmi_v1.c`): who this process is, which processes share a host, and a table in which each process puts
 //! where it can be reached.
-#![allow(unsafe_code)]
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::IntoRawFd;
@@ -12,10 +11,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use meshloom_store::{Store, StoreError};
-
-use crate::JoinError;
+use crate::error::JoinError;
+use crate::mpi::set_variables;
 use crate::network::this_host;
+use crate::store::{Store, StoreError};
 
 /// The end of a socket at which MPI's questions arrive.
 pub(crate) struct Questions(UnixStream);
@@ -28,16 +27,10 @@ impl Questions {
         let (own, theirs) = pair?;
         // MPI has it until the process ends.
         let socket = theirs.into_raw_fd();
-        let variables =
+        let own_place =
             [("PMI_FD", socket.to_string()), ("PMI_RANK", number.to_string()), ("PMI_SIZE", count.to_string())];
-        for (name, value) in variables {
-            // SAFETY: no other thread reads the environment yet.
-            unsafe { std::env::set_var(name, value) };
-        }
-        for name in ["PMI_PORT", "PMI_ID"] {
-            // SAFETY: as above.
-            unsafe { std::env::remove_var(name) };
-        }
+        let own_place = own_place.map(|(name, value)| (name, Some(value)));
+        set_variables(own_place.into_iter().chain([("PMI_PORT", None), ("PMI_ID", None)]));
         Ok(Questions(own))
     }
 

@@ -13,12 +13,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use meshloom_hlo::PlatformKind;
 use meshloom_pjrt::{Client, ProcessPlace};
-use meshloom_store::{Launched, OwnEnvironment, StoreOptions, Tls, User};
 use meshloom_train::config::RunConfig;
 use meshloom_train::exchange::Exchange;
 use meshloom_train::peers::Peers;
 use meshloom_train::program::{Ended, Part, ProcessFlags, Several, Start};
 
+use crate::launch::{Launched, OwnEnvironment};
+use crate::store::{StoreOptions, Tls, User};
 use crate::{Crossing, JoinOptions, Member, ReplicaOptions, Replicas, StoreForClients, certificates, store_address};
 
 /// Makes this process one of several, and certificates in this process.

@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use meshloom_mpi::MpiError;
 use meshloom_pjrt::packages::{self, Package};
 use meshloom_pjrt::{Attempt, PjrtError};
+
+use crate::mpi::MpiError;
 
 /// Why a program or a library that a run needs cannot be had.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -192,7 +193,7 @@ impl Search {
 
     /// The first library with the standard ABI.
     fn first_usable(&mut self, place: &str, libraries: impl IntoIterator<Item = PathBuf>) -> Option<PathBuf> {
-        libraries.into_iter().find(|library| match meshloom_mpi::check(library) {
+        libraries.into_iter().find(|library| match crate::mpi::check(library) {
             Ok(()) => true,
             Err(error) => {
                 let reason = if let MpiError::Library { reason, .. } = error { reason } else { error.to_string() };

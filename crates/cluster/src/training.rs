@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use meshloom_train::exchange::{self, Exchange, ExchangeError, Judge};
+use meshloom_train::exchange::{Beginning, Exchange, ExchangeError, Judge, Round};
 use meshloom_train::peers::{Peers, PeersError};
 
 use crate::{JoinError, Member, ReplicaError, Replicas};
@@ -43,18 +43,16 @@ impl Exchange for Replicas {
         self.number()
     }
 
-    fn begin(&self, form: &str, step: u64) -> Result<exchange::Beginning, ExchangeError> {
-        let crate::Beginning { step, gives, taken } = self.begin(form, step).map_err(failed)?;
-        Ok(exchange::Beginning { step, gives, taken })
+    fn begin(&self, form: &str, step: u64) -> Result<Beginning, ExchangeError> {
+        self.begin(form, step).map_err(failed)
     }
 
     fn send(&self, round: u64, use_at: u64, message: Vec<u8>, judge: Judge) -> Result<(), ExchangeError> {
         self.send(round, use_at, message, judge).map_err(failed)
     }
 
-    fn receive(&self, round: u64) -> Result<exchange::Round, ExchangeError> {
-        let crate::Round { messages, gives } = self.receive(round).map_err(failed)?;
-        Ok(exchange::Round { messages: messages.iter().map(|message| message.to_vec()).collect(), gives })
+    fn receive(&self, round: u64) -> Result<Round, ExchangeError> {
+        self.receive(round).map_err(failed)
     }
 
     fn give(&self, step: u64, folder: &Path) -> Result<(), ExchangeError> {

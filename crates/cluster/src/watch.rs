@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use meshloom_pjrt::end_process;
-use meshloom_store::Store;
 
 use crate::crossing::GiveUp;
+use crate::store::Store;
 
 /// How long the store may tell nothing until it is asked again.
 const AT_MOST: Duration = Duration::from_secs(10);

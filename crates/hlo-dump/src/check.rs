@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::Outcome;
 use crate::arguments::Check;
 use crate::collectives::{self, axes_text, keep_over, where_from};
-use crate::configs;
+use crate::config_commands;
 use crate::emitted::{Emitted, Sums};
 use crate::input::{Loaded, load};
 use crate::output::{self, BAD, GOOD, line, paint};
@@ -119,7 +119,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
         }
         checks.push(verdict);
     }
-    let ahead = || configs::compile::ahead(&arguments.input, arguments.target.as_deref(), needs_rates);
+    let ahead = || config_commands::compile::ahead(&arguments.input, arguments.target.as_deref(), needs_rates);
     let ahead = compiles.then(ahead).transpose()?;
     if !arguments.min_overlap.is_empty() {
         let line = match (chip, &ahead) {

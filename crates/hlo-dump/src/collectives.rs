@@ -16,6 +16,7 @@ use serde::Serialize;
 use crate::arguments::{CollectiveColumn, CollectiveGroup, Collectives, Select};
 use crate::conditionals::{self, ConditionalSum};
 use crate::input::{Loaded, load};
+use crate::moved::Moved;
 use crate::output::{self, DIM, amount, amount_of_bytes, line, paint};
 use crate::selection::{check_scope, given, note_if_empty};
 
@@ -25,34 +26,6 @@ struct Answer<'a> {
     #[serde(flatten)]
     totals: Totals,
     conditionals: Vec<ConditionalSum<'a>>,
-}
-
-/// What collectives come to. Where branches differ, the most; and the least.
-#[derive(Serialize)]
-pub struct Moved {
-    executions: Option<u64>,
-    moved_bytes: Option<u64>,
-    executions_least: u64,
-    moved_bytes_least: u64,
-}
-
-impl Moved {
-    pub fn of(executions: Bounds, moved: Bounds) -> Moved {
-        Moved {
-            executions: executions.most,
-            moved_bytes: moved.most,
-            executions_least: executions.least,
-            moved_bytes_least: moved.least,
-        }
-    }
-
-    pub fn executions(&self) -> Bounds {
-        Bounds { least: self.executions_least, most: self.executions }
-    }
-
-    pub fn moved_bytes(&self) -> Bounds {
-        Bounds { least: self.moved_bytes_least, most: self.moved_bytes }
-    }
 }
 
 /// The sums of a selection.
@@ -362,7 +335,7 @@ fn sums(found: &ModuleCollectives, by: CollectiveGroup) -> Vec<Sum> {
         Sum { name, collectives: group.entries.len(), all }
     };
     let mut groups: Vec<Sum> = groups.into_iter().map(sum).collect();
-    groups.sort_by_key(|sum| Reverse(sum.all.moved_bytes.unwrap_or(u64::MAX)));
+    groups.sort_by_key(|sum| Reverse(sum.all.moved_bytes().most.unwrap_or(u64::MAX)));
     groups
 }
 

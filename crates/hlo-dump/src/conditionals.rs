@@ -5,7 +5,7 @@ use meshloom_analysis::{Conditional, ModuleCollective, ModuleCollectives};
 use meshloom_hlo::table::Table;
 use serde::Serialize;
 
-use crate::collectives::Moved;
+use crate::moved::Moved;
 use crate::output::{self, line};
 
 /// A conditional with collectives in its branches.

@@ -5,8 +5,9 @@ use indexmap::IndexMap;
 use meshloom_analysis::{Chip, ModuleCollective, ModuleCollectives};
 use serde::Serialize;
 
-use crate::collectives::{self, Moved, axes_of};
+use crate::collectives::{self, axes_of};
 use crate::input::Loaded;
+use crate::moved::Moved;
 
 /// The collectives of a kind over some axes.
 #[derive(Serialize)]

@@ -6,9 +6,9 @@ use meshloom_hlo::Stage;
 use serde::Serialize;
 
 use crate::arguments::{Explain, Input};
-use crate::configs::run::Explanation;
-use crate::input::{Loaded, Run, load};
+use crate::input::{Loaded, load};
 use crate::output::{self, BOLD, DIM, line, paint};
+use crate::run::{Explanation, Run};
 
 /// More tensors than this share a name only where the name says nothing.
 const MOST: usize = 8;
@@ -46,7 +46,7 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
     line(&paint(BOLD, &loaded.title()));
     for explanation in explanations.iter().flatten() {
         line("");
-        explanation.print();
+        print_explanation(explanation);
     }
     for stated in stated.iter().flatten() {
         line("");
@@ -84,6 +84,22 @@ fn traced(loaded: &Loaded, tensor: &str) -> Result<Vec<StatedFrom>> {
         found.truncate(MOST);
     }
     Ok(found)
+}
+
+#[cfg(feature = "configs")]
+fn print_explanation(explanation: &Explanation) {
+    for (depth, step) in explanation.steps.iter().enumerate() {
+        let meshloom::sharding::ExplainedStep { name, ty, spec, because, source } = step;
+        let indent = "  ".repeat(depth);
+        let source = source.as_ref().map(|source| paint(DIM, &format!("  {source}"))).unwrap_or_default();
+        line(&format!("{indent}{}  {ty}  {spec}{source}", paint(BOLD, name)));
+        line(&format!("{indent}  {because}"));
+    }
+}
+
+#[cfg(not(feature = "configs"))]
+fn print_explanation(explanation: &Explanation) {
+    match *explanation {}
 }
 
 fn print_stated(stated: &StatedFrom) {

@@ -1,28 +1,23 @@
 //! From an argument to a module.
 
-use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use maud::Markup;
 use meshloom_analysis::{Devices, Partitioning, device_count, longest_program, mesh_of};
-use meshloom_hlo::PlatformKind;
 use meshloom_hlo::mesh::{Mesh, MeshError};
 use meshloom_hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
 use meshloom_hlo::read::{self, ReadError};
 use meshloom_hlo::xplane::{ProfiledProgram, XSpace};
-use meshloom_hlo::{Stage, files};
+use meshloom_hlo::{PlatformKind, Stage};
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
-use crate::configs::run::{self, Explanation};
+use crate::configs;
 use crate::folder;
 use crate::output::{BOLD, Busy, WARN, line, paint, plural};
-use crate::report::shardings::ShardingRow;
+use crate::run::Run;
+use crate::source::{self, STANDARD_INPUT, read_all};
 use crate::streams;
-use crate::traffic::Diloco;
-
-const STANDARD_INPUT: &str = "standard input";
 
 /// A module, with all that is known of it.
 pub struct Loaded {
@@ -48,54 +43,6 @@ pub struct Profile {
     pub space: XSpace,
     /// The profile's number for the program; none if it has no program.
     pub program: Option<i64>,
-}
-
-/// What a run config knows of its program.
-pub trait Run {
-    #[cfg(feature = "configs")]
-    fn config(&self) -> &meshloom_train::config::RunConfig;
-
-    /// The compiler that the config's program is for, if it says so.
-    fn backend(&self) -> Option<PlatformKind>;
-
-    /// The mesh of the program: of one replica, if the program is. Before sharding, the mesh that it is to be spread
-    /// over.
-    fn mesh(&self) -> Option<&Mesh>;
-
-    /// Train steps in one execution of the program.
-    fn steps_per_call(&self) -> u64;
-
-    /// When replicas sync, if the config has them do it now and then.
-    fn diloco(&self) -> Result<Option<Diloco>>;
-
-    /// Why the tensors of a name are sharded so.
-    fn explain(&self, tensor: &str) -> Result<Vec<Explanation>>;
-
-    /// meshloom's own graph, as text.
-    fn graph_text(&self) -> String;
-
-    /// What computes the ops that have several implementations.
-    fn kernels(&self) -> Vec<KernelRow>;
-
-    /// Values that our partitioner had to gather for an op, each as a sentence.
-    fn gathered_for_ops(&self) -> Vec<String>;
-
-    /// How values are sharded by the rules; none if XLA is to decide, or there is one device.
-    fn shardings(&self) -> Option<Vec<ShardingRow>>;
-
-    /// The schedule of the config's pipeline, as a section of the report's page.
-    fn pipeline_section(&self) -> Result<Option<Markup>>;
-}
-
-/// What computes an op, with its operands on one device.
-#[derive(Serialize)]
-pub struct KernelRow {
-    pub op: String,
-    pub operands: String,
-    pub implementation: String,
-    pub how: String,
-    /// How often it stands in the program.
-    pub count: usize,
 }
 
 /// JSON of an input: what it is, and what a command found.
@@ -199,17 +146,12 @@ impl Loaded {
     }
 }
 
-/// What messages call a path.
-pub fn name(path: &Path) -> String {
-    if path == Path::new("-") { STANDARD_INPUT.to_owned() } else { path.display().to_string() }
-}
-
 pub fn load(input: &Input) -> Result<Loaded> {
     load_path(&input.path, &input.reading)
 }
 
 pub fn load_path(path: &Path, reading: &Reading) -> Result<Loaded> {
-    let name = name(path);
+    let name = source::name(path);
     load_named(path, &name, reading).with_context(|| name)
 }
 
@@ -291,19 +233,6 @@ fn busy(name: &str, bytes: usize) -> Option<Busy> {
     (bytes >= LARGE).then(|| Busy::new(&format!("reading {name} ({} MB)", bytes / 1_000_000)))
 }
 
-/// The bytes of a file, or those of the standard input; one more than the limit where there are more.
-pub fn read_all(path: &Path) -> Result<Vec<u8>> {
-    let limit = streams::limits().input_bytes;
-    if path == Path::new("-") {
-        return streams::read(limit.saturating_add(1)).context("cannot read it");
-    }
-    let file = files::open(path).context("cannot open it")?;
-    let length = file.metadata().map_or(0, |metadata| metadata.len());
-    let mut bytes = Vec::with_capacity(length.min(limit) as usize);
-    file.take(limit.saturating_add(1)).read_to_end(&mut bytes).context("cannot read it")?;
-    Ok(bytes)
-}
-
 /// Returns the text of a run config, if the user has named the file as one. A config tells compilers what to do and
 /// where files go, so the content of a file does not make it one.
 fn not_hlo(path: &Path, bytes: &[u8], error: ReadError) -> Result<String> {
@@ -311,7 +240,7 @@ fn not_hlo(path: &Path, bytes: &[u8], error: ReadError) -> Result<String> {
     let is_named = path.extension().is_some_and(|extension| extension == "toml");
     match text.filter(|_| is_named) {
         Some(text) => Ok(text.to_owned()),
-        None if text.is_some_and(run::is_config) && matches!(error, ReadError::OtherText { .. }) => Err(anyhow!(
+        None if text.is_some_and(configs::is_config) && matches!(error, ReadError::OtherText { .. }) => Err(anyhow!(
             "this is TOML, as run configs are, and a run config tells compilers what to do: if it is one and you trust \
              it, give --run-config, or name the file .toml"
         )),
@@ -421,7 +350,7 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
         bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
     }
     let stage = reading.stage.unwrap_or(Stage::Partitioned);
-    let (run, program) = run::read(text, name, stage, &[&reading.set[..], &reading.config_set].concat())?;
+    let (run, program) = configs::read(text, name, stage, &[&reading.set[..], &reading.config_set].concat())?;
     let mesh = run.mesh().cloned();
     let devices = Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count));
     let module = program.hlo_module.ok_or_else(|| anyhow!("the plugin gave no module"))?;

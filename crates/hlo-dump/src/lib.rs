@@ -10,6 +10,8 @@ mod arguments;
 mod check;
 mod collectives;
 mod conditionals;
+#[cfg_attr(not(feature = "configs"), path = "config_commands/absent.rs")]
+mod config_commands;
 #[cfg_attr(not(feature = "configs"), path = "configs/absent.rs")]
 mod configs;
 mod cost;
@@ -20,13 +22,17 @@ mod folder;
 mod input;
 #[doc(hidden)]
 pub mod internals;
+mod markup;
 mod memory;
+mod moved;
 mod output;
 mod overlap;
 mod replication;
 mod report;
+mod run;
 mod selection;
 mod show;
+mod source;
 mod streams;
 mod traffic;
 
@@ -97,7 +103,7 @@ enum Command {
     /// Hold a program to limits, for CI
     Check(Check),
     #[command(flatten)]
-    Configs(configs::commands::Command),
+    Configs(config_commands::Command),
     /// Print shell completions
     Completions {
         /// The shell

@@ -21,8 +21,9 @@ use prost::Message;
 use serde::Serialize;
 
 use crate::arguments::{Emit, Show};
-use crate::input::{KernelRow, Loaded, load};
+use crate::input::{Loaded, load};
 use crate::output;
+use crate::run::KernelRow;
 use crate::streams::{self, Stream};
 
 pub fn run(arguments: &Show, json: bool) -> Result<()> {

@@ -9,11 +9,10 @@ use super::api::{Api, Arguments, Owned, slice, string};
 use super::compiled::{Compiled, unimplemented};
 use super::device::{DeviceDescription, DeviceMemory};
 use super::error::PjrtError;
-use super::hardware;
 use super::kept::KeptPrograms;
 use super::key_values::{Callbacks, KeyValues};
 use super::platform::Platform;
-use super::plugin::{Plugin, THREADS, end_on_lost_collectives, keep_nccl_on_this_host, threads_for, with_threads};
+use super::plugin::{Plugin, THREADS, threads_for, with_threads};
 use super::sys::*;
 use super::value::NamedValue;
 use meshloom_analysis::collectives_at_once;
@@ -51,8 +50,7 @@ pub struct ClientOptions {
     /// Which process this is, where the client is one of several that have their devices together.
     pub process: Option<ProcessPlace>,
     /// Whether the client keeps every program that it compiles, and returns it again for the same module and options.
-    /// The programs hold the client, so both then live as long as the process. Tests set this, as they compile one step
-    /// many times.
+    /// The programs go with the client. Tests set this, as they compile one step many times.
     pub keeps_programs: bool,
 }
 
@@ -210,6 +208,9 @@ unsafe impl Sync for RawDevice {}
 pub struct Client(Arc<Inner>);
 
 struct Inner {
+    /// The programs by module and options, if the client keeps them. They go before the client itself: fields are
+    /// dropped in order of declaration.
+    programs: Option<KeptPrograms>,
     /// Buffers and executables hold the client, so they are gone before it.
     raw: Owned<PJRT_Client>,
     /// What the client calls, for as long as it is there.
@@ -222,8 +223,6 @@ struct Inner {
     process: Option<ProcessPlace>,
     /// The threads that XLA's CPU client has for its devices, if programs are to be checked for more.
     threads: Option<usize>,
-    /// The programs by module and options, if the client keeps them.
-    programs: Option<KeptPrograms>,
 }
 
 impl Client {
@@ -268,6 +267,7 @@ impl Client {
             let devices = slice(devices.devices, devices.num_devices).iter();
             let devices = devices.map(|&device| Device::read(api, device)).collect::<Result<Vec<_>, _>>()?;
             Ok(Client(Arc::new(Inner {
+                programs: options.keeps_programs.then(KeptPrograms::default),
                 raw,
                 _callbacks: callbacks,
                 plugin: plugin.clone(),
@@ -277,33 +277,8 @@ impl Client {
                 devices,
                 process: options.process.clone(),
                 threads,
-                programs: options.keeps_programs.then(KeptPrograms::default),
             })))
         }
-    }
-
-    /// A client of the plugin that [`Plugin::find`] finds for the options' platform. What the plugin needs besides is
-    /// made ready: for CUDA, NVIDIA's libraries are found and loaded, or fetched as pinned wheels. One of several
-    /// processes of CUDA has `--xla_gpu_nccl_terminate_on_error=true` added to `XLA_FLAGS`, unless these say otherwise;
-    /// that of a process by itself has `NCCL_SOCKET_IFNAME` set to loopback, unless it is set.
-    ///
-    /// # Errors
-    /// [`PjrtError::NoDevices`] where the machine has no such hardware, before anything is looked for or downloaded;
-    /// unless the user names the plugin's file, whose devices these then are. [`PjrtError::MissingLibraries`] if the
-    /// plugin makes no client, and is without some of the libraries.
-    pub fn open(options: &ClientOptions) -> Result<Client, PjrtError> {
-        options.check()?;
-        match (options.platform, &options.process) {
-            (PlatformKind::Cuda, Some(_)) => end_on_lost_collectives(),
-            (PlatformKind::Cuda, None) => keep_nccl_on_this_host(),
-            _ => {}
-        }
-        hardware::open(options)
-    }
-
-    /// [`Client::open`] for the CPU, with this many virtual devices.
-    pub fn cpu(device_count: usize) -> Result<Client, PjrtError> {
-        Client::open(&ClientOptions { device_count: Some(device_count), ..ClientOptions::default() })
     }
 
     /// The plugin behind it.

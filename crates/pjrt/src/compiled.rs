@@ -9,7 +9,7 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 
 use super::api::{Arguments, Owned, sized, slice, string};
-use super::buffer::dtype_from_raw;
+use super::element_type::dtype_from_raw;
 use super::error::{ErrorCode, PjrtError};
 use super::plugin::Plugin;
 use super::sys::*;

@@ -7,19 +7,9 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 
 use super::error::PjrtError;
-use super::platform::Platform;
-use super::program::ProgramInfo;
-use meshloom_hlo::PlatformKind;
 use meshloom_hlo::mesh::{DevicePlace, Mesh, MeshError, device_order};
 use meshloom_hlo::message::counted;
 use meshloom_hlo::proto;
-
-/// The API version of the oldest CPU plugin seen to fold constants right. That of API 0.81 reads the elements of a
-/// transposed constant in the wrong order when it folds a dot of it into a reshape.
-const FOLDS_RIGHT: (i32, i32) = (0, 106);
-
-/// The API version of the oldest plugin seen to read named shardings without being told to.
-const NAMED_BY_DEFAULT: (i32, i32) = (0, 115);
 
 /// The value of an XLA debug option.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -153,25 +143,6 @@ impl CompileOptions {
         self.num_replicas.saturating_mul(self.num_partitions)
     }
 
-    /// These options with what the platform needs to follow HLO's semantics. The caller's settings stay.
-    pub(super) fn for_platform(&self, platform: &Platform, program: &ProgramInfo) -> CompileOptions {
-        let mut options = self.clone();
-        let mut set = |name: &str, value| {
-            options.debug_options.entry(name.into()).or_insert(value);
-        };
-        if program.named_shardings && platform.is_before(NAMED_BY_DEFAULT) {
-            set("xla_enable_hlo_sharding_v3", DebugValue::Bool(true));
-        }
-        if platform.kind() == PlatformKind::Cpu {
-            // Some builds of the CPU compiler drop the NaN of one operand of a maximum unless told not to.
-            set("xla_cpu_enable_fast_min_max", DebugValue::Bool(false));
-            if platform.is_before(FOLDS_RIGHT) {
-                set("xla_disable_hlo_passes", DebugValue::Text("constant_folding".into()));
-            }
-        }
-        options
-    }
-
     /// Checks what can be checked without devices and program.
     pub(super) fn check(&self) -> Result<(), PjrtError> {
         for (option, value) in [("num_replicas", self.num_replicas), ("num_partitions", self.num_partitions)] {
@@ -191,20 +162,6 @@ impl CompileOptions {
                 && !number.is_finite()
             {
                 return invalid(name, number, "a finite number".into());
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks the lists that have an element for each parameter or output. XLA ends the process over another length.
-    pub(super) fn check_propagation(&self, program: &ProgramInfo) -> Result<(), PjrtError> {
-        let lists = [
-            ("allow_propagation_to_parameters", &self.allow_propagation_to_parameters, program.parameters.len()),
-            ("allow_propagation_to_outputs", &self.allow_propagation_to_outputs, program.output_count),
-        ];
-        for (option, list, count) in lists {
-            if list.len() > 1 && list.len() != count {
-                return invalid(option, list, format!("no value, one for all, or one for each of {count}"));
             }
         }
         Ok(())

@@ -13,7 +13,7 @@ use meshloom_hlo::files;
 
 use super::api::{Api, Arguments, slice};
 use super::error::PjrtError;
-use super::hardware;
+use super::pci::has_tpu;
 use super::search::{FindOptions, search};
 use super::sys::*;
 use super::value::NamedValue;
@@ -156,7 +156,7 @@ fn prepare_environment() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let mut variables = vec![("TF_CPP_MIN_LOG_LEVEL", "2".to_owned())];
-        if !hardware::has_tpu() {
+        if !has_tpu() {
             variables.push(("TPU_SKIP_MDS_QUERY", "1".to_owned()));
             variables.push(("ALLOW_MULTIPLE_LIBTPU_LOAD", "1".to_owned()));
         }

@@ -1,4 +1,5 @@
-//! What we must know of a module to check a call of it: its parameters, and which of them it takes over.
+//! A module before it is compiled: its parameters and which of them it takes over, and the options and the language in
+//! which a plugin gets it.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -6,9 +7,10 @@ use std::collections::HashSet;
 use prost::Message;
 
 use super::error::PjrtError;
-use super::options::{CompileOptions, ProgramFormat};
+use super::options::{CompileOptions, DebugValue, ProgramFormat};
 use super::platform::Platform;
 use super::plugin::Plugin;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::message::counted;
 use meshloom_hlo::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use meshloom_hlo::proto::named_sharding_proto::DimensionSharding;
@@ -49,13 +51,20 @@ pub(super) struct ProgramInfo {
     pub(super) parameters: Vec<Parameter>,
     pub(super) output_count: usize,
     /// Whether values are sharded by `OpSharding.named_sharding` (V3).
-    pub(super) named_shardings: bool,
+    named_shardings: bool,
     /// A form in which collectives name their devices: the compact one, if any has one.
     groups: GroupFormat,
 }
 
 /// The API version of the oldest plugin seen to read named shardings. That of 0.81 skips them as an unknown field.
 const READS_NAMED_SHARDINGS: (i32, i32) = (0, 106);
+
+/// The API version of the oldest CPU plugin seen to fold constants right. That of API 0.81 reads the elements of a
+/// transposed constant in the wrong order when it folds a dot of it into a reshape.
+const FOLDS_RIGHT: (i32, i32) = (0, 106);
+
+/// The API version of the oldest plugin seen to read named shardings without being told to.
+const NAMED_BY_DEFAULT: (i32, i32) = (0, 115);
 
 impl ProgramInfo {
     /// Decodes a module and checks what XLA would otherwise meet half-way.
@@ -82,6 +91,42 @@ impl ProgramInfo {
         if !self.groups.is_read_by((major, minor)) {
             let field = self.groups.field();
             return Err(PjrtError::DeviceGroups { path: plugin.path().into(), major, minor, field });
+        }
+        Ok(())
+    }
+}
+
+impl CompileOptions {
+    /// Returns these options with those that the platform needs to follow HLO's semantics. The caller's settings stay.
+    pub(super) fn for_platform(&self, platform: &Platform, program: &ProgramInfo) -> CompileOptions {
+        let mut options = self.clone();
+        let mut set = |name: &str, value| {
+            options.debug_options.entry(name.into()).or_insert(value);
+        };
+        if program.named_shardings && platform.is_before(NAMED_BY_DEFAULT) {
+            set("xla_enable_hlo_sharding_v3", DebugValue::Bool(true));
+        }
+        if platform.kind() == PlatformKind::Cpu {
+            // Some builds of the CPU compiler drop the NaN of one operand of a maximum unless told not to.
+            set("xla_cpu_enable_fast_min_max", DebugValue::Bool(false));
+            if platform.is_before(FOLDS_RIGHT) {
+                set("xla_disable_hlo_passes", DebugValue::Text("constant_folding".into()));
+            }
+        }
+        options
+    }
+
+    /// Checks the lists that have an element for each parameter or output. XLA ends the process over another length.
+    pub(super) fn check_propagation(&self, program: &ProgramInfo) -> Result<(), PjrtError> {
+        let lists = [
+            ("allow_propagation_to_parameters", &self.allow_propagation_to_parameters, program.parameters.len()),
+            ("allow_propagation_to_outputs", &self.allow_propagation_to_outputs, program.output_count),
+        ];
+        for (option, list, count) in lists {
+            if list.len() > 1 && list.len() != count {
+                let expected = format!("no value, one for all, or one for each of {count}");
+                return Err(PjrtError::option(option, format!("{list:?}"), expected));
+            }
         }
         Ok(())
     }

@@ -4,6 +4,8 @@ use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// This replica among those of a run, and what travels between them. All processes of a replica call the same methods
 /// in the same order.
 pub trait Exchange: Debug + Send + Sync {
@@ -49,18 +51,18 @@ pub trait Exchange: Debug + Send + Sync {
 /// Says of a message why it is not taken, if it is not.
 pub type Judge = Arc<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
 
-/// How a replica begins.
-#[derive(Clone, Debug)]
+/// The way in which a replica begins.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Beginning {
-    /// After so many steps.
+    /// The number of steps after which it begins.
     pub step: u64,
-    /// Whether it is to give its outer state to others.
+    /// Whether it is to give its outer state to others, by [`Exchange::give`].
     pub gives: bool,
-    /// The folder with the outer state that it takes; none: its own.
+    /// The folder with the outer state that it takes; `None` for its own.
     pub taken: Option<PathBuf>,
 }
 
-/// What came of a round.
+/// The outcome of a round.
 #[derive(Clone, Debug)]
 pub struct Round {
     /// The messages that count, in the order of their replicas.

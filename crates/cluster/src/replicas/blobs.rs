@@ -19,7 +19,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::uri::PathAndQuery;
-use meshloom_store::{Tls, endpoint};
 use prost::Message;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -34,6 +33,7 @@ use tower_service::Service;
 
 use super::port::{Connection, Door, Limits, Say, accept};
 use super::{ReplicaError, lock};
+use crate::store::{Tls, endpoint};
 
 /// The only method. It is not in a `.proto`: both ends are this file.
 const METHOD: &str = "/meshloom.Replicas/Read";

@@ -8,7 +8,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use meshloom_store::{Store, StoreError, StoreOptions};
 use meshloom_train::exchange::Judge;
 use tokio::runtime::{Handle, Runtime};
 
@@ -16,6 +15,7 @@ use super::blobs::{Blob, Blobs, PeerTls, Reader, RunName, Unread};
 use super::port::{Limits, Say};
 use super::rounds::{BEGINNING, Decision, Keys, Present, Seat, Undecided, held_key, present_key, round_key, taken_key};
 use super::{ReplicaError, ReplicaOptions, json, lock, message_name, system};
+use crate::store::{Store, StoreError, StoreOptions};
 
 #[derive(Debug)]
 pub(super) struct First {

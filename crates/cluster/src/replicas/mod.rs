@@ -32,12 +32,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use meshloom_store::{StoreError, StoreOptions, Tls};
-use meshloom_train::exchange::Judge;
-use serde::{Deserialize, Serialize};
+use meshloom_train::exchange::{Beginning, Judge, Round};
+use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::Member;
+use crate::store::{StoreError, StoreOptions, Tls};
 use blobs::{PeerTls, Reader, RunName, Unread};
 use first::First;
 use port::Say;
@@ -183,26 +183,6 @@ pub enum ReplicaError {
 }
 
 meshloom_hlo::debug_is_message!(ReplicaError);
-
-/// How a replica begins.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Beginning {
-    /// After so many steps.
-    pub step: u64,
-    /// Whether it is to give its outer state to others, by [`Replicas::give`].
-    pub gives: bool,
-    /// The folder with the outer state that it takes; none: its own.
-    pub taken: Option<PathBuf>,
-}
-
-/// What came of a round.
-#[derive(Clone, Debug)]
-pub struct Round {
-    /// The messages that count, in the order of their replicas.
-    pub messages: Vec<Bytes>,
-    /// Whether this replica is to give its outer state to others.
-    pub gives: bool,
-}
 
 /// This replica among those of its run.
 #[derive(Debug)]
@@ -363,7 +343,8 @@ impl Replicas {
                 let number = self.number;
                 let message = |replica: &usize| {
                     let reason = format!("it does not hold the message of replica {replica}");
-                    held.get(replica).cloned().ok_or(ReplicaError::LeftBehind { number, round, reason })
+                    let message = held.get(replica).map(|message| message.to_vec());
+                    message.ok_or(ReplicaError::LeftBehind { number, round, reason })
                 };
                 let messages = decision.messages.iter().map(message).collect::<Result<_, _>>()?;
                 Ok(Round { messages, gives: decision.is_given_by(number) })
@@ -372,7 +353,8 @@ impl Replicas {
                 let bytes = self.read_from_first(&decision_name, LARGEST_LIST)?;
                 let decision: Decision = serde_json::from_slice(&bytes).map_err(|error| unreadable(&error))?;
                 let most = self.message_bytes.load(Ordering::Relaxed);
-                let read = |&replica: &usize| self.read_from_first(&message_name(round, replica), most);
+                let read =
+                    |&replica: &usize| self.read_from_first(&message_name(round, replica), most).map(Vec::<u8>::from);
                 let messages = decision.messages.iter().map(read).collect::<Result<_, _>>()?;
                 Ok(Round { messages, gives: decision.is_given_by(self.number) })
             }

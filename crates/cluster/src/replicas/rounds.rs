@@ -11,8 +11,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use meshloom_store::Entry;
 use serde::{Deserialize, Serialize};
+
+use crate::store::Entry;
 
 /// A replica that is there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

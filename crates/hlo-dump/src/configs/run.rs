@@ -1,4 +1,4 @@
-//! A run config and its program: what commands ask of it.
+//! Run configs and their programs, as the commands ask for them.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use maud::Markup;
 use meshloom::compile::Lowered;
 use meshloom::ir::GraphTextOptions;
 use meshloom::kernels::KernelUse;
-use meshloom::sharding::{self, ExplainedStep};
+use meshloom::sharding;
 use meshloom::transform::diloco::Fragment;
 use meshloom::transform::pipeline::Timeline;
 use meshloom_hlo::PlatformKind;
@@ -15,13 +15,11 @@ use meshloom_hlo::Stage;
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::HloModuleProtoWithConfig;
 use meshloom_train::config::RunConfig;
-use serde::Serialize;
 
 use super::{ahead, timeline};
-use crate::input::{self, KernelRow, Run};
-use crate::output::{BOLD, DIM, WARN, error_line, line, paint};
-use crate::report::shardings::ShardingRow;
-use crate::traffic::Diloco;
+use crate::output::{WARN, error_line, paint};
+use crate::run::{Diloco, Explanation, KernelRow, Run, ShardingRow};
+use crate::source;
 
 /// A run config, and its program.
 struct Lowering {
@@ -38,8 +36,8 @@ pub fn is_config(text: &str) -> bool {
 
 /// The text of a config file, or of the standard input, and what messages call it.
 pub fn text(path: &Path) -> Result<(String, String)> {
-    let name = input::name(path);
-    let bytes = input::read_all(path).with_context(|| format!("cannot read the config {name}"))?;
+    let name = source::name(path);
+    let bytes = source::read_all(path).with_context(|| format!("cannot read the config {name}"))?;
     let text =
         String::from_utf8(bytes).ok().with_context(|| format!("{name}: a config is UTF-8 text, and this is not"))?;
     Ok((text, name))
@@ -115,7 +113,7 @@ impl Run for Lowering {
                 "the config's mesh is one device: nothing is sharded; --set mesh.axes=data=2,fsdp=4 makes it several"
             );
         }
-        Ok(self.lowered.explain(tensor, usize::MAX)?.into_iter().map(Explanation).collect())
+        Ok(self.lowered.explain(tensor, usize::MAX)?)
     }
 
     fn graph_text(&self) -> String {
@@ -157,22 +155,5 @@ impl Run for Lowering {
 
     fn pipeline_section(&self) -> Result<Option<Markup>> {
         Ok(self.config.pipeline_options()?.map(|options| timeline::render(&Timeline::of(&options))))
-    }
-}
-
-/// The way from a tensor's sharding to the rule or the annotation that it comes from.
-#[derive(PartialEq, Serialize)]
-#[serde(transparent)]
-pub struct Explanation(sharding::Explanation);
-
-impl Explanation {
-    pub fn print(&self) {
-        for (depth, step) in self.0.steps.iter().enumerate() {
-            let ExplainedStep { name, ty, spec, because, source } = step;
-            let indent = "  ".repeat(depth);
-            let source = source.as_ref().map(|source| paint(DIM, &format!("  {source}"))).unwrap_or_default();
-            line(&format!("{indent}{}  {ty}  {spec}{source}", paint(BOLD, name)));
-            line(&format!("{indent}  {because}"));
-        }
     }
 }

@@ -7,9 +7,9 @@ use maud::{Markup, html};
 use meshloom::transform::pipeline::{self, Timeline};
 use meshloom_analysis::Amount;
 
+use crate::markup::html::section;
+use crate::markup::schedule::{Bar, Column, MOST_COLUMNS, MOST_ROWS, Pass, Schedule, Side, Task, legend};
 use crate::output::{self, plural};
-use crate::report::html::section;
-use crate::report::schedule::{Bar, Column, MOST_COLUMNS, MOST_ROWS, Pass, Schedule, Side, Task, legend};
 
 const MOST_BARS: usize = 64;
 

@@ -7,8 +7,8 @@ use maud::{Markup, html};
 use meshloom_analysis::Amount;
 use meshloom_analysis::ModuleCollective;
 
-use super::html::{Cell, section, table};
 use super::{Report, axes_text};
+use crate::markup::html::{Cell, section, table};
 use crate::output::{amount, human_bytes, plural, thousands, times};
 
 /// A collective, with what bars and table both need.

@@ -3,9 +3,9 @@
 use maud::{Markup, html};
 use meshloom_analysis::cost::{Bound, ScopeCost};
 
-use super::chart::{Area, WIDTH, at, drawing, fitting, text};
-use super::html::{Cell, legend, section, table};
 use super::{Report, bound_color};
+use crate::markup::chart::{Area, WIDTH, at, drawing, fitting, text};
+use crate::markup::html::{Cell, legend, section, table};
 use crate::output::{human_bytes, human_count, or_no_scope, seconds};
 
 const HEIGHT: f64 = 300.0;

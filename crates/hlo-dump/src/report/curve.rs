@@ -5,8 +5,8 @@ use meshloom_analysis::{BufferKind, LiveBuffer, ModuleMemory};
 use serde::Serialize;
 
 use super::Report;
-use super::chart::{Area, WIDTH, at, byte_ticks, drawing, rule, shortened, text};
-use super::html::{Cell, json, section, table};
+use crate::markup::chart::{Area, WIDTH, at, byte_ticks, drawing, rule, shortened, text};
+use crate::markup::html::{Cell, json, section, table};
 use crate::output::{human_bytes, plural};
 
 const HEIGHT: f64 = 250.0;

@@ -15,7 +15,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::Report;
-use super::html::{json, section};
+use crate::markup::html::{json, section};
 use crate::output::{NO_SCOPE, plural};
 
 /// A scope, with all that is in it.

@@ -3,9 +3,9 @@
 use maud::{Markup, html};
 use meshloom_analysis::cost::Bound;
 
-use super::chart::{Area, WIDTH, at, drawing, fitting, rule, shortened, text, ticks};
-use super::html::{legend, section};
 use super::{Report, bound_color};
+use crate::markup::chart::{Area, WIDTH, at, drawing, fitting, rule, shortened, text, ticks};
+use crate::markup::html::{legend, section};
 use crate::output::{plural, seconds, thousands};
 
 /// Something that takes time.

@@ -8,9 +8,9 @@ use meshloom_hlo::xplane::ProfiledCall;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use super::html::{Cell, section, table};
 use super::{Report, axes_text};
 use crate::input::{Loaded, Profile};
+use crate::markup::html::{Cell, section, table};
 use crate::output::{line, or_no_scope, plural, seconds, thousands};
 
 /// Measured and estimated seconds of one run of the program on one device.

@@ -6,17 +6,14 @@
 //!
 //! The size of the page is bounded: tables have their largest rows, and charts no more marks than pixels.
 
-pub mod chart;
 mod collectives;
 pub mod costs;
 mod curve;
 mod figures;
 pub mod graph;
-pub mod html;
 pub mod lanes;
 mod measured;
 mod pipeline;
-pub mod schedule;
 pub mod shardings;
 mod step;
 
@@ -32,13 +29,11 @@ use serde::Serialize;
 
 use crate::arguments;
 use crate::input::{Loaded, load, load_profile};
+use crate::markup::html;
 use crate::output;
 
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("script.js");
-
-/// The most rows of a table.
-const MOST_ROWS: usize = 400;
 
 /// All that the page shows.
 pub struct Report<'a> {

@@ -5,8 +5,8 @@ use maud::{Markup, html};
 use meshloom_analysis::pipelines::{self, Item, LoopSchedule, Order, Pipeline, PipelineLoop};
 
 use super::Report;
-use super::html::section;
-use super::schedule::{Column, MOST_COLUMNS, MOST_ROWS, Pass, Schedule, Side, Task, legend};
+use crate::markup::html::section;
+use crate::markup::schedule::{Column, MOST_COLUMNS, MOST_ROWS, Pass, Schedule, Side, Task, legend};
 use crate::output::{human_bytes, plural};
 
 pub fn render(report: &Report) -> Result<Option<Markup>> {

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use maud::{Markup, PreEscaped, html};
 use meshloom_analysis::communication;
 
-use crate::report::html;
+use crate::markup::html;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");

@@ -11,7 +11,6 @@ use meshloom_analysis::AxisPart;
 use meshloom_hlo::table::Table;
 use serde::Serialize;
 
-pub use self::series::Diloco;
 use self::series::{Row, Series};
 use crate::arguments::{Input, Traffic};
 use crate::input::{Loaded, load};

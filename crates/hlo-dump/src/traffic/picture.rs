@@ -6,8 +6,8 @@ use std::fmt::Write;
 use maud::PreEscaped;
 
 use super::series::{Row, Series};
+use crate::markup::chart::{COLORS, alone, byte_ticks};
 use crate::output::{self, human_bytes};
-use crate::report::chart::{COLORS, alone, byte_ticks};
 
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 86.0;

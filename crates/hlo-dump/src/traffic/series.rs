@@ -12,6 +12,7 @@ use super::by_step;
 use crate::arguments::Traffic;
 use crate::input::Loaded;
 use crate::output;
+use crate::run::{Diloco, Event};
 
 /// What the times mean.
 pub const TIME_MODEL: &str = "* a model: the bytes at the stated rate, with nothing else on the link";
@@ -44,26 +45,6 @@ pub struct Series {
     total_bytes: Option<u64>,
     total_bytes_least: u64,
 }
-
-/// When the replicas of DiLoCo send what they learned, and how.
-#[derive(Serialize)]
-pub struct Diloco {
-    /// Steps until all repeats.
-    pub period: usize,
-    /// Steps from one sync, of whatever fragment, to the next.
-    pub steps_between_syncs: usize,
-    /// In how many parts parameters are sent.
-    pub fragments: usize,
-    /// Steps from sending to use.
-    pub overlap_steps: usize,
-    /// In which form values are sent.
-    pub transport: &'static str,
-    #[serde(skip)]
-    pub after_step: Box<dyn Fn(usize) -> Event>,
-}
-
-/// The fragment that is sent after a step, and the one that comes in: `all`, or its number.
-pub type Event = (Option<String>, Option<String>);
 
 /// A step. The first is step 1, before which none was done.
 #[derive(Serialize)]

@@ -22,16 +22,15 @@
 //! }
 //! ```
 
-mod child;
+pub(super) mod child;
 pub(super) mod execution;
-mod failure;
 pub(super) mod protocol;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use super::error::{WorkerFailure, WorkerLog};
 pub use execution::{Executed, Execution, execute};
-pub use failure::{WorkerFailure, WorkerLog};
 
 use self::protocol::{Answer, Request, Said, Task};
 use super::compiled::{CostAnalysis, MemoryStats, OptimizedProgram};

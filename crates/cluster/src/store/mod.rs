@@ -20,14 +20,15 @@
 mod barrier;
 mod error;
 mod etcd;
-mod launch;
+mod keys;
 mod lease;
 mod messages;
+mod options;
 mod server;
-mod store;
 
 pub use error::StoreError;
-pub use etcd::endpoint;
-pub use launch::{Environment, LaunchError, Launched, Launcher, OwnEnvironment};
+#[cfg(feature = "training")]
+pub(crate) use etcd::endpoint;
+pub use keys::{Entry, Store};
+pub use options::{StoreOptions, Tls, User};
 pub use server::Server;
-pub use store::{Entry, Store, StoreOptions, Tls, User, prefix_of};

@@ -1,10 +1,10 @@
 //! The beginning of a run with many processes, each a client of its own in this process: they connect, meet, compare
-//! digests, and meet again. `start ETCD COUNT..` starts an etcd for each number of processes, and prints a table.
+//! digests, and meet again. `store_start ETCD COUNT..` starts an etcd for each number of processes, and prints a table.
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use meshloom_store::{Server, Store, StoreOptions};
+use meshloom_cluster::store::{Server, Store, StoreOptions};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 

@@ -1,17 +1,17 @@
-//! What can become of a worker.
+//! The ends of a worker that did not do its task.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::super::error::PjrtError;
+use super::PjrtError;
 
 /// Lines of a worker's output that an error repeats.
 const LINES_SHOWN: usize = 12;
 /// Longest part of a line that is repeated, in characters.
 const LINE_LENGTH: usize = 400;
 
-/// What a worker wrote to its standard output and error.
+/// The text that a worker wrote to its standard output and error.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerLog {
     /// The first line that reports a fatal error: a failed `CHECK` of the plugin's.
@@ -57,7 +57,7 @@ impl fmt::Display for WorkerLog {
     }
 }
 
-/// What became of a worker that did not do what it was asked.
+/// The end of a worker that did not do its task.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerFailure {

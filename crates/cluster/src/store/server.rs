@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::error::StoreError;
+use super::error::StoreError;
 
 /// How long it may take to start.
 const START: Duration = Duration::from_secs(30);

@@ -13,10 +13,9 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use crate::error::StoreError;
-use crate::messages::{AuthenticateRequest, AuthenticateResponse};
-use crate::store::prefix_of;
-use crate::{StoreOptions, Tls, User};
+use super::error::StoreError;
+use super::messages::{AuthenticateRequest, AuthenticateResponse};
+use super::options::{StoreOptions, Tls, User, prefix_of};
 
 /// The largest message that is taken: etcd itself sends at most 1.5 MiB in a value, and some overhead.
 const LARGEST_MESSAGE: usize = 16 << 20;

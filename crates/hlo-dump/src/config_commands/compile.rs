@@ -18,11 +18,11 @@ use meshloom_hlo::text::{TextOptions, print_with_config};
 use prost::Message;
 use serde::Serialize;
 
-use super::ahead::{Compiled, announce, of_run, optimized, settings};
 use super::hidden;
 use crate::arguments::{Input, parse_whole};
 use crate::collectives::Totals;
 use crate::conditionals::ConditionalSum;
+use crate::configs::ahead::{Compiled, announce, of_run, optimized, settings};
 use crate::emitted::{Ahead, Emitted};
 use crate::input::{Loaded, load};
 use crate::output::{self, line, plural};

@@ -6,8 +6,8 @@ use std::fmt::Write;
 use maud::{Markup, Render, html};
 use meshloom_train::search::{Found, Search};
 
+use crate::markup::chart::{COLORS, alone, at, byte_ticks, ticks};
 use crate::output::{human_bytes, seconds};
-use crate::report::chart::{COLORS, alone, at, byte_ticks, ticks};
 
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 520.0;

@@ -7,96 +7,18 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::error::StoreError;
-use crate::etcd::Etcd;
-use crate::lease::Lease;
-use crate::messages::{
+use super::error::StoreError;
+use super::etcd::Etcd;
+use super::lease::Lease;
+use super::messages::{
     Compare, CompareTarget, DeleteRangeRequest, DeleteRangeResponse, KeyValue, PutRequest, RangeRequest, RangeResponse,
     Request, RequestOp, Response, StatusRequest, StatusResponse, TxnRequest, TxnResponse, WatchCreateRequest,
     WatchRequest, WatchRequestUnion, WatchResponse,
 };
-
-/// Certificates, in PEM. What is printed of them does not have the key.
-#[derive(Clone, Default)]
-pub struct Tls {
-    /// Of the authority that has signed etcd's certificate, and the only one that is taken; without it, those that
-    /// browsers know.
-    pub authority: Option<Vec<u8>>,
-    /// The certificate and the key with which this process shows who it is.
-    pub identity: Option<(Vec<u8>, Vec<u8>)>,
-}
-
-impl fmt::Debug for Tls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (authority, identity) = (self.authority.is_some(), self.identity.is_some());
-        f.debug_struct("Tls").field("authority", &authority).field("identity", &identity).finish()
-    }
-}
-
-/// A user of etcd. What is printed of it does not have the password.
-#[derive(Clone, PartialEq, Eq)]
-pub struct User {
-    /// The name.
-    pub name: String,
-    /// The password.
-    pub password: String,
-}
-
-impl fmt::Debug for User {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("User").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-/// Where the store is, and who asks.
-#[derive(Clone, Debug)]
-pub struct StoreOptions {
-    /// `http://HOST:PORT` or `https://HOST:PORT`.
-    pub address: String,
-    /// Name of the job; no other that uses this etcd at a time has it.
-    pub job: String,
-    /// Number of the attempt: that of the start, counted over restarts.
-    pub attempt: u64,
-    /// Number of this process.
-    pub process: usize,
-    /// Number of processes.
-    pub count: usize,
-    /// How long the others wait for a sign of life before they take this process for dead.
-    pub lease: Duration,
-    /// How long one call may take that waits for nobody but etcd.
-    pub limit: Duration,
-    /// Certificates, for https.
-    pub tls: Option<Tls>,
-    /// A user of etcd.
-    pub user: Option<User>,
-    /// Whether the user's password may travel in clear, by `http`.
-    pub insecure: bool,
-    /// What this process says of its host: processes that say the same share one.
-    pub host: String,
-}
-
-impl StoreOptions {
-    /// A process of a job, with a lease of 15 seconds, and 60 seconds for etcd to answer.
-    pub fn new(address: impl Into<String>, job: impl Into<String>, (process, count): (usize, usize)) -> StoreOptions {
-        StoreOptions {
-            address: address.into(),
-            job: job.into(),
-            attempt: 0,
-            process,
-            count,
-            lease: Duration::from_secs(15),
-            limit: Duration::from_secs(60),
-            tls: None,
-            user: None,
-            insecure: false,
-            host: String::new(),
-        }
-    }
-}
+use super::options::{StoreOptions, prefix_of};
 
 /// A connection of a process to the store of its run.
 pub struct Store {
-    // First, so that it is dropped last: tasks of the lease run on it.
     pub(crate) lease: Lease,
     pub(crate) etcd: Arc<Etcd>,
     pub(crate) options: StoreOptions,
@@ -104,6 +26,7 @@ pub struct Store {
     shared: Mutex<Option<Lease>>,
     /// The processes that have been there.
     seen: Mutex<BTreeSet<usize>>,
+    /// Tasks of the leases run on it, so it goes last: fields are dropped in order of declaration.
     runtime: Runtime,
 }
 
@@ -582,11 +505,6 @@ const SHARED: &str = "shared";
 /// The key that says that a process is there.
 pub(crate) fn member_key(process: usize) -> String {
     format!("members/{process}")
-}
-
-/// What all keys of a job begin with.
-pub fn prefix_of(job: &str) -> String {
-    format!("meshloom/{job}/")
 }
 
 /// The first key behind all that begin so.

@@ -11,7 +11,7 @@ use meshloom::pjrt::{
 use meshloom_hlo::suggest::did_you_mean;
 use serde::Serialize;
 
-use super::ahead::{download, settings};
+use crate::configs::ahead::{download, settings};
 use crate::output::{self, BAD, BOLD, GOOD, line, paint, plural};
 
 #[derive(Args)]

@@ -1,9 +1,19 @@
-//! The commands that take run configs alone, or a plugin.
+//! The commands that take run configs alone, or a plugin. `absent.rs` stands in the place of this module where the
+//! program is built without the feature `configs`.
+
+mod bisect;
+pub mod compile;
+mod doctor;
+mod hidden;
+mod plan;
+mod plan_context;
+mod plan_picture;
+mod plan_rows;
+mod plan_search;
 
 use anyhow::Result;
 use clap::Subcommand;
 
-use super::{bisect, compile, doctor, plan};
 use crate::Outcome;
 
 #[derive(Subcommand)]

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use libloading::Library;
 
-use crate::MpiError;
+use super::MpiError;
 
 /// A communicator, a type or an error handler, as the ABI has it.
 pub(crate) type Handle = *mut c_void;

@@ -15,7 +15,7 @@ use meshloom_train::search::{
 use serde::Serialize;
 
 use super::plan_picture::Picture;
-use super::run;
+use crate::configs;
 use crate::output::{self, BAD, BOLD, Busy, DIM, GOOD, line, paint, plural};
 
 /// Rows of the table of plans, unless more are asked for.
@@ -103,7 +103,7 @@ struct Row {
 }
 
 pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, json: bool) -> Result<()> {
-    let (text, name) = run::text(config_path)?;
+    let (text, name) = configs::text(config_path)?;
     let mut config = RunConfig::from_toml_with(&text, &name, set)?;
     let target = options.target.clone().unwrap_or_else(|| config.target.topology.clone());
     if target.is_empty() {

@@ -3,8 +3,10 @@
 use maud::{Markup, PreEscaped, Render, html};
 use serde::Serialize;
 
-use super::MOST_ROWS;
 use crate::output::{human_bytes, thousands};
+
+/// The most rows of a table.
+const MOST_ROWS: usize = 400;
 
 pub const DOCTYPE: PreEscaped<&str> = PreEscaped("<!doctype html>");
 

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use crate::error::StoreError;
-use crate::etcd::Etcd;
-use crate::messages::{
+use super::error::StoreError;
+use super::etcd::Etcd;
+use super::messages::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
     LeaseRevokeResponse,
 };

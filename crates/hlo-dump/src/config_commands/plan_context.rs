@@ -6,7 +6,7 @@ use meshloom_hlo::table::Table;
 use meshloom_train::{ContextAlternative, RefusedOrder};
 use serde::Serialize;
 
-use super::plan::{Needs, Traffic, sent, traffic};
+use super::plan_rows::{Needs, Traffic, sent, traffic};
 use crate::output::{self, line};
 
 #[derive(Serialize)]

@@ -5,8 +5,6 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use indexmap::IndexMap;
-use meshloom::partition::{CollectiveKind, Ledger};
 use meshloom::transform::pipeline::{Counts, PipelineOptions, Timeline};
 use meshloom_analysis::{Chip, ModuleMemory};
 use meshloom_hlo::table::Table;
@@ -14,8 +12,9 @@ use meshloom_train::config::RunConfig;
 use meshloom_train::{Alternative, RefusedAlternative};
 use serde::Serialize;
 
-use super::run::{load, on_topology};
+use super::plan_rows::{Needs, Traffic, sent, traffic};
 use super::{plan_context, plan_search};
+use crate::configs::{load, on_topology};
 use crate::output::{self, BOLD, DIM, line, paint, plural};
 
 #[derive(Args)]
@@ -69,25 +68,6 @@ struct Row<'a> {
     counts: &'a Counts,
     traffic: Vec<Traffic>,
     memory: Needs,
-}
-
-/// Collectives of one kind over the same mesh axes.
-#[derive(Serialize)]
-pub struct Traffic {
-    kind: &'static str,
-    axes: Vec<String>,
-    /// Bytes of the operands on one device, in all executions of one step.
-    bytes: u64,
-    /// Bytes that one device sends.
-    moved_bytes: u64,
-}
-
-/// What a device holds, in bytes.
-#[derive(Serialize)]
-pub struct Needs {
-    pub arguments: u64,
-    pub outputs: u64,
-    pub temporaries: u64,
 }
 
 #[derive(Serialize)]
@@ -196,20 +176,6 @@ fn row(it: &Alternative, there_is: Option<u64>) -> Result<Row<'_>> {
     })
 }
 
-/// The collectives of a step, added up by kind and axes.
-pub fn traffic(collectives: &Ledger) -> Result<Vec<Traffic>> {
-    let mut by_axes: IndexMap<(CollectiveKind, &[String]), Traffic> = IndexMap::new();
-    for it in collectives.iter()? {
-        // Loops of a train step have known lengths; what may not run counts as if it did.
-        let times = it.executions.bound().with_context(|| format!("{} runs nobody knows how often", it.name))?;
-        let nothing = Traffic { kind: it.kind.name(), axes: it.axes.clone(), bytes: 0, moved_bytes: 0 };
-        let entry = by_axes.entry((it.kind, &it.axes)).or_insert(nothing);
-        entry.bytes += it.bytes * times;
-        entry.moved_bytes += it.moved_bytes * times;
-    }
-    Ok(by_axes.into_values().collect())
-}
-
 fn not_possible(it: &RefusedAlternative) -> NotPossible {
     let RefusedAlternative { repeats, layers_per_stage, reason } = it;
     NotPossible { repeats: *repeats, layers_per_stage: *layers_per_stage, reason: reason.to_string() }
@@ -240,16 +206,6 @@ fn print_plans<'a>(
     line("");
     output::table(table, 0);
     Ok(())
-}
-
-/// `fsdp 3.00 MiB, stage 34.0 MiB`: what a device sends in a step, by axes.
-pub fn sent(traffic: &[Traffic]) -> String {
-    let mut by_axes: IndexMap<String, u64> = IndexMap::new();
-    for it in traffic {
-        *by_axes.entry(it.axes.join(",")).or_default() += it.moved_bytes;
-    }
-    by_axes.sort_keys();
-    by_axes.iter().map(|(axes, bytes)| format!("{axes} {}", output::human_bytes(*bytes))).collect::<Vec<_>>().join(", ")
 }
 
 fn print_memory(memory: &ModuleMemory, chip: Option<(&str, u64)>) {

@@ -1,4 +1,6 @@
-//! What can go wrong between us and a plugin, and whose fault it is.
+//! Errors between us and a plugin. Each says whose fault it is.
+
+mod worker;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,9 +9,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::ahead_of_time::WorkerFailure;
 use meshloom_hlo::stablehlo::WriteError;
 use meshloom_hlo::{PlatformKind, TensorType};
+
+pub use worker::{WorkerFailure, WorkerLog};
 
 /// One place that was searched for a plugin, and why it gave none.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,6 +14,8 @@
 #![allow(unsafe_code)]
 
 mod abi;
+#[cfg(feature = "training")]
+mod variables;
 
 use std::ffi::{c_char, c_int};
 use std::path::{Path, PathBuf};
@@ -21,6 +23,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+
+#[cfg(feature = "training")]
+pub(crate) use variables::set_variables;
 
 use abi::{
     BYTE, COMM_SELF, COMM_WORLD, ERRORS_RETURN, Functions, Handle, LONGEST_ERROR, REQUEST_NULL, THREAD_MULTIPLE, handle,

@@ -12,10 +12,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::error::StoreError;
-use crate::lease::grant;
-use crate::messages::{PutRequest, PutResponse, WatchCreateRequest};
-use crate::store::{Store, behind, insist, left};
+use super::error::StoreError;
+use super::keys::{Store, behind, insist, left};
+use super::lease::grant;
+use super::messages::{PutRequest, PutResponse, WatchCreateRequest};
 
 impl Store {
     /// Waits until all processes of the attempt have come. A barrier is for one use: a name is not used again.

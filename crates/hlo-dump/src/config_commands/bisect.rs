@@ -16,8 +16,9 @@ use serde::Serialize;
 
 use crate::Outcome;
 use crate::arguments::{Reading, parse_bytes};
-use crate::input::{load_path, read_all};
+use crate::input::load_path;
 use crate::output::{self, BAD, BOLD, Busy, DIM, GOOD, line, paint, plural};
+use crate::source::read_all;
 use crate::streams;
 
 /// Finds what makes a program go wrong: a pass, a setting, a size, a plugin; and shrinks the program.
