@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::config::RunConfig;
+use crate::config::RunConfig;
 use crate::Error;
 use meshloom::compile::Lowered;
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, DescribedTopology, Settings};

@@ -1,6 +1,6 @@
 //! Other pipelines for the same model, mesh and batch.
 
-use super::config::{ConfigError, PartitionMode, PipelineConfig, PipelineRemat, RunConfig};
+use crate::config::{ConfigError, PartitionMode, PipelineConfig, PipelineRemat, RunConfig};
 use crate::Error;
 use meshloom::hlo::analysis::ModuleMemory;
 use meshloom::ops::RematPolicy;

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::checkpoint::{About, Checkpoint, write_leaves};
-use super::diloco::{DilocoStep, StateOf};
-use super::exchange::{Exchange, Judge, Round};
-use super::model::Model;
-use super::peers::Peers;
-use super::resolve::Run;
-use super::run::{RunState, RunStateOf, RunStep};
-use super::step::TrainState;
-use super::trainer::laid_out_for;
+use crate::checkpoint::{About, Checkpoint, write_leaves};
+use crate::diloco::{DilocoStep, StateOf};
+use crate::exchange::{Exchange, Judge, Round};
+use crate::model::Model;
+use crate::peers::Peers;
+use crate::resolve::Run;
+use crate::run::{RunState, RunStateOf, RunStep};
+use crate::step::TrainState;
+use crate::trainer::laid_out_for;
 use crate::error::{Error, Execution, execute};
 use meshloom::compile::{Lowered, Program};
 use meshloom::ir::{DType, InternalError, Literal, TensorType};
@@ -79,21 +79,21 @@ impl SharePrograms {
 }
 
 /// The same, before they are compiled.
-pub(super) struct LoweredShare {
+pub(crate) struct LoweredShare {
     share: Share,
     lowered: [Lowered; 5],
 }
 
 /// All that a replica apart has beside its train step, before it is compiled.
-pub(super) struct LoweredApart {
+pub(crate) struct LoweredApart {
     shares: Vec<LoweredShare>,
     taken_over: Lowered,
 }
 
 /// A replica among others.
-pub(super) struct Apart {
+pub(crate) struct Apart {
     exchange: Arc<dyn Exchange>,
-    pub(super) diloco: Diloco,
+    pub(crate) diloco: Diloco,
     shares: Vec<SharePrograms>,
     taken_over: Program,
     /// The round whose outer parameters are on their way.
@@ -101,7 +101,7 @@ pub(super) struct Apart {
     /// Where the outer state lies that others take.
     folder: Option<tempfile::TempDir>,
     /// Seconds that the last step waited for others.
-    pub(super) wait_seconds: f64,
+    pub(crate) wait_seconds: f64,
     time_limit: f64,
     /// The largest norm of a message that counts; 0 for no limit.
     max_norm: f64,
@@ -109,7 +109,7 @@ pub(super) struct Apart {
 
 impl<M: Model> Run<M> {
     /// What a replica apart runs beside its train step; none of other runs.
-    pub(super) fn lower_apart(&self, platform: &Platform) -> Result<Option<LoweredApart>, Error> {
+    pub(crate) fn lower_apart(&self, platform: &Platform) -> Result<Option<LoweredApart>, Error> {
         let RunStep::Diloco(step) = &self.step else { return Ok(None) };
         if step.apart.is_none() {
             return Ok(None);
@@ -181,7 +181,7 @@ fn specs_of<M: Model>(step: &DilocoStep<M>) -> StateOf<M, TensorSpec> {
 
 impl LoweredApart {
     /// Compiles all programs.
-    pub(super) fn compile(
+    pub(crate) fn compile(
         &self,
         (exchange, diloco): (Arc<dyn Exchange>, Diloco),
         (time_limit, max_norm): (f64, f64),
@@ -206,7 +206,7 @@ impl LoweredApart {
 
 impl Apart {
     /// Begins with the others. Returns the state, and the steps that it is after.
-    pub(super) fn begin<M: Model>(
+    pub(crate) fn begin<M: Model>(
         &mut self,
         (form, step): (&str, u64),
         state: RunStateOf<M, Array>,
@@ -234,20 +234,20 @@ impl Apart {
     }
 
     /// What messages are made of, a line for each share.
-    pub(super) fn messages(&self) -> Vec<String> {
+    pub(crate) fn messages(&self) -> Vec<String> {
         let types = |programs: &SharePrograms| programs.types().iter().map(TensorType::to_string).collect::<Vec<_>>();
         let line = |programs: &SharePrograms| format!("{:?} = {}", programs.share, types(programs).join(" "));
         self.shares.iter().map(line).collect()
     }
 
     /// Whether something happens after this step.
-    pub(super) fn is_busy_after(schedule: Schedule, step: u64) -> bool {
+    pub(crate) fn is_busy_after(schedule: Schedule, step: u64) -> bool {
         let event = schedule.after_step(step as usize);
         event.sent.is_some() || event.applied.is_some()
     }
 
     /// What happens after a step.
-    pub(super) fn after_step<M: Model>(
+    pub(crate) fn after_step<M: Model>(
         &mut self,
         (step, mut state): (u64, RunStateOf<M, Array>),
         declared: &RunStateOf<M, Param>,
@@ -281,7 +281,7 @@ impl Apart {
 
     /// Waits for the messages that are on their way, if any are, and replaces the outer parameters, which others may
     /// then take.
-    pub(super) fn complete<M: Model>(
+    pub(crate) fn complete<M: Model>(
         &mut self,
         state: RunStateOf<M, Array>,
         declared: &RunStateOf<M, Param>,
@@ -348,7 +348,7 @@ impl Apart {
     }
 
     /// An error where outer parameters are on their way.
-    pub(super) fn check_complete(&self) -> Result<(), ApartError> {
+    pub(crate) fn check_complete(&self) -> Result<(), ApartError> {
         self.under_way.map_or(Ok(()), |round| Err(ApartError::UnderWay { round }))
     }
 
@@ -369,8 +369,8 @@ impl Apart {
     fn give<M: Model>(
         &mut self,
         step: u64,
-        state: &OuterState<super::step::Params<M, Array>>,
-        declared: &OuterState<super::step::Params<M, Param>>,
+        state: &OuterState<crate::step::Params<M, Array>>,
+        declared: &OuterState<crate::step::Params<M, Param>>,
         giving: &Giving<'_>,
     ) -> Result<(), Error> {
         let directory = match (giving.peers, &giving.directory) {
@@ -392,13 +392,13 @@ impl Apart {
 const GIVEN: &str = "given";
 
 /// What is needed to give the outer state to others.
-pub(super) struct Giving<'a> {
+pub(crate) struct Giving<'a> {
     /// What the run is.
-    pub(super) about: About,
+    pub(crate) about: About,
     /// The processes of the replica, if it has several ..
-    pub(super) peers: Option<&'a dyn Peers>,
+    pub(crate) peers: Option<&'a dyn Peers>,
     /// .. and a folder that all of them see.
-    pub(super) directory: Option<PathBuf>,
+    pub(crate) directory: Option<PathBuf>,
 }
 
 fn outer_of<P: Clone, T: Clone>(state: &RunState<T, P>) -> Result<OuterState<P>, Error> {

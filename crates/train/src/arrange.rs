@@ -1,6 +1,6 @@
 //! Batches whose tokens are arranged as the model wants them.
 
-use super::data::DataError;
+use crate::data::DataError;
 use crate::Error;
 use meshloom::ir::Literal;
 use meshloom::nn::TokenOrder;

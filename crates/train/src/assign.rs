@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::checkpoint::{Checkpoint, ParameterLeaves};
-use super::parameters::{self, LoadOptions, ParameterFile};
-use super::published::PublishedWeights;
+use crate::checkpoint::{Checkpoint, ParameterLeaves};
+use crate::parameters::{self, LoadOptions, ParameterFile};
+use crate::published::PublishedWeights;
 use crate::Error;
 use meshloom::compile::Program;
 use meshloom::ir::{DType, InternalError, Literal};
@@ -22,7 +22,7 @@ const PLACES: [(&str, bool); 5] = [
 ];
 
 /// What parameters are read from.
-pub(super) enum Source<'a> {
+pub(crate) enum Source<'a> {
     /// A safetensors file.
     File(ParameterFile),
     /// A checkpoint.
@@ -33,7 +33,7 @@ pub(super) enum Source<'a> {
 
 impl<'a> Source<'a> {
     /// A file that has these parameters and no others.
-    pub(super) fn file(
+    pub(crate) fn file(
         path: &Path,
         declared: &impl Tree<Leaf = Param>,
         options: LoadOptions,
@@ -42,7 +42,7 @@ impl<'a> Source<'a> {
     }
 
     /// A checkpoint that has these parameters.
-    pub(super) fn checkpoint(
+    pub(crate) fn checkpoint(
         checkpoint: &'a Checkpoint,
         declared: &impl Tree<Leaf = Param>,
     ) -> Result<Source<'a>, Error> {
@@ -50,7 +50,7 @@ impl<'a> Source<'a> {
     }
 
     /// A box of a parameter of these dimensions, in the type that it is stored in.
-    pub(super) fn part(&self, path: &str, dims: &[usize], shard: &ShardBox) -> Result<Literal, Error> {
+    pub(crate) fn part(&self, path: &str, dims: &[usize], shard: &ShardBox) -> Result<Literal, Error> {
         Ok(match self {
             Source::File(file) => file.read_part(path, shard)?,
             Source::Checkpoint(leaves) => leaves.read_part(path, dims, shard)?,
@@ -61,7 +61,7 @@ impl<'a> Source<'a> {
 
 impl Source<'_> {
     /// The parameters of a model as the first arguments of a program: each device's part is read on its own.
-    pub(super) fn put(&self, declared: &impl Tree<Leaf = Param>, program: &Program) -> Result<Vec<Array>, Error> {
+    pub(crate) fn put(&self, declared: &impl Tree<Leaf = Param>, program: &Program) -> Result<Vec<Array>, Error> {
         let executable = program.executable();
         let (client, devices) = (executable.client(), executable.devices());
         let named = Tree::paths(declared).into_iter().zip(declared.leaves());
@@ -75,7 +75,7 @@ impl Source<'_> {
     }
 
     /// The type in which a parameter is stored.
-    pub(super) fn dtype(&self, path: &str) -> Result<DType, Error> {
+    pub(crate) fn dtype(&self, path: &str) -> Result<DType, Error> {
         let found = match self {
             Source::File(_) => None,
             Source::Checkpoint(leaves) => leaves.dtype(path),
@@ -86,7 +86,7 @@ impl Source<'_> {
 }
 
 /// A state with other parameters, and other master copies of them; all else is as it was.
-pub(super) fn with_parameters<S>(state: &S, source: &Source<'_>, client: &Client) -> Result<S, Error>
+pub(crate) fn with_parameters<S>(state: &S, source: &Source<'_>, client: &Client) -> Result<S, Error>
 where
     S: Tree<Leaf = Array> + MapTree<Array, Mapped = S>,
 {

@@ -1,6 +1,6 @@
 //! Other ways for the same attention over a sequence that is split.
 
-use super::config::{ConfigError, PartitionMode, RunConfig};
+use crate::config::{ConfigError, PartitionMode, RunConfig};
 use crate::Error;
 use meshloom::hlo::analysis::ModuleMemory;
 use meshloom::kernels::Kernels;
@@ -111,7 +111,7 @@ impl RunConfig {
         let sizes = AttentionSizes::of(query, key, value);
         let kernels = self.chosen_kernels(Kernels::on(&self.any_plugin()?));
         let order = self.token_order_on(&self.placement()?);
-        let wrong = |error: TokenOrderError| Error::from(super::data::DataError::Order(error));
+        let wrong = |error: TokenOrderError| Error::from(crate::data::DataError::Order(error));
         let places = order.places(self.model.seq).map_err(wrong)?;
         Ok(Some(ContextAlternative {
             exchange: self.kernels.context,

@@ -1,9 +1,9 @@
 //! A run of several replicas: its state, its step, and what the config says of them.
 
-use super::config::{DilocoConfig, RunConfig};
-use super::model::Model;
-use super::run::RunState;
-use super::step::{self, Params, StepInput, StepOutput, TrainState, TrainStep};
+use crate::config::{DilocoConfig, RunConfig};
+use crate::model::Model;
+use crate::run::RunState;
+use crate::step::{self, Params, StepInput, StepOutput, TrainState, TrainStep};
 use crate::Error;
 use meshloom::hlo::message::counted;
 use meshloom::ir::{DType, Literal};
@@ -20,7 +20,7 @@ use meshloom::transform::diloco::{
 pub type DilocoTrainState<T, P = Decoder<T>> = DilocoState<TrainState<T, P>, P, T>;
 
 /// That of a model.
-pub(super) type StateOf<M, T> = DilocoTrainState<T, Params<M, T>>;
+pub(crate) type StateOf<M, T> = DilocoTrainState<T, Params<M, T>>;
 
 /// The train step of several replicas.
 #[derive(Clone, Debug)]
@@ -91,7 +91,7 @@ impl RunConfig {
 
     /// The steps per call that a config has if it does not say: the fewest with which transfers of fragments overlap
     /// with steps, if they are to and the run is long enough for one such call, else one.
-    pub(super) fn fitting_steps_per_call(&self) -> usize {
+    pub(crate) fn fitting_steps_per_call(&self) -> usize {
         let overlapping =
             self.diloco_schedule().filter(|schedule| why_no_overlap(schedule, self.train.steps).is_none());
         overlapping
@@ -144,7 +144,7 @@ fn why_no_overlap(schedule: &Schedule, steps: usize) -> Option<String> {
 }
 
 /// How the mesh cuts parameters, of which stacked ones have the stages of a pipeline as this dimension.
-pub(super) fn layout_of(
+pub(crate) fn layout_of(
     params: &impl Tree<Leaf = Param>,
     (mesh, rules): (&Mesh, &RuleSets),
     pipeline: Option<&[(usize, &str)]>,
@@ -227,7 +227,7 @@ impl<M: Model> DilocoStep<M> {
     }
 
     /// One step within a trace. Loss and norm are those of each replica.
-    pub(super) fn apply(
+    pub(crate) fn apply(
         &self,
         declared: &M::Params<Param>,
         state: StateOf<M, Tensor>,
@@ -239,7 +239,7 @@ impl<M: Model> DilocoStep<M> {
 
     /// Several steps within a trace, of batches with a leading dimension over them: in the form for a start where
     /// transfers [overlap](Diloco::overlaps) with steps, or in the one for any.
-    pub(super) fn apply_several(
+    pub(crate) fn apply_several(
         &self,
         declared: &M::Params<Param>,
         state: StateOf<M, Tensor>,

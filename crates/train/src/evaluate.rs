@@ -1,10 +1,10 @@
 //! The loss on a validation set.
 
-use super::arrange::arranged;
-use super::data::DataError;
-use super::model::{Dataset, Model};
-use super::step::Params;
-use super::trainer::laid_out_for;
+use crate::arrange::arranged;
+use crate::data::DataError;
+use crate::model::{Dataset, Model};
+use crate::step::Params;
+use crate::trainer::laid_out_for;
 use crate::Error;
 use meshloom::compile::Program;
 use meshloom::ir::InternalError;
@@ -13,25 +13,25 @@ use meshloom::pjrt::Array;
 use meshloom::trace::Tree;
 
 /// A compiled forward pass, on the same mesh as the train step.
-pub(super) struct Evaluator {
+pub(crate) struct Evaluator {
     rows: usize,
     program: Program,
 }
 
 impl Evaluator {
     /// A program of parameters and so many rows.
-    pub(super) fn new(rows: usize, program: Program) -> Evaluator {
+    pub(crate) fn new(rows: usize, program: Program) -> Evaluator {
         Evaluator { rows, program }
     }
 
     /// The compiled forward pass.
-    pub(super) fn program(&self) -> &Program {
+    pub(crate) fn program(&self) -> &Program {
         &self.program
     }
 
     /// The mean loss over the first `rows` rows of the set, or all if there are fewer: each call's mean, weighted by
     /// what its batch counts for. Programs take the tokens of a row in this order. `call` runs a program.
-    pub(super) fn loss<M: Model, D: Dataset<M>>(
+    pub(crate) fn loss<M: Model, D: Dataset<M>>(
         &self,
         (data, order): (&D, TokenOrder),
         params: &Params<M, Array>,

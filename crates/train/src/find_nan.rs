@@ -17,9 +17,9 @@ use meshloom::passes::probe::{self, ProbedLoop};
 use meshloom::pjrt::Array;
 use meshloom::trace::Tree;
 
-use super::model::{Dataset, Model};
-use super::run::Calls;
-use super::trainer::{Trainer, laid_out_for};
+use crate::model::{Dataset, Model};
+use crate::run::Calls;
+use crate::trainer::{Trainer, laid_out_for};
 use crate::error::{Error, Execution, execute};
 
 /// What makes the first number that is not finite.

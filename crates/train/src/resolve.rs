@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::config::{self, ConfigError, OptimizerKind, Placement, RateSchedule, RunConfig};
-use super::diloco::{DilocoStep, layout_of};
-use super::exchange::Exchange;
-use super::model::Model;
-use super::peers::Peers;
-use super::run::{Calls, RunFunction, RunState, RunStateOf, RunStep};
-use super::step::{DropoutConfig, TrainStep, aliases};
+use crate::config::{self, ConfigError, OptimizerKind, Placement, RateSchedule, RunConfig};
+use crate::diloco::{DilocoStep, layout_of};
+use crate::exchange::Exchange;
+use crate::model::Model;
+use crate::peers::Peers;
+use crate::run::{Calls, RunFunction, RunState, RunStateOf, RunStep};
+use crate::step::{DropoutConfig, TrainStep, aliases};
 use crate::Error;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Pass, lower, lower_as_traced};
 use meshloom::hlo::Stage;
@@ -28,9 +28,9 @@ pub struct Run<M = DecoderConfig> {
     config: RunConfig,
     mesh: Mesh,
     rules: RuleSets,
-    pub(super) step: RunStep<M>,
-    pub(super) peers: Option<Arc<dyn Peers>>,
-    pub(super) exchange: Option<Arc<dyn Exchange>>,
+    pub(crate) step: RunStep<M>,
+    pub(crate) peers: Option<Arc<dyn Peers>>,
+    pub(crate) exchange: Option<Arc<dyn Exchange>>,
 }
 
 impl RunConfig {
@@ -89,7 +89,7 @@ impl RunConfig {
         self.decoder_on(&self.placement()?)
     }
 
-    pub(super) fn decoder_on(&self, placement: &Placement) -> Result<DecoderConfig, ConfigError> {
+    pub(crate) fn decoder_on(&self, placement: &Placement) -> Result<DecoderConfig, ConfigError> {
         let model = &self.model;
         Ok(DecoderConfig {
             architecture: self.architecture_on(placement),
@@ -220,13 +220,13 @@ impl RunConfig {
     }
 
     /// The config's platform, for programs that are only looked at.
-    pub(super) fn any_plugin(&self) -> Result<Platform, Error> {
+    pub(crate) fn any_plugin(&self) -> Result<Platform, Error> {
         Ok(Platform::of_any_plugin(self.platform_kind()?))
     }
 
     /// A program beside the train step, such as a forward pass, lowered over the config's mesh. The train step is held
     /// to the rules, other programs are not.
-    pub(super) fn lower_beside(
+    pub(crate) fn lower_beside(
         &self,
         graph: &Arc<Graph>,
         placement: &Placement,
@@ -238,7 +238,7 @@ impl RunConfig {
     }
 
     /// What config and platform say of lowering, but for the mesh and the program's own aliases.
-    pub(super) fn lower_options<'a>(&self, platform: &Platform) -> LowerOptions<'a> {
+    pub(crate) fn lower_options<'a>(&self, platform: &Platform) -> LowerOptions<'a> {
         let options = LowerOptions {
             partition: match self.partition.mode {
                 config::PartitionMode::Explicit => PartitionMode::Explicit,
@@ -260,7 +260,7 @@ impl RunConfig {
     }
 
     /// What `[kernels]` says, where `auto` is what suits the platform.
-    pub(super) fn chosen_kernels(&self, auto: Kernels) -> Kernels {
+    pub(crate) fn chosen_kernels(&self, auto: Kernels) -> Kernels {
         Kernels {
             attention: match self.kernels.attention {
                 config::AttentionChoice::Auto => auto.attention,
@@ -373,7 +373,7 @@ impl<M: Model> Run<M> {
 
     /// A program that reads or makes the run's state, lowered over its mesh. The train step is held to the rules; here
     /// there is nothing that XLA could partition in another way.
-    pub(super) fn lower_beside_step(
+    pub(crate) fn lower_beside_step(
         &self,
         graph: &Graph,
         aliases: Vec<(usize, usize)>,
@@ -388,7 +388,7 @@ impl<M: Model> Run<M> {
     /// The forward pass from the parameters and some rows of the validation set to their loss, lowered over the mesh as
     /// the train step is; also how many rows. They are those that a device works on at a time in training, so it fits
     /// where that fits.
-    pub(super) fn lower_evaluation(&self, platform: &Platform) -> Result<(usize, Lowered), Error> {
+    pub(crate) fn lower_evaluation(&self, platform: &Platform) -> Result<(usize, Lowered), Error> {
         let step = self.step.of_replica();
         let rows = step.batch / step.microbatches.max(1);
         let (model, dropout) = (step.model.for_evaluation(), DropoutConfig::default());

@@ -1,9 +1,9 @@
 //! What a run's programs read and replace: one replica or several, one step or several in a call.
 
-use super::apart::Apart;
-use super::diloco::{DilocoStep, DilocoTrainState};
-use super::model::Model;
-use super::step::{Params, StepInput, TrainState, TrainStep};
+use crate::apart::Apart;
+use crate::diloco::{DilocoStep, DilocoTrainState};
+use crate::model::Model;
+use crate::step::{Params, StepInput, TrainState, TrainStep};
 use crate::Error;
 use meshloom::ir::Name;
 use meshloom::nn::{Batch, Decoder, DecoderConfig};
@@ -54,7 +54,7 @@ meshloom::tree! {
     pub struct RunOutput<T, P = Decoder<T>> {
         /// The new state.
         pub state: RunState<T, P>,
-        /// The loss, as of [`StepOutput`](super::step::StepOutput): of each step, if a call has several, and of each
+        /// The loss, as of [`StepOutput`](crate::step::StepOutput): of each step, if a call has several, and of each
         /// replica, likewise.
         pub loss: T,
         /// The norm of the gradient, likewise.
@@ -72,7 +72,7 @@ pub type RunFunction<M = DecoderConfig> = Function<
 type FirstStateFunction<M> = Function<Key<TensorSpec>, RunStateOf<M, TensorSpec>>;
 
 /// The state of a model's run.
-pub(super) type RunStateOf<M, T> = RunState<T, Params<M, T>>;
+pub(crate) type RunStateOf<M, T> = RunState<T, Params<M, T>>;
 
 /// How many steps a call of a program has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,13 +85,13 @@ pub enum Calls {
 
 /// The train step of a run.
 #[derive(Clone, Debug)]
-pub(super) enum RunStep<M = DecoderConfig> {
+pub(crate) enum RunStep<M = DecoderConfig> {
     Single(Box<TrainStep<M>>),
     Diloco(Box<DilocoStep<M>>),
 }
 
 impl<M: Model> RunStep<M> {
-    pub(super) fn state(&self) -> RunStateOf<M, Param> {
+    pub(crate) fn state(&self) -> RunStateOf<M, Param> {
         match self {
             RunStep::Single(step) => RunState::Single(Box::new(step.state())),
             RunStep::Diloco(step) => RunState::Diloco(Box::new(step.state())),
@@ -99,7 +99,7 @@ impl<M: Model> RunStep<M> {
     }
 
     /// Traces what makes the state before the first step, from the key of a seed.
-    pub(super) fn trace_first_state(&self) -> Result<FirstStateFunction<M>, Error> {
+    pub(crate) fn trace_first_state(&self) -> Result<FirstStateFunction<M>, Error> {
         let function = Function::trace("first_state", Key::spec(), |key| match self {
             RunStep::Single(step) => RunState::Single(Box::new(step.first_state(key))),
             RunStep::Diloco(step) => RunState::Diloco(Box::new(step.first_state(key))),
@@ -108,7 +108,7 @@ impl<M: Model> RunStep<M> {
     }
 
     /// The declarations of [`RunState::params`].
-    pub(super) fn parameters(&self) -> Params<M, Param> {
+    pub(crate) fn parameters(&self) -> Params<M, Param> {
         match self {
             RunStep::Single(step) => step.model.parameters(),
             RunStep::Diloco(step) => step.step.wide_parameters(Role::Params),
@@ -116,7 +116,7 @@ impl<M: Model> RunStep<M> {
     }
 
     /// The step of one replica.
-    pub(super) fn of_replica(&self) -> &TrainStep<M> {
+    pub(crate) fn of_replica(&self) -> &TrainStep<M> {
         match self {
             RunStep::Single(step) => step,
             RunStep::Diloco(step) => &step.step,
@@ -124,7 +124,7 @@ impl<M: Model> RunStep<M> {
     }
 
     /// The leading dimensions of a batch, before its rows.
-    pub(super) fn leading_dims(&self, calls: Calls) -> Vec<usize> {
+    pub(crate) fn leading_dims(&self, calls: Calls) -> Vec<usize> {
         let steps = match calls {
             Calls::Single => None,
             Calls::Several(count) => Some(count),
@@ -137,7 +137,7 @@ impl<M: Model> RunStep<M> {
     }
 
     /// Whether something syncs after one of the steps behind `before` up to `done`.
-    pub(super) fn syncs(&self, before: u64, done: u64) -> bool {
+    pub(crate) fn syncs(&self, before: u64, done: u64) -> bool {
         match self {
             RunStep::Single(_) => false,
             RunStep::Diloco(step) => {
@@ -149,7 +149,7 @@ impl<M: Model> RunStep<M> {
 
     /// Whether a call may begin after so many steps. Only programs that send while they compute care; and replicas
     /// apart, which send between two calls.
-    pub(super) fn may_begin(&self, calls: Calls, done: u64) -> bool {
+    pub(crate) fn may_begin(&self, calls: Calls, done: u64) -> bool {
         match (self, calls) {
             (RunStep::Diloco(step), Calls::Several(count)) if step.apart.is_some() => {
                 let schedule = step.diloco.schedule();
@@ -177,7 +177,7 @@ impl<M: Model> RunStep<M> {
         })
     }
 
-    pub(super) fn trace(&self, calls: Calls) -> Result<RunFunction<M>, Error> {
+    pub(crate) fn trace(&self, calls: Calls) -> Result<RunFunction<M>, Error> {
         let specs = RunInput { state: self.state().map(|_, param| param.spec.clone()), batch: self.batch_specs(calls) };
         let declared = self.of_replica().state().params;
         let name = if calls == Calls::Single { "train_step" } else { "train_steps" };

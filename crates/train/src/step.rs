@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::model::Model;
+use crate::model::Model;
 use crate::Error;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, first_values, initialize};
@@ -98,7 +98,7 @@ pub struct DropoutConfig {
 
 impl DropoutConfig {
     /// The numbers of the rows of a batch, `u32`, if something drops.
-    pub(super) fn rows(&self, count: usize) -> Option<Tensor> {
+    pub(crate) fn rows(&self, count: usize) -> Option<Tensor> {
         (self.rate > 0.0 || self.attention_rate > 0.0).then(|| arange(DType::U32, count))
     }
 
@@ -109,10 +109,10 @@ impl DropoutConfig {
 }
 
 /// The parameters of a model.
-pub(super) type Params<M, T> = <M as Model>::Params<T>;
+pub(crate) type Params<M, T> = <M as Model>::Params<T>;
 
 /// The state of a model's train step.
-pub(super) type StateOf<M, T> = TrainState<T, Params<M, T>>;
+pub(crate) type StateOf<M, T> = TrainState<T, Params<M, T>>;
 
 /// What a model's train step takes.
 type InputOf<M, T> = StepInput<T, Params<M, T>, <M as Model>::Batch<T>>;
@@ -182,7 +182,7 @@ impl<M: Model> TrainStep<M> {
     }
 
     /// The parameters' declarations as the optimizer changes them: those with copies are these, in a role.
-    pub(super) fn wide_parameters(&self, role: Role) -> Params<M, Param> {
+    pub(crate) fn wide_parameters(&self, role: Role) -> Params<M, Param> {
         self.model.parameters().map(|_, param| {
             let mut wide = param.clone();
             if self.has_master(param) {
@@ -229,7 +229,7 @@ impl<M: Model> TrainStep<M> {
     }
 
     /// As [`TrainStep::trace_loss`], of parameters that are declared as wider than the model's: they are rounded.
-    pub(super) fn trace_loss_of(&self, declared: &Params<M, Param>) -> Result<LossFunction<M>, Error> {
+    pub(crate) fn trace_loss_of(&self, declared: &Params<M, Param>) -> Result<LossFunction<M>, Error> {
         let specs = LossInput {
             params: declared.map(|_, param| param.spec.clone()),
             batch: self.model.batch_specs(self.batch, self.seq),
@@ -260,7 +260,7 @@ impl<M: Model> TrainStep<M> {
 
     /// The step within a trace: forward pass, backward pass and update. `declared` are the parameters' declarations,
     /// `rows` the numbers of the rows, by which activations drop, if they do.
-    pub(super) fn apply(
+    pub(crate) fn apply(
         &self,
         declared: &M::Params<Param>,
         input: InputOf<M, Tensor>,

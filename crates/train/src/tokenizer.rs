@@ -17,7 +17,7 @@ pub use special::SpecialTokens;
 pub use stream::TextStream;
 use subword::Subword;
 
-use super::config::RunConfig;
+use crate::config::RunConfig;
 use crate::Error;
 
 /// Bytes of a `tokenizer.json`, at most. The largest have some 40 MB.
@@ -252,7 +252,7 @@ impl Tokenizer {
     }
 
     fn decoded(&self, tokens: &[i32], with_special: bool) -> String {
-        let Kind::File { tokenizer, .. } = &self.0 else { return super::data::decode_bytes(tokens) };
+        let Kind::File { tokenizer, .. } = &self.0 else { return crate::data::decode_bytes(tokens) };
         let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
         tokenizer.decode(&ids, with_special).unwrap_or_else(|_| "\u{fffd}".to_owned())
     }

@@ -8,26 +8,26 @@ use std::time::Instant;
 
 use sha2::{Digest, Sha256};
 
-use super::apart::{Apart, ApartError, Giving};
-use super::assign::{Source, with_parameters};
-use super::checkpoint::{Checkpoint, form_of_replicas, hex};
-use super::config::RunConfig;
-use super::data::{DataError, Text, TextDataset};
-use super::diloco::check_replicas;
-use super::evaluate::Evaluator;
-use super::generate::{Generator, GeneratorOptions, LiveParameters};
-use super::metrics::{Evaluation, StepMetrics};
-use super::model::{Dataset, Model};
-use super::parameters::{self, LoadOptions};
-use super::peers::Peers;
-use super::prefetch::Prefetch;
-use super::published::ModelFiles;
-use super::resolve::Run;
-use super::run::{Calls, RunStateOf, RunStep};
-use super::step::TrainStep;
-use super::summary::{MemoryUse, Summary};
-use super::tokenizer::Tokenizer;
-use super::watch::{SlowStep, Watch};
+use crate::apart::{Apart, ApartError, Giving};
+use crate::assign::{Source, with_parameters};
+use crate::checkpoint::{Checkpoint, form_of_replicas, hex};
+use crate::config::RunConfig;
+use crate::data::{DataError, Text, TextDataset};
+use crate::diloco::check_replicas;
+use crate::evaluate::Evaluator;
+use crate::generate::{Generator, GeneratorOptions, LiveParameters};
+use crate::metrics::{Evaluation, StepMetrics};
+use crate::model::{Dataset, Model};
+use crate::parameters::{self, LoadOptions};
+use crate::peers::Peers;
+use crate::prefetch::Prefetch;
+use crate::published::ModelFiles;
+use crate::resolve::Run;
+use crate::run::{Calls, RunStateOf, RunStep};
+use crate::step::TrainStep;
+use crate::summary::{MemoryUse, Summary};
+use crate::tokenizer::Tokenizer;
+use crate::watch::{SlowStep, Watch};
 use crate::error::{Error, Execution, NotFinite, execute};
 use meshloom::compile::{LowerOptions, Lowered, Program};
 use meshloom::hlo::analysis::{Arithmetic, Chip};
@@ -39,27 +39,27 @@ use meshloom::trace::{Key, MapTree, Param, Tree};
 
 /// A compiled train step, its state on the devices, and its data: of a decoder and text, unless another model is named.
 pub struct Trainer<M: Model = DecoderConfig, D = Text> {
-    pub(super) run: Run<M>,
-    pub(super) program: Program,
+    pub(crate) run: Run<M>,
+    pub(crate) program: Program,
     /// The program of several steps, and how many, if there is one.
     several: Option<(usize, Program)>,
-    pub(super) state: RunStateOf<M, Array>,
+    pub(crate) state: RunStateOf<M, Array>,
     data: Arc<D>,
     /// Started by the first step.
     prefetch: Option<Prefetch>,
     evaluator: Option<Evaluator>,
     /// Where it is a replica that is apart from others.
     apart: Option<Apart>,
-    pub(super) steps_done: u64,
+    pub(crate) steps_done: u64,
     /// Those of them that changed nothing.
-    pub(super) skipped_steps: u64,
+    pub(crate) skipped_steps: u64,
     /// The first of the last steps in a row that changed nothing, and how many they are.
     bad_row: Option<(StepMetrics, u64)>,
     /// The newest evaluation.
-    pub(super) evaluation: Cell<Option<Evaluation>>,
-    pub(super) warnings: Vec<String>,
+    pub(crate) evaluation: Cell<Option<Evaluation>>,
+    pub(crate) warnings: Vec<String>,
     /// What its checkpoints keep of the published model that it is on.
-    pub(super) model_files: ModelFiles,
+    pub(crate) model_files: ModelFiles,
     watch: Watch,
     lower_seconds: f64,
     compile_seconds: f64,
@@ -68,7 +68,7 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
 
 /// A program's first arguments as it takes them. Where rules allow uneven parts, programs may pad other dimensions than
 /// those that the arguments were made with.
-pub(super) fn laid_out_for(program: &Program, arrays: Vec<Array>) -> Result<Vec<Array>, Error> {
+pub(crate) fn laid_out_for(program: &Program, arrays: Vec<Array>) -> Result<Vec<Array>, Error> {
     let laid_out = |(array, spec): (Array, &ArraySpec)| match array.layout() == &spec.layout {
         true => Ok(array),
         false => Ok(array.laid_out(&spec.layout, program.executable().devices())?),
@@ -169,7 +169,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 
     /// Begins with the other replicas, if they are apart; with their outer state, if they have done more steps.
-    pub(super) fn begin(&mut self) -> Result<(), Error> {
+    pub(crate) fn begin(&mut self) -> Result<(), Error> {
         let (config, done) = (self.run.config().clone(), self.steps_done);
         let begun = self.with_apart(|apart, state, declared, giving| {
             let form = form_of_replicas(&config, &apart.messages());
@@ -208,7 +208,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 
     /// That outer parameters are not on their way.
-    pub(super) fn check_complete(&self) -> Result<(), Error> {
+    pub(crate) fn check_complete(&self) -> Result<(), Error> {
         Ok(self.apart.as_ref().map_or(Ok(()), Apart::check_complete)?)
     }
 
@@ -222,7 +222,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 
     /// As [`Trainer::of`], or with the state of a checkpoint.
-    pub(super) fn start(
+    pub(crate) fn start(
         run: Run<M>,
         data: D,
         client: &Client,
@@ -443,7 +443,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         self.assign_parameters(&Source::file(file.as_ref(), &self.run.model().parameters(), options)?)
     }
 
-    pub(super) fn assign_parameters(&mut self, source: &Source<'_>) -> Result<(), Error> {
+    pub(crate) fn assign_parameters(&mut self, source: &Source<'_>) -> Result<(), Error> {
         self.state = with_parameters(&self.state, source, self.program.executable().client())?;
         Ok(())
     }
@@ -643,7 +643,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 
     /// The batch of a step, from 1, as a call of one step takes it.
-    pub(super) fn batch_of(&mut self, step: u64) -> Result<M::Batch<Literal>, Error> {
+    pub(crate) fn batch_of(&mut self, step: u64) -> Result<M::Batch<Literal>, Error> {
         let done = std::mem::replace(&mut self.steps_done, step.saturating_sub(1));
         self.prefetch = None;
         let batch = self.batches(Calls::Single, 1);
@@ -653,7 +653,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 
     /// Compiles a graph of the state and a batch, over the mesh and with the settings of the step.
-    pub(super) fn compile_beside_step(&self, graph: &Graph) -> Result<Program, Error> {
+    pub(crate) fn compile_beside_step(&self, graph: &Graph) -> Result<Program, Error> {
         let (client, config) = (self.program.executable().client(), self.run.config());
         let lowered = self.run.lower_beside_step(graph, Vec::new(), client.platform())?;
         let options = lowered.compile_options(client)?.with_format(config.target.format.into());
