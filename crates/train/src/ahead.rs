@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::config::RunConfig;
 use crate::Error;
+use crate::config::RunConfig;
 use meshloom::compile::Lowered;
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, DescribedTopology, Settings};
 use meshloom::pjrt::{CompileOptions, DeviceDescription, Topology};

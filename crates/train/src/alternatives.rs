@@ -1,7 +1,7 @@
 //! Other pipelines for the same model, mesh and batch.
 
-use crate::config::{ConfigError, PartitionMode, PipelineConfig, PipelineRemat, RunConfig};
 use crate::Error;
+use crate::config::{ConfigError, PartitionMode, PipelineConfig, PipelineRemat, RunConfig};
 use meshloom::hlo::analysis::ModuleMemory;
 use meshloom::ops::RematPolicy;
 use meshloom::partition::Ledger;

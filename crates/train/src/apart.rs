@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crate::checkpoint::{About, Checkpoint, write_leaves};
 use crate::diloco::{DilocoStep, StateOf};
+use crate::error::{Error, Execution, execute};
 use crate::exchange::{Exchange, Judge, Round};
 use crate::model::Model;
 use crate::peers::Peers;
@@ -13,7 +14,6 @@ use crate::resolve::Run;
 use crate::run::{RunState, RunStateOf, RunStep};
 use crate::step::TrainState;
 use crate::trainer::laid_out_for;
-use crate::error::{Error, Execution, execute};
 use meshloom::compile::{Lowered, Program};
 use meshloom::ir::{DType, InternalError, Literal, TensorType};
 use meshloom::pjrt::{Array, Platform};

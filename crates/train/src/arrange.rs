@@ -1,7 +1,7 @@
 //! Batches whose tokens are arranged as the model wants them.
 
-use crate::data::DataError;
 use crate::Error;
+use crate::data::DataError;
 use meshloom::ir::Literal;
 use meshloom::nn::TokenOrder;
 

@@ -1,7 +1,7 @@
 //! Other ways for the same attention over a sequence that is split.
 
-use crate::config::{ConfigError, PartitionMode, RunConfig};
 use crate::Error;
+use crate::config::{ConfigError, PartitionMode, RunConfig};
 use meshloom::hlo::analysis::ModuleMemory;
 use meshloom::kernels::Kernels;
 use meshloom::nn::{ContextOrder, TokenOrderError};

@@ -1,7 +1,7 @@
 //! The devices that a config runs on: a client of its platform, and the config as they settle it.
 
-use crate::config::{self, ConfigError, RunConfig};
 use crate::Error;
+use crate::config::{self, ConfigError, RunConfig};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::{Client, ClientOptions, Platform, PlatformKind, ProcessPlace, check_present};
 

@@ -1,10 +1,10 @@
 //! A run of several replicas: its state, its step, and what the config says of them.
 
+use crate::Error;
 use crate::config::{DilocoConfig, RunConfig};
 use crate::model::Model;
 use crate::run::RunState;
 use crate::step::{self, Params, StepInput, StepOutput, TrainState, TrainStep};
-use crate::Error;
 use meshloom::hlo::message::counted;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Decoder, DecoderConfig, first_values, initialize};

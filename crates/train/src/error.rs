@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::metrics::StepMetrics;
+use crate::report::StepMetrics;
 use meshloom::compile::Program;
 use meshloom::hlo::mesh::MeshError;
 use meshloom::ir::{OpError, SpecError};
@@ -59,7 +59,7 @@ pub enum Error {
     Generate(#[from] crate::generate::GenerateError),
     /// The metrics file could not be written.
     #[error(transparent)]
-    Metrics(#[from] crate::metrics::MetricsError),
+    Metrics(#[from] crate::report::MetricsError),
     /// The machine's fault, or ours: what all replicas should have alike differs.
     #[error(transparent)]
     Replicas(#[from] crate::diloco::ReplicasDiffer),

@@ -1,11 +1,11 @@
 //! The loss on a validation set.
 
+use crate::Error;
 use crate::arrange::arranged;
 use crate::data::DataError;
 use crate::model::{Dataset, Model};
 use crate::step::Params;
 use crate::trainer::laid_out_for;
-use crate::Error;
 use meshloom::compile::Program;
 use meshloom::ir::InternalError;
 use meshloom::nn::TokenOrder;

@@ -17,10 +17,10 @@ use meshloom::passes::probe::{self, ProbedLoop};
 use meshloom::pjrt::Array;
 use meshloom::trace::Tree;
 
+use crate::error::{Error, Execution, execute};
 use crate::model::{Dataset, Model};
 use crate::run::Calls;
 use crate::trainer::{Trainer, laid_out_for};
-use crate::error::{Error, Execution, execute};
 
 /// What makes the first number that is not finite.
 #[derive(Clone, Debug, PartialEq)]

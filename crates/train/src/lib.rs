@@ -44,24 +44,19 @@ pub mod generate;
 #[doc(hidden)]
 pub mod internals;
 pub mod logits;
-pub mod metrics;
 mod model;
 pub mod parameters;
 pub mod peers;
 mod prefetch;
-#[cfg(feature = "tensorboard")]
-pub mod profile;
 #[cfg(feature = "cli")]
 pub mod program;
 pub mod published;
 mod random;
+pub mod report;
 mod resolve;
 pub mod run;
 pub mod search;
 pub mod step;
-pub mod summary;
-#[cfg(feature = "tensorboard")]
-pub mod tensorboard;
 pub mod tokenizer;
 mod trainer;
 mod watch;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
 
+use crate::Error;
 use crate::arrange::arranged;
 use crate::model::{Dataset, Model};
-use crate::Error;
 use meshloom::ir::{InternalError, Literal};
 use meshloom::nn::TokenOrder;
 use meshloom::trace::Tree;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::Error;
 use crate::config::{self, ConfigError, OptimizerKind, Placement, RateSchedule, RunConfig};
 use crate::diloco::{DilocoStep, layout_of};
 use crate::exchange::Exchange;
@@ -9,7 +10,6 @@ use crate::model::Model;
 use crate::peers::Peers;
 use crate::run::{Calls, RunFunction, RunState, RunStateOf, RunStep};
 use crate::step::{DropoutConfig, TrainStep, aliases};
-use crate::Error;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Pass, lower, lower_as_traced};
 use meshloom::hlo::Stage;
 use meshloom::ir::Graph;

@@ -1,10 +1,10 @@
 //! What a run's programs read and replace: one replica or several, one step or several in a call.
 
+use crate::Error;
 use crate::apart::Apart;
 use crate::diloco::{DilocoStep, DilocoTrainState};
 use crate::model::Model;
 use crate::step::{Params, StepInput, TrainState, TrainStep};
-use crate::Error;
 use meshloom::ir::Name;
 use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::sharding::Role;

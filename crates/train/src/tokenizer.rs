@@ -17,8 +17,8 @@ pub use special::SpecialTokens;
 pub use stream::TextStream;
 use subword::Subword;
 
-use crate::config::RunConfig;
 use crate::Error;
+use crate::config::RunConfig;
 
 /// Bytes of a `tokenizer.json`, at most. The largest have some 40 MB.
 const MAX_BYTES: u64 = 64 << 20;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use meshloom::hlo::message::{counted, human_bytes};
 
-use crate::metrics::StepMetrics;
+use crate::report::StepMetrics;
 
 /// The speed of a run, from the times of its steps.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -91,7 +91,7 @@ impl fmt::Display for Summary {
         };
         write!(f, "{} of {} (median; 95 % within {})", counted(self.seconds.len(), "step"), time(median), time(most))?;
         if let Some(rate) = self.tokens_per_second() {
-            write!(f, ", {} tokens/s", crate::metrics::thousands(rate))?;
+            write!(f, ", {} tokens/s", crate::report::thousands(rate))?;
         }
         if let Some(rate) = self.flops_per_second() {
             write!(f, ", {:.3} TFLOP/s of the model", rate / 1e12)?;
