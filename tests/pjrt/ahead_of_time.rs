@@ -8,7 +8,7 @@ use std::time::Duration;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings, WorkerFailure};
 use meshloom::pjrt::*;
-use meshloom_train::StepAhead;
+use meshloom_train::run::StepAhead;
 use meshloom_train::config::RunConfig;
 use support::ahead_of_time::{failure, refusal, topology};
 use support::configs::{NARROW, config};

@@ -12,7 +12,7 @@ use meshloom_train::checkpoint::{Checkpointer, Fallback, Start, find};
 use meshloom_train::config::{CheckpointConfig, RunConfig};
 use meshloom_train::data::DataError;
 use meshloom_train::report::Evaluation;
-use meshloom_train::step::TrainStep;
+use meshloom_train::run::TrainStep;
 use meshloom_train::tokenizer::Tokenizer;
 use meshloom_train::{Dataset, Error, Text, Trainer};
 use support::cases::cases;

@@ -4,15 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::checkpoint::{About, Checkpoint, write_leaves};
-use crate::diloco::{DilocoStep, StateOf};
-use crate::error::{Error, Execution, execute};
+use crate::checkpoint::{write_leaves, About, Checkpoint};
+use crate::run::{DilocoStateOf, DilocoStep, Model, Run, RunState, RunStateOf, RunStep, TrainState};
+use crate::error::{execute, Error, Execution};
 use crate::exchange::{Exchange, Judge, Round};
-use crate::model::Model;
 use crate::peers::Peers;
-use crate::resolve::Run;
-use crate::run::{RunState, RunStateOf, RunStep};
-use crate::step::TrainState;
 use crate::trainer::laid_out_for;
 use meshloom::compile::{Lowered, Program};
 use meshloom::ir::{DType, InternalError, Literal, TensorType};
@@ -175,7 +171,7 @@ impl<M: Model> Run<M> {
     }
 }
 
-fn specs_of<M: Model>(step: &DilocoStep<M>) -> StateOf<M, TensorSpec> {
+fn specs_of<M: Model>(step: &DilocoStep<M>) -> DilocoStateOf<M, TensorSpec> {
     step.state().map(|_, param| param.spec.clone())
 }
 
@@ -369,8 +365,8 @@ impl Apart {
     fn give<M: Model>(
         &mut self,
         step: u64,
-        state: &OuterState<crate::step::Params<M, Array>>,
-        declared: &OuterState<crate::step::Params<M, Param>>,
+        state: &OuterState<crate::run::Params<M, Array>>,
+        declared: &OuterState<crate::run::Params<M, Param>>,
         giving: &Giving<'_>,
     ) -> Result<(), Error> {
         let directory = match (giving.peers, &giving.directory) {

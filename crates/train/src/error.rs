@@ -62,7 +62,7 @@ pub enum Error {
     Metrics(#[from] crate::report::MetricsError),
     /// The machine's fault, or ours: what all replicas should have alike differs.
     #[error(transparent)]
-    Replicas(#[from] crate::diloco::ReplicasDiffer),
+    Replicas(#[from] crate::run::ReplicasDiffer),
     /// Steps changed nothing, because their numbers are not finite.
     #[error(transparent)]
     NotFinite(#[from] Box<NotFinite>),

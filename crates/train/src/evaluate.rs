@@ -3,8 +3,7 @@
 use crate::Error;
 use crate::arrange::arranged;
 use crate::data::DataError;
-use crate::model::{Dataset, Model};
-use crate::step::Params;
+use crate::run::{Dataset, Model, Params};
 use crate::trainer::laid_out_for;
 use meshloom::compile::Program;
 use meshloom::ir::InternalError;

@@ -17,10 +17,9 @@ use meshloom::passes::probe::{self, ProbedLoop};
 use meshloom::pjrt::Array;
 use meshloom::trace::Tree;
 
-use crate::error::{Error, Execution, execute};
-use crate::model::{Dataset, Model};
-use crate::run::Calls;
-use crate::trainer::{Trainer, laid_out_for};
+use crate::error::{execute, Error, Execution};
+use crate::run::{Calls, Dataset, Model};
+use crate::trainer::{laid_out_for, Trainer};
 
 /// What makes the first number that is not finite.
 #[derive(Clone, Debug, PartialEq)]

@@ -23,18 +23,13 @@
 // A library neither panics nor prints.
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
-mod ahead;
-mod alternatives;
 mod apart;
 mod arrange;
 mod assign;
 pub mod bisect;
 pub mod checkpoint;
 pub mod config;
-mod context_alternatives;
 pub mod data;
-mod devices;
-pub mod diloco;
 mod error;
 mod evaluate;
 pub mod exchange;
@@ -44,7 +39,6 @@ pub mod generate;
 #[doc(hidden)]
 pub mod internals;
 pub mod logits;
-mod model;
 pub mod parameters;
 pub mod peers;
 mod prefetch;
@@ -53,24 +47,17 @@ pub mod program;
 pub mod published;
 mod random;
 pub mod report;
-mod resolve;
 pub mod run;
 pub mod search;
-pub mod step;
 pub mod tokenizer;
 mod trainer;
 mod watch;
 
-pub use ahead::StepAhead;
-pub use alternatives::{Alternative, RefusedAlternative};
 pub use apart::ApartError;
-pub use context_alternatives::{ContextAlternative, DeviceScores, RefusedOrder};
 pub use data::Text;
-pub use devices::Devices;
 pub use error::{Error, NotFinite};
 pub use meshloom::hlo::Stage;
-pub use model::{Dataset, Leaf, Model};
 pub use random::next_bits;
-pub use resolve::Run;
+pub use run::{Dataset, Devices, Leaf, Model, Run};
 pub use trainer::Trainer;
 pub use watch::SlowStep;

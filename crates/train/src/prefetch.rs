@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 
 use crate::Error;
 use crate::arrange::arranged;
-use crate::model::{Dataset, Model};
+use crate::run::{Dataset, Model};
 use meshloom::ir::{InternalError, Literal};
 use meshloom::nn::TokenOrder;
 use meshloom::trace::Tree;

@@ -4,7 +4,7 @@ use anyhow::Result;
 use meshloom::pjrt::ahead_of_time::{CompiledAhead, Settings};
 use meshloom::pjrt::{DeviceDescription, FindOptions, Plugin, Topology, Wheel};
 use meshloom_hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
-use meshloom_train::StepAhead;
+use meshloom_train::run::StepAhead;
 use meshloom_train::config::RunConfig;
 use prost::Message;
 

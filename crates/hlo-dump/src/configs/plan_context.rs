@@ -3,7 +3,7 @@
 use anyhow::Result;
 use meshloom_hlo::analysis::ModuleMemory;
 use meshloom_hlo::table::Table;
-use meshloom_train::{ContextAlternative, RefusedOrder};
+use meshloom_train::run::{ContextAlternative, RefusedOrder};
 use serde::Serialize;
 
 use super::plan::{Needs, Traffic, sent, traffic};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::StepAhead;
+use crate::run::StepAhead;
 use crate::config::RunConfig;
 use anyhow::Result;
 use meshloom::hlo::message::counted;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::LazyLock;
 
-use crate::alternatives::schedules_of;
+use crate::run::schedules_of;
 use crate::config::{PipelineConfig, RuleSource, RunConfig};
 use meshloom::ir::Name;
 use meshloom::ops::RematPolicy;

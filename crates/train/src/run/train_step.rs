@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use crate::Error;
-use crate::model::Model;
+use super::model::Model;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, first_values, initialize};
 use meshloom::optim::{LearningRate, Optimizer, OptimizerState, UpdateStep, clip_by_global_norm, global_norm};
@@ -112,7 +112,7 @@ impl DropoutConfig {
 pub(crate) type Params<M, T> = <M as Model>::Params<T>;
 
 /// The state of a model's train step.
-pub(crate) type StateOf<M, T> = TrainState<T, Params<M, T>>;
+pub(crate) type TrainStateOf<M, T> = TrainState<T, Params<M, T>>;
 
 /// What a model's train step takes.
 type InputOf<M, T> = StepInput<T, Params<M, T>, <M as Model>::Batch<T>>;
@@ -167,7 +167,7 @@ fn rounded<P: TensorTree>(params: &P, dtypes: &[DType]) -> P {
 
 impl<M: Model> TrainStep<M> {
     /// The state's declaration.
-    pub fn state(&self) -> StateOf<M, Param> {
+    pub fn state(&self) -> TrainStateOf<M, Param> {
         let params = self.model.parameters();
         let is_narrow = |param: &Param| self.has_master(param);
         let narrow: Vec<bool> = params.leaves().iter().map(is_narrow).collect();
@@ -195,7 +195,7 @@ impl<M: Model> TrainStep<M> {
 
     /// The state before the first step, within a trace, from the key of a seed. Parameters are drawn by their paths in
     /// the model, `layers.3.attention.wq`.
-    pub fn first_state(&self, key: Key<Tensor>) -> StateOf<M, Tensor> {
+    pub fn first_state(&self, key: Key<Tensor>) -> TrainStateOf<M, Tensor> {
         let declared = self.state();
         TrainState {
             params: first_values(&declared.params, key),
@@ -209,7 +209,7 @@ impl<M: Model> TrainStep<M> {
     ///
     /// # Errors
     /// A parameter's type does not hold its first value.
-    pub fn initialize(&self, seed: u64) -> Result<StateOf<M, Literal>, Error> {
+    pub fn initialize(&self, seed: u64) -> Result<TrainStateOf<M, Literal>, Error> {
         let declared = self.state();
         Ok(TrainState {
             params: initialize(&declared.params, seed)?,
@@ -316,7 +316,7 @@ impl<M: Model> TrainStep<M> {
     fn loss_and_gradients(
         &self,
         declared: &M::Params<Param>,
-        state: &StateOf<M, Tensor>,
+        state: &TrainStateOf<M, Tensor>,
         (batch, rows): (M::Batch<Tensor>, Option<Tensor>),
     ) -> (Tensor, M::Params<Tensor>) {
         let dropout = rows.map(|rows| self.dropout.of(rows).at(state.step));

@@ -2,9 +2,9 @@
 
 use crate::Error;
 use crate::config::{DilocoConfig, RunConfig};
-use crate::model::Model;
-use crate::run::RunState;
-use crate::step::{self, Params, StepInput, StepOutput, TrainState, TrainStep};
+use super::model::Model;
+use super::run_step::RunState;
+use super::train_step::{Params, StepInput, StepOutput, TrainState, TrainStateOf, TrainStep};
 use meshloom::hlo::message::counted;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Decoder, DecoderConfig, first_values, initialize};
@@ -20,7 +20,7 @@ use meshloom::transform::diloco::{
 pub type DilocoTrainState<T, P = Decoder<T>> = DilocoState<TrainState<T, P>, P, T>;
 
 /// That of a model.
-pub(crate) type StateOf<M, T> = DilocoTrainState<T, Params<M, T>>;
+pub(crate) type DilocoStateOf<M, T> = DilocoTrainState<T, Params<M, T>>;
 
 /// The train step of several replicas.
 #[derive(Clone, Debug)]
@@ -175,7 +175,7 @@ impl<M: Model> DilocoStep<M> {
 
     /// The state's declaration. Leaves of the replicas have a leading dimension named `diloco`, before those over
     /// layers that [`Param::stacked_dims`] counts.
-    pub fn state(&self) -> StateOf<M, Param> {
+    pub fn state(&self) -> DilocoStateOf<M, Param> {
         // Laid out as the parameters that are synced: split further, each sync would also gather over other axes.
         let as_params =
             |param: &Param| Param { spec: TensorSpec { role: Role::Params, ..param.spec.clone() }, ..param.clone() };
@@ -191,7 +191,7 @@ impl<M: Model> DilocoStep<M> {
     }
 
     /// The state before the first step, within a trace: that of one replica, for all.
-    pub fn first_state(&self, key: Key<Tensor>) -> StateOf<M, Tensor> {
+    pub fn first_state(&self, key: Key<Tensor>) -> DilocoStateOf<M, Tensor> {
         let inner = self.step.first_state(key);
         let outer = self.state().outer;
         DilocoState {
@@ -208,7 +208,7 @@ impl<M: Model> DilocoStep<M> {
     ///
     /// # Errors
     /// A parameter's type does not hold its first value.
-    pub fn initialize(&self, seed: u64) -> Result<StateOf<M, Literal>, Error> {
+    pub fn initialize(&self, seed: u64) -> Result<DilocoStateOf<M, Literal>, Error> {
         let (inner, outer) = (self.step.initialize(seed)?, self.state().outer);
         Ok(DilocoState {
             inner: inner.map(|_, literal| literal.repeated(self.replicas())),
@@ -230,9 +230,9 @@ impl<M: Model> DilocoStep<M> {
     pub(crate) fn apply(
         &self,
         declared: &M::Params<Param>,
-        state: StateOf<M, Tensor>,
+        state: DilocoStateOf<M, Tensor>,
         batch: M::Batch<Tensor>,
-    ) -> (StateOf<M, Tensor>, (Tensor, Tensor)) {
+    ) -> (DilocoStateOf<M, Tensor>, (Tensor, Tensor)) {
         let batch = (batch, self.rows());
         self.diloco.step(state, batch, |state, batch| self.of_replica(declared, state, batch))
     }
@@ -242,10 +242,10 @@ impl<M: Model> DilocoStep<M> {
     pub(crate) fn apply_several(
         &self,
         declared: &M::Params<Param>,
-        state: StateOf<M, Tensor>,
+        state: DilocoStateOf<M, Tensor>,
         batches: M::Batch<Tensor>,
         (count, overlaps): (usize, bool),
-    ) -> (StateOf<M, Tensor>, (Tensor, Tensor)) {
+    ) -> (DilocoStateOf<M, Tensor>, (Tensor, Tensor)) {
         let step = |state, batch| self.of_replica(declared, state, batch);
         let rows = self.rows().map(|rows| rows.broadcast_to([&[count], &rows.dims()[..]].concat()));
         match overlaps {
@@ -267,9 +267,9 @@ impl<M: Model> DilocoStep<M> {
     fn of_replica(
         &self,
         declared: &M::Params<Param>,
-        state: step::StateOf<M, Tensor>,
+        state: TrainStateOf<M, Tensor>,
         (batch, rows): (M::Batch<Tensor>, Option<Tensor>),
-    ) -> (step::StateOf<M, Tensor>, (Tensor, Tensor)) {
+    ) -> (TrainStateOf<M, Tensor>, (Tensor, Tensor)) {
         let StepOutput { state, loss, grad_norm } = self.step.apply(declared, StepInput { state, batch }, rows);
         (state, (loss, grad_norm))
     }

@@ -2,9 +2,9 @@
 
 use crate::Error;
 use crate::apart::Apart;
-use crate::diloco::{DilocoStep, DilocoTrainState};
-use crate::model::Model;
-use crate::step::{Params, StepInput, TrainState, TrainStep};
+use super::diloco_step::{DilocoStep, DilocoTrainState};
+use super::model::Model;
+use super::train_step::{Params, StepInput, TrainState, TrainStep};
 use meshloom::ir::Name;
 use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::sharding::Role;
@@ -54,7 +54,7 @@ meshloom::tree! {
     pub struct RunOutput<T, P = Decoder<T>> {
         /// The new state.
         pub state: RunState<T, P>,
-        /// The loss, as of [`StepOutput`](crate::step::StepOutput): of each step, if a call has several, and of each
+        /// The loss, as of [`StepOutput`](super::StepOutput): of each step, if a call has several, and of each
         /// replica, likewise.
         pub loss: T,
         /// The norm of the gradient, likewise.

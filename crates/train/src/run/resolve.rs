@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use crate::Error;
 use crate::config::{self, ConfigError, OptimizerKind, Placement, RateSchedule, RunConfig};
-use crate::diloco::{DilocoStep, layout_of};
+use super::diloco_step::{DilocoStep, layout_of};
 use crate::exchange::Exchange;
-use crate::model::Model;
+use super::model::Model;
 use crate::peers::Peers;
-use crate::run::{Calls, RunFunction, RunState, RunStateOf, RunStep};
-use crate::step::{DropoutConfig, TrainStep, aliases};
+use super::run_step::{Calls, RunFunction, RunState, RunStateOf, RunStep};
+use super::train_step::{DropoutConfig, TrainStep, aliases};
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Pass, lower, lower_as_traced};
 use meshloom::hlo::Stage;
 use meshloom::ir::Graph;
