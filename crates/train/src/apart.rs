@@ -4,12 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::checkpoint::{write_leaves, About, Checkpoint};
-use crate::run::{DilocoStateOf, DilocoStep, Model, Run, RunState, RunStateOf, RunStep, TrainState};
-use crate::error::{execute, Error, Execution};
+use crate::checkpoint::{About, Checkpoint, write_leaves};
+use crate::error::{Error, Execution};
 use crate::exchange::{Exchange, Judge, Round};
 use crate::peers::Peers;
-use crate::trainer::laid_out_for;
+use crate::run::{DilocoStateOf, DilocoStep, Model, Run, RunState, RunStateOf, RunStep, TrainState};
 use meshloom::compile::{Lowered, Program};
 use meshloom::ir::{DType, InternalError, Literal, TensorType};
 use meshloom::pjrt::{Array, Platform};

@@ -1,13 +1,11 @@
 //! The error type of training. Each variant says whose fault it is.
 
 use std::fmt;
-use std::time::Duration;
 
 use crate::report::StepMetrics;
-use meshloom::compile::Program;
 use meshloom::hlo::mesh::MeshError;
 use meshloom::ir::{OpError, SpecError};
-use meshloom::pjrt::{Array, ErrorCode, ExecuteOptions, PjrtError};
+use meshloom::pjrt::{ErrorCode, PjrtError};
 use meshloom::sharding::ShardingError;
 
 /// Everything that can go wrong in a training run.
@@ -141,18 +139,6 @@ fn and_others(in_a_row: u64) -> String {
         1 => String::new(),
         count => format!(", nor did the {} after it", count - 1),
     }
-}
-
-/// Runs a program of a run for at most `train.time_limit` seconds, or without limit for 0.
-pub(crate) fn execute(
-    what: Execution,
-    program: &Program,
-    arguments: &[&Array],
-    time_limit: f64,
-) -> Result<Vec<Array>, Error> {
-    let time_limit = (time_limit > 0.0).then(|| Duration::try_from_secs_f64(time_limit).unwrap_or(Duration::MAX));
-    let options = ExecuteOptions { time_limit, ..ExecuteOptions::default() };
-    program.run_with(arguments, &options).map_err(|source| Error::Execution { what, source: Box::new(source) })
 }
 
 /// What to do about a program that failed, where the config has keys for it.

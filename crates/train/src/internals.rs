@@ -1,13 +1,13 @@
 //! Parts of the crate that the project's own tests look at one by one. Nothing here is for users, and any version may
 //! change or remove it.
 
-pub use crate::arrange::arranged;
 pub use crate::bisect::program::parts_of;
 pub use crate::bisect::search::xla_flags;
 pub use crate::bisect::symptom::{difference, not_finite};
 pub use crate::search::placement::orders;
 pub use crate::search::plan::factorizations;
-pub use crate::watch::Watch;
+pub use crate::trainer::token_order::arranged;
+pub use crate::trainer::watch::Watch;
 
 /// Encodes the records of event files.
 #[cfg(feature = "tensorboard")]

@@ -24,24 +24,20 @@
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
 mod apart;
-mod arrange;
 mod assign;
 pub mod bisect;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
 mod error;
-mod evaluate;
 pub mod exchange;
 pub mod families;
-pub mod find_nan;
 pub mod generate;
 #[doc(hidden)]
 pub mod internals;
 pub mod logits;
 pub mod parameters;
 pub mod peers;
-mod prefetch;
 #[cfg(feature = "cli")]
 pub mod program;
 pub mod published;
@@ -50,8 +46,7 @@ pub mod report;
 pub mod run;
 pub mod search;
 pub mod tokenizer;
-mod trainer;
-mod watch;
+pub mod trainer;
 
 pub use apart::ApartError;
 pub use data::Text;
@@ -60,4 +55,3 @@ pub use meshloom::hlo::Stage;
 pub use random::next_bits;
 pub use run::{Dataset, Devices, Leaf, Model, Run};
 pub use trainer::Trainer;
-pub use watch::SlowStep;

@@ -9,8 +9,9 @@ use meshloom::pjrt::{Array, Client};
 use meshloom::trace::{Function, MapTree, Param};
 
 use crate::config::RunConfig;
-use crate::error::{Error, Execution, execute};
+use crate::error::{Error, Execution};
 use crate::published::StoredModel;
+use crate::run::execute;
 
 /// What is wrong with tokens that a model is given.
 #[derive(thiserror::Error)]

@@ -139,7 +139,7 @@ impl Checkpointer {
     }
 
     /// As [`Checkpointer::save`], with what the run read and what it is of.
-    pub(super) fn save_with(
+    pub(crate) fn save_with(
         &mut self,
         contents: Contents,
         declared: &impl Tree<Leaf = Param>,

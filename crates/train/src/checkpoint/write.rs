@@ -25,7 +25,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 /// What a checkpoint says beside its values.
 #[derive(Clone, Debug)]
-pub(super) struct Contents {
+pub(crate) struct Contents {
     pub about: About,
     pub digests: Vec<DataDigest>,
     pub model: ModelFiles,

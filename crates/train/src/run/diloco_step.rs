@@ -1,10 +1,10 @@
 //! A run of several replicas: its state, its step, and what the config says of them.
 
-use crate::Error;
-use crate::config::{DilocoConfig, RunConfig};
 use super::model::Model;
 use super::run_step::RunState;
 use super::train_step::{Params, StepInput, StepOutput, TrainState, TrainStateOf, TrainStep};
+use crate::Error;
+use crate::config::{DilocoConfig, RunConfig};
 use meshloom::hlo::message::counted;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Decoder, DecoderConfig, first_values, initialize};

@@ -8,6 +8,7 @@
 //! | `diloco_step` | [`DilocoStep`]: the step of several |
 //! | `run_step` | the state and the step of a run, which has one replica or several |
 //! | `resolve` | [`Run`]: a config that has been checked, and its lowered programs |
+//! | `execute` | running its programs |
 //! | `devices` | [`Devices`]: the devices of a config |
 //! | `step_ahead` | [`StepAhead`]: the step, compiled for hardware that is not there |
 //! | `pipeline_alternatives`, `context_alternatives` | other ways for the same model |
@@ -15,6 +16,7 @@
 mod context_alternatives;
 mod devices;
 mod diloco_step;
+mod execute;
 mod model;
 mod pipeline_alternatives;
 mod resolve;
@@ -26,6 +28,7 @@ pub use context_alternatives::{ContextAlternative, DeviceScores, RefusedOrder};
 pub use devices::Devices;
 pub(crate) use diloco_step::DilocoStateOf;
 pub use diloco_step::{DilocoStep, DilocoTrainState, ReplicasDiffer, check_replicas};
+pub(crate) use execute::{execute, laid_out_for};
 pub use model::{Dataset, Leaf, Model};
 pub(crate) use pipeline_alternatives::schedules_of;
 pub use pipeline_alternatives::{Alternative, RefusedAlternative};

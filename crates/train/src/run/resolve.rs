@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::Error;
-use crate::config::{self, ConfigError, OptimizerKind, Placement, RateSchedule, RunConfig};
 use super::diloco_step::{DilocoStep, layout_of};
-use crate::exchange::Exchange;
 use super::model::Model;
-use crate::peers::Peers;
 use super::run_step::{Calls, RunFunction, RunState, RunStateOf, RunStep};
 use super::train_step::{DropoutConfig, TrainStep, aliases};
+use crate::Error;
+use crate::config::{self, ConfigError, OptimizerKind, Placement, RateSchedule, RunConfig};
+use crate::exchange::Exchange;
+use crate::peers::Peers;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Pass, lower, lower_as_traced};
 use meshloom::hlo::Stage;
 use meshloom::ir::Graph;

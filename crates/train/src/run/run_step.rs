@@ -1,10 +1,10 @@
 //! What a run's programs read and replace: one replica or several, one step or several in a call.
 
-use crate::Error;
-use crate::apart::Apart;
 use super::diloco_step::{DilocoStep, DilocoTrainState};
 use super::model::Model;
 use super::train_step::{Params, StepInput, TrainState, TrainStep};
+use crate::Error;
+use crate::apart::Apart;
 use meshloom::ir::Name;
 use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::sharding::Role;

@@ -2,8 +2,8 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::Error;
 use super::model::Model;
+use crate::Error;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, first_values, initialize};
 use meshloom::optim::{LearningRate, Optimizer, OptimizerState, UpdateStep, clip_by_global_norm, global_norm};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
 
+use super::token_order::arranged;
 use crate::Error;
-use crate::arrange::arranged;
 use crate::run::{Dataset, Model};
 use meshloom::ir::{InternalError, Literal};
 use meshloom::nn::TokenOrder;
@@ -14,7 +14,7 @@ use meshloom::trace::Tree;
 
 /// A thread that makes the batches of a run, one step after the other. It ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Prefetch {
+pub(super) struct Prefetch {
     /// The leaves of each batch; none once it is to end.
     batches: Option<Receiver<Result<Vec<Literal>, Error>>>,
     thread: Option<JoinHandle<()>>,
@@ -23,7 +23,7 @@ pub(crate) struct Prefetch {
 impl Prefetch {
     /// From a step on, with batches of `rows` rows, of which `own` are needed, whose tokens are in this order. `ahead`
     /// batches wait at most.
-    pub(crate) fn start<M: Model, D: Dataset<M>>(
+    pub(super) fn start<M: Model, D: Dataset<M>>(
         data: Arc<D>,
         ((seed, first, rows), own): ((u64, u64, usize), Range<usize>),
         order: TokenOrder,
@@ -43,7 +43,7 @@ impl Prefetch {
     }
 
     /// The batch of the next step. After an error there is none.
-    pub(crate) fn next(&self) -> Result<Vec<Literal>, Error> {
+    pub(super) fn next(&self) -> Result<Vec<Literal>, Error> {
         let next = self.batches.as_ref().and_then(|batches| batches.recv().ok());
         next.unwrap_or_else(|| Err(InternalError::new("the thread that reads the data", "one batch more").into()))
     }

@@ -1,4 +1,23 @@
-//! A training run on a plugin's devices.
+//! The trainer: a compiled train step, its state on the devices, and the loop around it.
+//!
+//! | file | |
+//! |---|---|
+//! | `mod` | [`Trainer`] and its steps |
+//! | `resume` | from a checkpoint, and to one |
+//! | `evaluate` | the loss on a validation set |
+//! | `prefetch`, `token_order` | batches, made ahead and with their tokens as the model wants them |
+//! | `watch` | steps that take much longer than those before |
+//! | `find_nan` | the op that makes the first number which is not finite |
+
+mod evaluate;
+mod find_nan;
+mod prefetch;
+mod resume;
+pub(crate) mod token_order;
+pub(crate) mod watch;
+
+pub use find_nan::{FirstNotFinite, Maker};
+pub use watch::SlowStep;
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -9,66 +28,57 @@ use std::time::Instant;
 use sha2::{Digest, Sha256};
 
 use crate::apart::{Apart, ApartError, Giving};
-use crate::assign::{with_parameters, Source};
-use crate::checkpoint::{form_of_replicas, hex, Checkpoint};
+use crate::assign::{Source, with_parameters};
+use crate::checkpoint::{Checkpoint, hex};
 use crate::config::RunConfig;
 use crate::data::{DataError, Text, TextDataset};
-use crate::run::{check_replicas, Calls, Dataset, Model, Run, RunStateOf, RunStep, TrainStep};
-use crate::error::{execute, Error, Execution, NotFinite};
-use crate::evaluate::Evaluator;
+use crate::error::{Error, Execution, NotFinite};
 use crate::generate::{Generator, GeneratorOptions, LiveParameters};
 use crate::parameters::{self, LoadOptions};
 use crate::peers::Peers;
-use crate::prefetch::Prefetch;
 use crate::published::ModelFiles;
 use crate::report::{Evaluation, MemoryUse, StepMetrics, Summary};
+use crate::run::{Calls, Dataset, Model, Run, RunStateOf, RunStep, TrainStep, check_replicas, execute, laid_out_for};
 use crate::tokenizer::Tokenizer;
-use crate::watch::{SlowStep, Watch};
+use evaluate::Evaluator;
 use meshloom::compile::{LowerOptions, Lowered, Program};
 use meshloom::hlo::analysis::{Arithmetic, Chip};
 use meshloom::ir::{Graph, InternalError, Literal, TensorType};
 use meshloom::nn::DecoderConfig;
-use meshloom::pjrt::{Array, ArraySpec, CacheUse, Client, CompileOptions};
+use meshloom::pjrt::{Array, CacheUse, Client, CompileOptions};
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Key, MapTree, Param, Tree};
+use prefetch::Prefetch;
+use resume::form_of_replicas;
+use watch::Watch;
 
 /// A compiled train step, its state on the devices, and its data: of a decoder and text, unless another model is named.
 pub struct Trainer<M: Model = DecoderConfig, D = Text> {
-    pub(crate) run: Run<M>,
-    pub(crate) program: Program,
+    run: Run<M>,
+    program: Program,
     /// The program of several steps, and how many, if there is one.
     several: Option<(usize, Program)>,
-    pub(crate) state: RunStateOf<M, Array>,
+    state: RunStateOf<M, Array>,
     data: Arc<D>,
     /// Started by the first step.
     prefetch: Option<Prefetch>,
     evaluator: Option<Evaluator>,
     /// Where it is a replica that is apart from others.
     apart: Option<Apart>,
-    pub(crate) steps_done: u64,
+    steps_done: u64,
     /// Those of them that changed nothing.
-    pub(crate) skipped_steps: u64,
+    skipped_steps: u64,
     /// The first of the last steps in a row that changed nothing, and how many they are.
     bad_row: Option<(StepMetrics, u64)>,
     /// The newest evaluation.
-    pub(crate) evaluation: Cell<Option<Evaluation>>,
-    pub(crate) warnings: Vec<String>,
+    evaluation: Cell<Option<Evaluation>>,
+    warnings: Vec<String>,
     /// What its checkpoints keep of the published model that it is on.
-    pub(crate) model_files: ModelFiles,
+    model_files: ModelFiles,
     watch: Watch,
     lower_seconds: f64,
     compile_seconds: f64,
     compile_cache: Option<CacheUse>,
-}
-
-/// A program's first arguments as it takes them. Where rules allow uneven parts, programs may pad other dimensions than
-/// those that the arguments were made with.
-pub(crate) fn laid_out_for(program: &Program, arrays: Vec<Array>) -> Result<Vec<Array>, Error> {
-    let laid_out = |(array, spec): (Array, &ArraySpec)| match array.layout() == &spec.layout {
-        true => Ok(array),
-        false => Ok(array.laid_out(&spec.layout, program.executable().devices())?),
-    };
-    arrays.into_iter().zip(program.inputs()).map(laid_out).collect()
 }
 
 /// Checks that the processes of a run have the same before they begin: a program that differs would wait for messages
@@ -164,7 +174,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 
     /// Begins with the other replicas, if they are apart; with their outer state, if they have done more steps.
-    pub(crate) fn begin(&mut self) -> Result<(), Error> {
+    fn begin(&mut self) -> Result<(), Error> {
         let (config, done) = (self.run.config().clone(), self.steps_done);
         let begun = self.with_apart(|apart, state, declared, giving| {
             let form = form_of_replicas(&config, &apart.messages());
@@ -203,7 +213,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 
     /// That outer parameters are not on their way.
-    pub(crate) fn check_complete(&self) -> Result<(), Error> {
+    fn check_complete(&self) -> Result<(), Error> {
         Ok(self.apart.as_ref().map_or(Ok(()), Apart::check_complete)?)
     }
 
@@ -217,12 +227,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 
     /// As [`Trainer::of`], or with the state of a checkpoint.
-    pub(crate) fn start(
-        run: Run<M>,
-        data: D,
-        client: &Client,
-        checkpoint: Option<&Checkpoint>,
-    ) -> Result<Trainer<M, D>, Error> {
+    fn start(run: Run<M>, data: D, client: &Client, checkpoint: Option<&Checkpoint>) -> Result<Trainer<M, D>, Error> {
         let config = run.config();
         config.check_runnable()?;
         // Before anything is compiled.
@@ -438,7 +443,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         self.assign_parameters(&Source::file(file.as_ref(), &self.run.model().parameters(), options)?)
     }
 
-    pub(crate) fn assign_parameters(&mut self, source: &Source<'_>) -> Result<(), Error> {
+    fn assign_parameters(&mut self, source: &Source<'_>) -> Result<(), Error> {
         self.state = with_parameters(&self.state, source, self.program.executable().client())?;
         Ok(())
     }
@@ -638,7 +643,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 
     /// The batch of a step, from 1, as a call of one step takes it.
-    pub(crate) fn batch_of(&mut self, step: u64) -> Result<M::Batch<Literal>, Error> {
+    fn batch_of(&mut self, step: u64) -> Result<M::Batch<Literal>, Error> {
         let done = std::mem::replace(&mut self.steps_done, step.saturating_sub(1));
         self.prefetch = None;
         let batch = self.batches(Calls::Single, 1);
@@ -648,7 +653,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 
     /// Compiles a graph of the state and a batch, over the mesh and with the settings of the step.
-    pub(crate) fn compile_beside_step(&self, graph: &Graph) -> Result<Program, Error> {
+    fn compile_beside_step(&self, graph: &Graph) -> Result<Program, Error> {
         let (client, config) = (self.program.executable().client(), self.run.config());
         let lowered = self.run.lower_beside_step(graph, Vec::new(), client.platform())?;
         let options = lowered.compile_options(client)?.with_format(config.target.format.into());

@@ -17,9 +17,9 @@ use meshloom::passes::probe::{self, ProbedLoop};
 use meshloom::pjrt::Array;
 use meshloom::trace::Tree;
 
-use crate::error::{execute, Error, Execution};
-use crate::run::{Calls, Dataset, Model};
-use crate::trainer::{laid_out_for, Trainer};
+use super::Trainer;
+use crate::error::{Error, Execution};
+use crate::run::{Calls, Dataset, Model, execute, laid_out_for};
 
 /// What makes the first number that is not finite.
 #[derive(Clone, Debug, PartialEq)]

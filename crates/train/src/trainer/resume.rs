@@ -1,23 +1,18 @@
-//! A training run's checkpoints.
+//! Trainers that go on from a checkpoint, and what they save.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use super::folder::{self, Directory, Observer};
-use super::snapshot::Snapshot;
-use super::write::{self, Contents};
-use super::{About, Checkpoint, CheckpointError, Checkpointer, DataDigest, DataPosition, RecordedConfig, form};
+use super::Trainer;
 use crate::Error;
 use crate::assign::Source;
+use crate::checkpoint::{
+    About, Checkpoint, CheckpointError, Checkpointer, Contents, DataDigest, DataPosition, MANIFEST, RecordedConfig,
+};
 use crate::config::RunConfig;
-use crate::peers::Peers;
-use crate::published::ModelFiles;
-use crate::run::RunState;
-use crate::{Dataset, Model, Run, Text, Trainer};
+use crate::data::Text;
+use crate::run::{Dataset, Model, Run, RunState};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::{Array, Client};
-use meshloom::trace::{Param, Tree};
 
 impl Trainer {
     /// As [`Trainer::resume_run`], for the decoder and text of a config.
@@ -83,7 +78,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         Ok(checkpointer.save_with(contents, &self.run.state(), &self.state)?)
     }
 
-    pub(crate) fn about(&self) -> About {
+    pub(super) fn about(&self) -> About {
         let config = self.run.config();
         let (batch, seq) = (config.train.batch, config.model.seq);
         let evaluation = self.evaluation.get().filter(|evaluation| evaluation.step == self.steps_done);
@@ -120,7 +115,7 @@ fn check_step<P>(checkpoint: &Checkpoint, state: &RunState<Array, P>) -> Result<
         return Ok(());
     }
     let reason = format!("it is of step {step}, of which {skipped} were skipped, but the value `step` is {found:?}");
-    Err(CheckpointError::Damaged { path: checkpoint.folder().join(super::MANIFEST), reason }.into())
+    Err(CheckpointError::Damaged { path: checkpoint.folder().join(MANIFEST), reason }.into())
 }
 
 /// What has the name that it had in the run that wrote the checkpoint, but other contents, as warnings. Other names are
@@ -162,7 +157,7 @@ fn differences(saved: &RecordedConfig, config: &RunConfig) -> Vec<String> {
 
 /// What replicas that are apart have alike, a line each: the keys that say what is computed, how a pipeline stacks its
 /// layers, and what messages are made of.
-pub(crate) fn form_of_replicas(config: &RunConfig, messages: &[String]) -> String {
+pub(super) fn form_of_replicas(config: &RunConfig, messages: &[String]) -> String {
     let mut lines: Vec<String> = match RecordedConfig::of(config).computed() {
         Ok(keys) => keys.into_iter().map(|(key, value)| format!("{key} = {value}")).collect(),
         Err(error) => vec![error.to_string()],
@@ -174,28 +169,4 @@ pub(crate) fn form_of_replicas(config: &RunConfig, messages: &[String]) -> Strin
     lines.push(format!("train.init = {:?}", config.train.init));
     lines.extend(messages.iter().map(|message| format!("the message of {message}")));
     lines.join("\n")
-}
-
-/// Writes some values as a checkpoint of their own, the only one in its directory.
-pub(crate) fn write_leaves(
-    directory: &Path,
-    about: About,
-    (declared, values): (&impl Tree<Leaf = Param>, &impl Tree<Leaf = Array>),
-    peers: Option<&dyn Peers>,
-) -> Result<PathBuf, CheckpointError> {
-    let is_first = peers.is_none_or(|peers| peers.number() == 0);
-    if is_first {
-        // What is there was written before, by this run or another.
-        match std::fs::remove_dir_all(directory) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                return Err(folder::failed("delete", directory, source));
-            }
-            _ => {}
-        }
-    }
-    let directory = if is_first { Directory::open(directory)? } else { Directory::beside(directory) };
-    let snapshot = Snapshot::take(&form::leaves(declared, "")?, &values.leaves())?;
-    let contents = Contents { about, digests: Vec::new(), model: ModelFiles::default() };
-    let observer: Observer = Arc::new(|_| {});
-    write::write(&directory, contents, snapshot, (&observer, peers))
 }

@@ -1,10 +1,9 @@
 //! The loss on a validation set.
 
+use super::token_order::arranged;
 use crate::Error;
-use crate::arrange::arranged;
 use crate::data::DataError;
 use crate::run::{Dataset, Model, Params};
-use crate::trainer::laid_out_for;
 use meshloom::compile::Program;
 use meshloom::ir::InternalError;
 use meshloom::nn::TokenOrder;
@@ -12,25 +11,25 @@ use meshloom::pjrt::Array;
 use meshloom::trace::Tree;
 
 /// A compiled forward pass, on the same mesh as the train step.
-pub(crate) struct Evaluator {
+pub(super) struct Evaluator {
     rows: usize,
     program: Program,
 }
 
 impl Evaluator {
     /// A program of parameters and so many rows.
-    pub(crate) fn new(rows: usize, program: Program) -> Evaluator {
+    pub(super) fn new(rows: usize, program: Program) -> Evaluator {
         Evaluator { rows, program }
     }
 
     /// The compiled forward pass.
-    pub(crate) fn program(&self) -> &Program {
+    pub(super) fn program(&self) -> &Program {
         &self.program
     }
 
     /// The mean loss over the first `rows` rows of the set, or all if there are fewer: each call's mean, weighted by
     /// what its batch counts for. Programs take the tokens of a row in this order. `call` runs a program.
-    pub(crate) fn loss<M: Model, D: Dataset<M>>(
+    pub(super) fn loss<M: Model, D: Dataset<M>>(
         &self,
         (data, order): (&D, TokenOrder),
         params: &Params<M, Array>,
