@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use insta::assert_snapshot;
-use meshloom_train::report::{beside_entropy, MemoryUse, MetricsWriter, Progress, StepMetrics, Summary};
+use meshloom_train::report::{MemoryUse, MetricsWriter, Progress, StepMetrics, Summary, beside_entropy};
 
 fn step(step: u64, loss: f64) -> StepMetrics {
     StepMetrics {

@@ -5,7 +5,7 @@
 //! | [`Member`] | A process of a run: it joins the others, watches them, and leaves. |
 //! | [`Crossing`], [`Links`] | Collectives between processes on CPU plugins, by custom calls onto MPI. |
 //! | [`Replicas`] | Runs that are replicas of one another: messages between them, and who takes part. |
-//! | `training` | Both as training sees them: [`Peers`](meshloom_train::peers::Peers), [`Exchange`](meshloom_train::exchange::Exchange). |
+//! | `training` | Both as training sees them: [`Peers`](meshloom_train::peers::Peers), [`ReplicaLink`](meshloom_train::peers::ReplicaLink). |
 //! | `program` | With the feature `cli`: the part that the program `meshloom-processes` adds to `meshloom`. |
 //! | `certificates` | With the feature `cli`: certificates with which the hosts of a run know each other. |
 //! | `network` | The interface at which MPI and NCCL listen. |

@@ -23,34 +23,31 @@
 // A library neither panics nor prints.
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
-mod apart;
 mod assign;
 pub mod bisect;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
 mod error;
-pub mod exchange;
 pub mod families;
 pub mod generate;
 #[doc(hidden)]
 pub mod internals;
-pub mod logits;
 pub mod parameters;
 pub mod peers;
 #[cfg(feature = "cli")]
 pub mod program;
 pub mod published;
 mod random;
+mod replica;
 pub mod report;
 pub mod run;
 pub mod search;
 pub mod tokenizer;
 pub mod trainer;
 
-pub use apart::ApartError;
 pub use data::Text;
-pub use error::{Error, NotFinite};
+pub use error::{Error, NotFinite, ReplicasDiffer, SyncError};
 pub use meshloom::hlo::Stage;
 pub use random::next_bits;
 pub use run::{Dataset, Devices, Leaf, Model, Run};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use meshloom_store::{Store, StoreError, StoreOptions};
-use meshloom_train::exchange::Judge;
+use meshloom_train::peers::Judge;
 use tokio::runtime::{Handle, Runtime};
 
 use super::blobs::{Blob, Blobs, PeerTls, Reader, RunName, Unread};

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use meshloom_store::{StoreError, StoreOptions, Tls};
-use meshloom_train::exchange::Judge;
+use meshloom_train::peers::Judge;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 

@@ -66,8 +66,8 @@ fn train(
     (opened, part): (Option<plan::Opened>, Option<Part>),
     interrupts: &Interrupts,
 ) -> Result<()> {
-    let (process, exchange, prepare) = match part {
-        Some(Part { process, exchange, prepare }) => (process, exchange, Some(prepare)),
+    let (process, link, prepare) = match part {
+        Some(Part { process, link, prepare }) => (process, link, Some(prepare)),
         None => (None, None, None),
     };
     let (peers, process) = process.unzip();
@@ -94,7 +94,7 @@ fn train(
         return Ok(());
     }
     config.check_validation()?;
-    if arguments.load_parameters.is_some() && exchange.is_some() {
+    if arguments.load_parameters.is_some() && link.is_some() {
         bail!("--load-parameters is not for replicas apart, which begin alike: set train.init for all of them");
     }
     if arguments.find_nan && config.diloco.is_some() && peers.is_some() {
@@ -129,8 +129,8 @@ fn train(
         Some(peers) => run.with_peers(peers.clone()),
         None => run,
     };
-    let run = match &exchange {
-        Some(exchange) => run.with_exchange(exchange.clone()),
+    let run = match &link {
+        Some(link) => run.with_replica_link(link.clone()),
         None => run,
     };
     let mut trainer = match &checkpoint {
@@ -259,8 +259,8 @@ fn train(
         trainer.complete()?;
         let saved = outputs.save_early(&trainer)?;
         outputs.finish()?;
-        if let Some(exchange) = &exchange {
-            exchange.leave()?;
+        if let Some(link) = &link {
+            link.leave()?;
         }
         let step = trainer.steps_done();
         let state = match saved {
@@ -274,8 +274,8 @@ fn train(
     drop(training);
     progress.finish();
     outputs.finish()?;
-    if let Some(exchange) = &exchange {
-        exchange.leave()?;
+    if let Some(link) = &link {
+        link.leave()?;
     }
     let Some(last) = last.filter(|_| is_first) else { return Ok(()) };
     println!(

@@ -3,8 +3,8 @@
 use super::model::Model;
 use super::run_step::RunState;
 use super::train_step::{Params, StepInput, StepOutput, TrainState, TrainStateOf, TrainStep};
-use crate::Error;
 use crate::config::{DilocoConfig, RunConfig};
+use crate::error::{Error, ReplicasDiffer};
 use meshloom::hlo::message::counted;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Decoder, DecoderConfig, first_values, initialize};
@@ -32,23 +32,6 @@ pub struct DilocoStep<M = DecoderConfig> {
     /// Where this is one replica that is apart from the others: its number, and how many there may be.
     pub apart: Option<(usize, usize)>,
 }
-
-/// A replica's outer parameter is not what it is on another.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the outer parameter {path} differs between replicas: device {device} has other bits than device {other}, which holds the same \
-     part; replicas must sync the same sums, so this is a defect of a plugin, of the network or of meshloom"
-)]
-pub struct ReplicasDiffer {
-    /// The parameter's path in the model.
-    pub path: String,
-    /// Position of a device in the mesh.
-    pub device: usize,
-    /// That of another.
-    pub other: usize,
-}
-
-meshloom::hlo::debug_is_message!(ReplicasDiffer);
 
 impl RunConfig {
     /// Bytes of the outer parameters and velocities of DiLoCo; 0 without it.
@@ -273,6 +256,12 @@ impl<M: Model> DilocoStep<M> {
         let StepOutput { state, loss, grad_norm } = self.step.apply(declared, StepInput { state, batch }, rows);
         (state, (loss, grad_norm))
     }
+}
+
+/// Whether a fragment is sent or applied after this step.
+pub(crate) fn is_busy_after(schedule: Schedule, step: u64) -> bool {
+    let event = schedule.after_step(step as usize);
+    event.sent.is_some() || event.applied.is_some()
 }
 
 /// Checks that devices that hold the same part of an outer parameter, as one of each replica does, hold the same bits.

@@ -26,8 +26,8 @@ mod train_step;
 
 pub use context_alternatives::{ContextAlternative, DeviceScores, RefusedOrder};
 pub use devices::Devices;
-pub(crate) use diloco_step::DilocoStateOf;
-pub use diloco_step::{DilocoStep, DilocoTrainState, ReplicasDiffer, check_replicas};
+pub(crate) use diloco_step::{DilocoStateOf, is_busy_after};
+pub use diloco_step::{DilocoStep, DilocoTrainState, check_replicas};
 pub(crate) use execute::{execute, laid_out_for};
 pub use model::{Dataset, Leaf, Model};
 pub(crate) use pipeline_alternatives::schedules_of;

@@ -8,8 +8,7 @@ use super::run_step::{Calls, RunFunction, RunState, RunStateOf, RunStep};
 use super::train_step::{DropoutConfig, TrainStep, aliases};
 use crate::Error;
 use crate::config::{self, ConfigError, OptimizerKind, Placement, RateSchedule, RunConfig};
-use crate::exchange::Exchange;
-use crate::peers::Peers;
+use crate::peers::{Peers, ReplicaLink};
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Pass, lower, lower_as_traced};
 use meshloom::hlo::Stage;
 use meshloom::ir::Graph;
@@ -30,7 +29,7 @@ pub struct Run<M = DecoderConfig> {
     rules: RuleSets,
     pub(crate) step: RunStep<M>,
     pub(crate) peers: Option<Arc<dyn Peers>>,
-    pub(crate) exchange: Option<Arc<dyn Exchange>>,
+    pub(crate) link: Option<Arc<dyn ReplicaLink>>,
 }
 
 impl RunConfig {
@@ -78,7 +77,7 @@ impl RunConfig {
                 RunStep::Diloco(Box::new(DilocoStep { step, diloco, apart }))
             }
         };
-        Ok(Run { config: self.clone(), mesh, rules, step, peers: None, exchange: None })
+        Ok(Run { config: self.clone(), mesh, rules, step, peers: None, link: None })
     }
 
     /// The decoder that the config describes. Of a topology, the devices must be known ([`RunConfig::on_devices`]).
@@ -290,13 +289,13 @@ impl<M: Model> Run<M> {
 
     /// The run as one of several replicas that live apart (`diloco.apart`).
     #[must_use]
-    pub fn with_exchange(mut self, exchange: Arc<dyn Exchange>) -> Run<M> {
+    pub fn with_replica_link(mut self, link: Arc<dyn ReplicaLink>) -> Run<M> {
         if let RunStep::Diloco(step) = &mut self.step
             && let Some((number, _)) = &mut step.apart
         {
-            *number = exchange.number();
+            *number = link.number();
         }
-        Run { exchange: Some(exchange), ..self }
+        Run { link: Some(link), ..self }
     }
 
     /// The config.

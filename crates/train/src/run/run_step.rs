@@ -1,10 +1,9 @@
 //! What a run's programs read and replace: one replica or several, one step or several in a call.
 
-use super::diloco_step::{DilocoStep, DilocoTrainState};
+use super::diloco_step::{DilocoStep, DilocoTrainState, is_busy_after};
 use super::model::Model;
 use super::train_step::{Params, StepInput, TrainState, TrainStep};
 use crate::Error;
-use crate::apart::Apart;
 use meshloom::ir::Name;
 use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::sharding::Role;
@@ -153,7 +152,7 @@ impl<M: Model> RunStep<M> {
         match (self, calls) {
             (RunStep::Diloco(step), Calls::Several(count)) if step.apart.is_some() => {
                 let schedule = step.diloco.schedule();
-                (done + 1..done + count as u64).all(|step| !Apart::is_busy_after(schedule, step))
+                (done + 1..done + count as u64).all(|step| !is_busy_after(schedule, step))
             }
             (RunStep::Diloco(step), Calls::Several(count)) => {
                 let start = step.diloco.schedule().overlap();

@@ -27,18 +27,20 @@ use std::time::Instant;
 
 use sha2::{Digest, Sha256};
 
-use crate::apart::{Apart, ApartError, Giving};
 use crate::assign::{Source, with_parameters};
 use crate::checkpoint::{Checkpoint, hex};
 use crate::config::RunConfig;
 use crate::data::{DataError, Text, TextDataset};
-use crate::error::{Error, Execution, NotFinite};
+use crate::error::{Error, Execution, NotFinite, SyncError};
 use crate::generate::{Generator, GeneratorOptions, LiveParameters};
 use crate::parameters::{self, LoadOptions};
 use crate::peers::Peers;
 use crate::published::ModelFiles;
+use crate::replica::{Giving, LoweredReplica, Replica};
 use crate::report::{Evaluation, MemoryUse, StepMetrics, Summary};
-use crate::run::{Calls, Dataset, Model, Run, RunStateOf, RunStep, TrainStep, check_replicas, execute, laid_out_for};
+use crate::run::{
+    Calls, Dataset, Model, Run, RunStateOf, RunStep, TrainStep, check_replicas, execute, is_busy_after, laid_out_for,
+};
 use crate::tokenizer::Tokenizer;
 use evaluate::Evaluator;
 use meshloom::compile::{LowerOptions, Lowered, Program};
@@ -64,7 +66,7 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
     prefetch: Option<Prefetch>,
     evaluator: Option<Evaluator>,
     /// Where it is a replica that is apart from others.
-    apart: Option<Apart>,
+    apart: Option<Replica>,
     steps_done: u64,
     /// Those of them that changed nothing.
     skipped_steps: u64,
@@ -188,7 +190,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     fn with_apart<T>(
         &mut self,
         act: impl FnOnce(
-            &mut Apart,
+            &mut Replica,
             RunStateOf<M, Array>,
             &RunStateOf<M, Param>,
             &Giving<'_>,
@@ -214,7 +216,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
 
     /// That outer parameters are not on their way.
     fn check_complete(&self) -> Result<(), Error> {
-        Ok(self.apart.as_ref().map_or(Ok(()), Apart::check_complete)?)
+        Ok(self.apart.as_ref().map_or(Ok(()), Replica::check_complete)?)
     }
 
     fn giving(&self) -> Giving<'_> {
@@ -248,14 +250,14 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             Calls::Single => None,
             Calls::Several(count) => Some((count, run.lower(Calls::Several(count), platform)?.1)),
         };
-        let exchange = match (&run.exchange, config.is_apart()) {
-            (None, true) => return Err(ApartError::Alone.into()),
+        let link = match (&run.link, config.is_apart()) {
+            (None, true) => return Err(SyncError::Alone.into()),
             (Some(_), true) if run.peers.is_some() && config.checkpoint.dir.is_empty() => {
-                return Err(ApartError::NoFolder.into());
+                return Err(SyncError::NoFolder.into());
             }
-            (exchange, is_apart) => exchange.clone().filter(|_| is_apart),
+            (link, is_apart) => link.clone().filter(|_| is_apart),
         };
-        let lowered_apart = run.lower_apart(platform)?;
+        let lowered_apart = LoweredReplica::of(&run, platform)?;
         let lowered_evaluation = has_validation.then(|| run.lower_evaluation(platform)).transpose()?;
         let lower_seconds = start.elapsed().as_secs_f64();
         let start = Instant::now();
@@ -295,11 +297,11 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             Some((rows, lowered)) => Some(Evaluator::new(*rows, compile(lowered)?)),
             None => None,
         };
-        let apart = match (exchange, lowered_apart, &run.step) {
-            (Some(exchange), Some(lowered), RunStep::Diloco(step)) => {
+        let apart = match (link, lowered_apart, &run.step) {
+            (Some(link), Some(lowered), RunStep::Diloco(step)) => {
                 let max_norm = config.diloco.as_ref().map_or(0.0, |diloco| diloco.max_norm);
                 let limits = (config.train.time_limit, max_norm);
-                Some(lowered.compile((exchange, step.diloco.clone()), limits, &mut compile)?)
+                Some(Replica::compile(&lowered, (link, step.diloco.clone()), limits, &mut compile)?)
             }
             _ => None,
         };
@@ -559,7 +561,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     fn sync(&mut self) -> Result<Option<f64>, Error> {
         let done = self.steps_done;
         // After most steps there is nothing to do.
-        if self.apart.as_ref().is_some_and(|apart| Apart::is_busy_after(apart.diloco.schedule(), done)) {
+        if self.apart.as_ref().is_some_and(|apart| is_busy_after(apart.diloco.schedule(), done)) {
             self.with_apart(|apart, state, declared, giving| {
                 Ok((apart.after_step::<M>((done, state), declared, giving)?, ()))
             })?;

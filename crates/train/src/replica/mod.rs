@@ -1,93 +1,26 @@
 //! A replica that trains apart from the others: what it does between two steps when a fragment syncs.
 
+mod programs;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::checkpoint::{About, Checkpoint, write_leaves};
-use crate::error::{Error, Execution};
-use crate::exchange::{Exchange, Judge, Round};
-use crate::peers::Peers;
-use crate::run::{DilocoStateOf, DilocoStep, Model, Run, RunState, RunStateOf, RunStep, TrainState};
+use crate::error::{Error, Execution, SyncError};
+use crate::peers::{Judge, Peers, ReplicaLink, Round};
+use crate::run::{Model, Params, RunState, RunStateOf, execute, laid_out_for};
 use meshloom::compile::{Lowered, Program};
-use meshloom::ir::{DType, InternalError, Literal, TensorType};
-use meshloom::pjrt::{Array, Platform};
-use meshloom::trace::{Function, MapTree, Param, Specs, Tensor, TensorSpec, Tree};
-use meshloom::transform::diloco::{Diloco, DilocoState, Fragment, OuterState, Schedule, Share};
-
-/// A sync that a replica cannot do.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ApartError {
-    /// The run does not know the others.
-    #[error(
-        "diloco.apart is true, but this run does not know the other replicas: start it by --replica N, or give it an Exchange"
-    )]
-    Alone,
-    /// A message is not what this replica sends.
-    #[error(
-        "a message of the round after step {round} has {found} bytes, not {expected}: replicas must run the same version of meshloom"
-    )]
-    Message {
-        /// The round.
-        round: u64,
-        /// Bytes that a message has.
-        expected: usize,
-        /// Bytes that it has.
-        found: usize,
-    },
-    /// Outer parameters are on their way.
-    #[error("the sync after step {round} is under way, and not part of the state yet: call Trainer::complete first")]
-    UnderWay {
-        /// The round.
-        round: u64,
-    },
-    /// The machine's fault.
-    #[error("there is no folder for the outer state that another replica is to take: {reason}")]
-    Folder {
-        /// What the system says.
-        reason: String,
-    },
-    /// A replica of several processes has no folder that all of them see.
-    #[error(
-        "a replica of several processes needs --checkpoint DIR on a shared file system: others take its state from there"
-    )]
-    NoFolder,
-}
-
-meshloom::hlo::debug_is_message!(ApartError);
-
-/// The programs of a sync, of the fragments that have as many layers.
-struct SharePrograms {
-    share: Share,
-    message: Program,
-    decoded: Program,
-    added: Program,
-    updated: Program,
-    come_in: Program,
-}
-
-impl SharePrograms {
-    /// The types of the parts of a message.
-    fn types(&self) -> Vec<TensorType> {
-        self.decoded.inputs().iter().map(|spec| spec.ty.clone()).collect()
-    }
-}
-
-/// The same, before they are compiled.
-pub(crate) struct LoweredShare {
-    share: Share,
-    lowered: [Lowered; 5],
-}
-
-/// All that a replica apart has beside its train step, before it is compiled.
-pub(crate) struct LoweredApart {
-    shares: Vec<LoweredShare>,
-    taken_over: Lowered,
-}
+use meshloom::ir::{InternalError, Literal, TensorType};
+use meshloom::pjrt::Array;
+use meshloom::trace::{MapTree, Param, Tree};
+use meshloom::transform::diloco::{Diloco, Fragment, OuterState};
+pub(crate) use programs::LoweredReplica;
+use programs::{ReplicaPrograms, SharePrograms};
 
 /// A replica among others.
-pub(crate) struct Apart {
-    exchange: Arc<dyn Exchange>,
+pub(crate) struct Replica {
+    link: Arc<dyn ReplicaLink>,
     pub(crate) diloco: Diloco,
     shares: Vec<SharePrograms>,
     taken_over: Program,
@@ -102,104 +35,20 @@ pub(crate) struct Apart {
     max_norm: f64,
 }
 
-impl<M: Model> Run<M> {
-    /// What a replica apart runs beside its train step; none of other runs.
-    pub(crate) fn lower_apart(&self, platform: &Platform) -> Result<Option<LoweredApart>, Error> {
-        let RunStep::Diloco(step) = &self.step else { return Ok(None) };
-        if step.apart.is_none() {
-            return Ok(None);
-        }
-        let shares = step.diloco.shares().into_iter().map(|share| self.lower_share(step, share, platform));
-        let shares = shares.collect::<Result<_, _>>()?;
-        let (state, number) = (specs_of(step), TensorSpec::new(DType::S32, []));
-        let taken_over = Function::trace("diloco_taken_over", Specs((state.clone(), number)), |(state, number)| {
-            let inner: TrainState<Tensor, _> = state.inner;
-            let inner = TrainState { step: number.reshape([1]), ..inner };
-            step.diloco.taken_over(DilocoState { inner, outer: state.outer, step: number })
-        })?;
-        let taken_over = self.lower_sync(taken_over.with_output_specs(&state)?, state.leaves().len(), platform)?;
-        Ok(Some(LoweredApart { shares, taken_over }))
-    }
-
-    fn lower_share(&self, step: &DilocoStep<M>, share: Share, platform: &Platform) -> Result<LoweredShare, Error> {
-        let (state, number) = (specs_of(step), TensorSpec::new(DType::S32, []));
-        let gradients = step.diloco.gradient_specs(share);
-        let message =
-            Function::trace("diloco_message", Specs((state.clone(), number.clone())), |(state, fragment)| {
-                step.diloco.message((share, fragment), &state)
-            })?;
-        // Of dimensions without names, each device has all.
-        let whole = |spec: &TensorSpec| {
-            let rank = spec.ty.rank();
-            TensorSpec::new(spec.ty.dtype, &spec.ty.dims[..]).with_axes(&vec![""; rank])
-        };
-        let sent: Vec<TensorSpec> = message.outputs().iter().map(whole).collect();
-        let message = message.with_output_specs(&sent)?;
-        let decoded = Function::trace("diloco_decoded", Specs(sent), |message| step.diloco.decoded(share, message))?;
-        let two = Specs((gradients.clone(), gradients.clone()));
-        let added = Function::trace("diloco_added", two, |(sum, more): (Vec<Tensor>, Vec<Tensor>)| {
-            sum.into_iter().zip(more).map(|(sum, more)| sum + more).collect::<Vec<_>>()
-        })?;
-        let of_update =
-            Specs((state.outer.clone(), number.clone(), gradients.clone(), TensorSpec::new(DType::F32, [])));
-        let updated = Function::trace("diloco_updated", of_update, |(outer, fragment, sum, count)| {
-            step.diloco.updated((share, fragment), &outer, sum, count)
-        })?;
-        let come_in = Function::trace("diloco_come_in", Specs((state.clone(), number)), |(state, fragment)| {
-            step.diloco.come_in((share, fragment), state)
-        })?;
-        let (of_outer, of_state) = (state.outer.leaves().len(), state.leaves().len());
-        let lowered = [
-            self.lower_sync(message, 0, platform)?,
-            self.lower_sync(decoded.with_output_specs(&gradients)?, 0, platform)?,
-            self.lower_sync(added.with_output_specs(&gradients)?, gradients.len(), platform)?,
-            self.lower_sync(updated.with_output_specs(&state.outer)?, of_outer, platform)?,
-            self.lower_sync(come_in.with_output_specs(&state)?, of_state, platform)?,
-        ];
-        Ok(LoweredShare { share, lowered })
-    }
-
-    /// A program whose first `replaced` inputs are replaced by its first outputs.
-    fn lower_sync<I, O>(&self, function: Function<I, O>, replaced: usize, platform: &Platform) -> Result<Lowered, Error>
-    where
-        I: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
-        O: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
-    {
-        let aliases = (0..replaced).map(|index| (index, index)).collect();
-        self.lower_beside_step(function.graph(), aliases, platform)
-    }
-}
-
-fn specs_of<M: Model>(step: &DilocoStep<M>) -> DilocoStateOf<M, TensorSpec> {
-    step.state().map(|_, param| param.spec.clone())
-}
-
-impl LoweredApart {
-    /// Compiles all programs.
+impl Replica {
+    /// Compiles the programs of a replica, which reaches the others by `link`. A call of one takes `time_limit` seconds
+    /// at most (0 for no limit), and a message whose norm is more than `max_norm` does not count (0 for no limit).
     pub(crate) fn compile(
-        &self,
-        (exchange, diloco): (Arc<dyn Exchange>, Diloco),
+        lowered: &LoweredReplica,
+        (link, diloco): (Arc<dyn ReplicaLink>, Diloco),
         (time_limit, max_norm): (f64, f64),
-        mut compile: impl FnMut(&Lowered) -> Result<Program, Error>,
-    ) -> Result<Apart, Error> {
-        let mut shares = Vec::new();
-        for LoweredShare { share, lowered: [message, decoded, added, updated, come_in] } in &self.shares {
-            shares.push(SharePrograms {
-                share: *share,
-                message: compile(message)?,
-                decoded: compile(decoded)?,
-                added: compile(added)?,
-                updated: compile(updated)?,
-                come_in: compile(come_in)?,
-            });
-        }
-        let taken_over = compile(&self.taken_over)?;
+        compile: impl FnMut(&Lowered) -> Result<Program, Error>,
+    ) -> Result<Replica, Error> {
+        let ReplicaPrograms { shares, taken_over } = lowered.compile(compile)?;
         let (under_way, folder, wait_seconds) = (None, None, 0.0);
-        Ok(Apart { exchange, diloco, shares, taken_over, under_way, folder, wait_seconds, time_limit, max_norm })
+        Ok(Replica { link, diloco, shares, taken_over, under_way, folder, wait_seconds, time_limit, max_norm })
     }
-}
 
-impl Apart {
     /// Begins with the others. Returns the state, and the steps that it is after.
     pub(crate) fn begin<M: Model>(
         &mut self,
@@ -208,7 +57,7 @@ impl Apart {
         declared: &RunStateOf<M, Param>,
         giving: &Giving<'_>,
     ) -> Result<(RunStateOf<M, Array>, u64), Error> {
-        let beginning = self.exchange.begin(form, step)?;
+        let beginning = self.link.begin(form, step)?;
         let RunState::Diloco(declared) = declared else { return Err(not_apart()) };
         if beginning.gives {
             self.give::<M>(beginning.step, &outer_of(&state)?, &declared.outer, giving)?;
@@ -235,12 +84,6 @@ impl Apart {
         self.shares.iter().map(line).collect()
     }
 
-    /// Whether something happens after this step.
-    pub(crate) fn is_busy_after(schedule: Schedule, step: u64) -> bool {
-        let event = schedule.after_step(step as usize);
-        event.sent.is_some() || event.applied.is_some()
-    }
-
     /// What happens after a step.
     pub(crate) fn after_step<M: Model>(
         &mut self,
@@ -260,7 +103,7 @@ impl Apart {
                 message.extend_from_slice(part.shard(own)?.bytes());
             }
             let judge = self.judge(programs, step);
-            self.exchange.send(step, step + self.diloco.schedule().overlap() as u64, message, judge)?;
+            self.link.send(step, step + self.diloco.schedule().overlap() as u64, message, judge)?;
             self.under_way = Some(step);
         }
         if let Some(fragment) = event.applied {
@@ -284,7 +127,7 @@ impl Apart {
     ) -> Result<RunStateOf<M, Array>, Error> {
         let Some(round) = self.under_way.take() else { return Ok(state) };
         let start = Instant::now();
-        let Round { messages, gives } = self.exchange.receive(round)?;
+        let Round { messages, gives } = self.link.receive(round)?;
         self.wait_seconds += start.elapsed().as_secs_f64();
         let fragment = self.diloco.schedule().after_step(round as usize).sent;
         let fragment = fragment.ok_or_else(|| Error::from(InternalError::new("a round", "a fragment")))?;
@@ -343,8 +186,8 @@ impl Apart {
     }
 
     /// An error where outer parameters are on their way.
-    pub(crate) fn check_complete(&self) -> Result<(), ApartError> {
-        self.under_way.map_or(Ok(()), |round| Err(ApartError::UnderWay { round }))
+    pub(crate) fn check_complete(&self) -> Result<(), SyncError> {
+        self.under_way.map_or(Ok(()), |round| Err(SyncError::UnderWay { round }))
     }
 
     fn programs(&self, fragment: Fragment) -> Result<(&SharePrograms, i32), Error> {
@@ -364,22 +207,22 @@ impl Apart {
     fn give<M: Model>(
         &mut self,
         step: u64,
-        state: &OuterState<crate::run::Params<M, Array>>,
-        declared: &OuterState<crate::run::Params<M, Param>>,
+        state: &OuterState<Params<M, Array>>,
+        declared: &OuterState<Params<M, Param>>,
         giving: &Giving<'_>,
     ) -> Result<(), Error> {
         let directory = match (giving.peers, &giving.directory) {
             (None, _) => {
                 let folder = tempfile::tempdir();
-                let folder = folder.map_err(|error| ApartError::Folder { reason: error.to_string() })?;
+                let folder = folder.map_err(|error| SyncError::Folder { reason: error.to_string() })?;
                 self.folder.insert(folder).path().to_owned()
             }
             (Some(_), Some(directory)) => directory.join(GIVEN),
-            (Some(_), None) => return Err(ApartError::NoFolder.into()),
+            (Some(_), None) => return Err(SyncError::NoFolder.into()),
         };
         let about = About { step, ..giving.about.clone() };
         let folder = write_leaves(&directory, about, (declared, state), giving.peers)?;
-        Ok(self.exchange.give(step, &folder)?)
+        Ok(self.link.give(step, &folder)?)
     }
 }
 
@@ -415,7 +258,7 @@ fn scalar(step: u64) -> Literal {
 fn parts_of(types: &[TensorType], round: u64, message: &[u8]) -> Result<Vec<Literal>, Error> {
     let (expected, found) = (types.iter().map(TensorType::byte_count).sum(), message.len());
     if expected != found {
-        return Err(ApartError::Message { round, expected, found }.into());
+        return Err(SyncError::Message { round, expected, found }.into());
     }
     let mut rest = message;
     let part = |ty: &TensorType| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// This replica among those of a run, and what travels between them. All processes of a replica call the same methods
 /// in the same order.
-pub trait Exchange: Debug + Send + Sync {
+pub trait ReplicaLink: Debug + Send + Sync {
     /// Its number.
     fn number(&self) -> usize;
 
@@ -15,7 +15,7 @@ pub trait Exchange: Debug + Send + Sync {
     ///
     /// # Errors
     /// Others have another form, or cannot be reached.
-    fn begin(&self, form: &str, step: u64) -> Result<Beginning, ExchangeError>;
+    fn begin(&self, form: &str, step: u64) -> Result<Beginning, ReplicaLinkError>;
 
     /// Sends the message of the round after step `round`, and returns at once. It comes in after step `use_at`. `judge`
     /// judges all messages of the round before they are taken, its own too: one that a replica refuses counts for
@@ -23,27 +23,27 @@ pub trait Exchange: Debug + Send + Sync {
     ///
     /// # Errors
     /// The others cannot be reached.
-    fn send(&self, round: u64, use_at: u64, message: Vec<u8>, judge: Judge) -> Result<(), ExchangeError>;
+    fn send(&self, round: u64, use_at: u64, message: Vec<u8>, judge: Judge) -> Result<(), ReplicaLinkError>;
 
     /// Waits for what came of the round: the same on all replicas.
     ///
     /// # Errors
     /// The others went on without this replica, or cannot be reached.
-    fn receive(&self, round: u64) -> Result<Round, ExchangeError>;
+    fn receive(&self, round: u64) -> Result<Round, ReplicaLinkError>;
 
     /// Gives the outer state after a step, in the files of a folder, to those who join. The folder stays until the
-    /// next is given, or this replica has [left](Exchange::leave).
+    /// next is given, or this replica has [left](ReplicaLink::leave).
     ///
     /// # Errors
     /// The folder cannot be read.
-    fn give(&self, step: u64, folder: &Path) -> Result<(), ExchangeError>;
+    fn give(&self, step: u64, folder: &Path) -> Result<(), ReplicaLinkError>;
 
-    /// Ends, after the last step and its [`receive`](Exchange::receive): when those have the outer state to whom it was
+    /// Ends, after the last step and its [`receive`](ReplicaLink::receive): when those have the outer state to whom it was
     /// given.
     ///
     /// # Errors
     /// The others cannot be reached.
-    fn leave(&self) -> Result<(), ExchangeError>;
+    fn leave(&self) -> Result<(), ReplicaLinkError>;
 }
 
 /// Says of a message why it is not taken, if it is not.
@@ -72,6 +72,6 @@ pub struct Round {
 /// Why replicas do not go on together.
 #[derive(Clone, thiserror::Error)]
 #[error(transparent)]
-pub struct ExchangeError(pub Arc<dyn std::error::Error + Send + Sync>);
+pub struct ReplicaLinkError(pub Arc<dyn std::error::Error + Send + Sync>);
 
-meshloom::hlo::debug_is_message!(ExchangeError);
+meshloom::hlo::debug_is_message!(ReplicaLinkError);

@@ -1,11 +1,23 @@
-//! The error type of training. Each variant says whose fault it is.
+//! The error type of training, and the errors of those rooms that return it. Each variant says whose fault it is.
+//!
+//! Config, data, checkpoints and so on have errors of their own, which know nothing of this one; it wraps them.
 
-use std::fmt;
+mod execution;
+mod generate;
+mod replicas;
+mod tokens;
+
+pub use execution::Execution;
+pub use generate::GenerateError;
+pub use replicas::{ReplicasDiffer, SyncError};
+pub use tokens::TokensError;
+
+use execution::advice;
 
 use crate::report::StepMetrics;
 use meshloom::hlo::mesh::MeshError;
 use meshloom::ir::{OpError, SpecError};
-use meshloom::pjrt::{ErrorCode, PjrtError};
+use meshloom::pjrt::PjrtError;
 use meshloom::sharding::ShardingError;
 
 /// Everything that can go wrong in a training run.
@@ -48,28 +60,28 @@ pub enum Error {
     NoModel(std::path::PathBuf),
     /// The fault of tokens that a model is given.
     #[error(transparent)]
-    Tokens(#[from] Box<crate::logits::TokensError>),
+    Tokens(#[from] Box<TokensError>),
     /// The tokenizer file's fault.
     #[error(transparent)]
     Tokenizer(#[from] Box<crate::tokenizer::TokenizerError>),
     /// The fault of what a generator is asked for.
     #[error(transparent)]
-    Generate(#[from] crate::generate::GenerateError),
+    Generate(#[from] GenerateError),
     /// The metrics file could not be written.
     #[error(transparent)]
     Metrics(#[from] crate::report::MetricsError),
     /// The machine's fault, or ours: what all replicas should have alike differs.
     #[error(transparent)]
-    Replicas(#[from] crate::run::ReplicasDiffer),
+    Replicas(#[from] ReplicasDiffer),
     /// Steps changed nothing, because their numbers are not finite.
     #[error(transparent)]
     NotFinite(#[from] Box<NotFinite>),
     /// A replica that is apart from the others cannot go on.
     #[error(transparent)]
-    Apart(#[from] crate::apart::ApartError),
+    Sync(#[from] SyncError),
     /// The others do not go on with this replica, or it does not reach them.
     #[error(transparent)]
-    Exchange(#[from] crate::exchange::ExchangeError),
+    ReplicaLink(#[from] crate::peers::ReplicaLinkError),
     /// A plan cannot be searched for.
     #[error(transparent)]
     Search(#[from] crate::search::SearchError),
@@ -79,39 +91,6 @@ pub enum Error {
 }
 
 meshloom::hlo::debug_is_message!(Error);
-
-/// What a program of a run is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Execution {
-    /// It draws the state before the first step.
-    FirstState,
-    /// A call of the train step that begins with this step, from 1.
-    Step(u64),
-    /// What replicas that are apart do about a sync, after this step.
-    Sync(u64),
-    /// The loss on the validation set after so many steps.
-    Evaluation(u64),
-    /// The logits of some rows.
-    Logits,
-    /// A generator's pass over prompts.
-    Prompts,
-    /// A generator's step: the next token of each row.
-    Token,
-}
-
-impl fmt::Display for Execution {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Execution::FirstState => f.write_str("the state before the first step"),
-            Execution::Step(step) => write!(f, "step {step}"),
-            Execution::Sync(step) => write!(f, "the sync at step {step}"),
-            Execution::Evaluation(step) => write!(f, "the evaluation after step {step}"),
-            Execution::Logits => f.write_str("the logits"),
-            Execution::Prompts => f.write_str("the pass over the prompts"),
-            Execution::Token => f.write_str("the next token"),
-        }
-    }
-}
 
 /// More steps in a row than `train.skip_bad_steps` had a loss or a gradient norm that is not finite. None of them
 /// changed the state.
@@ -141,27 +120,6 @@ fn and_others(in_a_row: u64) -> String {
     }
 }
 
-/// What to do about a program that failed, where the config has keys for it.
-fn advice(what: Execution, error: &meshloom::Error) -> &'static str {
-    let meshloom::Error::Pjrt(error) = error else { return "" };
-    match &**error {
-        PjrtError::Plugin { message, .. } if message.contains("Duplicate GPU detected") => {
-            "; NCCL wants a GPU for each process: give each its own by target.visible_devices or CUDA_VISIBLE_DEVICES"
-        }
-        PjrtError::TimedOut { .. } => "; give it more by train.time_limit, or none by 0",
-        PjrtError::Plugin { code: ErrorCode::ResourceExhausted, .. }
-            if matches!(what, Execution::Prompts | Execution::Token) =>
-        {
-            "; the devices have too little memory: continue fewer prompts at once, or by fewer tokens"
-        }
-        PjrtError::Plugin { code: ErrorCode::ResourceExhausted, .. } => {
-            "; the devices have too little memory: lower train.batch or model.seq, raise train.microbatches, or set \
-             remat.policy = \"full\""
-        }
-        _ => "",
-    }
-}
-
 macro_rules! boxed {
     ($($variant:ident($error:ty)),* $(,)?) => {$(
         impl From<$error> for Error {
@@ -180,7 +138,7 @@ boxed! {
     Checkpoint(crate::checkpoint::CheckpointError),
     Family(crate::families::FamilyError),
     Weights(meshloom_weights::WeightsError),
-    Tokens(crate::logits::TokensError),
+    Tokens(TokensError),
     Tokenizer(crate::tokenizer::TokenizerError),
 }
 
