@@ -1,7 +1,8 @@
 //! The text data: from bytes to batches.
 
 use meshloom::ir::Literal;
-use meshloom_train::data::{Batch, TextDataset, decode_bytes};
+use meshloom_train::data::{Batch, TextDataset};
+use meshloom_train::tokenizer::decode_bytes;
 use meshloom_train::tokenizer::Tokenizer;
 use support::configs::{BOOK, config};
 use support::text_files::TextFiles;

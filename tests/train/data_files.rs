@@ -6,7 +6,8 @@ use std::sync::Mutex;
 
 use insta::assert_snapshot;
 use meshloom::ir::Literal;
-use meshloom_train::data::{TextDataset, Tokenized, decode_bytes};
+use meshloom_train::data::{TextDataset, Tokenized};
+use meshloom_train::tokenizer::decode_bytes;
 use meshloom_train::tokenizer::Tokenizer;
 use support::configs::TOKENIZER;
 use support::text_files::{TextFiles, gzip, zstd};

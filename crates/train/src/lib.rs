@@ -46,9 +46,8 @@ pub mod search;
 pub mod tokenizer;
 pub mod trainer;
 
-pub use data::Text;
 pub use error::{Error, NotFinite, ReplicasDiffer, SyncError};
 pub use meshloom::hlo::Stage;
 pub use random::next_bits;
-pub use run::{Dataset, Devices, Leaf, Model, Run};
+pub use run::{Dataset, Devices, Leaf, Model, Run, Text};
 pub use trainer::Trainer;

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{FORMAT, MODEL, RecordedConfig, VERSION};
+use crate::data::DataDigest;
 use crate::published::is_kept;
 use meshloom::ir::{DType, TensorType};
 use meshloom::pjrt::{ShardBox, ShardLayout};
@@ -44,17 +45,6 @@ pub struct DataPosition {
     pub batch: usize,
     /// Tokens of a sequence.
     pub seq: usize,
-}
-
-/// What a key of the config named, by its contents.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DataDigest {
-    /// The key.
-    pub key: String,
-    /// What it named: a source or a file.
-    pub name: String,
-    /// SHA-256 of the file; of a source, SHA-256 of those of its files in their order.
-    pub sha256: String,
 }
 
 /// What every version of the format has.

@@ -40,12 +40,11 @@ pub(crate) use checkpointer::{ParameterSource, write_parameters};
 pub use error::CheckpointError;
 pub use folder::{Observer, list};
 pub(crate) use leaves::write_leaves;
-pub use manifest::{About, DataDigest, DataPosition};
+pub use manifest::{About, DataPosition};
 pub use read::{Checkpoint, Fallback, Found, find};
 pub(crate) use read::{ParameterLeaves, model_folder};
 pub use recorded::RecordedConfig;
 
-pub(crate) use sums::hex;
 pub(crate) use write::Contents;
 
 /// What a manifest says it is.

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::form::{self, Leaf, Segment};
-use super::manifest::{About, DataDigest, Header, Manifest, StoredLeaf, StoredPiece};
+use super::manifest::{About, Header, Manifest, StoredLeaf, StoredPiece};
 use super::{CheckpointError, FORMAT, MANIFEST, MODEL, VERSION, folder, sums};
+use crate::data::DataDigest;
 use meshloom::hlo::files;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::{DType, Literal, TensorType};
@@ -136,7 +137,7 @@ impl Checkpoint {
     }
 
     /// What the run read, if that is known.
-    pub(super) fn data_digests(&self) -> &[DataDigest] {
+    pub(crate) fn data_digests(&self) -> &[DataDigest] {
         &self.manifest.data_digests
     }
 

@@ -93,7 +93,7 @@ impl RecordedConfig {
     ///
     /// # Errors
     /// It is not TOML.
-    pub(super) fn computed(&self) -> Result<BTreeMap<String, toml::Value>, toml::de::Error> {
+    pub(crate) fn computed(&self) -> Result<BTreeMap<String, toml::Value>, toml::de::Error> {
         let table: toml::Table = self.0.parse()?;
         let of_section = |section: &&str| {
             let keys = table.get(*section).and_then(toml::Value::as_table).cloned().unwrap_or_default();

@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::folder::{Directory, Observer, failed, sync_folder};
-use super::manifest::{About, DataDigest, Manifest, StoredFile, StoredLeaf};
+use super::manifest::{About, Manifest, StoredFile, StoredLeaf};
 use super::snapshot::{Piece, Pieces, Snapshot};
-use super::sums::hex;
 use super::{CheckpointError, MANIFEST, MODEL, Phase, SUMS};
+use crate::data::{DataDigest, hex};
 use crate::parameters;
 use crate::peers::Peers;
 use crate::published::{ModelFile, ModelFiles};

@@ -9,6 +9,7 @@ mod describe;
 mod error;
 mod family;
 mod loss;
+mod mixture;
 mod pipeline;
 mod placement;
 mod published;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 pub use describe::{KeyInfo, SectionInfo};
 pub(crate) use error::invalid;
 pub use error::{ConfigError, ConfigErrorKind, Place};
+pub(crate) use mixture::Mixture;
 pub(crate) use placement::Placement;
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{

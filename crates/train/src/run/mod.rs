@@ -4,6 +4,7 @@
 //! | file | |
 //! |---|---|
 //! | `model` | [`Model`] and [`Dataset`]: what can be trained, and on what |
+//! | `text` | [`Text`]: the text of a config, which decoders are trained on |
 //! | `train_step` | [`TrainStep`]: the step of one replica |
 //! | `diloco_step` | [`DilocoStep`]: the step of several |
 //! | `run_step` | the state and the step of a run, which has one replica or several |
@@ -22,6 +23,7 @@ mod pipeline_alternatives;
 mod resolve;
 mod run_step;
 mod step_ahead;
+mod text;
 mod train_step;
 
 pub use context_alternatives::{ContextAlternative, DeviceScores, RefusedOrder};
@@ -36,6 +38,7 @@ pub use resolve::Run;
 pub use run_step::{Calls, RunFunction, RunInput, RunOutput, RunState};
 pub(crate) use run_step::{RunStateOf, RunStep};
 pub use step_ahead::StepAhead;
+pub use text::Text;
 pub(crate) use train_step::Params;
 pub use train_step::{
     DropoutConfig, LossFunction, LossInput, StepFunction, StepInput, StepOutput, TrainState, TrainStep, aliases,

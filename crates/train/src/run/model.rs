@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 
 use crate::Error;
-use crate::checkpoint::DataDigest;
+use crate::data::DataDigest;
 use meshloom::ir::Literal;
 use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, TokenOrder, WholeBatch};
 use meshloom::pjrt::Array;

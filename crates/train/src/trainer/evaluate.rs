@@ -3,7 +3,7 @@
 use super::token_order::arranged;
 use crate::Error;
 use crate::data::DataError;
-use crate::run::{Dataset, Model, Params};
+use crate::run::{Dataset, Model, Params, laid_out_for};
 use meshloom::compile::Program;
 use meshloom::ir::InternalError;
 use meshloom::nn::TokenOrder;

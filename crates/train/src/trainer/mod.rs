@@ -28,9 +28,9 @@ use std::time::Instant;
 use sha2::{Digest, Sha256};
 
 use crate::assign::{Source, with_parameters};
-use crate::checkpoint::{Checkpoint, hex};
+use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
-use crate::data::{DataError, Text, TextDataset};
+use crate::data::{DataError, TextDataset, hex};
 use crate::error::{Error, Execution, NotFinite, SyncError};
 use crate::generate::{Generator, GeneratorOptions, LiveParameters};
 use crate::parameters::{self, LoadOptions};
@@ -39,7 +39,8 @@ use crate::published::ModelFiles;
 use crate::replica::{Giving, LoweredReplica, Replica};
 use crate::report::{Evaluation, MemoryUse, StepMetrics, Summary};
 use crate::run::{
-    Calls, Dataset, Model, Run, RunStateOf, RunStep, TrainStep, check_replicas, execute, is_busy_after, laid_out_for,
+    Calls, Dataset, Model, Run, RunStateOf, RunStep, Text, TrainStep, check_replicas, execute, is_busy_after,
+    laid_out_for,
 };
 use crate::tokenizer::Tokenizer;
 use evaluate::Evaluator;

@@ -6,11 +6,11 @@ use super::Trainer;
 use crate::Error;
 use crate::assign::Source;
 use crate::checkpoint::{
-    About, Checkpoint, CheckpointError, Checkpointer, Contents, DataDigest, DataPosition, MANIFEST, RecordedConfig,
+    About, Checkpoint, CheckpointError, Checkpointer, Contents, DataPosition, MANIFEST, RecordedConfig,
 };
 use crate::config::RunConfig;
-use crate::data::Text;
-use crate::run::{Dataset, Model, Run, RunState};
+use crate::data::DataDigest;
+use crate::run::{Dataset, Model, Run, RunState, Text};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::{Array, Client};
 

@@ -1,7 +1,7 @@
 //! Text to tokens and back: bytes, or a Hugging Face `tokenizer.json`.
 
 #[cfg(not(feature = "tokenizers"))]
-#[path = "tokenizer/absent.rs"]
+#[path = "absent.rs"]
 mod subword;
 mod rules;
 mod special;
@@ -16,9 +16,6 @@ use sha2::{Digest, Sha256};
 pub use special::SpecialTokens;
 pub use stream::TextStream;
 use subword::Subword;
-
-use crate::Error;
-use crate::config::RunConfig;
 
 /// Bytes of a `tokenizer.json`, at most. The largest have some 40 MB.
 const MAX_BYTES: u64 = 64 << 20;
@@ -252,27 +249,15 @@ impl Tokenizer {
     }
 
     fn decoded(&self, tokens: &[i32], with_special: bool) -> String {
-        let Kind::File { tokenizer, .. } = &self.0 else { return crate::data::decode_bytes(tokens) };
+        let Kind::File { tokenizer, .. } = &self.0 else { return decode_bytes(tokens) };
         let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
         tokenizer.decode(&ids, with_special).unwrap_or_else(|_| "\u{fffd}".to_owned())
     }
 }
 
-impl RunConfig {
-    /// The tokenizer that `data.tokenizer` names.
-    ///
-    /// # Errors
-    /// The file cannot be read, is no tokenizer, or has more token values than the model.
-    pub fn load_tokenizer(&self) -> Result<Tokenizer, Error> {
-        if self.data.tokenizer == "bytes" {
-            return Ok(Tokenizer::bytes());
-        }
-        let tokenizer = Tokenizer::load(&self.data.tokenizer)?;
-        if tokenizer.vocabulary_size() > self.model.vocab {
-            let last = tokenizer.vocabulary_size().saturating_sub(1) as u32;
-            let (origin, vocab) = (self.data.tokenizer.clone(), self.model.vocab);
-            return Err(TokenizerError::Vocabulary { origin, last, vocab }.into());
-        }
-        Ok(tokenizer)
-    }
+/// Byte tokens back as text. What is not UTF-8, or no byte, becomes a replacement character.
+pub fn decode_bytes(tokens: &[i32]) -> String {
+    // 0xff occurs in no UTF-8 text, so it decodes to the replacement character.
+    let bytes: Vec<u8> = tokens.iter().map(|&token| u8::try_from(token).unwrap_or(0xff)).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
-use super::{Batch, DataError, TextDataset, Tokenized, weight_of};
-use crate::checkpoint::{DataDigest, hex};
+use super::model::Dataset;
+use crate::Error;
 use crate::config::RunConfig;
-use crate::tokenizer::Tokenizer;
-use crate::{Dataset, Error};
+use crate::data::{Batch, DataDigest, DataError, TextDataset, Tokenized, hex, weight_of};
+use crate::tokenizer::{Tokenizer, TokenizerError};
 use meshloom::hlo::message::listed;
 use meshloom::nn::DecoderConfig;
 
@@ -42,7 +42,7 @@ impl Text {
         let (data, length) = (&config.data, config.model.seq);
         let mut dataset = TextDataset::open_with(data, &tokenizer, length, on_progress)?;
         let (key, name, sha256) = ("data.tokenizer".to_owned(), data.tokenizer.clone(), hex(&tokenizer.digest()));
-        dataset.digests.push(DataDigest { key, name, sha256 });
+        dataset.add_digest(DataDigest { key, name, sha256 });
         let validation = TextDataset::open_validation(data, &tokenizer, length, on_progress)?;
         let text = Text { dataset, validation, tokenizer };
         let rows = (config.train.eval_batches as u64).saturating_mul(config.train.batch as u64);
@@ -75,6 +75,25 @@ impl Text {
     }
 }
 
+impl RunConfig {
+    /// The tokenizer that `data.tokenizer` names.
+    ///
+    /// # Errors
+    /// The file cannot be read, is no tokenizer, or has more token values than the model.
+    pub fn load_tokenizer(&self) -> Result<Tokenizer, Error> {
+        if self.data.tokenizer == "bytes" {
+            return Ok(Tokenizer::bytes());
+        }
+        let tokenizer = Tokenizer::load(&self.data.tokenizer)?;
+        if tokenizer.vocabulary_size() > self.model.vocab {
+            let last = tokenizer.vocabulary_size().saturating_sub(1) as u32;
+            let (origin, vocab) = (self.data.tokenizer.clone(), self.model.vocab);
+            return Err(TokenizerError::Vocabulary { origin, last, vocab }.into());
+        }
+        Ok(tokenizer)
+    }
+}
+
 impl Dataset<DecoderConfig> for Text {
     fn batch(&self, seed: u64, step: u64, rows: usize) -> Result<Batch, Error> {
         Ok(self.dataset.batch(seed, step, rows)?)
@@ -99,7 +118,7 @@ impl Dataset<DecoderConfig> for Text {
     }
 
     fn digests(&self) -> Vec<DataDigest> {
-        self.dataset.digests.clone()
+        self.dataset.digests().to_vec()
     }
 
     fn warnings(&self) -> Vec<String> {
