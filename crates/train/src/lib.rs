@@ -23,7 +23,6 @@
 // A library neither panics nor prints.
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
-mod assign;
 pub mod bisect;
 pub mod checkpoint;
 pub mod config;
@@ -33,6 +32,7 @@ pub mod families;
 pub mod generate;
 #[doc(hidden)]
 pub mod internals;
+mod model_folder;
 pub mod parameters;
 pub mod peers;
 #[cfg(feature = "cli")]

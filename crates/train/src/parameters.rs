@@ -14,11 +14,10 @@ use meshloom::hlo::files;
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensorError};
 
-use crate::Error;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, PjrtError, runs};
-use meshloom::trace::{MapTree, Param, TensorSpec, Tree};
+use meshloom::trace::{LeafCountError, MapTree, Param, TensorSpec, Tree};
 
 /// What is read of a file at a time, where a part of a parameter is not in one piece.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -93,6 +92,12 @@ pub enum ParameterError {
         /// Its element type.
         dtype: DType,
     },
+    /// The parameters cannot be brought from the devices.
+    #[error(transparent)]
+    Device(#[from] Box<PjrtError>),
+    /// The tree has not as many leaves as it declares.
+    #[error(transparent)]
+    Leaves(#[from] LeafCountError),
     /// Two parameters have one path, or one has none.
     #[error(
         "the path {path:?} does not name one parameter; wrap the parameters in a `tree!` struct, a tuple or a vector"
@@ -104,6 +109,12 @@ pub enum ParameterError {
 }
 
 meshloom::hlo::debug_is_message!(ParameterError);
+
+impl From<PjrtError> for ParameterError {
+    fn from(error: PjrtError) -> ParameterError {
+        ParameterError::Device(Box::new(error))
+    }
+}
 
 /// The first few names, and how many more.
 pub(crate) fn list(names: &[String]) -> String {
@@ -211,7 +222,7 @@ where
 /// # Errors
 /// A path names no parameter or two, an element type has no place in such files, the plugin fails, or the file cannot
 /// be written.
-pub fn save<T: Tree>(file: impl AsRef<Path>, tree: &T) -> Result<(), Error>
+pub fn save<T: Tree>(file: impl AsRef<Path>, tree: &T) -> Result<(), ParameterError>
 where
     T::Leaf: Gather + Clone,
 {
@@ -223,7 +234,7 @@ pub(crate) fn save_as(
     file: &Path,
     tree: &impl Tree<Leaf = Array>,
     declared: &impl Tree<Leaf = Param>,
-) -> Result<(), Error> {
+) -> Result<(), ParameterError> {
     let named = named_leaves(tree)?.into_iter().zip(declared.leaves());
     let converted = |((path, array), param): ((String, Array), Param)| (path, Converted { array, ty: param.spec.ty });
     save_leaves(file, named.map(converted).collect())
@@ -247,12 +258,12 @@ impl Gather for Converted {
     }
 }
 
-fn save_leaves(file: &Path, named: Vec<(String, impl Gather)>) -> Result<(), Error> {
+fn save_leaves(file: &Path, named: Vec<(String, impl Gather)>) -> Result<(), ParameterError> {
     let mut leaves = Vec::new();
     for (path, leaf) in named {
         let dtype = leaf.ty().dtype;
         let Some(stored) = stored_dtype(dtype) else {
-            return Err(ParameterError::Unsupported { path, dtype }.into());
+            return Err(ParameterError::Unsupported { path, dtype });
         };
         leaves.push((stored, path, leaf));
     }
@@ -489,7 +500,11 @@ where
 ///
 /// # Errors
 /// The file cannot be read or is damaged; or its parameters are not those of the tree: the error names the path.
-pub fn load<T>(file: impl AsRef<Path>, tree: &T, options: LoadOptions) -> Result<<T as MapTree<Literal>>::Mapped, Error>
+pub fn load<T>(
+    file: impl AsRef<Path>,
+    tree: &T,
+    options: LoadOptions,
+) -> Result<<T as MapTree<Literal>>::Mapped, ParameterError>
 where
     T: MapTree<Literal>,
     T::Leaf: Typed + Clone,

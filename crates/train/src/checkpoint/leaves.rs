@@ -6,9 +6,8 @@ use std::sync::Arc;
 use super::folder::{self, Directory, Observer};
 use super::snapshot::Snapshot;
 use super::write::{self, Contents};
-use super::{About, CheckpointError, form};
+use super::{About, CheckpointError, ModelFiles, form};
 use crate::peers::Peers;
-use crate::published::ModelFiles;
 use meshloom::pjrt::Array;
 use meshloom::trace::{Param, Tree};
 

@@ -1,12 +1,20 @@
 //! The manifest: what a checkpoint holds, and where.
 
+use std::io;
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
-use super::{FORMAT, MODEL, RecordedConfig, VERSION};
+use super::model_files::is_kept;
+use super::{CheckpointError, FORMAT, RecordedConfig, VERSION};
 use crate::data::DataDigest;
-use crate::published::is_kept;
+use crate::model_folder::MODEL;
+use meshloom::hlo::files;
 use meshloom::ir::{DType, TensorType};
 use meshloom::pjrt::{ShardBox, ShardLayout};
+
+/// The longest manifest that is read: some million pieces.
+const MAX_MANIFEST_BYTES: u64 = 1 << 30;
 
 /// The run and the place in it that a checkpoint is of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -192,4 +200,14 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// Reads the bytes of a manifest.
+pub(super) fn read_manifest(path: &Path) -> Result<Vec<u8>, CheckpointError> {
+    let foreign = |reason: String| CheckpointError::Foreign { path: path.to_owned(), reason };
+    files::read(path, MAX_MANIFEST_BYTES).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => foreign("it is missing".to_owned()),
+        io::ErrorKind::InvalidInput | io::ErrorKind::FileTooLarge => foreign(error.to_string()),
+        _ => CheckpointError::Read { path: path.to_owned(), source: error },
+    })
 }

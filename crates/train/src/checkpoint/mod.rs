@@ -29,6 +29,7 @@ mod folder;
 mod form;
 mod leaves;
 mod manifest;
+mod model_files;
 mod read;
 mod recorded;
 mod snapshot;
@@ -41,8 +42,9 @@ pub use error::CheckpointError;
 pub use folder::{Observer, list};
 pub(crate) use leaves::write_leaves;
 pub use manifest::{About, DataPosition};
+pub use model_files::ModelFiles;
+pub(crate) use read::ParameterLeaves;
 pub use read::{Checkpoint, Fallback, Found, find};
-pub(crate) use read::{ParameterLeaves, model_folder};
 pub use recorded::RecordedConfig;
 
 pub(crate) use write::Contents;
@@ -54,9 +56,6 @@ const FORMAT: &str = "meshloom checkpoint";
 const VERSION: u64 = 1;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
-
-/// The folder of the files of a published model.
-const MODEL: &str = "model";
 
 const SUMS: &str = "SHA256SUMS";
 

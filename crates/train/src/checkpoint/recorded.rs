@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
-use crate::published::TOKENIZER;
+use crate::model_folder::TOKENIZER;
 
 /// The run config of the run that wrote a checkpoint, as TOML.
 ///

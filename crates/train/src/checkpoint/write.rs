@@ -11,12 +11,13 @@ use sha2::{Digest, Sha256};
 
 use super::folder::{Directory, Observer, failed, sync_folder};
 use super::manifest::{About, Manifest, StoredFile, StoredLeaf};
+use super::model_files::{ModelFile, ModelFiles};
 use super::snapshot::{Piece, Pieces, Snapshot};
-use super::{CheckpointError, MANIFEST, MODEL, Phase, SUMS};
+use super::{CheckpointError, MANIFEST, Phase, SUMS};
 use crate::data::{DataDigest, hex};
+use crate::model_folder::MODEL;
 use crate::parameters;
 use crate::peers::Peers;
-use crate::published::{ModelFile, ModelFiles};
 use meshloom::hlo::all_finite;
 use meshloom::pjrt::runs;
 

@@ -82,9 +82,6 @@ pub enum Error {
     /// The others do not go on with this replica, or it does not reach them.
     #[error(transparent)]
     ReplicaLink(#[from] crate::peers::ReplicaLinkError),
-    /// A plan cannot be searched for.
-    #[error(transparent)]
-    Search(#[from] crate::search::SearchError),
     /// Another process's fault, or the network's: the processes of a run do not go on together.
     #[error(transparent)]
     Peers(#[from] crate::peers::PeersError),

@@ -27,15 +27,14 @@ use std::time::Instant;
 
 use sha2::{Digest, Sha256};
 
-use crate::assign::{Source, with_parameters};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, ModelFiles};
 use crate::config::RunConfig;
 use crate::data::{DataError, TextDataset, hex};
 use crate::error::{Error, Execution, NotFinite, SyncError};
 use crate::generate::{Generator, GeneratorOptions, LiveParameters};
 use crate::parameters::{self, LoadOptions};
 use crate::peers::Peers;
-use crate::published::ModelFiles;
+use crate::published::{Source, with_parameters};
 use crate::replica::{Giving, LoweredReplica, Replica};
 use crate::report::{Evaluation, MemoryUse, StepMetrics, Summary};
 use crate::run::{
@@ -435,7 +434,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// # Errors
     /// The plugin fails, or the file cannot be written.
     pub fn save_parameters(&self, file: impl AsRef<std::path::Path>) -> Result<(), Error> {
-        parameters::save_as(file.as_ref(), self.state.params(), &self.run.model().parameters())
+        Ok(parameters::save_as(file.as_ref(), self.state.params(), &self.run.model().parameters())?)
     }
 
     /// Replaces the present parameters by those of a safetensors file. The optimizer's state and the step stay.

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use super::Trainer;
 use crate::Error;
-use crate::assign::Source;
 use crate::checkpoint::{
     About, Checkpoint, CheckpointError, Checkpointer, Contents, DataPosition, MANIFEST, RecordedConfig,
 };
 use crate::config::RunConfig;
 use crate::data::DataDigest;
+use crate::published::Source;
 use crate::run::{Dataset, Model, Run, RunState, Text};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::{Array, Client};

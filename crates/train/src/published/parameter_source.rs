@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use super::PublishedWeights;
 use crate::Error;
 use crate::checkpoint::{Checkpoint, ParameterLeaves};
 use crate::parameters::{self, LoadOptions, ParameterFile};
-use crate::published::PublishedWeights;
 use meshloom::compile::Program;
 use meshloom::ir::{DType, InternalError, Literal};
 use meshloom::nn::LayerPath;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use meshloom::hlo::files;
 use meshloom_weights::WeightsError;
 
-use crate::checkpoint::CheckpointError;
+use super::CheckpointError;
+use crate::config::RunConfig;
 
 /// Ends of the names of files with weights, whatever their format.
 const WEIGHTS: [&str; 11] = [
@@ -31,7 +32,7 @@ const MAX_BYTES: u64 = 1 << 27;
 #[derive(Clone, Debug, Default)]
 pub struct ModelFiles(Vec<ModelFile>);
 
-/// One of them.
+/// A file of a published model.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelFile {
     pub(crate) name: String,
@@ -63,20 +64,20 @@ impl ModelFiles {
     }
 
     /// The same with a file of this name replaced by another text.
-    pub(super) fn with(self, name: &str, text: &str) -> ModelFiles {
+    pub(crate) fn with(self, name: &str, text: &str) -> ModelFiles {
         let mut files = self.without(name);
         files.0.push(ModelFile { name: name.to_owned(), bytes: text.as_bytes().into() });
         files
     }
 
     /// The same without a file of this name.
-    pub(super) fn without(mut self, name: &str) -> ModelFiles {
+    pub(crate) fn without(mut self, name: &str) -> ModelFiles {
         self.0.retain(|file| file.name != name);
         self
     }
 
     /// Writes the files into a folder.
-    pub(super) fn write(&self, folder: &Path) -> Result<(), WeightsError> {
+    pub(crate) fn write(&self, folder: &Path) -> Result<(), WeightsError> {
         self.iter().try_for_each(|file| {
             let path = folder.join(&file.name);
             let written = std::fs::write(&path, &file.bytes);
@@ -90,8 +91,18 @@ impl ModelFiles {
     }
 }
 
+impl RunConfig {
+    /// The files of `model.config` beside the weights, which checkpoints of the run keep.
+    pub(crate) fn model_files(&self) -> Result<ModelFiles, CheckpointError> {
+        match self.model.config.as_str() {
+            "" => Ok(ModelFiles::default()),
+            folder => ModelFiles::read(Path::new(folder)),
+        }
+    }
+}
+
 /// Whether a file of this name is kept.
-pub(crate) fn is_kept(name: &str) -> bool {
+pub(super) fn is_kept(name: &str) -> bool {
     let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     is_plain && !name.starts_with('.') && !WEIGHTS.iter().any(|end| name.ends_with(end))
 }
