@@ -1,7 +1,7 @@
 //! The table of all keys: section, key, type, default, bound, meaning.
 
 use super::value::Bound::{AtLeast, Below, Even, MoreThan, UpTo};
-use super::value::{choice, section};
+use super::value::{choice, named, policies, section};
 use meshloom::ir::DType;
 use meshloom::nn::ContextOrder;
 use meshloom::ops::{KeyExchange, RematPolicy};
@@ -362,6 +362,8 @@ impl PipelineRemat {
         }
     }
 }
+
+named!(PipelineRemat: std::iter::once(PipelineRemat::Same).chain(policies().map(PipelineRemat::Own)));
 
 section! {
     /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more

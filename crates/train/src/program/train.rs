@@ -16,12 +16,12 @@ use meshloom::hlo::message::counted;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{CacheUse, Topology};
 
-use super::arguments::{Notices, PlanChoice, Train};
+use super::arguments::{Notices, PROMPT, PlanChoice, TEMPERATURE, Train};
 use super::generate::Texts;
 use super::interrupts::{ASKED_EVERY, metadata_host};
 use super::outputs::Outputs;
 use super::processes::{Part, Start};
-use super::{Ended, Interrupt, Interrupts, ahead, generate, plan};
+use super::{Ended, Interrupt, Interrupts, ahead, plan};
 
 pub fn run(arguments: &Train, words: &[OsString], start: Start, interrupts: &Interrupts) -> Result<()> {
     let is_part = arguments.is_one_of_several() || arguments.replica().is_some();
@@ -301,9 +301,9 @@ fn train(
 
 /// Prints a text by the model that has been trained.
 fn generate_sample(trainer: &Trainer, length: usize, seed: u64) -> Result<()> {
-    let sampling = SamplingOptions { temperature: generate::TEMPERATURE, ..SamplingOptions::default() };
+    let sampling = SamplingOptions { temperature: TEMPERATURE, ..SamplingOptions::default() };
     let options = GenerateOptions { length, sampling, stop_tokens: Vec::new() };
-    let texts = Texts { prompts: &[generate::PROMPT.to_owned()], seed, stops: &[], with_special: false, options };
+    let texts = Texts { prompts: &[PROMPT.to_owned()], seed, stops: &[], with_special: false, options };
     let requests = texts.requests(trainer.tokenizer())?;
     let mut generator = trainer.generator(texts.room(&requests))?;
     println!();

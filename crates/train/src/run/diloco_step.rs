@@ -1,129 +1,31 @@
-//! A run of several replicas: its state, its step, and what the config says of them.
+//! The train step of several replicas, and its state.
 
 use super::model::Model;
-use super::run_step::RunState;
 use super::train_step::{Params, StepInput, StepOutput, TrainState, TrainStateOf, TrainStep};
-use crate::config::{DilocoConfig, RunConfig};
 use crate::error::{Error, ReplicasDiffer};
-use meshloom::hlo::message::counted;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Decoder, DecoderConfig, first_values, initialize};
 use meshloom::pjrt::Array;
 use meshloom::sharding::{Mesh, Role, RuleSets};
 use meshloom::trace::{Init, Key, MapTree, Param, Tensor, TensorSpec, Tree, zeros};
-use meshloom::transform::diloco::{
-    Diloco, DilocoOptions, DilocoState, LayerOrder, Layout, OuterState, Schedule, Streaming, of_replicas,
-};
+use meshloom::transform::diloco::{Diloco, DilocoState, Layout, OuterState, Schedule, of_replicas};
 
 /// The state of a run of several replicas: that of each with a leading dimension, outer parameters and velocities, and
 /// the steps done.
 pub type DilocoTrainState<T, P = Decoder<T>> = DilocoState<TrainState<T, P>, P, T>;
 
-/// That of a model.
+/// The state of a model's run of several replicas.
 pub(crate) type DilocoStateOf<M, T> = DilocoTrainState<T, Params<M, T>>;
 
 /// The train step of several replicas.
 #[derive(Clone, Debug)]
 pub struct DilocoStep<M = DecoderConfig> {
-    /// That of one, with its rows of the batch.
+    /// The step of one replica, with its rows of the batch.
     pub step: TrainStep<M>,
-    /// What syncs when.
+    /// The fragments of the parameters, and when each syncs.
     pub diloco: Diloco,
     /// Where this is one replica that is apart from the others: its number, and how many there may be.
     pub apart: Option<(usize, usize)>,
-}
-
-impl RunConfig {
-    /// Bytes of the outer parameters and velocities of DiLoCo; 0 without it.
-    ///
-    /// # Errors
-    /// The config is of no model that can be built.
-    pub fn outer_byte_count(&self) -> Result<u64, Error> {
-        let RunState::Diloco(state) = self.state()? else { return Ok(0) };
-        Ok(state.outer.leaves().iter().map(|leaf| leaf.spec.ty.byte_count() as u64).sum())
-    }
-
-    /// The form of DiLoCo that the config describes, if it does.
-    pub fn diloco_options(&self) -> Option<DilocoOptions> {
-        let config: &DilocoConfig = self.diloco.as_ref()?;
-        let order = if config.sequential_layers { LayerOrder::Sequential } else { LayerOrder::Interleaved };
-        let streaming = Streaming {
-            fragments: config.fragments,
-            order,
-            uneven: config.uneven_fragments,
-            overlap_steps: config.overlap_steps,
-            overlap_alpha: config.overlap_alpha,
-        };
-        Some(DilocoOptions {
-            // Programs of a replica apart know no others.
-            replicas: if config.apart { 1 } else { config.replicas },
-            apart: config.apart,
-            sync_period: config.sync_period,
-            outer_rate: config.outer_lr,
-            outer_momentum: config.outer_momentum,
-            streaming: config.streaming.then_some(streaming),
-            transport: config.transport,
-            block: config.block,
-        })
-    }
-
-    /// When fragments are sent and used, if there is such a run; what is wrong with it, `validate` says.
-    fn diloco_schedule(&self) -> Option<Schedule> {
-        self.diloco_options()?.schedule().ok()
-    }
-
-    /// The steps per call that a config has if it does not say: the fewest with which transfers of fragments overlap
-    /// with steps, if they are to and the run is long enough for one such call, else one.
-    pub(crate) fn fitting_steps_per_call(&self) -> usize {
-        let overlapping =
-            self.diloco_schedule().filter(|schedule| why_no_overlap(schedule, self.train.steps).is_none());
-        overlapping
-            .filter(|schedule| schedule.overlap() > 0 && !self.is_apart())
-            .map_or(1, |schedule| schedule.period())
-    }
-
-    /// What the config asks for that it does not get, and why.
-    pub fn warnings(&self) -> Vec<String> {
-        self.warnings_with(!self.data.validation.is_empty())
-    }
-
-    /// As [`RunConfig::warnings`], of a run that has a validation set or none, whatever `data.validation` is.
-    pub(crate) fn warnings_with(&self, has_validation: bool) -> Vec<String> {
-        let (calls, steps) = (self.train.steps_per_call, self.train.steps);
-        // What replicas apart send is in no program.
-        let late = self.diloco_schedule().filter(|schedule| schedule.overlap() > 0 && !self.is_apart());
-        let problem = |schedule: Schedule| {
-            let period = schedule.period();
-            let of_call = (!calls.is_multiple_of(period))
-                .then(|| format!("train.steps_per_call must be {period}, or a multiple of it, not {calls}"));
-            let why = why_no_overlap(&schedule, steps).or(of_call)?;
-            let overlap = counted(schedule.overlap(), "step");
-            Some(format!("fragments are used {overlap} late, but no transfer overlaps with a step: {why}"))
-        };
-        let unused = self.unused_keys(has_validation);
-        let unknown = self.unknown_keys_of_model();
-        let long = self.longer_than_made_for();
-        unused
-            .into_iter()
-            .chain(unknown)
-            .chain(long)
-            .chain(self.endless_warmup())
-            .chain(late.and_then(problem))
-            .collect()
-    }
-}
-
-/// Why no program of several steps has transfers overlap with steps, if none has.
-fn why_no_overlap(schedule: &Schedule, steps: usize) -> Option<String> {
-    let (overlap, every) = (schedule.overlap(), schedule.every());
-    if overlap >= every {
-        return Some(format!(
-            "diloco.overlap_steps must be less than the {} from sync to sync, not {overlap}",
-            counted(every, "step")
-        ));
-    }
-    let least = overlap + schedule.period();
-    (steps < least).then(|| format!("train.steps must be at least {least}, not {steps}"))
 }
 
 /// How the mesh cuts parameters, of which stacked ones have the stages of a pipeline as this dimension.

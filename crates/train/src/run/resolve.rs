@@ -186,6 +186,15 @@ impl RunConfig {
         Ok(self.resolve()?.state())
     }
 
+    /// Bytes of the outer parameters and velocities of DiLoCo; 0 without it.
+    ///
+    /// # Errors
+    /// The config is of no model that can be built.
+    pub fn outer_byte_count(&self) -> Result<u64, Error> {
+        let RunState::Diloco(state) = self.state()? else { return Ok(0) };
+        Ok(state.outer.leaves().iter().map(|leaf| leaf.spec.ty.byte_count() as u64).sum())
+    }
+
     /// The train step lowered over the config's mesh; also the traced function.
     ///
     /// # Errors
