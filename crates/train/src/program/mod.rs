@@ -28,6 +28,7 @@ mod outputs;
 mod plan;
 mod processes;
 mod train;
+mod training_run;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;

@@ -122,8 +122,8 @@ impl Outputs {
     }
 
     /// Waits until everything is written.
-    pub fn finish(self) -> Result<()> {
-        self.checkpointer.map(Checkpointer::finish).transpose()?;
+    pub fn finish(&mut self) -> Result<()> {
+        self.checkpointer.take().map(Checkpointer::finish).transpose()?;
         Ok(())
     }
 }
