@@ -3,6 +3,7 @@
 //! | file | |
 //! |---|---|
 //! | `mod` | [`Trainer`] and its steps |
+//! | `start` | its programs, then its first state |
 //! | `resume` | from a checkpoint, and to one |
 //! | `evaluate` | the loss on a validation set |
 //! | `prefetch`, `token_order` | batches, made ahead and with their tokens as the model wants them |
@@ -13,6 +14,7 @@ mod evaluate;
 mod find_nan;
 mod prefetch;
 mod resume;
+mod start;
 pub(crate) mod token_order;
 pub(crate) mod watch;
 
@@ -25,31 +27,27 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use sha2::{Digest, Sha256};
-
-use crate::checkpoint::{Checkpoint, ModelFiles};
+use crate::checkpoint::ModelFiles;
 use crate::config::RunConfig;
-use crate::data::{DataError, TextDataset, hex};
-use crate::error::{Error, Execution, NotFinite, SyncError};
+use crate::data::{DataError, TextDataset};
+use crate::error::{Error, Execution, NotFinite};
 use crate::generate::{Generator, GeneratorOptions, LiveParameters};
 use crate::parameters::{self, LoadOptions};
-use crate::peers::Peers;
 use crate::published::{Source, with_parameters};
-use crate::replica::{Giving, LoweredReplica, Replica};
+use crate::replica::{Giving, Replica};
 use crate::report::{Evaluation, MemoryUse, StepMetrics, Summary};
 use crate::run::{
     Calls, Dataset, Model, Run, RunStateOf, RunStep, Text, TrainStep, check_replicas, execute, is_busy_after,
-    laid_out_for,
 };
 use crate::tokenizer::Tokenizer;
 use evaluate::Evaluator;
-use meshloom::compile::{LowerOptions, Lowered, Program};
+use meshloom::compile::{LowerOptions, Program};
 use meshloom::hlo::analysis::{Arithmetic, Chip};
 use meshloom::ir::{Graph, InternalError, Literal, TensorType};
 use meshloom::nn::DecoderConfig;
 use meshloom::pjrt::{Array, CacheUse, Client, CompileOptions};
 use meshloom::sharding::Mesh;
-use meshloom::trace::{Key, MapTree, Param, Tree};
+use meshloom::trace::{MapTree, Param, Tree};
 use prefetch::Prefetch;
 use resume::form_of_replicas;
 use watch::Watch;
@@ -81,23 +79,6 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
     lower_seconds: f64,
     compile_seconds: f64,
     compile_cache: Option<CacheUse>,
-}
-
-/// Checks that the processes of a run have the same before they begin: a program that differs would wait for messages
-/// that never come.
-fn agree(peers: &dyn Peers, what: &str, parts: &[&[u8]]) -> Result<(), Error> {
-    let mut digest = Sha256::new();
-    parts.iter().for_each(|part| digest.update(part));
-    let advice = "start all processes with the same files, options and version of meshloom";
-    Ok(peers.agree(&format!("the SHA-256 of {what}"), &hex(&digest.finalize()), advice)?)
-}
-
-/// Where a run's first state comes from.
-enum Beginning<'a> {
-    /// A program, which draws it from the seed.
-    Program(Program),
-    /// A checkpoint.
-    Checkpoint(&'a Checkpoint),
 }
 
 impl Trainer {
@@ -226,128 +207,6 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             peers: self.run.peers.as_deref(),
             directory: (!directory.is_empty()).then(|| directory.into()),
         }
-    }
-
-    /// As [`Trainer::of`], or with the state of a checkpoint.
-    fn start(run: Run<M>, data: D, client: &Client, checkpoint: Option<&Checkpoint>) -> Result<Trainer<M, D>, Error> {
-        let config = run.config();
-        config.check_runnable()?;
-        // Before anything is compiled.
-        let model_files = config.model_files()?;
-        let init = checkpoint.is_none().then(|| config.initial_parameters()).transpose()?.flatten();
-        let declared_params = run.step.of_replica().model.parameters();
-        let init = init.as_ref().map(|init| init.source(config, &declared_params)).transpose()?;
-        let model_files = match &init {
-            Some(Source::Published(weights)) => weights.with_dtypes(model_files),
-            _ => model_files,
-        };
-        let has_validation = data.validation(0..1)?.is_some();
-        config.check_evaluation(has_validation)?;
-        let start = Instant::now();
-        let platform = client.platform();
-        let (_, lowered) = run.lower(Calls::Single, platform)?;
-        let lowered_several = match config.calls() {
-            Calls::Single => None,
-            Calls::Several(count) => Some((count, run.lower(Calls::Several(count), platform)?.1)),
-        };
-        let link = match (&run.link, config.is_apart()) {
-            (None, true) => return Err(SyncError::Alone.into()),
-            (Some(_), true) if run.peers.is_some() && config.checkpoint.dir.is_empty() => {
-                return Err(SyncError::NoFolder.into());
-            }
-            (link, is_apart) => link.clone().filter(|_| is_apart),
-        };
-        let lowered_apart = LoweredReplica::of(&run, platform)?;
-        let lowered_evaluation = has_validation.then(|| run.lower_evaluation(platform)).transpose()?;
-        let lower_seconds = start.elapsed().as_secs_f64();
-        let start = Instant::now();
-        let debug_options = config.compiler_options(platform)?;
-        let cache = config.compile_cache()?;
-        let mut compile_cache = cache.as_ref().map(|_| CacheUse::Hit);
-        let peers = run.peers.as_deref();
-        if let Some(peers) = peers {
-            agree(peers, "the run config", &[config.shared().to_toml().as_bytes()])?;
-            agree(peers, "the text", &[format!("{:?}", data.digests()).as_bytes()])?;
-        }
-        let mut programs = 0;
-        let mut compile = |lowered: &Lowered| -> Result<Program, Error> {
-            if let Some(peers) = peers {
-                let what = format!("program {programs} and its compiler options");
-                agree(peers, &what, &[&lowered.module.bytes, format!("{debug_options:?}").as_bytes()])?;
-                programs += 1;
-            }
-            let debug_options = debug_options.clone();
-            let options = lowered.compile_options(client)?.with_format(config.target.format.into());
-            let options = CompileOptions { debug_options, ..options };
-            let refused = |error| config.compile_error(error);
-            let Some(cache) = &cache else { return lowered.compile_with(client, &options).map_err(refused) };
-            let (program, found) = lowered.compile_cached(client, &options, cache).map_err(refused)?;
-            // The programs of one run are for the same devices, so all bypass the cache or none does.
-            if found != CacheUse::Hit {
-                compile_cache = Some(found);
-            }
-            Ok(program)
-        };
-        let program = compile(&lowered)?;
-        let several = match &lowered_several {
-            Some((count, lowered)) => Some((*count, compile(lowered)?)),
-            None => None,
-        };
-        let evaluator = match &lowered_evaluation {
-            Some((rows, lowered)) => Some(Evaluator::new(*rows, compile(lowered)?)),
-            None => None,
-        };
-        let apart = match (link, lowered_apart, &run.step) {
-            (Some(link), Some(lowered), RunStep::Diloco(step)) => {
-                let max_norm = config.diloco.as_ref().map_or(0.0, |diloco| diloco.max_norm);
-                let limits = (config.train.time_limit, max_norm);
-                Some(Replica::compile(&lowered, (link, step.diloco.clone()), limits, &mut compile)?)
-            }
-            _ => None,
-        };
-        let beginning = match checkpoint {
-            None => Beginning::Program(compile(&run.lower_first_state(platform)?)?),
-            Some(checkpoint) => Beginning::Checkpoint(checkpoint),
-        };
-        let compile_seconds = start.elapsed().as_secs_f64();
-        let declared = run.state();
-        let leaves = match beginning {
-            Beginning::Program(first) => {
-                let key = first.put(0, &Key::from_seed(config.train.seed))?;
-                let drawn = execute(Execution::FirstState, &first, &[&key.into_data()], config.train.time_limit)?;
-                laid_out_for(&program, drawn)?
-            }
-            Beginning::Checkpoint(checkpoint) => {
-                checkpoint.load(&declared, program.inputs(), client, program.executable().devices())?
-            }
-        };
-        let state = declared.fill(leaves)?;
-        let state = match &init {
-            Some(source) => with_parameters(&state, source, client)?,
-            None => state,
-        };
-        let warnings = config.warnings_with(has_validation).into_iter().chain(data.warnings());
-        let warnings = warnings.chain(lowered.warnings()).collect();
-        Ok(Trainer {
-            run,
-            program,
-            several,
-            state,
-            data: Arc::new(data),
-            prefetch: None,
-            evaluator,
-            apart,
-            steps_done: 0,
-            skipped_steps: 0,
-            bad_row: None,
-            evaluation: Cell::new(None),
-            warnings,
-            model_files,
-            watch: Watch::default(),
-            lower_seconds,
-            compile_seconds,
-            compile_cache,
-        })
     }
 
     /// The run.
