@@ -4,15 +4,15 @@
 use std::cell::LazyCell;
 use std::sync::OnceLock;
 
-use super::diloco_reference::{assert_near, reference, worst, Cut, Outcome, Start};
+use super::diloco_reference::{Cut, Outcome, Start, assert_near, reference, worst};
 use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::ir::{Literal, TensorType};
 use meshloom::pjrt::{Array, Buffer, Platform, PlatformKind};
 use meshloom::trace::Tree;
-use meshloom_train::{Error, Trainer};
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::TextDataset;
-use meshloom_train::run::{check_replicas, Calls, RunState};
+use meshloom_train::run::{Calls, RunState, check_replicas};
+use meshloom_train::{Error, Trainer};
 use support::cases::{cases, every_case};
 use support::configs::{self, TINY, UNOPTIMIZED};
 use support::eight_devices::{client, relative_error};
