@@ -19,6 +19,28 @@
 //!
 //! By default a [`Trainer`] trains a decoder on text. [`Model`] and [`Dataset`] say what it needs of any
 //! other model and its data; the example `vision_transformer` has one.
+//!
+//! The modules, each of which names only those above it (`error` aside, whose type wraps all errors above it):
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`families`] | published model families: what a `config.json` means |
+//! | [`config`] | the run config |
+//! | [`tokenizer`] | text to tokens and back |
+//! | [`data`] | text as batches of tokens |
+//! | [`parameters`] | parameters in safetensors files |
+//! | [`peers`] | the other processes and replicas of a run, as traits |
+//! | [`checkpoint`] | the state of a run in folders |
+//! | [`report`] | metrics, a summary, events for TensorBoard, profiles |
+//! | `error` | [`Error`], and the errors of the modules below |
+//! | [`run`] | what is trained: the model, its train step, and the programs that are lowered from it |
+//! | [`published`] | weights of published models, in and out |
+//! | [`generate`] | text from a model, and logits |
+//! | [`search`] | the best plan of a model on devices |
+//! | `replica` | a replica that trains apart from others |
+//! | [`trainer`] | the loop: programs, state, steps, evaluation |
+//! | [`bisect`] | what makes a program go wrong |
+//! | `program` | the program `meshloom`, as a function |
 
 // A library neither panics nor prints.
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]

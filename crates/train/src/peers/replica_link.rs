@@ -38,8 +38,8 @@ pub trait ReplicaLink: Debug + Send + Sync {
     /// The folder cannot be read.
     fn give(&self, step: u64, folder: &Path) -> Result<(), ReplicaLinkError>;
 
-    /// Ends, after the last step and its [`receive`](ReplicaLink::receive): when those have the outer state to whom it was
-    /// given.
+    /// Ends, after the last step and its [`receive`](ReplicaLink::receive): when those have the outer state to whom it
+    /// was given.
     ///
     /// # Errors
     /// The others cannot be reached.

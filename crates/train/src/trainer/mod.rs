@@ -63,8 +63,8 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
     /// Started by the first step.
     prefetch: Option<Prefetch>,
     evaluator: Option<Evaluator>,
-    /// Where it is a replica that is apart from others.
-    apart: Option<Replica>,
+    /// Present where this is a replica that is apart from others.
+    replica: Option<Replica>,
     steps_done: u64,
     /// Those of them that changed nothing.
     skipped_steps: u64,
@@ -159,16 +159,16 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// Begins with the other replicas, if they are apart; with their outer state, if they have done more steps.
     fn begin(&mut self) -> Result<(), Error> {
         let (config, done) = (self.run.config().clone(), self.steps_done);
-        let begun = self.with_apart(|apart, state, declared, giving| {
-            let form = form_of_replicas(&config, &apart.messages());
-            apart.begin::<M>((&form, done), state, declared, giving)
+        let begun = self.with_replica(|replica, state, declared, giving| {
+            let form = form_of_replicas(&config, &replica.messages());
+            replica.begin::<M>((&form, done), state, declared, giving)
         })?;
         self.steps_done = begun.unwrap_or(done);
         Ok(())
     }
 
     /// Has a replica that is apart replace its state; also what else came of it. Nothing is done in other runs.
-    fn with_apart<T>(
+    fn with_replica<T>(
         &mut self,
         act: impl FnOnce(
             &mut Replica,
@@ -177,9 +177,9 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             &Giving<'_>,
         ) -> Result<(RunStateOf<M, Array>, T), Error>,
     ) -> Result<Option<T>, Error> {
-        let Some(mut apart) = self.apart.take() else { return Ok(None) };
-        let acted = act(&mut apart, self.state.clone(), &self.run.state(), &self.giving());
-        self.apart = Some(apart);
+        let Some(mut replica) = self.replica.take() else { return Ok(None) };
+        let acted = act(&mut replica, self.state.clone(), &self.run.state(), &self.giving());
+        self.replica = Some(replica);
         let (state, result) = acted?;
         self.state = state;
         Ok(Some(result))
@@ -191,13 +191,15 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// # Errors
     /// The others do not go on with this replica, or it does not reach them.
     pub fn complete(&mut self) -> Result<(), Error> {
-        self.with_apart(|apart, state, declared, giving| Ok((apart.complete::<M>(state, declared, giving)?, ())))?;
+        self.with_replica(|replica, state, declared, giving| {
+            Ok((replica.complete::<M>(state, declared, giving)?, ()))
+        })?;
         Ok(())
     }
 
     /// That outer parameters are not on their way.
     fn check_complete(&self) -> Result<(), Error> {
-        Ok(self.apart.as_ref().map_or(Ok(()), Replica::check_complete)?)
+        Ok(self.replica.as_ref().map_or(Ok(()), Replica::check_complete)?)
     }
 
     fn giving(&self) -> Giving<'_> {
@@ -420,12 +422,12 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     fn sync(&mut self) -> Result<Option<f64>, Error> {
         let done = self.steps_done;
         // After most steps there is nothing to do.
-        if self.apart.as_ref().is_some_and(|apart| is_busy_after(apart.diloco.schedule(), done)) {
-            self.with_apart(|apart, state, declared, giving| {
-                Ok((apart.after_step::<M>((done, state), declared, giving)?, ()))
+        if self.replica.as_ref().is_some_and(|replica| is_busy_after(replica.diloco.schedule(), done)) {
+            self.with_replica(|replica, state, declared, giving| {
+                Ok((replica.after_step::<M>((done, state), declared, giving)?, ()))
             })?;
         }
-        Ok(self.apart.as_mut().map(|apart| std::mem::take(&mut apart.wait_seconds)))
+        Ok(self.replica.as_mut().map(|replica| std::mem::take(&mut replica.wait_seconds)))
     }
 
     /// Waits for the batches of a call, and runs it; also the seconds that each step waited.

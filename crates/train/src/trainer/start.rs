@@ -73,7 +73,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             data: Arc::new(data),
             prefetch: None,
             evaluator,
-            apart: replica,
+            replica,
             steps_done: 0,
             skipped_steps: 0,
             bad_row: None,
