@@ -13,10 +13,10 @@ pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// The folder of a checkpoint that has the files of the published model that its run is of.
 pub(crate) const MODEL: &str = "model";
 
-/// What the name of a complete checkpoint begins with.
+/// The prefix of the name of a complete checkpoint.
 const COMPLETE: &str = "step-";
 
-/// Whether a folder is that of a published model.
+/// Says whether a folder is that of a published model.
 pub(crate) fn is_published(folder: &Path) -> bool {
     folder.join(CONFIG).is_file()
 }

@@ -101,7 +101,7 @@ impl RunConfig {
     }
 }
 
-/// Whether a file of this name is kept.
+/// Says whether a file of this name is kept.
 pub(super) fn is_kept(name: &str) -> bool {
     let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     is_plain && !name.starts_with('.') && !WEIGHTS.iter().any(|end| name.ends_with(end))

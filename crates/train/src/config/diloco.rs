@@ -1,4 +1,4 @@
-//! What `[diloco]` means, and what a config asks for without getting it.
+//! The meaning of `[diloco]`, and warnings of a config.
 
 use super::{DilocoConfig, RunConfig};
 use meshloom::hlo::message::counted;
@@ -45,7 +45,7 @@ impl RunConfig {
             .map_or(1, |schedule| schedule.period())
     }
 
-    /// What the config asks for that it does not get, and why.
+    /// Warnings of each thing that the config asks for and does not get, with the reason.
     pub fn warnings(&self) -> Vec<String> {
         self.warnings_with(!self.data.validation.is_empty())
     }

@@ -1,6 +1,6 @@
-//! Which source a row is from.
+//! The source of each row, by the weights of the sources.
 
-/// What the weights of all sources may add up to, counted in units of their last digit.
+/// The largest sum of the weights of all sources, counted in units of their last digit.
 const MOST_UNITS: u64 = 1_000_000;
 
 /// The decimal places that weights may have.

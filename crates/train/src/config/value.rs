@@ -22,9 +22,9 @@ pub struct KeyInfo {
     pub value: Option<toml::Value>,
     /// Its default, if it has one.
     pub default: Option<toml::Value>,
-    /// What it may be, to follow "must be".
+    /// The values that it may have, to follow "must be".
     pub allowed: String,
-    /// What it means.
+    /// Its meaning.
     pub meaning: String,
 }
 

@@ -1,13 +1,13 @@
-//! What data is, by its contents: checksums of what a run has read.
+//! Checksums of what a run has read.
 
 use serde::{Deserialize, Serialize};
 
-/// What a key of the config named, by its contents.
+/// The contents of what a key of the config named.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataDigest {
     /// The key.
     pub key: String,
-    /// What it named: a source or a file.
+    /// The source or file that it named.
     pub name: String,
     /// SHA-256 of the file; of a source, SHA-256 of those of its files in their order.
     pub sha256: String,

@@ -4,14 +4,14 @@ use std::fmt;
 
 use meshloom::pjrt::{ErrorCode, PjrtError};
 
-/// What a program of a run is for.
+/// The purpose of a program of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Execution {
     /// It draws the state before the first step.
     FirstState,
     /// A call of the train step that begins with this step, from 1.
     Step(u64),
-    /// What replicas that are apart do about a sync, after this step.
+    /// The sync of replicas that are apart, after this step.
     Sync(u64),
     /// The loss on the validation set after so many steps.
     Evaluation(u64),
@@ -37,7 +37,7 @@ impl fmt::Display for Execution {
     }
 }
 
-/// What to do about a program that failed, where the config has keys for it.
+/// Advice about a program that failed, where the config has keys for it.
 pub(super) fn advice(what: Execution, error: &meshloom::Error) -> &'static str {
     let meshloom::Error::Pjrt(error) = error else { return "" };
     match &**error {

@@ -1,4 +1,4 @@
-//! What may be wrong with what a generator is asked for.
+//! Requests that a generator refuses.
 
 use meshloom::hlo::message::counted;
 
@@ -59,7 +59,7 @@ pub enum GenerateError {
         option: &'static str,
         /// Its value.
         value: String,
-        /// What it may be.
+        /// The values that it may have.
         allowed: &'static str,
     },
     /// The model's numbers are none.

@@ -29,9 +29,9 @@ pub enum Error {
     /// The plugin's, or the machine's: a program did not end well.
     #[error("{what}: {source}{}", advice(*.what, .source))]
     Execution {
-        /// What it was for.
+        /// The purpose of the program.
         what: Execution,
-        /// What went wrong.
+        /// The error of the plugin or the compiler.
         source: Box<meshloom::Error>,
     },
     /// The run config's fault.

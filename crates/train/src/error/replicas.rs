@@ -11,7 +11,7 @@ pub struct ReplicasDiffer {
     pub path: String,
     /// Position of a device in the mesh.
     pub device: usize,
-    /// That of another.
+    /// Position of the other device.
     pub other: usize,
 }
 
@@ -46,7 +46,7 @@ pub enum SyncError {
     /// The machine's fault.
     #[error("there is no folder for the outer state that another replica is to take: {reason}")]
     Folder {
-        /// What the system says.
+        /// The reason that the system gives.
         reason: String,
     },
     /// A replica of several processes has no folder that all of them see.

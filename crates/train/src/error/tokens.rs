@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// What is wrong with tokens that a model is given.
+/// A fault of the tokens that a model is given.
 #[derive(thiserror::Error)]
 pub enum TokensError {
     /// There are none.
@@ -20,7 +20,7 @@ pub enum TokensError {
         /// Number of token values.
         vocab: usize,
     },
-    /// What takes the logits fails.
+    /// The logits cannot be written.
     #[error("the logits cannot be written: {source}; give a place that can be written and has room")]
     Write {
         /// Why not.

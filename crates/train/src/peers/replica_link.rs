@@ -54,18 +54,18 @@ pub type Judge = Arc<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
 pub struct Beginning {
     /// After so many steps.
     pub step: u64,
-    /// Whether it is to give its outer state to others.
+    /// True if it is to give its outer state to others.
     pub gives: bool,
     /// The folder with the outer state that it takes; none: its own.
     pub taken: Option<PathBuf>,
 }
 
-/// What came of a round.
+/// The outcome of a round.
 #[derive(Clone, Debug)]
 pub struct Round {
     /// The messages that count, in the order of their replicas.
     pub messages: Vec<Vec<u8>>,
-    /// Whether this replica is to give its outer state to others.
+    /// True if this replica is to give its outer state to others.
     pub gives: bool,
 }
 

@@ -12,7 +12,8 @@ use meshloom::nn::LayerPath;
 use meshloom::pjrt::{Array, ArraySpec, Client, ShardBox};
 use meshloom::trace::{MapTree, Param, Tree};
 
-/// Where the parameters of a model are in the state of a run, and whether with a dimension over replicas before theirs.
+/// The prefixes of the paths of parameters in the state of a run, each with whether a dimension over replicas stands
+/// before theirs.
 const PLACES: [(&str, bool); 5] = [
     ("params.", false),
     ("master.", false),
@@ -21,7 +22,7 @@ const PLACES: [(&str, bool); 5] = [
     ("outer.params.", false),
 ];
 
-/// What parameters are read from.
+/// A source that parameters are read from.
 pub(crate) enum Source<'a> {
     /// A safetensors file.
     File(ParameterFile),

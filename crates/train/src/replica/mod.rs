@@ -26,7 +26,7 @@ pub(crate) struct Replica {
     taken_over: Program,
     /// The round whose outer parameters are on their way.
     under_way: Option<u64>,
-    /// Where the outer state lies that others take.
+    /// The folder of the outer state that others take.
     folder: Option<tempfile::TempDir>,
     /// Seconds that the last step waited for others.
     pub(crate) wait_seconds: f64,
@@ -77,14 +77,14 @@ impl Replica {
         Ok((state.fill(leaves)?, beginning.step))
     }
 
-    /// What messages are made of, a line for each share.
+    /// The parts of messages, a line for each share.
     pub(crate) fn messages(&self) -> Vec<String> {
         let types = |programs: &SharePrograms| programs.types().iter().map(TensorType::to_string).collect::<Vec<_>>();
         let line = |programs: &SharePrograms| format!("{:?} = {}", programs.share, types(programs).join(" "));
         self.shares.iter().map(line).collect()
     }
 
-    /// What happens after a step.
+    /// Sends and applies the fragments that are due after a step.
     pub(crate) fn after_step<M: Model>(
         &mut self,
         (step, mut state): (u64, RunStateOf<M, Array>),
@@ -229,13 +229,13 @@ impl Replica {
 /// The folder beside the checkpoints of a replica of several processes in which others find the outer state.
 const GIVEN: &str = "given";
 
-/// What is needed to give the outer state to others.
+/// The things that are needed to give the outer state to others.
 pub(crate) struct Giving<'a> {
-    /// What the run is.
+    /// The run, and the place in it.
     pub(crate) about: About,
-    /// The processes of the replica, if it has several ..
+    /// The processes of the replica, if it has several.
     pub(crate) peers: Option<&'a dyn Peers>,
-    /// .. and a folder that all of them see.
+    /// A folder that all processes of the replica see.
     pub(crate) directory: Option<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! What a run reports: a JSON line per step for programs, a progress line for people.
+//! The numbers of steps: a JSON line per step for programs, a progress line for people.
 
 use std::f64::consts::LN_2;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a run says of its speed at the end.
+//! The summary of a run: its speed, and the memory that it needed.
 
 use std::fmt;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub struct Summary {
     tokens: f64,
 }
 
-/// What a run needs of a device's memory, in bytes.
+/// The memory of a device that a run needs, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
     /// Between steps.

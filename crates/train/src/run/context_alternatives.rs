@@ -11,17 +11,17 @@ use meshloom::partition::Ledger;
 /// A way in which queries could meet keys of other devices.
 #[derive(Clone, Debug)]
 pub struct ContextAlternative {
-    /// What travels.
+    /// The way in which keys and queries meet.
     pub exchange: KeyExchange,
     /// Which tokens of a row a device has.
     pub order: ContextOrder,
-    /// Whether it is what the config says.
+    /// True for the way that the config says.
     pub configured: bool,
-    /// What the devices compute.
+    /// The scores that the devices compute.
     pub scores: DeviceScores,
-    /// What the lowered train step moves.
+    /// The collectives of the lowered train step.
     pub collectives: Ledger,
-    /// What it needs.
+    /// The memory that the train step needs.
     pub memory: ModuleMemory,
 }
 
@@ -38,9 +38,9 @@ pub struct RefusedOrder {
 /// that some query sees. In a ring devices wait for one another, so each round takes as long as its busiest device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceScores {
-    /// Of the busiest device; in a ring the sum over its rounds.
+    /// The scores of the busiest device; in a ring the sum over its rounds.
     pub busiest: usize,
-    /// Of all devices on average.
+    /// The mean of all devices.
     pub mean: f64,
 }
 
@@ -101,7 +101,7 @@ impl RunConfig {
         Ok((possible, refused))
     }
 
-    /// What the config's order makes of attention, and what its lowered train step moves and needs.
+    /// The alternative that this config describes: its attention, and the figures of its lowered train step.
     fn context_alternative(mut self, configured: bool) -> Result<Option<ContextAlternative>, Error> {
         // Only of our own partitioner is known what it does.
         self.partition.mode = PartitionMode::Explicit;

@@ -21,7 +21,7 @@ pub struct Devices {
     pub config: RunConfig,
     /// The client.
     pub client: Client,
-    /// What the user should know of the choice.
+    /// Notes for the user about the choice.
     pub notes: Vec<String>,
 }
 
@@ -173,7 +173,7 @@ impl RunConfig {
         }
     }
 
-    /// Where the trainer keeps compiled programs, if it does.
+    /// The cache in which the trainer keeps compiled programs, if it does.
     ///
     /// # Errors
     /// The folder cannot be made. Meshloom's own is done without then, with a warning.

@@ -24,7 +24,7 @@ pub struct DilocoStep<M = DecoderConfig> {
     pub step: TrainStep<M>,
     /// The fragments of the parameters, and when each syncs.
     pub diloco: Diloco,
-    /// Where this is one replica that is apart from the others: its number, and how many there may be.
+    /// The number of this replica, and how many there may be, where it is apart from the others.
     pub apart: Option<(usize, usize)>,
 }
 
@@ -160,7 +160,7 @@ impl<M: Model> DilocoStep<M> {
     }
 }
 
-/// Whether a fragment is sent or applied after this step.
+/// Says whether a fragment is sent or applied after this step.
 pub(crate) fn is_busy_after(schedule: Schedule, step: u64) -> bool {
     let event = schedule.after_step(step as usize);
     event.sent.is_some() || event.applied.is_some()

@@ -1,4 +1,4 @@
-//! What can be trained: a model with parameters and a loss, and data for it.
+//! Models that can be trained, with parameters and a loss, and data for them.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -93,7 +93,7 @@ pub trait Model: Clone + Debug + 'static {
     }
 }
 
-/// What a model is trained on, and judged by.
+/// The data that a model is trained on, and judged by.
 pub trait Dataset<M: Model>: Send + Sync + 'static {
     /// The batch of a step, counted from 0. It must depend on nothing but the arguments: then runs on different meshes
     /// see the same data, and a resumed run continues where it stopped.
@@ -129,12 +129,13 @@ pub trait Dataset<M: Model>: Send + Sync + 'static {
         None
     }
 
-    /// What it is read from. Checkpoints store it, and a run that goes on from one is warned of what has changed.
+    /// Digests of what it is read from. Checkpoints store them, and a run that goes on from one is warned of what has
+    /// changed.
     fn digests(&self) -> Vec<DataDigest> {
         Vec::new()
     }
 
-    /// What its user should know.
+    /// Warnings for its user.
     fn warnings(&self) -> Vec<String> {
         Vec::new()
     }

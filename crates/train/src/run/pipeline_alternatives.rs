@@ -12,15 +12,15 @@ use meshloom::transform::pipeline::{Counts, PipelineOptions, Schedule, Timeline,
 pub struct Alternative {
     /// Its form.
     pub options: PipelineOptions,
-    /// Whether it is the one that the config has.
+    /// True for the pipeline that the config has.
     pub configured: bool,
     /// Iterations, bubbles, gathers.
     pub counts: Counts,
     /// Microbatches whose activations a stage holds at most: the largest of [`Timeline::held`].
     pub held: f64,
-    /// What the lowered train step moves.
+    /// The collectives of the lowered train step.
     pub collectives: Ledger,
-    /// What it needs.
+    /// The memory that the train step needs.
     pub memory: ModuleMemory,
 }
 
@@ -65,7 +65,7 @@ impl RunConfig {
         Ok((possible, refused))
     }
 
-    /// Whether the schedule would cut the backward pass in two, but the remat policy keeps it whole.
+    /// Says whether the schedule would cut the backward pass in two, but the remat policy keeps it whole.
     fn keeps_weights_at_once(&self, pipeline: &PipelineConfig) -> bool {
         pipeline.schedule.cuts_backward() && self.remat_of(pipeline) == RematPolicy::Full
     }

@@ -245,7 +245,7 @@ impl RunConfig {
         Ok(lower(graph, &LowerOptions { sharding, ..self.lower_options(platform) })?)
     }
 
-    /// What config and platform say of lowering, but for the mesh and the program's own aliases.
+    /// The options that config and platform give for lowering, but for the mesh and the program's own aliases.
     pub(crate) fn lower_options<'a>(&self, platform: &Platform) -> LowerOptions<'a> {
         let options = LowerOptions {
             partition: match self.partition.mode {
@@ -267,7 +267,7 @@ impl RunConfig {
         LowerOptions { kernels: self.chosen_kernels(options.kernels), limits, ..options }
     }
 
-    /// What `[kernels]` says, where `auto` is what suits the platform.
+    /// The kernels of `[kernels]`, where `auto` is what suits the platform.
     pub(crate) fn chosen_kernels(&self, auto: Kernels) -> Kernels {
         Kernels {
             attention: match self.kernels.attention {
@@ -413,7 +413,7 @@ impl<M: Model> Run<M> {
         Ok(lower(function.graph(), &LowerOptions { aliases: aliases(function), ..options })?)
     }
 
-    /// What config and platform say of lowering over the mesh.
+    /// The options that config and platform give for lowering over the mesh.
     fn lower_options(&self, platform: &Platform) -> LowerOptions<'_> {
         let sharding = (self.mesh.device_count() > 1).then_some((&self.mesh, &self.rules));
         LowerOptions { sharding, ..self.config.lower_options(platform) }

@@ -1,4 +1,4 @@
-//! What a run's programs read and replace: one replica or several, one step or several in a call.
+//! The state and the step of a run, which has one replica or several, and one step or several in a call.
 
 use super::diloco_step::{DilocoStep, DilocoTrainState, is_busy_after};
 use super::model::Model;
@@ -13,9 +13,10 @@ use meshloom::transform::diloco::REPLICAS;
 meshloom::tree! {
     /// The state of a run.
     pub enum RunState<T, P = Decoder<T>> {
-        /// Of one replica. Paths read `params.embedding`.
+        /// The state of one replica. Paths read `params.embedding`.
         Single(Box<TrainState<T, P>>),
-        /// Of several. Paths read `inner.params.embedding`, `outer.params.embedding`, `outer.momentum.embedding`.
+        /// The state of several. Paths read `inner.params.embedding`, `outer.params.embedding`,
+        /// `outer.momentum.embedding`.
         Diloco(Box<DilocoTrainState<T, P>>),
     }
 }
@@ -40,7 +41,7 @@ impl<T, P> RunState<T, P> {
 }
 
 meshloom::tree! {
-    /// What a run's program takes.
+    /// The input of a run's program.
     pub struct RunInput<T, P = Decoder<T>, B = Batch<T>> {
         /// The state, which is donated.
         pub state: RunState<T, P>,
@@ -49,7 +50,7 @@ meshloom::tree! {
         pub batch: B,
     }
 
-    /// What it returns.
+    /// The output of a run's program.
     pub struct RunOutput<T, P = Decoder<T>> {
         /// The new state.
         pub state: RunState<T, P>,
@@ -135,7 +136,7 @@ impl<M: Model> RunStep<M> {
         steps.into_iter().chain(replicas).collect()
     }
 
-    /// Whether something syncs after one of the steps behind `before` up to `done`.
+    /// Says whether something syncs after one of the steps behind `before` up to `done`.
     pub(crate) fn syncs(&self, before: u64, done: u64) -> bool {
         match self {
             RunStep::Single(_) => false,
@@ -146,7 +147,7 @@ impl<M: Model> RunStep<M> {
         }
     }
 
-    /// Whether a call may begin after so many steps. Only programs that send while they compute care; and replicas
+    /// Says whether a call may begin after so many steps. Only programs that send while they compute care; and replicas
     /// apart, which send between two calls.
     pub(crate) fn may_begin(&self, calls: Calls, done: u64) -> bool {
         match (self, calls) {

@@ -1,4 +1,4 @@
-//! Text and what takes it apart.
+//! The text of a run, with its tokenizer.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -12,14 +12,14 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 use meshloom::hlo::message::listed;
 use meshloom::nn::DecoderConfig;
 
-/// A text, and what takes it apart: what decoders are trained on.
+/// A text with its tokenizer, on which decoders are trained.
 #[derive(Debug)]
 pub struct Text {
     /// The text that is trained on.
     pub dataset: TextDataset,
-    /// That which is not, if there is one.
+    /// The text that a run is judged by, if there is one.
     pub validation: Option<TextDataset>,
-    /// What takes both apart.
+    /// The tokenizer of both.
     pub tokenizer: Tokenizer,
 }
 

@@ -31,7 +31,7 @@ meshloom::tree! {
         pub step: T,
     }
 
-    /// What a step takes.
+    /// The input of a step.
     pub struct StepInput<T, P = Decoder<T>, B = Batch<T>> {
         /// The state, which is donated.
         pub state: TrainState<T, P>,
@@ -39,7 +39,7 @@ meshloom::tree! {
         pub batch: B,
     }
 
-    /// What the forward pass takes: trees of parameters and of a batch.
+    /// The input of the forward pass: trees of parameters and of a batch.
     pub struct LossInput<P, B> {
         /// Parameters.
         pub params: P,
@@ -47,7 +47,7 @@ meshloom::tree! {
         pub batch: B,
     }
 
-    /// What a step returns.
+    /// The output of a step.
     pub struct StepOutput<T, P = Decoder<T>> {
         /// The new state: the old one, to the bit, where the loss or the norm is not finite.
         pub state: TrainState<T, P>,
@@ -58,7 +58,7 @@ meshloom::tree! {
     }
 }
 
-/// What a train step is made of.
+/// The parts of a train step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainStep<M = DecoderConfig> {
     /// The model.
@@ -75,7 +75,7 @@ pub struct TrainStep<M = DecoderConfig> {
     pub seq: usize,
     /// Parts of a batch that are worked on one after the other, their gradients added up; must divide `batch`.
     pub microbatches: usize,
-    /// What is dropped of the activations.
+    /// Dropout of the activations.
     pub dropout: DropoutConfig,
     /// Whether parameters that are narrower than `f32` have copies in `f32`, without which updates smaller than half a
     /// unit in a parameter's last place are lost.
@@ -114,7 +114,7 @@ pub(crate) type Params<M, T> = <M as Model>::Params<T>;
 /// The state of a model's train step.
 pub(crate) type TrainStateOf<M, T> = TrainState<T, Params<M, T>>;
 
-/// What a model's train step takes.
+/// The input of a model's train step.
 type InputOf<M, T> = StepInput<T, Params<M, T>, <M as Model>::Batch<T>>;
 
 /// A traced train step.
@@ -128,7 +128,7 @@ pub type LossFunction<M = DecoderConfig> =
 impl<P: TensorTree + Clone> HasParams for TrainState<Tensor, P> {
     type Params = P;
 
-    /// Those that the optimizer changes: `f32` copies where there are any.
+    /// The parameters that the optimizer changes: `f32` copies where there are any.
     fn params(&self) -> P {
         self.master.placed_in(&self.params)
     }

@@ -20,7 +20,7 @@ use subword::Subword;
 /// Bytes of a `tokenizer.json`, at most. The largest have some 40 MB.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// What is wrong with a tokenizer, or with what it is given.
+/// A fault of a tokenizer, or of what it is given.
 #[derive(thiserror::Error)]
 pub enum TokenizerError {
     /// The file cannot be read.

@@ -21,14 +21,14 @@ use super::Trainer;
 use crate::error::{Error, Execution};
 use crate::run::{Calls, Dataset, Model, execute, laid_out_for};
 
-/// What makes the first number that is not finite.
+/// The first number that is not finite, and its maker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FirstNotFinite {
     /// An op, or an input.
     pub maker: Maker,
     /// The type of the value that has the number.
     pub ty: TensorType,
-    /// Whether the number is NaN; else it is infinite.
+    /// True for NaN; else the number is infinite.
     pub is_nan: bool,
     /// The op whose infinite number became NaN there, where there is one.
     pub infinite: Option<Maker>,
@@ -38,7 +38,7 @@ pub struct FirstNotFinite {
     pub devices: Vec<usize>,
 }
 
-/// What makes a value.
+/// The maker of a value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Maker {
     /// An input of the step: a part of the state, by its path.

@@ -66,14 +66,14 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
     /// Present where this is a replica that is apart from others.
     replica: Option<Replica>,
     steps_done: u64,
-    /// Those of them that changed nothing.
+    /// The steps among them that changed nothing.
     skipped_steps: u64,
     /// The first of the last steps in a row that changed nothing, and how many they are.
     bad_row: Option<(StepMetrics, u64)>,
     /// The newest evaluation.
     evaluation: Cell<Option<Evaluation>>,
     warnings: Vec<String>,
-    /// What its checkpoints keep of the published model that it is on.
+    /// The files of the published model that its checkpoints keep.
     model_files: ModelFiles,
     watch: Watch,
     lower_seconds: f64,
@@ -123,7 +123,7 @@ impl Trainer {
         summary
     }
 
-    /// What takes the text apart.
+    /// The tokenizer of the text.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.data.tokenizer
     }
@@ -197,7 +197,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         Ok(())
     }
 
-    /// That outer parameters are not on their way.
+    /// Checks that no outer parameters are on their way.
     fn check_complete(&self) -> Result<(), Error> {
         Ok(self.replica.as_ref().map_or(Ok(()), Replica::check_complete)?)
     }
@@ -216,12 +216,12 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         &self.run
     }
 
-    /// What the model is trained on.
+    /// The data that the model is trained on.
     pub fn data(&self) -> &D {
         &self.data
     }
 
-    /// What the config, rules and partitioner warn of.
+    /// The warnings of config, rules and partitioner.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }

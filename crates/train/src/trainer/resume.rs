@@ -134,7 +134,7 @@ fn changed_data(saved: &[DataDigest], own: &[DataDigest]) -> Vec<String> {
     changed.map(warning).collect()
 }
 
-/// What is computed otherwise than in the run that wrote the checkpoint, as warnings.
+/// A warning for each key by which this run computes otherwise than the run that wrote the checkpoint.
 fn differences(saved: &RecordedConfig, config: &RunConfig) -> Vec<String> {
     let (saved, own) = match (saved.computed(), RecordedConfig::of(config).computed()) {
         (Ok(saved), Ok(own)) => (saved, own),

@@ -160,7 +160,7 @@ struct Compiler<'a> {
     peers: Option<&'a dyn Peers>,
     debug_options: BTreeMap<String, DebugValue>,
     cache: Option<CompileCache>,
-    /// What the cache had of the programs so far: a hit if it had all.
+    /// A hit if the cache had all programs so far.
     cache_use: Option<CacheUse>,
     /// The number of programs so far.
     count: usize,
@@ -201,7 +201,7 @@ impl<'a> Compiler<'a> {
     }
 }
 
-/// Where a run's first state comes from.
+/// The source of a run's first state.
 enum Beginning<'a> {
     /// A program, which draws it from the seed.
     Program(Program),
