@@ -16,7 +16,7 @@ use meshloom::pjrt::{Array, Client, ClientOptions, Plugin};
 use meshloom::trace::Tree;
 use meshloom_benches::smallest_and_median;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::aliases;
+use meshloom_train::run::aliases;
 use meshloom_train::{Dataset, Text};
 
 /// The graph with each scalar that is judged taken for finite.

@@ -26,7 +26,7 @@ use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom_benches::{llama_405b, median, wide_llama};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::{TrainStep, aliases};
+use meshloom_train::run::{TrainStep, aliases};
 
 const DEVICES: usize = 8;
 

@@ -20,7 +20,7 @@ use meshloom::trace::Tree;
 use meshloom_benches::{llama_405b, smallest_and_median};
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::TextDataset;
-use meshloom_train::step::{StepFunction, TrainStep, aliases};
+use meshloom_train::run::{StepFunction, TrainStep, aliases};
 use meshloom_train::tokenizer::Tokenizer;
 
 /// A choice of passes.

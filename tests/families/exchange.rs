@@ -10,7 +10,7 @@ use meshloom::trace::Tree;
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::families::Published;
-use meshloom_train::logits::LogitsProgram;
+use meshloom_train::generate::LogitsProgram;
 use meshloom_train::published::{ExportOptions, Exported, PublishedWeights, StoredModel, export, import};
 use meshloom_weights::WeightsError;
 use safetensors::tensor::TensorView;

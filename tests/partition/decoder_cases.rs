@@ -19,7 +19,7 @@ use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
 use meshloom::pjrt::SliceLevels;
 use meshloom::sharding::{Mesh, Rule, RuleSets, Rules};
 use meshloom::trace::Tree;
-use meshloom_train::step::{DropoutConfig, StepFunction, TrainStep};
+use meshloom_train::run::{DropoutConfig, StepFunction, TrainStep};
 
 use support::random::Random;
 

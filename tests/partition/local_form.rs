@@ -10,7 +10,7 @@ use meshloom::hlo::proto::HloInstructionProto;
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType, Value};
 use meshloom::ops::*;
 use meshloom::sharding::Mesh;
-use meshloom_train::step::aliases;
+use meshloom_train::run::aliases;
 use support::cases::cases;
 use support::configs::{self, SHORT_RUN};
 use support::eight_devices::client;

@@ -2,7 +2,7 @@
 
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::sharding::{Mesh, Role, RowKind, Rule, RuleSets, Rules, ShardingRow, ShardingTable};
-use meshloom_train::step::aliases;
+use meshloom_train::run::aliases;
 use support::cases::cases;
 use support::configs::{DECODER, config};
 

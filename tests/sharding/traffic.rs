@@ -10,7 +10,7 @@ use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Function, MapTree, Tensor, TensorSpec, Tree, scan, value_and_grad};
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::aliases;
+use meshloom_train::run::aliases;
 
 const LAYERS: u64 = 4;
 const EMBED: u64 = 64;

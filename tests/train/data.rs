@@ -1,8 +1,9 @@
 //! The text data: from bytes to batches.
 
 use meshloom::ir::Literal;
-use meshloom_train::data::{Batch, TextDataset, decode_bytes};
+use meshloom_train::data::{Batch, TextDataset};
 use meshloom_train::tokenizer::Tokenizer;
+use meshloom_train::tokenizer::decode_bytes;
 use support::configs::{BOOK, config};
 use support::text_files::TextFiles;
 

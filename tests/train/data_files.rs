@@ -6,8 +6,9 @@ use std::sync::Mutex;
 
 use insta::assert_snapshot;
 use meshloom::ir::Literal;
-use meshloom_train::data::{TextDataset, Tokenized, decode_bytes};
+use meshloom_train::data::{TextDataset, Tokenized};
 use meshloom_train::tokenizer::Tokenizer;
+use meshloom_train::tokenizer::decode_bytes;
 use support::configs::TOKENIZER;
 use support::text_files::{TextFiles, gzip, zstd};
 

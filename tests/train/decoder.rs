@@ -13,7 +13,7 @@ use meshloom::nn::{Architecture, Batch, Decoder, DecoderConfig, GroupedConfig, L
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::optim::{AdamW, AdamWState, Decay, LearningRate, Optimizer, OptimizerState};
 use meshloom::trace::{Function, MapTree, Param, Subtree, TensorSpec, Tree, value_and_grad};
-use meshloom_train::step::{DropoutConfig, TrainStep, aliases};
+use meshloom_train::run::{DropoutConfig, TrainStep, aliases};
 use safetensors::{Dtype, SafeTensors};
 use support::cases::cases;
 use support::eight_devices::{compile, relative_error, run};
@@ -194,7 +194,7 @@ fn check(by: By, tied: bool, scan_layers: bool, remat: RematPolicy) -> String {
     let params = golden.params(&model, "param");
     let zeros = || params.map(|_, literal| zeros_like(literal));
     let optimizer = OptimizerState::AdamW(AdamWState { first: zeros(), second: zeros() });
-    let state = meshloom_train::step::TrainState {
+    let state = meshloom_train::run::TrainState {
         params: params.clone(),
         master: Subtree::default(),
         optimizer,

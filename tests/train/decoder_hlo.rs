@@ -13,7 +13,7 @@ use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, Tensor, TensorSpec, value_and_grad};
-use meshloom_train::step::{DropoutConfig, TrainStep, aliases};
+use meshloom_train::run::{DropoutConfig, TrainStep, aliases};
 use support::cases::{cases, every_case};
 use support::eight_devices::compile;
 

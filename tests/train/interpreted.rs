@@ -6,7 +6,7 @@ use meshloom::ir::Literal;
 use meshloom::nn::TokenOrder;
 use meshloom::trace::Tree;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::TrainStep;
+use meshloom_train::run::TrainStep;
 use meshloom_train::{Dataset, Text};
 use support::interpret::interpret;
 use support::spmd::run_local;

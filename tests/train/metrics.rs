@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use insta::assert_snapshot;
-use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics, beside_entropy};
-use meshloom_train::summary::{MemoryUse, Summary};
+use meshloom_train::report::{MemoryUse, MetricsWriter, Progress, StepMetrics, Summary, beside_entropy};
 
 fn step(step: u64, loss: f64) -> StepMetrics {
     StepMetrics {

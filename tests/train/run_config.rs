@@ -8,7 +8,7 @@ use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
 use meshloom::pjrt::{DebugValue, ErrorCode, PjrtError, Platform};
 use meshloom::transform::pipeline::{Costs, PipelineOptions, Schedule, WeightPlan};
 use meshloom_train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
-use meshloom_train::step::{DropoutConfig, TrainStep};
+use meshloom_train::run::{DropoutConfig, TrainStep};
 
 /// Reads a config with overrides and returns its text, or the error.
 fn check(text: &str, overrides: &[&str]) -> String {

@@ -8,7 +8,7 @@ use meshloom::pjrt::PjrtError;
 use meshloom::trace::Tree;
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::aliases;
+use meshloom_train::run::aliases;
 use sha2::{Digest, Sha256};
 use support::cases::{cases, every_case};
 use support::configs::{self, CIRCULAR, DROPOUT, MIXED, ONE_DEVICE, ONE_F_ONE_B, SHORT_RUN, TINY};

@@ -9,7 +9,7 @@ use meshloom::sharding::{MeshAxis, Role};
 use meshloom::trace::{TensorSpec, Tree};
 use meshloom::transform::pipeline::{Timeline, WeightPlan};
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::aliases;
+use meshloom_train::run::aliases;
 use support::configs::{self, DECODER};
 
 const MODEL: &[&str] = &[

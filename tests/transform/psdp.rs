@@ -14,7 +14,7 @@ use meshloom::passes::CollectiveLimits;
 use meshloom::sharding::Role;
 use meshloom::trace::{Param, Tree};
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::TrainStep;
+use meshloom_train::run::TrainStep;
 use support::cases::cases;
 
 const MODEL: &str = r#"

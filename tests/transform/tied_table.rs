@@ -6,7 +6,7 @@ use meshloom::ir::Literal;
 use meshloom::partition::CollectiveKind;
 use meshloom::passes::CollectiveLimits;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::TrainStep;
+use meshloom_train::run::TrainStep;
 use support::cases::cases;
 
 const WIDTH: u64 = 16;

@@ -6,7 +6,7 @@ use meshloom::nn::Batch;
 use meshloom::passes::CollectiveLimits;
 use meshloom::trace::Tree;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::{StepInput, TrainStep};
+use meshloom_train::run::{StepInput, TrainStep};
 
 use support::anchored::{run_compiled, run_lowered};
 use support::eight_devices::relative_error;

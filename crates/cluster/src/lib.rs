@@ -8,7 +8,7 @@
 //! | [`store`] | The store of a run in etcd: keys, barriers, leases. |
 //! | [`mpi`] | Messages between processes over a library of MPI that is loaded at run time. All `unsafe` of the crate is there. |
 //! | [`Launched`] | The number of this process, as its launcher says it. |
-//! | `training` | Both as training sees them: [`Peers`](meshloom_train::peers::Peers), [`Exchange`](meshloom_train::exchange::Exchange). |
+//! | `training` | Both as training sees them: [`Peers`](meshloom_train::peers::Peers), [`ReplicaLink`](meshloom_train::peers::ReplicaLink). |
 //! | `program` | With the feature `cli`: the part that the program `meshloom-processes` adds to `meshloom`. |
 //! | `certificates` | With the feature `cli`: certificates with which the hosts of a run know each other. |
 //! | `network` | The interface at which MPI and NCCL listen. |

@@ -14,8 +14,7 @@ use anyhow::{Context, Result, bail};
 use meshloom_hlo::PlatformKind;
 use meshloom_pjrt::{Client, ProcessPlace};
 use meshloom_train::config::RunConfig;
-use meshloom_train::exchange::Exchange;
-use meshloom_train::peers::Peers;
+use meshloom_train::peers::{Peers, ReplicaLink};
 use meshloom_train::program::{Ended, Part, ProcessFlags, Several, Start};
 
 use crate::launch::{Launched, OwnEnvironment};
@@ -69,7 +68,7 @@ impl Here {
         let replicas = self.replicas(config, member)?;
         let trained = train(Part {
             process: member.map(|member| (member.clone() as Arc<dyn Peers>, place_of_client(member))),
-            exchange: replicas.clone().map(|replicas| replicas as Arc<dyn Exchange>),
+            link: replicas.clone().map(|replicas| replicas as Arc<dyn ReplicaLink>),
             prepare: register,
         });
         if let (Some(replicas), Err(error)) = (&replicas, &trained)

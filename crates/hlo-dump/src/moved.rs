@@ -1,6 +1,6 @@
 //! Sums over collectives.
 
-use meshloom_hlo::Bounds;
+use meshloom_analysis::Bounds;
 use serde::Serialize;
 
 /// Executions and bytes of collectives: the most, where branches differ, and the least.

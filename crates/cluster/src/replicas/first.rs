@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use meshloom_train::exchange::Judge;
+use meshloom_train::peers::Judge;
 use tokio::runtime::{Handle, Runtime};
 
 use super::blobs::{Blob, Blobs, PeerTls, Reader, RunName, Unread};

@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use meshloom_train::exchange::{Beginning, Judge, Round};
+use meshloom_train::peers::{Beginning, Judge, Round};
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 

@@ -9,7 +9,7 @@ use meshloom::transform::pipeline::{Counts, PipelineOptions, Timeline};
 use meshloom_analysis::{Chip, ModuleMemory};
 use meshloom_hlo::table::Table;
 use meshloom_train::config::RunConfig;
-use meshloom_train::{Alternative, RefusedAlternative};
+use meshloom_train::run::{Alternative, RefusedAlternative};
 use serde::Serialize;
 
 use super::plan_rows::{Needs, Traffic, sent, traffic};

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use meshloom_analysis::ModuleMemory;
 use meshloom_hlo::table::Table;
-use meshloom_train::{ContextAlternative, RefusedOrder};
+use meshloom_train::run::{ContextAlternative, RefusedOrder};
 use serde::Serialize;
 
 use super::plan_rows::{Needs, Traffic, sent, traffic};

@@ -4,8 +4,8 @@ use anyhow::Result;
 use meshloom::pjrt::ahead_of_time::{CompiledAhead, Settings};
 use meshloom::pjrt::{DeviceDescription, FindOptions, Plugin, Topology, Wheel};
 use meshloom_hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
-use meshloom_train::StepAhead;
 use meshloom_train::config::RunConfig;
+use meshloom_train::run::StepAhead;
 use prost::Message;
 
 use crate::output;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use super::ModelFiles;
 use super::folder::{self, Directory, Keep, Observer};
 use super::read::PARAMS;
 use super::snapshot::Snapshot;
@@ -11,7 +12,6 @@ use super::write::{self, Contents};
 use super::{About, Checkpoint, CheckpointError, form};
 use crate::config::CheckpointConfig;
 use crate::peers::Peers;
-use crate::published::ModelFiles;
 use meshloom::ir::Literal;
 use meshloom::pjrt::Array;
 use meshloom::trace::{Param, Tree};
@@ -139,7 +139,7 @@ impl Checkpointer {
     }
 
     /// As [`Checkpointer::save`], with what the run read and what it is of.
-    pub(super) fn save_with(
+    pub(crate) fn save_with(
         &mut self,
         contents: Contents,
         declared: &impl Tree<Leaf = Param>,

@@ -168,7 +168,7 @@ pub enum CheckpointError {
     },
     /// What the values are read from cannot be read.
     #[error(transparent)]
-    Source(Box<crate::Error>),
+    Source(Box<dyn std::error::Error + Send + Sync>),
     /// An element type that safetensors files cannot hold.
     #[error("{path} is of type {dtype}, which a checkpoint cannot hold; keep it in another type")]
     Unsupported {

@@ -7,11 +7,10 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::manifest::Manifest;
-use super::read::read_manifest;
+use super::manifest::{Manifest, read_manifest};
 use super::{CheckpointError, MANIFEST, Phase};
+use crate::model_folder::{checkpoints, folder_name, step_of};
 
-const COMPLETE: &str = "step-";
 const UNFINISHED: &str = ".tmp-";
 const TRASH: &str = ".trash-";
 const SET_ASIDE: &str = "set-aside-";
@@ -20,32 +19,13 @@ const LOCK: &str = ".lock";
 /// A function that is told what the writer has just done.
 pub type Observer = std::sync::Arc<dyn Fn(Phase) + Send + Sync>;
 
-/// The name of a checkpoint's folder.
-pub(super) fn folder_name(step: u64) -> String {
-    format!("{COMPLETE}{step:08}")
-}
-
-/// The step that a folder's name says.
-pub(super) fn step_of(folder: &Path) -> Option<u64> {
-    let name = folder.file_name()?.to_str()?;
-    let step = name.strip_prefix(COMPLETE)?.parse().ok()?;
-    (folder_name(step) == name).then_some(step)
-}
-
 /// The checkpoints of a directory with their steps, the oldest first. Those that are not complete have no name yet.
 ///
 /// # Errors
 /// The directory cannot be read.
 pub fn list(directory: impl AsRef<Path>) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     let directory = directory.as_ref();
-    let unreadable = |source| CheckpointError::Read { path: directory.to_owned(), source };
-    let mut found = Vec::new();
-    for entry in fs::read_dir(directory).map_err(unreadable)? {
-        let path = entry.map_err(unreadable)?.path();
-        found.extend(step_of(&path).map(|step| (step, path)));
-    }
-    found.sort();
-    Ok(found)
+    checkpoints(directory).map_err(|source| CheckpointError::Read { path: directory.to_owned(), source })
 }
 
 /// Which checkpoints stay.

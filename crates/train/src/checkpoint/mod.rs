@@ -27,10 +27,11 @@ mod checkpointer;
 mod error;
 mod folder;
 mod form;
+mod leaves;
 mod manifest;
+mod model_files;
 mod read;
 mod recorded;
-mod run;
 mod snapshot;
 mod sums;
 mod write;
@@ -39,12 +40,14 @@ pub use checkpointer::{Checkpointer, Start};
 pub(crate) use checkpointer::{ParameterSource, write_parameters};
 pub use error::CheckpointError;
 pub use folder::{Observer, list};
-pub use manifest::{About, DataDigest, DataPosition};
+pub(crate) use leaves::write_leaves;
+pub use manifest::{About, DataPosition};
+pub use model_files::ModelFiles;
+pub(crate) use read::ParameterLeaves;
 pub use read::{Checkpoint, Fallback, Found, find};
-pub(crate) use read::{ParameterLeaves, model_folder};
 pub use recorded::RecordedConfig;
-pub(crate) use run::{form_of_replicas, write_leaves};
-pub(crate) use sums::hex;
+
+pub(crate) use write::Contents;
 
 /// What a manifest says it is.
 const FORMAT: &str = "meshloom checkpoint";
@@ -52,10 +55,7 @@ const FORMAT: &str = "meshloom checkpoint";
 /// The version of the format.
 const VERSION: u64 = 1;
 
-const MANIFEST: &str = "manifest.json";
-
-/// The folder of the files of a published model.
-const MODEL: &str = "model";
+pub(crate) const MANIFEST: &str = "manifest.json";
 
 const SUMS: &str = "SHA256SUMS";
 

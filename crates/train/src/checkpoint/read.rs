@@ -8,16 +8,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::form::{self, Leaf, Segment};
-use super::manifest::{About, DataDigest, Header, Manifest, StoredLeaf, StoredPiece};
-use super::{CheckpointError, FORMAT, MANIFEST, MODEL, VERSION, folder, sums};
+use super::manifest::{About, Header, Manifest, StoredLeaf, StoredPiece, read_manifest};
+use super::{CheckpointError, FORMAT, MANIFEST, VERSION, folder, sums};
+use crate::data::DataDigest;
+use crate::model_folder::{MODEL, step_of};
 use meshloom::hlo::files;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, ArraySpec, Client, ShardBox, ShardLayout, shared_runs};
 use meshloom::trace::{MapTree, Param, Tree};
-
-/// The longest manifest that is read: some million pieces.
-const MAX_MANIFEST_BYTES: u64 = 1 << 30;
 
 /// What the paths of parameters begin with that several replicas agree on.
 const OUTER_PARAMS: &str = "outer.params.";
@@ -60,7 +59,7 @@ pub struct Found {
 /// There is none, or it cannot be used; with [`Fallback::Older`], none can.
 pub fn find(path: impl AsRef<Path>, fallback: Fallback) -> Result<Found, CheckpointError> {
     let path = path.as_ref();
-    if folder::step_of(path).is_some() || path.join(MANIFEST).exists() {
+    if step_of(path).is_some() || path.join(MANIFEST).exists() {
         return Ok(Found { checkpoint: Checkpoint::open(path)?, skipped: Vec::new() });
     }
     check_directory(path)?;
@@ -80,14 +79,6 @@ pub fn find(path: impl AsRef<Path>, fallback: Fallback) -> Result<Found, Checkpo
         }
     }
     Err(CheckpointError::AllDamaged { directory, failures })
-}
-
-/// The folder of the published model that a checkpoint is of, or the newest one in a directory of checkpoints. What is
-/// wrong with the checkpoint shows when it is opened.
-pub(crate) fn model_folder(path: &Path) -> Option<PathBuf> {
-    let newest = || Some(folder::list(path).ok()?.pop()?.1);
-    let of_checkpoint = |folder: PathBuf| Some(folder.join(MODEL)).filter(|folder| folder.is_dir());
-    of_checkpoint(path.to_owned()).or_else(|| of_checkpoint(newest()?))
 }
 
 impl Checkpoint {
@@ -136,7 +127,7 @@ impl Checkpoint {
     }
 
     /// What the run read, if that is known.
-    pub(super) fn data_digests(&self) -> &[DataDigest] {
+    pub(crate) fn data_digests(&self) -> &[DataDigest] {
         &self.manifest.data_digests
     }
 
@@ -378,15 +369,6 @@ fn check_directory(path: &Path) -> Result<(), CheckpointError> {
         }
         Err(source) => Err(CheckpointError::Read { path: path.to_owned(), source }),
     }
-}
-
-pub(super) fn read_manifest(path: &Path) -> Result<Vec<u8>, CheckpointError> {
-    let foreign = |reason: String| CheckpointError::Foreign { path: path.to_owned(), reason };
-    files::read(path, MAX_MANIFEST_BYTES).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => foreign("it is missing".to_owned()),
-        io::ErrorKind::InvalidInput | io::ErrorKind::FileTooLarge => foreign(error.to_string()),
-        _ => CheckpointError::Read { path: path.to_owned(), source: error },
-    })
 }
 
 /// Checks the part of a manifest that is the same in all versions.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
-use crate::published::TOKENIZER;
+use crate::model_folder::TOKENIZER;
 
 /// The run config of the run that wrote a checkpoint, as TOML.
 ///
@@ -93,7 +93,7 @@ impl RecordedConfig {
     ///
     /// # Errors
     /// It is not TOML.
-    pub(super) fn computed(&self) -> Result<BTreeMap<String, toml::Value>, toml::de::Error> {
+    pub(crate) fn computed(&self) -> Result<BTreeMap<String, toml::Value>, toml::de::Error> {
         let table: toml::Table = self.0.parse()?;
         let of_section = |section: &&str| {
             let keys = table.get(*section).and_then(toml::Value::as_table).cloned().unwrap_or_default();

@@ -10,13 +10,14 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::folder::{Directory, Observer, failed, sync_folder};
-use super::manifest::{About, DataDigest, Manifest, StoredFile, StoredLeaf};
+use super::manifest::{About, Manifest, StoredFile, StoredLeaf};
+use super::model_files::{ModelFile, ModelFiles};
 use super::snapshot::{Piece, Pieces, Snapshot};
-use super::sums::hex;
-use super::{CheckpointError, MANIFEST, MODEL, Phase, SUMS};
+use super::{CheckpointError, MANIFEST, Phase, SUMS};
+use crate::data::{DataDigest, hex};
+use crate::model_folder::MODEL;
 use crate::parameters;
 use crate::peers::Peers;
-use crate::published::{ModelFile, ModelFiles};
 use meshloom::hlo::all_finite;
 use meshloom::pjrt::runs;
 
@@ -25,7 +26,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 /// What a checkpoint says beside its values.
 #[derive(Clone, Debug)]
-pub(super) struct Contents {
+pub(crate) struct Contents {
     pub about: About,
     pub digests: Vec<DataDigest>,
     pub model: ModelFiles,

@@ -5,7 +5,6 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::SECTIONS;
-use super::tree::Node;
 use meshloom::hlo::suggest::did_you_mean;
 
 /// Where a part of the config was written: a file with line and column, or an override.
@@ -181,26 +180,6 @@ pub(crate) fn invalid(key: &str, value: impl fmt::Debug, reason: &str) -> Config
 /// As [`invalid`], with a value that is described rather than quoted.
 pub(super) fn invalid_described(key: &str, value: String, reason: &str) -> ConfigError {
     ConfigErrorKind::Invalid { key: key.to_owned(), value, reason: reason.to_owned() }.into()
-}
-
-pub(super) fn wrong_type(place: &Place, key: &str, found: &Node, expected: &str) -> ConfigError {
-    let found = match found {
-        Node::Table(_) => "a table".to_owned(),
-        Node::Value(value) => format!("{value} ({})", type_name(value)),
-    };
-    ConfigErrorKind::WrongType { key: key.to_owned(), found, expected: expected.to_owned() }.at(place.clone())
-}
-
-pub(super) fn type_name(value: &toml::Value) -> &'static str {
-    match value {
-        toml::Value::String(_) => "a string",
-        toml::Value::Integer(_) => "an integer",
-        toml::Value::Float(_) => "a float",
-        toml::Value::Boolean(_) => "a boolean",
-        toml::Value::Datetime(_) => "a date",
-        toml::Value::Array(_) => "an array",
-        toml::Value::Table(_) => "a table",
-    }
 }
 
 /// Keys of before, and what to write in place of them.

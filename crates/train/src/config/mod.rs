@@ -6,9 +6,11 @@
 
 mod context;
 mod describe;
+mod diloco;
 mod error;
 mod family;
 mod loss;
+mod mixture;
 mod pipeline;
 mod placement;
 mod published;
@@ -26,9 +28,10 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use describe::{KeyInfo, SectionInfo};
+pub use describe::SectionInfo;
 pub(crate) use error::invalid;
 pub use error::{ConfigError, ConfigErrorKind, Place};
+pub(crate) use mixture::Mixture;
 pub(crate) use placement::Placement;
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
@@ -40,6 +43,7 @@ pub use sections::{
 
 use published::ReadModel;
 use tree::Table;
+pub use value::KeyInfo;
 use value::{Keys, Section, Written};
 
 /// Defines the run config from the table of its sections: the struct, and how it is read, written and described.

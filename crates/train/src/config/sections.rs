@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::value::Bound::{AtLeast, Below, Even, MoreThan, UpTo};
-use super::value::{choice, named, section};
+use super::value::{choice, named, policies, section};
 use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType;
 use meshloom::nn::ContextOrder;
@@ -365,6 +365,8 @@ impl PipelineRemat {
         }
     }
 }
+
+named!(PipelineRemat: std::iter::once(PipelineRemat::Same).chain(policies().map(PipelineRemat::Own)));
 
 section! {
     /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more

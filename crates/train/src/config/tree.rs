@@ -155,3 +155,24 @@ fn plain(value: &DeValue<'_>, place: &Place) -> Result<toml::Value, ConfigError>
         }
     })
 }
+
+/// The error of a value that is of another type than its key.
+pub(super) fn wrong_type(place: &Place, key: &str, found: &Node, expected: &str) -> ConfigError {
+    let found = match found {
+        Node::Table(_) => "a table".to_owned(),
+        Node::Value(value) => format!("{value} ({})", type_name(value)),
+    };
+    ConfigErrorKind::WrongType { key: key.to_owned(), found, expected: expected.to_owned() }.at(place.clone())
+}
+
+fn type_name(value: &toml::Value) -> &'static str {
+    match value {
+        toml::Value::String(_) => "a string",
+        toml::Value::Integer(_) => "an integer",
+        toml::Value::Float(_) => "a float",
+        toml::Value::Boolean(_) => "a boolean",
+        toml::Value::Datetime(_) => "a date",
+        toml::Value::Array(_) => "an array",
+        toml::Value::Table(_) => "a table",
+    }
+}

@@ -1,12 +1,12 @@
 //! Checks of values that are of the right type: each alone, then those that depend on one another.
 
 use super::error::{ConfigError, invalid, invalid_described};
+use super::mixture::Mixture;
 use super::placement::{Placement, Split};
 use super::{
     AttentionChoice, CheckpointConfig, DilocoConfig, ExpertsChoice, KernelsConfig, RateSchedule, RuleSource, RunConfig,
     TrainConfig,
 };
-use crate::data::Mixture;
 use crate::families::fields::MOST_LAYERS;
 use crate::families::size::{MOST_EXPERTS, MOST_HEAD_DIM, MOST_PARAMETERS, expert_count, parameter_bound};
 use meshloom::hlo::PlatformKind;

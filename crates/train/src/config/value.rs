@@ -2,15 +2,31 @@
 
 use std::collections::HashMap;
 
+use serde::Serialize;
+
 use super::error::{self, ConfigError, ConfigErrorKind, Place};
-use super::tree::{Entry, Node, Table};
-use super::{KeyInfo, PipelineRemat};
+use super::tree::{Entry, Node, Table, wrong_type};
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
 use meshloom::nn::ContextOrder;
 use meshloom::ops::{KeyExchange, RematPolicy};
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
+
+/// A key of the run config.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KeyInfo {
+    /// Its name, `layers`.
+    pub name: &'static str,
+    /// Its value; none for a key that is not given and has no default.
+    pub value: Option<toml::Value>,
+    /// Its default, if it has one.
+    pub default: Option<toml::Value>,
+    /// The values that it may have, to follow "must be".
+    pub allowed: String,
+    /// Its meaning.
+    pub meaning: String,
+}
 
 /// Why a value was not taken.
 pub(super) enum Refusal {
@@ -144,7 +160,7 @@ impl<'a> Section<'a> {
     ) -> Result<Section<'a>, ConfigError> {
         match entry.node {
             Node::Table(table) => Ok(Section { name, table, places }),
-            node => Err(error::wrong_type(&entry.place, name, &node, expected)),
+            node => Err(wrong_type(&entry.place, name, &node, expected)),
         }
     }
 
@@ -180,13 +196,13 @@ impl<'a> Section<'a> {
         let key = format!("{}.{key}", self.name);
         let expected = bound.expected(T::expected());
         let Node::Value(value) = &entry.node else {
-            return Err(error::wrong_type(&entry.place, &key, &entry.node, &expected));
+            return Err(wrong_type(&entry.place, &key, &entry.node, &expected));
         };
         let impossible = |reason| {
             ConfigErrorKind::Invalid { key: key.clone(), value: value.to_string(), reason }.at(entry.place.clone())
         };
         match T::read(value) {
-            Err(Refusal::Type) => Err(error::wrong_type(&entry.place, &key, &entry.node, &expected)),
+            Err(Refusal::Type) => Err(wrong_type(&entry.place, &key, &entry.node, &expected)),
             Err(Refusal::Value(reason)) => Err(impossible(reason)),
             Err(Refusal::Number) => Err(impossible(format!("it must be {expected}"))),
             Ok(read) => Ok(read),
@@ -247,7 +263,7 @@ macro_rules! section {
                     value: None,
                     default: Some(defaults.$key.write()),
                     allowed: $crate::config::value::bound!($($bound)?).expected(<$ty as Value>::expected()),
-                    meaning: $crate::config::describe::text(concat!($($doc),*)),
+                    meaning: $crate::config::value::text(concat!($($doc),*)),
                 },)*]
             }
         }
@@ -302,7 +318,6 @@ named! {
     ContextOrder: ContextOrder::ALL.into_iter(),
     DType: float_types(),
     KeyExchange: KeyExchange::ALL.into_iter(),
-    PipelineRemat: std::iter::once(PipelineRemat::Same).chain(policies().map(PipelineRemat::Own)),
     RematPolicy: policies(),
     Schedule: Schedule::ALL.into_iter(),
     Transport: Transport::ALL.into_iter(),
@@ -446,7 +461,7 @@ impl Value for Vec<usize> {
 }
 
 /// The policies that have no list, or one of the names in `remat.names`, which the value is without.
-fn policies() -> impl Iterator<Item = RematPolicy> + Clone {
+pub(super) fn policies() -> impl Iterator<Item = RematPolicy> + Clone {
     use RematPolicy::{Dots, Full, None, Offload, Save};
     [None, Full, Dots, Save(Vec::new()), Offload(Vec::new())].into_iter()
 }
@@ -455,4 +470,12 @@ fn policies() -> impl Iterator<Item = RematPolicy> + Clone {
 /// for single products, not for a whole model.
 fn float_types() -> impl Iterator<Item = DType> + Clone {
     DType::ALL.into_iter().filter(|dtype| dtype.is_float() && dtype.byte_count() >= 2)
+}
+
+/// The text of a doc comment: without the name of the section in front, and its first letter a capital.
+pub(super) fn text(doc: &str) -> String {
+    let text = doc.trim();
+    let text = text.strip_prefix("`[").and_then(|rest| rest.split_once("]`: ")).map_or(text, |(_, text)| text);
+    let mut letters = text.chars();
+    letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
 }

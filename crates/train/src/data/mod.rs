@@ -12,14 +12,13 @@
 //!
 //! [`TextDataset::batch`] needs nothing but seed and step, so a run resumes anywhere, and no mesh changes what is read.
 
+mod digest;
 mod documents;
 mod error;
 mod files;
-mod mixture;
 mod order;
 mod prepare;
 mod store;
-mod text;
 mod zstd;
 
 use std::collections::BTreeMap;
@@ -27,14 +26,13 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+pub use digest::DataDigest;
+pub(crate) use digest::hex;
 pub use error::DataError;
-pub(crate) use mixture::Mixture;
 pub use prepare::{SkippedLines, Tokenized};
-pub use text::Text;
 
 use super::tokenizer::Tokenizer;
-use crate::checkpoint::{DataDigest, hex};
-use crate::config::DataConfig;
+use crate::config::{DataConfig, Mixture};
 use meshloom::ir::{Literal, LiteralError};
 use order::{Layout, Segment, Source};
 use prepare::{Prepared, Settings};
@@ -158,14 +156,14 @@ impl TextDataset {
     }
 
     /// Each file that has tokens, and the place of these in the cache.
-    fn files(&self) -> impl Iterator<Item = (&Path, &Path)> {
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, &Path)> {
         let entries = self.sources.iter().flat_map(Source::entries);
         let with_tokens = self.paths.iter().zip(entries).filter(|(_, entry)| entry.about.tokens > 0);
         with_tokens.map(|(path, entry)| (path.as_path(), entry.path.as_path()))
     }
 
     /// Whether there is anything to predict in the first rows of [`TextDataset::fixed_rows`].
-    fn has_target(&self, rows: u64) -> Result<bool, DataError> {
+    pub(crate) fn has_target(&self, rows: u64) -> Result<bool, DataError> {
         let rows = rows.min(self.rows_per_epoch(0).unwrap_or(0));
         for row in 0..rows {
             if weight_of(&self.fixed_rows(row..row + 1)?) > 0.0 {
@@ -225,6 +223,16 @@ impl TextDataset {
         let total: u64 = counts.values().sum();
         let shares = counts.into_values().map(|count| count as f64 / total as f64);
         shares.map(|share| -share * share.ln()).sum()
+    }
+
+    /// What the text was read from, by its contents.
+    pub(crate) fn digests(&self) -> &[DataDigest] {
+        &self.digests
+    }
+
+    /// Adds what the text was read with, such as its tokenizer.
+    pub(crate) fn add_digest(&mut self, digest: DataDigest) {
+        self.digests.push(digest);
     }
 
     fn abouts(&self) -> impl Iterator<Item = &store::About> {
@@ -345,13 +353,6 @@ impl Rows {
 }
 
 /// The number of targets.
-fn weight_of(batch: &Batch) -> f64 {
+pub(crate) fn weight_of(batch: &Batch) -> f64 {
     Literal::to_f64_vec(&batch.weights).iter().sum()
-}
-
-/// Byte tokens back as text. What is not UTF-8, or no byte, becomes a replacement character.
-pub fn decode_bytes(tokens: &[i32]) -> String {
-    // 0xff occurs in no UTF-8 text, so it decodes to the replacement character.
-    let bytes: Vec<u8> = tokens.iter().map(|&token| u8::try_from(token).unwrap_or(0xff)).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
+use super::digest::hex;
 use super::documents::{BadLine, Unit, Units};
 use super::error::{DataError, cache_error};
 use super::files::SourceFile;
 use super::store::{Entry, EntryWriter, FORM};
-use crate::checkpoint::hex;
 use crate::config::{BadLines, DataConfig};
 use crate::tokenizer::Tokenizer;
 use meshloom::pjrt::user_cache_folder;

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 
 use super::lowering::Lowering;
 use super::{GenerateError, GeneratorOptions, SamplingOptions};
-use crate::error::{Error, Execution, execute};
-use crate::trainer::laid_out_for;
+use crate::error::{Error, Execution};
+use crate::run::{execute, laid_out_for};
 use meshloom::analysis::{CostOptions, Devices, cost};
 use meshloom::compile::{LowerOptions, Program};
 use meshloom::ir::{InternalError, Literal};

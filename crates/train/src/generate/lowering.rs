@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::Error;
-use crate::step::aliases;
+use crate::run::aliases;
 use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::kernels::{AttentionKernel, Kernels};
 use meshloom::nn::{Continued, Decoder, GeneratingDecoder, KeyValueCache, NextTokens, Prompts};

@@ -10,6 +10,12 @@ use meshloom::hlo::files;
 
 use super::processes::{CertificateFlags, ProcessFlags};
 
+/// The prompt that is continued unless the user gives another.
+pub const PROMPT: &str = "It was ";
+
+/// The temperature of drawing unless the user gives another.
+pub const TEMPERATURE: f64 = 0.8;
+
 /// Trains decoders on text, over any mesh of devices that a PJRT plugin has.
 #[derive(Parser)]
 #[command(name = "meshloom", version)]
@@ -277,7 +283,7 @@ pub struct Generate {
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// How freely tokens are drawn: 1 is the model's own distribution, 0 always the likeliest token
-    #[arg(long, value_name = "T", default_value_t = super::generate::TEMPERATURE, allow_hyphen_values = true)]
+    #[arg(long, value_name = "T", default_value_t = TEMPERATURE, allow_hyphen_values = true)]
     pub temperature: f64,
     /// Always takes the likeliest token; short for --temperature 0
     #[arg(long, conflicts_with = "temperature")]
@@ -313,7 +319,7 @@ impl Generate {
             prompts.push(text.with_context(|| format!("cannot read the prompt {}", file.display()))?);
         }
         if prompts.is_empty() {
-            prompts.push(super::generate::PROMPT.to_owned());
+            prompts.push(PROMPT.to_owned());
         }
         let each = |prompt: String| std::iter::repeat_n(prompt, self.count);
         Ok(prompts.into_iter().flat_map(each).collect())

@@ -15,12 +15,6 @@ use meshloom::hlo::message::{self, counted};
 
 use super::arguments::Generate;
 
-/// What is continued unless told otherwise.
-pub const PROMPT: &str = "It was ";
-
-/// How freely tokens are drawn unless told otherwise.
-pub const TEMPERATURE: f64 = 0.8;
-
 /// Texts that are continued together.
 pub struct Texts<'a> {
     pub prompts: &'a [String],

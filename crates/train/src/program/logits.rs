@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 
 use crate::Devices;
-use crate::logits::LogitsProgram;
+use crate::generate::LogitsProgram;
 use crate::published::StoredModel;
 use anyhow::{Result, anyhow};
 

@@ -20,7 +20,7 @@ mod ahead;
 mod arguments;
 mod config;
 mod elsewhere;
-mod exchange;
+mod import_export;
 mod generate;
 mod interrupts;
 mod logits;
@@ -28,6 +28,7 @@ mod outputs;
 mod plan;
 mod processes;
 mod train;
+mod training_run;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -95,8 +96,8 @@ pub fn run_until(
     let done = match &arguments.command {
         Command::Train(arguments) => train::run(arguments, &words, start, interrupts),
         Command::Generate(arguments) => generate::run(arguments),
-        Command::Import(arguments) => exchange::import(arguments),
-        Command::Export(arguments) => exchange::export(arguments),
+        Command::Import(arguments) => import_export::import(arguments),
+        Command::Export(arguments) => import_export::export(arguments),
         Command::Logits(arguments) => logits::run(arguments),
         Command::Config(arguments) => config::run(arguments),
         Command::Certificates(arguments) => (start.certify)(arguments, &words).map(|advice| print!("{advice}")),

@@ -6,10 +6,8 @@ use std::sync::Arc;
 use crate::Trainer;
 use crate::checkpoint::{Checkpoint, Checkpointer, Start};
 use crate::config::RunConfig;
-use crate::metrics::{Evaluation, MetricsWriter, Progress, StepMetrics};
 use crate::peers::Peers;
-use crate::profile::StepProfile;
-use crate::tensorboard::EventWriter;
+use crate::report::{Evaluation, EventWriter, MetricsWriter, Progress, StepMetrics, StepProfile};
 use anyhow::Result;
 use meshloom::pjrt::Client;
 
@@ -124,8 +122,8 @@ impl Outputs {
     }
 
     /// Waits until everything is written.
-    pub fn finish(self) -> Result<()> {
-        self.checkpointer.map(Checkpointer::finish).transpose()?;
+    pub fn finish(&mut self) -> Result<()> {
+        self.checkpointer.take().map(Checkpointer::finish).transpose()?;
         Ok(())
     }
 }

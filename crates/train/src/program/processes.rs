@@ -11,8 +11,7 @@ use clap::Args;
 use meshloom::pjrt::{Client, ProcessPlace};
 
 use crate::config::RunConfig;
-use crate::exchange::Exchange;
-use crate::peers::Peers;
+use crate::peers::{Peers, ReplicaLink};
 
 /// Makes the run one of several processes or replicas, from the flags and all words of the command line.
 pub type Join = fn(&ProcessFlags, &[OsString]) -> Result<Box<dyn Several>>;
@@ -44,7 +43,7 @@ pub struct Part {
     /// The processes of its mesh, and the place of this one among them; none if there is no other.
     pub process: Option<(Arc<dyn Peers>, ProcessPlace)>,
     /// The other replicas, if they are apart.
-    pub exchange: Option<Arc<dyn Exchange>>,
+    pub link: Option<Arc<dyn ReplicaLink>>,
     /// Makes programs of a client call the collectives between processes, where its plugin has none.
     pub prepare: fn(&Client) -> Result<()>,
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use meshloom::ir::DType;
 use serde::{Deserialize, Serialize};
 
-use super::ModelFiles;
+use crate::checkpoint::ModelFiles;
 
 /// The file among those of a model that has them. It is no file of the published model, and is not exported.
 pub(super) const DTYPES: &str = "meshloom-dtypes.json";

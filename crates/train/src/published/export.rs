@@ -11,11 +11,13 @@ use meshloom_weights::{MAX_SHARD_BYTES, TensorSpec, WeightsWriter};
 use serde_json::Value;
 
 use super::dtypes::{DTYPES, Dtypes};
-use super::{CONFIG, ModelFiles, StoredModel, arrange};
+use super::parameter_source::Source;
+use super::{StoredModel, tensor_layout};
 use crate::Error;
-use crate::assign::Source;
+use crate::checkpoint::ModelFiles;
 use crate::config::invalid;
 use crate::families::{Part, Published, TensorsOf};
+use crate::model_folder::CONFIG;
 use crate::parameters::{ParameterError, stored_dtype};
 
 /// How parameters are written.
@@ -140,7 +142,7 @@ impl Target<'_> {
         let mut tensor = vec![0; ty.byte_count()];
         for share in &self.shares {
             let elements = source.part(&share.path(), &share.parameter.dims, &share.shard())?.convert(dtype);
-            arrange::put(share.part, elements.bytes(), size, &mut tensor);
+            tensor_layout::put(share.part, elements.bytes(), size, &mut tensor);
         }
         Ok(tensor)
     }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use meshloom::nn::{DecoderConfig, LayerPath};
 use meshloom::trace::{MapTree, Param};
 
-use super::{ModelFiles, PublishedWeights, StoredModel};
+use super::{PublishedWeights, StoredModel};
 use crate::Error;
-use crate::checkpoint::{self, About, CheckpointError, DataPosition, ParameterSource, RecordedConfig};
+use crate::checkpoint::{self, About, CheckpointError, DataPosition, ModelFiles, ParameterSource, RecordedConfig};
 use crate::families::Published;
 
 /// What was imported.

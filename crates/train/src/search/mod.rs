@@ -111,6 +111,9 @@ pub struct Search {
 /// A search that cannot be made.
 #[derive(thiserror::Error)]
 pub enum SearchError {
+    /// The train step of a plan cannot be lowered.
+    #[error(transparent)]
+    Training(Box<Error>),
     /// The config's fault.
     #[error(transparent)]
     Config(#[from] Box<ConfigError>),
@@ -198,6 +201,12 @@ pub enum SearchError {
 }
 
 meshloom::hlo::debug_is_message!(SearchError);
+
+impl From<Error> for SearchError {
+    fn from(error: Error) -> SearchError {
+        SearchError::Training(Box::new(error))
+    }
+}
 
 impl From<ConfigError> for SearchError {
     fn from(error: ConfigError) -> SearchError {
@@ -514,7 +523,7 @@ impl Run<'_> {
 ///
 /// # Errors
 /// The config cannot have the plan, or no time can be estimated.
-pub fn evaluate(base: &RunConfig, plan: &Plan, hardware: &Hardware, memory: u64) -> Result<Found, Error> {
+pub fn evaluate(base: &RunConfig, plan: &Plan, hardware: &Hardware, memory: u64) -> Result<Found, SearchError> {
     let config = plan.apply(base).on_devices(hardware.device_count())?;
     let (time, bytes) = estimate_step(&config, hardware)?;
     Ok(Found { plan: plan.clone(), time, bytes, fits: bytes <= memory })
@@ -525,16 +534,17 @@ pub fn evaluate(base: &RunConfig, plan: &Plan, hardware: &Hardware, memory: u64)
 ///
 /// # Errors
 /// Model, mesh and rules do not fit together; or the mesh does not fit the hardware.
-pub fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Result<(StepTime, u64), Error> {
+pub fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Result<(StepTime, u64), SearchError> {
     let mut config = config.clone();
     // Only of our own partitioner is known what it does.
     config.partition.mode = PartitionMode::Explicit;
     let (_, lowered) = config.lower_train_step()?;
-    let module = lowered.module.decode().map_err(meshloom::Error::from)?;
+    let module = lowered.module.decode().map_err(|error| Error::Compiler(error.into()))?;
     let mesh = lowered.emitted_mesh().cloned().unwrap_or_default();
     let walk = DeviceWalk::of(&module, Devices::partitioned(mesh.device_count()));
-    let mut time = estimate_walk(&walk, &module, &mesh, hardware).map_err(SearchError::from)?;
-    let memory = memory_of_walk(&module, walk.walk(), Sources::of(&module)).map_err(meshloom::Error::from)?;
+    let mut time = estimate_walk(&walk, &module, &mesh, hardware)?;
+    let memory =
+        memory_of_walk(&module, walk.walk(), Sources::of(&module)).map_err(|error| Error::Compiler(error.into()))?;
     let (peak, temporaries) = upper(&memory, Some(hardware.chip.backend))
         .map_or((memory.peak, memory.temporaries), |upper| (upper.peak, upper.temporaries));
     let fresh = (temporaries + memory.outputs.saturating_sub(memory.aliased)) as f64 * hardware.reached.fresh;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::LazyLock;
 
-use crate::alternatives::schedules_of;
 use crate::config::{PipelineConfig, RuleSource, RunConfig};
+use crate::run::schedules_of;
 use meshloom::ir::Name;
 use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
