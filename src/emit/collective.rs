@@ -58,8 +58,8 @@ fn write_groups(instruction: &mut HloInstructionProto, mesh: &Mesh, group: &Grou
 }
 
 impl EmitCollectives for NodeEmitter<'_> {
-    /// XLA's CPU runtime, which takes several operands, gathers them wrongly in loops, so these are laid side by side as
-    /// well.
+    /// XLA's CPU runtime, which takes several operands, gathers them wrongly in loops, so these are laid side by side
+    /// as well.
     fn all_gather(&mut self, group: &Group, dim: usize) {
         if self.crosses(group) {
             return self.emit_crossing(group, CrossingKind::AllGather, dim);
