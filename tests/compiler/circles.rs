@@ -27,63 +27,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
         "attribute location operation parser types",
         "a descent: each kind of syntax reads by the parser, which reads each kind",
     ),
-    ("src/ops", "attention ring", "a ring is one form of attention, and is made of the other forms"),
-    (
-        "src/transform/pipeline",
-        "split_stage stage",
-        "the halves of a stage may be split, and a split stage is made of the halves",
-    ),
     ("crates/hlo/src", "parse syntax text", "each word of the syntax knows how it is read and how it is written"),
-];
-
-/// Circles that are still to be cut: the folder, and its modules. None is added here.
-const TO_CUT: &[(&str, &str)] = &[
-    ("src", "autodiff batching emit ir ops partition sharding"),
-    ("src/autodiff", "context forward forward_regions linear regions split tape"),
-    ("src/emit", "helpers writer"),
-    ("src/ir/text", "attribute parse print"),
-    ("src/kernels", "blockwise cudnn expand grouped mosaic ragged"),
-    ("src/nn", "architecture batch_split decoder further layer layers stack"),
-    ("src/nn", "attention keys"),
-    ("src/nn/moe", "experts slots"),
-    ("src/ops", "collective elementwise expansion factor facts reduce rules shape"),
-    ("src/ops", "edges region"),
-    ("src/partition", "error parallel region walk"),
-    ("src/passes", "fold hoist loops merge rewrite"),
-    ("src/sharding", "error rules"),
-    ("src/trace", "context control error tensor tree"),
-    ("src/transform/diloco", "fragments transport"),
-    ("src/transform/pipeline/schedule", "columns slots"),
-    ("crates/cluster/src", "join network pmi"),
-    ("crates/hlo/src", "analysis read stablehlo xplane"),
-    ("crates/hlo/src", "literal types"),
-    ("crates/hlo/src", "narrow parse small_float syntax text"),
-    ("crates/hlo/src/analysis", "axes collectives given groups partitioning sites slices values walk"),
-    ("crates/hlo/src/analysis", "chips cost fused memory"),
-    ("crates/hlo/src/analysis/cost", "convolution custom_call work"),
-    ("crates/hlo/src/analysis/memory", "dataflow schedule"),
-    ("crates/hlo/src/stablehlo/write", "control operation"),
-    ("crates/hlo/src/syntax", "attributes groups special"),
-    (
-        "crates/hlo-dump/src",
-        "collectives conditionals configs cost emitted input memory overlap report selection traffic",
-    ),
-    ("crates/hlo-dump/src/configs", "plan plan_context"),
-    ("crates/mosaic/src", "kernel text"),
-    (
-        "crates/pjrt/src",
-        "ahead_of_time api array buffer cached client compiled device error event executable fetch files hardware kept key_values layout options platform plugin presets program record search topology value worker",
-    ),
-    ("crates/pjrt/src/ahead_of_time", "execution protocol"),
-    ("crates/store/src", "etcd lease store"),
-    (
-        "crates/train/src",
-        "alternatives apart arrange assign checkpoint config data diloco error evaluate generate logits model parameters prefetch published resolve run search step tokenizer trainer",
-    ),
-    ("crates/train/src/config", "describe sections value"),
-    ("crates/train/src/config", "error tree"),
-    ("crates/train/src/program", "arguments generate"),
-    ("crates/weights/src", "fault header"),
 ];
 
 /// A module needs another by these names: "file > file: names".
@@ -225,11 +169,7 @@ fn no_modules_need_each_other() {
             |folder: &str, modules: &str| circle.folder == Path::new(folder) && circle.modules == words(modules);
         EXCEPTIONS.iter().any(|(folder, modules, _)| is_it(folder, modules))
     };
-    let is_of = |circle: &Circle, (folder, modules): (&str, &str)| {
-        !is_exception(circle) && circle.folder == Path::new(folder) && circle.modules.is_subset(&words(modules))
-    };
-    let is_left = |circle: &Circle| is_exception(circle) || TO_CUT.iter().any(|&row| is_of(circle, row));
-    let wrong = circles.iter().filter(|circle| !is_left(circle)).map(|Circle { folder, modules, way }| {
+    let wrong = circles.iter().filter(|circle| !is_exception(circle)).map(|Circle { folder, modules, way }| {
         let modules: Vec<&str> = modules.iter().map(String::as_str).collect();
         format!("{}: {} need each other; a way round:\n  {}", folder.display(), modules.join(", "), way.join("\n  "))
     });
@@ -242,10 +182,6 @@ fn no_modules_need_each_other() {
     for (folder, modules, reason) in EXCEPTIONS {
         let is_it = |circle: &Circle| circle.folder == Path::new(folder) && words(modules).is_subset(&circle.modules);
         assert!(circles.iter().any(is_it), "{folder}: {modules} ({reason}): they need each other no more");
-    }
-    for &row in TO_CUT {
-        let is_there = circles.iter().any(|circle| is_of(circle, row));
-        assert!(is_there, "{}: {}: this circle is cut; take its row out of TO_CUT", row.0, row.1);
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use support::counts::process;
 
-/// What may be imported against the direction of ARCHITECTURE.md, each with its reason.
+/// The imports that are allowed against the direction of ARCHITECTURE.md, each with its reason.
 const EXCEPTIONS: &[(&str, &str, &str)] =
     &[("ir", "ops", "a node holds an `Op`, whose regions are graphs; builder and verifier call its typing rule")];
 
@@ -293,7 +293,7 @@ fn a_model_of_ones_own_takes_hardly_more_lines_than_in_jax() {
     assert!(ours * 10 <= jax * 13, "{ours} lines, and {jax} in JAX");
 }
 
-/// What answers a case that cannot happen with a value, and what to write instead.
+/// The patterns that answer a case that cannot happen with a value, each with the code to write instead.
 const MADE_UP: [(&str, &str); 10] = [
     ("debug_assert", "return an InternalError: in release the program goes on"),
     (".ok().flatten()", "carry the error up"),
