@@ -12,7 +12,7 @@ struct Cotangents {
     flow: Argument,
 }
 
-/// What is computed of a pair of blocks, `[keys, queries]`, `f32`.
+/// The results of a pair of blocks, `[keys, queries]`, `f32`.
 struct Flows {
     /// The weight of each key's value.
     weights: Value,

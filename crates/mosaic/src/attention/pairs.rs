@@ -9,10 +9,10 @@ pub const FIRST: i32 = 1;
 pub const LAST: i32 = 2;
 /// Flag of a pair in which there is something to see.
 pub const COMPUTE: i32 = 4;
-/// Flag of a pair of which causality or the window hide a part.
+/// Flag of a pair of which causality or the window hides a part.
 pub const EDGE: i32 = 8;
 
-/// What a list of pairs is sorted by.
+/// The order in which a list of pairs is sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
     /// Blocks of queries: for [`Attention::forward`] and [`Attention::backward_queries`].

@@ -184,9 +184,9 @@ pub struct Operand {
 pub struct Written {
     /// The module.
     pub text: String,
-    /// What the call takes.
+    /// The operands of the call.
     pub operands: Vec<Operand>,
-    /// What the call results in.
+    /// The types of the call's results.
     pub results: Vec<TensorType>,
 }
 
