@@ -1,14 +1,15 @@
-//! What can be wrong with the files of weights, each of which the error that has the fault names.
+//! The faults of the files of weights. The error that has the fault names the file.
 
 use std::io;
 
 use meshloom_hlo::message::counted;
 use safetensors::Dtype;
 
-/// The longest header, 100 MB, as in the `safetensors` crate: what is longer is an attack, or no safetensors file.
+/// The longest header, 100 MB, as in the `safetensors` crate: a longer one is an attack, or the file is not a
+/// safetensors file.
 pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// What is wrong with a safetensors file. The bytes of tensors are counted from the end of the header.
+/// A fault of a safetensors file. The bytes of tensors are counted from the end of the header.
 #[derive(thiserror::Error)]
 pub enum FileFault {
     /// It has no room for the length of a header.
@@ -95,7 +96,7 @@ pub enum FileFault {
         shape: Vec<usize>,
         /// The bytes that it needs.
         expected: u64,
-        /// Those it has.
+        /// The bytes that it has.
         found: u64,
     },
     /// Two tensors share bytes.
@@ -122,7 +123,7 @@ pub enum FileFault {
     },
 }
 
-/// What is wrong with an index.
+/// A fault of an index.
 #[derive(thiserror::Error)]
 pub enum IndexFault {
     /// It is longer than any.
@@ -179,7 +180,7 @@ pub enum IndexFault {
     },
 }
 
-/// Why a tensor cannot be dequantized.
+/// The reason why a tensor cannot be dequantized.
 #[derive(thiserror::Error)]
 pub enum QuantizationFault {
     /// Half of it is not there.
@@ -201,9 +202,9 @@ pub enum QuantizationFault {
     Dtype {
         /// The part.
         part: String,
-        /// What it would have to be.
+        /// The dtypes that it may have.
         expected: &'static str,
-        /// What it is.
+        /// The dtype that it has.
         found: Dtype,
     },
     /// A part of it is of no shape that values have.
@@ -213,9 +214,9 @@ pub enum QuantizationFault {
     Values {
         /// The part.
         part: String,
-        /// What it would have to be.
+        /// The shapes that it may have.
         expected: &'static str,
-        /// What it is.
+        /// The shape that it has.
         found: Vec<usize>,
     },
     /// The scales are not those of the values.
