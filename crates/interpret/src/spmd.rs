@@ -103,7 +103,7 @@ pub fn collective(op: &Op, group: &Group, operands: &[&Lanes], mesh: &Mesh) -> V
     lanes.into_iter().map(|lanes| all(lanes).collect()).collect()
 }
 
-/// What each rank of a group gets.
+/// The result of each rank of a group.
 fn exchange(op: &Op, size: usize, parts: &[&Literal]) -> Vec<Literal> {
     match op {
         Op::AllGather(op) => vec![concatenate(parts, op.dim); size],

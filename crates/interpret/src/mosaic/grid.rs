@@ -16,7 +16,7 @@ struct Window<'a> {
     index: &'a Function,
     block: Rc<RefCell<Tensor>>,
     array: Array,
-    /// Which block it is; `None` before the first step.
+    /// The indices of the block; `None` before the first step.
     at: Option<Vec<usize>>,
     is_result: bool,
 }
