@@ -42,7 +42,7 @@ words! {
     }
 }
 
-/// What a call does. Parts are counted by the first dimension.
+/// The kind of a collective between processes. Parts are counted along the first dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CrossingKind {
     /// Every member gets the parts of all, in the order of their ranks, along a new first dimension.
@@ -51,7 +51,7 @@ pub enum CrossingKind {
     AllReduce(Combine),
     /// Part `r` goes to rank `r`; what comes from rank `r` is part `r`.
     AllToAll,
-    /// Members send to others: pairs of ranks. Who receives nothing gets zeros.
+    /// Members send to others: pairs of ranks. A member that receives nothing gets zeros.
     CollectivePermute(Vec<(u32, u32)>),
     /// Every member gets its part of the combined operands, without the first dimension.
     ReduceScatter(Combine),
@@ -60,17 +60,17 @@ pub enum CrossingKind {
 /// A collective between processes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Crossing {
-    /// What it does.
+    /// The kind of the collective.
     pub kind: CrossingKind,
     /// The axes along which the members of a group lie, major to minor.
     pub axes: Vec<usize>,
     /// The sizes of all axes of the mesh.
     pub mesh: Vec<usize>,
-    /// In how many processes its devices lie.
+    /// The number of processes in which the devices of the mesh lie.
     pub processes: usize,
 }
 
-/// Why a text says nothing of a collective.
+/// A text that does not describe a collective between processes.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{text}\" does not describe a collective between processes; expected such as \"{EXAMPLE}\"")]
 pub struct CrossingError {
@@ -118,7 +118,7 @@ impl Crossing {
         format!("{{{ATTRIBUTE} = \"{self}\"}}")
     }
 
-    /// What a call of [`TARGET`] with this backend configuration does.
+    /// Reads what a call of [`TARGET`] does from its backend configuration.
     ///
     /// # Errors
     /// It is not one that [`Crossing::backend_config`] writes.

@@ -20,7 +20,7 @@ pub enum DeviceGroups {
         group_size: u64,
         /// Dimensions before the transpose.
         dims: Vec<u64>,
-        /// Which dimension goes where.
+        /// The order in which the transpose puts the dimensions.
         permutation: Vec<usize>,
     },
     /// A form that cannot be read: axes (V3) of an absent mesh, or axes that the mesh does not have.

@@ -178,7 +178,7 @@ pub fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
     }
 }
 
-/// Host values of which there are more or fewer than a literal of their type takes.
+/// Host values that are more or fewer than a literal of their type takes.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a literal of type {ty} takes {expected} {what}, but {found} are given")]
 pub struct LiteralError {
@@ -186,7 +186,7 @@ pub struct LiteralError {
     pub ty: TensorType,
     /// `elements` or `bytes`.
     pub what: &'static str,
-    /// As many as the type takes.
+    /// The number that the type takes.
     pub expected: usize,
     /// As many as are given.
     pub found: usize,

@@ -1,4 +1,4 @@
-//! Which device stands where in a mesh.
+//! The places of devices in a mesh.
 //!
 //! The minor axes of a mesh are the fast ones: they are to run along the shortest links. So every axis is cut out of
 //! the hardware: its DCN part ([`Mesh::with_dcn`]) out of the slices, the rest out of the box of coordinates that the
@@ -66,8 +66,8 @@ pub fn slice_shape(devices: &[DevicePlace]) -> Vec<usize> {
 }
 
 /// The parts of each axis that lie along one dimension of a slice each, major to minor. Devices stand in the order of
-/// [`device_order`], in slices of this [shape](slice_shape). An axis that crosses slices has no parts. `None` if the
-/// mesh is not made of such slices.
+/// [`device_order`], in slices of this [shape](slice_shape). An axis that crosses slices has no parts. The result is
+/// `None` if the mesh is not made of such slices.
 pub fn axes_along_slice(mesh: &Mesh, shape: &[usize]) -> Option<Vec<Vec<usize>>> {
     let devices = shape.iter().try_fold(1usize, |count, &size| count.checked_mul(size)).filter(|&count| count > 0)?;
     let dcn = dcn_sizes(mesh, mesh.device_count() / devices).ok()?;
@@ -180,8 +180,8 @@ pub struct Piece {
     pub stride: usize,
 }
 
-/// Finds for each axis what it has of each dimension of a box. `None` unless the product of the axes is that of the
-/// box.
+/// Finds for each axis what it has of each dimension of a box. Returns `None` unless the product of the axes is that of
+/// the box.
 pub fn cut(axes: &[usize], shape: &[usize]) -> Option<Vec<Vec<Piece>>> {
     let (mut left, mut strides) = (shape.to_vec(), vec![1; shape.len()]);
     let mut cuts = Vec::with_capacity(axes.len());

@@ -1,4 +1,4 @@
-//! What can be wrong with a mesh.
+//! The errors of meshes.
 
 use crate::message::counted;
 

@@ -35,8 +35,7 @@ impl MeshAxis {
 /// Devices arranged along named axes, major to minor.
 ///
 /// Devices are numbered row-major: the last axis varies fastest, so in `data=2,fsdp=4` device 5 is `data` 1, `fsdp` 1.
-/// The text form is that of the run config: `data=2,fsdp=4`. Which hardware device has which number says
-/// [`device_order`].
+/// The text form is that of the run config: `data=2,fsdp=4`. [`device_order`] gives each hardware device its number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Mesh {
     axes: Vec<(String, usize)>,
@@ -186,7 +185,7 @@ impl Mesh {
 
     /// A mesh with other axes, which are known to be right.
     fn with_axes(&self, axes: Vec<(String, usize)>) -> Mesh {
-        // Which devices the axes run over is settled: only the whole mesh is asked for that.
+        // The DCN parts are left out: only the whole mesh is asked which devices its axes run over.
         Mesh { axes, dcn: Vec::new() }
     }
 

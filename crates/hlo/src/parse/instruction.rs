@@ -17,7 +17,7 @@ const ASYNC_SUFFIXES: &[(&str, &str)] =
 /// Bytes of a short string behind its pointer, at least: those of an allocation.
 const SHORT_STRING: usize = 32;
 
-/// What an opcode says.
+/// The operations that an opcode names.
 struct Opcode {
     operation: &'static Operation,
     /// The operation that runs asynchronously, where the short form names it.
@@ -99,7 +99,7 @@ impl<'a> Parser<'a> {
         fault(start, format!("unknown opcode \"{name}\"{}", hint(name, Operation::names())))
     }
 
-    /// What stands between the parentheses.
+    /// Reads the arguments between the parentheses.
     fn arguments(
         &mut self,
         scope: &mut Scope<'a>,
@@ -215,8 +215,8 @@ impl<'a> Parser<'a> {
         Ok(place)
     }
 
-    /// Reads the attributes that follow. Those of a wrapped operation go to `wrapped`, if there is one; `start` gets
-    /// the common ones and those about running it.
+    /// Reads the attributes that follow. The attributes of a wrapped operation go to `wrapped`, if there is one;
+    /// `start` gets the common ones and those about running it.
     fn attributes(
         &mut self,
         scope: &mut Scope<'a>,

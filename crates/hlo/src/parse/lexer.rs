@@ -91,7 +91,7 @@ impl<'a> Lexer<'a> {
         self.bytes.get(self.position).copied()
     }
 
-    /// What follows the next token, which is one byte long.
+    /// The byte that follows the next token, which is one byte long.
     pub(crate) fn peek_second(&mut self) -> Option<u8> {
         let start = self.here();
         self.position += 1;
@@ -190,8 +190,8 @@ impl<'a> Lexer<'a> {
         end
     }
 
-    /// The text of the array shape that starts here, if it has no white space, layout included; it stays unread. What
-    /// starts here may also be something else.
+    /// The text of the array shape that starts here, if it has no white space, layout included; it stays unread.
+    /// Something else may also start here.
     pub(crate) fn peek_array_shape(&mut self) -> &'a str {
         let start = self.here();
         let mut end = self.name_end(start);

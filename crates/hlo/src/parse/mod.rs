@@ -51,7 +51,8 @@ pub(crate) use memory::{Memory, own_bytes};
 pub use names::make_names_unique;
 pub(crate) use shape::{array, is_compatible, tuple};
 
-/// What a text may ask of its reader. All are generous: they are there for texts that were made to do harm.
+/// The limits on what a text may ask of its reader. All are generous: they are there for texts that were made to do
+/// harm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of the text.
@@ -129,11 +130,11 @@ pub(crate) struct Parser<'a> {
     depth: usize,
     /// Complete computations; the id of each is its place.
     computations: Vec<HloComputationProto>,
-    /// Which of them the text has only as a short form.
+    /// Whether the text has each computation only in a short form.
     is_hidden: Vec<bool>,
-    /// Those that the text gives no name.
+    /// The computations to which the text gives no name.
     unnamed: Vec<usize>,
-    /// Those with a name, by it.
+    /// The computations that have a name, by that name.
     computation_ids: FxHashMap<&'a str, usize>,
     /// Empty tables of names, to be used again.
     spare_names: Vec<FxHashMap<&'a str, usize>>,

@@ -29,7 +29,7 @@ const HEADER: &[&str] = &[
     "origin_recovery_table",
 ];
 
-/// What the header says and what is known only with the computations.
+/// The header of the module, which is completed once the computations are known.
 struct Header {
     module: HloModuleProto,
     config: HloModuleConfigProto,

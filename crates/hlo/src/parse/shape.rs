@@ -13,7 +13,7 @@ const UNBOUNDED: i64 = i64::MIN;
 /// Far above the rank of any real array.
 const MAX_RANK: usize = 64;
 
-/// A text has hundreds of shapes and millions of times that it names one. Those that are kept take little memory.
+/// A text has hundreds of shapes and names them millions of times. The shapes that are kept take little memory.
 const MAX_KNOWN_SHAPES: usize = 1 << 12;
 
 /// A tile dimension that is merged with the next more minor one.

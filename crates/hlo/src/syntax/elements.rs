@@ -9,14 +9,14 @@ use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
 use crate::small_float::SmallFloat;
 use crate::text::Printer;
 
-/// What a field has: a number of a type that Rust has, or a truth value.
+/// The type of a field's elements: a number of a type that Rust has, or a truth value.
 trait Stored: Copy + Default {
     const WIDTH: usize;
 
     /// Appends its bytes, the low one first.
     fn write(self, bytes: &mut Vec<u8>);
 
-    /// From as many bytes as it has.
+    /// Reads the value from `WIDTH` bytes.
     fn of(bytes: &[u8]) -> Self;
 }
 
@@ -236,7 +236,7 @@ impl Codec for Small {
     }
 }
 
-/// What prints the element at a position in memory.
+/// A function that prints the element at a position in memory.
 pub(crate) type PrintElement<'l> = dyn Fn(&mut Printer<'_>, usize) + 'l;
 
 fn with_stored<C: Codec>(
@@ -272,8 +272,8 @@ macro_rules! elements {
             }
         }
 
-        /// The elements of a literal in memory order, as bytes, the low one of each number first; and how many bytes
-        /// an element has. None for a type without elements.
+        /// The elements of a literal in memory order, as bytes, the low one of each number first; and how many bytes an
+        /// element has. The result is `None` for a type without elements.
         pub(crate) fn element_bytes(literal: &LiteralProto, element: PrimitiveType) -> Option<(Vec<u8>, usize)> {
             match element {
                 $(PrimitiveType::$type => {

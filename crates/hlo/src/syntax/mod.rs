@@ -23,9 +23,9 @@ use crate::number;
 use crate::parse::{Parser, Result};
 use crate::text::Printer;
 
-/// What prints and reads in the same way wherever it is.
+/// A value that prints and reads in the same way in all places.
 pub(crate) trait Value: Sized {
-    /// What stands between several of them.
+    /// The separator between several values.
     const SEPARATOR: &'static str = ",";
 
     fn print(&self, printer: &mut Printer<'_>);
@@ -206,7 +206,7 @@ impl Parser<'_> {
         self.list_of(open, close, T::read)
     }
 
-    /// What `item` reads between two brackets, separated by commas.
+    /// The values that `item` reads between two brackets, separated by commas.
     pub(crate) fn list_of<T>(
         &mut self,
         open: u8,

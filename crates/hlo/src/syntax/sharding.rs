@@ -105,7 +105,7 @@ fn print_tiles(printer: &mut Printer<'_>, sharding: &OpSharding) {
     }
 }
 
-/// What one sharding says, before it is known of what type it is.
+/// The content of one sharding, before its type is known.
 #[derive(Default)]
 struct Tiles {
     /// The last of `replicated`, `manual` and so on.

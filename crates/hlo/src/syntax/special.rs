@@ -174,7 +174,7 @@ pub(crate) fn default_comparison(operand: Option<&ShapeProto>) -> &'static str {
     match operand.and_then(|shape| T::try_from(shape.element_type).ok()).unwrap_or_default() {
         T::S1 | T::S2 | T::S4 | T::S8 | T::S16 | T::S32 | T::S64 => "SIGNED",
         T::Pred | T::U1 | T::U2 | T::U4 | T::U8 | T::U16 | T::U32 | T::U64 => "UNSIGNED",
-        // What has no numbers is not compared.
+        // Values without numbers are not compared.
         T::Invalid | T::Tuple | T::OpaqueType | T::Token => "UNSIGNED",
         _ => "FLOAT",
     }

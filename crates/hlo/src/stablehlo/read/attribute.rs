@@ -157,7 +157,7 @@ impl<'a> Parser<'a> {
         Ok((name, Attribute { value: Value::Unit, span: self.lexer.since(start) }))
     }
 
-    /// What an attribute of a dialect has between its angle brackets: `offset_dims = [1], index_vector_dim = 1`.
+    /// Reads the fields between the angle brackets of a dialect's attribute: `offset_dims = [1], index_vector_dim = 1`.
     pub(super) fn fields(&mut self, body: Span) -> Result<Attributes<'a>> {
         let outer = self.lexer;
         self.lexer = outer.part(body);

@@ -15,7 +15,7 @@
 //! | `sdy.manual_computation` | a `call` between `xla.sdy.GlobalToLocalShape` and `xla.sdy.LocalToGlobalShape` |
 //! | locations | names of ops, and frames of the module's stack |
 //!
-//! What has no HLO is refused by name: dynamic and quantized types, resources, blocks that jump.
+//! The reader refuses, by name, what HLO cannot express: dynamic and quantized types, resources, blocks that jump.
 
 mod attribute;
 mod convert;

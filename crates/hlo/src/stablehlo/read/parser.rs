@@ -15,8 +15,8 @@ use super::types::Types;
 use crate::parse::{Memory, Result, fault};
 use crate::proto::ShapeProto;
 
-/// How deep regions, attributes, types and locations may nest together. What is nested in the text is nested in the
-/// calls of this reader too.
+/// How deep regions, attributes, types and locations may nest together. Nesting in the text is also nesting of this
+/// reader's calls.
 const NESTING: usize = 100;
 
 /// The name of an op in texts of older writers, whose dialect `mhlo` has become StableHLO.

@@ -101,7 +101,8 @@ impl<'a> Printer<'a> {
     }
 
     /// A result that has to take the buffer of a parameter, as XLA's module attribute says it: by the numbers that they
-    /// have when all tuples are taken apart. None where there is no such result or parameter, which is said elsewhere.
+    /// have when all tuples are taken apart. The result is `None` where there is no such result or parameter; other
+    /// code reports that.
     fn must_alias(&self, alias: &AliasEntryProto) -> Option<String> {
         let entry = self.computation(self.module.entry_computation_id).ok()?;
         let root = entry.instructions.iter().find(|instruction| instruction.id == entry.root_id)?;
@@ -155,7 +156,7 @@ impl<'a> Printer<'a> {
                 return Err(wrong(format!("it has an alias of result {index}, which it does not have")));
             };
             let place = parameter(alias.parameter_number, &alias.parameter_shape_index)?;
-            // Those that are a must are written on the module.
+            // Aliases that are required are written on the module.
             if alias.kind == Kind::MustAlias as i32 {
                 continue;
             }
@@ -172,7 +173,7 @@ impl<'a> Printer<'a> {
     }
 }
 
-/// What the entry says of an array of a parameter: its sharding, its memory, its frontend attributes.
+/// The attributes of an array of a parameter of the entry: its sharding, its memory, its frontend attributes.
 fn parameter_attributes(parameter: &HloInstructionProto, leaf: usize, leaves: usize) -> Vec<String> {
     let mut attributes = Vec::new();
     let sharding = parameter.sharding.as_deref();

@@ -103,7 +103,7 @@ impl<'a> Converter<'a, '_> {
         }
     }
 
-    /// What an op states of the precision of its products.
+    /// The precision that an op states for its products.
     pub(super) fn precision(&mut self, operation: &Operation<'a>) -> Result<Option<PrecisionConfig>> {
         let mut config = PrecisionConfig::default();
         if let Some(attribute) = operation.attribute(&["precision_config", "precision"]) {
@@ -275,12 +275,12 @@ fn gather<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation:
 pub(super) struct Numbers(Vec<(String, Vec<i64>)>);
 
 impl Numbers {
-    /// What is left out is empty.
+    /// The numbers of a field; a field that is left out is empty.
     pub(super) fn list(&self, name: &str) -> Vec<i64> {
         self.find(name).map(<[i64]>::to_vec).unwrap_or_default()
     }
 
-    /// What is left out is 0.
+    /// The number of a field; a field that is left out is 0.
     pub(super) fn one(&self, name: &str) -> i64 {
         self.find(name).and_then(|values| values.first().copied()).unwrap_or(0)
     }

@@ -141,7 +141,7 @@ fn compare<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation
     Ok(smallvec![body.push(instruction)])
 }
 
-/// An error unless a word is one of those that there are.
+/// Returns an error unless the word is one of `words`.
 fn known(word: &str, at: usize, words: &[&str]) -> Result<()> {
     match words.contains(&word) {
         true => Ok(()),

@@ -68,7 +68,7 @@ fn is_small(constant: &HloInstructionProto) -> bool {
     sizes.iter().fold(1i64, |count, &size| count.saturating_mul(size)) <= names::REPEATED
 }
 
-/// What regions capture: what is carried into them, and constants.
+/// The values that regions capture: those carried into them, and constants.
 struct Captured<'a> {
     carried: Vec<(Operand<'a>, Place)>,
     constants: Vec<(Operand<'a>, HloInstructionProto)>,
