@@ -197,8 +197,8 @@ impl Api {
     }
 }
 
-/// What reads and frees errors. An extension has such functions of its own for its errors, with arguments of the same
-/// form.
+/// The functions that read and free errors. An extension has such functions of its own for its errors, with arguments
+/// of the same form.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct ErrorFunctions {
@@ -286,7 +286,7 @@ handles! {
     PJRT_TopologyDescription PJRT_TopologyDescription_Destroy_Args topology,
 }
 
-/// A C object that is ours, or null: freed when this is dropped. What it points into must be dropped later.
+/// A C object that is ours, or null: freed when this is dropped. The object that it points into must be dropped later.
 pub(super) struct Owned<T: Handle> {
     raw: *mut T,
     api: Api,

@@ -39,14 +39,15 @@ pub struct CompileCache {
     key: Key,
 }
 
-/// What a cache had of a program.
+/// The use of a cache for a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheUse {
-    /// It was there, and was loaded.
+    /// The program was in the cache, and was loaded.
     Hit,
-    /// It was not, or could not be loaded: it was compiled.
+    /// The program was not in the cache or could not be loaded: it was compiled.
     Miss,
-    /// The cache was not asked: the plugin's programs for several devices do not survive being stored. It was compiled.
+    /// The cache was not asked: the plugin's programs for several devices do not survive being stored. The program was
+    /// compiled.
     Bypassed,
 }
 

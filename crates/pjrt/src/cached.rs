@@ -23,8 +23,8 @@ pub fn user_cache_folder(name: &str) -> Result<PathBuf, PjrtError> {
     Ok(folder)
 }
 
-/// The folder for all that meshloom keeps from run to run, which need not be there. None where neither variable is an
-/// absolute path.
+/// The folder for all that meshloom keeps from run to run. It need not exist. The result is `None` if neither variable
+/// is an absolute path.
 pub fn user_cache_directory() -> Option<PathBuf> {
     Some(below_home("XDG_CACHE_HOME", ".cache")?.join("meshloom"))
 }

@@ -47,7 +47,7 @@ pub struct ClientOptions {
     pub visible_devices: Option<Vec<usize>>,
     /// More options, by the plugin's own names. They go to the plugin unchecked.
     pub platform_options: Vec<(String, NamedValue)>,
-    /// Which process this is, where the client is one of several that have their devices together.
+    /// The place of this process, if the client is one of several that share their devices.
     pub process: Option<ProcessPlace>,
     /// Whether the client keeps every program that it compiles, and returns it again for the same module and options.
     /// The programs go with the client. Tests set this, as they compile one step many times.
@@ -96,7 +96,7 @@ impl ClientOptions {
         self.values().map(drop)
     }
 
-    /// What the plugin is told.
+    /// The options as the plugin takes them.
     fn values(&self) -> Result<Vec<(String, NamedValue)>, PjrtError> {
         if let Some(count) = self.device_count
             && !CPU_DEVICE_COUNTS.contains(&count)
@@ -148,7 +148,7 @@ impl ClientOptions {
 }
 
 impl ClientOptions {
-    /// What the plugin is told of the process: TPUs find that in the environment.
+    /// The options that tell the plugin of the process. TPUs find them in the environment.
     fn process_values(&self) -> Result<Vec<(String, NamedValue)>, PjrtError> {
         let Some(ProcessPlace { number, count, .. }) = self.process else { return Ok(Vec::new()) };
         if number >= count {
@@ -213,7 +213,7 @@ struct Inner {
     programs: Option<KeptPrograms>,
     /// Buffers and executables hold the client, so they are gone before it.
     raw: Owned<PJRT_Client>,
-    /// What the client calls, for as long as it is there.
+    /// The functions that the client calls; they live as long as it does.
     _callbacks: Option<Callbacks>,
     plugin: Arc<Plugin>,
     platform: Platform,
@@ -291,22 +291,22 @@ impl Client {
         self.0.programs.as_ref()
     }
 
-    /// Which process this is, if the client was told that it is one of several.
+    /// The place of this process, if the client was told that it is one of several.
     pub fn process(&self) -> Option<&ProcessPlace> {
         self.0.process.as_ref()
     }
 
-    /// What programs for it are compiled for.
+    /// The platform that programs for this client are compiled for.
     pub fn platform(&self) -> &Platform {
         &self.0.platform
     }
 
-    /// What the plugin calls its platform: `cpu`, `cuda`, `tpu`.
+    /// The plugin's name for its platform: `cpu`, `cuda`, `tpu`.
     pub fn platform_name(&self) -> &str {
         &self.0.platform_name
     }
 
-    /// What the platform says of its version.
+    /// The platform's version, in its own words.
     pub fn platform_version(&self) -> &str {
         &self.0.platform_version
     }
@@ -317,7 +317,7 @@ impl Client {
         &self.0.devices
     }
 
-    /// What the allocator of the device with this index counts.
+    /// The counts of the allocator of the device with this index.
     ///
     /// # Errors
     /// [`PjrtError::Unimplemented`] when the plugin does not count (the CPU plugins do not).

@@ -17,7 +17,7 @@ use super::value::NamedValue;
 use meshloom_hlo::TensorType;
 use meshloom_hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 
-/// What a program needs of each device's memory, in bytes.
+/// The memory that a program needs on each device, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryStats {
     /// The program itself.
@@ -204,7 +204,7 @@ impl Compiled {
     }
 }
 
-/// What a plugin says when it has not got a part of the API, in our words; any other error stays.
+/// Puts a plugin's error that it lacks a part of the API into our words; any other error stays.
 pub(super) fn unimplemented(plugin: &Plugin, feature: &'static str, error: PjrtError) -> PjrtError {
     let reason = match &error {
         PjrtError::Plugin { code: ErrorCode::Unimplemented, message, .. } => message.clone(),

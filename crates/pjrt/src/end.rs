@@ -28,7 +28,7 @@ pub fn is_ignored(number: i32) -> bool {
 /// A program that took longer than its time limit runs on, on threads of the plugin. An ordinary end of the process
 /// destroys what they work with, and may be a segmentation fault.
 pub fn end_process(status: i32) -> ! {
-    // Who would be told of an error is gone.
+    // No one is left to be told of an error.
     let _ = io::stdout().flush();
     // SAFETY: POSIX's `_exit` takes any status and does not come back.
     unsafe { _exit(status) }

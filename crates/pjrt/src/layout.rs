@@ -1,4 +1,4 @@
-//! Which part of a global value each device holds, and copying such parts.
+//! The part of a global value that each device holds, and functions that copy such parts.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
@@ -100,7 +100,7 @@ impl ShardLayout {
         (0..count).map(|index| self.own.as_ref().map_or(index, |own| own[index]))
     }
 
-    /// Which of this process's devices one is; `None` for another process's.
+    /// The index of a device among those of this process; `None` for a device of another process.
     pub fn own_index(&self, device: usize) -> Option<usize> {
         match &self.own {
             None => (device < self.boxes.len()).then_some(device),
@@ -128,7 +128,7 @@ impl ShardLayout {
         &self.boxes
     }
 
-    /// What the box with an index has of the values: the box without its padding.
+    /// The part of the box with this index that holds values: the box without its padding.
     pub fn value_part(&self, index: usize) -> ShardBox {
         let clip = |(range, &size): (&Range<usize>, &usize)| range.start.min(size)..range.end.min(size);
         self.boxes[index].iter().zip(self.value_dims()).map(clip).collect()

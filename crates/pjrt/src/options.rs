@@ -57,7 +57,7 @@ pub enum ProgramFormat {
 }
 
 impl ProgramFormat {
-    /// What PJRT calls it.
+    /// PJRT's name for the format.
     pub fn name(self) -> &'static str {
         match self {
             ProgramFormat::Hlo => "hlo",

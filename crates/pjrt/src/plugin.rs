@@ -127,7 +127,7 @@ impl Plugin {
         self.version
     }
 
-    /// What it says about itself, such as `xla_version` and `stablehlo_current_version`.
+    /// The plugin's facts about itself, such as `xla_version` and `stablehlo_current_version`.
     pub fn attributes(&self) -> &BTreeMap<String, NamedValue> {
         &self.attributes
     }
@@ -164,10 +164,10 @@ fn prepare_environment() {
         for (variable, value) in variables {
             if env::var_os(variable).is_none() {
                 // SAFETY: the environment may not be written while C code on another thread reads it; Rust code takes
-                // turns by std's own lock. No plugin of ours is loaded yet, so none of its threads exist. What is left
-                // are threads that the host program runs in other C libraries: should one of them call getenv at this
-                // very moment, it might see the environment while it is moved. Such a program sets the variables
-                // itself, early; then nothing is written.
+                // turns by std's own lock. No plugin of ours is loaded yet, so none of its threads exist. Only threads
+                // that the host program runs in other C libraries are left: should one of them call getenv at this very
+                // moment, it might see the environment while it is moved. Such a program sets the variables itself,
+                // early; then nothing is written.
                 unsafe { env::set_var(variable, value) };
             }
         }

@@ -46,7 +46,7 @@ impl FindOptions {
 /// The name of the plugin cache.
 pub(super) const PLUGINS: &str = "plugins";
 
-/// Goes through all places until `accept` takes a file. What [`Plugin::find`](super::Plugin::find) says of them holds.
+/// Goes through all places until `accept` takes a file. [`Plugin::find`](super::Plugin::find) lists the places.
 pub(super) fn search<T>(
     platform: &str,
     options: &FindOptions,
@@ -57,7 +57,7 @@ pub(super) fn search<T>(
         return accept(path);
     }
     let wheels = wheels(platform, options)?;
-    // Who asks for one wheel does not mean the user's file.
+    // A caller who asks for one wheel does not mean the user's file.
     if options.wheel.is_none()
         && let Some(path) = named_file(platform)
     {

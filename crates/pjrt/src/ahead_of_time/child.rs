@@ -118,7 +118,7 @@ impl Worker {
     }
 }
 
-/// What the worker wrote, or the end of it.
+/// The log that the worker wrote, or the end of it.
 fn log(path: &Path) -> WorkerLog {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(path)?;

@@ -80,7 +80,7 @@ fn load() -> Result<Library, String> {
 
 fn initialize(library: &Library) -> Result<(), String> {
     call(library, "cuInit", |function: unsafe extern "C" fn(u32) -> Status| {
-        // SAFETY: zero is the only flag that there is.
+        // SAFETY: zero is the only flag that exists.
         (unsafe { function(0) }, ())
     })
 }
