@@ -38,9 +38,9 @@ pub enum KernelError {
     Scalars {
         /// The kernel.
         kernel: &'static str,
-        /// How many there are.
+        /// The count of numbers.
         count: usize,
-        /// How many it can be.
+        /// The most that fit.
         limit: usize,
     },
     /// The grid has no step.

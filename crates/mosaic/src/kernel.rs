@@ -20,7 +20,7 @@ pub struct Cost {
     pub bytes: u64,
 }
 
-/// A kernel: what stands in the custom call, and what it takes and gives.
+/// A kernel: the content of the custom call, its operands and its results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
     /// The module, as `stable_mosaic` text.

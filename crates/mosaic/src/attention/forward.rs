@@ -19,7 +19,8 @@ struct Sums {
 }
 
 impl Attention {
-    /// The kernel of the forward pass, for a list of so many pairs sorted by queries. Results: `mixed` and `log_total`.
+    /// The kernel of the forward pass, for a list of this number of pairs sorted by queries. Results: `mixed` and
+    /// `log_total`.
     ///
     /// # Errors
     /// [`KernelError`] where shapes, blocks or options do not fit.

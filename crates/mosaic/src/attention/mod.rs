@@ -142,14 +142,14 @@ pub struct Attention {
     pub scale: f32,
     /// Whether a query sees no key at a later place.
     pub causal: bool,
-    /// How far back a query sees: less than so many places.
+    /// The number of places that a query sees: its own, and those just before it.
     pub window: Option<usize>,
     /// Scaled scores `s` become `cap * tanh(s / cap)`.
     pub softcap: Option<f32>,
     /// Whether there are segments.
     pub segments: bool,
-    /// Whether the place of each token is an operand, and the number of pairs with it. Else places go up by one from
-    /// the first token of each block.
+    /// Whether the place of each token and the number of pairs are operands. Otherwise places go up by one from the
+    /// first token of each block.
     pub places: bool,
     /// Whether each head has one more score, which weighs no value.
     pub sinks: bool,

@@ -69,7 +69,7 @@ impl Pairs {
 }
 
 impl Attention {
-    /// The place of the first token of each block where places are what their index says: of queries, then of keys.
+    /// The place of the first token of each block if the place of a token is its index: of queries, then of keys.
     pub fn starts(&self) -> [Vec<i32>; 2] {
         let starts =
             |length: usize, block: usize| (0..length).step_by(block.max(1)).map(|start| start as i32).collect();

@@ -70,8 +70,8 @@ impl Blocks {
     }
 }
 
-/// The rows of a block: 128, or a larger power of two up to a limit of which groups have at least ten on average. A
-/// group's last block is computed whole, so ten keep what is beyond its rows to a tenth.
+/// The rows of a block: 128, or a larger power of two up to a limit, if groups have at least ten such blocks on
+/// average. A group's last block is computed whole, so with ten blocks the rows beyond the group are at most a tenth.
 pub fn rows_of_block(limit: usize, rows_of_group: usize) -> usize {
     [512, 256].into_iter().find(|&size| size <= limit && 10 * size <= rows_of_group).unwrap_or(128)
 }

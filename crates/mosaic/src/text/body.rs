@@ -110,7 +110,7 @@ impl Body {
         name
     }
 
-    /// Notes what is wrong unless it holds.
+    /// Notes the problem unless the condition holds.
     fn check(&mut self, holds: bool, problem: impl FnOnce() -> String) {
         if !holds && self.problem.is_none() {
             self.problem = Some(problem());
@@ -200,7 +200,7 @@ impl Body {
         self.reshape(&loaded, &dims[split..])
     }
 
-    /// Overwrites a whole block by a vector of as many elements.
+    /// Overwrites a whole block by a vector of the same number of elements.
     pub fn store(&mut self, value: &Value, memory: &Value) {
         let dims = Dims::from_slice(memory.dims());
         self.check(value.element() == memory.element(), || format!("{} is stored into {}", value.ty, memory.ty));
