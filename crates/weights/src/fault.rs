@@ -41,7 +41,7 @@ pub enum FileFault {
         /// The bytes after that length.
         rest: u64,
     },
-    /// The header is no JSON, or says something else.
+    /// The header is not JSON, or states something else.
     #[error("its header is damaged: {0}; download the file again")]
     Header(serde_json::Error),
     /// A dtype that the format does not have.
@@ -82,7 +82,7 @@ pub enum FileFault {
         /// Its shape.
         shape: Vec<usize>,
     },
-    /// The bytes of a tensor are not as many as its shape and dtype need.
+    /// The number of bytes of a tensor is not the one that its shape and dtype need.
     #[error(
         "tensor {tensor:?} of shape {shape:?} and dtype {dtype} needs {expected} bytes, but has {found}; download the \
          file again"
@@ -112,13 +112,13 @@ pub enum FileFault {
     Hole {
         /// The tensor after them.
         tensor: String,
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
     /// Bytes after the last tensor.
     #[error("no tensor has its last {}; download the file again", counted(bytes, "byte"))]
     Trailing {
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
 }
@@ -132,7 +132,7 @@ pub enum IndexFault {
         /// Its bytes.
         length: u64,
     },
-    /// It is no JSON, or says something else.
+    /// It is not JSON, or states something else.
     #[error("it is damaged: {0}; download the file again")]
     Json(serde_json::Error),
     /// A file that may be anywhere.

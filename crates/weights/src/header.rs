@@ -35,7 +35,7 @@ pub(crate) struct Stored {
 struct Entry {
     dtype: String,
     shape: Vec<usize>,
-    /// Counted from the end of the header.
+    /// The first byte and the end, counted from the end of the header.
     data_offsets: [u64; 2],
 }
 

@@ -1,4 +1,4 @@
-//! The book of which tensors a model has used.
+//! The ledger of the tensors that a model has used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

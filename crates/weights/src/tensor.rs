@@ -17,7 +17,7 @@ pub struct Tensor {
     pub(crate) parts: Parts,
 }
 
-/// How a tensor is stored.
+/// The storage form of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
     /// Its elements, one after the other.
