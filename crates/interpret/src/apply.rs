@@ -182,7 +182,8 @@ fn moved(op: &Op, operands: &[&Literal], ty: &TensorType) -> Option<Literal> {
     }
 }
 
-/// Ops that compute, where there is a floating-point number among operands and result; and some, where there is none.
+/// Applies ops that compute, if a floating-point number is among the operands and the result; and some of them without
+/// one.
 fn computed(op: &Op, operands: &[&Literal], ty: &TensorType) -> Option<Literal> {
     let is_float = operands.iter().any(|literal| literal.ty().dtype.is_float());
     let floats = |index: usize| operands[index].to_f64_vec();
