@@ -182,7 +182,7 @@ impl Api {
     /// Turns a `PJRT_Error*` into ours and frees it.
     ///
     /// # Safety
-    /// `error` must be null or an error of this plugin that nobody else frees.
+    /// `error` must be null or an error of this plugin that no other code frees.
     pub(super) unsafe fn check(self, function: &'static str, error: *mut PJRT_Error) -> Result<(), PjrtError> {
         // SAFETY: the caller's promise.
         unsafe { self.errors().check(function, error) }
@@ -226,7 +226,7 @@ impl ErrorFunctions {
     /// Turns an error into ours and frees it.
     ///
     /// # Safety
-    /// `error` must be null or an error of this kind that nobody else frees.
+    /// `error` must be null or an error of this kind that no other code frees.
     unsafe fn check(self, function: &'static str, error: *mut PJRT_Error) -> Result<(), PjrtError> {
         if error.is_null() {
             return Ok(());
@@ -299,7 +299,7 @@ unsafe impl<T: Handle> Sync for Owned<T> {}
 
 impl<T: Handle> Owned<T> {
     /// # Safety
-    /// `raw` must be null or a live object of this plugin that nobody else frees.
+    /// `raw` must be null or a live object of this plugin that no other code frees.
     pub(super) unsafe fn new(api: Api, raw: *mut T) -> Owned<T> {
         Owned { raw, api }
     }

@@ -19,10 +19,10 @@ use meshloom_analysis::collectives_at_once;
 use meshloom_hlo::PlatformKind;
 use meshloom_hlo::message::counted;
 
-/// How many virtual devices the CPU plugins take. Outside of this they abort the process.
+/// The numbers of virtual devices that the CPU plugins take. With other numbers they abort the process.
 pub(super) const CPU_DEVICE_COUNTS: std::ops::RangeInclusive<usize> = 1..=1024;
 
-/// How many they make by themselves.
+/// The number of devices that they make by themselves.
 const DEFAULT_DEVICE_COUNT: usize = 4;
 
 /// How to create a client. An option goes to the plugin only if it is set, and is refused by name where the platform
@@ -31,12 +31,12 @@ const DEFAULT_DEVICE_COUNT: usize = 4;
 pub struct ClientOptions {
     /// The platform, which is the CPU by default. Everything goes by it, whatever the plugin calls itself.
     pub platform: PlatformKind,
-    /// Virtual devices of a CPU client, 1 to 1024; by default the plugin decides (4). Other platforms have the devices
-    /// they have.
+    /// The number of virtual devices of a CPU client, 1 to 1024; by default the plugin decides (4). Other platforms
+    /// have the devices they have.
     pub device_count: Option<usize>,
-    /// In how many collectives, 1 to 16, a virtual device of a CPU client may be at once
-    /// ([`collectives_at_once`](meshloom_analysis::collectives_at_once)). The client has threads for that, and
-    /// refuses compiled programs that may need more. The fewer there are, the faster are programs. By default there are
+    /// The number of collectives, 1 to 16, that a virtual device of a CPU client may be in at once
+    /// ([`collectives_at_once`](meshloom_analysis::collectives_at_once)). The client has threads for this number, and
+    /// refuses compiled programs that may need more. With fewer threads, programs are faster. By default there are
     /// threads for 3, and programs are not checked.
     pub collectives_at_once: Option<usize>,
     /// The part of a GPU's memory that the plugin's allocator may take, more than 0 and at most 1.
@@ -59,10 +59,10 @@ pub struct ClientOptions {
 pub struct ProcessPlace {
     /// Its number, from 0 on.
     pub number: usize,
-    /// How many there are.
+    /// The number of processes.
     pub count: usize,
-    /// Through which their clients find one another, where the plugin has them do so: for CUDA. It is called from any
-    /// thread, as long as the client is there.
+    /// The store through which the clients of the processes find one another, if the plugin needs one, as that for CUDA
+    /// does. It is called from any thread, as long as the client exists.
     pub store: Arc<dyn KeyValues>,
 }
 
@@ -70,10 +70,10 @@ pub struct ProcessPlace {
 struct OptionRow(&'static str, &'static str, &'static [PlatformKind]);
 
 const DEVICE_COUNT: OptionRow = OptionRow("device_count", "cpu_device_count", &[PlatformKind::Cpu]);
-/// In how many collectives a device of a CPU client can be made to be at once.
+/// The allowed numbers of collectives that a device of a CPU client is in at once.
 const COLLECTIVES_AT_ONCE: std::ops::RangeInclusive<usize> = 1..=16;
 
-/// In how many it can be by itself: train steps are in two.
+/// The number of collectives that a device can be in by default: train steps are in two.
 const DEFAULT_COLLECTIVES_AT_ONCE: usize = 3;
 
 const MEMORY_FRACTION: OptionRow = OptionRow("memory_fraction", "memory_fraction", &[PlatformKind::Cuda]);

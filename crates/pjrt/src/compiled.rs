@@ -102,13 +102,13 @@ pub(super) struct Compiled {
 
 impl Compiled {
     /// # Safety
-    /// `raw` must be a live executable of this plugin that nobody else frees.
+    /// `raw` must be a live executable of this plugin that no other code frees.
     pub(super) unsafe fn owned(plugin: &Arc<Plugin>, raw: *mut PJRT_Executable) -> Compiled {
         // SAFETY: the caller's promise.
         Compiled { raw: unsafe { Owned::new(plugin.api(), raw) }, plugin: plugin.clone() }
     }
 
-    /// How many outputs each device gives.
+    /// The number of outputs of each device.
     pub(super) fn output_count(&self) -> Result<usize, PjrtError> {
         let executable = self.raw.raw();
         // SAFETY: the executable is live.

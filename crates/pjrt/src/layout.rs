@@ -73,7 +73,7 @@ impl ShardLayout {
         Ok(self)
     }
 
-    /// The same layout, of which this process has only these devices, in ascending order.
+    /// The same layout in a process that has only these of its devices, in ascending order.
     ///
     /// # Errors
     /// There are no such devices, or they are in another order.
@@ -134,12 +134,12 @@ impl ShardLayout {
         self.boxes[index].iter().zip(self.value_dims()).map(clip).collect()
     }
 
-    /// How many devices hold a part.
+    /// The number of devices that hold a part.
     pub fn device_count(&self) -> usize {
         self.boxes.len()
     }
 
-    /// The type of what a device holds; `None` when there is no such device.
+    /// The type of the part that a device holds; `None` if there is no such device.
     pub fn local_type(&self, dtype: DType, device: usize) -> Option<TensorType> {
         self.boxes.get(device).map(|shard| box_type(dtype, shard))
     }
@@ -195,7 +195,7 @@ impl ShardLayout {
     }
 }
 
-/// The type of what lies in a box.
+/// The type of the part in a box.
 pub(super) fn box_type(dtype: DType, shard: &[Range<usize>]) -> TensorType {
     TensorType { dtype, dims: shard.iter().map(ExactSizeIterator::len).collect() }
 }

@@ -28,7 +28,7 @@ pub struct SliceLevels {
     /// All-gathers and reduce-scatters over all devices of a slice have two levels: along its first dimension, and
     /// along the others.
     pub whole: bool,
-    /// All-gathers whose results have at least so many bytes have one level for each dimension.
+    /// All-gathers whose results have at least this number of bytes have one level for each dimension.
     pub gathers: Option<u64>,
 }
 

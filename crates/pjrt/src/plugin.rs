@@ -84,7 +84,7 @@ impl Plugin {
             return Ok(plugin.clone());
         }
         prepare_environment();
-        // SAFETY: this runs the file's initialisers, which is what loading a plugin means; whoever names the file
+        // SAFETY: this runs the file's initialisers, which is what loading a plugin means; the one who names the file
         // trusts it.
         let library = unsafe { Library::new(&path) }.map_err(|error| refused(cause(&error)))?;
         type GetPjrtApi = unsafe extern "C" fn() -> *const PJRT_Api;
@@ -213,8 +213,8 @@ fn threads() -> usize {
     *FOUND.get_or_init(|| set().unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZero::get)))
 }
 
-/// Creates a client of the CPU by `create`, with so many threads or as many as it takes by itself, if these are more.
-/// Returns the number of its threads too.
+/// Creates a client of the CPU by `create`, with this number of threads, or with the number that it takes by itself if
+/// that is larger. Also returns the number of its threads.
 pub(super) fn with_threads<T>(needed: usize, create: impl FnOnce() -> T) -> (T, usize) {
     static TURN: Mutex<()> = Mutex::new(());
     if needed <= threads() {
@@ -229,8 +229,8 @@ pub(super) fn with_threads<T>(needed: usize, create: impl FnOnce() -> T) -> (T, 
     (created, needed)
 }
 
-/// The threads that XLA's CPU client needs for a program on so many devices of which each is in at most so many
-/// collectives at once ([`collectives_at_once`](meshloom_analysis::collectives_at_once)).
+/// The number of threads that XLA's CPU client needs for a program on this number of devices, each of which is in at
+/// most this number of collectives at once ([`collectives_at_once`](meshloom_analysis::collectives_at_once)).
 ///
 /// A device that waits in a collective blocks a thread of a pool that all devices share. XLA has a thread for each
 /// device. If devices that are ahead are in two collectives at once, they block all threads, and wait forever for those

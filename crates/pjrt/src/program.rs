@@ -151,7 +151,7 @@ pub(super) fn for_platform<'a>(module: &'a [u8], platform: &Platform) -> Cow<'a,
     Cow::Owned(decoded.encode_to_vec())
 }
 
-/// How a program is written for a plugin.
+/// The way in which a program is written for a plugin.
 pub(super) struct Language {
     pub(super) format: ProgramFormat,
     /// The statement about devices in a text, which an HLO module leaves to the options.

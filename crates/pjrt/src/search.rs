@@ -238,10 +238,11 @@ impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
 
 /// The folders that the `python3` on the path finds packages in; or why it does not say.
 pub(super) fn python_folders() -> Result<Vec<PathBuf>, String> {
-    // The empty entry of the path is the current folder, which is nobody's package.
+    // The empty entry of the path is the current folder, which is not a package.
     let script =
         "import site, sys; print('\\n'.join(dict.fromkeys([p for p in sys.path if p] + site.getsitepackages())))";
-    // Not in the folder where the user stands, which may be a stranger's: nothing is to be imported from there.
+    // The command does not run in the user's current folder, which may be a stranger's: nothing is to be imported from
+    // there.
     let output = Command::new(PYTHON).args(["-c", script]).current_dir("/").stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("cannot run python3: {error}"))?;
     if !output.status.success() {

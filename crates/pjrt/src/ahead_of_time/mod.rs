@@ -44,10 +44,10 @@ use super::search::FindOptions;
 use super::topology::Topology;
 use meshloom_hlo::ApiVersion;
 
-/// How a worker is run.
+/// The settings of a worker.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How long the worker may take; then it is killed. A large program may take XLA many minutes.
+    /// The time that the worker may take; then it is killed. A large program may take XLA many minutes.
     pub time_limit: Duration,
     /// Where to look for the plugin of the topology's platform. It is found, and downloaded if need be, by this
     /// process.
@@ -90,7 +90,7 @@ pub struct CompiledAhead {
     pub topology: Topology,
     /// Device ids by replica and partition.
     pub device_assignment: Vec<Vec<i32>>,
-    /// How long the plugin took to compile it.
+    /// The time that the plugin took to compile it.
     pub compile_time: Duration,
     said: Box<Said>,
 }

@@ -231,7 +231,7 @@ pub enum PjrtError {
     NotPinned {
         /// The file.
         path: PathBuf,
-        /// How the file differs.
+        /// The way in which the file differs from the pinned one.
         reason: String,
     },
 
@@ -255,7 +255,7 @@ pub enum PjrtError {
         reason: String,
     },
 
-    /// The machine's: somebody else could change what is kept in a folder, and run programs with the user's rights.
+    /// The machine's: another user could change what is kept in a folder, and run programs with the user's rights.
     #[error("{} is not used: {reason}; give another folder by XDG_CACHE_HOME, or delete this one", .path.display())]
     NotPrivate {
         /// The folder.
@@ -383,7 +383,7 @@ pub enum PjrtError {
         threads: usize,
         /// The threads that it needs.
         needed: usize,
-        /// The environment variable that says how many a client has.
+        /// The environment variable that sets the number of a client's threads.
         variable: &'static str,
     },
 

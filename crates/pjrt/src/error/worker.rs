@@ -72,7 +72,7 @@ pub enum WorkerFailure {
     Died {
         /// The signal's number.
         signal: i32,
-        /// How long it had run.
+        /// The time for which it had run.
         after: Duration,
         /// The worker's log.
         log: WorkerLog,

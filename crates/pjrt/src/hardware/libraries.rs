@@ -32,7 +32,7 @@ pub struct FoundLibrary {
     pub soname: &'static str,
     /// The package on PyPI that has it.
     pub package: &'static str,
-    /// The file; the name alone, if it was the loader that found it. Or why there is none.
+    /// The file, or its name alone if the loader found it; or the reason why there is none.
     found: Result<PathBuf, String>,
 }
 
