@@ -1,9 +1,10 @@
 //! Collectives between processes, on plugins that have none: each is a custom call onto a function of meshloom's. This
-//! is how a module says what such a call does.
+//! file has the text by which a module says what such a call does.
 //!
-//! The call is of the target [`TARGET`], by XLA's typed FFI. Its operands are what is exchanged and then the number of
-//! the device, `u32[]`; its results are what comes of each operand, and the number again, so that calls can be chained.
-//! Its backend configuration is a dictionary with one string, `collective`, which [`Crossing`] writes and reads:
+//! The call is of the target [`TARGET`], by XLA's typed FFI. Its operands are the values that are exchanged and then
+//! the number of the device, `u32[]`; its results are the result for each operand, and the number again, so that calls
+//! can be chained. Its backend configuration is a dictionary with one string, `collective`, which [`Crossing`] writes
+//! and reads:
 //!
 //! ```text
 //! all-reduce add over 0,1 of 2x2x4 in 4 processes
@@ -11,7 +12,7 @@
 //! ```
 //!
 //! Devices are numbered along the axes of the mesh, the first of which is the most major, and lie in the processes in
-//! that order, in each as many.
+//! that order, the same number in each.
 
 use std::fmt;
 use std::str::FromStr;
@@ -49,7 +50,7 @@ pub enum CrossingKind {
     AllGather,
     /// Every member gets the combined operands.
     AllReduce(Combine),
-    /// Part `r` goes to rank `r`; what comes from rank `r` is part `r`.
+    /// Part `r` goes to rank `r`; the part from rank `r` becomes part `r`.
     AllToAll,
     /// Members send to others: pairs of ranks. A member that receives nothing gets zeros.
     CollectivePermute(Vec<(u32, u32)>),

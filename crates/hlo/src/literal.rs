@@ -188,13 +188,14 @@ pub struct LiteralError {
     pub what: &'static str,
     /// The number that the type takes.
     pub expected: usize,
-    /// As many as are given.
+    /// The number that is given.
     pub found: usize,
 }
 
 crate::debug_is_message!(LiteralError);
 
-/// A number as bytes of an element type, of which the first are used; out-of-range integers saturate.
+/// The bytes of a number in an element type. Only the first bytes are used, as many as the type has; out-of-range
+/// integers saturate.
 pub fn number_bytes(dtype: DType, number: f64) -> [u8; 8] {
     let mut bytes = [0; 8];
     put_number(dtype, number, &mut bytes[..dtype.byte_count()]);

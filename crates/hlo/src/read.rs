@@ -107,7 +107,7 @@ pub enum ReadError {
          ({bytes} bytes, beginning with {start})"
     )]
     OtherBytes {
-        /// How many bytes.
+        /// The number of bytes.
         bytes: usize,
         /// The first of them, hexadecimal.
         start: String,

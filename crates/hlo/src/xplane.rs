@@ -62,7 +62,7 @@ pub struct XLine {
     /// Unique in the plane.
     #[prost(int64, tag = "1")]
     pub id: i64,
-    /// Such as `XLA Ops`, or the name of a thread.
+    /// The name, such as `XLA Ops`, or the name of a thread.
     #[prost(string, tag = "2")]
     pub name: String,
     /// When it begins: nanoseconds since 1970, or since the profile began.

@@ -21,7 +21,7 @@ pub type Axes = SmallVec<[MeshAxis; Mesh::MAX_AXES]>;
 pub struct MeshAxis(u8);
 
 impl MeshAxis {
-    /// The axis at that place; `None` when no mesh can have so many.
+    /// The axis at that place; `None` if no mesh can have so many axes.
     pub fn new(index: usize) -> Option<MeshAxis> {
         (index < Mesh::MAX_AXES).then_some(MeshAxis(index as u8))
     }
@@ -39,7 +39,7 @@ impl MeshAxis {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Mesh {
     axes: Vec<(String, usize)>,
-    /// For each axis into how many parts slices cut it; empty when nothing was said.
+    /// The number of parts into which slices cut each axis; empty if none was stated.
     dcn: Vec<usize>,
 }
 
@@ -127,7 +127,7 @@ impl Mesh {
         Ok(self)
     }
 
-    /// Into how many parts an axis is cut by the borders of slices; 1 for one that stays within a slice.
+    /// The number of parts into which the borders of slices cut an axis; 1 for an axis that stays within a slice.
     pub fn dcn_size(&self, axis: MeshAxis) -> usize {
         self.dcn.get(axis.index()).copied().unwrap_or(1)
     }

@@ -24,9 +24,9 @@ const MAX_MESSAGE: usize = 400;
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct ParseError {
-    /// Counted from 1.
+    /// The line, counted from 1.
     pub line: usize,
-    /// In characters, counted from 1.
+    /// The column in characters, counted from 1.
     pub column: usize,
     /// The expected and the found text, lowercase, without the place.
     pub message: String,

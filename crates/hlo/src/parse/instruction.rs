@@ -10,7 +10,7 @@ use crate::syntax::attributes::{Attribute, Attributes};
 use crate::syntax::default_comparison;
 use crate::syntax::opcodes::{Operands, Operation};
 
-/// How the short form of an asynchronous operation ends, and the opcode it stands for.
+/// The ending of the short form of an asynchronous operation, and the opcode that it stands for.
 const ASYNC_SUFFIXES: &[(&str, &str)] =
     &[("-start", "async-start"), ("-update", "async-update"), ("-done", "async-done")];
 

@@ -126,7 +126,7 @@ pub(crate) fn parse_sharding(text: &str) -> std::result::Result<OpSharding, Stri
 pub(crate) struct Parser<'a> {
     pub(crate) lexer: Lexer<'a>,
     pub(crate) limits: &'a Limits,
-    /// How many nested constructs are open.
+    /// The number of nested constructs that are open.
     depth: usize,
     /// Complete computations; the id of each is its place.
     computations: Vec<HloComputationProto>,
@@ -141,7 +141,7 @@ pub(crate) struct Parser<'a> {
     blocks: computation::Blocks,
     /// Array shapes that were read, by their text.
     known_shapes: FxHashMap<&'a str, ShapeProto>,
-    /// How many shapes have been copied to infer others.
+    /// The number of shapes that have been copied to infer others.
     inferred: usize,
     pub(crate) memory: Memory,
     /// Whether the text ends at a quote: it is inside another module.

@@ -30,7 +30,7 @@ fn plain_layout(minor_to_major: Vec<i64>) -> LayoutProto {
 }
 
 /// The layout of a shape that states none: row-major for an array, scalars included, since compilers ask every array
-/// for its layout; `None` for a token or an opaque value, which is none.
+/// for its layout; `None` for a token or an opaque value, which is not an array.
 fn row_major(element_type: PrimitiveType, rank: usize) -> Option<Box<LayoutProto>> {
     let is_array = !matches!(element_type, PrimitiveType::Token | PrimitiveType::OpaqueType);
     is_array.then(|| Box::new(plain_layout((0..rank as i64).rev().collect())))
@@ -165,7 +165,7 @@ impl Parser<'_> {
         Some(shape)
     }
 
-    /// A shape that is no tuple and was not read before.
+    /// A shape that is not a tuple and was not read before.
     fn new_shape(&mut self) -> Result<ShapeProto> {
         let start = self.lexer.here();
         let name = self.lexer.expect_word("a shape, like f32[8,128]")?;

@@ -326,7 +326,7 @@ impl Attributes {
             }
             by_name
         });
-        // For a while it was printed so.
+        // XLA printed this name for a while.
         let name = if name == "conv_kind" { "convolution_kind" } else { name };
         self.and(*BY_NAME.get(name)?).first()
     }

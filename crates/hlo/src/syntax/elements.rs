@@ -1,5 +1,5 @@
-//! The elements of literals: in which field the proto has those of a type, how they are stored, printed and read, and
-//! their bytes.
+//! The elements of literals: the field in which the proto has those of a type, the ways to store, print and read them,
+//! and their bytes.
 
 use half::{bf16, f16};
 
@@ -95,14 +95,14 @@ numbers! {
     f64: |printer, value| number::write_f64(&mut printer.out, value), |parser| parser.double();
 }
 
-/// How a field has its elements, in memory order.
+/// The way in which a field stores its elements, in memory order.
 trait Codec {
     type Stored: Stored;
 
     /// How many stored values make an element.
     const PARTS: usize = 1;
 
-    /// Prints the element that some parts are; what is missing is 0.
+    /// Prints the element that these parts make up; missing parts are 0.
     fn print(printer: &mut Printer<'_>, part: impl Fn(usize) -> Self::Stored, shape: &ShapeProto);
 
     fn read(parser: &mut Parser<'_>, shape: &ShapeProto) -> Result<Vec<Self::Stored>>;

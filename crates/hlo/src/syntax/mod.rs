@@ -2,7 +2,7 @@
 //!
 //! [`opcodes`] says what each opcode carries, [`attributes`] where an attribute is in the proto and what kind of value
 //! it has. The other files have the values. The printer ([`text`](super::text)) and the parser
-//! ([`parse`](super::parse)) add what has no counterpart in the other: names and computations.
+//! ([`parse`](super::parse)) add the parts without a counterpart in the other: names and computations.
 
 pub(crate) mod attributes;
 mod convolution;

@@ -260,7 +260,7 @@ fn print_named(printer: &mut Printer<'_>, sharding: &NamedShardingProto) {
     printer.text("}");
 }
 
-/// From the mesh on; the opening brace is read.
+/// Reads a named sharding from the mesh on; the opening brace is read already.
 fn read_named(parser: &mut Parser<'_>) -> Result<NamedShardingProto> {
     let mesh = MeshProto::read(parser)?;
     let mut named = NamedShardingProto::default();

@@ -114,7 +114,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// An error with what was expected here and what was found.
+    /// An error that names what was expected here and what was found.
     #[cold]
     pub(super) fn unexpected<T>(&mut self, expected: &str) -> Result<T> {
         let position = self.here();

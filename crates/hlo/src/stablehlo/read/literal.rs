@@ -49,7 +49,7 @@ impl Format {
 /// Elements of a constant at most: the bound of the reader of HLO text.
 const MOST: usize = 1 << 30;
 
-/// Reads what stands between the angle brackets; none if the elements were left out.
+/// Reads the elements between the angle brackets; `None` if they were left out.
 pub(super) fn elements(lexer: Lexer<'_>, body: Span, shape: &ShapeProto) -> Result<Option<Elements>> {
     let element = PrimitiveType::try_from(shape.element_type).unwrap_or_default();
     let format = Format::of(element);

@@ -13,7 +13,7 @@ pub(super) struct Operation<'a> {
     pub(super) position: usize,
     /// With its dialect.
     pub(super) name: Cow<'a, str>,
-    /// The names, and how many results have each.
+    /// The names of the results, and the number of results under each.
     pub(super) results: Vec<(&'a str, usize)>,
     pub(super) operands: Vec<Operand<'a>>,
     pub(super) attributes: Attributes<'a>,

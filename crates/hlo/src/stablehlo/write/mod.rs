@@ -9,7 +9,7 @@
 //! version of StableHLO where the op is; elementwise ops of one type and constants are in the short form that has
 //! never changed.
 //!
-//! StableHLO has no word for some of what HLO says:
+//! StableHLO has no word for some things that HLO says:
 //!
 //! | of HLO | in StableHLO |
 //! |---|---|

@@ -16,7 +16,7 @@ use crate::source::Sources;
 /// Regions inside of regions, and function bodies that are written from within. Each level takes some of the stack.
 const MAX_DEPTH: usize = 64;
 
-/// How many times its own size as a proto a module may take as text, beside [`SMALL`].
+/// The size that a module may take as text, as a multiple of its size as a proto, beside [`SMALL`].
 const MAX_RATIO: usize = 64;
 
 /// Bytes that any text may have.
@@ -57,7 +57,7 @@ pub(super) struct Scope<'a> {
     first: Option<Leaf>,
 }
 
-/// One op: what stands before and after its regions.
+/// One op: the text before and after its regions.
 pub(super) struct Op<'o> {
     pub(super) name: &'o str,
     pub(super) operands: &'o [Leaf],
@@ -315,7 +315,7 @@ impl<'a> Printer<'a> {
         Ok(results)
     }
 
-    /// A line that is no generic op: `text` after the names of the results.
+    /// A line that is not a generic op: `text` after the names of the results.
     pub(super) fn line(&mut self, instruction: &'a HloInstructionProto, text: &str, results: &[Type]) -> Value {
         self.start_line();
         let results = self.results(results);

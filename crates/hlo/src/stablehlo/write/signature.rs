@@ -33,8 +33,8 @@ impl<'a> Printer<'a> {
         self.out.push_str(&format!("module{name} attributes {{{}}} {{\n", attributes.join(", ")));
     }
 
-    /// The line that opens a function, and the values of its parameters. The entry, which has no name of its own, says
-    /// also what buffers its results take, and how its parameters and results are sharded.
+    /// The line that opens a function, and the values of its parameters. The entry, which has no name of its own, also
+    /// states the buffers that its results take, and how its parameters and results are sharded.
     pub(super) fn signature(
         &mut self,
         computation: &'a HloComputationProto,
@@ -108,7 +108,7 @@ impl<'a> Printer<'a> {
         let root = entry.instructions.iter().find(|instruction| instruction.id == entry.root_id)?;
         let result = root.shape.as_ref()?;
         let (output, _) = types::at_index(result, &alias.output_shape_index)?;
-        // One result is no tuple of one.
+        // One result is not a tuple of one.
         let output = if types::leaf_count(result) == 1 { Vec::new() } else { vec![output as i64] };
         let number = usize::try_from(alias.parameter_number).ok()?;
         let shapes = parameter_shapes(entry).ok()?;
@@ -131,8 +131,7 @@ impl<'a> Printer<'a> {
         if self.options.metadata { location() } else { String::new() }
     }
 
-    /// For each array of a parameter that a result may take the buffer of, or that is given away, the attribute that
-    /// says so.
+    /// The attribute of each array of a parameter whose buffer a result may take, or that is given away.
     fn aliases(&self, result: &ShapeProto) -> std::result::Result<Vec<Given>, WriteError> {
         let mut found: Vec<Given> = Vec::new();
         let wrong = |problem: String| WriteError::MalformedModule { problem };

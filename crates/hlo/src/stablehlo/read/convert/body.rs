@@ -129,7 +129,7 @@ impl<'a> Body<'a> {
         shapes.into_iter().enumerate().map(element).collect()
     }
 
-    /// The values of an instruction with so many results: itself, or the elements of its tuple.
+    /// The values of an instruction with this number of results: itself, or the elements of its tuple.
     pub(super) fn results(&mut self, place: Place, count: usize) -> Places {
         if count == 1 { smallvec![place] } else { self.elements(place) }
     }

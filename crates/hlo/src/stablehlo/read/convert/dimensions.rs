@@ -64,7 +64,7 @@ impl<'a> Converter<'a, '_> {
             Value::Dense { body, shape } => {
                 let fails = || fault(attribute.span.start, format!("expected integers as {what}"));
                 let Some(found) = elements(self.parser.lexer, *body, shape)? else { return fails() };
-                // As many as any attribute has: the devices of a program, several times.
+                // The most elements that an attribute has: the devices of a program, several times.
                 const MOST: i64 = 1 << 28;
                 let count = shape.dimensions.iter().fold(1i64, |count, &size| count.saturating_mul(size));
                 if count > MOST {
@@ -333,7 +333,7 @@ fn dot_general<'a>(
     product(converter, body, operation, numbers)
 }
 
-/// The product of two matrices, or of what has one dimension.
+/// The product of two matrices, or of operands of one dimension.
 fn dot<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
     let left = body.operands(operation)?.first().map_or(0, |&place| body.shape(place).dimensions.len());
     let numbers = DotDimensionNumbers {

@@ -251,7 +251,8 @@ fn reduce_precision<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operatio
     Ok(smallvec![body.push(instruction)])
 }
 
-/// Two operands say what is drawn, the third, a constant, how much of it, as does the type of the result.
+/// Two operands are the parameters of the distribution. The third, a constant, is the shape, which the type of the
+/// result states too.
 fn rng<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
     use crate::proto::RandomDistribution;
     let operands = body.operands(operation)?;

@@ -270,7 +270,7 @@ fn set_layout(shape: &mut ShapeProto, attributes: &Attributes<'_>) -> Result<()>
     Ok(())
 }
 
-/// The dictionaries of a list of them; none if there is no such attribute.
+/// The dictionaries in the list that an attribute has; empty if there is no such attribute.
 fn dictionaries<'a>(attributes: &Attributes<'a>, name: &str) -> Vec<Attributes<'a>> {
     let Some(Value::List(items)) = attributes.get(name).map(|attribute| &attribute.value) else { return Vec::new() };
     let dictionary = |item: &Attribute<'a>| match &item.value {

@@ -43,7 +43,7 @@ struct Mesh {
 #[derive(Default)]
 pub(super) struct Meshes(Vec<Mesh>);
 
-/// Some axes of a mesh, or parts of them: how many devices stand before a part in its axis, and in it.
+/// An axis of a mesh, or a part of one: the number of devices before the part in its axis, and in it.
 struct AxisPart {
     axis: usize,
     part: Option<(i64, i64)>,
