@@ -20,7 +20,7 @@ pub enum DeviceGroups {
         group_size: u64,
         /// Dimensions before the transpose.
         dims: Vec<u64>,
-        /// Which dimension goes where.
+        /// The order in which the transpose puts the dimensions.
         permutation: Vec<usize>,
     },
     /// A form that cannot be read: axes (V3) of an absent mesh, or axes that the mesh does not have.
@@ -133,8 +133,8 @@ impl DeviceGroups {
 }
 
 /// The devices of a mesh in the order of its axes. The outer `Some` means that they can be read; the inner `None` means
-/// that they are in their own order. A mesh whose axes are in another order than its devices says so by a transpose:
-/// XLA's partitioner makes such meshes for shardings like `devices=[4,1,2]<=[2,4]T(1,0)`.
+/// that they are in their own order. A mesh whose axes are in another order than its devices has a transpose: XLA's
+/// partitioner makes such meshes for shardings like `devices=[4,1,2]<=[2,4]T(1,0)`.
 fn device_ids(mesh: &MeshProto) -> Option<Option<Vec<u64>>> {
     match &mesh.iota_transform {
         Some(transform) => {

@@ -1,15 +1,15 @@
-//! How large what is read may be, whatever its form.
+//! Limits on the size of inputs, whatever their form.
 
-/// How much is read at most.
+/// The limits on what is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of the input.
     pub input_bytes: u64,
-    /// Bytes of a compressed input after decompression. Fewer than of others: who sends a small file must not make its
-    /// reader take a large one.
+    /// Bytes of a compressed input after decompression. The limit is lower than for other inputs: a small file must not
+    /// make its reader take a large one.
     pub decompressed_bytes: u64,
-    /// How many times its own size an input may take in memory when it is decoded. Real modules take seven
-    /// times theirs, and up to twelve where instructions have no metadata.
+    /// The memory that a decoded input may take, as a multiple of the input's size. Real modules take seven times
+    /// theirs, and up to twelve where instructions have no metadata.
     pub decoded_ratio: u64,
     /// Bytes that any input may take in memory when it is decoded.
     pub decoded_bytes: u64,
@@ -18,7 +18,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The memory that an input of so many bytes may take when it is decoded.
+    /// The memory that an input of this number of bytes may take when it is decoded.
     pub(crate) fn decoded_limit(&self, bytes: usize) -> u64 {
         (bytes as u64).saturating_mul(self.decoded_ratio).max(self.decoded_bytes)
     }
@@ -31,7 +31,8 @@ impl Limits {
 }
 
 impl Default for Limits {
-    /// The 2 GiB that a protobuf may have, 256 MiB of what was compressed, and decoded 20 times the size, or 40 MiB.
+    /// The limits are the 2 GiB that a protobuf may have, 256 MiB for compressed input, and decoded 20 times the size,
+    /// or 40 MiB.
     fn default() -> Limits {
         Limits {
             input_bytes: 2 << 30,

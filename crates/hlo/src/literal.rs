@@ -178,7 +178,7 @@ pub fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
     }
 }
 
-/// Host values of which there are more or fewer than a literal of their type takes.
+/// Host values that are more or fewer than a literal of their type takes.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a literal of type {ty} takes {expected} {what}, but {found} are given")]
 pub struct LiteralError {
@@ -186,15 +186,16 @@ pub struct LiteralError {
     pub ty: TensorType,
     /// `elements` or `bytes`.
     pub what: &'static str,
-    /// As many as the type takes.
+    /// The number that the type takes.
     pub expected: usize,
-    /// As many as are given.
+    /// The number that is given.
     pub found: usize,
 }
 
 crate::debug_is_message!(LiteralError);
 
-/// A number as bytes of an element type, of which the first are used; out-of-range integers saturate.
+/// The bytes of a number in an element type. Only the first bytes are used, as many as the type has; out-of-range
+/// integers saturate.
 pub fn number_bytes(dtype: DType, number: f64) -> [u8; 8] {
     let mut bytes = [0; 8];
     put_number(dtype, number, &mut bytes[..dtype.byte_count()]);

@@ -49,7 +49,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// What XLA calls it.
+    /// XLA's name of the form.
     pub fn name(self) -> &'static str {
         match self {
             Form::Text => "HLO text",
@@ -76,7 +76,7 @@ pub struct Found {
     pub form: Form,
 }
 
-/// Why something cannot be read as HLO.
+/// The reason why something cannot be read as HLO.
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum ReadError {
     /// There is nothing.
@@ -107,7 +107,7 @@ pub enum ReadError {
          ({bytes} bytes, beginning with {start})"
     )]
     OtherBytes {
-        /// How many bytes.
+        /// The number of bytes.
         bytes: usize,
         /// The first of them, hexadecimal.
         start: String,
@@ -115,9 +115,9 @@ pub enum ReadError {
     /// A proto that is broken or cut off.
     #[error("it looks like an {form}, but cannot be decoded: {reason}; is it complete?")]
     Proto {
-        /// What it looks like.
+        /// The form that the bytes seem to have.
         form: &'static str,
-        /// What the decoder says.
+        /// The decoder's message.
         reason: String,
     },
     /// An HloProto or a snapshot without a module.
@@ -129,7 +129,7 @@ pub enum ReadError {
     /// Compressed data that is broken.
     #[error("it is compressed by gzip, and cannot be decompressed: {reason}")]
     Gzip {
-        /// What the decompressor says.
+        /// The decompressor's message.
         reason: String,
     },
     /// Calls that are nested too deep.
@@ -146,9 +146,9 @@ pub enum ReadError {
     /// More than the limits allow.
     #[error("it is too large: {what} {found} bytes, and the limit is {limit}; {advice}")]
     TooLarge {
-        /// What has so many bytes.
+        /// The thing that has so many bytes.
         what: &'static str,
-        /// How many, or the first number past the limit.
+        /// The number of bytes, or the first number past the limit.
         found: u64,
         /// The limit.
         limit: u64,
@@ -260,7 +260,7 @@ fn of_text(limits: &Limits) -> parse::Limits {
 }
 
 fn read_text(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
-    // What is cut off or damaged in the middle is still text, and the parser says where it breaks.
+    // A text that is cut off or damaged in the middle is still text, and the parser says where it breaks.
     let start = &bytes[..bytes.len().min(4096)];
     let readable = match std::str::from_utf8(start) {
         Ok(text) => text,

@@ -63,7 +63,7 @@ pub fn literal_proto(ty: &TensorType, bytes: &[u8]) -> proto::LiteralProto {
     literal
 }
 
-/// How many elements an array has. `None` for a negative or overflowing size.
+/// The number of elements of an array, or `None` for a negative or overflowing size.
 pub(crate) fn element_count(shape: &ShapeProto) -> Option<usize> {
     if shape.dimensions.contains(&0) {
         return Some(0);

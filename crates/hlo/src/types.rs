@@ -112,7 +112,7 @@ impl DType {
         if matches!(self, DType::F64) { DType::F64 } else { DType::F32 }
     }
 
-    /// The smallest number of the type: an infinity where it has one. That of `s64` is exact.
+    /// The smallest number of the type: an infinity where it has one. The value for `s64` is exact.
     pub const fn lowest(self) -> f64 {
         match self {
             DType::S4 => -8.0,
@@ -126,7 +126,7 @@ impl DType {
         }
     }
 
-    /// The largest number of the type: an infinity where it has one. Those of 64-bit integers are one too high.
+    /// The largest number of the type: an infinity where it has one. The values for 64-bit integers are one too high.
     pub const fn highest(self) -> f64 {
         match self {
             DType::Pred => 1.0,

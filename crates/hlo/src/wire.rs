@@ -64,7 +64,7 @@ pub fn fields(bytes: &[u8]) -> Fields<'_> {
     Fields { rest: bytes, cut_off: false }
 }
 
-/// The fields of a serialized message that may be cut off: the last field has what is left of it.
+/// The fields of a serialized message that may be cut off: the last field has the rest of its bytes.
 pub fn fields_of_start(bytes: &[u8]) -> Fields<'_> {
     Fields { rest: bytes, cut_off: true }
 }

@@ -57,8 +57,8 @@ impl Array {
         })
     }
 
-    /// As [`Array::put_on`], of a value that is never there as a whole: `part` gives what lies in the layout's box with
-    /// this index, without its [padding](ShardLayout::value_part). Of equal boxes, it is asked for one. The host holds
+    /// As [`Array::put_on`], for a value that never exists as a whole: `part` returns the part in the layout's box with
+    /// this index, without its [padding](ShardLayout::value_part). It is called once for equal boxes. The host holds
     /// two large parts at most: the one that it makes, and the one before, on its way.
     pub fn put_parts<E: From<PjrtError>>(
         client: &Client,
@@ -150,7 +150,7 @@ impl Array {
         Array::put_parts(client, self.ty.clone(), layout, devices, |index| self.part(&layout.value_part(index)))
     }
 
-    /// What lies in a box of the value.
+    /// The part of the value in a box.
     fn part(&self, wanted: &ShardBox) -> Result<Literal, PjrtError> {
         let ty = box_type(self.ty.dtype, wanted);
         let mut bytes = vec![0; ty.byte_count()];
@@ -278,7 +278,7 @@ fn padded(literal: Literal, ty: TensorType) -> Result<Literal, PjrtError> {
     let dims = &literal.ty().dims;
     let fits = dims.len() == ty.dims.len() && dims.iter().zip(&ty.dims).all(|(own, most)| own <= most);
     if *literal.ty() == ty || literal.ty().dtype != ty.dtype || !fits {
-        // What is wrong with it, the shards' check says.
+        // The check of the shards says what is wrong with it.
         return Ok(literal);
     }
     let own: ShardBox = dims.iter().map(|&size| 0..size).collect();

@@ -103,7 +103,7 @@ impl Prepared {
         Ok(Prepared { language, options: options.encode(&assignment), program, order, span })
     }
 
-    /// This process's devices in the order of the program's, where they stand among them, and how many those are.
+    /// This process's devices in the order of the program's devices, their places among those, and the number of those.
     fn places(&self, client: &Client, devices: Vec<usize>) -> (Vec<usize>, Vec<usize>, usize) {
         if let Span::Each(processes) = self.span {
             let number = client.process().map_or(0, |process| process.number);
@@ -160,7 +160,7 @@ impl Prepared {
 
 impl Executable {
     /// # Safety
-    /// `executable` must be a live executable of this client that nobody else frees.
+    /// `executable` must be a live executable of this client that no other code frees.
     unsafe fn owned(
         client: &Client,
         prepared: &Prepared,
@@ -213,7 +213,7 @@ impl Executable {
         &self.loaded.places
     }
 
-    /// How many devices the program runs on, those of all processes.
+    /// The number of devices that the program runs on, in all processes.
     pub fn device_count(&self) -> usize {
         self.loaded.total
     }
@@ -223,7 +223,7 @@ impl Executable {
         &self.loaded.parameters
     }
 
-    /// How many outputs each device gives.
+    /// The number of outputs of each device.
     pub fn output_count(&self) -> usize {
         self.loaded.output_count
     }
@@ -277,7 +277,7 @@ impl Executable {
         let (executable, arguments, options) = (self.clone(), arguments.to_vec(), options.clone());
         let launch = move || {
             let launched = executable.launch(&arguments, &options);
-            // Nobody may be waiting any more: then the results go with the message.
+            // The caller may have stopped waiting: then the results are dropped with the message.
             let _ = sender.send(launched);
         };
         let spawned = thread::Builder::new().name("meshloom-execute".into()).spawn(launch);
@@ -294,10 +294,10 @@ impl Executable {
         Ok(outputs)
     }
 
-    /// What it needs of each device's memory.
+    /// The program's use of each device's memory.
     ///
     /// # Errors
-    /// [`PjrtError::Unimplemented`] when the plugin does not say; so have the next three.
+    /// [`PjrtError::Unimplemented`] when the plugin does not report it. The next three methods have the same error.
     pub fn memory_stats(&self) -> Result<MemoryStats, PjrtError> {
         self.loaded.compiled.memory_stats()
     }

@@ -32,20 +32,20 @@ impl DebugValue {
     }
 }
 
-/// Whose devices a program runs on, where there are several processes.
+/// The processes on whose devices a program runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Span {
-    /// On devices of the process that compiles it.
+    /// The devices of the process that compiles it.
     #[default]
     Process,
-    /// On devices of all processes, which the client of each knows. All of them compile it.
+    /// The devices of all processes, which the client of each knows. All of them compile it.
     Clients,
-    /// On those of so many processes, of which each has a client of its own devices alone and compiles the same module
-    /// for these. They are numbered through the processes.
+    /// The devices of this number of processes. Each process has a client of its own devices alone and compiles the
+    /// same module for them. Devices are numbered through all processes.
     Each(usize),
 }
 
-/// The language in which a plugin is given a program. Modules are HLO here; for the other they are translated.
+/// The language in which a plugin is given a program. Modules are HLO here; for the other language they are translated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ProgramFormat {
     /// A serialized `HloModuleProto`.
@@ -57,7 +57,7 @@ pub enum ProgramFormat {
 }
 
 impl ProgramFormat {
-    /// What PJRT calls it.
+    /// PJRT's name for the format.
     pub fn name(self) -> &'static str {
         match self {
             ProgramFormat::Hlo => "hlo",

@@ -44,7 +44,7 @@ impl Parameter {
     }
 }
 
-/// What is known of a program from its module.
+/// The facts of a program that its module tells.
 #[derive(Clone, Debug)]
 pub(super) struct ProgramInfo {
     pub(super) name: String,
@@ -56,11 +56,12 @@ pub(super) struct ProgramInfo {
     groups: GroupFormat,
 }
 
-/// The API version of the oldest plugin seen to read named shardings. That of 0.81 skips them as an unknown field.
+/// The API version of the oldest plugin seen to read named shardings. The plugin of API 0.81 skips them as an unknown
+/// field.
 const READS_NAMED_SHARDINGS: (i32, i32) = (0, 106);
 
-/// The API version of the oldest CPU plugin seen to fold constants right. That of API 0.81 reads the elements of a
-/// transposed constant in the wrong order when it folds a dot of it into a reshape.
+/// The API version of the oldest CPU plugin seen to fold constants right. The plugin of API 0.81 reads the elements of
+/// a transposed constant in the wrong order when it folds a dot of it into a reshape.
 const FOLDS_RIGHT: (i32, i32) = (0, 106);
 
 /// The API version of the oldest plugin seen to read named shardings without being told to.
@@ -141,7 +142,7 @@ pub(super) fn for_platform<'a>(module: &'a [u8], platform: &Platform) -> Cow<'a,
     if platform.takes_trip_counts() || !module.windows(TRIP_COUNT.len()).any(|window| window == TRIP_COUNT) {
         return Cow::Borrowed(module);
     }
-    // What cannot be decoded has been refused before.
+    // A module that cannot be decoded has been refused before.
     let Ok(mut decoded) = HloModuleProto::decode(module) else { return Cow::Borrowed(module) };
     let instructions = decoded.computations.iter_mut().flat_map(|computation| &mut computation.instructions);
     for instruction in instructions.filter(|instruction| instruction.backend_config.starts_with(TRIP_COUNT)) {
@@ -150,10 +151,10 @@ pub(super) fn for_platform<'a>(module: &'a [u8], platform: &Platform) -> Cow<'a,
     Cow::Owned(decoded.encode_to_vec())
 }
 
-/// How a program is written for a plugin.
+/// The way in which a program is written for a plugin.
 pub(super) struct Language {
     pub(super) format: ProgramFormat,
-    /// What a text says of the devices, which an HLO module leaves to the options.
+    /// The statement about devices in a text, which an HLO module leaves to the options.
     write: WriteOptions,
 }
 
@@ -393,7 +394,7 @@ fn is_row_major(shape: &ShapeProto) -> bool {
     })
 }
 
-/// What one device holds of a parameter with this sharding, when that follows from the sharding alone.
+/// The type of one device's part of a parameter with this sharding, if it follows from the sharding alone.
 fn local_type(ty: &TensorType, sharding: Option<&OpSharding>) -> Option<TensorType> {
     let sharding = sharding?;
     if let Some(named) = &sharding.named_sharding {

@@ -46,7 +46,7 @@ impl FindOptions {
 /// The name of the plugin cache.
 pub(super) const PLUGINS: &str = "plugins";
 
-/// Goes through all places until `accept` takes a file. What [`Plugin::find`](super::Plugin::find) says of them holds.
+/// Goes through all places until `accept` takes a file. [`Plugin::find`](super::Plugin::find) lists the places.
 pub(super) fn search<T>(
     platform: &str,
     options: &FindOptions,
@@ -57,7 +57,7 @@ pub(super) fn search<T>(
         return accept(path);
     }
     let wheels = wheels(platform, options)?;
-    // Who asks for one wheel does not mean the user's file.
+    // A caller who asks for one wheel does not mean the user's file.
     if options.wheel.is_none()
         && let Some(path) = named_file(platform)
     {
@@ -238,10 +238,11 @@ impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
 
 /// The folders that the `python3` on the path finds packages in; or why it does not say.
 pub(super) fn python_folders() -> Result<Vec<PathBuf>, String> {
-    // The empty entry of the path is the current folder, which is nobody's package.
+    // The empty entry of the path is the current folder, which is not a package.
     let script =
         "import site, sys; print('\\n'.join(dict.fromkeys([p for p in sys.path if p] + site.getsitepackages())))";
-    // Not in the folder where the user stands, which may be a stranger's: nothing is to be imported from there.
+    // The command does not run in the user's current folder, which may be a stranger's: nothing is to be imported from
+    // there.
     let output = Command::new(PYTHON).args(["-c", script]).current_dir("/").stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("cannot run python3: {error}"))?;
     if !output.status.success() {

@@ -30,7 +30,7 @@ pub fn run_if_asked() {
     }
 }
 
-/// Answers the request of a folder; returns the exit status. What goes wrong here has nowhere to go but the log.
+/// Answers the request of a folder; returns the exit status. Errors in here have nowhere to go but the log.
 fn work(folder: &Path) -> i32 {
     let request: Request = match read(folder, REQUEST) {
         Ok(request) => request,
@@ -75,7 +75,7 @@ fn answer(request: Request) -> Result<Answer, PjrtError> {
     }
 }
 
-/// What is compiled for.
+/// The target of the compilation.
 enum Target {
     Topology(TopologyDescription),
     /// The CPU plugins know no topologies, but their hardware is always there.

@@ -11,7 +11,7 @@ const MAX_EMPTY_ROWS: u64 = 1 << 16;
 /// Far above the rank of any real array; a malformed one must not exhaust the stack.
 const MAX_RANK: usize = 64;
 
-/// Where each logical index lies in memory, and what has been walked so far.
+/// The place of each logical index in memory, and the state of the walk.
 struct Walk<'a> {
     dimensions: &'a [i64],
     strides: Vec<usize>,
@@ -20,7 +20,7 @@ struct Walk<'a> {
 }
 
 impl Printer<'_> {
-    /// Appends the elements of a literal on one line, or `{...}` for what has no such form.
+    /// Appends the elements of a literal on one line, or `{...}` for a literal without such a form.
     pub(super) fn literal(&mut self, literal: &LiteralProto) {
         if literal.shape.as_ref().is_some_and(is_tuple) {
             self.tuple_literal(literal, Self::literal);

@@ -19,7 +19,7 @@ pub enum Axis {
     Parallel(usize),
     /// Steps that go in order, and may go on with the results of those before.
     Sequential(usize),
-    /// As [`Axis::Sequential`], of which an operand says how many there are: at least one, and at most so many.
+    /// As [`Axis::Sequential`], but an operand says how many steps there are: at least one, and at most this number.
     Counted(usize),
 }
 
@@ -103,7 +103,7 @@ impl ops::Index<Argument> for Refs {
 
 type BlockIndex = Box<dyn Fn(&mut Body, &Grid) -> Vec<Value>>;
 
-/// An array of which each step of the grid sees a block.
+/// An array; each step of the grid sees a block of it.
 pub struct Window {
     name: &'static str,
     element: Element,
@@ -129,7 +129,7 @@ impl Window {
         Type::Memref(self.element, self.block.clone(), Space::Vmem)
     }
 
-    /// A grid that does not fit its arrays is no error for libtpu, so it must be one here.
+    /// libtpu takes a grid that does not fit its arrays without an error, so it must be an error here.
     fn check(&self) -> Result<(), KernelError> {
         let (dims, block) = (&self.dims, &self.block);
         let rank = dims.len();
@@ -184,9 +184,9 @@ pub struct Operand {
 pub struct Written {
     /// The module.
     pub text: String,
-    /// What the call takes.
+    /// The operands of the call.
     pub operands: Vec<Operand>,
-    /// What the call results in.
+    /// The types of the call's results.
     pub results: Vec<TensorType>,
 }
 

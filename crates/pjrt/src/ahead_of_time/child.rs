@@ -102,14 +102,14 @@ impl Worker {
         Pid::from_raw(i32::try_from(self.0.id()).ok()?)
     }
 
-    /// Whether it has ended. It remains a zombie, so that nobody else gets its number before its group is killed.
+    /// Whether it has ended. It remains a zombie, so that no other process gets its number before its group is killed.
     fn has_ended(&self) -> bool {
         let Some(pid) = self.pid() else { return true };
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         !matches!(waitid(WaitId::Pid(pid), options), Ok(None))
     }
 
-    /// Kills what is left of it; returns how it ended.
+    /// Kills the worker and its group; returns its exit status.
     fn end(mut self) -> Option<ExitStatus> {
         if let Some(group) = self.pid() {
             let _ = kill_process_group(group, Signal::KILL);
@@ -118,7 +118,7 @@ impl Worker {
     }
 }
 
-/// What the worker wrote, or the end of it.
+/// The log that the worker wrote, or the end of it.
 fn log(path: &Path) -> WorkerLog {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(path)?;

@@ -30,12 +30,12 @@ pub struct Execution<'a> {
     pub compile_only: bool,
 }
 
-/// What came of it.
+/// The result of an execution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Executed {
     /// The outputs.
     pub outputs: Vec<Literal>,
-    /// What the program needs of a device's memory, if the plugin says so.
+    /// The program's use of a device's memory, if the plugin reports it.
     pub memory: Option<MemoryStats>,
     /// The plugin's version of the PJRT API.
     pub api_version: ApiVersion,

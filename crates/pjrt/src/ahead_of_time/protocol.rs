@@ -23,11 +23,11 @@ use meshloom_hlo::{DType, Literal, TensorType};
 /// The environment variable that tells a worker where its folder is.
 pub(in super::super) const FOLDER_VARIABLE: &str = "MESHLOOM_WORKER_FOLDER";
 
-/// What is asked. In the folder before the worker starts.
+/// The file of the request. It is in the folder before the worker starts.
 pub(in super::super) const REQUEST: &str = "request";
-/// Made by the worker first thing.
+/// The file that the worker makes first.
 pub(in super::super) const STARTED: &str = "started";
-/// The worker's last act.
+/// The file of the answer, which is the worker's last act.
 pub(in super::super) const ANSWER: &str = "answer";
 
 /// Changed whenever a message changes its form. Worker and parent are mostly one program, but need not be.
@@ -77,7 +77,7 @@ pub(in super::super) enum Answer {
     Failed(Reported),
 }
 
-/// What a plugin says of a program that it compiled, each part or why there is none.
+/// A plugin's report on a program that it compiled: each part, or the error in its place.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in super::super) struct Said {
     pub(in super::super) memory_stats: Result<MemoryStats, Reported>,

@@ -19,7 +19,7 @@ pub use worker::{WorkerFailure, WorkerLog};
 pub struct Attempt {
     /// The place: an environment variable, a file, a folder, a download.
     pub place: String,
-    /// Why no plugin came from it.
+    /// The reason why no plugin came from it.
     pub reason: String,
 }
 
@@ -92,18 +92,18 @@ pub enum PjrtError {
         platform: String,
         /// Every place looked at, in order.
         attempts: Vec<Attempt>,
-        /// What to do.
+        /// The remedy.
         fix: String,
     },
 
     /// The caller's: a platform or wheel name that is in no table.
     #[error("unknown {kind} \"{name}\", expected {expected}")]
     UnknownName {
-        /// What kind of name.
+        /// The kind of the name.
         kind: &'static str,
         /// The name given.
         name: String,
-        /// The names there are.
+        /// The names that are known.
         expected: String,
     },
 
@@ -115,7 +115,7 @@ pub enum PjrtError {
     NoDevices {
         /// The platform.
         platform: PlatformKind,
-        /// What shows it.
+        /// The fact that shows it.
         reason: String,
         /// The environment variable that names the platform's plugin.
         variable: String,
@@ -133,7 +133,7 @@ pub enum PjrtError {
         missing: String,
         /// The packages that have them, as pip takes them.
         packages: String,
-        /// What the plugin says.
+        /// The plugin's error.
         source: Box<PjrtError>,
     },
 
@@ -142,7 +142,7 @@ pub enum PjrtError {
     NotAPlugin {
         /// The file.
         path: PathBuf,
-        /// What the loader said.
+        /// The loader's message.
         reason: String,
     },
 
@@ -197,14 +197,14 @@ pub enum PjrtError {
         function: &'static str,
     },
 
-    /// The plugin's: it has not got this part of the API.
+    /// The plugin's: it lacks this part of the API.
     #[error("{feature}: unimplemented by the plugin {plugin}: {reason}")]
     Unimplemented {
-        /// What was asked for.
+        /// The part of the API that was asked for.
         feature: String,
         /// The plugin's file and version.
         plugin: String,
-        /// What it said.
+        /// The plugin's message.
         reason: String,
     },
 
@@ -213,7 +213,7 @@ pub enum PjrtError {
     InvalidTopology {
         /// The text.
         topology: String,
-        /// What is wrong with it, and what to write.
+        /// The fault, and the form to write.
         reason: String,
     },
 
@@ -222,7 +222,7 @@ pub enum PjrtError {
     Fetch {
         /// `name==version`.
         wheel: String,
-        /// What went wrong.
+        /// The cause.
         reason: String,
     },
 
@@ -231,7 +231,7 @@ pub enum PjrtError {
     NotPinned {
         /// The file.
         path: PathBuf,
-        /// How the file differs.
+        /// The way in which the file differs from the pinned one.
         reason: String,
     },
 
@@ -251,16 +251,16 @@ pub enum PjrtError {
     Key {
         /// The file.
         path: PathBuf,
-        /// Why the file is refused.
+        /// The reason why the file is refused.
         reason: String,
     },
 
-    /// The machine's: somebody else could change what is kept in a folder, and run programs with the user's rights.
+    /// The machine's: another user could change what is kept in a folder, and run programs with the user's rights.
     #[error("{} is not used: {reason}; give another folder by XDG_CACHE_HOME, or delete this one", .path.display())]
     NotPrivate {
         /// The folder.
         path: PathBuf,
-        /// Who could.
+        /// The reason, which names the others who could.
         reason: String,
     },
 
@@ -283,26 +283,26 @@ pub enum PjrtError {
         option: String,
         /// The value given.
         value: String,
-        /// What is allowed.
+        /// The values that are allowed.
         expected: String,
     },
 
-    /// The caller's: a program that is to be given to the plugin as StableHLO, and has something that StableHLO has no
-    /// words for.
+    /// The caller's: a program that is to be given to the plugin as StableHLO, and has something that StableHLO cannot
+    /// express.
     #[error(transparent)]
     StableHlo(#[from] WriteError),
 
     /// The maker's of the module: it is not a well-formed `HloModuleProto`.
     #[error("not a valid HLO module: {reason}")]
     InvalidModule {
-        /// What is wrong with it.
+        /// The fault of the module.
         reason: String,
     },
 
     /// The caller's: a wrong number of arguments, outputs or devices.
     #[error("{what}: expected {expected}, got {actual}")]
     Count {
-        /// What was counted.
+        /// The things that were counted.
         what: String,
         /// The number there should be.
         expected: usize,
@@ -313,7 +313,7 @@ pub enum PjrtError {
     /// The caller's: a value of the wrong element type or shape.
     #[error("{what}: expected {expected}, got {actual}")]
     Type {
-        /// Which value.
+        /// The value.
         what: String,
         /// The type it should have.
         expected: Box<TensorType>,
@@ -324,7 +324,7 @@ pub enum PjrtError {
     /// The caller's: a buffer that lies on another device, or belongs to another client, than the call needs.
     #[error("{what} is on {actual}, expected {expected}; put it there first")]
     Placement {
-        /// Which value.
+        /// The value.
         what: String,
         /// Where it should be.
         expected: String,
@@ -338,7 +338,7 @@ pub enum PjrtError {
          parameter in `ExecuteOptions::non_donatable`"
     )]
     Donated {
-        /// Which value.
+        /// The value.
         what: String,
         /// Its type.
         ty: TensorType,
@@ -381,23 +381,23 @@ pub enum PjrtError {
         at_once: usize,
         /// The client's threads.
         threads: usize,
-        /// Those that it needs.
+        /// The threads that it needs.
         needed: usize,
-        /// The environment variable that says how many a client has.
+        /// The environment variable that sets the number of a client's threads.
         variable: &'static str,
     },
 
     /// The caller's: boxes that do not describe a sharding of the value.
     #[error("invalid shard layout: {reason}")]
     Layout {
-        /// What is wrong.
+        /// The fault of the layout.
         reason: String,
     },
 
     /// The plugin's, or the program's: an element type that a host value cannot have here.
     #[error("{what} has the element type {name}, which has no host form here")]
     ElementType {
-        /// Which value.
+        /// The value.
         what: String,
         /// The type's name or number.
         name: String,
@@ -407,11 +407,11 @@ pub enum PjrtError {
     /// failed.
     #[error("{action} with {}: {failure}", .plugin.display())]
     Worker {
-        /// What it was asked, with the names of program and topology.
+        /// The request, with the names of program and topology.
         action: String,
         /// The plugin's file.
         plugin: PathBuf,
-        /// What became of it.
+        /// The failure of the worker.
         failure: Box<WorkerFailure>,
     },
 
@@ -422,7 +422,7 @@ pub enum PjrtError {
         message: String,
     },
 
-    /// Whatever the plugin says: its function, status code and message.
+    /// Any other error of the plugin: its function, status code and message.
     #[error("{function} failed with {code}: {message}")]
     Plugin {
         /// The C function called.

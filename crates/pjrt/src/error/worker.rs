@@ -72,9 +72,9 @@ pub enum WorkerFailure {
     Died {
         /// The signal's number.
         signal: i32,
-        /// How long it had run.
+        /// The time for which it had run.
         after: Duration,
-        /// What it wrote.
+        /// The worker's log.
         log: WorkerLog,
     },
     /// It was killed because it took longer than allowed.
@@ -82,7 +82,7 @@ pub enum WorkerFailure {
     TimedOut {
         /// The time it was given.
         limit: Duration,
-        /// What it wrote.
+        /// The worker's log.
         log: WorkerLog,
     },
     /// It ended without an answer.
@@ -92,13 +92,13 @@ pub enum WorkerFailure {
         status: Option<i32>,
         /// Whether it had begun to work. A program that has not does not call `run_if_asked`.
         started: bool,
-        /// What it wrote.
+        /// The worker's log.
         log: WorkerLog,
     },
     /// Its answer cannot be read.
     #[error("the worker's answer cannot be read: {reason}")]
     WrongAnswer {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// It could not be started.
@@ -106,7 +106,7 @@ pub enum WorkerFailure {
     NotStarted {
         /// The worker's program.
         worker: PathBuf,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// There is no program to be the worker.

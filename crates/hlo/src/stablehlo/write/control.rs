@@ -19,7 +19,7 @@ fn called(instruction: &HloInstructionProto, index: usize) -> Result<i64> {
     }
 }
 
-/// What a composite says of itself, if a call is one: the attributes of its op, and the call without them.
+/// The attributes of a composite's op, and the call without them; `None` if the call is not a composite.
 fn composite(instruction: &HloInstructionProto, callee: &str) -> Result<Option<(Attributes, HloInstructionProto)>> {
     const PREFIX: &str = "composite.";
     let stated = |key: &str| instruction.frontend_attributes.as_ref()?.map.get(&format!("{PREFIX}{key}"));

@@ -13,7 +13,7 @@ use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
 use crate::shape::{element_count, element_strides};
 use crate::syntax::elements::element_bytes;
 
-/// More elements are written as bytes: they are long and nobody reads them.
+/// More elements are written as bytes: they are long, and people do not read them.
 const LISTED: usize = 100;
 
 /// Far above the rank of any real array; a malformed one must not exhaust the stack.

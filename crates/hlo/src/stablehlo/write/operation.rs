@@ -1,4 +1,4 @@
-//! What each opcode becomes.
+//! The op that each opcode becomes.
 
 use std::rc::Rc;
 
@@ -279,7 +279,7 @@ fn own_attributes(
     }))
 }
 
-/// What to do instead of an opcode that StableHLO has nothing for.
+/// The advice for an opcode that has no counterpart in StableHLO.
 pub(super) fn instead_of(opcode: &str) -> &'static str {
     match opcode {
         "fusion" | "bitcast" | "add-dependency" | "domain" => {
