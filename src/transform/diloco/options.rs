@@ -21,7 +21,7 @@ words! {
     }
 }
 
-/// Which layers a fragment holds.
+/// The choice of the layers that a fragment holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LayerOrder {
     /// Every (P - 1)-th layer: the paper's better choice.
@@ -36,11 +36,11 @@ pub enum LayerOrder {
 pub struct Streaming {
     /// Number of fragments, P. The first holds everything outside the layers, each other one a share of the layers.
     pub fragments: usize,
-    /// Which layers a fragment holds.
+    /// The choice of the layers that a fragment holds.
     pub order: LayerOrder,
     /// Whether the first layer fragments may hold one layer more than the others.
     pub uneven: bool,
-    /// Steps from the sending of a fragment to its use, tau.
+    /// The number of steps from the sending of a fragment to its use, tau.
     pub overlap_steps: usize,
     /// Weight of the replica's own value when a fragment comes in, alpha: `alpha * inner + (1 - alpha) * outer`.
     pub overlap_alpha: f64,
@@ -93,7 +93,7 @@ impl Default for DilocoOptions {
     }
 }
 
-/// Why a DiLoCo run cannot be.
+/// The reason why a DiLoCo run is impossible.
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum DilocoError {
     /// A number is zero.
@@ -109,7 +109,7 @@ pub enum DilocoError {
         what: &'static str,
         /// Its value.
         found: f64,
-        /// What it may be.
+        /// The values that are allowed.
         expected: &'static str,
     },
     /// Blocks of an odd size, whose 4-bit integers fill no bytes.
@@ -222,7 +222,7 @@ impl DilocoOptions {
     /// Checks what does not depend on the parameters.
     ///
     /// # Errors
-    /// The options exclude each other: which, by what numbers, and what to do.
+    /// The options exclude each other. The error says which, by what numbers, and what to do.
     pub fn validate(&self) -> Result<(), DilocoError> {
         let &DilocoOptions { replicas, sync_period, outer_rate, outer_momentum, block, .. } = self;
         let counts = [("replicas", replicas), ("steps between syncs", sync_period), ("numbers in a block", block)];
