@@ -124,7 +124,7 @@ pub enum DilocoError {
          {fragments}: use more, or no streaming"
     )]
     Fragments {
-        /// P.
+        /// The number of fragments, P.
         fragments: usize,
     },
     /// More fragments than steps between their syncs.
@@ -132,9 +132,9 @@ pub enum DilocoError {
         "{fragments} fragments sync one at a time, which takes at least as many steps, not {sync_period}: use a longer sync period"
     )]
     Period {
-        /// Steps.
+        /// The number of steps.
         sync_period: usize,
-        /// P.
+        /// The number of fragments, P.
         fragments: usize,
     },
     /// A fragment would be sent again before it is used.
@@ -143,9 +143,9 @@ pub enum DilocoError {
         counted(*.overlap_steps, "step")
     )]
     Overlap {
-        /// tau.
+        /// The number of steps of overlap, tau.
         overlap_steps: usize,
-        /// Steps.
+        /// The number of steps.
         period: usize,
     },
     /// A layout that says of a parameter into how many parts it is cut, but not for each of its dimensions.
@@ -176,7 +176,7 @@ pub enum DilocoError {
         layers: usize,
         /// Empty, or whose layers.
         of: &'static str,
-        /// P.
+        /// The number of fragments, P.
         fragments: usize,
     },
     /// Some fragments would be empty.
@@ -186,7 +186,7 @@ pub enum DilocoError {
         layers: usize,
         /// Empty, or whose layers.
         of: &'static str,
-        /// P.
+        /// The number of fragments, P.
         fragments: usize,
     },
     /// A program of so many steps cannot overlap a transfer with compute.
@@ -196,11 +196,11 @@ pub enum DilocoError {
         every.saturating_sub(1)
     )]
     StepsPerCall {
-        /// Steps.
+        /// The number of steps.
         steps: usize,
         /// Steps of a period.
         period: usize,
-        /// tau.
+        /// The number of steps of overlap, tau.
         overlap: usize,
         /// Steps from sync to sync, k.
         every: usize,

@@ -133,7 +133,7 @@ fn measured(table: Table, costs: &[Cost]) -> Made {
 /// Whether a table is better than the best so far: faster, or as fast and holds less, or both the same in fewer ticks.
 fn better(made: &Made, best: &Option<Made>) -> bool {
     let Some(best) = best else { return true };
-    // Of tables of different shapes, items are of different size.
+    // Items of tables of different shapes differ in size.
     let held = |made: &Made| made.held as f64 / made.table.shape.chunks as f64;
     let ticks = |made: &Made| made.table.ticks.len() as f64;
     for (new, old) in [(made.time, best.time), (held(made), held(best)), (ticks(made), ticks(best))] {

@@ -16,12 +16,12 @@ pub struct Cost {
     pub weights: f64,
 }
 
-/// The time of everything.
+/// The times of the passes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum Costs {
-    /// Of a whole stage, all alike. A chunk takes its share.
+    /// The times of a whole stage, the same for all stages. A chunk takes its share.
     Even(Cost),
-    /// Of each virtual stage.
+    /// The times of each virtual stage.
     PerVirtualStage(Vec<Cost>),
 }
 
@@ -58,7 +58,7 @@ impl Costs {
     }
 }
 
-/// What a table takes.
+/// The time and the memory that a table takes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Simulated {
     /// The time of the table, if each tick lasts as long as the stage that has most to do.

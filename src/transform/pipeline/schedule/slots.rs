@@ -1,4 +1,4 @@
-//! Which slot of which buffer each value is in: interval colouring, with as few slots as values are there at once.
+//! The slot of the buffer in which each value is: interval colouring, with as few slots as values are there at once.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -15,11 +15,9 @@ pub struct Slots {
     pub inbox: usize,
     /// Residuals of an item from its forward pass to its backward pass.
     pub held_b: usize,
-    /// Residuals of an item from its forward pass to its last piece of weights; none without
-    /// [`Shape::split`].
+    /// Residuals of an item from its forward pass to its last piece of weights; 0 without [`Shape::split`].
     pub held_w: usize,
-    /// What the backward pass of an item leaves for its pieces of weights; none without
-    /// [`Shape::split`].
+    /// Values that the backward pass of an item leaves for its pieces of weights; 0 without [`Shape::split`].
     pub between: usize,
 }
 
@@ -47,7 +45,7 @@ const MOMENTS: usize = 4;
 struct Stay {
     from: usize,
     to: usize,
-    /// Which item it is of, and of which pass it is the input, if that matters.
+    /// The item that it belongs to, and whether it is the input of its backward pass, if that matters.
     index: usize,
     backward: bool,
 }
