@@ -200,8 +200,8 @@ impl<'a> State<'a> {
         there.then_some((chunk, microbatch))
     }
 
-    /// The oldest backward pass that does not collide with a forward pass. Of several of the same age, it is that of
-    /// the last chunk.
+    /// The oldest backward pass that does not collide with a forward pass. The last chunk wins among passes of the same
+    /// age.
     fn oldest_backward(&self, tick: usize, stage: usize, forward: Pass, at_once: bool) -> Pass {
         let now = if at_once { forward } else { None };
         let candidates = (0..self.shape.chunks).filter_map(|chunk| self.next_backward(tick, stage, chunk, now));
