@@ -30,7 +30,7 @@ const RULE: &str = "a rule: a logical name and a mesh axis, a list of mesh axes 
 /// The contents of a rule file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleFile {
-    /// `mesh_axes`: the mesh axes that rules may name, major to minor. `None` if the file does not have the key.
+    /// `mesh_axes`: the mesh axes that rules may name, major to minor, or `None` if the file lacks the key.
     pub mesh_axes: Option<Vec<String>>,
     /// `logical_axis_rules`.
     pub rules: Vec<Rule>,
