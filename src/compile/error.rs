@@ -160,7 +160,7 @@ pub enum ArgumentError {
         /// The processes asked for.
         processes: usize,
     },
-    /// There are more values than inputs, or in a run not as many.
+    /// There are more values than inputs, or a run has fewer.
     #[error("the program has {}, but the number of values given is {given}", counted(*.inputs, "input"))]
     Count {
         /// Inputs of the program.

@@ -21,8 +21,8 @@ pub struct Pass {
 
 #[derive(Clone, Copy)]
 pub(super) enum Step {
-    /// Part of the walk that writes a graph anew. Passes of this kind that stand next to each other share one walk, in
-    /// which each sees what the others make.
+    /// A part of the walk that writes a graph anew. Passes of this kind that stand next to each other share one walk,
+    /// in which each sees the nodes that the others make.
     Rewrite(Rewrite),
     /// As [`Step::Rewrite`], within limits.
     LimitedRewrite(fn(&CollectiveLimits) -> Rewrite),

@@ -18,7 +18,7 @@ use meshloom_hlo::mesh::{Mesh, MeshAxis};
 /// One change of a spec.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Each device keeps its part of what it has: the dimension gains these axes as its most minor ones.
+    /// Each device keeps a part of its part: the dimension gains these axes as its most minor ones.
     Slice {
         /// The dimension.
         dim: usize,
@@ -65,7 +65,7 @@ pub enum Step {
     },
 }
 
-/// A sequence of steps, and what it costs.
+/// A sequence of steps, and its cost.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The steps, in order.

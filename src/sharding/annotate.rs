@@ -84,7 +84,7 @@ struct Pass<'a> {
     bodies: BodyCache,
 }
 
-/// The names as text; none for a dimension without one.
+/// The names as text, empty for a dimension without one.
 fn texts(axes: &AxisNames) -> Vec<String> {
     axes.iter().map(|name| name.text()).collect()
 }

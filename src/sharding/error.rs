@@ -15,7 +15,7 @@ pub enum ShardingError {
     /// An error in a spec.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// As many names as dimensions are needed.
+    /// The number of names differs from the number of dimensions.
     #[error(
         "tensor {tensor:?} has {} but {}; give one name, or none, per dimension",
         counted(*.rank, "dimension"), counted(*.names, "logical axis name")

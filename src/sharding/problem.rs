@@ -212,7 +212,7 @@ pub enum Diagnostic {
         /// The rules.
         rules: Vec<String>,
     },
-    /// Names of tensors that none of the rules has, all of which are the user's own.
+    /// Names of tensors that no rule has, where all rules are the user's own.
     AxesWithoutRule {
         /// The names.
         names: Vec<String>,

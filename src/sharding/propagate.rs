@@ -44,7 +44,7 @@ pub struct Shardings {
 struct Visited {
     /// Its factor rule, made when it is first looked at.
     rule: Option<FactorRule>,
-    /// The time of the last visit. A node none of whose tensors has changed since has nothing new to say.
+    /// The time of the last visit. A node has nothing new to say if none of its tensors has changed since.
     time: u32,
 }
 

@@ -44,8 +44,8 @@ pub(crate) fn resolve(mesh: &Mesh, rule: &FactorRule, specs: &[Option<&Spec>], b
     chosen
 }
 
-/// Parts of a dimension are contiguous only as long as every more major factor is split to its end: what stands after
-/// one that is not cannot be split. Returns whether there was any such factor.
+/// Parts of a dimension are contiguous only as long as every more major factor is split to its end: a factor after one
+/// that is not cannot be split. Returns whether there was any such factor.
 fn drop_interleaved(mesh: &Mesh, rule: &FactorRule, chosen: &mut [Axes]) -> bool {
     let mut dropped = false;
     for factors in rule.operands.iter().chain(&rule.results).flatten().filter(|factors| factors.len() > 1) {

@@ -213,9 +213,9 @@ pub fn fori_loop<C: TensorTree>(count: usize, carry: C, body: impl FnOnce(Tensor
     scan_at(ScanOptions::default(), carry, numbers, |carry, number| (body(number, carry), ()), place).0
 }
 
-/// Runs `body` on a carry for as long as `condition` holds of it, which is asked before each iteration. Both are traced
-/// once and may use outer tensors. There is no gradient through the loop in reverse mode: a [`scan`] over as many
-/// iterations as there may be has one.
+/// Runs `body` on a carry for as long as `condition`, which is evaluated before each iteration, holds for it. Both are
+/// traced once and may use outer tensors. There is no gradient through the loop in reverse mode: a [`scan`] over the
+/// largest number of iterations has one.
 ///
 /// ```
 /// # use meshloom::trace::{Function, TensorSpec, while_loop};

@@ -1,4 +1,4 @@
-//! The handle of a tensor. Its operations stand elsewhere, by what they do.
+//! The handle of a tensor. Its operations stand in the modules that are named after them.
 
 use crate::ir::Value;
 

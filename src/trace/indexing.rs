@@ -195,7 +195,7 @@ impl At<'_> {
         self.scatter(ScatterKind::Set, values)
     }
 
-    /// As [`At::set`], with values added to what is there.
+    /// As [`At::set`], with values added to the elements that are there.
     // The name stands beside `set`, `max` and `min`, and cannot be taken for the operator, which [`At`] does not have.
     #[allow(clippy::should_implement_trait)]
     #[track_caller]
@@ -203,20 +203,20 @@ impl At<'_> {
         self.scatter(ScatterKind::Add, values)
     }
 
-    /// As [`At::set`], with values multiplied by what is there. Values have a gradient where indices are promised
-    /// [unique](At::unique).
+    /// As [`At::set`], with values multiplied by the elements that are there. Values have a gradient where indices are
+    /// promised [unique](At::unique).
     #[track_caller]
     pub fn multiply(self, values: impl Operand) -> Tensor {
         self.scatter(ScatterKind::Multiply, values)
     }
 
-    /// As [`At::set`], with the larger of a value and what is there.
+    /// As [`At::set`], with the larger of a value and the element that is there.
     #[track_caller]
     pub fn max(self, values: impl Operand) -> Tensor {
         self.scatter(ScatterKind::Max, values)
     }
 
-    /// As [`At::set`], with the smaller of a value and what is there.
+    /// As [`At::set`], with the smaller of a value and the element that is there.
     #[track_caller]
     pub fn min(self, values: impl Operand) -> Tensor {
         self.scatter(ScatterKind::Min, values)

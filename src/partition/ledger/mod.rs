@@ -1,4 +1,4 @@
-//! The ledger: every collective of a partitioned program, with what it moves, how often, and which line caused it.
+//! The ledger: every collective of a partitioned program, with its bytes, its frequency and the line that caused it.
 //!
 //! It is read off the local graph, so it is known before XLA sees the program. The graph is walked in the order in
 //! which it is emitted; collectives are numbered as their channels are, so that an entry has the name of its

@@ -76,7 +76,8 @@ impl Rules {
         let rules = slots.iter().map(|slot| slot.settled.map(|(place, _)| place)).collect();
         for (dim, slot) in slots.into_iter().enumerate() {
             match (slot.settled, slot.skipped) {
-                // A later rule of the same name is a stated fallback, so what was skipped before it is no problem.
+                // A later rule of the same name is a stated fallback, so a rule that was skipped before it is not a
+                // problem.
                 (Some((_, rule)), _) => {
                     let axes = rule.axes.iter().filter_map(|axis| mesh.axis(axis));
                     let axes = axes.filter(|axis| mesh.size(*axis) > 1).collect();

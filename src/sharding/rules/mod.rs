@@ -1,9 +1,9 @@
 //! Logical axis rules: which mesh axes a named dimension is split over.
 //!
 //! A rule is a logical name and a list of mesh axes. The rules of a list are tried in order, over all dimensions of a
-//! tensor at once: a rule applies when its name is on a dimension that has no assignment yet and none of its mesh axes
-//! is used in this tensor yet. It gives all of its axes or none. So where two names want one mesh axis, the rule that
-//! stands first wins, whatever the order of the dimensions. A rule with an empty list settles its name: it stays
+//! tensor at once: a rule applies when its name is on a dimension that has no assignment yet and this tensor uses none
+//! of its mesh axes yet. It gives all of its axes or none. So where two names want one mesh axis, the rule that stands
+//! first wins, whatever the order of the dimensions. A rule with an empty list settles its name: the name stays
 //! unsharded.
 //!
 //! Mesh axes of size 1 are left out of the spec, but count as used. So do those that a rule file or preset declares and

@@ -29,7 +29,7 @@ pub struct Layout {
 /// A parameter as it is declared.
 #[derive(Clone, Debug)]
 pub(super) struct Leaf {
-    /// Names of its dimensions; as many, or none.
+    /// Names of its dimensions; empty if there are none.
     pub(super) names: AxisNames,
     pub(super) dims: Dims,
     /// Parts of its dimensions.
@@ -256,7 +256,7 @@ impl Fragments {
         result
     }
 
-    /// Where a layer is, and the size of what is there: 1 along the dimensions that are cut.
+    /// The position of a layer, and the size of its part: 1 along the dimensions that are cut.
     fn place(&self, leaf: Tensor, number: Tensor, leading: usize) -> (Vec<Tensor>, Dims) {
         let mut sizes = leaf.dims();
         let mut starts = vec![number.zeros_like(); sizes.len()];
@@ -284,7 +284,7 @@ impl Fragments {
         leaf.dynamic_update_slice(layer.reshape(&sizes), &starts)
     }
 
-    /// The dimensions of a member's part, of so many layers if it is of layers.
+    /// The dimensions of a member's part, with this number of layers if it consists of layers.
     pub(super) fn part_dims(&self, layers: Option<usize>, leaf: &Leaf) -> Dims {
         let Some(layers) = layers else { return leaf.dims.clone() };
         let is_cut = |dim: usize| self.cut_dims.iter().any(|(cut, _)| *cut == dim);

@@ -73,8 +73,8 @@ pub struct DilocoOptions {
     pub streaming: Option<Streaming>,
     /// How pseudo-gradients are sent.
     pub transport: Transport,
-    /// Numbers that share a scale under [`Transport::F8`] and [`Transport::Int4`]: at most so many, in one dimension
-    /// and on one device.
+    /// The largest number of numbers that share a scale under [`Transport::F8`] and [`Transport::Int4`], in one
+    /// dimension and on one device.
     pub block: usize,
 }
 
@@ -189,7 +189,7 @@ pub enum DilocoError {
         /// The number of fragments, P.
         fragments: usize,
     },
-    /// A program of so many steps cannot overlap a transfer with compute.
+    /// A program of this number of steps cannot overlap a transfer with compute.
     #[error(
         "a program that sends while it computes runs whole periods of {period} steps, not {steps}, and applies fragments after 1 to {} \
          steps, not {overlap}: use `Diloco::steps`, which takes any",

@@ -1,4 +1,4 @@
-//! One iteration: what each stage reads, where its results go, and the same backwards.
+//! One iteration: the inputs of each stage, the destinations of its results, and the same backwards.
 //!
 //! An iteration is linear in everything except the layers. So its backward pass needs only what the layers need, and
 //! stands here next to the forward pass whose transpose it is. The state is `[S, ..]` throughout, split over the

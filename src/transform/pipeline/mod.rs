@@ -222,7 +222,7 @@ where
 {
     if let Err(problem) = check(options, loss, stacked, input) {
         let failed = trace::fail(problem, place);
-        // Only the structure of what the layer returns is of use any more.
+        // From here on, only the structure of the layer's return value is used.
         let weights = refill(&stacked.weights, &mut stacked.weights.leaves().into_iter());
         let rows = refill(&input.rows, &mut input.rows.leaves().into_iter());
         return (None, layer(input.x, weights, rows, LayerPlace { layer: failed, microbatch: failed }).1);
@@ -299,7 +299,7 @@ where
     }
 }
 
-/// Checks what a layer does with activations, and what else it uses.
+/// Checks the effect of a layer on activations, and the outer tensors that it uses.
 fn check_stage(stage: &StageFunction, x: Tensor) -> Result<(), TraceErrorKind> {
     let (expected, found) = (stage.type_of_part(x.ty()), stage.output_type().cloned());
     if found.as_ref() != Some(&expected) {
@@ -313,7 +313,7 @@ fn check_stage(stage: &StageFunction, x: Tensor) -> Result<(), TraceErrorKind> {
     check_captured(&stage.captured, "layer", "a weight")
 }
 
-/// Refuses outer tensors into which a gradient would have to flow; `instead` says what they should be.
+/// Refuses outer tensors into which a gradient would have to flow; `instead` says where they should come from.
 fn check_captured(captured: &[Tensor], closure: &str, instead: &str) -> Result<(), TraceErrorKind> {
     match captured.iter().find(|tensor| tensor.dtype().is_float()) {
         None => Ok(()),

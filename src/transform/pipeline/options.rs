@@ -37,8 +37,8 @@ words! {
 }
 
 impl Schedule {
-    /// Whether stages branch, each by a table of what it does when, with the loss in their loop; otherwise all do the
-    /// same in every iteration, and bubbles are computed.
+    /// Whether stages branch, each by a table of its work in each tick, with the loss in their loop. Otherwise all do
+    /// the same in every iteration, and bubbles are computed.
     pub fn branches(self) -> bool {
         match self {
             Schedule::Gpipe | Schedule::Circular => false,
@@ -293,7 +293,7 @@ impl PipelineOptions {
         if self.delay_forwarding { 2 } else { 1 }
     }
 
-    /// Iterations by which the last stage lags behind the first, L = D (S - 1): as many are bubbles.
+    /// Iterations by which the last stage lags behind the first, L = D (S - 1), which is also the number of bubbles.
     pub fn lag(&self) -> usize {
         self.delay() * (self.stages - 1)
     }

@@ -125,7 +125,7 @@ fn no_sums(weights: &[Tensor]) -> Vec<Tensor> {
     weights.iter().map(|&weight| no_sum(weight)).collect()
 }
 
-/// Sums with what is added to each.
+/// Sums with the next term added to each.
 fn added(sums: &[Tensor], more: &[Tensor]) -> Vec<Tensor> {
     sums.iter().zip(more).map(|(&sum, more)| sum + more.convert(sum.dtype())).collect()
 }
@@ -290,7 +290,7 @@ impl Ticks<'_> {
         io.dynamic_update_along(1, self.named(moved).expand(1), slot.maximum(0.0))
     }
 
-    /// The forward pass of one stage: what it sends, the residuals, and the sums of auxiliary values.
+    /// The forward pass of one stage: the value that it sends, the residuals, and the sums of auxiliary values.
     fn forward(&self, pass: ForPass<Tensor>) -> (Tensor, Vec<Tensor>, Vec<Tensor>) {
         let ForPass { cell, weights, inbox, held, others, .. } = pass;
         let (cell, entry, aux) = (Cell(cell), others[0], &others[1..]);

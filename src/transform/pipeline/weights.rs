@@ -8,12 +8,12 @@ use crate::trace::{
     Place, Tensor, VmapOptions, barrier, change_if, concatenate, full, label, map_parallel, vmap_with, zeros,
 };
 
-/// The stacked weights of a pipeline: what is known of all of them.
+/// The facts about all stacked weights of a pipeline.
 pub(super) struct Weights<'a> {
     pub(super) options: &'a PipelineOptions,
     /// For each weight, the logical names of its dimensions without that of repeats.
     names: Vec<AxisNames>,
-    /// For each weight, what it is used [beside](WithAxes::beside).
+    /// For each weight, the names of the values [beside](WithAxes::beside) which it is used.
     beside: Vec<AxisNames>,
     place: Place,
 }
@@ -242,8 +242,8 @@ impl RepeatSums {
     }
 }
 
-/// Zeros of a weight's dimensions. A sum of many numbers of few bits would lose what is added to it, so it is one of
-/// `f32`.
+/// Zeros of a weight's dimensions. A sum of many numbers of few bits would lose the terms that are added to it, so it
+/// is a sum in `f32`.
 pub(super) fn no_sum(weight: Tensor) -> Tensor {
     let dtype = match weight.dtype() {
         DType::F64 => DType::F64,

@@ -229,7 +229,7 @@ pub enum ScheduleError {
         /// The length found.
         found: usize,
     },
-    /// A slot holds something else than what is read.
+    /// A slot holds another value than the one that is read.
     #[error(
         "in tick {tick}, stage {stage} reads slot {slot} of {buffer} for {work}, which needs {expected} but finds {found}"
     )]

@@ -1,4 +1,4 @@
-//! Schedules as tables: what each stage of a pipeline does in each tick.
+//! Schedules as tables: the work of each stage of a pipeline in each tick.
 //!
 //! A table is for one SPMD program in which stages branch. All stages go through the same ticks, in lock step. In a
 //! tick a stage computes the forward pass of one item, then the backward pass of one, then parts of gradients of
@@ -242,7 +242,7 @@ impl Shape {
         matches!(route, Route::Right | Route::Left) && route == self.backward_route(stage, backward)
     }
 
-    /// Number of pieces that a table has for each item: none without `split`.
+    /// Number of pieces that a table has for each item: 0 without `split`.
     pub fn weight_pieces(&self) -> usize {
         if self.split { self.pieces } else { 0 }
     }

@@ -3,7 +3,7 @@
 use super::simulate::cell_cost;
 use super::{Cell, Cost, Item, Piece, Placement, ScheduleError, Shape, Table, Work};
 
-/// Checks a shape of a generator: besides what must hold for every table, there must be a microbatch for each stage.
+/// Checks a shape for a generator: every table's conditions must hold, and there must be a microbatch for each stage.
 pub(super) fn check(shape: &Shape) -> Result<(), ScheduleError> {
     shape.validate()?;
     let &Shape { stages, microbatches, .. } = shape;

@@ -55,11 +55,11 @@ impl Buffers {
 }
 
 impl Columns {
-    /// Executes the columns on names of values, and compares with the table what is computed and what is read.
+    /// Executes the columns on names of values, and compares the computed and the read values with the table.
     ///
     /// # Errors
-    /// The first number that differs from what the table needs, or the first slot that holds another value than what is
-    /// read there.
+    /// The first number that differs from that of the table, or the first slot that holds another value than the one
+    /// that is read there.
     pub fn replay(&self, table: &Table) -> Result<(), ScheduleError> {
         table.verify()?;
         self.lengths(table)?;

@@ -1,4 +1,4 @@
-//! How long a table takes, and what it holds.
+//! The time and the memory of tables.
 
 use rustc_hash::FxHashMap;
 use serde::Serialize;
@@ -85,7 +85,7 @@ impl Simulated {
     }
 }
 
-/// How long a table takes, and what it holds.
+/// Computes the time and the memory of a table.
 ///
 /// # Errors
 /// The table does not [verify](Table::verify), or the costs are not its costs.
@@ -166,7 +166,7 @@ pub(super) fn memory(table: &Table) -> Vec<Vec<f64>> {
 }
 
 impl Table {
-    /// How long the table takes with these costs, and what it holds.
+    /// Computes the time of the table with these costs, and the activations that it holds.
     ///
     /// # Errors
     /// The table does not [verify](Table::verify), or the costs are for another shape or no times.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::Shape;
 use super::verify::Times;
 
-/// Slots of each buffer of a stage. All stages have as many: it is one program.
+/// Slots of each buffer of a stage. All stages have the same number, as it is one program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Slots {
     /// Activations and gradients of them that have arrived, and wait for the pass that reads them.
@@ -33,8 +33,8 @@ pub(super) struct Assigned {
     pub between: Vec<i32>,
 }
 
-/// The moments of a tick, in order. F reads what has arrived before the loss is written, and B after that; what the
-/// permutes bring is written last.
+/// The moments of a tick, in order. F reads values that have arrived before the loss is written, and B reads after
+/// that; the values that the permutes bring are written last.
 const FORWARD: usize = 0;
 const LOSS: usize = 1;
 const BACKWARD: usize = 2;
@@ -80,7 +80,8 @@ impl Assigned {
                         times.backward[times.index(here + 1, microbatch)] * MOMENTS + END
                     };
                     inbox.push(Stay { from: written, to: backward * MOMENTS + BACKWARD, index, backward: true });
-                    // The other buffers are counted in whole ticks: what is read in a tick is not written again in it.
+                    // The other buffers are counted in whole ticks: a slot that is read in a tick is not written again
+                    // in it.
                     held_b.push(whole(forward, backward));
                     if let Some(weights) = times.last_weights(index) {
                         held_w.push(whole(forward, weights));

@@ -149,7 +149,7 @@ impl Timeline {
         }
     }
 
-    /// Parts of the layer stack on each stage, and what they are called.
+    /// Parts of the layer stack on each stage, and their name.
     pub fn parts(&self) -> (usize, &'static str) {
         if self.chunks > 1 { (self.chunks, "chunk") } else { (self.repeats, "repeat") }
     }
