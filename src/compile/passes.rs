@@ -72,12 +72,12 @@ impl fmt::Debug for Pass {
 /// The graph-to-graph passes, in the order they run.
 ///
 /// The order has these reasons: scans are written out first, so that all other passes see the copies. All passes but
-/// the first and the last are done in one walk, node by node, so that none has to wait for another to be through: folding feeds
-/// algebra, both feed the clean-up of scans (a carry to which zero is added does not change), and that feeds them (a
-/// constant that is made in the body is folded there). Within the walk, a node is without markers before it is folded,
-/// folded before it is simplified, and merged when nothing is left to simplify; a scan's body is done before anything
-/// is moved out of it, and moved nodes are merged with the nodes outside. Dead code is last: each pass before leaves
-/// nodes that nothing reads any more, and ports of scans that nothing needs.
+/// the first and the last are done in one walk, node by node, so that none has to wait for another to be through:
+/// folding feeds algebra, both feed the clean-up of scans (a carry to which zero is added does not change), and that
+/// feeds them (a constant that is made in the body is folded there). Within the walk, a node is without markers before
+/// it is folded, folded before it is simplified, and merged when nothing is left to simplify; a scan's body is done
+/// before anything is moved out of it, and moved nodes are merged with the nodes outside. Dead code is last: each pass
+/// before leaves nodes that nothing reads any more, and ports of scans that nothing needs.
 pub const PASSES: &[Pass] = &[
     Pass { name: "unroll", description: "writes scans with an unroll factor out", step: Step::Graph(passes::unroll) },
     Pass {

@@ -173,7 +173,7 @@ impl Lowered {
     }
 }
 
-/// A program with its module answers all questions about the program.
+/// A lowered program has all methods of its program.
 impl Deref for Lowered {
     type Target = LoweredProgram;
 

@@ -247,7 +247,7 @@ impl Walk<'_, '_> {
                 let identity = kind.identity(self.builder.ty(value).dtype);
                 self.on_first(value, axes, identity)
             }
-            // These kinds may take a value in twice.
+            // Taking a value in twice changes nothing.
             ReduceKind::And | ReduceKind::Max | ReduceKind::Min | ReduceKind::Or => Ok(value),
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use meshloom_hlo::message::{counted, human_bytes, listed};
 
-/// The names in messages of the settings that they advise to change. The reader of the message can change these.
+/// The names of settings in the messages that advise to change them: names that the reader of the message knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SettingNames {
     /// Makes problems of rules warnings.

@@ -125,7 +125,7 @@ impl Shardings {
     }
 }
 
-/// Whether a value can be made in any spec without moving anything: it has no operands, or one that is a scalar.
+/// Whether a value can be made in any spec without moving anything: it is made from no operands, or from scalars alone.
 pub(crate) fn is_made_anywhere(graph: &Graph, value: Value) -> bool {
     graph.defining_node(value).is_some_and(|node| {
         node.op().facts().is_made_anywhere && node.operands().iter().all(|&operand| graph.ty(operand).rank() == 0)

@@ -105,7 +105,7 @@ impl Tensor {
         })
     }
 
-    /// The mean along the axes, of a floating-point tensor. A type narrower than `f32` is averaged in `f32`.
+    /// The mean along the axes, of a floating-point tensor. For a type narrower than `f32` it is computed in `f32`.
     #[track_caller]
     pub fn mean(self, axes: impl Axes) -> Tensor {
         let place = Location::caller();
@@ -116,7 +116,7 @@ impl Tensor {
     }
 
     /// Mean squared distance from the mean along the axes (of the population: divided by the count), of a
-    /// floating-point tensor. A type narrower than `f32` is computed in `f32`.
+    /// floating-point tensor. For a type narrower than `f32` it is computed in `f32`.
     #[track_caller]
     pub fn variance(self, axes: impl Axes) -> Tensor {
         let place = Location::caller();

@@ -1,4 +1,4 @@
-//! The handle of a tensor. Its operations stand in the modules that are named after them.
+//! The handle of a tensor. The other modules of `trace` implement its operations.
 
 use crate::ir::Value;
 

@@ -426,7 +426,7 @@ impl Key<Tensor> {
         })
     }
 
-    /// True with the probability in each element, which is of a floating-point type.
+    /// True with the probability that each element, of a floating-point type, gives.
     #[track_caller]
     pub fn bernoulli_of(self, probabilities: Tensor) -> Tensor {
         let ty = probabilities.ty();
@@ -460,7 +460,7 @@ impl Key<Tensor> {
     /// Integers in a range, nearly uniform: the bias is at most the range's extent over 2^64 (2^128 for 64-bit types).
     /// An empty range gives its start. Numbers of the range that the type cannot hold are cut off.
     ///
-    /// As in JAX, they are twice the bits of the type (at least 32) modulo the extent.
+    /// As in JAX, twice the bits of the type (at least 32) are drawn and taken modulo the extent.
     #[track_caller]
     pub fn randint(self, dtype: DType, dims: impl AsRef<[usize]>, range: Range<i64>) -> Tensor {
         if !dtype.is_integer() {

@@ -94,7 +94,7 @@ pub enum Update {
     #[default]
     Optimizer,
     /// By a fixed amount against the sign of each element of its gradient. This gradient is not one of the loss and
-    /// does not count for the gradient's norm; an example are biases by which experts are balanced.
+    /// does not count for the gradient's norm. Biases by which experts are balanced move in this way.
     AgainstSign,
 }
 

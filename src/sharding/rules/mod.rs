@@ -141,8 +141,8 @@ impl Rules {
         self
     }
 
-    /// The same rules, with these names of the settings in messages. Rules that are read from a file have the names of
-    /// its keys.
+    /// The same rules, with these names of the settings in messages. A caller that reads rules from a file gives
+    /// the names of its keys.
     #[must_use]
     pub fn with_settings(mut self, settings: SettingNames) -> Rules {
         self.settings = settings;

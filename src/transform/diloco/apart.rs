@@ -9,7 +9,7 @@
 //! | [`Diloco::taken_over`] | the state of a replica that joins, from the outer parameters of others |
 //!
 //! They do what [`Diloco::step`] does in one program of all replicas, in the same forms. The messages travel outside of
-//! any program, so steps go on meanwhile, and other replicas may take part from one sync to the next. The state is that
+//! any program, so steps go on meanwhile, and the participants may change from one sync to the next. The state is that
 //! of one replica, with a leading dimension of size 1.
 
 use super::fragments::{Cut, Leaf, Share};

@@ -23,7 +23,8 @@ const F8_MAX: f64 = 448.0;
 /// The largest 4-bit integer used: as far from zero as the smallest.
 const INT4_MAX: f64 = 7.0;
 
-/// The smallest scale used. A smaller one, as of a block of zeros, would be subnormal, which devices take for zero.
+/// The smallest scale used. The scale of a block of zeros or of tiny numbers would otherwise be zero or subnormal, and
+/// devices take subnormal numbers for zero.
 const SMALLEST_SCALE: f64 = 1e-30;
 
 /// The dimensions of a parameter's part in a fragment, without the one over replicas.

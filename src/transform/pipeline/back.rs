@@ -157,8 +157,8 @@ impl Backward<'_> {
         (state, weights.stack(by_repeat))
     }
 
-    /// Runs the phase in which stages change to a repeat. Returns the sums of the repeat before, which have begun, and
-    /// those of this one, not reduced yet.
+    /// Runs the phase in which stages change to a repeat. Returns the sums of the repeat before, which have only begun,
+    /// and those of this one, not reduced yet.
     fn change(
         &self,
         repeat: Number,

@@ -77,7 +77,7 @@ impl Cell {
         self.at(number as usize)
     }
 
-    /// A number for which -1 stands for nothing, with 0 in place of -1.
+    /// A number, with 0 in place of the -1 that stands for nothing.
     pub(super) fn place(self, number: Number) -> Tensor {
         self.get(number).maximum(0.0)
     }

@@ -206,7 +206,7 @@ enum LossAt {
     Behind,
 }
 
-/// Checks everything and traces the layer. Returns `None` after an error, which has been noted.
+/// Checks everything and traces the layer. The function is `None` after an error, which has been noted.
 fn trace_stage<W, X, A>(
     options: &PipelineOptions,
     loss: LossAt,
@@ -313,7 +313,7 @@ fn check_stage(stage: &StageFunction, x: Tensor) -> Result<(), TraceErrorKind> {
     check_captured(&stage.captured, "layer", "a weight")
 }
 
-/// Refuses outer tensors into which a gradient would have to flow; `instead` says where they should come from.
+/// Refuses outer tensors into which a gradient would have to flow; `instead` names what to make of them.
 fn check_captured(captured: &[Tensor], closure: &str, instead: &str) -> Result<(), TraceErrorKind> {
     match captured.iter().find(|tensor| tensor.dtype().is_float()) {
         None => Ok(()),

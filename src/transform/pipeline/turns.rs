@@ -16,9 +16,9 @@ use super::schedule::{Columns, Shape};
 pub(super) struct Turn {
     /// The slot that turns at the end of the tick.
     pub(super) slot: i32,
-    /// The slot in which the cotangent that the tick computes waits.
+    /// The slot where the cotangent that is computed in the tick waits.
     pub(super) exits: i32,
-    /// The slot in which the cotangent that is carried has waited.
+    /// The slot where the cotangent that is carried has waited.
     pub(super) taken: i32,
 }
 

@@ -13,7 +13,7 @@ pub(super) struct Weights<'a> {
     pub(super) options: &'a PipelineOptions,
     /// For each weight, the logical names of its dimensions without that of repeats.
     names: Vec<AxisNames>,
-    /// For each weight, the names of the values [beside](WithAxes::beside) which it is used.
+    /// For each weight, the names [beside](WithAxes::beside) which it is used.
     beside: Vec<AxisNames>,
     place: Place,
 }

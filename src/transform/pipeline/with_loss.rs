@@ -24,7 +24,7 @@ pub struct PipelineLoss<H> {
     /// The logical names of the activations that it gets: where the stages are to split the work on it, one of these
     /// has to be a name that the rules split over `stage`.
     pub names: Vec<&'static str>,
-    /// For each auxiliary value of the layers, the factor by which the sum of its elements, over layers and
+    /// For each auxiliary value of the layers, the factor with which the sum of its elements, over layers and
     /// microbatches, is added to the loss. An empty list adds nothing.
     pub penalties: Vec<f64>,
 }

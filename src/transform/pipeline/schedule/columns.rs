@@ -16,8 +16,8 @@ use super::{Cell, Route, ScheduleError, Shape, Table};
 /// 3. B, where `backward` is not 0. It reads `backward_input` and `backward_held_b`, and writes `backward_between`.
 /// 4. W's, as many as `weights_count`. Each reads `weights_held_w` and `weights_between`.
 /// 5. The permutes: the results that `sends_right` and `sends_left` name go to the neighbours, which put them into the
-/// slots of their inboxes that `arrives_from_left` and `arrives_from_right` name. Results that stay are put into
-/// `forward_stays` and `backward_stays`.
+///    slots of their inboxes that `arrives_from_left` and `arrives_from_right` name. Results that stay are put into
+///    `forward_stays` and `backward_stays`.
 ///
 /// No slot of a buffer but the inbox is written in a tick in which another item reads it. So F, B and W can read
 /// buffers as they were when the tick began, except for the values that F or B of the same item wrote in the tick. A

@@ -1,4 +1,4 @@
-//! The slot of the buffer in which each value is: interval colouring, with as few slots as values are there at once.
+//! The slots of buffers. Each value gets one by interval colouring, with as few slots as there are values at once.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};

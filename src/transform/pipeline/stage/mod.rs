@@ -118,8 +118,8 @@ fn over_stages(one: &Graph, shared: &[bool], stages: Option<usize>, place: Place
 }
 
 impl StageFunction {
-    /// Traces the layer, once for all iterations; `example` has the types of an iteration's inputs. Returns `None` if
-    /// that fails, which has been noted.
+    /// Traces the layer, once for all iterations; `example` has the types of an iteration's inputs. The function is
+    /// `None` if that fails, which has been noted.
     pub(super) fn trace<W, X, A>(
         options: &PipelineOptions,
         (weights, rows): (&W, &X),
