@@ -347,8 +347,8 @@ impl Tensor {
     ///
     /// ```
     /// # use meshloom::prelude::*;
-    /// let function = Function::trace("center", TensorSpec::new(F32, [4, 8]), |x| x -
-    /// x.keep_dims().mean(-1).broadcast())?; assert_eq!(function.outputs().ty.to_string(), "f32[4,8]");
+    /// let function = Function::trace("center", TensorSpec::new(F32, [4, 8]), |x| x - x.keep_dims().mean(-1).broadcast())?;
+    /// assert_eq!(function.outputs().ty.to_string(), "f32[4,8]");
     /// # Ok::<(), meshloom::Error>(())
     /// ```
     pub fn broadcast(self) -> Broadcast {
