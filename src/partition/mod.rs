@@ -34,12 +34,12 @@ pub use stray::{Stray, StrayReason};
 pub use uneven::pad_uneven;
 pub use walk::{Partitioned, partition};
 
-/// Those of some axes that are among others.
+/// Returns those of `axes` that are in `others`.
 fn shared(axes: &[MeshAxis], others: &[MeshAxis]) -> Axes {
     axes.iter().copied().filter(|axis| others.contains(axis)).collect()
 }
 
-/// Those of some axes that are not among others.
+/// Returns those of `axes` that are not in `others`.
 fn without(axes: &[MeshAxis], others: &[MeshAxis]) -> Axes {
     axes.iter().copied().filter(|axis| !others.contains(axis)).collect()
 }

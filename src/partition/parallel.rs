@@ -1,11 +1,11 @@
-//! Scans whose iterations devices run side by side, each those of its part of the leading dimension.
+//! Scans whose iterations run side by side: each device runs those of its part of the leading dimension.
 //!
-//! Devices that share a part take the same branches in the body: its values differ only between parts, or by what other
-//! axes split, and a selector is whole. So an exchange over other axes is safe wherever it stands, as all of its group
-//! reach it. An exchange over the leading dimension's own axes is not, and a collective-permute waits for all devices
-//! of a CPU plugin, whatever its pairs. Both are refused.
+//! Devices that share a part take the same branches in the body: its values differ only between parts, or along axes
+//! that split other dimensions, and a selector is whole. So an exchange over other axes is safe wherever it stands, as
+//! all devices of its group reach it. An exchange over the leading dimension's own axes is not, and a
+//! collective-permute waits for all devices of a CPU plugin, whatever its pairs. Both are refused.
 //!
-//! Source: XLA's operation semantics (`Conditional`, `AllReduce`); what hangs was measured with CPU plugins.
+//! Source: XLA's operation semantics (`Conditional`, `AllReduce`); the hanging cases were measured with CPU plugins.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ impl Walk<'_, '_> {
         for (index, (&operand, &input)) in node.operands().iter().zip(body.inputs()).enumerate() {
             let sliced = index >= scan.invariant_count;
             let at_hand = self.first(operand).map(|(_, spec)| spec.clone());
-            // Sums stay partial: what is added to them is partial too.
+            // Sums stay partial: the terms that are added to them are partial too.
             let partial: Axes = at_hand.iter().flat_map(|spec| spec.unreduced().iter().copied()).collect();
             let spec = match (sliced, at_hand) {
                 (false, Some(spec)) => spec.with_unreduced([]),
@@ -64,7 +64,7 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// The body in place, for the only slice that a device has.
+    /// The body in place, for a device with only one slice.
     fn one_slice(&mut self, body: &Graph, invariants: usize, operands: &[Value]) -> Result<Vec<Value>, PartitionError> {
         let mut arguments = operands[..invariants].to_vec();
         for &operand in &operands[invariants..] {

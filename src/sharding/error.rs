@@ -9,13 +9,13 @@ use crate::ir::SpecError;
 /// An error in a mesh, a spec or the axis rules. All of them are the user's to fix.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShardingError {
-    /// What is wrong with the mesh.
+    /// An error in the mesh.
     #[error(transparent)]
     Mesh(#[from] MeshError),
-    /// What is wrong with a spec.
+    /// An error in a spec.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// As many names as dimensions are needed.
+    /// The number of names differs from the number of dimensions.
     #[error(
         "tensor {tensor:?} has {} but {}; give one name, or none, per dimension",
         counted(*.rank, "dimension"), counted(*.names, "logical axis name")
@@ -49,7 +49,7 @@ pub enum ShardingError {
         name: String,
         /// Empty, or a nearby name.
         suggestion: String,
-        /// The presets there are.
+        /// The known presets.
         known: String,
     },
     /// A problem with the rules, in strict mode.
@@ -57,13 +57,13 @@ pub enum ShardingError {
     Rule {
         /// The problem.
         problem: Box<RuleProblem>,
-        /// What the message calls the settings.
+        /// The names of the settings in the message.
         settings: SettingNames,
     },
     /// A rule file that cannot be read.
     #[error(transparent)]
     RuleFile {
-        /// What is wrong with it, and where.
+        /// The problem, and its place.
         error: Box<RuleFileError>,
     },
     /// One axis twice in one rule.
@@ -130,7 +130,7 @@ pub enum RuleFileProblem {
         axis: String,
         /// Empty, or a nearby axis.
         suggestion: String,
-        /// The axes that there are.
+        /// The known axes.
         known: String,
     },
     /// A mesh axis twice in one list.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use meshloom_hlo::message::{counted, human_bytes, listed};
 
-/// What messages call the settings that they advise to change: the names that the reader of the message can change.
+/// The names of settings in the messages that advise to change them: names that the reader of the message knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SettingNames {
     /// Makes problems of rules warnings.
@@ -26,7 +26,7 @@ impl Default for SettingNames {
     }
 }
 
-/// Something in the rules that is probably not what was meant.
+/// A probable mistake in the rules.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuleProblem {
     /// A rule names an axis that the mesh does not have.
@@ -82,7 +82,8 @@ pub enum RuleProblem {
         taken_dim: usize,
         /// The rule that gave it.
         taken_rule: String,
-        /// Whether both rules are of presets or rule files. Those are written for this: it is no error.
+        /// Whether both rules are of presets or rule files. Such rules are written for this case, so it is not an
+        /// error.
         published: bool,
     },
     /// A mesh axis that splits nothing.
@@ -133,7 +134,7 @@ impl RuleProblem {
         format!("{self}{}; or use {} to {}", self.advice(settings), settings.lenient, self.fallback())
     }
 
-    /// What to do, where that is a setting.
+    /// The advice to change a setting, if a setting helps.
     fn advice(&self, settings: &SettingNames) -> String {
         match self {
             // Grouped-query attention has few of them, so that a `tensor` axis soon has more devices.
@@ -180,7 +181,7 @@ impl RuleProblem {
         renamed == *other
     }
 
-    /// What lenient mode does instead, as a verb phrase.
+    /// The action of lenient mode instead, as a verb phrase.
     pub fn fallback(&self) -> String {
         match self {
             RuleProblem::UnknownMeshAxis { axis, .. } => format!("ignore {axis:?}"),
@@ -194,14 +195,14 @@ impl RuleProblem {
     }
 }
 
-/// Something about the rules that the user should know.
+/// A fact about the rules that the user should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Diagnostic {
-    /// A problem, and what was done about it, because the rules are not strict, or it is no error of published ones.
+    /// A problem and its fallback: either the rules are not strict, or published rules make it harmless.
     Fallback {
         /// The problem.
         problem: RuleProblem,
-        /// What messages call the settings.
+        /// The names of the settings in messages.
         settings: SettingNames,
         /// Other tensors that have the same problem.
         others: Vec<String>,
@@ -211,7 +212,7 @@ pub enum Diagnostic {
         /// The rules.
         rules: Vec<String>,
     },
-    /// Names of tensors that none of the rules has, all of which are the user's own.
+    /// Names of tensors that no rule has, where all rules are the user's own.
     AxesWithoutRule {
         /// The names.
         names: Vec<String>,
@@ -225,7 +226,7 @@ pub enum Diagnostic {
         /// Its bytes.
         bytes: usize,
     },
-    /// Keys of a rule file that say nothing of rules.
+    /// Keys of a rule file that do not concern rules.
     SkippedKeys {
         /// The file.
         file: String,
@@ -235,7 +236,7 @@ pub enum Diagnostic {
 }
 
 impl Diagnostic {
-    /// Each once: what several tensors have alike is said of the first.
+    /// Merges diagnostics that several tensors have in common: each is reported once, for the first tensor.
     pub(super) fn merged(all: Vec<Diagnostic>) -> Vec<Diagnostic> {
         let mut merged: Vec<Diagnostic> = Vec::new();
         for diagnostic in all {

@@ -167,12 +167,12 @@ fn vmap_at<P: TensorTree, O: TensorTree>(options: &VmapOptions, inputs: P, f: im
     refill(&shape, &mut results.unwrap_or_default().into_iter())
 }
 
-/// What the inputs of a `vmap` say of its examples.
+/// The examples of a `vmap`, as its inputs describe them.
 struct Examples {
     axis: BatchAxis,
     /// For each leaf, the axis that runs over the examples.
     axes: Vec<Option<usize>>,
-    /// For each leaf, what `f` gets.
+    /// For each leaf, the type and port that `f` gets.
     ports: Vec<(TensorType, PortInfo)>,
 }
 
@@ -190,7 +190,7 @@ impl Examples {
     ) -> Result<Examples, TraceErrorKind> {
         let mut examples = Examples::unmapped(leaves, place);
         let axes = options.inputs.leaves("input", leaves.len())?;
-        // The number of examples, and who says so.
+        // The number of examples, and the source that states it.
         let mut size = options.size.map(|size| (size, "the options".to_owned()));
         for (index, path) in paths.iter().enumerate() {
             let Some(axis) = axes[index] else { continue };

@@ -4,8 +4,8 @@
 //! that is used inside becomes an extra input of the inner graph (a capture), so that graphs are always closed.
 //!
 //! A wrong operation does not panic and does not return a `Result` (operators could not): the frame keeps the first
-//! error, the operation yields a poisoned tensor, further operations do nothing, and whoever started the trace gets the
-//! error.
+//! error, the operation yields a poisoned tensor, further operations do nothing, and the caller that started the trace
+//! gets the error.
 
 use std::cell::RefCell;
 use std::panic::Location;
@@ -123,7 +123,7 @@ impl Stack {
         self.fail(TraceError { kind, origin })
     }
 
-    /// Notes why a tensor has no value in the innermost trace, unless that has an error already.
+    /// Notes the reason why a tensor has no value in the innermost trace, unless the trace has an error already.
     fn refuse(&mut self, tensor: Tensor, place: Place) {
         // A poisoned tensor's error was noted in another frame, or no trace was under way when it was made.
         let kind = if tensor.value == POISON { TraceErrorKind::NoTrace } else { TraceErrorKind::Escaped };
@@ -219,7 +219,7 @@ pub(super) fn fail_error(error: TraceError) -> Tensor {
     with_stack(|stack| stack.fail(error))
 }
 
-/// Notes what cannot happen and has, in the innermost trace, which then fails: `subject` lacks what is `expected` of
+/// Notes an impossible event in the innermost trace, which then fails: `subject` lacks the thing that is `expected` of
 /// it.
 #[track_caller]
 pub fn fail_internal(subject: impl std::fmt::Display, expected: impl std::fmt::Display) -> Tensor {
@@ -230,8 +230,8 @@ pub fn fail_internal(subject: impl std::fmt::Display, expected: impl std::fmt::D
     })
 }
 
-/// The type of a tensor; a scalar `f32` for one without a value: an error is noted by then, or is here, if its trace is
-/// over.
+/// The type of a tensor. A tensor without a value has that of a scalar `f32`: its error has been noted, or is noted
+/// here if its trace is over.
 pub(super) fn type_of(tensor: Tensor, place: Place) -> TensorType {
     with_stack(|stack| match stack.known_type(tensor) {
         Some(ty) => ty.clone(),
@@ -313,8 +313,8 @@ pub(crate) fn composite<R>(place: Place, f: impl FnOnce() -> R) -> R {
 
 /// A user's closure, as one from the tensors of its inputs to those of its outputs.
 ///
-/// It is not a type parameter: what is generic over closures is compiled anew for each of them, in the user's crate. So
-/// functions that take one are thin, and call those that take this.
+/// It is not a type parameter: code that is generic over closures is compiled anew for each of them, in the user's
+/// crate. So functions that take a closure are thin, and call those that take this.
 pub(super) type TracedClosure<'a> = Box<dyn FnOnce(&[Tensor]) -> Vec<Tensor> + 'a>;
 
 /// Traces a closure as a graph of its own. `closed` names the construct if its closure must not capture.
@@ -325,7 +325,7 @@ pub(super) fn trace_body(
     place: Place,
     f: TracedClosure<'_>,
 ) -> Result<Body, TraceError> {
-    // Should the user's closure panic, the frame must not stay behind for the next trace on this thread.
+    // If the user's closure panics, the frame must not stay behind for the next trace on this thread.
     struct Pop(usize);
     impl Drop for Pop {
         fn drop(&mut self) {

@@ -1,4 +1,4 @@
-//! The handle of a tensor. Its operations stand elsewhere, by what they do.
+//! The handle of a tensor. The other modules of `trace` implement its operations.
 
 use crate::ir::Value;
 

@@ -26,14 +26,14 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// What a traced function expects of one input: type, logical axis names and role.
+/// A traced function's declaration of one input: type, logical axis names and role.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorSpec {
     /// Element type and dimensions.
     pub ty: TensorType,
     /// Logical axis names, one for each dimension; empty when none are declared.
     pub axes: AxisNames,
-    /// Which axis rules shard it.
+    /// The role whose axis rules shard it.
     pub role: Role,
 }
 
@@ -47,7 +47,7 @@ impl TensorSpec {
         TensorSpec { ty, axes: AxisNames::new(), role: Role::Compute }
     }
 
-    /// The same with logical axis names, one for each dimension; `""` for a dimension without.
+    /// The same with logical axis names, one for each dimension; `""` for a dimension without a name.
     #[must_use]
     pub fn with_axes(mut self, names: &[&str]) -> TensorSpec {
         self.axes = names.iter().map(|name| Name::new(name)).collect();
@@ -79,7 +79,7 @@ pub struct Param {
     pub init: Init,
     /// Number of leading dimensions that run over layers, the last fastest, whose parameters are drawn one by one.
     pub stacked_dims: usize,
-    /// Which of its other dimensions make matrices, for optimizers of matrices; none if it is no matrix.
+    /// The dimensions that make matrices, for optimizers of matrices; `None` if the parameter is not a matrix.
     pub matrix: Option<MatrixDims>,
     /// Whether weight decay shrinks it.
     pub decays: bool,
@@ -93,14 +93,14 @@ pub enum Update {
     /// As the optimizer says.
     #[default]
     Optimizer,
-    /// By a fixed amount against the sign of each element of its gradient, which is none of the loss and does not count
-    /// for the gradient's norm: as biases by which experts are balanced.
+    /// By a fixed amount against the sign of each element of its gradient. This gradient is not one of the loss and
+    /// does not count for the gradient's norm. Biases by which experts are balanced move in this way.
     AgainstSign,
 }
 
-/// Which dimensions of a parameter make matrices: first `batch` dimensions that run over matrices, as one over experts
-/// does, then `inputs` that a product with activations sums over, the rows; all others are columns. Dimensions over
-/// stacked layers stand before these, and are not counted.
+/// The dimensions of a parameter that make matrices: first `batch` dimensions that run over matrices, as one over
+/// experts does, then `inputs` dimensions that a product with activations sums over, the rows; all others are columns.
+/// Dimensions over stacked layers stand before these, and are not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixDims {
     /// Dimensions that run over matrices.
@@ -125,7 +125,7 @@ impl Param {
         self.stacked_over(&[(count, "layers")])
     }
 
-    /// As [`Param::stacked`], with several leading dimensions, each of this size and name.
+    /// As [`Param::stacked`], with several leading dimensions of these sizes and names.
     #[must_use]
     pub fn stacked_over(mut self, dims: &[(usize, &str)]) -> Param {
         if self.spec.axes.is_empty() {
@@ -203,7 +203,7 @@ impl Axes for RangeFull {
     }
 }
 
-/// What [`Tensor::index`] does with one dimension.
+/// The operation of [`Tensor::index`] on one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Index {
     /// Keeps `start..end`; `None` is the dimension's size.
@@ -228,7 +228,7 @@ macro_rules! indices_from {
     )*};
 }
 
-/// What [`Tensor::index`] takes: one index, or a tuple or array of them. `x.index((.., 0, 2..5))`.
+/// The argument of [`Tensor::index`]: one index, or a tuple or array of them, as in `x.index((.., 0, 2..5))`.
 pub trait Indices {
     /// One entry for each of the leading dimensions.
     fn indices(self) -> SmallVec<[Index; 6]>;
@@ -277,11 +277,11 @@ indices_of_tuples! {
 }
 
 impl Tensor {
-    /// Stands for a tensor that an error has prevented.
+    /// The tensor that stands for one that an error has prevented.
     pub(super) const POISONED: Tensor = Tensor { frame: 0, value: context::POISON };
 
-    /// Element type and dimensions. A scalar `f32` for a tensor that stands for an error; so it is for a tensor of a
-    /// trace that is over, and an error is noted.
+    /// Element type and dimensions. A tensor that stands for an error has the type of a scalar `f32`. So has a tensor
+    /// of a trace that is over, and then an error is noted.
     #[track_caller]
     pub fn ty(self) -> TensorType {
         context::type_of(self, Location::caller())
@@ -329,7 +329,7 @@ impl Tensor {
         self.axis(axis, Location::caller()).and_then(|axis| self.dims().get(axis).copied()).unwrap_or(1)
     }
 
-    /// Resolves axis numbers; notes an error and gives none when they do not fit.
+    /// Resolves axis numbers; notes an error and returns no axes if they do not fit.
     #[track_caller]
     pub(super) fn axes(self, axes: impl Axes, place: Place) -> AxisList {
         let rank = self.rank();
@@ -624,7 +624,7 @@ impl Tensor {
     }
 }
 
-/// A number as every element of a tensor: where Rust numbers enter a trace. Nothing is rounded to an integer.
+/// A number as every element of a tensor: Rust numbers enter a trace here. Nothing is rounded to an integer.
 pub(super) fn splat(ty: TensorType, number: f64, place: Place) -> Tensor {
     if !ty.dtype.holds(number) {
         return context::fail(TraceErrorKind::Number { number, dtype: ty.dtype }, place);

@@ -26,7 +26,7 @@ pub enum PathPart {
     Every {
         /// The first of them.
         first: usize,
-        /// From one to the next.
+        /// The distance from one to the next.
         step: usize,
     },
 }
@@ -158,8 +158,8 @@ pub trait MapTree<U>: Tree {
     }
 }
 
-/// What [`Function::trace`](super::Function::trace) takes for the inputs of a function: [`TensorSpec`]s and
-/// [`Param`]s, in the structs of [`tree!`](crate::tree), tuples, `Vec`, arrays, `Box` and `Option`.
+/// The inputs of a function, as [`Function::trace`](super::Function::trace) takes them: [`TensorSpec`]s and [`Param`]s,
+/// in the structs of [`tree!`](crate::tree), tuples, `Vec`, arrays, `Box` and `Option`.
 pub trait Inputs {
     /// The same structure over types.
     type Specs: Tree<Leaf = TensorSpec> + MapTree<Tensor>;
@@ -264,7 +264,7 @@ tree_leaf!(Tensor, TensorSpec, Param, Literal, String);
 /// assert_eq!(names.paths(), ["weight", "bias"]);
 /// ```
 ///
-/// An enum is a tree that is one of several, with the paths of the one that it is.
+/// An enum is a tree that is one of several. Its paths are those of the variant that it is.
 #[macro_export]
 macro_rules! tree {
     ($($(#[$doc:meta])* $visibility:vis struct $name:ident<$first:ident $(, $rest:ident $(= $default:ty)?)*> {
@@ -360,7 +360,7 @@ macro_rules! tree {
     };
 }
 
-/// Some leaves of a tree, with the paths that they have there: what an optimizer keeps of some parameters alone.
+/// Some leaves of a tree, with their paths in it: an optimizer keeps state of some parameters alone in this form.
 #[derive(Clone, Debug)]
 pub struct Subtree<T>(Vec<(Path, T)>);
 
@@ -371,7 +371,7 @@ impl<T> Default for Subtree<T> {
 }
 
 impl<T: Clone> Subtree<T> {
-    /// Those leaves of a tree, in visiting order, for which `keep` is true.
+    /// The leaves of a tree, in visiting order, for which `keep` is true.
     pub fn of(tree: &impl Tree<Leaf = T>, keep: &[bool]) -> Subtree<T> {
         let (mut kept, mut keep) = (Vec::new(), keep.iter());
         tree.visit(&mut Path::default(), &mut |path, leaf| {
@@ -437,7 +437,7 @@ impl<U, A: MapTree<U>> MapTree<U> for Subtree<A> {
     }
 }
 
-/// No leaves at all: what a scan without stacked inputs or outputs stacks.
+/// No leaves at all: the stacked part of a scan without stacked inputs or outputs.
 impl Tree for () {
     type Leaf = Tensor;
 

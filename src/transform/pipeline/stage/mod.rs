@@ -1,6 +1,6 @@
-//! What all stages do at once in an iteration: the user's layer, mapped over the stages.
+//! The work of all stages in an iteration: the user's layer, mapped over the stages.
 //!
-//! Where stages branch, there is no such thing: the function is that of one stage, and the dimension of stages is
+//! Where stages branch, no function runs on all stages at once: it is that of one stage, and the dimension of stages is
 //! missing from all types here.
 
 mod split;
@@ -21,8 +21,8 @@ use crate::trace::{
 /// The logical axis that runs over the stages in activations.
 pub const STAGE: &str = "activation_stage";
 
-/// Which layer works on which part of the batch; both `s32[]`. Random numbers that depend on these, and on positions,
-/// are the same however the layers are run.
+/// The place of a call of the layer: its number in the stack and that of the part of the batch; both `s32[]`. Random
+/// numbers that depend on these, and on positions, are the same however the layers are run.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerPlace {
     /// The number of the layer in the whole stack.
@@ -51,13 +51,13 @@ impl StageInputs {
     }
 }
 
-/// What an iteration leaves for its backward pass, beside the activations that it began with.
+/// The results of an iteration, with the values for its backward pass beside the activations that it began with.
 pub(super) struct Iteration {
     /// Activations `[S, mb, ..]`.
     pub(super) y: Tensor,
     /// Auxiliary values `[S, ..]`.
     pub(super) aux: Vec<Tensor>,
-    /// What its backward pass needs, `[S, ..]` all.
+    /// The values that its backward pass needs, all `[S, ..]`.
     pub(super) residuals: Vec<Tensor>,
 }
 
@@ -70,18 +70,19 @@ pub(super) struct StageFunction {
     all: Graph,
     /// Outer tensors that the layer uses.
     pub(super) captured: Vec<Tensor>,
-    /// Where the activations stand among the graph's inputs: after captured tensors and weights.
+    /// The position of the activations among the graph's inputs: after captured tensors and weights.
     x_position: usize,
-    /// Over how many stages it is mapped; none if it is that of one.
+    /// The number of stages over which it is mapped; `None` if it is the function of one stage.
     stages: Option<usize>,
-    /// The dimensions of weights in front of those of one layer's: that of layers, where a stage has several.
+    /// The number of leading dimensions of weights before those of one layer's weights: 1 where a stage has several
+    /// layers.
     layer_dims: usize,
     pub(super) place: Place,
 }
 
 /// The halves of the derivative of a [`StageFunction`].
 pub(super) struct StageHalves {
-    /// Of one stage.
+    /// The halves of the function of one stage.
     halves: Halves,
     /// The backward half in two parts, where they run apart.
     pub(super) split: Option<SplitStage>,
@@ -89,11 +90,12 @@ pub(super) struct StageHalves {
     forward: Graph,
     /// The backward half, mapped over the stages.
     backward: Graph,
-    /// Which of its inputs are the same for all stages.
+    /// For each input of the backward half, whether it is the same for all stages.
     of_all: Vec<bool>,
 }
 
-/// Which stages have something to do in an iteration, `pred[S]`, and how often a stage has in all of a loop's.
+/// The stages that have something to do in an iteration, `pred[S]`, and how often a stage has something to do in all
+/// iterations of a loop.
 pub(super) struct Active {
     pub(super) stages: Tensor,
     pub(super) often: Often,
@@ -116,8 +118,8 @@ fn over_stages(one: &Graph, shared: &[bool], stages: Option<usize>, place: Place
 }
 
 impl StageFunction {
-    /// Traces the layer, once for all iterations; `example` has the types of what an iteration gets. No function if
-    /// that fails, which has been noted.
+    /// Traces the layer, once for all iterations; `example` has the types of an iteration's inputs. The function is
+    /// `None` if that fails, which has been noted.
     pub(super) fn trace<W, X, A>(
         options: &PipelineOptions,
         (weights, rows): (&W, &X),
@@ -203,8 +205,8 @@ impl StageFunction {
         self.one.outputs().len()
     }
 
-    /// Differentiates it, with respect to weights and activations. `split` is whether the backward half is cut in two,
-    /// which one that is mapped over the stages is not.
+    /// Differentiates it, with respect to weights and activations. `split` is whether the backward half is cut in two;
+    /// a function that is mapped over the stages is never cut.
     pub(super) fn differentiate(&self, split: bool) -> Option<StageHalves> {
         let captured = self.captured.len();
         let inputs = 0..self.one.inputs().len();
@@ -274,8 +276,8 @@ impl StageFunction {
         halves.forward.output_types().skip(self.all.outputs().len()).chain(x).cloned().collect()
     }
 
-    /// The cotangents of the weights and of the activations that an iteration began with. Of `inputs`, the activations
-    /// are not looked at: they are among the residuals.
+    /// The cotangents of the weights and of the activations that an iteration began with. The activations in `inputs`
+    /// are not read, because they are among the residuals.
     pub(super) fn run_back(
         &self,
         halves: &StageHalves,
@@ -295,8 +297,7 @@ impl StageFunction {
         (of_weights, of_x.unwrap_or_else(|| x.zeros_like()))
     }
 
-    /// The cotangents of those weights that are asked for, by their place: of results that are the cotangents of these
-    /// inputs.
+    /// The cotangents of the weights that are asked for, by their place. `results` are the cotangents of `inputs`.
     pub(super) fn weight_gradients(
         &self,
         inputs: &[usize],

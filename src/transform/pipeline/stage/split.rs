@@ -6,7 +6,7 @@ use crate::autodiff::{Halves, Read, SplitBackward};
 use crate::ir::TensorType;
 use crate::trace::{self, Tensor, fail_internal};
 
-/// What an argument of the backward half is.
+/// The kind of an argument of the backward half.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Argument {
     /// An input of the stage's function.
@@ -24,15 +24,15 @@ pub(in crate::transform::pipeline) struct SplitStage {
     pub(in crate::transform::pipeline) waits: Vec<bool>,
     /// Whether W reads the cotangent of the activations too.
     keeps_cotangent: bool,
-    /// Whether W reads weights. That of linear layers does not.
+    /// Whether W reads weights. The W of linear layers does not.
     pub(in crate::transform::pipeline) reads_weights: bool,
-    /// For each weight whether its cotangent is W's. Those of vectors, as of the scale of a norm, are B's: they are a
-    /// sum over rows, which is less to keep than the rows are.
+    /// For each weight, whether its cotangent is W's. The cotangents of vectors, such as the scale of a norm, are B's:
+    /// each is a sum over rows, which takes less memory than the rows.
     pub(in crate::transform::pipeline) waiting_weights: Vec<bool>,
 }
 
 impl StageFunction {
-    /// Cuts the backward half. None after an error, which has been noted.
+    /// Cuts the backward half. Returns `None` after an error, which has been noted.
     pub(in crate::transform::pipeline) fn split(&self, halves: &Halves) -> Option<SplitStage> {
         let weights = self.weight_inputs();
         let waiting_weights: Vec<bool> = self.weight_ranks().map(|rank| rank > 1).collect();
@@ -66,14 +66,14 @@ impl StageFunction {
         })
     }
 
-    /// The types of what B leaves for W.
+    /// The types of the values that B leaves for W.
     pub(in crate::transform::pipeline) fn between_types(&self, split: &SplitStage) -> Vec<TensorType> {
         let left = split.cut.inputs_half().output_types().skip(split.cut.inputs().len());
         left.chain(self.output_type().filter(|_| split.keeps_cotangent)).cloned().collect()
     }
 
-    /// B: the cotangents of the weights that are its own, that of the activations that an iteration began with, and
-    /// what W needs of it. The arguments are those of [`StageFunction::run_back`].
+    /// B: the cotangents of the weights that are its own, that of the activations that an iteration began with, and the
+    /// values that W needs. The arguments are those of [`StageFunction::run_back`].
     pub(in crate::transform::pipeline) fn run_inputs_back(
         &self,
         (halves, split): (&StageHalves, &SplitStage),
@@ -92,8 +92,8 @@ impl StageFunction {
         (of_weights, of_x.unwrap_or_else(|| x.zeros_like()), between)
     }
 
-    /// W: the cotangents of the weights that are its own. Of `inputs` and of the residuals, only those are looked at
-    /// that [wait](SplitStage::waits) or are no activations.
+    /// W: the cotangents of the weights that are its own. It reads only those `inputs` and residuals that
+    /// [wait](SplitStage::waits) or are not activations.
     pub(in crate::transform::pipeline) fn run_weights_back(
         &self,
         (halves, split): (&StageHalves, &SplitStage),
