@@ -18,7 +18,7 @@
 //! Reducers, comparators and the like compute scalars and are not walked; their callers account for them.
 //!
 //! Calls of calls can be reached in exponentially many ways. A module with more ways than [`Walk::of`] follows is
-//! walked with one place for each computation. That place has the sum of the executions of all ways, and the
+//! walked with one place for each computation. The place then has the sum of the executions of all ways, and the
 //! surroundings of the first: see [`Walk::is_merged`].
 
 use std::ops::Range;

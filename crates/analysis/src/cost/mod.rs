@@ -275,7 +275,7 @@ pub struct CostOptions {
     /// The chip whose time is estimated.
     pub chip: Option<Chip>,
     /// Devices of one slice, or of one host of GPUs: a group with devices of several slices or hosts uses the network
-    /// between them. `None` if all devices are joined by links.
+    /// between them. It is `None` if links join all devices.
     pub slice_devices: Option<u64>,
 }
 
