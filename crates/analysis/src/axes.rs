@@ -173,7 +173,7 @@ impl Strides {
         (made == offsets.len()).then_some(Strides(strides))
     }
 
-    /// Groups are rows of the transposed array: its last dimensions, as many as make up a group.
+    /// Returns the strides of iota groups. A group is a row of the transposed array: the last dimensions that make it up.
     fn of_iota(group_size: u64, dims: &[u64], permutation: &[usize]) -> Option<Strides> {
         let stride =
             |dim: usize| dims.get(dim + 1..)?.iter().try_fold(1u64, |product, &size| product.checked_mul(size));
@@ -200,7 +200,7 @@ impl Strides {
         }
         strides.retain(|&(size, _)| size > 1);
         strides.sort_unstable_by_key(|&(_, stride)| stride);
-        // Where one ends the next begins: they are one, as parts of an axis are the axis.
+        // Strides of which one begins where another ends are one, as the parts of an axis are the axis.
         strides.dedup_by(|next, last| {
             let is_one = last.0.checked_mul(last.1) == Some(next.1);
             if is_one {
@@ -255,8 +255,8 @@ impl fmt::Display for Strides {
 pub struct PairAxes {
     /// The axes, major to minor: those along which any source lies elsewhere than its target.
     pub axes: Vec<AxisPart>,
-    /// How far along a single axis, cyclically and the short way, where all go alike: 1 to the next device, -1 to the
-    /// one before.
+    /// The distance along a single axis, cyclically and the short way, if it is the same for all pairs: 1 to the next
+    /// device, -1 to the one before.
     pub shift: Option<i64>,
 }
 

@@ -43,7 +43,7 @@ pub struct StatedFrom {
     pub partitioned: bool,
 }
 
-/// An error: no value has this name.
+/// The error for a name that no value has.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no tensor is called \"{query}\"{suggestion}; name an instruction (dot.5), its op_name \

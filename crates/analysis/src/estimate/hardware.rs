@@ -107,7 +107,7 @@ pub struct Hardware {
     pub overlaps: bool,
 }
 
-/// An error: too little is published of a chip to estimate times.
+/// The error for a chip whose published figures do not suffice to estimate times.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the {what} of {chip} is not published, so times are not known; take another chip, such as v5p or h100")]
 pub struct UnknownRate {

@@ -86,7 +86,7 @@ pub struct TransferTime {
     pub waiting: f64,
 }
 
-/// An error: the time of the module cannot be estimated.
+/// The reason why the time of a module cannot be estimated.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EstimateError {
     /// The mesh does not fill the hardware.

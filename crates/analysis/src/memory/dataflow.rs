@@ -101,7 +101,7 @@ pub(super) struct Flow<'w, 'a> {
     classes: Vec<Class>,
     /// The times in which the classes of several values are live; others are live from start to end.
     ranges: HashMap<u32, Ranges>,
-    /// Where the children of tuples of tuples start.
+    /// The first nodes of the children of tuples of tuples.
     children: HashMap<u32, Rc<[u32]>>,
 }
 

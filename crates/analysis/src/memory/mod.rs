@@ -172,7 +172,7 @@ pub struct ModuleMemory {
 /// The most steps of a curve.
 pub const CURVE_POINTS: usize = 2048;
 
-/// An error: the memory of the module cannot be computed.
+/// The reason why the memory of a module cannot be computed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// Calls multiply its values beyond the largest number.

@@ -121,7 +121,7 @@ pub struct ModuleOverlap {
     pub loops_counted_once: bool,
 }
 
-/// An error: the module has no time line.
+/// The reason why a module has no time line.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OverlapError {
     /// The module is not compiled.

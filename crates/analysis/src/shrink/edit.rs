@@ -144,7 +144,7 @@ pub(super) fn make_constant(module: &mut HloModuleProto, id: i64) -> bool {
         ..bare(instruction, "constant")
     };
     *instruction = HloInstructionProto { operand_ids: vec![next], ..bare(instruction, "broadcast") };
-    // The copy above has the id and the name, so XLA does not take them from the broadcast.
+    // The constant has an id and a name of its own.
     let constant = HloInstructionProto { id: next, name: format!("{}.number", instruction.name), ..constant };
     computation.instructions.insert(place, constant);
     true

@@ -113,7 +113,7 @@ impl Axes {
         }
     }
 
-    /// Between two plans of the front, the slower one is the best that fits.
+    /// Draws the front as steps: between two of its plans, the slower one is the best that fits.
     fn steps(&self, front: &[&Found]) -> String {
         let mut path = String::new();
         for found in front.iter().rev() {
