@@ -173,7 +173,7 @@ impl Strides {
         (made == offsets.len()).then_some(Strides(strides))
     }
 
-    /// Returns the strides of iota groups. A group is a row of the transposed array: the last dimensions that make it up.
+    /// Returns the strides of iota groups. A group is a row of the transposed array: the dimensions that make it up.
     fn of_iota(group_size: u64, dims: &[u64], permutation: &[usize]) -> Option<Strides> {
         let stride =
             |dim: usize| dims.get(dim + 1..)?.iter().try_fold(1u64, |product, &size| product.checked_mul(size));
