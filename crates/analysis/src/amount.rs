@@ -1,8 +1,8 @@
 //! Numbers of executions and bytes that are known before a program runs, exactly or not, and their sums over branches
 //! that exclude one another.
 //!
-//! A collective knows the branches that it is in, outermost first. What a program moves is then not the sum of all of
-//! them, but lies between what the cheapest and the dearest branch of each conditional move.
+//! A collective knows the branches that it is in, outermost first. The bytes that a program moves are then not the sum
+//! over all collectives: they lie between the sums for the cheapest and the dearest branch of each conditional.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,11 +12,11 @@ use serde::{Serialize, Serializer};
 /// A number that may be known before the program runs. It equals a plain number only if it is exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Amount {
-    /// This many.
+    /// The number is exact.
     Exactly(u64),
-    /// At most this many: some of it happens in a branch that may not be taken.
+    /// The number is an upper bound: some of it happens in a branch that may not be taken.
     AtMost(u64),
-    /// Not known: some of it happens in a `while`.
+    /// The number is not known: some of it happens in a `while`.
     Unknown,
 }
 
@@ -44,12 +44,12 @@ impl Amount {
         self.combine(other, u64::saturating_add)
     }
 
-    /// That many times a number.
+    /// Returns the amount multiplied by a number.
     pub fn times(self, number: u64) -> Amount {
         self.combine(Amount::Exactly(number), u64::saturating_mul)
     }
 
-    /// As an upper bound.
+    /// Returns the amount as an upper bound.
     pub fn or_less(self) -> Amount {
         self.bound().map_or(Amount::Unknown, Amount::AtMost)
     }
@@ -91,12 +91,12 @@ pub struct Branch {
     pub branch_count: usize,
 }
 
-/// What a sum is, whichever branches are taken.
+/// The bounds of a sum, whichever branches are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// At least this many.
+    /// The least that the sum can be.
     pub least: u64,
-    /// At most this many; `None` where a loop runs nobody knows how often.
+    /// The most that the sum can be; `None` if a loop runs an unknown number of times.
     pub most: Option<u64>,
 }
 
@@ -115,7 +115,7 @@ impl Bounds {
     fn of(amount: Amount, branches: &[Branch]) -> Bounds {
         match amount {
             Amount::Exactly(number) => Bounds { least: number, most: Some(number) },
-            // So often it runs where its branches are taken.
+            // It runs this often where its branches are taken.
             Amount::AtMost(number) if !branches.is_empty() => Bounds { least: number, most: Some(number) },
             Amount::AtMost(number) => Bounds { least: 0, most: Some(number) },
             Amount::Unknown => Bounds { least: 0, most: None },
@@ -127,7 +127,7 @@ impl Bounds {
         Bounds { least: self.least.saturating_add(other.least), most }
     }
 
-    /// The one or the other.
+    /// Returns the bounds of a value that has either these bounds or the others.
     pub(crate) fn or(self, other: Bounds) -> Bounds {
         let most = self.most.zip(other.most).map(|(a, b)| a.max(b));
         Bounds { least: self.least.min(other.least), most }
@@ -140,7 +140,7 @@ pub fn sum<'a>(amounts: impl IntoIterator<Item = (&'a [Branch], Amount)>) -> Bou
     sum_within(&amounts, 0)
 }
 
-/// The same for what is in the same branches so far.
+/// Returns the same sum for amounts whose first `depth` branches are the same.
 fn sum_within(amounts: &[(&[Branch], Amount)], depth: usize) -> Bounds {
     type InBranch<'a> = Vec<(&'a [Branch], Amount)>;
     let mut total = Bounds::ZERO;

@@ -1,9 +1,9 @@
-//! In how many collectives a device can be at once, on XLA's CPU runtime.
+//! The most collectives that a device can be in at once, on XLA's CPU runtime.
 //!
-//! The thunk executor (`thunk_executor.cc`) starts collectives, and what contains some, in the order of the schedule.
-//! In a collective it waits until all devices of its group are there. But it goes on when a `while`, a `conditional` or
-//! a call has been launched, unless what follows needs its result. So a device can be in one collective of each of
-//! several loops that do not need each other's results, and in one beside them.
+//! The thunk executor (`thunk_executor.cc`) starts collectives, and instructions that contain some, in the order of the
+//! schedule. In a collective it waits until all devices of its group are there. But it goes on when a `while`, a
+//! `conditional` or a call has been launched, unless the next instruction needs its result. So a device can be in one
+//! collective of each of several loops that do not need each other's results, and in one beside them.
 
 use rustc_hash::FxHashMap;
 
@@ -11,9 +11,9 @@ use super::communication::communication;
 use super::index::{Computation, Module};
 use meshloom_hlo::proto::HloModuleProto;
 
-/// The most collectives that a device can be in at once, in the order of the module's schedule; without one, in that in
-/// which instructions stand. It counts up to `enough`, and no further: the time that it takes may grow with the number
-/// of loops to that power.
+/// Returns the most collectives that a device can be in at once, in the order of the module's schedule. A module
+/// without a schedule is taken in the order of its instructions. It counts up to `enough`, and no further: the time
+/// that it takes may grow with the number of loops to that power.
 ///
 /// A module that XLA has yet to partition lacks collectives, and counts as having few.
 pub fn collectives_at_once(module: &HloModuleProto, enough: usize) -> usize {
@@ -42,18 +42,18 @@ pub fn collectives_at_once(module: &HloModuleProto, enough: usize) -> usize {
 
 /// A collective, or an instruction that runs some.
 struct Active {
-    /// The most of them that a device is in at once.
+    /// The most collectives inside it that a device is in at once.
     inside: usize,
-    /// Whether what does not need its result runs meanwhile.
+    /// Whether instructions that do not need its result run meanwhile.
     is_launched: bool,
-    /// Those before it that it needs, one bit each.
+    /// The earlier entries that it needs, one bit each.
     needed: Vec<u64>,
 }
 
-/// The collectives of a computation and what contains some, in order.
+/// Returns the collectives of a computation and the instructions that contain some, in order.
 fn actives(module: &Module<'_>, computation: &Computation<'_>, order: &[i64], within: &[usize]) -> Vec<Active> {
     let mut actives: Vec<Active> = Vec::new();
-    // Those that each instruction needs or is.
+    // For each instruction, the entries that it needs, with its own entry.
     let mut until: FxHashMap<i64, Vec<u64>> = FxHashMap::default();
     for instruction in order.iter().filter_map(|&id| computation.instruction(id)) {
         let mut needed = Vec::new();
@@ -73,7 +73,7 @@ fn actives(module: &Module<'_>, computation: &Computation<'_>, order: &[i64], wi
     actives
 }
 
-/// One that starts, and those that have been launched before and may not be done.
+/// Returns the most collectives at once: one that starts, and those that have been launched before and may not be done.
 fn most_at_once(actives: &[Active], enough: usize) -> usize {
     let mut most = 0;
     for (last, Active { inside, needed, .. }) in actives.iter().enumerate() {
@@ -87,7 +87,7 @@ fn most_at_once(actives: &[Active], enough: usize) -> usize {
     most.min(enough)
 }
 
-/// The largest sum over some of which none needs another, if it is less than `enough`.
+/// Returns the largest sum over entries of which none needs another, if it is less than `enough`.
 fn most_of(actives: &[Active], some: &[usize], enough: usize) -> usize {
     let Some((&last, earlier)) = some.split_last() else { return 0 };
     let Active { inside, needed, .. } = &actives[last];

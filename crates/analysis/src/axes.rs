@@ -44,7 +44,7 @@ impl AxisPart {
         Ok(part)
     }
 
-    /// From the name of an axis, which may be that of a part.
+    /// Reads the name of an axis, which may be that of a part.
     fn named(text: &str) -> AxisPart {
         let part = text.split_once(":(").and_then(|(name, rest)| {
             let (before, size) = rest.split_once(')')?;
@@ -56,8 +56,8 @@ impl AxisPart {
         }
     }
 
-    /// The same, if an axis of a mesh with split axes is named as a part: `tensor:(2)4`, and `tensor:(2)4:(2)2` of
-    /// that.
+    /// Returns the part of the whole axis, if an axis of a mesh with split axes is named as a part: `tensor:(2)4`, and
+    /// `tensor:(2)4:(2)2` of that.
     fn of_whole_axis(&self) -> AxisPart {
         let named = AxisPart::named(&self.name);
         let part = match (named.part, self.part) {
@@ -118,8 +118,8 @@ impl Serialize for AxisPart {
 pub struct Strides(Vec<(u64, u64)>);
 
 impl Strides {
-    /// The strides of groups, smallest first; none where the groups are not copies of one another, or not on such a
-    /// grid.
+    /// Returns the strides of groups, smallest first; `None` if the groups are not copies of one another, or not on
+    /// such a grid.
     pub fn of(groups: &DeviceGroups, device_count: u64) -> Option<Strides> {
         match groups {
             DeviceGroups::One => Some(Strides(vec![(device_count, 1)])),
@@ -155,7 +155,7 @@ impl Strides {
         while made < offsets.len() {
             // A device that is named twice is 0 apart from itself.
             let stride = offsets.get(made).copied().filter(|&stride| stride > 0)?;
-            // So many copies of what is made follow at this distance.
+            // This many copies of the offsets so far follow at this distance.
             let follows = |copy: usize| {
                 let shift = stride.checked_mul(copy as u64);
                 (0..made).all(|at| {
@@ -173,7 +173,7 @@ impl Strides {
         (made == offsets.len()).then_some(Strides(strides))
     }
 
-    /// Groups are rows of the transposed array: its last dimensions, as many as make up a group.
+    /// Returns the strides of iota groups. A group is a row of the transposed array: the dimensions that make it up.
     fn of_iota(group_size: u64, dims: &[u64], permutation: &[usize]) -> Option<Strides> {
         let stride =
             |dim: usize| dims.get(dim + 1..)?.iter().try_fold(1u64, |product, &size| product.checked_mul(size));
@@ -200,7 +200,7 @@ impl Strides {
         }
         strides.retain(|&(size, _)| size > 1);
         strides.sort_unstable_by_key(|&(_, stride)| stride);
-        // Where one ends the next begins: they are one, as parts of an axis are the axis.
+        // Strides of which one begins where another ends are one, as the parts of an axis are the axis.
         strides.dedup_by(|next, last| {
             let is_one = last.0.checked_mul(last.1) == Some(next.1);
             if is_one {
@@ -211,7 +211,7 @@ impl Strides {
         (left == 1).then_some(Strides(strides))
     }
 
-    /// The axes, or parts of axes, that the strides follow; none if they do not follow those of this mesh.
+    /// Returns the axes, or parts of axes, that the strides follow; `None` if they do not follow those of this mesh.
     pub fn axes(&self, mesh: &Mesh) -> Option<Vec<AxisPart>> {
         let mut left = self.0.iter().try_fold(1u64, |product, &(size, _)| product.checked_mul(size))?;
         let mut parts = Vec::new();
@@ -250,17 +250,17 @@ impl fmt::Display for Strides {
     }
 }
 
-/// Along which axes pairs of source and target move values.
+/// The axes along which pairs of source and target move values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PairAxes {
     /// The axes, major to minor: those along which any source lies elsewhere than its target.
     pub axes: Vec<AxisPart>,
-    /// How far along a single axis, cyclically and the short way, where all go alike: 1 to the next device, -1 to the
-    /// one before.
+    /// The distance along a single axis, cyclically and the short way, if it is the same for all pairs: 1 to the next
+    /// device, -1 to the one before.
     pub shift: Option<i64>,
 }
 
-/// The axes along which pairs of source and target lie; none where a device is not of this mesh.
+/// Returns the axes along which pairs of source and target lie; `None` if a device is not of this mesh.
 pub fn pair_axes(pairs: &[(u64, u64)], mesh: &Mesh) -> Option<PairAxes> {
     let count = mesh.device_count() as u64;
     if pairs.iter().any(|&(source, target)| source >= count || target >= count) {
@@ -287,8 +287,8 @@ pub fn pair_axes(pairs: &[(u64, u64)], mesh: &Mesh) -> Option<PairAxes> {
     Some(PairAxes { axes, shift })
 }
 
-/// The mesh that the module itself names, in Shardy's attributes or a named sharding. None if there is no mesh, if
-/// several meshes differ, or if its devices are not in their plain order.
+/// Returns the mesh that the module itself names, in Shardy's attributes or a named sharding. It is `None` if the
+/// module names no mesh, if it names several that differ, or if the mesh's devices are not in their plain order.
 pub fn mesh_of(module: &HloModuleProto) -> Option<Mesh> {
     let attributes = module.frontend_attributes.iter().flat_map(|attributes| attributes.map.get("xla.sdy.meshes"));
     let mut found: Vec<Mesh> = attributes.flat_map(|text| sdy_meshes(text)).collect();

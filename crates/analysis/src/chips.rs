@@ -1,4 +1,4 @@
-//! What accelerators can do, from their makers' public figures.
+//! Peak rates, memory and links of accelerators, from their makers' public figures.
 //!
 //! | chip | source |
 //! |---|---|
@@ -37,7 +37,7 @@ pub enum Arithmetic {
 }
 
 impl Arithmetic {
-    /// That of products of an element type.
+    /// Returns the arithmetic for products of an element type.
     pub fn of(dtype: DType) -> Arithmetic {
         match dtype {
             DType::F64 => Arithmetic::F64,
@@ -50,8 +50,8 @@ impl Arithmetic {
     }
 }
 
-/// The names that plugins give to devices, in small letters, each with the name of the chip: a TPU is known by its
-/// whole name, a GPU by a word of it.
+/// The names that plugins give to devices, in lower case, each with the name of the chip: a TPU is known by its whole
+/// name, a GPU by a word of it.
 pub const KINDS: [(&str, &str); 14] = [
     ("a100", "a100"),
     ("h100", "h100"),
@@ -72,7 +72,8 @@ pub const KINDS: [(&str, &str); 14] = [
 /// Words of GPUs on boards that do less than the chip: their rates are not known.
 const SLOWER_BOARDS: [&str; 2] = ["pcie", "nvl"];
 
-/// The chip of a device, by what its plugin calls it, whatever the board: `TPU v5 lite`, `NVIDIA H100 PCIe`.
+/// Returns the chip of a device by the name that its plugin gives it, whatever the board: `TPU v5 lite`, `NVIDIA H100
+/// PCIe`.
 pub fn chip_of_kind(kind: &str) -> Option<&'static str> {
     let kind = kind.to_ascii_lowercase();
     KINDS.iter().find(|(name, _)| kind == *name || words(&kind).any(|word| word == *name)).map(|(_, chip)| *chip)
@@ -82,24 +83,24 @@ fn words(kind: &str) -> impl Iterator<Item = &str> {
     kind.split(|letter: char| !letter.is_ascii_alphanumeric())
 }
 
-/// What one chip can do at most, in operations and bytes per second. `None` is what its maker does not say.
+/// The peak rates of one chip, in operations and bytes per second. A figure that its maker does not publish is `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Chip {
     /// The name that `--chip` takes.
     pub name: &'static str,
     /// The compiler for it.
     pub backend: PlatformKind,
-    /// Devices that a program sees of it: a tpu7x shows its two halves, each with half of everything.
+    /// The number of devices that a program sees of it: a tpu7x shows its two halves, each with half of everything.
     pub devices: u32,
-    /// Multiplications and additions of matrices of 16-bit floating point.
+    /// Multiplications and additions of matrices of 16-bit floating point, per second.
     pub bf16_flops: Option<f64>,
-    /// Those of 32-bit floating point, where matrix units do them at a rate of their own.
+    /// Multiplications and additions of 32-bit floating point, where matrix units do them at a rate of their own.
     pub f32_flops: Option<f64>,
-    /// Those of 64-bit floating point.
+    /// Multiplications and additions of 64-bit floating point.
     pub f64_flops: Option<f64>,
-    /// Those of 8-bit floating point.
+    /// Multiplications and additions of 8-bit floating point.
     pub fp8_flops: Option<f64>,
-    /// Those of 8-bit whole numbers.
+    /// Multiplications and additions of 8-bit whole numbers.
     pub int8_ops: Option<f64>,
     /// Bytes of its memory.
     pub memory_bytes: Option<u64>,
@@ -155,7 +156,7 @@ const H100: Chip = Chip {
     ..UNKNOWN
 };
 
-/// Every chip that is known, and `cpu`, of which nothing is.
+/// Every known chip, and `cpu`, whose rates are unknown.
 pub const CHIPS: &[Chip] = &[
     Chip {
         name: "v4",
@@ -277,8 +278,8 @@ impl Chip {
         })
     }
 
-    /// The chip that a device is, by what its plugin calls it: `TPU v5 lite`, `NVIDIA H100 80GB HBM3`. None for boards
-    /// that do less than the chip can.
+    /// Returns the chip of a device by the name that its plugin gives it: `TPU v5 lite`, `NVIDIA H100 80GB HBM3`. It is
+    /// `None` for boards that do less than the chip can.
     pub fn of_kind(kind: &str) -> Option<&'static Chip> {
         let name = chip_of_kind(kind)?;
         let is_slower = words(&kind.to_ascii_lowercase()).any(|word| SLOWER_BOARDS.contains(&word));

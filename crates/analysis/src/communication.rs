@@ -1,20 +1,20 @@
-//! What single instructions communicate, by their opcodes.
+//! The communication of single instructions, by their opcodes.
 
 use serde::{Serialize, Serializer};
 
 use meshloom_hlo::CollectiveKind;
 
-/// What an instruction communicates.
+/// The communication that an instruction performs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Communication {
     /// A collective, whose moved bytes are known.
     Collective(CollectiveKind),
-    /// Something whose moved bytes depend on its data, or on another program.
+    /// An instruction whose moved bytes depend on its data, or on another program.
     Other(&'static str),
 }
 
 impl Communication {
-    /// All there are.
+    /// All kinds of communication.
     pub const ALL: [Communication; 9] = [
         Communication::Collective(CollectiveKind::AllGather),
         Communication::Collective(CollectiveKind::AllReduce),
@@ -27,12 +27,12 @@ impl Communication {
         Communication::Other("recv"),
     ];
 
-    /// That of a name; `None` for what communicates nothing.
+    /// Returns the communication with this name; `None` if no communication has it.
     pub fn named(name: &str) -> Option<Communication> {
         Communication::ALL.into_iter().find(|communication| communication.name() == name)
     }
 
-    /// HLO's opcode, without what says that it is one of two halves.
+    /// Returns HLO's opcode, without the suffix that marks one of two halves.
     pub fn name(self) -> &'static str {
         match self {
             Communication::Collective(kind) => kind.name(),
@@ -47,7 +47,8 @@ impl Serialize for Communication {
     }
 }
 
-/// What an opcode communicates, and whether it is the first of two halves. Second halves communicate nothing.
+/// Returns the communication of an opcode, and whether it is the first of two halves. Second halves communicate
+/// nothing.
 pub fn communication(opcode: &str) -> Option<(Communication, bool)> {
     let (name, asynchronous) = match opcode.strip_suffix("-start") {
         Some(name) => (name, true),

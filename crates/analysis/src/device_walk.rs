@@ -1,5 +1,5 @@
-//! A walk with the executions on some devices: which branches they take where their numbers decide it, as in a pipeline
-//! whose stages branch.
+//! A walk with the executions on some devices: the branches that they take where their numbers decide it, as in a
+//! pipeline whose stages branch.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl<'a> DeviceWalk<'a> {
         DeviceWalk { walk, executions: Arc::new(executions) }
     }
 
-    /// Leaves every branch of a walk open, whichever these devices take.
+    /// Leaves every branch of a walk open, whichever one these devices take.
     pub fn undecided(walk: Walk<'a>, devices: Devices) -> DeviceWalk<'a> {
         let executions = Arc::new(walk.whichever(devices));
         DeviceWalk { walk, executions }

@@ -1,27 +1,27 @@
-//! How many devices a module is for.
+//! The number of devices that a module is for.
 
 use super::slices::slice_count;
 use meshloom_hlo::device_groups::DeviceGroups;
 use meshloom_hlo::proto::{HloModuleConfigProto, HloModuleProto, OpSharding};
 
-/// How many devices a program runs on. What XLA partitions, or we do, has one replica.
+/// The devices that a program runs on. A program that XLA or meshloom partitions has one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Devices {
-    /// Copies of the program.
+    /// The number of copies of the program.
     pub replicas: u64,
-    /// Parts into which each copy is split.
+    /// The number of parts into which each copy is split.
     pub partitions: u64,
 }
 
 impl Devices {
-    /// One replica of so many partitions.
+    /// Returns one replica of this many partitions.
     pub fn partitioned(partitions: usize) -> Devices {
         Devices { replicas: 1, partitions: partitions as u64 }
     }
 }
 
-/// How many devices a module is for: what its config says, or else as many as its collectives and shardings name; one,
-/// if they name none.
+/// Returns the number of devices that a module is for: the number in its config, or else as many as its collectives and
+/// shardings name, or one if they name none.
 pub fn device_count(module: &HloModuleProto, config: Option<&HloModuleConfigProto>) -> Devices {
     let positive = |count: i64| u64::try_from(count).unwrap_or(0).max(1);
     let (replicas, partitions) =
@@ -53,7 +53,7 @@ pub fn device_count(module: &HloModuleProto, config: Option<&HloModuleConfigProt
     }
 }
 
-/// The devices over which a value is split.
+/// Returns the number of devices over which a value is split.
 fn sharded_over(sharding: &OpSharding) -> u64 {
     let product = |sizes: &mut dyn Iterator<Item = i64>| {
         sizes.fold(1u64, |product, size| product.saturating_mul(u64::try_from(size).unwrap_or(0).max(1)))

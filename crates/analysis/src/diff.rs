@@ -1,7 +1,7 @@
-//! What changed between two modules, by meaning.
+//! The differences in meaning between two modules.
 //!
 //! These differences mean nothing: names, ids, the order of independent instructions, channel numbers, the form of
-//! device groups, and default layouts. What is compared:
+//! device groups, and default layouts. The comparison covers:
 //!
 //! | part | compared by |
 //! |---|---|
@@ -31,12 +31,12 @@ use meshloom_hlo::source::{Sources, op_name};
 use meshloom_hlo::text::{Layouts, print_shape};
 use meshloom_hlo::wire;
 
-/// Something that there is so often.
+/// How often something occurs in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Occurrence {
-    /// In the text of the program.
+    /// The number of times in the text of the program.
     pub count: usize,
-    /// In a run of it.
+    /// The number of times in a run of the program.
     pub executions: Amount,
 }
 
@@ -53,7 +53,7 @@ impl Occurrence {
     }
 }
 
-/// Collectives of which there are more or fewer, or that run more or less often.
+/// A change in the number of equal collectives, or in how often they run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CollectiveChange {
     /// The kind.
@@ -62,17 +62,17 @@ pub struct CollectiveChange {
     pub axes: String,
     /// Bytes of the operands on one device, in one execution.
     pub bytes: Option<u64>,
-    /// The bytes in the second module, where the same collective moves others.
+    /// The bytes in the second module, if the same collective moves another number there.
     pub new_bytes: Option<u64>,
-    /// Those of the first module.
+    /// The occurrences in the first module.
     pub before: Occurrence,
-    /// Those of the second.
+    /// The occurrences in the second module.
     pub after: Occurrence,
-    /// Where one of them comes from: scope and op, and the line.
+    /// The source of one of them: scope and op, and the line.
     pub from: String,
 }
 
-/// Operations of which there are more or fewer, or that run more or less often.
+/// A change in the number of equal operations, or in how often they run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OpChange {
     /// The opcode.
@@ -82,15 +82,15 @@ pub struct OpChange {
     /// The shapes in the second module, if operations with the same names have other shapes there. If the shapes are
     /// the same as well, the attributes differ: a precision, a constant's value.
     pub new_shape: Option<String>,
-    /// Those of the first module.
+    /// The occurrences in the first module.
     pub before: Occurrence,
-    /// Those of the second.
+    /// The occurrences in the second module.
     pub after: Occurrence,
-    /// Where one of them comes from.
+    /// The source of one of them.
     pub from: String,
 }
 
-/// An operation that is called otherwise.
+/// An operation whose name has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NameChange {
     /// The opcode.
@@ -99,11 +99,11 @@ pub struct NameChange {
     pub before: String,
     /// Its `op_name` in the second.
     pub after: String,
-    /// How many operations have changed so.
+    /// The number of operations with this change.
     pub count: usize,
 }
 
-/// What changed between two modules.
+/// The differences between two modules.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModuleDiff {
     /// Collectives, the largest change of bytes first.
@@ -171,7 +171,7 @@ fn collective_changes(before: &ModuleCollectives, after: &ModuleCollectives) -> 
     changes
 }
 
-/// Makes one change of two where something has gone and something like it, as often, has come.
+/// Makes one change of two: something has gone, and something like it has come as often.
 fn paired<T, K: Ord>(
     changes: Vec<T>,
     occurrences: impl Fn(&T) -> (Occurrence, Occurrence),
@@ -200,7 +200,7 @@ fn paired<T, K: Ord>(
     changed
 }
 
-/// Devices in one form, however the module has them.
+/// Returns the devices of a collective in one form, whichever form the module uses.
 fn devices(entry: &ModuleCollective) -> String {
     if let Some(axes) = &entry.axes {
         let names: Vec<_> = axes.iter().map(ToString::to_string).collect();
@@ -297,7 +297,7 @@ impl<'a> Operations<'a> {
                 ..gone
             },
         );
-        // What is new or gone before what has another shape or attribute.
+        // Operations that are new or gone come before operations with another shape or attribute.
         let is_new = |change: &OpChange| change.before.count == 0 || change.after.count == 0;
         sort::by(&mut changes, |a, b| {
             let key = |change: &OpChange| (!is_new(change), Reverse(size(change)));
@@ -306,7 +306,7 @@ impl<'a> Operations<'a> {
         changes
     }
 
-    /// Of operations of which there are as many as before, the names that are others.
+    /// Returns the names that differ, for operations that occur equally often in both modules.
     fn name_changes(&self, after: &Operations<'_>) -> Vec<NameChange> {
         let mut changes: BTreeMap<(String, String, String), usize> = BTreeMap::new();
         for (key, alike) in &self.by_kind {
@@ -348,7 +348,7 @@ impl Alike<'_> {
     }
 }
 
-/// Whether an opcode only carries values about: how that is done is no meaning.
+/// Whether an opcode only carries values about, which has no part in the meaning.
 fn is_plumbing(opcode: &str) -> bool {
     matches!(opcode, "parameter" | "tuple" | "get-tuple-element" | "bitcast" | "copy" | "copy-start" | "copy-done")
 }
@@ -362,15 +362,15 @@ fn shapes(computation: &Computation<'_>, instruction: &HloInstructionProto) -> S
     if operands.is_empty() { text(instruction) } else { format!("{} ({})", text(instruction), operands.join(", ")) }
 }
 
-/// What an instruction does, whatever it is called and whatever it reads.
+/// Hashes the operation of an instruction, without its name and its operands.
 fn signature(instruction: &HloInstructionProto, hasher: &mut FxHasher) {
-    /// Numbers of the fields of `HloInstructionProto` that say nothing of it (name, metadata, ids, control
+    /// Numbers of the fields of `HloInstructionProto` that do not describe the operation (name, metadata, ids, control
     /// predecessors, channels, backend configs, frontend attributes, statistics, original values), and of those that
-    /// are compared otherwise (shape, literal, devices, called computations).
+    /// are compared separately (shape, literal, devices, called computations).
     const LEFT_OUT: [u64; 20] = [1, 3, 7, 8, 26, 35, 36, 37, 38, 43, 45, 49, 52, 68, 82, 87, 88, 92, 93, 99];
     instruction.shape.as_ref().map(|shape| plain_shape(shape).encode_to_vec()).hash(hasher);
     for field in wire::fields(&instruction.encode_to_vec()).flatten() {
-        // XLA writes messages with nothing in them.
+        // XLA writes messages without content.
         if !LEFT_OUT.contains(&field.number) && field.bytes.is_none_or(|bytes| !bytes.is_empty()) {
             field.raw.hash(hasher);
         }
@@ -382,7 +382,7 @@ fn signature(instruction: &HloInstructionProto, hasher: &mut FxHasher) {
     }
 }
 
-/// A shape without layouts that say nothing.
+/// Returns a shape without the layouts that are the default.
 fn plain_shape(shape: &ShapeProto) -> ShapeProto {
     let is_plain = |layout: &LayoutProto| {
         let default = LayoutProto {
@@ -407,11 +407,11 @@ fn plain_shape(shape: &ShapeProto) -> ShapeProto {
     }
 }
 
-/// A hash of the expressions by which a module computes its results.
+/// Returns a hash of the expressions by which a module computes its results.
 fn fingerprint(module: &HloModuleProto) -> u64 {
     let index = Module::new(module);
     let mut computations: FxHashMap<i64, u64> = FxHashMap::default();
-    // Callees before callers; what calls itself counts as nothing.
+    // Callees come before callers; a computation that calls itself counts as nothing.
     let mut stack = vec![(module.entry_computation_id, false)];
     let mut entered = rustc_hash::FxHashSet::default();
     while let Some((id, is_left)) = stack.pop() {
@@ -427,14 +427,14 @@ fn fingerprint(module: &HloModuleProto) -> u64 {
     }
     let mut hasher = FxHasher::default();
     computations.get(&module.entry_computation_id).hash(&mut hasher);
-    // A proto may state that there are none, where text leaves it out.
+    // A proto may state an empty list of aliases, where text leaves it out.
     module.input_output_alias.as_ref().map(|alias| alias.encode_to_vec()).unwrap_or_default().hash(&mut hasher);
     hasher.finish()
 }
 
 fn expression(computation: &Computation<'_>, computations: &FxHashMap<i64, u64>) -> u64 {
     let mut values: FxHashMap<i64, u64> = FxHashMap::default();
-    // What has an effect counts though nothing may read it.
+    // An instruction with an effect counts even if no instruction reads it.
     let mut effects = 0u64;
     for instruction in computation.instructions() {
         let mut hasher = FxHasher::default();

@@ -5,14 +5,14 @@ use meshloom_hlo::proto::{HloInstructionProto, LiteralProto, ShapeProto};
 /// One element of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Element {
-    /// Counted row by row.
+    /// The element at this position, counted row by row.
     At(u64),
-    /// Whichever: they are all equal.
+    /// Any element: they are all equal.
     Any,
 }
 
 impl Element {
-    /// The same element of an array of this shape: what has one element has no other.
+    /// Returns the same element of an array of this shape. An array of one element has only the first.
     pub(super) fn of(self, shape: &ShapeProto) -> Element {
         if shape.dimensions.iter().all(|&size| size == 1) { Element::At(0) } else { self }
     }
@@ -28,8 +28,8 @@ pub(super) fn of_one_operand(opcode: &str) -> bool {
     matches!(opcode, "broadcast" | "reshape" | "transpose" | "slice" | "dynamic-slice" | "reverse" | "bitcast")
 }
 
-/// Of which operand an element of a result is which element; `None` for an op that makes its own, and where an offset
-/// is not known.
+/// Returns the operand that an element of a result comes from, and the element's position there; `None` for an op that
+/// makes its own elements, and where an offset is not known.
 pub(super) fn source(
     it: &HloInstructionProto,
     operands: &[Option<&ShapeProto>],
@@ -44,7 +44,7 @@ pub(super) fn source(
     let mut source = vec![0u64; from.len()];
     match it.opcode.as_str() {
         "reshape" => return Some((0, at)),
-        // Of another order of bytes, it is a transpose.
+        // Between two orders of bytes, it is a transpose.
         "bitcast" => return (is_row_major(first?) && is_row_major(shape)).then_some((0, at)),
         "broadcast" => {
             for (place, &dim) in source.iter_mut().zip(&it.dimensions) {
@@ -107,14 +107,14 @@ pub(super) fn source(
     Some((0, flat(&source, &from)?))
 }
 
-/// Where an element of an iota stands along its dimension.
+/// Returns the position of an element of an iota along its dimension.
 pub(super) fn counted(it: &HloInstructionProto, element: Element) -> Option<i128> {
     let Element::At(at) = element else { return None };
     let along = usize::try_from(*it.dimensions.first()?).ok()?;
     Some(i128::from(*indices(at, &sizes(it.shape.as_ref()?)?)?.get(along)?))
 }
 
-/// A whole number or truth value of a literal, none of another type.
+/// Returns a whole number or truth value of a literal; `None` for another type.
 pub(super) fn number(literal: &LiteralProto, element: Element) -> Option<i128> {
     let shape = literal.shape.as_ref();
     let at = match element {
@@ -140,12 +140,12 @@ pub(super) fn number(literal: &LiteralProto, element: Element) -> Option<i128> {
     found.filter(|_| element != Element::Any || count == 1)
 }
 
-/// How many numbers a field of a literal has, and one of them.
+/// Returns how many numbers a field of a literal has, and one of them.
 fn of_field<T: Copy + Into<i128>>(numbers: &[T], at: usize) -> (usize, Option<i128>) {
     (numbers.len(), numbers.get(at).map(|&number| number.into()))
 }
 
-/// The same of a field of bytes, `N` of them a number.
+/// Returns the same for a field of bytes, with `N` bytes for each number.
 fn of_bytes<const N: usize, T: Into<i128>>(bytes: &[u8], at: usize, number: fn([u8; N]) -> T) -> (usize, Option<i128>) {
     let (numbers, _) = bytes.as_chunks();
     (numbers.len(), numbers.get(at).map(|&bytes| number(bytes).into()))
@@ -155,7 +155,7 @@ fn sizes(shape: &ShapeProto) -> Option<Vec<u64>> {
     shape.dimensions.iter().map(|&size| u64::try_from(size).ok()).collect()
 }
 
-/// Whether the last dimension that has more than one place is the fastest, and so on; also where nothing is said.
+/// Whether the last dimension with more than one place is the fastest, and so on; also if no layout is stated.
 fn is_row_major(shape: &ShapeProto) -> bool {
     let Some(layout) = &shape.layout else { return true };
     let long = |dim: &&i64| usize::try_from(**dim).ok().and_then(|dim| shape.dimensions.get(dim)) != Some(&1);
@@ -163,7 +163,7 @@ fn is_row_major(shape: &ShapeProto) -> bool {
     order.is_sorted_by(|before, after| before > after)
 }
 
-/// An index along each dimension.
+/// Returns the index along each dimension.
 fn indices(at: u64, sizes: &[u64]) -> Option<Vec<u64>> {
     let mut rest = at;
     let mut indices = vec![0; sizes.len()];
@@ -174,7 +174,7 @@ fn indices(at: u64, sizes: &[u64]) -> Option<Vec<u64>> {
     (rest == 0).then_some(indices)
 }
 
-/// The opposite of [`indices`].
+/// Returns the position of indices: the opposite of [`indices`].
 fn flat(indices: &[u64], sizes: &[u64]) -> Option<u64> {
     indices.iter().zip(sizes).try_fold(
         0u64,

@@ -1,8 +1,8 @@
-//! Why a value of a foreign module is sharded as it is, as far as the module knows.
+//! The reason why a value of a foreign module has its sharding, as far as the module states it.
 //!
 //! A module states some shardings and leaves the others to propagation inside XLA, which keeps no record of where each
-//! came from. So this finds what is stated: at the value itself, or else at the nearest values that it is computed from
-//! or that are computed from it, with the operations in between. Propagation starts there.
+//! came from. So this analysis finds stated shardings: at the value itself, or else at the nearest values that it is
+//! computed from or that are computed from it, with the operations in between. Propagation starts there.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -25,7 +25,7 @@ pub struct TracedStep {
     pub opcode: String,
     /// Its shape.
     pub shape: String,
-    /// The sharding that it states, if it does.
+    /// The sharding that it states, if any.
     pub sharding: Option<String>,
     /// The scopes and the op of its metadata.
     pub op_name: String,
@@ -36,31 +36,32 @@ pub struct TracedStep {
 /// The way from a value to a stated sharding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StatedFrom {
-    /// The value first; last, if any sharding was found, the instruction that states it.
+    /// The steps from the value to the instruction that states a sharding, if one was found.
     pub steps: Vec<TracedStep>,
     /// Whether the module is already partitioned. Shapes are then local, and stated shardings are those that were asked
     /// for.
     pub partitioned: bool,
 }
 
-/// A value that nothing is called.
+/// The error for a name that no value has.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no tensor is called \"{query}\"{suggestion}; name an instruction (dot.5), its op_name \
      (attention/dot_general), a part of either, or a line (model.py:42)"
 )]
 pub struct UnknownValue {
-    /// What was asked for.
+    /// The name that was asked for.
     pub query: String,
-    /// A name that is near, as part of a sentence; empty if none is.
+    /// A similar name, as part of a sentence; empty if there is none.
     pub suggestion: String,
 }
 
 meshloom_hlo::debug_is_message!(UnknownValue);
 
-/// What is stated about the values with this name: an instruction's name; the `op_name` of its metadata or the end of
-/// that; `file:line`; or else words of the `op_name` (`qkv` of `p['qkv']`), words of the name (`w` of `w.1`), or any
-/// part of either. The first of these that finds anything counts. At most so many values are traced.
+/// Traces the shardings of the values with this name. The name may be an instruction's name; the `op_name` of its
+/// metadata or the end of that; `file:line`; or else words of the `op_name` (`qkv` of `p['qkv']`), words of the name
+/// (`w` of `w.1`), or any part of either. The first of these that finds anything counts. At most `most` values are
+/// traced.
 ///
 /// # Errors
 /// No value has the name.
@@ -92,7 +93,7 @@ pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Resu
     type IsIt<'f> = &'f dyn Fn(&HloInstructionProto) -> bool;
     let ways: [IsIt<'_>; 6] =
         [&is_named, &is_described, &has_words_in_op_name, &has_words_in_name, &has_part, &has_part_in_name];
-    // Nothing is part of everything.
+    // An empty text is part of every text.
     let found = ways.iter().filter(|_| !query.is_empty()).map(|way| find(way)).find(|found| !found.is_empty());
     let Some(found) = found else {
         let all = || index.computations().iter().flat_map(Computation::instructions);
@@ -116,7 +117,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|letter| !is_word(letter)).filter(|word| !word.is_empty())
 }
 
-/// Whether a text has another in it, with no letter before or after it that would make another word of it.
+/// Whether a text contains another, with no letter before or after it that would make another word of it.
 fn has_words(text: &str, query: &str) -> bool {
     let ends = |rest: &str| !rest.starts_with(is_word);
     !query.is_empty()
@@ -134,8 +135,8 @@ fn step(instruction: &HloInstructionProto, sources: Sources<'_>) -> TracedStep {
     }
 }
 
-/// The instructions from a value to the nearest stated sharding, over operands and readers; only the value if there is
-/// none.
+/// Returns the instructions from a value to the nearest stated sharding, over operands and readers; only the value if
+/// there is none.
 fn nearest<'a>(computation: &Computation<'a>, start: &'a HloInstructionProto) -> Vec<&'a HloInstructionProto> {
     let mut readers: FxHashMap<i64, Vec<i64>> = FxHashMap::default();
     for instruction in computation.instructions() {

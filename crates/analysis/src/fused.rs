@@ -1,8 +1,8 @@
-//! What a compiler will fuse into its readers, for a module that has not been compiled yet.
+//! The values that a compiler will fuse into their readers, for a module that has not been compiled yet.
 //!
 //! Elementwise instructions and data movement are computed inside their readers, if all readers are of these kinds or
-//! reductions, and if there is one reader or the instruction is cheap to repeat. What is not cheap is computed in one
-//! kernel with all its readers where none of them needs another: XLA's multi-output fusion
+//! reductions, and if there is one reader or the instruction is cheap to repeat. An instruction that is not cheap is
+//! computed in one kernel with all its readers where none of them needs another: XLA's multi-output fusion
 //! (`multi_output_fusion.cc`).
 
 use super::cost::is_by_element;
@@ -10,8 +10,8 @@ use super::index::Computation;
 use meshloom_hlo::opcode;
 use meshloom_hlo::proto::HloInstructionProto;
 
-/// For each instruction of a computation, whether it is computed inside its readers, so that its value is never in
-/// memory. Arithmetic is repeated for at most so many readers.
+/// Returns for each instruction of a computation whether it is computed inside its readers, so that its value is never
+/// in memory. Arithmetic is repeated for at most `most_readers` readers.
 pub(super) fn computed_in_readers(computation: &Computation<'_>, most_readers: u32) -> Vec<bool> {
     let instructions = computation.instructions();
     let mut readers = vec![0u32; instructions.len()];
@@ -21,7 +21,7 @@ pub(super) fn computed_in_readers(computation: &Computation<'_>, most_readers: u
         let absorbs = is_by_element(opcode) || moves_elements(opcode) || is_free(opcode) || is_fold(opcode);
         let operands: Vec<usize> = reader.operand_ids.iter().filter_map(|&id| computation.position(id)).collect();
         for (nth, &operand) in operands.iter().enumerate() {
-            // One that reads it twice is one reader.
+            // An instruction that reads it twice is one reader.
             readers[operand] += u32::from(operands.len() > 8 || !operands[..nth].contains(&operand));
             within[operand] &= absorbs;
         }
@@ -29,7 +29,7 @@ pub(super) fn computed_in_readers(computation: &Computation<'_>, most_readers: u
     if let Some(root) = computation.position(computation.proto().root_id) {
         within[root] = false;
     }
-    // Nobody computes an exponential twice.
+    // Compilers do not compute an exponential twice.
     let most = |opcode: &str| if opcode::is_transcendental(opcode) { 1 } else { most_readers };
     let is_computed = |(position, instruction): (usize, &HloInstructionProto)| {
         let opcode = instruction.opcode.as_str();
@@ -40,8 +40,9 @@ pub(super) fn computed_in_readers(computation: &Computation<'_>, most_readers: u
     instructions.iter().enumerate().map(is_computed).collect()
 }
 
-/// For each instruction of a computation, whether it is computed in one kernel with all its readers, which has their
-/// results as its own. None of those that are [computed inside](computed_in_readers) their readers anyway.
+/// Returns for each instruction of a computation whether it is computed in one kernel with all its readers, which has
+/// their results as its own. It is false for those that are [computed inside](computed_in_readers) their readers
+/// anyway.
 pub(super) fn computed_with_readers(computation: &Computation<'_>, is_inside: &[bool]) -> Vec<bool> {
     let instructions = computation.instructions();
     let operands = |position: usize| {
@@ -62,7 +63,7 @@ pub(super) fn computed_with_readers(computation: &Computation<'_>, is_inside: &[
         let opcode = instructions[reader].opcode.as_str();
         is_fold(opcode) || is_by_element(opcode) && dimensions(reader) == dimensions(position)
     };
-    // Whether any of the readers is needed by another, by way of what stands between them.
+    // Whether one of the readers needs another, by way of the instructions between them.
     let depend = |readers: &[usize]| {
         let (Some(&first), Some(&last)) = (readers.first(), readers.last()) else { return false };
         let mut needs = vec![false; last - first + 1];
@@ -84,7 +85,7 @@ pub(super) fn computed_with_readers(computation: &Computation<'_>, is_inside: &[
     readers.iter().enumerate().map(is_computed).collect()
 }
 
-/// What costs nothing, whoever reads it.
+/// Whether an instruction costs nothing, whichever instruction reads it.
 fn is_position(opcode: &str, operands: usize) -> bool {
     matches!(opcode, "iota" | "partition-id" | "replica-id") || opcode == "broadcast" && operands == 0
 }

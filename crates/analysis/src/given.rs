@@ -1,10 +1,10 @@
-//! How often everything runs, on each device, given some inputs: which branch a train step takes when its counter is
-//! `n`, and which work a stage of a pipeline does in an iteration.
+//! The number of executions of everything, on each device, given some inputs: the branch that a train step takes when
+//! its counter is `n`, and the work that a stage of a pipeline does in an iteration.
 //!
 //! The selector of a conditional is computed from the number of the device and from inputs ([`KnownInput`]), in each
-//! iteration of the surrounding loops if it depends on them. So are the iterations of a loop with no fixed number of
-//! them. Branches that are not taken run zero times. If a selector depends on something else, all its branches stay
-//! possible, and sums have bounds ([`Bounds`]).
+//! iteration of the surrounding loops if it depends on them. The iterations of a loop without a fixed number are
+//! computed in the same way. Branches that are not taken run zero times. If a selector depends on something else, all
+//! its branches stay possible, and sums have bounds ([`Bounds`]).
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -17,41 +17,41 @@ use super::values::{ANY_ITERATION, Values};
 use super::walk::{Place, Via, Walk};
 use crate::{Amount, Bounds, Branch};
 
-/// Iterations that are looked at one by one, over all loops of a device.
+/// The most iterations that are looked at one by one, over all loops of a device.
 const ITERATIONS: u64 = 1 << 16;
-/// More devices than a program is made for are not told apart.
+/// The most devices that are told apart; no program is made for more.
 const DEVICES: u64 = 1 << 13;
 
-/// How often each place of a walk runs, on each device.
+/// The number of executions of each place of a walk, on each device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
-    /// What devices do, each different one once.
+    /// The runs of devices, each different one once.
     runs: Vec<Arc<Run>>,
-    /// Which of these each device does; empty if all do the first.
+    /// The number of each device's run; empty if all devices have the first.
     of_device: Vec<usize>,
     devices: Devices,
 }
 
-/// What a device does.
+/// The executions on one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) places: Vec<PlaceRun>,
-    /// For each place that is the body of a loop, how many iterations the loop has, each time it is run. No part of
-    /// [`PlaceRun`]: a loop of no iterations is as good as none.
+    /// For each place that is the body of a loop, the number of iterations of the loop, each time it is run. This is
+    /// not in [`PlaceRun`], because a loop without iterations makes no difference to a device.
     iterations: Vec<Option<Bounds>>,
 }
 
-/// How often a device runs what is in a place.
+/// The number of executions of a place on a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PlaceRun {
     /// The certain executions, without branches, and those in branches that may or may not be taken.
     pub(super) amounts: Vec<(Vec<Branch>, Amount)>,
-    /// Of the iterations in which it runs. Devices that run it in others have another.
+    /// A hash of the iterations in which it runs. Devices that run it in other iterations have another hash.
     when: u64,
 }
 
 impl Walk<'_> {
-    /// How often each place runs on each of these devices, given these inputs.
+    /// Returns how often each place runs on each of these devices, given these inputs.
     pub fn given(&self, inputs: &[KnownInput], devices: Devices) -> Given {
         let mut found = [(inputs, Given::nothing(devices))];
         self.follow(&mut found, devices);
@@ -59,8 +59,8 @@ impl Walk<'_> {
         given
     }
 
-    /// The same for each of several sets of inputs. What does not depend on them, such as the stages of a pipeline, is
-    /// computed once.
+    /// Returns the same for each of several sets of inputs. Everything that does not depend on them, such as the stages
+    /// of a pipeline, is computed once.
     pub fn given_each(&self, inputs: &[Vec<KnownInput>], devices: Devices) -> Vec<Given> {
         let mut found: Vec<_> = inputs.iter().map(|inputs| (inputs.as_slice(), Given::nothing(devices))).collect();
         self.follow(&mut found, devices);
@@ -103,14 +103,14 @@ impl Walk<'_> {
         }
     }
 
-    /// How often each place runs, whichever branches are taken.
+    /// Returns how often each place runs, whichever branches are taken.
     pub(super) fn whichever(&self, devices: Devices) -> Given {
         let own = |place: &Place<'_>| PlaceRun { amounts: vec![(place.branches.clone(), place.executions)], when: 0 };
         let places = self.places().iter().map(own).collect();
         Given { runs: vec![Arc::new(Run { places, iterations: Vec::new() })], ..Given::nothing(devices) }
     }
 
-    /// For each place, whether what is in it, or in what it runs, is decided while it runs.
+    /// Returns for each place whether anything in it, or in the places it runs, is decided while it runs.
     pub(super) fn deciding(&self) -> Vec<bool> {
         let mut found = vec![false; self.places().len()];
         // A place follows its caller.
@@ -128,12 +128,12 @@ impl Walk<'_> {
 }
 
 impl Given {
-    /// What devices do, each different one once.
+    /// Returns the runs of devices, each different one once.
     pub(super) fn runs(&self) -> impl Iterator<Item = &Run> {
         self.runs.iter().map(|run| &**run)
     }
 
-    /// What a device does, where devices differ; `None` for one that there is not.
+    /// Returns the run of a device, where devices differ; `None` if there is no such device.
     pub(super) fn run_of(&self, device: u64) -> Option<&Run> {
         let number = usize::try_from(device).ok()?;
         Some(self.runs.get(*self.of_device.get(number)?)?)
@@ -149,7 +149,7 @@ impl Given {
         self.devices
     }
 
-    /// The first of the devices that do the same, for each that differs.
+    /// Returns the first device of each set of devices that do the same.
     pub(super) fn representatives(&self) -> Vec<u64> {
         let of_run = |run: usize| self.of_device.iter().position(|&own| own == run).unwrap_or(0) as u64;
         (0..self.runs.len()).map(of_run).collect()
@@ -159,7 +159,7 @@ impl Given {
         Given { runs: Vec::new(), of_device: Vec::new(), devices }
     }
 
-    /// What the next device does.
+    /// Adds the run of the next device.
     fn add(&mut self, run: Arc<Run>) {
         let known = self.runs.iter().position(|known| Arc::ptr_eq(known, &run));
         self.of_device.push(known.unwrap_or(self.runs.len()));
@@ -168,8 +168,8 @@ impl Given {
         }
     }
 
-    /// The branches that may or may not be taken around a place, and how often it runs if they are: of all devices, or
-    /// the most of any. `None` if one amount cannot say it.
+    /// Returns the branches that may or may not be taken around a place, and how often it runs if they are: on all
+    /// devices, or the most on any. It is `None` if one amount cannot say it.
     pub(super) fn of_place(&self, place: usize) -> Option<(Vec<Branch>, Amount)> {
         let nothing = (Vec::new(), Amount::Exactly(0));
         let mut all = self.runs.iter().map(|run| match run.places.get(place)?.amounts.as_slice() {
@@ -186,8 +186,8 @@ impl Given {
         Some((branches.clone(), executions))
     }
 
-    /// The iterations of the loop whose body is a place: the fewest and the most that it has when it is run, on any
-    /// device. `None` if it is no body, or nothing here says more than the walk.
+    /// Returns the iterations of the loop whose body is a place: the fewest and the most of any run of the loop, on any
+    /// device. It is `None` if the place is no body, or if the walk itself says as much.
     pub fn iterations(&self, body: usize) -> Option<Bounds> {
         self.runs.iter().filter_map(|run| *run.iterations.get(body)?).reduce(Bounds::or)
     }
@@ -206,7 +206,7 @@ struct Follow<'f, 'w, 'a> {
     values: &'f mut Values<'w, 'a>,
     decides: &'f [bool],
     run: Run,
-    /// Iterations that may still be looked at one by one.
+    /// The number of iterations that may still be looked at one by one.
     left: u64,
 }
 
@@ -246,7 +246,7 @@ impl<'f, 'w, 'a> Follow<'f, 'w, 'a> {
                     self.body(callee, iterations, open, times, count);
                 }
                 Via::LoopCondition => {
-                    // It is asked once more than it says yes; its own numbers are not followed.
+                    // The condition runs once more than the body; numbers in it are not followed.
                     let count = self.values.trips(number, caller.instruction, iterations);
                     let count = count.map(|count| count.saturating_add(1));
                     self.unlooked(callee, iterations, open, count.map_or(Amount::Unknown, |count| times.times(count)));
@@ -279,7 +279,7 @@ impl<'f, 'w, 'a> Follow<'f, 'w, 'a> {
         }
     }
 
-    /// All iterations at once: nothing that depends on the iteration is known.
+    /// Counts all iterations at once: nothing that depends on the iteration is known.
     fn unlooked(&mut self, callee: usize, iterations: &mut Vec<u64>, open: &mut Vec<Branch>, times: Amount) {
         iterations.push(ANY_ITERATION);
         self.place(callee, iterations, open, times);
@@ -288,7 +288,7 @@ impl<'f, 'w, 'a> Follow<'f, 'w, 'a> {
 
     fn add(&mut self, place: usize, iterations: &[u64], open: &[Branch], times: Amount) {
         let known = &mut self.run.places[place];
-        // What runs zero times runs in no iteration.
+        // A body that runs zero times runs in no iteration.
         if times != Amount::Exactly(0) {
             let mut hasher = FxHasher::default();
             (known.when, iterations).hash(&mut hasher);

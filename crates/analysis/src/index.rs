@@ -29,7 +29,7 @@ impl<'a> Module<'a> {
         Module { computations: module.computations.iter().map(computation).collect(), by_id, entry }
     }
 
-    /// The number of a computation; `None` for an id that names nothing.
+    /// Returns the number of a computation; `None` if no computation has the id.
     pub(super) fn number(&self, id: i64) -> Option<usize> {
         self.by_id.get(&id).copied()
     }
@@ -68,12 +68,12 @@ impl<'a> Computation<'a> {
         self.proto.instructions.get(self.position(id)?)
     }
 
-    /// Where the instruction of an id stands.
+    /// Returns the position of the instruction with an id.
     pub(super) fn position(&self, id: i64) -> Option<usize> {
         self.positions.get(&id).copied()
     }
 
-    /// What an instruction reads in a position.
+    /// Returns the operand of an instruction in a position.
     pub(super) fn operand(&self, reader: &HloInstructionProto, position: usize) -> Option<&'a HloInstructionProto> {
         self.instruction(*reader.operand_ids.get(position)?)
     }

@@ -1,15 +1,16 @@
-//! What a profile measured of a module: the time of each instruction.
+//! The time of each instruction of a module, as a profile measured it.
 //!
-//! Events are matched by the instruction's name, which the profile of a compiled module has, from whatever profiler:
+//! Events are matched by the instruction's name. The profile of a compiled module has these names, whichever profiler
+//! recorded it:
 //!
 //! - of a TPU, the plane of each device has a line `XLA Ops`, whose events are named by the instruction or its text;
 //! - of an NVIDIA GPU, the lines are streams, and a kernel has the instruction in the stat `hlo_op`;
 //! - of CPU devices, the lines are the host's threads; events have the stats `hlo_op` and `device_ordinal`.
 //!
-//! An event that says its module (`hlo_module`, and `program_id` where programs are numbered) is matched in that one
-//! alone. Loops, calls and conditionals contain the events of what they run, so their own are left out. An asynchronous
-//! instruction is measured as its start and its done: what the device was busy with or waited for. Lines for what is in
-//! flight meanwhile (`Async XLA Ops`) are left out.
+//! An event that names its module (`hlo_module`, and `program_id` where programs are numbered) is matched in that
+//! module alone. Loops, calls and conditionals contain the events of the instructions they run, so their own are left
+//! out. An asynchronous instruction is measured as its start and its done: the times in which the device was busy with
+//! it or waited for it. Lines for instructions in flight (`Async XLA Ops`) are left out.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
@@ -24,27 +25,27 @@ use meshloom_hlo::xplane::{PROGRAM_ID_STAT, XEvent, XEventMetadata, XLine, XPlan
 pub struct MeasuredInstruction {
     /// Its name.
     pub name: String,
-    /// Its events, on all devices and in all runs.
+    /// The number of its events, on all devices and in all runs.
     pub events: u64,
-    /// What they took, all added up.
+    /// The time of these events, all added up.
     pub seconds: f64,
 }
 
-/// What a profile says of a module.
+/// The measurements of a module in a profile.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
     /// The instructions that have events, in the order of the module.
     pub instructions: Vec<MeasuredInstruction>,
-    /// The devices whose events there are.
+    /// The number of devices that have events.
     pub devices: u64,
-    /// How often each device ran the module while it was recorded: as many as the events have numbers of runs
-    /// (`run_id`), or else the number that most instructions speak for.
+    /// The number of times that each device ran the module while it was recorded: the number of run ids (`run_id`) of
+    /// the events, or else the number that most instructions speak for.
     pub runs: u64,
-    /// All events of instructions of this module, added up over devices and runs.
+    /// The time of all events of instructions of this module, added up over devices and runs.
     pub seconds: f64,
-    /// All events of instructions that this module lacks, though no other module is named.
+    /// The time of all events of instructions that this module lacks, though no other module is named.
     pub unknown_seconds: f64,
-    /// All events of other modules' instructions.
+    /// The time of all events of other modules' instructions.
     pub other_seconds: f64,
 }
 
@@ -60,7 +61,7 @@ struct OpEvent<'a> {
 }
 
 impl Measured {
-    /// Of a module. `program` is its number in the profile, where that is known.
+    /// Returns the measurements of a module. `program` is its number in the profile, if that is known.
     pub fn of(module: &HloModuleProto, profile: &XSpace, program: Option<i64>) -> Measured {
         let instructions = || module.computations.iter().flat_map(|computation| &computation.instructions);
         let mut sums: FxHashMap<&str, MeasuredInstruction> = FxHashMap::default();
@@ -99,13 +100,13 @@ impl Measured {
         Measured { instructions, devices, runs, seconds: own, unknown_seconds: unknown, other_seconds: other }
     }
 
-    /// A time of all devices and runs, as that of one run on one device; 0 if there was none.
+    /// Converts a time of all devices and runs to the time of one run on one device; 0 if there was no run.
     pub fn per_run(&self, seconds: f64) -> f64 {
         seconds / (self.devices * self.runs).max(1) as f64
     }
 }
 
-/// The program that took most of a profile's time: its name and, where programs are numbered, its number.
+/// Returns the program that took most of a profile's time: its name and, where programs are numbered, its number.
 pub fn longest_program(profile: &XSpace) -> Option<(&str, Option<i64>)> {
     let mut sums: FxHashMap<(&str, Option<i64>), i64> = FxHashMap::default();
     for event in op_events(profile) {
@@ -117,7 +118,8 @@ pub fn longest_program(profile: &XSpace) -> Option<(&str, Option<i64>)> {
     sums.into_iter().max_by_key(|&(program, sum)| (sum, program)).map(|(program, _)| program)
 }
 
-/// By how often the module runs an instruction, its events make so many runs: the number that most of them agree on.
+/// Returns the number of runs that most instructions agree on: the number of an instruction's events over its
+/// executions in one run.
 fn most_common_runs(module: &HloModuleProto, measured: &[MeasuredInstruction], devices: u64) -> u64 {
     let mut executions: FxHashMap<&str, Amount> = FxHashMap::default();
     let walk = Walk::of(module);
@@ -135,7 +137,7 @@ fn most_common_runs(module: &HloModuleProto, measured: &[MeasuredInstruction], d
     votes.into_iter().max_by_key(|&(runs, votes)| (votes, runs)).map_or(1, |(runs, _)| runs)
 }
 
-/// The events of a profile that are of instructions, whatever module has them.
+/// Returns the events of a profile that belong to instructions, of any module.
 fn op_events(profile: &XSpace) -> impl Iterator<Item = OpEvent<'_>> {
     profile.planes.iter().enumerate().flat_map(|(number, plane)| {
         let ids = ["hlo_op", "hlo_module", PROGRAM_ID_STAT, "device_ordinal", "run_id"].map(|name| plane.stat_id(name));
@@ -164,7 +166,8 @@ fn is_op_line(line: &XLine) -> bool {
     line.name == "XLA Ops"
 }
 
-/// The name of the instruction of an event that is named by it or by its text: `%fusion.1 = f32[8]{0} fusion(...)`.
+/// Returns the instruction's name, for an event that is named by the instruction or its text: `%fusion.1 = f32[8]{0}
+/// fusion(...)`.
 fn name<'a>(plane: &'a XPlane, event: &XEvent) -> Option<&'a str> {
     let XEventMetadata { name, display_name, .. } = plane.event_metadata.get(&event.metadata_id)?;
     let text = if display_name.is_empty() { name } else { display_name };

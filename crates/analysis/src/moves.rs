@@ -2,15 +2,15 @@
 
 use meshloom_hlo::proto::HloInstructionProto;
 
-/// Where a move goes.
+/// The direction of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Move {
     ToHost,
     ToDevice,
 }
 
-/// The move that an instruction is, in a module before XLA makes copies of moves: an annotation as JAX and meshloom
-/// write it, or XLA's own form of it (`convert_memory_placement_to_internal_annotations.cc`).
+/// Returns the move that an instruction makes, in a module before XLA turns moves into copies: an annotation as JAX and
+/// meshloom write it, or XLA's own form of it (`convert_memory_placement_to_internal_annotations.cc`).
 pub(crate) fn move_of(instruction: &HloInstructionProto) -> Option<Move> {
     match instruction.custom_call_target.as_str() {
         "MoveToHost" => Some(Move::ToHost),

@@ -1,23 +1,23 @@
-//! Whether a module is the program of one device, or XLA has yet to partition it.
+//! The state of a module's partitioning: the program of one device, or one that XLA has yet to partition.
 //!
 //! Before XLA's partitioner, shapes are global and collectives are missing; after it, shapes are those of one device's
-//! part. No field of a module of XLA's says which, so [`Partitioning::of`] looks at what the partitioner leaves behind
-//! and at what it takes away:
+//! part. No field of XLA's modules states which. So [`Partitioning::of`] looks for traces of the partitioner, and for
+//! things that it takes away:
 //!
 //! 1. A module of one partition has nothing to split; one with the attribute [`LOCAL_SHAPES`] is split.
 //! 2. A schedule, a fusion, and in protos the shardings of parameters or result in the header
 //!    (`spmd_parameters_shardings`, `spmd_output_sharding`) come from the partitioner or from a pass after it. That
 //!    holds even if parameters keep their annotations, as they do in compiled modules.
-//! 3. Where nothing marks a manual region and nothing asks to be annotated (custom calls such as `Sharding`), only the
-//!    partitioner puts collectives and `partition-id`.
-//! 4. Otherwise the module is to be partitioned, except for manual regions: what is computed from the results of
-//!    `SPMDFullToShardShape` or `xla.sdy.GlobalToLocalShape`, or has the sharding `{manual}`, up to
+//! 3. If nothing marks a manual region and nothing asks to be annotated (custom calls such as `Sharding`), only the
+//!    partitioner puts in collectives and `partition-id`.
+//! 4. Otherwise the module is to be partitioned, except for manual regions: values that are computed from the results
+//!    of `SPMDFullToShardShape` or `xla.sdy.GlobalToLocalShape`, or have the sharding `{manual}`, up to
 //!    `SPMDShardToFullShape` or `xla.sdy.LocalToGlobalShape`. A module that computes nothing outside of them is the
 //!    program of one device, though its parameters and results have global shapes; meshloom emits such programs.
 //!    Scalars are the same on both sides of a border, so arithmetic on scalars alone does not count.
 //!
 //! The text of a program that the partitioner has left without collectives and that is not compiled further looks like
-//! one that it has not seen, and counts as one.
+//! one that the partitioner has not seen, and counts as one.
 
 use rustc_hash::FxHashSet;
 
@@ -31,12 +31,12 @@ use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto, OpSharding, Shape
 /// How far the partitioning of a module has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Partitioning {
-    /// The program is for one partition: nothing is to be split.
+    /// The program is for one partition: there is nothing to split.
     Single,
     /// XLA has partitioned it: all shapes are those of one device's part.
     Done,
-    /// It computes in manual regions only: parameters and results have global shapes, everything else has those of one
-    /// device's part.
+    /// It computes in manual regions only: parameters and results have global shapes, and all other shapes are those of
+    /// one device's part.
     Manual,
     /// XLA has yet to partition it: outside of manual regions shapes are global, and collectives are missing.
     Pending {
@@ -46,7 +46,7 @@ pub enum Partitioning {
 }
 
 impl Partitioning {
-    /// That of a module for so many devices.
+    /// Returns the partitioning of a module for these devices.
     pub fn of(module: &HloModuleProto, devices: Devices) -> Partitioning {
         if devices.partitions <= 1 {
             return Partitioning::Single;
@@ -67,7 +67,7 @@ impl Partitioning {
     }
 }
 
-/// A custom call that says how a value is cut into parts, and computes nothing.
+/// A custom call that states how a value is cut into parts, and computes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Border {
     /// It states a sharding.
@@ -105,31 +105,31 @@ fn is_local(module: &HloModuleProto) -> bool {
     module.frontend_attributes.as_ref().is_some_and(|attributes| attributes.map.contains_key(LOCAL_SHAPES))
 }
 
-/// Whether a module communicates and has no marks of what is to be partitioned and what is not.
+/// Whether a module communicates and nothing marks the parts of it that are to be partitioned.
 fn is_communicating(module: &HloModuleProto) -> bool {
     let is_marked = |it: &HloInstructionProto| Border::of(it).is_some() || is_manual(it);
     instructions(module).any(|it| communication(&it.opcode).is_some() || it.opcode == "partition-id")
         && !instructions(module).any(is_marked)
 }
 
-/// Whether an instruction has the sharding `{manual}`; of a tuple, any part.
+/// Whether an instruction has the sharding `{manual}`; for a tuple, any part of it.
 fn is_manual(instruction: &HloInstructionProto) -> bool {
     let is_manual = |sharding: &OpSharding| sharding.r#type() == Type::Manual;
     instruction.sharding.as_deref().is_some_and(|it| is_manual(it) || it.tuple_shardings.iter().any(is_manual))
 }
 
-/// Where a value lies.
+/// The region that a value lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Region {
-    /// Outside of manual regions.
+    /// The value is outside of manual regions.
     Global,
-    /// On either side: it is computed from nothing.
+    /// The value may be on either side: it is computed from nothing.
     Any,
-    /// In a manual region. What is computed from this and from something else is in the region too.
+    /// The value is in a manual region. A value computed from it and from others is in the region too.
     Manual,
 }
 
-/// The first instruction that computes outside of manual regions.
+/// Returns the first instruction that computes outside of manual regions.
 fn first_global<'a>(module: &Module<'a>) -> Option<&'a HloInstructionProto> {
     let borders = module.computations().iter().flat_map(Computation::instructions);
     // Without a manual region, a value that is computed from nothing is outside of them too.
@@ -149,7 +149,7 @@ fn first_global<'a>(module: &Module<'a>) -> Option<&'a HloInstructionProto> {
                 (Some(Border::OutOfManual), _) => Region::Global,
                 _ if is_manual(it) => Region::Manual,
                 (_, "parameter") => parameters,
-                // A value computed from nothing joins what it is used with.
+                // A value computed from nothing joins the values that it is used with.
                 _ => match operands.fold(Region::Any, join) {
                     Region::Any => of_nothing,
                     region => region,
@@ -176,7 +176,7 @@ fn join(one: Region, other: Region) -> Region {
     }
 }
 
-/// Whether an instruction makes a value of several elements of others.
+/// Whether an instruction computes a value of several elements from other values.
 fn computes(computation: &Computation<'_>, instruction: &HloInstructionProto) -> bool {
     let is_scalar = || {
         let operands = computation.operands(instruction).flatten();

@@ -1,7 +1,7 @@
 //! A module as a graph of its scopes.
 //!
-//! Nobody can read a drawing of ten thousand instructions, but anyone can read one of layers, attention blocks and an
-//! optimizer. Instructions whose `op_name` begins with the same scopes are one node, and edges show what flows between
+//! A drawing of ten thousand instructions is unreadable, but one of layers, attention blocks and an optimizer is clear.
+//! Instructions whose `op_name` begins with the same scopes are one node, and edges show the values that flow between
 //! nodes. Instructions that only carry values (tuples, parameters, bitcasts, copies) are followed to the instruction
 //! that makes the value.
 
@@ -15,40 +15,40 @@ use super::walk::{Step, Via, Walk};
 use meshloom_hlo::proto::HloInstructionProto;
 use meshloom_hlo::source::scope;
 
-/// Scopes, and what flows between them.
+/// Scopes, and the values that flow between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ScopeGraph {
     /// The scopes, in the order in which the program first comes to them.
     pub nodes: Vec<ScopeNode>,
-    /// What flows, by position in `nodes`.
+    /// The flows, by position in `nodes`.
     pub edges: Vec<ScopeEdge>,
 }
 
-/// A scope, with all that is in it.
+/// A scope, with everything in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ScopeNode {
-    /// Its path; empty for what has no scope.
+    /// Its path; empty for instructions without a scope.
     pub path: String,
-    /// Instructions, each once however often it runs; a fusion is one.
+    /// The number of instructions, each once however often it runs; a fusion is one.
     pub instructions: usize,
-    /// How many there are of each opcode.
+    /// The number of instructions of each opcode.
     pub opcodes: BTreeMap<String, usize>,
 }
 
 /// Values that one scope makes and another reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ScopeEdge {
-    /// Who makes them.
+    /// The scope that makes them.
     pub from: usize,
-    /// Who reads them.
+    /// The scope that reads them.
     pub to: usize,
-    /// How many there are.
+    /// The number of values.
     pub values: usize,
-    /// Their bytes on one device, each value once; of what is known.
+    /// Their bytes on one device, each value once, as far as sizes are known.
     pub bytes: u64,
 }
 
-/// The first levels of a scope path.
+/// Returns the first levels of a scope path.
 pub fn levels(path: &str, depth: usize) -> &str {
     match path.match_indices('/').nth(depth.saturating_sub(1)) {
         Some((at, _)) if depth > 0 => &path[..at],
@@ -56,7 +56,7 @@ pub fn levels(path: &str, depth: usize) -> &str {
     }
 }
 
-/// The graph of a module's scopes, cut off at so many levels.
+/// Returns the graph of a module's scopes, cut off at `depth` levels.
 pub fn scope_graph(walk: &Walk<'_>, depth: usize) -> ScopeGraph {
     let mut graph = ScopeGraph::default();
     let mut nodes: FxHashMap<&str, usize> = FxHashMap::default();
@@ -82,7 +82,7 @@ pub fn scope_graph(walk: &Walk<'_>, depth: usize) -> ScopeGraph {
                 graph.edges.push(ScopeEdge { from, to, values: 0, bytes: 0 });
                 graph.edges.len() - 1
             });
-            // A value that several read is counted once.
+            // A value that several instructions read is counted once.
             if !read.insert((edge, std::ptr::from_ref(maker))) {
                 continue;
             }
@@ -102,7 +102,7 @@ fn carries(instruction: &HloInstructionProto) -> bool {
     CARRIERS.contains(&instruction.opcode.as_str())
 }
 
-/// A value in a place, or one of the elements of the tuple that it is.
+/// A value in a place, or one of its elements if it is a tuple.
 struct Asked<'a> {
     place: usize,
     value: &'a HloInstructionProto,
@@ -110,10 +110,10 @@ struct Asked<'a> {
     elements: Vec<i64>,
 }
 
-/// What makes the value that an instruction gives, followed out of loops and calls; several for a tuple of several,
+/// Returns the instructions that make a value, followed out of loops and calls: several for a tuple of several, and
 /// none for constants and the program's parameters.
 fn makers<'a>(walk: &Walk<'a>, place: usize, value: &'a HloInstructionProto) -> Vec<&'a HloInstructionProto> {
-    /// More than any value is carried about: a tuple of all of a program's parameters has thousands of elements.
+    /// No value needs more steps: a tuple of all of a program's parameters has thousands of elements.
     const MOST_STEPS: usize = 4096;
     let mut found = Vec::new();
     let mut asked = vec![Asked { place, value, elements: Vec::new() }];
@@ -160,7 +160,7 @@ fn makers<'a>(walk: &Walk<'a>, place: usize, value: &'a HloInstructionProto) -> 
     found
 }
 
-/// Which operand of its caller a computation's parameter is.
+/// Returns the operand of the caller that a computation's parameter stands for.
 fn operand_of_parameter(via: Via, parameter: i64) -> Option<usize> {
     match via {
         Via::LoopBody | Via::LoopCondition => Some(0),

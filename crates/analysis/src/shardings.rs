@@ -1,9 +1,10 @@
-//! What a module states about how values are split: parameters, results, and annotated values in between.
+//! The shardings that a module states: of parameters, results, and annotated values in between.
 //!
 //! A sharding is read in either form: tiles (`devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate`) or axes of a mesh
 //! (`OpSharding.named_sharding`). Shardy's attributes are not read, since whatever writes them also writes tiles.
 //!
-//! Shapes are global before XLA's partitioner and local after it: [`Partitioning`] says how that is told.
+//! Shapes are global before XLA's partitioner and local after it: [`Partitioning`] describes how the two are told
+//! apart.
 
 use serde::Serialize;
 
@@ -19,7 +20,7 @@ use meshloom_hlo::sort;
 use meshloom_hlo::source::{Sources, op_name};
 use meshloom_hlo::text::{Layouts, print_shape, print_sharding};
 
-/// What a value is in its module.
+/// The role of a value in its module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ValueKind {
@@ -34,30 +35,30 @@ pub enum ValueKind {
 /// A value with a sharding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ShardedValue {
-    /// What it is.
+    /// Its role.
     pub kind: ValueKind,
-    /// The name of its instruction; of one of several results, with its position.
+    /// The name of its instruction; for one of several results, with its position.
     pub name: String,
     /// Its shape, as the module has it.
     pub shape: String,
     /// Its sharding, as HLO text has it.
     pub sharding: String,
-    /// For each dimension the mesh axes that split it, major to minor; `None` without a mesh, and where they are none
-    /// of its.
+    /// For each dimension, the mesh axes that split it, major to minor; `None` without a mesh, and for a sharding that
+    /// does not follow the mesh's axes.
     pub axes: Option<Vec<Vec<AxisPart>>>,
-    /// Into how many different parts it is split; 1 for what every device has whole.
+    /// The number of different parts into which it is split; 1 for a value that every device holds whole.
     pub parts: u64,
     /// Bytes of the whole value; `None` for a type of no known size.
     pub bytes: Option<u64>,
-    /// Bytes that each device has of it.
+    /// Bytes of it on each device.
     pub device_bytes: Option<u64>,
-    /// The scopes and the op of its metadata; of a parameter, mostly its path.
+    /// The scopes and the op of its metadata; for a parameter, mostly its path.
     pub op_name: String,
     /// The source line as `file:line`, if the module has it.
     pub source: Option<String>,
 }
 
-/// The shardings that a module states, parameters first.
+/// Returns the shardings that a module states, parameters first.
 pub fn shardings(module: &HloModuleProto, mesh: Option<&Mesh>) -> Vec<ShardedValue> {
     let (sources, local) = (Sources::of(module), is_local(module));
     let mut values = Vec::new();
@@ -103,7 +104,7 @@ fn sharding_of_one(sharding: Option<&OpSharding>) -> bool {
     sharding.is_none_or(|sharding| sharding.r#type() != Type::Tuple)
 }
 
-/// A tuple's elements with their shardings; of anything else, itself.
+/// Returns a tuple's elements with their shardings; for any other shape, the shape itself.
 fn parts_of<'a>(shape: &'a ShapeProto, sharding: &'a OpSharding) -> Vec<(&'a ShapeProto, &'a OpSharding)> {
     match sharding.r#type() {
         Type::Tuple => shape.tuple_shapes.iter().zip(&sharding.tuple_shardings).collect(),
@@ -117,7 +118,7 @@ fn value(shape: &ShapeProto, sharding: &OpSharding, mesh: Option<&Mesh>, local: 
     let found = shape_bytes(shape);
     let (bytes, device_bytes) = match local {
         true => (found.map(|bytes| bytes.saturating_mul(parts)), found),
-        // Parts are rounded up: a dimension that does not divide is padded.
+        // Sizes of parts are rounded up: a dimension that does not divide is padded.
         false => (found, local_bytes(shape, &splits).or(found)),
     };
     let axes = mesh.and_then(|mesh| splits.iter().map(|split| split.axes(mesh)).collect());
@@ -186,12 +187,12 @@ fn splits(sharding: &OpSharding, rank: usize) -> Vec<Split> {
     (0..rank).map(split).collect()
 }
 
-/// The strides of the devices along one dimension of a tile assignment.
+/// Returns the strides of the devices along one dimension of a tile assignment.
 fn strides_along(sharding: &OpSharding, tiles: &[u64], dim: usize) -> Option<Strides> {
     // With the dimension moved to the end, its rows are groups.
     let mut order: Vec<usize> = (0..tiles.len()).filter(|&other| other != dim).collect();
     order.push(dim);
-    /// Larger than any real mesh, and still quick.
+    /// The most devices that are looked at: more than any real mesh has, and still quick.
     const MOST_DEVICES: u64 = 1 << 20;
     let count = tiles.iter().try_fold(1u64, |product, &size| product.checked_mul(size))?;
     if count > MOST_DEVICES {
@@ -203,7 +204,7 @@ fn strides_along(sharding: &OpSharding, tiles: &[u64], dim: usize) -> Option<Str
     Strides::of(&DeviceGroups::Lists(members.chunks(tiles[dim] as usize).map(<[u64]>::to_vec).collect()), count)
 }
 
-/// The devices of a tile assignment, row-major.
+/// Returns the devices of a tile assignment, row-major.
 fn devices_in_order(sharding: &OpSharding, count: u64) -> Option<Vec<u64>> {
     let devices = if sharding.iota_reshape_dims.is_empty() {
         sharding.tile_assignment_devices.iter().map(|&device| u64::try_from(device).ok()).collect::<Option<Vec<_>>>()?

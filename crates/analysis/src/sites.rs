@@ -1,9 +1,9 @@
-//! Where a module communicates, and which instructions are parts of one collective.
+//! The sites where a module communicates, and the instructions that are parts of one collective.
 //!
 //! libtpu writes an asynchronous collective as a chain of fusions: one that starts it, those that compute meanwhile,
-//! and one that ends it; those meanwhile may be in loops. The collective is in each of them, with the same channel and
-//! `chain_id`. The first and the last have a custom call (`AsyncCollectiveStart`, `AsyncCollectiveDone`) that says so.
-//! libtpu 0.0.51 was seen to write this; it is undocumented.
+//! and one that ends it. The fusions in between may be in loops. The collective is in each of them, with the same
+//! channel and `chain_id`. The first and the last have a custom call (`AsyncCollectiveStart`, `AsyncCollectiveDone`)
+//! that marks them. libtpu 0.0.51 was seen to write this; it is undocumented.
 
 use std::iter::successors;
 
@@ -13,7 +13,7 @@ use super::slices::communication_of;
 use super::walk::{Step, Via, Walk};
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto};
 
-/// Which end of an asynchronous collective a fusion is.
+/// The end of an asynchronous collective that a fusion is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Start,
@@ -35,7 +35,7 @@ impl End {
 pub(super) struct Site {
     /// The number of its collective, in the order of the walk.
     pub(super) collective: usize,
-    /// Whether the collective starts here, and is not only continued.
+    /// Whether the collective starts here; otherwise it is only continued.
     pub(super) starts: bool,
     /// Whether it is the first fusion of a chain.
     pub(super) starts_chain: bool,
@@ -43,7 +43,7 @@ pub(super) struct Site {
 
 /// The instructions of a walk that communicate.
 pub(super) struct Sites {
-    /// By place and position.
+    /// The sites, by place and position.
     at: FxHashMap<(usize, usize), Site>,
 }
 
@@ -78,18 +78,18 @@ impl Sites {
         self.at.get(&(place, position)).copied()
     }
 
-    /// The collective that starts in a step.
+    /// Returns the collective that starts in a step.
     pub(super) fn starting(&self, step: Step<'_, '_>) -> Option<Site> {
         self.at(step.place_number, step.position).filter(|site| site.starts)
     }
 
-    /// The places that have one.
+    /// Returns the places that have a site.
     pub(super) fn places(&self) -> impl Iterator<Item = usize> {
         self.at.keys().map(|&(place, _)| place)
     }
 }
 
-/// What the parts of an asynchronous collective have in common.
+/// Returns the channel and the chain that the parts of an asynchronous collective have in common.
 fn chain(collective: &HloInstructionProto) -> (i64, &str) {
     let attributes = collective.frontend_attributes.as_ref();
     let chain = attributes.and_then(|attributes| attributes.map.get("chain_id"));

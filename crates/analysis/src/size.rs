@@ -2,8 +2,8 @@
 
 use meshloom_hlo::proto::{PrimitiveType, ShapeProto};
 
-/// Bytes of an array's elements, padding left out, or of all elements of a tuple; `None` where they are not known: an
-/// opaque type, an unbounded dimension.
+/// Returns the bytes of an array's elements, without padding, or of all elements of a tuple; `None` if they are not
+/// known, as for an opaque type or an unbounded dimension.
 pub(super) fn shape_bytes(shape: &ShapeProto) -> Option<u64> {
     match PrimitiveType::try_from(shape.element_type).ok()? {
         PrimitiveType::Token => Some(0),
@@ -14,15 +14,15 @@ pub(super) fn shape_bytes(shape: &ShapeProto) -> Option<u64> {
     }
 }
 
-/// Bytes of an array in memory: with the padding that its layout's tiles need. A TPU pads the two fastest dimensions to
-/// tiles of 8 by 128. Other layouts have none.
+/// Returns the bytes of an array in memory, with the padding that its layout's tiles need. A TPU pads the two fastest
+/// dimensions to tiles of 8 by 128. Other layouts have none.
 pub(super) fn padded_bytes(shape: &ShapeProto) -> Option<u64> {
     let layout = shape.layout.as_ref();
     let Some((layout, tile)) = layout.and_then(|layout| Some((layout, layout.tiles.first()?))) else {
         return shape_bytes(shape);
     };
     let mut sizes = shape.dimensions.clone();
-    // A tile that is larger than the array has is one of its fastest dimensions.
+    // A tile with more dimensions than the array counts as one with the array's fastest dimensions.
     for (&dimension, &tile) in layout.minor_to_major.iter().zip(tile.dimensions.iter().rev()) {
         let size = usize::try_from(dimension).ok().and_then(|dimension| sizes.get_mut(dimension));
         if let (Some(size), Ok(tile)) = (size, u64::try_from(tile)) {
@@ -33,7 +33,7 @@ pub(super) fn padded_bytes(shape: &ShapeProto) -> Option<u64> {
     array_bytes(shape.element_type, &sizes)
 }
 
-/// Elements of an array; of a tuple, those of all its arrays. 0 for what has none.
+/// Returns the number of elements of an array; for a tuple, of all its arrays; 0 for a shape without any.
 pub(super) fn elements(shape: &ShapeProto) -> u64 {
     match PrimitiveType::try_from(shape.element_type) {
         Ok(PrimitiveType::Tuple) => shape.tuple_shapes.iter().fold(0, |sum, part| sum.saturating_add(elements(part))),
@@ -42,12 +42,12 @@ pub(super) fn elements(shape: &ShapeProto) -> u64 {
     }
 }
 
-/// The product of sizes; a negative one counts as 0.
+/// Returns the product of sizes; a negative one counts as 0.
 pub(super) fn product(sizes: impl IntoIterator<Item = i64>) -> u64 {
     sizes.into_iter().fold(1, |product, size| product.saturating_mul(u64::try_from(size).unwrap_or(0)))
 }
 
-/// Bytes of an array.
+/// Returns the bytes of an array.
 pub(super) fn array_bytes(element_type: i32, dimensions: &[i64]) -> Option<u64> {
     let elements =
         dimensions.iter().try_fold(1u64, |count, &size| Some(count.saturating_mul(u64::try_from(size).ok()?)));

@@ -1,10 +1,10 @@
 //! Transfers between TPU slices.
 //!
 //! A compiler for several slices makes one program for the devices of a slice. A collective across slices becomes a
-//! send to the host and a receive from it, and the host's runtime (`xla_megascale_runtime`) performs it. Attributes say
-//! what it is: `_xla_megascale_transfer_type="REDUCE_SCATTER"`, and `_xla_megascale_target="{1,2}x{0:7}"`, which means
-//! slices 1 and 2 with devices 0 to 7 of each. The attributes are those that libtpu 0.0.51 was seen to write; they are
-//! undocumented.
+//! send to the host and a receive from it, and the host's runtime (`xla_megascale_runtime`) performs it. Attributes
+//! describe the collective: `_xla_megascale_transfer_type="REDUCE_SCATTER"`, and `_xla_megascale_target="{1,2}x{0:7}"`,
+//! which means slices 1 and 2 with devices 0 to 7 of each. The attributes are those that libtpu 0.0.51 was seen to
+//! write; they are undocumented.
 //!
 //! Devices are counted slice by slice, as in a mesh whose major axis is the one across slices.
 
@@ -16,11 +16,11 @@ use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
 /// A collective across slices, at the send that starts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SliceTransfer {
-    /// What the runtime does.
+    /// The collective that the runtime performs.
     pub kind: CollectiveKind,
-    /// Slices that take part: the first ones; `None` where the target is not understood.
+    /// The number of slices that take part: the first ones; `None` if the target is not understood.
     pub slices: Option<u64>,
-    /// Devices of a slice.
+    /// The number of devices of a slice.
     pub devices: Option<u64>,
 }
 
@@ -29,7 +29,7 @@ fn attribute<'a>(instruction: &'a HloInstructionProto, name: &str) -> Option<&'a
 }
 
 impl SliceTransfer {
-    /// That of a send or receive, if it is one half of a transfer between slices.
+    /// Returns the transfer of a send or receive, if it is one half of a transfer between slices.
     pub fn of(instruction: &HloInstructionProto) -> Option<SliceTransfer> {
         let kind = match attribute(instruction, "_xla_megascale_transfer_type")? {
             "ALL_GATHER" => CollectiveKind::AllGather,
@@ -46,7 +46,7 @@ impl SliceTransfer {
         })
     }
 
-    /// The same devices of all slices.
+    /// Returns the groups: the same device of all slices.
     pub(super) fn groups(self) -> (DeviceGroups, Option<u64>) {
         match (self.slices, self.devices) {
             (Some(slices), Some(devices)) => {
@@ -58,8 +58,8 @@ impl SliceTransfer {
     }
 }
 
-/// Gives what an instruction communicates, and whether it is the first of two halves. As [`communication`], but of a
-/// transfer between slices the send is the collective, and the receive its second half.
+/// Returns the communication of an instruction, and whether it is the first of two halves. It is like
+/// [`communication`], but in a transfer between slices the send is the collective, and the receive its second half.
 pub fn communication_of(instruction: &HloInstructionProto) -> Option<(Communication, bool)> {
     match (instruction.opcode.as_str(), SliceTransfer::of(instruction)) {
         ("send", Some(transfer)) => Some((Communication::Collective(transfer.kind), true)),
@@ -68,17 +68,18 @@ pub fn communication_of(instruction: &HloInstructionProto) -> Option<(Communicat
     }
 }
 
-/// The slices that a module of one slice sends to, itself among them; 1 for a program of one slice.
+/// Returns the number of slices that a module of one slice sends to, with its own; 1 for a program of one slice.
 pub fn slice_count(module: &HloModuleProto) -> u64 {
     slices_of(module.computations.iter().flat_map(|computation| &computation.instructions))
 }
 
-/// The same of a module's instructions.
+/// Returns the same number for a module's instructions.
 pub(super) fn slices_of<'a>(instructions: impl Iterator<Item = &'a HloInstructionProto>) -> u64 {
     instructions.filter_map(|it| SliceTransfer::of(it)?.slices).max().unwrap_or(1)
 }
 
-/// `{1,2,3,4}x{0:255}`: 4 slices of 256 devices. All slices from 1, and all devices from 0, or it is not understood.
+/// Reads `{1,2,3,4}x{0:255}`: 4 slices of 256 devices. It must list all slices from 1, and all devices from 0;
+/// otherwise it is not understood.
 fn target(text: &str) -> Option<(u64, u64)> {
     let inside = |text: &str| Some(text.strip_prefix('{')?.strip_suffix('}')?.to_owned());
     let (slices, devices) = text.split_once('x')?;

@@ -1,7 +1,8 @@
-//! What crosses an axis of the mesh at each step.
+//! The bytes that cross an axis of the mesh at each step.
 //!
 //! A program that syncs now and then has its syncs in branches, and its step counter, one of its inputs, decides which
-//! it takes. [`traffic`] evaluates what runs at each step ([`Given`]) and adds up what each device sends.
+//! branch it takes. [`traffic`] evaluates the branches of each step ([`Given`]) and adds up the bytes that each device
+//! sends.
 
 use super::axes::AxisPart;
 use super::collectives::{ModuleCollective, collectives_of_walk};
@@ -14,50 +15,50 @@ use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto, PrimitiveType, ShapeProto};
 use meshloom_hlo::source::{Sources, op_name};
 
-/// What crosses an axis in one execution of a program.
+/// The traffic across an axis in one execution of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepTraffic {
     /// The number of steps done before it.
     pub counter: u64,
-    /// How many collectives run.
+    /// The number of collectives that run.
     pub executions: Bounds,
     /// Bytes that each device sends.
     pub moved_bytes: Bounds,
-    /// Those of them that it sends in loops.
+    /// The part of these bytes that it sends in loops.
     pub moved_in_loops: Bounds,
 }
 
-/// What may cross an axis, and what does at each step.
+/// The collectives that may cross an axis, and the traffic at each step.
 #[derive(Clone, Debug)]
 pub struct Traffic {
-    /// The collectives over the axis. What does not say which devices take part is among them.
+    /// The collectives over the axis, including those that do not state which devices take part.
     pub collectives: Vec<ModuleCollective>,
     /// One execution for each number of steps done.
     pub steps: Vec<StepTraffic>,
 }
 
-/// A scalar of whole numbers, or several that are equal on every device, as replicas have them.
+/// Whether a shape is a scalar of whole numbers, or several that are equal on every device, as replicas have them.
 fn is_counter(shape: &ShapeProto) -> bool {
     use PrimitiveType as P;
     let whole = [P::S32, P::U32, P::S64, P::U64].map(i32::from);
     whole.contains(&shape.element_type) && shape.dimensions.len() <= 1
 }
 
-/// The parameters of the program that may count.
+/// Returns the parameters of the program that may count steps.
 fn counters(module: &HloModuleProto) -> impl Iterator<Item = &HloInstructionProto> {
     let entry = module.computations.iter().find(|computation| computation.id == module.entry_computation_id);
     let parameters = entry.into_iter().flat_map(|entry| &entry.instructions).filter(|it| it.opcode == "parameter");
     parameters.filter(|it| it.shape.as_ref().is_some_and(is_counter))
 }
 
-/// What the inputs that may count steps are called: by their metadata, or else by the names of their parameters.
+/// Returns the names of the inputs that may count steps: from their metadata, or else the names of their parameters.
 pub fn counter_names(module: &HloModuleProto) -> Vec<String> {
     let name = |it: &HloInstructionProto| if op_name(it).is_empty() { it.name.clone() } else { op_name(it).to_owned() };
     counters(module).map(name).collect()
 }
 
-/// The inputs that count steps, by number and element: those with this name, or else those whose last name is `step`
-/// (`state.step`, `step.1`).
+/// Returns the inputs that count steps, by number and element: those with this name, or else those whose last name is
+/// `step` (`state.step`, `step.1`).
 pub fn step_inputs(module: &HloModuleProto, name: Option<&str>) -> Vec<(i64, Vec<i64>)> {
     let called = |text: &str, wanted: &str| {
         let base = text.rsplit_once('.').filter(|(_, rest)| rest.bytes().all(|byte| byte.is_ascii_digit()));
@@ -73,7 +74,7 @@ pub fn step_inputs(module: &HloModuleProto, name: Option<&str>) -> Vec<(i64, Vec
         .collect()
 }
 
-/// What crosses an axis of a mesh when the inputs that count steps are each of these numbers.
+/// Returns the traffic across an axis of a mesh when the inputs that count steps have each of these values.
 pub fn traffic(
     module: &HloModuleProto,
     devices: Devices,

@@ -1,11 +1,11 @@
-//! How often a loop runs.
+//! The number of iterations of a loop.
 //!
 //! A compiler that knows the trip count writes it into the loop: `{"known_trip_count":{"n":"7"}}`. Otherwise the
 //! analysis looks for a counted loop, as XLA does (`ComputeWhileLoopTripCount`, while_loop_analysis.cc): an element of
 //! the carried tuple starts at a constant, grows or shrinks by a constant, and is compared with an invariant, that is,
-//! a constant or a tuple element that the body passes on. All comparisons count. Any of it may be hidden in fusions,
-//! calls, copies, conversions and broadcasts, as in compiled modules. Any other form is unknown; nothing is found by
-//! trying.
+//! a constant or a tuple element that the body passes on. All directions of comparison are understood. Any of it may be
+//! hidden in fusions, calls, copies, conversions and broadcasts, as in compiled modules. Any other form is unknown; the
+//! analysis does not run the loop.
 
 use std::cell::Cell;
 
@@ -13,15 +13,15 @@ use super::elements::{Element, number};
 use super::index::{Computation, Module};
 use meshloom_hlo::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
 
-/// Frontend attribute of a loop whose length data decides: the most iterations that it has.
+/// Frontend attribute of a loop whose number of iterations depends on data: the most iterations that it has.
 pub const STATED_ITERATIONS: &str = "iterations_at_most";
 
-/// The most iterations that a loop states.
+/// Returns the most iterations that a loop states.
 pub(super) fn stated(instruction: &HloInstructionProto) -> Option<u64> {
     instruction.frontend_attributes.as_ref()?.map.get(STATED_ITERATIONS)?.parse().ok()
 }
 
-/// Deeper nests of fusions than any compiler makes.
+/// More levels of fusions than any compiler makes.
 const DEPTH_LIMIT: usize = 64;
 
 /// The number of instructions that may still be examined. Operands are examined once for each reader, which could be
@@ -32,7 +32,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Enough for each loop of a module, unless it is made to be hard.
+    /// Returns a budget that is enough for each loop of a module, unless the module is made to be hard.
     pub(super) fn of(module: &Module<'_>) -> Budget {
         let instructions: usize =
             module.computations().iter().map(|computation| computation.instructions().len()).sum();
@@ -43,7 +43,7 @@ impl Budget {
         self.one_loop.set(4096.min(self.whole_module.get()));
     }
 
-    /// Whether another instruction may be looked at.
+    /// Takes one instruction off the budget; `None` if the budget is used up.
     fn spend(&self) -> Option<()> {
         self.one_loop.set(self.one_loop.get().checked_sub(1)?);
         self.whole_module.set(self.whole_module.get().checked_sub(1)?);
@@ -51,7 +51,7 @@ impl Budget {
     }
 }
 
-/// The iterations of a `while` in a computation; `None` where they are not known before it runs.
+/// Returns the iterations of a `while` in a computation; `None` if they are not known before it runs.
 pub(super) fn of(
     module: &Module<'_>,
     within: &Computation<'_>,
@@ -64,15 +64,16 @@ pub(super) fn of(
     })
 }
 
-/// The trip count that a compiler has written into a `while`.
+/// Returns the trip count that a compiler has written into a `while`.
 pub fn annotated(instruction: &HloInstructionProto) -> Option<u64> {
-    // A backend may have a configuration that is no JSON.
+    // A backend may have a configuration that is not JSON.
     let config: serde_json::Value = serde_json::from_slice(&instruction.backend_config).ok()?;
     let count = config.get("known_trip_count")?.get("n")?;
     count.as_u64().or_else(|| count.as_str()?.parse().ok())
 }
 
-/// The iterations of a `scan`: the size of its leading dimension, in what it reads or, if it reads nothing, writes.
+/// Returns the iterations of a `scan`: the size of the leading dimension of its inputs or, without inputs, of its
+/// outputs.
 pub(super) fn of_scan(within: &Computation<'_>, instruction: &HloInstructionProto) -> Option<u64> {
     let carries = usize::try_from(instruction.num_carries).ok()?;
     let inputs = instruction.operand_ids.len().checked_sub(carries)?;
@@ -84,7 +85,7 @@ pub(super) fn of_scan(within: &Computation<'_>, instruction: &HloInstructionProt
     u64::try_from(*rows.dimensions.get(along)?).ok()
 }
 
-/// How two numbers compare.
+/// A comparison of two numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Direction {
     Equal,
@@ -108,7 +109,7 @@ impl Direction {
         })
     }
 
-    /// Of the operands the other way round.
+    /// Returns the comparison with its operands exchanged.
     fn flipped(self) -> Direction {
         match self {
             Direction::Less => Direction::Greater,
@@ -119,7 +120,7 @@ impl Direction {
         }
     }
 
-    /// True where this is false.
+    /// Returns the comparison that is true where this one is false.
     fn opposite(self) -> Direction {
         match self {
             Direction::Equal => Direction::NotEqual,
@@ -131,7 +132,8 @@ impl Direction {
         }
     }
 
-    /// How many of `start`, `start + step`, ... stand so to `bound` before the first that does not; `None` if all do.
+    /// Counts how many of `start`, `start + step`, ... compare so to `bound` before the first that does not; `None` if
+    /// all do.
     fn count(self, start: i128, step: i128, bound: i128) -> Option<i128> {
         // The steps from a start to the first number that is not below a bound.
         let up_to = |start: i128, step: i128, bound: i128| match (start < bound, step > 0) {
@@ -164,7 +166,7 @@ enum Scalar {
     },
 }
 
-/// What an instruction of a loop computes, at the start of an iteration.
+/// The value of an instruction of a loop, at the start of an iteration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Symbol {
     /// The carried tuple.
@@ -186,7 +188,7 @@ fn counted(
 ) -> Option<u64> {
     let (body, condition) = (module.callee(instruction, 0)?, module.callee(instruction, 1)?);
     let is_tuple = instruction.shape.as_ref()?.element_type == i32::from(PrimitiveType::Tuple);
-    // What is no tuple is its own only element.
+    // A value that is no tuple is its own only element.
     let carried = [if is_tuple { Symbol::Carried } else { Symbol::Number(Scalar::Element { index: 0, plus: 0 }) }];
     let inside = |computation| Evaluation { module, computation, parameters: &carried, depth: 0, budget };
     let before = Evaluation { parameters: &[], ..inside(within) };
@@ -198,7 +200,7 @@ fn counted(
         Symbol::Number(Scalar::Constant(start)) => Some(start),
         _ => None,
     };
-    // What an iteration adds to an element.
+    // The number that an iteration adds to an element.
     let step = |index| match part(inside(body), body.root()?, index)? {
         Symbol::Number(Scalar::Element { index: from, plus }) if from == index => Some(plus),
         _ => None,
@@ -230,7 +232,7 @@ fn counted(
     }
 }
 
-/// The smallest and the largest whole number of a type; `None` for other types.
+/// Returns the smallest and the largest whole number of a type; `None` for other types.
 pub(super) fn range(shape: &ShapeProto) -> Option<(i128, i128)> {
     use PrimitiveType as P;
     Some(match PrimitiveType::try_from(shape.element_type).ok()? {
@@ -282,7 +284,7 @@ impl Evaluation<'_> {
                 self.deeper()?.element(self.computation.operand(instruction, 0)?, instruction.tuple_index)
             }
             "copy" | "bitcast" | "reshape" | "broadcast" | "opt-barrier" => {
-                // A bitcast may make other numbers of the same bytes.
+                // A bitcast to another type may make other numbers of the same bytes.
                 let from = self.computation.operand(instruction, 0)?.shape.as_ref()?.element_type;
                 if from == instruction.shape.as_ref()?.element_type { self.operand(instruction, 0) } else { None }
             }
@@ -316,7 +318,7 @@ impl Evaluation<'_> {
         }
     }
 
-    /// A number in another type: the same, if that has room for all that the first may hold.
+    /// Returns a number in another type: the same number, if the new type has room for all numbers of the old one.
     fn converted(&self, instruction: &HloInstructionProto) -> Option<Symbol> {
         let (smallest, largest) = range(instruction.shape.as_ref()?)?;
         let from = range(self.computation.operand(instruction, 0)?.shape.as_ref()?)?;
@@ -328,7 +330,7 @@ impl Evaluation<'_> {
         fits.then_some(Symbol::Number(number))
     }
 
-    /// An element of a tuple.
+    /// Returns an element of a tuple.
     fn element(&self, tuple: &HloInstructionProto, index: i64) -> Option<Symbol> {
         let deeper = self.deeper()?;
         let operand = |position| self.computation.operand(tuple, position);

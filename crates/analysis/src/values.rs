@@ -1,9 +1,9 @@
 //! Integers that a program computes from some of its inputs, above all the selectors of conditionals.
 //!
-//! The counter of a train step decides what the step does, and the place of a device in a pipeline what the device
-//! does. What follows from them by integer arithmetic is known too, through fusions, calls, branches, copies, tables
-//! and the tuples that loops carry; anything that depends on other inputs is unknown. The analysis evaluates only what
-//! it is asked for, element by element.
+//! The counter of a train step decides what the step does, and the place of a device in a pipeline decides what the
+//! device does. Numbers that follow from them by integer arithmetic are known too, through fusions, calls, branches,
+//! copies, tables and the tuples that loops carry. Numbers that depend on other inputs are unknown. The analysis
+//! evaluates only the numbers it is asked for, element by element.
 
 use rustc_hash::FxHashMap;
 
@@ -19,26 +19,26 @@ use meshloom_hlo::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
 pub struct KnownInput {
     /// Number of the parameter.
     pub parameter: i64,
-    /// Where in it, if it is a tuple.
+    /// The path of the element in it, if it is a tuple.
     pub element: Vec<i64>,
-    /// Its value, of all elements.
+    /// The value of all its elements.
     pub value: i64,
 }
 
-/// Deeper chains of computations than any step counter goes through.
+/// Chains of computations are followed to this depth, which is more than any step counter needs.
 const DEPTH_LIMIT: usize = 400;
 /// The number of instructions examined, for all devices and each set of inputs, before the analysis gives up.
 const BUDGET: usize = 1 << 23;
-/// Iterations of a loop before it counts as one that does not end.
+/// The most iterations of a loop; a loop with more counts as one that does not end.
 const LONGEST_LOOP: u64 = 1 << 12;
 
-/// In place of the number of an iteration: any of them.
+/// The number that stands for any iteration.
 pub(super) const ANY_ITERATION: u64 = u64::MAX;
 
-/// A number in what an instruction makes.
+/// A number in the result of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Part {
-    /// Where in its tuple.
+    /// The path in its tuple.
     path: Vec<i64>,
     element: Element,
 }
@@ -46,12 +46,12 @@ struct Part {
 impl Part {
     const SCALAR: Part = Part { path: Vec::new(), element: Element::At(0) };
 
-    /// Of the tuple that this is in.
+    /// Returns the same part, in a tuple whose element `index` has it.
     fn within(&self, index: i64) -> Part {
         Part { path: std::iter::once(index).chain(self.path.iter().copied()).collect(), ..*self }
     }
 
-    /// Which element of the tuple this is in, and where in that.
+    /// Returns the number of the tuple's element that has this part, and the part within that element.
     fn split(&self) -> Option<(usize, Part)> {
         let (&first, rest) = self.path.split_first()?;
         Some((usize::try_from(first).ok()?, Part { path: rest.to_vec(), ..*self }))
@@ -61,8 +61,8 @@ impl Part {
 /// An instruction in a place, a part of it, and the iteration of each loop around the place, outermost first.
 type Key = (usize, i64, Part, Vec<u64>);
 
-/// What a number depends on, beside the program. What does not depend on the device is kept for the next one, and so
-/// for inputs.
+/// The dependences of a number, apart from the program. A number that does not depend on the device is kept for the
+/// next device, and one that does not depend on inputs for the next inputs.
 #[derive(Clone, Copy, Default)]
 struct Reads {
     device: bool,
@@ -75,14 +75,14 @@ impl Reads {
     }
 }
 
-/// What is known of the numbers of a module.
+/// The known numbers of a module.
 pub(super) struct Values<'w, 'a> {
     walk: &'w Walk<'a>,
     inputs: &'w [KnownInput],
-    /// The replica and the partition, where they are known.
+    /// The replica and the partition, if they are known.
     device: Option<(u64, u64)>,
     known: FxHashMap<Key, (Option<i128>, Reads)>,
-    /// What the number that is being computed depends on.
+    /// The dependences of the number that is being computed.
     reads: Reads,
     depth: usize,
     left: usize,
@@ -90,7 +90,7 @@ pub(super) struct Values<'w, 'a> {
 }
 
 impl<'w, 'a> Values<'w, 'a> {
-    /// Without inputs, for as many sets of them as there will be.
+    /// Returns values without inputs, with a budget for this many sets of inputs.
     pub(super) fn new(walk: &'w Walk<'a>, input_sets: usize) -> Values<'w, 'a> {
         Values {
             walk,
@@ -104,18 +104,18 @@ impl<'w, 'a> Values<'w, 'a> {
         }
     }
 
-    /// Goes on as a device, numbered through the replicas.
+    /// Continues as another device, numbered through the replicas.
     pub(super) fn become_device(&mut self, device: u64, devices: Devices) {
         self.known.retain(|_, (_, reads)| !reads.device);
         self.device = device.checked_div(devices.partitions).zip(device.checked_rem(devices.partitions));
     }
 
-    /// The device that it is, numbered through the replicas.
+    /// Returns the number of the device, counted through the replicas.
     pub(super) fn device_number(&self, devices: Devices) -> Option<u64> {
         self.device.map(|(replica, partition)| replica * devices.partitions + partition)
     }
 
-    /// Goes on with other inputs.
+    /// Continues with other inputs.
     pub(super) fn take_inputs(&mut self, inputs: &'w [KnownInput]) {
         if self.inputs != inputs {
             self.known.retain(|_, (_, reads)| !reads.inputs);
@@ -128,7 +128,7 @@ impl<'w, 'a> Values<'w, 'a> {
         self.depends_on_device
     }
 
-    /// The branch that a conditional in a place takes, in an iteration of each loop around the place.
+    /// Returns the branch that a conditional in a place takes, in an iteration of each loop around the place.
     pub(super) fn branch(
         &mut self,
         place: usize,
@@ -141,11 +141,12 @@ impl<'w, 'a> Values<'w, 'a> {
         if selector == i32::from(PrimitiveType::Pred) {
             return Some(usize::from(value == 0));
         }
-        // What is out of range takes the last branch.
+        // A selector out of range takes the last branch.
         Some(usize::try_from(value).map_or(last, |branch| branch.min(last)))
     }
 
-    /// Where a dynamic slice in a place begins along a dimension, in an iteration of each loop around the place.
+    /// Returns the start of a dynamic slice in a place along a dimension, in an iteration of each loop around the
+    /// place.
     pub(super) fn slice_start(
         &mut self,
         place: usize,
@@ -159,7 +160,7 @@ impl<'w, 'a> Values<'w, 'a> {
         u64::try_from(start.clamp(0, i128::from(last))).ok()
     }
 
-    /// The iterations of a loop in a place, in an iteration of each loop around the place.
+    /// Returns the iterations of a loop in a place, in an iteration of each loop around the place.
     pub(super) fn trips(&mut self, place: usize, it: &HloInstructionProto, iterations: &[u64]) -> Option<u64> {
         let (body, _) = self.callee(place, it, 0)?;
         if let Some(count) = self.walk.trip_count(body) {
@@ -195,7 +196,7 @@ impl<'w, 'a> Values<'w, 'a> {
         self.value(place, id, part, iterations)
     }
 
-    /// A number that an instruction makes.
+    /// Returns a number that an instruction makes.
     fn value(&mut self, place: usize, id: i64, part: &Part, iterations: &[u64]) -> Option<i128> {
         let walk = self.walk;
         let it = walk.computation(walk.places().get(place)?).instruction(id)?;
@@ -239,7 +240,7 @@ impl<'w, 'a> Values<'w, 'a> {
                 return self.value(callee, root, part, iterations);
             }
             "while" => return self.after_loop(place, it, part, iterations),
-            // Of several values, each has its element.
+            // A call with several operands has each as an element of its result.
             "custom-call" if Border::of(it).is_some() && it.operand_ids.len() > 1 => {
                 let (first, rest) = part.split()?;
                 return self.operand(place, it, first, &rest, iterations);
@@ -248,14 +249,14 @@ impl<'w, 'a> Values<'w, 'a> {
                 return if passes_on(it) { self.operand(place, it, 0, part, iterations) } else { None };
             }
             "copy-done" => return self.operand(place, it, 0, &part.within(0), iterations),
-            // The copy, and what it is made of.
+            // The tuple has the copy and its source.
             "copy-start" => {
                 let (0 | 1, rest) = part.split()? else { return None };
                 return self.operand(place, it, 0, &rest, iterations);
             }
             _ => {}
         }
-        // What follows makes arrays.
+        // The other opcodes make arrays.
         if !part.path.is_empty() {
             return None;
         }
@@ -280,7 +281,7 @@ impl<'w, 'a> Values<'w, 'a> {
             };
             let (number, element) = match source {
                 Some((number, at)) => (number, Element::At(at)),
-                // Wherever it is, the elements may all be equal.
+                // Wherever the element is, all elements may be equal.
                 None if elements::of_one_operand(&it.opcode) => (0, Element::Any),
                 None => return None,
             };
@@ -312,7 +313,7 @@ impl<'w, 'a> Values<'w, 'a> {
             "negate" => operand(0)?.checked_neg()?,
             "abs" => operand(0)?.checked_abs()?,
             "sign" => operand(0)?.signum(),
-            // Either decides alone.
+            // Either operand may decide alone.
             "and" if is_truth(it) => match (operand(0), operand(1)) {
                 (Some(0), _) | (_, Some(0)) => 0,
                 (a, b) => a? & b?,
@@ -327,8 +328,8 @@ impl<'w, 'a> Values<'w, 'a> {
         wrapped(value, it.shape.as_ref()?)
     }
 
-    /// The op with which a reduction over dimensions of one place makes each element of one and the initial value, as
-    /// libtpu writes a reshape.
+    /// Returns the op of a reduction over dimensions of size 1, which combines each element with the initial value;
+    /// libtpu writes a reshape so.
     fn reduction_of_one(&self, place: usize, it: &HloInstructionProto) -> Option<&'a str> {
         let from = &self.operand_shape(place, it, 0)?.dimensions;
         let is_one = |&dim: &i64| usize::try_from(dim).ok().and_then(|dim| from.get(dim)) == Some(&1);
@@ -341,7 +342,7 @@ impl<'w, 'a> Values<'w, 'a> {
         (of_one && of_both && commutes).then_some(&root.opcode)
     }
 
-    /// The place of a computation that an instruction calls, and the id of what it returns.
+    /// Returns the place of a computation that an instruction calls, and the id of its result.
     fn callee(&self, place: usize, caller: &HloInstructionProto, number: usize) -> Option<(usize, i64)> {
         let position = self.walk.computation(&self.walk.places()[place]).position(caller.id)?;
         let callee = self.walk.callees_at(place, position).nth(number)?;
@@ -368,7 +369,7 @@ impl<'w, 'a> Values<'w, 'a> {
         }
     }
 
-    /// What a loop carries into an iteration.
+    /// Returns a value that a loop carries into an iteration.
     fn carried(
         &mut self,
         place: usize,
@@ -383,7 +384,8 @@ impl<'w, 'a> Values<'w, 'a> {
         }
         let before = if iteration == ANY_ITERATION { None } else { iteration.checked_sub(1) }?;
         let inside = |iteration: u64| -> Vec<u64> { around.iter().copied().chain([iteration]).collect() };
-        // From the last iteration that is known: one at a time, the depth does not grow with their number.
+        // The evaluation starts from the last known iteration, one iteration at a time, so the depth does not grow with
+        // their number.
         let is_known = |&iteration: &u64| self.known.contains_key(&(body, root, part.clone(), inside(iteration)));
         let earliest = before.saturating_sub(LONGEST_LOOP);
         let known = (earliest..before).rev().find(is_known).map(|known| known + 1);
@@ -394,11 +396,11 @@ impl<'w, 'a> Values<'w, 'a> {
         self.value(body, root, part, &inside(before))
     }
 
-    /// Whether the body of a loop passes on an element of what it is given.
+    /// Whether the body of a loop passes on an element of its argument unchanged.
     fn is_invariant(&self, body: usize, element: &[i64]) -> bool {
         let computation = self.walk.computation(&self.walk.places()[body]);
         let (mut next, mut path) = (computation.root(), element.to_vec());
-        // Longer ways than any compiler makes are not followed.
+        // Chains longer than any compiler makes are not followed.
         for _ in 0..DEPTH_LIMIT {
             let Some(it) = next else { return false };
             match it.opcode.as_str() {
@@ -417,7 +419,7 @@ impl<'w, 'a> Values<'w, 'a> {
         false
     }
 
-    /// What a loop has carried after its last iteration.
+    /// Returns a value that a loop carries after its last iteration.
     fn after_loop(&mut self, place: usize, it: &HloInstructionProto, part: &Part, iterations: &[u64]) -> Option<i128> {
         let count = self.trips(place, it, iterations)?;
         self.carried(place, it, part, iterations, count)
@@ -445,7 +447,7 @@ fn compared(direction: &str, a: i128, b: i128) -> Option<i128> {
     }))
 }
 
-/// Division rounds toward zero, and a remainder has the sign of the dividend, as HLO has it.
+/// Combines two numbers as HLO does: division rounds toward zero, and a remainder has the sign of the dividend.
 fn combined(opcode: &str, a: i128, b: i128) -> Option<i128> {
     match opcode {
         "add" => a.checked_add(b),
@@ -465,7 +467,7 @@ fn combined(opcode: &str, a: i128, b: i128) -> Option<i128> {
     }
 }
 
-/// A number as its type holds it; `None` for types that hold no whole numbers.
+/// Returns a number as its type holds it; `None` for types without whole numbers.
 fn wrapped(value: i128, shape: &ShapeProto) -> Option<i128> {
     if shape.element_type == i32::from(PrimitiveType::Pred) {
         return Some(i128::from(value != 0));

@@ -4,22 +4,22 @@
 //! asynchronous computations, and computations of custom calls. A computation is a new [`Place`] each time it is
 //! called, with its own number of executions, so its contents count once for each way they are reached:
 //!
-//! - The trip counts of loops multiply; a condition runs once more than its body. [`trip_count`] says when a trip count
-//!   is known.
+//! - The trip counts of loops multiply; a condition runs once more than its body. [`trip_count`] describes when a trip
+//!   count is known.
 //! - A branch runs at most as often as its conditional ([`Amount::AtMost`]) and excludes the others
 //!   ([`Place::undecided`]). Where the devices are known and their numbers decide which one runs, as in a pipeline
 //!   whose stages branch, a [`DeviceWalk`](super::DeviceWalk) knows it. For known inputs, [`given`](super::given) finds
 //!   which one runs.
 //! - An asynchronous computation runs where it starts. The instructions that update and end it name it again and run
 //!   nothing.
-//! - A computation given to a custom call runs an unknown number of times, except what a TPU compiler offloads to
-//!   SparseCores this way: that is a call.
+//! - A computation given to a custom call runs an unknown number of times, with one exception: a computation that a TPU
+//!   compiler offloads to SparseCores this way counts as a call.
 //!
 //! Reducers, comparators and the like compute scalars and are not walked; their callers account for them.
 //!
 //! Calls of calls can be reached in exponentially many ways. A module with more ways than [`Walk::of`] follows is
-//! walked with one place for each computation. That place has the executions of all ways added up and the surroundings
-//! of the first: see [`Walk::is_merged`].
+//! walked with one place for each computation. The place then has the sum of the executions of all ways, and the
+//! surroundings of the first: see [`Walk::is_merged`].
 
 use std::ops::Range;
 
@@ -30,12 +30,12 @@ use super::trip_count;
 use crate::{Amount, Branch};
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto};
 
-/// How an instruction runs a computation.
+/// The way in which an instruction runs a computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Via {
     /// Each iteration of a loop runs it.
     LoopBody,
-    /// A loop asks it whether to go on.
+    /// A loop runs it to decide whether to go on.
     LoopCondition,
     /// It is one branch of a conditional, counted from 0.
     Branch(usize),
@@ -43,9 +43,9 @@ pub enum Via {
     Fusion,
     /// It runs in place of the call.
     Call,
-    /// It runs besides what follows.
+    /// It runs beside the instructions that follow.
     Async,
-    /// A custom call is given it.
+    /// A custom call takes it as an argument.
     CustomCall,
 }
 
@@ -56,7 +56,7 @@ pub struct Caller<'a> {
     pub place: usize,
     /// The instruction.
     pub instruction: &'a HloInstructionProto,
-    /// What it does with the computation.
+    /// The way in which it runs the computation.
     pub via: Via,
 }
 
@@ -65,22 +65,22 @@ pub struct Caller<'a> {
 pub struct Place<'a> {
     /// The computation.
     pub computation: &'a HloComputationProto,
-    /// Who runs it; `None` for the entry.
+    /// The instruction that runs it; `None` for the entry.
     pub caller: Option<Caller<'a>>,
-    /// How often it runs in one run of the program: the product of the trip counts around it.
+    /// The number of times it runs in one run of the program: the product of the trip counts around it.
     pub executions: Amount,
     /// The same, assuming that loops with an unknown trip count, and computations given to custom calls, ran once; in a
     /// branch, the bound.
     pub assumed_executions: u64,
     /// The branches of conditionals around it, outermost first; empty where the walk is merged.
     pub branches: Vec<Branch>,
-    /// Those of them that may or may not be taken, for all that is known.
+    /// The part of `branches` that may or may not be taken, for all that is known.
     pub undecided: Vec<Branch>,
-    /// Loops around it.
+    /// The number of loops around it.
     pub loop_depth: usize,
     /// The body or condition of the innermost loop around it, which may be itself, as the number of a place.
     pub innermost_loop: Option<usize>,
-    /// Whether it runs besides what follows its start.
+    /// Whether it runs beside the instructions that follow its start.
     pub asynchronous: bool,
     /// Whether it is in a fusion.
     pub fused: bool,
@@ -101,7 +101,7 @@ pub struct Step<'w, 'a> {
     pub place_number: usize,
     /// The instruction.
     pub instruction: &'a HloInstructionProto,
-    /// Where in its computation it stands.
+    /// Its position in its computation.
     pub position: usize,
 }
 
@@ -110,11 +110,11 @@ pub struct Step<'w, 'a> {
 pub struct PathStep<'a> {
     /// The loop, conditional, fusion or call.
     pub instruction: &'a HloInstructionProto,
-    /// What it does with what follows.
+    /// The way in which it runs the next step.
     pub via: Via,
 }
 
-/// All that a module runs.
+/// Everything that a module runs.
 pub struct Walk<'a> {
     module: Module<'a>,
     sites: CallSites,
@@ -125,8 +125,7 @@ pub struct Walk<'a> {
 }
 
 impl Place<'_> {
-    /// Whether it is known how often it runs in the innermost branch around it: see
-    /// [`DeviceWalk`](super::DeviceWalk).
+    /// Whether it is known how often it runs in the innermost branch around it: see [`DeviceWalk`](super::DeviceWalk).
     pub fn is_decided(&self) -> bool {
         self.undecided.last() != self.branches.last()
     }
@@ -138,8 +137,8 @@ impl Place<'_> {
 }
 
 impl<'a> Walk<'a> {
-    /// Walks a module, whatever is wrong with it: an id that names nothing, and a computation that calls itself, are
-    /// passed over.
+    /// Walks a module, whatever is wrong with it: ids without an instruction or computation, and computations that call
+    /// themselves, are passed over.
     pub fn of(module: &'a HloModuleProto) -> Walk<'a> {
         let module = Module::new(module);
         let sites = CallSites::of(&module);
@@ -157,25 +156,25 @@ impl<'a> Walk<'a> {
         self.merged
     }
 
-    /// Every place. The first is the entry; a place follows its caller.
+    /// Returns every place. The first is the entry; a place follows its caller.
     pub fn places(&self) -> &[Place<'a>] {
         &self.places
     }
 
-    /// The places, for who knows more of their executions.
+    /// Returns the places, for an analysis that knows more of their executions.
     pub(super) fn places_mut(&mut self) -> &mut [Place<'a>] {
         &mut self.places
     }
 
-    /// Every instruction in every place, in program order; the instructions that an instruction runs follow it.
+    /// Returns every instruction in every place, in program order; the instructions that an instruction runs follow it.
     pub fn steps(&self) -> Steps<'_, 'a> {
         let stack = if self.places.is_empty() { Vec::new() } else { vec![Visit::of(&self.places, 0)] };
         Steps { walk: self, stack }
     }
 
-    /// The way to a place, the entry's instruction first; at most its last 64 steps.
+    /// Returns the way to a place, the entry's instruction first; at most its last 64 steps.
     pub fn path(&self, place: usize) -> Vec<PathStep<'a>> {
-        /// Deeper nests than any compiler makes.
+        /// Longer ways than any compiler makes.
         const LONGEST: usize = 64;
         let mut next = self.places.get(place).and_then(|place| place.caller);
         let mut path = Vec::new();
@@ -187,8 +186,8 @@ impl<'a> Walk<'a> {
         path
     }
 
-    /// The iterations of the loop whose body is this place; `None` if they are unknown, or if the place is not a loop
-    /// body.
+    /// Returns the iterations of the loop whose body is this place; `None` if they are unknown, or if the place is not
+    /// a loop body.
     pub fn trip_count(&self, place: usize) -> Option<u64> {
         let place = self.places.get(place)?;
         let caller = place.caller.filter(|caller| caller.via == Via::LoopBody)?;
@@ -198,7 +197,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The places that the instruction in a position of a place runs.
+    /// Returns the places that the instruction in a position of a place runs.
     pub fn callees_at(&self, place: usize, position: usize) -> Range<usize> {
         let Some(found) = self.places.get(place) else { return 0..0 };
         let sites = self.sites.of_computation(found.number);
@@ -208,12 +207,12 @@ impl<'a> Walk<'a> {
         before(position)..before(position + 1)
     }
 
-    /// How many conditionals there are, each counted once for each way to it.
+    /// Returns the number of conditionals, each counted once for each way to it.
     pub fn conditional_count(&self) -> usize {
         self.conditionals.len()
     }
 
-    /// A conditional, and the place that it is in, by its number.
+    /// Returns a conditional, and the place that it is in, by its number.
     pub fn conditional(&self, number: usize) -> Option<(usize, &'a HloInstructionProto)> {
         let &(place, position) = self.conditionals.get(number)?;
         Some((place, self.places.get(place)?.computation.instructions.get(position)?))
@@ -223,7 +222,7 @@ impl<'a> Walk<'a> {
         &self.module
     }
 
-    /// The computation of a place, with its instructions by id.
+    /// Returns the computation of a place, with its instructions by id.
     pub(super) fn computation(&self, place: &Place<'a>) -> &Computation<'a> {
         &self.module.computations()[place.number]
     }
@@ -294,7 +293,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The number of the conditional in a position of a place. Its branches come one after another.
+/// Returns the number of the conditional in a position of a place. Its branches come one after another.
 fn conditional_at(known: &mut Vec<(usize, usize)>, here: (usize, usize)) -> usize {
     if known.last() != Some(&here) {
         known.push(here);
@@ -331,7 +330,7 @@ impl<'w, 'a> Iterator for Steps<'w, 'a> {
         loop {
             let visit = self.stack.last_mut()?;
             let place = &places[visit.place];
-            // What the instruction before this runs comes first.
+            // The places that the previous instruction runs come first.
             if let Some(callee) = visit.callees.clone().next()
                 && self.walk.sites.of_computation(place.number)[places[callee].site].position < visit.position
             {
@@ -349,7 +348,7 @@ impl<'w, 'a> Iterator for Steps<'w, 'a> {
     }
 }
 
-/// How often a computation runs, each time its caller does.
+/// The number of times a computation runs, each time its caller does.
 #[derive(Clone, Copy, Debug)]
 enum Times {
     Exactly(u64),
@@ -358,7 +357,7 @@ enum Times {
 }
 
 impl Times {
-    /// From how often a caller runs, and is assumed to run.
+    /// Returns the executions of the callee, known and assumed, from those of the caller.
     fn of(self, (executions, assumed): (Amount, u64)) -> (Amount, u64) {
         match self {
             Times::Exactly(times) => (executions.times(times), assumed.saturating_mul(times)),
@@ -368,7 +367,7 @@ impl Times {
     }
 }
 
-/// Where a computation is run.
+/// A site where a computation is run.
 #[derive(Clone, Copy, Debug)]
 struct CallSite {
     /// Position of the instruction that runs it.
@@ -377,7 +376,7 @@ struct CallSite {
     callee: usize,
     via: Via,
     times: Times,
-    /// Whether the callee is among those that led here.
+    /// Whether the callee is one of the computations on the way here.
     recursive: bool,
 }
 
@@ -396,7 +395,8 @@ impl CallSites {
         &self.0[number]
     }
 
-    /// The computations that a computation reaches, each before those it calls. Marks the sites that close a circle.
+    /// Returns the computations that a computation reaches, each before those it calls, and marks the sites that close
+    /// a circle.
     fn callers_first(&mut self, entry: usize) -> Vec<usize> {
         #[derive(Clone, Copy, PartialEq)]
         enum State {
@@ -432,7 +432,7 @@ impl CallSites {
 
     /// Whether the ways through a module can be kept apart in a multiple of its size.
     fn few_ways(&self, module: &Module<'_>, order: &[usize]) -> bool {
-        /// Small modules may call as they like.
+        /// Modules with fewer places are always kept apart.
         const PLACES: u64 = 1 << 16;
         const STEPS: u64 = 1 << 20;
         let mut ways = vec![0u64; self.0.len()];
@@ -455,7 +455,7 @@ impl CallSites {
         places <= PLACES + 4 * order.len() as u64 && steps <= STEPS + 4 * instructions
     }
 
-    /// How often each computation runs, and is assumed to run, whoever runs it.
+    /// Returns how often each computation runs, and is assumed to run, over all its callers.
     fn executions(&self, entry: usize, order: &[usize]) -> Vec<(Amount, u64)> {
         let mut totals = vec![(Amount::Exactly(0), 0u64); self.0.len()];
         totals[entry] = (Amount::Exactly(1), 1);
@@ -471,14 +471,14 @@ impl CallSites {
 }
 
 /// Whether a custom call runs the computation that it names once, on other cores of the chip: a TPU compiler offloads
-/// to SparseCores this way, and says so only in the backend config.
+/// to SparseCores this way, and states it only in the backend config.
 fn is_offloaded(instruction: &HloInstructionProto) -> bool {
     let says = |word: &[u8]| instruction.backend_config.windows(word.len()).any(|part| part == word);
     says(b"\"sparse_core_config\"") && says(b"\"offload\":\"OFFLOAD_")
 }
 
-/// The computations that asynchronous operations offload. In a proto the operation has the backend config, and the
-/// custom call that it runs has none; the parser of text gives it to both.
+/// Returns the computations that asynchronous operations offload. In a proto the operation has the backend config, and
+/// the custom call that it runs has none; the parser of text gives it to both.
 fn offloaded(module: &Module<'_>) -> FxHashSet<usize> {
     let all = module.computations().iter().flat_map(Computation::instructions);
     let starts = all.filter(|it| it.opcode == "async-start" && is_offloaded(it));
@@ -506,7 +506,7 @@ fn call_sites(
         match instruction.opcode.as_str() {
             "while" => {
                 let count = trip_count::of(module, computation, instruction, budget);
-                // The condition follows the body. It is asked once more than it says yes.
+                // The condition follows the body. It runs once more than the body.
                 let counts = [(Via::LoopBody, count), (Via::LoopCondition, count.map(|count| count.saturating_add(1)))];
                 callees.iter().zip(counts).for_each(|(&callee, (via, count))| add(callee, via, times(count)));
             }

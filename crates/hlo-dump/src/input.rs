@@ -1,4 +1,4 @@
-//! From an argument to a module.
+//! Loads a module from a command-line argument.
 
 use std::path::Path;
 
@@ -19,9 +19,9 @@ use crate::run::Run;
 use crate::source::{self, STANDARD_INPUT, read_all};
 use crate::streams;
 
-/// A module, with all that is known of it.
+/// A module, with everything that is known of it.
 pub struct Loaded {
-    /// What was given: a path, or "standard input".
+    /// The name of the input: a path, or "standard input".
     pub name: String,
     pub module: HloModuleProto,
     pub config: Option<HloModuleConfigProto>,
@@ -29,23 +29,23 @@ pub struct Loaded {
     pub mesh: Option<Mesh>,
     pub devices: Devices,
     pub partitioning: Partitioning,
-    /// What it is: "HLO text", "run config".
+    /// The form of the input: "HLO text", "run config".
     pub form: &'static str,
     pub stage: Option<Stage>,
-    /// Where it comes from a run config.
+    /// The run config that it comes from, if any.
     pub run: Option<Box<dyn Run>>,
-    /// Where it comes from a profile.
+    /// The profile that it comes from, if any.
     pub profile: Option<Profile>,
 }
 
-/// A profile, and which of the programs in it is meant.
+/// A profile, and the program in it that is meant.
 pub struct Profile {
     pub space: XSpace,
-    /// The profile's number for the program; none if it has no program.
+    /// The profile's number for the program; `None` if the profile has no program.
     pub program: Option<i64>,
 }
 
-/// JSON of an input: what it is, and what a command found.
+/// The JSON of an input: its description, and the findings of a command.
 #[derive(Serialize)]
 pub struct Found<'a, T> {
     #[serde(flatten)]
@@ -54,7 +54,7 @@ pub struct Found<'a, T> {
     answer: &'a T,
 }
 
-/// What JSON says of an input.
+/// The description of an input in JSON.
 #[derive(Serialize)]
 pub struct Described<'a> {
     input: &'a str,
@@ -92,22 +92,22 @@ impl Loaded {
         self.module.computations.iter().map(|computation| computation.instructions.len() as u64).sum()
     }
 
-    /// Whether there are devices that no mesh names.
+    /// Whether there are several devices and no mesh names them.
     pub fn is_nameless(&self) -> bool {
         self.mesh.is_none() && self.device_count() > 1
     }
 
-    /// The compiler that the program is for, if a run config says so.
+    /// Returns the compiler that the program is for, if a run config states it.
     pub fn backend(&self) -> Option<PlatformKind> {
         self.run.as_ref().and_then(|run| run.backend())
     }
 
-    /// Train steps in one execution of the program.
+    /// Returns the number of train steps in one execution of the program.
     pub fn steps_per_execution(&self) -> u64 {
         self.run.as_ref().map_or(1, |run| run.steps_per_call())
     }
 
-    /// `jit_step (HLO text, 8 devices, data=2,fsdp=4)`.
+    /// Returns `jit_step (HLO text, 8 devices, data=2,fsdp=4)`.
     pub fn title(&self) -> String {
         let stage = self.stage.map(|stage| format!("{stage}, ")).unwrap_or_default();
         let mesh = self.mesh.as_ref().map(|mesh| format!(", {mesh}")).unwrap_or_default();
@@ -115,12 +115,12 @@ impl Loaded {
         format!("{} ({stage}{}, {devices}{mesh})", self.module.name, self.form)
     }
 
-    /// What names it on the command line.
+    /// Returns the argument that names it on the command line.
     pub fn argument(&self) -> &str {
         if self.name == STANDARD_INPUT { "-" } else { &self.name }
     }
 
-    /// Prints the title, and below it what everything that follows has to be read with.
+    /// Prints the title, and below it a warning that applies to everything that follows.
     pub fn print_title(&self) {
         line(&paint(BOLD, &self.title()));
         if let Some(warning) = self.unpartitioned() {
@@ -128,7 +128,8 @@ impl Loaded {
         }
     }
 
-    /// That the module is not the program of one device, and how to get that program; none if it is.
+    /// Returns a warning that the module is not the program of one device, with the way to that program; `None` if it
+    /// is.
     pub fn unpartitioned(&self) -> Option<String> {
         let Partitioning::Pending { instruction } = &self.partitioning else { return None };
         let partitioned = match (&self.run, self.stage) {
@@ -186,7 +187,7 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
     }
 }
 
-/// The program of a profile: the one that is asked for, or the one that took most of the time.
+/// Returns the program of a profile: the one that is asked for, or the one that took most of the time.
 fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> {
     let programs = space.programs();
     let names = || programs.iter().map(|program| program.name).collect::<Vec<_>>().join(", ");
@@ -220,14 +221,14 @@ fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> 
     Ok(Loaded { form: "program of a profile", profile: Some(Profile { space, program: Some(id) }), ..loaded })
 }
 
-/// A profile of a program that is given otherwise.
+/// Returns a profile whose program is given separately.
 pub fn load_profile(path: &Path) -> Result<Profile> {
     let read = || -> Result<XSpace> { Ok(XSpace::read(&read_all(path)?, &streams::limits())?) };
     let space = read().with_context(|| path.display().to_string())?;
     Ok(Profile { space, program: None })
 }
 
-/// A sign of life for what takes longer than people wait without one.
+/// Shows a sign of life while a large input is read.
 fn busy(name: &str, bytes: usize) -> Option<Busy> {
     const LARGE: usize = 16 << 20;
     (bytes >= LARGE).then(|| Busy::new(&format!("reading {name} ({} MB)", bytes / 1_000_000)))
@@ -255,14 +256,14 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
     let waiting = busy(&name, bytes.len());
     let mut found = read::read(&bytes, &streams::limits()).with_context(|| name.clone())?;
     drop(waiting);
-    // The text says for how many devices it is, the proto beside it where the buffers are.
+    // The text states the number of devices; the proto beside it has the buffers.
     if let Some(proto) = chosen.proto.filter(|_| found.buffers.is_none())
         && let Ok(beside) = read::read(&read_all(&proto)?, &streams::limits())
     {
-        // They name instructions by the proto's ids.
+        // The buffers refer to instructions by the proto's ids.
         (found.module, found.buffers) = (beside.module, beside.buffers);
     }
-    // A compiled module does not say what the mesh was.
+    // A compiled module does not state its mesh.
     let mesh_before = || {
         let Some(unoptimized) = &chosen.unoptimized else { return Ok(None) };
         let before = read::read(&read_all(unoptimized)?, &streams::limits());
@@ -270,14 +271,14 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
     };
     let mut loaded = from_hlo(found, &name, &Reading { stage: None, ..reading.clone() }, mesh_before)?;
     loaded.stage = chosen.stage;
-    // The name of the file says so, whatever the module looks like.
+    // The name of the file states the stage, whatever the module looks like.
     if chosen.stage.is_some_and(|stage| stage >= Stage::Partitioned) && loaded.partitioning.is_pending() {
         loaded.partitioning = Partitioning::Done;
     }
     Ok(loaded)
 }
 
-/// A module, with the mesh that it names or, if it names none, the one that `mesh_before` knows from elsewhere.
+/// Returns a module, with the mesh that it names or, if it names none, the one that `mesh_before` finds elsewhere.
 fn from_hlo(
     found: read::Found,
     name: &str,
@@ -308,7 +309,7 @@ fn from_hlo(
         (None, named) => named,
     };
     let devices = match &mesh {
-        // A module that names no device is for as many as the mesh has.
+        // A module that names no device is for all devices of the mesh.
         Some(mesh) if count == 1 => Devices::partitioned(mesh.device_count()),
         _ => devices,
     };
@@ -330,7 +331,7 @@ fn from_hlo(
     })
 }
 
-/// A mesh for a module of so many devices; of 1, if it names none.
+/// Returns a mesh for a module of this many devices. A module with one device may name none, and takes any mesh.
 fn mesh_for(text: &str, devices: u64) -> Result<Mesh> {
     let devices = usize::try_from(devices).unwrap_or(usize::MAX);
     if devices == 1 && !text.contains("-1") {

@@ -85,20 +85,20 @@ found a violation, `bisect` a symptom, or `diff --exit-code` a difference; 2 an 
 enum Command {
     /// Print the program: as HLO text, a proto, JSON, a drawing, or a page
     Show(Show),
-    /// What moves: each collective with its mesh axes, bytes, executions and source line
+    /// List what moves: each collective with its mesh axes, bytes, executions and source line
     #[command(visible_alias = "comms")]
     Collectives(Collectives),
-    /// What crosses a slow axis at which step: over a sync period, in each branch that is taken
+    /// List the traffic over a slow axis by step: over a sync period, in each branch that is taken
     Traffic(Traffic),
-    /// What fills memory: arguments, outputs, temporaries, and the buffers live at the peak
+    /// Show what fills memory: arguments, outputs, temporaries, and the buffers live at the peak
     Memory(Memory),
-    /// What a program costs on a chip: operations, bytes, and whether compute, memory or links limit it
+    /// Estimate what a program costs on a chip: operations, bytes, and whether compute, memory or links limit it
     Cost(Cost),
-    /// Why a tensor has its sharding: from rule or annotation, op by op
+    /// Explain why a tensor has its sharding: from rule or annotation, op by op
     Explain(Explain),
-    /// What changed between two programs, by meaning: renumbering is no difference
+    /// Compare two programs by meaning: renumbering is no difference
     Diff(Diff),
-    /// Everything on one page that needs no network
+    /// Put everything on one page that needs no network
     Report(Report),
     /// Hold a program to limits, for CI
     Check(Check),
@@ -126,7 +126,7 @@ pub(crate) enum Outcome {
 }
 
 /// The program: it reads the process's arguments and streams, and logs what the compiler reports. It ends the process
-/// where a reader of its output has gone away.
+/// if a reader of its output has gone away.
 pub fn main() -> ExitCode {
     configs::start();
     ExitCode::from(execute(std::env::args_os()))
@@ -145,7 +145,7 @@ pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>, caller: Ca
 fn execute(command_line: impl Iterator<Item = OsString>) -> u8 {
     let arguments = match read_arguments(command_line) {
         Ok(arguments) => arguments,
-        // Help is no error, and goes to the standard output.
+        // Help is not an error, and goes to the standard output.
         Err(error) => {
             let stream = if error.use_stderr() { Stream::Err } else { Stream::Out };
             let _ = streams::print_styled(stream, &error.render().ansi().to_string());
@@ -166,7 +166,7 @@ fn execute(command_line: impl Iterator<Item = OsString>) -> u8 {
 }
 
 /// Reads the command line. A negative number is a value, which the option then refuses in its own words. A limit of
-/// rows with `--json`, which has them all, is an error.
+/// rows with `--json`, which prints all rows, is an error.
 fn read_arguments(command_line: impl Iterator<Item = OsString>) -> Result<Arguments, clap::Error> {
     let takes_numbers = |argument: clap::Arg| match argument.get_action().takes_values() && !argument.is_positional() {
         true => argument.allow_negative_numbers(true),
@@ -212,7 +212,7 @@ fn execute_command(arguments: Arguments) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The manual page of a command, or of all.
+/// Prints the manual page of a command, or of all.
 fn manual(name: Option<&str>) -> Result<()> {
     let all = Arguments::command();
     let page = match name {

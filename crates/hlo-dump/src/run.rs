@@ -1,4 +1,5 @@
-//! The interface to a run config and its program. `configs` implements it; without that feature nothing does.
+//! The interface to a run config and its program. `configs` implements it; without that feature it has no
+//! implementation.
 
 use anyhow::Result;
 use maud::Markup;
@@ -19,14 +20,14 @@ pub trait Run {
     #[cfg(feature = "configs")]
     fn config(&self) -> &meshloom_train::config::RunConfig;
 
-    /// The compiler that the config's program is for, if it says so.
+    /// The compiler that the config's program is for, if the config states it.
     fn backend(&self) -> Option<PlatformKind>;
 
-    /// The mesh of the program: of one replica, if the program is. Before sharding, the mesh that it is to be spread
-    /// over.
+    /// The mesh of the program: that of one replica, if the program is for one. Before sharding, it is the mesh that
+    /// the program is to be spread over.
     fn mesh(&self) -> Option<&Mesh>;
 
-    /// Train steps in one execution of the program.
+    /// The number of train steps in one execution of the program.
     fn steps_per_call(&self) -> u64;
 
     /// The schedule of the replicas' syncs, if the config has them sync now and then.
@@ -44,7 +45,7 @@ pub trait Run {
     /// Values that our partitioner had to gather for an op, each as a sentence.
     fn gathered_for_ops(&self) -> Vec<String>;
 
-    /// The shardings of values by the rules; `None` if XLA is to decide, or there is one device.
+    /// The shardings of values by the rules; `None` if XLA is to decide, or if there is one device.
     fn shardings(&self) -> Option<Vec<ShardingRow>>;
 
     /// The schedule of the config's pipeline, as a section of the report's page.
@@ -62,16 +63,16 @@ pub struct KernelRow {
     pub count: usize,
 }
 
-/// The steps at which the replicas of DiLoCo send what they learned, and the form of it.
+/// The steps at which the replicas of DiLoCo send their updates, and the form of these.
 #[derive(Serialize)]
 pub struct Diloco {
-    /// Steps until all repeats.
+    /// The number of steps until everything repeats.
     pub period: usize,
-    /// Steps from one sync, of whatever fragment, to the next.
+    /// The number of steps from one sync, of whatever fragment, to the next.
     pub steps_between_syncs: usize,
     /// The number of parts in which parameters are sent.
     pub fragments: usize,
-    /// Steps from sending to use.
+    /// The number of steps from sending to use.
     pub overlap_steps: usize,
     /// The form in which values are sent.
     pub transport: &'static str,
@@ -80,21 +81,21 @@ pub struct Diloco {
     pub after_step: Box<dyn Fn(usize) -> Event>,
 }
 
-/// The fragment that is sent after a step, and the one that comes in: `all`, or its number.
+/// The fragment that is sent after a step, and the one that comes in: `all` or `fragment 2`.
 pub type Event = (Option<String>, Option<String>);
 
-/// A value that says how it is sharded.
+/// A value that states its sharding.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ShardingRow {
     /// Its name in the program, or the path of an argument.
     pub value: String,
-    /// Type and dimensions.
+    /// The type and dimensions.
     pub shape: String,
-    /// Axes of each dimension, as the program says it.
+    /// The axes of each dimension, as the program states them.
     pub sharding: String,
     /// The bytes of a device's part.
     pub device_bytes: Option<u64>,
-    /// The bytes of the whole value, where that is another number.
+    /// The bytes of the whole value, if they differ from those of a part.
     pub whole_bytes: Option<u64>,
     /// The reason: a rule, an annotation, an op; or the place where it is written.
     pub origin: String,

@@ -15,7 +15,7 @@ pub fn name(path: &Path) -> String {
     if path == Path::new("-") { STANDARD_INPUT.to_owned() } else { path.display().to_string() }
 }
 
-/// Reads a file, or the standard input; one byte more than the limit where there are more.
+/// Reads a file, or the standard input: at most the limit and one more byte, which shows that more follow.
 pub fn read_all(path: &Path) -> Result<Vec<u8>> {
     let limit = streams::limits().input_bytes;
     if path == Path::new("-") {

@@ -91,7 +91,7 @@ impl Given {
         if replicas > 1 && partitions > 1 {
             return None;
         }
-        // What permutes waits for all that take part.
+        // A permute waits for all the devices that take part.
         if !collective.pairs.is_empty() {
             return Some(vec![collective.pairs.iter().flat_map(|&(source, target)| [source, target]).collect()]);
         }

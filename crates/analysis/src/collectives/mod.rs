@@ -41,12 +41,12 @@ use meshloom_hlo::source::{Sources, op_name};
 /// One collective of a module. Serialized, an element of what `hlo-dump collectives --json` prints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModuleCollective {
-    /// What it does.
+    /// The kind of communication.
     pub kind: Communication,
-    /// The devices that take part; [`DeviceGroups::One`] for a permute, whose pairs say it.
+    /// The devices that take part; [`DeviceGroups::One`] for a permute, which has `pairs` instead.
     #[serde(skip)]
     pub groups: DeviceGroups,
-    /// Who sends to whom, for what says it by pairs.
+    /// The pairs of sender and receiver, for an instruction that lists them.
     pub pairs: Vec<(u64, u64)>,
     /// The mesh axes along which devices take part, major to minor; `None` before [`ModuleCollectives::along`], and for
     /// devices that do not lie along axes of the mesh.
@@ -55,7 +55,7 @@ pub struct ModuleCollective {
     pub shift: Option<i64>,
     /// Devices of a group; `None` for a permute, and where the module does not say.
     pub group_size: Option<u64>,
-    /// Values that it moves at once.
+    /// The number of values that it moves at once.
     pub operand_count: usize,
     /// Bytes of all operands on one device, in one execution; `None` for a type of no known size.
     pub bytes: Option<u64>,
@@ -73,7 +73,7 @@ pub struct ModuleCollective {
     pub place: usize,
     /// Loops around it.
     pub loop_depth: usize,
-    /// Whether it is in two halves, between which the device may do other things.
+    /// Whether it has two halves, between which the device may do other things.
     pub asynchronous: bool,
     /// Name of the instruction.
     pub name: String,
@@ -97,12 +97,12 @@ pub struct ModuleCollectives {
     /// The conditionals of the module, each once for each way to it: see [`Branch::conditional`].
     #[serde(skip)]
     pub conditionals: Vec<Conditional>,
-    /// What the devices do, where their numbers decide it; else whichever branches are taken.
+    /// The executions on each device where the device numbers decide them; else bounds for all branches.
     #[serde(skip)]
     given: Arc<Given>,
 }
 
-/// A conditional, of whose branches one runs.
+/// A conditional, which runs one of its branches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Conditional {
     /// Name of the instruction.
@@ -144,19 +144,19 @@ impl Conditional {
 }
 
 impl ModuleCollectives {
-    /// Those of a kind.
+    /// Returns the collectives of one kind.
     pub fn kind(&self, kind: CollectiveKind) -> impl Iterator<Item = &ModuleCollective> {
         self.entries.iter().filter(move |entry| entry.kind == Communication::Collective(kind))
     }
 
-    /// Some of them, of the same module.
+    /// Returns the same analysis with some collectives of the module only.
     #[must_use]
     pub fn some(&self, entries: Vec<ModuleCollective>) -> ModuleCollectives {
         let (conditionals, given) = (self.conditionals.clone(), self.given.clone());
         ModuleCollectives { entries, merged: self.merged, conditionals, given }
     }
 
-    /// The same, with the axes of a mesh over whose devices the module runs.
+    /// Returns the same collectives with the axes of a mesh over whose devices the module runs.
     #[must_use]
     pub fn along(mut self, mesh: &Mesh) -> ModuleCollectives {
         // A module has few groupings and many collectives.
@@ -184,28 +184,28 @@ impl ModuleCollectives {
         self
     }
 
-    /// How often collectives run in one run of the program, in all; where branches differ, the most.
+    /// Returns how often collectives run in one run of the program, in all; where branches differ, the most.
     pub fn executions(&self) -> Amount {
         self.execution_bounds().amount()
     }
 
-    /// How often collectives run at least and at most, whichever branches are taken.
+    /// Returns how often collectives run at least and at most, whichever branches are taken.
     pub fn execution_bounds(&self) -> Bounds {
         self.given.total(&self.entries, |_| Some(1))
     }
 
-    /// Bytes that one device sends in one run of the program; where branches differ, the most.
+    /// Returns the bytes that one device sends in one run of the program; where branches differ, the most.
     pub fn moved_bytes(&self) -> Amount {
         self.moved_bounds().amount()
     }
 
-    /// Bytes that one device sends at least and at most, whichever branches are taken.
+    /// Returns the bytes that one device sends at least and at most, whichever branches are taken.
     pub fn moved_bounds(&self) -> Bounds {
         self.given.moved_bytes(&self.entries)
     }
 
-    /// A number for each execution of those in a branch of a conditional, summed: as often as devices take it, where
-    /// that is known, else as if it were taken each time that the conditional runs.
+    /// Returns the sum of a number for each execution of the collectives in a branch of a conditional: as often as
+    /// devices take it, where that is known, else as if it were taken each time that the conditional runs.
     pub fn total_in_branch(
         &self,
         (conditional, branch): (usize, usize),
@@ -218,21 +218,21 @@ impl ModuleCollectives {
         self.given.total_beyond(inside, of_one)
     }
 
-    /// Whether the devices of each of its groups run a collective together: whether no group lies on both sides of a
-    /// branch.
+    /// Returns whether the devices of each group run a collective together, that is, whether no group lies on both
+    /// sides of a branch.
     pub fn together(&self, entry: &ModuleCollective) -> Together {
         self.given.together(entry)
     }
 }
 
 impl ModuleCollective {
-    /// Bytes that one device sends in all executions of this one.
+    /// Returns the bytes that one device sends in all executions of this collective.
     pub fn total_moved_bytes(&self) -> Amount {
         self.moved_bytes.map_or(Amount::Unknown, |bytes| self.executions.times(bytes))
     }
 
-    /// Whether devices of a group differ in their place along an axis of a mesh, or a part of one; `None` where the
-    /// module does not say which devices take part.
+    /// Returns whether devices of a group differ in their place along an axis of a mesh, or a part of one; `None` where
+    /// the module does not say which devices take part.
     pub fn crosses(&self, axis: &AxisPart, mesh: &Mesh) -> Option<bool> {
         if let Some(axes) = &self.axes {
             return Some(axes.iter().any(|part| part.overlaps(axis)));
@@ -252,7 +252,7 @@ impl ModuleCollective {
     }
 }
 
-/// The collectives of a module that runs on so many devices.
+/// Returns the collectives of a module that runs on these devices.
 pub fn collectives(module: &HloModuleProto, devices: Devices) -> ModuleCollectives {
     collectives_of_walk(&DeviceWalk::of(module, devices), Sources::of(module))
 }
@@ -342,7 +342,7 @@ impl ModuleCollective {
         self.moved_bytes = match (kind, self.bytes, self.group_size) {
             (Communication::Collective(CollectiveKind::CollectivePermute), bytes, _) => bytes,
             (Communication::Other("send"), bytes, _) => bytes,
-            // What it gets, its sender has sent.
+            // The bytes that it receives are counted at the sender.
             (Communication::Other("recv"), ..) => Some(0),
             (Communication::Collective(kind), Some(bytes), Some(size)) => Some(kind.moved_bytes(bytes, size)),
             _ => None,

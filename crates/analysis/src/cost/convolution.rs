@@ -4,15 +4,15 @@ use super::operands::Operands;
 use crate::size::product;
 use meshloom_hlo::proto::{ShapeProto, WindowDimension};
 
-/// Two operations for each product of an element of the input with one of the kernel that is in the result
+/// Counts two operations for each product of an element of the input with one of the kernel that is in the result
 /// (`GetConvolutionFlops`, hlo_cost_analysis.cc in XLA): padding and the holes of a dilated input are not multiplied.
 pub(super) fn flops(operands: &Operands<'_, '_>) -> u64 {
     let shapes = || Some((operands.shape(0)?, operands.shape(1)?, operands.first_result()?));
     shapes().map_or(0, |(input, kernel, output)| of_shapes(operands, input, kernel, output))
 }
 
-/// The same, for an input, a kernel and an output that may be operands and result in any order: the gradients of a
-/// convolution multiply the same elements.
+/// Counts the same for an input, a kernel and an output that may be operands and result in any order: the gradients of
+/// a convolution multiply the same elements.
 pub(super) fn of_shapes(
     operands: &Operands<'_, '_>,
     input: &ShapeProto,
@@ -42,12 +42,12 @@ pub(super) fn of_shapes(
     spatial.fold(product(fixed), u64::saturating_mul).saturating_mul(2)
 }
 
-/// How many pairs of a position in the kernel and one in the output meet an element of the input.
+/// Counts the pairs of a position in the kernel and one in the output that meet an element of the input.
 fn valid_positions(window: &WindowDimension, input: i64, kernel: i64, output: i64) -> u64 {
     /// Positions of the kernel are examined one by one; if that takes too long, padding is ignored.
     const MOST_STEPS: i64 = 1 << 16;
     let (stride, dilation, holes) = (window.stride.max(1), window.window_dilation.max(1), window.base_dilation.max(1));
-    // Which outputs meet an element repeats after so many.
+    // The outputs that meet an element repeat with this period.
     let period = holes / greatest_common_divisor(holes, stride);
     if kernel.saturating_mul(period) > MOST_STEPS {
         return product([kernel, output]);

@@ -1,4 +1,4 @@
-//! What is known of custom calls.
+//! The work of custom calls, as far as it is known.
 //!
 //! Only its target defines what a custom call does. The matrix products and convolutions that XLA hands to libraries
 //! are counted from their shapes. Markers that move nothing are free. Kernels may state what they take: in frontend
@@ -19,12 +19,12 @@ pub const STATED_BYTES: &str = "kernel_bytes";
 /// Frontend attribute of a custom call: bytes of memory that it needs besides operands and results while it runs.
 pub const STATED_SCRATCH: &str = "kernel_scratch_bytes";
 
-/// What a kernel states of one execution.
+/// The figures that a kernel states for one execution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Stated {
     operations: u64,
     transcendentals: u64,
-    /// Read and written.
+    /// The bytes read and written.
     bytes: Option<u64>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn scratch_bytes(instruction: &HloInstructionProto) -> u64 {
     }
 }
 
-/// What a target does.
+/// The operation of a known target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Target {
     /// A product of matrices, by its first two operands.
@@ -84,7 +84,7 @@ enum Target {
     InputGradient,
     /// The gradient of a convolution's kernel, from the output's.
     KernelGradient,
-    /// Nothing that takes time.
+    /// A marker, which takes no time.
     Marker,
     /// Copies to or from another memory.
     Copy,
@@ -163,9 +163,9 @@ pub(super) fn work(operands: &Operands<'_, '_>) -> Work {
     }
 }
 
-/// Two operations for each element of the result and of the contracted dimension. The configuration names that
-/// dimension; without it, it is the last of the left operand, or the one before if the configuration says that it is
-/// transposed.
+/// Counts two operations for each element of the result and of the contracted dimension. The configuration names that
+/// dimension. Without it, the contracted dimension is the last of the left operand, or the one before it if the
+/// configuration says that the operand is transposed.
 fn matrix_product(operands: &Operands<'_, '_>) -> Option<u64> {
     let config: serde_json::Value =
         serde_json::from_slice(&operands.instruction.backend_config).unwrap_or(serde_json::Value::Null);

@@ -1,11 +1,11 @@
-//! What a compiler says that its kernels take.
+//! The cycles that a compiler estimates for its kernels.
 
 use serde::Deserialize;
 
 use meshloom_hlo::proto::HloInstructionProto;
 
-/// What libtpu writes into the configuration of a kernel, as far as it says how long that takes. Numbers are texts, as
-/// in the JSON form of protobuf.
+/// The part of libtpu's configuration of a kernel that says how long the kernel takes. Numbers are texts, as in the
+/// JSON form of protobuf.
 #[derive(Deserialize)]
 struct Config<'a> {
     #[serde(borrow)]
@@ -17,7 +17,7 @@ struct Window<'a> {
     estimated_cycles: Option<&'a str>,
 }
 
-/// The cycles that the compiler estimates for one execution, if it says so.
+/// Returns the cycles that the compiler estimates for one execution, if it gives an estimate.
 pub(super) fn estimated(instruction: &HloInstructionProto) -> Option<u64> {
     const KEY: &[u8] = b"estimated_cycles";
     let text = &instruction.backend_config;
@@ -27,6 +27,6 @@ pub(super) fn estimated(instruction: &HloInstructionProto) -> Option<u64> {
     }
     let config: Config<'_> = serde_json::from_slice(text).ok()?;
     let cycles: i64 = config.window_config?.estimated_cycles?.parse().ok()?;
-    // The largest number stands for one that is not known.
+    // The largest number stands for an unknown one.
     u64::try_from(cycles).ok().filter(|&cycles| cycles < i64::MAX as u64)
 }

@@ -1,4 +1,4 @@
-//! What a module costs: operations, bytes, and the time that a chip would need for them.
+//! The cost of a module: operations, bytes, and the time that a chip would need for them.
 //!
 //! # What is counted
 //!
@@ -71,15 +71,15 @@ pub struct Work {
     pub bytes_written: u64,
     /// Bytes that one device sends to others.
     pub link_bytes: u64,
-    /// What the compiler says that it takes, in cycles of the chip's clock; 0 where it does not say.
+    /// The compiler's estimate, in cycles of the chip's clock; 0 without an estimate.
     #[serde(skip_serializing_if = "is_zero")]
     pub cycles: u64,
     /// Whether it is, or contains, a custom call for which only the bytes are known.
     pub unknown: bool,
-    /// What most operations are done in.
+    /// The arithmetic of most operations.
     #[serde(skip)]
     arithmetic: Option<Arithmetic>,
-    /// How many are.
+    /// The number of operations in that arithmetic.
     #[serde(skip)]
     in_arithmetic: u64,
 }
@@ -116,17 +116,17 @@ impl Work {
         }
     }
 
-    /// The sum.
+    /// Returns the sum.
     pub fn plus(self, other: Work) -> Work {
         self.combine(other, u64::saturating_add)
     }
 
-    /// Of each figure the larger.
+    /// Returns the larger of each figure.
     pub fn max(self, other: Work) -> Work {
         self.combine(other, u64::max)
     }
 
-    /// So many times.
+    /// Returns the work of this many repetitions.
     pub fn times(self, times: u64) -> Work {
         Work {
             flops: self.flops.saturating_mul(times),
@@ -145,12 +145,12 @@ impl Work {
         self.bytes_read.saturating_add(self.bytes_written)
     }
 
-    /// Operations for each byte; `None` for what moves none.
+    /// Returns the operations for each byte; `None` if no byte is moved.
     pub fn intensity(&self) -> Option<f64> {
         (self.bytes() > 0).then(|| self.flops as f64 / self.bytes() as f64)
     }
 
-    /// What most of its operations are done in; `None` if it has none.
+    /// Returns the arithmetic of most of its operations; `None` if it has none.
     pub fn arithmetic(&self) -> Option<Arithmetic> {
         self.arithmetic
     }
@@ -166,21 +166,21 @@ impl Work {
 pub struct InstructionCost {
     /// Its name.
     pub name: String,
-    /// Its opcode; of a custom call, its target.
+    /// Its opcode, or the target of a custom call.
     pub op: String,
     /// Name of the computation it is in.
     pub computation: String,
-    /// One execution.
+    /// The work of one execution.
     pub work: Work,
     /// How often it runs in one run of the program.
     pub executions: Amount,
-    /// All executions, as many as are assumed.
+    /// The work of all executions, as many as are assumed.
     pub total: Work,
-    /// Loops around it.
+    /// The number of loops around it.
     pub loop_depth: usize,
-    /// What limits it; `None` for a chip of which too little is known.
+    /// The resource that limits it; `None` if too little is known of the chip.
     pub bound: Option<Bound>,
-    /// What all its executions take.
+    /// The time of all its executions.
     pub seconds: Option<Seconds>,
     /// Scopes of its metadata, joined by `/`.
     pub scope: String,
@@ -197,18 +197,18 @@ pub struct LoopCost {
     pub name: String,
     /// Name of its body.
     pub body: String,
-    /// Its iterations, each time it is run; `None` where they are not known, or not always the same.
+    /// Its iterations, each time it is run; `None` if they are not known, or not always the same.
     pub trip_count: Option<u64>,
     /// The fewest and the most of them, on any device.
     #[serde(skip)]
     pub trips: Bounds,
     /// How often the body runs in one run of the program, all loops around it multiplied.
     pub executions: Amount,
-    /// Loops around the body, this one too.
+    /// The number of loops around the body, with this one.
     pub depth: usize,
-    /// All executions of body and condition, as many as are assumed.
+    /// The work of all executions of body and condition, as many as are assumed.
     pub total: Work,
-    /// What they take, one op after the other.
+    /// The time of all executions, one op after the other.
     pub seconds: Option<Seconds>,
     /// The source line as `file:line`, if the module has it.
     pub source: Option<String>,
@@ -219,9 +219,9 @@ pub struct LoopCost {
 pub struct ScopeCost {
     /// Names of nested scopes, joined by `/`.
     pub scope: String,
-    /// All executions of all of them.
+    /// The work of all executions of all its instructions.
     pub total: Work,
-    /// What they take, one op after the other.
+    /// The time of all executions, one op after the other.
     pub seconds: Option<Seconds>,
 }
 
@@ -236,12 +236,12 @@ pub struct UnknownCall {
     pub bytes: u64,
 }
 
-/// What the sums take for granted.
+/// The assumptions that the sums rest on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Assumptions {
     /// Names of the loops whose trip count is not known, counted as if they ran once.
     pub loops_counted_once: Vec<String>,
-    /// Whether there are branches, of which sums have the largest.
+    /// Whether the module has branches: sums count the largest one.
     pub branches: bool,
     /// Whether the module had too many ways to keep apart ([`Walk::is_merged`]): an entry then represents all
     /// executions of an instruction, and sums include all branches.
@@ -250,7 +250,7 @@ pub struct Assumptions {
     pub unknown_calls: Vec<UnknownCall>,
 }
 
-/// What a module costs on each device.
+/// The cost of a module on each device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModuleCost {
     /// Instructions that do something, in the order of the program.
@@ -259,11 +259,11 @@ pub struct ModuleCost {
     pub loops: Vec<LoopCost>,
     /// Scopes, in the order in which the program first has them.
     pub scopes: Vec<ScopeCost>,
-    /// One run of the program.
+    /// The work of one run of the program.
     pub total: Work,
-    /// The time that it takes a chip.
+    /// The time that the program takes on the chip.
     pub roofline: Option<Roofline>,
-    /// What the sums take for granted.
+    /// The assumptions that the sums rest on.
     pub assumptions: Assumptions,
 }
 
@@ -274,29 +274,29 @@ pub struct CostOptions {
     pub devices: Devices,
     /// The chip whose time is estimated.
     pub chip: Option<Chip>,
-    /// Devices of one slice, or of one host of GPUs: a group with devices of several uses the network between them.
-    /// `None` if all are joined by links.
+    /// Devices of one slice, or of one host of GPUs: a group with devices of several slices or hosts uses the network
+    /// between them. It is `None` if links join all devices.
     pub slice_devices: Option<u64>,
 }
 
 impl CostOptions {
-    /// On so many devices, without an estimate of time.
+    /// Returns options for these devices, without an estimate of time.
     pub fn devices(devices: Devices) -> CostOptions {
         CostOptions { devices, chip: None, slice_devices: None }
     }
 
-    /// With an estimate of time.
+    /// Returns the options with an estimate of time for a chip.
     pub fn on(self, chip: &Chip) -> CostOptions {
         CostOptions { chip: Some(*chip), ..self }
     }
 }
 
-/// The cost of a module.
+/// Returns the cost of a module.
 pub fn cost(module: &HloModuleProto, options: &CostOptions) -> ModuleCost {
     cost_of_walk(&DeviceWalk::of(module, options.devices), Sources::of(module), options)
 }
 
-/// The cost of a module that has been walked.
+/// Returns the cost of a module that has been walked.
 pub fn cost_of_walk(device_walk: &DeviceWalk<'_>, sources: Sources<'_>, options: &CostOptions) -> ModuleCost {
     let walk = device_walk.walk();
     let instructions = instructions(device_walk, sources, options);
@@ -422,7 +422,7 @@ impl Sums {
         Sums { own: vec![Sum::default(); walk.places().len()] }
     }
 
-    /// Each place with all that it calls.
+    /// Returns the sum of each place with all that it calls.
     fn whole(self, walk: &Walk<'_>) -> Vec<Sum> {
         let mut whole = self.own;
         // A place follows its caller.

@@ -21,7 +21,7 @@ impl Operands<'_, '_> {
         self.computation.operand(self.instruction, position)?.shape.as_ref()
     }
 
-    /// Elements of an operand; of a tuple, those of all its parts.
+    /// Returns the number of elements of an operand; for a tuple, of all its parts.
     pub(super) fn elements(&self, position: usize) -> u64 {
         self.shape(position).map_or(0, elements)
     }
@@ -61,7 +61,7 @@ impl Operands<'_, '_> {
         self.first_result().map_or(0, |shape| shape.element_type)
     }
 
-    /// What a product of the first operand is done in.
+    /// Returns the arithmetic of products of the first operand.
     pub(super) fn arithmetic(&self) -> Arithmetic {
         arithmetic(self.shape(0).map_or(0, |shape| shape.element_type))
     }

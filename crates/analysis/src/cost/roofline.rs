@@ -6,7 +6,7 @@ use super::{CostOptions, Work};
 use crate::chips::Chip;
 use crate::collectives::ModuleCollective;
 
-/// What limits an op or a program.
+/// The resource that limits an op or a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
@@ -28,7 +28,7 @@ impl std::fmt::Display for Bound {
     }
 }
 
-/// Over which wires a collective sends.
+/// The wires over which a collective sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Link {
     /// The links between chips.
@@ -38,7 +38,7 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// What so many bytes take, in seconds; `None` if the chip's rates are unknown.
+    /// Returns the time for this many bytes, in seconds; `None` if the chip's rates are unknown.
     pub(super) fn seconds(self, chip: &Chip, bytes: u64) -> Option<f64> {
         let rate = match self {
             Link::Ring => chip.ring_bandwidth()?,
@@ -48,7 +48,7 @@ impl Link {
     }
 }
 
-/// Over which wires a collective sends: the network's, if a group has devices of several slices.
+/// Returns the wires over which a collective sends: the network, if a group has devices of several slices.
 pub(super) fn link(collective: &ModuleCollective, options: &CostOptions) -> Link {
     let Some(slice) = options.slice_devices.filter(|&slice| slice > 0) else { return Link::Ring };
     let crosses = |devices: &[u64]| devices.iter().any(|device| device / slice != devices[0] / slice);
@@ -56,22 +56,22 @@ pub(super) fn link(collective: &ModuleCollective, options: &CostOptions) -> Link
     let all = options.devices.replicas.saturating_mul(options.devices.partitions);
     let across = match groups {
         Some(groups) => groups.iter().any(|group| crosses(group)),
-        // One group of all; or a permute, whose pairs are anywhere.
+        // One group of all devices, or a permute, whose pairs may be anywhere.
         None => all > slice,
     };
     if across { Link::Network } else { Link::Ring }
 }
 
-/// What work takes at a chip's peak rates.
+/// The time of work at a chip's peak rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Seconds {
-    /// Its operations.
+    /// The time of its operations.
     pub compute: f64,
-    /// What it reads and writes.
+    /// The time of the bytes that it reads and writes.
     pub memory: f64,
-    /// What it sends.
+    /// The time of the bytes that it sends.
     pub link: f64,
-    /// One op after the other, each as long as the longest of its three.
+    /// The time of one op after the other, each as long as the longest of its three.
     pub serial: f64,
 }
 
@@ -88,7 +88,7 @@ impl Seconds {
         Some(Seconds { compute, memory, link, serial: compute.max(memory).max(link) })
     }
 
-    /// So many times.
+    /// Returns the time of this many repetitions.
     pub(super) fn times(self, times: u64) -> Seconds {
         let times = times as f64;
         Seconds {
@@ -99,7 +99,7 @@ impl Seconds {
         }
     }
 
-    /// Of two, figure by figure; what is not known counts as nothing.
+    /// Combines two times, figure by figure; an unknown time counts as nothing.
     pub fn combine(a: Option<Seconds>, b: Option<Seconds>, combine: impl Fn(f64, f64) -> f64) -> Option<Seconds> {
         let (Some(a), Some(b)) = (a, b) else { return a.or(b) };
         Some(Seconds {
@@ -110,7 +110,7 @@ impl Seconds {
         })
     }
 
-    /// The longest of the three.
+    /// Returns the resource with the longest of the three times.
     pub fn bound(&self) -> Bound {
         if self.link > self.compute.max(self.memory) {
             Bound::Link
@@ -122,18 +122,18 @@ impl Seconds {
     }
 }
 
-/// The time that a step takes on a chip, at least.
+/// A lower bound on the time that a step takes on a chip.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Roofline {
     /// The chip.
     pub chip: &'static str,
-    /// All operations, all bytes, all that is sent.
+    /// The times of all operations, all bytes, and all sent bytes.
     pub seconds: Seconds,
-    /// Nothing overlaps: one op after the other.
+    /// The time without any overlap: one op after the other.
     pub serial_seconds: f64,
-    /// Everything overlaps: the longest of computing, moving bytes and sending.
+    /// The time if everything overlaps: the longest of computing, moving bytes and sending.
     pub overlapped_seconds: f64,
-    /// Which of them that is.
+    /// The resource that takes longest.
     pub bound: Bound,
 }
 

@@ -1,4 +1,4 @@
-//! What single instructions and single transfers take, for who follows a schedule.
+//! The times of single instructions and single transfers, for analyses that follow a schedule.
 
 use super::roofline::{Link, Seconds, link};
 use super::{CostOptions, work};
@@ -19,16 +19,17 @@ impl<'w, 'a> Timer<'w, 'a> {
         Timer { walk, counter: work::Counter::new(walk.module()), chip }
     }
 
-    /// What one execution of an instruction takes to compute, read and write, in seconds; nothing for one that only
-    /// runs other computations, and where rates are not known.
+    /// Returns the time that one execution of an instruction takes to compute, read and write, in seconds. It is 0 for
+    /// an instruction that only runs other computations, and where rates are not known.
     pub(crate) fn seconds(&self, place: &Place<'a>, instruction: &HloInstructionProto) -> f64 {
         let work = self.counter.work(self.walk.computation(place), instruction);
         Seconds::of(&self.chip, &work, None).map_or(0.0, |seconds| seconds.serial)
     }
 }
 
-/// The wires that a collective sends over, and what one execution takes on them, in seconds. What sends an amount that
-/// depends on its data is taken to send all its operands. `None` for a chip whose rates are not known.
+/// Returns the wires that a collective sends over, and the seconds of one execution on them. A collective that sends an
+/// amount that depends on its data is taken to send all its operands. The result is `None` for a chip whose rates are
+/// not known.
 pub(crate) fn transfer(collective: &ModuleCollective, options: &CostOptions) -> Option<(Link, f64)> {
     let chip = options.chip?;
     let link = link(collective, options);

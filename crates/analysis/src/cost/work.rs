@@ -1,4 +1,4 @@
-//! What one execution of an instruction computes, reads and writes.
+//! The operations, and the bytes read and written, of one execution of an instruction.
 //!
 //! Operations are counted as in `HloCostAnalysis` (hlo_cost_analysis.cc in XLA); comments mark what differs.
 
@@ -20,7 +20,7 @@ const DEPTH_LIMIT: usize = 64;
 /// Constants of more elements are read from memory by the fusion they are in.
 const IMMEDIATE_ELEMENTS: u64 = 8;
 
-/// Counts the work of a module's instructions; that of computations inside others once.
+/// Counts the work of a module's instructions. The work of a called computation is counted once and kept.
 pub(crate) struct Counter<'m, 'a> {
     module: &'m Module<'a>,
     inside: RefCell<FxHashMap<i64, Work>>,
@@ -31,7 +31,7 @@ pub(crate) struct Counter<'m, 'a> {
 #[derive(Default)]
 struct Reads {
     total: u64,
-    /// By number of a parameter.
+    /// The bytes that are read of each parameter, by its number.
     parameters: FxHashMap<i64, u64>,
 }
 
@@ -67,16 +67,16 @@ impl<'m, 'a> Counter<'m, 'a> {
             "dot" | "scaled-dot" => simple_dot(operands, instruction.dot_dimension_numbers.as_deref(), results()),
             "ragged-dot" => ragged_dot(operands),
             "convolution" => Work::flops(convolution::flops(operands), operands.arithmetic()),
-            // Complex multiplications of four multiplications and additions each.
+            // The transform makes complex multiplications, of four multiplications and additions each.
             "fft" => {
                 let levels = product(instruction.fft_length.iter().map(|&size| i64::from(log2_floor(size))));
                 simple(first().saturating_mul(levels).saturating_mul(8))
             }
             "triangular-solve" => simple(operands.elements(1).saturating_mul(operands.last_size(0)).saturating_mul(2)),
             "cholesky" => simple(first().saturating_mul(operands.last_size(0)) / 3),
-            // Two values are added for each element, as of a group of two.
+            // Two values are added for each element, as in a group of two.
             "all-reduce" | "all-reduce-start" => simple(results()),
-            // Comparisons of a sort by merging.
+            // A merge sort makes this many comparisons.
             "sort" => simple(first().saturating_mul(u64::from(log2_ceiling(first())))),
             "rng" | "rng-bit-generator" => Work { transcendentals: results(), ..Work::default() },
             "map" => self.applied(instruction, 0, results(), depth),
@@ -90,7 +90,7 @@ impl<'m, 'a> Counter<'m, 'a> {
                 let selected = source.saturating_mul(operands.window_elements().saturating_sub(1));
                 self.applied(instruction, 0, selected, depth).plus(self.applied(instruction, 1, source, depth))
             }
-            // Operands, indices, updates.
+            // The operands are the target, the indices and the updates.
             "scatter" => {
                 let first_update = operands.count().div_ceil(2);
                 self.applied(instruction, 0, operands.elements(first_update), depth)
@@ -101,13 +101,13 @@ impl<'m, 'a> Counter<'m, 'a> {
         }
     }
 
-    /// The work of a computation of scalars that is applied so many times. What is between has no memory.
+    /// Returns the work of a computation of scalars that is applied this many times. Values inside it have no memory.
     fn applied(&self, instruction: &HloInstructionProto, position: usize, times: u64, depth: usize) -> Work {
         let callee = instruction.called_computation_ids.get(position).copied();
         callee.map_or_else(Work::default, |callee| self.inside(callee, depth)).computed_only().times(times)
     }
 
-    /// A fusion computes what is in it, and reads and writes what goes in and out.
+    /// Returns the work of a fusion: it computes its contents, reads its inputs and writes its outputs.
     fn fusion(&self, operands: &Operands<'_, 'a>, depth: usize) -> Work {
         let callees = &operands.instruction.called_computation_ids;
         let inside = callees.first().map_or_else(Work::default, |&callee| self.inside(callee, depth));
@@ -115,7 +115,7 @@ impl<'m, 'a> Counter<'m, 'a> {
         inside.computed_only().with_bytes((self.fusion_reads(callee, depth).total, fusion_writes(operands, callee)))
     }
 
-    /// The operations of all instructions of a computation.
+    /// Returns the operations of all instructions of a computation.
     fn inside(&self, callee: i64, depth: usize) -> Work {
         if let Some(known) = self.inside.borrow().get(&callee) {
             return *known;
@@ -142,14 +142,14 @@ impl<'m, 'a> Counter<'m, 'a> {
         work
     }
 
-    /// Bytes that a fusion reads: of each parameter what its users read, and constants that are too large to be part of
-    /// the code (`FusionParameterReadBytes`, hlo_cost_analysis.cc in XLA).
+    /// Returns the bytes that a fusion reads: of each parameter the bytes that its users read, and constants that are
+    /// too large to be part of the code (`FusionParameterReadBytes`, hlo_cost_analysis.cc in XLA).
     fn fusion_reads(&self, callee: &Computation<'a>, depth: usize) -> Rc<Reads> {
         let id = callee.proto().id;
         if let Some(known) = self.reads.borrow().get(&id) {
             return known.clone();
         }
-        // A fusion that has itself in it reads nothing there.
+        // A fusion that contains itself reads nothing there.
         self.reads.borrow_mut().insert(id, Rc::default());
         let users = Users::of(callee);
         let mut reads = Reads::default();
@@ -181,7 +181,7 @@ impl<'m, 'a> Counter<'m, 'a> {
                 "dynamic-slice" if is_first => bytes_of(user),
                 // XLA counts the whole table, however few rows are read.
                 "gather" if is_first => bytes_of(user).min(whole),
-                // What is updated is not read.
+                // The updated elements are not read.
                 "dynamic-update-slice" if is_first => 0,
                 "get-tuple-element" => match callee.position(user.id) {
                     Some(part) if depth < DEPTH_LIMIT => self.read_by_users(callee, users, part, depth + 1),
@@ -189,7 +189,7 @@ impl<'m, 'a> Counter<'m, 'a> {
                 },
                 "broadcast" | "reshape" => whole,
                 "fusion" => self.read_by_fusion(value, user, depth),
-                // The others read it together.
+                // The other users read it together.
                 _ if read_whole => 0,
                 _ => {
                     read_whole = true;
@@ -200,7 +200,7 @@ impl<'m, 'a> Counter<'m, 'a> {
         bytes
     }
 
-    /// What a fusion in a fusion reads of a value.
+    /// Returns the bytes that a fusion in a fusion reads of a value.
     fn read_by_fusion(&self, value: &HloInstructionProto, fusion: &HloInstructionProto, depth: usize) -> u64 {
         let Some(inner) = self.module.callee(fusion, 0).filter(|_| depth < DEPTH_LIMIT) else { return bytes_of(value) };
         let reads = self.fusion_reads(inner, depth + 1);
@@ -210,7 +210,7 @@ impl<'m, 'a> Counter<'m, 'a> {
     }
 }
 
-/// Who reads each instruction of a computation, by position.
+/// The users of each instruction of a computation, by position.
 struct Users(Vec<Vec<usize>>);
 
 impl Users {
@@ -218,7 +218,7 @@ impl Users {
         let mut users = vec![Vec::new(); computation.instructions().len()];
         for (user, instruction) in computation.instructions().iter().enumerate() {
             for &id in &instruction.operand_ids {
-                // One that reads it twice is one user.
+                // An instruction that reads it twice is one user.
                 if let Some(position) = computation.position(id)
                     && users[position].last() != Some(&user)
                 {
@@ -234,7 +234,7 @@ impl Users {
     }
 }
 
-/// Bytes that a fusion writes: what it updates in place, else its results.
+/// Returns the bytes that a fusion writes: those it updates in place, else its results.
 fn fusion_writes(operands: &Operands<'_, '_>, callee: &Computation<'_>) -> u64 {
     let Some(root) = callee.root() else { return operands.result_bytes() };
     let written = |part: &HloInstructionProto| match part.opcode.as_str() {
@@ -247,7 +247,7 @@ fn fusion_writes(operands: &Operands<'_, '_>, callee: &Computation<'_>) -> u64 {
     }
 }
 
-/// Bytes read and written. Slices and gathers read what they return, updates write what they are given.
+/// Returns the bytes read and written. Slices and gathers read what they return; updates write what they are given.
 fn moved(operands: &Operands<'_, '_>) -> (u64, u64) {
     let result = operands.result_bytes();
     let from =
@@ -257,7 +257,7 @@ fn moved(operands: &Operands<'_, '_>) -> (u64, u64) {
         "dynamic-slice" => (result.saturating_add(from(1)), result),
         "gather" => (result.saturating_add(operands.bytes(1)), result),
         "dynamic-update-slice" => (operands.bytes(1).saturating_add(from(2)), operands.bytes(1)),
-        // What is there, the indices and the updates are read; the sums are written.
+        // The old elements, the indices and the updates are read; the sums are written.
         "scatter" => {
             let count = operands.count() / 2;
             let updates = from(count + 1);
@@ -270,7 +270,7 @@ fn moved(operands: &Operands<'_, '_>) -> (u64, u64) {
     }
 }
 
-/// Whether an opcode only says where something is, or runs other computations.
+/// Whether an opcode only states where something is, or runs other computations.
 fn is_free(opcode: &str) -> bool {
     matches!(
         opcode,
@@ -301,7 +301,8 @@ pub(crate) fn is_by_element(opcode: &str) -> bool {
     opcode::is_arithmetic(opcode) || opcode::is_transcendental(opcode)
 }
 
-/// A product of the contracted sizes for each element of the result, each a multiplication and an addition.
+/// Returns the operations of a product: a multiplication and an addition for each element of the result and of the
+/// contracted dimensions.
 fn simple_dot(operands: &Operands<'_, '_>, numbers: Option<&DotDimensionNumbers>, results: u64) -> Work {
     let contracted = contracted(operands, numbers);
     Work::flops(results.saturating_mul(contracted).saturating_mul(2), operands.arithmetic())

@@ -1,19 +1,19 @@
-//! Chips and the wires between them, with what programs reach of their peak rates.
+//! Chips and the wires between them, with the parts of their peak rates that programs reach.
 
 use serde::{Deserialize, Serialize};
 
 use crate::chips::{Arithmetic, Chip};
 use meshloom_hlo::PlatformKind;
 
-/// What joins the devices along one dimension of the hardware, the fastest first.
+/// The kind of wire that joins the devices along one dimension of the hardware, the fastest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wire {
-    /// They are threads of one process, and share its memory: what is sent is copied.
+    /// The devices are threads of one process and share its memory: sent values are copied.
     Memory,
-    /// They are parts of one chip.
+    /// The devices are parts of one chip.
     Core,
-    /// A switch, which joins each with each.
+    /// A switch, which joins each device with each.
     Switch,
     /// Links to two neighbours.
     Torus,
@@ -29,18 +29,18 @@ impl Wire {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dimension {
-    /// Devices along it.
+    /// The number of devices along it.
     pub size: usize,
-    /// What joins them.
+    /// The wire that joins them.
     pub wire: Wire,
-    /// Whether the last is joined with the first.
+    /// Whether the last device is joined with the first.
     #[serde(default)]
     pub wraps: bool,
-    /// Bytes per second that a device can send along it, both ways round a torus. In shared memory, bytes per second of
-    /// what a collective reads or writes, whichever is more, when all devices do. Programs reach a part of them
+    /// Bytes per second that a device can send along it, both ways round a torus. In shared memory, bytes per second
+    /// that a collective reads or writes, whichever is more, when all devices do so. Programs reach a part of this rate
     /// ([`Reached::links`]).
     pub rate: f64,
-    /// Seconds of a step of a collective along it.
+    /// Seconds that a step of a collective takes along it.
     pub latency: f64,
 }
 
@@ -48,34 +48,35 @@ pub struct Dimension {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cache {
-    /// The most bytes that a kernel reads and writes in it.
+    /// The most bytes that a kernel can read and write in it.
     pub bytes: f64,
     /// Bytes per second that such a kernel reads and writes.
     pub bandwidth: f64,
 }
 
-/// What programs are assumed to reach of a backend's peak rates. docs/plan.md holds estimates against published runs.
+/// The parts of a backend's peak rates that programs are assumed to reach. docs/plan.md holds estimates against
+/// published runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Reached {
-    /// Of the rate of matrix products.
+    /// The part of the peak rate of matrix products.
     pub products: f64,
-    /// Of the bandwidth of memory.
+    /// The part of the memory's bandwidth.
     pub memory: f64,
-    /// Of the links.
+    /// The part of the links' rate.
     pub links: f64,
-    /// Products have sizes that are multiples of this, or waste the rest.
+    /// The tile of the matrix unit: sizes of products that are not multiples of it waste the rest.
     pub tile: u64,
     /// Seconds between two kernels.
     pub kernel: f64,
-    /// Seconds of a step for each byte of the outputs and temporaries that it needs at most: a CPU's plugin takes them
-    /// from the system for each run, which clears them page by page when they are first touched.
+    /// Seconds of a step for each byte of the outputs and temporaries that it needs at most. A CPU's plugin takes them
+    /// from the system for each run, and the system clears them page by page when they are first touched.
     pub fresh: f64,
-    /// Where kernels that touch few bytes move them faster than in memory.
+    /// The cache, where kernels that touch few bytes move them faster than in memory.
     pub cache: Option<Cache>,
 }
 
 impl Reached {
-    /// That of a backend.
+    /// Returns the parts that programs reach on a backend.
     pub const fn of(backend: PlatformKind) -> Reached {
         let (fresh, cache) = (0.0, None);
         match backend {
@@ -90,15 +91,15 @@ impl Reached {
     }
 }
 
-/// Devices and what joins them.
+/// Devices and the wires that join them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Hardware {
-    /// Each chip.
+    /// The chip of every device.
     pub chip: Chip,
     /// How they are arranged, the dimension with the fastest links first. A mesh is cut out of them in this order
     /// ([`device_order`](meshloom_hlo::mesh::device_order)).
     pub dimensions: Vec<Dimension>,
-    /// What programs reach.
+    /// The parts of the peak rates that programs reach.
     pub reached: Reached,
     /// Seconds to start a collective.
     pub launch: f64,
@@ -106,20 +107,20 @@ pub struct Hardware {
     pub overlaps: bool,
 }
 
-/// Chips of which too little is published to estimate times.
+/// The error for a chip whose published figures do not suffice to estimate times.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the {what} of {chip} is not published, so times are not known; take another chip, such as v5p or h100")]
 pub struct UnknownRate {
     /// The chip.
     pub chip: String,
-    /// Which rate.
+    /// The rate that is not published.
     pub what: &'static str,
 }
 
 meshloom_hlo::debug_is_message!(UnknownRate);
 
 impl Hardware {
-    /// Slices of so many chips in this arrangement: along the dimensions of a torus, or of one host of GPUs.
+    /// Returns slices of chips in this arrangement: along the dimensions of a torus, or of one host of GPUs.
     ///
     /// # Errors
     /// A rate that is needed is not published.
@@ -159,50 +160,50 @@ impl Hardware {
         Ok(Hardware::of_dimensions(*chip, dimensions))
     }
 
-    /// Chips joined along these dimensions, of which programs reach what they do on the chip's backend.
+    /// Returns chips joined along these dimensions. Programs reach the parts that they reach on the chip's backend.
     pub fn of_dimensions(chip: Chip, dimensions: Vec<Dimension>) -> Hardware {
         let launch = if chip.backend == PlatformKind::Cuda { 8e-6 } else { 2e-6 };
         let (reached, overlaps) = (Reached::of(chip.backend), chip.backend != PlatformKind::Cpu);
         Hardware { chip, dimensions, reached, launch, overlaps }
     }
 
-    /// Devices of all slices.
+    /// Returns the number of devices of all slices.
     pub fn device_count(&self) -> usize {
         self.dimensions.iter().map(|dimension| dimension.size).product()
     }
 
-    /// Devices that links join which are faster than the network.
+    /// Returns the number of devices that are joined by links faster than the network.
     pub fn near_count(&self) -> usize {
         let near = self.dimensions.iter().filter(|dimension| dimension.wire != Wire::Network);
         near.map(|dimension| dimension.size).product()
     }
 
-    /// Bytes per second that programs have a device send along a dimension.
+    /// Returns the bytes per second that programs have a device send along a dimension.
     pub fn rate(&self, dimension: &Dimension) -> f64 {
         dimension.rate * self.reached.links
     }
 
-    /// Bytes per second that programs move between a device's memory and the host's, one way; `None` if the link's are
-    /// not known.
+    /// Returns the bytes per second that programs move between a device's memory and the host's, one way; `None` if the
+    /// link's rate is not known.
     pub fn host_rate(&self) -> Option<f64> {
         Some(self.chip.device_host_bandwidth()? * self.reached.links)
     }
 
-    /// The same with another network, by the bytes per second that a device can send over it.
+    /// Sets the rate of the network: the bytes per second that a device can send over it.
     pub fn set_network(&mut self, rate: f64) {
         let networks = self.dimensions.iter_mut().filter(|dimension| dimension.wire == Wire::Network);
         networks.for_each(|network| network.rate = rate);
     }
 
-    /// Bytes per second that a device sends one way to a neighbour of its torus.
+    /// Returns the bytes per second that a device sends one way to a neighbour of its torus.
     pub(super) fn neighbour_rate(&self) -> f64 {
         let torus = self.dimensions.iter().find(|dimension| dimension.wire == Wire::Torus);
         torus.map_or(f64::INFINITY, |dimension| self.rate(dimension) / 2.0)
     }
 }
 
-/// Whether a dimension of a slice is closed to a ring: chips with three dimensions of links are joined by optical
-/// switches in cubes of four, those with two in pods of sixteen.
+/// Returns whether a dimension of a slice is closed to a ring: chips with three dimensions of links are joined by
+/// optical switches in cubes of four, those with two in pods of sixteen.
 fn wraps(chip: &Chip, slice: &[usize], size: usize) -> bool {
     match chip.link_rings {
         3 => slice.iter().all(|size| size.is_multiple_of(4)),

@@ -1,4 +1,4 @@
-//! What one execution of each instruction takes to compute, once a compiler has fused what it will.
+//! The time that one execution of each instruction takes to compute, after a compiler has fused what it will.
 
 use super::hardware::Hardware;
 use crate::chips::Arithmetic;
@@ -9,7 +9,7 @@ use crate::size::shape_bytes;
 use meshloom_hlo::PlatformKind;
 use meshloom_hlo::proto::HloInstructionProto;
 
-/// Cheap arithmetic is repeated for so many readers, sooner than its value is written and read again.
+/// Cheap arithmetic is repeated for up to this many readers, rather than written and read again.
 const MOST_READERS: u32 = 3;
 
 /// The times of the instructions of a module's computations.
@@ -19,7 +19,7 @@ pub(super) struct Kernels<'m, 'a> {
     hardware: &'m Hardware,
 }
 
-/// What a value takes whose readers compute it.
+/// The work of a value that its readers compute.
 #[derive(Clone, Copy, Default)]
 struct Inside {
     flops: f64,
@@ -31,8 +31,8 @@ impl<'m, 'a> Kernels<'m, 'a> {
         Kernels { module, counter: Counter::new(module), hardware }
     }
 
-    /// The seconds of each instruction of a computation, by position; none of what costs nothing, is part of its
-    /// readers, or only runs other computations.
+    /// Returns the seconds of each instruction of a computation, by position. They are 0 for an instruction that costs
+    /// nothing, is part of its readers, or only runs other computations.
     pub(super) fn seconds(&self, number: usize) -> Vec<f64> {
         let computation = &self.module.computations()[number];
         let mut is_inside = computed_in_readers(computation, MOST_READERS);
@@ -42,7 +42,7 @@ impl<'m, 'a> Kernels<'m, 'a> {
         let mut seconds = vec![0.0; is_inside.len()];
         for (position, instruction) in computation.instructions().iter().enumerate() {
             let work = self.counter.work(computation, instruction);
-            // What is read through values that are never in memory.
+            // The sums include work and reads through values that are never in memory.
             let (mut flops, mut bytes) = (work.flops as f64, work.bytes() as f64);
             let reads_slices = matches!(instruction.opcode.as_str(), "dynamic-slice" | "gather" | "slice");
             for operand in instruction.operand_ids.iter().filter_map(|&id| computation.position(id)) {
@@ -54,14 +54,14 @@ impl<'m, 'a> Kernels<'m, 'a> {
                 let Inside { flops: more, bytes: read } =
                     if is_shared[operand] { std::mem::take(&mut inside[operand]) } else { inside[operand] };
                 flops += more;
-                // A slice of what is computed on the way computes no more than the slice.
+                // A slice of a value that is computed on the way computes no more than the slice.
                 if !reads_slices {
                     bytes = (bytes - own).max(0.0) + read.min(4.0 * own);
                 }
             }
             if is_inside[position] {
                 let own = instruction.shape.as_ref().and_then(shape_bytes).unwrap_or(0) as f64;
-                // It is read, and not written.
+                // The value's operands are read, and the value is not written.
                 inside[position] = Inside { flops, bytes: (bytes - own).max(0.0) };
                 continue;
             }
@@ -78,7 +78,7 @@ impl<'m, 'a> Kernels<'m, 'a> {
         seconds
     }
 
-    /// Whether an instruction gives its operand other dimensions, where it lies. On TPU the two minor dimensions are
+    /// Whether an instruction gives its operand other dimensions without moving it. On TPU the two minor dimensions are
     /// tiled; others are only counted differently.
     fn is_bitcast(&self, computation: &Computation<'a>, instruction: &HloInstructionProto) -> bool {
         if instruction.opcode != "reshape" {
@@ -108,7 +108,7 @@ impl<'m, 'a> Kernels<'m, 'a> {
         computing.max(moving) + reached.kernel
     }
 
-    /// Which part of the matrix unit's tiles a product fills.
+    /// Returns the part of the matrix unit's tiles that a product fills.
     fn filled(&self, computation: &Computation<'a>, instruction: &HloInstructionProto) -> f64 {
         let Some(numbers) = instruction.dot_dimension_numbers.as_deref().filter(|_| instruction.opcode == "dot") else {
             return 1.0;
@@ -126,7 +126,7 @@ impl<'m, 'a> Kernels<'m, 'a> {
         let right = sizes(1, &numbers.rhs_batch_dimensions, &numbers.rhs_contracting_dimensions);
         let (Some((rows, contracted)), Some((columns, _))) = (left, right) else { return 1.0 };
         let part = |size: u64| size as f64 / size.next_multiple_of(self.hardware.reached.tile) as f64;
-        // A product with a few rows is bound by memory, which the bytes say; its rows are not padded on top.
+        // A product with a few rows is bound by memory, as the bytes say; its rows are not padded in addition.
         let rows = if rows < self.hardware.reached.tile { 1.0 } else { part(rows) };
         rows * part(columns.max(1)) * part(contracted.max(1))
     }

@@ -1,4 +1,4 @@
-//! The time line of an uncompiled program: what can run does, in the order of the program.
+//! The time line of an uncompiled program: every instruction that can run does, in the order of the program.
 //!
 //! A device computes one thing at a time. A collective starts when its operands are there and its links are free, and
 //! goes on beside whatever does not need its result. Loops and branches are followed to their ends first and then count
@@ -22,21 +22,21 @@ use meshloom_hlo::proto::HloInstructionProto;
 use meshloom_hlo::sort;
 use meshloom_hlo::source::op_name;
 
-/// Iterations of a loop that are followed one by one; more are taken to be alike.
+/// The most iterations of a loop that are followed one by one; with more, all are taken to be alike.
 const MOST_ITERATIONS: u64 = 1 << 12;
 
-/// What a stretch of the program takes, in seconds.
+/// The times of a stretch of the program, in seconds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stretch {
-    /// From its start to its end.
+    /// The time from its start to its end.
     pub(super) seconds: f64,
-    /// Computing.
+    /// The time of computing.
     pub(super) computing: f64,
-    /// Waiting for the collectives of each class.
+    /// The time of waiting for the collectives of each class.
     pub(super) waiting: Vec<f64>,
-    /// What the collectives of each class take.
+    /// The time that the collectives of each class take.
     pub(super) sending: Vec<f64>,
-    /// Waiting for other devices, which have more to do: bubbles.
+    /// The time of waiting for other devices, which have more to do: bubbles.
     pub(super) idle: f64,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Transfer {
     pub(super) seconds: f64,
 }
 
-/// The transfers of a walk, by the place and the position of what starts them.
+/// The transfers of a walk, by the place and the position of the instruction that starts them.
 pub(super) type Transfers = FxHashMap<(usize, usize), Transfer>;
 
 /// A module on its way along the time line.
@@ -69,7 +69,7 @@ pub(super) struct Line<'w, 'a> {
     walk: &'w Walk<'a>,
     values: Values<'w, 'a>,
     devices: Devices,
-    /// The first of the devices that do the same, for each that differs.
+    /// The first device of each set of devices that do the same.
     representatives: Vec<u64>,
     overlaps: bool,
     /// Seconds of the instructions, by number of the computation.
@@ -77,11 +77,11 @@ pub(super) struct Line<'w, 'a> {
     counter: Kernels<'w, 'a>,
     transfers: Transfers,
     classes: usize,
-    /// Whether what is in a place, or in what it runs, depends on the device or the iteration.
+    /// Whether anything in a place, or in the places it runs, depends on the device or the iteration.
     decided: Vec<bool>,
-    /// Whether all devices run what is being followed.
+    /// Whether all devices run the code that is being followed.
     together: bool,
-    /// What places take, with the branches that are taken in them.
+    /// The times of places, with the branches that are taken in them.
     known: FxHashMap<(usize, Vec<u8>), Stretch>,
 }
 
@@ -108,12 +108,12 @@ impl<'w, 'a> Line<'w, 'a> {
         }
     }
 
-    /// One run of the program.
+    /// Follows one run of the program.
     pub(super) fn run(&mut self) -> Stretch {
         if self.walk.places().is_empty() { Stretch::default() } else { self.longest(0, &mut Vec::new()) }
     }
 
-    /// The kernels of what has been followed that take longest, in all executions.
+    /// Returns the followed kernels that take longest, in all executions.
     pub(super) fn largest(&self) -> Vec<KernelTime> {
         const COUNT: usize = 8;
         let mut all = Vec::new();
@@ -134,7 +134,7 @@ impl<'w, 'a> Line<'w, 'a> {
         all.into_iter().take(COUNT).map(kernel).collect()
     }
 
-    /// A place on the device that takes longest.
+    /// Follows a place on the device that takes longest.
     fn longest(&mut self, place: usize, iterations: &mut Vec<u64>) -> Stretch {
         if !self.decided[place] {
             return self.place(place, iterations);
@@ -150,7 +150,7 @@ impl<'w, 'a> Line<'w, 'a> {
         longest.map_or_else(Stretch::default, |stretch| Stretch { idle: stretch.seconds - mean, ..stretch })
     }
 
-    /// A place on the device that the values are of.
+    /// Follows a place on the device that the values belong to.
     fn place(&mut self, place: usize, iterations: &mut Vec<u64>) -> Stretch {
         let mut taken = Vec::new();
         if self.decided[place] {
@@ -164,7 +164,7 @@ impl<'w, 'a> Line<'w, 'a> {
         stretch
     }
 
-    /// The branches that are taken in a place, outside of its loops.
+    /// Collects the branches that are taken in a place, outside of its loops.
     fn branches(&mut self, place: usize, iterations: &mut Vec<u64>, taken: &mut Vec<u8>) {
         for callee in self.walk.places()[place].callees.clone() {
             let Some(caller) = self.walk.places()[callee].caller else { continue };
@@ -178,7 +178,7 @@ impl<'w, 'a> Line<'w, 'a> {
                         self.branches(callee, iterations, taken);
                     }
                 }
-                // Of loops that devices go through together, nothing depends on the device.
+                // In loops that devices go through together, nothing depends on the device.
                 Via::LoopBody if !self.together => {
                     let count = self.values.trips(place, caller.instruction, iterations);
                     taken.extend(count.unwrap_or(u64::MAX).to_le_bytes());
@@ -194,7 +194,7 @@ impl<'w, 'a> Line<'w, 'a> {
         }
     }
 
-    /// What an instruction that runs others takes.
+    /// Returns the time of an instruction that runs other computations.
     fn called(&mut self, place: usize, position: usize, iterations: &mut Vec<u64>) -> Stretch {
         let mut sum = Stretch::default();
         let mut largest: Option<Stretch> = None;
@@ -231,7 +231,8 @@ impl<'w, 'a> Line<'w, 'a> {
         sum
     }
 
-    /// So many iterations of a loop's body. Devices that go through it together wait for each other in each.
+    /// Returns the time of this many iterations of a loop's body. Devices that go through it together wait for each
+    /// other in each iteration.
     fn iterations(&mut self, body: usize, count: u64, iterations: &mut Vec<u64>) -> Stretch {
         let mut sum = Stretch::default();
         if !self.decided[body] || count > MOST_ITERATIONS {
@@ -331,20 +332,21 @@ impl<'w, 'a> Line<'w, 'a> {
 /// A computation that is being followed.
 struct Run {
     users: Vec<Vec<u32>>,
-    /// Operands that are not there yet.
+    /// The number of operands that each instruction still waits for.
     missing: Vec<u32>,
-    /// When each will have its operands, and the class of the collective that it waits for last.
+    /// The time at which each instruction will have its operands, and the class of the collective that it waits for
+    /// last.
     since: Vec<(f64, Option<usize>)>,
-    /// What has its operands, by position.
+    /// The instructions that have their operands, by position.
     available: BinaryHeap<Reverse<u32>>,
-    /// What will have them, by time.
+    /// The instructions that will have their operands, by time.
     pending: BinaryHeap<Reverse<(Time, u32)>>,
-    /// When each class's links are free.
+    /// The time at which each class's links are free.
     free: Vec<f64>,
     clock: f64,
-    /// When the last result is there.
+    /// The time at which the last result is there.
     last: f64,
-    /// The class of the collective that makes it, or that it waits for.
+    /// The class of the collective that makes the last result, or that it waits for.
     blame: Option<usize>,
 }
 
@@ -389,7 +391,7 @@ impl Run {
         }
     }
 
-    /// The next instruction that has its operands; the clock waits for it.
+    /// Returns the next instruction that has its operands; the clock waits for it.
     fn next(&mut self, stretch: &mut Stretch) -> Option<usize> {
         loop {
             while let Some(&Reverse((time, position))) = self.pending.peek()
@@ -411,7 +413,7 @@ impl Run {
 
     fn compute(&mut self, position: usize, seconds: f64) {
         if seconds == 0.0 {
-            // It is there as soon as its operands are.
+            // The result is there as soon as its operands are.
             let (time, blame) = self.since[position];
             return self.done(position, time.max(0.0), blame);
         }

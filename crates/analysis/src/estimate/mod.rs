@@ -1,18 +1,18 @@
-//! How long a step takes, before anything is compiled.
+//! The time that a step takes, estimated before anything is compiled.
 //!
 //! The program of one device, as meshloom lowers it, has every collective and every product, but no fusions and no
 //! schedule. The estimate makes both as a compiler would:
 //!
-//! - What is computed inside its readers costs no memory traffic (the model of the [memory](super::memory()) analysis).
-//!   A kernel takes the longer of its operations and its bytes, at the parts of the peak rates that programs reach
-//!   ([`Reached`]), and products fill the tiles of the matrix unit.
+//! - A value that is computed inside its readers costs no memory traffic (the model of the [memory](super::memory())
+//!   analysis). A kernel takes the longer of its operations and its bytes, at the parts of the peak rates that programs
+//!   reach ([`Reached`]), and products fill the tiles of the matrix unit.
 //! - A collective takes its bytes along the wires that join its group: the mesh is cut out of the hardware as
 //!   [`device_order`](meshloom_hlo::mesh::device_order) does, so a group lies along a ring, a line, a switch, or the
 //!   network between hosts or slices. Groups that lie between one another share links.
-//! - Collectives run beside what does not need their results. Collectives over the same axes take turns.
-//! - So do moves to the host's memory, and those back from it, where the rate of the link to the host is known.
-//! - Where stages of a pipeline branch, an iteration takes as long as on the stage with most to do: bubbles are what
-//!   the others wait.
+//! - Collectives run beside instructions that do not need their results. Collectives over the same axes take turns.
+//! - Moves to and from the host's memory take turns as well, where the rate of the link to the host is known.
+//! - Where stages of a pipeline branch, an iteration takes as long as on the stage with most to do: bubbles are the
+//!   waiting times of the others.
 //!
 //! docs/plan.md compares the estimates with published runs and with measured steps.
 
@@ -40,21 +40,21 @@ use wires::Wires;
 /// The estimated time of a step, and what it is made of.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepTime {
-    /// From start to end, in seconds.
+    /// The time from start to end, in seconds.
     pub seconds: f64,
-    /// Computing, on the device that does most.
+    /// The time of computing, on the device that does most.
     pub computing: f64,
-    /// Waiting for collectives.
+    /// The time of waiting for collectives.
     pub waiting: f64,
-    /// Waiting for other stages: bubbles.
+    /// The time of waiting for other stages: bubbles.
     pub idle: f64,
-    /// The collectives over the same axes, those that are waited for longest first.
+    /// The collectives over the same axes, those that the device waits for longest first.
     pub transfers: Vec<TransferTime>,
     /// The kernels that take longest, in all executions.
     pub largest: Vec<KernelTime>,
 }
 
-/// What an instruction computes, with what is fused into it.
+/// The time of an instruction with everything that is fused into it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct KernelTime {
     /// The instruction.
@@ -65,14 +65,14 @@ pub struct KernelTime {
     pub op_name: String,
     /// How often it runs, as far as that is known.
     pub executions: u64,
-    /// All executions, in seconds.
+    /// The time of all executions, in seconds.
     pub seconds: f64,
 }
 
-/// What moves to the host's memory are called among transfers.
+/// The name of moves to the host's memory among the transfers.
 pub const TO_HOST: &str = "to the host";
 
-/// What moves from the host's memory are called.
+/// The name of moves from the host's memory among the transfers.
 pub const FROM_HOST: &str = "from the host";
 
 /// The collectives over the same mesh axes, or the moves of one direction.
@@ -80,25 +80,25 @@ pub const FROM_HOST: &str = "from the host";
 pub struct TransferTime {
     /// The axes, joined by commas; `?` where devices do not lie along axes; [`TO_HOST`] and [`FROM_HOST`] for moves.
     pub axes: String,
-    /// What they take, in seconds.
+    /// The time of the transfers, in seconds.
     pub seconds: f64,
-    /// For how much of it the device waits.
+    /// The part of that time during which the device waits.
     pub waiting: f64,
 }
 
-/// A module that no time can be estimated of.
+/// The reason why the time of a module cannot be estimated.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EstimateError {
-    /// The mesh is not made of the hardware.
+    /// The mesh does not fill the hardware.
     #[error(
         "the mesh {mesh} has {found} devices in an arrangement that the hardware does not have: {expected} devices"
     )]
     Arrangement {
         /// The mesh.
         mesh: String,
-        /// Its devices.
+        /// The number of its devices.
         found: usize,
-        /// Those of the hardware.
+        /// The number of devices that the hardware has.
         expected: usize,
     },
     /// Computations are called in too many ways.
@@ -108,14 +108,14 @@ pub enum EstimateError {
 
 meshloom_hlo::debug_is_message!(EstimateError);
 
-/// Where a mesh lies in the hardware: for each axis how many devices it has of each dimension, and along a torus how
-/// far neighbours are apart (elsewhere 1). A program takes the same time on meshes whose axes lie in the same place.
-/// `None` if the mesh does not fill the hardware.
+/// Returns where a mesh lies in the hardware: for each axis the number of its devices in each dimension, and along a
+/// torus the distance of neighbours (elsewhere 1). A program takes the same time on meshes whose axes lie in the same
+/// place. The result is `None` if the mesh does not fill the hardware.
 pub fn placement(mesh: &Mesh, hardware: &Hardware) -> Option<Vec<Vec<(usize, usize)>>> {
     Some(Wires::new(mesh, hardware)?.placement())
 }
 
-/// The time of one run of an uncompiled module that is partitioned over a mesh.
+/// Estimates the time of one run of an uncompiled module that is partitioned over a mesh.
 ///
 /// # Errors
 /// The mesh does not fit the hardware, or the module cannot be followed.
@@ -124,10 +124,10 @@ pub fn estimate(module: &HloModuleProto, mesh: &Mesh, hardware: &Hardware) -> Re
     estimate_walk(&DeviceWalk::of(module, devices), module, mesh, hardware)
 }
 
-/// The same of a module that has been [walked on](DeviceWalk::of) the devices of the mesh.
+/// Estimates the same for a module that has been [walked on](DeviceWalk::of) the devices of the mesh.
 ///
 /// # Errors
-/// As of [`estimate`].
+/// The errors are those of [`estimate`].
 pub fn estimate_walk(
     device_walk: &DeviceWalk<'_>,
     module: &HloModuleProto,

@@ -1,4 +1,4 @@
-//! Which wires a collective's devices are joined by, and what it takes on them.
+//! The wires that join a collective's devices, and the time that the collective takes on them.
 
 use super::hardware::{Dimension, Hardware, Wire};
 use crate::AxisPart;
@@ -7,14 +7,14 @@ use crate::communication::Communication;
 use meshloom_hlo::mesh::{Mesh, MeshAxis, Piece, common_divisor, cut, dcn_sizes};
 use meshloom_hlo::{CollectiveKind, PlatformKind};
 
-/// What a group of devices has of one dimension of the hardware.
+/// The part of one dimension of the hardware that a group of devices covers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Span {
     /// Number of the dimension, the one with the fastest links first.
     dimension: usize,
-    /// Devices of the group along it.
+    /// The number of the group's devices along it.
     extent: usize,
-    /// How far neighbours are apart.
+    /// The distance between neighbours.
     stride: usize,
 }
 
@@ -22,16 +22,16 @@ struct Span {
 pub(super) struct Wires<'h> {
     hardware: &'h Hardware,
     mesh: &'h Mesh,
-    /// For each axis what it has of each dimension.
+    /// For each axis, its piece of each dimension.
     pieces: Vec<Vec<Piece>>,
 }
 
 impl<'h> Wires<'h> {
-    /// `None` where the mesh does not fill the hardware.
+    /// Returns `None` if the mesh does not fill the hardware.
     pub(super) fn new(mesh: &'h Mesh, hardware: &'h Hardware) -> Option<Wires<'h>> {
         let sizes: Vec<usize> = mesh.axes().map(|axis| mesh.size(axis)).collect();
         let mut shape: Vec<usize> = hardware.dimensions.iter().map(|dimension| dimension.size).collect();
-        // Slices are no dimension of a box, as hosts of GPUs are: the mesh says which axes cross them.
+        // Slices, unlike hosts of GPUs, are no dimension of a box: the mesh says which axes cross them.
         let slices = hardware.dimensions.last().filter(|last| last.wire == Wire::Network).map(|last| last.size);
         let Some(slices) = slices.filter(|_| hardware.chip.backend != PlatformKind::Cuda) else {
             return Some(Wires { hardware, mesh, pieces: cut(&sizes, &shape)? });
@@ -44,8 +44,8 @@ impl<'h> Wires<'h> {
         Some(Wires { hardware, mesh, pieces })
     }
 
-    /// What each axis has of each dimension of the hardware: how many devices, and along a torus how far neighbours are
-    /// apart.
+    /// Returns for each axis and each dimension of the hardware the number of devices, and along a torus the distance
+    /// between neighbours.
     pub(super) fn placement(&self) -> Vec<Vec<(usize, usize)>> {
         let of_piece = |(piece, it): (&Piece, &Dimension)| match it.wire {
             Wire::Torus if piece.size > 1 => (piece.size, piece.stride),
@@ -55,7 +55,7 @@ impl<'h> Wires<'h> {
         self.pieces.iter().map(of_axis).collect()
     }
 
-    /// What one execution takes, in seconds.
+    /// Returns the time of one execution, in seconds.
     pub(super) fn seconds(&self, collective: &ModuleCollective) -> f64 {
         let spans = match &collective.axes {
             Some(axes) => self.spans(axes),
@@ -85,10 +85,10 @@ impl<'h> Wires<'h> {
         &self.hardware.dimensions[span.dimension]
     }
 
-    /// Gathers and reductions that send so many bytes round in so many passes, in stages: along the fastest dimensions
-    /// all of it, along slower ones the part that the devices of the faster do not share. Stages over different kinds
-    /// of wires overlap, and the dimensions of a torus carry a part each. In shared memory everything is read and
-    /// written once.
+    /// Returns the time of gathers and reductions that send bytes round in a number of passes. They go in stages: all
+    /// bytes along the fastest dimensions, and along slower ones the part that the devices of the faster ones do not
+    /// share. Stages over different kinds of wires overlap, and the dimensions of a torus carry a part each. In shared
+    /// memory everything is read and written once.
     fn rings(&self, spans: &[Span], bytes: f64, passes: f64) -> f64 {
         let (mut left, mut longest) = (bytes, 0.0f64);
         for wire in Wire::FASTEST_FIRST {
@@ -104,8 +104,8 @@ impl<'h> Wires<'h> {
         longest
     }
 
-    /// Each device sends every other a part of so many bytes. Along a ring a part travels a quarter of it on average,
-    /// so that links carry what passes through; along a line twice that.
+    /// Returns the time in which each device sends every other a part of the bytes. Along a ring a part travels a
+    /// quarter of it on average, and the links carry all passing parts; along a line it travels twice as far.
     fn all_to_all(&self, spans: &[Span], bytes: f64) -> f64 {
         let of = |span: &Span| {
             let members = span.extent as f64;
@@ -118,12 +118,12 @@ impl<'h> Wires<'h> {
         spans.iter().map(of).fold(0.0, f64::max)
     }
 
-    /// A step to the neighbour along the axis; the slowest wire that any pair has.
+    /// Returns the time of a step to the neighbour along the axis, on the slowest wire of any pair.
     fn permute(&self, spans: &[Span], bytes: f64, shift: Option<i64>) -> f64 {
         let hops = shift.map_or(1.0, |shift| shift.unsigned_abs().max(1) as f64);
         let of = |span: &Span| match self.dimension(span).wire {
             Wire::Memory | Wire::Core | Wire::Switch | Wire::Network => bytes / self.rate(span),
-            // One way round.
+            // The values go one way round.
             Wire::Torus => {
                 let one_way = self.hardware.neighbour_rate() / span.stride as f64;
                 bytes * hops.min(span.extent as f64 / 2.0) / one_way
@@ -132,7 +132,7 @@ impl<'h> Wires<'h> {
         spans.iter().map(of).fold(0.0, f64::max)
     }
 
-    /// Bytes per second that a device sends along a span.
+    /// Returns the bytes per second that a device sends along a span.
     fn rate(&self, span: &Span) -> f64 {
         let dimension = self.dimension(span);
         let rate = self.hardware.rate(dimension);
@@ -150,7 +150,7 @@ impl<'h> Wires<'h> {
     fn latency(&self, spans: &[Span], kind: Communication) -> f64 {
         let rounds = |members: usize| (members as f64).log2().ceil();
         let steps = |span: &Span| match (kind, self.dimension(span).wire) {
-            // Threads wait for one another: in a permute all, else those of their group.
+            // Threads wait for one another: in a permute for all, else for those of their group.
             (Communication::Collective(CollectiveKind::CollectivePermute), Wire::Memory) => {
                 rounds(self.dimension(span).size)
             }
@@ -170,7 +170,7 @@ impl<'h> Wires<'h> {
         dimensions.map(span).filter(|span| span.extent > 1).collect()
     }
 
-    /// What axes have of the dimensions together.
+    /// Returns the spans that axes together cover.
     fn spans(&self, axes: &[AxisPart]) -> Vec<Span> {
         let mut spans: Vec<Span> = Vec::new();
         for part in axes {
@@ -190,7 +190,7 @@ impl<'h> Wires<'h> {
         spans
     }
 
-    /// An axis, or a part of it: how many steps are before it, and its own size.
+    /// Returns the spans of an axis, or of a part of it: the number of steps before it, and its own size.
     fn of_axis(&self, axis: MeshAxis, part: Option<(u64, u64)>) -> Vec<Span> {
         let size = self.mesh.size(axis);
         let whole = || (1, size);

@@ -12,7 +12,7 @@ use meshloom_hlo::proto::{
 use meshloom_hlo::source::{Sources, op_name};
 use meshloom_hlo::text::{Layouts, print_shape};
 
-/// The memory of a module as its compiler assigned it.
+/// Returns the memory of a module as its compiler assigned it.
 pub fn memory_of_assignment(module: &HloModuleProto, assignment: &BufferAssignmentProto) -> ModuleMemory {
     let of = |is: fn(&BufferAllocationProto) -> bool| {
         let allocations = assignment.buffer_allocations.iter().filter(|allocation| is(allocation));
@@ -53,7 +53,7 @@ fn size(allocation: &BufferAllocationProto) -> u64 {
     u64::try_from(allocation.size).unwrap_or(0)
 }
 
-/// The type of a part of a tuple.
+/// Returns the type of a part of a tuple.
 fn part(shape: &ShapeProto, index: &[i64]) -> Option<String> {
     let mut found = shape;
     for &index in index {
@@ -62,7 +62,7 @@ fn part(shape: &ShapeProto, index: &[i64]) -> Option<String> {
     Some(print_shape(found, Layouts::None))
 }
 
-/// What XLA calls a preallocated temporary buffer.
+/// Whether an allocation is what XLA calls a preallocated temporary buffer.
 fn is_temporary(allocation: &BufferAllocationProto) -> bool {
     !allocation.is_entry_computation_parameter
         && !allocation.maybe_live_out
@@ -97,7 +97,7 @@ impl<'a> Buffers<'a> {
         self.buffers.get(&id).map_or(0, |buffer| u64::try_from(buffer.size).unwrap_or(0))
     }
 
-    /// The instruction that makes a value: named by older compilers, numbered by newer ones.
+    /// Describes the instruction that makes a value: older compilers name it, newer ones number it.
     fn describe(&self, id: i64, kind: BufferKind) -> Option<LiveBuffer> {
         let location = self.buffers.get(&id)?.defined_at.as_ref();
         let found = location.and_then(|location| {
@@ -117,7 +117,7 @@ impl<'a> Buffers<'a> {
         })
     }
 
-    /// The arguments, and the outputs that are not in them, by their largest value.
+    /// Returns the arguments, and the outputs that are not in them, by their largest value.
     fn static_ones(&self, assignment: &BufferAssignmentProto) -> Vec<LiveBuffer> {
         let kind = |allocation: &BufferAllocationProto| match allocation {
             BufferAllocationProto { is_entry_computation_parameter: true, .. } => Some(BufferKind::Argument),
@@ -136,7 +136,7 @@ impl<'a> Buffers<'a> {
     }
 }
 
-/// What the compiler's heap did, played again.
+/// A replay of the compiler's heap.
 #[derive(Default)]
 struct Replay {
     most: u64,
@@ -178,7 +178,7 @@ impl Replay {
     }
 }
 
-/// The values in a heap. One that shares another's memory counts as that.
+/// The values in a heap. A value that shares another's memory counts as that one.
 #[derive(Default)]
 struct Heap {
     live: u64,

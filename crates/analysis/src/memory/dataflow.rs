@@ -1,13 +1,13 @@
-//! Which instructions' results are the same values.
+//! The values of a module: instructions whose results are the same value share one.
 //!
 //! Every array and every tuple that an instruction produces is a node; a result has its tuples and arrays in pre-order.
 //! Instructions that only pass on their operands join nodes into values, as XLA's `HloDataflowAnalysis` does: tuple
 //! elements, bitcasts, barriers, and the operands and results of a call, a branch, or an asynchronous computation. A
 //! value is live from its definition to the last instruction that reads it or passes it on (`HloLiveRange`).
 //!
-//! Several values may have to be in one buffer (`HloAliasAnalysis`): what a loop starts with, what each iteration
-//! receives and returns, and the result; or the results of the branches of a conditional. Such a class is live while
-//! one of its values is: between them its memory is free.
+//! Several values may have to be in one buffer (`HloAliasAnalysis`): the initial value of a loop, the values that each
+//! iteration receives and returns, and the result; or the results of the branches of a conditional. Such a class is
+//! live while one of its values is: between them its memory is free.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -18,26 +18,26 @@ use crate::size::{padded_bytes, shape_bytes};
 use crate::walk::{Via, Walk};
 use meshloom_hlo::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
 
-/// What holds pointers to the parts of a tuple has so many bytes for each.
+/// The bytes of a pointer to a part of a tuple.
 const POINTER: u64 = 8;
 
-/// The memory space of what lies in the host's memory, in a layout.
+/// The memory space of the host's memory, in a layout.
 const HOST: i64 = 5;
 
-/// What is known of a class.
+/// The properties of a class.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Class {
-    /// Bytes; those of the largest node, or of one device's part.
+    /// The bytes of its largest node, or of one device's part.
     pub(super) bytes: u64,
-    /// The node that is one device's part of something that other nodes are all of.
+    /// The node that is one device's part, where other nodes are the whole value.
     pub(super) part: Option<u32>,
-    /// When it is first defined.
+    /// The time at which it is first defined.
     pub(super) start: u32,
-    /// When it is last read or defined.
+    /// The time at which it is last read or defined.
     pub(super) end: u32,
     /// The point that defines it first.
     pub(super) definer: u32,
-    /// Whether it is a tuple's pointers.
+    /// Whether it holds a tuple's pointers.
     pub(super) is_tuple: bool,
     /// Whether it is a constant.
     pub(super) is_constant: bool,
@@ -45,9 +45,9 @@ pub(super) struct Class {
     pub(super) is_argument: bool,
     /// Whether it is a result of the program.
     pub(super) is_output: bool,
-    /// The node of the donated argument in whose memory it is, as a result of the program.
+    /// The node of the donated argument that it lies in, as a result of the program.
     pub(super) argument: Option<u32>,
-    /// Whether it is computed within what reads it, and has no memory.
+    /// Whether it is computed within its readers, and has no memory.
     pub(super) is_virtual: bool,
     /// Whether several values have to be in it.
     pub(super) is_merged: bool,
@@ -58,7 +58,7 @@ pub(super) struct Class {
 /// Times with both ends included, by start; none overlap.
 pub(super) type Ranges = BTreeMap<u32, u32>;
 
-/// Adds a time to others, and joins it with those that it overlaps.
+/// Adds a time to ranges, and joins it with those that it overlaps.
 pub(super) fn add_range(ranges: &mut Ranges, (mut start, mut end): (u32, u32)) {
     while let Some((&other, &until)) = ranges.range(..=end).next_back().filter(|&(_, &until)| until >= start) {
         ranges.remove(&other);
@@ -67,13 +67,13 @@ pub(super) fn add_range(ranges: &mut Ranges, (mut start, mut end): (u32, u32)) {
     ranges.insert(start, end);
 }
 
-/// Whether no time is in both.
+/// Whether the ranges have no time in common.
 pub(super) fn is_apart(first: &Ranges, second: &Ranges) -> bool {
     let (few, many) = if first.len() <= second.len() { (first, second) } else { (second, first) };
     few.iter().all(|(&start, &end)| many.range(..=end).next_back().is_none_or(|(_, &until)| until < start))
 }
 
-/// Ranges without a time at which one of them starts.
+/// Returns the ranges without a time at which one of them starts.
 pub(super) fn after_start(mut ranges: Ranges, time: u32) -> Ranges {
     if let Some(end) = ranges.remove(&time).filter(|&end| end > time) {
         ranges.insert(time + 1, end);
@@ -81,7 +81,7 @@ pub(super) fn after_start(mut ranges: Ranges, time: u32) -> Ranges {
     ranges
 }
 
-/// Ranges without a time at which one of them ends.
+/// Returns the ranges without a time at which one of them ends.
 pub(super) fn before_end(mut ranges: Ranges, time: u32) -> Ranges {
     if let Some((_, end)) = ranges.range_mut(..time).next_back().filter(|(_, end)| **end == time) {
         *end -= 1;
@@ -93,19 +93,19 @@ pub(super) fn before_end(mut ranges: Ranges, time: u32) -> Ranges {
 pub(super) struct Flow<'w, 'a> {
     pub(super) walk: &'w Walk<'a>,
     pub(super) schedule: Schedule,
-    /// The first node of each point; then the number of nodes.
+    /// The first node of each point, and at the end the number of nodes.
     first_node: Vec<u32>,
     /// The shape of each node.
     shapes: Vec<&'a ShapeProto>,
     parents: Vec<u32>,
     classes: Vec<Class>,
-    /// When the classes of several values are live; others from start to end.
+    /// The times in which the classes of several values are live; others are live from start to end.
     ranges: HashMap<u32, Ranges>,
-    /// Where the children of tuples of tuples start.
+    /// The first nodes of the children of tuples of tuples.
     children: HashMap<u32, Rc<[u32]>>,
 }
 
-/// Whether a custom call only says how a value is cut into parts.
+/// Whether a custom call only states how a value is cut into parts.
 fn is_border(target: &str) -> bool {
     matches!(target, "Sharding" | "SPMDFullToShardShape" | "SPMDShardToFullShape")
 }
@@ -116,7 +116,7 @@ pub(super) fn is_on_host(shape: &ShapeProto) -> bool {
 }
 
 impl<'w, 'a> Flow<'w, 'a> {
-    /// The values of a walk, one by one: [`Flow::pass_on`] and [`Flow::carry`] join them.
+    /// Returns the values of a walk, one by one: [`Flow::pass_on`] and [`Flow::carry`] join them.
     pub(super) fn of(walk: &'w Walk<'a>, schedule: Schedule) -> Flow<'w, 'a> {
         let mut flow = Flow {
             walk,
@@ -171,7 +171,7 @@ impl<'w, 'a> Flow<'w, 'a> {
         &self.walk.places()[place].computation.instructions[position]
     }
 
-    /// The point of what an instruction reads in a position.
+    /// Returns the point of an instruction's operand in a position.
     pub(super) fn operand(&self, point: usize, position: usize) -> Option<usize> {
         let (place, _) = self.schedule.instruction(point);
         let id = *self.instruction(point).operand_ids.get(position)?;
@@ -183,12 +183,12 @@ impl<'w, 'a> Flow<'w, 'a> {
         (0..self.instruction(point).operand_ids.len()).map(move |position| self.operand(point, position))
     }
 
-    /// All nodes of a point.
+    /// Returns all nodes of a point.
     pub(super) fn nodes(&self, point: usize) -> Range<u32> {
         self.first_node[point]..self.first_node[point + 1]
     }
 
-    /// The nodes of an element of a point's tuple; none if it has no such element.
+    /// Returns the nodes of an element of a point's tuple; an empty range if it has no such element.
     pub(super) fn element(&mut self, point: usize, index: i64) -> Range<u32> {
         let nodes = self.nodes(point);
         let none = nodes.end..nodes.end;
@@ -224,13 +224,13 @@ impl<'w, 'a> Flow<'w, 'a> {
         root
     }
 
-    /// The class of a node.
+    /// Returns the class of a node.
     pub(super) fn class(&mut self, node: u32) -> &mut Class {
         let root = self.find(node);
         &mut self.classes[root as usize]
     }
 
-    /// When a node's class is live.
+    /// Returns the times in which a node's class is live.
     pub(super) fn ranges(&mut self, node: u32) -> Ranges {
         let root = self.find(node);
         let class = &self.classes[root as usize];
@@ -290,7 +290,8 @@ impl<'w, 'a> Flow<'w, 'a> {
         a.zip(b).for_each(|(a, b)| self.join(a, b));
     }
 
-    /// Joins what is passed on, but for loops and the results of conditionals, and notes what is read when.
+    /// Joins values that are passed on, except for loops and the results of conditionals, and notes when each value is
+    /// read.
     pub(super) fn pass_on(&mut self, reshapes_pass: bool) {
         for time in 0..self.schedule.point_count() {
             let point = self.schedule.point_at(time);
@@ -326,7 +327,7 @@ impl<'w, 'a> Flow<'w, 'a> {
                 self.join_all(results, nodes);
             }
             ("custom-call", Some(operand)) if is_border(&instruction.custom_call_target) => {
-                // The result of the first is one device's part, the operand of the second.
+                // The result of the first is one device's part, and so is the operand of the second.
                 let nodes = self.nodes(operand);
                 let parts = match instruction.custom_call_target.as_str() {
                     "SPMDFullToShardShape" => results.clone(),
@@ -340,7 +341,7 @@ impl<'w, 'a> Flow<'w, 'a> {
                 let nodes = self.nodes(operand);
                 self.join_all(results, nodes);
             }
-            // All of the operands, then the result.
+            // The tuple has all of the operands, then the result.
             ("async-start", _) => {
                 let given = self.element(point, 0);
                 let mut next = given.start + 1;
@@ -352,7 +353,7 @@ impl<'w, 'a> Flow<'w, 'a> {
                     next = given.end.min(next + count);
                 }
             }
-            // The operands, then the results.
+            // The tuple has the operands, then the results.
             ("all-gather-start" | "collective-permute-start" | "copy-start" | "send" | "recv", Some(operand)) => {
                 let given = self.element(point, if instruction.opcode == "copy-start" { 1 } else { 0 });
                 let nodes = self.nodes(operand);
@@ -438,7 +439,7 @@ impl<'w, 'a> Flow<'w, 'a> {
         Some((point, self.schedule.time(point)))
     }
 
-    /// The parameters of a place, with their numbers.
+    /// Returns the parameters of a place, with their numbers.
     pub(super) fn parameters(&self, place: usize) -> Vec<(i64, usize)> {
         let instructions = self.walk.places()[place].computation.instructions.iter().enumerate();
         let parameters = instructions.filter(|(_, instruction)| instruction.opcode == "parameter");
@@ -453,11 +454,11 @@ impl<'w, 'a> Flow<'w, 'a> {
         self.schedule.point(place, self.walk.computation(found).position(found.computation.root_id)?)
     }
 
-    /// Settles what the results of conditionals and the carries of loops are: one value, where every branch, or every
-    /// iteration, passes on the same; else values that are in one buffer, which are returned in pairs.
+    /// Settles the results of conditionals and the carries of loops. They are one value, if every branch or every
+    /// iteration passes on the same. Otherwise they are values in one buffer, which are returned in pairs.
     ///
     /// If the initial value of a carry must survive (an argument that is not donated, a constant, a value read after
-    /// the loop, one that another carry of the loop starts with), and an iteration changes it, the loop starts with a
+    /// the loop, the initial value of another carry of the loop), and an iteration changes it, the loop starts with a
     /// copy, which a compiled module already contains.
     pub(super) fn settle(&mut self, is_donated: impl Fn(u32) -> bool) -> Vec<(u32, u32)> {
         let mut callers: BTreeMap<u32, Vec<(Via, usize)>> = BTreeMap::new();
@@ -469,7 +470,7 @@ impl<'w, 'a> Flow<'w, 'a> {
                 callers.entry(time).or_default().push((caller.via, place));
             }
         }
-        // What is inside comes first: what an inner loop passes on, an outer one may.
+        // Inner loops come first: an outer loop may pass on the value that an inner one passes on.
         let mut merged = Vec::new();
         for (time, callees) in callers {
             let call = self.schedule.point_at(time as usize);
@@ -525,7 +526,7 @@ impl<'w, 'a> Flow<'w, 'a> {
         let asked = condition.and_then(|condition| parameter(self, condition));
         let end = self.end_of(body);
         self.read_nodes(next.clone(), end);
-        // Initial values that a carry already starts in.
+        // Initial values in which a carry already starts.
         let mut taken = HashSet::new();
         for (offset, node) in given.enumerate() {
             let of = |nodes: &Range<u32>| Some(nodes.start + offset as u32).filter(|node| nodes.contains(node));
@@ -548,20 +549,20 @@ impl<'w, 'a> Flow<'w, 'a> {
         }
     }
 
-    /// When a place has run: the time of what follows its last instruction.
+    /// Returns the time at which a place has run: that of the point after its last instruction.
     fn end_of(&self, place: usize) -> u32 {
         let count = self.walk.places()[place].computation.instructions.len();
         let times = (0..count).filter_map(|position| Some(self.schedule.time(self.schedule.point(place, position)?)));
         times.max().map_or(0, |last| last + 1)
     }
 
-    /// The shape of what each device has of a node.
+    /// Returns the shape of the part of a node that each device has.
     pub(super) fn part_shape(&mut self, node: u32) -> Option<&'a ShapeProto> {
         let node = self.class(node).part.unwrap_or(node);
         self.own_shape(node)
     }
 
-    /// The shape of the node that a class is first defined as.
+    /// Returns the shape of the node that first defines a class.
     pub(super) fn shape(&mut self, node: u32) -> Option<&'a ShapeProto> {
         let node = self.find(node);
         self.own_shape(node)
@@ -572,7 +573,7 @@ impl<'w, 'a> Flow<'w, 'a> {
         self.shapes.get(node as usize).copied()
     }
 
-    /// Every class, with its first node.
+    /// Returns every class, with its first node.
     pub(super) fn classes(&self) -> impl Iterator<Item = (u32, Class)> {
         let roots = (0..).zip(&self.parents).filter(|(node, parent)| node == *parent);
         roots.map(|(node, _)| (node, self.classes[node as usize]))

@@ -1,25 +1,27 @@
-//! What a module that is not compiled has in the host's memory.
+//! The values of an uncompiled module that lie in the host's memory.
 //!
-//! A compiled module says so in layouts. Before that there are only moves, and XLA places what lies between them
-//! (`host_offloader.cc`): a moved value, the buffers that it is written into as a slice, and what is cut out of those.
+//! A compiled module states them in layouts. An uncompiled one has only moves, and XLA places the values between them
+//! (`host_offloader.cc`): a moved value, the buffers that it is written into as a slice, and the slices that are cut
+//! out of those.
 
 use super::dataflow::Flow;
 use crate::moves::{Move, move_of};
 
-/// Takes what lies on the host out of the device's memory.
+/// Takes values on the host out of the device's memory.
 pub(super) fn place(flow: &mut Flow<'_, '_>) {
     let points: Vec<usize> = (0..flow.schedule.point_count()).map(|time| flow.schedule.point_at(time)).collect();
     let is_moved = |flow: &Flow<'_, '_>, point: usize| move_of(flow.instruction(point)) == Some(Move::ToHost);
     if !points.iter().any(|&point| is_moved(flow, point)) {
         return;
     }
-    // A loop's buffer is seen to be on the host where the body writes into it, behind where it is read.
+    // A loop's buffer is known to be on the host only where the body writes into it, after the instruction that reads
+    // it.
     loop {
         let mut changed = false;
         for &point in &points {
             let opcode = flow.instruction(point).opcode.as_str();
             let is_update = opcode == "dynamic-update-slice";
-            // What it takes over, or cuts something out of.
+            // The operand that it takes over, or cuts something out of.
             let source = match opcode {
                 "dynamic-update-slice" => flow.operand(point, 1),
                 "dynamic-slice" | "slice" | "reshape" | "bitcast" | "copy" => flow.operand(point, 0),

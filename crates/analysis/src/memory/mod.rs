@@ -1,4 +1,4 @@
-//! What a module needs of each device's memory.
+//! The device memory that a module needs.
 //!
 //! # The model
 //!
@@ -6,26 +6,26 @@
 //!
 //! - Instructions run in the order of the module's schedule; without one, in the order in which they stand. The
 //!   contents of a loop, branch or call run before it. A fusion is one instruction.
-//! - A value is in memory from the instruction that makes it to the last that reads it. A tuple element, bitcast or
-//!   barrier is the value it refers to. An asynchronous operation holds its operands until it is done.
-//! - The carry of a loop is in one buffer before, in and after the loop: what it starts with, what an iteration
-//!   receives and returns, and the result. If its initial value must survive, the loop has a copy. The results of
-//!   branches are in the buffer of their conditional. While none of its values is live, such a buffer is free for
-//!   others.
-//! - An update in place takes over the memory of an operand that it is the last to read. An elementwise op may: of what
-//!   is in the memory of a result, or of a value of the heap that is alone in its buffer.
+//! - A value is in memory from the instruction that makes it to the last instruction that reads it. A tuple element,
+//!   bitcast or barrier is the value it refers to. An asynchronous operation holds its operands until it is done.
+//! - The carry of a loop is in one buffer before, in and after the loop: the initial value, the values that an
+//!   iteration receives and returns, and the result. If its initial value must survive, the loop has a copy. The
+//!   results of branches are in the buffer of their conditional. While none of its values is live, such a buffer is
+//!   free for others.
+//! - An update in place takes over the memory of an operand, if it is the last to read it. An elementwise op may do so,
+//!   if the operand is in the memory of a result, or is a value of the heap that is alone in its buffer.
 //! - Arguments and results keep their memory from start to end. A result that is aliased with a donated argument lies
 //!   in it. Temporary values use the memory of results and of donated arguments while it is free.
 //! - All other temporary values lie in one heap: the largest first, each in the tightest gap that is free while it is
-//!   live. The pointers of tuples have memory of their own. What a custom call states that it needs besides operands
-//!   and results is such a value while the call runs.
+//!   live. The pointers of tuples have memory of their own. The scratch memory that a custom call states, besides
+//!   operands and results, is such a value while the call runs.
 //!
 //! Arrays have the padding that the tiles of their layouts need, as on TPUs. Values in the host's memory are not
 //! counted.
 //!
-//! A module without a schedule and without fusions has not been compiled. A model (`fused.rs`) then says what the
-//! compiler will fuse, and [`upper`] what it may need at most; [`ModuleMemory::form`] says which form it was. A module
-//! that XLA has yet to partition has global shapes: it counts as if one device held everything.
+//! A module without a schedule and without fusions has not been compiled. A model (`fused.rs`) then predicts the
+//! compiler's fusions, and [`upper`] the most memory that it may need; [`ModuleMemory::form`] states the form of the
+//! module. A module that XLA has yet to partition has global shapes: it counts as if one device held everything.
 //!
 //! An `HloProto` from a compiler's dump may contain the assignment itself ([`memory_of_assignment`]), which is exact.
 
@@ -61,7 +61,7 @@ pub(super) use schedule::order;
 pub use assignment::memory_of_assignment;
 pub use upper::{InTiles, Margin, UpperMemory, upper};
 
-/// What a module's memory was read off.
+/// The form of a module from which its memory was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryForm {
@@ -71,11 +71,11 @@ pub enum MemoryForm {
     Scheduled,
     /// A module with fusions and no schedule: its instructions in the order in which they stand.
     Unscheduled,
-    /// A module that has not been compiled: what will be fused is guessed.
+    /// A module that has not been compiled: the compiler's fusions are predicted.
     Uncompiled,
 }
 
-/// What a value in memory is.
+/// The kind of a value in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BufferKind {
@@ -88,7 +88,7 @@ pub enum BufferKind {
 }
 
 impl BufferKind {
-    /// In a word.
+    /// Returns the kind in a word.
     pub fn name(self) -> &'static str {
         match self {
             BufferKind::Argument => "argument",
@@ -98,12 +98,12 @@ impl BufferKind {
     }
 }
 
-/// A value that is in memory when most is.
+/// A value that is in memory at the peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LiveBuffer {
     /// Name of the instruction that makes it.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub kind: BufferKind,
     /// Its bytes.
     pub bytes: u64,
@@ -118,63 +118,64 @@ pub struct LiveBuffer {
 }
 
 impl LiveBuffer {
-    /// The path of an argument or the scopes and op of a value; the name of the instruction where the module says
-    /// neither.
+    /// Returns the path of an argument or the scopes and op of a value; the name of the instruction if the module
+    /// states neither.
     pub fn label(&self) -> &str {
         if self.op_name.is_empty() { &self.name } else { &self.op_name }
     }
 }
 
-/// How much is in memory at a time.
+/// The amount of memory that is in use at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CurvePoint {
-    /// How many instructions have run.
+    /// The number of instructions that have run.
     pub position: u64,
-    /// All that is in memory: arguments, results and the values that are live.
+    /// The bytes of everything in memory: arguments, results and the values that are live.
     pub bytes: u64,
     /// The instruction that runs.
     pub instruction: String,
 }
 
-/// What a module needs of each device's memory, in bytes.
+/// The device memory that a module needs, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModuleMemory {
-    /// What it was read off.
+    /// The form of the module from which the figures come.
     #[serde(rename = "memory_form")]
     pub form: MemoryForm,
-    /// All arguments.
+    /// The bytes of all arguments.
     pub arguments: u64,
-    /// All outputs, those in donated arguments too, with the pointers of their tuple.
+    /// The bytes of all outputs, including those in donated arguments, with the pointers of their tuple.
     pub outputs: u64,
-    /// The outputs that lie in donated arguments.
+    /// The bytes of the outputs that lie in donated arguments.
     pub aliased: u64,
     /// The memory of all other values.
     pub temporaries: u64,
-    /// The most bytes of these values that are live at once: what their memory would be without gaps.
+    /// The most bytes of these values that are live at once: the size of their memory if it had no gaps.
     pub live_temporaries: u64,
-    /// Whether the values were placed in a heap. More than a few thousand are not; the heap is then assumed to have no
-    /// gaps.
+    /// Whether the values were placed in a heap. More than a few thousand values are not placed; the heap is then
+    /// assumed to have no gaps.
     pub placed: bool,
-    /// Constants, which a program has besides.
+    /// The bytes of constants, which a program has besides.
     pub constants: u64,
-    /// All that a device holds for the program: arguments, outputs that are not in them, temporaries.
+    /// The bytes of everything that a device holds for the program: arguments, outputs that are not in them,
+    /// temporaries.
     pub peak: u64,
-    /// Arguments and outputs as a TPU would have them; `None` where layouts already say it.
+    /// Arguments and outputs with a TPU's padding; `None` if layouts already include it.
     #[serde(skip)]
     pub in_tiles: Option<InTiles>,
-    /// What is in memory when most is, largest first.
+    /// The values in memory at the peak, largest first.
     pub live_at_peak: Vec<LiveBuffer>,
-    /// How much is live over time, in at most [`CURVE_POINTS`] steps, each with the most that is live in it.
+    /// The live bytes over time, in at most [`CURVE_POINTS`] steps, each with the most that is live in it.
     pub curve: Vec<CurvePoint>,
 }
 
-/// Steps of a curve.
+/// The most steps of a curve.
 pub const CURVE_POINTS: usize = 2048;
 
-/// A module that this analysis cannot take.
+/// The reason why the memory of a module cannot be computed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
-    /// Calls multiply its values beyond what can be numbered.
+    /// Calls multiply its values beyond the largest number.
     #[error("the module's values cannot be counted: with every call written out it has more than 67 million")]
     TooLarge,
     /// A dump has no module.
@@ -184,7 +185,7 @@ pub enum MemoryError {
 
 meshloom_hlo::debug_is_message!(MemoryError);
 
-/// The memory of a module.
+/// Returns the memory of a module.
 ///
 /// # Errors
 /// It is too large.
@@ -193,7 +194,7 @@ pub fn memory(module: &HloModuleProto) -> Result<ModuleMemory, MemoryError> {
     memory_of_walk(module, &walk, Sources::of(module))
 }
 
-/// The memory of a compiler's dump: its assignment if it has one, else what [`memory`] finds.
+/// Returns the memory of a compiler's dump: its assignment if it has one, else the result of [`memory`].
 ///
 /// # Errors
 /// It has no module, or one that is too large.
@@ -205,7 +206,7 @@ pub fn memory_of_dump(dump: &HloProto) -> Result<ModuleMemory, MemoryError> {
     }
 }
 
-/// The memory of a module that has been walked.
+/// Returns the memory of a module that has been walked.
 ///
 /// # Errors
 /// It is too large.
@@ -248,7 +249,7 @@ fn form(module: &HloModuleProto) -> MemoryForm {
 struct Ports {
     arguments: Vec<u32>,
     outputs: Vec<u32>,
-    /// Outputs with the arguments they are in.
+    /// The outputs with the arguments that they lie in.
     aliases: Vec<(u32, u32)>,
 }
 
@@ -293,7 +294,7 @@ impl Ports {
         Ports { arguments, outputs, aliases }
     }
 
-    /// The classes of arguments whose memory a result is in.
+    /// Returns the classes of arguments whose memory a result is in.
     fn donated(&mut self, flow: &mut Flow<'_, '_>) -> FxHashSet<u32> {
         self.aliases.iter().map(|&(_, argument)| flow.find(argument)).collect()
     }
@@ -378,7 +379,7 @@ impl Ports {
         }
     }
 
-    /// The memory of results, with what is in it when.
+    /// Returns the memory of results, with the classes in it and their times.
     fn reusable(&self, flow: &mut Flow<'_, '_>) -> Vec<Reusable> {
         // By class: ties are in the order of the program, not of a table.
         let mut reusable: BTreeMap<u32, Reusable> = BTreeMap::new();
@@ -432,7 +433,7 @@ impl Ports {
     }
 }
 
-/// What custom calls say that they need while they run, each by the first value that the call makes.
+/// Returns the scratch memory that custom calls state, each by the first value that the call makes.
 fn scratch(flow: &mut Flow<'_, '_>) -> Vec<Lifetime> {
     let mut found = Vec::new();
     for point in 0..flow.schedule.point_count() {
@@ -446,7 +447,7 @@ fn scratch(flow: &mut Flow<'_, '_>) -> Vec<Lifetime> {
     found
 }
 
-/// For each class, what it may take over from, or give its memory to.
+/// Returns for each class the classes that it may take over from, or give its memory to.
 fn by_class(flow: &mut Flow<'_, '_>, handovers: &[Handover]) -> FxHashMap<u32, Vec<Takeover>> {
     let mut found: FxHashMap<u32, Vec<Takeover>> = FxHashMap::default();
     for &Handover { time, operand, result } in handovers {
@@ -473,7 +474,7 @@ fn buffer(flow: &mut Flow<'_, '_>, node: u32, class: &Class, kind: BufferKind, s
     }
 }
 
-/// The most that is live in each of a number of steps.
+/// Returns the most that is live in each of a number of steps.
 fn curve(flow: &Flow<'_, '_>, live: &[u64], always: u64) -> Vec<CurvePoint> {
     let width = live.len().div_ceil(CURVE_POINTS).max(1);
     let step = |(nth, step): (usize, &[u64])| {

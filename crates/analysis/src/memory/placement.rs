@@ -1,4 +1,4 @@
-//! Where values that are live at different times share memory.
+//! The placement of values that are live at different times in the same memory.
 
 use std::cmp::Reverse;
 
@@ -19,7 +19,7 @@ pub struct Lifetime {
 }
 
 impl Lifetime {
-    /// A buffer of a class, with the ranges of time in which it is live.
+    /// Returns a buffer of a class, with the ranges of time in which it is live.
     pub fn new(class: u32, bytes: u64, ranges: Ranges) -> Lifetime {
         let start = ranges.keys().next().copied().unwrap_or(0);
         let end = ranges.values().next_back().copied().unwrap_or(0);
@@ -37,7 +37,7 @@ impl Lifetime {
     }
 }
 
-/// Memory that is there from start to end because a result of the program ends up in it: values that fit in may use it
+/// Memory that exists from start to end because a result of the program ends up in it: values that fit in may use it
 /// while it is free (`BufferAssigner::AssignSingleHloBuffer`, buffer_assignment.cc in XLA).
 #[derive(Clone, Debug)]
 pub struct Reusable {
@@ -45,23 +45,23 @@ pub struct Reusable {
     pub bytes: u64,
     /// The classes in it.
     classes: FxHashSet<u32>,
-    /// When it is used.
+    /// The times at which it is used.
     used: Ranges,
 }
 
 impl Reusable {
-    /// Memory that nothing uses yet.
+    /// Returns memory that nothing uses yet.
     pub fn new(bytes: u64) -> Reusable {
         Reusable { bytes, classes: FxHashSet::default(), used: Ranges::new() }
     }
 
-    /// Puts a class in, for the times at which it is live.
+    /// Puts a class in for the times at which it is live.
     pub fn put(&mut self, class: u32, ranges: &Ranges) {
         self.classes.insert(class);
         ranges.iter().for_each(|(&start, &end)| add_range(&mut self.used, (start, end)));
     }
 
-    /// Whether a value has room: it may take over from what is in the memory, and the other way round.
+    /// Whether a value has room: it may take over from a class in the memory, and the other way round.
     fn has_room(&self, value: &Lifetime, handovers: &[Takeover]) -> bool {
         let mut here = handovers.iter().filter(|handover| self.classes.contains(&handover.other)).peekable();
         if here.peek().is_none() {
@@ -86,14 +86,15 @@ pub struct Takeover {
     pub is_result: bool,
 }
 
-/// Places values in memory that is there anyway, the largest first, and gives back those that have no room. Each takes
+/// Places values in memory that exists anyway, the largest first, and gives back those that have no room. Each takes
 /// the smallest memory that fits.
 pub fn reuse(
     mut values: Vec<Lifetime>,
     mut reusable: Vec<Reusable>,
     handovers: &FxHashMap<u32, Vec<Takeover>>,
 ) -> Vec<Lifetime> {
-    /// Trying each value in each memory takes long for large modules: then the rest gets memory of its own.
+    /// Trying each value in each memory takes long for large modules: after this many tries the rest gets memory of its
+    /// own.
     const MOST_TRIES: usize = 1 << 24;
     values.sort_by_key(|value| (Reverse(value.bytes), value.start));
     reusable.sort_by_key(|reusable| Reverse(reusable.bytes));
@@ -117,14 +118,14 @@ pub fn reuse(
     values
 }
 
-/// Where values start in a heap is a multiple of this.
+/// The start of every value in a heap is a multiple of this.
 pub const ALIGNMENT: u64 = 64;
 
-/// The size of a heap for values such that values live at the same time do not overlap. Each goes into the tightest gap
-/// (`GlobalDecreasingSizeBestFitHeap`, heap_simulator.cc in XLA), ordered by size or by lifetime, whichever needs less.
-/// `None` for too many values, since the time is quadratic in their number.
+/// Returns the size of a heap for values such that values live at the same time do not overlap. Each goes into the
+/// tightest gap (`GlobalDecreasingSizeBestFitHeap`, heap_simulator.cc in XLA), ordered by size or by lifetime,
+/// whichever needs less. The result is `None` for too many values, since the time is quadratic in their number.
 pub fn heap_size(values: &[Lifetime]) -> Option<u64> {
-    /// More are not placed.
+    /// The most values that are placed.
     const MOST_VALUES: usize = 6000;
     if values.len() > MOST_VALUES {
         return None;
@@ -154,7 +155,8 @@ fn heap_size_in_order(values: &[&Lifetime]) -> u64 {
     size
 }
 
-/// The start of the smallest gap that fits between the neighbours, given by start and end; after them if none fits.
+/// Returns the start of the smallest gap that fits between the neighbours, given by start and end; after them if none
+/// fits.
 fn tightest_gap(around: &[(u64, u64)], bytes: u64) -> u64 {
     let align = |offset: u64| offset.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
     let (mut free, mut best): (u64, Option<(u64, u64)>) = (0, None);
@@ -169,7 +171,7 @@ fn tightest_gap(around: &[(u64, u64)], bytes: u64) -> u64 {
     best.map_or_else(|| align(free), |(_, offset)| offset)
 }
 
-/// How many bytes are live at each time.
+/// Returns the number of live bytes at each time.
 pub fn live_bytes(values: &[Lifetime], times: usize) -> Vec<u64> {
     let (mut made, mut freed) = (vec![0u64; times + 1], vec![0u64; times + 1]);
     for value in values {

@@ -7,19 +7,19 @@ use meshloom_hlo::proto::{HloModuleProto, ShapeProto};
 /// contents of a loop, a branch or a call come before it. An instruction in a place is a point; points are numbered by
 /// place.
 pub(super) struct Schedule {
-    /// The first point of each place; none for one without memory of its own.
+    /// The first point of each place; `None` for a place without memory of its own.
     first_points: Vec<Option<usize>>,
     /// The place and the position of each point.
     instructions: Vec<(u32, u32)>,
-    /// When each point is.
+    /// The time of each point.
     times: Vec<u32>,
     /// The point at each time.
     points: Vec<u32>,
 }
 
 impl Schedule {
-    /// The order that a compiler wrote into the module, or else that of its instructions. `None` for more results than
-    /// there are numbers.
+    /// Returns the order that a compiler wrote into the module, or else that of its instructions. It is `None` if there
+    /// are more results than numbers for them.
     pub(super) fn of(module: &HloModuleProto, walk: &Walk<'_>) -> Option<Schedule> {
         let mut schedule =
             Schedule { first_points: Vec::new(), instructions: Vec::new(), times: Vec::new(), points: Vec::new() };
@@ -35,7 +35,8 @@ impl Schedule {
                 schedule.instructions.push((number as u32, position as u32));
             }
         }
-        /// More than a module of a gigabyte has; more is only reached by calling the same over and over.
+        /// More nodes than a module of a gigabyte has; only a module that calls the same computation over and over has
+        /// more.
         const MOST_NODES: u64 = 1 << 26;
         if nodes > MOST_NODES {
             return None;
@@ -56,7 +57,7 @@ impl Schedule {
             place: usize,
             order: Vec<usize>,
             next: usize,
-            /// What the next instruction runs.
+            /// The places that the next instruction runs and that have not been visited.
             callees: Option<std::ops::Range<usize>>,
         }
         let visit = |place: usize| Visit { place, order: order(module, walk, place), next: 0, callees: None };
@@ -86,12 +87,12 @@ impl Schedule {
         self.instructions.len()
     }
 
-    /// The point of the instruction in a position of a place; `None` for a place without memory of its own.
+    /// Returns the point of the instruction in a position of a place; `None` for a place without memory of its own.
     pub(super) fn point(&self, place: usize, position: usize) -> Option<usize> {
         Some(self.first_points[place]? + position)
     }
 
-    /// The place and the position of a point.
+    /// Returns the place and the position of a point.
     pub(super) fn instruction(&self, point: usize) -> (usize, usize) {
         let (place, position) = self.instructions[point];
         (place as usize, position as usize)
@@ -106,7 +107,7 @@ impl Schedule {
     }
 }
 
-/// The positions of a place's instructions in the order in which they run, each once.
+/// Returns the positions of a place's instructions in the order in which they run, each once.
 pub(crate) fn order(module: &HloModuleProto, walk: &Walk<'_>, place: usize) -> Vec<usize> {
     let place = &walk.places()[place];
     let count = place.computation.instructions.len();
@@ -115,12 +116,12 @@ pub(crate) fn order(module: &HloModuleProto, walk: &Walk<'_>, place: usize) -> V
     let mut seen = vec![false; count];
     let positions = sequence.instruction_ids.iter().filter_map(|&id| walk.computation(place).position(id));
     let mut order: Vec<usize> = positions.filter(|&position| !std::mem::replace(&mut seen[position], true)).collect();
-    // What a broken schedule has left out.
+    // A broken schedule may have left out instructions.
     order.extend((0..count).filter(|&position| !seen[position]));
     order
 }
 
-/// How many nodes a shape has.
+/// Returns the number of nodes of a shape.
 pub(super) fn node_count(shape: &ShapeProto) -> u64 {
     shape.tuple_shapes.iter().fold(1, |count, part| count.saturating_add(node_count(part)))
 }

@@ -1,4 +1,4 @@
-//! Which results take over the memory of an operand that their instruction is the last to read.
+//! Results that take over the memory of an operand that their instruction is the last to read.
 
 use rustc_hash::FxHashMap;
 
@@ -7,7 +7,7 @@ use crate::cost::is_by_element;
 use crate::index::{Computation, Module};
 use meshloom_hlo::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
 
-/// The number of pairs of a result and a parameter of one fusion that are examined; few fusions have many of both.
+/// The most pairs of a result and a parameter of one fusion that are examined; few fusions have many of both.
 const MOST_PAIRS: usize = 4096;
 
 /// A result that may lie where an operand does: an element of the result's tuple, if it is one, and the operand's
@@ -22,8 +22,8 @@ pub(super) struct Handover {
     pub(super) result: u32,
 }
 
-/// Puts results where the operands are that they update (`GetInPlaceInputOutputPairs`, alias_info.cc in XLA), where
-/// nothing reads those later. Returns which results may take over an operand that they are computed from element by
+/// Puts results where the operands are that they update (`GetInPlaceInputOutputPairs`, alias_info.cc in XLA), if
+/// nothing reads those later. Returns the results that may take over an operand that they are computed from element by
 /// element (`CanShareOperandBufferWithUser`, hlo_dataflow_analysis.cc).
 pub(super) fn update(flow: &mut Flow<'_, '_>, is_donated: impl Fn(u32) -> bool) -> Vec<Handover> {
     let mut fusions = Fusions::default();
@@ -51,7 +51,7 @@ pub(super) fn update(flow: &mut Flow<'_, '_>, is_donated: impl Fn(u32) -> bool) 
     handovers
 }
 
-/// Lets values in the heap take over from others: those that are alone in their buffers, as in XLA's
+/// Lets values in the heap take over from others, if these are alone in their buffers, as in XLA's
 /// `HeapSimulator::RunComputation`.
 pub(super) fn share(flow: &mut Flow<'_, '_>, handovers: &[Handover], is_in_heap: impl Fn(u32) -> bool) {
     for &handover in handovers {
@@ -90,7 +90,7 @@ fn update_at(flow: &mut Flow<'_, '_>, handover: Handover, is_donated: impl Fn(u3
     let Handover { time, operand, result } = handover;
     let (old, new) = (*flow.class(operand), *flow.class(result));
     let is_fixed = old.is_constant || old.is_argument && !is_donated(flow.find(operand));
-    // Arguments and results of the program have memory of their own, that both cannot be in one of.
+    // Arguments and results of the program have memory of their own, and one memory cannot be that of two of them.
     let is_clash = new.is_output && (old.is_argument || old.is_output);
     let before = flow.ranges(operand);
     let is_free = is_apart(&before, &after_start(flow.ranges(result), time))
@@ -100,7 +100,7 @@ fn update_at(flow: &mut Flow<'_, '_>, handover: Handover, is_donated: impl Fn(u3
     }
 }
 
-/// Whether a result and an operand are of the same type, sizes and layout.
+/// Whether a result and an operand have the same type, sizes and layout.
 fn same_layout(flow: &Flow<'_, '_>, point: usize, element: Option<i64>, operand: usize) -> bool {
     let Some(result) = flow.instruction(point).shape.as_ref() else { return false };
     let result = match element.and_then(|element| usize::try_from(element).ok()) {
@@ -117,7 +117,7 @@ fn is_same(a: &ShapeProto, b: &ShapeProto) -> bool {
     a.element_type == b.element_type && a.dimensions == b.dimensions && orders.is_none_or(|(a, b)| a == b)
 }
 
-/// What an instruction updates in place.
+/// Returns the operands that an instruction updates in place.
 fn updated(instruction: &HloInstructionProto) -> Vec<Pair> {
     let operands = instruction.operand_ids.len();
     let each = |count: usize| match count {
@@ -142,7 +142,7 @@ fn updated(instruction: &HloInstructionProto) -> Vec<Pair> {
     }
 }
 
-/// Of what an instruction computes its result element by element.
+/// Returns the operands from which an instruction computes its result element by element.
 fn elementwise(instruction: &HloInstructionProto) -> Vec<Pair> {
     match instruction.opcode.as_str() {
         opcode if is_by_element(opcode) => (0..instruction.operand_ids.len()).map(|operand| (None, operand)).collect(),
@@ -153,7 +153,7 @@ fn elementwise(instruction: &HloInstructionProto) -> Vec<Pair> {
     }
 }
 
-/// What fusions update and compute element by element, by computation.
+/// The operands that fusions update, and those that they compute from element by element, by computation.
 #[derive(Default)]
 struct Fusions(FxHashMap<i64, (Vec<Pair>, Vec<Pair>)>);
 
@@ -169,7 +169,7 @@ impl Fusions {
     }
 }
 
-/// The results of a fusion, each with the element of its tuple that it is.
+/// Returns the results of a fusion, each with its element of the tuple.
 fn roots<'a>(callee: &Computation<'a>) -> Vec<(Option<i64>, &'a HloInstructionProto)> {
     match callee.root() {
         Some(root) if root.opcode == "tuple" => {
@@ -180,7 +180,7 @@ fn roots<'a>(callee: &Computation<'a>) -> Vec<(Option<i64>, &'a HloInstructionPr
     }
 }
 
-/// The parameters that a fusion updates in place.
+/// Returns the parameters that a fusion updates in place.
 fn updated_in_fusion(callee: &Computation<'_>) -> Vec<Pair> {
     let pair = |(element, root): (Option<i64>, &HloInstructionProto)| {
         let mut source = match root.opcode.as_str() {
@@ -195,7 +195,7 @@ fn updated_in_fusion(callee: &Computation<'_>) -> Vec<Pair> {
     roots(callee).into_iter().filter_map(pair).collect()
 }
 
-/// The parameters of a fusion whose uses, and the uses of these, are all elementwise.
+/// Returns the parameters of a fusion whose uses, and the uses of these, are all elementwise.
 fn elementwise_in_fusion(callee: &Computation<'_>) -> Vec<Pair> {
     let instructions = callee.instructions();
     // From the last to the first: a user follows what it uses.

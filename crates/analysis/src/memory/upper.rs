@@ -1,14 +1,14 @@
-//! What a module that is not compiled needs at most.
+//! An upper bound on the memory of a module that is not compiled.
 //!
 //! An uncompiled module does not say how a compiler will lay out, fuse and order it: transposed copies of the operands
-//! of products, workspaces of libraries, values that a later reader keeps. [`ModuleMemory::temporaries`] is then a
-//! guess that may be too low, and [`upper`] adds what it may be short by:
+//! of products, workspaces of libraries, values that a later reader keeps. [`ModuleMemory::temporaries`] is then an
+//! estimate that may be too low, and [`upper`] adds the amount that may be missing:
 //!
 //! - On TPUs, the parts of arguments and results that a device has are padded to tiles, which is computed here. The
 //!   two fastest dimensions of an array are padded to 8 rows (as many times more for elements of fewer bits) of 128, a
 //!   vector to 1024 elements, a number to 512 bytes.
-//! - Temporaries get the [`Margin`] of the platform. It covers every program of a calibration set, and is no proof for
-//!   others; docs/memory.md has the distribution.
+//! - Temporaries get the [`Margin`] of the platform. It covers every program of a calibration set, which proves nothing
+//!   for others; docs/memory.md has the distribution.
 
 use serde::Serialize;
 
@@ -18,18 +18,18 @@ use crate::size::shape_bytes;
 use meshloom_hlo::PlatformKind;
 use meshloom_hlo::proto::{PrimitiveType, ShapeProto};
 
-/// What temporaries may need beyond the estimate: a part of it, and a number of bytes.
+/// The memory that temporaries may need beyond the estimate: a part of it, and a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Margin {
-    /// Percent of the estimate.
+    /// The margin as a percentage of the estimate.
     pub percent: u64,
-    /// Bytes besides.
+    /// The margin in bytes, besides the percentage.
     pub bytes: u64,
 }
 
 impl Margin {
-    /// The margin of a platform's compiler, from the calibration set of tests/support/calibration.rs. Its test fails
-    /// where a program needs more.
+    /// Returns the margin of a platform's compiler, from the calibration set of tests/support/calibration.rs. Its test
+    /// fails if a program needs more.
     pub fn of(platform: PlatformKind) -> Margin {
         match platform {
             PlatformKind::Cpu => Margin { percent: 71, bytes: 0 },
@@ -39,36 +39,36 @@ impl Margin {
     }
 }
 
-/// What an uncompiled module needs at most of each device's memory, in bytes.
+/// The most device memory that an uncompiled module may need, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct UpperMemory {
-    /// The compiler that the margin is of.
+    /// The compiler that the margin belongs to.
     pub backend: PlatformKind,
-    /// All arguments.
+    /// The bytes of all arguments.
     pub arguments: u64,
-    /// All outputs.
+    /// The bytes of all outputs.
     pub outputs: u64,
-    /// The outputs that lie in donated arguments.
+    /// The bytes of the outputs that lie in donated arguments.
     pub aliased: u64,
-    /// All other values.
+    /// The bytes of all other values.
     pub temporaries: u64,
-    /// All that a device holds: arguments, outputs that are not in them, temporaries.
+    /// The bytes of everything that a device holds: arguments, outputs that are not in them, temporaries.
     pub peak: u64,
 }
 
-/// The arguments and outputs that each device has, in the tiles of a TPU.
+/// The bytes of the arguments and outputs that each device has, in the tiles of a TPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InTiles {
-    /// All arguments.
+    /// The bytes of all arguments.
     pub arguments: u64,
-    /// All outputs, with the pointers of their tuple.
+    /// The bytes of all outputs, with the pointers of their tuple.
     pub outputs: u64,
-    /// The outputs that lie in donated arguments.
+    /// The bytes of the outputs that lie in donated arguments.
     pub aliased: u64,
 }
 
-/// What a module needs at most when a backend compiles it, by its estimate; of the backend that needs most, if none is
-/// named. `None` for a module that is compiled: its estimate needs no margin.
+/// Returns the most memory that a module may need when a backend compiles it, by its estimate; without a backend, that
+/// of the one that needs most. The result is `None` for a module that is compiled: its estimate needs no margin.
 pub fn upper(estimate: &ModuleMemory, backend: Option<PlatformKind>) -> Option<UpperMemory> {
     if estimate.form != MemoryForm::Uncompiled {
         return None;
@@ -91,9 +91,9 @@ fn upper_of(estimate: &ModuleMemory, backend: PlatformKind) -> UpperMemory {
     UpperMemory { backend, arguments, outputs, aliased, temporaries, peak }
 }
 
-/// The most that an array takes on a TPU; of a tuple, its pointers.
+/// Returns the most bytes that an array takes on a TPU; for a tuple, those of its pointers.
 pub(super) fn tiled_bytes(shape: &ShapeProto) -> u64 {
-    /// Where a buffer ends is a multiple of this.
+    /// The end of a buffer is a multiple of this.
     const UNIT: u64 = 512;
     const ROWS: u64 = 8;
     const COLUMNS: u64 = 128;

@@ -12,10 +12,10 @@ use crate::slices::communication_of;
 use crate::walk::{Via, Walk};
 use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
 
-/// Loops this deep are followed once, and not apart from their first iteration.
+/// Loops this deep are followed once, with their first iteration standing for all.
 const LOOP_DEPTH_LIMIT: usize = 8;
 
-/// What is found of a collective, in all executions.
+/// The overlap of a collective, in all executions.
 #[derive(Clone, Default)]
 pub(super) struct Found<'a> {
     pub(super) hidden: Hidden,
@@ -24,7 +24,7 @@ pub(super) struct Found<'a> {
     pub(super) largest: Option<(&'a HloInstructionProto, f64)>,
 }
 
-/// When the device waits. Waits of iterations that are alike are one, and lie evenly in it.
+/// A time in which the device waits. Waits of iterations that are alike are one, and lie evenly in it.
 #[derive(Clone)]
 struct Wait {
     start: f64,
@@ -36,11 +36,11 @@ struct Wait {
 #[derive(Clone)]
 struct Line {
     clock: f64,
-    /// When each link is free.
+    /// The time at which each link is free.
     free: Vec<f64>,
-    /// In their order.
+    /// The waits in their order.
     waits: Vec<Wait>,
-    /// How long it has waited.
+    /// The time that it has waited.
     waited: f64,
 }
 
@@ -58,7 +58,7 @@ impl Line {
         }
     }
 
-    /// For how long of a stretch of the past it waited.
+    /// Returns how long it waited in a stretch of the past.
     fn waited_in(&self, begin: f64, end: f64) -> f64 {
         let inside = self.waits.iter().rev().take_while(|wait| wait.end > begin);
         let part = |wait: &Wait| {
@@ -77,9 +77,9 @@ struct Flight<'a> {
     is_chain: bool,
     /// Each collective's stretch of time on its links; empty before it has its operands.
     pieces: Vec<(usize, f64, f64)>,
-    /// What the device had computed when it began.
+    /// The time that the device had computed when the flight began.
     computed: f64,
-    /// The largest instruction since.
+    /// The largest instruction since its start.
     largest: Option<(&'a HloInstructionProto, f64)>,
     is_done: bool,
 }
@@ -93,15 +93,15 @@ pub(super) struct Simulation<'w, 'a> {
     /// The links of each collective, and its time on them.
     wires: Vec<Wires>,
     found: Vec<Found<'a>>,
-    /// Whether each place has a collective, or what it calls has one.
+    /// Whether each place, or one that it calls, has a collective.
     sends: Vec<bool>,
-    /// What each place computes in one execution, where it is known already.
+    /// The time that each place computes in one execution, where it is known already.
     plain: FxHashMap<usize, f64>,
     line: Line,
 }
 
 impl<'w, 'a> Simulation<'w, 'a> {
-    /// `None` for a chip without rates.
+    /// Returns `None` for a chip without rates.
     pub(super) fn new(
         module: &'a HloModuleProto,
         walk: &'w Walk<'a>,
@@ -138,15 +138,15 @@ impl<'w, 'a> Simulation<'w, 'a> {
         }
     }
 
-    /// What was found of each collective; and for how long the device computes, and waits.
+    /// Returns the overlap of each collective, and how long the device computes and waits.
     pub(super) fn finish(self) -> (Vec<Found<'a>>, f64, f64) {
         (self.found, self.line.computed(), self.line.waited)
     }
 
-    /// Follows one execution of a place, which stands for so many.
+    /// Follows one execution of a place, which stands for `weight` executions.
     fn place(&mut self, place: usize, weight: f64) {
         let mut flights: Vec<Flight<'a>> = Vec::new();
-        // What stands for each flight: its start, its updates.
+        // The instructions that refer to each flight: its start and its updates.
         let mut handles: FxHashMap<i64, usize> = FxHashMap::default();
         let instructions = &self.walk.places()[place].computation.instructions;
         for position in order(self.module, self.walk, place) {
@@ -169,7 +169,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
                 _ => {}
             }
             if let Some(mut flight) = self.started(place, position, instruction) {
-                // What is offloaded starts without operands, and gets them by an update.
+                // An offloaded collective starts without operands, and gets them by an update.
                 let is_ready = opcode != "async-start" || !instruction.operand_ids.is_empty();
                 if is_ready {
                     self.launch(&mut flight);
@@ -191,7 +191,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
         }
     }
 
-    /// The collectives of which an instruction is the first half.
+    /// Returns a flight, if an instruction is the first half of collectives.
     fn started(&self, place: usize, position: usize, instruction: &'a HloInstructionProto) -> Option<Flight<'a>> {
         let entries = if let Some(site) = self.sites.at(place, position) {
             let is_half = communication_of(instruction)?.1 || instruction.opcode == "send";
@@ -210,7 +210,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
         (!entries.is_empty()).then(|| Flight::of(entries))
     }
 
-    /// What an instruction is that starts nothing: compute, a collective in one piece, or what runs other computations.
+    /// Follows an instruction that starts nothing: compute, a collective in one piece, or a call of other computations.
     fn instruction(
         &mut self,
         place: usize,
@@ -230,7 +230,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
                 let entries = self.inside(place, position);
                 self.at_once(entries, weight);
             }
-            // Copies and other asynchronous work hide nothing, nor are they waited for.
+            // Copies and other asynchronous work hide nothing, and the device does not wait for them.
             opcode if opcode.ends_with("-start") => {}
             "fusion" if sends => self.fusion(place, position, instruction, weight, flights),
             _ if sends => self.callees(place, callees, weight),
@@ -238,7 +238,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
         }
     }
 
-    /// A fusion with a collective in it: a part of one in several parts, or all of one.
+    /// Follows a fusion with a collective in it: a part of one in several parts, or all of one.
     fn fusion(
         &mut self,
         place: usize,
@@ -264,7 +264,8 @@ impl<'w, 'a> Simulation<'w, 'a> {
                 }
             }
         }
-        // What a fusion computes itself is before what it starts, and behind what it ends: it hides neither.
+        // The fusion's own computation is before the flights that it starts, and after those that it ends: it hides
+        // neither.
         ended.into_iter().for_each(|flight| self.land(&mut flights[flight], weight));
         self.line.clock += computed;
         for mut flight in launched {
@@ -276,7 +277,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
         }
     }
 
-    /// A transfer that the device waits for from its start on.
+    /// Follows a transfer that the device waits for from its start on.
     fn at_once(&mut self, entries: Vec<(usize, f64)>, weight: f64) {
         let mut flight = Flight::of(entries);
         flight.entries.iter().for_each(|&(entry, _)| self.found[entry].synchronous = true);
@@ -323,7 +324,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
         }
     }
 
-    /// Follows what an instruction runs, where there are collectives in it.
+    /// Follows the computations that an instruction runs, if they contain collectives.
     fn callees(&mut self, place: usize, callees: std::ops::Range<usize>, weight: f64) {
         let before = self.line.clone();
         let mut least: Option<Line> = None;
@@ -349,10 +350,10 @@ impl<'w, 'a> Simulation<'w, 'a> {
         }
     }
 
-    /// How often a loop runs its body, or its condition.
+    /// Returns how often a loop runs its body, or its condition.
     fn times(&self, place: usize, callee: usize, via: Via) -> u64 {
         let times = self.walk.places()[callee].assumed_executions / self.walk.places()[place].assumed_executions.max(1);
-        // Of a loop that may run any number of times both run once.
+        // Body and condition of a loop that may run any number of times run once.
         if via == Via::LoopCondition { times.max(1) } else { times }
     }
 
@@ -383,7 +384,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
         }
     }
 
-    /// What a place without collectives computes in one execution.
+    /// Returns the time that a place without collectives computes in one execution.
     fn plain_place(&mut self, place: usize) -> f64 {
         if let Some(&known) = self.plain.get(&place) {
             return known;
@@ -394,7 +395,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
         sum
     }
 
-    /// What an instruction without collectives computes, with what it runs.
+    /// Returns the time that an instruction without collectives computes, with the computations it runs.
     fn plain_instruction(&mut self, place: usize, position: usize) -> f64 {
         let instruction = &self.walk.places()[place].computation.instructions[position];
         if instruction.opcode.ends_with("-start") {
@@ -418,7 +419,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
         sum + least.unwrap_or(0.0)
     }
 
-    /// The collectives in what an instruction runs, and how often each runs in one execution.
+    /// Returns the collectives in the computations that an instruction runs, and how often each runs in one execution.
     fn inside(&self, place: usize, position: usize) -> Vec<(usize, f64)> {
         let callees = self.walk.callees_at(place, position);
         callees.flat_map(|callee| self.inside_place(callee)).map(|(site, times)| (site.collective, times)).collect()
@@ -448,7 +449,7 @@ impl<'a> Flight<'a> {
     }
 }
 
-/// Whether a pair of halves runs in one piece: XLA's GPU compiler says so in the backend config.
+/// Whether a pair of halves runs in one piece, as XLA's GPU compiler states in the backend config.
 fn is_synchronous(instruction: &HloInstructionProto) -> bool {
     let config: Option<serde_json::Value> = serde_json::from_slice(&instruction.backend_config).ok();
     config.is_some_and(|config| config["collective_backend_config"]["is_sync"] == true)
@@ -457,13 +458,13 @@ fn is_synchronous(instruction: &HloInstructionProto) -> bool {
 /// The links of a collective, by number, and its time on them.
 type Wires = (Vec<usize>, f64);
 
-/// Whether a permute goes both ways round, as one of two devices does.
+/// Whether a permute goes both ways round, as the exchange of two devices does.
 fn is_swap(entry: &ModuleCollective) -> bool {
     entry.pairs.iter().any(|&(from, to)| entry.pairs.contains(&(to, from)))
 }
 
-/// The links of each collective, by number, and its time on them; and how many links there are. `None` for a chip
-/// without rates.
+/// Returns the links of each collective, by number, with its time on them, and the number of links. The result is
+/// `None` for a chip without rates.
 fn wires(entries: &[ModuleCollective], options: &CostOptions) -> Option<(Vec<Wires>, usize)> {
     const NETWORK: &str = "the network";
     const SWITCH: &str = "the switch";
@@ -475,8 +476,8 @@ fn wires(entries: &[ModuleCollective], options: &CostOptions) -> Option<(Vec<Wir
         let names = match (link, &entry.axes) {
             (Link::Network, _) => Some(vec![NETWORK.to_owned()]),
             (Link::Ring, _) if is_switched => Some(vec![SWITCH.to_owned()]),
-            // Parts of an axis lie on its links. A permute by some places takes as many of them; one way, over half of
-            // the links, if it is a shift. All else goes both ways.
+            // Parts of an axis lie on its links. A permute by several places takes the links that many times. A shift
+            // goes one way, over half of the links; all other transfers go both ways.
             (Link::Ring, Some(axes)) => {
                 let places = entry.shift.unwrap_or(0);
                 seconds *= places.unsigned_abs().max(1) as f64;
@@ -497,7 +498,7 @@ fn wires(entries: &[ModuleCollective], options: &CostOptions) -> Option<(Vec<Wir
         let numbers = names.map(|names| names.into_iter().map(|name| links.insert_full(name).0).collect::<Vec<_>>());
         wires.push((numbers, seconds));
     }
-    // There is one ring at least for what may be anywhere.
+    // A collective that may be anywhere needs at least one ring.
     let count = links.len().max(2);
     let all = |numbers: Option<Vec<usize>>| numbers.unwrap_or_else(|| (1..count).collect());
     Some((wires.into_iter().map(|(numbers, seconds)| (all(numbers), seconds)).collect(), count))

@@ -1,4 +1,4 @@
-//! Which transfers a compiled schedule hides: what runs beside each collective, in estimated time.
+//! The transfers that a compiled schedule hides: the work that runs beside each collective, in estimated time.
 //!
 //! The order of a scheduled module's instructions is a time line. Compute moves its clock: an instruction takes its
 //! time by roofline ([`cost`](mod@super::cost)), and a loop its body times its trip count. A collective in two halves
@@ -6,28 +6,29 @@
 //!
 //! | | |
 //! |---|---|
-//! | transfer time | Bytes sent over the bandwidth of one ring of links, in all executions. |
+//! | transfer time | The time of the bytes sent, over the bandwidth of one ring of links, in all executions. |
 //! | exposed | The part of it during which the device waits, for this transfer or another. |
-//! | waited for | How long the device waits at its end, and so for it and no other. |
+//! | waited for | The time that the device waits at its end, and so for it and no other. |
 //! | hidden share | (transfer time - exposed) / transfer time. |
-//! | waiting | How long the device waits in all. Transfers over different axes that it waits for at once count once. |
+//! | waiting | All the device's waiting time. Transfers over different axes that it waits for at once count once. |
 //!
 //! - Transfers over the links of one axis queue, first come, first served, so compute hides one of them at a time. A
 //!   permute that shifts along an axis takes its links one way, half of them, for each place that it shifts by; all
 //!   others go both ways round. A collective over several axes takes the links of all. Collectives whose axes are not
-//!   known take those of every axis. On GPUs all axes share the links of the switch; what crosses slices shares the
+//!   known take those of every axis. On GPUs all axes share the links of the switch. Transfers across slices share the
 //!   network.
 //! - Second halves that lie beyond the end of the computation are taken to stand at its end.
-//! - Each branch of a conditional is followed, and its collectives count as if it were taken each time. What follows,
-//!   and transfers beside the conditional, see the branch that computes least.
+//! - Each branch of a conditional is followed, and its collectives count as if it were taken each time. The
+//!   instructions after the conditional, and transfers beside it, see the branch that computes least.
 //! - Copies between memories that run asynchronously, and other asynchronous compute, take no time: they hide nothing.
 //! - A loop with an unknown trip count runs once.
 //!
-//! Forms of asynchronous collectives that are known: XLA's own pairs (`all-gather-start`, `async-start`); on GPUs those
-//! whose backend config says `is_sync` are in one piece. libtpu's offload to SparseCores starts without operands and
-//! gets them by an update, at which the transfer begins. libtpu's asynchronous collective fusions repeat one collective
-//! in a fusion that starts it (`AsyncCollectiveStart`), in those that compute meanwhile, and in one that ends it. These
-//! are forms that libtpu 0.0.51 and XLA's GPU plugin were seen to write; they are undocumented.
+//! The following forms of asynchronous collectives are known. XLA has its own pairs (`all-gather-start`,
+//! `async-start`); on GPUs, those whose backend config has `is_sync` are in one piece. libtpu's offload to SparseCores
+//! starts without operands and gets them by an update, at which the transfer begins. libtpu's asynchronous collective
+//! fusions repeat one collective in a fusion that starts it (`AsyncCollectiveStart`), in those that compute meanwhile,
+//! and in one that ends it. These are forms that libtpu 0.0.51 and XLA's GPU plugin were seen to write; they are
+//! undocumented.
 //!
 //! Rates are peak rates, of compute and of links, so times are lower bounds, and the share is an estimate.
 
@@ -45,22 +46,22 @@ use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::HloModuleProto;
 use meshloom_hlo::source::Sources;
 
-/// Deeper nests than any compiler makes.
+/// More levels of calls than any compiler makes.
 const DEPTH_LIMIT: usize = 256;
 
 /// Transfer time, and the part of it that is exposed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Hidden {
-    /// What transfers take, in seconds.
+    /// The time of the transfers, in seconds.
     pub seconds: f64,
-    /// For how much of that the device waits, in seconds.
+    /// The part of that time in which the device waits, in seconds.
     pub exposed_seconds: f64,
-    /// How long the device waits for this, in seconds. The sum over all transfers is how long it waits.
+    /// The time that the device waits for this, in seconds. The sum over all transfers is the time that it waits.
     pub waited_seconds: f64,
 }
 
 impl Hidden {
-    /// The sum of some.
+    /// Returns the sum of parts.
     pub fn sum(parts: impl IntoIterator<Item = Hidden>) -> Hidden {
         parts.into_iter().fold(Hidden::default(), |sum, part| Hidden {
             seconds: sum.seconds + part.seconds,
@@ -69,7 +70,7 @@ impl Hidden {
         })
     }
 
-    /// The hidden share, from 0 to 1; `None` where nothing is sent.
+    /// Returns the hidden share, from 0 to 1; `None` if nothing is sent.
     pub fn share(&self) -> Option<f64> {
         (self.seconds > 0.0).then(|| (1.0 - self.exposed_seconds / self.seconds).clamp(0.0, 1.0))
     }
@@ -82,22 +83,22 @@ pub struct Beside {
     pub name: String,
     /// Its opcode.
     pub op: String,
-    /// What it computes in one execution, in seconds: of a loop, all its iterations.
+    /// The time of one execution, in seconds; for a loop, of all its iterations.
     pub seconds: f64,
 }
 
 /// A collective on the time line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CollectiveOverlap {
-    /// The collective; one in several parts by its first.
+    /// The collective; one in several parts is represented by its first part.
     #[serde(flatten)]
     pub collective: ModuleCollective,
     /// Whether the device waits for all of it.
     pub synchronous: bool,
-    /// All its executions.
+    /// The times of all its executions.
     #[serde(flatten)]
     pub hidden: Hidden,
-    /// What the device computes between its start and its end, in all executions, in seconds.
+    /// The time that the device computes between its start and its end, in all executions, in seconds.
     pub beside_seconds: f64,
     /// The largest instruction between start and end.
     pub largest_beside: Option<Beside>,
@@ -110,26 +111,26 @@ pub struct ModuleOverlap {
     pub chip: &'static str,
     /// The collectives that send something, in the order of the program.
     pub transfers: Vec<CollectiveOverlap>,
-    /// All of them.
+    /// The sum of all of them.
     pub total: Hidden,
-    /// What the device computes, in seconds.
+    /// The time that the device computes, in seconds.
     pub computing_seconds: f64,
-    /// How long it waits for transfers, in seconds.
+    /// The time that it waits for transfers, in seconds.
     pub waiting_seconds: f64,
     /// Whether a loop has an unknown trip count, and counts once.
     pub loops_counted_once: bool,
 }
 
-/// A module without a time line.
+/// The reason why a module has no time line.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OverlapError {
-    /// It is not compiled.
+    /// The module is not compiled.
     #[error(
         "the module has no schedule, so nothing says what runs beside a collective; compile it first, as by \
          `hlo-dump compile INPUT --target v5p:2x2x1 -o compiled.txt`"
     )]
     NotScheduled,
-    /// No chip was given, or nothing is published of it.
+    /// No chip was given, or no rates are published for it.
     #[error("no rates are published for {chip}, so transfers have no times; take another chip, such as v5p or h100")]
     NoRates {
         /// Its name.
@@ -142,7 +143,7 @@ pub enum OverlapError {
 
 meshloom_hlo::debug_is_message!(OverlapError);
 
-/// The time line of a scheduled module over a mesh; without one, every collective takes the links of all axes.
+/// Returns the time line of a scheduled module over a mesh; without one, every collective takes the links of all axes.
 ///
 /// # Errors
 /// The module has no schedule, the options have no chip with published rates, or the module cannot be followed.

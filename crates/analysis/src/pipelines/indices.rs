@@ -1,5 +1,5 @@
-//! What the loops of stages that all do the same say of their microbatches: what an iteration cuts out of what it is
-//! given, by index.
+//! The microbatches of loops whose stages all do the same, found by the indices of the slices that an iteration cuts
+//! out of its inputs.
 
 use super::super::devices::Devices;
 use super::super::values::Values;
@@ -7,28 +7,28 @@ use super::super::walk::Walk;
 use super::Shape;
 use meshloom_hlo::proto::HloInstructionProto;
 
-/// How often a microbatch goes round, and when stages work on it.
+/// The number of rounds of each microbatch, and the times at which stages work on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rounds {
     pub(super) microbatches: usize,
     pub(super) repeats: usize,
-    /// Iterations from one stage to the next.
+    /// The number of iterations from one stage to the next.
     pub(super) delay: usize,
     pub(super) is_backward: bool,
 }
 
 impl Rounds {
-    /// The item of a stage in an iteration: a microbatch in a repeat, counted through the repeats.
+    /// Returns the item of a stage in an iteration: a microbatch in a repeat, counted through the repeats.
     pub(super) fn item(&self, iterations: usize, stage: usize, iteration: usize) -> Option<usize> {
-        // What goes backward does it in reverse.
+        // A backward loop goes through the iterations in reverse.
         let iteration = if self.is_backward { iterations.checked_sub(iteration + 1)? } else { iteration };
         let item = iteration.checked_sub(self.delay * stage)?;
         (item < self.microbatches * self.repeats).then_some(item)
     }
 }
 
-/// What the indices of a loop's slices say. Weights that a stage picks by repeat say it best; the inputs that the first
-/// stage takes say how many microbatches there are.
+/// Finds the rounds of a loop by the indices of its slices. Weights that a stage picks by repeat are the best sign. The
+/// inputs that the first stage takes give the number of microbatches.
 pub(super) fn rounds(
     walk: &Walk<'_>,
     values: &mut Values<'_, '_>,
@@ -53,7 +53,7 @@ pub(super) fn rounds(
         all.iter().find_map(|slice| {
             let first = sequence(slice, 0)?;
             let microbatches = first.iter().zip(0..).take_while(|&(&start, iteration)| start == iteration).count();
-            // Fewer do not fill the stages; an index that stays where it is counts nothing.
+            // Fewer microbatches do not fill the stages; an index that stays where it is counts nothing.
             let lag = shape.iterations.checked_sub(microbatches).filter(|_| microbatches >= stages)?;
             let delay = [1, 2].into_iter().find(|delay| lag == delay * (stages - 1))?;
             Some(Rounds { microbatches, repeats: 1, delay, is_backward: false })
@@ -61,7 +61,7 @@ pub(super) fn rounds(
     })
 }
 
-/// The slices that an iteration cuts out, at an index, each with the dimension of the index.
+/// Returns the slices that an iteration cuts out at an index, each with the dimension of the index.
 fn slices<'a>(walk: &Walk<'a>, body: usize) -> Vec<(usize, &'a HloInstructionProto, usize)> {
     let mut found = Vec::new();
     for (number, place) in walk.places().iter().enumerate() {
@@ -76,7 +76,7 @@ fn slices<'a>(walk: &Walk<'a>, body: usize) -> Vec<(usize, &'a HloInstructionPro
     found
 }
 
-/// What the repeats are that two neighbouring stages work in.
+/// Returns the rounds, by the repeats in which two neighbouring stages work.
 fn repeats(first: &[u64], second: &[u64], stages: usize, is_backward: bool) -> Option<Rounds> {
     let in_order = |starts: &[u64]| -> Vec<u64> {
         if is_backward { starts.iter().rev().copied().collect() } else { starts.to_vec() }
@@ -90,7 +90,7 @@ fn repeats(first: &[u64], second: &[u64], stages: usize, is_backward: bool) -> O
     fits.then_some(Rounds { microbatches, repeats, delay, is_backward })
 }
 
-/// The repeat of a stage in each iteration; in bubbles the nearest.
+/// Returns the repeat of a stage in each iteration; in bubbles, the nearest repeat.
 fn expected(rounds: &Rounds, shape: &Shape<'_>, stage: usize) -> Vec<u64> {
     let repeat = |iteration: usize| {
         let iteration = if rounds.is_backward { shape.iterations - 1 - iteration } else { iteration };

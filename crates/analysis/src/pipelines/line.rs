@@ -1,4 +1,4 @@
-//! Devices that hand on one to the next.
+//! Devices that each hand values on to the next.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -7,14 +7,14 @@ use rustc_hash::{FxHashMap, FxHashSet};
 pub struct Line {
     /// The devices of the first line, by number.
     pub devices: Vec<u64>,
-    /// Whether they hand on to the one of a lower number.
+    /// Whether each device hands on to the one with the next lower number.
     pub backward: bool,
-    /// Whether the last hands on to the first.
+    /// Whether the last device hands on to the first.
     pub closed: bool,
 }
 
 impl Line {
-    /// Those that pairs of source and target make up: as long as each other, the same number between neighbours, closed
+    /// Returns the lines of pairs of source and target: equally long, with the same distance between neighbours, closed
     /// to rings or open.
     pub fn of(pairs: &[(u64, u64)]) -> Option<Line> {
         let next: FxHashMap<u64, u64> = pairs.iter().copied().collect();
@@ -27,7 +27,7 @@ impl Line {
         let backward = 2 * rising < pairs.len();
         let goes_on = |&(source, target): &(u64, u64)| (target < source) == backward && source != target;
         let step = pairs.iter().find(|pair| goes_on(pair)).map(|(source, target)| source.abs_diff(*target))?;
-        // A line begins where nothing comes from, but for what closes a ring.
+        // A line begins at a device that is no target, except of the pair that closes a ring.
         let onwards: FxHashMap<u64, u64> = pairs.iter().copied().filter(goes_on).collect();
         let reached: FxHashSet<u64> = onwards.values().copied().collect();
         let mut lines: Vec<Vec<u64>> = Vec::new();

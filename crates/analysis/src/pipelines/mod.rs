@@ -1,12 +1,12 @@
-//! Pipelines in any program: loops that hand values from device to device, and which stage works on what in which
-//! iteration of them.
+//! Pipelines in any program: loops that hand values from device to device, and the work of each stage in each
+//! iteration.
 //!
 //! | a loop | what is known |
 //! |---|---|
 //! | stages branch | the selectors of conditionals, for each stage and iteration, say who computes when |
 //! | stages pick weights by repeat, or inputs one by one | the indices say how many microbatches there are |
 //! | values are handed along an open line | it fills and drains: what the last stage hands on leaves |
-//! | anything else | nothing but who sends to whom, and how often |
+//! | anything else | only the sender and receiver of each value, and the number of times |
 //!
 //! Names: GPipe (arXiv 1811.06965), 1F1B and interleaved 1F1B (Megatron-LM, arXiv 2104.04473), circular (MaxText,
 //! praxis), zero bubble (arXiv 2401.10241, 2405.15362).
@@ -28,7 +28,7 @@ use indices::Rounds;
 use line::Line;
 use meshloom_hlo::proto::ShapeProto;
 
-/// Iterations of a loop that are looked at one by one.
+/// The most iterations of a loop that are looked at one by one.
 const MOST_ITERATIONS: usize = 1 << 12;
 
 /// Loops that hand values on along one mesh axis, in the order of the program.
@@ -36,7 +36,7 @@ const MOST_ITERATIONS: usize = 1 << 12;
 pub struct Pipeline {
     /// The axis; `device` where no mesh names it.
     pub axis: String,
-    /// Devices along it.
+    /// The number of devices along it.
     pub stages: usize,
     /// Its loops.
     pub loops: Vec<PipelineLoop>,
@@ -47,15 +47,15 @@ pub struct Pipeline {
 pub struct PipelineLoop {
     /// Name of the loop.
     pub name: String,
-    /// How often it goes around.
+    /// The number of its iterations.
     pub iterations: usize,
-    /// What is handed on in an iteration, one in each direction at most.
+    /// The values handed on in an iteration, at most one in each direction.
     pub handed: Vec<Handed>,
-    /// What stages do, or why that is not known.
+    /// The schedule of the stages, or the reason why it is not known.
     pub schedule: Result<LoopSchedule, &'static str>,
 }
 
-/// What a stage hands on to a neighbour in each iteration.
+/// The value that a stage hands on to a neighbour in each iteration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handed {
     /// Whether it goes to the stage before.
@@ -68,73 +68,73 @@ pub struct Handed {
     pub source: String,
 }
 
-/// What the stages of a loop do in its iterations.
+/// The schedule of the stages in a loop's iterations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoopSchedule {
-    /// In which order.
+    /// The order of the work.
     pub order: Order,
-    /// Microbatches; `None` if only the work of each stage is known.
+    /// The number of microbatches; `None` if only the work of each stage is known.
     pub microbatches: Option<usize>,
     /// Forward and backward passes, as far as they are in this loop.
     pub rows: Vec<Row>,
 }
 
-/// In which order stages work.
+/// The order in which stages work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// All microbatches enter one after the other and leave, forwards and then backwards.
     FillDrain,
-    /// So many times round, microbatches one after the other.
+    /// Microbatches go round several times, one after the other.
     Circular {
-        /// R.
+        /// The number of rounds, R.
         repeats: usize,
     },
     /// A stage begins backward passes as soon as it can.
     OneForwardOneBackward,
     /// The same, with several chunks of layers on each stage.
     Interleaved {
-        /// v.
+        /// The number of chunks on each stage, v.
         chunks: usize,
     },
-    /// One chunk, with the backward pass in two parts.
+    /// Each stage has one chunk, with the backward pass in two parts.
     ZeroBubble,
-    /// Two chunks: the way through the stages turns back at the last one.
+    /// Each stage has two chunks: the way through the stages turns back at the last one.
     ZeroBubbleVee,
-    /// Any other.
+    /// Any other order.
     Unnamed,
 }
 
-/// What the stages do in one pass.
+/// The work of the stages in one pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The pass.
     pub pass: Pass,
-    /// By stage and iteration, what is worked on.
+    /// The items of work, by stage and iteration.
     pub cells: Vec<Vec<Vec<Item>>>,
 }
 
 /// A piece of the work of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// The microbatch. Where stages branch, it is counted in the order in which the stage does it; without the chunk,
-    /// through all chunks.
+    /// The number of the microbatch. Where stages branch, it is counted in the order in which the stage works on it;
+    /// without the chunk, it is counted through all chunks.
     pub number: usize,
-    /// The repeat or chunk, if there are several, and it is known.
+    /// The repeat or chunk, if there are several and it is known.
     pub part: Option<usize>,
 }
 
 /// The part of a step that a stage does for a microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
-    /// Forwards.
+    /// The forward pass.
     Forward,
-    /// Backwards; of inputs alone if there are [`Pass::Weights`].
+    /// The backward pass; of inputs alone if there are [`Pass::Weights`].
     Backward,
     /// The gradients of weights.
     Weights,
 }
 
-/// As people call it.
+/// The usual name of the order.
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -150,8 +150,8 @@ impl fmt::Display for Order {
 }
 
 impl Pipeline {
-    /// The part of the iterations of all stages in which a stage does nothing for any microbatch, as far as schedules
-    /// are known.
+    /// Returns the part of the iterations of all stages in which a stage does nothing for any microbatch, as far as
+    /// schedules are known.
     pub fn bubble(&self) -> Option<f64> {
         let known = || self.loops.iter().filter_map(|it| Some((it, it.schedule.as_ref().ok()?)));
         let slots: usize = known().map(|(it, _)| it.iterations * self.stages).sum();
@@ -166,23 +166,23 @@ impl Pipeline {
     }
 }
 
-/// A loop as it is looked at.
+/// The properties of a loop that the analysis looks at.
 struct Shape<'a> {
     /// The place of its body.
     body: usize,
-    /// Loops around it, of which the first iteration stands for all.
+    /// The number of loops around it, of which the first iteration stands for all.
     around: usize,
     iterations: usize,
     /// The device of each stage.
     devices: &'a [u64],
     /// Whether the last stage hands on to the first.
     closed: bool,
-    /// Whether all that is handed on goes to the stage before.
+    /// Whether all values go to the stage before.
     is_backward: bool,
 }
 
 impl Shape<'_> {
-    /// An iteration of it, and of each loop around it.
+    /// Returns the numbers of an iteration of it, and of the first iteration of each loop around it.
     fn inside(&self, iteration: usize) -> Vec<u64> {
         std::iter::repeat_n(0, self.around).chain([iteration as u64]).collect()
     }
@@ -196,9 +196,9 @@ struct Found {
     it: PipelineLoop,
 }
 
-/// The pipelines of a program: loops in whose body a permute goes one step along one axis, and hands on what the next
-/// iteration takes. Those of the same axis that follow each other are one pipeline. The collectives are those of the
-/// walk.
+/// Returns the pipelines of a program: loops in whose body a permute goes one step along one axis, and hands on the
+/// input of the next iteration. Loops of the same axis that follow each other are one pipeline. `collectives` are those
+/// of the walk.
 pub fn pipelines(walk: &Walk<'_>, collectives: &ModuleCollectives, devices: Devices) -> Vec<Pipeline> {
     let mut values = Values::new(walk, 1);
     let mut pipelines: Vec<Pipeline> = Vec::new();
@@ -214,7 +214,7 @@ pub fn pipelines(walk: &Walk<'_>, collectives: &ModuleCollectives, devices: Devi
     pipelines
 }
 
-/// The loops that hand values on, in the order of the program.
+/// Returns the loops that hand values on, in the order of the program.
 fn loops(walk: &Walk<'_>, collectives: &ModuleCollectives) -> Vec<Found> {
     let mut found: Vec<Found> = Vec::new();
     for entry in &collectives.entries {
@@ -247,7 +247,7 @@ fn loops(walk: &Walk<'_>, collectives: &ModuleCollectives) -> Vec<Found> {
     found
 }
 
-/// The axis along which a permute goes, by name; `device` where no mesh says it.
+/// Returns the axis along which a permute goes, by name; `device` if no mesh states it.
 fn single_axis(entry: &ModuleCollective) -> Option<&str> {
     match entry.axes.as_deref() {
         Some([axis]) if axis.part.is_none() => Some(&axis.name),
@@ -256,8 +256,8 @@ fn single_axis(entry: &ModuleCollective) -> Option<&str> {
     }
 }
 
-/// The loop in which a permute hands values on in every iteration: the place of its body, its name, and how often it
-/// goes around.
+/// Returns the loop in which a permute hands values on in every iteration: the place of its body, its name, and its
+/// number of iterations.
 fn loop_of<'a>(walk: &Walk<'a>, entry: &ModuleCollective) -> Option<(usize, &'a str, usize)> {
     let place = walk.places().get(entry.place)?;
     let number = place.innermost_loop?;
@@ -282,14 +282,15 @@ const CARRIES: [&str; 11] = [
     "tuple",
 ];
 
-/// Whether what a permute gives leaves the body, or what it takes was given to it, as it is or after operations on
-/// single elements; a value may also be put into one of several slots. What neighbours exchange for an operation that
-/// works across the border between them is put beside other elements first.
+/// Whether a permute carries values between iterations: its result leaves the body, or its operand was given to the
+/// body, as it is or after operations on single elements. A value may also be put into one of several slots. Neighbours
+/// that exchange values for an operation across the border between them put them beside other elements first, and so
+/// carry nothing.
 fn is_carried(body: &Computation<'_>, name: &str) -> bool {
     let Some(permute) = body.instructions().iter().find(|it| it.name == name) else { return false };
     let dims =
         |shape: &ShapeProto| -> Vec<i64> { shape.dimensions.iter().copied().filter(|&size| size != 1).collect() };
-    // The start of one in two halves gives a tuple of what it reads and what it will give.
+    // The start of an asynchronous permute gives a tuple of its operand and its result.
     let given = permute.shape.as_ref().map(|shape| dims(shape.tuple_shapes.get(1).unwrap_or(shape)));
     let mut carried: FxHashSet<i64> = std::iter::once(permute.id).collect();
     for it in body.instructions() {
@@ -346,7 +347,7 @@ fn schedule(
 
 const NOT_SAID: &str = "all stages do the same in every iteration, and no index says on which microbatch";
 
-/// That of stages that all do the same, in every iteration.
+/// Returns the schedule of stages that all do the same in every iteration.
 fn even(rounds: Rounds, (stages, iterations): (usize, usize)) -> LoopSchedule {
     let cell = |stage, iteration| {
         let item = |item: usize| Item {
@@ -364,8 +365,8 @@ fn even(rounds: Rounds, (stages, iterations): (usize, usize)) -> LoopSchedule {
     LoopSchedule { order, microbatches: Some(rounds.microbatches), rows: vec![Row { pass, cells }] }
 }
 
-/// A loop without indices of its own that goes around as often as one before it, and hands on the other way, is its
-/// backward pass.
+/// Completes a pipeline: a loop without indices of its own that goes around as often as one before it, and hands on the
+/// other way, is its backward pass.
 fn complete(pipeline: &mut Pipeline) {
     let directions = |it: &PipelineLoop| -> Vec<bool> {
         let mut all: Vec<bool> = it.handed.iter().map(|it| it.backward).collect();

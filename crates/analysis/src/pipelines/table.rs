@@ -1,4 +1,4 @@
-//! What stages do that branch, as the selectors of their conditionals say for each stage and iteration.
+//! The schedule of stages that branch, by the selectors of their conditionals for each stage and iteration.
 
 use std::collections::BTreeMap;
 
@@ -9,28 +9,28 @@ use super::{Item, LoopSchedule, Order, Pass, Row, Shape};
 use meshloom_hlo::proto::HloInstructionProto;
 use meshloom_hlo::sort;
 
-/// How often some work is done, by stage and iteration.
+/// The number of times that some work is done, by stage and iteration.
 type Counts = Vec<Vec<usize>>;
 
 /// Work that not every stage does in every iteration.
 struct Work<'a> {
     place: usize,
-    /// A conditional, or a loop that runs as often as the device says.
+    /// A conditional, or a loop whose number of iterations depends on the device.
     it: &'a HloInstructionProto,
     branch: Option<usize>,
-    /// How many instructions there are of each opcode. Branches of one conditional that are alike do the same with
-    /// other weights.
+    /// The number of instructions of each opcode. Branches of one conditional that are alike do the same with other
+    /// weights.
     made_of: BTreeMap<&'a str, usize>,
 }
 
-/// The same work for the chunks of a stage.
+/// The same work for each chunk of a stage.
 struct Kind {
     chunks: Vec<Counts>,
-    /// Of all chunks.
+    /// The sum over all chunks.
     all: Counts,
 }
 
-/// What the stages of a loop do, if they branch: otherwise, and where it is not known which branch they take, nothing.
+/// Returns the schedule of a loop's stages, if they branch; `None` if they do not, or if their branches are not known.
 pub(super) fn of(
     walk: &Walk<'_>,
     values: &mut Values<'_, '_>,
@@ -52,14 +52,14 @@ pub(super) fn of(
         }
         before = Some(work);
     }
-    // What all do at once is no pass, such as a loss that is spread over the stages; what one stage alone does is in
-    // front of the layers or after them.
+    // Work that all stages do at once is no pass, such as a loss that is spread over the stages. Work of one stage
+    // alone is in front of the layers or after them.
     kinds.retain(|kind| {
         let stages = kind.all.iter().filter(|stage| stage.iter().any(|&count| count > 0)).count();
         stages > 1 && kind.all.iter().any(|stage| *stage != kind.all[0])
     });
     sort::by_key(&mut kinds, |kind| (kind.all.iter().map(|stage| first(stage)).sum::<usize>(), kind.all.clone()));
-    // What is always done together is one kind.
+    // Kinds of work that are always done together are one kind.
     kinds.dedup_by(|a, b| a.is_busy().eq(b.is_busy()));
     match kinds.len() {
         0 => None,
@@ -76,12 +76,12 @@ impl Kind {
         self.chunks.push(counts);
     }
 
-    /// Stage by stage, in which iterations there is something to do.
+    /// Returns whether there is something to do, stage by stage and iteration by iteration.
     fn is_busy(&self) -> impl Iterator<Item = bool> {
         self.all.iter().flatten().map(|&count| count > 0)
     }
 
-    /// What each stage works on in each iteration.
+    /// Returns the work of each stage in each iteration.
     fn cells(&self) -> Vec<Vec<Vec<Item>>> {
         let mut cells: Vec<Vec<Vec<Item>>> = self.all.iter().map(|stage| vec![Vec::new(); stage.len()]).collect();
         for (chunk, counts) in self.chunks.iter().enumerate() {
@@ -98,8 +98,8 @@ impl Kind {
     }
 }
 
-/// The work that a body does in some branch, or in a loop whose iterations are decided while it runs; the branches of a
-/// conditional one after another.
+/// Returns the work that a body does in some branch, or in a loop whose iterations are decided while it runs. The
+/// branches of a conditional come one after another.
 fn works<'a>(walk: &Walk<'a>, body: usize) -> Vec<Work<'a>> {
     let places = walk.places();
     let is_here = |number: usize| {
@@ -127,7 +127,7 @@ fn works<'a>(walk: &Walk<'a>, body: usize) -> Vec<Work<'a>> {
     places.iter().enumerate().filter_map(work).collect()
 }
 
-/// Whether layers are made of it.
+/// Whether an instruction is a product, of which layers are made.
 fn is_product(it: &HloInstructionProto) -> bool {
     match it.opcode.as_str() {
         "dot" | "scaled-dot" | "ragged-dot" | "convolution" => true,
@@ -152,7 +152,7 @@ fn counts(work: &Work<'_>, values: &mut Values<'_, '_>, devices: Devices, shape:
     Some(of_stages)
 }
 
-/// The first iteration in which a stage does it.
+/// Returns the first iteration in which a stage does the work.
 fn first(stage: &[usize]) -> usize {
     stage.iter().position(|&count| count > 0).unwrap_or(stage.len())
 }
@@ -197,7 +197,7 @@ fn fills_and_drains(passing: &Counts, is_backward: bool) -> bool {
         && (1..passing.len()).all(|stage| starts(stage) == starts(0) + stage)
 }
 
-/// The name of a schedule in which both passes are in one loop.
+/// Returns the name of a schedule in which both passes are in one loop.
 fn order(forward: &Counts, backward: &Counts, is_cut: bool, closed: bool) -> Order {
     let stages = forward.len();
     if forward.iter().zip(backward).all(|(forward, backward)| last(forward) <= first(backward)) {
@@ -207,7 +207,7 @@ fn order(forward: &Counts, backward: &Counts, is_cut: bool, closed: bool) -> Ord
     if first(&backward[0]) < first(&backward[stages - 1]) {
         return if is_cut { Order::ZeroBubbleVee } else { Order::Unnamed };
     }
-    // What the last stage does before its first backward pass: one microbatch of the last chunk, and those of the
+    // The passes of the last stage before its first backward pass: one microbatch of the last chunk, and those of the
     // chunks before it, which come round in groups of as many as there are stages.
     let (ends_forward, ends_backward) = (&forward[stages - 1], &backward[stages - 1]);
     let before: usize = ends_forward[..=first(ends_backward)].iter().sum();

@@ -1,5 +1,5 @@
-//! The edits that shrinking is made of. Each keeps a module well-formed: operands stand before what reads them,
-//! parameters are numbered without gaps, and the shapes of the program are those of its parameters and its root.
+//! The edits that shrinking makes. Each keeps a module well-formed: operands stand before their readers, parameters are
+//! numbered without gaps, and the shapes of the program are those of its parameters and its root.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -12,17 +12,17 @@ use meshloom_hlo::sort;
 use meshloom_hlo::{DType, TensorType};
 use meshloom_hlo::{element_type, literal_proto, shape};
 
-/// Constants with more elements are a broadcast number.
+/// A constant with more elements becomes a broadcast number.
 const MOST_ELEMENTS: usize = 4096;
 
-/// Where the entry stands among the computations.
+/// Returns the position of the entry among the computations.
 pub(super) fn entry_index(module: &HloModuleProto) -> Option<usize> {
     let by_id = || module.computations.iter().position(|it| it.id == module.entry_computation_id);
     let by_name = || module.computations.iter().position(|it| it.name == module.entry_computation_name);
     by_id().or_else(by_name)
 }
 
-/// The entry computation.
+/// Returns the entry computation.
 pub(super) fn entry(module: &HloModuleProto) -> Option<&HloComputationProto> {
     entry_index(module).and_then(|index| module.computations.get(index))
 }
@@ -31,12 +31,13 @@ pub(super) fn entry_mut(module: &mut HloModuleProto) -> Option<&mut HloComputati
     entry_index(module).and_then(|index| module.computations.get_mut(index))
 }
 
-/// Instructions of all computations.
+/// Returns the number of instructions of all computations.
 pub fn instruction_count(module: &HloModuleProto) -> usize {
     module.computations.iter().map(|computation| computation.instructions.len()).sum()
 }
 
-/// What must become less with every edit: instructions, of which those count less that compute less; then elements.
+/// Returns the size that every edit must reduce: first the number of instructions, where simpler ones count less, then
+/// the number of elements.
 pub(super) fn size(module: &HloModuleProto) -> (usize, u128) {
     let weight = |instruction: &HloInstructionProto| match instruction.opcode.as_str() {
         "parameter" => 8,
@@ -57,7 +58,7 @@ pub(super) fn is_tuple(shape: &ShapeProto) -> bool {
     shape.element_type == i32::from(PrimitiveType::Tuple)
 }
 
-/// The type of a dense array whose elements have a form on the host; `None` for anything else.
+/// Returns the type of a dense array whose elements have a form on the host; `None` for any other shape.
 pub fn tensor_type(shape: &ShapeProto) -> Option<TensorType> {
     let dtype = DType::ALL.into_iter().find(|&dtype| element_type(dtype) == shape.element_type)?;
     let dims = shape.dimensions.iter().map(|&size| usize::try_from(size).ok()).collect::<Option<_>>()?;
@@ -68,7 +69,7 @@ pub(super) fn instruction_type(instruction: &HloInstructionProto) -> Option<Tens
     instruction.shape.as_ref().and_then(tensor_type)
 }
 
-/// Whether it lies in a region that XLA's partitioner leaves alone: its shape is that of one device.
+/// Whether an instruction lies in a region that XLA's partitioner leaves alone: its shape is that of one device.
 pub(super) fn is_manual(instruction: &HloInstructionProto) -> bool {
     let manual = i32::from(op_sharding::Type::Manual);
     let is_manual = |sharding: &OpSharding| {
@@ -85,7 +86,7 @@ pub(super) fn is_same_shape(left: &ShapeProto, right: &ShapeProto) -> bool {
         && left.tuple_shapes.iter().zip(&right.tuple_shapes).all(|(left, right)| is_same_shape(left, right))
 }
 
-/// An instruction that keeps nothing but what identifies it: id, name, shape, where it comes from and its sharding.
+/// Returns an instruction with only the fields that identify it: id, name, shape, source and sharding.
 fn bare(instruction: &HloInstructionProto, opcode: &str) -> HloInstructionProto {
     HloInstructionProto {
         id: instruction.id,
@@ -98,14 +99,15 @@ fn bare(instruction: &HloInstructionProto, opcode: &str) -> HloInstructionProto 
     }
 }
 
-/// Makes an instruction of the entry a parameter of the program, the last. False for a value that no caller can give.
+/// Makes an instruction of the entry the program's last parameter. It returns false for a value that no caller can
+/// give.
 pub(super) fn make_parameter(module: &mut HloModuleProto, id: i64) -> bool {
     let Some(computation) = entry_mut(module) else { return false };
     let number = computation.instructions.iter().filter(|it| it.opcode == "parameter").count() as i64;
     let Some(instruction) = computation.instructions.iter_mut().find(|it| it.id == id) else { return false };
     let Some(ty) = instruction_type(instruction).filter(|_| !is_manual(instruction)) else { return false };
     let sharding = instruction.sharding.take();
-    // Callers give values row-major.
+    // Callers give values in row-major order.
     *instruction = HloInstructionProto {
         parameter_number: number,
         shape: Some(shape(&ty)),
@@ -142,13 +144,13 @@ pub(super) fn make_constant(module: &mut HloModuleProto, id: i64) -> bool {
         ..bare(instruction, "constant")
     };
     *instruction = HloInstructionProto { operand_ids: vec![next], ..bare(instruction, "broadcast") };
-    // XLA takes the id and the name that the copy above had from the broadcast no more.
+    // The constant has an id and a name of its own.
     let constant = HloInstructionProto { id: next, name: format!("{}.number", instruction.name), ..constant };
     computation.instructions.insert(place, constant);
     true
 }
 
-/// 1, 2, 3, ..., over and over; every third `pred` is false.
+/// Returns 1, 2, 3, ..., over and over; every third `pred` is false.
 fn pattern(ty: &TensorType) -> Literal {
     let number = |index: usize| match ty.dtype {
         DType::Pred => f64::from(u8::from(!index.is_multiple_of(3))),
@@ -163,15 +165,15 @@ fn next_id(module: &HloModuleProto) -> i64 {
     instructions.map(|instruction| instruction.id).max().unwrap_or(0) + 1
 }
 
-/// Has what reads a value of the entry read another one, and the root be that one.
+/// Redirects the readers of a value of the entry to another value, and the root too.
 pub(super) fn forward(module: &mut HloModuleProto, id: i64, instead: i64) -> bool {
     let Some(computation) = entry_mut(module) else { return false };
     redirect(computation, &FxHashMap::from_iter([(id, instead)]));
     true
 }
 
-/// What stands for a value in the end: a replacement may itself be replaced. In a broken module that may go in a
-/// circle.
+/// Returns the final replacement of a value: a replacement may itself be replaced. In a broken module the replacements
+/// may go in a circle.
 fn replacement(instead: &FxHashMap<i64, i64>, id: i64) -> i64 {
     let mut found = id;
     for _ in 0..=instead.len() {
@@ -192,7 +194,8 @@ fn redirect(computation: &mut HloComputationProto, instead: &FxHashMap<i64, i64>
     follow(&mut computation.root_id);
 }
 
-/// Makes an instruction of the entry the program's result. A value of one device is given out as if all had it whole.
+/// Makes an instruction of the entry the program's result. A value of one device is returned as if all devices had it
+/// whole.
 pub(super) fn make_root(module: &mut HloModuleProto, id: i64) -> bool {
     let next = next_id(module);
     let Some(computation) = entry_mut(module) else { return false };
@@ -222,7 +225,7 @@ pub(super) fn make_root(module: &mut HloModuleProto, id: i64) -> bool {
     true
 }
 
-/// Keeps these of the elements of the entry's result, a tuple; one alone becomes the result itself.
+/// Keeps only some elements of the entry's result, a tuple; a single one becomes the result itself.
 pub(super) fn keep_outputs(module: &mut HloModuleProto, kept: &[usize]) -> bool {
     let Some(computation) = entry_mut(module) else { return false };
     let root_id = computation.root_id;
@@ -246,14 +249,14 @@ pub(super) fn keep_outputs(module: &mut HloModuleProto, kept: &[usize]) -> bool 
     true
 }
 
-/// How many elements the entry's result has, if it is made by an instruction `tuple`.
+/// Returns the number of elements of the entry's result, if an instruction `tuple` makes it.
 pub(super) fn output_count(module: &HloModuleProto) -> Option<usize> {
     let computation = entry(module)?;
     let root = computation.instructions.iter().find(|it| it.id == computation.root_id)?;
     (root.opcode == "tuple").then_some(root.operand_ids.len())
 }
 
-/// Makes a computation the program.
+/// Makes a computation the program's entry.
 pub(super) fn make_entry(module: &mut HloModuleProto, index: usize) -> bool {
     let Some(computation) = module.computations.get_mut(index) else { return false };
     (computation.is_fusion_computation, computation.execution_thread) = (false, "main".to_owned());
@@ -262,7 +265,7 @@ pub(super) fn make_entry(module: &mut HloModuleProto, index: usize) -> bool {
     true
 }
 
-/// Writes what an instruction of the entry calls in its place: the computation of a call or a fusion, the body of a
+/// Replaces a call in the entry by the instructions that it runs: the computation of a call or a fusion, the body of a
 /// loop once, a branch of a conditional.
 pub(super) fn inline(module: &mut HloModuleProto, id: i64, which: usize) -> bool {
     let next = next_id(module);
@@ -307,7 +310,7 @@ pub(super) fn inline(module: &mut HloModuleProto, id: i64, which: usize) -> bool
     true
 }
 
-/// Has the program take the elements of tuples as parameters of their own: a caller gives arrays.
+/// Gives the program the elements of tuples as parameters of their own: a caller gives arrays.
 pub(super) fn flatten_parameters(module: &mut HloModuleProto) {
     let mut next = next_id(module);
     let Some(computation) = entry_mut(module) else { return };
@@ -321,7 +324,7 @@ pub(super) fn flatten_parameters(module: &mut HloModuleProto) {
     }
 }
 
-/// Makes a tuple of new parameters out of what is a parameter.
+/// Replaces a tuple parameter by a tuple of new parameters.
 fn write_elements(
     tuple: &mut HloInstructionProto,
     before: &mut Vec<HloInstructionProto>,
@@ -352,7 +355,7 @@ fn write_elements(
     *tuple = HloInstructionProto { operand_ids, ..bare(tuple, "tuple") };
 }
 
-/// Reads elements of tuples where they were put in.
+/// Replaces reads of a tuple's element by the value that was put into the tuple.
 pub(super) fn read_through_tuples(module: &mut HloModuleProto) {
     let Some(computation) = entry_mut(module) else { return };
     let mut elements: FxHashMap<i64, Vec<i64>> = FxHashMap::default();
@@ -377,12 +380,12 @@ pub(super) fn read_through_tuples(module: &mut HloModuleProto) {
     }
 }
 
-/// Drops what the result does not depend on: instructions of the entry, its parameters, and computations. With
-/// `keeps_dead`, instructions stay.
+/// Drops everything that the result does not depend on: instructions of the entry, its parameters, and computations.
+/// With `keeps_dead`, instructions stay.
 pub(super) fn tidy(module: &mut HloModuleProto, keeps_dead: bool) {
     flatten_parameters(module);
     read_through_tuples(module);
-    // All of these speak of instructions, parameters or outputs that may be gone.
+    // All of these refer to instructions, parameters or outputs that may be gone.
     (module.schedule, module.input_output_alias, module.buffer_donor) = (None, None, None);
     (module.spmd_output_sharding, module.original_value_recovery_table) = (None, None);
     module.spmd_parameters_shardings.clear();
@@ -404,7 +407,7 @@ pub(super) fn tidy(module: &mut HloModuleProto, keeps_dead: bool) {
                 read.insert(instruction.id);
             }
         }
-        // Operands stand before what reads them.
+        // Operands stand before their readers.
         for instruction in computation.instructions.iter().rev() {
             if read.contains(&instruction.id) {
                 read.extend(instruction.operand_ids.iter().copied());
@@ -434,13 +437,13 @@ pub(super) fn tidy(module: &mut HloModuleProto, keeps_dead: bool) {
     drop_computations(module);
 }
 
-/// What is done whether or not the result depends on it.
+/// Whether an instruction has an effect, whether or not the result depends on it.
 fn is_effect(instruction: &HloInstructionProto) -> bool {
     matches!(instruction.opcode.as_str(), "outfeed" | "infeed" | "send" | "recv" | "send-done" | "recv-done")
         || instruction.custom_call_has_side_effect
 }
 
-/// Markers of XLA's partitioner have no effect of their own.
+/// Whether an instruction is a marker of XLA's partitioner, which has no effect of its own.
 fn is_inside_manual_only(instruction: &HloInstructionProto) -> bool {
     matches!(instruction.custom_call_target.as_str(), "Sharding" | "SPMDFullToShardShape" | "SPMDShardToFullShape")
 }
@@ -458,11 +461,12 @@ fn drop_computations(module: &mut HloModuleProto) {
     module.computations.retain(|it| called.contains(&it.id));
 }
 
-/// Opcodes whose meaning does not change where a size is replaced in every shape.
+/// Opcodes whose meaning does not change if a size is replaced in every shape.
 const FOLLOWS_SIZES: [&str; 8] =
     ["parameter", "constant", "broadcast", "dot", "reduce", "transpose", "convert", "tuple"];
 
-/// Replaces a size of dimensions by a smaller one, in the whole module. False where an instruction may not follow.
+/// Replaces a size of dimensions by a smaller one, in the whole module. It returns false if an instruction may not
+/// follow.
 pub(super) fn replace_size(module: &mut HloModuleProto, old: i64, new: i64) -> bool {
     if module.computations.iter().flat_map(|it| &it.instructions).any(|it| it.sharding.is_some()) {
         return false;
@@ -546,7 +550,7 @@ fn replace_in(shape: &mut ShapeProto, old: i64, new: i64) -> bool {
     is_changed
 }
 
-/// The sizes of dimensions of the entry's values, the largest first.
+/// Returns the sizes of dimensions of the entry's values, the largest first.
 pub(super) fn sizes(module: &HloModuleProto) -> Vec<i64> {
     let instructions = entry(module).into_iter().flat_map(|it| &it.instructions);
     let mut sizes: Vec<i64> =

@@ -1,12 +1,12 @@
 //! Makes a program smaller while something about it stays true.
 //!
 //! [`shrink`] is delta debugging: it edits a module, asks whether the symptom still shows, and keeps the edit if it
-//! does, until no edit is left or the tries are used up. It knows no compiler; the caller runs the module and judges.
-//! Each edit keeps the module well-formed, so that what is judged is a program.
+//! does, until no edit is left or the tries are used up. It knows no compiler: the caller runs the module and judges.
+//! Each edit keeps the module well-formed, so the caller always judges a valid program.
 //!
-//! In this order, over and over: fewer outputs; a value further up as the result; a called computation in place of its
-//! call, or as the program; parameters, constants or operands in place of values; smaller dimensions. What the result
-//! no longer depends on is dropped with every edit.
+//! It makes these edits in this order, over and over: fewer outputs; a value further up as the result; a called
+//! computation in place of its call, or as the program; parameters, constants or operands in place of values; smaller
+//! dimensions. Every edit also drops everything that the result no longer depends on.
 //!
 //! [`shrink_pair`] does the same with two modules that should give equal results. It edits both alike: values that come
 //! from the same place in the source and have the same shape count as the same.
@@ -28,21 +28,21 @@ pub use pair::shrink_pair;
 use meshloom_hlo::message::counted;
 use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
 
-/// What a caller finds when it tries a module.
+/// The caller's finding when it tries a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The symptom shows.
     Shows,
-    /// It does not, or the module cannot be tried.
+    /// The symptom does not show, or the module cannot be tried.
     Gone,
-    /// No more is to be tried.
+    /// The search is to stop.
     Stop,
 }
 
-/// How far shrinking goes.
+/// The limits of shrinking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The most modules that are tried.
+    /// The most modules to try.
     pub tries: usize,
 }
 
@@ -52,28 +52,28 @@ impl Default for Limits {
     }
 }
 
-/// What was left of a program.
+/// The result of shrinking a program.
 #[derive(Clone, Debug)]
 pub struct Shrunk<M> {
-    /// The smallest in which the symptom showed.
+    /// The smallest program in which the symptom showed.
     pub module: M,
-    /// How many modules were tried.
+    /// The number of modules that were tried.
     pub tries: usize,
-    /// The edits that were kept: what was done, and the number of instructions after it.
+    /// The edits that were kept: a description of each, and the number of instructions after it.
     pub steps: Vec<(String, usize)>,
     /// Whether no edit was left to try.
     pub is_complete: bool,
 }
 
-/// Makes a module smaller as long as `verdict` says that the symptom shows. It is taken for granted that it shows in
-/// the module as it is.
+/// Makes a module smaller as long as `verdict` says that the symptom shows. It is assumed to show in the module as
+/// given.
 pub fn shrink(
     module: &HloModuleProto,
     limits: Limits,
     verdict: &mut dyn FnMut(&HloModuleProto) -> Verdict,
 ) -> Shrunk<HloModuleProto> {
     let mut search = Search::new(module.clone(), limits, edit::size, edit::instruction_count, verdict);
-    // What the result does not depend on may still be what breaks a compiler.
+    // Instructions that the result does not depend on may still be what breaks a compiler.
     let has_dead = {
         let mut tidied = module.clone();
         edit::tidy(&mut tidied, false);
@@ -121,7 +121,7 @@ struct Search<'v, M> {
     is_stopped: bool,
 }
 
-/// What can be told apart by its bytes.
+/// A module, or a pair, that is told apart by its bytes.
 trait Bytes {
     fn bytes(&self) -> Vec<u8>;
 }
@@ -187,7 +187,7 @@ fn hash(module: &impl Bytes) -> u64 {
     hasher.finish()
 }
 
-/// Keeps one half of the outputs, then a half of that.
+/// Keeps one half of the outputs, then one half of those, and so on.
 fn outputs<M: Clone + Bytes>(
     search: &mut Search<'_, M>,
     count: impl Fn(&M) -> Option<usize>,
@@ -211,7 +211,7 @@ fn outputs<M: Clone + Bytes>(
 
 type Tidy<'t> = &'t dyn Fn(&mut HloModuleProto);
 
-/// Takes a value further up as the result: by halves, for what comes after the fault often shows it too; then the
+/// Takes a value further up as the result: first by halves, since values after the fault often show it too, then the
 /// operands of the result.
 fn roots(search: &mut Search<'_, HloModuleProto>, tidy: Tidy<'_>) {
     let mut failed: FxHashSet<i64> = FxHashSet::default();
@@ -231,7 +231,7 @@ fn roots(search: &mut Search<'_, HloModuleProto>, tidy: Tidy<'_>) {
             is_done
         });
         if !is_kept {
-            // What is before it most likely fails too.
+            // The values before it most likely fail too.
             failed.extend(candidates.iter().take(candidates.len() / 2 + 1).map(|(id, _)| *id));
         }
     }
@@ -263,7 +263,7 @@ fn calls(search: &mut Search<'_, HloModuleProto>, tidy: Tidy<'_>) {
     while is_changed && !search.is_over() {
         is_changed = false;
         let entry_index = edit::entry_index(&search.current);
-        // The smallest that shows it is the best.
+        // The smallest computation that shows the symptom is the best.
         let mut computations: Vec<(usize, usize)> = search
             .current
             .computations
@@ -329,7 +329,7 @@ fn values(search: &mut Search<'_, HloModuleProto>, tidy: Tidy<'_>) {
             start += 1;
         }
     }
-    // A parameter is the simplest, but an input must be given: a constant needs none.
+    // A parameter is the simplest value, but a caller must give it; a constant needs no input.
     let operands = |module: &HloModuleProto, id: i64| -> Vec<i64> {
         let instruction = edit::entry(module).and_then(|it| it.instructions.iter().find(|it| it.id == id));
         instruction.map(|it| it.operand_ids.clone()).unwrap_or_default()

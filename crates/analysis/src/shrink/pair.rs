@@ -1,4 +1,4 @@
-//! Shrinking two modules that should give equal results.
+//! Makes two modules smaller that should give equal results.
 
 use rustc_hash::FxHashMap;
 
@@ -16,7 +16,7 @@ impl Bytes for Pair {
 }
 
 /// Makes two modules smaller, as [`shrink`](super::shrink) does one, as long as `verdict` says that the symptom shows:
-/// mostly that their results differ. Parameters of the second get the names of the first's, by number.
+/// mostly that their results differ. Parameters of the second module get the names of the first's, by number.
 pub fn shrink_pair(pair: &Pair, limits: Limits, verdict: &mut dyn FnMut(&Pair) -> Verdict) -> Shrunk<Pair> {
     let mut pair = pair.clone();
     name_alike(&mut pair);
@@ -68,8 +68,8 @@ fn name_alike((left, right): &mut Pair) {
     }
 }
 
-/// Values of the two entries that come from the same place and have the same shape: ids and names. The first and the
-/// second of several such are told apart by their order.
+/// Returns the values of the two entries that come from the same place and have the same shape: ids and names. Several
+/// such values in one module are told apart by their order.
 fn matches((left, right): &Pair) -> Vec<(i64, i64, String)> {
     type Key = (String, String, String, usize);
     let keyed = |module: &HloModuleProto| -> Vec<(Key, i64, String)> {
@@ -115,7 +115,7 @@ fn roots(search: &mut Search<'_, Pair>) {
     }
 }
 
-/// Makes parameters of values in both: many at once, then each.
+/// Makes values parameters in both modules: many at once, then each.
 fn values(search: &mut Search<'_, Pair>) {
     let candidates = |pair: &Pair| -> Vec<(i64, i64, String)> {
         let roots = [&pair.0, &pair.1].map(|module| edit::entry(module).map(|it| it.root_id));

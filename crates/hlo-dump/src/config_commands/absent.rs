@@ -1,5 +1,5 @@
-//! Stands in the place of the commands that take run configs alone, or a plugin, where the program is built without
-//! them: each says how to get it.
+//! Takes the place of the commands for run configs or plugins, if the program is built without them: each states how to
+//! get it.
 
 use std::ffi::OsString;
 

@@ -1,4 +1,4 @@
-//! `hlo-dump bisect`: what makes a program go wrong, found by trying.
+//! `hlo-dump bisect`: finds by trying why a program goes wrong.
 
 mod folder;
 
@@ -36,13 +36,13 @@ pub struct Bisect {
     /// A module that should give the same results as INPUT, a module
     #[arg(long, value_name = "MODULE")]
     pub reference: Option<PathBuf>,
-    /// The folder for what is found: summary.md, module.hlo.txt, inputs.safetensors, reproduce.py
+    /// The folder for the results: summary.md, module.hlo.txt, inputs.safetensors, reproduce.py
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Looks for this symptom alone; may be given more than once. By default for all
+    /// Looks for this symptom alone; may be given more than once. By default it looks for all
     #[arg(long, value_name = "SYMPTOM", help_heading = "Symptom")]
     pub symptom: Vec<SymptomKind>,
-    /// Changes this alone; may be given more than once. By default all
+    /// Changes this alone; may be given more than once. By default it changes all
     #[arg(long, value_name = "WHAT", help_heading = "Running")]
     pub only: Vec<Change>,
     /// How much results may differ, as a part of the largest number of an output
@@ -101,7 +101,7 @@ pub enum Change {
     Option,
     /// Passes of meshloom's
     Pass,
-    /// Who partitions a run config's program
+    /// The partitioner of a run config's program
     PartitionMode,
     /// Passes of XLA's
     XlaPass,
@@ -217,7 +217,7 @@ pub fn run(arguments: &Bisect, json: bool) -> Result<Outcome> {
     Ok(if found { Outcome::Found } else { Outcome::Done })
 }
 
-/// What is searched: a config as it is, or the module of anything else.
+/// Returns the subject of the search: a config as it is, or the module of anything else.
 fn subject(arguments: &Bisect) -> Result<Subject> {
     let Bisect { path, reading, reference, .. } = arguments;
     let mut loaded = load_path(path, reading)?;
@@ -234,7 +234,7 @@ fn subject(arguments: &Bisect) -> Result<Subject> {
         let text = files::read_text(path, files::WRITTEN_BYTES).with_context(|| path.display().to_string())?;
         return Ok(Subject::Config { text, name: path.display().to_string(), set: reading.set.clone() });
     }
-    // Text for people has names that computations share, and compilers take none.
+    // Text for people has names that computations share, which compilers do not accept.
     make_names_unique(&mut loaded.module);
     let devices = loaded.devices;
     let Some(reference) = reference else { return Ok(Subject::Module(Box::new(loaded.module), devices)) };
@@ -285,12 +285,12 @@ fn effect_text(effect: &Effect) -> String {
     match effect {
         Effect::Shows => "shows".to_owned(),
         Effect::Gone => "gone".to_owned(),
-        // The first line says what is wrong.
+        // The first line states the problem.
         Effect::NotPossible(reason) => format!("not possible: {}", reason.lines().next().unwrap_or_default()),
     }
 }
 
-/// What the symptom needs, and what is left of the module.
+/// Describes the conditions of the symptom, and the size of the remaining module.
 fn kept(report: &Report) -> Vec<String> {
     let mut lines = vec![format!("plugin: {}", report.plugin)];
     if !report.overrides.is_empty() {

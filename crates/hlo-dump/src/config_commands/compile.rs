@@ -1,4 +1,4 @@
-//! `hlo-dump compile`: for hardware that need not be here, in a child process, as the plugin's makers compile it.
+//! `hlo-dump compile`: compiles for hardware that need not be here, in a child process, with the maker's plugin.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub struct Compile {
     /// Whether the module's shardings are Shardy's; by default hlo-dump detects it
     #[arg(long, value_name = "YES", help_heading = "Reading")]
     pub shardy: Option<bool>,
-    /// Adds which transfers the schedule hides beside compute, and what runs beside them
+    /// Adds the transfers that the schedule hides beside compute, and the work that runs beside them
     #[arg(long)]
     pub overlap: bool,
     /// The most collectives to print; 0 for all
@@ -72,7 +72,8 @@ struct Answer<'a> {
     #[serde(flatten)]
     totals: Totals,
     conditionals: Vec<ConditionalSum<'a>>,
-    /// Beside what was emitted; null where XLA partitions the program, which then has no collectives before.
+    /// The comparison with the emitted program; null if XLA partitions the program, which then has no collectives
+    /// before.
     compiled_as_emitted: Option<&'a Emitted>,
     #[serde(skip_serializing_if = "Option::is_none")]
     overlap: Option<&'a ModuleOverlap>,
@@ -100,18 +101,18 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// A program before and after a plugin, for a check of it.
+/// Returns a program before and after a plugin, for a check of it.
 pub fn ahead(input: &Input, target: Option<&str>, needs_rates: bool) -> Result<Ahead> {
     Ok(compile(input, target, None, &settings(), needs_rates)?.ahead)
 }
 
-/// A program before and after a plugin, with all that the plugin says of it.
+/// A program before and after a plugin, with everything that the plugin reports of it.
 struct Both {
     ahead: Ahead,
     compiled: Compiled,
 }
 
-/// What needs rates is refused for a target without, before it is compiled.
+/// Compiles an input. If the command needs rates, a target without rates is refused before it is compiled.
 fn compile(
     input: &Input,
     target: Option<&str>,
@@ -126,7 +127,7 @@ fn compile(
     }
     let overrides: Vec<String> = target.iter().map(|target| format!("target.topology={target}")).collect();
     let mut input = input.with(&overrides);
-    // Of a folder, the compiled module is what other commands read by default, and what no plugin takes.
+    // Other commands read a folder's compiled module by default, but no plugin takes that one.
     if input.path.is_dir() && input.reading.pass.is_none() {
         input.reading.stage.get_or_insert(Stage::Traced);
     }
@@ -163,7 +164,7 @@ fn compile(
     Ok(Both { ahead: Ahead { emitted, after, chip }, compiled })
 }
 
-/// A sign of life, on a terminal, for what may take minutes.
+/// Shows a sign of life on a terminal during work that may take minutes.
 fn spinner(doing: String) -> ProgressBar {
     let bar = ProgressBar::new_spinner().with_message(doing);
     if !streams::is_terminal(Stream::Err) {
@@ -176,7 +177,7 @@ fn spinner(doing: String) -> ProgressBar {
     bar
 }
 
-/// What an input is to be compiled for, where the command does not say it.
+/// Returns the topology to compile an input for, if the command does not name one.
 fn own_topology(loaded: &Loaded) -> Result<Topology> {
     match &loaded.run {
         Some(run) if !run.config().target.topology.is_empty() => Ok(Topology::parse(&run.config().target.topology)?),
@@ -185,7 +186,7 @@ fn own_topology(loaded: &Loaded) -> Result<Topology> {
     }
 }
 
-/// `v5p:8x8x8`, also with the platform before it: `tpu:v5p:8x8x8`, `gpu:h100:1x1x8`.
+/// Reads `v5p:8x8x8`, also with the platform before it: `tpu:v5p:8x8x8`, `gpu:h100:1x1x8`.
 fn topology(text: &str) -> Result<Topology> {
     let platforms = [("tpu:", PlatformKind::Tpu), ("gpu:", PlatformKind::Cuda), ("cuda:", PlatformKind::Cuda)];
     let Some((before, platform)) = platforms.into_iter().find(|(before, _)| text.starts_with(before)) else {
@@ -218,7 +219,7 @@ fn of_module(loaded: &Loaded, topology: &Topology, settings: &Settings, shardy: 
     options.num_replicas = replicas as usize;
     options.use_shardy_partitioner = shardy.unwrap_or_else(|| is_shardy(loaded)) && partitions > 1;
     let mut module = loaded.module.clone();
-    // Text for people has names that computations share, and compilers take none.
+    // Text for people has names that computations share, which compilers do not accept.
     make_names_unique(&mut module);
     let bytes = module.encode_to_vec();
     let ahead = ahead_of_time::compile(topology, &bytes, &options, settings)?;
@@ -226,7 +227,7 @@ fn of_module(loaded: &Loaded, topology: &Topology, settings: &Settings, shardy: 
     Ok(Compiled { ahead, devices: described.devices, module, emitted: None, options: Vec::new() })
 }
 
-/// Whether XLA would partition the module by Shardy: it was made so, or has its attributes.
+/// Whether XLA would partition the module by Shardy: it was made for Shardy, or has its attributes.
 fn is_shardy(loaded: &Loaded) -> bool {
     let in_map = |map: &std::collections::BTreeMap<String, String>| map.keys().any(|key| key.starts_with("xla.sdy."));
     let attributes = loaded.module.frontend_attributes.iter().any(|attributes| in_map(&attributes.map));
@@ -323,20 +324,20 @@ fn print_memory(stats: &MemoryStats, limit: Option<i64>) {
     }
 }
 
-/// The chip of a target, if it is known.
+/// Returns the chip of a target, if it is known.
 fn chip_of(topology: &Topology) -> Option<&'static Chip> {
     topology.to_string().split(':').next().and_then(|name| Chip::parse(name).ok())
 }
 
-/// The cost of the compiled program, with times for the target's chip if it is known.
+/// Returns the cost of the compiled program, with times for the target's chip if it is known.
 fn of_compiled(after: &Loaded, topology: &Topology) -> ModuleCost {
     cost::of(after, chip_of(topology))
 }
 
-/// Our count and XLA's.
+/// Prints our count and XLA's.
 fn print_cost(ours: &ModuleCost, theirs: Option<&CostAnalysis>) {
     let time = ours.roofline.as_ref().map(|roofline| output::seconds(roofline.overlapped_seconds));
-    // Some plugins say less than nothing, which is to say that they do not know.
+    // Some plugins report a negative time, which means that they do not know it.
     let their_time = theirs.and_then(CostAnalysis::optimal_seconds).filter(|&time| time > 0.0).map(output::seconds);
     let rows = [
         ("operations", output::count(ours.total.flops as f64), theirs.and_then(CostAnalysis::flops).map(output::count)),

@@ -1,4 +1,4 @@
-//! `hlo-dump doctor`: what is here to compile with.
+//! `hlo-dump doctor`: the plugins and libraries that are here to compile with.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::output::{self, BAD, BOLD, GOOD, line, paint, plural};
 
 #[derive(Args)]
 pub struct Doctor {
-    /// Fetches what is missing for these platforms: cpu, tpu, cuda
+    /// Fetches missing plugins for these platforms: cpu, tpu, cuda
     #[arg(long, value_name = "PLATFORM")]
     pub fetch: Vec<String>,
 }
@@ -41,22 +41,22 @@ struct Report {
     can: &'static str,
     path: Option<String>,
     api_version: Option<String>,
-    /// What it knows of a small topology: how many devices, of what kind.
+    /// The plugin's answer for a small topology: the number of devices, and their kind.
     works: Option<String>,
     problem: Option<String>,
     fix: Option<String>,
-    /// Of cuda.
+    /// The installation of NVIDIA, for cuda.
     #[serde(skip_serializing_if = "Option::is_none")]
     nvidia: Option<Nvidia>,
 }
 
-/// What NVIDIA has installed here.
+/// The parts that NVIDIA has installed here.
 #[derive(Serialize)]
 struct Nvidia {
     driver: Option<CudaDriver>,
-    /// Why there is none, or none that works.
+    /// The reason why there is no driver, or none that works.
     driver_problem: Option<String>,
-    /// What the plugin opens, if there is a plugin.
+    /// The libraries that the plugin opens, if there is a plugin.
     libraries: Vec<Library>,
 }
 
@@ -142,7 +142,7 @@ pub fn run(arguments: &Doctor, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Looks for a plugin, without downloading one, and asks it for a topology: in a child process, as it may die.
+/// Looks for a plugin, without downloading one, and asks it for a topology in a child process, since it may crash.
 fn examine((platform, can, topology): (&'static str, &'static str, &'static str)) -> Report {
     let find = FindOptions { allow_fetch: false, ..FindOptions::default() };
     let mut report =

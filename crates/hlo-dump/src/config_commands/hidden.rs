@@ -8,7 +8,7 @@ use crate::collectives::{axes_of, axes_text, where_from};
 use crate::output::{self, DIM, line, paint};
 use crate::overlap::{by_exposed, share_text};
 
-/// Prints the collectives, those that are exposed most first; sums over axes; and all.
+/// Prints the collectives, the most exposed first, then the sums over axes, and the sum of all.
 pub fn print(found: &ModuleOverlap, limit: usize) {
     let mut transfers: Vec<&CollectiveOverlap> = found.transfers.iter().collect();
     transfers.sort_by(|a, b| by_exposed(a, b));

@@ -1,5 +1,5 @@
-//! The commands that take run configs alone, or a plugin. `absent.rs` stands in the place of this module where the
-//! program is built without the feature `configs`.
+//! The commands for run configs or plugins. `absent.rs` takes the place of this module if the program is built without
+//! the feature `configs`.
 
 mod bisect;
 pub mod compile;
@@ -18,13 +18,14 @@ use crate::Outcome;
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// The pipelines that a run config could have, with a picture; with --search, the fastest plan on given hardware
+    /// List the pipelines that a run config could have, with a picture; with --search, find the fastest plan on given
+    /// hardware
     Plan(plan::Plan),
     /// Find what makes a program go wrong, and shrink it
     Bisect(bisect::Bisect),
     /// Compile for hardware that you need not have
     Compile(compile::Compile),
-    /// The plugins found, what each can do, and how to get what is missing
+    /// List the plugins found, what each can do, and how to get what is missing
     Doctor(doctor::Doctor),
 }
 

@@ -1,5 +1,5 @@
-//! `hlo-dump plan`: which pipelines a run config could have, what each moves and needs, and what the configured one
-//! looks like; and the same of ways to split a sequence.
+//! `hlo-dump plan`: the pipelines that a run config could have, the bytes that each moves and needs, and the picture of
+//! the configured one; and the same for ways to split a sequence.
 
 use std::path::PathBuf;
 
@@ -61,7 +61,7 @@ struct Row<'a> {
     remat: &'a str,
     weights: &'a str,
     keep_gathered: bool,
-    /// Microbatches whose activations a stage holds at most.
+    /// The most microbatches whose activations a stage holds.
     held: f64,
     peak: u64,
     fits: Option<bool>,
@@ -143,7 +143,7 @@ pub fn run(arguments: &Plan, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// The chip that was asked for, or that of the topology.
+/// Returns the chip that was asked for, or that of the topology.
 fn chip(arguments: &Plan, config: &RunConfig) -> Result<Option<&'static Chip>> {
     if let Some(name) = &arguments.chip {
         return Ok(Some(Chip::parse(name)?));

@@ -1,4 +1,4 @@
-//! The part of `hlo-dump plan` on a sequence that is split: what travels, and which tokens each device has.
+//! The part of `hlo-dump plan` on a sequence that is split: the values that travel, and the tokens of each device.
 
 use anyhow::Result;
 use meshloom_analysis::ModuleMemory;
@@ -14,9 +14,9 @@ pub struct Row {
     configured: bool,
     exchange: &'static str,
     order: &'static str,
-    /// Scores that the busiest device computes of a head of one row.
+    /// The scores that the busiest device computes for a head of one row.
     scores: usize,
-    /// Those of all devices on average.
+    /// The average of the scores over all devices.
     mean_scores: f64,
     balance: f64,
     peak: u64,

@@ -1,5 +1,5 @@
-//! The plans of a search as a drawing that stands alone: a point for each, by memory and time, and the line of those
-//! that no other beats in both.
+//! The plans of a search as a drawing that stands alone: a point for each, by memory and time, and the line of the
+//! plans that no other beats in both.
 
 use std::fmt::Write;
 
@@ -16,20 +16,20 @@ const RIGHT: f64 = 24.0;
 const TOP: f64 = 64.0;
 const BOTTOM: f64 = 52.0;
 
-/// How many times the best step the slowest one that is drawn may take.
+/// The slowest plan that is drawn takes at most this many times the best step.
 const MOST_TIMES: f64 = 3.0;
 
 const FITS: &str = COLORS[0];
 const TOO_LARGE: &str = COLORS[3];
 const CONFIGURED: &str = COLORS[5];
 
-/// All plans that were lowered, and the one that the config has.
+/// All plans that were lowered, and the plan of the config.
 pub struct Picture<'a> {
     pub title: String,
     pub searched: &'a Search,
-    /// Seconds and bytes.
+    /// The seconds and bytes of the config's plan.
     pub configured: Option<(f64, u64)>,
-    /// Bytes that a device has.
+    /// The bytes of memory that a device has.
     pub memory: Option<u64>,
 }
 
@@ -113,7 +113,7 @@ impl Axes {
         }
     }
 
-    /// Between two plans of the front, the slower one is the best that fits.
+    /// Draws the front as steps: between two of its plans, the slower one is the best that fits.
     fn steps(&self, front: &[&Found]) -> String {
         let mut path = String::new();
         for found in front.iter().rev() {

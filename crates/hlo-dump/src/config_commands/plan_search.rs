@@ -18,10 +18,10 @@ use super::plan_picture::Picture;
 use crate::configs;
 use crate::output::{self, BAD, BOLD, Busy, DIM, GOOD, line, paint, plural};
 
-/// Rows of the table of plans, unless more are asked for.
+/// The number of rows of the table of plans, unless more are asked for.
 const SHOWN: usize = 12;
 
-/// Kernels of the best plan that are shown.
+/// The number of kernels of the best plan that are shown.
 const KERNELS_SHOWN: usize = 6;
 
 #[derive(Args)]
@@ -36,10 +36,10 @@ pub struct Options {
     /// Gbit/s of the network between slices or hosts for each device, in place of the published rate
     #[arg(long, value_name = "GBITS", requires = "search", value_parser = positive, help_heading = "Search")]
     pub network: Option<f64>,
-    /// Lowers at most so many plans
+    /// The most plans that are lowered
     #[arg(long, value_name = "N", requires = "search", value_parser = some, default_value_t = MOST_LOWERED, help_heading = "Search")]
     pub most: usize,
-    /// Shows so many plans
+    /// The number of plans to show
     #[arg(long, value_name = "N", requires = "search", value_parser = some, default_value_t = SHOWN, help_heading = "Search")]
     pub top: usize,
     /// Draws the plans by time and memory into an SVG file
@@ -58,7 +58,7 @@ fn positive(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|number: &f64| *number > 0.0).ok_or_else(|| "it must be a number above 0".to_owned())
 }
 
-/// What a search found, as it is shown and as JSON.
+/// The result of a search, as it is printed and as JSON.
 #[derive(Serialize)]
 struct Answer<'a> {
     config: &'a str,
@@ -71,13 +71,13 @@ struct Answer<'a> {
     too_slow: usize,
     lowered: usize,
     refused: usize,
-    /// Why the first of those cannot be lowered.
+    /// The reason why the first refused plan cannot be lowered.
     first_refusal: Option<&'a str>,
     ended_early: bool,
     seconds: f64,
     configured: Option<Row>,
     plans: Vec<Row>,
-    /// The fastest of those that do not fit: what more memory would bring.
+    /// The fastest plans that do not fit, which show the gain of more memory.
     #[serde(skip)]
     larger: Vec<Row>,
     front: Vec<Row>,
@@ -85,7 +85,7 @@ struct Answer<'a> {
     kernels: &'a [KernelTime],
 }
 
-/// A plan as it is shown.
+/// A plan as it is printed.
 #[derive(Clone, Serialize)]
 struct Row {
     #[serde(skip)]
@@ -112,7 +112,7 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
     let is_file = target.ends_with(".toml");
     let mut hardware = if is_file { read_hardware(&target)? } else { hardware(&target)? };
     if is_file {
-        // No plugin knows it by a name.
+        // No plugin has a name for the hardware of a file.
         config = on_hardware(&config, &hardware);
     } else {
         config.target.topology.clone_from(&target);
@@ -157,7 +157,7 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
     line("");
     line(&match by_set.is_ok_and(|it| it.to_toml() == written.to_toml()) {
         true => format!("{} the best plan: --set {}", paint(GOOD, "=>"), sets.join(" --set ")),
-        // Its section [pipeline], or what it accumulates.
+        // `--set` cannot remove the config's section [pipeline], or its accumulation.
         false => format!(
             "{} --write FILE writes a config with the best plan: --set does not take away what this config has",
             paint(GOOD, "=>")
@@ -166,7 +166,7 @@ pub fn run(config_path: &std::path::Path, set: &[String], options: &Options, jso
     Ok(())
 }
 
-/// What is shown of a search: so many plans, and how many seconds it took.
+/// Returns the answer of a search with the first `top` plans, and the seconds that the search took.
 fn answer<'a>(
     (name, target): (&'a str, &'a str),
     config: &RunConfig,

@@ -1,5 +1,5 @@
-//! Stands in the place of run configs where the program is built without them. There is no [`Run`] then, and who asks
-//! for one learns how to get it.
+//! Takes the place of run configs if the program is built without them. There is no [`Run`] then, and a command that
+//! asks for one gets an error that says how to get it.
 
 use anyhow::Result;
 use meshloom_hlo::Stage;

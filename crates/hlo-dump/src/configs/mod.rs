@@ -1,5 +1,5 @@
-//! Run configs as inputs: reading, lowering, compiling. `absent.rs` stands in the place of this module where the
-//! program is built without the feature `configs`.
+//! Run configs as inputs: reading, lowering, compiling. `absent.rs` takes the place of this module if the program is
+//! built without the feature `configs`.
 
 use std::io::IsTerminal;
 

@@ -24,17 +24,17 @@ use crate::source;
 /// A run config, and its program.
 struct Lowering {
     config: RunConfig,
-    /// The mesh of the config; none for one device.
+    /// The mesh of the config; `None` for one device.
     mesh: Option<Mesh>,
     lowered: Lowered,
 }
 
-/// Whether text that is no HLO is a run config.
+/// Whether text that is not HLO is a run config.
 pub fn is_config(text: &str) -> bool {
     text.parse::<toml::Table>().is_ok()
 }
 
-/// The text of a config file, or of the standard input, and what messages call it.
+/// Returns the text of a config file, or of the standard input, and the name that messages give it.
 pub fn text(path: &Path) -> Result<(String, String)> {
     let name = source::name(path);
     let bytes = source::read_all(path).with_context(|| format!("cannot read the config {name}"))?;
@@ -43,18 +43,18 @@ pub fn text(path: &Path) -> Result<(String, String)> {
     Ok((text, name))
 }
 
-/// The config of a file, or of the standard input, with overrides.
+/// Returns the config of a file, or of the standard input, with overrides.
 pub fn load(path: &Path, set: &[String]) -> Result<RunConfig> {
     let (text, name) = text(path)?;
     Ok(RunConfig::from_toml_with(&text, &name, set)?)
 }
 
-/// The config on as many devices as it says, or its topology.
+/// Returns the config on the devices that it states, or those of its topology.
 pub fn on_topology(config: RunConfig) -> Result<RunConfig> {
     Ok(config.on_stated_devices()?)
 }
 
-/// The config of a text with overrides, and its program at a stage.
+/// Returns the config of a text with overrides, and its program at a stage.
 pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box<dyn Run>, HloModuleProtoWithConfig)> {
     let config = on_topology(RunConfig::from_toml_with(text, name, set)?)?;
     let lowered = config.at_stage(stage)?;
@@ -75,7 +75,7 @@ impl Run for Lowering {
     }
 
     fn backend(&self) -> Option<PlatformKind> {
-        // `auto` is settled by devices, which are not looked for.
+        // The devices settle `auto`, and this command does not look for them.
         self.config.platform_kind().ok()
     }
 

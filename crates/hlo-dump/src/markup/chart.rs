@@ -1,11 +1,11 @@
-//! What drawings have in common: frames, colours, marks, texts that fit, and ticks.
+//! The common parts of drawings: frames, colours, marks, texts that fit, and ticks.
 
 use maud::{Markup, Render, html};
 
-/// How wide every drawing of the page is, in units of its own.
+/// The width of every drawing of the page, in units of its own.
 pub const WIDTH: f64 = 1120.0;
 
-/// A coordinate as it is written: nobody sees less than a tenth.
+/// Returns a coordinate as it is written: less than a tenth is invisible.
 pub fn at(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
@@ -24,7 +24,7 @@ pub struct Area {
 }
 
 impl Area {
-    /// A space between neighbours.
+    /// Returns the area with a space between it and its neighbours.
     pub fn inset(self) -> Area {
         let [width, height] = [self.width, self.height].map(|it| (it - 2.0).max(0.5));
         Area { x: self.x + 1.0, y: self.y + 1.0, width, height }
@@ -43,10 +43,10 @@ pub fn drawing(class: &str, id: Option<&str>, height: f64, label: &str, content:
     html! { svg class={ "chart" (class) } id=[id] viewBox=(view) role="img" aria-label=(label) { (content) } }
 }
 
-/// Told apart by people who do not see all colours too (Okabe and Ito's palette), on a drawing that stands alone.
+/// Colors of a drawing that stands alone, which people with color blindness can tell apart (Okabe and Ito's palette).
 pub const COLORS: [&str; 7] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7f7f7f"];
 
-/// A drawing as a file of its own.
+/// Returns a drawing as a file of its own.
 pub fn alone(label: &str, (width, height): (f64, f64), content: impl Render) -> String {
     let view = format!("0 0 {width} {height:.0}");
     let svg = html! {
@@ -60,12 +60,12 @@ pub fn text(class: &str, (x, y): (f64, f64), text: impl Render) -> Markup {
     html! { text class=(class) x=(at(x)) y=(at(y)) { (text) } }
 }
 
-/// A line along an axis, or across the drawing.
+/// Draws a line along an axis, or across the drawing.
 pub fn rule(class: &str, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) -> Markup {
     html! { line class=(class) x1=(at(x1)) x2=(at(x2)) y1=(at(y1)) y2=(at(y2)) {} }
 }
 
-/// At most so many characters: the start and the end of a longer text.
+/// Returns at most `most` characters: the start and the end of a longer text.
 pub fn shortened(text: &str, most: usize) -> String {
     let count = text.chars().count();
     if count <= most {
@@ -76,7 +76,7 @@ pub fn shortened(text: &str, most: usize) -> String {
     format!("{head}…{tail}")
 }
 
-/// A path as far as it fits into so many characters, its last parts first: they say most.
+/// Returns as much of a path as fits into `most` characters, with its last parts first, which say most.
 pub fn fitting(path: &str, most: usize) -> String {
     if path.chars().count() <= most {
         return path.to_owned();
@@ -91,7 +91,7 @@ pub fn fitting(path: &str, most: usize) -> String {
     }
 }
 
-/// Round numbers for an axis from 0 to a largest value, about so many.
+/// Returns round numbers for an axis from 0 to a largest value, about `count` of them.
 pub fn ticks(most: f64, count: usize) -> Vec<f64> {
     let rough = most / count.max(1) as f64;
     let power = 10f64.powf(rough.log10().floor());
@@ -99,7 +99,7 @@ pub fn ticks(most: f64, count: usize) -> Vec<f64> {
     multiples(power * [1.0, 2.0, 5.0].into_iter().find(|&round| leading <= round).unwrap_or(10.0), most)
 }
 
-/// Round numbers of bytes likewise, which are powers of two apart.
+/// Returns round numbers of bytes in the same way, as multiples of a power of two.
 pub fn byte_ticks(most: f64, count: usize) -> Vec<f64> {
     multiples((2.0 * most / count.max(1) as f64).log2().floor().exp2().max(1.0), most)
 }

@@ -1,4 +1,4 @@
-//! Pieces of pages. `maud` escapes all that comes from a program.
+//! Pieces of pages. `maud` escapes all text that comes from a program.
 
 use maud::{Markup, PreEscaped, Render, html};
 use serde::Serialize;
@@ -10,24 +10,24 @@ const MOST_ROWS: usize = 400;
 
 pub const DOCTYPE: PreEscaped<&str> = PreEscaped("<!doctype html>");
 
-/// A finished page. Characters that may not stand in HTML, escaped or not, are replaced.
+/// Returns a finished page. Characters that may not stand in HTML, escaped or not, are replaced.
 pub fn document(page: Markup) -> String {
     page.into_string().replace(|it: char| it.is_control() && !it.is_whitespace(), "\u{fffd}")
 }
 
-/// Data for the script, in an element that a browser does not run.
+/// Returns data for the script, in an element that a browser does not run.
 pub fn json(id: &str, value: &impl Serialize) -> Markup {
-    // What ends the element, or begins a comment in it, begins so.
+    // The end of the element, and a comment in it, both begin with `<`.
     let text = serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned()).replace('<', "\\u003c");
     html! { script type="application/json" id=(id) { (PreEscaped(text)) } }
 }
 
-/// A part of the page: a heading, what it shows, and the thing itself.
+/// Returns a part of the page: a heading, a line that describes it, and the thing itself.
 pub fn section(id: &str, title: &str, lead: impl Render, body: impl Render) -> Markup {
     html! { section id=(id) { h2 { (title) } p.lead { (lead) } (body) } }
 }
 
-/// What colors mean.
+/// Explains the colors of a drawing.
 pub fn legend<T: Render>(items: impl IntoIterator<Item = (String, T)>) -> Markup {
     html! {
         ul.legend {
@@ -40,7 +40,7 @@ pub fn legend<T: Render>(items: impl IntoIterator<Item = (String, T)>) -> Markup
 #[derive(Clone, Debug, Default)]
 pub struct Cell {
     text: String,
-    /// What it sorts by, and that it is a number.
+    /// The number that it sorts by, if it shows a number.
     number: Option<f64>,
     /// A bar behind the number, from 0 to 1, and the color.
     bar: Option<(f64, String)>,
@@ -48,22 +48,22 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// A cell with words.
+    /// Returns a cell with words.
     pub fn text(text: impl Into<String>) -> Cell {
         Cell { text: text.into(), ..Cell::default() }
     }
 
-    /// A name in the program.
+    /// Returns a cell with a name in the program.
     pub fn code(text: impl Into<String>) -> Cell {
         Cell { text: text.into(), code: true, ..Cell::default() }
     }
 
-    /// A cell with a number, and the text that shows it.
+    /// Returns a cell with a number, and the text that shows it.
     pub fn number(value: f64, text: impl Into<String>) -> Cell {
         Cell { text: text.into(), number: Some(value), ..Cell::default() }
     }
 
-    /// A number of bytes that may not be known.
+    /// Returns a cell with a number of bytes that may not be known.
     pub fn bytes(bytes: Option<u64>) -> Cell {
         bytes.map_or(Cell::number(-1.0, "?"), |bytes| Cell::number(bytes as f64, human_bytes(bytes)))
     }
@@ -83,7 +83,7 @@ impl Render for Cell {
         };
         html! {
             @if let Some(number) = self.number { td.n data-v=(number) { (bar) span { (self.text) } } }
-            // Paths break where they have parts.
+            // Paths break between their parts.
             @else if self.code {
                 td { code { @for part in self.text.split_inclusive('/') { (part) @if part.ends_with('/') { wbr; } } } }
             }
@@ -92,7 +92,7 @@ impl Render for Cell {
     }
 }
 
-/// A table of the first rows, with the name of each column: the page can filter and sort those it has.
+/// Returns a table of the first rows, with the name of each column. The page can filter and sort the rows that it has.
 pub fn table<R, const N: usize>(id: &str, columns: [&str; N], rows: &[R], cells: impl Fn(&R) -> [Cell; N]) -> Markup {
     let shown: Vec<[Cell; N]> = rows.iter().take(MOST_ROWS).map(cells).collect();
     let numeric = |column: usize| shown.first().is_some_and(|row| row[column].number.is_some());

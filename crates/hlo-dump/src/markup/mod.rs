@@ -1,4 +1,4 @@
-//! The pieces of which pages and pictures are made: HTML, charts, schedules.
+//! The pieces of pages and pictures: HTML, charts, schedules.
 
 pub mod chart;
 pub mod html;

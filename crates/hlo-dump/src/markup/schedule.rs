@@ -6,25 +6,25 @@ use maud::{Markup, html};
 
 use super::chart::{Area, WIDTH, drawing, text};
 
-/// Which microbatch each stage works on in each iteration.
+/// The microbatches that each stage works on in each iteration.
 pub struct Schedule {
-    /// What a row is: `stage`.
+    /// The word for a row: `stage`.
     pub row: String,
     pub stages: usize,
     pub passes: Vec<Pass>,
-    /// For each column, the microbatches that a stage holds at most: a curve. Empty if that is not known.
+    /// For each column, the most microbatches that a stage holds: a curve. It is empty if that is not known.
     pub held: Vec<f64>,
     pub bars: Vec<Bar>,
 }
 
-/// Iterations that follow each other.
+/// A pass: iterations that follow each other.
 pub struct Pass {
     pub title: &'static str,
-    /// What the numbers of its tasks count: `microbatch`.
+    /// The things that the numbers of its tasks count: `microbatch`.
     pub counts: &'static str,
-    /// Microbatches that go through it.
+    /// The number of microbatches that go through it.
     pub microbatches: usize,
-    /// Number of its first column.
+    /// The number of its first column.
     pub start: usize,
     pub columns: Vec<Column>,
 }
@@ -32,31 +32,31 @@ pub struct Pass {
 /// An iteration.
 pub struct Column {
     pub iteration: usize,
-    /// What is done at the same time: each has its part of the row.
+    /// The work that is done at the same time: each side has its part of the row.
     pub sides: Vec<Side>,
 }
 
-/// What the stages do in one direction.
+/// The work of the stages in one direction.
 pub struct Side {
     /// `forward`, `backward` or `weights`.
     pub class: &'static str,
-    /// What tells it from the other sides.
+    /// The name that tells it from the other sides.
     pub name: &'static str,
-    /// By stage; none for a bubble.
+    /// The tasks by stage; none for a bubble.
     pub tasks: Vec<Vec<Task>>,
 }
 
 #[derive(Clone, Copy)]
 pub struct Task {
     pub microbatch: usize,
-    /// Which repeat or chunk, and which of the two it is, where there are several.
+    /// The word `repeat` or `chunk`, and its number, if there are several.
     pub part: Option<(&'static str, usize)>,
 }
 
 /// Something that lasts for some columns, such as weights that are there.
 pub struct Bar {
     pub name: String,
-    /// Columns, with a class and what it means.
+    /// Columns, with a class and its meaning.
     pub stretches: Vec<(Range<usize>, &'static str, &'static str)>,
     /// Columns at whose end a gradient is scattered.
     pub scatters: Vec<usize>,
@@ -64,21 +64,21 @@ pub struct Bar {
 
 const LEFT: f64 = 82.0;
 const TOP: f64 = 40.0;
-/// Between two passes.
+/// The space between two passes.
 const BETWEEN: f64 = 18.0;
 const BAR: f64 = 18.0;
-/// How tall the curve of what is held is.
+/// The height of the curve of held microbatches.
 const CURVE: f64 = 34.0;
-/// Larger schedules are cut off: nobody reads more cells.
+/// The most columns of a schedule: larger ones are cut off, since more cells are not readable.
 pub const MOST_COLUMNS: usize = 256;
 pub const MOST_ROWS: usize = 64;
 
-/// A number with one digit behind the point, if it needs it.
+/// Returns a number with one digit behind the point, if it needs it.
 fn short(number: f64) -> String {
     ((number * 10.0).round() / 10.0).to_string()
 }
 
-/// What the classes of the drawing mean.
+/// Explains the classes of the drawing.
 pub fn legend(items: &[(&str, &str)]) -> Markup {
     html! { ul.legend { @for (class, text) in items { li { i class=(class) {} (text) } } } }
 }
@@ -112,9 +112,9 @@ impl Schedule {
         self.stages.min(MOST_ROWS)
     }
 
-    /// How tall the row of a stage is.
+    /// Returns the height of the row of a stage.
     fn tall(&self) -> f64 {
-        // The columns of a pass have as many.
+        // All columns of a pass have the same number of sides.
         let columns = self.passes.iter().filter_map(|pass| pass.columns.first());
         let sides = columns.map(|column| column.sides.len()).max().unwrap_or(1);
         match (self.rows() > 16, sides) {
@@ -124,14 +124,14 @@ impl Schedule {
         }
     }
 
-    /// How wide a column is.
+    /// Returns the width of a column.
     fn width(&self) -> f64 {
         let columns: usize = self.passes.iter().map(|pass| pass.columns.len()).sum();
         let space = WIDTH - LEFT - BETWEEN * self.passes.len().saturating_sub(1) as f64;
         (space / columns.max(1) as f64).min(56.0)
     }
 
-    /// Where a column begins; none if it is not drawn.
+    /// Returns the start of a column; `None` if it is not drawn.
     fn x(&self, column: usize) -> Option<f64> {
         let mut x = LEFT;
         for pass in &self.passes {
@@ -198,7 +198,7 @@ impl Schedule {
         }
     }
 
-    /// What is held, as a column of its height for each iteration.
+    /// Draws the held microbatches, as a column of that height for each iteration.
     fn curve(&self, y: f64) -> Markup {
         let most = self.held.iter().copied().fold(0.0, f64::max);
         let column = |(index, &held): (usize, &f64)| {
@@ -220,7 +220,7 @@ impl Schedule {
         html! {
             (text("lane", (0.0, y + 11.0), &bar.name))
             @for (columns, class, meaning) in &bar.stretches {
-                // A bar is cut where a pass ends.
+                // A bar is cut at the end of a pass.
                 @for pass in self.passes.iter().map(Pass::range) {
                     @let (start, end) = (columns.start.max(pass.start), columns.end.min(pass.end));
                     @if let Some(x) = self.x(start).filter(|_| start < end) {

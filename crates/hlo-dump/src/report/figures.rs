@@ -1,4 +1,4 @@
-//! The figures at the top of the page, and at its end what they take for granted.
+//! The figures at the top of the page, and their assumptions at its end.
 
 use maud::{Markup, html};
 use meshloom_analysis::Amount;

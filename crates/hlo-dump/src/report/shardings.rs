@@ -1,4 +1,4 @@
-//! How values are sharded, and why: of a run config by its rules, of other modules as they say it.
+//! The shardings of values and their reasons: for a run config from its rules, for other modules as they state it.
 
 use std::cmp::Reverse;
 
@@ -13,7 +13,7 @@ use crate::run::ShardingRow;
 pub fn render(report: &Report) -> Markup {
     let loaded = report.loaded;
     let stated = || shardings(&loaded.module, loaded.mesh.as_ref()).iter().map(of_module).collect();
-    // What is named the same way several times at one place, as keys and values are, is one row.
+    // Values with the same name at one place, such as keys and values, share a row.
     let mut counts: IndexMap<ShardingRow, usize> = IndexMap::new();
     for row in loaded.run.as_ref().and_then(|run| run.shardings()).unwrap_or_else(stated) {
         *counts.entry(row).or_default() += 1;
@@ -58,7 +58,7 @@ fn of_module(value: &ShardedValue) -> ShardingRow {
     }
 }
 
-/// As specs print: `[fsdp, _]`.
+/// Returns axes as specs print them: `[fsdp, _]`.
 fn spec(axes: &[Vec<AxisPart>]) -> String {
     let dimension = |axes: &Vec<AxisPart>| match axes.as_slice() {
         [] => "_".to_owned(),

@@ -1,4 +1,4 @@
-//! The folder that `bisect --out` writes: what was found, the program, and a script that shows the symptom.
+//! The folder that `bisect --out` writes: the findings, the program, and a script that shows the symptom.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::{effect_text, kept};
 /// The script, before the settings of a case are written into it.
 const SCRIPT: &str = include_str!("reproduce.py");
 
-/// That the folder can be made, and is empty.
+/// Checks that the folder can be made, and is empty.
 pub fn check(out: &Path) -> Result<()> {
     let named = || format!("--out {}", out.display());
     std::fs::create_dir_all(out).with_context(named)?;
@@ -44,11 +44,11 @@ pub fn write(out: &Path, input: &str, report: &Report, case: &Case) -> Result<()
     }
     whole(&out.join("inputs.safetensors"), &write_safetensors(&case.inputs))?;
     whole(&out.join("reproduce.py"), script(case).as_bytes())?;
-    // The last: where it is, the others are.
+    // The summary is written last: where it is, the other files are.
     whole(&out.join("summary.md"), summary(input, report, case).as_bytes())
 }
 
-/// A file, complete or not there.
+/// Writes a file completely or not at all.
 fn whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let partial = path.with_extension("partial");
     let write = || -> std::io::Result<()> {
@@ -60,7 +60,7 @@ fn whole(path: &Path, bytes: &[u8]) -> Result<()> {
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The script with the case written into it.
+/// Returns the script with the case written into it.
 fn script(case: &Case) -> String {
     let options = |options: &std::collections::BTreeMap<String, DebugValue>| -> Value {
         let value = |value: &DebugValue| match value {
@@ -147,7 +147,7 @@ fn summary(input: &str, report: &Report, case: &Case) -> String {
     text
 }
 
-/// The file's name alone: folders are those of one machine.
+/// Returns the file's name without its folders, which are those of one machine.
 fn name_of(input: &str) -> &str {
     Path::new(input).file_name().and_then(|name| name.to_str()).unwrap_or(input)
 }
