@@ -81,8 +81,8 @@ impl Needs {
         })
     }
 
-    /// `of_operands` says what a node needs of its operands, early and late, from what is needed of its results: one
-    /// flag for each, or one for all.
+    /// `of_operands` says which operands of a node are needed, early and late, given which results are needed: one flag
+    /// for each, or one for all.
     fn walk(
         graph: &Graph,
         outputs: &[Output],

@@ -37,14 +37,14 @@ pub(super) struct Nested {
     start: usize,
 }
 
-/// Slots of a graph with what they are in the builder.
+/// The slots of a graph with their values in the builder.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     pub(super) plan: Rc<Keeping>,
     pub(super) values: Vec<Value>,
 }
 
-/// Slots of a node with what they are in the builder.
+/// The slots of a node with their values in the builder.
 #[derive(Clone, Debug)]
 pub(super) struct NodeKept {
     plan: Rc<Nested>,
@@ -216,7 +216,7 @@ pub(super) fn copy(
     Ok(slots)
 }
 
-/// As [`copy`], for one node; its results that are known already stay what they are.
+/// As [`copy`], for one node. Results that are known already stay the same.
 pub(super) fn copy_node(
     builder: &mut GraphBuilder,
     graph: &Graph,

@@ -148,7 +148,7 @@ fn number_of(outputs: &[Output], half: Output) -> usize {
     outputs.iter().filter(|output| **output == half).count()
 }
 
-/// Cuts a graph, which runs so many times, in two. The early part takes all inputs that it can have, or those that it
+/// Cuts a graph, which runs `times` times, in two. The early part takes all inputs that it can have, or those that it
 /// reads.
 fn divide(
     graph: &Graph,

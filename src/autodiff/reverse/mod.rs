@@ -75,7 +75,8 @@ impl<'g> Tape<'g> {
                 }
                 continue;
             };
-            // Even if its results are at hand, an op with regions runs again for what its backward pass needs.
+            // Even if its results are at hand, an op with regions runs again for the values that its backward pass
+            // needs.
             let operands: Values = node.operands().iter().map(|&value| tape.map.get(value)).collect();
             let active: SmallVec<[bool; 8]> = node.operands().iter().map(|value| tape.active[value.index()]).collect();
             let wanted: SmallVec<[bool; 8]> = node.results().map(|result| wanted[result.index()]).collect();

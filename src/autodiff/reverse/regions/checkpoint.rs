@@ -1,4 +1,4 @@
-//! Checkpoints: the backward pass records the body again, from the operands and what the policy has kept.
+//! Checkpoints: the backward pass records the body again, from the operands and the values that the policy has kept.
 
 use std::rc::Rc;
 
