@@ -51,9 +51,9 @@ pub enum Executions {
     Once,
     /// Once or not at all: the op has several such regions and runs one of them.
     AtMostOnce,
-    /// So many times, one after the other.
+    /// The region runs this many times, one after the other.
     Times(usize),
-    /// At most so many times, maybe none, one after the other.
+    /// The region runs at most this many times, maybe never, one after the other.
     AtMost(usize),
     /// Any number of times, maybe none, one after the other.
     Unknown,

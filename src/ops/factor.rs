@@ -45,7 +45,7 @@ pub struct Factor {
 /// Index of a factor within its rule.
 pub type FactorIndex = u32;
 
-/// The factors that one dimension runs over, major to minor; none for a dimension that takes part in no loop.
+/// The factors that one dimension runs over, major to minor; empty for a dimension that takes part in no loop.
 pub type DimFactors = SmallVec<[FactorIndex; 1]>;
 
 /// The factors of each dimension of one tensor.

@@ -187,7 +187,7 @@ impl<'a> Facts<'a> {
         Facts { zeros: Zeros::Of(operands), ..self }
     }
 
-    /// An op with regions, which does what its bodies do.
+    /// The facts of an op with regions, which has the effects of its bodies.
     pub fn of_bodies(bodies: &[&Arc<Graph>]) -> Facts<'static> {
         let has_side_effect = bodies.iter().any(|body| body.has_side_effect());
         Facts { effect: if has_side_effect { Effect::Side } else { Effect::None }, ..Facts::KERNEL }

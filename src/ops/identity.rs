@@ -107,8 +107,8 @@ pub struct WithAxes {
     pub names: AxisNames,
     /// For a weight as it is used: the logical names of a dimension that it shares with the activations it is used on
     /// (or the empty name), then those of their rows. Mesh axes that split rows split no dimension of the result,
-    /// whatever the rules say: what they split otherwise is gathered. The cotangent is not split over them either.
-    /// Empty for any other value.
+    /// whatever the rules say: a dimension that they would split so is gathered. The cotangent is not split over them
+    /// either. Empty for any other value.
     pub beside: AxisNames,
     /// As in [`Reshard`].
     pub keeps_partial: bool,

@@ -76,7 +76,7 @@ pub struct AttentionForm {
     pub softcap: Option<Number>,
     /// Whether a query sees no key at a later place.
     pub causal: bool,
-    /// How far back a query sees: it stands less than so many places behind the key.
+    /// The number of places that a query sees back: it stands less than this many places after the key.
     pub window: Option<usize>,
     /// Whether places equal indices.
     pub order: PlaceOrder,
