@@ -1,4 +1,4 @@
-//! Passes that make a graph smaller without changing what it computes.
+//! Passes that make a graph smaller and leave its results the same.
 //!
 //! Each is a function from graph to graph. No pass changes the rounding of any result: results are equal bit for bit,
 //! where a back end computes each op as it stands. (XLA's own fusion may contract a product and a sum into one
