@@ -40,8 +40,8 @@ impl NodeEmitter<'_> {
         self.emitter.crosses(group)
     }
 
-    /// A collective of each operand over a group that crosses processes. Operands stay as they are. Only where the
-    /// parts of a dimension go to different members, a dimension in front counts the members.
+    /// A collective of each operand over a group that crosses processes. Operands stay as they are; where the parts of
+    /// a dimension go to different members, they get one more dimension in front, which counts the members.
     pub(super) fn emit_crossing(&mut self, group: &Group, kind: CrossingKind, dim: usize) {
         let size = group.size;
         let is_cut = matches!(kind, CrossingKind::AllToAll | CrossingKind::ReduceScatter(_));

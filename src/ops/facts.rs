@@ -125,7 +125,7 @@ pub enum Devices<'a> {
 /// Whether it matters where an op stands and how often it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It does not matter.
+    /// Neither the place of the op nor the number of its runs matters.
     None,
     /// It keeps computation apart: it may be dropped, but neither merged nor moved.
     Fence,

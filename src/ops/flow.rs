@@ -1,8 +1,7 @@
 //! Analyses that go with the data, through regions too.
 //!
 //! An [`Analysis`] says how the facts of an op's results follow from those of its operands, for ops without regions.
-//! The way of facts through loops, branches and calls follows from their [edges](super::Edge), and is written here
-//! once.
+//! For loops, branches and calls, it follows from their [edges](super::Edge), and is written here once.
 
 use std::sync::Arc;
 

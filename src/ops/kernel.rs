@@ -17,7 +17,7 @@ use crate::ir::{Attribute, Graph, GraphTextError, Name, Printer, Reader};
 use meshloom_hlo::PlatformKind;
 use meshloom_hlo::suggest::did_you_mean;
 
-/// The properties of a kernel that the compiler needs. [`Kernel`](crate::trace::Kernel) gives them by closures.
+/// The properties of a kernel that the compiler needs. [`Kernel`](crate::trace::Kernel) implements them by closures.
 pub trait KernelRules: Send + Sync {
     /// The kernel's name, which no other kernel of the process has.
     fn name(&self) -> Name;

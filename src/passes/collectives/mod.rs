@@ -53,8 +53,7 @@ pub struct CollectiveLimits {
     /// The most bytes that one loop may hold of values gathered in front of it instead of in each iteration: 64 MiB,
     /// which is less than a thousandth of an accelerator's memory.
     pub hoisted_bytes: u64,
-    /// The place where all-gathers in front of products, and reduce-scatters behind them, become rings. By default
-    /// nowhere.
+    /// Whether all-gathers in front of products, and reduce-scatters behind them, become rings. By default they do not.
     pub matmul: CollectiveMatmul,
     /// The most bytes, of operands or of results, that gathers or reduce-scatters beside a loop have as one buffer; by
     /// default 0, so each is sent by itself. [`LowerOptions::on`](crate::compile::LowerOptions::on) sets it where a

@@ -16,11 +16,11 @@ const LANES: usize = 128;
 /// (see [`ReduceScatter::form_of_one`]), and so few that parts are hardly padded.
 const MOST_COLUMNS: usize = 8192;
 
-/// Makes one all-gather, or one reduce-scatter, of all that can run beside a loop, in every region by itself. They have
-/// the same kind, group, element type and phase, and any dimensions. A collective can run beside a loop of known length
-/// if it stands in front of it, behind the loop before, and the loop does not depend on it; and if the loop itself has
-/// no collectives but permutes. The collectives of a busy loop take the same SparseCores: libtpu 0.0.51 then waits for
-/// the transfer under way before the loop begins, and the copies would be in vain.
+/// Makes one all-gather, or one reduce-scatter, of all that can run beside a loop, in every region by itself. Its
+/// members have the same kind, group, element type and phase; their dimensions may differ. A collective can run beside
+/// a loop of known length if it stands in front of it, behind the loop before, and the loop does not depend on it; and
+/// if the loop itself has no collectives but permutes. The collectives of a busy loop take the same SparseCores: libtpu
+/// 0.0.51 then waits for the transfer under way before the loop begins, and the copies would be in vain.
 ///
 /// An asynchronous collective that is under way while a loop runs is hidden. Where a plugin has only one under way at a
 /// time, as libtpu has on SparseCores, one loop hides one collective, so the collectives that could run beside it have

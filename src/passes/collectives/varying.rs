@@ -71,7 +71,7 @@ impl Analysis for Varying {
         one.or(*other)
     }
 
-    /// Where devices take different branches or numbers of iterations, every result differs.
+    /// Where devices take different branches or numbers of iterations, every result may differ.
     fn controlled(&self, set: AxisSet, control: &AxisSet) -> AxisSet {
         set.or(*control)
     }
