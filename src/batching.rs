@@ -1,7 +1,7 @@
 //! Batching (`vmap`): a graph over examples becomes a graph over a batch of them.
 //!
 //! A batched value has the batch as its leading dimension; a value that is the same for all examples stays as it is,
-//! and so does everything computed from such values alone. Each op states what becomes of it in its
+//! and so does every value that is computed from such values alone. Each op states how it is batched in its
 //! [`batch`](crate::ops::Primitive::batch) rule; for most the batch is one more parallel factor of the op's [factor
 //! rule](crate::ops::FactorRule). Ops with regions are treated in `regions.rs`: their bodies are batched.
 //!
@@ -46,8 +46,9 @@ impl BatchAxis {
     }
 }
 
-/// The graph over a batch of examples, of which the inputs marked differ between examples; and which of its outputs do.
-/// Paths and roles of inputs and outputs stay; declared axis names get that of the batch in front.
+/// Returns the graph over a batch of examples, and whether each of its outputs differs between examples. The inputs
+/// marked differ between examples. Paths and roles of inputs and outputs stay the same; declared axis names get that of
+/// the batch in front.
 ///
 /// # Errors
 /// An op has no batching rule, or the batch has more bytes than can be addressed.
@@ -67,7 +68,7 @@ pub fn vmap(graph: &Graph, batched: &[bool], axis: BatchAxis) -> Result<(Graph, 
     Ok((builder.finish(outputs.iter().map(|output| output.value).collect(), info), flags))
 }
 
-/// Copies `graph` into `builder`, over the batch of examples that `arguments` hold; returns what its outputs became.
+/// Copies `graph` into `builder`, over the batch of examples that `arguments` hold; returns the values of its outputs.
 ///
 /// # Errors
 /// As [`vmap`].
@@ -80,7 +81,7 @@ pub fn inline(
     walk(builder, graph, arguments, &Mapping { axis, bodies: Memo::default() })
 }
 
-/// Inputs for those of `graph`, with the batch in front of those marked.
+/// Adds the inputs of `graph`, with the batch in front of those marked.
 fn batched_inputs(
     builder: &mut GraphBuilder,
     graph: &Graph,
@@ -106,13 +107,13 @@ struct Mapping {
     bodies: Memo<(Vec<bool>, Vec<Demand>), Body>,
 }
 
-/// A batched body, and which of its outputs are batched.
+/// A batched body, and whether each of its outputs is batched.
 type Body = (Arc<Graph>, Arc<[bool]>);
 
-/// What somebody who runs a body needs of one of its outputs.
+/// The form in which the op that runs a body needs one of its outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Demand {
-    /// Whatever comes out.
+    /// The output as it comes, batched or not.
     Any,
     /// A value for each example, even if they are all the same.
     Batched,
@@ -121,7 +122,7 @@ enum Demand {
 }
 
 impl Mapping {
-    /// A body with the inputs marked batched, and its outputs as demanded.
+    /// Returns a body with the inputs marked batched, and its outputs as demanded.
     fn body(&self, body: &Arc<Graph>, batched: &[bool], demands: &[Demand]) -> Result<Body, OpError> {
         self.bodies.of(body, (batched.to_vec(), demands.to_vec()), || {
             let mut builder = GraphBuilder::new(format!("{}_batched", body.name()));
@@ -150,7 +151,7 @@ impl Mapping {
     }
 }
 
-/// Copies a graph node by node, each by its batching rule if any of its operands is batched.
+/// Copies a graph node by node, each by its batching rule if one of its operands is batched.
 fn walk(
     builder: &mut GraphBuilder,
     graph: &Graph,

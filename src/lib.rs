@@ -58,7 +58,8 @@
 //! # Errors
 //!
 //! Every error is a variant of [`Error`], which says whose fault it is. No input makes the library panic. A wrong
-//! tensor operation poisons its result, and whoever started the trace gets the first error with the line it came from.
+//! tensor operation poisons its result, and the caller who started the trace gets the first error with the line it came
+//! from.
 
 // A library neither panics nor prints.
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
@@ -80,7 +81,7 @@ pub mod compile;
 #[doc(hidden)]
 pub mod internals;
 
-/// What most programs use: `use meshloom::prelude::*;`.
+/// The names that most programs use: `use meshloom::prelude::*;`.
 pub mod prelude {
     pub use crate::compile::{CompiledFunction, LowerOptions, compile, lower};
     pub use crate::ir::DType::{self, *};

@@ -1,9 +1,10 @@
 //! Differentiation over the IR: reverse mode, forward mode, and transposes of linear functions.
 //!
 //! Reverse mode takes two walks. [`Tape::record`] copies the graph forwards into a builder, and lets ops with regions
-//! leave behind what their backward pass needs: a scan stacks residuals, a checkpoint notes what its policy keeps
-//! (`keep.rs`). [`Tape::pullback`] then walks the graph backwards and asks each op's `vjp` rule for the cotangents of
-//! its operands. Both walks only append nodes, so differentiating the result again gives second derivatives.
+//! leave behind the values that their backward pass needs: a scan stacks residuals, a checkpoint notes what its policy
+//! keeps (`keep.rs`). [`Tape::pullback`] then walks the graph backwards and asks each op's `vjp` rule for the
+//! cotangents of its operands. Both walks only append nodes, so differentiating the result again gives second
+//! derivatives.
 //!
 //! Forward mode ([`jvp`]) takes one walk, which carries tangents along and keeps nothing. The two may be mixed: the
 //! forward-mode derivative of a gradient is the product of a Hessian with a vector. [`transpose`] is reverse mode for a
@@ -13,7 +14,7 @@
 //! matter.
 //!
 //! The bodies of scans, branches and calls are differentiated as one joint graph which is then cut in two
-//! (`reverse/split.rs`): what the backward half reads from the forward half are the residuals.
+//! (`reverse/split.rs`): the values that the backward half reads from the forward half are the residuals.
 //!
 //! The backward half of a whole function can be cut once more ([`Halves::split`], `weights.rs`): the cotangents of its
 //! inputs now, those of its weights later, as pipelines without bubbles want them.

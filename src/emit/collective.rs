@@ -188,14 +188,14 @@ impl EmitCollectives for NodeEmitter<'_> {
 }
 
 impl NodeEmitter<'_> {
-    /// A channel of its own for a collective.
+    /// The channel of its own that the next collective gets.
     pub(super) fn next_channel(&mut self) -> i64 {
         self.emitter.channels += 1;
         self.emitter.channels
     }
 
-    /// The mesh of a partitioned graph that XLA knows (one device where there is none): the part within a process where
-    /// there are several. And how collectives name its devices.
+    /// The mesh of a partitioned graph that XLA knows, and the format in which collectives name its devices. Without a
+    /// mesh it is one device; with several processes it is the part within one.
     fn partitioned_over(&self) -> (Mesh, GroupFormat) {
         let mesh = self.emitter.mesh.clone().unwrap_or_default();
         match self.emitter.processes {
@@ -211,8 +211,8 @@ impl NodeEmitter<'_> {
         self.emitter.writer.set_name(&format!("{opcode}.{channel}"));
     }
 
-    /// A collective of all operands over a group, each of which it gives a result; `describe` adds the opcode's own
-    /// attributes.
+    /// Emits a collective of all operands over a group, with a result for each operand; `describe` adds the opcode's
+    /// own attributes.
     fn emit_collective(&mut self, opcode: &str, group: &Group, describe: impl FnOnce(&mut HloInstructionProto)) {
         let operands = self.operand_ids();
         self.begin_all(opcode, &operands);
@@ -303,7 +303,7 @@ impl NodeEmitter<'_> {
         }
     }
 
-    /// Columns of a matrix, as many as `ty` has, from one on.
+    /// Columns of a matrix, as many as `ty` has, from column `start` on.
     fn columns(&mut self, matrix: InstructionId, ty: &TensorType, start: usize) -> InstructionId {
         let range = |start: usize, limit: usize| proto::hlo_instruction_proto::SliceDimensions {
             start: start as i64,
@@ -315,7 +315,8 @@ impl NodeEmitter<'_> {
         self.commit()
     }
 
-    /// From rows, each with the elements of a part of type `part`, the value whose dimension the parts make up.
+    /// The value whose dimension is made up of the parts. Each row of the operand has the elements of a part of type
+    /// `part`.
     pub(super) fn parts_into(
         &mut self,
         part: &TensorType,
@@ -335,7 +336,7 @@ impl NodeEmitter<'_> {
         self.instruction("reshape", &whole, &[value])
     }
 
-    /// A value with a dimension cut into parts, which are counted by a dimension of their own in front of all others.
+    /// A value with a dimension cut into parts, which a dimension in front of all others counts.
     pub(super) fn parts_first(
         &mut self,
         ty: &TensorType,

@@ -38,7 +38,7 @@ use self::writer::{EncodedShape, MODULE_HOST_PROGRAM_SHAPE, Metadata, ModuleWrit
 use crate::ir::{DType, Graph, InternalError, NodeRef, Origin, Phase, PortInfo, Scope, Spec, TensorType};
 use crate::ops::{ComputationId, InstructionId, RegionKind};
 
-/// What emission needs beside the graph.
+/// The inputs of emission besides the graph.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EmitOptions<'a> {
     /// The mesh that specs refer to; `None` emits a program for one device and leaves specs out.
@@ -50,15 +50,15 @@ pub struct EmitOptions<'a> {
     /// Whether the graph is already the program of one device: its shapes are local and its collectives explicit, and
     /// the specs of its ports say how the whole is put together from the parts.
     pub partitioned: bool,
-    /// How the program of one device says that it is one.
+    /// The form in which the program of one device says that it is one.
     pub form: ProgramForm,
     /// How collectives name their devices.
     pub groups: GroupFormat,
-    /// Whether the plugin may run collectives that do not depend on each other in any order, or at once.
+    /// Whether the plugin may run independent collectives in any order, or at once.
     pub overlap_collectives: bool,
-    /// How a graph that is not partitioned says how values are sharded.
+    /// The dialect in which a graph that is not partitioned says how values are sharded.
     pub annotation: Annotation,
-    /// The plugin keeps a memory of the host's, into which values can be moved; without, they stay where they are.
+    /// Whether the plugin has a host memory into which values can be moved. Without it, they stay where they are.
     pub host_memory: bool,
     /// Processes between which collectives go by custom calls, as
     /// [`LowerOptions::processes`](crate::compile::LowerOptions::processes) has it; 0 and 1: none.
@@ -72,12 +72,12 @@ pub struct EmittedModule {
     pub bytes: Vec<u8>,
     /// Number of instructions in all computations.
     pub instruction_count: usize,
-    /// Whether its last parameter is the number of the device in the mesh: `u32` `[1]` on each.
+    /// Whether the last parameter of the module is the number of the device in the mesh: `u32` `[1]` on each.
     pub takes_place: bool,
 }
 
 impl EmittedModule {
-    /// The module as messages.
+    /// Decodes the bytes into messages.
     ///
     /// # Errors
     /// The bytes are no longer what was emitted.
@@ -89,7 +89,7 @@ impl EmittedModule {
 
 type Ids = SmallVec<[InstructionId; 4]>;
 
-/// What stands for an instruction that there is not; XLA takes it for "not set", too.
+/// The id that stands for no instruction; XLA takes it for "not set", too.
 const UNSET: InstructionId = 0;
 
 struct Emitter {
@@ -103,7 +103,7 @@ struct Emitter {
     /// Channels given to collectives so far.
     channels: i64,
     overlap_collectives: bool,
-    /// For each open computation, the number of the device where a parameter says it: a scalar `u32`.
+    /// For each open computation, the number of the device, where a parameter gives it: a scalar `u32`.
     places: Vec<Option<InstructionId>>,
     /// For each open computation, its last instruction that communicates.
     last_collective: Vec<Option<InstructionId>>,
@@ -114,7 +114,7 @@ struct Emitter {
     processes: usize,
     /// Paths of scopes, with a slash at the end unless empty.
     paths: FxHashMap<Scope, String>,
-    /// Emitted functions; the graphs are held so that their addresses stay theirs.
+    /// Emitted functions; the graphs are held so that their addresses are not used again.
     functions: FxHashMap<*const Graph, (Arc<Graph>, ComputationId)>,
     /// Computations that rules have asked for, by name.
     named_computations: FxHashMap<String, ComputationId>,
@@ -124,7 +124,7 @@ struct Emitter {
     op_name: &'static str,
     /// The phase of the region op whose body is being written.
     phase: Phase,
-    /// The first thing that cannot happen and has.
+    /// The first internal error.
     defect: Option<InternalError>,
 }
 
@@ -253,21 +253,21 @@ impl Emitter {
         ty
     }
 
-    /// From a whole value to this device's part of it: into the region that XLA's partitioner leaves alone.
+    /// Goes from a whole value to this device's part of it, into the region that XLA's partitioner leaves alone.
     fn enter(&mut self, whole: InstructionId, local: &TensorType, info: &PortInfo) -> InstructionId {
         let Some(tiled) = self.tiled(local, info) else { return whole };
         let whole = self.placed("Sharding", &self.whole(local, info), whole, tiled);
         self.placed("SPMDFullToShardShape", local, whole, manual())
     }
 
-    /// From this device's part to the whole value.
+    /// Goes from this device's part to the whole value.
     fn leave(&mut self, part: InstructionId, local: &TensorType, info: &PortInfo) -> InstructionId {
         let Some(tiled) = self.tiled(local, info) else { return part };
         let part = self.placed("Sharding", local, part, manual());
         self.placed("SPMDShardToFullShape", &self.whole(local, info), part, tiled)
     }
 
-    /// Shardy's statement of how an output is sharded, which it moves to the output itself (XLA:
+    /// Emits Shardy's statement of how an output is sharded, which Shardy moves to the output itself (XLA:
     /// `sdy_round_trip/import_shardy_attrs.cc`).
     fn state_result(&mut self, value: InstructionId, ty: &TensorType, info: &PortInfo) -> InstructionId {
         let Some(mesh) = &self.mesh else { return value };
@@ -314,11 +314,11 @@ impl Emitter {
         closed
     }
 
-    /// Makes the instruction begun, which communicates, wait for the one before it that does.
+    /// Makes the instruction begun, which communicates, wait for the last one before it that does.
     ///
     /// Devices that take collectives in different orders each block a thread of XLA's CPU runtime for each collective
     /// that they are in, and wait forever when no thread is left. The runtime takes them in the order of the schedule,
-    /// but for those in loops and branches, of which it may be in one more at a time: the CPU client of `meshloom-pjrt`
+    /// except for those in loops and branches, of which one more may run at a time: the CPU client of `meshloom-pjrt`
     /// has the threads for that.
     pub(super) fn in_order(&mut self) {
         let id = self.writer.next_id();
@@ -339,7 +339,7 @@ impl Emitter {
         }
     }
 
-    /// Writes the nodes of `graph` into the open computation; returns what its outputs became.
+    /// Writes the nodes of `graph` into the open computation; returns the instructions of its outputs.
     fn body(&mut self, graph: &Graph, inputs: &[InstructionId]) -> Ids {
         let mut ids: Vec<InstructionId> = vec![UNSET; graph.value_count()];
         for (&input, &id) in graph.inputs().iter().zip(inputs) {
@@ -422,7 +422,7 @@ impl Emitter {
         self.writer.attributes()
     }
 
-    /// States where the instruction begun came from.
+    /// States the origin of the instruction begun.
     fn describe(&mut self) {
         if self.omit_metadata {
             return;
@@ -486,7 +486,7 @@ impl Emitter {
     }
 }
 
-/// How a port's value is sharded: whole on every device, unless it says otherwise.
+/// The sharding of a port's value: whole on every device, unless the port says otherwise.
 fn spec_of(info: &PortInfo, ty: &TensorType) -> Spec {
     info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank()))
 }

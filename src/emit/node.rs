@@ -1,4 +1,4 @@
-//! One node: what its op's rule asks for, on the module that is being written.
+//! Emission of one node: the requests of its op's rule, carried out on the module that is being written.
 
 use std::panic::Location;
 
@@ -18,12 +18,12 @@ pub(super) struct NodeEmitter<'e> {
     operands: &'e [InstructionId],
     /// The node's results.
     values: Values,
-    /// What they became.
+    /// The instructions of the results.
     results: Ids,
 }
 
 impl Emitter {
-    /// Emits a node by its op's rule; returns what its results became.
+    /// Emits a node by its op's rule; returns the instructions of its results.
     pub(super) fn primitive(
         &mut self,
         graph: &Graph,

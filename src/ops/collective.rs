@@ -14,10 +14,10 @@ use super::{Devices, Group, Linear, Operands, ReduceKind};
 use meshloom_hlo::CollectiveKind;
 
 /// Joins the parts of the group's devices along a dimension, in the order of their ranks: every device gets the whole.
-/// Each operand by itself.
+/// Each operand is joined by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllGather {
-    /// Who takes part.
+    /// The devices that take part.
     pub group: Group,
     /// The dimension that grows.
     pub dim: usize,
@@ -25,11 +25,11 @@ pub struct AllGather {
 
 crate::ir::op_text!(AllGather = "all-gather" { group: key("axes"), dim: key("dim") });
 
-/// Combines the group's values elementwise: every device gets the result. Each operand by itself; all of one element
-/// type.
+/// Combines the group's values elementwise: every device gets the result. Each operand is combined by itself; all have
+/// one element type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllReduce {
-    /// Who takes part.
+    /// The devices that take part.
     pub group: Group,
     /// How elements combine.
     pub kind: ReduceKind,
@@ -37,11 +37,11 @@ pub struct AllReduce {
 
 crate::ir::op_text!(AllReduce = "all-reduce" { group: key("axes"), kind: bare });
 
-/// Adds up the group's values, and gives each device its rank's part of the sum along a dimension. Each operand by
-/// itself; all of one element type.
+/// Adds up the group's values, and gives each device its rank's part of the sum along a dimension. Each operand is
+/// treated by itself; all have one element type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ReduceScatter {
-    /// Who takes part.
+    /// The devices that take part.
     pub group: Group,
     /// The dimension that shrinks.
     pub dim: usize,
@@ -49,11 +49,11 @@ pub struct ReduceScatter {
 
 crate::ir::op_text!(ReduceScatter = "reduce-scatter" { group: key("axes"), dim: key("dim") });
 
-/// Cuts a dimension into as many parts as the group has devices; part `i` goes to rank `i`, and what arrives is joined
-/// along the same dimension in the order of the senders' ranks.
+/// Cuts a dimension into as many parts as the group has devices; part `i` goes to rank `i`, and the arriving parts are
+/// joined along the same dimension in the order of the senders' ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllToAll {
-    /// Who takes part.
+    /// The devices that take part.
     pub group: Group,
     /// The dimension cut and joined.
     pub dim: usize,
@@ -61,10 +61,10 @@ pub struct AllToAll {
 
 crate::ir::op_text!(AllToAll = "all-to-all" { group: key("axes"), dim: key("dim") });
 
-/// Sends each device's value to another one of its group. A device that nobody sends to gets zeros.
+/// Sends each device's value to another one of its group. A device that no other sends to gets zeros.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CollectivePermute {
-    /// Who takes part.
+    /// The devices that take part.
     pub group: Group,
     /// Pairs of ranks: sender and receiver, each at most once.
     pub pairs: Box<[(u32, u32)]>,
@@ -81,7 +81,7 @@ pub struct AxisIndex {
 
 crate::ir::op_text!(AxisIndex = "axis-index" { group: key("axes") });
 
-/// Partitioning comes after differentiation, batching and propagation, so these ops answer to none of them.
+/// Partitioning comes after differentiation, batching and propagation, so these ops have no rules for them.
 macro_rules! partitioned_only {
     () => {
         rules!(derivatives: refused, factors: replicated, batch: refused, partition: unchanged);
@@ -99,7 +99,8 @@ fn expect_divides(ty: &TensorType, dim: usize, group: &Group) -> Result<(), Type
     Ok(())
 }
 
-/// Checks that there is an operand, and that all have one element type, as the combiner of a reduction wants it.
+/// Checks that the op has an operand, and that all operands have one element type, as the combiner of a reduction
+/// requires.
 fn expect_one_dtype(operands: &[&TensorType]) -> Result<(), TypeError> {
     let Some((first, rest)) = operands.split_first() else {
         return Err(TypeError::OperandCount { expected: 1, found: 0 });

@@ -35,7 +35,7 @@ impl Primitive for Constant {
     }
 }
 
-/// A number that an op has as an attribute. Two are equal if their bits are.
+/// A number that an op has as an attribute. Two numbers are equal if their bits are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Number(u64);
 

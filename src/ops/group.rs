@@ -1,4 +1,4 @@
-//! Groups of devices: who takes part in a collective.
+//! Groups of devices: the participants of a collective.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use meshloom_hlo::mesh::{Mesh, MeshAxis};
 use crate::ir::{Attribute, Axes, GraphTextError, Printer, Reader};
 
 /// Devices that communicate: those that differ only in their positions along `axes`. Their ranks count along the axes,
-/// the first of which is the most major.
+/// of which the first is the most major.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Group {
     /// Mesh axes, major to minor.

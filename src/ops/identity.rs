@@ -59,7 +59,7 @@ impl Primitive for Barrier {
     }
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        // Its operands have nothing to do with each other: those without the batch stay without.
+        // The operands are independent of each other: those without the batch stay without.
         let operands: Vec<Value> = (0..context.operand_count()).map(|index| context.operand(index)).collect();
         let results = context.builder.push(Barrier, &operands)?;
         for (index, result) in results.into_iter().enumerate() {
@@ -82,9 +82,9 @@ impl Primitive for Barrier {
     }
 }
 
-/// Moves a value into a memory: the host's, where it waits, or back to the device's, where it is computed with. Emitted
-/// only where [`EmitOptions::host_memory`](crate::emit::EmitOptions) says that there is one; else its operand is its
-/// result.
+/// Moves a value into a memory: the host's, where it waits, or back to the device's, where it is computed with. It is
+/// emitted only where [`EmitOptions::host_memory`](crate::emit::EmitOptions) says that the host memory exists; else its
+/// operand is its result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MoveTo(pub Memory);
 
@@ -105,9 +105,9 @@ crate::ir::op_text!(Named = "name" { 0: lead });
 pub struct WithAxes {
     /// The logical axis names.
     pub names: AxisNames,
-    /// Where this is a weight as it is used: the logical names of a dimension that it shares with the activations it is
-    /// used on (or the empty name), then those of their rows. Mesh axes that split rows split no dimension of the
-    /// result, whatever the rules say: what they split otherwise is gathered. The cotangent is not split over them
+    /// For a weight as it is used: the logical names of a dimension that it shares with the activations it is used on
+    /// (or the empty name), then those of their rows. Mesh axes that split rows split no dimension of the result,
+    /// whatever the rules say: a dimension that they would split so is gathered. The cotangent is not split over them
     /// either. Empty for any other value.
     pub beside: AxisNames,
     /// As in [`Reshard`].
@@ -115,7 +115,7 @@ pub struct WithAxes {
     /// Whether a dimension is split over those of its axes, in order, that divide it: for work that devices may share,
     /// where a split saves time alone. Else it is an error, or a warning, if they do not.
     pub as_divides: bool,
-    /// Whose rules decide.
+    /// The role whose rules decide.
     pub role: Role,
 }
 
@@ -128,7 +128,7 @@ crate::ir::op_text!(WithAxes = "with-axes" {
 });
 
 impl WithAxes {
-    /// Names by which the rules in force alone decide, those for [`Role::Compute`].
+    /// Names for which the rules in force for [`Role::Compute`] alone decide.
     pub fn new(names: AxisNames) -> WithAxes {
         WithAxes { names, beside: AxisNames::new(), keeps_partial: false, as_divides: false, role: Role::Compute }
     }
@@ -222,7 +222,7 @@ impl Primitive for WithAxes {
     rules!(jvp: linear, factors: pointwise);
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        // What the batch is called, a dimension of an example is not: it is the batch that is split so.
+        // A dimension of an example does not keep the name of the batch: it is the batch that is split by that name.
         let batch = context.axis_name;
         let of_example = self.names.iter().map(|&name| if name == batch { Name::default() } else { name });
         context.all(WithAxes { names: std::iter::once(batch).chain(of_example).collect(), ..self.clone() })

@@ -1,8 +1,8 @@
 //! The table of all primitives. One op, one place: everything the compiler must know about an op stands in one file.
 //!
-//! [`Primitive`] has no default bodies, so a missing rule is a compile error, and no pass lists ops: it asks for their
-//! [`Facts`]. What a rule sees of a node and may ask for is declared here too ([`EmitContext`] and the like), and
-//! provided by who applies the rule. Ops with regions ([`Scan`], [`While`], [`Cond`], [`Call`], [`Checkpoint`],
+//! [`Primitive`] has no default bodies, so a missing rule is a compile error, and no pass lists ops: they ask for their
+//! [`Facts`]. The contexts in which rules run ([`EmitContext`] and the like) are declared here too, and provided by the
+//! pass that applies the rule. Ops with regions ([`Scan`], [`While`], [`Cond`], [`Call`], [`Checkpoint`],
 //! [`CustomVjp`]) are [`RegionOp`]s: they have [data-flow edges](Edge) instead of rules, which is all that most passes
 //! need to know of them.
 
@@ -101,15 +101,16 @@ pub type AxisList = SmallVec<[usize; 4]>;
 /// The types of an op's results.
 pub type ResultTypes = SmallVec<[TensorType; 1]>;
 
-/// What the compiler must know about an op without regions.
+/// The rules of an op without regions.
 pub trait Primitive: OpName {
-    /// The typing rule: result types from operand types, or why they do not fit. Used by the builder and the verifier.
+    /// The typing rule: result types from operand types, or the reason why these do not fit. The builder and the
+    /// verifier use it.
     ///
     /// # Errors
     /// The first operand or attribute that does not fit.
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError>;
 
-    /// What passes ask of the op besides its rules.
+    /// The properties of the op that passes ask for besides its rules.
     fn facts(&self) -> Facts<'_>;
 
     /// The reverse-mode rule: operand cotangents from result cotangents, as nodes.
@@ -134,15 +135,15 @@ pub trait Primitive: OpName {
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError>;
 
     /// The partitioning rule: this device's part of the results from its parts of the operands, as nodes. The parts are
-    /// those that the axes given to the factors of [`Primitive::factors`] make; what [`FactorKind::Parallel`] and
-    /// [`FactorKind::Reduction`] say of a split factor must hold of these nodes, and what a factor of kind
-    /// [`FactorKind::Permutation`] or [`FactorKind::Indexed`] takes to split is done by them.
+    /// those that the axes given to the factors of [`Primitive::factors`] make; these nodes must behave as
+    /// [`FactorKind::Parallel`] and [`FactorKind::Reduction`] say of a split factor, and they do the work of splitting
+    /// a factor of kind [`FactorKind::Permutation`] or [`FactorKind::Indexed`].
     ///
     /// # Errors
     /// A node refuses its operands, which would be a defect.
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError>;
 
-    /// The op as HLO instructions.
+    /// Emits the op as HLO instructions.
     fn emit(&self, context: &mut dyn EmitContext);
 }
 
@@ -158,8 +159,8 @@ macro_rules! op_table {
             $($(#[$region_doc])* $region($region),)*
         }
 
-        /// An op with regions. A match on it names every one there is, so that none is overlooked where each is treated
-        /// in a way of its own.
+        /// An op with regions. A match on it names every kind, so that none is overlooked where each is treated in its
+        /// own way.
         #[derive(Clone, Copy, Debug)]
         pub enum RegionKind<'a> {
             $($(#[$region_doc])* $region(&'a $region),)*
@@ -173,7 +174,7 @@ macro_rules! op_table {
         })*
 
         impl Op {
-            /// The name of every variant: tests show by it that none was forgotten.
+            /// The name of every variant. Tests use it to show that none was forgotten.
             pub const VARIANTS: &'static [&'static str] =
                 &[$(stringify!($primitive),)* $(stringify!($region),)*];
 
@@ -185,7 +186,7 @@ macro_rules! op_table {
                 }
             }
 
-            /// The rules of an op without regions; `None` for one with.
+            /// The rules of an op without regions; `None` for an op with regions.
             pub fn as_primitive(&self) -> Option<&dyn Primitive> {
                 match self {
                     $(Op::$primitive(op) => Some(op),)*
@@ -193,7 +194,7 @@ macro_rules! op_table {
                 }
             }
 
-            /// Which op with regions it is; `None` for one without.
+            /// The kind of an op with regions; `None` for an op without.
             pub fn region_kind(&self) -> Option<RegionKind<'_>> {
                 match self {
                     $(Op::$primitive(_) => None,)*
@@ -201,7 +202,7 @@ macro_rules! op_table {
                 }
             }
 
-            /// What is known of an op with regions; `None` for one without.
+            /// The rules of an op with regions; `None` for an op without.
             pub fn as_region(&self) -> Option<&dyn RegionOp> {
                 match self {
                     $(Op::$primitive(_) => None,)*
@@ -209,7 +210,7 @@ macro_rules! op_table {
                 }
             }
 
-            /// What passes ask of the op besides its rules.
+            /// The properties of the op that passes ask for besides its rules.
             pub fn facts(&self) -> Facts<'_> {
                 match self {
                     $(Op::$primitive(op) => op.facts(),)*
@@ -388,7 +389,7 @@ op_table! {
 }
 
 impl Op {
-    /// The bodies of an op with regions; none for one without.
+    /// The bodies of an op with regions; empty for an op without.
     #[inline]
     pub fn regions(&self) -> impl Iterator<Item = &Arc<Graph>> {
         self.as_region().map(RegionOp::bodies).unwrap_or_default().into_iter()
@@ -400,14 +401,14 @@ impl Op {
     }
 
     /// Whether running the op does something besides giving results. Such an op runs once for each time it is reached:
-    /// no pass may drop, merge or move it, whoever reads its results.
+    /// no pass may drop, merge or move it, even if its results are not read.
     pub fn has_side_effect(&self) -> bool {
         self.facts().effect == Effect::Side
     }
 }
 
 impl Op {
-    /// As [`Op::map_regions`], from each region's number and body, where making one may fail.
+    /// As [`Op::map_regions`], but `f` gets each region's number and body, and may fail.
     pub(crate) fn try_map_regions<E>(
         &self,
         mut f: impl FnMut(usize, &Arc<Graph>) -> Result<Arc<Graph>, E>,

@@ -1,8 +1,8 @@
-//! Parts of a split dimension: which elements a device has, and pieces of other devices' parts.
+//! Parts of a split dimension: the elements that a device has, and pieces of other devices' parts.
 //!
 //! In a window of a split dimension, every device wants a stretch of the whole; where it begins is a linear function of
-//! the device's rank. What lies in the parts of neighbours comes from them by collective-permutes, as little of it as
-//! any device needs (a halo exchange).
+//! the device's rank. Collective-permutes fetch the elements that lie in the parts of neighbours, no more than some
+//! device needs (a halo exchange).
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::ir::{Axes, DType, OpError, TensorType, Value};
 
-/// What is fetched: of the part of the device `distance` ranks on, these elements.
+/// A piece to fetch: these elements of the part of the device `distance` ranks on.
 struct Piece {
     distance: i64,
     range: Range<i64>,
@@ -27,14 +27,14 @@ impl Stretch {
         self.first + rank * self.step
     }
 
-    /// The elements that exist of a rank's stretch.
+    /// The elements of a rank's stretch that exist.
     fn existing(&self, rank: i64, whole: i64) -> Range<i64> {
         let (start, end) = (self.start(rank), self.start(rank) + self.size as i64);
         if self.wraps { start..end } else { start.clamp(0, whole)..end.clamp(0, whole) }
     }
 
-    /// The pieces that make up a stretch of neighbouring elements in which every device finds what exists of its own;
-    /// in order.
+    /// The pieces, in order, of a stretch of neighbouring elements in which every device finds the existing elements of
+    /// its own stretch.
     fn pieces(&self, part: i64, count: i64) -> SmallVec<[Piece; 2]> {
         let relative = (0..count).filter_map(|rank| {
             let existing = self.existing(rank, part * count);
@@ -53,10 +53,11 @@ impl Stretch {
 }
 
 impl PartitionContext<'_> {
-    /// Where this device's part of a dimension begins in the whole, if each part has `size` elements: a scalar `s32`.
+    /// The position in the whole at which this device's part of a dimension begins, if each part has `size` elements: a
+    /// scalar `s32`.
     ///
     /// # Errors
-    /// None that a mesh could cause.
+    /// No mesh can cause an error.
     pub fn part_start(&mut self, axes: &[MeshAxis], size: usize) -> Result<Value, OpError> {
         let rank = self.rank(axes)?;
         self.builder.scale(rank, size as f64)
@@ -65,7 +66,7 @@ impl PartitionContext<'_> {
     /// This device's rank along some axes: a scalar `s32`.
     ///
     /// # Errors
-    /// None that a mesh could cause.
+    /// No mesh can cause an error.
     pub fn rank(&mut self, axes: &[MeshAxis]) -> Result<Value, OpError> {
         let group = self.group(axes);
         self.builder.push1(AxisIndex { group }, &[])
@@ -75,7 +76,7 @@ impl PartitionContext<'_> {
     /// dimension of `dims`.
     ///
     /// # Errors
-    /// None that a mesh could cause.
+    /// No mesh can cause an error.
     pub fn positions(&mut self, dims: &[usize], dim: usize, axes: &[MeshAxis]) -> Result<Value, OpError> {
         let ty = TensorType::new(DType::S32, dims);
         let local = self.builder.push1(Iota { ty, axis: dim }, &[])?;
@@ -102,7 +103,7 @@ impl PartitionContext<'_> {
         self.builder.push1(Select, &[inside, value, other])
     }
 
-    /// Where `low <= positions < high`.
+    /// Whether `low <= positions < high`.
     ///
     /// # Errors
     /// The positions are no numbers.
@@ -117,7 +118,7 @@ impl PartitionContext<'_> {
     /// This device's stretch of dimension `dim` of `value`, which is split over `axes`.
     ///
     /// # Errors
-    /// None that a mesh could cause.
+    /// No mesh can cause an error.
     pub fn stretch(&mut self, value: Value, dim: usize, axes: &Axes, stretch: Stretch) -> Result<Value, OpError> {
         let part = self.builder.ty(value).dims[dim] as i64;
         let group = self.group(axes);
@@ -125,7 +126,7 @@ impl PartitionContext<'_> {
         let pieces = stretch.pieces(part, count);
         let fetched = |piece: &Piece| if piece.distance == 0 { 0 } else { piece.range.end - piece.range.start };
         let moved: i64 = pieces.iter().map(fetched).sum();
-        // Where this device's buffer begins, as `base + rank * pitch`.
+        // This device's buffer begins at `base + rank * pitch`.
         let (buffer, base, pitch) = if moved > part * (count - 1) && !stretch.wraps {
             (self.builder.push1(AllGather { group, dim }, &[value])?, 0, 0)
         } else if let Some(first) = pieces.first() {
@@ -167,7 +168,7 @@ impl PartitionContext<'_> {
         self.builder.push1(CollectivePermute { group, pairs }, &[own])
     }
 
-    /// `size` elements of a dimension from `first + rank * step` on, which lie inside on every device.
+    /// Cuts `size` elements of a dimension from `first + rank * step` on, which lie inside on every device.
     fn cut(
         &mut self,
         value: Value,
@@ -186,7 +187,7 @@ impl PartitionContext<'_> {
         self.builder.dynamic_slice_dim(value, dim, start, size)
     }
 
-    /// A range of one dimension.
+    /// Cuts a range out of one dimension.
     ///
     /// # Errors
     /// The range is not within the dimension.
@@ -200,7 +201,7 @@ impl PartitionContext<'_> {
         self.builder.push1(Slice { ranges: ranges.into() }, &[value])
     }
 
-    /// A dimension with zeros before and after it.
+    /// Adds zeros to a dimension, before and after it.
     ///
     /// # Errors
     /// The result has more bytes than can be addressed.

@@ -41,8 +41,8 @@ crate::ir::op_text!(Reduce = ReduceKind {
 } => { kind, axes: key("axes") });
 
 impl Reduce {
-    /// Which elements of `x` attain the extremum `y`, as ones among zeros, and how many do: each has an equal share in
-    /// it.
+    /// Marks the elements of `x` that attain the extremum `y`, as ones among zeros, and counts them. Each of them has
+    /// an equal share in the extremum.
     fn attained(&self, builder: &mut GraphBuilder, x: Value, y: Value) -> Result<(Value, Value), OpError> {
         let ty = builder.ty(x).clone();
         let kept = complement(&self.axes, ty.rank());
@@ -53,12 +53,12 @@ impl Reduce {
         Ok((ones, count))
     }
 
-    /// For each element of `x` the product of all others that it is folded with, one dimension after the other. Nothing
-    /// is divided, so zeros do no harm.
+    /// For each element of `x`, the product of all others that it is folded with, one dimension after the other. There
+    /// is no division, so zeros do no harm.
     fn others(&self, builder: &mut GraphBuilder, x: Value) -> Result<Value, OpError> {
         let dims = builder.ty(x).dims.clone();
         let mut axes = self.axes.clone();
-        // From the last, so that the numbers of those to come stay what they are.
+        // The last axis comes first, so that the numbers of the others stay the same.
         axes.sort_unstable();
         let (mut product, mut rest) = (x, (0..dims.len()).collect::<AxisList>());
         let mut others = builder.splat_like(x, 1.0);
@@ -84,7 +84,7 @@ impl Primitive for Reduce {
     }
 
     fn facts(&self) -> Facts<'_> {
-        // Of nothing, what is no sum is not zero.
+        // The fold of no elements is zero only if it is a sum.
         let facts = if self.kind == ReduceKind::Sum { Facts::LINEAR } else { Facts::KERNEL };
         Facts { class: Class::Fold, ..facts }
     }
@@ -168,7 +168,7 @@ impl Primitive for Reduce {
     }
 }
 
-/// Which element [`ArgReduce`] looks for.
+/// The element that [`ArgReduce`] looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ArgReduceKind {
     /// The largest.
@@ -193,7 +193,7 @@ impl ArgReduceKind {
 /// Position (`s32`) of the largest or smallest element along one dimension, which is folded away; the first of equals.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ArgReduce {
-    /// What to look for.
+    /// The element to look for.
     pub kind: ArgReduceKind,
     /// The dimension folded.
     pub axis: usize,

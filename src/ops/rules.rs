@@ -1,4 +1,5 @@
-//! What the files of all ops use: the contexts of the rules, types and checks, and the rules that many ops share.
+//! The items that the files of all ops use: the contexts of the rules, types and checks, and the rules that many ops
+//! share.
 
 pub(super) use super::{
     BatchContext, EmitContext, FactorKind, FactorRule, Facts, JvpContext, PartitionContext, Primitive, ResultTypes,
@@ -6,7 +7,7 @@ pub(super) use super::{
 };
 pub(super) use crate::ir::{DType, Dims, GraphBuilder, OpError, OpName, TensorType, TypeError, Value, Values};
 
-/// Refuses attributes that do not fit the operands, with a message as `format!` makes it.
+/// Refuses attributes that do not fit the operands, with a message as for `format!`.
 macro_rules! refuse_if {
     ($wrong:expr, $($message:tt)+) => {
         if $wrong {
@@ -16,7 +17,7 @@ macro_rules! refuse_if {
 }
 pub(super) use refuse_if;
 
-/// Rules of a [`Primitive`] that many ops share, by name; an op states every one of its rules all the same:
+/// Rules of a [`Primitive`] that many ops share, by name. An op still states every one of its rules:
 ///
 /// | rule | |
 /// |---|---|

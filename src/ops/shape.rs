@@ -130,7 +130,7 @@ impl Primitive for Reshape {
 }
 
 /// Both sides are cut into common factors from the major end. Where the next cuts do not fit, as in `[2,3] -> [3,2]`,
-/// nothing corresponds until both sides have come to the same number of elements.
+/// no factors correspond until both sides have come to the same number of elements.
 fn reshape_factors(operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
     let mut rule = FactorRule::empty(operands, results);
     if operands[0].element_count() == 0 {
@@ -160,12 +160,12 @@ fn reshape_factors(operands: &[&TensorType], results: &[&TensorType]) -> FactorR
     rule
 }
 
-/// What is left of a list of sizes from which factors are taken, major to minor.
+/// The rest of a list of sizes from which factors are taken, major to minor.
 struct Cuts<'a> {
     dims: &'a [usize],
     /// The dimension that is being cut.
     dim: usize,
-    /// How much of it has been taken.
+    /// The part of its size that has been taken.
     taken: usize,
 }
 
@@ -234,14 +234,14 @@ impl Primitive for Transpose {
     }
 }
 
-/// The permutation that undoes one.
+/// The inverse of a permutation.
 pub(super) fn inverse(permutation: &[usize]) -> AxisList {
     let mut inverse = AxisList::from_elem(0, permutation.len());
     permutation.iter().enumerate().for_each(|(index, &axis)| inverse[axis] = index);
     inverse
 }
 
-/// What [`Slice`] keeps of one dimension: `start, start + stride, ..` below `limit`.
+/// The indices of one dimension that [`Slice`] keeps: `start, start + stride, ..` below `limit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SliceDim {
     /// First index kept.
@@ -381,7 +381,7 @@ pub(super) fn slice_dimensions(
     })
 }
 
-/// What [`Pad`] adds to one dimension. Negative borders remove elements.
+/// The elements that [`Pad`] adds to one dimension. Negative borders remove elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PadDim {
     /// Elements before the first.
@@ -410,7 +410,7 @@ impl PadDim {
     /// Adds nothing.
     pub(crate) const NONE: PadDim = PadDim { low: 0, high: 0, interior: 0 };
 
-    /// The size after padding; none where a number is out of XLA's range, or would be with its sign changed.
+    /// The size after padding; `None` where a number is out of XLA's range, or would be with its sign changed.
     fn size(self, size: usize) -> Option<i64> {
         let interior = i64::try_from(self.interior).ok()?;
         let size = i64::try_from(size).ok()?;
@@ -537,7 +537,7 @@ impl Primitive for Pad {
 }
 
 impl Pad {
-    /// The same as a choice between the operand and the value, by a mask.
+    /// Expresses the same by a choice between the operand and the value, by a mask.
     fn by_choice(&self, builder: &mut GraphBuilder, operand: Value, value: Value) -> Result<Value, OpError> {
         let zero = builder.splat(builder.ty(value).clone(), 0.0);
         let padded = builder.push1(self.clone(), &[operand, zero])?;

@@ -15,8 +15,8 @@ use super::{
 /// Positions that a sort or top-k gives: each lies within the operand, and occurs once.
 const PERMUTATION: IndexPromise = IndexPromise { sorted: false, unique: true, in_bounds: true };
 
-/// Sorts its operands together along one dimension, by the first `key_count` of them in lexicographic order. Stable:
-/// equal keys stay in order.
+/// Sorts its operands together along one dimension, by the first `key_count` of them in lexicographic order. The sort
+/// is stable: equal keys stay in order.
 ///
 /// Operands have the same dimensions and any element types; results have the operands' types. Floating-point keys are
 /// in total order, in which -0 equals 0 and NaN, whatever its sign, is the largest.
@@ -114,7 +114,7 @@ impl Primitive for Sort {
     fn emit(&self, context: &mut dyn EmitContext) {
         let types: Vec<TensorType> =
             (0..context.result_count()).map(|index| TensorType::scalar(context.operand_type(index).dtype)).collect();
-        // Two scalars for each operand: of the element that would come first, and of the other.
+        // Each operand has two scalars: one of the element that would come first, and one of the other.
         let parameters: Vec<&TensorType> = types.iter().flat_map(|ty| [ty, ty]).collect();
         let direction = if self.descending { "GT" } else { "LT" };
         let names: Vec<&str> = types.iter().map(|ty| ty.dtype.name()).collect();
@@ -174,11 +174,11 @@ fn canonical(context: &mut dyn EmitContext, ty: &TensorType, key: InstructionId)
     context.instruction("select", ty, &[is_nan, nan, key])
 }
 
-/// The `k` largest elements along the last dimension, largest first, and their positions (`s32`). Of equal elements the
-/// first comes first. Floating-point elements are in IEEE's total order: -NaN, -inf, .., -0, 0, .., inf, NaN.
+/// The `k` largest elements along the last dimension, largest first, and their positions (`s32`). Equal elements stay
+/// in order. Floating-point elements are in IEEE's total order: -NaN, -inf, .., -0, 0, .., inf, NaN.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TopK {
-    /// How many.
+    /// The number of elements.
     pub k: usize,
 }
 

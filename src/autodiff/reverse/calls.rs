@@ -25,5 +25,6 @@ pub(super) struct CallCache {
     pub(super) copies: Copies,
 }
 
-/// Activity of a function's inputs; demand for its outputs; by which policies values inside have been kept.
+/// The activity of a function's inputs, the demand for its outputs, and the policies by which values inside have been
+/// kept.
 pub(super) type HalvesKey = (Vec<bool>, Vec<bool>, Vec<RematPolicy>);

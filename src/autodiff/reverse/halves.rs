@@ -6,13 +6,14 @@ use super::split::{Joint, JointHalves};
 use crate::autodiff::activity::output_activity;
 use crate::ir::{Graph, OpError, TensorType, Value};
 
-/// A function cut into a forward and a backward half. Whoever runs the backward half has the function's inputs at hand;
-/// what else it needs are residuals, which the forward half returns.
+/// A function cut into a forward and a backward half. The caller that runs the backward half has the function's inputs
+/// at hand. The other values that the backward half needs are residuals, which the forward half returns.
 #[derive(Clone, Debug)]
 pub struct Halves {
-    /// Inputs to outputs, then the residuals.
+    /// Takes the inputs; returns the outputs, then the residuals.
     forward: Graph,
-    /// What `reads` lists, then the cotangents of `wanted` outputs, to those of `active` inputs.
+    /// Takes the values that `reads` lists, then the cotangents of the `wanted` outputs; returns those of the `active`
+    /// inputs.
     backward: Graph,
     reads: Vec<Residual>,
     /// Number of the function's outputs.
@@ -41,17 +42,17 @@ impl Halves {
         Ok(Halves { forward, backward, reads: residuals, output_count, wanted, active })
     }
 
-    /// Inputs to outputs, then the residuals.
+    /// The forward half. It takes the inputs and returns the outputs, then the residuals.
     pub fn forward(&self) -> &Graph {
         &self.forward
     }
 
-    /// To be applied to [`Halves::arguments`].
+    /// The backward half. It is applied to [`Halves::arguments`].
     pub fn backward(&self) -> &Graph {
         &self.backward
     }
 
-    /// For each argument of the backward half, which of the function's inputs it is, if any.
+    /// For each argument of the backward half, the input of the function that it is, if it is one.
     pub(in crate::autodiff) fn argument_inputs(&self) -> impl Iterator<Item = Option<usize>> {
         let input = |read: &Residual| match *read {
             Residual::Input(index) => Some(index),
@@ -76,7 +77,8 @@ impl Halves {
         self.forward.output_types().skip(self.output_count)
     }
 
-    /// What the backward half takes: from the function's inputs, the residuals, and the cotangents of all outputs.
+    /// The arguments of the backward half, taken from the function's inputs, the residuals, and the cotangents of all
+    /// outputs.
     pub fn arguments<T: Copy>(&self, inputs: &[T], residuals: &[T], cotangents: &[T]) -> Vec<T> {
         let read = self.reads.iter().map(|read| match *read {
             Residual::Input(index) => inputs[index],

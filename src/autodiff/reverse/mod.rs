@@ -23,11 +23,11 @@ use regions::{Recording, RegionTape};
 #[derive(Debug)]
 pub struct Tape<'g> {
     graph: &'g Graph,
-    /// What stands for each value of `graph` in the builder.
+    /// The value in the builder for each value of `graph`.
     map: ValueMap,
     /// For each value of `graph`, whether it depends differentiably on an active input.
     active: Vec<bool>,
-    /// What ops with regions left behind.
+    /// The tapes of ops with regions.
     regions: FxHashMap<Node, RegionTape<'g>>,
     calls: CallCache,
 }
@@ -49,7 +49,8 @@ impl<'g> Tape<'g> {
         Tape::record_onto(builder, graph, map, active_inputs, wanted_outputs, &[], &CallCache::default())
     }
 
-    /// As [`Tape::record`], where `map` holds the inputs, and what checkpoints have kept is not computed again.
+    /// As [`Tape::record`], but `map` holds the inputs already, and values that checkpoints have kept are not computed
+    /// again.
     fn record_onto(
         builder: &mut GraphBuilder,
         graph: &'g Graph,
@@ -74,7 +75,8 @@ impl<'g> Tape<'g> {
                 }
                 continue;
             };
-            // Even if its results are at hand, an op with regions runs again for what its backward pass needs.
+            // Even if its results are at hand, an op with regions runs again for the values that its backward pass
+            // needs.
             let operands: Values = node.operands().iter().map(|&value| tape.map.get(value)).collect();
             let active: SmallVec<[bool; 8]> = node.operands().iter().map(|value| tape.active[value.index()]).collect();
             let wanted: SmallVec<[bool; 8]> = node.results().map(|result| wanted[result.index()]).collect();
@@ -94,7 +96,7 @@ impl<'g> Tape<'g> {
         Ok(tape)
     }
 
-    /// What the graph's outputs are in the builder.
+    /// The values in the builder of the graph's outputs.
     pub fn outputs(&self) -> Vec<Value> {
         self.graph.outputs().iter().map(|&value| self.map.get(value)).collect()
     }
@@ -162,7 +164,7 @@ impl<'g> Tape<'g> {
     }
 }
 
-/// Copies `graph` into `builder` and pulls cotangents back through it: what the rules of ops with a definition ask for.
+/// Copies `graph` into `builder` and pulls cotangents back through it. The rules of ops with a definition call it.
 pub(super) fn pull_back(
     builder: &mut GraphBuilder,
     graph: &Graph,
@@ -174,7 +176,7 @@ pub(super) fn pull_back(
     Tape::record(builder, graph, arguments, active, &wanted)?.pullback(builder, output_cotangents)
 }
 
-/// Adds a cotangent to what has arrived so far.
+/// Adds a cotangent to the sum of those that have arrived so far.
 fn accumulate(builder: &mut GraphBuilder, slot: &mut Option<Value>, cotangent: Value) -> Result<(), OpError> {
     *slot = Some(match *slot {
         Some(sum) => builder.add(sum, cotangent)?,

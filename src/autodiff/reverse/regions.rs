@@ -1,7 +1,8 @@
 //! Differentiation of ops with regions.
 //!
-//! [`record`] pushes one such op in a form that keeps what its backward pass reads; [`pullback`] pushes that. Bodies of
-//! loops, branches and calls are differentiated as joint graphs that are cut in two (`split.rs`).
+//! [`record`] pushes one such op in a form that keeps the values its backward pass reads. [`pullback`] pushes the
+//! backward pass. Bodies of loops, branches and calls are differentiated as joint graphs that are cut in two
+//! (`split.rs`).
 
 mod call;
 mod checkpoint;
@@ -14,7 +15,7 @@ use crate::autodiff::keep::{self, NodeKept};
 use crate::ir::{GraphBuilder, OpError, OpName, TypeError, Value, ValueMap, Values};
 use crate::ops::{Call, Checkpoint, Cond, CustomVjp, RegionKind, Scan};
 
-/// What a region op leaves behind for its backward pass.
+/// The record of a region op that its backward pass reads.
 #[derive(Debug)]
 pub(super) enum RegionTape<'g> {
     Call(&'g Call, call::CallTape),
@@ -31,17 +32,17 @@ pub(super) enum RegionTape<'g> {
 #[derive(Clone, Copy)]
 pub(super) struct Recording<'a> {
     pub(super) operands: &'a [Value],
-    /// Which operands are active.
+    /// Whether each operand is active.
     pub(super) active: &'a [bool],
-    /// Which results a cotangent may come for.
+    /// Whether each result may get a cotangent.
     pub(super) wanted: &'a [bool],
-    /// What checkpoints around the op have kept of its regions.
+    /// The values in the op's regions that checkpoints around it have kept.
     pub(super) kept: &'a [NodeKept],
     pub(super) calls: &'a CallCache,
 }
 
 impl Recording<'_> {
-    /// The operands of the op that is pushed in the place of this one: its own, then what has been kept.
+    /// The operands of the op that is pushed in the place of this one: its own, then the values that have been kept.
     fn all_operands(&self) -> Vec<Value> {
         self.operands.iter().chain(self.kept.iter().flat_map(|kept| &kept.values)).copied().collect()
     }
@@ -107,7 +108,7 @@ fn record_custom(
     Ok((results, residuals))
 }
 
-/// The backward walk of one region op: cotangents of its operands from those of its results.
+/// The backward walk of one region op: pushes the cotangents of its operands, from those of its results.
 pub(super) fn pullback(
     builder: &mut GraphBuilder,
     tape: &RegionTape<'_>,

@@ -5,9 +5,9 @@ use crate::ir::Value;
 /// A value that the backward half reads from the forward half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Residual {
-    /// An input of the body: whoever runs the backward half still has it.
+    /// An input of the body: the caller of the backward half still has it.
     Input(usize),
-    /// An output that the body has anyway.
+    /// An output that the body returns anyway.
     Output(usize),
     /// A value the forward half computes: its extra output with this index.
     Computed(usize),

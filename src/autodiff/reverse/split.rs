@@ -14,7 +14,7 @@ pub(super) struct Joint {
     builder: GraphBuilder,
     /// Nodes from this index on belong to the backward pass.
     boundary: usize,
-    /// Number of inputs of the forward half: the body's own, and what has been kept of it.
+    /// Number of inputs of the forward half: the body's own, and the values of it that have been kept.
     forward_inputs: usize,
     /// The body's outputs.
     outputs: Vec<Value>,
@@ -36,8 +36,8 @@ pub(super) struct JointHalves {
 
 impl Joint {
     /// Differentiates the body of an op, its region `index`, with respect to the inputs marked active. Outputs marked
-    /// wanted get a cotangent input. What checkpoints around it have kept of the body is not computed again: it enters
-    /// by inputs after the body's own.
+    /// wanted get a cotangent input. Values of the body that checkpoints around it have kept are not computed again:
+    /// they enter as inputs after the body's own.
     pub(super) fn new(
         body: &Graph,
         index: usize,
@@ -71,9 +71,9 @@ impl Joint {
         }
     }
 
-    /// Cuts. `results` are the cotangents that the backward half returns; `kept` tells of each body input whether the
-    /// backward pass has it anyway, so that neither it nor values cheaply computed from it need be saved. The same
-    /// holds of the body's outputs from `first_kept_output` on.
+    /// Cuts the graph in two. `results` are the cotangents that the backward half returns; `kept` tells of each body
+    /// input whether the backward pass has it anyway, so that neither it nor values cheaply computed from it need be
+    /// saved. The same holds for the body's outputs from `first_kept_output` on.
     pub(super) fn split(
         &self,
         results: &[Value],
@@ -126,8 +126,8 @@ impl Joint {
         }
     }
 
-    /// Which of some values of the forward half depend on the first `input_count` inputs alone, and a graph that
-    /// computes these from them.
+    /// For each of some values of the forward half, whether it depends on the first `input_count` inputs alone; and a
+    /// graph that computes those that do from these inputs.
     pub(super) fn part_of_inputs(&self, input_count: usize, values: &[Value]) -> (Vec<bool>, Graph) {
         let graph = self.builder.graph();
         let mut known = vec![false; graph.value_count()];

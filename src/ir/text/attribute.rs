@@ -72,7 +72,8 @@ impl Attribute for String {
     }
 }
 
-/// What may be left out: [`Printer::optional`] with the default `None` writes what is there.
+/// An `Option` is an attribute that may be left out: [`Printer::optional`] with the default `None` writes the value
+/// that is there.
 impl<T: Attribute> Attribute for Option<T> {
     fn write(&self, out: &mut Printer<'_>) {
         if let Some(value) = self {
@@ -191,9 +192,9 @@ impl Attribute for Spec {
     }
 }
 
-// What several ops' attributes are made of.
+// Parts that the attributes of several ops are made of.
 impl Reader<'_> {
-    /// One of these words.
+    /// Reads one of these words.
     pub(crate) fn one_of<T>(&mut self, words: impl Iterator<Item = (&'static str, T)>) -> Result<T> {
         let start = self.clone_after_blanks();
         let found = self.word("a word")?;
@@ -244,7 +245,7 @@ impl Reader<'_> {
     }
 }
 
-// The counterparts.
+// The counterparts for printing.
 impl Printer<'_> {
     /// Items with commas between them.
     pub(crate) fn joined<T: Attribute>(&mut self, items: &[T]) {
@@ -255,7 +256,7 @@ impl Printer<'_> {
     }
 
     pub(crate) fn words(&mut self, words: &[(&str, usize)]) {
-        // The first stays, so that an entry is never empty.
+        // The first word stays, so that an entry is never empty.
         let (first, rest) = words.split_at(1);
         let others = rest.iter().filter(|(_, number)| *number != 1);
         let texts: Vec<String> = first.iter().chain(others).map(|(word, number)| format!("{word}={number}")).collect();

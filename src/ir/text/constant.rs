@@ -19,7 +19,7 @@ fn encode(dtype: DType, number: f64) -> Vec<u8> {
     number_bytes(dtype, number)[..dtype.byte_count()].to_vec()
 }
 
-/// The text of an element. Its bits, where no number stands for them.
+/// The text of an element, or its bits where no number stands for them.
 fn element_text(dtype: DType, bytes: &[u8], number: f64) -> String {
     // All NaNs print alike, so only one of them may stand for itself.
     let number = if number.is_nan() { f64::NAN } else { number };
@@ -35,7 +35,7 @@ fn element_text(dtype: DType, bytes: &[u8], number: f64) -> String {
     }
 }
 
-/// The bytes that [`element_text`] was made of; `None` if it is no number of the type.
+/// The bytes of the element that [`element_text`] prints as `text`, or `None` if the type has no number with this text.
 fn element_bytes(dtype: DType, text: &str) -> Option<Vec<u8>> {
     if let Some(digits) = text.strip_prefix("0x") {
         let count = dtype.byte_count();

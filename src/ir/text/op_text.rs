@@ -13,7 +13,7 @@ pub(crate) trait Attributes: Sized {
     fn read_attributes(reader: &mut OpReader<'_>) -> Result<Self>;
 }
 
-/// An op has a name. Its line `op_text!` states it, with the attributes.
+/// The name of an op. The op's `op_text!` states it, with the attributes.
 pub trait OpName {
     /// The name in text forms and messages: HLO's opcode where there is one.
     fn name(&self) -> &'static str;
@@ -21,7 +21,7 @@ pub trait OpName {
 
 /// An op as text. See [`op_text`].
 pub(crate) trait OpText: Attributes {
-    /// The names that it may have: one for each kind of it.
+    /// The names that the op may have: one for each kind of it.
     fn names() -> impl Iterator<Item = &'static str>;
 }
 
@@ -100,7 +100,7 @@ impl<T: Attributes> Attributes for Box<T> {
     }
 }
 
-/// An attribute that the result types say.
+/// An attribute that the result types determine.
 pub(crate) trait FromResults: Sized {
     fn from_results(types: &[TensorType]) -> Option<Self>;
 }
@@ -153,7 +153,7 @@ impl Printer<'_> {
         value.write(self);
     }
 
-    /// Prints a list that is all of the braces.
+    /// Prints a list that takes all of the braces.
     pub(crate) fn whole<T: Attribute>(&mut self, value: &[T]) {
         if !value.is_empty() {
             self.begin();

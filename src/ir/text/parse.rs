@@ -18,9 +18,9 @@ use crate::ops::Op;
 /// How deeply bodies may be nested, so that no text exhausts the stack.
 const DEEPEST: usize = 64;
 
-/// The graphs of a text, and what has been read of them.
+/// The graphs of a text, as far as they have been read.
 struct Parser<'t> {
-    /// Where each body begins, and the body once it is read.
+    /// The place where each body begins, and the body once it is read.
     bodies: FxHashMap<u32, (Reader<'t>, Option<Arc<Graph>>)>,
     /// Numbers of the bodies that are being read.
     open: Vec<u32>,
@@ -49,7 +49,7 @@ pub(super) fn parse(text: &str) -> Result<Graph> {
     }
 }
 
-/// `mesh "data=2,fsdp=4"`, if the text begins so.
+/// Reads `mesh "data=2,fsdp=4"`, if the text begins so.
 fn read_mesh(reader: &mut Reader<'_>) -> Result<Option<Mesh>> {
     let mut ahead = *reader;
     if !ahead.eat_word("mesh") || !ahead.sees("\"") {
@@ -67,7 +67,7 @@ fn read_mesh(reader: &mut Reader<'_>) -> Result<Option<Mesh>> {
     Ok(Some(mesh))
 }
 
-/// Goes behind a graph without reading it.
+/// Skips a graph without reading it.
 fn skip_graph(reader: &mut Reader<'_>) -> Result<()> {
     let start = reader.clone_after_blanks();
     reader.name("a graph: `NAME(INPUTS) { NODES }`")?;
@@ -130,7 +130,7 @@ impl<'t> Parser<'t> {
         Ok(graph)
     }
 
-    /// One line: `%2, %3 = name %0, %1 LEAD {ATTRIBUTES} @0 @1 : f32[4], s32[]`.
+    /// Reads one line: `%2, %3 = name %0, %1 LEAD {ATTRIBUTES} @0 @1 : f32[4], s32[]`.
     fn node(&mut self, reader: &mut Reader<'t>, read: &mut GraphText<'t>) -> Result<()> {
         let start = reader.clone_after_blanks();
         let mut results = Vec::new();
@@ -236,7 +236,7 @@ impl<'t> GraphText<'t> {
         }
     }
 
-    /// The graph. Its values keep their numbers, but for gaps, which are closed.
+    /// Finishes the graph. Its values keep their numbers, except that gaps are closed.
     fn finish(
         self,
         start: Reader<'t>,

@@ -1,8 +1,9 @@
 //! Attention: values mixed by the softmax of scaled products of queries and keys.
 //!
-//! One op for the forward pass and one for its gradient, so that autodiff, remat policies, batching, propagation and
-//! the partitioner see a kernel with rules, whatever computes it. What does is chosen after partitioning, for the
-//! shapes of one device (`kernels`). The definitions here are in other ops: the plain form, which every plugin takes.
+//! The forward pass is one op and its gradient another, so that autodiff, remat policies, batching, propagation and the
+//! partitioner see a kernel with rules, whatever its implementation is. The implementation is chosen after
+//! partitioning, for the shapes of one device (`kernels`). The definitions here are in other ops: the plain form, which
+//! every plugin takes.
 //!
 //! Operands of both begin with these, after any number of batch dimensions `*b`:
 //!
@@ -34,19 +35,19 @@ use super::{
     BinaryKind, Direction, DotDims, DotGeneral, Group, Number, Precision, ReduceKind, Select, Threefry, UnaryKind,
 };
 
-/// What the score of a key counts as that is not seen. Finite, so that nothing becomes NaN.
+/// The score that stands for a key that is not seen. It is finite, so that nothing becomes NaN.
 pub const UNSEEN: f64 = -1e30;
 
-/// The highest score of a query counts as this at least. It is so far above [`UNSEEN`] that the exponential of what is
-/// not seen is zero, also for a query that sees nothing.
+/// The least value that the highest score of a query counts as. It is so far above [`UNSEEN`] that the exponential of
+/// an unseen score is zero, also for a query that sees no key.
 pub const LOWEST: f64 = -1e25;
 
-/// Whether places are what their index says.
+/// Whether places equal indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PlaceOrder {
-    /// Query `i` and key `i` stand at place `i`: which of them see each other is known when the program is compiled.
+    /// Query `i` and key `i` stand at place `i`: the pairs that see each other are known when the program is compiled.
     Index,
-    /// Places are data, as where each device has a part of the sequence.
+    /// Places are data, as in a sequence of which each device has a part.
     Any,
 }
 
@@ -66,7 +67,7 @@ meshloom_hlo::words! {
 
 crate::ir::word_attribute!(KeyExchange, KeyExchange::ALL, |exchange| exchange.name());
 
-/// What scores are made of, and which keys a query sees beside those of other segments.
+/// The form of the scores, and the keys that a query sees in its own segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionForm {
     /// Factor of the products of queries and keys.
@@ -75,13 +76,13 @@ pub struct AttentionForm {
     pub softcap: Option<Number>,
     /// Whether a query sees no key at a later place.
     pub causal: bool,
-    /// How far back a query sees: it stands less than so many places behind the key.
+    /// The number of places that a query sees back: it stands less than this many places after the key.
     pub window: Option<usize>,
-    /// Whether places are what their index says.
+    /// Whether places equal indices.
     pub order: PlaceOrder,
     /// How queries meet keys of other devices.
     pub exchange: KeyExchange,
-    /// The probability with which a weight drops, from 0 to less than 1; those left are divided by one less it.
+    /// The probability with which a weight drops, from 0 to less than 1; the kept weights are divided by one minus it.
     pub dropout: Option<Number>,
 }
 
@@ -122,7 +123,7 @@ pub struct AttentionSizes {
     pub batch: Dims,
     /// Heads of keys and values.
     pub kv_heads: usize,
-    /// Query heads for each of those.
+    /// Number of query heads for each of those.
     pub groups: usize,
     /// Number of queries of a row.
     pub queries: usize,
@@ -135,7 +136,7 @@ pub struct AttentionSizes {
 }
 
 impl AttentionSizes {
-    /// Those of the first three operands.
+    /// The sizes by the types of the first three operands.
     pub fn of(query: &TensorType, key: &TensorType, value: &TensorType) -> AttentionSizes {
         let b = query.rank() - 4;
         AttentionSizes {
@@ -153,7 +154,7 @@ impl AttentionSizes {
         self.batch.iter().chain(own).copied().collect()
     }
 
-    /// Of a number for each query of each head.
+    /// The dimensions of a tensor with a number for each query of each head.
     fn of_queries(&self) -> Dims {
         self.with_batch(&[self.kv_heads, self.groups, self.queries])
     }
@@ -163,7 +164,7 @@ impl AttentionSizes {
     }
 }
 
-/// The type of scores and sums for operands of this one.
+/// The type of scores and sums for operands of a type.
 pub fn score_dtype(operands: DType) -> DType {
     if operands == DType::F64 { DType::F64 } else { DType::F32 }
 }
@@ -216,7 +217,7 @@ impl AttentionForm {
         (rate.get() * 2f64.powi(32)).floor()
     }
 
-    /// The same over parts of the sequence, whose keys are at hand.
+    /// Returns the same form over parts of the sequence, whose keys are at hand.
     #[must_use]
     pub fn of_parts(self) -> AttentionForm {
         AttentionForm { order: PlaceOrder::Any, exchange: KeyExchange::Gather, ..self }
@@ -238,12 +239,12 @@ impl Definition<'_> {
         Definition { builder, form, sizes, dtype }
     }
 
-    /// Dimensions of the leading `count` of a tensor.
+    /// The numbers of the leading `count` dimensions of a tensor.
     fn leading(count: usize) -> SmallVec<[usize; 6]> {
         (0..count).collect()
     }
 
-    /// A product over the batch and the heads: of a tensor with groups and one without, or of two with groups.
+    /// A product over the batch and the heads, of a tensor with groups and one without, or of two with groups.
     fn dot(&mut self, lhs: Value, rhs: Value, contract: (&[usize], &[usize]), dtype: DType) -> Result<Value, OpError> {
         let b = self.sizes.batch.len() + 1;
         let batch = || (0..b).collect();
@@ -256,7 +257,7 @@ impl Definition<'_> {
         self.builder.push1(DotGeneral { dims: Box::new(dims), dtype, precision: Precision::Default }, &[lhs, rhs])
     }
 
-    /// A number for each query, for each of its scores.
+    /// Repeats a number of each query for each of its scores.
     fn by_score(&mut self, x: Value, scores: Value) -> Result<Value, OpError> {
         let dims = self.builder.ty(scores).dims.clone();
         self.builder.broadcast(x, &dims, &Self::leading(dims.len() - 1))
@@ -268,14 +269,15 @@ impl Definition<'_> {
         if self.sizes.queries > 1 {
             return self.dot(operands[0], operands[1], (&[2], &[1]), wide);
         }
-        // Keys first: XLA for CPU transposes the second factor, and of one query the keys are the larger by far.
+        // Keys first: XLA for CPU transposes the second factor, and the keys of a single query are by far the larger
+        // factor.
         let products = self.dot(operands[1], operands[0], (&[1], &[2]), wide)?;
         let b = self.sizes.batch.len() + 1;
         let order: SmallVec<[usize; 6]> = (0..b).chain([b + 1, b + 2, b]).collect();
         self.builder.transpose(products, &order)
     }
 
-    /// Scores before they are masked, after the cap: `[*b, kv_heads, groups, queries, keys]`; and where they count.
+    /// Scores before they are masked, after the cap: `[*b, kv_heads, groups, queries, keys]`; and whether each counts.
     fn scores(&mut self, operands: &[Value]) -> Result<(Value, Value), OpError> {
         let products = self.products(operands)?;
         let scaled = self.builder.scale(products, self.form.scale.get())?;
@@ -291,7 +293,7 @@ impl Definition<'_> {
         Ok((scores, seen))
     }
 
-    /// Which scores count.
+    /// Whether each score counts.
     fn seen(&mut self, operands: &[Value], scores: Value) -> Result<Value, OpError> {
         let AttentionSizes { ref batch, queries, keys, .. } = self.sizes;
         let b = batch.len();
@@ -326,7 +328,8 @@ impl Definition<'_> {
         self.builder.push1(Select, &[seen, scores, unseen])
     }
 
-    /// What is like `scores`, where weights are kept, divided by the probability of that; zero where they drop.
+    /// Applies dropout to values like `scores`: kept ones are divided by the probability of being kept, dropped ones
+    /// are zero.
     fn dropped(&mut self, operands: &[Value], scores: Value) -> Result<Value, OpError> {
         let (Some(rate), Some(&seeds)) = (self.form.dropout, operands.last()) else { return Ok(scores) };
         let b = self.sizes.batch.len();
@@ -408,7 +411,7 @@ impl Definition<'_> {
 }
 
 impl Attention {
-    /// The plain form: `operands` as this op's, to its results. Holds all scores.
+    /// The plain form, which holds all scores. It takes this op's `operands` and returns its results.
     ///
     /// # Errors
     /// The operands are not those of the op.
@@ -418,7 +421,7 @@ impl Attention {
 }
 
 impl AttentionGradient {
-    /// The plain form: `operands` as this op's, to its results. Holds all scores.
+    /// The plain form, which holds all scores. It takes this op's `operands` and returns its results.
     ///
     /// # Errors
     /// The operands are not those of the op.
@@ -472,7 +475,8 @@ impl Primitive for Attention {
         context.by_definition(|builder, operands| self.define(builder, operands))
     }
 
-    /// Keys are whole, since each device needs all that its queries see; or they are split as queries are, and travel.
+    /// Keys are whole, since each device needs all keys that its queries see; or they are split as queries are, and
+    /// travel.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         use FactorKind::{Gathered, Parallel, Permutation, Replicated};
         let mut rule = FactorRule::empty(operands, results);
@@ -584,13 +588,13 @@ impl Primitive for AttentionGradient {
     }
 }
 
-/// The dimension `dim` of the first `leading` operands and of all after the places, which have one number or more for
-/// each head.
+/// The dimension `dim` of the first `leading` operands and of all operands after the places, which have one number or
+/// more for each head.
 fn of_heads(leading: usize, count: usize, dim: usize) -> SmallVec<[(usize, usize); 8]> {
     (0..leading).chain(7..count).map(|operand| (operand, dim)).collect()
 }
 
-/// The devices among which keys travel; none where all keys are at hand, as on a mesh axis of one device.
+/// The devices among which keys travel; `None` where all keys are at hand, as on a mesh axis of one device.
 fn key_axes(form: AttentionForm, context: &PartitionContext<'_>) -> Option<Group> {
     let axes = context.operand_axes(1, context.operand_type(1).rank() - 2);
     let travels = form.exchange == KeyExchange::Ring && !axes.is_empty();

@@ -5,7 +5,7 @@
 //! keys are sent while they are used, so the transfer can hide behind the round before. In the backward pass the
 //! cotangents of keys and values travel with them, and one step further home.
 //!
-//! The first and the last round stand alone, those between are a loop; so a ring of two has none.
+//! The first and the last round stand alone, and the rounds between them are a loop; so a ring of two has no loop.
 //!
 //! Source: Liu et al., "Ring Attention", arXiv 2310.01889.
 
@@ -18,12 +18,14 @@ use crate::ir::PortInfo;
 use crate::ops::rules::*;
 use crate::ops::{BinaryKind, CollectivePermute, Group, Scan, UnaryKind};
 
-/// What travels of the operands of an attention: key, value, segments and places of keys.
+/// The operands of an attention that travel: key, value, segments and places of keys.
 const TRAVELLING: [usize; 4] = [1, 2, 4, 6];
 
-/// One pass around the ring. What stays on a device, what travels, and what is summed up are lists of values.
+/// One pass around the ring. The values that stay on a device, those that travel, and those that are summed up are
+/// lists.
 trait Rounds {
-    /// From what stays, what travels and the sums so far to the sums after a round; the first round has none before.
+    /// Computes the sums after a round, from the values that stay, those that travel, and the sums so far. The first
+    /// round has no sums before it.
     fn round(
         &self,
         builder: &mut GraphBuilder,
@@ -32,7 +34,7 @@ trait Rounds {
         sums: Option<&[Value]>,
     ) -> Result<Vec<Value>, OpError>;
 
-    /// How many of the sums, the last, belong to the keys and travel with them.
+    /// The number of sums that belong to the keys and travel with them. They are the last ones.
     fn travelling_sums(&self) -> usize;
 }
 
@@ -42,7 +44,7 @@ struct Ring<'a, R> {
 }
 
 impl<R: Rounds> Ring<'_, R> {
-    /// Values sent to the next device.
+    /// Sends values to the next device.
     fn send(&self, builder: &mut GraphBuilder, values: &[Value]) -> Result<Vec<Value>, OpError> {
         let size = self.group.size as u32;
         let pairs: Box<[(u32, u32)]> = (0..size).map(|rank| (rank, (rank + 1) % size)).collect();
@@ -53,7 +55,7 @@ impl<R: Rounds> Ring<'_, R> {
         values.iter().map(sent).collect()
     }
 
-    /// The sums with those of them sent on that belong to the keys.
+    /// Sends on the sums that belong to the keys; returns all sums.
     fn send_sums(&self, builder: &mut GraphBuilder, mut sums: Vec<Value>) -> Result<Vec<Value>, OpError> {
         let own = sums.split_off(sums.len() - self.rounds.travelling_sums());
         sums.extend(self.send(builder, &own)?);
@@ -105,7 +107,7 @@ impl<R: Rounds> Ring<'_, R> {
     }
 }
 
-/// The operands of an op of attention, from what stays and what travels, each in the order of operands.
+/// The operands of an op of attention, from those that stay and those that travel, each in the order of operands.
 fn operands(staying: &[Value], travelling: &[Value]) -> Values {
     let (mut staying, mut travelling) = (staying.iter(), travelling.iter());
     let count = staying.len() + travelling.len();
@@ -113,7 +115,7 @@ fn operands(staying: &[Value], travelling: &[Value]) -> Values {
     (0..count).filter_map(operand).copied().collect()
 }
 
-/// Operands of an op of attention as what stays and what travels.
+/// Parts the operands of an op of attention into those that stay and those that travel.
 fn parted(context: &PartitionContext<'_>) -> (Vec<Value>, Vec<Value>) {
     let (travelling, staying): (Vec<usize>, Vec<usize>) =
         (0..context.operand_count()).partition(|index| TRAVELLING.contains(index));
@@ -137,7 +139,7 @@ impl Rounds for Forward {
         let wide = builder.ty(log_total).dtype;
         let mixed = builder.convert(mixed, wide)?;
         let Some(&[before, log_before]) = sums else { return Ok(vec![mixed, log_total]) };
-        // log(exp(a) + exp(b)), from the greater.
+        // This is log(exp(a) + exp(b)), from the greater.
         let highest = builder.binary(BinaryKind::Maximum, log_before, log_total)?;
         let share = |builder: &mut GraphBuilder, log: Value| {
             let distance = builder.sub(log, highest)?;

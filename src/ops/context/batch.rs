@@ -1,4 +1,4 @@
-//! What an op's batching rule sees, and what it may ask for.
+//! The context in which an op's batching rule runs.
 
 use smallvec::SmallVec;
 
@@ -14,14 +14,14 @@ pub struct Batched {
     pub batched: bool,
 }
 
-/// The graph that defines an op in terms of others, over the batch that its inputs hold: pushes its nodes, and gives
-/// what its outputs became.
+/// The graph that defines an op in terms of others, over the batch that its inputs hold: pushes its nodes, and returns
+/// the batched values of its outputs.
 pub(crate) type BatchDefinition<'a> =
     dyn Fn(&mut GraphBuilder, &Graph, &[Batched]) -> Result<Vec<Batched>, OpError> + 'a;
 
 /// One node's operands, as its batching rule sees them.
 pub struct BatchContext<'a> {
-    /// Where the rule pushes its nodes.
+    /// The graph to which the rule adds nodes.
     pub builder: &'a mut GraphBuilder,
     /// Number of examples.
     pub size: usize,
@@ -71,7 +71,8 @@ impl BatchContext<'_> {
         self.results.push(Batched { value, batched });
     }
 
-    /// States as results those of `op`, applied to `operands`, with the batch as their leading dimension.
+    /// States the results of `op`, applied to `operands`, as the next results, with the batch as their leading
+    /// dimension.
     ///
     /// # Errors
     /// The op refuses the operands.

@@ -1,4 +1,4 @@
-//! What an op's emission rule sees, and what it may ask for.
+//! The context in which an op's emission rule runs.
 
 use std::panic::Location;
 
@@ -14,10 +14,10 @@ pub type InstructionId = i64;
 /// Id of a computation, unique in its module.
 pub type ComputationId = i64;
 
-/// Writes what a computation returns, from its parameters.
+/// Writes the results of a computation, from its parameters.
 pub type EmitBody<'f> = dyn Fn(&mut dyn EmitContext, &[InstructionId]) -> Vec<InstructionId> + 'f;
 
-/// Makes the results of an op from its operands, of other ops.
+/// Makes the results of an op from its operands, by other ops.
 pub type EmitDefinition<'f> = dyn Fn(&mut GraphBuilder, &[Value]) -> Result<Values, OpError> + 'f;
 
 /// Exchanges within a group of devices, as instructions of the node that is emitted. They make its results.
@@ -58,7 +58,7 @@ pub trait EmitContext: EmitCollectives {
     /// The type of a result.
     fn result_type(&self, index: usize) -> &TensorType;
 
-    /// States what a result became.
+    /// States the instruction of a result.
     fn set_result(&mut self, index: usize, id: InstructionId);
 
     /// Starts an instruction with all operands and the type of result 0; [`EmitContext::finish`] ends it.
@@ -115,9 +115,9 @@ pub trait EmitContext: EmitCollectives {
     /// (`GT` or `LT`), with the lower position of equals. NaN is better than any number.
     fn arg_reduce_combiner(&mut self, better: &str, dtype: DType) -> ComputationId;
 
-    /// A computation beside the open one, written by `body` from its parameters; `results` are the types of what `body`
-    /// returns, a tuple unless it is one. The same `name` gives the same computation: it must say everything that
-    /// `body` depends on.
+    /// A computation beside the open one, written by `body` from its parameters; `results` are the types of the values
+    /// that `body` returns, which form a tuple unless there is only one. The same `name` gives the same computation: it
+    /// must say everything that `body` depends on.
     fn computation(
         &mut self,
         name: &str,
@@ -136,7 +136,7 @@ pub trait EmitContext: EmitCollectives {
     /// Whether values can be moved to a memory of the host's.
     fn has_host_memory(&self) -> bool;
 
-    /// Notes that the rule cannot go on, which is a defect that was found there; what it returns stands for an
+    /// Notes that the rule cannot go on, which is a defect found at `found_at`. The id that it returns stands for an
     /// instruction.
     fn fail_at(&mut self, expected: &str, found_at: &'static Location<'static>) -> InstructionId;
 

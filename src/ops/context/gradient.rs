@@ -1,4 +1,4 @@
-//! What an op's rules of differentiation see, and what they may ask for.
+//! The contexts in which an op's rules of differentiation run.
 
 use smallvec::SmallVec;
 
@@ -6,7 +6,7 @@ use crate::ir::{Graph, GraphBuilder, InternalError, OpError, TensorType, TypeErr
 use crate::ops::{Linear, Op, Primitive};
 
 /// Reverse mode for the graph that defines an op in terms of others, with the op's operands for its inputs: from the
-/// cotangents of its outputs to those of the inputs marked. `None` stands for zero.
+/// cotangents of its outputs to those of the inputs marked. A zero cotangent is `None`.
 pub(crate) type PullBack =
     fn(&mut GraphBuilder, &Graph, &[Value], &[bool], &[Option<Value>]) -> Result<Vec<Option<Value>>, OpError>;
 
@@ -14,7 +14,7 @@ pub(crate) type PullBack =
 pub(crate) type PushForward =
     fn(&mut GraphBuilder, &Graph, &[Value], &[Option<Value>]) -> Result<(Values, Vec<Option<Value>>), OpError>;
 
-/// What the rules of both modes see of a node.
+/// The accessors of a node's values that the contexts of both modes have.
 macro_rules! node_values {
     () => {
         /// Number of operands.
@@ -47,7 +47,7 @@ macro_rules! node_values {
 
 /// One node's operands, results and result cotangents, as its `vjp` rule sees them.
 pub struct VjpContext<'a> {
-    /// Where the rule pushes its nodes.
+    /// The graph to which the rule adds nodes.
     pub builder: &'a mut GraphBuilder,
     pub(crate) operands: &'a [Value],
     pub(crate) results: &'a [Value],
@@ -66,23 +66,23 @@ impl VjpContext<'_> {
         self.cotangents[index]
     }
 
-    /// Whether anybody asks for the cotangent of an operand.
+    /// Whether the cotangent of an operand is needed.
     pub fn needs(&self, index: usize) -> bool {
         self.needs[index]
     }
 
-    /// States the cotangent of an operand; ignored if nobody asks for it.
+    /// States the cotangent of an operand. It is ignored if it is not needed.
     pub fn set(&mut self, index: usize, gradient: Value) {
         if self.needs[index] {
             self.gradients[index] = Some(gradient);
         }
     }
 
-    /// The rule of an op with one result that only the first operand has a gradient of: the operand's cotangent from
-    /// the result's, where there is one.
+    /// The rule of an op with one result, in which only the first operand has a gradient. `rule` makes the operand's
+    /// cotangent from the result's, if the result has one.
     ///
     /// # Errors
-    /// Those of the rule.
+    /// Any error of the rule.
     pub fn pull_back(
         &mut self,
         rule: impl FnOnce(&mut GraphBuilder, Value) -> Result<Value, OpError>,
@@ -93,10 +93,10 @@ impl VjpContext<'_> {
         Ok(())
     }
 
-    /// States the cotangent of an operand, which is made only if anybody asks for it.
+    /// States the cotangent of an operand, which is made only if it is needed.
     ///
     /// # Errors
-    /// Those of making it.
+    /// Any error of making the cotangent.
     pub fn set_with(
         &mut self,
         index: usize,
@@ -126,7 +126,7 @@ impl VjpContext<'_> {
 
 /// One node's operands, results and operand tangents, as its `jvp` rule sees them.
 pub struct JvpContext<'a> {
-    /// Where the rule pushes its nodes.
+    /// The graph to which the rule adds nodes.
     pub builder: &'a mut GraphBuilder,
     pub(crate) operands: &'a [Value],
     pub(crate) results: &'a [Value],
@@ -192,7 +192,8 @@ impl JvpContext<'_> {
     }
 
     /// The rule of an op that is linear in the operands listed, taken together, while the others are held fixed: the op
-    /// itself, applied to their tangents. May be called several times for an op linear in each of several groups.
+    /// itself, applied to their tangents. It may be called several times for an op that is linear in each of several
+    /// groups.
     ///
     /// # Errors
     /// The op refuses the tangents, which have the operands' types.

@@ -1,5 +1,5 @@
-//! What an op's rules see of a node, and what they may ask for. Whoever applies the rules provides it: an op knows
-//! neither differentiation nor the passes above it.
+//! The contexts in which an op's rules run. The pass that applies the rules provides them: an op knows neither
+//! differentiation nor the passes above it.
 
 mod batch;
 mod emit;

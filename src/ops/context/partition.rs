@@ -1,4 +1,4 @@
-//! What an op's partitioning rule sees, and what it may ask for.
+//! The context in which an op's partitioning rule runs.
 
 use smallvec::SmallVec;
 
@@ -8,14 +8,14 @@ use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// One node's operands on one device, as its [partitioning rule](crate::ops::Primitive::partition) sees them.
 pub struct PartitionContext<'a> {
-    /// Where the rule pushes its nodes.
+    /// The graph to which the rule adds nodes.
     pub builder: &'a mut GraphBuilder,
     mesh: &'a Mesh,
     ports: PartitionPorts<'a>,
     results: SmallVec<[Value; 2]>,
 }
 
-/// What goes into an op and comes out of it, on one device and in all.
+/// The operands and results of an op, on one device and as a whole.
 #[derive(Clone, Copy)]
 pub(crate) struct PartitionPorts<'a> {
     /// This device's parts.
@@ -33,11 +33,11 @@ pub(crate) struct PartitionPorts<'a> {
 pub struct Stretch {
     /// Where the stretch of rank 0 begins.
     pub first: i64,
-    /// Distance of the beginnings at neighbouring ranks.
+    /// Distance between the beginnings at neighbouring ranks.
     pub step: i64,
     /// Number of elements.
     pub size: usize,
-    /// Whether positions before the first and after the last element count from the other end; else there are zeros.
+    /// Whether positions before the first and after the last element count from the other end; else they are zeros.
     pub wraps: bool,
 }
 
@@ -94,7 +94,7 @@ impl<'a> PartitionContext<'a> {
         self.ports.result_specs[index].dim(dim).into()
     }
 
-    /// States as results those of `op`, applied to the parts of all operands.
+    /// States the results of `op`, applied to the parts of all operands, as the next results.
     ///
     /// # Errors
     /// The op refuses the parts.
@@ -102,7 +102,7 @@ impl<'a> PartitionContext<'a> {
         self.apply_to(op, self.ports.operands)
     }
 
-    /// States as results those of `op`, applied to values of this device.
+    /// States the results of `op`, applied to values of this device, as the next results.
     ///
     /// # Errors
     /// The op refuses them.

@@ -111,7 +111,7 @@ impl Expansion<'_> {
         self.add(rising, falling)
     }
 
-    /// log(x) + log(2): what both inverse functions come to where the square of x overflows.
+    /// The value log(x) + log(2), to which both inverse functions come where the square of x overflows.
     fn log_twice(&mut self, x: InstructionId) -> InstructionId {
         let (log, offset) = (self.apply("log", &[x]), self.number(std::f64::consts::LN_2));
         self.add(log, offset)
@@ -206,7 +206,7 @@ impl Expansion<'_> {
             });
         }
         let product = factor.map_or(x, |factor| self.mul(factor, x));
-        // At -1 and 1 the polynomials meet the infinite w. Beyond, w is NaN, and so is all that is made of it.
+        // At -1 and 1 the polynomials meet the infinite w. Beyond them, w is NaN, and so are all values made of it.
         let (infinity, distance) = (self.number(f64::INFINITY), self.apply("abs", &[x]));
         let infinite = self.mul(x, infinity);
         self.choose((distance, Direction::Eq, 1.0), [infinite, product])

@@ -9,7 +9,7 @@ pub(crate) use expansion::erf_inv_f32;
 use super::rules::*;
 use super::{Linear, Operands, expect_same_types};
 
-/// Which element types an elementwise op takes. None takes 4-bit integers: convert them to `s8` first.
+/// The element types that an elementwise op takes. No op takes 4-bit integers: convert them to `s8` first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperandClass {
     /// Floating point.
@@ -58,10 +58,10 @@ pub(super) fn is_packed(dtype: DType) -> bool {
     matches!(dtype, DType::S4 | DType::U4)
 }
 
-/// What one row's gradient expression yields: nothing where the derivative is zero almost everywhere.
+/// The result of a row's gradient expression. It is `None` where the derivative is zero almost everywhere.
 type Gradient = Result<Option<Value>, OpError>;
 
-// The facts of the rows: how much there is to compute, and whether the result is zero where all operands are.
+// The facts of the rows: the amount of computation, and whether the result is zero where all operands are.
 const CHEAP: Facts<'static> = Facts::ELEMENTWISE;
 const CHEAP_ZERO: Facts<'static> = CHEAP.zero_of(Operands::All);
 const COSTLY: Facts<'static> = Facts::COSTLY;
@@ -85,12 +85,12 @@ macro_rules! unary_table {
                 match self { $(UnaryKind::$kind => $name,)* }
             }
 
-            /// The element types it takes.
+            /// The element types that it takes.
             pub const fn class(self) -> OperandClass {
                 match self { $(UnaryKind::$kind => OperandClass::$class,)* }
             }
 
-            /// What passes ask of it.
+            /// The facts that passes ask for.
             const fn facts(self) -> Facts<'static> {
                 match self { $(UnaryKind::$kind => $facts,)* }
             }
@@ -287,12 +287,12 @@ macro_rules! binary_table {
                 match self { $(BinaryKind::$kind => $name,)* }
             }
 
-            /// The element types it takes.
+            /// The element types that it takes.
             pub const fn class(self) -> OperandClass {
                 match self { $(BinaryKind::$kind => OperandClass::$class,)* }
             }
 
-            /// What passes ask of it.
+            /// The facts that passes ask for.
             const fn facts(self) -> Facts<'static> {
                 match self { $(BinaryKind::$kind => $facts,)* }
             }
@@ -362,7 +362,7 @@ binary_table! {
     };
     /// Remainder with the sign of the dividend.
     Remainder "remainder" Numeric COSTLY |b, ct, x, y, z| Ok(Some(ct)), {
-        // z = x - y * trunc(x / y), of which trunc(x / y) = (x - z) / y is constant almost everywhere.
+        // z = x - y * trunc(x / y), and trunc(x / y) = (x - z) / y is constant almost everywhere.
         let whole = b.sub(x, z)?;
         let quotient = b.div(whole, y)?;
         let rounded = b.unary(UnaryKind::RoundNearestEven, quotient)?;
@@ -383,7 +383,7 @@ binary_table! {
 
 /// `sign (1 - x)(1 + x)`, which loses nothing near 1.
 fn legs(b: &mut GraphBuilder, x: Value, sign: f64) -> Result<Value, OpError> {
-    // Not the opposite of `1 - x`, which at 1 would be -0, and one over its root minus infinity.
+    // This is not the opposite of `1 - x`, which at 1 would be -0, and one over its root minus infinity.
     let below = if sign < 0.0 { b.shift(x, -1.0)? } else { b.reverse_sub(1.0, x)? };
     let above = b.shift(x, 1.0)?;
     b.mul(below, above)

@@ -8,41 +8,41 @@ use crate::ops::{Class, Effect, Op, Scan};
 
 /// Moves nodes of scan bodies that depend on invariants alone in front of the scan, innermost scans first.
 ///
-/// What costs nothing to repeat stays: constants, positions, broadcasts and conversions to a narrower type. Moved out,
-/// a broadcast would fill memory, and its gradient, summed over the iterations, would be as large; the gradient of a
-/// narrowed value would be summed in the narrow type.
+/// Nodes that cost nothing to repeat stay: constants, positions, broadcasts and conversions to a narrower type.
+/// Outside, a broadcast would fill memory, and its gradient, summed over the iterations, would be as large; the
+/// gradient of a narrowed value would be summed in the narrow type.
 ///
-/// Differentiation runs it first, so that what every iteration computes alike is no residual of each.
+/// Differentiation runs it first, so that a value that is the same in every iteration is no residual of each.
 pub(crate) const HOIST: Rewrite = Rewrite { hoist: Some(Bound::None), ..Rewrite::NOTHING };
 
-/// As [`HOIST`], for a program that is only run any more: what the whole loop would have to hold must not be larger
-/// than what it is made of, unless every iteration has it in memory anyway. Recomputation stays where it is: that its
-/// results are not held is what it is for.
+/// As [`HOIST`], for a program that will not be differentiated again. A value that the whole loop would have to hold
+/// must not be larger than the values it is made of, unless every iteration has it in memory anyway. Recomputation
+/// stays where it is: its purpose is that its results are not held.
 pub(crate) const HOIST_SMALL: Rewrite = Rewrite { hoist: Some(Bound::Operands), ..Rewrite::NOTHING };
 
-/// How large a value may be that enters a loop as a new invariant.
+/// The size of a value that may enter a loop as a new invariant.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::passes) enum Bound {
-    /// Any size.
+    /// The value may have any size.
     None,
-    /// As large as the values it is made of.
+    /// The value may be as large as the values it is made of.
     Operands,
-    /// Gathered from other devices, and this many bytes of them in all.
+    /// The value is gathered from other devices; all of these have at most this many bytes together.
     Gathers(u64),
 }
 
-/// Where a node of a scan's body is computed.
+/// The place where a node of a scan's body is computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// Nowhere: nothing needs it.
+    /// The node is not needed.
     Dropped,
     Inside,
     Outside,
-    /// On both sides.
+    /// The node is computed on both sides.
     Repeated,
 }
 
-/// Decides where each node of a scan's body is computed, and which values enter the loop as new invariants.
+/// Decides the place of each node of a scan's body, and the values that enter the loop as new invariants.
 fn place(scan: &Scan, bound: Bound) -> (Vec<Place>, Vec<Value>) {
     let body = &*scan.body;
     let mut invariant = vec![false; body.value_count()];
@@ -51,7 +51,7 @@ fn place(scan: &Scan, bound: Bound) -> (Vec<Place>, Vec<Value>) {
     // Nodes whose results must not enter the loop from outside.
     let mut stays = vec![false; body.node_count()];
     let mut room = Room(bound);
-    // What a value that costs nothing is made of, in bytes; any other value is made of itself.
+    // The bytes of the values that a free value is made of. Any other value is made of itself.
     let mut source_bytes: Vec<usize> = (0..body.value_count()).map(|_| 0).collect();
     body.inputs().iter().for_each(|&input| source_bytes[input.index()] = body.ty(input).byte_count());
     for node in body.nodes() {
@@ -59,7 +59,7 @@ fn place(scan: &Scan, bound: Bound) -> (Vec<Place>, Vec<Value>) {
         let recomputed = bound != Bound::None && node.origin().phase == Phase::Recompute;
         let facts = node.op().facts();
         let is_invariant = all(&invariant) && facts.effect == Effect::None && !recomputed;
-        // What a conversion converts from.
+        // The number of bits of the type that a conversion converts from.
         let converted = match node.op() {
             Op::Convert(_) => Some(body.ty(node.operands()[0]).dtype.bit_count()),
             _ => None,
@@ -105,7 +105,7 @@ fn place(scan: &Scan, bound: Bound) -> (Vec<Place>, Vec<Value>) {
     (places, entering)
 }
 
-/// What a loop may still hold of gathered values, if it may hold nothing else.
+/// The room that a loop still has for gathered values, if it may hold no others.
 struct Room(Bound);
 
 impl Room {
@@ -125,8 +125,8 @@ impl Room {
 /// Pushes nodes in front of a loop.
 pub(super) type PushOutside<'p> = dyn FnMut(Origin, &Op, &[Value], &mut dyn Iterator<Item = TensorType>) -> Values + 'p;
 
-/// Pushes the invariant part of a scan's body in front of it. Returns the rest, which gets further operands; none if
-/// there is nothing to move.
+/// Pushes the invariant part of a scan's body in front of it. Returns the rest, which gets further operands; `None` if
+/// no node moves.
 pub(super) fn hoist(scan: &Scan, operands: &mut Vec<Value>, bound: Bound, push: &mut PushOutside<'_>) -> Option<Scan> {
     let (places, entering) = place(scan, bound);
     if entering.is_empty() {

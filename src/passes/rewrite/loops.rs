@@ -1,7 +1,7 @@
-//! What enters and leaves a scan.
+//! The values that enter and leave a scan.
 //!
-//! Architecture invariant: nothing here makes a loop compute or hold more than before. What moves into a body costs
-//! nothing to repeat; what leaves it was there in every iteration.
+//! Architecture invariant: no rewrite here makes a loop compute or hold more than before. A node that moves into a body
+//! costs nothing to repeat; a value that leaves it was there in every iteration.
 
 use std::sync::Arc;
 
@@ -31,9 +31,9 @@ pub(crate) const SCAN_CARRIES: Rewrite = Rewrite { carries: true, ..Rewrite::NOT
 pub(super) struct Loop {
     pub(super) scan: Scan,
     pub(super) operands: Vec<Value>,
-    /// For each result of the original: where it is now.
+    /// For each result of the original, its present place.
     results: Vec<Place>,
-    /// For each result of the original: its type, which what is left may have in another shape.
+    /// For each result of the original, its type. The present result may have another shape.
     types: ResultTypes,
 }
 
@@ -41,11 +41,11 @@ pub(super) struct Loop {
 enum Place {
     /// A result of the scan.
     Result(usize),
-    /// A value that is known without it.
+    /// A value that is known without the scan.
     Value(Value),
 }
 
-/// What a body input becomes.
+/// The replacement of a body input.
 enum Entry {
     /// An input as before.
     Same,
@@ -61,11 +61,11 @@ impl Loop {
         Loop { scan: scan.clone(), operands: operands.to_vec(), results, types: scan.result_types() }
     }
 
-    /// Pushes what is left; returns what the results of the original have become.
+    /// Pushes the rest of the loop; returns the replacements of the original's results.
     pub(super) fn finish(self, walk: &mut Walk<'_>) -> Values {
         let is_known = |place: &Place| matches!(place, Place::Value(_));
         let mut pushed = Values::new();
-        // A loop whose results are all known without it is dead, unless it is for something else than its results.
+        // A loop whose results are all known without it is dead, unless it has side effects.
         if self.results.is_empty()
             || !self.results.iter().all(is_known)
             || Op::from(self.scan.clone()).has_side_effect()
@@ -81,7 +81,7 @@ impl Loop {
         self.results.iter().zip(types).map(|(place, ty)| walk.reshaped(value(place), ty)).collect()
     }
 
-    /// Makes in the body what need not be brought there.
+    /// Makes values in the body if they need not be brought there.
     pub(super) fn sink(&mut self, outside: &Graph) {
         let first_carry = self.scan.invariant_count;
         let first_slice = first_carry + self.scan.carry_count;
@@ -135,8 +135,7 @@ impl Loop {
         self.operands = operands;
     }
 
-    /// Takes out carries that stay what they were and stacked outputs that repeat one value; says whether there were
-    /// any.
+    /// Takes out carries that never change and stacked outputs that repeat one value. Returns whether it found any.
     pub(super) fn lift(&mut self, walk: &mut Walk<'_>) -> bool {
         let (first_carry, carry_count) = (self.scan.invariant_count, self.scan.carry_count);
         let body = self.scan.body.clone();
@@ -152,7 +151,7 @@ impl Loop {
                 input == output || (init.is_some() && init == constant(&body, output))
             })
             .collect();
-        // The operand that a body value is in every iteration.
+        // The outside operand that a body value equals in every iteration.
         let outside = |value: Value| match body.definition(value) {
             Definition::Input(index) => {
                 let index = index as usize;
@@ -173,7 +172,7 @@ impl Loop {
         true
     }
 
-    /// Carries in fewer dimensions what the body only uses so; says whether there was anything.
+    /// Carries values in fewer dimensions if the body only uses them so. Returns whether it found any.
     pub(super) fn squeeze(&mut self, walk: &mut Walk<'_>) -> bool {
         let (body, first_carry) = (self.scan.body.clone(), self.scan.invariant_count);
         let squeezed = squeezed_carries(&body, first_carry, self.scan.carry_count);
@@ -195,7 +194,7 @@ impl Loop {
             }
         }
         inside.all_nodes();
-        // What is reshaped before it leaves leaves as it was before.
+        // A value that is reshaped before it leaves now leaves without the reshape.
         let leaving = |(index, &output): (usize, &Value)| match (squeezed.get(index), body.defining_node(output)) {
             (Some(Some(_)), Some(node)) => node.operands()[0],
             _ => output,
@@ -238,8 +237,8 @@ impl Loop {
     }
 }
 
-/// For each carry, the type of fewer dimensions in which the body takes it, every time, and from which it is reshaped
-/// before it leaves; none for those that the body uses as they are.
+/// For each carry, the type of fewer dimensions in which the body always takes it, and from which the body reshapes it
+/// before it leaves; `None` for carries that the body uses as they are.
 fn squeezed_carries(body: &Graph, first_carry: usize, carry_count: usize) -> Vec<Option<TensorType>> {
     let entered = |value: Value| match body.definition(value) {
         Definition::Input(index) => (index as usize).checked_sub(first_carry).filter(|&carry| carry < carry_count),
@@ -277,7 +276,7 @@ fn invariant_entry(op: &Op) -> Entry {
     }
 }
 
-/// What the slices of a stacked input are, by the node that makes it.
+/// The body input for the slices of a stacked input, by the node that makes the stack.
 fn stacked_entry(outside: &Graph, op: &Op, operands: &[Value]) -> Entry {
     let slice = |ty: &TensorType| TensorType::new(ty.dtype, &ty.dims[1..]);
     match op {
@@ -293,8 +292,8 @@ fn stacked_entry(outside: &Graph, op: &Op, operands: &[Value]) -> Entry {
     }
 }
 
-/// The stack of a body value that is the same in every iteration, computed outside; none for one that is not, or would
-/// have to be computed by more than a broadcast.
+/// The stack of a body value that is the same in every iteration, computed outside. Returns `None` for a value that is
+/// not the same, or that would take more than a broadcast to compute.
 fn repeated(
     walk: &mut Walk<'_>,
     body: &Graph,

@@ -1,4 +1,4 @@
-//! Common subexpressions: what is equal.
+//! Common subexpressions: merging of equal nodes and bodies.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -15,13 +15,14 @@ use crate::ops::Scan;
 /// - Bodies that are equal node by node become one, so that loops over them merge and a function that was traced twice
 ///   is emitted once.
 /// - Operands that a scan gets twice count as one inside, carries that start equal and stay equal in every iteration
-///   too; results that are equal inside are equal outside. Dead code then drops the ports that nothing needs.
-/// - What a loop computes from invariants is merged with its like outside by way of loop-invariant code motion, which
-///   decides what a loop may hold: taking a value from outside makes the whole loop hold it, exactly as moving it
-///   outside would.
+///   too; results that are equal inside are equal outside. Dead-code elimination then drops the ports that are not
+///   needed.
+/// - A node of a loop that depends on invariants alone is merged with an equal one outside by way of loop-invariant
+///   code motion, which decides what a loop may hold: taking a value from outside makes the whole loop hold it, exactly
+///   as moving it outside would.
 pub(crate) const MERGE: Rewrite = Rewrite { merge: true, ..Rewrite::NOTHING };
 
-/// The bodies met so far, of which no two are equal.
+/// The bodies met so far, no two of which are equal.
 #[derive(Default)]
 pub(super) struct Distinct(FxHashMap<u64, SmallVec<[Arc<Graph>; 1]>>);
 
@@ -51,8 +52,8 @@ pub(super) fn first_of_equal_operands(scan: &Scan, operands: &[Value]) -> Vec<us
     operands.iter().enumerate().map(first).collect()
 }
 
-/// Carries that start equal are equal for good if the body, in which `same` takes them to be, returns equal values for
-/// them. Returns `same` without those for which it does not.
+/// Carries that start equal stay equal if the body, in which `same` takes them to be equal, returns equal values for
+/// them. Returns `same` without the carries for which it does not.
 pub(super) fn refine_carries(scan: &Scan, body: &Graph, same: &[usize]) -> Vec<usize> {
     let carries = scan.invariant_count..scan.invariant_count + scan.carry_count;
     let mut firsts: FxHashMap<(usize, Value), usize> = FxHashMap::default();
@@ -70,14 +71,15 @@ pub(super) fn first_of_equal_results(scan: &Scan, operands: &[Value], results: V
     let mut firsts: FxHashMap<(bool, Value, Option<Value>), usize> = FxHashMap::default();
     let first = |(index, &output): (usize, &Value)| {
         let is_carry = index < scan.carry_count;
-        // The last values of two carries are equal if they end equal; in a loop of no iterations, if they start so.
+        // The last values of two carries are equal if they end equal; in a loop of no iterations, if they start equal.
         let start = is_carry.then(|| operands[scan.invariant_count + index]);
         results[*firsts.entry((is_carry, output, start)).or_insert(index)]
     };
     scan.body.outputs().iter().enumerate().map(first).collect()
 }
 
-/// What [`equal_graphs`] compares. The bodies of region ops count by identity: they have been made distinct before.
+/// Hashes the parts of a graph that [`equal_graphs`] compares. The bodies of region ops count by identity: they have
+/// been made distinct before.
 fn hash_graph(graph: &Graph, hasher: &mut impl Hasher) {
     graph.inputs().len().hash(hasher);
     graph.outputs().hash(hasher);
@@ -88,8 +90,8 @@ fn hash_graph(graph: &Graph, hasher: &mut impl Hasher) {
 }
 
 /// Whether two graphs are equal node by node, on inputs of the same types. Names, source lines and scopes do not count,
-/// but phases do: whose time a loop's body takes, the forward pass's or the recomputation's, must be seen in the
-/// program.
+/// but phases do: the program must show whether the time of a loop's body belongs to the forward pass or to the
+/// recomputation.
 fn equal_graphs(a: &Graph, b: &Graph) -> bool {
     a.input_types().eq(b.input_types())
         && a.outputs() == b.outputs()

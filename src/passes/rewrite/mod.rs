@@ -1,13 +1,13 @@
-//! One walk that does what all passes but the last do.
+//! One walk that does the work of all passes but the last.
 //!
 //! The walk goes forwards through the nodes of a graph and writes a new one. It offers each node to the rules of the
-//! passes that take part; what a rule makes in its place is offered again before it is kept. A node that is kept is
-//! merged with an equal one. So a rule sees operands that no rule changes any more and of which there is only one, and
-//! one walk reaches the fixed point of all rules that look at a node and at what its operands are made of, in time
+//! passes that take part; the replacement that a rule makes is offered again before it is kept. A node that is kept is
+//! merged with an equal one. So a rule sees operands that no rule changes any more, and equal operands are one value.
+//! One walk reaches the fixed point of all rules that look at a node and at the nodes that make its operands, in time
 //! linear in the nodes.
 //!
-//! At a scan, the walk first makes the body smaller from outside, then walks the body, and then takes out of it what
-//! need not be there; it does so again as long as that finds anything, which takes a port or a node out of the body
+//! At a scan, the walk first makes the body smaller from outside, then walks the body, and then takes out of it the
+//! values that need not be there. It repeats this as long as it finds any, and takes a port or a node out of the body
 //! each time.
 
 mod hoist;
@@ -33,15 +33,15 @@ use hoist::hoist;
 use loops::Loop;
 use merge::{Distinct, first_of_equal_operands, first_of_equal_results, refine_carries};
 
-/// The most elements that a folded constant has. A larger one would cost the module, and the device's memory, more than
-/// the computation costs the program.
+/// The most elements that a folded constant has. A larger constant would cost more, in the module and in the device's
+/// memory, than the computation costs the program.
 pub const LARGEST_FOLDED: usize = 1024;
 
 /// Replaces a node with one result by a value that is equal in every bit (NaN payloads aside), or declines.
 pub struct Rule {
-    /// What it replaces by what.
+    /// The form that the rule replaces, and its replacement.
     pub name: &'static str,
-    /// Why the result is the same.
+    /// The reason why the result is the same.
     pub argument: &'static str,
     pub(super) apply: fn(&mut Match<'_, '_>) -> Option<Value>,
 }
@@ -49,7 +49,7 @@ pub struct Rule {
 /// The rules that one pass has for an op.
 pub(super) type RuleTable = fn(&Op) -> &'static [Rule];
 
-/// What one walk does.
+/// The work of one walk.
 #[derive(Clone, Copy)]
 pub(crate) struct Rewrite {
     /// Whether checkpoints and custom VJPs are written in place.
@@ -58,7 +58,7 @@ pub(crate) struct Rewrite {
     pub(super) loops: bool,
     /// Whether carries of scans lose the dimensions that bodies take off.
     pub(super) carries: bool,
-    /// Whether what a scan's iterations compute alike is computed in front of it.
+    /// The bound on values that are moved in front of a scan, because its iterations compute them alike.
     pub(super) hoist: Option<Bound>,
     /// Whether equal nodes and bodies become one.
     pub(super) merge: bool,
@@ -80,7 +80,7 @@ impl Rewrite {
         algebra: None,
     };
 
-    /// What both walks do.
+    /// Combines the work of both walks.
     pub(crate) fn and(self, other: Rewrite) -> Rewrite {
         Rewrite {
             inline: self.inline || other.inline,
@@ -101,7 +101,7 @@ impl Rewrite {
     }
 }
 
-/// What a walk remembers from graph to graph.
+/// The state that a walk keeps from graph to graph.
 struct Context {
     rewrite: Rewrite,
     bodies: BodyCache,
@@ -109,7 +109,8 @@ struct Context {
 }
 
 impl Context {
-    /// Walks a graph, in which `same` gives for each input the first that is equal to it; nothing where no two are.
+    /// Walks a graph, in which `same` gives for each input the first that is equal to it; it is empty where no two are
+    /// equal.
     fn graph(&mut self, graph: &Graph, same: &[usize]) -> Graph {
         let GraphCopy { builder, mut map, .. } = GraphCopy::with_inputs(graph);
         let capacity = if self.rewrite.merge { graph.node_count() } else { 0 };
@@ -124,7 +125,7 @@ impl Context {
         GraphCopy { source: graph, builder: walk.builder, map }.finish()
     }
 
-    /// Walks a body, once however many ops have it.
+    /// Walks a body. It does so only once for all ops that share the body.
     fn body(&mut self, body: &Arc<Graph>) -> Arc<Graph> {
         if let Some(known) = self.bodies.find(body) {
             return known;
@@ -187,8 +188,8 @@ impl Walk<'_> {
         node.results().zip(results).for_each(|(old, new)| map.set(old, new));
     }
 
-    /// Writes a body in place of the op that has it. In a program that is not differentiated any more, that is all that
-    /// the op means.
+    /// Writes a body in place of the op that has it. In a program that is not differentiated any more, the op means no
+    /// more than its body.
     fn inline(&mut self, body: &Arc<Graph>, node: NodeRef<'_>, operands: &[Value], map: &mut ValueMap) {
         let mut inner = ValueMap::for_inputs(body, operands);
         for node in body.nodes() {
@@ -214,7 +215,7 @@ impl Walk<'_> {
                     })
             {
                 current.scan = rest;
-                // Nothing else is left to be done if this is all that the walk is for.
+                // If the walk does nothing but this, no work is left to be done.
                 changed |= rewrite.loops || rewrite.merge;
             }
             if !changed {
@@ -241,8 +242,8 @@ impl Walk<'_> {
         self.context.body(&scan.body)
     }
 
-    /// The results of a node with these operands: of a new one, or of an equal one that is there already. Barriers are
-    /// never merged: what they guard is meant to be computed again.
+    /// The results of a node with these operands, which is new, or an equal one that is there already. Barriers are
+    /// never merged: the values they guard are meant to be computed again.
     pub(super) fn push(&mut self, op: &Op, operands: &[Value], types: impl IntoIterator<Item = TensorType>) -> Values {
         if !self.context.rewrite.merge || op.facts().effect != Effect::None {
             return self.builder.push_typed(op.clone(), operands, types);
@@ -258,7 +259,7 @@ impl Walk<'_> {
         self.builder.push_typed(op.clone(), operands, types)
     }
 
-    /// As [`Walk::push`], for a scan, of whose results those that are equal become one.
+    /// As [`Walk::push`], for a scan. Equal results of the scan become one.
     pub(super) fn push_scan(&mut self, scan: Scan, operands: &[Value], types: ResultTypes) -> Values {
         let op = scan.into();
         let results = self.push(&op, operands, types);
@@ -278,7 +279,7 @@ impl Walk<'_> {
         self.offer(&Reshape { dims: ty.dims.clone() }.into(), &[value], ty, 0)
     }
 
-    /// As [`Walk::push`], for a node that comes from elsewhere.
+    /// As [`Walk::push`], for a node whose origin is another one.
     fn push_from(
         &mut self,
         origin: Origin,
@@ -293,15 +294,15 @@ impl Walk<'_> {
         results
     }
 
-    /// What the rules make of a node with one result; if all decline, the node. `depth` counts the rules that have
-    /// answered one another.
+    /// Offers a node with one result to the rules, and returns the replacement; if all rules decline, it returns the
+    /// node's own result. `depth` counts the rules that have answered one another.
     fn offer(&mut self, op: &Op, operands: &[Value], ty: &TensorType, depth: usize) -> Value {
         let rewrite = self.context.rewrite;
         if depth < DEPTH_LIMIT {
             for table in [rewrite.markers, rewrite.folding, rewrite.algebra].into_iter().flatten() {
                 for rule in table(op) {
                     let found = (rule.apply)(&mut Match { walk: self, op, operands, ty, depth });
-                    // What has another type is no replacement.
+                    // A value of another type is no replacement.
                     if let Some(value) = found.filter(|&value| self.builder.ty(value) == ty) {
                         return value;
                     }
@@ -315,7 +316,7 @@ impl Walk<'_> {
 /// A node that is offered to rules.
 pub(super) struct Match<'m, 'w> {
     walk: &'m mut Walk<'w>,
-    /// Its op.
+    /// The node's op.
     pub(super) op: &'m Op,
     operands: &'m [Value],
     /// The type of its result.
@@ -323,8 +324,8 @@ pub(super) struct Match<'m, 'w> {
     depth: usize,
 }
 
-/// Rules may answer one another this often in place of one node. Every rule makes less of what it finds, so chains end
-/// by themselves; this bound only keeps a defect from recursing without end.
+/// Rules may answer one another this often in place of one node. Every rule makes its node smaller, so chains end by
+/// themselves; this bound only keeps a defect from recursing without end.
 const DEPTH_LIMIT: usize = 32;
 
 impl Match<'_, '_> {
@@ -374,7 +375,7 @@ impl Match<'_, '_> {
         self.ty.dtype
     }
 
-    /// A node in place of the one offered. It is offered to the rules in turn.
+    /// Pushes a node in place of the one offered. It is offered to the rules in turn.
     pub(super) fn push(&mut self, op: impl Into<Op>, operands: &[Value]) -> Option<Value> {
         let op = op.into();
         let ty = {
@@ -384,7 +385,7 @@ impl Match<'_, '_> {
         Some(self.walk.offer(&op, operands, &ty, self.depth + 1))
     }
 
-    /// A constant of the result's type.
+    /// Pushes a constant of the result's type.
     pub(super) fn push_splat(&mut self, number: f64) -> Value {
         let splat = Splat::new(self.ty.clone(), number);
         self.walk.push(&splat.into(), &[], [self.ty.clone()])[0]

@@ -1,4 +1,4 @@
-//! Calls: a function is differentiated once for all calls that agree in what they ask of it.
+//! Calls: a function is differentiated once for all calls that ask the same of it.
 
 use std::rc::Rc;
 use std::sync::Arc;

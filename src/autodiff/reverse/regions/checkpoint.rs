@@ -1,4 +1,4 @@
-//! Checkpoints: the backward pass records the body again, from the operands and what the policy has kept.
+//! Checkpoints: the backward pass records the body again, from the operands and the values that the policy has kept.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use crate::autodiff::reverse::calls::CallCache;
 use crate::ir::{GraphBuilder, OpError, Phase, Value, ValueMap, Values};
 use crate::ops::{Barrier, Checkpoint};
 
-/// What the policy of the checkpoint and of those around it have kept of its body.
+/// The values of a checkpoint's body that its policy and those of the checkpoints around it have kept.
 #[derive(Debug)]
 pub(in crate::autodiff::reverse) struct CheckpointTape(Vec<Kept>);
 
@@ -23,7 +23,7 @@ pub(super) fn record(
     let mut kept: Vec<Kept> = recording.kept.iter().map(|kept| kept.inside(0, &kept.values)).collect();
     let plan = Rc::new(Keeping::of(body, &checkpoint.policy));
     let values = keep::copy(builder, body, &mut map, &kept, &plan, &recording.calls.copies)?;
-    // What the inner policy keeps comes last and so decides, where both keep a value.
+    // Where both keep a value, the inner policy decides, so its values come last.
     kept.push(Kept { plan, values });
     let results = body.outputs().iter().map(|&value| map.get(value)).collect();
     Ok((results, CheckpointTape(kept)))

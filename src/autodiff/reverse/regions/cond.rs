@@ -45,7 +45,7 @@ pub(super) fn record(
     let operands = recording.all_operands();
     let mut results = builder.push(Cond { branches: forward.collect(), often: cond.often.clone() }, &operands)?;
 
-    // What any branch reads of operands and results, then the slots.
+    // The operands and results that any branch reads, then the slots.
     let mut shared: Vec<Residual> = Vec::new();
     for &residual in halves.iter().flat_map(|half| &half.residuals) {
         if !matches!(residual, Residual::Computed(_)) && !shared.contains(&residual) {

@@ -62,7 +62,7 @@ pub(super) fn record(
     let mut outputs = builder.push(op, &operands)?;
     let mut values = residual_values(&residuals, &operands, &outputs, scan.body.outputs().len());
     outputs.truncate(scan.body.outputs().len());
-    // What a hand-written forward rule computes from invariants is the same in every iteration: once is enough.
+    // Values that a hand-written forward rule computes from invariants are the same in every iteration: once is enough.
     let (invariant, once) = joint.part_of_inputs(scan.invariant_count, &saved);
     let once = builder.inline(&once, &operands[..scan.invariant_count]);
     let places = values.iter_mut().zip(&invariant).filter(|(_, invariant)| **invariant);
