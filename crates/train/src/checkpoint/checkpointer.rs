@@ -38,7 +38,7 @@ struct Writer {
     thread: JoinHandle<Result<(), CheckpointError>>,
 }
 
-/// What a run that writes checkpoints starts from.
+/// The point that a run with checkpoints starts from.
 #[derive(Clone, Copy, Debug)]
 pub enum Start<'a> {
     /// The first step.
@@ -128,7 +128,7 @@ impl Checkpointer {
     ///
     /// # Errors
     /// The checkpoint before this one failed, two values have one path, safetensors files cannot hold one, or the
-    /// plugin fails. That this checkpoint cannot be written is an error of the next call.
+    /// plugin fails. A failure to write this checkpoint is reported by the next call.
     pub fn save(
         &mut self,
         about: About,

@@ -20,12 +20,12 @@ pub(super) struct Snapshot {
     pub file_count: usize,
 }
 
-/// What goes into a file.
+/// The pieces that go into one file.
 #[derive(Debug)]
 pub(super) struct Pieces {
-    /// Number of the file.
+    /// The number of the file.
     pub file: usize,
-    /// What is in it.
+    /// The contents of the file.
     pub pieces: Vec<Piece>,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Piece {
     pub segment: Segment,
     /// How the bytes are arranged.
     pub view: TensorType,
-    /// What the device held.
+    /// The part that the device held.
     pub held: Held,
 }
 
@@ -84,8 +84,8 @@ impl Piece {
 }
 
 impl Snapshot {
-    /// Copies a state to the host, or what this process has of it and is to write: all copies run at once, and are
-    /// waited for. Who writes what follows from the layouts, so all processes say the same of it.
+    /// Copies the part of a state that this process holds and is to write to the host. All copies run at once, and the
+    /// call waits for them. The layouts decide which process writes which part, so all processes decide alike.
     pub(super) fn take(declared: &[Leaf], arrays: &[Array]) -> Result<Snapshot, CheckpointError> {
         if declared.len() != arrays.len() {
             return Err(CheckpointError::Count { expected: declared.len(), found: arrays.len() });
@@ -101,7 +101,7 @@ impl Snapshot {
             }
             let index = leaves.add(leaf)?;
             for device in writers(array.layout(), &mut load)? {
-                // What a device holds may be padding alone.
+                // A device may hold nothing but padding.
                 if leaf.segments(array.layout(), device).is_empty() {
                     continue;
                 }

@@ -14,10 +14,10 @@ use sha2::{Digest, Sha256};
 use super::error::DataError;
 use super::zstd;
 
-/// What a folder is searched for: the endings of names, before that of a compressed file.
+/// The extensions that a folder is searched for. The extension of a compressed file may follow.
 const ENDINGS: [&str; 4] = ["txt", "md", "jsonl", "ndjson"];
 
-/// First bytes of what is no text, its name, and what makes text of it.
+/// Formats that are not text: the first bytes, the name, and how to make text of it.
 const NOT_TEXT: [(&[u8], &str, &str); 6] = [
     (b"\x1f\x8b", "a gzip file", "rename it, so that it ends in .gz"),
     (b"\x28\xb5\x2f\xfd", "a zstd file", "rename it, so that it ends in .zst"),
@@ -140,8 +140,8 @@ impl SourceFile {
     }
 }
 
-/// The files that a path or glob stands for. Of a folder, they are those below it that end like text, by name; hidden
-/// ones are left out.
+/// The files that a path or glob stands for. For a folder, these are the files below it with an extension of text,
+/// sorted by name. Hidden files are left out.
 pub(super) fn find(key: &'static str, pattern: &str) -> Result<Vec<SourceFile>, DataError> {
     let path = Path::new(pattern);
     let read_error = |source| DataError::Read { key, path: path.to_owned(), source };
@@ -206,8 +206,8 @@ pub(super) struct Digesting {
 }
 
 impl Digesting {
-    /// That of the whole file. What its reader has left, such as what lies behind the end of a compressed text, is read
-    /// now.
+    /// Returns the digest of the whole file. It first reads the bytes that the decoder has left, such as those behind
+    /// the end of a compressed text.
     fn finish(mut self) -> io::Result<[u8; 32]> {
         let mut hash = self.hash.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut chunk = vec![0; 1 << 16];

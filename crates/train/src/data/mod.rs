@@ -49,7 +49,7 @@ pub struct TextDataset {
     mixture: Mixture,
     /// Tokens of a row.
     length: usize,
-    /// Of all sources.
+    /// The paths of all sources' files.
     paths: Vec<PathBuf>,
     digests: Vec<DataDigest>,
     skipped: Vec<SkippedLines>,
@@ -214,7 +214,7 @@ impl TextDataset {
         self.abouts().map(|about| about.text_bytes).sum()
     }
 
-    /// What a model that knows only how often each token occurs loses per token, in nats.
+    /// The loss per token, in nats, of a model that knows only how often each token occurs.
     pub fn unigram_entropy(&self) -> f64 {
         let mut counts = BTreeMap::new();
         for &(token, count) in self.abouts().flat_map(|about| &about.counts) {
@@ -225,7 +225,7 @@ impl TextDataset {
         shares.map(|share| -share * share.ln()).sum()
     }
 
-    /// What the text was read from, by its contents.
+    /// The digests of the contents of the files that the text was read from.
     pub(crate) fn digests(&self) -> &[DataDigest] {
         &self.digests
     }
@@ -249,8 +249,8 @@ impl TextDataset {
         self.mixture.row(row.into()).0
     }
 
-    /// Documents whose order is held in memory now. Of each source there are at most `data.shuffle_window`, or 1024 if
-    /// that is less.
+    /// The number of documents whose order is held in memory now. A source has at most `data.shuffle_window`, or 1024
+    /// if that is less, of them.
     pub fn documents_in_memory(&self) -> usize {
         self.sources.iter().map(Source::documents_in_memory).sum()
     }

@@ -66,7 +66,7 @@ struct Last {
 struct Epoch {
     seed: u64,
     number: u64,
-    /// What orders follow from.
+    /// The key that the orders are derived from.
     key: u64,
     blocks: Vec<usize>,
     /// Where each window begins, in places.
@@ -147,7 +147,7 @@ impl Source {
         }
     }
 
-    /// What a row has: the segments that fill it from the left.
+    /// The segments of a row, which fill it from the left.
     pub(super) fn row(&self, seed: u64, epoch: u64, row: u64) -> Result<Vec<Segment>, DataError> {
         let length = self.layout.length as u64;
         let (start, epoch) = (row * length, self.epoch(seed, epoch));
@@ -211,7 +211,7 @@ impl Source {
             {
                 return Ok(window.clone());
             }
-            // Before another is read, so that there is one in memory.
+            // This window is dropped before another is read, so that only one is in memory.
             last.window = None;
         }
         let blocks = epoch.blocks.chunks(self.window).nth(index).unwrap_or(&[]);

@@ -24,13 +24,13 @@ use super::error::{DataError, cache_error};
 /// The version of the form; it is part of every key.
 pub(super) const FORM: &str = "meshloom tokens 1";
 
-/// What follows the description: its length, and the digest.
+/// The bytes that follow the description: its length, and the digest.
 const TAIL: u64 = 8 + 32;
 
 /// How many files are held open.
 const OPEN_FILES: usize = 64;
 
-/// What an entry has.
+/// The description of an entry.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct About {
     /// Bytes of a token.
