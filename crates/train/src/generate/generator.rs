@@ -34,27 +34,28 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<i32>,
 }
 
-/// What followed a prompt.
+/// The tokens that follow a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Continuation {
     /// Its tokens.
     pub tokens: Vec<i32>,
-    /// Why there are no more.
+    /// The reason why the text ends there.
     pub end: End,
 }
 
-/// Why a text has ended.
+/// The reason why a text has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It has as many tokens as were asked for.
+    /// The text has as many tokens as were asked for.
     Length,
     /// This token ends texts.
     StopToken(i32),
-    /// Whoever was told of its tokens wanted no more.
+    /// The caller, which is told of each token, wanted no more.
     Told,
 }
 
-/// What a step reads, by the cost model of [`cost()`] over the program that the plugin made of it: the numbers of all
+/// The memory traffic of a step, by the cost model of [`cost()`] over the program that the plugin compiled, summed over
+/// all devices.
 /// devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepCost {
@@ -147,10 +148,10 @@ impl Generator {
         &self.step
     }
 
-    /// What a step reads and writes.
+    /// The bytes that a step reads and writes.
     ///
     /// # Errors
-    /// The plugin does not show the program that it made.
+    /// The plugin does not show the program that it compiled.
     pub fn step_cost(&self) -> Result<StepCost, Error> {
         let executable = self.step.executable();
         let devices = executable.devices().len();

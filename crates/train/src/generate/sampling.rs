@@ -7,8 +7,8 @@ use crate::random::uniform;
 /// temperature, `top_k`, `top_p`, `min_p`. Every option leaves at least the likeliest token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingOptions {
-    /// What logits are divided by: 1 is the model's own distribution, 0 always takes the likeliest token, of equal ones
-    /// the first.
+    /// The number that logits are divided by. With 1, tokens are drawn from the model's own distribution. With 0, the
+    /// likeliest token is taken, and the first of equal ones.
     pub temperature: f64,
     /// Only so many tokens with the highest logits, and those that equal the last of them.
     pub top_k: Option<usize>,
@@ -75,7 +75,7 @@ impl SamplingOptions {
         shares
     }
 
-    /// Draws a token; `state` is that of the row's random numbers. None of logits of which none is a number.
+    /// Draws a token; `state` is that of the row's random numbers. Returns `None` if no logit is a number.
     pub(super) fn draw(&self, logits: &[f32], state: &mut u64) -> Option<i32> {
         let best = likeliest(logits).filter(|&best| logits[best].is_finite())?;
         if self.temperature == 0.0 {

@@ -12,7 +12,7 @@ const CONTEXT: usize = 5;
 pub struct ContinuedText<'t> {
     stream: TextStream<'t>,
     stops: Vec<String>,
-    /// What may be the beginning of a text that ends it.
+    /// The end of the text so far, if it may begin a text that ends it.
     held: String,
     has_ended: bool,
 }
@@ -43,7 +43,7 @@ impl<'t> ContinuedText<'t> {
         self.has_ended
     }
 
-    /// What is left once no more tokens come.
+    /// Returns the text that was held back, once no more tokens come.
     pub fn finish(mut self) -> String {
         if self.has_ended {
             return String::new();

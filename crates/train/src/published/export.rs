@@ -36,7 +36,7 @@ impl Default for ExportOptions {
     }
 }
 
-/// What was exported.
+/// The size of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exported {
     /// Number of tensors.
@@ -45,18 +45,18 @@ pub struct Exported {
     pub bytes: u64,
 }
 
-/// What a tensor is made of.
+/// A tensor and the shares of parameters that it consists of.
 struct Target<'p> {
     name: &'p str,
     dims: &'p [usize],
     shares: Vec<Share<'p>>,
 }
 
-/// A parameter, or the share of one, that is of a tensor.
+/// A parameter, or the share of one, that a tensor contains.
 struct Share<'p> {
     parameter: &'p TensorsOf,
     part: &'p Part,
-    /// Which share it is, where the parameter is of several tensors.
+    /// The number of the share, if the parameter is spread over several tensors.
     index: Option<usize>,
 }
 

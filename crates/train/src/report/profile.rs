@@ -18,7 +18,7 @@ use meshloom::hlo::xplane::{
 use meshloom::pjrt::{Client, PjrtError, Profile, Profiler, ProfilerOptions};
 use prost::Message;
 
-/// Why a run cannot be profiled.
+/// The reason why a run cannot be profiled.
 #[derive(thiserror::Error)]
 pub enum ProfileError {
     /// The directory's fault.
@@ -26,7 +26,7 @@ pub enum ProfileError {
     Unwritable {
         /// The folder of the profile.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The run has no such steps.
@@ -61,7 +61,7 @@ pub struct StepProfile {
 }
 
 struct Recording {
-    /// None where the plugin has no profiler.
+    /// The profiler of the plugin; `None` if it has none.
     profiler: Option<Profiler>,
     started: SystemTime,
     call: SystemTime,
@@ -72,7 +72,8 @@ struct Recording {
 }
 
 impl StepProfile {
-    /// Of the steps from the first to the last, both included, of a run that has done `run.start` steps and ends after
+    /// Creates a profile of the steps from the first to the last, both included, of a run that has done `run.start`
+    /// steps and ends after `run.end`.
     /// `run.end`.
     ///
     /// # Errors

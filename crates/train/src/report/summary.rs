@@ -18,7 +18,7 @@ pub struct Summary {
     pub lower_seconds: f64,
     /// Time that the plugin took to compile them.
     pub compile_seconds: f64,
-    /// What the run needs of the memory of the device that has the most of it, if that is known.
+    /// The memory that the run needs on the device that uses the most, if it is known.
     pub memory: Option<MemoryUse>,
     seconds: Vec<f64>,
     waited: f64,
@@ -49,7 +49,8 @@ impl Summary {
         self.tokens += step.tokens_per_second * step.step_seconds;
     }
 
-    /// The time that a share of the steps stayed below: `0.5` for the median. `None` before the first step.
+    /// Returns the time that the given share of the steps stayed below; a share of `0.5` gives the median. Returns
+    /// `None` before the first step.
     pub fn step_time(&self, share: f64) -> Option<Duration> {
         let mut sorted = self.seconds.clone();
         sorted.sort_by(f64::total_cmp);

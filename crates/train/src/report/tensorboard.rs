@@ -55,7 +55,7 @@ const START: i32 = 1;
 pub struct EventsError {
     /// The directory or the file.
     pub path: PathBuf,
-    /// Why not.
+    /// The system's error.
     pub source: io::Error,
 }
 
