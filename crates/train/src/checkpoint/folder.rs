@@ -47,8 +47,8 @@ fn manifest_of(folder: &Path) -> Option<Manifest> {
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
-    /// The lock on the directory, which the system releases when the process ends, however it ends. `None` if another
-    /// process of the same run has it.
+    /// The lock on the directory, which the system releases when the process ends, however it ends. It is `None` if
+    /// another process of the same run has the lock.
     lock: Option<File>,
 }
 

@@ -13,7 +13,7 @@ use meshloom::partition::Ledger;
 pub struct ContextAlternative {
     /// The way in which keys and queries meet.
     pub exchange: KeyExchange,
-    /// Which tokens of a row a device has.
+    /// The order in which a row's tokens are spread over the devices.
     pub order: ContextOrder,
     /// True for the way that the config says.
     pub configured: bool,
@@ -30,7 +30,7 @@ pub struct ContextAlternative {
 pub struct RefusedOrder {
     /// The order.
     pub order: ContextOrder,
-    /// Why not.
+    /// The reason.
     pub reason: ConfigError,
 }
 
@@ -92,7 +92,7 @@ impl RunConfig {
                 let configured = of_config && (exchange == self.kernels.context || exchanges.len() == 1);
                 match other.on_devices(self.device_total()) {
                     Ok(other) => possible.extend(other.context_alternative(configured)?),
-                    // What it is refused for does not depend on what travels.
+                    // The reason does not depend on the exchange, so it is recorded once.
                     Err(reason) if exchange == exchanges[0] => refused.push(RefusedOrder { order, reason }),
                     Err(_) => {}
                 }

@@ -26,8 +26,8 @@ pub struct Devices {
 }
 
 impl RunConfig {
-    /// Opens the devices that the config runs on: on the CPU as many as its mesh has, elsewhere those that there are,
-    /// of which a smaller mesh takes the first.
+    /// Opens the devices that the config runs on. The CPU gives as many as the mesh has. On other platforms all devices
+    /// are opened, and a smaller mesh takes the first of them.
     ///
     /// # Errors
     /// The platform has no devices here, or lacks an option that the config sets; its plugin cannot be had, or makes no
@@ -145,12 +145,12 @@ impl RunConfig {
         Ok(platform.kind().ok_or_else(|| config::invalid("target.platform", platform.name(), reason))?)
     }
 
-    /// This config for a program that is only looked at, so that no plugin is asked for devices: there are as many as
-    /// its topology has, or else its mesh.
+    /// Returns this config for a program that is only inspected, so no plugin is asked for devices. Their number is
+    /// that of its topology, or else that of its mesh.
     ///
     /// # Errors
-    /// There is no such topology; a size of the mesh is -1, which fills up devices that nobody knows; or the mesh does
-    /// not fit.
+    /// There is no such topology; a size of the mesh is -1, which needs a known number of devices; or the mesh does not
+    /// fit.
     pub fn on_stated_devices(&self) -> Result<RunConfig, Error> {
         if self.knows_devices() {
             return Ok(self.clone());

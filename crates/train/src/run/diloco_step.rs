@@ -34,7 +34,7 @@ pub(crate) fn layout_of(
     (mesh, rules): (&Mesh, &RuleSets),
     pipeline: Option<&[(usize, &str)]>,
 ) -> Result<Layout, Error> {
-    // Of the leading dimensions of a pipeline's layers, the one over stages.
+    // The dimension over stages, among the leading dimensions of a pipeline's layers.
     let stage_dim = pipeline.and_then(|dims| dims.iter().position(|(_, name)| *name == "layers"));
     let stack = pipeline.map(|dims| dims.iter().map(|(size, _)| *size).collect());
     let parts = |(path, param): (String, Param)| -> Result<Vec<usize>, Error> {

@@ -31,7 +31,7 @@ pub struct RefusedAlternative {
     pub repeats: usize,
     /// Its layers per stage.
     pub layers_per_stage: usize,
-    /// Why not.
+    /// The reason.
     pub reason: ConfigError,
 }
 

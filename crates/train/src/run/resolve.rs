@@ -33,8 +33,8 @@ pub struct Run<M = DecoderConfig> {
 }
 
 impl RunConfig {
-    /// The run of the decoder that the config describes. Of a topology, the devices must be known
-    /// ([`RunConfig::on_devices`]).
+    /// Returns the run of the decoder that the config describes. If the config names a topology, its devices must be
+    /// known ([`RunConfig::on_devices`]).
     ///
     /// # Errors
     /// Parts of the config do not fit together.
@@ -43,8 +43,9 @@ impl RunConfig {
         self.resolve_on(self.decoder_on(&placement)?, placement)
     }
 
-    /// The run of another model. Of the section `[model]` only `layers` (which a pipeline spreads over its stages),
-    /// `seq` and `dropout` matter then, and `[data]` does not. All layers are in the pipeline, if there is one.
+    /// Returns the run of another model. In the section `[model]`, only `layers` (which a pipeline spreads over its
+    /// stages), `seq` and `dropout` matter then, and `[data]` does not. All layers are in the pipeline, if there is
+    /// one.
     ///
     /// # Errors
     /// As of [`RunConfig::resolve`].
@@ -80,7 +81,8 @@ impl RunConfig {
         Ok(Run { config: self.clone(), mesh, rules, step, peers: None, link: None })
     }
 
-    /// The decoder that the config describes. Of a topology, the devices must be known ([`RunConfig::on_devices`]).
+    /// Returns the decoder that the config describes. If the config names a topology, its devices must be known
+    /// ([`RunConfig::on_devices`]).
     ///
     /// # Errors
     /// The mesh, the rules or the pipeline cannot be as the config says.
@@ -167,10 +169,10 @@ impl RunConfig {
         }
     }
 
-    /// The train step of all replicas, if the config has several.
+    /// Returns the train step of all replicas, if the config has several.
     ///
     /// # Errors
-    /// What syncs cannot be cut as the config says, or the rules do not fit the parameters.
+    /// The values that replicas sync cannot be cut as the config says, or the rules do not fit the parameters.
     pub fn diloco_step(&self) -> Result<Option<DilocoStep>, Error> {
         Ok(match self.resolve()?.step {
             RunStep::Single(_) => None,
@@ -450,8 +452,8 @@ impl<M: Model> Run<M> {
         }
     }
 
-    /// What the rules make of every parameter and every named value of the train step; `None` on one device. Nothing is
-    /// compiled.
+    /// Returns the sharding that the rules give every parameter and every named value of the train step; `None` on one
+    /// device. Nothing is compiled.
     ///
     /// # Errors
     /// As of [`Run::lower`].

@@ -20,9 +20,9 @@ meshloom::tree! {
     pub struct TrainState<T, P = Decoder<T>> {
         /// Parameters.
         pub params: P,
-        /// `f32` copies of narrower parameters, which the optimizer changes: the parameters are these, rounded. None
-        /// where a step keeps no [master copies](TrainStep::master_copies). Source: Micikevicius et al., "Mixed
-        /// Precision Training", arXiv 1710.03740.
+        /// `f32` copies of narrower parameters, which the optimizer changes: the parameters are these, rounded. Empty
+        /// if a step keeps no [master copies](TrainStep::master_copies). Source: Micikevicius et al., "Mixed Precision
+        /// Training", arXiv 1710.03740.
         pub master: Subtree<T>,
         /// Optimizer state.
         pub optimizer: OptimizerState<T, P>,
@@ -84,8 +84,8 @@ pub struct TrainStep<M = DecoderConfig> {
     pub choice_bias_rate: f64,
 }
 
-/// What a train step drops of the activations. An element drops by seed, step, layer, place in the layer, row of the
-/// whole batch, position and channel: not by mesh, pipeline, microbatches or replicas.
+/// The dropout of activations in a train step. Whether an element drops depends on seed, step, layer, place in the
+/// layer, row of the whole batch, position and channel, but not on mesh, pipeline, microbatches or replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DropoutConfig {
     /// Probability with which an activation drops; 0 for no dropout.

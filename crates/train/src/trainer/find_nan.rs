@@ -107,16 +107,16 @@ impl fmt::Display for FirstNotFinite {
     }
 }
 
-/// What the numbers of a value are.
+/// The result of probing a value's numbers.
 struct Judged {
     /// [`probe::FINITE`], [`probe::INFINITE`] or [`probe::NAN`], for each iteration of the loops around it, in the
     /// order of the slices.
     kinds: Vec<f64>,
-    /// The devices that have numbers which are not finite, where others have none.
+    /// The devices whose numbers are not finite, if other devices have only finite ones.
     devices: Vec<usize>,
 }
 
-/// What the numbers of the values of a level are.
+/// The results of probing the values of a level.
 struct Level {
     of_value: HashMap<Value, Judged>,
     loops: Vec<ProbedLoop>,

@@ -31,7 +31,7 @@ impl fmt::Display for SlowStep {
     }
 }
 
-/// Who is told.
+/// The function that is told of a slow step.
 type Listener = Box<dyn Fn(SlowStep) + Send + Sync>;
 
 /// Times calls, and tells of one that takes too long.
