@@ -1,4 +1,4 @@
-//! What a plan takes at least, without lowering it.
+//! Lower bounds of the time and memory of a plan, which need no lowering.
 
 use super::Hardware;
 use super::plan::{Plan, Residual};
@@ -7,14 +7,14 @@ use meshloom::analysis::estimate::{Dimension, Wire};
 use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
 
-/// What all plans of a model have in common.
+/// The facts that all plans of a model share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Model {
     /// Operations of a step, of products alone, on all devices.
     pub(super) flops: f64,
     /// Parameters.
     pub(super) parameters: f64,
-    /// Of those, the ones that only experts have.
+    /// The parameters among these that only experts have.
     pub(super) of_experts: f64,
     /// Bytes of a parameter.
     pub(super) parameter_bytes: f64,
@@ -27,7 +27,7 @@ pub(super) struct Model {
     /// Width of the residual stream, and layers.
     pub(super) width: f64,
     pub(super) layers: f64,
-    /// What the layers compute of a token in the width that `tensor` splits, all layers together.
+    /// The values that the layers compute for a token in the width that `tensor` splits, over all layers.
     pub(super) kept: Kept,
     /// The arithmetic of products.
     pub(super) arithmetic: Arithmetic,
@@ -42,7 +42,7 @@ pub(super) struct Kept {
     pub(super) of_attention: f64,
 }
 
-/// What a plan takes at least.
+/// The lower bounds of a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
     /// Seconds of a step.

@@ -46,7 +46,7 @@ pub use report::{Advice, what_it_would_need};
 /// The most plans that a search lowers, unless more or fewer are asked for.
 pub const MOST_LOWERED: usize = 4000;
 
-/// What is searched for, and how long.
+/// The devices to search plans for, and the limits of the search.
 #[derive(Clone, Debug)]
 pub struct SearchOptions {
     /// The devices.
@@ -72,13 +72,13 @@ pub struct Found {
     pub plan: Plan,
     /// Its step, by the estimate.
     pub time: StepTime,
-    /// What a device needs at most, in bytes: see [`upper`](meshloom::analysis::memory::upper()).
+    /// The upper bound of the bytes that a device needs: see [`upper`](meshloom::analysis::memory::upper()).
     pub bytes: u64,
     /// Whether that is within the chip's memory.
     pub fits: bool,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
     /// The step of the config as it stands and the bytes that a device needs, or why it cannot be lowered; `None` if
@@ -90,7 +90,7 @@ pub struct Search {
     pub considered: usize,
     /// Plans left out because they need more memory than there is, whatever else they do.
     pub too_large: usize,
-    /// Of those, the one whose bound is smallest, and how many bytes that is.
+    /// The plan among these whose bound is smallest, and that bound in bytes.
     pub least_too_large: Option<(Plan, u64)>,
     /// Plans that were lowered.
     pub lowered: usize,
@@ -98,7 +98,7 @@ pub struct Search {
     pub too_slow: usize,
     /// Plans that were to be lowered and cannot be, with the reason of one of them.
     pub refused: usize,
-    /// Why the first of them cannot be.
+    /// The reason why the first of them is not possible.
     pub first_refusal: Option<String>,
     /// Whether plans were left that might be faster.
     pub ended_early: bool,
@@ -159,9 +159,9 @@ pub enum SearchError {
         counted(*count, "device")
     )]
     Devices {
-        /// What the plugin calls them.
+        /// The kind of the devices, as the plugin names it.
         kind: String,
-        /// How many there are.
+        /// The number of devices.
         count: usize,
     },
     /// A plan was lowered, and cannot be estimated.
@@ -180,7 +180,7 @@ pub enum SearchError {
         too_large: usize,
         /// Plans that cannot be lowered.
         refused: usize,
-        /// Why the first of them cannot be.
+        /// The reason why the first of them is not possible.
         first_refusal: Option<String>,
     },
     /// No plan fits.
@@ -303,7 +303,7 @@ pub fn search(
     })
 }
 
-/// Of those that differ in the order of their axes alone, the first.
+/// Returns the first of each group of plans that differ only in the order of their axes.
 fn in_best_placement(found: Vec<Found>) -> Vec<Found> {
     let mut known: Vec<Plan> = Vec::new();
     let mut is_new = |plan: Plan| {
@@ -383,7 +383,7 @@ impl Search {
         self.best().ok_or_else(|| self.why_none(hardware))
     }
 
-    /// Why there is no plan that fits, where there is none.
+    /// Returns the reason why no plan fits, if none does.
     pub fn why_none(&self, hardware: &Hardware) -> SearchError {
         let lowered = self.found.iter().map(|found| (&found.plan, found.bytes)).min_by_key(|(_, bytes)| *bytes);
         let nearest = lowered.or(self.least_too_large.as_ref().map(|(plan, bytes)| (plan, *bytes)));
@@ -580,7 +580,7 @@ fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware, has_hos
     }
 }
 
-/// What the backward pass needs of a token, of all layers together.
+/// Returns the values that the backward pass needs for a token, over all layers.
 fn kept(decoder: &DecoderConfig) -> Kept {
     let stack = &decoder.architecture.stack;
     let once = stack.prefix.iter().chain(&stack.suffix).map(|layer| (layer, 1));
