@@ -20,7 +20,7 @@ pub(super) struct Fields<'j> {
     file: &'j str,
     /// Where values are looked for, the first first.
     sources: Vec<Source<'j>>,
-    /// What the family says of its keys; nothing of those in sections.
+    /// The keys that the family knows; those of sections are not among them.
     keys: &'j [Key],
     used: Rc<RefCell<BTreeSet<String>>>,
 }
@@ -109,7 +109,7 @@ impl<'j> Fields<'j> {
         first
     }
 
-    /// What null says of a key.
+    /// Returns the meaning of null for a key.
     fn null(&self, key: &str) -> Null {
         self.keys.iter().find(|known| known.name == key).map_or(Null::Nothing, |known| known.null)
     }

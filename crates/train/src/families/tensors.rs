@@ -1,4 +1,4 @@
-//! Which tensors of a published checkpoint the parameters of a decoder are, and how their elements lie in them.
+//! The tensors of a published checkpoint that form the parameters of a decoder, and the layout of their elements.
 
 use std::iter::once;
 
@@ -124,7 +124,7 @@ fn transposed(tensor: String, inputs: usize, outputs: usize) -> Part {
     Part { tensor, dims: vec![outputs, inputs], form: Form::Transposed }
 }
 
-/// Of a tensor `[outputs, inputs]` these rows.
+/// Returns the given rows of a tensor `[outputs, inputs]`.
 fn rows(tensor: String, inputs: usize, rows: Vec<usize>, outputs: usize) -> Part {
     Part { tensor, dims: vec![outputs, inputs], form: Form::Rows(rows) }
 }
