@@ -65,7 +65,7 @@ impl RunConfig {
         Err(invalid(KEY, self.kernels.context_order.name(), reason))
     }
 
-    /// Why no device has a part of a row, if none has.
+    /// Returns the reason why every device has whole rows, if it does.
     pub(super) fn rows_are_whole(&self) -> Option<String> {
         let is_unsplit = self.placement().is_ok_and(|placement| self.context_parts(&placement) == 1);
         is_unsplit.then(|| format!("no rule splits activation_length over the mesh {:?}", self.mesh.axes))

@@ -23,10 +23,10 @@ pub(crate) struct Mixture {
 }
 
 impl Mixture {
-    /// The mixture of so many sources; without weights all of them are one.
+    /// Returns the mixture of this number of sources. Without weights, all sources count as one.
     ///
     /// # Errors
-    /// Why the weights cannot be followed.
+    /// The weights cannot be followed; the error is the reason.
     pub(crate) fn new(weights: &[f64], sources: usize) -> Result<Mixture, String> {
         if weights.is_empty() {
             return Ok(Mixture { period: Vec::new(), units: vec![1] });
