@@ -166,7 +166,7 @@ pub struct Train {
     pub processes: ProcessFlags,
 }
 
-/// Who says that a machine is about to be stopped.
+/// The source of notices that a machine is about to be stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Notices {
     /// The metadata server of Google's Compute Engine

@@ -56,7 +56,7 @@ pub fn main(start: Start) -> ExitCode {
     match ran.and_then(|interrupts| run_until(&interrupts, std::env::args_os(), start)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Usage(error)) => {
-            // Nobody reads the message if standard error is closed.
+            // If standard error is closed, the message has no reader, so an error of writing it is ignored.
             let _ = error.print();
             ExitCode::from(Failure::Usage(error).exit_code())
         }
@@ -114,7 +114,7 @@ pub fn run_until(
 pub struct Ended {
     /// The exit code.
     pub code: u8,
-    /// What the program prints.
+    /// The message that the program prints.
     pub message: String,
 }
 

@@ -13,7 +13,7 @@ use meshloom::pjrt::Client;
 
 use super::arguments::Train;
 
-/// What the user asks for: metrics, TensorBoard's events, a profile, checkpoints, the last parameters.
+/// The outputs that the user asks for: metrics, TensorBoard's events, a profile, checkpoints, and the last parameters.
 pub struct Outputs {
     metrics: Option<MetricsWriter>,
     events: Option<EventWriter>,
@@ -23,7 +23,7 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Of a run that begins, or goes on from a checkpoint.
+    /// Opens the outputs of a run that begins, or that goes on from a checkpoint.
     pub fn open(
         arguments: &Train,
         config: &RunConfig,

@@ -16,7 +16,7 @@ use crate::peers::{Peers, ReplicaLink};
 /// Makes the run one of several processes or replicas, from the flags and all words of the command line.
 pub type Join = fn(&ProcessFlags, &[OsString]) -> Result<Box<dyn Several>>;
 
-/// What a program does about other processes and hosts, from the flags and all words of the command line.
+/// The actions of a program that concern other processes and hosts, given the flags and all words of the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
     /// Makes the run one of several processes or replicas.
