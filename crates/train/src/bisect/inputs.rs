@@ -1,4 +1,4 @@
-//! What programs are run with: values drawn by name from a seed, or read from a file.
+//! The inputs that programs run with: values drawn by name from a seed, or read from a file.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -46,7 +46,7 @@ impl Inputs {
 impl Draw {
     /// The value of a parameter, which depends only on its name, its type and the seed.
     pub fn value(&self, name: &str, ty: &TensorType) -> Literal {
-        /// What compilers may treat otherwise than other numbers.
+        /// The values that compilers may treat in another way than other numbers.
         const SPECIAL: [f64; 5] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 1e-42];
         let mut hasher = DefaultHasher::new();
         (self.seed, name).hash(&mut hasher);
