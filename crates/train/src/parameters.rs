@@ -19,13 +19,13 @@ use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, PjrtError, runs};
 use meshloom::trace::{LeafCountError, MapTree, Param, TensorSpec, Tree};
 
-/// What is read of a file at a time, where a part of a parameter is not in one piece.
+/// The number of bytes of a file that are read at a time, where a part of a parameter is not in one piece.
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// The longest header that is read: as the safetensors crate has it.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// What is wrong with a parameter file.
+/// An error of a parameter file.
 #[derive(thiserror::Error)]
 pub enum ParameterError {
     /// The file cannot be read.
@@ -33,7 +33,7 @@ pub enum ParameterError {
     Read {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
     /// The file cannot be written.
@@ -41,7 +41,7 @@ pub enum ParameterError {
     Write {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
     /// It is no safetensors file, or a damaged one.
@@ -49,7 +49,7 @@ pub enum ParameterError {
     Format {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// The file lacks a parameter.

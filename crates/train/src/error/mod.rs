@@ -89,8 +89,8 @@ pub enum Error {
 
 meshloom::hlo::debug_is_message!(Error);
 
-/// More steps in a row than `train.skip_bad_steps` had a loss or a gradient norm that is not finite. None of them
-/// changed the state.
+/// More steps in a row than `train.skip_bad_steps` had a loss or a gradient norm that is not finite. These steps did
+/// not change the state.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[error(
     "step {} changed nothing{}: its loss is {}, its gradient norm {}; lower train.learning_rate or train.clip_norm, or \

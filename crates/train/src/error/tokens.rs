@@ -23,7 +23,7 @@ pub enum TokensError {
     /// The logits cannot be written.
     #[error("the logits cannot be written: {source}; give a place that can be written and has room")]
     Write {
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
 }

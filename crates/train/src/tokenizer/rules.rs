@@ -3,8 +3,9 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-/// How many bytes a byte of text may become by all rules of a section, and how many bytes or tokens a rule may add to
-/// each text. Those of real tokenizers triple a text where they write spaces as `▁`, and add a token or two.
+/// The most bytes that a byte of text may become by all rules of a section, and the most bytes or tokens that a rule
+/// may add to each text. The rules of real tokenizers triple a text where they write spaces as `▁`, and add a token or
+/// two.
 const MOST: f64 = 64.0;
 
 /// How many rules a section may have. Each goes through the whole text.

@@ -5,8 +5,8 @@ use super::Tokenizer;
 /// The text of tokens that come one at a time: of each token what it adds, so that all texts together are the text of
 /// all tokens. Text appears once no later token can change it, so never half a character.
 ///
-/// Of a tokenizer that writes unknown characters as bytes, a run of these appears behind its last, because one that is
-/// wrong makes all of the run wrong.
+/// If the tokenizer writes unknown characters as bytes, a run of bytes appears once it has ended, because a wrong byte
+/// makes the whole run wrong.
 #[derive(Debug)]
 pub struct TextStream<'t> {
     tokenizer: &'t Tokenizer,
@@ -41,7 +41,7 @@ impl<'t> TextStream<'t> {
             return String::new();
         }
         let all = self.text(&self.tokens);
-        // What stands for half a character, or for bytes that are none.
+        // Replacement characters at the end stand for half a character, or for bytes that are not UTF-8.
         let stable = all.trim_end_matches('\u{fffd}').len();
         let added = all.get(self.out..stable).unwrap_or_default().to_owned();
         self.out += added.len();
