@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The file of a published model that says what it is.
+/// The file that describes a published model.
 pub(crate) const CONFIG: &str = "config.json";
 
 /// The file of a published model that says how text becomes tokens.

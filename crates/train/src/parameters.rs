@@ -1,9 +1,9 @@
 //! Parameters in safetensors files.
 //!
 //! A tree of parameters is a file of tensors named by their paths, such as `layers.3.attention.wq`. Writing gathers one
-//! parameter at a time from its devices into a temporary file, which then takes the name of the target, so nobody ever
-//! finds half a file. Reading checks all names and types against the header before it reads data, then reads of one
-//! parameter at a time what each device holds.
+//! parameter at a time from its devices into a temporary file, which then takes the name of the target, so no reader
+//! ever finds half a file. Reading checks all names and types against the header before it reads data, then reads of
+//! one parameter at a time what each device holds.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};

@@ -113,7 +113,7 @@ pub fn write_safetensors(values: &[(String, Literal)]) -> Vec<u8> {
 /// Named values of a safetensors file.
 ///
 /// # Errors
-/// It is none, or a type is not known here.
+/// The file is not a safetensors file, or it has a type that is not known here.
 pub fn read_safetensors(bytes: &[u8]) -> Result<BTreeMap<String, Literal>, BisectError> {
     let wrong = |reason: &str| BisectError::Inputs { reason: reason.to_owned() };
     let (length, rest) = bytes.split_first_chunk::<8>().ok_or_else(|| wrong("it is too short for safetensors"))?;

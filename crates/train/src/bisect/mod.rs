@@ -111,7 +111,7 @@ pub enum Dimension {
 }
 
 impl Dimension {
-    /// All that can be changed, in order.
+    /// All dimensions that can be changed, in the order of the search.
     pub const ALL: [Dimension; 8] = {
         use Dimension::*;
         [Size, Mesh, Option, Pass, PartitionMode, XlaPass, XlaFlag, Plugin]
@@ -168,7 +168,7 @@ pub struct Culprit {
     pub text: String,
 }
 
-/// The program in the end, and what it takes to run it.
+/// The program at the end of a search, with everything that is needed to run it.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// The module that shows the symptom.
@@ -230,7 +230,7 @@ pub struct Report {
     pub shrinking: Option<Shrinking>,
     /// Child processes in all.
     pub runs: usize,
-    /// The program in the end; none if there is nothing to find.
+    /// The program at the end of the search; `None` if there is nothing to find.
     #[serde(skip)]
     pub case: Option<Box<Case>>,
 }

@@ -74,7 +74,7 @@ pub(super) fn pass_names(further: &[Pass]) -> Vec<&'static str> {
 }
 
 impl Subject {
-    /// The run config in a form; none of a module.
+    /// Returns the run config in a form; `None` for a module.
     pub(super) fn config(&self, form: &Form) -> Result<Option<RunConfig>, BisectError> {
         let Subject::Config { text, name, set } = self else { return Ok(None) };
         let set = [set.clone(), form.overrides()].concat();
@@ -97,7 +97,7 @@ impl Subject {
         }
     }
 
-    /// Another program that should give the same; none if it is the same one with other settings.
+    /// Returns another program that should give the same results; `None` if it is the same one with other settings.
     pub(super) fn reference(&self, form: &Form) -> Result<Option<Program>, BisectError> {
         match self {
             Subject::Config { .. } => {

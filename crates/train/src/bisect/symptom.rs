@@ -116,8 +116,8 @@ impl Symptom {
     }
 }
 
-/// The file of a failed check and what was checked. The number of the line and the values are other ones with another
-/// version of the plugin, or another size.
+/// Returns the file and the condition of a failed check. The line number and the values differ with the plugin's
+/// version and with sizes, so they are left out.
 fn place_of(said: Option<&str>) -> Option<(&str, &str)> {
     let (place, check) = said?.split_once("] ")?;
     let (file, _) = place.split_whitespace().last()?.split_once(':')?;

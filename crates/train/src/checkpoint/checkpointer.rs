@@ -60,11 +60,11 @@ impl Checkpointer {
         Checkpointer::with_peers(config, start, None)
     }
 
-    /// As [`Checkpointer::new`], as one of the processes of a run, which write together. Only the first looks at the
-    /// directory, which all must see: it is on a file system that their hosts share.
+    /// Does the same as [`Checkpointer::new`] for one of the processes of a run, which write together. Only the first
+    /// process reads the directory. All must see it, so it is on a file system that their hosts share.
     ///
     /// # Errors
-    /// As there.
+    /// The errors are those of [`Checkpointer::new`].
     pub fn with_peers(
         config: &CheckpointConfig,
         start: Start<'_>,
@@ -138,7 +138,7 @@ impl Checkpointer {
         self.save_with(Contents { about, digests: Vec::new(), model: ModelFiles::default() }, declared, state)
     }
 
-    /// As [`Checkpointer::save`], with what the run read and what it is of.
+    /// Does the same as [`Checkpointer::save`], and records the data that the run read and the model that it trains.
     pub(crate) fn save_with(
         &mut self,
         contents: Contents,

@@ -60,7 +60,7 @@ pub enum CheckpointError {
         /// Ours.
         expected: u64,
     },
-    /// A file is not what was written.
+    /// A file's contents are not those that were written.
     #[error("{path:?} is damaged: {reason}")]
     Damaged {
         /// The file.

@@ -132,7 +132,7 @@ impl Directory {
         Ok(folder)
     }
 
-    /// Deletes checkpoints, but for the newest ones, the best ones, and the newest whose numbers are all finite.
+    /// Deletes checkpoints, except for the newest ones, the best ones, and the newest whose numbers are all finite.
     pub(super) fn retain(&self, keep: &Keep, tell: &Observer) -> Result<(), CheckpointError> {
         let all = list(&self.path)?;
         let surplus = if keep.newest == 0 { 0 } else { all.len().saturating_sub(keep.newest) };

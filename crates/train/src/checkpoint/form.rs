@@ -21,7 +21,7 @@ use meshloom::pjrt::{ShardBox, ShardLayout, shared_runs};
 use meshloom::trace::{Param, Tree};
 use meshloom::transform::diloco::REPLICAS;
 
-/// A value of a state as a run holds it, and what it is in a checkpoint.
+/// A value of a state as a run holds it, and its form in a checkpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Leaf {
     /// Path in a checkpoint.

@@ -53,10 +53,10 @@ pub struct Found {
     pub skipped: Vec<CheckpointError>,
 }
 
-/// The checkpoint that a path means: itself, or the newest complete one in a directory of checkpoints.
+/// Returns the checkpoint that a path means: itself, or the newest complete one in a directory of checkpoints.
 ///
 /// # Errors
-/// There is none, or it cannot be used; with [`Fallback::Older`], none can.
+/// There is no checkpoint, or it cannot be used. With [`Fallback::Older`], no checkpoint can be used.
 pub fn find(path: impl AsRef<Path>, fallback: Fallback) -> Result<Found, CheckpointError> {
     let path = path.as_ref();
     if step_of(path).is_some() || path.join(MANIFEST).exists() {
@@ -219,7 +219,7 @@ impl Checkpoint {
         for (own_path, mut leaf) in declared.paths().into_iter().zip(form::leaves(declared, "")?) {
             let mut paths = prefixes.iter().map(|prefix| format!("{prefix}{}", leaf.path));
             let found = paths.find(|path| stored(path).is_some());
-            // Where none is stored, the last is what is missing.
+            // If no value is stored, the path with the last prefix is the one that is missing.
             leaf.path = found.unwrap_or_else(|| format!("{}{}", prefixes[prefixes.len() - 1], leaf.path));
             let ty = stored(&leaf.path).and_then(StoredLeaf::ty);
             if let Some(ty) = ty.filter(|ty| ty.dtype.is_float() && leaf.ty.dtype.is_float()) {

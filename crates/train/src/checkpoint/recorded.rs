@@ -22,7 +22,7 @@ pub struct RecordedConfig(String);
 const FACTS: [(&str, Option<&[&str]>); 3] =
     [("model", None), ("data", Some(&["tokenizer"])), ("train", Some(&["seed", "further_token_weight"]))];
 
-/// The sections whose keys say what is computed, so that another value makes another run.
+/// The sections whose keys decide what is computed. Another value there makes another run.
 const SECTIONS: [&str; 4] = ["model", "data", "train", "diloco"];
 
 /// Their keys that say only how it is computed.
@@ -89,7 +89,7 @@ impl RecordedConfig {
         folder_of(&self.0.parse().ok()?)
     }
 
-    /// The keys that say what is computed.
+    /// Returns the keys that decide what is computed.
     ///
     /// # Errors
     /// It is not TOML.

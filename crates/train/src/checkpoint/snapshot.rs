@@ -9,7 +9,7 @@ use crate::parameters::stored_dtype;
 use meshloom::ir::{Literal, TensorType};
 use meshloom::pjrt::{Array, HostCopy, ShardLayout};
 
-/// All values of a state, each part once.
+/// The values of a state. Each part is there once.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     /// The leaves; their pieces are not placed yet.
@@ -44,7 +44,7 @@ pub(super) struct Piece {
 
 /// The values that a piece is cut out of.
 pub(super) enum Held {
-    /// On the host.
+    /// The part is on the host.
     Here(Literal),
     /// Read when they are written.
     Later(Box<dyn Fn() -> Result<Literal, CheckpointError> + Send>),
@@ -69,7 +69,7 @@ impl std::fmt::Debug for Held {
 }
 
 impl Piece {
-    /// Where it is in the value, without its place in a file.
+    /// Returns the place of the piece in the value and in a file.
     pub(super) fn stored(&self, file: usize, offset: u64) -> StoredPiece {
         let ranges = self.segment.stored.iter();
         let (start, dims) = ranges.map(|range| (range.start, range.len())).unzip();
@@ -191,8 +191,8 @@ impl Leaves {
     }
 }
 
-/// For each distinct box, the device that has least to write so far of those that hold it. `load` has what each has to
-/// write, in elements.
+/// Returns, for each distinct box, the device that has least to write so far among those that hold it. `load` is the
+/// number of elements that each device has to write.
 fn writers(layout: &ShardLayout, load: &mut Vec<usize>) -> Result<Vec<usize>, CheckpointError> {
     let boxes = layout.boxes();
     load.resize(load.len().max(boxes.len()), 0);

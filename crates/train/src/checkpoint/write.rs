@@ -146,7 +146,7 @@ fn write_values(folder: &Path, snapshot: Snapshot, tell: &Observer) -> Result<Va
     Ok(Values { leaves, files: stored, not_finite })
 }
 
-/// Writes what is beside the values into a folder and waits until it is on the disk.
+/// Writes the files other than those of values into a folder and waits until they are on the disk.
 fn fill(
     folder: &Path,
     Contents { about, digests, model }: Contents,

@@ -10,7 +10,7 @@ use meshloom::trace::TensorSpec;
 const KEY: &str = "kernels.context_order";
 
 impl RunConfig {
-    /// Over how many devices the rules spread the tokens of a row, where attention is.
+    /// Returns the number of devices that the rules spread the tokens of a row over in attention.
     pub(crate) fn context_parts(&self, placement: &Placement) -> usize {
         let Placement { mesh, rules } = placement;
         // Sizes that every number of parts divides: whether those of the config do is checked elsewhere.

@@ -29,8 +29,8 @@ impl RunConfig {
         })
     }
 
-    /// The schedule by which fragments are sent and used, if the config has a valid one; `validate` says what is wrong
-    /// with others.
+    /// Returns the schedule by which fragments are sent and used, if the config has a valid one; `validate` reports the
+    /// fault of an invalid one.
     fn diloco_schedule(&self) -> Option<Schedule> {
         self.diloco_options()?.schedule().ok()
     }

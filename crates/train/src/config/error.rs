@@ -172,7 +172,7 @@ impl From<ConfigErrorKind> for ConfigError {
     }
 }
 
-/// An impossible value. The place is filled in by whoever knows where the key was written.
+/// Returns the error of an impossible value. The caller that knows where the key was written fills in the place.
 pub(crate) fn invalid(key: &str, value: impl fmt::Debug, reason: &str) -> ConfigError {
     ConfigErrorKind::Invalid { key: key.to_owned(), value: format!("{value:?}"), reason: reason.to_owned() }.into()
 }

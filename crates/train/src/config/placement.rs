@@ -25,7 +25,7 @@ impl Placement {
         self.mesh.axis(name).map_or(1, |axis| self.mesh.size(axis))
     }
 
-    /// Over how many devices the rules spread a dimension of this name.
+    /// Returns the number of devices that the rules spread a dimension of this name over.
     pub(crate) fn parts(&self, name: &str) -> usize {
         let rule = self.rules.compute.rules().iter().find(|rule| rule.name == name);
         rule.into_iter().flat_map(|rule| &rule.axes).map(|axis| self.axis_size(axis)).product()

@@ -18,7 +18,7 @@ use meshloom::transform::pipeline::{Schedule, WeightPlan};
 pub struct KeyInfo {
     /// Its name, `layers`.
     pub name: &'static str,
-    /// Its value; none for a key that is not given and has no default.
+    /// The value; `None` for a key that is not given and has no default.
     pub value: Option<toml::Value>,
     /// Its default, if it has one.
     pub default: Option<toml::Value>,
@@ -30,11 +30,11 @@ pub struct KeyInfo {
 
 /// The reason why a value was not taken.
 pub(super) enum Refusal {
-    /// It is of another TOML type.
+    /// The value is of another TOML type.
     Type,
-    /// It is of the right type, but not a possible value: why, and what is.
+    /// The value is of the right type, but not possible. The text gives the reason and the possible values.
     Value(String),
-    /// It is a number that the type does not take.
+    /// The value is a number that the type does not take.
     Number,
 }
 
@@ -151,7 +151,7 @@ impl<S: Keys> Keys for Option<S> {
 }
 
 impl<'a> Section<'a> {
-    /// The section of this name; `expected` says what it must be.
+    /// Opens the section of this name; `expected` says which values it may have.
     pub(super) fn of(
         name: &'a str,
         entry: Entry,

@@ -1,4 +1,4 @@
-//! From the text of a file to its documents, one piece of the file at a time.
+//! The documents of a file's text, which is read one piece at a time.
 
 use std::fmt;
 use std::io::{self, BufRead, Read};
@@ -62,7 +62,7 @@ impl<'a> Units<'a> {
         Ok((Units { path, is_json_lines, input, lines: 0, pending: Vec::new() }, digesting))
     }
 
-    /// The next one; none at the end of the file.
+    /// Returns the next unit; `None` at the end of the file.
     pub(super) fn next(&mut self) -> Result<Option<Unit>, DataError> {
         let unit = if self.is_json_lines { self.next_line() } else { self.next_text() };
         unit.map_err(|source| DataError::Damaged { path: self.path.clone(), line: self.lines + 1, source })

@@ -1,4 +1,4 @@
-//! From what a config names to files: folders and globs are resolved, in an order that depends on names alone.
+//! The files that a config names: folders and globs are resolved, in an order that depends on names alone.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
@@ -78,7 +78,7 @@ impl SourceFile {
         SourceFile { format: Format::of(&path).0, path, key }
     }
 
-    /// For `map_err`.
+    /// Returns a function for `map_err` that makes a [`DataError`] about this file.
     fn read_error(&self) -> impl Fn(io::Error) -> DataError + '_ {
         |source| DataError::Read { key: self.key, path: self.path.clone(), source }
     }
@@ -88,7 +88,7 @@ impl SourceFile {
         Ok(fs::metadata(&self.path).map_err(self.read_error())?.len())
     }
 
-    /// Refuses what is read as text and is another format: bytes are tokens as well, so nothing else would notice.
+    /// Refuses a file that is read as text but has another format. Any bytes make tokens, so nothing else would notice.
     pub(super) fn check_is_text(&self) -> Result<(), DataError> {
         if self.format != (Format { is_json_lines: false, compression: Compression::None }) {
             return Ok(());

@@ -11,7 +11,7 @@ use super::store::{Entries, Entry};
 use crate::config::Documents;
 use crate::random::next_bits;
 
-/// Documents of a block, but for the last of a file.
+/// The number of documents in a block; the last block of a file may have fewer.
 const BLOCK: u64 = 1024;
 
 /// A source: its documents, and the rows that they fill.
@@ -28,7 +28,7 @@ pub(super) struct Source {
     last: Mutex<Last>,
 }
 
-/// How documents take places, of which a row has `length`.
+/// The way in which documents take places. A row has `length` places.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) documents: Documents,
@@ -69,7 +69,7 @@ struct Epoch {
     /// The key that the orders are derived from.
     key: u64,
     blocks: Vec<usize>,
-    /// Where each window begins, in places.
+    /// The place at which each window begins.
     windows: Vec<u64>,
 }
 

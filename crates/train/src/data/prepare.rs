@@ -125,7 +125,7 @@ impl Settings<'_> {
         }
     }
 
-    /// Makes the entry of a file, which is kept by the file's digest: what is read must be what has that.
+    /// Makes the entry of a file, which is kept under the file's digest. The bytes that are read must have this digest.
     fn tokenize(
         &self,
         (file, digest): (&SourceFile, &[u8; 32]),

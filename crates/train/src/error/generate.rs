@@ -27,7 +27,7 @@ pub enum GenerateError {
         /// The number of the prompt, from 0.
         row: usize,
     },
-    /// A token is none of the model's.
+    /// A token is not one of the model's.
     #[error("prompt {row} has the token {token}, but the model has tokens 0 to {}; is the tokenizer that of the model?", vocab - 1)]
     UnknownToken {
         /// The number of the prompt, from 0.
@@ -62,7 +62,7 @@ pub enum GenerateError {
         /// The values that it may have.
         allowed: &'static str,
     },
-    /// The model's numbers are none.
+    /// The model's numbers are not finite.
     #[error("the logits of row {row} are not finite after {}; the model's parameters are damaged or too large", counted(*tokens, "token"))]
     NotFinite {
         /// The number of the row, from 0.

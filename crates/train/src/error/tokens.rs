@@ -5,7 +5,7 @@ use std::io;
 /// A fault of the tokens that a model is given.
 #[derive(thiserror::Error)]
 pub enum TokensError {
-    /// There are none.
+    /// There are no tokens.
     #[error("there are no tokens; give at least one row with at least one token")]
     None,
     /// One is not in the vocabulary.

@@ -313,7 +313,7 @@ impl Published {
     }
 }
 
-/// The text of a file that has a decoder alone: its section, with what is said beside it.
+/// Returns the text of a file that has a decoder alone: its section, with the keys beside it.
 fn decoder_alone(
     file: &str,
     outer: &Map<String, Value>,
@@ -346,7 +346,7 @@ fn dtype(fields: &Fields<'_>) -> Result<Option<DType>, FamilyError> {
     })
 }
 
-/// The `model_type` of models of which the decoder is in `text_config`, and that decoder's family.
+/// The `model_type` of models whose decoder is in `text_config`, and that decoder's family.
 const OUTER_TYPES: [(&str, &Family); 1] = [("gemma3", &gemma3::GEMMA3)];
 
 /// Keys beside `text_config` that say something of the decoder.

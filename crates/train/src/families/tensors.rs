@@ -17,7 +17,7 @@ pub struct TensorsOf {
     pub layer: Option<usize>,
     /// Dimensions of the parameter.
     pub dims: Vec<usize>,
-    /// The tensors, each of which is an equal share of the parameter's elements, in their order.
+    /// The tensors, in order. Each of them is an equal share of the parameter's elements.
     pub parts: Vec<Part>,
 }
 
@@ -129,7 +129,7 @@ fn rows(tensor: String, inputs: usize, rows: Vec<usize>, outputs: usize) -> Part
     Part { tensor, dims: vec![outputs, inputs], form: Form::Rows(rows) }
 }
 
-/// A layer, of which parameters are.
+/// The layer that parameters belong to.
 struct OfLayer<'l> {
     number: usize,
     config: &'l LayerConfig,

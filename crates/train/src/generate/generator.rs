@@ -19,7 +19,7 @@ use meshloom::trace::Tree;
 pub struct Request {
     /// Its tokens, at least one.
     pub prompt: Vec<i32>,
-    /// Seed of what is drawn. The text of a row depends on nothing but its own request and the options.
+    /// The seed of the draws. The text of a row depends on nothing but its own request and the options.
     pub seed: u64,
 }
 
@@ -84,7 +84,7 @@ pub struct Generator {
     lowering: Lowering,
     params: Vec<Array>,
     step: Program,
-    /// By the length of prompts.
+    /// The programs by the length of prompts.
     prefills: BTreeMap<usize, Program>,
 }
 
@@ -170,8 +170,8 @@ impl Generator {
         })
     }
 
-    /// Continues prompts, each as if it were alone. `told` is told of each token as it comes, by the number of its
-    /// prompt; what it breaks off has that token for its last.
+    /// Continues prompts, each as if it were alone. `told` gets each token as it comes, with the number of its prompt.
+    /// If it breaks off, that token is the last one of its prompt.
     ///
     /// # Errors
     /// A prompt is empty, too long or not of this model, or there are too many; an option means nothing; or the plugin
@@ -225,7 +225,8 @@ impl Generator {
         Ok(())
     }
 
-    /// The prompts in one pass: what is left of it, and the padding of rows as steps take it.
+    /// Runs the prompts in one pass. Returns the results of the pass, and the padding of rows in the form that steps
+    /// take.
     fn prefilled(&mut self, requests: &[Request], length: usize) -> Result<(Vec<Array>, Array), Error> {
         let rows = self.rows();
         let (mut tokens, mut padding) = (vec![0; rows * length], vec![length as i32 - 1; rows]);

@@ -1,4 +1,4 @@
-//! From the passes of a decoder to programs.
+//! The lowering of a decoder's passes to programs.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub struct GeneratorOptions {
 }
 
 impl GeneratorOptions {
-    /// So many rows and tokens of each, and nothing else.
+    /// Makes options for this number of rows and of tokens in each, with the defaults otherwise.
     pub fn new(rows: usize, capacity: usize) -> GeneratorOptions {
         let format = ProgramFormat::default();
         GeneratorOptions { rows, capacity, format, debug_options: BTreeMap::new(), cache: None, time_limit: 0.0 }
@@ -55,7 +55,7 @@ pub(super) struct Lowering {
     pub(super) client: Client,
     pub(super) options: GeneratorOptions,
     placement: Option<(Mesh, RuleSets)>,
-    /// All but the mesh and the rules.
+    /// The options of lowering, except for the mesh and the rules.
     lower_options: LowerOptions<'static>,
 }
 

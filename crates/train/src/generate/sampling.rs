@@ -10,12 +10,13 @@ pub struct SamplingOptions {
     /// The number that logits are divided by. With 1, tokens are drawn from the model's own distribution. With 0, the
     /// likeliest token is taken, and the first of equal ones.
     pub temperature: f64,
-    /// Only so many tokens with the highest logits, and those that equal the last of them.
+    /// The number of tokens with the highest logits that are kept, together with those that equal the last of them.
     pub top_k: Option<usize>,
-    /// Only the likeliest tokens whose probabilities add up to this: from the least likely on, those whose sum is at
-    /// most one less it are left out (Holtzman et al., arXiv 1904.09751).
+    /// The sum of probabilities that the likeliest tokens must reach. From the least likely on, tokens whose sum is at
+    /// most one less this number are left out (Holtzman et al., arXiv 1904.09751).
     pub top_p: Option<f64>,
-    /// Only tokens at least so likely as this times the likeliest (Nguyen et al., arXiv 2407.01082).
+    /// The probability, relative to that of the likeliest token, below which tokens are left out (Nguyen et al., arXiv
+    /// 2407.01082).
     pub min_p: Option<f64>,
 }
 

@@ -18,7 +18,7 @@ pub struct ContinuedText<'t> {
 }
 
 impl<'t> ContinuedText<'t> {
-    /// The text behind the tokens of a prompt. It ends in front of the first of `stops`; empty ones are none.
+    /// Makes the text behind the tokens of a prompt. It ends in front of the first of `stops`; empty stops are ignored.
     pub fn behind(prompt: &[i32], tokenizer: &'t Tokenizer, stops: &[String]) -> ContinuedText<'t> {
         let mut stream = tokenizer.stream();
         for &token in &prompt[prompt.len().saturating_sub(CONTEXT)..] {

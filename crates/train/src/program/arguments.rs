@@ -47,7 +47,7 @@ pub struct ConfigArguments {
 }
 
 impl ConfigArguments {
-    /// Reads the config. `flags` are the overrides that other flags are short for, each of which says a key once.
+    /// Reads the config. `flags` are the overrides that other flags are short for. Each of them sets a key once.
     pub fn load(&self, flags: impl IntoIterator<Item = (&'static str, String)>) -> Result<RunConfig> {
         let mut overrides = self.set.clone();
         for (flag, text) in flags {

@@ -77,10 +77,10 @@ pub fn run(words: impl IntoIterator<Item = impl Into<OsString>>, start: Start) -
     run_until(&Interrupts::default(), words, start)
 }
 
-/// As [`run`], but training ends before its last step when it is asked to.
+/// Does the same as [`run`], but training ends before its last step when it is asked to.
 ///
 /// # Errors
-/// As there; and a run that was asked to end has ended.
+/// The errors are those of [`run`]. A run that was asked to end and has ended is one, too.
 pub fn run_until(
     interrupts: &Interrupts,
     words: impl IntoIterator<Item = impl Into<OsString>>,

@@ -111,7 +111,7 @@ pub fn export(model: &StoredModel, folder: impl AsRef<Path>, options: ExportOpti
     Ok(Exported { tensors: specs.len(), bytes })
 }
 
-/// Every tensor, with what it is made of.
+/// Returns every tensor with the shares that it consists of.
 fn targets(parameters: &[TensorsOf]) -> Vec<Target<'_>> {
     let mut targets: Vec<Target<'_>> = Vec::new();
     let mut known: HashMap<&str, usize> = HashMap::new();

@@ -36,7 +36,7 @@ use names::Names;
 #[derive(Debug)]
 pub struct PublishedWeights {
     weights: Weights,
-    /// By the name that all layers share.
+    /// The parameters by the name that all layers share.
     parameters: HashMap<String, PublishedParameter>,
     /// The types of the tensors, by their names in a folder of the decoder alone.
     dtypes: HashMap<String, DType>,

@@ -37,8 +37,8 @@ impl Names {
         }
     }
 
-    /// Patterns of the tensors that a model leaves out: what it computes, a head that is the table of tokens, layers
-    /// that predict further tokens where it has none, copies of tensors, and what sees.
+    /// Returns the patterns of the tensors that a model leaves out: values that it computes, a head that is the
+    /// embedding table, layers that predict further tokens if it has none, copies of tensors, and the part that sees.
     pub(super) fn skipped(self, published: &Published) -> Vec<String> {
         let mut patterns = vec![COMPUTED.to_owned()];
         if published.architecture.tied_embeddings {

@@ -102,7 +102,7 @@ impl fmt::Display for Evaluation {
     }
 }
 
-/// Where a loss lies beside the entropy of single letters or tokens: `1.6089 below the entropy of single letters`.
+/// Compares a loss with the entropy of single letters or tokens: `1.6089 below the entropy of single letters`.
 pub fn beside_entropy(loss: f64, entropy: f64, single: &str) -> String {
     let side = if loss > entropy { "above" } else { "below" };
     format!("{:.4} {side} the entropy of single {single}s", (entropy - loss).abs())

@@ -30,14 +30,14 @@ pub struct Summary {
 pub struct MemoryUse {
     /// Between steps.
     pub in_use: u64,
-    /// At most.
+    /// The largest number of bytes.
     pub peak: u64,
-    /// Whether the plugin counted what was allocated; else these are the compiled programs' own figures.
+    /// Whether the plugin counted the allocations. If not, the numbers are the compiled programs' own figures.
     pub is_counted: bool,
 }
 
 impl Summary {
-    /// Before the first step, with nothing known besides.
+    /// Makes the summary of a run before its first step.
     pub fn new(step_flops: Option<f64>, peak_flops: Option<f64>) -> Summary {
         Summary { step_flops, peak_flops, ..Summary::default() }
     }
@@ -113,7 +113,7 @@ impl fmt::Display for Summary {
     }
 }
 
-/// With three digits: `830 ms`, `1.02 s`.
+/// Formats a time with three digits: `830 ms`, `1.02 s`.
 fn time(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     match seconds {

@@ -103,7 +103,7 @@ impl RunConfig {
 
     /// The alternative that this config describes: its attention, and the figures of its lowered train step.
     fn context_alternative(mut self, configured: bool) -> Result<Option<ContextAlternative>, Error> {
-        // Only of our own partitioner is known what it does.
+        // The figures are known only for our own partitioner.
         self.partition.mode = PartitionMode::Explicit;
         let (_, lowered) = self.lower_train_step()?;
         let Some(attention) = lowered.kernels.iter().find(|it| it.op == "attention") else { return Ok(None) };

@@ -39,7 +39,7 @@ impl RunConfig {
     /// As [`RunConfig::open`], as one of the processes that the config says there are.
     ///
     /// # Errors
-    /// As there; or the place is not one of so many processes.
+    /// The errors are those of [`RunConfig::open`]. It is also an error if the place is not one of so many processes.
     pub fn open_as(&self, process: Option<&ProcessPlace>) -> Result<Devices, Error> {
         let (client, notes) =
             self.open_client(process, |config| Ok(config.mesh()?.device_count() / config.target.processes))?;
@@ -50,7 +50,7 @@ impl RunConfig {
     /// choice.
     ///
     /// # Errors
-    /// As of [`RunConfig::on_client`].
+    /// The errors are those of [`RunConfig::on_client`].
     pub fn with_client(&self, client: Client, mut notes: Vec<String>) -> Result<Devices, ConfigError> {
         let config = self.on_client(&client)?;
         let there = client.devices().len();
@@ -67,7 +67,7 @@ impl RunConfig {
     /// A client of the config's platform for one device, and what the user should know of the choice.
     ///
     /// # Errors
-    /// As of [`RunConfig::open`].
+    /// The errors are those of [`RunConfig::open`].
     pub fn open_one(&self) -> Result<(Client, Vec<String>), Error> {
         self.open_client(None, |_| Ok(1))
     }
@@ -119,8 +119,8 @@ impl RunConfig {
         }
     }
 
-    /// This config with every choice made that the platform and its devices make: reading what it is written as gives
-    /// the same run.
+    /// Returns this config with every choice made that the platform and its devices decide. If it is written and read
+    /// again, it gives the same run.
     ///
     /// # Errors
     /// The mesh does not fit.
@@ -168,7 +168,7 @@ impl RunConfig {
                 Err(config::invalid("mesh.axes", &self.mesh.axes, &reason).because(["target.platform"]).into())
             }
             Err(MeshError::DeviceCount { product, .. }) => Ok(self.on_devices(product)?),
-            // It says what is wrong with the text.
+            // The call reports the fault of the text.
             _ => Ok(self.on_devices(0)?),
         }
     }

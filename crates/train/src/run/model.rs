@@ -103,10 +103,11 @@ pub trait Dataset<M: Model>: Send + Sync + 'static {
     /// There is no such batch.
     fn batch(&self, seed: u64, step: u64, rows: usize) -> Result<M::Batch<Literal>, Error>;
 
-    /// A batch of which only some rows are needed, those that this process's devices take: the others may be anything.
+    /// Returns a batch of which only some rows are needed: those that this process's devices take. The others may be
+    /// anything.
     ///
     /// # Errors
-    /// As of [`Dataset::batch`].
+    /// The errors are those of [`Dataset::batch`].
     fn rows(&self, seed: u64, step: u64, rows: usize, _own: Range<usize>) -> Result<M::Batch<Literal>, Error> {
         self.batch(seed, step, rows)
     }
@@ -131,8 +132,8 @@ pub trait Dataset<M: Model>: Send + Sync + 'static {
         None
     }
 
-    /// Digests of what it is read from. Checkpoints store them, and a run that goes on from one is warned of what has
-    /// changed.
+    /// Returns the digests of the files that the data is read from. Checkpoints store them, and a run that goes on from
+    /// one is warned of changed files.
     fn digests(&self) -> Vec<DataDigest> {
         Vec::new()
     }

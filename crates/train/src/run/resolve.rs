@@ -48,7 +48,7 @@ impl RunConfig {
     /// one.
     ///
     /// # Errors
-    /// As of [`RunConfig::resolve`].
+    /// The errors are those of [`RunConfig::resolve`].
     pub fn resolve_for<M: Model>(&self, model: M) -> Result<Run<M>, Error> {
         let placement = self.placement()?;
         self.check_for_another_model()?;
@@ -113,7 +113,7 @@ impl RunConfig {
     /// The train step of the decoder that the config describes: of all rows, as if there were one replica.
     ///
     /// # Errors
-    /// As of [`RunConfig::decoder`].
+    /// The errors are those of [`RunConfig::decoder`].
     pub fn train_step(&self) -> Result<TrainStep, ConfigError> {
         Ok(self.train_step_of(self.decoder()?))
     }
@@ -208,7 +208,7 @@ impl RunConfig {
     /// As [`Run::lower`], of the decoder that the config describes.
     ///
     /// # Errors
-    /// As of [`RunConfig::lower_train_step`].
+    /// The errors are those of [`RunConfig::lower_train_step`].
     pub fn lower_run(&self, calls: Calls, platform: &Platform) -> Result<(RunFunction, Lowered), Error> {
         self.resolve()?.lower(calls, platform)
     }
@@ -216,7 +216,7 @@ impl RunConfig {
     /// As [`Run::at_stage`], of the decoder that the config describes.
     ///
     /// # Errors
-    /// As of [`RunConfig::lower_train_step`].
+    /// The errors are those of [`RunConfig::lower_train_step`].
     pub fn at_stage(&self, stage: Stage) -> Result<Lowered, Error> {
         self.resolve()?.at_stage(stage)
     }
@@ -224,7 +224,7 @@ impl RunConfig {
     /// As [`Run::debug_sharding`], of the decoder that the config describes.
     ///
     /// # Errors
-    /// As of [`RunConfig::lower_train_step`].
+    /// The errors are those of [`RunConfig::lower_train_step`].
     pub fn debug_sharding(&self) -> Result<Option<ShardingTable>, Error> {
         self.resolve()?.debug_sharding()
     }
@@ -247,7 +247,8 @@ impl RunConfig {
         Ok(lower(graph, &LowerOptions { sharding, ..self.lower_options(platform) })?)
     }
 
-    /// The options that config and platform give for lowering, but for the mesh and the program's own aliases.
+    /// Returns the options that config and platform give for lowering, except for the mesh and the program's own
+    /// aliases.
     pub(crate) fn lower_options<'a>(&self, platform: &Platform) -> LowerOptions<'a> {
         let options = LowerOptions {
             partition: match self.partition.mode {
@@ -357,7 +358,7 @@ impl<M: Model> Run<M> {
     /// As [`Run::lower`], without some of the compiler's passes and with others behind them.
     ///
     /// # Errors
-    /// As of [`Run::lower`]; or there is no pass of a name.
+    /// The errors are those of [`Run::lower`]. It is also an error if no pass has one of the names.
     pub fn lower_through(
         &self,
         calls: Calls,
@@ -426,7 +427,7 @@ impl<M: Model> Run<M> {
     /// further.
     ///
     /// # Errors
-    /// As of [`Run::lower`].
+    /// The errors are those of [`Run::lower`].
     pub fn at_stage(&self, stage: Stage) -> Result<Lowered, Error> {
         let calls = self.config.calls();
         let platform = self.config.any_plugin()?;
@@ -456,7 +457,7 @@ impl<M: Model> Run<M> {
     /// device. Nothing is compiled.
     ///
     /// # Errors
-    /// As of [`Run::lower`].
+    /// The errors are those of [`Run::lower`].
     pub fn debug_sharding(&self) -> Result<Option<ShardingTable>, Error> {
         // The table is there before anything is partitioned.
         Ok(self.lower_annotated(Calls::Single)?.sharded().map(|sharded| sharded.table.clone()))

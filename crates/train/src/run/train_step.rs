@@ -80,7 +80,7 @@ pub struct TrainStep<M = DecoderConfig> {
     /// Whether parameters that are narrower than `f32` have copies in `f32`, without which updates smaller than half a
     /// unit in a parameter's last place are lost.
     pub master_copies: bool,
-    /// By how much a step moves parameters of [`Update::AgainstSign`]: the biases by which experts are chosen.
+    /// The amount by which a step moves parameters of [`Update::AgainstSign`]: the biases by which experts are chosen.
     pub choice_bias_rate: f64,
 }
 
@@ -205,7 +205,7 @@ impl<M: Model> TrainStep<M> {
         }
     }
 
-    /// The same on the host, but for rounding.
+    /// Returns the same state on the host, up to rounding.
     ///
     /// # Errors
     /// A parameter's type does not hold its first value.
@@ -276,8 +276,8 @@ impl<M: Model> TrainStep<M> {
             let clipped = clip_by_global_norm(&gradients, grad_norm, self.clip_norm);
             let rate = self.schedule.rate(state.step);
             let wide = state.master.placed_in(&in_role(declared, &state.params, Role::Optimizer));
-            // The state is donated, so nobody but the step itself can keep it. Both numbers are of the whole batch and
-            // the whole gradient, so all devices choose alike.
+            // The state is donated, so only the step itself can keep it. Both numbers are of the whole batch and the
+            // whole gradient, so all devices choose alike.
             let is_finite = loss.is_finite() & grad_norm.is_finite();
             let step = UpdateStep { number: state.step, only_if: Some(is_finite) };
             let (moved, optimizer) = self.optimizer.update(declared, (&wide, &clipped), &state.optimizer, step, rate);
@@ -292,7 +292,8 @@ impl<M: Model> TrainStep<M> {
         })
     }
 
-    /// The parameters that the optimizer has moved, but for those that move against the sign of their gradients.
+    /// Returns the parameters that the optimizer has moved, except for those that move against the sign of their
+    /// gradients.
     fn balanced<P: TensorTree>(
         &self,
         declared: &impl Tree<Leaf = Param>,

@@ -52,8 +52,8 @@ pub struct Bounds {
 }
 
 impl Model {
-    /// The bounds of a plan: its products at the rate that programs reach, and the least that goes over its wires, none
-    /// of which the estimate of a lowered program is below.
+    /// Returns the bounds of a plan: the time of its products at the rate that programs reach, and the least traffic
+    /// over its wires. The estimate of a lowered program is never below them.
     pub(super) fn bounds(&self, plan: &Plan, hardware: &Hardware) -> Bounds {
         let size = |axis: &str| plan.size(axis) as f64;
         let devices = hardware.device_count() as f64;
@@ -96,7 +96,7 @@ impl Model {
         // The input of a layer; stages may keep less.
         let input = if plan.pipeline.is_none() { stream } else { 0.0 };
         let numbers = match plan.remat {
-            // Both products with the residual stream need what it was normalized to.
+            // Both products with the residual stream need their normalized input.
             RematPolicy::None => (of_products + of_attention) / size("tensor") + 2.0 * stream,
             RematPolicy::Dots => of_products / size("tensor"),
             RematPolicy::Save(_) if plan.keeps_products() => (of_products + of_attention) / size("tensor") + input,

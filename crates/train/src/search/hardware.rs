@@ -38,7 +38,7 @@ pub enum HardwareError {
     /// The text is not TOML, or has other keys, or values of other types.
     #[error("{place}{message}")]
     Syntax {
-        /// Where.
+        /// The place in the file.
         place: Place,
         /// The parser's message.
         message: String,
@@ -259,7 +259,8 @@ impl Written {
     }
 }
 
-/// The least and the largest number that a key may have, and what it must be. No estimate becomes infinite.
+/// The least and the largest number that a key may have, and the words for what it must be. Within these bounds, no
+/// estimate becomes infinite.
 type Bound = (f64, f64, &'static str);
 
 const AMOUNT: Bound = (1.0, 1e30, "it must be a number from 1 to 1e30");

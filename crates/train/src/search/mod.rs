@@ -117,7 +117,7 @@ pub enum SearchError {
     /// The config's fault.
     #[error(transparent)]
     Config(#[from] Box<ConfigError>),
-    /// Nothing is known of the chip.
+    /// The chip is not known.
     #[error(transparent)]
     Chip(#[from] UnknownChip),
     /// Too little is known of the chip.
@@ -139,7 +139,7 @@ pub enum SearchError {
         /// Layers.
         layers: usize,
     },
-    /// Nothing says how fast the hardware multiplies what the model computes with.
+    /// The rate at which the hardware multiplies numbers of the model's type is not known.
     #[error(
         "the rate at which {chip} multiplies {dtype} is not known; give {key} in a file of hardware, or set \
          model.compute_dtype to a type whose rate is known"
@@ -152,7 +152,7 @@ pub enum SearchError {
         /// The key of the rate.
         key: &'static str,
     },
-    /// Nothing is known of a client's devices.
+    /// The client's devices are not known.
     #[error(
         "the rates and links of {} of kind \"{kind}\" are not known; describe them in a TOML file, as docs/plan.md \
          says, and give it by --hardware FILE",
@@ -258,7 +258,7 @@ pub fn search(
     let estimated = |config: &RunConfig| estimate_step(config, hardware).map_err(|error| error.to_string());
     let configured = on_devices.as_ref().map(estimated);
     let mut outcome = Outcome::default();
-    // Where it is none that would be listed, it is one more.
+    // A plan of the config that would not be listed is one more.
     let mut considered = match &plan {
         Some(plan) => {
             candidates.retain(|(listed, _)| listed != plan);
@@ -316,10 +316,10 @@ fn in_best_placement(found: Vec<Found>) -> Vec<Found> {
     found.into_iter().filter(|found| is_new(found.plan.in_order(&[]))).collect()
 }
 
-/// All plans of a config's model on hardware, each with what it takes at least.
+/// Returns all plans of a config's model on hardware, each with its lower bounds.
 ///
 /// # Errors
-/// As of [`search`].
+/// The errors are those of [`search`].
 pub fn bounded(base: &RunConfig, hardware: &Hardware) -> Result<Vec<(Plan, Bounds)>, SearchError> {
     Ok(list(base, hardware)?.candidates)
 }
@@ -356,7 +356,7 @@ fn list(base: &RunConfig, hardware: &Hardware) -> Result<Listed, SearchError> {
         let bounds = model.bounds(&plan, hardware);
         (plan, bounds)
     };
-    // Without one, no plan is lowered.
+    // Without a plugin, no plan is lowered.
     let platform = base.any_plugin().ok();
     let has_host_memory = platform.as_ref().is_some_and(|platform| platform.has_host_memory());
     let shape = shape(&base, &decoder, hardware, has_host_memory);
@@ -536,7 +536,7 @@ pub fn evaluate(base: &RunConfig, plan: &Plan, hardware: &Hardware, memory: u64)
 /// Model, mesh and rules do not fit together; or the mesh does not fit the hardware.
 pub fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Result<(StepTime, u64), SearchError> {
     let mut config = config.clone();
-    // Only of our own partitioner is known what it does.
+    // The figures are known only for our own partitioner.
     config.partition.mode = PartitionMode::Explicit;
     let (_, lowered) = config.lower_train_step()?;
     let module = lowered.module.decode().map_err(|error| Error::Compiler(error.into()))?;

@@ -113,7 +113,7 @@ impl Plan {
         if text.is_empty() { "fsdp=1".to_owned() } else { text }
     }
 
-    /// Into how many parts the rows of a batch are split.
+    /// Returns the number of parts that the rows of a batch are split into.
     pub fn rows_split(&self) -> usize {
         self.size("replica") * self.size("fsdp") * self.size("expert")
     }
@@ -149,7 +149,7 @@ impl Plan {
         self.list().is_some_and(|list| list + 1 == LISTS.len())
     }
 
-    /// Into how many parts a device's rows are cut, one computed after the other.
+    /// Returns the number of parts that a device's rows are cut into. They are computed one after the other.
     pub(super) fn parts(&self) -> usize {
         self.pipeline.as_ref().map_or(self.accumulate, |pipeline| pipeline.microbatches)
     }
@@ -174,7 +174,7 @@ impl Plan {
         (self.sizes, self.residual, keeping)
     }
 
-    /// How it splits a row, and what is computed of it.
+    /// Returns the key of how a plan splits a row, and of what is computed of it.
     pub(super) fn split(&self) -> Split {
         (WITHIN_ROWS.map(|axis| self.size(axis)), self.order, self.residual)
     }
@@ -189,7 +189,7 @@ impl Plan {
         Plan { order: order(&self.sizes, axes), ..self.clone() }
     }
 
-    /// Into how many pieces the rows of a batch are cut that are computed at once.
+    /// Returns the number of pieces that the rows of a batch are cut into and that are computed at once.
     pub(super) fn pieces(&self) -> usize {
         self.rows_split() * self.parts()
     }
@@ -306,7 +306,7 @@ fn order(sizes: &[usize; AXES.len()], axes: &[usize]) -> [usize; AXES.len()] {
     std::array::from_fn(|place| if sizes[place] > 1 { *axes.next().unwrap_or(&place) } else { place })
 }
 
-/// For each axis a number.
+/// A number for each axis.
 type OfAxes = [usize; AXES.len()];
 
 /// The plans of a mesh with the same pipeline.
@@ -338,7 +338,7 @@ pub(super) struct Shape {
     pub(super) near: usize,
     /// Rows of a batch.
     pub(super) rows: usize,
-    /// Into how many parts a layer cuts the rows that it works on.
+    /// The number of parts that a layer cuts the rows into that it works on.
     pub(super) parts_of_rows: usize,
     /// Tokens of a row.
     pub(super) length: usize,
@@ -352,14 +352,14 @@ pub(super) struct Shape {
     pub(super) width: usize,
     /// How many routed experts the layers have that have some.
     pub(super) experts: Vec<usize>,
-    /// Whether there is memory of hosts, over links of which the rate is known.
+    /// Whether hosts have memory, over links whose rate is known.
     pub(super) can_offload: bool,
     /// Whether the rules are those of a preset, so that sequence parallelism is a choice.
     pub(super) chooses_residual: bool,
 }
 
 impl Shape {
-    /// Into how many parts the rows of a device can be cut that are computed one after the other.
+    /// Returns the numbers of parts that a device's rows can be cut into. The parts are computed one after the other.
     fn parts(&self, rows_split: usize) -> Vec<usize> {
         let rows = self.rows / rows_split;
         if rows.is_multiple_of(self.parts_of_rows) { divisors(rows / self.parts_of_rows) } else { Vec::new() }

@@ -9,8 +9,8 @@ use super::bounds::{Bounds, least_bubble};
 use super::plan::{DOTS, Family, Keeping, Kin, MOST_RECOMPUTED, Plan, Split, WITHIN_ROWS};
 use super::{Found, Hardware, StepTime};
 
-/// A relative that does less is taken to be slower by at most so much: what is kept must be read again, and a larger
-/// part may cross from one regime of a kernel to another.
+/// The factor by which a relative that does less may be slower: kept values must be read again, and a larger part may
+/// cross from one regime of a kernel to another.
 const SLOWER: f64 = 0.97;
 
 /// Whether a plan that recomputes so much says how long another takes at least: the same; one that keeps a shorter list
@@ -117,7 +117,7 @@ impl Queue {
         }
     }
 
-    /// Remembers what is known of a plan, and with it of its relatives.
+    /// Records what is known of a plan, for the bounds of its relatives.
     pub(super) fn learn(&mut self, found: &Found) {
         let plan = &found.plan;
         // How long moves are waited for says nothing of plans without them.

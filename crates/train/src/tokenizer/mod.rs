@@ -188,7 +188,7 @@ impl Tokenizer {
     /// Generation starts from them.
     ///
     /// # Errors
-    /// As of [`Tokenizer::encode`].
+    /// The errors are those of [`Tokenizer::encode`].
     pub fn encode_with_special(&self, text: &str) -> Result<Vec<i32>, TokenizerError> {
         self.encoded(text, true)
     }
@@ -233,7 +233,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether a token leaves no trace in a text: it is none, or a special one.
+    /// Returns whether a token leaves no trace in a text: it is not a token, or it is a special one.
     fn is_left_out(&self, token: i32, keeps_special: bool) -> bool {
         let Kind::File { tokenizer, .. } = &self.0 else { return false };
         let text = u32::try_from(token).ok().and_then(|id| tokenizer.text(id));

@@ -26,7 +26,7 @@ struct Sections {
 
 /// How much rules change a text.
 struct Growth {
-    /// By how much the bytes are multiplied.
+    /// The factor by which the bytes are multiplied.
     factor: f64,
     /// Bytes or tokens that are added to each text.
     added: f64,
@@ -90,7 +90,7 @@ impl Growth {
                 let tokens = rule.get("special_tokens").and_then(Value::as_object);
                 let ids = |name: &str| tokens?.get(name)?.get("ids")?.as_array().map(Vec::len);
                 let pieces = rule.get("single").and_then(Value::as_array).into_iter().flatten();
-                // A text that stands there several times counts as what is added, too.
+                // A text that occurs several times counts as added text, too.
                 let name = |piece: &'r Value| piece.get("SpecialToken").and_then(|token| token.get("id")?.as_str());
                 self.added +=
                     pieces.map(|piece| name(piece).map_or(1, |name| ids(name).unwrap_or(1)) as f64).sum::<f64>();

@@ -2,8 +2,8 @@
 
 use super::Tokenizer;
 
-/// The text of tokens that come one at a time: of each token what it adds, so that all texts together are the text of
-/// all tokens. Text appears once no later token can change it, so never half a character.
+/// The text of tokens that come one at a time. Each token gives the text that it adds, so all texts together are the
+/// text of all tokens. Text appears once no later token can change it, so it never contains half a character.
 ///
 /// If the tokenizer writes unknown characters as bytes, a run of bytes appears once it has ended, because a wrong byte
 /// makes the whole run wrong.
@@ -51,7 +51,7 @@ impl<'t> TextStream<'t> {
         added
     }
 
-    /// The text that is left when no token follows: of what is half a character, a replacement.
+    /// Returns the text that is left when no token follows. A replacement character stands for half a character.
     pub fn finish(self) -> String {
         self.rest()
     }
@@ -61,7 +61,7 @@ impl<'t> TextStream<'t> {
         self.text(&self.tokens).get(self.out..).unwrap_or_default().to_owned()
     }
 
-    /// Forgets tokens whose text is out, but for those that the next ones need in front of them.
+    /// Forgets tokens whose text is out, except for those that the next tokens need in front of them.
     fn forget(&mut self) {
         let new = self.text(&self.tokens[self.context..]);
         // Tokens without text may leave the treatment of a first token to the next one.

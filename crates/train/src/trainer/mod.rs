@@ -167,7 +167,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         Ok(())
     }
 
-    /// Has a replica that is apart replace its state; also what else came of it. Nothing is done in other runs.
+    /// Lets a replica that is apart replace its state, and returns the other result of `act`. Other runs do nothing.
     fn with_replica<T>(
         &mut self,
         act: impl FnOnce(
@@ -333,7 +333,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// than `most`. Returns what came of each.
     ///
     /// # Errors
-    /// As of [`Trainer::step`].
+    /// The errors are those of [`Trainer::step`].
     pub fn steps(&mut self, most: u64) -> Result<Vec<StepMetrics>, Error> {
         let calls = match &self.several {
             Some((count, _)) if *count as u64 <= most => Calls::Several(*count),

@@ -15,10 +15,10 @@ use meshloom::hlo::message::counted;
 use meshloom::pjrt::{Array, Client};
 
 impl Trainer {
-    /// As [`Trainer::resume_run`], for the decoder and text of a config.
+    /// Does the same as [`Trainer::resume_run`], for the decoder and text of a config.
     ///
     /// # Errors
-    /// As there, and of [`Trainer::new`].
+    /// The errors are those of [`Trainer::resume_run`] and of [`Trainer::new`].
     pub fn resume(config: &RunConfig, client: &Client, checkpoint: &Checkpoint) -> Result<Trainer, Error> {
         config.check_runnable()?;
         let config = &config.on_client(client)?;
@@ -68,10 +68,10 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         self.steps_done
     }
 
-    /// Saves the present state. [`Checkpointer::save`] says what is waited for.
+    /// Saves the present state. [`Checkpointer::save`] describes what the call waits for.
     ///
     /// # Errors
-    /// As there.
+    /// The errors are those of [`Checkpointer::save`].
     pub fn save_checkpoint(&self, checkpointer: &mut Checkpointer) -> Result<(), Error> {
         self.check_complete()?;
         let contents =
