@@ -44,7 +44,7 @@ pub enum ParameterError {
         /// The system's error.
         source: io::Error,
     },
-    /// It is no safetensors file, or a damaged one.
+    /// The file is not a safetensors file, or it is damaged.
     #[error("{file:?} is not a safetensors file, or damaged: {reason}")]
     Format {
         /// The file.
@@ -428,7 +428,7 @@ impl ParameterFile {
     /// Reads one parameter.
     ///
     /// # Errors
-    /// It is missing or of another type, or the file cannot be read.
+    /// The parameter is missing or of another type, or the file cannot be read.
     pub fn read(&self, path: &str, expected: &TensorType, options: LoadOptions) -> Result<Literal, ParameterError> {
         self.check_one(path, expected, options)?;
         let whole: Vec<Range<usize>> = expected.dims.iter().map(|&size| 0..size).collect();

@@ -38,7 +38,7 @@ pub use inputs::{Draw, read_safetensors, write_safetensors};
 pub use subject::Subject;
 pub use symptom::{Kind, Symptom};
 
-/// How to search.
+/// The options of a search.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
     /// The only symptoms that are looked for; if empty, all are.
@@ -55,7 +55,7 @@ pub struct Options<'a> {
     pub compiler_options: Vec<String>,
     /// The plugin: a known wheel's name, or a file.
     pub plugin: Option<String>,
-    /// How inputs are drawn that are not given.
+    /// The rule by which inputs are drawn that are not given.
     pub draw: Draw,
     /// Inputs by the names of the parameters.
     pub inputs: BTreeMap<String, Literal>,
@@ -190,7 +190,7 @@ pub struct Case {
     pub symptom: Symptom,
     /// The plugin's name.
     pub plugin: String,
-    /// How much results may differ.
+    /// The difference between results that is allowed.
     pub tolerance: f64,
     /// The time of a try.
     pub time_limit: Duration,

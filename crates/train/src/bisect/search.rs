@@ -593,7 +593,7 @@ impl<'a> Search<'a> {
 /// Whether the symptom is gone without some things.
 type Test<'t, 'a> = dyn FnMut(&mut Search<'a>, &[&'static str]) -> Result<Effect, BisectError> + 't;
 
-/// How much to the point it is.
+/// Returns the place of a dimension in the order of relevance.
 fn rank(dimension: Dimension) -> usize {
     use Dimension::*;
     let order = [Option, Pass, XlaPass, XlaFlag, PartitionMode, Mesh, Plugin, Size, AsGiven];
@@ -643,7 +643,7 @@ pub(super) fn outcome_text(outcome: &Outcome) -> String {
 pub fn xla_flags(text: &str) -> impl Iterator<Item = String> {
     let flag = |word: &str| {
         let flag = word.strip_prefix("--")?;
-        // How many devices there are is said otherwise.
+        // The number of devices is given in another way.
         let is_option = !flag.starts_with("xla_force_host_platform_device_count");
         is_option.then(|| if flag.contains('=') { flag.to_owned() } else { format!("{flag}=true") })
     };

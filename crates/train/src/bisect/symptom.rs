@@ -12,9 +12,9 @@ use serde::Serialize;
 pub enum Kind {
     /// The process ends by a signal.
     Crash,
-    /// It is not done within the time limit.
+    /// The program is not done within the time limit.
     Hang,
-    /// It needs more memory than a bound.
+    /// The program needs more memory than a bound.
     Memory,
     /// NaN or an infinity comes out, though only finite numbers go in.
     NotFinite,
@@ -44,17 +44,17 @@ impl Kind {
 pub enum Symptom {
     /// The process ended.
     Crash {
-        /// By this signal.
+        /// The signal that ended it.
         signal: i32,
         /// The plugin's last words: a check that failed, or nothing.
         said: Option<String>,
     },
-    /// It was not done in time.
+    /// The program was not done in time.
     Hang {
         /// The time limit.
         seconds: f64,
     },
-    /// It needs too much memory.
+    /// The program needs too much memory.
     Memory {
         /// The memory that the program needs on a device.
         bytes: u64,

@@ -169,7 +169,7 @@ impl Checkpointer {
     /// Waits for the checkpoint under way, if there is one.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The checkpoint cannot be written.
     pub fn wait(&mut self) -> Result<(), CheckpointError> {
         let Some(Writer { step, thread }) = self.writer.take() else { return Ok(()) };
         thread.join().unwrap_or(Err(CheckpointError::Writer { step }))

@@ -58,7 +58,7 @@ impl RecordedConfig {
     /// the folder that the checkpoint has of them.
     ///
     /// # Errors
-    /// It is not TOML.
+    /// The text is not TOML.
     pub(crate) fn facts(&self, copy: Option<&Path>) -> Result<String, toml::de::Error> {
         let mut table: toml::Table = self.0.parse()?;
         let had_tokenizer = folder_of(&table).is_some_and(|folder| {
@@ -92,7 +92,7 @@ impl RecordedConfig {
     /// Returns the keys that decide what is computed.
     ///
     /// # Errors
-    /// It is not TOML.
+    /// The text is not TOML.
     pub(crate) fn computed(&self) -> Result<BTreeMap<String, toml::Value>, toml::de::Error> {
         let table: toml::Table = self.0.parse()?;
         let of_section = |section: &&str| {

@@ -16,7 +16,7 @@ pub(super) struct Snapshot {
     pub leaves: Vec<StoredLeaf>,
     /// The files that this process writes.
     pub files: Vec<Pieces>,
-    /// How many files there are, those of all processes.
+    /// The number of files, over all processes.
     pub file_count: usize,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Piece {
     pub leaf: usize,
     /// Its box in the value and in the bytes.
     pub segment: Segment,
-    /// How the bytes are arranged.
+    /// The type by which the bytes are arranged.
     pub view: TensorType,
     /// The part that the device held.
     pub held: Held,

@@ -18,7 +18,7 @@ pub(crate) struct Mixture {
     /// For each position of the period, the source and how many rows it has given before in the period. Empty for one
     /// source.
     period: Vec<(u32, u32)>,
-    /// How many rows of the period each source gives.
+    /// The number of rows of the period that each source gives.
     units: Vec<u64>,
 }
 

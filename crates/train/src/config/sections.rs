@@ -108,9 +108,9 @@ choice! {
 choice! {
     /// The action on a line of the data that cannot be used.
     BadLines {
-        /// It is an error that names file and line.
+        /// The line is an error that names the file and the line.
         Error = "error",
-        /// It is left out, and counted.
+        /// The line is left out, and counted.
         Skip = "skip",
     }
 }
@@ -120,7 +120,8 @@ section! {
     DataConfig {
         /// Files, folders and globs of text or JSON Lines, each plain, `.gz` or `.zst`.
         sources: Vec<String> = vec!["examples/data/austen.txt".to_owned()],
-        /// How many rows each source gives, in proportion; empty: all sources are one, shuffled together.
+        /// The numbers of rows that the sources give, in proportion. If empty, all sources count as one and are
+        /// shuffled together.
         weights: Vec<f64> = Vec::new(),
         /// JSON Lines: the field of each line that has the text.
         field: String = "text".to_owned(),
@@ -215,8 +216,8 @@ section! {
         /// Weight of the loss of further tokens (multi-token prediction), the mean over the layers that predict them;
         /// 0 to leave these layers out.
         further_token_weight: f64 = 0.0 => AtLeast(0.0),
-        /// By how much a step moves each bias by which experts are chosen: up where an expert has less than an even
-        /// share of the choices, and down where it has more; 0 to leave them.
+        /// The amount by which a step moves each bias that experts are chosen by: up where an expert has less than an
+        /// even share of the choices, and down where it has more; 0 to leave them.
         choice_bias_rate: f64 = 1e-3 => AtLeast(0.0),
         /// Whether parameters narrower than f32 have f32 copies in the optimizer's state.
         master_copies: bool = true,
@@ -349,10 +350,10 @@ section! {
 /// The values that the backward pass recomputes in the layers of a pipeline.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum PipelineRemat {
-    /// As `[remat]` says of all layers.
+    /// The layers follow `[remat]`, as all layers do.
     #[default]
     Same,
-    /// By a policy of its own, without the names of values.
+    /// The layers have a policy of their own, without the names of values.
     Own(RematPolicy),
 }
 

@@ -178,7 +178,7 @@ impl TextDataset {
         &self.skipped
     }
 
-    /// How many files were taken apart; the tokens of the others were in the cache.
+    /// Returns the number of files that were tokenized; the tokens of the others were in the cache.
     pub fn tokenized_files(&self) -> usize {
         self.tokenized
     }

@@ -48,7 +48,7 @@ pub(super) struct Prepared {
     /// SHA-256 of each file.
     pub(super) digests: Vec<[u8; 32]>,
     pub(super) skipped: Vec<SkippedLines>,
-    /// How many files were not in the cache.
+    /// The number of files that were not in the cache.
     pub(super) tokenized: usize,
 }
 

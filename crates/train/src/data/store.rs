@@ -27,7 +27,7 @@ pub(super) const FORM: &str = "meshloom tokens 1";
 /// The bytes that follow the description: its length, and the digest.
 const TAIL: u64 = 8 + 32;
 
-/// How many files are held open.
+/// The number of files that are held open.
 const OPEN_FILES: usize = 64;
 
 /// The description of an entry.

@@ -34,7 +34,7 @@ pub enum GenerateError {
         row: usize,
         /// The token.
         token: i32,
-        /// How many the model has.
+        /// The number of tokens that the model has.
         vocab: usize,
     },
     /// A prompt and what is to follow it do not fit into the cache.

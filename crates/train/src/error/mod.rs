@@ -100,7 +100,7 @@ meshloom::hlo::debug_is_message!(Error);
 pub struct NotFinite {
     /// The first step of the row.
     pub first: StepMetrics,
-    /// How many steps in a row.
+    /// The number of such steps in a row.
     pub in_a_row: u64,
     /// `train.skip_bad_steps`.
     pub allowed: u64,

@@ -196,7 +196,7 @@ impl Published {
     /// The block of an FP8 checkpoint, in rows and columns, if the file says.
     ///
     /// # Errors
-    /// It says something else than two counts.
+    /// The file says something other than two counts.
     pub(crate) fn fp8_block(&self) -> Result<Option<[usize; 2]>, FamilyError> {
         let object = self.object();
         let block = object.get("quantization_config").and_then(|section| section.get("weight_block_size"));

@@ -34,13 +34,13 @@ pub struct Part {
 /// Where elements of a parameter are in a tensor.
 #[derive(Clone, Debug)]
 pub(crate) enum Form {
-    /// In the same order.
+    /// The elements are in the same order.
     Same,
     /// A tensor `[outputs, inputs]`, of a parameter `[inputs, outputs]`: output by output.
     Transposed,
-    /// The same, but for each of the parameter's outputs the row.
+    /// The tensor is transposed as well; the numbers are its rows, one for each of the parameter's outputs.
     Rows(Vec<usize>),
-    /// Every second along the last dimension, from this one on.
+    /// The elements are every second one along the last dimension, from this one on.
     Alternating(usize),
 }
 

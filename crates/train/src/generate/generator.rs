@@ -23,12 +23,12 @@ pub struct Request {
     pub seed: u64,
 }
 
-/// How prompts are continued.
+/// The options for continuing prompts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
     /// The most tokens to add to each.
     pub length: usize,
-    /// How they are drawn.
+    /// The options for drawing tokens.
     pub sampling: SamplingOptions,
     /// Tokens that end a text, and are not part of it.
     pub stop_tokens: Vec<i32>,
@@ -138,7 +138,7 @@ impl Generator {
         self.lowering.options.rows
     }
 
-    /// How many programs have been compiled so far.
+    /// Returns the number of programs that have been compiled so far.
     pub fn program_count(&self) -> usize {
         1 + self.prefills.len()
     }

@@ -8,7 +8,7 @@ pub trait Peers: Debug + Send + Sync {
     /// Its number.
     fn number(&self) -> usize;
 
-    /// How many there are.
+    /// Returns the number of processes.
     fn count(&self) -> usize;
 
     /// Checks that all have the same; all ask it in the same order. `advice` says what to do where they do not.

@@ -64,7 +64,7 @@ impl DeviceScores {
         DeviceScores { busiest, mean: total as f64 / queries.len().max(1) as f64 }
     }
 
-    /// How many times the mean the busiest device computes.
+    /// The work of the busiest device, as a multiple of the mean.
     pub fn balance(&self) -> f64 {
         self.busiest as f64 / self.mean
     }

@@ -346,11 +346,11 @@ pub(super) struct Shape {
     pub(super) cycles: usize,
     /// Layers of a cycle.
     pub(super) cycle: usize,
-    /// How many heads each kind of layer has, of queries and of keys and values.
+    /// The number of heads of each kind of layer, of queries and of keys and values.
     pub(super) heads: Vec<[usize; 2]>,
     /// Width of the residual stream.
     pub(super) width: usize,
-    /// How many routed experts the layers have that have some.
+    /// The number of routed experts in the layers that have some.
     pub(super) experts: Vec<usize>,
     /// Whether hosts have memory, over links whose rate is known.
     pub(super) can_offload: bool,

@@ -33,7 +33,7 @@ pub enum TokenizerError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// It is no tokenizer file, or one that this version does not read.
+    /// The file is not a tokenizer file, or this version does not read it.
     #[error("{origin:?} is not a tokenizer.json that can be read: {reason}")]
     Format {
         /// The file.

@@ -14,9 +14,9 @@ pub struct TextStream<'t> {
     /// Tokens whose text is out, in front of those whose text is not all out. Decoders treat the first token of a text
     /// in another way, so that the latter are never the first.
     tokens: Vec<i32>,
-    /// How many of these tokens are the former.
+    /// The number of these tokens whose text is out.
     context: usize,
-    /// How many bytes of the text of all these tokens are out.
+    /// The number of bytes of the text of all these tokens that are out.
     out: usize,
 }
 
