@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The file of a published model that says what it is.
+/// The file that describes a published model.
 pub(crate) const CONFIG: &str = "config.json";
 
 /// The file of a published model that says how text becomes tokens.
@@ -44,8 +44,8 @@ pub(crate) fn checkpoints(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// The folder of the published model that a checkpoint is of, or the newest one in a directory of checkpoints. What is
-/// wrong with the checkpoint shows when it is opened.
+/// Returns the folder of the published model that a checkpoint contains, or that the newest checkpoint in a directory
+/// contains. Faults of the checkpoint are reported when it is opened.
 pub(crate) fn model_folder(path: &Path) -> Option<PathBuf> {
     let newest = || Some(checkpoints(path).ok()?.pop()?.1);
     let of_checkpoint = |folder: PathBuf| Some(folder.join(MODEL)).filter(|folder| folder.is_dir());

@@ -1,9 +1,9 @@
 //! Parameters in safetensors files.
 //!
 //! A tree of parameters is a file of tensors named by their paths, such as `layers.3.attention.wq`. Writing gathers one
-//! parameter at a time from its devices into a temporary file, which then takes the name of the target, so nobody ever
-//! finds half a file. Reading checks all names and types against the header before it reads data, then reads of one
-//! parameter at a time what each device holds.
+//! parameter at a time from its devices into a temporary file, which then takes the name of the target, so no reader
+//! ever finds half a file. Reading checks all names and types against the header before it reads data, then reads of
+//! one parameter at a time what each device holds.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -19,13 +19,13 @@ use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, PjrtError, runs};
 use meshloom::trace::{LeafCountError, MapTree, Param, TensorSpec, Tree};
 
-/// What is read of a file at a time, where a part of a parameter is not in one piece.
+/// The number of bytes of a file that are read at a time, where a part of a parameter is not in one piece.
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// The longest header that is read: as the safetensors crate has it.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// What is wrong with a parameter file.
+/// An error of a parameter file.
 #[derive(thiserror::Error)]
 pub enum ParameterError {
     /// The file cannot be read.
@@ -33,7 +33,7 @@ pub enum ParameterError {
     Read {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
     /// The file cannot be written.
@@ -41,15 +41,15 @@ pub enum ParameterError {
     Write {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is no safetensors file, or a damaged one.
+    /// The file is not a safetensors file, or it is damaged.
     #[error("{file:?} is not a safetensors file, or damaged: {reason}")]
     Format {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// The file lacks a parameter.
@@ -428,7 +428,7 @@ impl ParameterFile {
     /// Reads one parameter.
     ///
     /// # Errors
-    /// It is missing or of another type, or the file cannot be read.
+    /// The parameter is missing or of another type, or the file cannot be read.
     pub fn read(&self, path: &str, expected: &TensorType, options: LoadOptions) -> Result<Literal, ParameterError> {
         self.check_one(path, expected, options)?;
         let whole: Vec<Range<usize>> = expected.dims.iter().map(|&size| 0..size).collect();

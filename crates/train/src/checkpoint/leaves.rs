@@ -20,7 +20,7 @@ pub(crate) fn write_leaves(
 ) -> Result<PathBuf, CheckpointError> {
     let is_first = peers.is_none_or(|peers| peers.number() == 0);
     if is_first {
-        // What is there was written before, by this run or another.
+        // The folder is left from an earlier call, of this run or another.
         match std::fs::remove_dir_all(directory) {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
                 return Err(folder::failed("delete", directory, source));

@@ -55,7 +55,7 @@ pub struct DataPosition {
     pub seq: usize,
 }
 
-/// What every version of the format has.
+/// The fields that every version of the format has.
 #[derive(Debug, Deserialize)]
 pub(super) struct Header {
     pub format: String,
@@ -67,14 +67,14 @@ pub(super) struct Header {
 pub(super) struct Manifest {
     pub format: String,
     pub version: u64,
-    /// The meshloom that wrote it.
+    /// The version of meshloom that wrote it.
     pub meshloom: String,
     #[serde(flatten)]
     pub about: About,
-    /// What the run read. None of a run whose data is no text, or that an older version wrote.
+    /// The data that the run read. Empty if the data is not text, or if an older version wrote the manifest.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub data_digests: Vec<DataDigest>,
-    /// Files of the published model that the run is of, in the folder [`MODEL`]; none of other runs.
+    /// The files of the published model that the run trains, in the folder [`MODEL`]; empty for other runs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub model_files: Vec<StoredFile>,
     pub files: Vec<StoredFile>,

@@ -49,7 +49,7 @@ pub use recorded::RecordedConfig;
 
 pub(crate) use write::Contents;
 
-/// What a manifest says it is.
+/// The name of the format, which a manifest begins with.
 const FORMAT: &str = "meshloom checkpoint";
 
 /// The version of the format.
@@ -59,14 +59,15 @@ pub(crate) const MANIFEST: &str = "manifest.json";
 
 const SUMS: &str = "SHA256SUMS";
 
-/// What the writer has just done. A process that dies after any of these leaves complete checkpoints alone.
+/// The action that the writer has just finished. If the process dies after any of them, the complete checkpoints stay
+/// as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// The unfinished folder is there.
+    /// The unfinished folder has been made.
     FolderMade,
-    /// A file of it has been handed to the system.
+    /// A file of the folder has been handed to the system.
     FileWritten,
-    /// That file is on the disk.
+    /// The file is on the disk.
     FileSynced,
     /// The folder's list of files is on the disk.
     FolderSynced,

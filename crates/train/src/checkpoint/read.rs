@@ -18,13 +18,13 @@ use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, ArraySpec, Client, ShardBox, ShardLayout, shared_runs};
 use meshloom::trace::{MapTree, Param, Tree};
 
-/// What the paths of parameters begin with that several replicas agree on.
+/// The prefix of the paths of parameters that several replicas have agreed on.
 const OUTER_PARAMS: &str = "outer.params.";
 
-/// What the paths of parameters begin with in a state.
+/// The prefix of the paths of parameters in a state.
 pub(super) const PARAMS: &str = "params.";
 
-/// What is read at once where the parts of a piece that are needed are small.
+/// The number of bytes that are read at once where the needed parts of a piece are small.
 const BUFFER_BYTES: usize = 1 << 18;
 
 /// A checkpoint whose files are as they were written.
@@ -34,13 +34,13 @@ pub struct Checkpoint {
     manifest: Manifest,
 }
 
-/// What to do where the newest checkpoint of a directory cannot be used.
+/// The action to take where the newest checkpoint of a directory cannot be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fallback {
-    /// That is an error, which names the one before it.
+    /// An error is returned, which names the checkpoint before it.
     #[default]
     Refuse,
-    /// The newest that can be used is taken.
+    /// The newest checkpoint that can be used is taken.
     Older,
 }
 
@@ -49,14 +49,14 @@ pub enum Fallback {
 pub struct Found {
     /// The checkpoint.
     pub checkpoint: Checkpoint,
-    /// What is wrong with those that are newer.
+    /// The faults of the newer checkpoints, which cannot be used.
     pub skipped: Vec<CheckpointError>,
 }
 
-/// The checkpoint that a path means: itself, or the newest complete one in a directory of checkpoints.
+/// Returns the checkpoint that a path means: itself, or the newest complete one in a directory of checkpoints.
 ///
 /// # Errors
-/// There is none, or it cannot be used; with [`Fallback::Older`], none can.
+/// There is no checkpoint, or it cannot be used. With [`Fallback::Older`], no checkpoint can be used.
 pub fn find(path: impl AsRef<Path>, fallback: Fallback) -> Result<Found, CheckpointError> {
     let path = path.as_ref();
     if step_of(path).is_some() || path.join(MANIFEST).exists() {
@@ -126,7 +126,7 @@ impl Checkpoint {
         self.about().step == 0 && self.manifest.leaves.iter().all(|leaf| leaf.path.starts_with(PARAMS))
     }
 
-    /// What the run read, if that is known.
+    /// The data that the run read; empty if it is not known.
     pub(crate) fn data_digests(&self) -> &[DataDigest] {
         &self.manifest.data_digests
     }
@@ -219,7 +219,7 @@ impl Checkpoint {
         for (own_path, mut leaf) in declared.paths().into_iter().zip(form::leaves(declared, "")?) {
             let mut paths = prefixes.iter().map(|prefix| format!("{prefix}{}", leaf.path));
             let found = paths.find(|path| stored(path).is_some());
-            // Where none is stored, the last is what is missing.
+            // If no value is stored, the path with the last prefix is the one that is missing.
             leaf.path = found.unwrap_or_else(|| format!("{}{}", prefixes[prefixes.len() - 1], leaf.path));
             let ty = stored(&leaf.path).and_then(StoredLeaf::ty);
             if let Some(ty) = ty.filter(|ty| ty.dtype.is_float() && leaf.ty.dtype.is_float()) {
@@ -272,7 +272,7 @@ impl Checkpoint {
     ) -> Result<Literal, CheckpointError> {
         let view = leaf.view(layout, device);
         let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, view.byte_count()).collect();
-        // Nobody else has it yet.
+        // The allocation is new, so nothing else refers to it yet.
         let target = Arc::get_mut(&mut bytes).unwrap_or_default();
         for segment in leaf.segments(layout, device) {
             for piece in &stored.pieces {
@@ -319,12 +319,12 @@ impl ParameterLeaves<'_> {
     }
 }
 
-/// What a piece and a part of a device's value have in common.
+/// The intersection of a piece and a part of a device's value.
 struct Copy {
     piece: TensorType,
-    /// In the piece.
+    /// The box in the piece.
     from: ShardBox,
-    /// In the device's value.
+    /// The box in the device's value.
     to: ShardBox,
 }
 

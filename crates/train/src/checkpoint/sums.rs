@@ -15,7 +15,7 @@ use super::manifest::StoredFile;
 use super::{CheckpointError, SUMS};
 use crate::data::hex;
 
-/// What is read at once.
+/// The number of bytes that are read at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// The longest list that is read: a line for each of a million files.

@@ -9,13 +9,13 @@ use super::value::{KeyInfo, Keys, text};
 /// A section of the run config.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SectionInfo {
-    /// Its name, `model`.
+    /// The name of the section, such as `model`.
     pub name: &'static str,
-    /// What it is about.
+    /// The subject of the section.
     pub meaning: String,
     /// Whether the config has it: `[pipeline]` and `[diloco]` may be absent.
     pub is_present: bool,
-    /// Its keys, in the order of the file.
+    /// The keys of the section, in the order of the file.
     pub keys: Vec<KeyInfo>,
 }
 

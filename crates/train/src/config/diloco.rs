@@ -29,8 +29,8 @@ impl RunConfig {
         })
     }
 
-    /// The schedule by which fragments are sent and used, if the config has a valid one; `validate` says what is wrong
-    /// with others.
+    /// Returns the schedule by which fragments are sent and used, if the config has a valid one; `validate` reports the
+    /// fault of an invalid one.
     fn diloco_schedule(&self) -> Option<Schedule> {
         self.diloco_options()?.schedule().ok()
     }
@@ -53,7 +53,7 @@ impl RunConfig {
     /// As [`RunConfig::warnings`], of a run that has a validation set or none, whatever `data.validation` is.
     pub(crate) fn warnings_with(&self, has_validation: bool) -> Vec<String> {
         let (calls, steps) = (self.train.steps_per_call, self.train.steps);
-        // What replicas apart send is in no program.
+        // The transfers of replicas that are apart are not part of a program.
         let late = self.diloco_schedule().filter(|schedule| schedule.overlap() > 0 && !self.is_apart());
         let problem = |schedule: Schedule| {
             let period = schedule.period();

@@ -1,4 +1,4 @@
-//! What can be wrong with a config, and where.
+//! The errors of configs, and their places.
 
 use std::cell::Cell;
 use std::fmt;
@@ -70,12 +70,12 @@ impl fmt::Display for Place {
 #[derive(thiserror::Error)]
 #[error("{place}{kind}")]
 pub struct ConfigError {
-    /// Where.
+    /// The place of the error.
     pub place: Place,
-    /// What.
+    /// The kind of error.
     pub kind: Box<ConfigErrorKind>,
-    /// Other keys that have a part in it, the likeliest first: where the key at fault has its default, one of them is
-    /// at fault.
+    /// Other keys that have a part in the error, the likeliest first. If the key at fault has its default, one of these
+    /// is at fault.
     pub because: Vec<String>,
 }
 
@@ -93,7 +93,7 @@ impl ConfigError {
     }
 }
 
-/// What is wrong with a config.
+/// An error in a config.
 #[derive(thiserror::Error)]
 pub enum ConfigErrorKind {
     /// The file cannot be read.
@@ -101,13 +101,13 @@ pub enum ConfigErrorKind {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The text is not TOML.
     #[error("{message}")]
     Syntax {
-        /// What the parser says.
+        /// The parser's message.
         message: String,
     },
     /// An override is not `section.key=value`.
@@ -115,7 +115,7 @@ pub enum ConfigErrorKind {
     Override {
         /// The override.
         text: String,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
     /// A key or section that does not exist.
@@ -135,7 +135,7 @@ pub enum ConfigErrorKind {
         key: String,
         /// The value and its type.
         found: String,
-        /// What is allowed.
+        /// The values that are allowed.
         expected: String,
     },
     /// A value of the right type that is not possible.
@@ -145,7 +145,7 @@ pub enum ConfigErrorKind {
         key: String,
         /// The value.
         value: String,
-        /// Why it is not possible, and what is.
+        /// The reason why it is not possible, and the values that are.
         reason: String,
     },
 }
@@ -172,7 +172,7 @@ impl From<ConfigErrorKind> for ConfigError {
     }
 }
 
-/// An impossible value. The place is filled in by whoever knows where the key was written.
+/// Returns the error of an impossible value. The caller that knows where the key was written fills in the place.
 pub(crate) fn invalid(key: &str, value: impl fmt::Debug, reason: &str) -> ConfigError {
     ConfigErrorKind::Invalid { key: key.to_owned(), value: format!("{value:?}"), reason: reason.to_owned() }.into()
 }

@@ -18,15 +18,15 @@ pub(crate) struct Mixture {
     /// For each position of the period, the source and how many rows it has given before in the period. Empty for one
     /// source.
     period: Vec<(u32, u32)>,
-    /// How many rows of the period each source gives.
+    /// The number of rows of the period that each source gives.
     units: Vec<u64>,
 }
 
 impl Mixture {
-    /// The mixture of so many sources; without weights all of them are one.
+    /// Returns the mixture of this number of sources. Without weights, all sources count as one.
     ///
     /// # Errors
-    /// Why the weights cannot be followed.
+    /// The weights cannot be followed; the error is the reason.
     pub(crate) fn new(weights: &[f64], sources: usize) -> Result<Mixture, String> {
         if weights.is_empty() {
             return Ok(Mixture { period: Vec::new(), units: vec![1] });

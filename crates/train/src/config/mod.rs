@@ -53,7 +53,7 @@ macro_rules! run_config {
         #[derive(Clone, Debug, Default, PartialEq)]
         pub struct RunConfig {
             $($(#[$doc])* pub $section: $ty,)*
-            /// What reading knew of it.
+            /// The facts about it that reading has recorded.
             pub(crate) origin: Origin,
         }
 
@@ -126,11 +126,11 @@ run_config! {
     }
 }
 
-/// What reading knows of a config beside its values. No two differ: a config is what it says, wherever that was
-/// written.
+/// The facts about a config that reading records besides its values. All of them compare as equal, because a config is
+/// what it says, wherever that was written.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origin {
-    /// What messages call the file; empty if there is none.
+    /// The name of the file in messages; empty if there is none.
     name: String,
     /// Where each key was written.
     places: Arc<HashMap<String, Place>>,

@@ -1,4 +1,4 @@
-//! What `[target]` means: the platform, its options, and the number of devices.
+//! The meaning of `[target]`: the platform, its options, and the number of devices.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,8 @@ impl RunConfig {
         self.target.topology.is_empty() && self.target.platform == PlatformChoice::Of(PlatformKind::Cpu)
     }
 
-    /// How many devices the mesh takes of those that there are: all, if one of its sizes is -1 or it is too large.
+    /// Returns the number of devices that the mesh takes of the `there` that exist: all of them, if one of its sizes is
+    /// -1 or it is too large.
     pub(crate) fn devices_of_mesh(&self, there: usize) -> usize {
         match Mesh::parse(&self.mesh.axes, there) {
             Err(MeshError::DeviceCount { product, .. }) if product < there => product,
@@ -34,10 +35,10 @@ impl RunConfig {
         }
     }
 
-    /// What a client of a platform is created with, except for the number of virtual devices.
+    /// Returns the options with which a client of a platform is created, except for the number of virtual devices.
     ///
     /// # Errors
-    /// A key is set whose option the platform has not, or to what it cannot be.
+    /// A key is set whose option the platform does not have, or it has a value that is not possible.
     pub fn client_options(&self, platform: PlatformKind) -> Result<ClientOptions, ConfigError> {
         let target = &self.target;
         let options = ClientOptions {

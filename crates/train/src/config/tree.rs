@@ -73,8 +73,8 @@ impl Table {
         }
     }
 
-    /// Runs `change` on the table of that name, made when there is none. A value that stands there is replaced: the
-    /// override wins.
+    /// Runs `change` on the table of that name, which is made if it does not exist. A value in its place is replaced:
+    /// the override wins.
     fn change_subtable(&mut self, path: &[&str], place: &Place, change: impl FnOnce(&mut Table)) {
         let [name, rest @ ..] = path else { return change(self) };
         let at = self.entries.iter().position(|(other, _)| other == name);

@@ -18,7 +18,7 @@ use meshloom::transform::pipeline::{Schedule, WeightPlan};
 pub struct KeyInfo {
     /// Its name, `layers`.
     pub name: &'static str,
-    /// Its value; none for a key that is not given and has no default.
+    /// The value; `None` for a key that is not given and has no default.
     pub value: Option<toml::Value>,
     /// Its default, if it has one.
     pub default: Option<toml::Value>,
@@ -28,28 +28,28 @@ pub struct KeyInfo {
     pub meaning: String,
 }
 
-/// Why a value was not taken.
+/// The reason why a value was not taken.
 pub(super) enum Refusal {
-    /// It is of another TOML type.
+    /// The value is of another TOML type.
     Type,
-    /// It is of the right type, but not a possible value: why, and what is.
+    /// The value is of the right type, but not possible. The text gives the reason and the possible values.
     Value(String),
-    /// It is a number that the type does not take.
+    /// The value is a number that the type does not take.
     Number,
 }
 
 /// A type that a key can have.
 pub(super) trait Value: Sized {
-    /// What is allowed, to follow "must be".
+    /// Returns the values that are allowed, in words that follow "must be".
     fn expected() -> String;
     fn read(value: &toml::Value) -> Result<Self, Refusal>;
     fn write(&self) -> toml::Value;
 }
 
-/// What a number of a key may be, besides finite.
+/// The bound on a number of a key, besides being finite.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Bound {
-    /// Whatever its type takes.
+    /// Any number that the type takes.
     None,
     /// This or more.
     AtLeast(f64),
@@ -64,7 +64,7 @@ pub(super) enum Bound {
 }
 
 impl Bound {
-    /// What is allowed, to follow "must be", of a type that allows `expected`.
+    /// Returns the values that are allowed, in words that follow "must be", for a type that allows `expected`.
     pub(super) fn expected(self, expected: String) -> String {
         let number = expected.trim_end_matches(" of at least 0").replace("a finite number", "a number");
         match self {
@@ -102,14 +102,14 @@ pub(super) struct Section<'a> {
     places: &'a mut HashMap<String, Place>,
 }
 
-/// What a section is written as: every key with its value.
+/// A section as it is written: every key with its value.
 pub(super) type Written = Vec<(&'static str, toml::Value)>;
 
 /// A section of the file.
 pub(super) trait Keys: Sized {
     /// Its keys, in the order of the file.
     const KEYS: &'static [&'static str];
-    /// What it is about.
+    /// The subject of the section.
     const ABOUT: &'static str;
 
     fn read(section: Section<'_>) -> Result<Self, ConfigError>;
@@ -117,7 +117,7 @@ pub(super) trait Keys: Sized {
     /// Checks each number by the bound of its row.
     fn check(&self, name: &'static str) -> Result<(), ConfigError>;
 
-    /// None for a section that is absent.
+    /// Returns the section as it is written; `None` if it is absent.
     fn write(&self) -> Option<Written>;
 
     /// The section and the sections below it, each with its keys.
@@ -151,7 +151,7 @@ impl<S: Keys> Keys for Option<S> {
 }
 
 impl<'a> Section<'a> {
-    /// The section of this name; `expected` says what it must be.
+    /// Opens the section of this name; `expected` says which values it may have.
     pub(super) fn of(
         name: &'a str,
         entry: Entry,
@@ -328,7 +328,7 @@ pub(super) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     format!("one of {}", names.into_iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", "))
 }
 
-/// Which of the names a value is.
+/// Returns the index of the name that a value is.
 pub(super) fn choose<'a>(
     value: &toml::Value,
     names: impl IntoIterator<Item = &'a str> + Clone,
@@ -466,8 +466,8 @@ pub(super) fn policies() -> impl Iterator<Item = RematPolicy> + Clone {
     [None, Full, Dots, Save(Vec::new()), Offload(Vec::new())].into_iter()
 }
 
-/// What parameters and computation can be in: they have gradients, so only floating-point types. The 8-bit types are
-/// for single products, not for a whole model.
+/// Returns the types that parameters and computation can have: only floating-point types, because they have gradients.
+/// The 8-bit types are for single products, not for a whole model.
 fn float_types() -> impl Iterator<Item = DType> + Clone {
     DType::ALL.into_iter().filter(|dtype| dtype.is_float() && dtype.byte_count() >= 2)
 }

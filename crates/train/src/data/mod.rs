@@ -49,7 +49,7 @@ pub struct TextDataset {
     mixture: Mixture,
     /// Tokens of a row.
     length: usize,
-    /// Of all sources.
+    /// The paths of all sources' files.
     paths: Vec<PathBuf>,
     digests: Vec<DataDigest>,
     skipped: Vec<SkippedLines>,
@@ -66,10 +66,10 @@ impl TextDataset {
         TextDataset::open_with(data, tokenizer, length, &|_| ())
     }
 
-    /// As [`TextDataset::open`]. While files are taken apart, `on_progress` is called, from any thread.
+    /// Does the same as [`TextDataset::open`]. While files are tokenized, `on_progress` is called, from any thread.
     ///
     /// # Errors
-    /// As there.
+    /// The errors are those of [`TextDataset::open`].
     pub fn open_with(
         data: &DataConfig,
         tokenizer: &Tokenizer,
@@ -88,11 +88,11 @@ impl TextDataset {
         })
     }
 
-    /// The validation text: that of `data.validation`; none if there are no such sources. Otherwise as
-    /// [`TextDataset::open_with`].
+    /// Opens the validation text, that of `data.validation`; returns `None` if there are no such sources. Otherwise it
+    /// does the same as [`TextDataset::open_with`].
     ///
     /// # Errors
-    /// As there.
+    /// The errors are those of [`TextDataset::open_with`].
     pub fn open_validation(
         data: &DataConfig,
         tokenizer: &Tokenizer,
@@ -178,7 +178,7 @@ impl TextDataset {
         &self.skipped
     }
 
-    /// How many files were taken apart; the tokens of the others were in the cache.
+    /// Returns the number of files that were tokenized; the tokens of the others were in the cache.
     pub fn tokenized_files(&self) -> usize {
         self.tokenized
     }
@@ -188,8 +188,8 @@ impl TextDataset {
         self.abouts().map(|about| about.documents).sum()
     }
 
-    /// The tokens of a document, counted from 0 in the order of sources, files and lines; none if there are not so
-    /// many.
+    /// Returns the tokens of a document, counted from 0 in the order of sources, files and lines; `None` if there are
+    /// fewer documents.
     ///
     /// # Errors
     /// The cache cannot be read.
@@ -214,7 +214,7 @@ impl TextDataset {
         self.abouts().map(|about| about.text_bytes).sum()
     }
 
-    /// What a model that knows only how often each token occurs loses per token, in nats.
+    /// The loss per token, in nats, of a model that knows only how often each token occurs.
     pub fn unigram_entropy(&self) -> f64 {
         let mut counts = BTreeMap::new();
         for &(token, count) in self.abouts().flat_map(|about| &about.counts) {
@@ -225,7 +225,7 @@ impl TextDataset {
         shares.map(|share| -share * share.ln()).sum()
     }
 
-    /// What the text was read from, by its contents.
+    /// The digests of the contents of the files that the text was read from.
     pub(crate) fn digests(&self) -> &[DataDigest] {
         &self.digests
     }
@@ -249,8 +249,8 @@ impl TextDataset {
         self.mixture.row(row.into()).0
     }
 
-    /// Documents whose order is held in memory now. Of each source there are at most `data.shuffle_window`, or 1024 if
-    /// that is less.
+    /// The number of documents whose order is held in memory now. A source has at most `data.shuffle_window`, or 1024
+    /// if that is less, of them.
     pub fn documents_in_memory(&self) -> usize {
         self.sources.iter().map(Source::documents_in_memory).sum()
     }
@@ -267,7 +267,7 @@ impl TextDataset {
     /// A batch in which the rows beside `own` are padding.
     ///
     /// # Errors
-    /// As of [`TextDataset::batch`].
+    /// The errors are those of [`TextDataset::batch`].
     pub fn batch_with(&self, seed: u64, step: u64, batch: usize, own: Range<usize>) -> Result<Batch, DataError> {
         // Wide, so that no step number overflows.
         let first = u128::from(step) * batch as u128;
@@ -287,7 +287,7 @@ impl TextDataset {
     /// padding.
     ///
     /// # Errors
-    /// As of [`TextDataset::batch`].
+    /// The errors are those of [`TextDataset::batch`].
     pub fn fixed_rows(&self, rows: Range<u64>) -> Result<Batch, DataError> {
         let count = usize::try_from(rows.end.saturating_sub(rows.start)).unwrap_or(usize::MAX);
         self.rows(count, rows, |row| match self.sources.first() {

@@ -2,7 +2,7 @@
 
 use meshloom::hlo::message::counted;
 
-/// Why no text is generated.
+/// The reason why no text is generated.
 #[derive(thiserror::Error)]
 pub enum GenerateError {
     /// There is nothing to continue, or no room for it.
@@ -24,17 +24,17 @@ pub enum GenerateError {
     /// A prompt has no token.
     #[error("prompt {row} has no tokens; give it one at least, such as the token that begins a text")]
     EmptyPrompt {
-        /// Which prompt, from 0.
+        /// The number of the prompt, from 0.
         row: usize,
     },
-    /// A token is none of the model's.
+    /// A token is not one of the model's.
     #[error("prompt {row} has the token {token}, but the model has tokens 0 to {}; is the tokenizer that of the model?", vocab - 1)]
     UnknownToken {
-        /// Which prompt, from 0.
+        /// The number of the prompt, from 0.
         row: usize,
         /// The token.
         token: i32,
-        /// How many the model has.
+        /// The number of tokens that the model has.
         vocab: usize,
     },
     /// A prompt and what is to follow it do not fit into the cache.
@@ -43,7 +43,7 @@ pub enum GenerateError {
          generator with a capacity of {}", counted(*prompt, "token"), prompt.saturating_add(*length)
     )]
     TooLong {
-        /// Which prompt, from 0.
+        /// The number of the prompt, from 0.
         row: usize,
         /// Its tokens.
         prompt: usize,
@@ -62,10 +62,10 @@ pub enum GenerateError {
         /// The values that it may have.
         allowed: &'static str,
     },
-    /// The model's numbers are none.
+    /// The model's numbers are not finite.
     #[error("the logits of row {row} are not finite after {}; the model's parameters are damaged or too large", counted(*tokens, "token"))]
     NotFinite {
-        /// Which row, from 0.
+        /// The number of the row, from 0.
         row: usize,
         /// Tokens of the row so far, with the prompt.
         tokens: usize,

@@ -89,8 +89,8 @@ pub enum Error {
 
 meshloom::hlo::debug_is_message!(Error);
 
-/// More steps in a row than `train.skip_bad_steps` had a loss or a gradient norm that is not finite. None of them
-/// changed the state.
+/// More steps in a row than `train.skip_bad_steps` had a loss or a gradient norm that is not finite. These steps did
+/// not change the state.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[error(
     "step {} changed nothing{}: its loss is {}, its gradient norm {}; lower train.learning_rate or train.clip_norm, or \
@@ -100,7 +100,7 @@ meshloom::hlo::debug_is_message!(Error);
 pub struct NotFinite {
     /// The first step of the row.
     pub first: StepMetrics,
-    /// How many steps in a row.
+    /// The number of such steps in a row.
     pub in_a_row: u64,
     /// `train.skip_bad_steps`.
     pub allowed: u64,

@@ -1,6 +1,6 @@
 //! Replicas that differ, or cannot sync.
 
-/// A replica's outer parameter is not what it is on another.
+/// A replica's outer parameter differs from that of another replica.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the outer parameter {path} differs between replicas: device {device} has other bits than device {other}, which holds the same \

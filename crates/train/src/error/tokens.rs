@@ -5,7 +5,7 @@ use std::io;
 /// A fault of the tokens that a model is given.
 #[derive(thiserror::Error)]
 pub enum TokensError {
-    /// There are none.
+    /// There are no tokens.
     #[error("there are no tokens; give at least one row with at least one token")]
     None,
     /// One is not in the vocabulary.
@@ -23,7 +23,7 @@ pub enum TokensError {
     /// The logits cannot be written.
     #[error("the logits cannot be written: {source}; give a place that can be written and has room")]
     Write {
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
 }

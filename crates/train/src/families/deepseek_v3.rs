@@ -13,7 +13,7 @@ use super::{Family, FamilyError, Names, llama};
 pub(super) const DEEPSEEK_V3: Family =
     Family { model_type: "deepseek_v3", keys: KEYS, describe, names: Names { router: "mlp.gate", ..Names::LLAMA } };
 
-/// Of `DeepseekV3Config`.
+/// The keys of `DeepseekV3Config`.
 const KEYS: &[Key] = &[
     Key::count("vocab_size", 129_280),
     Key::count("hidden_size", 7168),

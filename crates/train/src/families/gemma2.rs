@@ -11,7 +11,7 @@ use super::{Family, FamilyError, Names, llama};
 
 pub(super) const GEMMA2: Family = Family { model_type: "gemma2", keys: KEYS, describe, names: Names::GEMMA };
 
-/// Of `Gemma2Config`.
+/// The keys of `Gemma2Config`.
 const KEYS: &[Key] = &[
     Key::count("vocab_size", 256_000),
     Key::count("hidden_size", 2304),
@@ -66,7 +66,7 @@ pub(super) fn layer(fields: &Fields<'_>, attention: GroupedConfig) -> Result<Lay
     })
 }
 
-/// What stands around the layers of Gemma.
+/// Returns the architecture with the embedding and the head that surround the layers of Gemma.
 pub(super) fn architecture(fields: &Fields<'_>, layers: &[LayerConfig]) -> Result<Architecture, FamilyError> {
     let plain = llama::architecture(fields, Stack::of_layers(layers))?;
     Ok(Architecture {

@@ -21,7 +21,7 @@ pub(super) const MIXTRAL: Family = Family {
     },
 };
 
-/// Of `MistralConfig`.
+/// The keys of `MistralConfig`.
 const MISTRAL_KEYS: &[Key] = &[
     Key::count("vocab_size", 32_000),
     Key::count("hidden_size", 4096),
@@ -38,7 +38,7 @@ const MISTRAL_KEYS: &[Key] = &[
     Key::count("sliding_window", 4096).or_null(),
 ];
 
-/// Of `MixtralConfig`.
+/// The keys of `MixtralConfig`.
 const MIXTRAL_KEYS: &[Key] = &[
     Key::count("vocab_size", 32_000),
     Key::count("hidden_size", 4096),

@@ -79,7 +79,7 @@ impl<'t> LogitsProgram<'t> {
                 Literal::from_fn(ty, |at| number(at / width, at % width).unwrap_or_default())
             };
             let token = |row: usize, place: usize| Some(f64::from(*rows.get(row)?.get(place)?));
-            // What is behind the end of a row is another segment.
+            // A place behind the end of a row belongs to another segment, so it does not influence the row.
             let is_token = |row: usize, place: usize| token(row, place).map(|_| 1.0);
             let batch = [
                 numbers(DType::S32, &token),

@@ -8,7 +8,7 @@ pub trait Peers: Debug + Send + Sync {
     /// Its number.
     fn number(&self) -> usize;
 
-    /// How many there are.
+    /// Returns the number of processes.
     fn count(&self) -> usize;
 
     /// Checks that all have the same; all ask it in the same order. `advice` says what to do where they do not.
@@ -23,7 +23,8 @@ pub trait Peers: Debug + Send + Sync {
     /// One is gone, or does not come.
     fn barrier(&self, name: &str) -> Result<(), PeersError>;
 
-    /// Asks all processes to end after a step that they agree on, and says why. Whoever asks first is heard.
+    /// Asks all processes to end after a step that they agree on, and says why. If several ask, the first request
+    /// counts.
     ///
     /// # Errors
     /// They cannot be told.
@@ -38,7 +39,7 @@ pub trait Peers: Debug + Send + Sync {
     fn ends_after(&self, done: u64) -> Result<Option<String>, PeersError>;
 }
 
-/// Why processes do not go on together.
+/// The reason why processes cannot go on together.
 #[derive(Clone, thiserror::Error)]
 #[error(transparent)]
 pub struct PeersError(pub Arc<dyn std::error::Error + Send + Sync>);

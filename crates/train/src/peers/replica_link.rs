@@ -71,7 +71,7 @@ pub struct Round {
     pub gives: bool,
 }
 
-/// Why replicas do not go on together.
+/// The reason why replicas cannot go on together.
 #[derive(Clone, thiserror::Error)]
 #[error(transparent)]
 pub struct ReplicaLinkError(pub Arc<dyn std::error::Error + Send + Sync>);

@@ -47,7 +47,7 @@ pub struct ConfigArguments {
 }
 
 impl ConfigArguments {
-    /// Reads the config. `flags` are the overrides that other flags are short for, each of which says a key once.
+    /// Reads the config. `flags` are the overrides that other flags are short for. Each of them sets a key once.
     pub fn load(&self, flags: impl IntoIterator<Item = (&'static str, String)>) -> Result<RunConfig> {
         let mut overrides = self.set.clone();
         for (flag, text) in flags {
@@ -166,7 +166,7 @@ pub struct Train {
     pub processes: ProcessFlags,
 }
 
-/// Who says that a machine is about to be stopped.
+/// The source of notices that a machine is about to be stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Notices {
     /// The metadata server of Google's Compute Engine

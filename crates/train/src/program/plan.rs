@@ -80,7 +80,7 @@ fn of_client(config: &RunConfig) -> Result<Searched> {
     Ok((on_hardware(config, &hardware), hardware, Some((client, notes))))
 }
 
-/// Says what was found, and among how many plans.
+/// Prints the plan that was found, and the number of plans that were considered.
 fn say(searched: &Search, best: &Found, options: &SearchOptions, took: f64) {
     let Search { considered, lowered, ended_early, configured, configured_plan, .. } = searched;
     let devices = counted(options.hardware.device_count(), "device");

@@ -420,7 +420,7 @@ fn token_words(trainer: &Trainer) -> (&'static str, &'static str) {
     if trainer.tokenizer().is_bytes() { ("byte", "letter") } else { ("token", "token") }
 }
 
-/// Two lines that say what is trained, on which devices, and on how much text.
+/// Returns two lines about the run: the model, its devices, and the amount of text.
 fn described(config: &RunConfig, trainer: &Trainer) -> [String; 2] {
     let processes = match config.target.processes {
         1 => String::new(),

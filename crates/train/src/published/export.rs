@@ -36,7 +36,7 @@ impl Default for ExportOptions {
     }
 }
 
-/// What was exported.
+/// The size of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exported {
     /// Number of tensors.
@@ -45,18 +45,18 @@ pub struct Exported {
     pub bytes: u64,
 }
 
-/// What a tensor is made of.
+/// A tensor and the shares of parameters that it consists of.
 struct Target<'p> {
     name: &'p str,
     dims: &'p [usize],
     shares: Vec<Share<'p>>,
 }
 
-/// A parameter, or the share of one, that is of a tensor.
+/// A parameter, or the share of one, that a tensor contains.
 struct Share<'p> {
     parameter: &'p TensorsOf,
     part: &'p Part,
-    /// Which share it is, where the parameter is of several tensors.
+    /// The number of the share, if the parameter is spread over several tensors.
     index: Option<usize>,
 }
 
@@ -111,7 +111,7 @@ pub fn export(model: &StoredModel, folder: impl AsRef<Path>, options: ExportOpti
     Ok(Exported { tensors: specs.len(), bytes })
 }
 
-/// Every tensor, with what it is made of.
+/// Returns every tensor with the shares that it consists of.
 fn targets(parameters: &[TensorsOf]) -> Vec<Target<'_>> {
     let mut targets: Vec<Target<'_>> = Vec::new();
     let mut known: HashMap<&str, usize> = HashMap::new();

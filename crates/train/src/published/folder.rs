@@ -19,12 +19,12 @@ const ONE_DEVICE: [&str; 3] = ["mesh.axes=data=1", "target.devices=1", "target.p
 /// A model whose parameters are in a folder.
 #[derive(Debug)]
 pub struct StoredModel {
-    /// What the model is and on which devices it is used: on one, unless the caller has given `mesh.axes`.
+    /// The description of the model and of the devices it uses: one device, unless the caller has given `mesh.axes`.
     pub config: RunConfig,
     stored: ModelFolder,
 }
 
-/// What has the parameters of a model.
+/// A folder that has the parameters of a model.
 #[derive(Debug)]
 pub(crate) enum ModelFolder {
     /// A checkpoint of a run.
@@ -152,7 +152,7 @@ fn facts_of(checkpoint: &Checkpoint, overrides: &[String]) -> Result<String, Err
 }
 
 impl RunConfig {
-    /// What `train.init` names, if it names something.
+    /// Returns the folder that `train.init` names, if it names one.
     pub(crate) fn initial_parameters(&self) -> Result<Option<ModelFolder>, Error> {
         match self.train.init.as_str() {
             "" => Ok(None),

@@ -11,7 +11,7 @@ use crate::Error;
 use crate::checkpoint::{self, About, CheckpointError, DataPosition, ModelFiles, ParameterSource, RecordedConfig};
 use crate::families::Published;
 
-/// What was imported.
+/// The result of an import.
 #[derive(Clone, Debug)]
 pub struct Imported {
     /// The checkpoint.

@@ -36,7 +36,7 @@ use names::Names;
 #[derive(Debug)]
 pub struct PublishedWeights {
     weights: Weights,
-    /// By the name that all layers share.
+    /// The parameters by the name that all layers share.
     parameters: HashMap<String, PublishedParameter>,
     /// The types of the tensors, by their names in a folder of the decoder alone.
     dtypes: HashMap<String, DType>,
@@ -119,7 +119,7 @@ impl PublishedWeights {
     /// A file cannot be read, or the model has no such parameter.
     pub fn read_part(&self, path: &str, dims: &[usize], shard: &[Range<usize>]) -> Result<Literal, Error> {
         let unknown = || InternalError::new("a published checkpoint", "each parameter of its model");
-        // Of a path without numbers, the layers are those from the first on.
+        // A path without numbers stands for the layers from the first on.
         let LayerPath { name, numbers } = LayerPath::of(path, true);
         let parameter = self.parameters.get(&name).ok_or_else(unknown)?;
         let numbers = numbers.filter(|_| !parameter.layers.contains_key(&None));

@@ -81,7 +81,7 @@ pub(super) fn put(part: &Part, elements: &[u8], size: usize, tensor: &mut [u8]) 
     }
 }
 
-/// Which leading dimensions are the inputs of a product.
+/// Returns how many leading dimensions are the inputs of a product.
 fn split_of(dims: &[usize], inputs: usize) -> usize {
     let products = dims.iter().scan(1, |product, &size| {
         let before = *product;

@@ -95,7 +95,7 @@ fn lower_share<M: Model>(
     let message = Function::trace("diloco_message", Specs((state.clone(), number.clone())), |(state, fragment)| {
         step.diloco.message((share, fragment), &state)
     })?;
-    // Of dimensions without names, each device has all.
+    // Dimensions without names are not split, so each device has all of them.
     let whole = |spec: &TensorSpec| {
         let rank = spec.ty.rank();
         TensorSpec::new(spec.ty.dtype, &spec.ty.dims[..]).with_axes(&vec![""; rank])

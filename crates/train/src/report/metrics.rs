@@ -25,9 +25,9 @@ pub struct StepMetrics {
     pub tokens_per_second: f64,
     /// Seconds that this step took.
     pub step_seconds: f64,
-    /// Those of them in which it waited for its batch.
+    /// The part of `step_seconds` in which the step waited for its batch.
     pub data_seconds: f64,
-    /// Of a replica that is apart from the others: those of them in which it waited for messages.
+    /// The part of `step_seconds` in which the step waited for messages, if the replica is apart from the others.
     pub wait_seconds: Option<f64>,
     /// Steps of the run up to this one that changed nothing, because their loss or gradient norm was not finite.
     pub skipped_steps: u64,
@@ -72,7 +72,8 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// Of a mean loss per target, in nats; the set has so many bytes of text for each token.
+    /// Makes an evaluation from a mean loss per target, in nats. The set has `bytes_per_token` bytes of text for each
+    /// token.
     pub fn new(step: u64, loss: f64, bytes_per_token: Option<f64>) -> Evaluation {
         Evaluation { step, loss, bits_per_byte: bytes_per_token.map(|bytes| loss / LN_2 / bytes) }
     }
@@ -101,7 +102,7 @@ impl fmt::Display for Evaluation {
     }
 }
 
-/// Where a loss lies beside the entropy of single letters or tokens: `1.6089 below the entropy of single letters`.
+/// Compares a loss with the entropy of single letters or tokens: `1.6089 below the entropy of single letters`.
 pub fn beside_entropy(loss: f64, entropy: f64, single: &str) -> String {
     let side = if loss > entropy { "above" } else { "below" };
     format!("{:.4} {side} the entropy of single {single}s", (entropy - loss).abs())
@@ -131,13 +132,13 @@ fn json_float(value: f64) -> String {
 pub struct MetricsError {
     /// The file.
     pub path: PathBuf,
-    /// Why not.
+    /// The system's error.
     pub source: io::Error,
 }
 
 meshloom::hlo::debug_is_message!(MetricsError);
 
-/// What every line has.
+/// The fields that every line has.
 #[derive(serde::Deserialize)]
 struct Line {
     step: u64,
@@ -350,7 +351,7 @@ pub(crate) fn thousands(value: f64) -> String {
     text
 }
 
-/// `1:05` or `2:01:05`; `?` for what is no length of time.
+/// Formats seconds as `1:05` or `2:01:05`, or as `?` if they are not a length of time.
 fn clock(seconds: f64) -> String {
     let Ok(duration) = Duration::try_from_secs_f64(seconds.round()) else { return "?".to_owned() };
     let seconds = duration.as_secs();

@@ -18,7 +18,7 @@ use meshloom::hlo::xplane::{
 use meshloom::pjrt::{Client, PjrtError, Profile, Profiler, ProfilerOptions};
 use prost::Message;
 
-/// Why a run cannot be profiled.
+/// The reason why a run cannot be profiled.
 #[derive(thiserror::Error)]
 pub enum ProfileError {
     /// The directory's fault.
@@ -26,7 +26,7 @@ pub enum ProfileError {
     Unwritable {
         /// The folder of the profile.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The run has no such steps.
@@ -61,7 +61,7 @@ pub struct StepProfile {
 }
 
 struct Recording {
-    /// None where the plugin has no profiler.
+    /// The profiler of the plugin; `None` if it has none.
     profiler: Option<Profiler>,
     started: SystemTime,
     call: SystemTime,
@@ -72,7 +72,8 @@ struct Recording {
 }
 
 impl StepProfile {
-    /// Of the steps from the first to the last, both included, of a run that has done `run.start` steps and ends after
+    /// Creates a profile of the steps from the first to the last, both included, of a run that has done `run.start`
+    /// steps and ends after `run.end`.
     /// `run.end`.
     ///
     /// # Errors
@@ -96,8 +97,8 @@ impl StepProfile {
         Ok(StepProfile { file, steps: (first, last), steps_per_call, recording: None, is_done: false })
     }
 
-    /// Before a call, after so many steps: starts to record if the call may have the first step. Returns what the user
-    /// should know: that the plugin has no profiler.
+    /// Is called before a call of the program, after `done` steps. Starts to record if the call may have the first
+    /// step. Returns the error to tell the user if the plugin has no profiler.
     ///
     /// # Errors
     /// The plugin's profiler does not start.
@@ -126,8 +127,8 @@ impl StepProfile {
         Ok(missing)
     }
 
-    /// After a call of `program` that is done, losses and all: from `before` steps to `done`. Writes the profile, and
-    /// returns its file, if these had the last step.
+    /// Is called after a call of `program` that went from `before` steps to `done` and whose losses have been read.
+    /// Writes the profile and returns its file, if the call had the last step.
     ///
     /// # Errors
     /// The plugin's profiler fails, or the file cannot be written.
@@ -211,7 +212,7 @@ fn stat(metadata_id: i64, value: Value) -> XStat {
     XStat { metadata_id, value: Some(value) }
 }
 
-/// From one time to another; 0 if the clock was set back.
+/// Returns the nanoseconds from one time to another; 0 if the clock was set back.
 fn nanoseconds(from: SystemTime, to: SystemTime) -> i64 {
     to.duration_since(from).map_or(0, |time| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX))
 }

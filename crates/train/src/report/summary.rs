@@ -18,7 +18,7 @@ pub struct Summary {
     pub lower_seconds: f64,
     /// Time that the plugin took to compile them.
     pub compile_seconds: f64,
-    /// What the run needs of the memory of the device that has the most of it, if that is known.
+    /// The memory that the run needs on the device that uses the most, if it is known.
     pub memory: Option<MemoryUse>,
     seconds: Vec<f64>,
     waited: f64,
@@ -30,14 +30,14 @@ pub struct Summary {
 pub struct MemoryUse {
     /// Between steps.
     pub in_use: u64,
-    /// At most.
+    /// The largest number of bytes.
     pub peak: u64,
-    /// Whether the plugin counted what was allocated; else these are the compiled programs' own figures.
+    /// Whether the plugin counted the allocations. If not, the numbers are the compiled programs' own figures.
     pub is_counted: bool,
 }
 
 impl Summary {
-    /// Before the first step, with nothing known besides.
+    /// Makes the summary of a run before its first step.
     pub fn new(step_flops: Option<f64>, peak_flops: Option<f64>) -> Summary {
         Summary { step_flops, peak_flops, ..Summary::default() }
     }
@@ -49,7 +49,8 @@ impl Summary {
         self.tokens += step.tokens_per_second * step.step_seconds;
     }
 
-    /// The time that a share of the steps stayed below: `0.5` for the median. `None` before the first step.
+    /// Returns the time that the given share of the steps stayed below; a share of `0.5` gives the median. Returns
+    /// `None` before the first step.
     pub fn step_time(&self, share: f64) -> Option<Duration> {
         let mut sorted = self.seconds.clone();
         sorted.sort_by(f64::total_cmp);
@@ -112,7 +113,7 @@ impl fmt::Display for Summary {
     }
 }
 
-/// With three digits: `830 ms`, `1.02 s`.
+/// Formats a time with three digits: `830 ms`, `1.02 s`.
 fn time(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     match seconds {

@@ -55,7 +55,7 @@ const START: i32 = 1;
 pub struct EventsError {
     /// The directory or the file.
     pub path: PathBuf,
-    /// Why not.
+    /// The system's error.
     pub source: io::Error,
 }
 
@@ -69,8 +69,8 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// A new file in a directory, which is made if there is none. A run that continues after `done` steps takes the
-    /// place of what an earlier file has of later ones.
+    /// Creates a new file in a directory, which is made if it does not exist. If the run continues after `done` steps,
+    /// its events replace those of later steps in an earlier file.
     ///
     /// # Errors
     /// The directory or the file cannot be made.

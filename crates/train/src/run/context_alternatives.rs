@@ -13,7 +13,7 @@ use meshloom::partition::Ledger;
 pub struct ContextAlternative {
     /// The way in which keys and queries meet.
     pub exchange: KeyExchange,
-    /// Which tokens of a row a device has.
+    /// The order in which a row's tokens are spread over the devices.
     pub order: ContextOrder,
     /// True for the way that the config says.
     pub configured: bool,
@@ -30,7 +30,7 @@ pub struct ContextAlternative {
 pub struct RefusedOrder {
     /// The order.
     pub order: ContextOrder,
-    /// Why not.
+    /// The reason.
     pub reason: ConfigError,
 }
 
@@ -64,7 +64,7 @@ impl DeviceScores {
         DeviceScores { busiest, mean: total as f64 / queries.len().max(1) as f64 }
     }
 
-    /// How many times the mean the busiest device computes.
+    /// The work of the busiest device, as a multiple of the mean.
     pub fn balance(&self) -> f64 {
         self.busiest as f64 / self.mean
     }
@@ -92,7 +92,7 @@ impl RunConfig {
                 let configured = of_config && (exchange == self.kernels.context || exchanges.len() == 1);
                 match other.on_devices(self.device_total()) {
                     Ok(other) => possible.extend(other.context_alternative(configured)?),
-                    // What it is refused for does not depend on what travels.
+                    // The reason does not depend on the exchange, so it is recorded once.
                     Err(reason) if exchange == exchanges[0] => refused.push(RefusedOrder { order, reason }),
                     Err(_) => {}
                 }
@@ -103,7 +103,7 @@ impl RunConfig {
 
     /// The alternative that this config describes: its attention, and the figures of its lowered train step.
     fn context_alternative(mut self, configured: bool) -> Result<Option<ContextAlternative>, Error> {
-        // Only of our own partitioner is known what it does.
+        // The figures are known only for our own partitioner.
         self.partition.mode = PartitionMode::Explicit;
         let (_, lowered) = self.lower_train_step()?;
         let Some(attention) = lowered.kernels.iter().find(|it| it.op == "attention") else { return Ok(None) };

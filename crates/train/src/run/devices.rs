@@ -26,8 +26,8 @@ pub struct Devices {
 }
 
 impl RunConfig {
-    /// Opens the devices that the config runs on: on the CPU as many as its mesh has, elsewhere those that there are,
-    /// of which a smaller mesh takes the first.
+    /// Opens the devices that the config runs on. The CPU gives as many as the mesh has. On other platforms all devices
+    /// are opened, and a smaller mesh takes the first of them.
     ///
     /// # Errors
     /// The platform has no devices here, or lacks an option that the config sets; its plugin cannot be had, or makes no
@@ -39,7 +39,7 @@ impl RunConfig {
     /// As [`RunConfig::open`], as one of the processes that the config says there are.
     ///
     /// # Errors
-    /// As there; or the place is not one of so many processes.
+    /// The errors are those of [`RunConfig::open`]. It is also an error if the place is not one of so many processes.
     pub fn open_as(&self, process: Option<&ProcessPlace>) -> Result<Devices, Error> {
         let (client, notes) =
             self.open_client(process, |config| Ok(config.mesh()?.device_count() / config.target.processes))?;
@@ -50,7 +50,7 @@ impl RunConfig {
     /// choice.
     ///
     /// # Errors
-    /// As of [`RunConfig::on_client`].
+    /// The errors are those of [`RunConfig::on_client`].
     pub fn with_client(&self, client: Client, mut notes: Vec<String>) -> Result<Devices, ConfigError> {
         let config = self.on_client(&client)?;
         let there = client.devices().len();
@@ -67,7 +67,7 @@ impl RunConfig {
     /// A client of the config's platform for one device, and what the user should know of the choice.
     ///
     /// # Errors
-    /// As of [`RunConfig::open`].
+    /// The errors are those of [`RunConfig::open`].
     pub fn open_one(&self) -> Result<(Client, Vec<String>), Error> {
         self.open_client(None, |_| Ok(1))
     }
@@ -119,8 +119,8 @@ impl RunConfig {
         }
     }
 
-    /// This config with every choice made that the platform and its devices make: reading what it is written as gives
-    /// the same run.
+    /// Returns this config with every choice made that the platform and its devices decide. If it is written and read
+    /// again, it gives the same run.
     ///
     /// # Errors
     /// The mesh does not fit.
@@ -145,12 +145,12 @@ impl RunConfig {
         Ok(platform.kind().ok_or_else(|| config::invalid("target.platform", platform.name(), reason))?)
     }
 
-    /// This config for a program that is only looked at, so that no plugin is asked for devices: there are as many as
-    /// its topology has, or else its mesh.
+    /// Returns this config for a program that is only inspected, so no plugin is asked for devices. Their number is
+    /// that of its topology, or else that of its mesh.
     ///
     /// # Errors
-    /// There is no such topology; a size of the mesh is -1, which fills up devices that nobody knows; or the mesh does
-    /// not fit.
+    /// There is no such topology; a size of the mesh is -1, which needs a known number of devices; or the mesh does not
+    /// fit.
     pub fn on_stated_devices(&self) -> Result<RunConfig, Error> {
         if self.knows_devices() {
             return Ok(self.clone());
@@ -168,7 +168,7 @@ impl RunConfig {
                 Err(config::invalid("mesh.axes", &self.mesh.axes, &reason).because(["target.platform"]).into())
             }
             Err(MeshError::DeviceCount { product, .. }) => Ok(self.on_devices(product)?),
-            // It says what is wrong with the text.
+            // The call reports the fault of the text.
             _ => Ok(self.on_devices(0)?),
         }
     }

@@ -28,13 +28,13 @@ pub struct DilocoStep<M = DecoderConfig> {
     pub apart: Option<(usize, usize)>,
 }
 
-/// How the mesh cuts parameters, of which stacked ones have the stages of a pipeline as this dimension.
+/// Returns how the mesh cuts parameters. Stacked parameters have the dimensions of a pipeline.
 pub(crate) fn layout_of(
     params: &impl Tree<Leaf = Param>,
     (mesh, rules): (&Mesh, &RuleSets),
     pipeline: Option<&[(usize, &str)]>,
 ) -> Result<Layout, Error> {
-    // Of the leading dimensions of a pipeline's layers, the one over stages.
+    // The dimension over stages, among the leading dimensions of a pipeline's layers.
     let stage_dim = pipeline.and_then(|dims| dims.iter().position(|(_, name)| *name == "layers"));
     let stack = pipeline.map(|dims| dims.iter().map(|(size, _)| *size).collect());
     let parts = |(path, param): (String, Param)| -> Result<Vec<usize>, Error> {
@@ -89,7 +89,7 @@ impl<M: Model> DilocoStep<M> {
         }
     }
 
-    /// The same on the host, but for rounding.
+    /// Returns the same state on the host, up to rounding.
     ///
     /// # Errors
     /// A parameter's type does not hold its first value.
@@ -169,7 +169,7 @@ pub(crate) fn is_busy_after(schedule: Schedule, step: u64) -> bool {
 /// Checks that devices that hold the same part of an outer parameter, as one of each replica does, hold the same bits.
 ///
 /// # Errors
-/// The first parameter of which they do not; or the plugin fails.
+/// A parameter differs between replicas; the error names the first. Or the plugin fails.
 pub fn check_replicas(outer: &impl Tree<Leaf = Array>) -> Result<(), Error> {
     for (path, array) in outer.paths().into_iter().zip(outer.leaves()) {
         let boxes = array.layout().boxes();

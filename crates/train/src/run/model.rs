@@ -10,7 +10,7 @@ use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, TokenOrder, WholeBatc
 use meshloom::pjrt::Array;
 use meshloom::trace::{MapTree, Param, Tensor, TensorSpec, Tree};
 
-/// What the trees of a model may have for leaves: declarations, types, traced tensors, values on the host or on
+/// The leaves that the trees of a model may have: declarations, types, traced tensors, or values on the host or on
 /// devices.
 pub trait Leaf:
     Tree<Leaf = Self>
@@ -69,10 +69,11 @@ pub trait Model: Clone + Debug + 'static {
     /// The types of a batch of `rows` rows. `length` is `model.seq`: tokens of a row, where rows have tokens.
     fn batch_specs(&self, rows: usize, length: usize) -> Self::Batch<TensorSpec>;
 
-    /// What the loss of a part of a batch must know of the whole, in one part.
+    /// Returns the facts about the whole batch that the loss of a part of it needs, in one part.
     fn whole_batch(&self, batch: &Self::Batch<Tensor>) -> WholeBatch;
 
-    /// What some rows of a batch add to its loss, a scalar `f32`: the losses of the parts add up to that of the batch.
+    /// Returns the share of a batch's loss that some of its rows contribute, a scalar `f32`. The losses of the parts
+    /// add up to the loss of the batch.
     fn loss(
         &self,
         params: &Self::Params<Tensor>,
@@ -102,16 +103,18 @@ pub trait Dataset<M: Model>: Send + Sync + 'static {
     /// There is no such batch.
     fn batch(&self, seed: u64, step: u64, rows: usize) -> Result<M::Batch<Literal>, Error>;
 
-    /// A batch of which only some rows are needed, those that this process's devices take: the others may be anything.
+    /// Returns a batch of which only some rows are needed: those that this process's devices take. The others may be
+    /// anything.
     ///
     /// # Errors
-    /// As of [`Dataset::batch`].
+    /// The errors are those of [`Dataset::batch`].
     fn rows(&self, seed: u64, step: u64, rows: usize, _own: Range<usize>) -> Result<M::Batch<Literal>, Error> {
         self.batch(seed, step, rows)
     }
 
-    /// Rows of the validation set, which are always the same; what weighs nothing in the loss takes the place of those
-    /// behind its last. None if it has none of these rows: then there is no validation set, or it ends before.
+    /// Returns rows of the validation set, which are always the same. Rows behind its last are filled with values that
+    /// have no weight in the loss. Returns `None` if the set has none of these rows, because there is no validation set
+    /// or it ends before them.
     ///
     /// # Errors
     /// They cannot be read.
@@ -119,7 +122,7 @@ pub trait Dataset<M: Model>: Send + Sync + 'static {
         Ok(None)
     }
 
-    /// What the loss of a batch of the validation set counts for in the mean: of text, its targets.
+    /// Returns the weight of a batch of the validation set in the mean loss; for text, the number of its targets.
     fn weight(&self, _batch: &M::Batch<Literal>) -> f64 {
         1.0
     }
@@ -129,8 +132,8 @@ pub trait Dataset<M: Model>: Send + Sync + 'static {
         None
     }
 
-    /// Digests of what it is read from. Checkpoints store them, and a run that goes on from one is warned of what has
-    /// changed.
+    /// Returns the digests of the files that the data is read from. Checkpoints store them, and a run that goes on from
+    /// one is warned of changed files.
     fn digests(&self) -> Vec<DataDigest> {
         Vec::new()
     }

@@ -31,7 +31,7 @@ pub struct RefusedAlternative {
     pub repeats: usize,
     /// Its layers per stage.
     pub layers_per_stage: usize,
-    /// Why not.
+    /// The reason.
     pub reason: ConfigError,
 }
 
@@ -73,7 +73,7 @@ impl RunConfig {
     /// The pipeline of this config, and what its lowered train step moves and needs.
     fn alternative(mut self, configured: bool) -> Result<Option<Alternative>, Error> {
         let Some(options) = self.pipeline_options()? else { return Ok(None) };
-        // Only of our own partitioner is known what it does.
+        // The figures are known only for our own partitioner.
         self.partition.mode = PartitionMode::Explicit;
         let (_, lowered) = self.lower_train_step()?;
         let Timeline { counts, held, .. } = Timeline::of(&options);

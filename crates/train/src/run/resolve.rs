@@ -33,8 +33,8 @@ pub struct Run<M = DecoderConfig> {
 }
 
 impl RunConfig {
-    /// The run of the decoder that the config describes. Of a topology, the devices must be known
-    /// ([`RunConfig::on_devices`]).
+    /// Returns the run of the decoder that the config describes. If the config names a topology, its devices must be
+    /// known ([`RunConfig::on_devices`]).
     ///
     /// # Errors
     /// Parts of the config do not fit together.
@@ -43,11 +43,12 @@ impl RunConfig {
         self.resolve_on(self.decoder_on(&placement)?, placement)
     }
 
-    /// The run of another model. Of the section `[model]` only `layers` (which a pipeline spreads over its stages),
-    /// `seq` and `dropout` matter then, and `[data]` does not. All layers are in the pipeline, if there is one.
+    /// Returns the run of another model. In the section `[model]`, only `layers` (which a pipeline spreads over its
+    /// stages), `seq` and `dropout` matter then, and `[data]` does not. All layers are in the pipeline, if there is
+    /// one.
     ///
     /// # Errors
-    /// As of [`RunConfig::resolve`].
+    /// The errors are those of [`RunConfig::resolve`].
     pub fn resolve_for<M: Model>(&self, model: M) -> Result<Run<M>, Error> {
         let placement = self.placement()?;
         self.check_for_another_model()?;
@@ -80,7 +81,8 @@ impl RunConfig {
         Ok(Run { config: self.clone(), mesh, rules, step, peers: None, link: None })
     }
 
-    /// The decoder that the config describes. Of a topology, the devices must be known ([`RunConfig::on_devices`]).
+    /// Returns the decoder that the config describes. If the config names a topology, its devices must be known
+    /// ([`RunConfig::on_devices`]).
     ///
     /// # Errors
     /// The mesh, the rules or the pipeline cannot be as the config says.
@@ -111,7 +113,7 @@ impl RunConfig {
     /// The train step of the decoder that the config describes: of all rows, as if there were one replica.
     ///
     /// # Errors
-    /// As of [`RunConfig::decoder`].
+    /// The errors are those of [`RunConfig::decoder`].
     pub fn train_step(&self) -> Result<TrainStep, ConfigError> {
         Ok(self.train_step_of(self.decoder()?))
     }
@@ -167,10 +169,10 @@ impl RunConfig {
         }
     }
 
-    /// The train step of all replicas, if the config has several.
+    /// Returns the train step of all replicas, if the config has several.
     ///
     /// # Errors
-    /// What syncs cannot be cut as the config says, or the rules do not fit the parameters.
+    /// The values that replicas sync cannot be cut as the config says, or the rules do not fit the parameters.
     pub fn diloco_step(&self) -> Result<Option<DilocoStep>, Error> {
         Ok(match self.resolve()?.step {
             RunStep::Single(_) => None,
@@ -206,7 +208,7 @@ impl RunConfig {
     /// As [`Run::lower`], of the decoder that the config describes.
     ///
     /// # Errors
-    /// As of [`RunConfig::lower_train_step`].
+    /// The errors are those of [`RunConfig::lower_train_step`].
     pub fn lower_run(&self, calls: Calls, platform: &Platform) -> Result<(RunFunction, Lowered), Error> {
         self.resolve()?.lower(calls, platform)
     }
@@ -214,7 +216,7 @@ impl RunConfig {
     /// As [`Run::at_stage`], of the decoder that the config describes.
     ///
     /// # Errors
-    /// As of [`RunConfig::lower_train_step`].
+    /// The errors are those of [`RunConfig::lower_train_step`].
     pub fn at_stage(&self, stage: Stage) -> Result<Lowered, Error> {
         self.resolve()?.at_stage(stage)
     }
@@ -222,7 +224,7 @@ impl RunConfig {
     /// As [`Run::debug_sharding`], of the decoder that the config describes.
     ///
     /// # Errors
-    /// As of [`RunConfig::lower_train_step`].
+    /// The errors are those of [`RunConfig::lower_train_step`].
     pub fn debug_sharding(&self) -> Result<Option<ShardingTable>, Error> {
         self.resolve()?.debug_sharding()
     }
@@ -245,7 +247,8 @@ impl RunConfig {
         Ok(lower(graph, &LowerOptions { sharding, ..self.lower_options(platform) })?)
     }
 
-    /// The options that config and platform give for lowering, but for the mesh and the program's own aliases.
+    /// Returns the options that config and platform give for lowering, except for the mesh and the program's own
+    /// aliases.
     pub(crate) fn lower_options<'a>(&self, platform: &Platform) -> LowerOptions<'a> {
         let options = LowerOptions {
             partition: match self.partition.mode {
@@ -355,7 +358,7 @@ impl<M: Model> Run<M> {
     /// As [`Run::lower`], without some of the compiler's passes and with others behind them.
     ///
     /// # Errors
-    /// As of [`Run::lower`]; or there is no pass of a name.
+    /// The errors are those of [`Run::lower`]. It is also an error if no pass has one of the names.
     pub fn lower_through(
         &self,
         calls: Calls,
@@ -424,7 +427,7 @@ impl<M: Model> Run<M> {
     /// further.
     ///
     /// # Errors
-    /// As of [`Run::lower`].
+    /// The errors are those of [`Run::lower`].
     pub fn at_stage(&self, stage: Stage) -> Result<Lowered, Error> {
         let calls = self.config.calls();
         let platform = self.config.any_plugin()?;
@@ -450,11 +453,11 @@ impl<M: Model> Run<M> {
         }
     }
 
-    /// What the rules make of every parameter and every named value of the train step; `None` on one device. Nothing is
-    /// compiled.
+    /// Returns the sharding that the rules give every parameter and every named value of the train step; `None` on one
+    /// device. Nothing is compiled.
     ///
     /// # Errors
-    /// As of [`Run::lower`].
+    /// The errors are those of [`Run::lower`].
     pub fn debug_sharding(&self) -> Result<Option<ShardingTable>, Error> {
         // The table is there before anything is partitioned.
         Ok(self.lower_annotated(Calls::Single)?.sharded().map(|sharded| sharded.table.clone()))

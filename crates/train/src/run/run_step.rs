@@ -74,7 +74,7 @@ type FirstStateFunction<M> = Function<Key<TensorSpec>, RunStateOf<M, TensorSpec>
 /// The state of a model's run.
 pub(crate) type RunStateOf<M, T> = RunState<T, Params<M, T>>;
 
-/// How many steps a call of a program has.
+/// The number of steps in a call of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Calls {
     /// One.

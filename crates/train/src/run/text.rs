@@ -33,10 +33,10 @@ impl Text {
         Text::load_with(config, &|_| ())
     }
 
-    /// As [`Text::load`]. While files are taken apart, `on_progress` is called, from any thread.
+    /// Does the same as [`Text::load`]. While files are tokenized, `on_progress` is called, from any thread.
     ///
     /// # Errors
-    /// As there.
+    /// The errors are those of [`Text::load`].
     pub fn load_with(config: &RunConfig, on_progress: &(dyn Fn(Tokenized) + Sync)) -> Result<Text, Error> {
         let tokenizer = config.load_tokenizer()?;
         let (data, length) = (&config.data, config.model.seq);

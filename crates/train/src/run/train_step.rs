@@ -20,9 +20,9 @@ meshloom::tree! {
     pub struct TrainState<T, P = Decoder<T>> {
         /// Parameters.
         pub params: P,
-        /// `f32` copies of narrower parameters, which the optimizer changes: the parameters are these, rounded. None
-        /// where a step keeps no [master copies](TrainStep::master_copies). Source: Micikevicius et al., "Mixed
-        /// Precision Training", arXiv 1710.03740.
+        /// `f32` copies of narrower parameters, which the optimizer changes: the parameters are these, rounded. Empty
+        /// if a step keeps no [master copies](TrainStep::master_copies). Source: Micikevicius et al., "Mixed Precision
+        /// Training", arXiv 1710.03740.
         pub master: Subtree<T>,
         /// Optimizer state.
         pub optimizer: OptimizerState<T, P>,
@@ -80,12 +80,12 @@ pub struct TrainStep<M = DecoderConfig> {
     /// Whether parameters that are narrower than `f32` have copies in `f32`, without which updates smaller than half a
     /// unit in a parameter's last place are lost.
     pub master_copies: bool,
-    /// By how much a step moves parameters of [`Update::AgainstSign`]: the biases by which experts are chosen.
+    /// The amount by which a step moves parameters of [`Update::AgainstSign`]: the biases by which experts are chosen.
     pub choice_bias_rate: f64,
 }
 
-/// What a train step drops of the activations. An element drops by seed, step, layer, place in the layer, row of the
-/// whole batch, position and channel: not by mesh, pipeline, microbatches or replicas.
+/// The dropout of activations in a train step. Whether an element drops depends on seed, step, layer, place in the
+/// layer, row of the whole batch, position and channel, but not on mesh, pipeline, microbatches or replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DropoutConfig {
     /// Probability with which an activation drops; 0 for no dropout.
@@ -205,7 +205,7 @@ impl<M: Model> TrainStep<M> {
         }
     }
 
-    /// The same on the host, but for rounding.
+    /// Returns the same state on the host, up to rounding.
     ///
     /// # Errors
     /// A parameter's type does not hold its first value.
@@ -276,8 +276,8 @@ impl<M: Model> TrainStep<M> {
             let clipped = clip_by_global_norm(&gradients, grad_norm, self.clip_norm);
             let rate = self.schedule.rate(state.step);
             let wide = state.master.placed_in(&in_role(declared, &state.params, Role::Optimizer));
-            // The state is donated, so nobody but the step itself can keep it. Both numbers are of the whole batch and
-            // the whole gradient, so all devices choose alike.
+            // The state is donated, so only the step itself can keep it. Both numbers are of the whole batch and the
+            // whole gradient, so all devices choose alike.
             let is_finite = loss.is_finite() & grad_norm.is_finite();
             let step = UpdateStep { number: state.step, only_if: Some(is_finite) };
             let (moved, optimizer) = self.optimizer.update(declared, (&wide, &clipped), &state.optimizer, step, rate);
@@ -292,7 +292,8 @@ impl<M: Model> TrainStep<M> {
         })
     }
 
-    /// The parameters that the optimizer has moved, but for those that move against the sign of their gradients.
+    /// Returns the parameters that the optimizer has moved, except for those that move against the sign of their
+    /// gradients.
     fn balanced<P: TensorTree>(
         &self,
         declared: &impl Tree<Leaf = Param>,

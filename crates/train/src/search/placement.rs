@@ -6,7 +6,7 @@ use meshloom::sharding::Mesh;
 
 use super::plan::Plan;
 
-/// What the axes have of the hardware's dimensions, by their names.
+/// The parts of the hardware's dimensions that each axis has, by the axis's name.
 type Placement = Vec<(String, Vec<(usize, usize)>)>;
 
 /// The plan with its axes in other orders: one for each placement in the hardware that neither the plan nor another

@@ -30,15 +30,15 @@ pub enum TokenizerError {
     Read {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// It is no tokenizer file, or one that this version does not read.
+    /// The file is not a tokenizer file, or this version does not read it.
     #[error("{origin:?} is not a tokenizer.json that can be read: {reason}")]
     Format {
         /// The file.
         origin: String,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// The model has fewer token values than the tokenizer.
@@ -56,7 +56,7 @@ pub enum TokenizerError {
     ReadSettings {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A file beside the tokenizer is no JSON object.
@@ -64,7 +64,7 @@ pub enum TokenizerError {
     Settings {
         /// The file.
         file: String,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// A file beside the tokenizer has a wrong value.
@@ -76,7 +76,7 @@ pub enum TokenizerError {
         key: String,
         /// The value.
         found: String,
-        /// What it must be.
+        /// The values that are possible.
         expected: &'static str,
     },
     /// A file beside the tokenizer names a token that the tokenizer does not have.
@@ -96,7 +96,7 @@ pub enum TokenizerError {
     Encode {
         /// The file.
         origin: String,
-        /// What it says.
+        /// The tokenizer's error.
         reason: String,
     },
 }
@@ -155,7 +155,7 @@ impl Tokenizer {
         Ok(Tokenizer(Kind::File { origin: origin.to_owned(), tokenizer, last, digest }))
     }
 
-    /// What tells tokenizers apart: the SHA-256 of the file, or zeros for bytes.
+    /// Returns the digest that distinguishes tokenizers: the SHA-256 of the file, or zeros for the byte tokenizer.
     pub(crate) fn digest(&self) -> [u8; 32] {
         match &self.0 {
             Kind::Bytes => [0; 32],
@@ -188,7 +188,7 @@ impl Tokenizer {
     /// Generation starts from them.
     ///
     /// # Errors
-    /// As of [`Tokenizer::encode`].
+    /// The errors are those of [`Tokenizer::encode`].
     pub fn encode_with_special(&self, text: &str) -> Result<Vec<i32>, TokenizerError> {
         self.encoded(text, true)
     }
@@ -205,8 +205,8 @@ impl Tokenizer {
         encoding.map_err(refused)?.iter().map(fitting).collect()
     }
 
-    /// The text of tokens, without special ones. What is no token, or half a character, becomes a replacement character
-    /// or is left out.
+    /// Returns the text of tokens, without special ones. A number that is no token, or half a character, becomes a
+    /// replacement character or is left out.
     pub fn decode(&self, tokens: &[i32]) -> String {
         self.decoded(tokens, false)
     }
@@ -233,7 +233,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether a token leaves no trace in a text: it is none, or a special one.
+    /// Returns whether a token leaves no trace in a text: it is not a token, or it is a special one.
     fn is_left_out(&self, token: i32, keeps_special: bool) -> bool {
         let Kind::File { tokenizer, .. } = &self.0 else { return false };
         let text = u32::try_from(token).ok().and_then(|id| tokenizer.text(id));
@@ -255,7 +255,8 @@ impl Tokenizer {
     }
 }
 
-/// Byte tokens back as text. What is not UTF-8, or no byte, becomes a replacement character.
+/// Turns byte tokens back into text. A token that is not a byte, or bytes that are not UTF-8, become a replacement
+/// character.
 pub fn decode_bytes(tokens: &[i32]) -> String {
     // 0xff occurs in no UTF-8 text, so it decodes to the replacement character.
     let bytes: Vec<u8> = tokens.iter().map(|&token| u8::try_from(token).unwrap_or(0xff)).collect();

@@ -107,16 +107,16 @@ impl fmt::Display for FirstNotFinite {
     }
 }
 
-/// What the numbers of a value are.
+/// The result of probing a value's numbers.
 struct Judged {
     /// [`probe::FINITE`], [`probe::INFINITE`] or [`probe::NAN`], for each iteration of the loops around it, in the
     /// order of the slices.
     kinds: Vec<f64>,
-    /// The devices that have numbers which are not finite, where others have none.
+    /// The devices whose numbers are not finite, if other devices have only finite ones.
     devices: Vec<usize>,
 }
 
-/// What the numbers of the values of a level are.
+/// The results of probing the values of a level.
 struct Level {
     of_value: HashMap<Value, Judged>,
     loops: Vec<ProbedLoop>,
@@ -147,7 +147,7 @@ impl Level {
         (0..count).map(slice_of).collect()
     }
 
-    /// For each loop the iteration, from 1, and how many there are.
+    /// Returns the iteration of each loop, from 1, and the number of its iterations.
     fn iterations(&self, mut slice: usize) -> Vec<(usize, usize)> {
         let mut iterations = Vec::new();
         for each in self.loops.iter().rev() {
@@ -205,7 +205,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let function = self.run.step.trace(Calls::Single)?;
         let graph = erase_markers(function.graph());
         let batch = self.batch_of(step)?.leaves();
-        // Behind the state are loss and gradient norm.
+        // The loss and the gradient norm come after the state.
         let numbers = graph.outputs().len().saturating_sub(2);
         let mut ways = vec![Vec::new()];
         let mut wanted = graph.outputs()[numbers..].to_vec();

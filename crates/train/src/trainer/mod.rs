@@ -106,9 +106,9 @@ impl Trainer {
         &self.data.dataset
     }
 
-    /// A summary of the run, to add steps to. What the devices can do is known of those of
-    /// [`CHIPS`](meshloom::analysis::CHIPS). Its memory is [`Trainer::memory_use`] of now, which is worth asking
-    /// for again after the last step.
+    /// Returns a summary of the run, to which steps are added. The peak performance is known for the devices in
+    /// [`CHIPS`](meshloom::analysis::CHIPS). The memory is the present [`Trainer::memory_use`], which is worth reading
+    /// again after the last step.
     pub fn summary(&self) -> Summary {
         let TrainStep { model, seq, .. } = self.run.step.of_replica();
         let tokens = self.run.config().rows_of_run() * seq;
@@ -167,7 +167,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         Ok(())
     }
 
-    /// Has a replica that is apart replace its state; also what else came of it. Nothing is done in other runs.
+    /// Lets a replica that is apart replace its state, and returns the other result of `act`. Other runs do nothing.
     fn with_replica<T>(
         &mut self,
         act: impl FnOnce(
@@ -242,14 +242,16 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         self.watch.listen(listener);
     }
 
-    /// What the compile cache had of the run's programs: a hit if it had all. None without a cache.
+    /// Returns whether the compile cache had the run's programs: a hit if it had all of them. Returns `None` without a
+    /// cache.
     pub fn compile_cache(&self) -> Option<CacheUse> {
         self.compile_cache
     }
 
-    /// What the run needs of the memory of the device that has the most of it: as the plugin counts it since the
-    /// client was created, with all that is on the devices; or else by the compiled programs' own figures, the
-    /// arguments of the step and the most that it or an evaluation needs. None where the plugin says neither.
+    /// Returns the memory that the run needs on the device that uses the most. The plugin counts it since the client
+    /// was created, with everything on the devices. If it does not count, the figures are those of the compiled
+    /// programs: the arguments of the step, and the most that it or an evaluation needs. Returns `None` if the plugin
+    /// gives neither.
     pub fn memory_use(&self) -> Option<MemoryUse> {
         let executable = self.program.executable();
         let counted = executable.devices().iter().map(|&device| {
@@ -331,7 +333,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// than `most`. Returns what came of each.
     ///
     /// # Errors
-    /// As of [`Trainer::step`].
+    /// The errors are those of [`Trainer::step`].
     pub fn steps(&mut self, most: u64) -> Result<Vec<StepMetrics>, Error> {
         let calls = match &self.several {
             Some((count, _)) if *count as u64 <= most => Calls::Several(*count),
@@ -413,12 +415,13 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         if matches!(self.run.step, RunStep::Single(_)) {
             self.steps_done -= count;
             self.skipped_steps -= count;
-            // What it has read is behind the batch that comes next.
+            // The batches that were read ahead come after the batch that is next now.
             self.prefetch = None;
         }
     }
 
-    /// What a replica that is apart does after the steps done so far; also the seconds that it waited for others.
+    /// Performs the sync of a replica that is apart, if one is due after the steps done so far. Also returns the
+    /// seconds that it waited for others.
     fn sync(&mut self) -> Result<Option<f64>, Error> {
         let done = self.steps_done;
         // After most steps there is nothing to do.
@@ -524,9 +527,9 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         Ok(lowered.compile_with(client, &CompileOptions { debug_options, ..options })?)
     }
 
-    /// The loss on the validation set, with the present parameters: of several replicas, those that they agree on. It
-    /// is the mean over `train.eval_batches` batches of `train.batch` rows, always the same, without dropout. None
-    /// without a validation set. Training does not notice.
+    /// Returns the loss on the validation set with the present parameters; with several replicas, these are the
+    /// parameters that they have agreed on. It is the mean over `train.eval_batches` batches of `train.batch` rows,
+    /// always the same, without dropout. Returns `None` without a validation set. Training is not affected.
     ///
     /// # Errors
     /// The plugin fails, or the set cannot be read.
@@ -553,8 +556,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 }
 
-/// For each of `count` steps, the mean over what replicas returned; of several processes, those that have devices here.
-/// Nobody waits for the others' numbers: replicas that are apart are not to.
+/// Returns, for each of `count` steps, the mean over the numbers that the replicas returned. With several processes,
+/// only replicas that have devices here count: replicas that are apart must not wait for each other's numbers.
 fn means(numbers: &Array, count: usize) -> Result<Vec<f64>, Error> {
     let (layout, mut seen) = (numbers.layout(), HashSet::new());
     let (mut sums, mut terms) = (vec![0.0; count], 0);

@@ -15,14 +15,14 @@ use meshloom::trace::Tree;
 /// A thread that makes the batches of a run, one step after the other. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Prefetch {
-    /// The leaves of each batch; none once it is to end.
+    /// The channel of each batch's leaves; `None` once the thread is to end.
     batches: Option<Receiver<Result<Vec<Literal>, Error>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Prefetch {
-    /// From a step on, with batches of `rows` rows, of which `own` are needed, whose tokens are in this order. `ahead`
-    /// batches wait at most.
+    /// Starts to read batches from a step on. A batch has `rows` rows, of which `own` are needed, with their tokens in
+    /// this order. At most `ahead` batches wait.
     pub(super) fn start<M: Model, D: Dataset<M>>(
         data: Arc<D>,
         ((seed, first, rows), own): ((u64, u64, usize), Range<usize>),
@@ -51,10 +51,10 @@ impl Prefetch {
 
 impl Drop for Prefetch {
     fn drop(&mut self) {
-        // The thread may wait for a place in the channel, and then learns that nobody takes from it.
+        // The thread may wait for a place in the channel. It then learns that the receiver is gone.
         self.batches = None;
         if let Some(thread) = self.thread.take() {
-            // If it panicked, whoever waited for a batch knows.
+            // If the thread panicked, the caller that waited for a batch has had the error.
             drop(thread.join());
         }
     }

@@ -15,10 +15,10 @@ use meshloom::hlo::message::counted;
 use meshloom::pjrt::{Array, Client};
 
 impl Trainer {
-    /// As [`Trainer::resume_run`], for the decoder and text of a config.
+    /// Does the same as [`Trainer::resume_run`], for the decoder and text of a config.
     ///
     /// # Errors
-    /// As there, and of [`Trainer::new`].
+    /// The errors are those of [`Trainer::resume_run`] and of [`Trainer::new`].
     pub fn resume(config: &RunConfig, client: &Client, checkpoint: &Checkpoint) -> Result<Trainer, Error> {
         config.check_runnable()?;
         let config = &config.on_client(client)?;
@@ -30,12 +30,13 @@ impl Trainer {
 }
 
 impl<M: Model, D: Dataset<M>> Trainer<M, D> {
-    /// As [`Trainer::of`], but with the state of a checkpoint, to go on after its step. Mesh, devices, pipeline and
-    /// microbatches may be others than those of the run that wrote it. What else differs in the configs, or in the
-    /// files of a text, is among the [warnings](Trainer::warnings).
+    /// Does the same as [`Trainer::of`], but starts from the state of a checkpoint and goes on after its step. Mesh,
+    /// devices, pipeline and microbatches may differ from those of the run that wrote it. Other differences in the
+    /// configs, or in the files of a text, are among the [warnings](Trainer::warnings).
     ///
     /// # Errors
-    /// Those of [`Trainer::of`]; or the checkpoint's values are not those of the model: the error names the first.
+    /// The errors are those of [`Trainer::of`]. It is also an error if the checkpoint's values are not those of the
+    /// model; the error names the first.
     pub fn resume_run(run: Run<M>, data: D, client: &Client, checkpoint: &Checkpoint) -> Result<Trainer<M, D>, Error> {
         // Before anything is compiled.
         checkpoint.check(&run.state())?;
@@ -67,10 +68,10 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         self.steps_done
     }
 
-    /// Saves the present state. [`Checkpointer::save`] says what is waited for.
+    /// Saves the present state. [`Checkpointer::save`] describes what the call waits for.
     ///
     /// # Errors
-    /// As there.
+    /// The errors are those of [`Checkpointer::save`].
     pub fn save_checkpoint(&self, checkpointer: &mut Checkpointer) -> Result<(), Error> {
         self.check_complete()?;
         let contents =
@@ -118,8 +119,8 @@ fn check_step<P>(checkpoint: &Checkpoint, state: &RunState<Array, P>) -> Result<
     Err(CheckpointError::Damaged { path: checkpoint.folder().join(MANIFEST), reason }.into())
 }
 
-/// What has the name that it had in the run that wrote the checkpoint, but other contents, as warnings. Other names are
-/// [`differences`].
+/// Returns a warning for each file that has the name that it had in the run that wrote the checkpoint, but other
+/// contents. Changed names are found by [`differences`].
 fn changed_data(saved: &[DataDigest], own: &[DataDigest]) -> Vec<String> {
     let changed = own.iter().filter(|own| {
         let mut same_name = saved.iter().filter(|saved| (&saved.key, &saved.name) == (&own.key, &own.name));
@@ -155,8 +156,8 @@ fn differences(saved: &RecordedConfig, config: &RunConfig) -> Vec<String> {
     differ.map(warning).collect()
 }
 
-/// What replicas that are apart have alike, a line each: the keys that say what is computed, how a pipeline stacks its
-/// layers, and what messages are made of.
+/// Returns the facts that must be alike in replicas that are apart, one in each line: the keys that decide what is
+/// computed, the way in which a pipeline stacks its layers, and the contents of messages.
 pub(super) fn form_of_replicas(config: &RunConfig, messages: &[String]) -> String {
     let mut lines: Vec<String> = match RecordedConfig::of(config).computed() {
         Ok(keys) => keys.into_iter().map(|(key, value)| format!("{key} = {value}")).collect(),

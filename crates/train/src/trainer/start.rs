@@ -136,7 +136,7 @@ impl LoweredPrograms {
     }
 }
 
-/// The link of a run to the replicas that it is apart from; none of other runs.
+/// Returns the link of a run to the replicas that it is apart from; `None` for other runs.
 fn link_of<M: Model>(run: &Run<M>) -> Result<Option<Arc<dyn ReplicaLink>>, SyncError> {
     match (&run.link, run.config().is_apart()) {
         (None, true) => Err(SyncError::Alone),

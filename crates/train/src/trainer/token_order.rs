@@ -5,8 +5,8 @@ use crate::data::DataError;
 use meshloom::ir::Literal;
 use meshloom::nn::TokenOrder;
 
-/// The leaves of a batch `[rows, length, ..]` with their tokens in this order. What has no second dimension belongs to
-/// rows, and stays.
+/// Returns the leaves of a batch `[rows, length, ..]` with their tokens in this order. A leaf without a second
+/// dimension belongs to rows, and stays as it is.
 ///
 /// # Errors
 /// The length does not suit the order.

@@ -6,7 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How many times the median of the steps before is told of.
+/// The multiple of the median of the steps before from which on a step counts as slow.
 const FACTOR: f64 = 20.0;
 
 /// Steps until a median says something; and of how many it is taken.
@@ -31,7 +31,7 @@ impl fmt::Display for SlowStep {
     }
 }
 
-/// Who is told.
+/// The function that is told of a slow step.
 type Listener = Box<dyn Fn(SlowStep) + Send + Sync>;
 
 /// Times calls, and tells of one that takes too long.
