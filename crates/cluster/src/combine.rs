@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use meshloom_hlo::crossing::Combine;
 use meshloom_hlo::proto::PrimitiveType;
 
-/// Combines the second operand into the first.
+/// A function that combines the second operand into the first.
 pub(crate) type Combining = fn(Combine, &mut [u8], &[u8]);
 
 /// Returns the function that combines elements of a type, and the bytes of one element; `None` for an unknown type.

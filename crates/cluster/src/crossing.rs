@@ -21,7 +21,7 @@ use meshloom_pjrt::{CallFailure, CallOperand, CallResult, ErrorCode, ForeignCall
 use crate::combine::of_type;
 use crate::mpi::{Incoming, MpiError, Outgoing, World};
 
-/// Returns why a call that has waited for the given time should fail; `None` while it should go on waiting.
+/// A function that returns why a call that has waited for the given time should fail, or `None` if it should go on.
 pub type GiveUp = Box<dyn Fn(Duration) -> Option<String> + Send + Sync>;
 
 /// A call, its collective, the number of its device, and the processes that it reaches.

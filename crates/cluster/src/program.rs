@@ -21,7 +21,7 @@ use crate::launch::{Launched, OwnEnvironment};
 use crate::store::{StoreOptions, Tls, User};
 use crate::{Crossing, JoinOptions, Member, ReplicaOptions, Replicas, StoreForClients, certificates, store_address};
 
-/// Joins this process to the others, and makes certificates in this process.
+/// The functions that join this process to the others, and make certificates in this process.
 pub const HERE: Start = Start { join: here, certify: |flags, _| Ok(certificates::make(flags)?) };
 
 fn here(flags: &ProcessFlags, _: &[OsString]) -> Result<Box<dyn Several>> {

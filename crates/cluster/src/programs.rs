@@ -22,7 +22,7 @@ pub enum ProgramError {
         /// Its value.
         path: PathBuf,
     },
-    /// It is in none of the searched places. The message lists them all, and the way to mend it.
+    /// The program or library is in none of the searched places. The message lists them all, and the way to mend it.
     #[error("no {what} found\n{}to fix this, {fix}", list(.attempts))]
     NotFound {
         /// The name of the program or library.

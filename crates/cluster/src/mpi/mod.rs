@@ -91,7 +91,8 @@ unsafe impl Send for World {}
 // SAFETY: as above.
 unsafe impl Sync for World {}
 
-/// Returns why an exchange that has waited for the given time should fail; `None` while it should go on waiting.
+/// A function that returns why an exchange that has waited for the given time should fail, or `None` if it should go
+/// on.
 pub type GiveUp<'a> = dyn Fn(Duration) -> Option<String> + 'a;
 
 /// A message to a process.

@@ -262,7 +262,7 @@ impl PeerTls {
     }
 }
 
-/// Answers questions.
+/// The gRPC service that answers questions.
 #[derive(Clone)]
 struct Answers(Blobs);
 
@@ -378,7 +378,7 @@ impl fmt::Display for Unread {
     }
 }
 
-/// Reads the bytes that other processes offer.
+/// A reader of the bytes that other processes offer.
 #[derive(Debug)]
 pub(super) struct Reader {
     tls: Option<PeerTls>,

@@ -35,7 +35,7 @@ pub(super) struct First {
     under_way: Mutex<Option<UnderWay>>,
 }
 
-/// Takes the lines about readers that were refused.
+/// The function that takes lines about refused readers.
 struct Reports(Say);
 
 impl fmt::Debug for Reports {
@@ -417,7 +417,7 @@ fn is_before(name: &str, round: u64) -> bool {
     is_of_round && parts.next().and_then(|text| text.parse().ok()).is_some_and(|of: u64| of < round)
 }
 
-/// Reports from time to time which replicas are waited for.
+/// The time of the next message that names the replicas that are waited for.
 struct Reminder(Instant);
 
 impl Reminder {

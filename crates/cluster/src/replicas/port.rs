@@ -55,7 +55,7 @@ impl Limits {
     }
 }
 
-/// Takes each line about a refused connection or question.
+/// A function that takes each line about a refused connection or question.
 pub type Say = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// The open connections.

@@ -130,7 +130,7 @@ impl Store {
         self.runtime.block_on(self.put_under(lease, key, value)).map(drop)
     }
 
-    /// Keeps the keys that [`Store::put_shared`] writes alive. Returns their lease.
+    /// Keeps alive the keys that [`Store::put_shared`] writes. Returns their lease.
     ///
     /// # Errors
     /// The store does not answer.
@@ -330,8 +330,8 @@ impl Store {
         let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.runtime.block_on(async {
             self.lease.revoke(&self.etcd, ENDING).await?;
-            // Other processes keep the shared lease alive, if there are any. The last to leave sees that there are
-            // none.
+            // Other processes keep the shared lease alive, if there are any. The last process to leave sees no
+            // others.
             match shared {
                 Some(shared) if self.count_under("members/", ENDING).await? == 0 => {
                     shared.revoke(&self.etcd, ENDING).await
