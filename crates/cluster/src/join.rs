@@ -23,8 +23,8 @@ use crate::watch::Watch;
 pub struct JoinOptions {
     /// The number of this process and the number of processes. `None` means the launcher's.
     pub place: Option<(usize, usize)>,
-    /// The address of the etcd. `None` means the address in the environment (`MESHLOOM_STORE`), or that of an etcd which
-    /// process 0 starts.
+    /// The address of the etcd. `None` means the address in the environment (`MESHLOOM_STORE`), or that of an etcd
+    /// which process 0 starts.
     pub store: Option<String>,
     /// Certificates for `https`.
     pub tls: Option<Tls>,
