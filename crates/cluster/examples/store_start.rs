@@ -1,5 +1,5 @@
-//! The beginning of a run with many processes, each a client of its own in this process: they connect, meet, compare
-//! digests, and meet again. `store_start ETCD COUNT..` starts an etcd for each number of processes, and prints a table.
+//! Runs the beginning of a run with many processes, each a client in this process: they connect, meet, compare digests,
+//! and meet again. Usage: `store_start ETCD COUNT..` starts an etcd for each number of processes, and prints a table.
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use meshloom_cluster::store::{Server, Store, StoreOptions};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// What `meshloom train --processes` does with the store until the first step, of a run of four programs. The longest
-/// time of each part, in microseconds.
+/// Does what `meshloom train --processes` does with the store until the first step, for a run of four programs. Records
+/// the longest time of each part, in microseconds.
 fn begin(address: &str, (number, count): (usize, usize), times: &[AtomicU64; 4]) -> Result<Store, Failure> {
     let limit = Duration::from_secs(300);
     let mut last = Instant::now();
@@ -22,7 +22,7 @@ fn begin(address: &str, (number, count): (usize, usize), times: &[AtomicU64; 4])
     done(0);
     store.barrier("joined", limit)?;
     done(1);
-    // Config, text and four programs.
+    // The six values are the config, the text and four programs.
     for what in 0..6 {
         let (key, decision) = (|process: usize| format!("agree/{what}/{process}"), format!("agreed/{what}"));
         if number > 0 {

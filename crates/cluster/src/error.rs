@@ -6,19 +6,19 @@ use crate::store::StoreError;
 
 use crate::programs::ProgramError;
 
-/// The reason why a process is not part of a run, or no longer.
+/// The reason why a process is not part of a run, or no longer is.
 #[derive(thiserror::Error)]
 pub enum JoinError {
     /// The launcher's variables cannot be used.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// The store says so.
+    /// The store reports an error.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// MPI says so.
+    /// MPI reports an error.
     #[error(transparent)]
     Mpi(#[from] MpiError),
-    /// A program that is needed cannot be had.
+    /// A program or a library that is needed cannot be found.
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// The address of the store is not known.
@@ -32,11 +32,11 @@ pub enum JoinError {
     /// MPI's launcher and the flags differ.
     #[error("this is process {number} of {count}, but by MPI {rank} of {size}: start the processes as one job")]
     Ranks {
-        /// Its number.
+        /// The number of the process.
         number: usize,
         /// The number of processes that there should be.
         count: usize,
-        /// Its rank.
+        /// Its rank by MPI.
         rank: usize,
         /// The number of processes by MPI.
         size: usize,
@@ -55,7 +55,7 @@ pub enum JoinError {
         /// The way to mend it.
         advice: String,
     },
-    /// An interface is not there.
+    /// A network interface does not exist.
     #[error("--trusted-network {name}: this host has no such network interface; it has {there}")]
     Interface {
         /// The name that was given.
@@ -78,7 +78,7 @@ pub enum JoinError {
         /// The system's reason.
         reason: String,
     },
-    /// MPI cannot be answered.
+    /// The socket for MPI's questions cannot be made.
     #[error("no way to tell MPI who is there: {reason}")]
     Socket {
         /// The system's reason.

@@ -1,4 +1,4 @@
-//! Which process this is: what launchers write into the environment of the processes that they start.
+//! The number of this process, from the environment variables that its launcher sets.
 //!
 //! | launcher | number, count | on its host | where the first process is |
 //! |---|---|---|---|
@@ -8,17 +8,17 @@
 //! | GKE, TPU | `TPU_WORKER_ID`, the names in `TPU_WORKER_HOSTNAMES`; slices by `MEGASCALE_SLICE_ID`, `MEGASCALE_NUM_SLICES` | one for each host | the first name, or `MEGASCALE_COORDINATOR_ADDRESS` |
 //! | Kubernetes, indexed job | `JOB_COMPLETION_INDEX`, `MESHLOOM_PROCESS_COUNT` | one for each pod | `MESHLOOM_STORE` |
 //!
-//! They are asked in this order, the innermost first: `mpiexec` in a Slurm job says more than the job. The names are
-//! those that JAX's `jax/_src/clusters` reads, too.
+//! The launchers are tried in this order, the innermost first: `mpiexec` in a Slurm job says more than the job. JAX's
+//! `jax/_src/clusters` reads the same variables.
 
 use std::fmt;
 
-/// Who has started the processes.
+/// The program that has started the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
     /// `mpiexec` of Open MPI.
     OpenMpi,
-    /// `mpiexec` of MPICH, and what speaks its PMI.
+    /// `mpiexec` of MPICH, and other launchers that speak its PMI.
     Mpich,
     /// `srun`.
     Slurm,
@@ -40,24 +40,24 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// What a launcher says of a process.
+/// The facts that a launcher states about a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launched {
-    /// Who has started it.
+    /// The launcher that has started it.
     pub launcher: Launcher,
     /// Its number.
     pub process: usize,
-    /// How many there are.
+    /// The number of processes.
     pub count: usize,
-    /// Its number among those on its host, if it is said.
+    /// Its number among those on its host, if the launcher states it.
     pub on_host: Option<usize>,
-    /// What all processes of the start have in common, and no others, if anything.
+    /// A text that all processes of the start share with no others, if the launcher states one.
     pub job: Option<String>,
-    /// The host of the first process, if it is said.
+    /// The host of the first process, if the launcher states it.
     pub first_host: Option<String>,
 }
 
-/// Why an environment says nothing that can be used.
+/// The reason why an environment does not tell the number of the process.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LaunchError {
     /// No known launcher has started this process.
@@ -69,23 +69,23 @@ pub enum LaunchError {
     /// A variable is missing.
     #[error("{launcher} has started this process, but {variable} is not set: {instead}")]
     Missing {
-        /// Who has started it.
+        /// The launcher that has started the process.
         launcher: Launcher,
         /// The variable.
         variable: &'static str,
-        /// What to do.
+        /// The way to mend it.
         instead: &'static str,
     },
-    /// A variable is not what it should be.
+    /// A variable has an invalid value.
     #[error("{launcher} has started this process, but {variable} is {value:?}: {expected}")]
     Invalid {
-        /// Who has started it.
+        /// The launcher that has started the process.
         launcher: Launcher,
         /// The variable.
         variable: &'static str,
-        /// What it is.
+        /// The value.
         value: String,
-        /// What it should be.
+        /// A description of valid values.
         expected: String,
     },
 }
@@ -94,11 +94,11 @@ meshloom_hlo::debug_is_message!(LaunchError);
 
 /// The variables of an environment.
 pub trait Environment {
-    /// The value of a variable; none where it is not set, or empty.
+    /// The value of a variable; `None` if it is not set, or empty.
     fn get(&self, variable: &str) -> Option<String>;
 }
 
-/// That of this process.
+/// The environment of this process.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnEnvironment;
 
@@ -116,10 +116,10 @@ impl Environment for &[(&str, &str)] {
 }
 
 impl Launched {
-    /// What the environment says.
+    /// Reads the facts from an environment.
     ///
     /// # Errors
-    /// Nobody has started this process; or a launcher has, and its variables are incomplete or make no sense.
+    /// No launcher has started this process, or its launcher's variables are incomplete or invalid.
     pub fn detect(environment: &impl Environment) -> Result<Launched, LaunchError> {
         let is_set = |variable: &str| environment.get(variable).is_some();
         if is_set("OMPI_COMM_WORLD_SIZE") {
@@ -169,7 +169,7 @@ impl<E: Environment> Reader<'_, E> {
         LaunchError::Invalid { launcher: self.launcher, variable, value, expected }
     }
 
-    /// A number and a count, and what else is known.
+    /// Returns a number and a count, with the other facts that the launcher states.
     fn launched(&self, variable: &'static str, process: usize, count: usize) -> Result<Launched, LaunchError> {
         if process >= count {
             let expected = format!("a number below that of processes is expected, {count}");
@@ -247,7 +247,7 @@ impl<E: Environment> Reader<'_, E> {
     }
 }
 
-/// The first of a list of hosts as Slurm writes it: `node[01-04,07],other3` has `node01`.
+/// The first host of a list as Slurm writes it: `node01` for `node[01-04,07],other3`.
 fn first_of(hosts: &str) -> Option<String> {
     let end = hosts.find([',', '[']).unwrap_or(hosts.len());
     let name = hosts.get(..end)?;
@@ -256,7 +256,7 @@ fn first_of(hosts: &str) -> Option<String> {
     };
     let (numbers, behind) = rest.split_once(']')?;
     let number = numbers.split([',', '-']).next().filter(|number| !number.is_empty())?;
-    // What follows the brackets belongs to the name, up to the next host; it may have brackets of its own.
+    // The text behind the brackets belongs to the name, up to the next host. It may have brackets of its own.
     let tail = match behind.find(',') {
         Some(comma) if !behind.get(..comma)?.contains('[') => behind.get(..comma)?.to_owned(),
         _ if behind.is_empty() => String::new(),

@@ -1,21 +1,21 @@
-//! Several processes run one program of meshloom.
+//! A run of one program of meshloom by several processes.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | [`Member`] | A process of a run: it joins the others, watches them, and leaves. |
 //! | [`Crossing`], [`Links`] | Collectives between processes on CPU plugins, by custom calls onto MPI. |
-//! | [`Replicas`] | Runs that are replicas of one another: messages between them, and who takes part. |
+//! | [`Replicas`] | Runs that are replicas of one another: their messages, and their membership. |
 //! | [`store`] | The store of a run in etcd: keys, barriers, leases. |
 //! | [`mpi`] | Messages between processes over a library of MPI that is loaded at run time. All `unsafe` of the crate is there. |
-//! | [`Launched`] | The number of this process, as its launcher says it. |
-//! | `training` | Both as training sees them: [`Peers`](meshloom_train::peers::Peers), [`ReplicaLink`](meshloom_train::peers::ReplicaLink). |
+//! | [`Launched`] | The number of this process, as its launcher states it. |
+//! | `training` | Members and replicas as training sees them: [`Peers`](meshloom_train::peers::Peers), [`ReplicaLink`](meshloom_train::peers::ReplicaLink). |
 //! | `program` | With the feature `cli`: the part that the program `meshloom-processes` adds to `meshloom`. |
-//! | `certificates` | With the feature `cli`: certificates with which the hosts of a run know each other. |
+//! | `certificates` | With the feature `cli`: certificates by which the hosts of a run know each other. |
 //! | `network` | The interface at which MPI and NCCL listen. |
-//! | [`StoreForClients`] | The store of a run, as the clients of CUDA ask for it. |
-//! | [`etcd_program`], [`mpi_library`], [`mpiexec_program`] | Where etcd and MPI are; fetched where they are not. |
+//! | [`StoreForClients`] | The store of a run, in the form that the clients of CUDA ask for. |
+//! | [`etcd_program`], [`mpi_library`], [`mpiexec_program`] | The paths of etcd and MPI, which are fetched if they are missing. |
 //!
-//! The features `store` and `mpi` have these two modules alone, for programs that train nothing.
+//! The features `store` and `mpi` enable only these two modules, for programs that train nothing.
 
 #[cfg(feature = "cli")]
 pub mod certificates;

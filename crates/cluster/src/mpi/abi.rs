@@ -1,5 +1,5 @@
-//! The functions of MPI that are used, by the standard ABI of MPI 5.0 (chapter 20, `mpi_abi.h`): handles are pointers
-//! with fixed values.
+//! The functions of MPI that meshloom uses, by the standard ABI of MPI 5.0 (chapter 20, `mpi_abi.h`): handles are
+//! pointers with fixed values.
 #![allow(unsafe_code)]
 
 use std::error::Error;
@@ -11,7 +11,7 @@ use libloading::Library;
 
 use super::MpiError;
 
-/// A communicator, a type or an error handler, as the ABI has it.
+/// A communicator, a type or an error handler, in the form of the ABI.
 pub(crate) type Handle = *mut c_void;
 
 pub(crate) const COMM_WORLD: usize = 0x101;
@@ -31,19 +31,19 @@ macro_rules! functions {
         /// The functions.
         pub(crate) struct Functions {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> c_int,)*
-            /// Never unloaded: MPI's libraries are not made for that, and one may still be at work.
+            /// The library is never unloaded: MPI's libraries do not support that, and a call may still be at work.
             _library: ManuallyDrop<Library>,
         }
 
         impl Functions {
             /// Loads a library.
             pub(crate) fn load(path: &Path) -> Result<Functions, MpiError> {
-                // The loader's own words are in the source; the error itself only says which function of it failed.
+                // The loader's own message is in the source; the error itself only names the function that failed.
                 let unloadable = |error: libloading::Error| MpiError::Library {
                     path: path.to_owned(),
                     reason: error.source().map_or_else(|| error.to_string(), ToString::to_string),
                 };
-                // SAFETY: loading an MPI library runs its initializers, which is what it is for.
+                // SAFETY: loading an MPI library runs its initializers, as intended.
                 let library = unsafe { Library::new(path) }.map_err(unloadable)?;
                 // SAFETY: these are the types of the standard ABI.
                 unsafe {

@@ -1,16 +1,15 @@
 //! Messages between processes over MPI, loaded at run time: any library with the standard ABI of MPI 5.0, such as
 //! MPICH's `libmpi_abi.so`. No header and no compiler of MPI is needed.
 //!
-//! MPI moves bytes here and computes nothing: [`World::exchange`] sends some messages and receives others, and returns
-//! when all have gone and come. What collectives are made of that is up to the caller. So no communicator is made for a
-//! group of processes, and sums are of any type, in an order that the caller chooses.
+//! MPI only moves bytes here and computes nothing: [`World::exchange`] sends some messages and receives others, and
+//! returns when all have arrived. The caller builds collectives from that. So no communicator is made for a group of
+//! processes, and sums are of any type, in an order that the caller chooses.
 //!
-//! MPI reads and writes memory until a message has gone or come, and a message that waits for a process which is gone
-//! does neither. So an exchange owns its bytes. One that fails cancels what it was to receive; what MPI then still
-//! holds is never freed.
+//! MPI reads and writes memory until a message has arrived, and a message that waits for a lost process never does. So
+//! an exchange owns its bytes. A failed exchange cancels its receives; memory that MPI then still holds is never freed.
 //!
 //! Calls may come from any thread. Between two processes, messages of one tag arrive in the order in which they were
-//! sent: threads that are not in order with each other use different tags.
+//! sent. Threads without an order between them use different tags.
 #![allow(unsafe_code)]
 
 mod abi;
@@ -31,10 +30,10 @@ use abi::{
     BYTE, COMM_SELF, COMM_WORLD, ERRORS_RETURN, Functions, Handle, LONGEST_ERROR, REQUEST_NULL, THREAD_MULTIPLE, handle,
 };
 
-/// Why MPI did not do what it was asked.
+/// The reason why a request to MPI failed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MpiError {
-    /// The library cannot be loaded, or is without the standard ABI.
+    /// The library cannot be loaded, or lacks the standard ABI.
     #[error(
         "{} cannot be used as MPI: {reason}; expected a library with the standard ABI of MPI 5.0, such as libmpi_abi.so of MPICH",
         path.display()
@@ -42,10 +41,10 @@ pub enum MpiError {
     Library {
         /// The library.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// It does not allow calls from several threads.
+    /// The library does not allow calls from several threads.
     #[error(
         "this MPI allows no calls from several threads at once (MPI_THREAD_MULTIPLE), which collectives of several devices need"
     )]
@@ -55,30 +54,30 @@ pub enum MpiError {
     Call {
         /// The function.
         call: &'static str,
-        /// What MPI says.
+        /// The message of MPI.
         reason: String,
     },
-    /// The caller gave an exchange up.
+    /// The caller gave up an exchange.
     #[error("{reason}")]
     GivenUp {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
 meshloom_hlo::debug_is_message!(MpiError);
 
-/// Whether a file, or a name that the loader knows, is a library with the standard ABI. It is loaded for that, and
-/// stays loaded: MPI's libraries are not made to be unloaded.
+/// Checks that a file, or a name that the loader knows, is a library with the standard ABI. The check loads it, and it
+/// stays loaded: MPI's libraries do not support unloading.
 ///
 /// # Errors
-/// It cannot be loaded, or is without a function of the ABI.
+/// The library cannot be loaded, or lacks a function of the ABI.
 pub fn check(library: &Path) -> Result<(), MpiError> {
     Functions::load(library).map(drop)
 }
 
-/// Processes that send messages to each other. MPI is initialized with the first and finalized with the last, unless an
-/// exchange failed: with a process that is gone, finalizing could wait forever.
+/// Processes that send messages to each other. MPI is initialized with the value and finalized when it is dropped,
+/// unless an exchange failed: with a lost process, finalizing could wait forever.
 pub struct World {
     raw: Handle,
     rank: usize,
@@ -92,37 +91,38 @@ unsafe impl Send for World {}
 // SAFETY: as above.
 unsafe impl Sync for World {}
 
-/// Says, of an exchange that has waited so long, why more of that is in vain; nothing while it is not.
+/// A function that returns why an exchange that has waited for the given time should fail, or `None` if it should go
+/// on.
 pub type GiveUp<'a> = dyn Fn(Duration) -> Option<String> + 'a;
 
 /// A message to a process.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
-    /// Who gets it.
+    /// The process that gets it.
     pub to: usize,
-    /// What tells it from other messages between the two.
+    /// The tag, which tells it from other messages between the two processes.
     pub tag: u16,
-    /// What it says.
+    /// Its contents.
     pub bytes: Bytes,
 }
 
 /// A message from a process.
 #[derive(Debug)]
 pub struct Incoming {
-    /// Who sends it.
+    /// The process that sends it.
     pub from: usize,
-    /// What tells it from other messages between the two.
+    /// The tag, which tells it from other messages between the two processes.
     pub tag: u16,
-    /// Where it goes. The message has as many bytes.
+    /// The buffer that the message fills. The message has exactly its length.
     pub bytes: Vec<u8>,
 }
 
 impl World {
-    /// All processes that one launcher of MPI has started, or this one alone if none has, by a library that is
-    /// initialized with this. Once in a process.
+    /// Returns all processes that one launcher of MPI has started, or this one alone if none has. It initializes the
+    /// library, so it is called once in a process.
     ///
     /// # Errors
-    /// The library cannot be loaded, or initialized, or is for one thread alone.
+    /// The library cannot be loaded or initialized, or allows only one thread.
     pub fn start(library: &Path) -> Result<World, MpiError> {
         let functions = Functions::load(library)?;
         let mut provided = 0;
@@ -136,12 +136,13 @@ impl World {
         if provided < THREAD_MULTIPLE {
             return Err(MpiError::Threads);
         }
-        // SAFETY: the handle is a communicator. Newer calls of this process on others report errors, too.
+        // SAFETY: the handle is a communicator. Communicators that this process makes later report errors, too.
         let code = unsafe { (world.functions.comm_set_errhandler)(handle(COMM_SELF), handle(ERRORS_RETURN)) };
         world.check("MPI_Comm_set_errhandler", code)?;
         world.become_one_of(handle(COMM_WORLD))?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the handle is a communicator. Messages of others in this process do not meet those of the duplicate.
+        // SAFETY: the handle is a communicator. Messages of other users of MPI in this process do not meet those of the
+        // duplicate.
         let code = unsafe { (world.functions.comm_dup)(handle(COMM_WORLD), &raw mut raw) };
         world.check("MPI_Comm_dup", code)?;
         world.become_one_of(raw)?;
@@ -172,11 +173,11 @@ impl World {
         checked
     }
 
-    /// Whether MPI does not touch what a request holds any more.
+    /// Whether a request has ended, so that MPI no longer touches its buffer.
     fn has_ended(&self, request: &mut Handle) -> bool {
         let mut done = 0;
-        // SAFETY: it is a request of this library, or the one that stands for none, which has ended; null stands for a
-        // status that nobody reads. A request that ends becomes the one for none, also where MPI reports an error.
+        // SAFETY: it is a request of this library, or the null request, which has ended; a null pointer stands for an
+        // unused status. A request that ends becomes the null request, even if MPI reports an error.
         let _ = unsafe { (self.functions.test)(request, &raw mut done, std::ptr::null_mut()) };
         *request == handle(REQUEST_NULL)
     }
@@ -186,21 +187,21 @@ impl World {
         self.rank
     }
 
-    /// How many processes there are.
+    /// The number of processes.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Whether a call has failed: processes are gone, or not in step.
+    /// Whether a call has failed: processes are lost, or not in step.
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// Sends messages and receives others. When all have gone and come, it returns what was received, in the order of
-    /// `incoming`. While it waits, it asks `give_up` ten times in a second, and ends with what that says.
+    /// Sends messages and receives others. When all have arrived, it returns the received ones, in the order of
+    /// `incoming`. While it waits, it asks `give_up` ten times a second, and fails with the reason that it returns.
     ///
     /// # Errors
-    /// MPI says so, or it was given up.
+    /// MPI reports an error, or the exchange was given up.
     pub fn exchange(
         &self,
         outgoing: Vec<Outgoing>,
@@ -216,9 +217,9 @@ impl World {
     /// Returns when all processes have called it.
     ///
     /// # Errors
-    /// As of [`World::exchange`].
+    /// The same as for [`World::exchange`].
     pub fn barrier(&self, tag: u16, give_up: &GiveUp<'_>) -> Result<(), MpiError> {
-        // By doubling distances: after each round, a process knows of twice as many that they have come.
+        // The distance doubles each round: after it, a process knows of twice as many that they have come.
         let mut distance = 1;
         while distance < self.size {
             let (to, from) = ((self.rank + distance) % self.size, (self.rank + self.size - distance) % self.size);
@@ -236,15 +237,15 @@ enum Held {
     Sent(#[expect(dead_code, reason = "MPI reads it")] Bytes),
 }
 
-/// Messages that have not all gone and come.
+/// Messages of which some are still under way.
 struct UnderWay<'a> {
     world: &'a World,
     requests: Vec<Handle>,
-    /// The buffer of the request at the same index. One more follows them where MPI has refused a request.
+    /// The buffer of the request at the same index. If MPI has refused a request, its buffer follows as one more.
     held: Vec<Held>,
 }
 
-/// A thread that waits for MPI leaves its core to others for as long.
+/// The pause between two questions to MPI; meanwhile other threads have the core.
 const SHORT: Duration = Duration::from_micros(20);
 
 fn number(rank: usize) -> c_int {
@@ -260,7 +261,7 @@ impl UnderWay<'_> {
         let (place, count) = (bytes.as_mut_ptr(), count(&bytes));
         self.held.push(Held::Received(bytes));
         let receive = self.world.functions.receive;
-        // SAFETY: the buffer has this length, and is held until the request has ended, or for ever.
+        // SAFETY: the buffer has this length, and is held until the request has ended, or forever.
         self.begin("MPI_Irecv", |world, request| unsafe {
             receive(place.cast(), count, handle(BYTE), number(from), tag.into(), world, request)
         })
@@ -276,7 +277,7 @@ impl UnderWay<'_> {
         })
     }
 
-    /// Begins the request of the buffer that is held last.
+    /// Begins the request of the last held buffer.
     fn begin(
         &mut self,
         call: &'static str,
@@ -289,8 +290,8 @@ impl UnderWay<'_> {
         Ok(())
     }
 
-    /// MPI is asked again and again. A thread that waits leaves its core to others, which compute: the processes of a
-    /// run, and their devices, may have to share few.
+    /// Waits for all requests, by asking MPI again and again. Between questions it leaves its core to other threads,
+    /// which compute: the processes of a run and their devices may have to share few cores.
     fn wait(mut self, give_up: &GiveUp<'_>) -> Result<Vec<Vec<u8>>, MpiError> {
         const PATIENCE: Duration = Duration::from_millis(2);
         const ASK_AFTER: Duration = Duration::from_millis(100);
@@ -299,7 +300,7 @@ impl UnderWay<'_> {
         let count = c_int::try_from(self.requests.len()).unwrap_or(c_int::MAX);
         loop {
             let mut all_done = 0;
-            // SAFETY: these are requests of this library, and it takes null for statuses that nobody reads.
+            // SAFETY: these are requests of this library, and it takes null for unused statuses.
             let code = unsafe {
                 (self.world.functions.test_all)(
                     count,
@@ -335,8 +336,8 @@ impl UnderWay<'_> {
 }
 
 impl Drop for UnderWay<'_> {
-    /// Nothing is left unless the exchange failed. Then what was to be received is cancelled. What was to be sent
-    /// cannot be, nor what has begun to come: MPI gets a moment to end it.
+    /// Ends the requests that a failed exchange left. Receives are cancelled. Sends, and receives that have begun,
+    /// cannot be: MPI gets a moment to end them.
     fn drop(&mut self) {
         const MOMENT: Duration = Duration::from_millis(200);
         if self.requests.is_empty() {
@@ -347,7 +348,7 @@ impl Drop for UnderWay<'_> {
         let mut left: Vec<(Handle, Held)> = self.requests.drain(..).zip(self.held.drain(..)).collect();
         for (request, held) in &mut left {
             if matches!(held, Held::Received(_)) && *request != handle(REQUEST_NULL) {
-                // SAFETY: it is a request of this library that has not ended. What MPI says to that helps nobody.
+                // SAFETY: it is a request of this library that has not ended. An error changes nothing here.
                 let _ = unsafe { (self.world.functions.cancel)(request) };
             }
         }
@@ -359,8 +360,8 @@ impl Drop for UnderWay<'_> {
             }
             std::thread::sleep(SHORT);
         }
-        // The other process is gone, or silent, and no call of MPI takes back what it waits for: freeing a request does
-        // not end it. So this memory stays MPI's. A run ends with the first failure, so it does not become more.
+        // The other process is lost or silent, and MPI cannot take back such a request: freeing it does not end it. So
+        // this memory stays MPI's. It does not grow, because a run ends with the first failure.
         left.into_iter().for_each(|(_, held)| std::mem::forget(held));
     }
 }
@@ -368,7 +369,7 @@ impl Drop for UnderWay<'_> {
 impl Drop for World {
     fn drop(&mut self) {
         if !self.has_failed() {
-            // SAFETY: the communicator is ours, and nobody uses it any more. What MPI says to that helps nobody.
+            // SAFETY: this value owns the communicator and is being dropped. An error changes nothing here.
             unsafe {
                 let _ = (self.functions.comm_free)(&raw mut self.raw);
                 let _ = (self.functions.finalize)();
@@ -389,7 +390,7 @@ fn checked(functions: &Functions, call: &'static str, code: c_int) -> Result<(),
     }
     let mut text = [0u8; LONGEST_ERROR];
     let mut length = 0;
-    // SAFETY: the text has room for the longest.
+    // SAFETY: the buffer has room for the longest text.
     let said = unsafe { (functions.error_string)(code, text.as_mut_ptr().cast::<c_char>(), &raw mut length) };
     let reason = match (said, usize::try_from(length)) {
         (0, Ok(length)) => String::from_utf8_lossy(&text[..length.min(LONGEST_ERROR)]).into_owned(),

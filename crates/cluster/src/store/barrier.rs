@@ -1,13 +1,14 @@
-//! Places where all processes wait for one another.
+//! Barriers, at which all processes wait for one another.
 //!
-//! Each process writes that it has come, and counts. Whoever counts all of them opens the barrier; the others wait for
-//! that alone, so that what a barrier costs grows with the number of processes and not with its square.
+//! Each process writes that it has come, and counts the arrivals. The process that counts all of them opens the
+//! barrier. The others wait for that alone, so the cost of a barrier grows with the number of processes and not with
+//! its square.
 //!
-//! All keys of a barrier end with leases. Who has come is known as long as that process lives. The key that opens the
+//! All keys of a barrier end with leases. An arrival is known as long as its process lives. The key that opens the
 //! barrier outlives the process that wrote it, which may leave at once: it stays for twice the time within which a
-//! process gives a sign of life, and those that wait look every two seconds.
+//! process gives a sign of life, and waiting processes look every two seconds.
 //!
-//! A run may be started again while keys of the one before it are still there. So a key opens a barrier only for
+//! A run may be started again while keys of its earlier start are still there. So a key opens a barrier only for
 //! processes that came to it before that key was written.
 
 use std::time::{Duration, Instant};
@@ -18,11 +19,10 @@ use super::lease::grant;
 use super::messages::{PutRequest, PutResponse, WatchCreateRequest};
 
 impl Store {
-    /// Waits until all processes of the attempt have come. A barrier is for one use: a name is not used again.
+    /// Waits until all processes of the attempt have come. Each name is for one use only.
     ///
-    /// # Errors
-    /// Some have not come in time ([`StoreError::Missing`] names them); one that has been there has died; this process
-    /// has come before; the store does not answer.
+    /// Some have not come in time ([`StoreError::Missing`] names them); a process that was present has died; this
+    /// process has come before; the store does not answer.
     pub fn barrier(&self, name: &str, limit: Duration) -> Result<(), StoreError> {
         self.lease.check()?;
         self.block_on(self.meet(name, limit))
@@ -32,14 +32,14 @@ impl Store {
         let (deadline, count) = (Instant::now() + limit, self.options.count);
         let (arrivals, open) = (format!("barriers/{name}/"), format!("open/{name}"));
         let came = self.put_once(&format!("{arrivals}{}", self.options.process), b"").await?;
-        // The last to come sees all: what it wrote came after all others.
+        // The last process to come sees all arrivals, because it counts after writing its own.
         let here = insist(deadline, || self.count_under(&arrivals, left(deadline))).await?;
         if here == count {
             self.all_were_there();
             return self.open(&open, deadline).await;
         }
         loop {
-            // A process may leave as soon as the barrier is open. So losses are read first: a process that is gone when
+            // A process may leave as soon as the barrier is open. So losses are read first: a process that leaves after
             // all have come is no loss.
             let losses = self.look_for_losses(deadline).await;
             let (found, revision) = insist(deadline, || self.read_with_revision(&open, left(deadline))).await?;
@@ -49,10 +49,10 @@ impl Store {
             }
             losses?;
             let deaths = self.full("members/");
-            // NOPUT: those who come are of no interest.
+            // NOPUT: new members are of no interest.
             let deaths =
                 WatchCreateRequest { range_end: behind(&deaths), key: deaths, filters: vec![0], ..Default::default() };
-            // A death between reading and watching is found by reading again, after a while in any case.
+            // A death between reading and watching is found by reading again, which happens after a while in any case.
             let moment = left(deadline).min(Duration::from_secs(2));
             tokio::select! {
                 found = self.watch(&open, revision + 1) => self.unless_away(found).await?,
@@ -65,7 +65,7 @@ impl Store {
         }
     }
 
-    /// Waits a moment if etcd is away.
+    /// Waits a moment if etcd does not answer.
     async fn unless_away(&self, found: Result<(), StoreError>) -> Result<(), StoreError> {
         match found {
             Err(StoreError::Unreachable { .. }) => {
@@ -76,7 +76,7 @@ impl Store {
         }
     }
 
-    /// Who has not come.
+    /// Returns the error that names the processes that have not come.
     async fn missing(&self, barrier: &str, arrivals: &str, waited: Duration) -> StoreError {
         let count = self.options.count;
         match self.names_under(arrivals, Duration::from_secs(5)).await {
@@ -88,7 +88,7 @@ impl Store {
         }
     }
 
-    /// Lets everybody through.
+    /// Opens the barrier for all.
     async fn open(&self, key: &str, deadline: Instant) -> Result<(), StoreError> {
         let granted = insist(deadline, || grant(&self.etcd, 2 * self.options.lease, left(deadline))).await?;
         let put = PutRequest { key: self.full(key), value: Vec::new(), lease: granted.0 };

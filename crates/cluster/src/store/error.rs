@@ -1,35 +1,35 @@
-//! What can go wrong between a process and its store.
+//! The errors between a process and its store.
 
 use std::time::Duration;
 
-/// Why the store did not do what it was asked.
+/// The reason why a request to the store failed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The address is no URL of an etcd.
+    /// The address is not a URL of an etcd.
     #[error(
         "the address of the store, {address:?}, cannot be used: {reason}; expected http://HOST:PORT or https://HOST:PORT"
     )]
     Address {
         /// The address.
         address: String,
-        /// What is wrong with it.
+        /// The reason why it is none.
         reason: String,
     },
-    /// Nobody answers, or no longer.
+    /// The store does not answer, or has stopped answering.
     #[error("the store at {address} does not answer: {reason}; is etcd running there, and reachable from this host?")]
     Unreachable {
-        /// Where it should be.
+        /// The address where it should be.
         address: String,
-        /// What was found instead.
+        /// The system's reason.
         reason: String,
     },
-    /// The password would travel in clear.
+    /// The password would travel unencrypted.
     #[error(
         "the password of {user:?} would travel to {address} in clear: give an address https://HOST:PORT, with --store-ca \
          where its certificate is of an authority of your own, or --insecure in a network in which everybody is trusted"
     )]
     InClear {
-        /// Where the store is.
+        /// The address of the store.
         address: String,
         /// The user.
         user: String,
@@ -40,16 +40,16 @@ pub enum StoreError {
          `etcdctl role grant-permission ROLE --prefix=true readwrite {prefix}`"
     )]
     Denied {
-        /// Where it is.
+        /// The address of the store.
         address: String,
         /// The user.
         user: String,
-        /// What all keys of the job begin with.
+        /// The prefix of all keys of the job.
         prefix: String,
-        /// What the store says.
+        /// The message of the store.
         reason: String,
     },
-    /// A key is written once.
+    /// A key has been written before; a key is written only once.
     #[error("the key {key:?} has been written before")]
     AlreadyExists {
         /// The key, without the names of job and attempt.
@@ -66,7 +66,7 @@ pub enum StoreError {
     DeadlineExceeded {
         /// The key.
         key: String,
-        /// How long it was waited for.
+        /// The time that the caller waited for it.
         waited: Duration,
     },
     /// Some processes did not come to a barrier in time.
@@ -75,13 +75,13 @@ pub enum StoreError {
         missing.len(), .waited.as_secs_f64(), numbers(missing)
     )]
     Missing {
-        /// Its name.
+        /// The name of the barrier.
         barrier: String,
-        /// How many were to come.
+        /// The number of processes.
         count: usize,
-        /// Those that did not.
+        /// The processes that did not come.
         missing: Vec<usize>,
-        /// How long they were waited for.
+        /// The time that the caller waited for them.
         waited: Duration,
     },
     /// Processes that were part of the run have gone.
@@ -95,25 +95,25 @@ pub enum StoreError {
     Failed {
         /// The process.
         process: usize,
-        /// What it said.
+        /// The reason that it gave.
         reason: String,
     },
     /// The lease of this process has ended: the others take it for dead.
     #[error("the lease of this process has ended, so the others take it for dead: it was cut off from the store for longer than {} s", .0.as_secs())]
     LeaseEnded(Duration),
-    /// The store says something else.
+    /// The store reports another error.
     #[error("the store at {address} says: {reason}")]
     Other {
-        /// Where it is.
+        /// The address of the store.
         address: String,
-        /// What it says.
+        /// The message of the store.
         reason: String,
     },
 }
 
 meshloom_hlo::debug_is_message!(StoreError);
 
-/// `0, 3, 4 and 12 more`.
+/// Formats a list of processes, shortened: `0, 3, 4 and 12 more`.
 fn numbers(processes: &[usize]) -> String {
     const SHOWN: usize = 16;
     let shown: Vec<String> = processes.iter().take(SHOWN).map(|process| format!("process {process}")).collect();

@@ -1,4 +1,4 @@
-//! Calls to etcd: each as it is, with the address and the token of the user.
+//! Calls to etcd, with its address and the token of the user.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -17,9 +17,9 @@ use super::error::StoreError;
 use super::messages::{AuthenticateRequest, AuthenticateResponse};
 use super::options::{StoreOptions, Tls, User, prefix_of};
 
-/// The largest message that is taken: etcd itself sends at most 1.5 MiB in a value, and some overhead.
+/// The largest message that is accepted. etcd itself sends at most 1.5 MiB in a value, and some overhead.
 const LARGEST_MESSAGE: usize = 16 << 20;
-/// How long a connection may take to be made.
+/// The time within which a connection must be made.
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// A connection to etcd, which is made again when it breaks.
@@ -27,13 +27,13 @@ pub(crate) struct Etcd {
     channel: Channel,
     address: String,
     user: Option<User>,
-    /// What all keys of the job begin with.
+    /// The prefix of all keys of the job.
     prefix: String,
     token: Mutex<Option<MetadataValue<Ascii>>>,
 }
 
-/// How to reach somebody at `http://HOST:PORT` or `https://HOST:PORT`; a connection that is silent for 10 seconds is
-/// taken for broken.
+/// Returns the endpoint of a server at `http://HOST:PORT` or `https://HOST:PORT`. A connection that is silent for 10
+/// seconds counts as broken.
 ///
 /// # Errors
 /// The address or a certificate cannot be used.
@@ -48,7 +48,7 @@ pub fn endpoint(address: &str, tls: Option<&Tls>) -> Result<Endpoint, StoreError
         ("http", None) => {}
         ("http", Some(_)) => return Err(wrong("certificates are for https".to_owned())),
         ("https", tls) => {
-            // Where an authority is named, no other may say who somebody is.
+            // If the user names an authority, no other authority is trusted.
             let mut config = match tls.and_then(|tls| tls.authority.as_ref()) {
                 Some(authority) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority)),
                 None => ClientTlsConfig::new().with_enabled_roots(),
@@ -72,7 +72,7 @@ fn authority_of(rest: &str) -> &str {
     rest.split(['/', '?', '#']).next().unwrap_or(rest)
 }
 
-/// An address as it may be printed.
+/// An address without user and password, for messages.
 fn without_user(address: &str) -> String {
     let start = address.find("://").map_or(0, |place| place + "://".len());
     let (scheme, rest) = address.split_at(start);
@@ -83,7 +83,7 @@ fn without_user(address: &str) -> String {
 }
 
 impl Etcd {
-    /// Connects at the first call.
+    /// Makes the client. It connects at the first call.
     pub(crate) fn new(options: &StoreOptions) -> Result<Etcd, StoreError> {
         if let Some(user) = options.user.as_ref().filter(|_| !options.insecure)
             && options.address.starts_with("http://")
@@ -100,7 +100,7 @@ impl Etcd {
         &self.address
     }
 
-    /// One call with one answer. It is made again with a new token if that has run out.
+    /// Makes a call with one answer. If the token has expired, the call is made again with a new one.
     pub(crate) async fn call<Q, A>(&self, method: &'static str, question: Q, limit: Duration) -> Result<A, StoreError>
     where
         Q: Message + Clone + 'static,
@@ -134,7 +134,7 @@ impl Etcd {
         }
     }
 
-    /// A call whose questions and answers are streams: where questions go, and where answers come from.
+    /// Makes a call whose questions and answers are streams. Returns the sender of questions and the stream of answers.
     pub(crate) async fn stream<Q, A>(
         &self,
         method: &'static str,
@@ -146,7 +146,7 @@ impl Etcd {
     {
         self.authenticate(false).await?;
         let (sender, receiver) = mpsc::channel(4);
-        // There is room for it.
+        // The channel is empty, so there is room for the question.
         let _ = sender.try_send(first);
         let mut grpc = self.grpc();
         grpc.ready().await.map_err(|error| self.error(&Status::unavailable(error.to_string())))?;
@@ -168,7 +168,7 @@ impl Etcd {
         request
     }
 
-    /// Asks for a token, if there is a user, and no token or one that has run out.
+    /// Asks for a token, if there is a user and the token is missing or has expired.
     async fn authenticate(&self, again: bool) -> Result<(), StoreError> {
         let Some(User { name, password }) = &self.user else { return Ok(()) };
         let known = self.token.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_some();
@@ -193,7 +193,7 @@ impl Etcd {
         StoreError::Denied { address: self.address.clone(), user, prefix: self.prefix.clone(), reason }
     }
 
-    /// What a failed call means.
+    /// Returns the error that a failed call means.
     pub(crate) fn error(&self, status: &Status) -> StoreError {
         let (address, reason) = (self.address.clone(), status.message().to_owned());
         match status.code() {

@@ -22,11 +22,11 @@ pub struct Store {
     pub(crate) lease: Lease,
     pub(crate) etcd: Arc<Etcd>,
     pub(crate) options: StoreOptions,
-    /// That of [`Store::put_shared`].
+    /// The lease of keys that [`Store::put_shared`] writes.
     shared: Mutex<Option<Lease>>,
-    /// The processes that have been there.
+    /// The processes that have been present.
     seen: Mutex<BTreeSet<usize>>,
-    /// Tasks of the leases run on it, so it goes last: fields are dropped in order of declaration.
+    /// The tasks of the leases run on it, so it goes last: fields are dropped in the order of declaration.
     runtime: Runtime,
 }
 
@@ -36,23 +36,23 @@ impl fmt::Debug for Store {
     }
 }
 
-/// A key that is there.
+/// A key that exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The rest of the key, behind the prefix that was asked for.
+    /// The rest of the key, behind the prefix of the question.
     pub name: String,
-    /// What is in it.
+    /// The value of the key.
     pub value: Vec<u8>,
-    /// The lease with which it ends: who wrote it, as [`Store::lease`] says.
+    /// The lease with which it ends. It names the process that wrote it ([`Store::lease`]).
     pub lease: i64,
 }
 
-/// What is in a key.
+/// The value of a key, with its lease and revision.
 pub(crate) struct Found {
     pub(crate) value: Vec<u8>,
-    /// The lease it is under.
+    /// The lease of the key.
     lease: i64,
-    /// When it was written: the number of that change of the store.
+    /// The number of the store's change that wrote it.
     pub(crate) revision: i64,
 }
 
@@ -64,18 +64,18 @@ impl From<KeyValue> for Found {
 
 /// The outcome of an attempt to write a new key.
 enum Put {
-    /// It was written, with this number of the change.
+    /// The key was written, by the change with this number.
     Written(i64),
-    /// It was there.
+    /// The key was there already.
     Found(Found),
 }
 
 impl Store {
-    /// Connects, and writes that this process is there.
+    /// Connects, and writes that this process is present.
     ///
     /// # Errors
-    /// Nobody answers within [`StoreOptions::limit`]; the user is refused; another process has this number, in this
-    /// attempt.
+    /// The store does not answer within [`StoreOptions::limit`]; it refuses the user; another process of this attempt
+    /// has this number.
     pub fn connect(options: StoreOptions) -> Result<Store, StoreError> {
         let other =
             |error: std::io::Error| StoreError::Other { address: options.address.clone(), reason: error.to_string() };
@@ -92,7 +92,7 @@ impl Store {
         Ok(store)
     }
 
-    /// The version of etcd, as `3.6.1`.
+    /// Returns the version of etcd, such as `3.6.1`.
     ///
     /// # Errors
     /// The store does not answer.
@@ -102,7 +102,7 @@ impl Store {
         self.runtime.block_on(insist(deadline, call)).map(|status: StatusResponse| status.version)
     }
 
-    /// How many hosts the processes have that are there, by what they say in [`StoreOptions::host`].
+    /// Returns the number of hosts of the processes that are present, by their [`StoreOptions::host`].
     ///
     /// # Errors
     /// The store does not answer.
@@ -114,23 +114,23 @@ impl Store {
     /// Writes a key.
     ///
     /// # Errors
-    /// It has been written before, by whomever; the store does not answer.
+    /// A process has written it before; the store does not answer.
     pub fn put(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.lease.check()?;
         self.runtime.block_on(self.put_once(key, value)).map(drop)
     }
 
-    /// Writes a key that stays after this process: until all that have written such a key, or called [`Store::share`],
-    /// are gone.
+    /// Writes a key that outlives this process: it stays until all processes that have written such a key, or called
+    /// [`Store::share`], are gone.
     ///
     /// # Errors
-    /// As of [`Store::put`].
+    /// The same as for [`Store::put`].
     pub fn put_shared(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         let lease = self.share()?;
         self.runtime.block_on(self.put_under(lease, key, value)).map(drop)
     }
 
-    /// Keeps alive what is written by [`Store::put_shared`]; returns the lease.
+    /// Keeps alive the keys that [`Store::put_shared`] writes. Returns their lease.
     ///
     /// # Errors
     /// The store does not answer.
@@ -170,7 +170,7 @@ impl Store {
         self.runtime.block_on(insist(deadline, call)).map(|DeleteRangeResponse {}| ())
     }
 
-    /// All keys that begin so, at one moment, and the number of that moment.
+    /// Returns all keys with a prefix at one moment, and the number of that moment.
     ///
     /// # Errors
     /// The store does not answer.
@@ -180,8 +180,7 @@ impl Store {
         self.runtime.block_on(insist(deadline, || self.entries_under(prefix, left(deadline))))
     }
 
-    /// Returns when a key that begins so has changed since a moment of [`Store::entries`], or after a while in any
-    /// case.
+    /// Returns when a key with a prefix has changed since a moment of [`Store::entries`], or when the time is over.
     ///
     /// # Errors
     /// The store does not answer.
@@ -190,18 +189,19 @@ impl Store {
         let range =
             WatchCreateRequest { range_end: behind(&key), key, start_revision: since + 1, ..Default::default() };
         match self.runtime.block_on(async { tokio::time::timeout(limit, self.watch_range(range)).await }) {
-            // What asks next waits for it.
+            // The next call to the store waits for it.
             Ok(Err(StoreError::Unreachable { .. })) | Err(_) => Ok(()),
             Ok(changed) => changed,
         }
     }
 
-    /// The lease of this process: no other has its number, also none that had this process's number before.
+    /// Returns the lease of this process. No other process has its number, not even an earlier one with the same
+    /// process number.
     pub fn lease(&self) -> i64 {
         self.lease.id
     }
 
-    /// The value of a key, as soon as it is written.
+    /// Returns the value of a key, as soon as it is written.
     ///
     /// # Errors
     /// It is not written in time; the store does not answer.
@@ -210,10 +210,10 @@ impl Store {
         self.runtime.block_on(self.wait_for(key, limit))
     }
 
-    /// The value of a key that has been written.
+    /// Returns the value of a key that has been written.
     ///
     /// # Errors
-    /// It is not there; the store does not answer.
+    /// The key does not exist; the store does not answer.
     pub fn try_get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         self.lease.check()?;
         let deadline = Instant::now() + self.options.limit;
@@ -221,7 +221,7 @@ impl Store {
         found.map(|found| found.value).ok_or_else(|| StoreError::NotFound { key: key.to_owned() })
     }
 
-    /// The processes that this one has seen, by this call or at a barrier, and whose leases have ended.
+    /// Returns the processes that this one has seen, by this call or at a barrier, and whose leases have ended.
     ///
     /// # Errors
     /// The store does not answer.
@@ -234,7 +234,7 @@ impl Store {
     /// Tells the others that this process ends, and why.
     ///
     /// # Errors
-    /// It has done so before; the store does not answer.
+    /// This process has done so before; the store does not answer.
     pub fn fail(&self, reason: &str) -> Result<(), StoreError> {
         self.lease.check()?;
         let (key, late) = (format!("{FAILED}{}", self.options.process), "it is not waited for any longer".to_owned());
@@ -243,7 +243,7 @@ impl Store {
         self.runtime.block_on(async { tokio::time::timeout(ENDING, telling).await.map_err(late)? }).map(drop)
     }
 
-    /// The other processes that have said that they end, and why.
+    /// Returns the other processes that have said that they end, and their reasons.
     async fn look_for_failed(&self, deadline: Instant) -> Result<Vec<(usize, String)>, StoreError> {
         let found = insist(deadline, || self.entries_under(FAILED, left(deadline))).await?;
         let process = |Entry { name, value, .. }: Entry| {
@@ -261,10 +261,11 @@ impl Store {
         Ok(seen.difference(&present).copied().collect())
     }
 
-    /// As [`Store::get`], of a key that another process of the run writes: it ends as soon as one is gone.
+    /// Works like [`Store::get`] for a key that another process of the run writes: it fails as soon as a process is
+    /// lost.
     ///
     /// # Errors
-    /// As there; and of [`Store::check_others`].
+    /// The same as for [`Store::get`] and [`Store::check_others`].
     pub fn get_from_others(&self, key: &str, limit: Duration) -> Result<Vec<u8>, StoreError> {
         const MOMENT: Duration = Duration::from_secs(1);
         let deadline = Instant::now() + limit;
@@ -279,10 +280,10 @@ impl Store {
         }
     }
 
-    /// Whether all other processes that have been there still are.
+    /// Checks that all other processes that have been present still are.
     ///
     /// # Errors
-    /// One has said that it ends, or has died; the store does not answer.
+    /// A process has said that it ends, or has died; the store does not answer.
     pub fn check_others(&self) -> Result<(), StoreError> {
         self.lease.check()?;
         self.runtime.block_on(self.look_for_losses(Instant::now() + self.options.limit))
@@ -296,19 +297,19 @@ impl Store {
         if dead.is_empty() { Ok(()) } else { Err(StoreError::Died { dead }) }
     }
 
-    /// Notes that all processes have been there.
+    /// Notes that all processes have been present.
     pub(crate) fn all_were_there(&self) {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).extend(0..self.options.count);
     }
 
-    /// Returns when a process has died or failed since this store was read last, or after a while in any case. Nothing
-    /// is asked meanwhile: the store tells.
+    /// Returns when a process has died or failed since this store was last read, or when the time is over. Meanwhile
+    /// nothing is asked: the store reports it.
     ///
     /// # Errors
     /// The store does not answer.
     pub fn wait_for_loss(&self, limit: Duration) -> Result<(), StoreError> {
         let [deaths, failures] = ["members/", FAILED].map(|prefix| self.full(prefix));
-        // NOPUT: those who come are of no interest.
+        // NOPUT: new members are of no interest.
         let deaths =
             WatchCreateRequest { range_end: behind(&deaths), key: deaths, filters: vec![0], ..Default::default() };
         let failures = WatchCreateRequest { range_end: behind(&failures), key: failures, ..Default::default() };
@@ -321,7 +322,7 @@ impl Store {
         })
     }
 
-    /// Ends the lease of this process, and with it all that it has written.
+    /// Ends the lease of this process, and with it all keys that it has written.
     ///
     /// # Errors
     /// The store does not answer; the lease then ends by itself.
@@ -329,7 +330,8 @@ impl Store {
         let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.runtime.block_on(async {
             self.lease.revoke(&self.etcd, ENDING).await?;
-            // Others keep the shared one, if there are any. Whoever leaves last sees that there are none.
+            // Other processes keep the shared lease alive, if there are any. The last process to leave sees no
+            // others.
             match shared {
                 Some(shared) if self.count_under("members/", ENDING).await? == 0 => {
                     shared.revoke(&self.etcd, ENDING).await
@@ -343,13 +345,13 @@ impl Store {
         self.runtime.block_on(future)
     }
 
-    /// The whole key.
+    /// The whole key, with the names of the job and the attempt.
     pub(crate) fn full(&self, key: &str) -> Vec<u8> {
         let StoreOptions { job, attempt, .. } = &self.options;
         format!("{}{attempt}/{key}", prefix_of(job)).into_bytes()
     }
 
-    /// Writes a key that ends with this process; returns when that was: the number of the change.
+    /// Writes a key that ends with this process. Returns the number of the change that wrote it.
     pub(crate) async fn put_once(&self, key: &str, value: &[u8]) -> Result<i64, StoreError> {
         self.put_under(self.lease.id, key, value).await
     }
@@ -360,7 +362,7 @@ impl Store {
         loop {
             match self.put_now((key, lease), value, left(deadline)).await {
                 Ok(Put::Written(revision)) => return Ok(revision),
-                // What was lost was the answer.
+                // An earlier attempt wrote the key, and only its answer was lost.
                 Ok(Put::Found(found)) if may_be_written && found.lease == lease && found.value == value => {
                     return Ok(found.revision);
                 }
@@ -374,7 +376,7 @@ impl Store {
         }
     }
 
-    /// Writes a key if it is not there; else what it has.
+    /// Writes a key if it does not exist; else returns what it has.
     async fn put_now(&self, (key, lease): (&str, i64), value: &[u8], limit: Duration) -> Result<Put, StoreError> {
         let key = self.full(key);
         let is_new = Compare {
@@ -407,7 +409,7 @@ impl Store {
         Ok(self.read_with_revision(key, limit).await?.0)
     }
 
-    /// A key, and the revision at which it was read.
+    /// Returns a key, and the revision at which it was read.
     pub(crate) async fn read_with_revision(
         &self,
         key: &str,
@@ -419,7 +421,7 @@ impl Store {
         Ok((answer.kvs.into_iter().next().map(Found::from), revision))
     }
 
-    /// How many keys begin so.
+    /// Returns the number of keys with a prefix.
     pub(crate) async fn count_under(&self, prefix: &str, limit: Duration) -> Result<usize, StoreError> {
         let key = self.full(prefix);
         let question = RangeRequest { range_end: behind(&key), key, count_only: true };
@@ -427,12 +429,12 @@ impl Store {
         Ok(usize::try_from(answer.count).unwrap_or(0))
     }
 
-    /// The rest of all keys that begin so.
+    /// Returns the rest of all keys with a prefix.
     pub(crate) async fn names_under(&self, prefix: &str, limit: Duration) -> Result<Vec<String>, StoreError> {
         Ok(self.entries_under(prefix, limit).await?.0.into_iter().map(|entry| entry.name).collect())
     }
 
-    /// The same, with what is in them, and the revision at which they were read.
+    /// Returns all keys with a prefix, with their values, and the revision at which they were read.
     async fn entries_under(&self, prefix: &str, limit: Duration) -> Result<(Vec<Entry>, i64), StoreError> {
         let key = self.full(prefix);
         let question = RangeRequest { range_end: behind(&key), key: key.clone(), count_only: false };
@@ -449,14 +451,14 @@ impl Store {
         let deadline = Instant::now() + limit;
         let late = || StoreError::DeadlineExceeded { key: key.to_owned(), waited: limit };
         loop {
-            // A store that is busy may answer later than at once.
+            // Even without time left a busy store gets a moment to answer.
             let one_call = left(deadline).min(self.options.limit).max(Duration::from_millis(100));
             match self.read_with_revision(key, one_call).await {
                 Ok((Some(found), _)) => return Ok(found.value),
                 Ok((None, revision)) => {
                     let watching = self.watch(key, revision + 1);
                     match tokio::time::timeout(left(deadline), watching).await {
-                        // It may have been written and ended: read again.
+                        // The key may have been written and ended in between: read again.
                         Ok(Ok(())) => {}
                         Ok(Err(error @ StoreError::Unreachable { .. })) => {
                             pause(deadline, error).await.map_err(|_| late())?
@@ -495,19 +497,19 @@ impl Store {
     }
 }
 
-/// What the keys of processes that end with an error begin with.
+/// The prefix of the keys of processes that end with an error.
 const FAILED: &str = "failed/";
-/// How long a process that ends waits for the store.
+/// The time that a process that ends waits for the store.
 const ENDING: Duration = Duration::from_secs(5);
-/// The key with the lease that processes share.
+/// The key with the number of the lease that processes share.
 const SHARED: &str = "shared";
 
-/// The key that says that a process is there.
+/// The key that says that a process is present.
 pub(crate) fn member_key(process: usize) -> String {
     format!("members/{process}")
 }
 
-/// The first key behind all that begin so.
+/// The first key behind all keys with a prefix.
 pub(crate) fn behind(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -524,7 +526,7 @@ pub(crate) fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
 
-/// Waits a moment for etcd to be back; the error if there is no time left.
+/// Waits a moment for etcd to be back. Returns the error if there is no time left.
 async fn pause(deadline: Instant, error: StoreError) -> Result<(), StoreError> {
     const MOMENT: Duration = Duration::from_millis(100);
     if left(deadline) <= MOMENT {
@@ -534,7 +536,7 @@ async fn pause(deadline: Instant, error: StoreError) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Asks again while nobody answers, until a deadline.
+/// Asks again while the store does not answer, until a deadline.
 pub(crate) async fn insist<T, F: Future<Output = Result<T, StoreError>>>(
     deadline: Instant,
     ask: impl Fn() -> F,

@@ -1,7 +1,7 @@
 //! The heartbeat of a process: a lease that is kept alive until the process ends.
 //!
-//! Keys under the lease end with it, so whoever watches them learns that the process has gone: at once if it gave the
-//! lease back, or after its length.
+//! Keys under the lease end with it, so a process that watches them learns that this one has gone: at once if it gave
+//! the lease back, else after the length of the lease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ pub(crate) struct Lease {
     pub(crate) id: i64,
     length: Duration,
     ended: Arc<AtomicBool>,
-    /// Dropped, it ends the task.
+    /// The task ends when this is dropped.
     _stop: watch::Sender<()>,
 }
 
@@ -32,7 +32,7 @@ impl Lease {
         Ok(Lease::keep(etcd, id, length))
     }
 
-    /// Begins to keep a lease alive that somebody has asked for.
+    /// Begins to keep an existing lease alive.
     pub(crate) fn keep(etcd: Arc<Etcd>, id: i64, length: Duration) -> Lease {
         let ended = Arc::new(AtomicBool::new(false));
         let (stop, stopped) = watch::channel(());
@@ -40,19 +40,19 @@ impl Lease {
         Lease { id, length, ended, _stop: stop }
     }
 
-    /// An error once the others take this process for dead.
+    /// Returns an error once the others take this process for dead.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         if self.ended.load(Ordering::Acquire) { Err(StoreError::LeaseEnded(self.length)) } else { Ok(()) }
     }
 
-    /// Gives the lease back: its keys end now.
+    /// Gives the lease back, so that its keys end now.
     pub(crate) async fn revoke(&self, etcd: &Etcd, limit: Duration) -> Result<(), StoreError> {
         let question = LeaseRevokeRequest { id: self.id };
         etcd.call::<_, LeaseRevokeResponse>("/etcdserverpb.Lease/LeaseRevoke", question, limit).await.map(drop)
     }
 }
 
-/// Asks for a lease that nobody keeps alive: its number, and its length as etcd has it.
+/// Asks for a lease without keeping it alive. Returns its number, and the length that etcd grants.
 pub(crate) async fn grant(etcd: &Etcd, length: Duration, limit: Duration) -> Result<(i64, Duration), StoreError> {
     let question = LeaseGrantRequest { ttl: length.as_secs().max(1).cast_signed() };
     let granted: LeaseGrantResponse = etcd.call("/etcdserverpb.Lease/LeaseGrant", question, limit).await?;
@@ -63,7 +63,7 @@ pub(crate) async fn grant(etcd: &Etcd, length: Duration, limit: Duration) -> Res
 }
 
 /// Renews a lease three times in its length, over a stream that is opened again when it breaks, until the lease has
-/// ended or nobody needs it.
+/// ended or is dropped.
 async fn keep_alive(
     etcd: Arc<Etcd>,
     id: i64,
@@ -79,10 +79,10 @@ async fn keep_alive(
             _ = stopped.changed() => return,
         };
         match answer {
-            // The length counts from when etcd had the question, which is not before it was asked.
+            // The length counts from the moment when etcd got the question, which is not before it was asked.
             Ok(Some(granted)) => (renewed, has_warned, length) = (asked, false, granted),
             Ok(None) => return ended.store(true, Ordering::Release),
-            // It may still be there after its length, if etcd was away for as long; etcd then knows it when it is back.
+            // The lease may outlive its length if etcd was away for as long. etcd tells when it is back.
             Err(error) if !has_warned => {
                 has_warned = true;
                 tracing::warn!("the lease of this process is not renewed: {error}");
@@ -101,7 +101,7 @@ async fn keep_alive(
     }
 }
 
-/// The length of the lease, as it was asked for, if it goes on.
+/// Renews a lease. Returns the length that etcd grants, or `None` if the lease has ended.
 async fn renew(etcd: &Etcd, id: i64, limit: Duration) -> Result<Option<Duration>, StoreError> {
     let renewing = async {
         let question = LeaseKeepAliveRequest { id };

@@ -4,12 +4,12 @@
 
 use prost::{Message, Oneof};
 
-/// A key, and what is known of it.
+/// A key with its value and numbers.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct KeyValue {
     #[prost(bytes = "vec", tag = "1")]
     pub(crate) key: Vec<u8>,
-    /// When it was made; 0 for a key that is not there.
+    /// The revision that made it; 0 for a key that does not exist.
     #[prost(int64, tag = "2")]
     pub(crate) create_revision: i64,
     #[prost(int64, tag = "3")]
@@ -34,7 +34,7 @@ pub(crate) struct RangeRequest {
     /// The first key behind the range; empty for one key.
     #[prost(bytes = "vec", tag = "2")]
     pub(crate) range_end: Vec<u8>,
-    /// Whether only the number of keys is asked for.
+    /// Whether only the number of keys is wanted.
     #[prost(bool, tag = "9")]
     pub(crate) count_only: bool,
 }
@@ -99,7 +99,7 @@ pub(crate) enum Response {
     Put(PutResponse),
 }
 
-/// A condition: how a number of a key compares.
+/// A condition that compares a number of a key.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Compare {
     /// EQUAL is 0.
@@ -158,10 +158,10 @@ pub(crate) struct WatchCreateRequest {
     pub(crate) key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     pub(crate) range_end: Vec<u8>,
-    /// The first revision to be told of.
+    /// The first revision to report.
     #[prost(int64, tag = "3")]
     pub(crate) start_revision: i64,
-    /// What not to be told of: NOPUT is 0, NODELETE 1.
+    /// The changes not to report: NOPUT is 0, NODELETE 1.
     #[prost(int32, repeated, tag = "5")]
     pub(crate) filters: Vec<i32>,
 }
@@ -185,7 +185,7 @@ pub(crate) struct Event {
 
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(crate) struct LeaseGrantRequest {
-    /// Seconds.
+    /// The length in seconds.
     #[prost(int64, tag = "1")]
     pub(crate) ttl: i64,
 }
@@ -219,7 +219,7 @@ pub(crate) struct LeaseKeepAliveRequest {
 pub(crate) struct LeaseKeepAliveResponse {
     #[prost(int64, tag = "2")]
     pub(crate) id: i64,
-    /// Seconds; 0 if the lease has ended.
+    /// The length in seconds; 0 if the lease has ended.
     #[prost(int64, tag = "3")]
     pub(crate) ttl: i64,
 }

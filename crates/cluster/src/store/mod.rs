@@ -4,18 +4,18 @@
 //! |---|---|
 //! | [`Store::put`] | writes a key once; a second time is [`StoreError::AlreadyExists`] |
 //! | [`Store::get`] | waits until a key is written, up to a time limit |
-//! | [`Store::try_get`] | reads a key that is there |
-//! | [`Store::barrier`] | returns when all processes have come; names those who have not |
-//! | [`Store::put_shared`] | writes a key once that does not end with this process, but with the last of all |
-//! | [`Store::entries`] | reads all keys that begin so, at one moment |
+//! | [`Store::try_get`] | reads a key that exists |
+//! | [`Store::barrier`] | returns when all processes have come; names those that have not |
+//! | [`Store::put_shared`] | writes a key once that ends not with this process, but with the last of all |
+//! | [`Store::entries`] | reads all keys with a prefix, at one moment |
 //! | [`Store::dead`] | the processes whose leases have ended |
 //!
-//! Keys lie under the names of the job and the attempt: two jobs do not meet, and an attempt does not see what one
-//! before it has left. All of them end with leases: of the process that wrote them, which is kept alive while the store
-//! is there; of all processes that share one; or, where a barrier was opened, with one that nobody keeps alive. Calls
-//! block and may come from any number of threads; none of them may be in a task of tokio.
+//! Keys lie under the names of the job and the attempt: two jobs do not meet, and an attempt does not see the keys of
+//! an earlier one. All keys end with leases: that of the process that wrote them, which is kept alive while its store
+//! exists; that of all processes that share one; or, for an open barrier, one that is not kept alive. Calls block and
+//! may come from any number of threads, but not from a task of tokio.
 //!
-//! When etcd is away, calls wait for it up to their time limits, and a put that may have been lost is found again.
+//! When etcd is away, calls wait for it up to their time limits. A put whose answer was lost is recognized.
 
 mod barrier;
 mod error;

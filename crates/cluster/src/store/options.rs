@@ -6,10 +6,10 @@ use std::time::Duration;
 /// Certificates, in PEM. The key is not printed.
 #[derive(Clone, Default)]
 pub struct Tls {
-    /// The certificate of the authority that has signed etcd's, and the only one that is taken; without it, those that
-    /// browsers know.
+    /// The certificate of the only authority that may have signed etcd's certificate. Without it, the authorities that
+    /// browsers trust are accepted.
     pub authority: Option<Vec<u8>>,
-    /// The certificate and the key with which this process shows who it is.
+    /// The certificate and the key by which this process authenticates itself.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -40,23 +40,23 @@ impl fmt::Debug for User {
 pub struct StoreOptions {
     /// `http://HOST:PORT` or `https://HOST:PORT`.
     pub address: String,
-    /// Name of the job; no other that uses this etcd at a time has it.
+    /// The name of the job. No other job that uses this etcd at the same time has it.
     pub job: String,
-    /// Number of the attempt: that of the start, counted over restarts.
+    /// The number of the attempt: that of the start, counted over restarts.
     pub attempt: u64,
-    /// Number of this process.
+    /// The number of this process.
     pub process: usize,
-    /// Number of processes.
+    /// The number of processes.
     pub count: usize,
-    /// The time that the others wait for a sign of life before they take this process for dead.
+    /// The time without a sign of life after which the others take this process for dead.
     pub lease: Duration,
-    /// The time that a call may take which waits for etcd alone.
+    /// The longest time of a call that waits only for etcd.
     pub limit: Duration,
     /// Certificates, for https.
     pub tls: Option<Tls>,
     /// A user of etcd.
     pub user: Option<User>,
-    /// Whether the user's password may travel in clear, by `http`.
+    /// Whether the user's password may travel unencrypted, by `http`.
     pub insecure: bool,
     /// A text that tells the host of this process from others: processes with the same text share a host.
     pub host: String,

@@ -1,4 +1,4 @@
-//! An etcd of one's own, for runs on one machine.
+//! An etcd of meshloom's own, for runs on one machine.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::error::StoreError;
 
-/// How long it may take to start.
+/// The time within which it must start.
 const START: Duration = Duration::from_secs(30);
 
-/// A running etcd, which listens on loopback alone and ends with this value.
+/// A running etcd, which listens only on loopback and ends with this value.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
@@ -20,7 +20,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a program of etcd on free ports, with its data in a folder.
+    /// Starts the program etcd on free ports, with its data in a folder.
     ///
     /// # Errors
     /// The program cannot be started, or is not ready within 30 seconds.
@@ -31,19 +31,19 @@ impl Server {
         (0..TRIES - 1).find_map(|again| start(again).ok()).map_or_else(|| start(TRIES - 1), Ok)
     }
 
-    /// The same, on a given port for clients.
+    /// Starts it on a given port for clients.
     ///
     /// # Errors
-    /// As [`Server::start`].
+    /// The same as for [`Server::start`].
     pub fn start_at(program: &Path, folder: &Path, port: u16) -> Result<Server, StoreError> {
         let [peers, _] = free_ports()?;
         Server::start_on(program, folder, [port, peers])
     }
 
-    /// The same, on given ports: for clients and for other servers.
+    /// Starts it on given ports: for clients and for other servers.
     ///
     /// # Errors
-    /// As [`Server::start`].
+    /// The same as for [`Server::start`].
     pub fn start_on(program: &Path, folder: &Path, [clients, peers]: [u16; 2]) -> Result<Server, StoreError> {
         let address = format!("http://127.0.0.1:{clients}");
         let peer = format!("http://127.0.0.1:{peers}");
@@ -61,15 +61,15 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        // Ctrl-C is for this process, which saves its state then, with the store.
+        // Ctrl-C is for this process, which then saves its state and needs the store for that.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        // It would listen on its port for ever if this process were killed.
+        // If this process were killed, etcd would otherwise listen on its port forever.
         let started = meshloom_process::spawn(command);
         let mut child = started.map_err(|error| failed(format!("{} does not start: {error}", program.display())))?;
         let errors = child.stderr.take();
         let mut server = Server { child, address, folder: folder.to_owned() };
-        // What it says is read, or it would stop when the pipe is full.
+        // Its log is read, because it would stop when the pipe is full.
         if let Some(errors) = errors {
             let log = move || {
                 BufReader::new(errors).lines().map_while(Result::ok).for_each(|line| tracing::debug!("etcd: {line}"))
@@ -96,19 +96,19 @@ impl Server {
         StoreError::Other { address: self.address.clone(), reason }
     }
 
-    /// Where it listens.
+    /// The address where it listens.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Bytes of memory that it holds, where the system says so.
+    /// The bytes of memory that it holds, if the system tells.
     pub fn memory(&self) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
         Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
     }
 
-    /// Where its data are.
+    /// The folder of its data.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -116,20 +116,20 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // A process that is gone already cannot be killed again.
+        // Killing fails only if the process is gone already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Two ports that nobody has now.
+/// Returns two ports that are free now.
 fn free_ports() -> Result<[u16; 2], StoreError> {
     let none = |error: std::io::Error| StoreError::Other {
         address: "http://127.0.0.1".to_owned(),
         reason: format!("no free port: {error}"),
     };
     let bind = || TcpListener::bind(("127.0.0.1", 0)).map_err(none);
-    // Both are held until both are known: they are not the same.
+    // Both are held until both are known, so they differ.
     let (one, other) = (bind()?, bind()?);
     let port = |listener: &TcpListener| listener.local_addr().map(|address| address.port()).map_err(none);
     Ok([port(&one)?, port(&other)?])
