@@ -25,6 +25,7 @@ mod remat;
 mod rotary;
 mod scatter_form;
 mod second_order;
+mod sentences;
 mod split_backward;
 mod structure;
 mod token_order;
