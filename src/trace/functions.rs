@@ -127,9 +127,13 @@ impl Tensor {
         })
     }
 
-    /// This tensor, if it is of a floating-point type: of integers, what `what` names would mostly be rounded.
+    /// Returns this tensor if it is of a floating-point type, and else notes an error that names `what`, the function
+    /// that is asked for. A function whose results on integers would mostly be rounded checks its operand so.
+    ///
+    /// # Errors
+    /// In the trace: [`TraceErrorKind::Mismatch`](super::TraceErrorKind::Mismatch).
     #[track_caller]
-    pub(crate) fn expect_float(self, what: &str) -> Tensor {
+    pub fn expect_float(self, what: &str) -> Tensor {
         if self.dtype().is_float() {
             return self;
         }

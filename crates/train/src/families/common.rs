@@ -1,6 +1,6 @@
 //! What families have in common: keys that mean the same in each.
 
-use meshloom::nn::{Activation, GroupedConfig, MoeConfig, Rope, RopePairs, RopeScaling};
+use meshloom_nn::{Activation, GroupedConfig, MoeConfig, Rope, RopePairs, RopeScaling};
 
 use super::FamilyError;
 use super::fields::{Fields, fits};
