@@ -24,9 +24,9 @@ use crate::ops::{Threefry, erf_inv_f32};
 /// erf(3 / sqrt(2)): the probability that a normal number is within three deviations.
 const WITHIN_THREE: f64 = 0.997_300_203_936_739_8;
 
-/// Of the 32 bits that are drawn, the lowest are left out, so that `f32` holds the rest exactly.
+/// The number of lowest bits of the 32 drawn that are left out, so that `f32` holds the rest exactly.
 const SPARE_BITS: u32 = 9;
-/// So many numbers are left. They become the odd numbers from minus this to this, so that none is zero.
+/// The count of numbers that are left. They become the odd numbers from minus this to this, so that none is zero.
 const NUMBERS: i32 = 1 << (32 - SPARE_BITS);
 
 /// The first values of parameters on the host, for small models and for tests: those of [`first_values`], but for
@@ -127,7 +127,7 @@ fn place_of(path: &str, param: &Param) -> (String, [usize; 2]) {
     (name, numbers.map_or([0, 1], |numbers| [numbers.first, numbers.step.unwrap_or(1)]))
 }
 
-/// What is folded into the key of a seed for a parameter with this path.
+/// The words that are folded into the key of a seed for a parameter with this path.
 fn words(path: &str) -> [u32; 2] {
     let digest = Sha256::digest(path.as_bytes());
     [0, 4].map(|start| digest[start..start + 4].iter().fold(0, |word, &byte| word << 8 | u32::from(byte)))

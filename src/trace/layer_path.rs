@@ -1,15 +1,15 @@
-//! What the path of a parameter says of its layers.
+//! The numbers of layers in the path of a parameter.
 
 use std::fmt;
 
 use super::tree::{Path, PathPart};
 
-/// Which layers a parameter is of.
+/// The numbers of the layers that a parameter belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LayerNumbers {
     /// The number of the first layer.
     pub first: usize,
-    /// From one layer to the next, of a parameter that is stacked over layers; none of one that is of one layer.
+    /// The step from one layer to the next, for a parameter that is stacked over layers; `None` for one layer.
     pub step: Option<usize>,
 }
 
@@ -37,12 +37,12 @@ impl LayerNumbers {
 pub struct LayerPath {
     /// The path that the parameters of all layers share.
     pub name: String,
-    /// Which layers it is of, if it is of any.
+    /// The numbers of its layers; `None` for a parameter outside of layers.
     pub numbers: Option<LayerNumbers>,
 }
 
 impl LayerPath {
-    /// What a path says, of a parameter that is stacked over layers or is not.
+    /// Reads the path of a parameter, which is stacked over layers or is not.
     pub fn of(path: &str, is_stacked: bool) -> LayerPath {
         let parts: Vec<&str> = path.split('.').collect();
         let numbered = parts.windows(2).enumerate().find_map(|(at, pair)| match pair {

@@ -1,10 +1,10 @@
-//! What the numbers of a decoder are, however it is run.
+//! The architecture of a decoder: what it computes, however it is run.
 
 use super::layer::LayerConfig;
 use super::norm::RmsNorm;
 use super::stack::Stack;
 
-/// What a decoder computes: everything that a published model fixes. How it is computed is in
+/// The architecture of a decoder: everything that a published model fixes. The way in which it is computed is in
 /// [`DecoderConfig`](super::DecoderConfig).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Architecture {
@@ -14,7 +14,7 @@ pub struct Architecture {
     pub vocab: usize,
     /// Whether the head is the transposed embedding.
     pub tied_embeddings: bool,
-    /// What embedded tokens are multiplied by, rounded to the type of activations first.
+    /// The factor of embedded tokens, rounded to the type of activations first.
     pub embedding_scale: f64,
     /// Logits `l` become `cap * tanh(l / cap)` (Gemma 2, arXiv 2408.00118).
     pub logit_cap: Option<f64>,

@@ -25,9 +25,9 @@ meshloom::tree! {
         pub wv: T,
         /// `[heads, head_dim, embed]`.
         pub wo: T,
-        /// What is added to queries, keys and values.
+        /// The biases of queries, keys and values.
         pub bias: Option<AttentionBias<T>>,
-        /// What is added to the result: `[embed]`. By whoever calls [`attention`], which leaves partial sums.
+        /// The bias of the result: `[embed]`. The caller of [`attention`] adds it, for the function leaves partial sums.
         pub output_bias: Option<T>,
         /// The norms of queries and keys over `head_dim`, before they turn.
         pub head_norms: Option<HeadNorms<T>>,
@@ -54,7 +54,7 @@ meshloom::tree! {
     }
 }
 
-/// Grouped-query attention: what its numbers are.
+/// The shape of grouped-query attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupedConfig {
     /// Query heads; a multiple of `kv_heads`.
@@ -63,11 +63,11 @@ pub struct GroupedConfig {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// What products of queries and keys are multiplied by.
+    /// The factor of products of queries and keys.
     pub scale: f64,
     /// How queries and keys turn by position.
     pub rope: Rope,
-    /// A query sees its own place and `window - 1` before it; all before it if there is none.
+    /// The number of places that a query sees, its own and those before it; with `None` it sees all before it.
     pub window: Option<usize>,
     /// Scaled scores `s` become `cap * tanh(s / cap)`.
     pub softcap: Option<f64>,
@@ -100,7 +100,7 @@ impl GroupedConfig {
     }
 }
 
-/// What an attention does beside mixing values by the softmax of scaled scores; by default nothing.
+/// The options of an attention beside mixing values by the softmax of scaled scores; by default none is in use.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AttentionOptions {
     /// Scaled scores `s` become `cap * tanh(s / cap)` (Gemma 2, arXiv 2408.00118).

@@ -31,7 +31,7 @@ struct Half {
     x: Tensor,
     angles: Angles,
     tokens: TokenPlaces,
-    /// Of these rows.
+    /// The dropout of these rows.
     dropout: Option<Dropout>,
 }
 
@@ -84,8 +84,8 @@ impl Half {
     }
 }
 
-/// What a layer reads, in halves. What drops goes by the numbers of rows, so it is the same as in a layer that is not
-/// cut.
+/// Cuts the inputs of a layer into halves. Dropout goes by the numbers of rows, so the same elements drop as in a layer
+/// that is not cut.
 fn cut(x: Tensor, rows: RowInputs<'_>, dropout: Option<Dropout>) -> [Half; 2] {
     [0, 1].map(|half| Half {
         x: every_second(x, half),

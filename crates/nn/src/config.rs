@@ -27,7 +27,7 @@ pub struct DecoderConfig {
     /// The way in which queries meet keys of other devices, where sequences are split. Latent attention always gathers
     /// them.
     pub exchange: KeyExchange,
-    /// In what order the tokens of a row are, with all that belongs to them. The natural one, unless a batch is
+    /// The order of the tokens of a row, and of all that belongs to them. It is the natural one, unless a batch is
     /// arranged by [`TokenOrder::places`].
     pub order: TokenOrder,
     /// Weight of the z-loss, the mean over tokens of `logsumexp(logits)^2`; 0 for none.

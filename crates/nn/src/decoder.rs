@@ -22,7 +22,7 @@ meshloom::tree! {
         pub tokens: T,
         /// The token after each, `s32`.
         pub targets: T,
-        /// Which document a token belongs to, `s32`.
+        /// The number of the document that each token belongs to, `s32`.
         pub segment_ids: T,
         /// Position within the document, `s32`.
         pub positions: T,
@@ -105,9 +105,9 @@ impl DecoderConfig {
         self.loss_of_part(params, batch, scope("loss", || WholeBatch::of(batch.weights)), dropout)
     }
 
-    /// What some rows of a batch add to the loss of the whole: however the rows are split, the cross entropies of the
-    /// parts add up to that of the batch, whatever the tokens weigh. The load-balance loss of routed experts, which is
-    /// no sum over tokens, is the mean of the parts' own.
+    /// The share of some rows of a batch in the loss of the whole. However the rows are split, the cross entropies of
+    /// the parts add up to that of the batch, whatever the tokens weigh. The load-balance loss of routed experts is not a
+    /// sum over tokens; the shares add up to the mean of the parts' own.
     pub fn loss_of_part(
         &self,
         params: &Decoder<Tensor>,
@@ -140,7 +140,7 @@ impl DecoderConfig {
         })
     }
 
-    /// What the layers that predict further tokens add, from the stream behind the layers.
+    /// The losses of the layers that predict further tokens, from the stream behind the other layers.
     fn further_loss_of_part(
         &self,
         params: &Decoder<Tensor>,

@@ -5,9 +5,9 @@ use std::panic::Location;
 use meshloom::trace::{Fold, Key, Tensor, composite};
 
 /// `x` with each element zero with probability `rate`, and the others divided by `1 - rate`, so that the mean stays. A
-/// rate of zero or less leaves `x` as it is, one of 1 or more nothing.
+/// rate of 0 leaves `x` as it is, and a rate of 1 leaves only zeros. Any other number is an error of the trace.
 ///
-/// Which elements drop depends on the key and their position alone: neither on the mesh, nor on whether it is computed
+/// The choice of elements depends on the key and their position alone: neither on the mesh, nor on whether it is made
 /// again for the backward pass. Source: Srivastava et al., "Dropout", JMLR 15, 2014.
 #[track_caller]
 pub fn dropout(x: Tensor, rate: f64, key: Key<Tensor>) -> Tensor {
@@ -35,9 +35,9 @@ pub struct Dropout {
     pub rate: f64,
     /// Probability with which a weight of attention drops.
     pub attention_rate: f64,
-    /// What draws.
+    /// The key that draws.
     pub key: Key<Tensor>,
-    /// Which row of the whole batch each row of the activations is, integers `[rows]`.
+    /// The number in the whole batch of each row of the activations, integers `[rows]`.
     pub rows: Tensor,
 }
 
@@ -48,15 +48,15 @@ impl Dropout {
         Dropout { key: self.key.fold_in(number), ..self }
     }
 
-    /// [`dropout`] of `x` `[rows, ..]` with this rate and key. Which elements drop depends on the key, the row's number
-    /// and the position within the row: not on which rows are worked on together.
+    /// [`dropout`] of `x` `[rows, ..]` with this rate and key. The choice of elements depends on the key, the row's
+    /// number and the position within the row, not on which rows are worked on together.
     #[track_caller]
     pub fn apply(self, x: Tensor) -> Tensor {
         let Dropout { rate, key, rows, .. } = self;
         composite(Location::caller(), || dropped(x, rate, |kept| key.bernoulli_by_row(kept, x.dims(), rows)))
     }
 
-    /// The dropout of the weights of an attention with so many heads, `[kv_heads, groups]`; none at a rate of 0.
+    /// The dropout of the weights of an attention with `[kv_heads, groups]` heads; `None` at a rate of 0.
     pub(super) fn of_weights(self, heads: [usize; 2]) -> Option<DroppedWeights> {
         let Dropout { attention_rate: rate, key, rows, .. } = self;
         let dims = [rows.dim(0), heads[0], heads[1]];

@@ -1,4 +1,4 @@
-//! What a decoder must compute, whatever it is compiled to.
+//! The operations that a decoder needs, whatever it is compiled to.
 
 use meshloom::trace::{LayerPath, Tree};
 
@@ -8,12 +8,11 @@ use super::{Architecture, DecoderConfig};
 
 impl DecoderConfig {
     /// Floating-point operations of a train step for each token of rows of `length` tokens: of the matrix products
-    /// alone, twice their multiplications, in the forward pass and twice as many in the backward pass. What a
-    /// rematerialization computes again does not count, nor does a lookup in the embedding; of routed experts, those
-    /// that a token goes through. Attention counts as if every token saw the whole row, or
-    /// its whole window.
+    /// alone, twice their multiplications, in the forward pass and twice as many in the backward pass. Values that are
+    /// computed again by rematerialization do not count, nor does a lookup in the embedding. Of routed experts, those
+    /// count that a token goes through. Attention counts as if every token saw the whole row, or its whole window.
     ///
-    /// The share of a chip's peak that this is, is model FLOPs utilization (MFU). Source: Chowdhery et al., "PaLM",
+    /// Divided by the peak of a chip, this gives model FLOPs utilization (MFU). Source: Chowdhery et al., "PaLM",
     /// arXiv 2204.02311, appendix B: `6 N + 12 L H Q T`.
     pub fn flops_per_token(&self, length: usize) -> f64 {
         let params = self.parameters();

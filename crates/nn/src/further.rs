@@ -2,10 +2,10 @@
 //!
 //! The first takes the stream behind the decoder's last norm and the next token, and predicts the one after it; the
 //! second takes what the first makes and the token after the next one, and so on. The table of tokens and the head are
-//! those of the decoder. What a layer predicts counts only where all tokens up to it are of one document.
+//! those of the decoder. A prediction counts only where all tokens up to it are of one document.
 //!
-//! Source: DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 2.2. That the stream is taken behind the norm is as in
-//! the modeling code that comes with published checkpoints; the paper leaves it open.
+//! Source: DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 2.2. The paper leaves open where the stream
+//! is taken; the modeling code that comes with published checkpoints takes it behind the norm, and so does this.
 
 use meshloom::trace::{LayerNumbers, Tensor, checkpoint, concatenate, einsum, scope};
 
@@ -19,7 +19,7 @@ use super::runs::{LayerRun, Run, RunForm};
 use super::token_order::NextToken;
 
 meshloom::tree! {
-    /// What a loss has of a decoder behind its layers.
+    /// The parameters of a decoder that its loss reads, behind the layers.
     pub(super) struct LossWeights<T> {
         pub(super) head: Head<T>,
         /// The table of tokens, where further tokens are predicted and it is not the head's matrix.
@@ -31,11 +31,11 @@ meshloom::tree! {
 /// Tokens of rows, `[batch, length]`, for which further ones are predicted.
 #[derive(Clone, Copy)]
 pub(super) struct KnownTokens {
-    /// Which document each belongs to.
+    /// The number of the document that each belongs to.
     pub(super) segments: Tensor,
     /// The token after each.
     pub(super) targets: Tensor,
-    /// What each target counts, over what the whole batch does.
+    /// The weight of each target, divided by that of the whole batch.
     pub(super) weights: Tensor,
     /// How they are split.
     pub(super) rows: Rows,
@@ -58,9 +58,9 @@ impl DecoderConfig {
         self.architecture.stack.routed_count() + further.filter(|layer| layer.routed().is_some()).count()
     }
 
-    /// What some rows of a batch add to the loss of further tokens: of each layer the sum of the cross entropies of
-    /// its tokens, the mean over the layers, times its weight. `x` is the residual stream behind the layers, and
-    /// `run_layer` runs one more. Also returns what these layers' experts add.
+    /// The share of some rows of a batch in the loss of further tokens: the sum of the cross entropies of their tokens,
+    /// the mean over the layers, times its weight. `x` is the residual stream behind the layers, and `run_layer` runs
+    /// one more layer. Also returns the loss of these layers' experts.
     pub(super) fn further_loss(
         &self,
         params: &LossWeights<Tensor>,
@@ -109,7 +109,7 @@ impl DecoderConfig {
 }
 
 impl<T: Clone> LossWeights<T> {
-    /// Those of a decoder.
+    /// The parameters that the loss of a decoder reads.
     pub(super) fn of(decoder: &Decoder<T>, predicts_further: bool) -> LossWeights<T> {
         let has_table = predicts_further && decoder.head.is_some();
         LossWeights {

@@ -35,21 +35,21 @@ meshloom::tree! {
         pub padding: T,
     }
 
-    /// What a step takes beside parameters and cache.
+    /// The inputs of a step beside parameters and cache.
     pub struct NextTokens<T> {
         /// The next token of each row: `s32` `[rows]`.
         pub tokens: T,
         /// As in [`Prompts`].
         pub padding: T,
-        /// The place of the tokens: `s32`. That of the first step is the length of the prompts, with padding.
+        /// The place of the tokens: `s32`. In the first step it is the length of the prompts, with padding.
         pub place: T,
     }
 
-    /// What a pass over prompts or a step leaves.
+    /// The results of a pass over prompts, or of a step.
     pub struct Continued<T> {
         /// Keys and values of all tokens so far.
         pub cache: KeyValueCache<T>,
-        /// Of the token after the last: `f32` `[rows, vocab]`.
+        /// The logits of the token after the last: `f32` `[rows, vocab]`.
         pub logits: T,
     }
 }

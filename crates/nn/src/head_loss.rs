@@ -12,7 +12,7 @@
 //! sum, and so is the gradient of the activations where the vocabulary is split. Only the maximum, the sum and the
 //! target's logit of each token cross devices in the loop.
 //!
-//! That a loss's gradient can be made in its forward pass: Hsu et al., "Liger Kernel", arXiv 2410.10989, section 3.2.
+//! Source of the gradient in the forward pass: Hsu et al., "Liger Kernel", arXiv 2410.10989, section 3.2.
 
 use std::panic::Location;
 

@@ -1,4 +1,4 @@
-//! What the queries of a layer meet: keys and values of the same tokens, or those that a cache has of earlier ones.
+//! The keys and values that the queries of a layer meet: of the same tokens, or of earlier ones in a cache.
 
 use meshloom::ir::DType;
 use meshloom::ops::{KeyExchange, PlaceOrder};
@@ -13,11 +13,11 @@ meshloom::tree! {
     /// The token at place `p` of a row is in slot `p % slots`. A layer with a window has as many slots as it sees keys,
     /// or fewer, so a token replaces the one that leaves the window.
     pub struct KeyValueCache<T> {
-        /// Of each layer, from the first on.
+        /// The cache of each layer, from the first on.
         pub layers: Vec<LayerCache<T>>,
     }
 
-    /// What grouped attention keeps.
+    /// The cache of grouped attention.
     pub struct KeysAndValues<T> {
         /// Keys, turned by their positions: `[batch, kv_heads, slots, head_dim]`.
         pub key: T,
@@ -25,7 +25,7 @@ meshloom::tree! {
         pub value: T,
     }
 
-    /// What latent attention keeps.
+    /// The cache of latent attention.
     pub struct LatentSlots<T> {
         /// The narrow vectors that keys and values are made of, each with the part of keys that is turned:
         /// `[batch, slots, kv_lora + rope_head_dim]`.
@@ -34,11 +34,11 @@ meshloom::tree! {
 }
 
 meshloom::tree! {
-    /// What one layer keeps of tokens.
+    /// The cache of one layer.
     pub enum LayerCache<T> {
-        /// Of grouped attention.
+        /// The cache of grouped attention.
         Grouped(Box<KeysAndValues<T>>),
-        /// Of latent attention.
+        /// The cache of latent attention.
         Latent(Box<LatentSlots<T>>),
     }
 }
@@ -52,7 +52,7 @@ pub(super) struct Step {
     pub(super) padding: Tensor,
 }
 
-/// What the queries of a layer meet.
+/// The keys and values that the queries of a layer meet.
 pub(super) enum Keys {
     /// Keys and values of the same tokens.
     OfRows(TokenPlaces),
@@ -64,7 +64,7 @@ pub(super) enum Keys {
 
 /// The narrow vectors that the queries of latent attention meet.
 pub(super) enum MetLatents {
-    /// Of the same tokens: `[batch, length, kv_lora]`, and the turned parts of keys.
+    /// Vectors of the same tokens: `[batch, length, kv_lora]`, and the turned parts of keys.
     OfRows { narrow: Tensor, turned: Tensor },
     /// The slots of a cache.
     Slots(Tensor),
@@ -116,7 +116,7 @@ impl Keys {
         }
     }
 
-    /// What a cache has after the layer.
+    /// Returns the contents of a cache after the layer.
     pub(super) fn into_cache(self) -> Option<LayerCache<Tensor>> {
         match self {
             Keys::OfRows(_) => None,
@@ -125,7 +125,7 @@ impl Keys {
         }
     }
 
-    /// Which of the keys that queries meet they see.
+    /// Says which of the keys that they meet the queries see.
     pub(super) fn sight(&self) -> Sight {
         match self {
             Keys::OfRows(tokens) | Keys::Kept { tokens, .. } => tokens.sight(),
@@ -149,7 +149,7 @@ impl LayerCache<Tensor> {
         }
     }
 
-    /// What was made of whole rows, whose tokens stand at places 0, 1, .., in a cache of so many slots.
+    /// Puts the keys and values of whole rows, whose tokens stand at places 0, 1, .., into a cache of `slots` slots.
     #[must_use]
     pub(super) fn placed(self, slots: usize) -> LayerCache<Tensor> {
         match self {
@@ -181,7 +181,7 @@ impl Step {
         slots.dynamic_update_along(axis, own.convert(slots.dtype()), slot).barrier()
     }
 
-    /// What the step's tokens see of so many slots: those that have been written since the padding in front of a row.
+    /// Says which of the slots the step's tokens see: those that have been written since the padding in front of a row.
     fn sight(self, slots: usize) -> Sight {
         let batch = self.padding.dim(0);
         let all = |x: Tensor, length: usize| x.broadcast_like(iota(DType::S32, [batch, length], 1), []);

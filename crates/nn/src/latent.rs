@@ -38,7 +38,7 @@ meshloom::tree! {
     }
 }
 
-/// Latent attention: what its numbers are.
+/// The shape of latent attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentConfig {
     /// Heads.
@@ -53,7 +53,7 @@ pub struct LatentConfig {
     pub rope_head_dim: usize,
     /// Width of a head's values.
     pub v_head_dim: usize,
-    /// What products of queries and keys are multiplied by.
+    /// The factor of products of queries and keys.
     pub scale: f64,
     /// How the part that turns does: of `rope_head_dim`.
     pub rope: Rope,
@@ -79,9 +79,9 @@ pub fn latent_attention(
     latent_attention_over_keys(x, params, config, rotary, &mut Keys::OfRows(tokens), dropout)
 }
 
-/// As [`latent_attention`], over the narrow vectors that queries meet. Those in a cache are not made into keys and
-/// values: instead queries are made into queries of narrow vectors, and what they mix of these into mixed values
-/// (the same source, where keys and values are absorbed).
+/// As [`latent_attention`], over the narrow vectors that queries meet. Vectors in a cache are not made into keys and
+/// values. Instead, queries are made into queries of narrow vectors, and mixed narrow vectors into mixed values (the
+/// same source, where keys and values are absorbed).
 pub(super) fn latent_attention_over_keys(
     x: Tensor,
     params: &LatentAttention<Tensor>,
@@ -124,8 +124,8 @@ pub(super) fn latent_attention_over_keys(
 /// `[batch, heads, length, nope + rope_head_dim]`: `[batch, heads, length, v_head_dim]`.
 ///
 /// The product of a query with a key is that of the query, multiplied by the keys' part of `made_of`, with the narrow
-/// vector. So all heads share one key, the slot, and one value, which is the slot as well: what is mixed of its turned
-/// part is left out. Matrix and slots are multiplied whole, for a slice of either would be a copy.
+/// vector. So all heads share one key, the slot, and one value, which is the slot as well; its turned part is left out
+/// of the result. Matrix and slots are multiplied whole, for a slice of either would be a copy.
 fn over_slots(query: Tensor, slots: Tensor, made_of: Tensor, (nope, scale): (usize, f64), keys: &Keys) -> Tensor {
     let [kv_lora, _, made] = made_of.shape();
     let plain = query.slice(-1, ..nope).pad(-1, 0, made.saturating_sub(nope) as i64, 0.0);

@@ -13,7 +13,7 @@ use super::norm::{RmsNorm, rms_norm};
 use super::rotary::{Rope, Rotary};
 use super::token_places::TokenPlaces;
 
-/// What the numbers of a layer are.
+/// The shape of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerConfig {
     /// Attention.
@@ -24,7 +24,7 @@ pub struct LayerConfig {
     pub norm: RmsNorm,
     /// Whether there is a norm behind each block as well, over what it adds to the stream (Gemma 2, arXiv 2408.00118).
     pub norms_behind: bool,
-    /// What blocks add to the stream is multiplied by this.
+    /// The factor of the results that blocks add to the stream.
     pub residual_scale: f64,
 }
 
@@ -44,7 +44,7 @@ pub enum FeedForwardConfig {
     Dense {
         /// Its inner width.
         mlp: usize,
-        /// What it makes of the products with its two first matrices.
+        /// The activation between its products.
         activation: Activation,
     },
     /// Routed experts.
@@ -118,7 +118,7 @@ meshloom::tree! {
     }
 }
 
-/// What a layer reads of the batch's rows.
+/// The inputs of a layer that belong to the rows of the batch.
 #[derive(Clone, Copy, Debug)]
 pub struct RowInputs<'r> {
     /// Rotation angles.
@@ -132,7 +132,7 @@ pub struct RowInputs<'r> {
 pub struct Angles(Vec<(Rope, Rotary)>);
 
 impl Angles {
-    /// Those that some layers need, for integer `positions` `[batch, length]`.
+    /// The angles that some layers need, for integer `positions` `[batch, length]`.
     pub fn new<'l>(positions: Tensor, layers: impl IntoIterator<Item = &'l LayerConfig>) -> Angles {
         let mut found: Vec<(Rope, Rotary)> = Vec::new();
         for layer in layers {
@@ -149,7 +149,7 @@ impl Angles {
         Angles(self.0.iter().map(|(rope, rotary)| (rope.clone(), rotary.map(&f))).collect())
     }
 
-    /// Those of a layer.
+    /// The angles of a layer.
     fn of(&self, layer: &LayerConfig) -> Rotary {
         let found = self.0.iter().find(|(rope, _)| rope == layer.rope());
         found.map_or_else(|| Rotary::missing("the angles of a layer"), |(_, rotary)| *rotary)
@@ -168,7 +168,7 @@ pub(super) fn added(total: LayerLoss, loss: LayerLoss) -> LayerLoss {
     }
 }
 
-/// What the losses of layers are made of.
+/// The weights of the losses of layers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LayerLossWeights {
     /// Weight of the load-balance loss.
@@ -243,7 +243,7 @@ impl Layer<'_> {
         })
     }
 
-    /// What the feed-forward block reads.
+    /// The input of the feed-forward block.
     pub(super) fn enter_feed_forward(self, x: Tensor) -> Tensor {
         rms_norm(x, self.params.mlp_norm, self.config.norm)
     }
@@ -253,7 +253,7 @@ impl Layer<'_> {
         self.add(x, made, self.params.post_mlp_norm, (dropout, FEED_FORWARD))
     }
 
-    /// The stream with what a block made: behind its norm, dropped, scaled.
+    /// The stream with the result of a block: behind its norm, dropped, scaled.
     fn add(self, x: Tensor, made: Tensor, norm: Option<Tensor>, (dropout, place): (Option<Dropout>, u32)) -> Tensor {
         let made = norm.map_or(made, |norm| rms_norm(made, norm, self.config.norm));
         let made = dropout.map_or(made, |dropout| dropout.at(place).apply(made));

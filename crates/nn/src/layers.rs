@@ -15,18 +15,18 @@ use super::runs::{LayerRun, Layers, Run, RunForm};
 use super::token_places::TokenPlaces;
 
 meshloom::tree! {
-    /// What belongs to the rows of a batch.
+    /// The data of the rows of a batch that layers need.
     pub(super) struct LayerRows<T> {
         /// Position within the document, `s32` `[batch, length]`.
         pub(super) positions: T,
-        /// Which document a token belongs to, `s32` `[batch, length]`.
+        /// The number of the document that each token belongs to, `s32` `[batch, length]`.
         pub(super) segments: T,
-        /// Which row of the whole batch each is, where something drops: integers `[batch]`.
+        /// The number of each row in the whole batch, if there is dropout: integers `[batch]`.
         pub(super) numbers: Option<T>,
     }
 }
 
-/// What layers read of rows, with the dropout of these rows.
+/// The inputs of layers that belong to rows, with the dropout of these rows.
 pub(super) struct ReadOfRows {
     angles: Angles,
     tokens: TokenPlaces,
@@ -46,7 +46,7 @@ impl ReadOfRows {
 
 impl DecoderConfig {
     /// All layers over the residual stream `x` `[batch, length, embed]`, under the remat policy; and the mean of the
-    /// layers' own losses, if they have any. What drops is the same scanned or not, recomputed or not.
+    /// layers' own losses, if they have any. The same elements drop, scanned or not, recomputed or not.
     ///
     /// Not for a config with a pipeline, of which the parameters have another form.
     pub fn layer_stack(
@@ -60,7 +60,7 @@ impl DecoderConfig {
         self.in_order(x, layers, of_run)
     }
 
-    /// As [`DecoderConfig::layer_stack`], from what rows are; in a pipeline if the config has one, and around it.
+    /// As [`DecoderConfig::layer_stack`], from the data of rows; in a pipeline if the config has one, and around it.
     pub(super) fn all_layers(
         &self,
         x: Tensor,
@@ -78,7 +78,7 @@ impl DecoderConfig {
         })
     }
 
-    /// What some layers read of rows.
+    /// The inputs of some layers that belong to rows.
     pub(super) fn read_of_rows<'l>(
         &self,
         rows: &LayerRows<Tensor>,
@@ -127,7 +127,7 @@ impl DecoderConfig {
     ) -> (Tensor, LayerLoss) {
         let loss = LayerLossWeights { load_balance: self.load_balance_weight, choice_bias: self.choice_bias_gradient };
         let layer = Layer { config, params, loss };
-        // A single row is no two halves.
+        // A single row cannot be halved.
         let is_even = x.dims().first().is_some_and(|rows| rows.is_multiple_of(2));
         if self.batch_split && is_even {
             return batch_split::run(layer, x, rows, dropout);

@@ -35,12 +35,12 @@ impl Rows {
     pub const OF_MICROBATCH: Rows =
         Rows { stream: "activation_logits_length", block: "activation_logits_length", ..Rows::LAYERS };
 
-    /// The residual stream, `[batch, length, embed]`, and what norms work on.
+    /// The residual stream, `[batch, length, embed]`, and the inputs of norms.
     pub const fn stream(self) -> [&'static str; 3] {
         [self.batch, self.stream, "activation_embed"]
     }
 
-    /// What a block reads, `[batch, length, embed]`.
+    /// The input of a block, `[batch, length, embed]`.
     pub(super) const fn block(self) -> [&'static str; 3] {
         [self.batch, self.block, "activation_embed"]
     }
@@ -57,7 +57,7 @@ impl Rows {
         rows.iter().map(|name| Name::new(name)).collect()
     }
 
-    /// What is inside of a block, `[batch, length, mlp]`.
+    /// The values inside of a block, `[batch, length, mlp]`.
     pub(super) const fn hidden(self) -> [&'static str; 3] {
         [self.batch, self.block, "activation_mlp"]
     }
@@ -104,10 +104,10 @@ pub const ALL_KEYS: [&str; 4] = ["activation_batch", "activation_kv_heads", "act
 /// The compressed keys and values of latent attention as they are made, `[batch, length, kv_lora]`.
 pub const LATENT: [&str; 3] = ["activation_batch", "activation_length", ""];
 
-/// Those of all positions of a row.
+/// The compressed keys and values of all positions of a row.
 pub const ALL_LATENTS: [&str; 3] = ["activation_batch", "activation_kv_length", ""];
 
-/// What is inside of a feed-forward block, `[batch, length, mlp]`.
+/// The values inside of a feed-forward block, `[batch, length, mlp]`.
 pub const HIDDEN: [&str; 3] = Rows::LAYERS.hidden();
 
 /// Tokens where routed experts are, `[batch, length, embed]`: the batch is whole along the axes that experts are split
@@ -115,20 +115,20 @@ pub const HIDDEN: [&str; 3] = Rows::LAYERS.hidden();
 pub const GATHERED_TOKENS: [&str; 3] =
     ["activation_batch_no_exp_moe", "activation_norm_length_moe", "activation_embed_moe"];
 
-/// Which experts those tokens chose, `[batch, length, experts_per_token]`.
+/// The experts that those tokens chose, `[batch, length, experts_per_token]`.
 pub const GATHERED_CHOICES: [&str; 3] = ["activation_batch_no_exp_moe", "activation_norm_length_moe", ""];
 
-/// Which experts the tokens of the residual stream chose, `[batch, length, experts_per_token]`.
+/// The experts that the tokens of the residual stream chose, `[batch, length, experts_per_token]`.
 pub const ROUTED_CHOICES: [&str; 3] = ["activation_batch", "activation_norm_length", ""];
 
-/// Tokens that go into the slots of experts, `[batch, length, embed]`: rows stay where they are, their tokens are whole
-/// but for what splits the sequence where experts work.
+/// Tokens that go into the slots of experts, `[batch, length, embed]`: rows stay where they are, and their tokens are
+/// split only as the sequence is split where experts work.
 pub const ROW_TOKENS: [&str; 3] = ["activation_batch", "activation_norm_length_moe", "activation_embed_moe"];
 
-/// Which experts those tokens chose, `[batch, length, experts_per_token]`.
+/// The experts that those tokens chose, `[batch, length, experts_per_token]`.
 pub const ROW_CHOICES: [&str; 3] = ["activation_batch", "activation_norm_length_moe", ""];
 
-/// Which experts all tokens of a row chose, `[batch, length, experts_per_token]`.
+/// The experts that all tokens of a row chose, `[batch, length, experts_per_token]`.
 pub const WHOLE_ROW_CHOICES: [&str; 3] = ["activation_batch", "", ""];
 
 /// The slots of experts where their tokens are, `[batch, experts, capacity, embed]`.

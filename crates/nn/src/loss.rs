@@ -18,12 +18,12 @@ pub fn cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor
     })
 }
 
-/// What the loss of some rows must know of the batch they are of.
+/// The facts of a whole batch that the loss of some of its rows needs.
 #[derive(Clone, Copy, Debug)]
 pub struct WholeBatch {
-    /// What the weighted mean over its tokens is divided by: the sum of their weights, or 1 if that is less.
+    /// The divisor of the weighted mean over its tokens: the sum of their weights, or 1 if that is less.
     pub weight: Tensor,
-    /// Into how many parts it is cut.
+    /// The number of parts into which it is cut.
     pub parts: usize,
 }
 
@@ -73,7 +73,7 @@ fn token_losses(logits: Tensor, targets: Tensor, z_loss: f64) -> Tensor {
     )
 }
 
-/// What comes of the logits `[batch, length, vocab]` of some tokens; both `[batch, length]`, `f32`.
+/// The losses of some tokens, from logits `[batch, length, vocab]`; both fields are `[batch, length]`, `f32`.
 pub(super) struct TokenLosses {
     /// The cross entropy of each token, and its z-loss.
     pub(super) losses: Tensor,

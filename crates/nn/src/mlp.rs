@@ -19,7 +19,7 @@ meshloom::tree! {
     }
 }
 
-/// What a gated block makes of the products with its two first matrices, elementwise.
+/// The elementwise function of a gated block between the products with its first two matrices and the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Activation {
     /// `silu(gate) * up`, where `silu(x) = x * logistic(x)`.
@@ -105,7 +105,7 @@ pub fn swiglu(gate: Tensor, up: Tensor) -> Tensor {
     composite(Location::caller(), || Activation::Silu.of(gate, up))
 }
 
-/// What lies between the products of a gated block, whatever its experts, with the names that remat policies take.
+/// The part between the products of a gated block, with or without experts, with the names that remat policies take.
 pub(super) fn hidden(activation: Activation, gate: Tensor, up: Tensor) -> Tensor {
     activation.of(gate.named("mlp_gate"), up.named("mlp_up")).named("mlp_hidden")
 }

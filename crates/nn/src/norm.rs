@@ -80,13 +80,13 @@ pub fn layer_norm(x: Tensor, params: &LayerNorm<Tensor>, epsilon: f64) -> Tensor
 pub struct RmsNorm {
     /// Added to the mean square.
     pub epsilon: f64,
-    /// What the normalized numbers are multiplied by.
+    /// The form of the factor of normalized numbers.
     pub weight: NormWeight,
     /// Where the result gets the type of the input.
     pub cast: NormCast,
 }
 
-/// What a norm multiplies by, of its parameter `w`.
+/// The factor of a norm, from its parameter `w`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NormWeight {
     /// `w`, which starts at one.
@@ -132,7 +132,7 @@ impl RmsNorm {
         }
     }
 
-    /// What the normalized numbers are multiplied by, `f32`.
+    /// The factor of normalized numbers, `f32`.
     fn factor(self, weight: Tensor) -> Tensor {
         let wide = weight.convert(DType::F32);
         match self.weight {

@@ -90,8 +90,8 @@ impl DecoderConfig {
         added(Some(loss), loss_in_front.map(|loss| loss / whole.parts as f64))
     }
 
-    /// The weights of the loss, in the loop. Those of the head stay in their own type: where it is the table of tokens,
-    /// its two gradients are added up in that.
+    /// The weights of the loss, in the loop. The weights of the head stay in their own type: if the head is the table of
+    /// tokens, its two gradients are added up in that type.
     fn loss_weights(&self, params: &Decoder<Tensor>) -> StackedWeights<LossWeights<Tensor>> {
         let declared = LossWeights::of(&self.parameters(), self.predicts_further()).leaves();
         let mut left = declared.iter();
@@ -106,7 +106,7 @@ impl DecoderConfig {
         StackedWeights::new(weights, names).used_on(|names| Rows::OF_MICROBATCH.of_weight(names))
     }
 
-    /// What the layers that predict further tokens add of a microbatch. It has too few rows for the stages, and
+    /// The losses of the layers that predict further tokens, for a microbatch. It has too few rows for the stages, and
     /// each of its tokens sees others: every stage computes these layers for all of it.
     fn further_loss_of_microbatch(
         &self,

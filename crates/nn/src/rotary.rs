@@ -5,7 +5,7 @@ use std::f64::consts::TAU;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::trace::{Tensor, concatenate, constant, custom_vjp, fail_internal};
 
-/// Which frequencies a rotary embedding has.
+/// The frequencies of a rotary embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     /// How many numbers of a head turn, the first ones; even. The others stay as they are.
@@ -57,15 +57,15 @@ pub enum RopeScaling {
     Yarn {
         /// The factor.
         factor: f64,
-        /// Pairs that turn more often than so within `original` positions are not stretched.
+        /// Pairs that turn more often than this within `original` positions are not stretched.
         beta_fast: f64,
-        /// Pairs that turn less often than so are stretched by the whole factor.
+        /// Pairs that turn less often than this are stretched by the whole factor.
         beta_slow: f64,
         /// Length trained on, in positions.
         original: f64,
         /// Whether the ramp starts and ends at whole pairs.
         truncate: bool,
-        /// What cosines and sines are multiplied by.
+        /// The factor of cosines and sines.
         magnitude: f64,
     },
 }
@@ -76,7 +76,7 @@ impl Rope {
         Rope { dim, theta, scaling: RopeScaling::None, pairs: RopePairs::Halves }
     }
 
-    /// By what each pair turns from one position to the next, in radians: `dim / 2` numbers.
+    /// The angle by which each pair turns from one position to the next, in radians: `dim / 2` numbers.
     pub fn frequencies(&self) -> Vec<f64> {
         let plain = (0..self.dim / 2).map(|pair| self.theta.powf(-2.0 * pair as f64 / self.dim as f64));
         match self.scaling {
@@ -113,7 +113,7 @@ impl Rope {
         if from == to { [from, to + 0.001] } else { [from, to] }
     }
 
-    /// What cosines and sines are multiplied by.
+    /// The factor of cosines and sines.
     fn magnitude(&self) -> f64 {
         match self.scaling {
             RopeScaling::Yarn { magnitude, .. } => magnitude,
@@ -149,7 +149,7 @@ impl Rotary {
         Rotary { cos: scaled(angles.cos()), sin: scaled(angles.sin()) }
     }
 
-    /// What stands for angles that cannot be missing, and an internal error.
+    /// Notes an internal error, since angles cannot be missing, and returns what stands for them.
     pub(super) fn missing(subject: &str) -> Rotary {
         let failed = fail_internal(subject, "angles for each way in which layers turn heads");
         Rotary { cos: failed, sin: failed }
@@ -161,8 +161,8 @@ impl Rotary {
     }
 }
 
-/// Rotates `x` `[batch, heads, length, head_dim]`: element `i` of the first `dim` with element `i + dim / 2`. What is
-/// behind them stays. Computed in `f32`; the result has the type of `x`.
+/// Rotates `x` `[batch, heads, length, head_dim]`: element `i` of the first `dim` with element `i + dim / 2`. The
+/// elements behind them stay. Computed in `f32`; the result has the type of `x`.
 ///
 /// Source: Su et al., "RoFormer", arXiv 2104.09864, in the split-half form that Llama checkpoints use.
 pub fn rotate(x: Tensor, rotary: &Rotary) -> Tensor {

@@ -1,5 +1,5 @@
 //! The layers of a decoder, which need not be alike: a prefix, a cycle of layers that comes again and again, and a
-//! suffix. In which [runs](super::Run) they are computed is said elsewhere.
+//! suffix. The [runs](super::Run) in which they are computed are described elsewhere.
 
 use super::layer::LayerConfig;
 
@@ -17,13 +17,13 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// So many layers that are all alike.
+    /// `count` layers that are all alike.
     pub fn uniform(layer: LayerConfig, count: usize) -> Stack {
         Stack { prefix: Vec::new(), cycle: vec![layer], cycles: count, suffix: Vec::new() }
     }
 
-    /// The shortest description of these layers. Of several as short, the one whose cycles end last: what is no whole
-    /// cycle then stands in front.
+    /// The shortest description of these layers. If several are as short, it is the one whose cycles end last, so that
+    /// layers outside of whole cycles stand in front.
     pub fn of_layers(layers: &[LayerConfig]) -> Stack {
         // Layers by the number of the first that is alike, which are cheap to compare.
         let kinds: Vec<Option<usize>> =

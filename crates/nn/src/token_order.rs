@@ -11,13 +11,13 @@ use meshloom::ir::DType;
 use meshloom::trace::{Tensor, concatenate, iota};
 
 meshloom::hlo::words! {
-    /// Which tokens of a row each of several devices has.
+    /// The way in which the tokens of a row are dealt out to devices.
     #[derive(Default)]
     pub enum ContextOrder {
         /// Contiguous parts: tokens stand at the place that their index says.
         #[default]
         Natural = "natural",
-        /// Of `2 n` chunks, part `i` of `n` has chunks `i` and `2 n - 1 - i` (Llama 3, arXiv 2407.21783).
+        /// Part `i` of `n` has chunks `i` and `2 n - 1 - i` of `2 n` (Llama 3, arXiv 2407.21783).
         TwoChunk = "two-chunk",
         /// Part `i` of `n` has tokens `i`, `i + n`, `i + 2 n`, .. (Brandon et al., "Striped Attention", arXiv
         /// 2311.09431).
@@ -54,7 +54,7 @@ impl Default for TokenOrder {
 }
 
 impl TokenOrder {
-    /// An order for so many parts. Of one part it is the natural one.
+    /// An order for `parts` parts. For one part it is the natural order.
     pub fn new(order: ContextOrder, parts: usize) -> TokenOrder {
         let is_natural = parts <= 1 || order == ContextOrder::Natural;
         if is_natural { TokenOrder::default() } else { TokenOrder { order, parts } }
@@ -65,7 +65,7 @@ impl TokenOrder {
         self.order == ContextOrder::Natural
     }
 
-    /// What the length of a row must be a multiple of.
+    /// The number of which the length of a row must be a multiple.
     pub fn multiple(self) -> usize {
         match self.order {
             ContextOrder::Natural => 1,
@@ -77,7 +77,7 @@ impl TokenOrder {
     /// Checks that rows of `length` tokens can be dealt out.
     ///
     /// # Errors
-    /// The length is no multiple of [`TokenOrder::multiple`].
+    /// The length is not a multiple of [`TokenOrder::multiple`].
     pub fn check(self, length: usize) -> Result<(), TokenOrderError> {
         if length.is_multiple_of(self.multiple()) { Ok(()) } else { Err(TokenOrderError { order: self, length }) }
     }
@@ -152,12 +152,12 @@ pub(super) struct NextToken {
     pub(super) order: TokenOrder,
     /// The logical axes of what belongs to tokens, `[batch, length]`.
     pub(super) axes: [&'static str; 2],
-    /// Which document a token belongs to, integers `[batch, length]`.
+    /// The number of the document that each token belongs to, integers `[batch, length]`.
     pub(super) segments: Tensor,
 }
 
 impl NextToken {
-    /// What belongs to the next token, of what belongs to tokens, `[batch, length]`. The last of a row has its own.
+    /// The value of the next token, from values `[batch, length]` of tokens. The last token of a row has its own.
     ///
     /// Where rows are split, they are gathered first: tokens are small beside their activations.
     pub(super) fn of(&self, rows: Tensor) -> Tensor {

@@ -88,7 +88,7 @@ struct Group {
     up: Tensor,
     /// `[experts, mlp, embed]`.
     down: Tensor,
-    /// Of gate and up, if they have any: `[experts, mlp]`.
+    /// The biases of gate and up, if they have any: `[experts, mlp]`.
     biases: Option<(Tensor, Tensor)>,
 }
 
@@ -97,14 +97,14 @@ struct Group {
 struct Part {
     /// `[tokens, embed]`.
     tokens: Tensor,
-    /// Which expert of the group each choice is, in the order of tokens; out of range for those of other groups. `s32`
-    /// `[choices]`.
+    /// The expert of the group that each choice is, in the order of tokens; out of range for experts of other groups.
+    /// `s32` `[choices]`.
     experts: Tensor,
     /// `[choices]`.
     weights: Tensor,
 }
 
-/// What the experts make of their tokens, weighted, where the experts are: the sum over the experts of each token
+/// The weighted results of the experts, where the experts are: the sum over the experts of each token
 /// `[batch, length, embed]`, which is a sum over the groups of experts; or the results of slots
 /// `[batch, experts, capacity, embed]`. For [`combine`].
 ///
@@ -152,8 +152,8 @@ fn run_groups(dispatched: &Gathered, params: &Moe<Tensor>, config: &MoeConfig) -
     } else {
         let per_group = config.experts / groups;
         let cut = |weight: Tensor| weight.reshape_first(&[groups, per_group]);
-        // Each group has its own copy, which is none where each device has one group. libtpu (0.0.51) fails over some
-        // lookups in a tensor that only the positions have one more dimension than.
+        // Each group has its own copy; where each device has one group, nothing is copied. libtpu (0.0.51) fails over
+        // some lookups whose positions have one more dimension than the tensor.
         let copied = |x: Tensor| x.expand(0).broadcast_to([&[groups][..], &x.dims()].concat());
         let first = arange(DType::S32, groups) * per_group as f64;
         let by_group = VmapOptions::default().named("activation_exp");
@@ -179,13 +179,13 @@ fn in_parts(x: Tensor, [batch_parts, sequence_parts]: [usize; 2]) -> Tensor {
     cut.reshape([batch_parts, sequence_parts, rows * positions, width])
 }
 
-/// What is expected and found, if a number of things cannot be cut into equal parts.
+/// The expected and the found number, if a number of things cannot be cut into equal parts.
 fn misfit(count: usize, what: &str, parts: usize) -> Option<(String, String)> {
     let wrong = (format!("a divisor of the {count} {what}"), parts.to_string());
     (!count.is_multiple_of(parts)).then_some(wrong)
 }
 
-/// What a group of experts makes of a part: `[tokens, embed]`, zero for tokens that chose none of them.
+/// The results of a group of experts for a part: `[tokens, embed]`, zero for tokens that chose none of them.
 fn run_group(group: Group, part: Part, activation: Activation) -> Tensor {
     let [token_count, embed] = part.tokens.shape();
     let [count, _, _] = group.gate.shape();

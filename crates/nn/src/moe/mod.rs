@@ -89,7 +89,7 @@ pub struct MoeConfig {
     pub mlp: usize,
     /// Number of experts that every token goes through besides; their inner width is this times `mlp`.
     pub shared_experts: usize,
-    /// What an expert makes of the products with its two first matrices.
+    /// The activation of an expert, between its products.
     pub activation: Activation,
     /// How scores come of the router's logits.
     pub scoring: Scoring,
@@ -103,11 +103,11 @@ pub struct MoeConfig {
     pub biases: bool,
     /// Whether the weights of a token's experts add up to `weight_scale`.
     pub normalize_weights: bool,
-    /// What weights are multiplied by.
+    /// The factor of weights.
     pub weight_scale: f64,
-    /// How many slots an expert has for the tokens of a row, as a multiple of those that it needs where experts are
-    /// used evenly ([`MoeConfig::capacity`]). Of the tokens of a row that choose it, the first get its slots; the
-    /// others get nothing from it. With none, no token is dropped.
+    /// The number of slots that an expert has for the tokens of a row, as a multiple of those that it needs where
+    /// experts are used evenly ([`MoeConfig::capacity`]). The first tokens of a row that choose an expert get its
+    /// slots; the others get nothing from it. With `None`, no token is dropped.
     pub capacity_factor: Option<f64>,
     /// How tokens travel to experts of other devices. The result does not depend on it.
     pub exchange: ExpertExchange,
@@ -168,7 +168,7 @@ pub(super) fn moe_with_routing(x: Tensor, params: &Moe<Tensor>, config: &MoeConf
     (add_shared(x, routed, &routing, params, config), routing)
 }
 
-/// What the routed experts made of `x`, with what the shared ones make of it, and the routed ones' last biases.
+/// Adds to the routed experts' result for `x` that of the shared ones, and the routed ones' last biases.
 pub fn add_shared(x: Tensor, routed: Tensor, routing: &Routing, params: &Moe<Tensor>, config: &MoeConfig) -> Tensor {
     let routed = match &params.biases {
         // Here, and not by the experts: where their inner width is split, each device has a partial sum.

@@ -1,4 +1,4 @@
-//! Which experts a token goes through, and with what weights.
+//! The router chooses the experts that a token goes through, and their weights.
 
 use meshloom::ir::DType;
 use meshloom::trace::{Tensor, einsum};
@@ -15,7 +15,7 @@ pub enum Scoring {
     Sigmoid,
 }
 
-/// What a router decided for tokens `[batch, length]`.
+/// The decisions of a router for tokens `[batch, length]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Routing {
     /// The experts of each token, best first: `s32` `[batch, length, experts_per_token]`.
@@ -35,8 +35,8 @@ pub struct Routing {
     /// Transformers", arXiv 2101.03961; by sequence as in DeepSeek-V3, arXiv 2412.19437.
     pub load_balance_loss: Tensor,
     /// Where choices have a bias: a scalar `f32` that is zero. Its gradient for an expert's bias is by how much the
-    /// expert's fraction of a row's choices is over an even one, the mean over rows. Whoever adds it to the loss has
-    /// that for a gradient, through microbatches, meshes and pipelines as any other; the bias moves against its sign
+    /// expert's fraction of a row's choices is over an even one, the mean over rows. A loss to which it is added has
+    /// that gradient, through microbatches, meshes and pipelines as any other; the bias moves against its sign
     /// (DeepSeek-V3, arXiv 2412.19437, section 2.1.2: balance without an auxiliary loss).
     pub choice_bias_loss: Option<Tensor>,
 }
@@ -44,8 +44,8 @@ pub struct Routing {
 /// Added to the sum that weights are divided by, which may underflow to zero with [`Scoring::Sigmoid`].
 const SMALL: f64 = 1e-20;
 
-/// Routes the tokens of `x` `[batch, length, embed]` by the router of `params`; in `f32`. Of experts with equal scores
-/// the first is chosen.
+/// Routes the tokens of `x` `[batch, length, embed]` by the router of `params`; in `f32`. If experts have equal
+/// scores, the first is chosen.
 ///
 /// # Errors
 /// There are fewer experts than a token is to go through.

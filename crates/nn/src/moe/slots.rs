@@ -2,8 +2,8 @@
 //! order.
 //!
 //! All experts have as many slots, so a tensor of them, `[rows, experts, capacity, embed]`, can be split by rows where
-//! the tokens are and by experts where the experts are. To go from the one to the other is an all-to-all. Which token a
-//! slot holds is an index, so filling slots and reading them are lookups.
+//! the tokens are and by experts where the experts are. To go from the one to the other is an all-to-all. The
+//! token of a slot is an index, so filling slots and reading them are lookups.
 //!
 //! Source: Lepikhin et al., "GShard", arXiv 2006.16668; Fedus et al., "Switch Transformers", arXiv 2101.03961.
 
@@ -40,7 +40,7 @@ pub(super) fn fill(x: Tensor, routing: &Routing, places: Tensor, capacity: usize
     let (tokens, slot_weights) = vmap_with(by_row, (x, weights, experts, places), |(x, weights, experts, places)| {
         let choices = weights.dim(0) * per_token;
         let [weights, experts, places] = [weights, experts, places].map(|each| each.reshape([choices]));
-        // Which choice is in a slot: none of them in an empty one.
+        // The choice that is in each slot: none of them in an empty one.
         let empty = full(DType::S32, [count, capacity], choices as f64);
         let choice = empty.at(&[experts, places]).unique().set(arange(DType::S32, choices));
         let token = choice / per_token.max(1) as f64;
@@ -50,7 +50,7 @@ pub(super) fn fill(x: Tensor, routing: &Routing, places: Tensor, capacity: usize
     Slots { tokens: exchanged(tokens, &TOKEN_SLOTS, &EXPERT_SLOTS), weights, experts, places }
 }
 
-/// What the experts make of their slots, weighted: `[batch, experts, capacity, embed]`, zero for empty slots.
+/// The weighted results of the experts for their slots: `[batch, experts, capacity, embed]`, zero for empty slots.
 #[track_caller]
 pub(super) fn run(slots: &Slots, params: &Moe<Tensor>, config: &MoeConfig) -> Tensor {
     let dtype = slots.tokens.dtype();
