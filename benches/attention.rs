@@ -19,11 +19,11 @@ use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::ir::DType::{BF16, F32};
 use meshloom::ir::{DType, Graph, Literal};
 use meshloom::kernels::Kernels;
-use meshloom::nn::causal_attention;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{Array, Client, CompileOptions, Platform, Topology, worker};
 use meshloom::trace::{Function, TensorSpec, value_and_grad};
 use meshloom_benches::jax::Jax;
+use meshloom_nn::causal_attention;
 
 const HEADS: usize = 8;
 const WIDTH: usize = 64;

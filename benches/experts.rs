@@ -26,11 +26,11 @@ use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{Graph, Literal, TensorType};
 use meshloom::kernels::{ExpertsKernel, KernelUse, Kernels};
-use meshloom::nn::{Moe, MoeConfig, moe};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{Array, Client, CompileOptions, Topology, worker};
 use meshloom::trace::{Function, TensorSpec, ragged_dot, value_and_grad, vjp};
 use meshloom_benches::jax::Jax;
+use meshloom_nn::{Moe, MoeConfig, moe};
 
 const MIB: f64 = (1 << 20) as f64;
 

@@ -17,11 +17,11 @@ use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::hlo::table::Table;
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::Literal;
-use meshloom::nn::{HeadLoss, cross_entropy, head_loss};
 use meshloom::pjrt::{Array, Client};
 use meshloom::trace::{Function, TensorSpec, einsum, value_and_grad};
 use meshloom_benches::jax::Jax;
 use meshloom_benches::smallest_and_median;
+use meshloom_nn::{HeadLoss, cross_entropy, head_loss};
 
 const MIB: f64 = (1 << 20) as f64;
 

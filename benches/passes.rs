@@ -13,11 +13,11 @@ use std::time::Instant;
 
 use anyhow::Context;
 use meshloom::compile::{LowerOptions, PASSES, Program, lower};
-use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{Array, Client};
 use meshloom::trace::Tree;
 use meshloom_benches::{llama_405b, smallest_and_median};
+use meshloom_nn::Batch;
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::TextDataset;
 use meshloom_train::run::{StepFunction, TrainStep, aliases};

@@ -27,19 +27,19 @@ use meshloom::hlo::parse::parse;
 use meshloom::hlo::table::Table;
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{AxisNames, Literal};
-use meshloom::nn::{
-    Angles, Architecture, DecoderConfig, GroupedConfig, LayerConfig, Layers, RowInputs, Stack, TokenPlaces, initialize,
-    rows_of_weight,
-};
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{Array, Client};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, Tree, value_and_grad};
+use meshloom::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, Tree, initialize, value_and_grad};
 use meshloom::transform::pipeline::{
     Costs, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, WeightPlan, pipeline_with_loss,
 };
 use meshloom_benches::jax::Jax;
 use meshloom_benches::median;
+use meshloom_nn::{
+    Angles, Architecture, DecoderConfig, GroupedConfig, LayerConfig, Layers, RowInputs, Stack, TokenPlaces,
+    rows_of_weight,
+};
 use serde::Deserialize;
 
 const MIB: f64 = (1 << 20) as f64;

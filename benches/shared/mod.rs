@@ -6,9 +6,9 @@ pub mod rank;
 
 use std::time::Instant;
 
-use meshloom::nn::{Architecture, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
+use meshloom_nn::{Architecture, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use meshloom_train::run::{DropoutConfig, TrainStep};
 
 /// The text of the default config, from whichever folder a bench is run in.

@@ -16,7 +16,7 @@ use crate::ir::{
 };
 use crate::ops::{Call, Memory, MoveTo, Op, RematPolicy};
 
-/// Which values of a graph are kept. The slots are its own values, then those of nodes with regions, in node order.
+/// The values of a graph that are kept. The slots are its own values, then those of nodes with regions, in node order.
 #[derive(Debug)]
 pub(super) struct Keeping {
     pub(super) policy: RematPolicy,

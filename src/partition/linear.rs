@@ -1,4 +1,4 @@
-//! Which ops may be applied to a partial sum: linear ones, whose results are no larger.
+//! The ops that may be applied to a partial sum: linear ones, whose results are no larger.
 
 use crate::ir::{Graph, NodeRef, Phase, TensorType, Value};
 use crate::ops::{Binary, BinaryKind, Class, Effect, Linear, Op};

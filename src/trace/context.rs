@@ -295,8 +295,22 @@ pub(super) fn in_scope<R>(name: &str, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Runs `f`, whose ops all count as called from `place`: the user's line, not this library's.
-pub(crate) fn composite<R>(place: Place, f: impl FnOnce() -> R) -> R {
+/// Runs `f`, and records `place` as the source line of every op that it makes. A function of tensors that is made of
+/// several ops calls this with the line of its own caller, so that errors and reports name that line. Where calls are
+/// nested, the outermost decides.
+///
+/// ```
+/// use std::panic::Location;
+///
+/// use meshloom::trace::{Tensor, composite};
+///
+/// /// `x * x * x`.
+/// #[track_caller]
+/// fn cube(x: Tensor) -> Tensor {
+///     composite(Location::caller(), || x * x * x)
+/// }
+/// ```
+pub fn composite<R>(place: &'static Location<'static>, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Place>);
     impl Drop for Restore {
         fn drop(&mut self) {

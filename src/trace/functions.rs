@@ -128,9 +128,13 @@ impl Tensor {
         })
     }
 
-    /// This tensor, if it has a floating-point type: with integers, most results of `what` would be rounded.
+    /// Returns this tensor if it is of a floating-point type, and else notes an error that names `what`, the function
+    /// that is asked for. A function whose results on integers would mostly be rounded checks its operand so.
+    ///
+    /// # Errors
+    /// In the trace: [`TraceErrorKind::Mismatch`](super::TraceErrorKind::Mismatch).
     #[track_caller]
-    pub(crate) fn expect_float(self, what: &str) -> Tensor {
+    pub fn expect_float(self, what: &str) -> Tensor {
         if self.dtype().is_float() {
             return self;
         }

@@ -35,7 +35,9 @@ mod functions;
 mod graphs;
 mod handle;
 mod indexing;
+mod init;
 mod kernel;
+mod layer_path;
 mod library;
 mod operators;
 mod random;
@@ -45,8 +47,8 @@ mod tree;
 mod windows;
 
 pub use batching::{MappedAxes, VmapOptions, vmap, vmap_with};
-pub use context::fail_internal;
-pub(crate) use context::{Place, composite, unreachable_body};
+pub(crate) use context::{Place, unreachable_body};
+pub use context::{composite, fail_internal};
 pub(crate) use control::{Branch, change_if, switch_between, while_at_most};
 pub use control::{
     ScanOptions, checkpoint, cond, custom_vjp, fori_loop, map, map_parallel, scan, scan_with, switch, while_loop,
@@ -58,13 +60,14 @@ pub use function::{Function, StepFunction};
 pub(crate) use graphs::{barrier, differentiate, fail, graph_of, inline, label, label_from, origin_of, split_backward};
 pub use handle::Tensor;
 pub use indexing::At;
+pub use init::{first_values, initialize};
 pub use kernel::{Kernel, KernelBody, ResultDType};
+pub use layer_path::{LayerNumbers, LayerPath};
 pub(crate) use library::ragged_dot_by;
 pub use library::{
     attention_over, causal_depthwise_convolution, convolution, custom_call, ragged_dot, ragged_dot_with, sort_together,
 };
 pub use operators::{Broadcast, KeepDims, Operand};
-pub(crate) use random::counter_in_layer;
 pub(crate) use random::words_of;
 pub use random::{Fold, Key};
 pub use tensor::{

@@ -135,7 +135,7 @@ fn counters_by_layer(dims: &[usize], stacked: usize, [first, step]: [u32; 2]) ->
 const LAYER_BITS: u32 = 16;
 
 /// The counter of one element, as [`counters_by_layer`] has it.
-pub(crate) fn counter_in_layer(layer: u32, position: u64) -> [u32; 2] {
+pub(super) fn counter_in_layer(layer: u32, position: u64) -> [u32; 2] {
     [layer | ((position >> 32) as u32) << LAYER_BITS, position as u32]
 }
 
@@ -343,7 +343,7 @@ impl Key<Tensor> {
 
     /// The new keys for numbers of two words each, high before low, in one draw.
     #[track_caller]
-    pub(crate) fn fold_in_each(self, numbers: &[[u32; 2]]) -> Vec<Key<Tensor>> {
+    pub(super) fn fold_in_each(self, numbers: &[[u32; 2]]) -> Vec<Key<Tensor>> {
         composite(Location::caller(), || {
             let word = |word: usize| numbers.iter().map(|number| number[word]).collect::<Vec<u32>>();
             let words = [0, 1].map(|index| super::constant(Literal::vector(&word(index))));
@@ -355,7 +355,7 @@ impl Key<Tensor> {
     /// Random `u32` bits, of which each element's depend on its layer and its position within the layer. The leading
     /// `stacked` dimensions run over layers, from number `first` on.
     #[track_caller]
-    pub(crate) fn bits_by_layer(self, dims: &[usize], stacked: usize, layers: [u32; 2]) -> Tensor {
+    pub(super) fn bits_by_layer(self, dims: &[usize], stacked: usize, layers: [u32; 2]) -> Tensor {
         composite(Location::caller(), || random_bits(self, DType::U32, counters_by_layer(dims, stacked, layers)))
     }
 

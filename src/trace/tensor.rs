@@ -366,9 +366,10 @@ impl Tensor {
         self.reshape_at(dims.as_ref(), Location::caller())
     }
 
-    /// The same elements with these dimensions in place of the first one.
+    /// The same elements with these dimensions in place of the first one: `[6, 5]` becomes `[2, 3, 5]` by `&[2, 3]`.
+    /// The product of `dims` is the size of the first dimension.
     #[track_caller]
-    pub(crate) fn reshape_first(self, dims: &[usize]) -> Tensor {
+    pub fn reshape_first(self, dims: &[usize]) -> Tensor {
         let rest = self.dims();
         self.reshape([dims, rest.get(1..).unwrap_or_default()].concat())
     }
@@ -450,8 +451,11 @@ impl Tensor {
         apply(BroadcastInDim { dims: Dims::from_slice(dims), mapping }, &[self], place)
     }
 
-    #[track_caller]
-    pub(crate) fn mismatch(self, what: &str, expected: String, found: String, place: Place) -> Tensor {
+    /// Notes the error that this tensor does not fit, as [`TraceErrorKind::Mismatch`] at `place`, and returns what
+    /// stands for the result. It is how a function of tensors refuses an operand: `what` names the operand, `expected`
+    /// and `found` say how it had to be and how it is. A tensor that already stands for an earlier error is returned
+    /// without a new one.
+    pub fn mismatch(self, what: &str, expected: String, found: String, place: &'static Location<'static>) -> Tensor {
         if self.value == context::POISON {
             return self;
         }
@@ -602,7 +606,14 @@ impl Tensor {
     #[track_caller]
     pub fn with_axes(self, names: impl AsRef<[&'static str]>) -> Tensor {
         let names = names.as_ref().iter().map(|name| Name::new(name)).collect();
-        apply(WithAxes::new(names), &[self], Location::caller())
+        self.with_logical_axes(WithAxes::new(names))
+    }
+
+    /// The same value with logical axis names and all that [`WithAxes`] can say beside them, such as that a partial sum
+    /// stays one, or on which rows a weight is used.
+    #[track_caller]
+    pub fn with_logical_axes(self, axes: WithAxes) -> Tensor {
+        apply(axes, &[self], Location::caller())
     }
 
     /// The same value, sharded by `spec` from here on.

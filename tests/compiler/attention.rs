@@ -7,13 +7,13 @@ use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType::{self, BF16, F16, F32, S32, U32};
 use meshloom::ir::{Graph, Literal};
 use meshloom::kernels::{AttentionKernel, Blocks, Kernels};
-use meshloom::nn::{AttentionOptions, DroppedWeights, causal_attention_with};
 use meshloom::ops::{AttentionForm, KeyExchange, Number, Op, PlaceOrder};
 use meshloom::partition::CollectiveKind;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{
     Function, Key, Tensor, TensorSpec, attention_over, concatenate, einsum, iota, value_and_grad_aux, zeros,
 };
+use meshloom_nn::{AttentionOptions, DroppedWeights, causal_attention_with};
 use support::anchored::{run_by_tier, run_compiled};
 use support::cases::cases as some;
 use support::eight_devices::{compile, relative_error};

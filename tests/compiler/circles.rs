@@ -6,7 +6,7 @@
 //! need of each other counts for nothing, nor does a `mod` line. If no folder has a circle, the files of the crate have
 //! none either, but for those of faces with what is below them.
 //!
-//! What a file needs is read from its names: imports and paths, and those in the tokens of macros. A method that is
+//! The test reads the needs of a file from its names: imports and paths, and those in the tokens of macros. A method that is
 //! called on a value names nothing, so it is not seen.
 
 mod names;
@@ -131,7 +131,7 @@ fn circles_in(folder: &Path, edges: &Edges) -> Vec<Circle> {
         }
         let is_mutual = |other: &&str| reached.get(other).is_some_and(|before| before.contains_key(name));
         let around: BTreeSet<&str> = before.keys().copied().filter(is_mutual).collect();
-        // What is against the rest is mostly little.
+        // Few edges mostly go against the order of the rest.
         let inside = edges.iter().filter(|((a, b), _)| around.contains(a.as_str()) && around.contains(b.as_str()));
         let least = inside.min_by_key(|(_, needs)| needs.iter().map(String::len).sum::<usize>());
         let round = least.map(|((a, b), _)| round((a, b), &reached[b.as_str()])).unwrap_or_default();
@@ -232,7 +232,7 @@ fn what_is_below_a_module_is_no_circle_with_it() {
     let other = ("b.rs", "use crate::a::Two; pub fn four(_: Two) {}");
     assert_eq!(circles_of(&[lib, ("a/mod.rs", face), ("a/c.rs", below), other]), []);
     assert_eq!(circles_of(&[lib, ("a.rs", face), ("a/c.rs", below), other]), []);
-    // What is below a folder counts for the folder.
+    // A file below a folder counts for the folder.
     let back = format!("{below} fn back() {{ crate::b::four(Two); }}");
     let found = circles_of(&[lib, ("a/mod.rs", face), ("a/c.rs", &back), other]);
     assert_eq!(found, [("src".to_owned(), "b > a/c: Two | a/c > b: four".to_owned())]);

@@ -10,13 +10,13 @@ use meshloom::hlo::proto::HloInstructionProto;
 use meshloom::ir::DType::{self, BF16, F16, F32, S32, U32};
 use meshloom::ir::{Graph, Literal, TensorType};
 use meshloom::kernels::{AttentionKernel, Kernels, result_with_flow};
-use meshloom::nn::causal_attention;
 use meshloom::ops::{AttentionForm, Number, PlaceOrder};
 use meshloom::pjrt::Platform;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{
     Function, Tensor, TensorSpec, attention_over, einsum, iota, scan, value_and_grad, value_and_grad_aux, zeros,
 };
+use meshloom_nn::causal_attention;
 use serde_json::{Value as Json, json};
 use support::eight_devices::relative_error;
 use support::interpret::interpret;

@@ -3,13 +3,14 @@
 
 use meshloom::compile::{CompiledFunction, LowerOptions, compile};
 use meshloom::ir::{DType, Literal, Role};
-use meshloom::nn::{self, LayerNorm, initialize};
 use meshloom::ops::WindowDim;
 use meshloom::optim::{AdamW, Decay, LearningRate, Sgd};
 use meshloom::pjrt::Client;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
+use meshloom::trace::initialize;
 use meshloom::trace::*;
 use meshloom::transform::accumulate::{in_role, value_and_grad_in_parts};
+use meshloom_nn::{self as nn, LayerNorm};
 use support::anchored::run;
 
 use DType::*;

@@ -11,13 +11,13 @@ use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::DType::{BF16, F32, S32};
 use meshloom::ir::{Graph, GraphTextOptions, Literal, TensorType};
 use meshloom::kernels::{Blocks, Kernels};
-use meshloom::nn::causal_attention;
 use meshloom::ops::{CustomCall, KernelCost, KernelNameError, KernelRef, RematPolicy, RuleProblem, RuleText};
 use meshloom::partition::CollectiveKind;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{
     Function, Kernel, KernelBody, ResultDType, Tensor, TensorSpec, checkpoint, scan, value_and_grad,
 };
+use meshloom_nn::causal_attention;
 use support::anchored::{run_by_tier, run_compiled};
 use support::eight_devices::relative_error;
 

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use meshloom::compile::{LowerOptions, compile, lower};
 use meshloom::ir::{DType, Graph, Literal, TensorType};
-use meshloom::nn::{Dropout, dropout};
 use meshloom::ops::{CustomCall, CustomCallApi};
 use meshloom::pjrt::Client;
 use meshloom::trace::*;
+use meshloom_nn::{Dropout, dropout};
 use safetensors::{Dtype, SafeTensors};
 use support::anchored::run;
 use support::cases::every_case;

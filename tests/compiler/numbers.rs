@@ -164,7 +164,7 @@ fn what_has_fractions_is_refused_for_integers() {
         ("exp", |x| x.exp()),
         ("sqrt", |x| x.sqrt()),
         ("logistic", |x| x.logistic()),
-        ("rms_norm", |x| meshloom::nn::rms_norm(x, x, 1e-5)),
+        ("rms_norm", |x| meshloom_nn::rms_norm(x, x, 1e-5)),
     ];
     for (name, function) in functions {
         for dtype in DType::ALL.into_iter().filter(|dtype| !dtype.is_float()) {

@@ -3,9 +3,9 @@
 
 use meshloom::ir::DType::{BF16, F32, F64, S32};
 use meshloom::ir::{Graph, Literal, TensorType};
-use meshloom::nn::{self, LayerNorm, Linear};
 use meshloom::ops::Op;
 use meshloom::trace::{Function, Inputs, MapTree, Param, Tensor, TensorSpec, einsum, grad, iota, vmap};
+use meshloom_nn::{self as nn, LayerNorm, Linear};
 use support::anchored::run;
 use support::*;
 

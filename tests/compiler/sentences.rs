@@ -9,7 +9,7 @@ use super::structure::{root, sources};
 const IN_PLACE_OF_A_SUBJECT: [&str; 11] =
     ["What", "Of", "Those", "None", "Nobody", "Which", "That", "Whatever", "Why", "Who", "Whoever"];
 
-/// Of these words a few are a subject themselves, in front of a verb.
+/// A few of these words are a subject themselves, in front of a verb.
 const PRONOUNS: [&str; 3] = ["That", "Those", "None"];
 
 const VERBS: [&str; 24] = [
@@ -59,7 +59,7 @@ fn stumbles(sentence: &str) -> bool {
     let mut words = sentence.split_whitespace().map(|word| word.trim_matches(|letter: char| !letter.is_alphanumeric()));
     let (first, second) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let has_subject = PRONOUNS.contains(&first) && VERBS.contains(&second) || (first, second) == ("Of", "course");
-    let is_question = sentence.ends_with('?');
+    let is_question = sentence.trim_end_matches('*').ends_with('?');
     IN_PLACE_OF_A_SUBJECT.contains(&first) && !has_subject && !is_question
         || PHRASES.iter().any(|phrase| sentence.contains(phrase))
 }
@@ -71,7 +71,7 @@ fn sentences(paragraph: &str) -> Vec<String> {
         if let Some(sentence) = sentences.last_mut() {
             sentence.extend([word, " "]);
         }
-        if word.ends_with(['.', '!', '?', ':']) {
+        if word.trim_end_matches('*').ends_with(['.', '!', '?', ':']) {
             sentences.push(String::new());
         }
     }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use meshloom::autodiff::{Halves, KeptBytes, Read, SplitBackward, WeightsPieces};
 use meshloom::ir::DType::{self, BF16, F32, S32};
 use meshloom::ir::{Graph, Literal, TensorType, verify};
-use meshloom::nn::{
+use meshloom::ops::{Op, RematPolicy};
+use meshloom::trace::{Function, MapTree, Specs, Tensor, TensorSpec, Tree, checkpoint, cond, scan, zeros};
+use meshloom_nn::{
     Angles, Architecture, DecoderConfig, DecoderLayer, GroupedConfig, LayerConfig, RowInputs, Stack, TokenPlaces,
     rms_norm,
 };
-use meshloom::ops::{Op, RematPolicy};
-use meshloom::trace::{Function, MapTree, Specs, Tensor, TensorSpec, Tree, checkpoint, cond, scan, zeros};
 use support::derivatives::{names, optimize};
 use support::interpret::{interpret, literal, same_bits};
 use support::random::Random;

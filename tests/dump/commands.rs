@@ -336,7 +336,10 @@ fn origins_are_explained() {
     let text = prints(&["explain", CONFIG, "params.layers.attention.wq"]);
     assert!(text.contains("[_, fsdp, _, _]") && text.contains("embed -> (fsdp,expert) (preset decoder)"), "{text}");
     let line = prints(&["explain", CONFIG, "layers/attention/dot"]);
-    assert!(line.contains("through layers/") && line.contains("the constraint at src/nn/attention.rs:"), "{line}");
+    assert!(
+        line.contains("through layers/") && line.contains("the constraint at crates/nn/src/attention.rs:"),
+        "{line}"
+    );
     let json = run(&["explain", CONFIG, "params.layers.mlp.gate", "--json"]).json();
     assert_eq!(json["schema"], "hlo-dump/explain/1");
     let stated = prints(&["explain", "tests/foreign/fsdp_mlp.unoptimized.txt", "parameters__down__.1"]);

@@ -2,10 +2,10 @@
 
 use meshloom::compile::{LowerOptions, Partitioned, lower};
 use meshloom::ir::Literal;
-use meshloom::nn::{MoeConfig, RouterGroups, Scoring, route};
 use meshloom::pjrt::Array;
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Function, MapTree, Tree, value_and_grad};
+use meshloom_nn::{MoeConfig, RouterGroups, Scoring, route};
 use meshloom_train::Trainer;
 use support::cases::cases;
 use support::eight_devices::{client, relative_error};
@@ -32,7 +32,7 @@ fn the_gradient_is_the_uneven_part_of_choices() {
         let routing = route(x, &params, &config);
         let moved = params.choice_bias.expect("it has one");
         let (loss, gradient) = value_and_grad(moved, |bias| {
-            let params = meshloom::nn::Moe { choice_bias: Some(bias), ..params.clone() };
+            let params = meshloom_nn::Moe { choice_bias: Some(bias), ..params.clone() };
             route(x, &params, &config).choice_bias_loss.expect("it has one")
         });
         (routing.experts, loss, gradient)

@@ -467,7 +467,7 @@ fn f8_e4m3(code: u8) -> f32 {
 fn devices_read_their_parts() {
     let published = Published::open(&folder("mixtral")).expect("a model");
     let weights = PublishedWeights::open(&folder("mixtral"), &published).unwrap_or_else(|error| panic!("{error}"));
-    let decoder = meshloom::nn::DecoderConfig::new(published.architecture.clone());
+    let decoder = meshloom_nn::DecoderConfig::new(published.architecture.clone());
     let declared = decoder.parameters();
     let total: usize = stored(&folder("mixtral")).values().map(|(_, _, bytes)| bytes.len()).sum();
     for (path, param) in Tree::paths(&declared).into_iter().zip(declared.leaves()) {

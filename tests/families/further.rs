@@ -1,10 +1,10 @@
 //! Multi-token prediction against a reference script, tests/oracle/further.py: packed documents, two further tokens.
 
 use meshloom::ir::{DType, Graph, Literal, TensorType};
-use meshloom::nn::{Batch, ContextOrder, DecoderConfig, TokenOrder};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, Tree, value_and_grad};
 use meshloom::transform::pipeline::{PipelineOptions, Schedule};
+use meshloom_nn::{Batch, ContextOrder, DecoderConfig, TokenOrder};
 use meshloom_train::families::Published;
 use support::cases::cases;
 use support::eight_devices::relative_error;

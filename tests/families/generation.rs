@@ -6,11 +6,11 @@ use std::ops::ControlFlow;
 
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, Literal, TensorType};
-use meshloom::nn::{
-    AttentionConfig, Batch, Continued, Decoder, DecoderConfig, GeneratingDecoder, KeyValueCache, NextTokens, Prompts,
-};
 use meshloom::pjrt::{Client, ShardBox, shared_runs};
 use meshloom::trace::{Function, MapTree, TensorSpec, Tree};
+use meshloom_nn::{
+    AttentionConfig, Batch, Continued, Decoder, DecoderConfig, GeneratingDecoder, KeyValueCache, NextTokens, Prompts,
+};
 use meshloom_train::generate::{
     Continuation, End, GenerateOptions, Generator, GeneratorOptions, Request, SamplingOptions,
 };

@@ -13,12 +13,12 @@ use std::fmt;
 
 use meshloom::compile::LOCAL_PASSES;
 use meshloom::ir::Literal;
-use meshloom::nn::{Architecture, Batch, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
 use meshloom::pjrt::SliceLevels;
 use meshloom::sharding::{Mesh, Rule, RuleSets, Rules};
 use meshloom::trace::Tree;
+use meshloom_nn::{Architecture, Batch, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use meshloom_train::run::{DropoutConfig, StepFunction, TrainStep};
 
 use support::random::Random;

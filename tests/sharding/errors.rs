@@ -31,7 +31,7 @@ fn dimensions_that_do_not_divide() {
     assert_snapshot!(check(&["mesh.axes=data=2,context=4", "model.seq=62"]), @r#"--set model.seq=62: model.seq is 62: it must be a multiple of 4: rule activation_length -> context (preset decoder) splits it over the mesh "data=2,context=4"; or allow it to be padded by rules.uneven = true"#);
     // A value inside the model, with the line that names it.
     let text = check(&["mesh.axes=data=2,tensor=4", "model.seq=62"]);
-    let (before, rest) = text.split_once("src/nn/head.rs:").expect("a source line");
+    let (before, rest) = text.split_once("crates/nn/src/head.rs:").expect("a source line");
     assert_snapshot!(format!("{before}FILE:LINE{}", rest.trim_start_matches(|digit: char| digit.is_ascii_digit())), @r#"tensor "the value named in scope `embedding` at FILE:LINE": dimension 1 ("activation_norm_length") of size 62 cannot be split 4 ways by rule activation_norm_length -> (context,tensor) (preset decoder) on the mesh "data=2,tensor=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); or use rules.strict = false to leave the dimension unsplit"#);
 }
 

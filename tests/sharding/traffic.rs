@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::Phase;
-use meshloom::nn::Batch;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Function, MapTree, Tensor, TensorSpec, Tree, scan, value_and_grad};
+use meshloom_nn::Batch;
 use meshloom_train::config::RunConfig;
 use meshloom_train::run::aliases;
 

@@ -11,11 +11,11 @@ use std::path::PathBuf;
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::hlo::PlatformKind;
 use meshloom::ir::{DType, Graph};
-use meshloom::nn::causal_attention;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, Platform};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, scan, value_and_grad};
+use meshloom_nn::causal_attention;
 use meshloom_train::config::RunConfig;
 use meshloom_train::run::Calls;
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::Literal;
-use meshloom::nn::{Batch, DecoderConfig};
 use meshloom::trace::Tree;
+use meshloom_nn::{Batch, DecoderConfig};
 use meshloom_train::checkpoint::{Checkpointer, Fallback, Start, find};
 use meshloom_train::config::{CheckpointConfig, RunConfig};
 use meshloom_train::data::DataError;

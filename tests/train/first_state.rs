@@ -109,7 +109,7 @@ fn numbers_are_normal_within_three_deviations() {
     use meshloom::trace::Init;
     let param = |init| Param::new(F32, [64, 512], &[], init).stacked(3);
     let params = [param(Init::Normal(2.0)), param(Init::Normal(2.0))];
-    let drawn: Vec<Vec<f64>> = meshloom::nn::initialize(&params.to_vec(), 0)
+    let drawn: Vec<Vec<f64>> = meshloom::trace::initialize(&params.to_vec(), 0)
         .expect("it draws")
         .iter()
         .map(|literal| literal.to_f64_vec().iter().map(|number| number / 2.0).collect())

@@ -1,7 +1,7 @@
 //! Published models in a run config.
 
 use insta::assert_snapshot;
-use meshloom::nn::RunForm;
+use meshloom_nn::RunForm;
 use meshloom_train::config::RunConfig;
 use meshloom_train::families::preset;
 

@@ -381,7 +381,7 @@ fn train_prints_shardings() {
         run(&with_keys(&["train", "--debug-sharding", "--set", "mesh.axes=fsdp=4,tensor=2"], SHORT_RUN));
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stdout.starts_with("mesh fsdp=4,tensor=2\n| tensor"), "{stdout}");
-    for part in ["| state.params.embedding ", "| [tensor, fsdp] ", "| src/nn/head.rs:", "| preset decoder "] {
+    for part in ["| state.params.embedding ", "| [tensor, fsdp] ", "| crates/nn/src/head.rs:", "| preset decoder "] {
         assert!(stdout.contains(part), "{part}: {stdout}");
     }
     assert!(stdout.contains("\nbytes per device: parameters "), "{stdout}");

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::nn::STREAM;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::sharding::{MeshAxis, Role};
 use meshloom::trace::{TensorSpec, Tree};
 use meshloom::transform::pipeline::{Timeline, WeightPlan};
+use meshloom_nn::STREAM;
 use meshloom_train::config::RunConfig;
 use meshloom_train::run::aliases;
 use support::configs::{self, DECODER};

@@ -5,13 +5,13 @@ use std::fmt;
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::DType::{F32, F64, S32};
 use meshloom::ir::{DType, Graph, Literal, Name};
-use meshloom::nn::dropout;
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Key, Tensor, TensorSpec, Tree, einsum, value_and_grad};
 use meshloom::transform::pipeline::{
     LayerPlace, PipelineInput, PipelineLoss, PipelineOptions, StackedWeights, pipeline_with_loss,
 };
+use meshloom_nn::dropout;
 
 use support::numbers;
 

@@ -2,9 +2,9 @@
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::Literal;
-use meshloom::nn::Batch;
 use meshloom::passes::CollectiveLimits;
 use meshloom::trace::Tree;
+use meshloom_nn::Batch;
 use meshloom_train::config::RunConfig;
 use meshloom_train::run::{StepInput, TrainStep};
 

@@ -37,7 +37,7 @@ struct Module {
     calls: BTreeSet<String>,
 }
 
-/// What a name in a module stands for.
+/// The item that a name in a module stands for.
 enum Meaning {
     /// An item of this module: of another for a macro that is exported, which the crate itself shows.
     Item(usize),
@@ -50,7 +50,7 @@ struct Import {
     is_public: bool,
 }
 
-/// What a path leads to.
+/// The item that a path leads to.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Target {
     /// An item of this module.
@@ -140,7 +140,7 @@ impl Names {
         self.modules[id].names.entry(name).or_default().push(meaning);
     }
 
-    /// What a name means in a module.
+    /// Returns the meaning of a name in a module.
     fn lookup(&self, id: usize, name: &str, seen: &mut Seen) -> BTreeSet<Target> {
         let module = &self.modules[id];
         let mut found = BTreeSet::new();
@@ -173,7 +173,7 @@ impl Names {
         found
     }
 
-    /// What a path in a module leads to; nothing if it leads to another crate.
+    /// Returns the item that a path in a module leads to; nothing if it leads to another crate.
     fn resolve(&self, id: usize, path: &[String], seen: &mut Seen) -> BTreeSet<Target> {
         let mut at = BTreeSet::from([Target::Module(id)]);
         for (index, name) in path.iter().enumerate() {
@@ -221,7 +221,7 @@ impl Names {
         id == above || self.modules[id].parent.is_some_and(|parent| self.is_within(parent, above))
     }
 
-    /// Which file needs which other; and the paths of the crate that lead nowhere, where there is something that this
+    /// Returns which file needs which other, and the paths of the crate that lead nowhere, where there is something that this
     /// reading of names does not understand. A module that only shows what is below it does not need it.
     pub(super) fn needs(&self) -> (Needs, Vec<String>) {
         let (mut needs, mut lost) = (Needs::new(), Vec::new());

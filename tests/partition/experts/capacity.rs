@@ -1,9 +1,9 @@
 //! Experts with a capacity: what is dropped, and tokens that travel by all-to-all.
 
 use meshloom::ir::Literal;
-use meshloom::nn::{ExchangeSizes, ExpertExchange, MoeConfig, moe};
 use meshloom::partition::CollectiveKind::{AllGather, AllReduce, AllToAll, ReduceScatter};
 use meshloom::trace::Function;
+use meshloom_nn::{ExchangeSizes, ExpertExchange, MoeConfig, moe};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 

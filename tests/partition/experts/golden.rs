@@ -1,11 +1,11 @@
 //! Routed experts and latent attention against JAX (tests/oracle/experts.safetensors), values and gradients.
 
 use meshloom::ir::TensorType;
-use meshloom::nn::{
+use meshloom::trace::{Function, Tensor, arange, value_and_grad, zeros};
+use meshloom_nn::{
     LatentAttention, LatentConfig, LatentQuery, Mlp, Moe, MoeConfig, RmsNorm, Rope, Rotary, Scoring, TokenPlaces,
     latent_attention, moe,
 };
-use meshloom::trace::{Function, Tensor, arange, value_and_grad, zeros};
 use safetensors::SafeTensors;
 
 use meshloom::ir::{DType, Literal};

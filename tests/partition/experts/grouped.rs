@@ -9,10 +9,10 @@ use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType::{BF16, F16, F32, S32};
 use meshloom::ir::{DType, Graph, Literal};
 use meshloom::kernels::{ExpertsKernel, Kernels};
-use meshloom::nn::{MoeConfig, moe};
 use meshloom::ops::Op;
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Function, Tensor, TensorSpec, ragged_dot, value_and_grad, vmap};
+use meshloom_nn::{MoeConfig, moe};
 
 use super::masked::all_masked;
 use super::meshes::{config, loss_and_gradients, random_mesh};
@@ -290,7 +290,7 @@ fn masked(config: &MoeConfig, inputs: &[Literal]) -> Vec<Vec<f64>> {
 #[test]
 fn experts_by_the_instruction() {
     let config = MoeConfig { batch_parts: 4, expert_groups: 2, ..experts(8, 3) };
-    let graph = with_gradients(&config, ROWS, meshloom::nn::moe);
+    let graph = with_gradients(&config, ROWS, meshloom_nn::moe);
     let inputs = random_inputs(&graph, 5);
     let expected = masked(&config, &inputs);
     let (mesh, rules) = (Mesh::parse("data=2,fsdp=2,expert=2", 8).expect("a mesh"), rules(&[]));

@@ -3,10 +3,10 @@
 use meshloom::compile::Partitioned;
 use std::sync::Arc;
 
-use meshloom::nn::{Angles, DecoderLayer, RowInputs, TokenPlaces};
 use meshloom::ops::Op;
 use meshloom::partition::{CollectiveKind, collective_of};
 use meshloom::trace::{Function, MapTree, Tensor, value_and_grad};
+use meshloom_nn::{Angles, DecoderLayer, RowInputs, TokenPlaces};
 
 use super::interpreted;
 use super::meshes::config;

@@ -1,8 +1,8 @@
 //! Routed experts against every expert applied to every token, and masked.
 
 use meshloom::ir::Literal;
-use meshloom::nn::{ExpertExchange, Moe, MoeConfig, Scoring, moe};
 use meshloom::trace::{Function, Tensor, arange, einsum};
+use meshloom_nn::{ExpertExchange, Moe, MoeConfig, Scoring, moe};
 
 use super::interpreted;
 use meshloom::ir::DType;

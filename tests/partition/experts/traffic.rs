@@ -1,9 +1,9 @@
 //! The bytes that one block of experts moves, counted by hand.
 
-use meshloom::nn::{MoeConfig, moe};
 use meshloom::partition::CollectiveKind::{AllGather, AllReduce, ReduceScatter};
 use meshloom::partition::Ledger;
 use meshloom::trace::{Function, value_and_grad};
+use meshloom_nn::{MoeConfig, moe};
 
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::sharding::{Mesh, RuleSets};

@@ -1,5 +1,5 @@
 use meshloom::ir::{DType, Literal, TensorType};
-use meshloom::nn::{ContextOrder, TokenOrder};
+use meshloom_nn::{ContextOrder, TokenOrder};
 use meshloom_train::internals::arranged;
 
 /// Each index holds the token of its place, in every row and with all of its elements.

@@ -383,7 +383,7 @@ impl<'a> Step<'a> {
         Scores { masked, bent }
     }
 
-    /// Which keys are seen by which queries; `None` if all are.
+    /// The keys that each query sees; `None` if it sees all.
     fn seen(&self, b: &mut Body, refs: &Refs, is_edge: bool) -> Option<Value> {
         let mut tests = Vec::new();
         if let Some(segments) = self.segments {

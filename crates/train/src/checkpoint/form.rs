@@ -16,9 +16,8 @@ use std::ops::Range;
 
 use super::CheckpointError;
 use meshloom::ir::{DType, TensorType};
-use meshloom::nn::{LayerNumbers, LayerPath};
 use meshloom::pjrt::{ShardBox, ShardLayout, shared_runs};
-use meshloom::trace::{Param, Tree};
+use meshloom::trace::{LayerNumbers, LayerPath, Param, Tree};
 use meshloom::transform::diloco::REPLICAS;
 
 /// A value of a state as a run holds it, and its form in a checkpoint.

@@ -4,8 +4,8 @@ use super::RunConfig;
 use super::error::invalid;
 use super::placement::Placement;
 use super::validate::Checked;
-use meshloom::nn::{Batch, TokenOrder};
 use meshloom::trace::TensorSpec;
+use meshloom_nn::{Batch, TokenOrder};
 
 const KEY: &str = "kernels.context_order";
 

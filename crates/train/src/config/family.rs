@@ -3,7 +3,7 @@
 use super::error::{ConfigError, invalid};
 use super::validate::Checked;
 use super::{ExchangeChoice, ModelFamily, Placement, RunConfig};
-use meshloom::nn::{
+use meshloom_nn::{
     Activation, Architecture, AttentionConfig, ExchangeSizes, ExpertExchange, FeedForwardConfig, GroupedConfig,
     LatentConfig, LayerConfig, MoeConfig, RmsNorm, Rope, Scoring, Stack,
 };

@@ -8,7 +8,7 @@ use super::error::{ConfigError, Place, invalid};
 use super::{DataConfig, ModelConfig, RunConfig};
 use crate::families::{Published, preset};
 use crate::model_folder::{TOKENIZER, is_published, model_folder};
-use meshloom::nn::Stack;
+use meshloom_nn::Stack;
 
 /// Keys of `[model]` that are read only where neither a preset nor a folder says what the model is. Four more are
 /// filled in from there.

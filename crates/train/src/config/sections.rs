@@ -6,10 +6,10 @@ use super::value::Bound::{AtLeast, Below, Even, MoreThan, UpTo};
 use super::value::{choice, named, policies, section};
 use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType;
-use meshloom::nn::ContextOrder;
 use meshloom::ops::{KeyExchange, RematPolicy};
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
+use meshloom_nn::ContextOrder;
 
 choice! {
     /// The model families.

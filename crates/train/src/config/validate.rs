@@ -12,9 +12,9 @@ use crate::families::size::{MOST_EXPERTS, MOST_HEAD_DIM, MOST_PARAMETERS, expert
 use meshloom::hlo::PlatformKind;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::Name;
-use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
 use meshloom::trace::TensorSpec;
+use meshloom_nn::Batch;
 
 pub(super) type Checked = Result<(), ConfigError>;
 

@@ -8,10 +8,10 @@ use super::error::{self, ConfigError, ConfigErrorKind, Place};
 use super::tree::{Entry, Node, Table, wrong_type};
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
-use meshloom::nn::ContextOrder;
 use meshloom::ops::{KeyExchange, RematPolicy};
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
+use meshloom_nn::ContextOrder;
 
 /// A key of the run config.
 #[derive(Clone, Debug, PartialEq, Serialize)]

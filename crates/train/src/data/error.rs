@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::tokenizer::TokenizerError;
 use meshloom::hlo::message::counted;
 use meshloom::ir::TensorType;
-use meshloom::nn::TokenOrderError;
+use meshloom_nn::TokenOrderError;
 
 /// An error in the data.
 #[derive(thiserror::Error)]

@@ -40,7 +40,7 @@ use sha2::{Digest, Sha256};
 
 /// One training batch. Segments are counted from 1 in every row. Weights are 1 where there is a target, else 0; in
 /// padding everything is 0.
-pub type Batch = meshloom::nn::Batch<Literal>;
+pub type Batch = meshloom_nn::Batch<Literal>;
 
 /// The documents of some sources, and the rows of tokens that they fill.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! The keys that mean the same in several families.
 
-use meshloom::nn::{Activation, GroupedConfig, MoeConfig, Rope, RopePairs, RopeScaling};
+use meshloom_nn::{Activation, GroupedConfig, MoeConfig, Rope, RopePairs, RopeScaling};
 
 use super::FamilyError;
 use super::fields::{Fields, fits};

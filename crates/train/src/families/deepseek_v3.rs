@@ -1,6 +1,6 @@
 //! DeepSeek-V3, arXiv 2412.19437: latent attention, many routed experts with a bias for the choice, dense layers first.
 
-use meshloom::nn::{
+use meshloom_nn::{
     Architecture, AttentionConfig, FeedForwardConfig, LatentConfig, LayerConfig, MoeConfig, RmsNorm, Rope, RopePairs,
     RouterGroups, Scoring, Stack,
 };

@@ -1,8 +1,6 @@
 //! Gemma 2, arXiv 2408.00118: norms before and behind each block, capped scores and logits, every other layer slides.
 
-use meshloom::nn::{
-    Architecture, AttentionConfig, FeedForwardConfig, GroupedConfig, LayerConfig, RmsNorm, Rope, Stack,
-};
+use meshloom_nn::{Architecture, AttentionConfig, FeedForwardConfig, GroupedConfig, LayerConfig, RmsNorm, Rope, Stack};
 
 use super::common::{activation, epsilon, grouped, head_dim, heads_divide_width, rope, windows};
 use super::fields::Fields;

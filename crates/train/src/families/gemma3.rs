@@ -1,7 +1,7 @@
 //! Gemma 3, its text part, arXiv 2503.19786: five layers with a window to one without, each kind with its own rotary
 //! frequencies, and norms of queries and keys.
 
-use meshloom::nn::{Architecture, GroupedConfig, LayerConfig, RmsNorm, Rope};
+use meshloom_nn::{Architecture, GroupedConfig, LayerConfig, RmsNorm, Rope};
 
 use super::common::{FULL, SLIDING, epsilon, head_dim, rope_of, windows};
 use super::fields::Fields;

@@ -1,6 +1,6 @@
 //! gpt-oss, arXiv 2508.10925: a sink and biases in attention, every other layer slides, clamped gates, all routed.
 
-use meshloom::nn::{
+use meshloom_nn::{
     Activation, Architecture, FeedForwardConfig, GroupedConfig, LayerConfig, MoeConfig, RmsNorm, Scoring, Stack,
 };
 

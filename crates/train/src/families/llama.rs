@@ -1,6 +1,6 @@
 //! Llama 2 and 3.x, arXiv 2307.09288 and 2407.21783.
 
-use meshloom::nn::{Architecture, FeedForwardConfig, LayerConfig, Stack};
+use meshloom_nn::{Architecture, FeedForwardConfig, LayerConfig, Stack};
 
 use super::common::{activation, epsilon, grouped, head_dim, heads_divide_width, rope};
 use super::fields::Fields;

@@ -1,6 +1,6 @@
 //! Mistral and Mixtral, arXiv 2310.06825 and 2401.04088: Llama with a window, and with routed experts.
 
-use meshloom::nn::{Architecture, FeedForwardConfig, GroupedConfig, LayerConfig, MoeConfig, Scoring, Stack};
+use meshloom_nn::{Architecture, FeedForwardConfig, GroupedConfig, LayerConfig, MoeConfig, Scoring, Stack};
 
 use super::common::{activation, experts};
 use super::fields::Fields;

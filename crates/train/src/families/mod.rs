@@ -35,7 +35,7 @@ use keys::Key;
 use meshloom::hlo::files;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
-use meshloom::nn::{Architecture, LayerConfig};
+use meshloom_nn::{Architecture, LayerConfig};
 use serde_json::{Map, Value};
 
 /// A family of published models.

@@ -1,6 +1,6 @@
 //! Qwen2 and Qwen2.5, arXiv 2407.10671: Llama with biases of queries, keys and values, and windows in later layers.
 
-use meshloom::nn::{Architecture, AttentionConfig, GroupedConfig, LayerConfig, Stack};
+use meshloom_nn::{Architecture, AttentionConfig, GroupedConfig, LayerConfig, Stack};
 
 use super::common::windows;
 use super::fields::Fields;

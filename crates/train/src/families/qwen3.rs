@@ -1,6 +1,6 @@
 //! Qwen3, dense and with routed experts, arXiv 2505.09388: Llama with norms of queries and keys.
 
-use meshloom::nn::{Architecture, FeedForwardConfig, GroupedConfig, LayerConfig, MoeConfig, RmsNorm, Scoring, Stack};
+use meshloom_nn::{Architecture, FeedForwardConfig, GroupedConfig, LayerConfig, MoeConfig, RmsNorm, Scoring, Stack};
 
 use super::common::{activation, epsilon, experts};
 use super::fields::Fields;

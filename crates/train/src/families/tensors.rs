@@ -3,10 +3,8 @@
 use std::iter::once;
 
 use super::{ExpertNames, Names, Published};
-use meshloom::nn::{
-    Architecture, AttentionConfig, DecoderConfig, LatentConfig, LayerConfig, LayerPath, RopePairs, further_path,
-};
-use meshloom::trace::Tree;
+use meshloom::trace::{LayerPath, Tree};
+use meshloom_nn::{Architecture, AttentionConfig, DecoderConfig, LatentConfig, LayerConfig, RopePairs, further_path};
 
 /// A parameter of one layer, or one outside the layers, and the tensors that it is made of.
 #[derive(Clone, Debug)]

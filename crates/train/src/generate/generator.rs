@@ -10,9 +10,9 @@ use crate::run::{execute, laid_out_for};
 use meshloom::analysis::{CostOptions, Devices, cost};
 use meshloom::compile::{LowerOptions, Program};
 use meshloom::ir::{InternalError, Literal};
-use meshloom::nn::{DecoderConfig, GeneratingDecoder, LayerPath};
 use meshloom::pjrt::{Array, Client, ShardBox};
-use meshloom::trace::Tree;
+use meshloom::trace::{LayerPath, Tree};
+use meshloom_nn::{DecoderConfig, GeneratingDecoder};
 
 /// A prompt to continue.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,9 +4,9 @@ use std::io;
 
 use meshloom::compile::Program;
 use meshloom::ir::{DType, InternalError, Literal, TensorType};
-use meshloom::nn::{DecoderConfig, TokenOrder};
 use meshloom::pjrt::{Array, Client};
 use meshloom::trace::{Function, MapTree, Param};
+use meshloom_nn::{DecoderConfig, TokenOrder};
 
 use crate::config::RunConfig;
 use crate::error::{Error, Execution, TokensError};

@@ -6,10 +6,10 @@ use crate::Error;
 use crate::run::aliases;
 use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::kernels::{AttentionKernel, Kernels};
-use meshloom::nn::{Continued, Decoder, GeneratingDecoder, KeyValueCache, NextTokens, Prompts};
 use meshloom::pjrt::{Client, CompileCache, CompileOptions, DebugValue, ProgramFormat};
 use meshloom::sharding::{Mesh, Role, Rule, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, TensorSpec};
+use meshloom_nn::{Continued, Decoder, GeneratingDecoder, KeyValueCache, NextTokens, Prompts};
 
 /// The room that a generator has, and how its programs are compiled.
 #[derive(Clone, Debug)]

@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use meshloom::ir::{DType, TensorType};
-use meshloom::nn::{DecoderConfig, LayerNumbers, LayerPath};
+use meshloom::trace::{LayerNumbers, LayerPath};
+use meshloom_nn::DecoderConfig;
 use meshloom_weights::{MAX_SHARD_BYTES, TensorSpec, WeightsWriter};
 use serde_json::Value;
 

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use meshloom::nn::{DecoderConfig, LayerPath};
-use meshloom::trace::{MapTree, Param};
+use meshloom::trace::{LayerPath, MapTree, Param};
+use meshloom_nn::DecoderConfig;
 
 use super::{PublishedWeights, StoredModel};
 use crate::Error;

@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use meshloom::ir::{DType, InternalError, Literal, TensorType};
-use meshloom::nn::{LayerNumbers, LayerPath};
+use meshloom::trace::{LayerNumbers, LayerPath};
 use meshloom_weights::{Encoding, FP8_BLOCK, Weights, WeightsError};
 
 use crate::Error;

@@ -8,9 +8,8 @@ use crate::checkpoint::{Checkpoint, ParameterLeaves};
 use crate::parameters::{self, LoadOptions, ParameterFile};
 use meshloom::compile::Program;
 use meshloom::ir::{DType, InternalError, Literal};
-use meshloom::nn::LayerPath;
 use meshloom::pjrt::{Array, ArraySpec, Client, ShardBox};
-use meshloom::trace::{MapTree, Param, Tree};
+use meshloom::trace::{LayerPath, MapTree, Param, Tree};
 
 /// The prefixes of the paths of parameters in the state of a run, each with whether a dimension over replicas stands
 /// before theirs.

@@ -4,9 +4,9 @@ use crate::Error;
 use crate::config::{ConfigError, PartitionMode, RunConfig};
 use meshloom::analysis::ModuleMemory;
 use meshloom::kernels::Kernels;
-use meshloom::nn::{ContextOrder, TokenOrderError};
 use meshloom::ops::{AttentionSizes, KeyExchange};
 use meshloom::partition::Ledger;
+use meshloom_nn::{ContextOrder, TokenOrderError};
 
 /// A way in which queries could meet keys of other devices.
 #[derive(Clone, Debug)]

@@ -4,11 +4,11 @@ use super::model::Model;
 use super::train_step::{Params, StepInput, StepOutput, TrainState, TrainStateOf, TrainStep};
 use crate::error::{Error, ReplicasDiffer};
 use meshloom::ir::{DType, Literal};
-use meshloom::nn::{Decoder, DecoderConfig, first_values, initialize};
 use meshloom::pjrt::Array;
 use meshloom::sharding::{Mesh, Role, RuleSets};
-use meshloom::trace::{Init, Key, MapTree, Param, Tensor, TensorSpec, Tree, zeros};
+use meshloom::trace::{Init, Key, MapTree, Param, Tensor, TensorSpec, Tree, first_values, initialize, zeros};
 use meshloom::transform::diloco::{Diloco, DilocoState, Layout, OuterState, Schedule, of_replicas};
+use meshloom_nn::{Decoder, DecoderConfig};
 
 /// The state of a run of several replicas: that of each with a leading dimension, outer parameters and velocities, and
 /// the steps done.

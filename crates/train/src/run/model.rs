@@ -6,9 +6,9 @@ use std::ops::Range;
 use crate::Error;
 use crate::data::DataDigest;
 use meshloom::ir::Literal;
-use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, TokenOrder, WholeBatch};
 use meshloom::pjrt::Array;
 use meshloom::trace::{MapTree, Param, Tensor, TensorSpec, Tree};
+use meshloom_nn::{Batch, Decoder, DecoderConfig, Dropout, TokenOrder, WholeBatch};
 
 /// The leaves that the trees of a model may have: declarations, types, traced tensors, or values on the host or on
 /// devices.

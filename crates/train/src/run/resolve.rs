@@ -13,13 +13,13 @@ use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Pass, lower, lower
 use meshloom::hlo::Stage;
 use meshloom::ir::Graph;
 use meshloom::kernels::{AttentionKernel, ExpertsKernel, Kernels};
-use meshloom::nn::DecoderConfig;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
 use meshloom::passes::{CollectiveLimits, CollectiveMatmul};
 use meshloom::pjrt::Platform;
 use meshloom::sharding::{Mesh, Role, RuleSets, ShardingTable};
 use meshloom::trace::{Param, Tree};
 use meshloom::transform::diloco::Diloco;
+use meshloom_nn::DecoderConfig;
 
 /// A run of a model: a config that has been checked, with everything that follows from it.
 #[derive(Clone, Debug)]

@@ -5,10 +5,10 @@ use super::model::Model;
 use super::train_step::{Params, StepInput, TrainState, TrainStep};
 use crate::Error;
 use meshloom::ir::Name;
-use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::sharding::Role;
 use meshloom::trace::{Function, Key, MapTree, Param, Specs, Tensor, TensorSpec, fail_internal, scan};
 use meshloom::transform::diloco::REPLICAS;
+use meshloom_nn::{Batch, Decoder, DecoderConfig};
 
 meshloom::tree! {
     /// The state of a run.

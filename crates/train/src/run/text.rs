@@ -10,7 +10,7 @@ use crate::config::RunConfig;
 use crate::data::{Batch, DataDigest, DataError, TextDataset, Tokenized, hex, weight_of};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use meshloom::hlo::message::listed;
-use meshloom::nn::DecoderConfig;
+use meshloom_nn::DecoderConfig;
 
 /// A text with its tokenizer, on which decoders are trained.
 #[derive(Debug)]

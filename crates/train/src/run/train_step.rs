@@ -5,15 +5,15 @@ use rustc_hash::FxHashMap;
 use super::model::Model;
 use crate::Error;
 use meshloom::ir::{DType, Literal};
-use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, first_values, initialize};
 use meshloom::optim::{LearningRate, Optimizer, OptimizerState, UpdateStep, clip_by_global_norm, global_norm};
 use meshloom::sharding::Role;
 use meshloom::trace::{
     Function, Init, Key, MapTree, Param, Specs, Subtree, Tensor, TensorSpec, TensorTree, Tree, Update, arange,
-    fail_internal, scope, zeros,
+    fail_internal, first_values, initialize, scope, zeros,
 };
 use meshloom::transform::accumulate::{in_role, value_and_grad_in_parts};
 use meshloom::transform::diloco::HasParams;
+use meshloom_nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch};
 
 meshloom::tree! {
     /// Everything that a step reads and replaces.

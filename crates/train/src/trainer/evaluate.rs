@@ -6,9 +6,9 @@ use crate::data::DataError;
 use crate::run::{Dataset, Model, Params, laid_out_for};
 use meshloom::compile::Program;
 use meshloom::ir::InternalError;
-use meshloom::nn::TokenOrder;
 use meshloom::pjrt::Array;
 use meshloom::trace::Tree;
+use meshloom_nn::TokenOrder;
 
 /// A compiled forward pass, on the same mesh as the train step.
 pub(super) struct Evaluator {

@@ -9,8 +9,8 @@ use super::token_order::arranged;
 use crate::Error;
 use crate::run::{Dataset, Model};
 use meshloom::ir::{InternalError, Literal};
-use meshloom::nn::TokenOrder;
 use meshloom::trace::Tree;
+use meshloom_nn::TokenOrder;
 
 /// A thread that makes the batches of a run, one step after the other. It ends when this is dropped.
 #[derive(Debug)]

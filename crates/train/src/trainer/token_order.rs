@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::data::DataError;
 use meshloom::ir::Literal;
-use meshloom::nn::TokenOrder;
+use meshloom_nn::TokenOrder;
 
 /// Returns the leaves of a batch `[rows, length, ..]` with their tokens in this order. A leaf without a second
 /// dimension belongs to rows, and stays as it is.
