@@ -6,8 +6,8 @@
 //! need of each other counts for nothing, nor does a `mod` line. If no folder has a circle, the files of the crate have
 //! none either, but for those of faces with what is below them.
 //!
-//! The test reads the needs of a file from its names: imports and paths, and those in the tokens of macros. A method that is
-//! called on a value names nothing, so it is not seen.
+//! The test reads the needs of a file from its names: imports and paths, and those in the tokens of macros. A method
+//! that is called on a value names nothing, so it is not seen.
 
 mod names;
 

@@ -14,12 +14,12 @@ pub struct Rope {
     pub theta: f64,
     /// How frequencies are stretched for longer sequences.
     pub scaling: RopeScaling,
-    /// Which numbers of a head are a pair in published weights. Here they always are halves: element `i` turns with
+    /// The numbers of a head that are a pair in published weights. Here they always are halves: element `i` turns with
     /// element `i + dim / 2`.
     pub pairs: RopePairs,
 }
 
-/// Which numbers of a head turn together.
+/// The numbers of a head that turn together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RopePairs {
     /// Element `i` with element `i + dim / 2` (Llama).

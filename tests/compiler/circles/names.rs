@@ -221,8 +221,8 @@ impl Names {
         id == above || self.modules[id].parent.is_some_and(|parent| self.is_within(parent, above))
     }
 
-    /// Returns which file needs which other, and the paths of the crate that lead nowhere, where there is something that this
-    /// reading of names does not understand. A module that only shows what is below it does not need it.
+    /// Returns which file needs which other, and the paths of the crate that lead nowhere, where there is something
+    /// that this reading of names does not understand. A module that only shows what is below it does not need it.
     pub(super) fn needs(&self) -> (Needs, Vec<String>) {
         let (mut needs, mut lost) = (Needs::new(), Vec::new());
         for (id, module) in self.modules.iter().enumerate() {

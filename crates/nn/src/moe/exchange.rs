@@ -37,7 +37,8 @@ const CHOICE_BYTES: u128 = 4;
 impl MoeConfig {
     /// The slots that each expert has for the tokens of a row of `length` tokens:
     /// `ceil(capacity_factor * length * experts_per_token / experts)`, but at least one and at most `length`, since a
-    /// token chooses an expert once. `None` without a capacity factor.
+    /// token chooses an expert once. The result is `None`
+    /// without a capacity factor.
     pub fn capacity(&self, length: usize) -> Option<usize> {
         let evenly = (length * self.experts_per_token) as f64 / self.experts.max(1) as f64;
         self.capacity_factor.map(|factor| ((factor * evenly).ceil() as usize).clamp(1, length.max(1)))

@@ -179,8 +179,8 @@ pub struct Case {
     pub shardy: bool,
     /// XLA's settings.
     pub options: BTreeMap<String, DebugValue>,
-    /// The reference module, if the symptom is a difference. It is `None` if the reference is the same module with other
-    /// settings.
+    /// The reference module, if the symptom is a difference. It is `None` if the reference is the same module with
+    /// other settings.
     pub reference: Option<(HloModuleProto, (usize, usize))>,
     /// The reference's settings.
     pub reference_options: BTreeMap<String, DebugValue>,
