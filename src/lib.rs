@@ -46,8 +46,8 @@
 //! | [`hlo`], [`analysis`] | The crates `meshloom-hlo` and `meshloom-analysis`: HLO modules, and what they do. |
 //! | [`pjrt`] | The crate `meshloom-pjrt`: plugins. |
 //!
-//! Attention, experts, norms, losses and whole decoders are in the crate `meshloom-nn`, which uses this one as anybody's
-//! model does.
+//! Attention, experts, norms, losses and whole decoders are in the crate `meshloom-nn`, which uses this one as
+//! anybody's model does.
 //!
 //! - Until it is partitioned, a graph has global shapes and mentions no device. With specs it still means what it means
 //!   on one device. After partitioning it is the same type of graph, with local shapes and explicit collectives.

@@ -27,7 +27,7 @@ meshloom::tree! {
         pub wo: T,
         /// The biases of queries, keys and values.
         pub bias: Option<AttentionBias<T>>,
-        /// The bias of the result: `[embed]`. The caller of [`attention`] adds it, for the function leaves partial sums.
+        /// The bias of the result: `[embed]`. The caller of [`attention`] adds it, since that leaves partial sums.
         pub output_bias: Option<T>,
         /// The norms of queries and keys over `head_dim`, before they turn.
         pub head_norms: Option<HeadNorms<T>>,
@@ -202,7 +202,7 @@ pub fn causal_attention_with(query: Tensor, key: Tensor, value: Tensor, options:
 /// Values mixed by the softmax of scaled scores: queries `[batch, kv_heads, groups, length, head_dim]`, keys
 /// `[batch, kv_heads, keys, head_dim]` and values `[batch, kv_heads, keys, value_dim]` give
 /// `[batch, kv_heads, groups, length, value_dim]`. Scores and softmax in `f32`. The names of the values that
-/// the backward pass reads are `attention_queries`, `_keys`, `_values`, `_mixed` and `_log_total`, all with that prefix.
+/// the backward pass reads begin with `attention_`: `queries`, `keys`, `values`, `mixed` and `log_total`.
 pub(super) fn attend(
     operands: [Tensor; 3],
     keys: &Keys,

@@ -106,7 +106,7 @@ impl DecoderConfig {
     }
 
     /// The share of some rows of a batch in the loss of the whole. However the rows are split, the cross entropies of
-    /// the parts add up to that of the batch, whatever the tokens weigh. The load-balance loss of routed experts is not a
+    /// the parts add up to that of the batch, whatever the tokens weigh. The load-balance loss of routed experts is no
     /// sum over tokens; the shares add up to the mean of the parts' own.
     pub fn loss_of_part(
         &self,

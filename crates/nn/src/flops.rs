@@ -9,7 +9,7 @@ use super::{Architecture, DecoderConfig};
 impl DecoderConfig {
     /// Floating-point operations of a train step for each token of rows of `length` tokens: of the matrix products
     /// alone, twice their multiplications, in the forward pass and twice as many in the backward pass. Values that are
-    /// computed again by rematerialization do not count, nor does a lookup in the embedding. Of routed experts, those
+    /// computed again by rematerialization do not count, nor does a lookup in the embedding. Only the routed experts
     /// count that a token goes through. Attention counts as if every token saw the whole row, or its whole window.
     ///
     /// Divided by the peak of a chip, this gives model FLOPs utilization (MFU). Source: Chowdhery et al., "PaLM",

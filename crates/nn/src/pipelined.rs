@@ -90,8 +90,8 @@ impl DecoderConfig {
         added(Some(loss), loss_in_front.map(|loss| loss / whole.parts as f64))
     }
 
-    /// The weights of the loss, in the loop. The weights of the head stay in their own type: if the head is the table of
-    /// tokens, its two gradients are added up in that type.
+    /// The weights of the loss, in the loop. The weights of the head stay in their own type: if the head is the table
+    /// of tokens, its two gradients are added up in that type.
     fn loss_weights(&self, params: &Decoder<Tensor>) -> StackedWeights<LossWeights<Tensor>> {
         let declared = LossWeights::of(&self.parameters(), self.predicts_further()).leaves();
         let mut left = declared.iter();

@@ -37,7 +37,7 @@ const CHOICE_BYTES: u128 = 4;
 impl MoeConfig {
     /// The slots that each expert has for the tokens of a row of `length` tokens:
     /// `ceil(capacity_factor * length * experts_per_token / experts)`, but at least one and at most `length`, since a
-    /// token chooses an expert once. `None` without a capacity factor.
+    /// token chooses an expert once. The result is `None` without a capacity factor.
     pub fn capacity(&self, length: usize) -> Option<usize> {
         let evenly = (length * self.experts_per_token) as f64 / self.experts.max(1) as f64;
         self.capacity_factor.map(|factor| ((factor * evenly).ceil() as usize).clamp(1, length.max(1)))
@@ -52,7 +52,7 @@ impl MoeConfig {
     /// | gather | `(n - 1) * T * (4 E s + 12 k)`: tokens, results, cotangents of both; choices, weights and theirs |
     /// | all-to-all | `(n - 1) / n * S * (4 E s + 8)`: the same of slots; weights and their cotangents |
     ///
-    /// `None` for an all-to-all without a capacity.
+    /// The result is `None` for an all-to-all without a capacity.
     pub fn exchange_bytes(&self, exchange: ExpertExchange, sizes: ExchangeSizes) -> Option<u128> {
         let ExchangeSizes { rows, length, embed, element_bytes, devices } = sizes;
         let wide = |number: usize| number as u128;
