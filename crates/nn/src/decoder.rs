@@ -106,8 +106,8 @@ impl DecoderConfig {
     }
 
     /// The share of some rows of a batch in the loss of the whole. However the rows are split, the cross entropies of
-    /// the parts add up to that of the batch, whatever the tokens weigh. The load-balance loss of routed experts is no
-    /// sum over tokens; the shares add up to the mean of the parts' own.
+    /// the parts add up to that of the batch, whatever the tokens weigh. The load-balance loss of routed experts is a
+    /// mean over rows, not a sum over tokens: each part adds its own, divided by the number of parts.
     pub fn loss_of_part(
         &self,
         params: &Decoder<Tensor>,
