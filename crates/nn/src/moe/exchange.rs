@@ -53,7 +53,7 @@ impl MoeConfig {
     /// | gather | `(n - 1) * T * (4 E s + 12 k)`: tokens, results, cotangents of both; choices, weights and theirs |
     /// | all-to-all | `(n - 1) / n * S * (4 E s + 8)`: the same of slots; weights and their cotangents |
     ///
-    /// `None` for an all-to-all without a capacity.
+    /// The result is `None` for an all-to-all without a capacity.
     pub fn exchange_bytes(&self, exchange: ExpertExchange, sizes: ExchangeSizes) -> Option<u128> {
         let ExchangeSizes { rows, length, embed, element_bytes, devices } = sizes;
         let wide = |number: usize| number as u128;
