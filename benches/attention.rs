@@ -9,8 +9,9 @@
 //! `memory` compiles for a CPU, and ahead of time for a v5p and an H100: one row, 8 heads of 128, `bf16`. The plain
 //! form is compiled up to 8192.
 //!
-//! Else: one row, 8 heads of 64, `f32`. Printed: the median milliseconds of each, the temporaries that XLA assigns, and
-//! how far the values are apart. The plain forms take 6 GiB at 8192. Without JAX its columns are empty.
+//! The other forms have one row, 8 heads of 64, `f32`. The bench prints the median milliseconds of each, the
+//! temporaries that XLA assigns, and the distance of the values. The plain forms take 6 GiB at 8192. Without JAX its
+//! columns are empty.
 
 use std::time::Instant;
 
@@ -18,11 +19,11 @@ use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::ir::DType::{BF16, F32};
 use meshloom::ir::{DType, Graph, Literal};
 use meshloom::kernels::Kernels;
-use meshloom::nn::causal_attention;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{Array, Client, CompileOptions, Platform, Topology, worker};
 use meshloom::trace::{Function, TensorSpec, value_and_grad};
 use meshloom_benches::jax::Jax;
+use meshloom_nn::causal_attention;
 
 const HEADS: usize = 8;
 const WIDTH: usize = 64;

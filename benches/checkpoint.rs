@@ -4,7 +4,7 @@
 //! cargo bench --bench checkpoint -- [MIB] [DIRECTORY]
 //! ```
 //!
-//! What training waits for is `copied to the host`; writing, which includes hashing and waiting for the disk, goes on
+//! Training waits for the time `copied to the host`; writing, which includes hashing and waiting for the disk, goes on
 //! beside it.
 
 use std::path::PathBuf;

@@ -8,20 +8,20 @@
 //! cargo bench --bench estimate -- --record tests/train/measured     # writes the rates, and what the plans take
 //! ```
 //!
-//! Of a CPU no rates are published: they are measured first, by loops of products, of what layers do between them on
-//! few and on many numbers, of small kernels and of collectives, on all devices at once. The devices share the cores,
-//! so what some wait for, others use: bubbles are taken out of the estimate. All plans of a model are estimated, and
-//! some are measured that lie evenly from the fastest to the slowest. Printed: a table in Markdown, and the rank
-//! correlation of each model, of all plans, and of those without stages that branch. What was recorded is held against
-//! the estimates of the day by `tests/train/search.rs`.
+//! No rates of CPUs are published. They are measured first, by loops of products, of the ops that layers have between
+//! products, on few and on many numbers, of small kernels and of collectives, on all devices at once. The devices share
+//! the cores: while some wait, others use them. So bubbles are taken out of the estimate. All plans of a model are
+//! estimated, and some are measured that lie evenly from the fastest to the slowest. The bench prints a table in
+//! Markdown, and the rank correlation of each model, of all plans, and of those without stages that branch.
+//! `tests/train/search.rs` compares the recorded times with today's estimates.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use meshloom::analysis::Chip;
+use meshloom::analysis::estimate::{Cache, Dimension, Hardware, Reached, Wire, estimate};
 use meshloom::compile::{LowerOptions, lower};
-use meshloom::hlo::analysis::Chip;
-use meshloom::hlo::analysis::estimate::{Cache, Dimension, Hardware, Reached, Wire, estimate};
 use meshloom::ir::DType::F32;
 use meshloom::ir::Literal;
 use meshloom::pjrt::Client;
@@ -46,7 +46,7 @@ const MODELS: [(&str, &[&str]); 3] = [
     ("experts", &["model.family=mixtral", "model.layers=2", "model.embed=128", "model.moe_mlp=256", "model.vocab=512"]),
 ];
 
-/// What the models have in common.
+/// The settings that the models share.
 const COMMON: &[&str] =
     &["model.heads=8", "model.kv_heads=8", "model.head_dim=32", "model.seq=256", "train.batch=32", "mesh.axes=data=8"];
 
@@ -61,7 +61,7 @@ struct Loop<'a> {
     columns: usize,
 }
 
-/// What a loop takes.
+/// The time and the bytes of a loop.
 struct Measured {
     /// Seconds of an iteration.
     iteration: f64,
@@ -83,7 +83,7 @@ struct RunOnce {
 impl Loop<'_> {
     fn measure(&self, body: impl Fn(Tensor, Tensor) -> Tensor) -> anyhow::Result<Measured> {
         let [one, all] = [self.run(1, &body)?, self.run(ITERATIONS, &body)?];
-        // Of two short times the longer may come out shorter.
+        // The longer of two short loops may be measured as the shorter.
         let of_one = |all: f64, one: f64| ((all - one) / (ITERATIONS - 1) as f64).max(0.0);
         let iteration = of_one(all.seconds, one.seconds);
         let besides = (one.seconds - iteration).max(0.0);
@@ -137,7 +137,7 @@ fn calibrate(client: &Client) -> anyhow::Result<Hardware> {
         (0..CHAIN).fold(x, |x, _| einsum("ri,ij->rj", &[x, weights]))
     })?;
     let kernel = ((chain.iteration - nothing) / CHAIN as f64).max(0.0);
-    // What layers do between products: a norm, a softmax, a gate.
+    // The ops of a layer between products: a norm, a softmax, a gate.
     let layer = |x: Tensor, _: Tensor| {
         let norm = (x.square().mean(-1) + 1e-5).rsqrt();
         let normal = x * norm.broadcast_like(x, [0]);
@@ -148,7 +148,7 @@ fn calibrate(client: &Client) -> anyhow::Result<Hardware> {
     for rows in ROWS {
         let passed = of("elements", rows, WIDE).measure(layer)?;
         rates.push((8.0 * (rows * WIDE) as f64, passed.moved / passed.iteration.max(1e-9)));
-        // Of the longest, little of the rest is anything else.
+        // In the longest loop, nearly all of the other time is spent on fresh memory.
         fresh = passed.besides / passed.fresh;
     }
     let memory = rates.last().map_or(1.0, |&(_, rate)| rate);

@@ -9,26 +9,28 @@
 //! ```
 //!
 //! A step is the gradient of one block's mean square in tokens and weights, in `f32`; JAX starts from the same numbers,
-//! and the bench stops if the losses differ. Printed: the smallest seconds, and the temporaries that XLA assigns.
+//! and the bench stops if the losses differ. The bench prints the smallest seconds, and the temporaries that XLA
+//! assigns.
 //!
 //! `count` compiles a step for a CPU, and ahead of time for four TPUs and a GPU, with ten blocks of 128 rows for each
 //! expert on average. It reads the operations of grouped products off the compiled module, and prints them over those
-//! of the tokens' rows alone. How often a loop turns, and how many blocks a kernel visits, is data: it is counted from
-//! random group sizes, and multiplied.
+//! of the tokens' rows alone. The trip count of a loop, and the number of blocks that a kernel visits, depend on data:
+//! they are counted from random group sizes, and multiplied.
 
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
+use meshloom::analysis::{CostOptions, Devices, cost};
 use meshloom::compile::{LowerOptions, Program, lower};
-use meshloom::hlo::analysis::{CostOptions, Devices, cost};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{Graph, Literal, TensorType};
 use meshloom::kernels::{ExpertsKernel, KernelUse, Kernels};
-use meshloom::nn::{Moe, MoeConfig, moe};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{Array, Client, CompileOptions, PlatformKind, Topology, worker};
+use meshloom::pjrt::{Array, Client, CompileOptions, Topology, worker};
 use meshloom::trace::{Function, TensorSpec, ragged_dot, value_and_grad, vjp};
 use meshloom_benches::jax::Jax;
+use meshloom_nn::{Moe, MoeConfig, moe};
 
 const MIB: f64 = (1 << 20) as f64;
 
@@ -221,8 +223,8 @@ fn random_sizes(groups: usize, rows: usize) -> Vec<i32> {
     sizes
 }
 
-/// How many pairs of a block and a group with rows in it there are, if a group's first block starts at its first row or
-/// at the multiple of `tile` before it.
+/// Returns the number of pairs of a block and a group with rows in it, if a group's first block starts at its first row
+/// or at the multiple of `tile` before it.
 fn visits(sizes: &[i32], block: usize, tile: usize) -> u64 {
     let mut end = 0;
     let of_group = |&size: &i32| {
@@ -277,7 +279,7 @@ impl Case {
     }
 }
 
-/// What computes grouped products, and the rows of its blocks.
+/// Returns the implementation of grouped products, and the rows of its blocks.
 fn block_of(uses: &[KernelUse]) -> anyhow::Result<(&str, usize)> {
     let found = uses.iter().find(|found| found.op.starts_with("ragged")).context("no grouped product")?;
     let rows = found.how.strip_prefix("blocks of ").and_then(|how| how.split(' ').next());

@@ -13,7 +13,7 @@ use meshloom::compile::{LowerOptions, PartitionMode, lower};
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom_benches::llama_405b;
-use meshloom_train::step::{TrainStep, aliases};
+use meshloom_train::run::{TrainStep, aliases};
 
 #[global_allocator]
 static ALLOCATOR: AllocProfiler = AllocProfiler::system();

@@ -5,7 +5,7 @@
 //! cargo bench --bench gate -- [rounds]
 //! ```
 //!
-//! Printed: the smallest and the median seconds of each, and the ratio of both.
+//! It prints the smallest and the median seconds of each, and the ratio of both.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use meshloom::pjrt::{Array, Client, ClientOptions, Plugin};
 use meshloom::trace::Tree;
 use meshloom_benches::smallest_and_median;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::aliases;
+use meshloom_train::run::aliases;
 use meshloom_train::{Dataset, Text};
 
 /// The graph with each scalar that is judged taken for finite.

@@ -12,11 +12,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use meshloom::hlo::analysis::{
-    Chip, CostOptions, Devices, Sources, Walk, collectives_of_walk, cost_of_walk, memory_of_walk,
+use meshloom::analysis::{
+    Chip, CostOptions, DeviceWalk, Devices, Walk, collectives_of_walk, cost_of_walk, memory_of_walk,
 };
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::HloModuleProto;
+use meshloom::hlo::source::Sources;
 use meshloom::hlo::table::Table;
 use prost::Message;
 
@@ -58,18 +59,18 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How long the walk takes, and what is read off it.
+/// Measures the time of the walk, and of the analyses that are read off it.
 fn measure(module: &HloModuleProto) -> anyhow::Result<[Duration; 4]> {
     let options = CostOptions::devices(Devices::partitioned(8)).on(Chip::parse("v5p")?);
     let sources = Sources::of(module);
     let start = Instant::now();
-    let walk = Walk::of(module);
+    let walk = DeviceWalk::undecided(Walk::of(module), options.devices);
     let walked = start.elapsed();
-    let collectives = collectives_of_walk(&walk, sources, options.devices);
+    let collectives = collectives_of_walk(&walk, sources);
     let collected = start.elapsed();
     let cost = cost_of_walk(&walk, sources, &options);
     let costed = start.elapsed();
-    let memory = memory_of_walk(module, &walk, sources)?;
+    let memory = memory_of_walk(module, walk.walk(), sources)?;
     let remembered = start.elapsed();
     anyhow::ensure!(collectives.entries.len() <= cost.instructions.len() && memory.peak > 0);
     Ok([walked, collected - walked, costed - collected, remembered - costed])

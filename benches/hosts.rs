@@ -1,4 +1,5 @@
-//! What a host of a large run compiles, from the program itself: bytes of the module, and how long it takes to make it.
+//! Measures the module that a host of a large run compiles, from the program itself: its bytes, and the time that it
+//! takes to make it.
 //!
 //! ```text
 //! cargo bench --bench hosts

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! One row of tokens, `f32`. By default 1024 tokens, a vocabulary of 128 Ki, embed 512 and then 1024, in 2, 4 and 8
-//! chunks, five rounds: it takes 3 GiB. Printed: the smallest and the median seconds of each, the ratio of the smallest
-//! to that of all logits at once in meshloom, and the temporaries that XLA assigns. It stops if losses differ by more
-//! than 1e-5. Without a Python that has JAX, ours alone is printed.
+//! chunks, five rounds: it takes 3 GiB. The bench prints the smallest and the median seconds of each, the ratio of the
+//! smallest to that of all logits at once in meshloom, and the temporaries that XLA assigns. It stops if losses differ
+//! by more than 1e-5. Without a Python that has JAX, ours alone is printed.
 
 use std::time::Instant;
 
@@ -17,11 +17,11 @@ use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::hlo::table::Table;
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::Literal;
-use meshloom::nn::{HeadLoss, cross_entropy, head_loss};
 use meshloom::pjrt::{Array, Client};
 use meshloom::trace::{Function, TensorSpec, einsum, value_and_grad};
 use meshloom_benches::jax::Jax;
 use meshloom_benches::smallest_and_median;
+use meshloom_nn::{HeadLoss, cross_entropy, head_loss};
 
 const MIB: f64 = (1 << 20) as f64;
 

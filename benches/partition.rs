@@ -9,15 +9,15 @@
 //! ```
 //!
 //! Both sides start from the same traced graph and rules. They take turns, step by step and compile by compile, so that
-//! both see the same machine; times are medians, and a ratio is ours / GSPMD's. What moves is read off both compiled
+//! both see the same machine; times are medians, and a ratio is ours / GSPMD's. The traffic is read off both compiled
 //! modules by the same analysis. `MESHLOOM_BENCH_SET` holds config overrides, separated by semicolons.
 
 use std::time::Instant;
 
 use anyhow::Context;
+use meshloom::analysis::{Devices, ModuleCollective, ModuleCollectives, collectives};
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::emit::GroupFormat;
-use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, collectives};
 use meshloom::hlo::table::Table;
 use meshloom::ops::RematPolicy;
 use meshloom::partition::Amount;
@@ -26,7 +26,7 @@ use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom_benches::{llama_405b, median, wide_llama};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::{TrainStep, aliases};
+use meshloom_train::run::{TrainStep, aliases};
 
 const DEVICES: usize = 8;
 
@@ -229,7 +229,7 @@ fn llama_405b_by_24() -> TrainStep {
     step
 }
 
-/// What lowering takes for meshes of growing size.
+/// Measures the time of lowering for meshes of growing size.
 fn scale(rounds: usize) -> anyhow::Result<()> {
     let step = llama_405b_by_24();
     let function = step.trace()?;

@@ -1,5 +1,5 @@
-//! What the passes do for the decoder's train step: nodes, instructions, lowering time, XLA's compile time and the
-//! step's time on one CPU device, with all passes, without each, and without any.
+//! Measures the effect of the passes on the decoder's train step: nodes, instructions, lowering time, XLA's compile
+//! time and the step's time on one CPU device, with all passes, without each, and without any.
 //!
 //! ```text
 //! cargo bench --bench passes -- [rounds]
@@ -13,17 +13,17 @@ use std::time::Instant;
 
 use anyhow::Context;
 use meshloom::compile::{LowerOptions, PASSES, Program, lower};
-use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{Array, Client};
 use meshloom::trace::Tree;
 use meshloom_benches::{llama_405b, smallest_and_median};
+use meshloom_nn::Batch;
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::TextDataset;
-use meshloom_train::step::{StepFunction, TrainStep, aliases};
+use meshloom_train::run::{StepFunction, TrainStep, aliases};
 use meshloom_train::tokenizer::Tokenizer;
 
-/// Which passes run.
+/// A choice of passes.
 struct Variant {
     name: String,
     without: Vec<&'static str>,

@@ -9,7 +9,7 @@
 //! Configs: A is 8 layers over 4 stages x 2 fsdp, 8 microbatches; B 4 layers over 2 stages x 2 data x 2 fsdp, 4
 //! microbatches; C 4 layers over 2 stages of one device each, 8 microbatches; all two repeats, two chunks or two layers
 //! per stage, everything rematerialized but where a form is called kept. Where stages branch, JAX's is the circular
-//! one. JAX's process steps in turn with ours, so that both see the same machine; ratios are ours / JAX's. What moves
+//! one. JAX's process steps in turn with ours, so that both see the same machine; ratios are ours / JAX's. The traffic
 //! is read off both compiled modules by the same analysis. The frontend is from closure to serialized HLO here, trace
 //! and lowering there; each is the first in its process. Without a Python that has JAX, ours alone is printed.
 //!
@@ -21,25 +21,25 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
+use meshloom::analysis::{Devices, ModuleCollective, ModuleCollectives, collectives};
 use meshloom::compile::{CompiledFunction, LowerOptions, compile, lower};
-use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, collectives};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::table::Table;
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{AxisNames, Literal};
-use meshloom::nn::{
-    Angles, Architecture, DecoderConfig, GroupedConfig, LayerConfig, Layers, RowInputs, Stack, TokenPlaces, initialize,
-    rows_of_weight,
-};
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{Array, Client};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, Tree, value_and_grad};
+use meshloom::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, Tree, initialize, value_and_grad};
 use meshloom::transform::pipeline::{
     Costs, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, WeightPlan, pipeline_with_loss,
 };
 use meshloom_benches::jax::Jax;
 use meshloom_benches::median;
+use meshloom_nn::{
+    Angles, Architecture, DecoderConfig, GroupedConfig, LayerConfig, Layers, RowInputs, Stack, TokenPlaces,
+    rows_of_weight,
+};
 use serde::Deserialize;
 
 const MIB: f64 = (1 << 20) as f64;
@@ -86,7 +86,7 @@ struct Form {
     weights: WeightPlan,
     schedule: Schedule,
     keeps_everything: bool,
-    /// What benches/jax/pipeline.py calls it, or what it is compared with.
+    /// The name of the form in benches/jax/pipeline.py, or of the form that it is compared with.
     jax: &'static str,
 }
 
@@ -141,12 +141,13 @@ impl Case {
         }
     }
 
-    /// What a step takes by the simulator, in forward passes of one layer: with shared cores, and with a core for each
-    /// device. A backward pass takes two, half of it for weights, and one more where it repeats the forward pass.
+    /// Returns the time of a step by the simulator, in forward passes of one layer: with shared cores, and with a core
+    /// for each device. A backward pass takes two, half of it for weights, and one more where it repeats the forward
+    /// pass.
     fn predicted(&self, form: &Form) -> anyhow::Result<[f64; 2]> {
         let pipeline = self.pipeline(form);
         let of_layer = [1.0, if form.keeps_everything { 1.0 } else { 2.0 }, 1.0];
-        // Of a stage, with all its chunks.
+        // The layers of a stage, with all its chunks.
         let layers = (pipeline.layers_per_stage * pipeline.chunks) as f64;
         let [forward, backward, weights] = of_layer.map(|cost| cost * layers);
         if !form.schedule.branches() {
@@ -215,7 +216,7 @@ impl Case {
     }
 }
 
-/// What both sides are compared by.
+/// The figures by which both sides are compared.
 struct Figures {
     frontend_seconds: f64,
     compile_seconds: f64,
@@ -269,14 +270,14 @@ impl Ours {
     }
 }
 
-/// Of a step: on the clock, and of all threads of the process.
+/// The seconds of a step: on the clock, and of all threads of the process.
 #[derive(Clone, Copy)]
 struct Seconds {
     wall: f64,
     processor: f64,
 }
 
-/// What the threads of a process have computed so far; NaN on systems without `/proc`.
+/// Returns the seconds that the threads of a process have computed so far; NaN on systems without `/proc`.
 fn processor_seconds(process: &str) -> f64 {
     // Fields after the name, which is in parentheses; in hundredths of a second on every Linux.
     let found = std::fs::read_to_string(format!("/proc/{process}/stat")).ok().and_then(|text| {
@@ -287,7 +288,7 @@ fn processor_seconds(process: &str) -> f64 {
     found.unwrap_or(f64::NAN)
 }
 
-/// What JAX's script says when it is ready.
+/// The message of JAX's script when it is ready.
 #[derive(Deserialize)]
 struct Ready {
     lower_seconds: f64,
@@ -387,7 +388,7 @@ fn label(entry: &ModuleCollective) -> String {
     format!("{} over {}", entry.kind.name(), parts.collect::<Vec<_>>().join(","))
 }
 
-/// What moves, by kind and axes: instructions in loops and outside, executions, bytes sent.
+/// Prints the collectives by kind and axes: instructions in loops and outside, executions, bytes sent.
 fn print_collectives(ours: &Figures, jax: Option<&Figures>) {
     let sides: Vec<&ModuleCollectives> = std::iter::once(ours).chain(jax).map(|side| &side.collectives).collect();
     let mut labels: Vec<String> = sides.iter().flat_map(|side| side.entries.iter().map(label)).collect();

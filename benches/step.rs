@@ -5,9 +5,9 @@
 //! MESHLOOM_BENCH_PYTHON=python3 cargo bench --bench step -- [rounds] [JAX options, such as --unrolled or --remat dots]
 //! ```
 //!
-//! The Python must have `jax` and `numpy`; without one, only our own step is timed. Printed: the smallest and the
-//! median seconds of each side, and the ratio ours / JAX of both. `MESHLOOM_BENCH_SET` holds config overrides for our
-//! side, separated by commas.
+//! The Python must have `jax` and `numpy`; without one, only our own step is timed. The bench prints the smallest and
+//! the median seconds of each side, and the ratio ours / JAX of both. `MESHLOOM_BENCH_SET` holds config overrides for
+//! our side, separated by commas.
 
 use meshloom::pjrt::{Client, ClientOptions, Plugin};
 use meshloom_benches::jax::Jax;

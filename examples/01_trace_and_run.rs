@@ -31,7 +31,7 @@ fn main() -> Result<(), Error> {
     let w = Literal::matrix(&[[1f32, 0.0], [0.0, 1.0], [1.0, 0.0]]);
     println!("-- the result\n{:?}", compiled.call(&(x, w))?);
 
-    // What does not fit is an error that names the op, the types and this line.
+    // A program whose types do not fit is an error that names the op, the types and this line.
     let inputs = (TensorSpec::new(F32, [2, 3]), TensorSpec::new(F32, [2, 3]));
     if let Err(error) = Function::trace("wrong", inputs, |(x, y)| x.matmul(y)) {
         println!("\n-- a wrong program\n{error}");

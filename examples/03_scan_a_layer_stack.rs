@@ -7,8 +7,8 @@
 use std::time::Instant;
 
 use meshloom::Error;
-use meshloom::nn::rms_norm;
 use meshloom::prelude::*;
+use meshloom_nn::rms_norm;
 
 const WIDTH: usize = 64;
 

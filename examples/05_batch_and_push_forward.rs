@@ -17,7 +17,7 @@ fn main() -> Result<(), Error> {
     let w = Literal::vector(&[0.5f32, -1.0]);
     let xs = Literal::matrix(&[[1f32, 2.0], [3.0, 4.0], [0.0, 1.0]]);
 
-    // `w` is shared by all examples, the rows of `xs` are one each. What comes out is one computation, not a loop.
+    // `w` is shared by all examples, the rows of `xs` are one each. The result is one computation, not a loop.
     let specs = (TensorSpec::new(F32, [2]), TensorSpec::new(F32, [3, 2]));
     let each = Function::trace("each", specs.clone(), |(w, xs)| vmap(xs, |x| grad(w, |w| loss(w, x))))?;
     let gradients = compile(&each, &client, &LowerOptions::default())?.call(&(w.clone(), xs.clone()))?;

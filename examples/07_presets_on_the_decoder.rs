@@ -1,5 +1,5 @@
-//! What a mesh and a preset make of a decoder's train step: where everything lies, what moves, what a device needs. No
-//! plugin is needed for that: all of it is known before XLA sees the program.
+//! Shows a decoder's train step on a mesh under a preset: where everything lies, which bytes move, and the memory that
+//! a device needs. No plugin is needed: all of it is known before XLA sees the program.
 //!
 //! ```text
 //! cargo run --release --example 07_presets_on_the_decoder

@@ -7,7 +7,7 @@
 //! The module is a JAX program (layers scanned, rematerialized, FSDP over four of eight devices), as XLA compiled it
 //! for a TPU v5e.
 
-use meshloom::hlo::analysis::{Chip, CostOptions, collectives, cost, device_count, memory};
+use meshloom::analysis::{Chip, CostOptions, collectives, cost, device_count, memory};
 use meshloom::hlo::message::counted;
 use meshloom::hlo::read::{Limits, read};
 use meshloom::partition::CollectiveKind;

@@ -36,7 +36,7 @@ fn config(mesh: &str, devices: usize, microbatches: usize) -> Result<RunConfig, 
     Ok(RunConfig::from_overrides(&overrides)?)
 }
 
-/// What a device sends between the replicas, by kind.
+/// Prints the values and bytes that a device sends between the replicas, by kind.
 fn print(ledger: &Ledger) -> Result<(), Error> {
     for kind in [ReduceScatter, AllGather] {
         let of_kind = ledger.kind(kind);

@@ -5,7 +5,7 @@
 //! cargo run --release --example 11_streaming_diloco
 //! ```
 
-use meshloom::hlo::analysis::{AxisPart, Devices, step_inputs, traffic};
+use meshloom::analysis::{AxisPart, Devices, step_inputs, traffic};
 use meshloom::pjrt::Client;
 use meshloom_train::config::RunConfig;
 use meshloom_train::{Error, Trainer};

@@ -5,9 +5,9 @@
 //! cargo run --release -p meshloom-examples --example 12_gpt2
 //! ```
 
-use meshloom::nn::{LayerNorm, Linear, causal_attention, cross_entropy, layer_norm, linear};
 use meshloom::optim::AdamWState;
 use meshloom::prelude::*;
+use meshloom_nn::{LayerNorm, Linear, causal_attention, cross_entropy, layer_norm, linear};
 
 const LAYERS: usize = 2;
 const EMBED: usize = 64;

@@ -5,8 +5,8 @@
 //! cargo run --release -p meshloom-examples --example 13_per_example_gradients
 //! ```
 
-use meshloom::nn::{Linear, linear};
 use meshloom::prelude::*;
+use meshloom_nn::{Linear, linear};
 
 const ROWS: usize = 16;
 const WIDTH: usize = 8;

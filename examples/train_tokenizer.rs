@@ -1,4 +1,5 @@
-//! How `examples/data/austen.tokenizer.json` was made: byte-level BPE with 1024 tokens, trained on the text beside it.
+//! This program made `examples/data/austen.tokenizer.json`: byte-level BPE with 1024 tokens, trained on the text beside
+//! it.
 //!
 //! ```text
 //! cargo run --release -p meshloom-examples --features tokenizers --example train_tokenizer

@@ -1,7 +1,7 @@
 //! Batching (`vmap`): a graph over examples becomes a graph over a batch of them.
 //!
 //! A batched value has the batch as its leading dimension; a value that is the same for all examples stays as it is,
-//! and so does everything computed from such values alone. Each op states what becomes of it in its
+//! and so does every value that is computed from such values alone. Each op states how it is batched in its
 //! [`batch`](crate::ops::Primitive::batch) rule; for most the batch is one more parallel factor of the op's [factor
 //! rule](crate::ops::FactorRule). Ops with regions are treated in `regions.rs`: their bodies are batched.
 //!
@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 use crate::ir::{
     Graph, GraphBuilder, InternalError, Memo, Name, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap,
 };
-use crate::ops::{Op, ReduceKind, batched_dims};
+use crate::ops::{BatchContext, Batched, ReduceKind, aligned, batched_dims};
 
 /// The dimension that a batch runs along.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,17 +46,9 @@ impl BatchAxis {
     }
 }
 
-/// A value of the batched graph, which stands for one value per example.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Batched {
-    /// The value.
-    pub value: Value,
-    /// Whether its leading dimension is the batch; else it is the same for all examples.
-    pub batched: bool,
-}
-
-/// The graph over a batch of examples, of which the inputs marked differ between examples; and which of its outputs do.
-/// Paths and roles of inputs and outputs stay; declared axis names get that of the batch in front.
+/// Returns the graph over a batch of examples, and whether each of its outputs differs between examples. The inputs
+/// marked differ between examples. Paths and roles of inputs and outputs stay the same; declared axis names get that of
+/// the batch in front.
 ///
 /// # Errors
 /// An op has no batching rule, or the batch has more bytes than can be addressed.
@@ -76,7 +68,7 @@ pub fn vmap(graph: &Graph, batched: &[bool], axis: BatchAxis) -> Result<(Graph, 
     Ok((builder.finish(outputs.iter().map(|output| output.value).collect(), info), flags))
 }
 
-/// Copies `graph` into `builder`, over the batch of examples that `arguments` hold; returns what its outputs became.
+/// Copies `graph` into `builder`, over the batch of examples that `arguments` hold; returns the values of its outputs.
 ///
 /// # Errors
 /// As [`vmap`].
@@ -89,7 +81,7 @@ pub fn inline(
     walk(builder, graph, arguments, &Mapping { axis, bodies: Memo::default() })
 }
 
-/// Inputs for those of `graph`, with the batch in front of those marked.
+/// Adds the inputs of `graph`, with the batch in front of those marked.
 fn batched_inputs(
     builder: &mut GraphBuilder,
     graph: &Graph,
@@ -115,13 +107,13 @@ struct Mapping {
     bodies: Memo<(Vec<bool>, Vec<Demand>), Body>,
 }
 
-/// A batched body, and which of its outputs are batched.
+/// A batched body, and whether each of its outputs is batched.
 type Body = (Arc<Graph>, Arc<[bool]>);
 
-/// What somebody who runs a body needs of one of its outputs.
+/// The form in which the op that runs a body needs one of its outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Demand {
-    /// Whatever comes out.
+    /// The output as it comes, batched or not.
     Any,
     /// A value for each example, even if they are all the same.
     Batched,
@@ -130,7 +122,7 @@ enum Demand {
 }
 
 impl Mapping {
-    /// A body with the inputs marked batched, and its outputs as demanded.
+    /// Returns a body with the inputs marked batched, and its outputs as demanded.
     fn body(&self, body: &Arc<Graph>, batched: &[bool], demands: &[Demand]) -> Result<Body, OpError> {
         self.bodies.of(body, (batched.to_vec(), demands.to_vec()), || {
             let mut builder = GraphBuilder::new(format!("{}_batched", body.name()));
@@ -159,17 +151,7 @@ impl Mapping {
     }
 }
 
-/// A value with the batch dimension, repeated along it if it is the same for all examples.
-pub(crate) fn aligned(builder: &mut GraphBuilder, value: Batched, size: usize) -> Result<Value, OpError> {
-    if value.batched {
-        return Ok(value.value);
-    }
-    let dims = builder.ty(value.value).dims.clone();
-    let mapping: SmallVec<[usize; 6]> = (1..=dims.len()).collect();
-    builder.broadcast(value.value, &batched_dims(size, &dims), &mapping)
-}
-
-/// Copies a graph node by node, each by its batching rule if any of its operands is batched.
+/// Copies a graph node by node, each by its batching rule if one of its operands is batched.
 fn walk(
     builder: &mut GraphBuilder,
     graph: &Graph,
@@ -215,112 +197,13 @@ fn batch_node(
     if let Some(op) = node.op().region_kind() {
         return regions::batch(builder, op, operands, mapping);
     }
-    let size = mapping.axis.size;
-    let mut context = BatchContext { builder, size, operands, results: SmallVec::new(), mapping };
+    let BatchAxis { size, name } = mapping.axis;
+    let definition =
+        |builder: &mut GraphBuilder, graph: &Graph, operands: &[Batched]| walk(builder, graph, operands, mapping);
+    let results = SmallVec::new();
+    let mut context = BatchContext { builder, size, axis_name: name, operands, results, definition: &definition };
     if let Some(primitive) = node.op().as_primitive() {
         primitive.batch(&mut context)?;
     }
     Ok(context.results)
-}
-
-/// One node's operands, as its batching rule sees them.
-pub struct BatchContext<'a> {
-    /// Where the rule pushes its nodes.
-    pub builder: &'a mut GraphBuilder,
-    /// Number of examples.
-    pub size: usize,
-    operands: &'a [Batched],
-    results: SmallVec<[Batched; 2]>,
-    mapping: &'a Mapping,
-}
-
-impl BatchContext<'_> {
-    /// Number of operands.
-    pub fn operand_count(&self) -> usize {
-        self.operands.len()
-    }
-
-    /// An operand, with a leading batch dimension if it [is batched](BatchContext::is_batched).
-    pub fn operand(&self, index: usize) -> Value {
-        self.operands[index].value
-    }
-
-    /// Whether an operand differs between examples.
-    pub fn is_batched(&self, index: usize) -> bool {
-        self.operands[index].batched
-    }
-
-    /// The type of an operand of one example.
-    pub fn example_type(&self, index: usize) -> TensorType {
-        let mut ty = self.builder.ty(self.operands[index].value).clone();
-        if self.operands[index].batched {
-            ty.dims.remove(0);
-        }
-        ty
-    }
-
-    /// The logical axis name of the batch dimension; the empty name for none.
-    pub fn axis_name(&self) -> Name {
-        self.mapping.axis.name
-    }
-
-    /// An operand with the batch dimension, repeated along it if it is the same for all examples.
-    ///
-    /// # Errors
-    /// The batch would have more bytes than can be addressed.
-    pub fn aligned(&mut self, index: usize) -> Result<Value, OpError> {
-        aligned(self.builder, self.operands[index], self.size)
-    }
-
-    /// States the next result.
-    pub fn push_result(&mut self, value: Value, batched: bool) {
-        self.results.push(Batched { value, batched });
-    }
-
-    /// States as results those of `op`, applied to `operands`, with the batch as their leading dimension.
-    ///
-    /// # Errors
-    /// The op refuses the operands.
-    pub fn apply(&mut self, op: impl Into<Op>, operands: &[Value]) -> Result<(), OpError> {
-        let results = self.builder.push(op, operands)?;
-        self.results.extend(results.into_iter().map(|value| Batched { value, batched: true }));
-        Ok(())
-    }
-
-    /// The rule of an op with a factor rule: `op`, whose dimension numbers already count the batch, applied to operands
-    /// that all have it. The batch is one more parallel factor of the op ([`FactorRule::batched`]); the op table's test
-    /// holds every op to this.
-    ///
-    /// [`FactorRule::batched`]: crate::ops::FactorRule::batched
-    ///
-    /// # Errors
-    /// The op refuses the batched operands.
-    pub fn all(&mut self, op: impl Into<Op>) -> Result<(), OpError> {
-        let operands =
-            (0..self.operands.len()).map(|index| self.aligned(index)).collect::<Result<SmallVec<[Value; 4]>, _>>()?;
-        self.apply(op, &operands)
-    }
-
-    /// The rule of an op with one result that other ops can express: `definition` makes the result for one example.
-    ///
-    /// # Errors
-    /// An op of the definition refuses its operands, or its batched ones.
-    pub fn by_definition(
-        &mut self,
-        definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Value, OpError>,
-    ) -> Result<(), OpError> {
-        let types = (0..self.operands.len()).map(|index| self.example_type(index));
-        let define =
-            |builder: &mut GraphBuilder, inputs: &[Value]| Ok(std::iter::once(definition(builder, inputs)?).collect());
-        let graph = GraphBuilder::definition(self.builder.origin(), types, define)?;
-        self.results.extend(walk(self.builder, &graph, self.operands, self.mapping)?);
-        Ok(())
-    }
-}
-
-/// `value`, whose dimension `from` is the batch, with that dimension in front.
-pub(crate) fn batch_in_front(builder: &mut GraphBuilder, value: Value, from: usize) -> Result<Value, OpError> {
-    let rank = builder.ty(value).rank();
-    let order: SmallVec<[usize; 6]> = std::iter::once(from).chain((0..rank).filter(|&dim| dim != from)).collect();
-    builder.transpose(value, &order)
 }

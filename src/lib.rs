@@ -39,12 +39,15 @@
 //! | [`trace`] | Closures over [`Tensor`](trace::Tensor) handles become a [`Function`](trace::Function). |
 //! | [`optim`] | Optimizers and learning-rate schedules. |
 //! | [`transform`] | Pipelines, gradient accumulation, and replicas that synchronize now and then. |
-//! | [`nn`] | Decoder parts. |
 //! | [`sharding`] | Rules from logical axes to specs, and propagation of specs. |
 //! | [`partition`] | The program of one device, with its collectives and their [`Ledger`](partition::Ledger). |
 //! | [`emit`] | From a graph to an `HloModuleProto`. |
 //! | [`compile`](mod@compile) | The order of the passes, and the way from a function to a program that runs. |
-//! | [`hlo`], [`pjrt`] | The crates `meshloom-hlo` and `meshloom-pjrt`: HLO modules and their analyses; plugins. |
+//! | [`hlo`], [`analysis`] | The crates `meshloom-hlo` and `meshloom-analysis`: HLO modules, and what they do. |
+//! | [`pjrt`] | The crate `meshloom-pjrt`: plugins. |
+//!
+//! Attention, experts, norms, losses and whole decoders are in the crate `meshloom-nn`, which uses this one as
+//! anybody's model does.
 //!
 //! - Until it is partitioned, a graph has global shapes and mentions no device. With specs it still means what it means
 //!   on one device. After partitioning it is the same type of graph, with local shapes and explicit collectives.
@@ -57,7 +60,8 @@
 //! # Errors
 //!
 //! Every error is a variant of [`Error`], which says whose fault it is. No input makes the library panic. A wrong
-//! tensor operation poisons its result, and whoever started the trace gets the first error with the line it came from.
+//! tensor operation poisons its result, and the caller who started the trace gets the first error with the line it came
+//! from.
 
 // A library neither panics nor prints.
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
@@ -70,7 +74,6 @@ pub mod passes;
 pub mod trace;
 pub mod optim;
 pub mod transform;
-pub mod nn;
 pub mod sharding;
 pub mod partition;
 pub mod emit;
@@ -79,24 +82,24 @@ pub mod compile;
 #[doc(hidden)]
 pub mod internals;
 
-/// What most programs use: `use meshloom::prelude::*;`.
+/// The names that most programs use: `use meshloom::prelude::*;`.
 pub mod prelude {
     pub use crate::compile::{CompiledFunction, LowerOptions, compile, lower};
     pub use crate::ir::DType::{self, *};
     pub use crate::ir::Literal;
-    pub use crate::nn::{self, initialize};
     pub use crate::optim::{AdamW, Decay, LearningRate, Muon, Sgd, clip_by_global_norm, global_norm};
     pub use crate::pjrt::{Array, Client};
     pub use crate::sharding::{Mesh, RuleSets, Rules};
     pub use crate::trace::{
         Function, Init, Key, MapTree, Param, ScanOptions, Tensor, TensorSpec, Tree, VmapOptions, arange, checkpoint,
-        concatenate, cond, constant, custom_vjp, einsum, einsum_with, full, grad, iota, jvp, scan, scan_with, scope,
-        stack, value_and_grad, value_and_grad_aux, vjp, vmap, vmap_with, while_loop, zeros,
+        concatenate, cond, constant, custom_vjp, einsum, einsum_with, full, grad, initialize, iota, jvp, scan,
+        scan_with, scope, stack, value_and_grad, value_and_grad_aux, vjp, vmap, vmap_with, while_loop, zeros,
     };
     pub use crate::tree;
 }
 
 pub use compile::Error;
+pub use meshloom_analysis as analysis;
 pub use meshloom_hlo as hlo;
 pub use meshloom_pjrt as pjrt;
 

@@ -1,11 +1,9 @@
 //! GPT-2 in the Rust API, as `examples/12_gpt2.rs` has it, with activations of their own type; a model for the trainer.
 
-use meshloom::nn::{
-    Batch, Dropout, LayerNorm, Linear, WholeBatch, causal_attention, cross_entropy, layer_norm, linear,
-};
 use meshloom::ops::RematPolicy;
 use meshloom::prelude::*;
 use meshloom::trace::Param;
+use meshloom_nn::{Batch, Dropout, LayerNorm, Linear, WholeBatch, causal_attention, cross_entropy, layer_norm, linear};
 use meshloom_train::{Leaf, Model};
 
 const EPSILON: f64 = 1e-5;
@@ -31,13 +29,13 @@ pub struct Gpt2 {
     pub heads: usize,
     pub vocab: usize,
     pub seq: usize,
-    /// Of the activations.
+    /// The type of the activations.
     pub dtype: DType,
     pub remat: RematPolicy,
 }
 
 impl Gpt2 {
-    /// By the formula of [`DecoderConfig::flops_per_token`](meshloom::nn::DecoderConfig::flops_per_token).
+    /// By the formula of [`DecoderConfig::flops_per_token`](meshloom_nn::DecoderConfig::flops_per_token).
     pub fn flops_per_token(&self) -> f64 {
         let params = self.parameters();
         let is_product = |path: &str| path == "tokens" || path.ends_with(".weight");

@@ -31,15 +31,16 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use gpt2::Gpt2;
-use meshloom::hlo::analysis::{Arithmetic, Chip};
+use meshloom::analysis::{Arithmetic, Chip};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::table::Table;
 use meshloom::ir::{DType, Literal};
-use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{Client, CompileOptions, PlatformKind, Topology, check_present, worker};
+use meshloom::pjrt::{Client, CompileOptions, Topology, check_present, worker};
 use meshloom_benches::jax::python;
 use meshloom_benches::median;
+use meshloom_nn::Batch;
 use meshloom_train::config::RunConfig;
 use meshloom_train::run::Calls;
 use meshloom_train::{Devices, Model, Run, Trainer};
@@ -49,7 +50,7 @@ use serde::{Deserialize, Serialize};
 /// Steps of a process before those that are timed.
 const WARMUP: usize = 3;
 
-/// How far the losses of the first steps may be apart, as a part of JAX's: in bf16, and in f32.
+/// The largest relative difference of the first losses from JAX's: in bf16, and in f32.
 const BOUNDS: [f64; 2] = [1e-3, 1e-5];
 
 const TARGET: &str = "h100:1x1x1";
@@ -87,7 +88,7 @@ const CASES: [Case; 4] = [
     Case { name: "llama-1b-4096", is_gpt2: false, seq: 4096, batch: 8, microbatches: 2, remat: "full" },
 ];
 
-/// What the command line says.
+/// The arguments of the command line.
 struct Arguments {
     cases: Vec<String>,
     platform: String,
@@ -147,20 +148,20 @@ impl Arguments {
     }
 }
 
-/// What a process of one side prints.
+/// The report that a process of one side prints.
 #[derive(Serialize, Deserialize)]
 struct Report {
     device: String,
     version: String,
-    /// Of a step, as are the operations of the model.
+    /// The tokens of a step; `flops` are of a step, too.
     tokens: f64,
     flops: f64,
     compile_seconds: f64,
-    /// Of all steps.
+    /// The losses of all steps.
     losses: Vec<f64>,
-    /// Of those that are timed.
+    /// The seconds of the timed steps.
     seconds: Vec<f64>,
-    /// Of our side: what the plugin's compiler was told.
+    /// The options that the plugin's compiler was given, on meshloom's side.
     #[serde(default)]
     compiler_options: Vec<String>,
 }
@@ -197,7 +198,7 @@ impl Case {
         Gpt2 { layers, embed, heads, vocab: model.vocab, seq: model.seq, dtype: model.compute_dtype, remat }
     }
 
-    /// What JAX's script must know.
+    /// Returns the case as JSON for JAX's script.
     fn for_jax(&self, config: &RunConfig, compiler_options: &[String]) -> String {
         let (model, train) = (&config.model, &config.train);
         serde_json::json!({
@@ -253,7 +254,7 @@ fn own_side(case: &Case, arguments: &Arguments) -> anyhow::Result<()> {
     measure(run, flops, arguments, &client)
 }
 
-/// What gpu.py says of its JAX.
+/// The versions that gpu.py reports of its JAX.
 #[derive(Deserialize)]
 struct About {
     jax: String,
@@ -272,7 +273,7 @@ fn report(command: &mut Command) -> anyhow::Result<Report> {
     serde_json::from_str(printed.lines().last().unwrap_or_default()).context("a process printed no report")
 }
 
-/// What is known of JAX here; none if it is not installed.
+/// Returns the versions of JAX here; `None` if it is not installed.
 fn about() -> Option<About> {
     let output = python("gpu.py").arg("--about").stderr(Stdio::null()).output().ok()?;
     serde_json::from_slice(&output.stdout).ok()

@@ -1,7 +1,7 @@
 //! Rows that both sides draw by themselves, and the loss of which falls.
 
 use meshloom::ir::Literal;
-use meshloom::nn::Batch;
+use meshloom_nn::Batch;
 use meshloom_train::{Dataset, Error, Model};
 
 /// Drawn tokens: few often and most seldom, as in text. `rows_of` in `benches/jax/gpu.py` draws the same.

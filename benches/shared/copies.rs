@@ -1,4 +1,4 @@
-//! What collectives take on devices that are threads of one process: loops around one, as HLO text.
+//! Measures collectives on devices that are threads of one process: loops around one collective, as HLO text.
 
 use anyhow::Context;
 use meshloom::hlo::parse::parse;
@@ -22,12 +22,12 @@ pub enum Copies {
 }
 
 impl Copies {
-    /// Those that decoders have.
+    /// The collectives that decoders have.
     pub const ALL: [Copies; 3] = [Copies::AllReduce, Copies::AllGather, Copies::ReduceScatter];
 
     /// Seconds of one in groups of so many of the client's devices.
     pub fn seconds(self, client: &Client, members: usize, numbers: usize) -> anyhow::Result<f64> {
-        // What each device has, and what the lines of the collective make of `x`.
+        // The size of each device's part, and the lines that apply the collective to `x`.
         let part = numbers / members;
         let own = if matches!(self, Copies::AllGather) { part } else { numbers };
         let device_count = client.devices().len();

@@ -1,4 +1,4 @@
-//! What several benches use.
+//! Helpers of several benches.
 
 pub mod copies;
 pub mod jax;
@@ -6,10 +6,10 @@ pub mod rank;
 
 use std::time::Instant;
 
-use meshloom::nn::{Architecture, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
-use meshloom_train::step::{DropoutConfig, TrainStep};
+use meshloom_nn::{Architecture, DecoderConfig, GroupedConfig, LayerConfig, Stack};
+use meshloom_train::run::{DropoutConfig, TrainStep};
 
 /// The text of the default config, from whichever folder a bench is run in.
 pub fn text() -> String {

@@ -1,4 +1,4 @@
-//! How alike two orders are.
+//! Measures how alike two orders are.
 
 /// Spearman's rank correlation of pairs of numbers: 1 if both put them in one order, -1 if in opposite ones.
 pub fn rank_correlation(pairs: &[(f64, f64)]) -> f64 {

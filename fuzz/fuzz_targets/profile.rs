@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use meshloom::hlo::analysis::longest_program;
+use meshloom::analysis::longest_program;
 use meshloom::hlo::read::{self, Limits};
 use meshloom::hlo::xplane::XSpace;
 

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use meshloom::hlo::analysis::{CostOptions, collectives, cost, device_count, memory};
+use meshloom::analysis::{CostOptions, collectives, cost, device_count, memory};
 use meshloom::hlo::read::{self, Form, Limits};
 use meshloom::hlo::stablehlo::{self, WriteOptions};
 use meshloom::hlo::text::{TextOptions, print};

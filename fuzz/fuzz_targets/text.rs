@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use meshloom::hlo::analysis::{CostOptions, collectives, cost, device_count, memory};
+use meshloom::analysis::{CostOptions, collectives, cost, device_count, memory};
 use meshloom::hlo::parse::{Limits, parse, parse_bytes};
 use meshloom::hlo::stablehlo::{self, WriteOptions};
 use meshloom::hlo::text::{TextOptions, print_with_config};

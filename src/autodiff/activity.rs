@@ -1,5 +1,5 @@
-//! Which values a derivative flows through: forwards, those that depend differentiably on an input; backwards, those of
-//! which an output wants a cotangent.
+//! The values that a derivative flows through: forwards, those that depend differentiably on an input; backwards, those
+//! that get a cotangent when an output gets one.
 
 use smallvec::SmallVec;
 
@@ -24,7 +24,7 @@ impl Analysis for Activity {
         active
     }
 
-    /// What runs exactly once is differentiated as a whole.
+    /// An op that runs its body exactly once is differentiated as a whole.
     fn looks_into(&self, op: &Op) -> bool {
         !op.is_wrapper()
     }
@@ -46,7 +46,7 @@ pub(super) fn activity(graph: &Graph, active_inputs: &[bool]) -> Vec<bool> {
     Activity.values(graph, &inputs)
 }
 
-/// Which outputs of `body` depend differentiably on the inputs marked active.
+/// For each output of `body`, whether it depends differentiably on an input marked active.
 pub(super) fn output_activity(body: &Graph, active_inputs: &[bool]) -> Vec<bool> {
     let active = activity(body, active_inputs);
     body.outputs().iter().map(|output| active[output.index()]).collect()
@@ -58,7 +58,7 @@ pub(super) fn region_activity(op: impl Into<Op>, operands: &[bool]) -> Flow<bool
 }
 
 /// For each value of `graph`, whether a cotangent may flow into it when one flows into the outputs marked: it is
-/// active, and so is everything on some way from it to such an output.
+/// active, and so is every value on some path from it to such an output.
 pub(super) fn demand(graph: &Graph, active: &[bool], wanted_outputs: &[bool]) -> Vec<bool> {
     let mut wanted = vec![false; graph.value_count()];
     for (&output, &is_wanted) in graph.outputs().iter().zip(wanted_outputs) {

@@ -1,12 +1,13 @@
-//! What the early half of a graph keeps for its late half: the fewest bytes, as a smallest cut.
+//! The values that the early half of a graph keeps for its late half: the fewest bytes, found as a smallest cut.
 //!
-//! The graph is one whose nodes can each be in either half as a whole (`weights.rs` sees to that). The early half
-//! returns some outputs, the late half the others.
-//! - What an early output depends on is computed early. What of it is cheap may be computed again late.
-//! - What only late outputs depend on is computed late if it is work, such as a dot: that is what a late half is for.
-//!   What moves and folds elements may be on either side: a sum over tokens is made early, rather than all tokens kept.
-//! - A barrier's results have nothing to do with each other, so each is taken for itself. What is computed again behind
-//!   a barrier is behind one in the late half too.
+//! Each node of the graph can be in either half as a whole (`weights.rs` sees to that). The early half returns some
+//! outputs, the late half the others.
+//! - Values that an early output depends on are computed early. The cheap ones among them may be computed again late.
+//! - Values that only late outputs depend on are computed late if they take work, such as a dot: that is what a late
+//!   half is for. Ops that move and fold elements may be on either side: a sum over tokens is made early, rather than
+//!   all tokens kept.
+//! - The results of a barrier are independent of each other, so each is treated separately. A value that is computed
+//!   again from a barrier's result is behind a barrier in the late half too.
 
 use std::sync::Arc;
 
@@ -16,35 +17,36 @@ use super::max_flow::{Network, UNBOUNDED};
 use crate::ir::{Definition, Graph, NodeRef, Value};
 use crate::ops::{Call, Class, Effect, Op, Scan};
 
-/// What an input of a graph is for its halves.
+/// The role of a graph's input for the two halves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Input {
     /// Both halves can have it. The late half pays its bytes this many times if it reads it.
     Early {
-        /// Zero for what lies there anyway.
+        /// Zero for a value that is in memory anyway.
         times: usize,
     },
-    /// What an iteration gets from the one before, in the early half: the late half has what the early half returns.
+    /// The input takes its value from the previous iteration, in the early half: the late half has what the early half
+    /// returns.
     Carry,
     /// The late half alone can have it.
     Late,
-    /// What an iteration gets from the one before, in the late half.
+    /// The input takes its value from the previous iteration, in the late half.
     LateCarry,
 }
 
 impl Input {
-    /// Whether the early half can have it.
+    /// Whether the early half can have the input.
     pub(super) fn is_early(self) -> bool {
         matches!(self, Input::Early { .. } | Input::Carry)
     }
 }
 
-/// Which half returns an output.
+/// The half that returns an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Output {
     Early,
     Late,
-    /// Nobody reads it.
+    /// The output is not read.
     Unread,
 }
 
@@ -53,25 +55,25 @@ pub(super) struct Task<'g> {
     pub(super) graph: &'g Graph,
     pub(super) outputs: &'g [Output],
     pub(super) inputs: &'g [Input],
-    /// How often the graph runs, each time keeping anew.
+    /// How often the graph runs; each run keeps its own values.
     pub(super) times: usize,
 }
 
-/// Which values each output needs, by when they are needed.
+/// The values that the outputs need, by the half that needs them.
 pub(super) struct Needs {
-    /// For early outputs, and for what happens besides giving results.
+    /// The values that early outputs and side effects need.
     pub(super) early: Vec<bool>,
-    /// For late outputs.
+    /// The values that late outputs need.
     pub(super) late: Vec<bool>,
 }
 
 impl Needs {
-    /// Of a graph of nodes that are each in one half as a whole.
+    /// Returns the needs of a graph whose nodes are each in one half as a whole.
     pub(super) fn of(graph: &Graph, outputs: &[Output]) -> Needs {
         Needs::walk(graph, outputs, |_, early, late| (of_all(early), of_all(late)))
     }
 
-    /// Of a graph in which loops and calls are cut in two if both halves need results of them.
+    /// Returns the needs of a graph in which loops and calls are cut in two if both halves need results of them.
     pub(super) fn before_cutting(graph: &Graph, outputs: &[Output]) -> Needs {
         Needs::walk(graph, outputs, |node, early, late| match Cuttable::of(node, early, late) {
             Some(cuttable) => (cuttable.early_operands, cuttable.late_operands),
@@ -79,8 +81,8 @@ impl Needs {
         })
     }
 
-    /// `of_operands` says what a node needs of its operands, early and late, from what is needed of its results: one
-    /// flag for each, or one for all.
+    /// `of_operands` says which operands of a node are needed, early and late, given which results are needed: one flag
+    /// for each, or one for all.
     fn walk(
         graph: &Graph,
         outputs: &[Output],
@@ -94,7 +96,7 @@ impl Needs {
             let late: Flags = node.results().map(|result| needs.late[result.index()]).collect();
             let (of_early, of_late) = match node.op() {
                 Op::Barrier(_) => (early, late),
-                // As if somebody needed it.
+                // The node is treated as if an early output needed it.
                 _ if happens_early(node, &needs.late) => (Flags::from_elem(true, 1), late),
                 _ => of_operands(node, &early, &late),
             };
@@ -116,17 +118,17 @@ fn of_all(results: &[bool]) -> Flags {
     Flags::from_elem(results.contains(&true), 1)
 }
 
-/// A loop or a call of which both halves need results, so that it is cut in two.
+/// A loop or a call that is cut in two because both halves need results of it.
 pub(super) struct Cuttable<'g> {
     pub(super) kind: CuttableKind<'g>,
-    /// Which half returns each output of the body.
+    /// The half that returns each output of the body.
     pub(super) outputs: Vec<Output>,
-    /// Which operands are needed.
+    /// Whether each operand is needed early, and whether it is needed late.
     early_operands: Flags,
     late_operands: Flags,
 }
 
-/// What is cut.
+/// The op that is cut.
 #[derive(Clone, Copy)]
 pub(super) enum CuttableKind<'g> {
     Call(&'g Arc<Graph>),
@@ -134,7 +136,7 @@ pub(super) enum CuttableKind<'g> {
 }
 
 impl<'g> Cuttable<'g> {
-    /// From what is needed of the node's results; none if the node stays whole.
+    /// Finds the cut from what is needed of the node's results. Returns `None` if the node stays whole.
     pub(super) fn of(node: NodeRef<'g>, early: &[bool], late: &[bool]) -> Option<Cuttable<'g>> {
         if !is_mixed(early, late) || node.op().has_side_effect() {
             return None;
@@ -162,7 +164,8 @@ impl<'g> Cuttable<'g> {
                 let needs = Needs::before_cutting(&scan.body, &outputs);
                 let mut early_operands = of_inputs(&scan.body, &needs.early);
                 let mut late_operands = of_inputs(&scan.body, &needs.late);
-                // Whoever reads what is carried must make it: the early half for both, if it needs it itself.
+                // A half that reads a carry must also compute it. The early half does so for both if it needs the carry
+                // itself.
                 let mut settled = true;
                 for (carry, made) in outputs.iter_mut().enumerate().take(scan.carry_count) {
                     let input = scan.invariant_count + carry;
@@ -185,7 +188,7 @@ impl<'g> Cuttable<'g> {
     }
 }
 
-/// Whether both halves need results of a node, the late one some that the early one does not need.
+/// Whether both halves need results of a node, and the late half needs some that the early one does not.
 pub(super) fn is_mixed(early: &[bool], late: &[bool]) -> bool {
     early.contains(&true) && early.iter().zip(late).any(|(&early, &late)| late && !early)
 }
@@ -195,13 +198,13 @@ pub(super) fn returned<'g>(graph: &'g Graph, outputs: &'g [Output], half: Output
     graph.outputs().iter().zip(outputs).filter(move |(_, output)| **output == half).map(|(&value, _)| value)
 }
 
-/// Whether a node has to be in the early half for what it does besides giving results. What late outputs depend on
-/// happens where it is computed.
+/// Whether a node has to be in the early half for its side effects. A node that late outputs depend on has its effects
+/// where it is computed.
 pub(super) fn happens_early(node: NodeRef<'_>, late: &[bool]) -> bool {
     node.op().has_side_effect() && !node.results().any(|result| late[result.index()])
 }
 
-/// Marks what the values marked depend on, and the nodes that are needed anyway.
+/// Marks the values that the marked ones depend on, and those that the nodes needed anyway depend on.
 pub(super) fn mark_needed(graph: &Graph, live: &mut [bool], anyway: impl Fn(NodeRef<'_>) -> bool) {
     for node in graph.nodes().rev() {
         let results: Flags = node.results().map(|result| live[result.index()]).collect();
@@ -212,11 +215,11 @@ pub(super) fn mark_needed(graph: &Graph, live: &mut [bool], anyway: impl Fn(Node
     }
 }
 
-/// Whether a node is what the late half is for, if no early output needs it.
+/// Whether the late half exists for ops like this one, if no early output needs the node.
 pub(super) fn is_work(op: &Op) -> bool {
     let facts = op.facts();
     match facts.class {
-        // What is fused, and what folds, is read from memory once, as what it would be made of later.
+        // Ops that are fused, and folds, read their operands from memory once, in whichever half they are.
         Class::Source | Class::Reshape | Class::Broadcast | Class::Elementwise | Class::Movement | Class::Fold => {
             facts.effect == Effect::Side
         }
@@ -231,14 +234,15 @@ fn is_repeatable(op: &Op) -> bool {
     matches!(op, Op::Barrier(_)) || (facts.is_cheap && facts.effect == Effect::None)
 }
 
-/// What the late half reads, in the order of their definitions: inputs, and values that the early half computes.
+/// The values that the late half reads, in the order of their definitions: inputs, and values that the early half
+/// computes.
 pub(super) fn kept(task: &Task<'_>, needs: &Needs) -> Vec<Value> {
     let graph = task.graph;
-    // Where bytes are equal, the fewest of these: values kept besides inputs (2), nodes computed twice (1), nodes moved
-    // to the early half (1).
+    // Where bytes are equal, the cut with the fewest of these is taken: values kept besides inputs (2), nodes computed
+    // twice (1), nodes moved to the early half (1).
     let unit = 4 * (graph.value_count() + graph.node_count() + 1) as u128;
     let mut network = Network::new();
-    // The vertex of what makes each value, and of the value where the late half has it.
+    // The vertex of each value's maker, and the vertex of the value where the late half has it.
     let mut made = vec![None; graph.value_count()];
     let mut had = vec![None; graph.value_count()];
     let bytes = |value: Value| graph.ty(value).byte_count() as u128;
@@ -281,7 +285,7 @@ pub(super) fn kept(task: &Task<'_>, needs: &Needs) -> Vec<Value> {
                     if let Some(had) = had[operand.index()] {
                         network.arc(had, vertex, UNBOUNDED);
                     }
-                    // What is moved to the early half needs its operands there.
+                    // A node that is moved to the early half needs its operands there.
                     let is_there = needs.early[operand.index()];
                     if let Some(made) = made[operand.index()].filter(|_| !early && !is_there) {
                         network.arc(vertex, made, UNBOUNDED);
@@ -301,7 +305,7 @@ pub(super) fn kept(task: &Task<'_>, needs: &Needs) -> Vec<Value> {
     }
     let near = network.cut();
     let is_early = |value: Value| made[value.index()].is_some_and(|maker| near[maker]);
-    // Of what is early, what the late half reads.
+    // The early values that the late half reads.
     let mut wanted = vec![false; graph.value_count()];
     late_outputs().for_each(|value| wanted[value.index()] = true);
     for node in graph.nodes().rev() {
@@ -322,7 +326,7 @@ pub(super) fn kept(task: &Task<'_>, needs: &Needs) -> Vec<Value> {
         .collect()
 }
 
-/// Where the maker of a value that the late half needs may be.
+/// Connects the maker of a value that the late half needs to the halves in which it may be.
 fn place(network: &mut Network, node: NodeRef<'_>, maker: usize, early: bool) {
     let op = node.op();
     let is_free = matches!(op, Op::Barrier(_)) || op.facts().class == Class::Source;

@@ -1,8 +1,8 @@
-//! What cannot be differentiated.
+//! The error of a graph that cannot be differentiated.
 
 use crate::ir::{OpError, Origin};
 
-/// Why a graph has no gradient.
+/// The reason why a graph has no gradient.
 #[derive(Clone, thiserror::Error)]
 pub enum GradientError {
     /// An op on the way has no gradient.

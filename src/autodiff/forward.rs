@@ -2,9 +2,9 @@
 
 use smallvec::SmallVec;
 
-use super::context::JvpContext;
 use super::forward_regions::{self, JvpCache};
 use crate::ir::{Graph, GraphBuilder, OpError, Value, ValueMap, Values};
+use crate::ops::JvpContext;
 
 /// Copies `graph` into `builder` with `arguments` for its inputs, and pushes tangents through it: from one tangent for
 /// each input (`None` for zero) to one for each output. Nothing is stored for later, so a loop needs no more memory
@@ -54,6 +54,7 @@ fn walk(
                 results: &results,
                 tangents: &incoming,
                 found: &mut found,
+                definition: jvp,
             })?;
         } else if let Some(op) = node.op().region_kind() {
             builder.set_origin(node.origin().copied_in(outer.phase));

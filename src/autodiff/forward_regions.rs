@@ -11,7 +11,7 @@ use super::linear;
 use crate::ir::{Graph, GraphBuilder, InternalError, Memo, OpError, PortInfo, Value, Values};
 use crate::ops::{Call, Checkpoint, Cond, CustomVjp, Op, RegionKind, Scan, While};
 
-/// Results, and their tangents where there are any; or why there are none.
+/// Results, and their tangents where they have any; or the error of an op that has none.
 type Outcome = Result<(Values, Vec<Option<Value>>), OpError>;
 
 /// Called functions with tangents, for each activity of their inputs.
@@ -24,7 +24,7 @@ pub(super) struct JvpCache {
 
 type Walk = fn(&mut GraphBuilder, &Graph, &[Value], &[Option<Value>], &JvpCache) -> Outcome;
 
-/// A body with tangents, and which of its outputs have one.
+/// A body with tangents, and whether each output has one.
 #[derive(Clone, Debug)]
 struct Pushed {
     graph: Arc<Graph>,
@@ -32,7 +32,7 @@ struct Pushed {
 }
 
 impl JvpCache {
-    /// Of no function yet.
+    /// Returns an empty cache.
     pub(super) fn new(walk: Walk) -> JvpCache {
         JvpCache { walk, functions: Memo::default() }
     }
@@ -65,7 +65,7 @@ pub(super) fn jvp(
     }
 }
 
-/// What comes to an op with regions.
+/// The operands and tangents that an op with regions gets.
 #[derive(Clone, Copy)]
 struct Incoming<'a> {
     operands: &'a [Value],
@@ -74,12 +74,12 @@ struct Incoming<'a> {
 }
 
 impl Incoming<'_> {
-    /// The only body of an op, which takes the operands and returns the results.
+    /// Pushes tangents through the only body of an op, which takes the operands and returns the results.
     fn push_whole(&self, body: &Graph) -> Result<Pushed, OpError> {
         push_body(body, &flags(self.tangents), |_| false, (&whole(self.operands.len()), None), self.cache)
     }
 
-    /// An op with such a body, of whose results those marked have tangents.
+    /// Pushes an op with such a body. The results marked have tangents.
     fn apply(&self, builder: &mut GraphBuilder, op: impl Into<Op>, active: &[bool]) -> Outcome {
         let results = builder.push(op, &grouped(self.operands, self.tangents, &whole(self.operands.len())))?;
         ungrouped(&results, active, &whole(active.len()))
@@ -90,7 +90,7 @@ fn flags(tangents: &[Option<Value>]) -> Vec<bool> {
     tangents.iter().map(Option::is_some).collect()
 }
 
-/// One group of all.
+/// Returns one group that holds all values.
 fn whole(count: usize) -> Vec<Range<usize>> {
     std::iter::once(0..count).collect()
 }
@@ -217,7 +217,8 @@ fn count(flags: &[bool]) -> usize {
     flags.iter().filter(|&&flag| flag).count()
 }
 
-/// Tangents of the operands marked, zero where none is given: that of a carry may come in a later iteration only.
+/// Returns the tangents of the operands marked, and zero where none is given: a carry may get its tangent in a later
+/// iteration.
 fn with_zeros(
     builder: &mut GraphBuilder,
     operands: &[Value],

@@ -1,4 +1,4 @@
-//! What a checkpoint keeps for its backward pass: which values of its body, and how they get there.
+//! The values of its body that a checkpoint keeps for its backward pass, and how they get there.
 //!
 //! [`Keeping`] lists the values that a policy keeps of a graph, those in regions included. Each has a slot. [`copy`]
 //! copies a graph so that it also returns the slots: a scan stacks them, branches share them, a call returns them. When
@@ -16,7 +16,7 @@ use crate::ir::{
 };
 use crate::ops::{Call, Memory, MoveTo, Op, RematPolicy};
 
-/// Which values of a graph are kept. The slots are its own values, then those of nodes with regions, in node order.
+/// The values of a graph that are kept. The slots are its own values, then those of nodes with regions, in node order.
 #[derive(Debug)]
 pub(super) struct Keeping {
     pub(super) policy: RematPolicy,
@@ -25,7 +25,7 @@ pub(super) struct Keeping {
     types: Vec<TensorType>,
 }
 
-/// Which values are kept in the regions of one node.
+/// The values that are kept in the regions of one node.
 #[derive(Debug)]
 pub(super) struct Nested {
     bodies: Vec<Rc<Keeping>>,
@@ -37,14 +37,14 @@ pub(super) struct Nested {
     start: usize,
 }
 
-/// Slots of a graph with what they are in the builder.
+/// The slots of a graph with their values in the builder.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     pub(super) plan: Rc<Keeping>,
     pub(super) values: Vec<Value>,
 }
 
-/// Slots of a node with what they are in the builder.
+/// The slots of a node with their values in the builder.
 #[derive(Clone, Debug)]
 pub(super) struct NodeKept {
     plan: Rc<Nested>,
@@ -54,9 +54,9 @@ pub(super) struct NodeKept {
 /// The regions of an op that policies look into: those that run again in the backward pass.
 fn looked_into(op: &Op) -> SmallVec<[&Arc<Graph>; 2]> {
     match op {
-        // What runs under differentiation is the forward rule.
+        // Differentiation runs the forward rule.
         Op::CustomVjp(op) => SmallVec::from_slice(&[&op.forward]),
-        // There is no room for what a loop would keep of which nobody knows how often it runs.
+        // A loop whose trip count is unknown has no room for values that it would keep.
         op if op.executions(0).is_open() => SmallVec::new(),
         op => op.regions().collect(),
     }
@@ -91,12 +91,12 @@ impl Nested {
 }
 
 impl Keeping {
-    /// Nothing.
+    /// Keeps nothing.
     pub(super) fn nothing() -> Keeping {
         Keeping { policy: RematPolicy::Full, own: Vec::new(), nested: FxHashMap::default(), types: Vec::new() }
     }
 
-    /// What `policy` keeps of `graph`.
+    /// Lists the values that `policy` keeps of `graph`.
     pub(super) fn of(graph: &Graph, policy: &RematPolicy) -> Keeping {
         let mut keeping = Keeping { policy: policy.clone(), ..Keeping::nothing() };
         if policy.keeps_nothing() {
@@ -110,7 +110,8 @@ impl Keeping {
         }
         let mut inside = Vec::new();
         for node in graph.nodes() {
-            // A name is one for what computed the value, which is kept in its stead: its own gradient may read it too.
+            // A name is an alias of the op that computed the value. The result of that op is kept instead, since its
+            // own gradient may read it too.
             let is_alias = matches!(node.op(), Op::Named(_)) && graph.defining_node(node.operands()[0]).is_some();
             for result in node.results().filter(|_| !is_alias) {
                 let names = names.get(&result).map_or(&[][..], |names| names);
@@ -215,7 +216,7 @@ pub(super) fn copy(
     Ok(slots)
 }
 
-/// As [`copy`], for one node; its results that are known already stay what they are.
+/// As [`copy`], for one node. Results that are known already stay the same.
 pub(super) fn copy_node(
     builder: &mut GraphBuilder,
     graph: &Graph,
@@ -281,7 +282,8 @@ fn copy_body(
     Ok(builder.finish_body(outputs))
 }
 
-/// Functions copied so far: by which policies values inside have been kept, and by which they are to be.
+/// Functions copied so far, by the policies by which values inside have been kept and the one by which they are to be
+/// kept.
 pub(super) type Copies = Rc<Memo<(Vec<RematPolicy>, Option<RematPolicy>), Arc<Graph>>>;
 
 /// The policies that have kept something.
@@ -298,7 +300,7 @@ pub(super) fn inside_body(builder: &mut GraphBuilder, body: usize, kept: &[NodeK
     kept.iter().map(inside).collect()
 }
 
-/// A value for each of `types`: `values` in the places of `slots`, zeros elsewhere.
+/// Returns a value for each of `types`: `values` in the places of `slots`, zeros elsewhere.
 pub(super) fn spread(
     builder: &mut GraphBuilder,
     values: &[Value],

@@ -10,10 +10,9 @@
 use smallvec::SmallVec;
 
 use super::activity::{activity, demand, region_activity};
-use super::context::VjpContext;
-use super::tape::Tape;
+use super::reverse::pull_back;
 use crate::ir::{Graph, GraphBuilder, NodeRef, OpError, PortInfo, TensorType, TypeError, Value, Values};
-use crate::ops::{Analysis, CustomVjp, Op, Primitive, ValueFacts};
+use crate::ops::{Analysis, CustomVjp, Op, Primitive, ValueFacts, VjpContext};
 
 /// Pushes the transpose of `graph` with respect to the inputs that have no operand: from one cotangent for each output
 /// (`None` for zero) to one for each input.
@@ -32,7 +31,7 @@ pub fn transpose(
     let mut argument =
         |(operand, ty): (&Option<Value>, &TensorType)| operand.unwrap_or_else(|| builder.splat(ty.clone(), 0.0));
     let arguments: Vec<Value> = operands.iter().zip(graph.input_types()).map(&mut argument).collect();
-    Tape::record(builder, graph, &arguments, &linear, &wanted)?.pullback(builder, cotangents)
+    pull_back(builder, graph, &arguments, &linear, cotangents)
 }
 
 /// Checks that the wanted outputs of a graph are linear in the inputs marked.
@@ -60,7 +59,7 @@ const NOT_CONSTANT: &str = "its derivative depends on the linear inputs";
 const AFFINE: &str =
     "its result is not zero where the linear inputs are: something that does not depend on them is added";
 
-/// The error at the op that defines a value.
+/// Returns the error at the op that defines a value.
 fn refuse(graph: &Graph, value: Value, reason: &'static str) -> OpError {
     match graph.defining_node(value) {
         Some(node) => refuse_node(graph, node, reason),
@@ -73,8 +72,9 @@ fn refuse_node(graph: &Graph, node: NodeRef<'_>, reason: &'static str) -> OpErro
     OpError::new(node.op().name(), TypeError::NotLinear(reason), types, node.origin())
 }
 
-/// Checks each op of a graph that a cotangent reaches. Of the inputs is known which depend on the linear ones, by any
-/// way and differentiably, and which are zero when these are.
+/// Checks each op of a graph that a cotangent reaches. The flags of the inputs say which depend on the linear ones in
+/// any way (`depends`), which depend on them differentiably (`active`), and which are zero when the linear ones are
+/// (`zero`).
 fn check_body(graph: &Graph, depends: &[bool], active: &[bool], zero: &[bool], wanted: &[bool]) -> Result<(), OpError> {
     let depends = Fact::Depends.values(graph, depends);
     let zero = Fact::Zero.values(graph, zero);
@@ -105,13 +105,14 @@ fn check_body(graph: &Graph, depends: &[bool], active: &[bool], zero: &[bool], w
                 let (depends, active) =
                     (Fact::Depends.through(op, &depends_in), region_activity(op.clone(), &active_in));
                 for (region, body) in op.regions().enumerate() {
-                    // What is zero in the first iteration: if an op of the body adds something, it is found here.
+                    // The flags say which inputs are zero in the first iteration. If an op of the body adds something,
+                    // the check finds it here.
                     let zero = op.entering(region, &zero_in);
                     let wanted = wanted_outputs(op, region, body, &wanted);
                     check_body(body, &depends.inputs[region], &active.inputs[region], &zero, &wanted)?;
                 }
             }
-            // How often it runs may depend on anything: below, its results count as not zero.
+            // The trip count may depend on anything, so the results count as not zero below.
             _ => {}
         }
         let zeros_in = node.operands().iter().all(|value| !depends[value.index()] || zero[value.index()]);
@@ -123,8 +124,8 @@ fn check_body(graph: &Graph, depends: &[bool], active: &[bool], zero: &[bool], w
     Ok(())
 }
 
-/// Whether the pullback of one op has no gradient for an operand that depends on the linear inputs, or reads one, or
-/// reads results.
+/// The reason why an op is not linear: its pullback has no gradient for an operand that depends on the linear inputs,
+/// or reads such an operand, or reads results.
 fn why_not_linear(
     graph: &Graph,
     node: NodeRef<'_>,
@@ -147,6 +148,7 @@ fn why_not_linear(
         cotangents: &cotangents,
         needs: depends,
         gradients: &mut gradients,
+        definition: pull_back,
     })?;
     if depends.iter().zip(&gradients).any(|(&depends, gradient)| depends && gradient.is_none()) {
         return Ok(Some(UNDIFFERENTIABLE));
@@ -173,8 +175,8 @@ fn custom_reads(custom: &CustomVjp, depends: &[bool]) -> bool {
     custom.backward.outputs().iter().any(|value| backward[value.index()])
 }
 
-/// Which outputs of a region get a cotangent where the results marked do. A carry's goes from iteration to iteration,
-/// whether or not its last value is wanted.
+/// Whether each output of a region gets a cotangent when the results marked do. The cotangent of a carry goes from
+/// iteration to iteration, whether or not the last value of the carry is wanted.
 fn wanted_outputs(op: &Op, region: usize, body: &Graph, results: &[bool]) -> Vec<bool> {
     let mut wanted = vec![false; body.outputs().len()];
     for edge in op.edges() {
@@ -185,7 +187,7 @@ fn wanted_outputs(op: &Op, region: usize, body: &Graph, results: &[bool]) -> Vec
     wanted
 }
 
-/// What is followed through a graph.
+/// A property that is followed through a graph.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fact {
     /// A value depends on the inputs marked, in whatever way.
@@ -226,7 +228,7 @@ impl Analysis for Fact {
         }
     }
 
-    /// Indices and flags are zero in no sense that matters here.
+    /// Indices and flags do not count as zero.
     fn of_type(&self, holds: bool, ty: &TensorType) -> bool {
         holds && (*self == Fact::Depends || ty.dtype.is_float())
     }

@@ -1,19 +1,19 @@
 //! Smallest cuts of networks, by maximum flow (Dinic's algorithm).
 
-/// A capacity that no cut pays: above all sums of others.
+/// A capacity that no cut pays, since it is above the sum of all others.
 pub const UNBOUNDED: u128 = u128::MAX / 4;
 
 /// A network under construction: vertices by number, with [`Network::SOURCE`] and [`Network::SINK`] there already.
 pub struct Network {
     /// For each vertex, its arcs.
     leaving: Vec<Vec<usize>>,
-    /// Every arc has its reverse beside it: the one of number `arc ^ 1`.
+    /// Each arc has its reverse beside it, with the number `arc ^ 1`.
     arcs: Vec<Arc>,
 }
 
 struct Arc {
     to: usize,
-    /// What may still flow.
+    /// The flow that the arc can still take.
     room: u128,
 }
 
@@ -35,7 +35,7 @@ impl Network {
         self.leaving.len() - 1
     }
 
-    /// Adds an arc: whoever has `from` on the source's side and `to` on the sink's pays its capacity.
+    /// Adds an arc. A cut with `from` on the source's side and `to` on the sink's side pays its capacity.
     pub fn arc(&mut self, from: usize, to: usize, capacity: u128) {
         for (from, to, room) in [(from, to, capacity), (to, from, 0)] {
             self.leaving[from].push(self.arcs.len());
@@ -43,8 +43,8 @@ impl Network {
         }
     }
 
-    /// For each vertex, whether it is on the source's side of the smallest cut; of several, of the one nearest to the
-    /// source.
+    /// For each vertex, whether it is on the source's side of the smallest cut. If there are several such cuts, the one
+    /// nearest to the source is taken.
     pub fn cut(mut self) -> Vec<bool> {
         loop {
             let levels = self.levels();
@@ -55,7 +55,7 @@ impl Network {
         }
     }
 
-    /// How many arcs each vertex is away from the source, over arcs that have room.
+    /// For each vertex, its distance from the source in arcs that have room.
     fn levels(&self) -> Vec<Option<usize>> {
         let mut levels = vec![None; self.leaving.len()];
         levels[Network::SOURCE] = Some(0);
@@ -87,7 +87,7 @@ impl Network {
                     self.arcs[arc].room -= flow;
                     self.arcs[arc ^ 1].room = self.arcs[arc ^ 1].room.saturating_add(flow);
                 }
-                // On from the first arc that is full.
+                // The search goes on from the first arc that is full.
                 let full = path.iter().position(|&arc| self.arcs[arc].room == 0).unwrap_or(0);
                 path.truncate(full);
                 continue;

@@ -5,19 +5,19 @@ use super::weights::SplitBackward;
 use crate::ir::{DType, Definition, Graph, GraphBuilder, GraphCopy, NodeRef, OpError, PortInfo, TensorType, Value};
 use crate::ops::{DynamicSlice, Op, Scan};
 
-/// The weights' half in pieces that have nothing to do with each other, as the iterations of a loop over layers.
+/// The weights' half in independent pieces, which are the iterations of a loop over layers.
 #[derive(Clone, Debug)]
 pub struct WeightsPieces {
-    /// How many there are.
+    /// The number of pieces.
     pub count: usize,
-    /// One of them: from what the weights' half takes, and the number of the piece (`s32[]`, below `count`), to one
-    /// slice of each cotangent: of the results of the weights' half without their leading dimension.
+    /// One piece. It takes the inputs of the weights' half and the number of the piece (`s32[]`, below `count`). It
+    /// returns one slice of each cotangent: the results of the weights' half without their leading dimension.
     pub piece: Graph,
 }
 
 impl SplitBackward {
-    /// The weights' half in pieces; none if it is more than one loop that carries nothing. What is done in front of the
-    /// loop, of which none is work, is part of every piece.
+    /// Returns the weights' half in pieces, or `None` if it is more than one loop that carries nothing. The ops before
+    /// the loop, none of which is work, are part of every piece.
     ///
     /// # Errors
     /// A part of the loop does not fit, which would be a defect.
@@ -59,7 +59,8 @@ impl SplitBackward {
     }
 }
 
-/// The loop that a graph consists of, if it carries nothing, no other node is work, and none reads its results.
+/// Returns the loop that a graph consists of, if it carries nothing, no other node is work, and no node reads its
+/// results.
 fn the_loop(graph: &Graph) -> Option<(&Scan, NodeRef<'_>)> {
     let work: Vec<NodeRef<'_>> = graph.nodes().filter(|node| is_work(node.op())).collect();
     let [node] = work[..] else { return None };
@@ -70,7 +71,7 @@ fn the_loop(graph: &Graph) -> Option<(&Scan, NodeRef<'_>)> {
     (scan.carry_count == 0 && !is_read).then_some((scan, node))
 }
 
-/// The slice with this number.
+/// Returns the slice with this number.
 fn slice(builder: &mut GraphBuilder, stacked: Value, number: Value) -> Result<Value, OpError> {
     let mut sizes = builder.ty(stacked).dims.clone();
     let dims: Vec<usize> = sizes[1..].to_vec();

@@ -1,14 +1,14 @@
 //! The backward half of a function, cut in two: the cotangents of its inputs now, those of its weights later.
 //!
 //! Pipelines without bubbles run the two at different times: the stage before waits for the cotangents of activations
-//! (B), while those of the weights (W) fill gaps. [`Halves::split`] cuts a backward half like that. What B computes and
-//! W reads lies between, and what of the backward half's arguments W reads must be there for longer; which values these
-//! are is a matter of bytes (`cut.rs`).
+//! (B), while those of the weights (W) fill gaps. [`Halves::split`] cuts a backward half like that. The values that B
+//! computes and W reads are held in between, and the arguments of the backward half that W reads are held for longer.
+//! `cut.rs` chooses them so that the fewest bytes are held.
 //!
-//! A loop or a call that both need is cut too, inside out. A loop over layers carries the activations' cotangent from
-//! layer to layer and stacks the weights' gradients: it becomes a loop that carries the cotangent and stacks what W
-//! reads of each layer, and one over these stacks that carries nothing. (What it carries are sums of gradients, of
-//! weights that all iterations share.) Other ops with regions, and those with side effects, are left whole: if B needs
+//! A loop or a call that both halves need is cut too, from the inside out. A loop over layers carries the activations'
+//! cotangent from layer to layer and stacks the weights' gradients: it becomes a loop that carries the cotangent and
+//! stacks what W reads of each layer, and one over these stacks that carries nothing but the sums of gradients of
+//! weights that all iterations share. Other ops with regions, and those with side effects, are left whole: if B needs
 //! any of their results, all are B's.
 
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use std::sync::Arc;
 use super::cut::{
     Cuttable, CuttableKind, Input, Needs, Output, Task, happens_early, is_mixed, is_work, kept, mark_needed, returned,
 };
-use super::halves::Halves;
+use super::reverse::Halves;
 use crate::ir::{Definition, Graph, GraphCopy, Memo, NodeRef, OpError, Value, Values};
 use crate::ops::{Call, Op, Scan};
 
-/// Where an input of the later half comes from.
+/// The source of an input of the later half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// The argument of the backward half with this index.
@@ -40,7 +40,7 @@ pub struct SplitBackward {
     kept: KeptBytes,
 }
 
-/// What cutting a backward half costs in memory, from when the earlier half has run until the later half does.
+/// The memory that cutting a backward half costs, from the end of the earlier half until the later half runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptBytes {
     /// Values that the earlier half returns for the later.
@@ -50,17 +50,19 @@ pub struct KeptBytes {
 }
 
 impl SplitBackward {
-    /// From the arguments of the backward half to the cotangents of [`SplitBackward::inputs`], then the values between.
+    /// The graph that takes the arguments of the backward half, and returns the cotangents of
+    /// [`SplitBackward::inputs`], then the values between.
     pub fn inputs_half(&self) -> &Graph {
         &self.inputs_half
     }
 
-    /// From what [`SplitBackward::reads`] lists to the cotangents of [`SplitBackward::weights`].
+    /// The graph that takes the values that [`SplitBackward::reads`] lists, and returns the cotangents of
+    /// [`SplitBackward::weights`].
     pub fn weights_half(&self) -> &Graph {
         &self.weights_half
     }
 
-    /// Where each input of the weights' half comes from.
+    /// The source of each input of the weights' half.
     pub fn reads(&self) -> &[Read] {
         &self.reads
     }
@@ -75,7 +77,8 @@ impl SplitBackward {
         &self.weights
     }
 
-    /// What the weights' half takes, from the arguments of the backward half and all results of the inputs' half.
+    /// The arguments of the weights' half, taken from the arguments of the backward half and all results of the inputs'
+    /// half.
     pub fn arguments<T: Copy>(&self, arguments: &[T], results: &[T]) -> Vec<T> {
         let read = |read: &Read| match *read {
             Read::Argument(index) => arguments[index],
@@ -84,7 +87,7 @@ impl SplitBackward {
         self.reads.iter().map(read).collect()
     }
 
-    /// What waits for the weights' half.
+    /// The bytes that are held for the weights' half.
     pub fn kept_bytes(&self) -> KeptBytes {
         self.kept
     }
@@ -127,25 +130,25 @@ impl Halves {
 /// A graph in two parts.
 #[derive(Clone, Debug)]
 struct Parts {
-    /// From the inputs in `taken` to the early outputs, then what the late part reads.
+    /// Takes the inputs in `taken`; returns the early outputs, then the values that the late part reads.
     early: Arc<Graph>,
     /// The inputs that the early part takes.
     taken: Vec<usize>,
-    /// From what `reads` lists to the late outputs.
+    /// Takes the values that `reads` lists; returns the late outputs.
     late: Arc<Graph>,
-    /// Inputs of the graph, in order, then what the early part returns, in order.
+    /// Inputs of the graph, in order, then results of the early part, in order.
     reads: Vec<Read>,
 }
 
-/// Functions cut so far, by what the outcome depends on besides: calls that agree in it share the parts.
+/// Functions cut so far, by everything else that the outcome depends on: calls that agree in it share the parts.
 type Cuts = Memo<(Vec<Output>, Vec<Input>, usize), Parts>;
 
-/// How many outputs a half returns.
+/// The number of outputs that a half returns.
 fn number_of(outputs: &[Output], half: Output) -> usize {
     outputs.iter().filter(|output| **output == half).count()
 }
 
-/// Cuts a graph, which runs so many times, in two. The early part takes all inputs that it can have, or those that it
+/// Cuts a graph, which runs `times` times, in two. The early part takes all inputs that it can have, or those that it
 /// reads.
 fn divide(
     graph: &Graph,
@@ -182,7 +185,7 @@ fn divide(
     copy_live(&flat, &mut copy, &live, happens);
     let early_part = copy.finish_body(results);
 
-    // What is carried has its place whether it is read or not.
+    // A carry has its place whether it is read or not.
     let read: Vec<usize> = (0..inputs.len())
         .filter(|&input| {
             let value = flat.inputs()[input];
@@ -204,7 +207,7 @@ fn divide(
     Ok(Parts { early: Arc::new(early_part), taken, late: Arc::new(late_part), reads })
 }
 
-/// Marks what the values marked depend on, up to what is at hand, which is unmarked.
+/// Marks the values that the marked ones depend on, up to those at hand, which are unmarked.
 fn mark_late(graph: &Graph, live: &mut [bool], at_hand: &[bool]) {
     for node in graph.nodes().rev() {
         node.results().for_each(|result| live[result.index()] &= !at_hand[result.index()]);
@@ -218,7 +221,8 @@ fn mark_late(graph: &Graph, live: &mut [bool], at_hand: &[bool]) {
     }
 }
 
-/// Copies the nodes with results that are marked, and those needed anyway; of barriers, the results marked.
+/// Copies the nodes with results that are marked, and the nodes needed anyway. Only the marked results of a barrier are
+/// copied.
 fn copy_live(graph: &Graph, copy: &mut GraphCopy<'_>, live: &[bool], anyway: impl Fn(NodeRef<'_>) -> bool) {
     for node in graph.nodes() {
         if node.results().any(|result| live[result.index()]) || anyway(node) {
@@ -227,7 +231,7 @@ fn copy_live(graph: &Graph, copy: &mut GraphCopy<'_>, live: &[bool], anyway: imp
     }
 }
 
-/// Copies a node; of a barrier, the results that are wanted.
+/// Copies a node. Only the wanted results of a barrier are copied.
 fn copy_whole(graph: &Graph, copy: &mut GraphCopy<'_>, node: NodeRef<'_>, wanted: impl Fn(Value) -> bool) {
     if !matches!(node.op(), Op::Barrier(_)) {
         copy.node(node);
@@ -244,8 +248,8 @@ fn copy_whole(graph: &Graph, copy: &mut GraphCopy<'_>, node: NodeRef<'_>, wanted
     results.into_iter().zip(new).for_each(|(old, new)| copy.map.set(old, new));
 }
 
-/// The same graph without outputs that nobody reads, in which every loop and call that both early and late outputs need
-/// is one for each.
+/// The same graph without outputs that are not read. Every loop or call that both early and late outputs need becomes
+/// two, one for each half.
 fn separate(graph: &Graph, outputs: &[Output], inputs: &[Input], times: usize, cuts: &Cuts) -> Result<Graph, OpError> {
     let needs = Needs::before_cutting(graph, outputs);
     let needed_of = |node: NodeRef<'_>| -> [Vec<bool>; 2] {
@@ -258,7 +262,7 @@ fn separate(graph: &Graph, outputs: &[Output], inputs: &[Input], times: usize, c
     if let Some(open) = open {
         return separate(&open, outputs, inputs, times, cuts);
     }
-    // What the early half can have: its own, and what may be moved there.
+    // The values that the early half can have: its own, and those that may be moved there.
     let mut can_be_early = needs.early.clone();
     for (value, input) in graph.inputs().iter().zip(inputs) {
         can_be_early[value.index()] = input.is_early();
@@ -303,7 +307,7 @@ fn separate(graph: &Graph, outputs: &[Output], inputs: &[Input], times: usize, c
                     match carry.map(|carry| outputs[carry]) {
                         Some(Output::Early) => Input::Carry,
                         Some(Output::Late) => Input::LateCarry,
-                        // What is carried for nobody is dropped.
+                        // A carry that is not read is dropped.
                         Some(Output::Unread) => Input::Late,
                         None => input(value, if index < scan.invariant_count { times } else { runs }),
                     }
@@ -353,8 +357,8 @@ fn push_parts(
     let is_slice = |read: &Read| {
         matches!(*read, Read::Between(_)) || matches!(*read, Read::Argument(input) if input >= first_slice)
     };
-    // What passes through as it is needs neither loop nor call. What is carried does not: it is that of the last
-    // iteration.
+    // An output that is an input of the body needs neither loop nor call. A carry does need the loop: its result is the
+    // value of the last iteration.
     let carries = scan.map_or(0, |scan| number_of(&outputs[..scan.carry_count], Output::Late));
     let passed = |&output: &Value| match late_part.definition(output) {
         Definition::Input(index) if carries == 0 && is_slice(&reads[index as usize]) => Some(arguments[index as usize]),
@@ -385,7 +389,7 @@ fn push_parts(
     Ok(())
 }
 
-/// The same graph with wrappers other than calls, of those that are mixed, written in place; none if there are none.
+/// The same graph with mixed wrappers other than calls written in place; `None` if it has no such wrapper.
 fn open_wrappers(graph: &Graph, is_mixed: impl Fn(NodeRef<'_>) -> bool) -> Option<Graph> {
     let opens = |node: NodeRef<'_>| matches!(node.op(), Op::Checkpoint(_) | Op::CustomVjp(_)) && is_mixed(node);
     if !graph.nodes().any(opens) {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Batched, Demand, Mapping, aligned, batch_in_front, walk};
+use super::{Demand, Mapping, walk};
 use crate::ir::{Graph, GraphBuilder, InternalError, OpError, TensorType, Value};
 use crate::ops::{
-    Analysis, Call, Checkpoint, Cond, CustomVjp, Direction, Often, Op, ReduceKind, RegionKind, Scan, Select,
-    ValueFacts, While,
+    Analysis, Batched, Call, Checkpoint, Cond, CustomVjp, Direction, Often, Op, ReduceKind, RegionKind, Scan, Select,
+    ValueFacts, While, aligned, batch_in_front,
 };
 
 type Results = Result<SmallVec<[Batched; 2]>, OpError>;
@@ -51,7 +51,7 @@ fn push(builder: &mut GraphBuilder, op: impl Into<Op>, operands: &[Value], flags
     Ok(results.into_iter().zip(flags).map(|(value, &batched)| Batched { value, batched }).collect())
 }
 
-/// Which values may differ between examples.
+/// The analysis of the values that may differ between examples.
 struct Differs;
 
 impl Analysis for Differs {
@@ -89,8 +89,8 @@ fn demands(flags: &[bool]) -> Vec<Demand> {
     flags.iter().map(|&batched| if batched { Demand::Batched } else { Demand::Any }).collect()
 }
 
-/// The loop runs once for all examples. Invariants and slices that are the same for all stay so. In what is stacked,
-/// the loop's dimension comes first and the batch second.
+/// The loop runs once for all examples. Invariants and slices that are the same for all stay so. In stacked values, the
+/// loop's dimension comes first and the batch second.
 fn batch_scan(builder: &mut GraphBuilder, scan: &Scan, operands: &[Batched], mapping: &Mapping) -> Results {
     let first_slice = scan.invariant_count + scan.carry_count;
     let op = Op::from(scan.clone());
@@ -113,7 +113,7 @@ fn batch_scan(builder: &mut GraphBuilder, scan: &Scan, operands: &[Batched], map
     Ok(results)
 }
 
-/// The loop runs until it has ended for every example. Where examples end by themselves, those that have keep their
+/// The loop runs until it has ended for every example. Where each example ends by itself, the ended ones keep their
 /// carries.
 fn batch_while(builder: &mut GraphBuilder, op: &While, operands: &[Batched], mapping: &Mapping) -> Results {
     let inputs = Differs.through(&op.clone().into(), &flags(operands)).inputs.swap_remove(0);
@@ -144,7 +144,7 @@ fn any_example(condition: &Graph) -> Result<Graph, OpError> {
     Ok(builder.finish_body(vec![any]))
 }
 
-/// A body over a batch that leaves the carries of those examples alone for which the condition does not hold.
+/// A body over a batch. It leaves the carries of examples alone for which the condition does not hold.
 fn guarded_body(condition: &Graph, body: &Graph, invariant_count: usize) -> Result<Graph, OpError> {
     let mut builder = GraphBuilder::new(body.name());
     let inputs = builder.inputs_like(body);
@@ -180,7 +180,7 @@ fn batch_cond(builder: &mut GraphBuilder, cond: &Cond, operands: &[Batched], map
         let results = results.into_iter().map(|result| aligned(builder, result, size));
         branches.push(results.collect::<Result<Vec<Value>, _>>()?);
     }
-    // The last branch is what every other choice comes to.
+    // Every choice that is no other branch's goes to the last branch.
     let last = branches.pop();
     let mut results = last.ok_or_else(|| InternalError::new("cond", "a branch").at(builder.origin()))?;
     for (index, branch) in branches.into_iter().enumerate() {
@@ -198,7 +198,7 @@ fn batch_cond(builder: &mut GraphBuilder, cond: &Cond, operands: &[Batched], map
 /// All floating-point outputs are batched, even one that is the same for all examples: its cotangent then has a part
 /// for each example, and the hand-written rule, which runs once for each, gets that example's part. Given the whole
 /// cotangent of a shared output, each run would count it again. The cotangent of an operand that all examples share is
-/// the sum of what they return.
+/// the sum of the cotangents that they return.
 fn batch_custom_vjp(
     builder: &mut GraphBuilder,
     custom: &CustomVjp,

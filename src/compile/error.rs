@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use meshloom_hlo::analysis::MemoryError;
+use meshloom_analysis::MemoryError;
 use meshloom_hlo::mesh::MeshError;
 use meshloom_hlo::message::counted;
 
@@ -35,10 +35,10 @@ pub enum Error {
     /// The rules' or the mesh's fault: they do not fit each other, or the program.
     #[error(transparent)]
     Sharding(#[from] Box<crate::sharding::ShardingError>),
-    /// The caller's fault: it asks about a tensor that there is not.
+    /// The caller's fault: it asks about a tensor that does not exist.
     #[error(transparent)]
     UnknownTensor(#[from] crate::sharding::UnknownTensor),
-    /// The caller's fault: it asks a ledger for what the program does not have.
+    /// The caller's fault: it asks a ledger for something that the program does not have.
     #[error(transparent)]
     Ledger(#[from] crate::partition::LedgerError),
     /// The program's fault: its memory cannot be estimated.
@@ -61,7 +61,7 @@ pub enum Error {
     /// The program's or the specs' fault: the program of one device cannot be made.
     #[error(transparent)]
     Partition(#[from] crate::partition::PartitionError),
-    /// meshloom's fault: what cannot happen has happened.
+    /// meshloom's fault: something impossible has happened.
     #[error(transparent)]
     Internal(#[from] Box<InternalError>),
     /// meshloom's fault: a pass made a graph that breaks an invariant.
@@ -69,7 +69,7 @@ pub enum Error {
     Verify {
         /// Name of the pass.
         pass: &'static str,
-        /// What is broken.
+        /// The broken invariant.
         source: crate::ir::VerifyError,
     },
 }
@@ -105,7 +105,7 @@ boxed!(Error {
     Pjrt(crate::pjrt::PjrtError),
 });
 
-/// Why a program does not take its arguments.
+/// The reason why a program does not take its arguments.
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum ArgumentError {
     /// The tree of the arguments is not that of the inputs.
@@ -115,7 +115,7 @@ pub enum ArgumentError {
         what: &'static str,
         /// Paths of the inputs.
         expected: String,
-        /// Paths of what was given.
+        /// Paths of the values that were given.
         found: String,
     },
     /// A value has another type than its input.
@@ -139,7 +139,7 @@ pub enum ArgumentError {
         output: usize,
         /// The input asked for.
         input: usize,
-        /// Why not.
+        /// The reason.
         reason: AliasProblem,
     },
     /// An option that the function does not follow.
@@ -160,7 +160,7 @@ pub enum ArgumentError {
         /// The processes asked for.
         processes: usize,
     },
-    /// There are more values than inputs, or in a run not as many.
+    /// There are more values than inputs, or a run has fewer.
     #[error("the program has {}, but the number of values given is {given}", counted(*.inputs, "input"))]
     Count {
         /// Inputs of the program.
@@ -170,7 +170,7 @@ pub enum ArgumentError {
     },
 }
 
-/// Why an output cannot share a buffer with an input.
+/// The reason why an output cannot share a buffer with an input.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AliasProblem {
     /// One of them does not exist.
@@ -182,9 +182,9 @@ pub enum AliasProblem {
     },
     /// They have different types.
     Types {
-        /// The output's.
+        /// The type of the output.
         output: TensorType,
-        /// The input's.
+        /// The type of the input.
         input: TensorType,
     },
     /// One of them shares its buffer already.

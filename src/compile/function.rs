@@ -1,4 +1,4 @@
-//! A traced function, compiled, with the trees that went in and come out.
+//! A traced function, compiled, with the trees of its inputs and outputs.
 
 use super::{ArgumentError, Error, LowerOptions, Program, lower};
 use crate::ir::Literal;
@@ -15,8 +15,8 @@ pub struct CompiledFunction<I, O> {
     outputs: O,
 }
 
-/// Lowers a function and compiles it. The state of a [step](Function::trace_step) is donated, besides what the options
-/// say. What the rules warn of is kept: [`CompiledFunction::warnings`].
+/// Lowers a function and compiles it. The state of a [step](Function::trace_step) is donated, besides the inputs that
+/// the options name. Warnings of the rules are kept: [`CompiledFunction::warnings`].
 ///
 /// ```
 /// use meshloom::compile::{LowerOptions, compile};
@@ -35,7 +35,7 @@ pub struct CompiledFunction<I, O> {
 /// ```
 ///
 /// # Errors
-/// Those of [`lower`]; the client has fewer devices than the mesh; the plugin refuses the module.
+/// The errors of [`lower`]; the client has fewer devices than the mesh; the plugin refuses the module.
 pub fn compile<I, O>(
     function: &Function<I, O>,
     client: &Client,
@@ -46,7 +46,7 @@ where
     O: Tree<Leaf = TensorSpec> + MapTree<Tensor> + Clone,
 {
     let mut options = options.clone();
-    // Whoever gives pairs of their own need not leave out those that are known anyway.
+    // The caller's own pairs may repeat those that are known anyway.
     for pair in function.aliases() {
         if !options.aliases.contains(&pair) {
             options.aliases.push(pair);
@@ -93,7 +93,7 @@ where
     /// Host values in, host values out: [`CompiledFunction::put`], [`CompiledFunction::run`], then reads all results.
     ///
     /// # Errors
-    /// Those of the three steps.
+    /// The errors of the three steps.
     pub fn call(&self, inputs: &<I as MapTree<Literal>>::Mapped) -> Result<<O as MapTree<Literal>>::Mapped, Error> {
         let outputs = self.run(&self.put(inputs)?)?.leaves();
         let outputs = outputs.iter().map(Array::get).collect::<Result<Vec<_>, _>>()?;
@@ -129,8 +129,8 @@ where
         Ok(self.inputs.0.fill(arrays)?)
     }
 
-    /// Starts a step: the old state, which is gone then, and host inputs to the new state and the other outputs, which
-    /// can be read at once.
+    /// Starts a step, from the old state and host inputs to the new state and the other outputs, which can be read at
+    /// once. The old state is gone then.
     ///
     /// # Errors
     /// An input or a part of the state has another type than it was traced with, the trees differ, or a device is out

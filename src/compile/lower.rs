@@ -17,8 +17,9 @@ use crate::sharding::{RuleSets, annotate, cut_axes, propagate_with_sub_axes};
 /// Runs all passes and emits the module.
 ///
 /// # Errors
-/// `without` names no pass; `aliases` names no output or input, one that is not of the other's type, or one twice;
-/// rules, mesh and program do not fit together; or a pass breaks an invariant, which is a defect.
+/// `without` names something that is not a pass; `aliases` names an output or input that does not exist, a pair of
+/// different types, or one of them twice; rules, mesh and program do not fit together; or a pass breaks an invariant,
+/// which is a defect.
 pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error> {
     check_pass_names(options.without, options.further)?;
     check_aliases(graph, &options.aliases)?;
@@ -46,7 +47,8 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
     lowering.emit(program)
 }
 
-/// Checks that an output and an input exist, have one type, and share with no other: XLA ends the process otherwise.
+/// Checks that an output and an input exist, have one type, and share a buffer with no other: otherwise XLA ends the
+/// process.
 fn check_aliases(graph: &Graph, aliases: &[(usize, usize)]) -> Result<(), Error> {
     let (inputs, outputs) = (graph.inputs(), graph.outputs());
     let (mut of_inputs, mut of_outputs) = (vec![None; inputs.len()], vec![None; outputs.len()]);
@@ -72,7 +74,7 @@ fn check_aliases(graph: &Graph, aliases: &[(usize, usize)]) -> Result<(), Error>
 /// Emits a graph as it was traced, for one device: no pass runs.
 ///
 /// # Errors
-/// The options give a mesh and rules, or `aliases` as [`lower`] refuses them; or an op does not emit all its results,
+/// The options give a mesh and rules, or `aliases` that [`lower`] would refuse; or an op does not emit all its results,
 /// which is a defect.
 pub fn lower_as_traced(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error> {
     if options.sharding.is_some() {
@@ -85,7 +87,7 @@ pub fn lower_as_traced(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowe
     lowering.emit(LoweredProgram::OneDevice(graph.clone()))
 }
 
-/// A graph on its way, and the time it takes.
+/// A graph that is being lowered, and the time of each pass.
 struct Lowering<'a> {
     options: &'a LowerOptions<'a>,
     timings: Vec<PassTiming>,
@@ -166,7 +168,7 @@ impl Lowering<'_> {
         Ok(Partitioned { graph, mesh: propagated.mesh, fallbacks })
     }
 
-    /// Puts implementations in the place of ops that have several, in the program of one device.
+    /// Replaces ops that have several implementations by one of these, in the program of one device.
     fn kernels(&mut self, graph: &Graph) -> Result<Graph, Error> {
         let limits = &self.options.limits;
         let steps = schedule(PASSES, self.options.without, limits);
@@ -210,7 +212,7 @@ impl Lowering<'_> {
         Ok(Lowered { program, module, form, processes, aliases, timings: self.timings, kernels: self.kernels })
     }
 
-    /// How the module is written: as the options say, and in the local form where an instruction needs it.
+    /// The form in which the module is written: as the options say, or the local form where an instruction needs it.
     fn form(&self, program: &LoweredProgram) -> ProgramForm {
         if program.partitioned().is_none() || !program.is_over_several() {
             return ProgramForm::Manual;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Without a mesh, `Sharded` and `Partitioned` are left out; with [`PartitionMode::Annotated`], `Partitioned` is. Each
-//! pass is timed. The verifier runs over what the passes have made; if it finds a defect, it runs after each of them.
+//! pass is timed. The verifier runs over the result of the passes; if it finds a defect, it runs after each of them.
 
 mod error;
 mod function;

@@ -1,16 +1,17 @@
-//! What may be chosen when a graph is lowered.
+//! The options for lowering a graph.
 
-use meshloom_hlo::analysis::{Arithmetic, Chip};
+use meshloom_analysis::{Arithmetic, Chip};
 use meshloom_hlo::mesh::Mesh;
 
 use super::Pass;
 use crate::emit::{Annotation, GroupFormat, ProgramForm};
 use crate::kernels::Kernels;
 use crate::passes::{CollectiveLimits, CollectiveMatmul};
-use crate::pjrt::{Platform, PlatformKind, SliceLevels};
+use crate::pjrt::{Platform, SliceLevels};
 use crate::sharding::RuleSets;
+use meshloom_hlo::PlatformKind;
 
-/// Who partitions a graph over the mesh.
+/// The partitioner of a graph over the mesh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PartitionMode {
     /// meshloom: the module is the program of one device, with every collective in it.
@@ -30,7 +31,7 @@ impl PartitionMode {
 /// How a graph is lowered.
 #[derive(Clone, Debug, Default)]
 pub struct LowerOptions<'a> {
-    /// The mesh and the rules by which logical axis names are sharded over it; none for one device.
+    /// The mesh and the rules by which logical axis names are sharded over it; `None` for one device.
     pub sharding: Option<(&'a Mesh, &'a RuleSets)>,
     /// Pairs of (output, input) that share a buffer: the input is donated.
     pub aliases: Vec<(usize, usize)>,
@@ -39,26 +40,26 @@ pub struct LowerOptions<'a> {
     /// Passes of the caller's own, which run behind those of [`PASSES`](super::PASSES). They can be left out by name
     /// too.
     pub further: &'a [Pass],
-    /// How much memory fewer collectives may cost, and where products are cut beside them.
+    /// The memory that fewer collectives may cost, and the places where products are cut beside collectives.
     pub limits: CollectiveLimits,
-    /// Who partitions the graph over the mesh.
+    /// The partitioner of the graph over the mesh.
     pub partition: PartitionMode,
     /// How a module that meshloom partitions is written. A program with XLA's `ragged-dot` (kernels that
     /// [`ExpertsKernel::RaggedDot`](crate::kernels::ExpertsKernel::RaggedDot) chooses) for several devices is always in
     /// the local form.
     pub form: ProgramForm,
-    /// Refuses a graph of which a value would have to be gathered because an op cannot work on its parts.
+    /// Refuses a graph with a value that would have to be gathered because an op cannot work on its parts.
     pub deny_replication: bool,
-    /// How collectives name their devices. The compact forms make the module's size independent of the mesh, but only
-    /// the plugins of one generation each read them: [`LowerOptions::on`] takes what a platform's does. Lists are read
-    /// by all.
+    /// The way in which collectives name their devices. The compact forms make the module's size independent of the
+    /// mesh, but each is read only by the plugins of one generation: [`LowerOptions::on`] takes the one that a
+    /// platform's plugin reads. All plugins read lists.
     pub groups: GroupFormat,
     /// Lets the plugin run independent collectives in any order, or at once, which is best for GPU and TPU. The CPU
     /// plugins' virtual devices could then wait for each other forever, so by default collectives run in program order.
     pub overlap_collectives: bool,
-    /// Which collectives are done in levels, each over some of their devices. The bytes are the same.
+    /// The collectives that are done in levels, each over some of their devices. The bytes are the same.
     pub levels: Option<SliceLevels>,
-    /// What computes ops that have several implementations. A module that XLA partitions has their plain forms.
+    /// The implementations of ops that have several. A module that XLA partitions has their plain forms.
     pub kernels: Kernels,
     /// Leaves out the verifier.
     pub skip_verifier: bool,
@@ -75,10 +76,10 @@ pub struct LowerOptions<'a> {
 }
 
 impl<'a> LowerOptions<'a> {
-    /// These options with what a platform's plugin reads, and with what its devices can do: the form of device groups,
-    /// overlapping collectives, transfers as one buffer, collectives in levels, the host's memory, kernels, and
-    /// collective matmul where it pays.
-    /// Limits that are 0 or off count as not chosen: set them afterwards to keep them so.
+    /// These options with the forms that a platform's plugin reads, and with the abilities of its devices: the form of
+    /// device groups, overlapping collectives, transfers as one buffer, collectives in levels, the host's memory,
+    /// kernels, and collective matmul where it pays. Limits that are 0 or off count as not chosen: set them afterwards
+    /// to keep them so.
     #[must_use]
     pub fn on(self, platform: &Platform) -> LowerOptions<'a> {
         let packed_bytes = if platform.hides_one_transfer() { CollectiveLimits::PACKED_BYTES } else { 0 };
@@ -104,11 +105,11 @@ impl<'a> LowerOptions<'a> {
     }
 }
 
-/// Collective matmul where it pays, on TPUs whose speeds are known; elsewhere none.
+/// Collective matmul where it pays: on TPUs whose speeds are known, and nowhere else.
 ///
-/// libtpu makes one kernel of a product, what cuts its operand and what puts its result in place. XLA's GPU plugin
-/// makes several, and by its schedule of Llama 3 70B on H100 they take longer than what the rings hide. A CPU hides
-/// nothing.
+/// libtpu makes one kernel of a product, the op that cuts its operand and the op that puts its result in place. XLA's
+/// GPU plugin makes several, and by its schedule of Llama 3 70B on H100 they take longer than the time that the rings
+/// hide. A CPU hides nothing.
 fn matmul_on(platform: &Platform) -> CollectiveMatmul {
     let operations_per_byte = || {
         let chip = platform.device_kind().and_then(Chip::of_kind)?;

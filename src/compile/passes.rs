@@ -9,20 +9,20 @@ use super::Error;
 use crate::ir::{Graph, verify};
 use crate::passes::{self, CollectiveLimits, CollectiveMatmul, Rewrite};
 
-/// A pass that needs nothing but the graph.
+/// A pass that needs only the graph.
 #[derive(Clone, Copy)]
 pub struct Pass {
     /// Name, by which it is switched off.
     pub name: &'static str,
-    /// What it does, in a few words.
+    /// The action of the pass, in a few words.
     pub description: &'static str,
     pub(super) step: Step,
 }
 
 #[derive(Clone, Copy)]
 pub(super) enum Step {
-    /// Part of the walk that writes a graph anew. Passes of this kind that stand next to each other share one walk, in
-    /// which each sees what the others make.
+    /// A part of the walk that writes a graph anew. Passes of this kind that stand next to each other share one walk,
+    /// in which each sees the nodes that the others make.
     Rewrite(Rewrite),
     /// As [`Step::Rewrite`], within limits.
     LimitedRewrite(fn(&CollectiveLimits) -> Rewrite),
@@ -71,13 +71,13 @@ impl fmt::Debug for Pass {
 
 /// The graph-to-graph passes, in the order they run.
 ///
-/// Why this order: what is written out several times is there for all others to see. All but the first and the last are
-/// done in one walk, node by node, so that none has to wait for another to be through: folding feeds algebra, both feed
-/// the clean-up of scans (a carry to which zero is added does not change), and that feeds them (a constant that is made
-/// in the body is folded there). Within the walk, a node is without markers before it is folded, folded before it is
-/// simplified, and merged when nothing is left to simplify; a scan's body is done before anything is moved out of it,
-/// and what is moved out is merged with what is there. Dead code is last: each pass before leaves nodes that nothing
-/// reads any more, and ports of scans that nothing needs.
+/// The order has these reasons: scans are written out first, so that all other passes see the copies. All passes but
+/// the first and the last are done in one walk, node by node, so that none has to wait for another to be through:
+/// folding feeds algebra, both feed the clean-up of scans (a carry to which zero is added does not change), and that
+/// feeds them (a constant that is made in the body is folded there). Within the walk, a node is without markers before
+/// it is folded, folded before it is simplified, and merged when nothing is left to simplify; a scan's body is done
+/// before anything is moved out of it, and moved nodes are merged with the nodes outside. Dead code is last: each pass
+/// before leaves nodes that nothing reads any more, and ports of scans that nothing needs.
 pub const PASSES: &[Pass] = &[
     Pass { name: "unroll", description: "writes scans with an unroll factor out", step: Step::Graph(passes::unroll) },
     Pass {
@@ -119,10 +119,11 @@ pub const PASSES: &[Pass] = &[
 
 /// The passes over the program of one device, in the order they run. Three of them are those of [`PASSES`], again.
 ///
-/// Why this order: what cancels need be neither hoisted nor combined; what is gathered in front of two loops is
-/// gathered once; no live collective is combined with a dead one; what reads a gathered value is known when equal nodes
-/// are one and dead ones gone, before a gather that could be a ring is sent with another; a loop whose gathers have
-/// become rings can have a buffer beside it; and what is packed is not combined with more.
+/// The order has these reasons: collectives that cancel need be neither hoisted nor combined; a value that is gathered
+/// in front of two loops is gathered once; no live collective is combined with a dead one; the readers of a gathered
+/// value are known when equal nodes are one and dead ones gone, before a gather that could be a ring is sent with
+/// another; a loop whose gathers have become rings can have a buffer beside it; and packed collectives are not combined
+/// with more.
 pub const LOCAL_PASSES: &[Pass] = &[
     Pass {
         name: "gather-slice",
@@ -173,7 +174,7 @@ pub const LOCAL_PASSES: &[Pass] = &[
     },
 ];
 
-/// Names of passes to leave out must be names of passes, of ours or of the caller's.
+/// Checks that the names of passes to leave out are names of passes, of ours or of the caller's.
 pub(super) fn check_pass_names(without: &[&str], further: &[Pass]) -> Result<(), Error> {
     let known = || PASSES.iter().chain(LOCAL_PASSES).chain(further).map(|pass| pass.name);
     match without.iter().find(|&&name| !known().any(|pass| pass == name)) {
@@ -216,8 +217,8 @@ pub(super) fn run_passes<'g>(
     Ok(current)
 }
 
-/// Verifies what the passes have made. One look at the result is enough as long as nothing is wrong; if something is,
-/// they run again and are verified one by one, to tell which is at fault.
+/// Verifies the result of the passes. One look at it is enough as long as nothing is wrong; if something is, the passes
+/// run again and are verified one by one, to tell which is at fault.
 pub(super) fn verify_passes(
     before: &Graph,
     after: &Graph,

@@ -12,7 +12,7 @@ use crate::pjrt::{
 use crate::trace::{MapTree, Tree};
 
 impl Lowered {
-    /// How inputs or outputs are laid out over the devices: those of these types (padded), and of those that the user
+    /// The layouts of inputs or outputs over the devices: for their padded types, and for the types that the user
     /// knows. `own` are the devices of this process.
     fn array_specs<'t>(
         &self,
@@ -39,7 +39,7 @@ impl Lowered {
         self.compile_with(client, &self.compile_options(client)?)
     }
 
-    /// What the module asks of a compiler for a client's devices.
+    /// The options that the module needs from a compiler for a client's devices.
     ///
     /// # Errors
     /// The client has too few devices.
@@ -50,8 +50,8 @@ impl Lowered {
         Ok(if shares { CompileOptions { span: Span::Clients, ..options } } else { options })
     }
 
-    /// What the module asks of a compiler: as many partitions as the mesh has devices, or the part of it that a process
-    /// has, in the order that suits the mesh.
+    /// The options that the module needs from a compiler: as many partitions as the mesh has devices, or the part of it
+    /// that a process has, in the order that suits the mesh.
     ///
     /// # Errors
     /// There are too few devices.
@@ -73,10 +73,11 @@ impl Lowered {
         self.program(client.compile(&self.module.bytes, options)?)
     }
 
-    /// As [`Lowered::compile_with`], but takes the program from a cache if it is there; also whether it was.
+    /// As [`Lowered::compile_with`], but takes the program from a cache if it is there. Also returns whether it was
+    /// there.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Lowered::compile_with`].
     pub fn compile_cached(
         &self,
         client: &Client,
@@ -100,7 +101,7 @@ impl Lowered {
         let graph = self.graph();
         let unpadded = self.sharded().and_then(|sharded| sharded.unpadded.clone());
         let ports = unpadded.unwrap_or_else(|| Ports::of(graph));
-        // Where the local program leaves its outputs, if nobody asked for them elsewhere, only it knows.
+        // Only the local program knows where it leaves an output that no spec asks for elsewhere.
         let emitted = self.emitted();
         let inputs = self.array_specs(graph.input_types(), ports.inputs.iter(), emitted.input_info(), own)?;
         let outputs = self.array_specs(graph.output_types(), ports.outputs.iter(), emitted.output_info(), own)?;
@@ -149,13 +150,13 @@ impl Program {
         &self.outputs
     }
 
-    /// Every collective of the program, as [`Lowered::collectives`] has them.
+    /// Every collective of the program, as [`Lowered::collectives`] returns them.
     pub fn collectives(&self) -> &Ledger {
         &self.collectives
     }
 
-    /// What the rules and the partitioner warn of, such as a rule for an axis that no tensor has: as
-    /// [`Lowered::warnings`](super::LoweredProgram::warnings) has them.
+    /// The warnings of the rules and the partitioner, such as a rule for an axis that no tensor has: see
+    /// [`Lowered::warnings`](super::LoweredProgram::warnings).
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }

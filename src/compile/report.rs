@@ -1,6 +1,6 @@
-//! What is known about a lowered program: its collectives and its memory.
+//! Facts about a lowered program: its collectives and its memory.
 
-use meshloom_hlo::analysis::{ModuleMemory, memory};
+use meshloom_analysis::{ModuleMemory, memory};
 
 use super::{Error, Lowered};
 use crate::partition::{Ledger, LedgerError};
@@ -12,8 +12,8 @@ impl Lowered {
         self.partitioned().is_none() && self.mesh().is_some_and(|mesh| mesh.device_count() > 1)
     }
 
-    /// Every collective of the program. Where XLA partitions it, every answer of the ledger is that error; on one
-    /// device, there are none.
+    /// Every collective of the program. If XLA partitions the program, every answer of the ledger is an error that says
+    /// so; on one device, there are no collectives.
     pub fn collectives(&self) -> Ledger {
         if self.partitioned_by_xla() {
             return Ledger::failed(LedgerError::PartitionedByXla);
@@ -21,8 +21,8 @@ impl Lowered {
         Ledger::of(self.emitted(), &self.emitted_mesh().cloned().unwrap_or_default())
     }
 
-    /// What the program needs of each device's memory, estimated from the module:
-    /// [`analysis::memory`](mod@meshloom_hlo::analysis::memory) says by which model.
+    /// The program's demand on each device's memory, estimated from the module by the model of
+    /// [`analysis::memory`](mod@meshloom_analysis::memory).
     ///
     /// # Errors
     /// [`LedgerError::PartitionedByXla`] where XLA partitions the program; or the module is too large.
@@ -33,8 +33,8 @@ impl Lowered {
         Ok(memory(&self.module.decode()?)?)
     }
 
-    /// Why values have their shardings: see [`explain`]. If XLA partitions the program, this is what meshloom would do.
-    /// On one device, nothing is sharded.
+    /// The reasons for the shardings of values: see [`explain`]. If XLA partitions the program, these are the decisions
+    /// that meshloom would take. On one device, nothing is sharded.
     ///
     /// # Errors
     /// No tensor has this name.

@@ -1,4 +1,4 @@
-//! What each stage leaves: a type of its own.
+//! The results of the stages of lowering, each in a type of its own.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -25,9 +25,9 @@ pub struct PassTiming {
 /// The types of a graph's ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ports {
-    /// Of its inputs.
+    /// The types of its inputs.
     pub inputs: Vec<TensorType>,
-    /// Of its outputs.
+    /// The types of its outputs.
     pub outputs: Vec<TensorType>,
 }
 
@@ -42,13 +42,13 @@ impl Ports {
 pub struct Sharded {
     /// The graph; uneven dimensions are padded.
     pub graph: Graph,
-    /// The types of its ports before they were padded, if any was.
+    /// The types of its ports before they were padded; `None` if none was padded.
     pub unpadded: Option<Ports>,
     /// The mesh that the specs refer to.
     pub mesh: Mesh,
     /// Every parameter and every value with axis names: type, names, spec, bytes, source line and rules.
     pub table: ShardingTable,
-    /// What rules warned of.
+    /// The warnings of the rules.
     pub diagnostics: Vec<Diagnostic>,
 }
 
@@ -63,7 +63,7 @@ pub struct Partitioned {
     pub fallbacks: Vec<Fallback>,
 }
 
-/// How far a program has come when it is emitted.
+/// The stage that a program has reached when it is emitted.
 #[derive(Clone, Debug)]
 pub enum LoweredProgram {
     /// For one device: nothing is sharded.
@@ -130,7 +130,7 @@ impl LoweredProgram {
         self.partitioned().map(|partitioned| &partitioned.mesh).or(self.mesh())
     }
 
-    /// How the module says how values are sharded. A manual region is entered by tiles.
+    /// The way in which the module states shardings. A manual region is entered by tiles.
     pub fn annotation(&self) -> Annotation {
         match self {
             LoweredProgram::Annotated { annotation, .. } => *annotation,
@@ -155,13 +155,14 @@ pub struct Lowered {
     pub module: EmittedModule,
     /// How it is written, where meshloom partitioned it over several devices.
     pub form: ProgramForm,
-    /// [`LowerOptions::processes`](super::LowerOptions::processes) of a program over several devices; 1 of others.
+    /// [`LowerOptions::processes`](super::LowerOptions::processes) of a program over several devices; otherwise 1.
     pub processes: usize,
     /// Pairs of (output, input) that share a buffer.
     pub aliases: Vec<(usize, usize)>,
     /// Time of each pass, in order.
     pub timings: Vec<PassTiming>,
-    /// What computes the ops that have several implementations; none where XLA partitions, which gets plain forms.
+    /// The implementations of the ops that have several. The list is empty where XLA partitions, which gets plain
+    /// forms.
     pub kernels: Vec<KernelUse>,
 }
 
@@ -172,7 +173,7 @@ impl Lowered {
     }
 }
 
-/// What can be asked of the program can be asked of it with its module.
+/// A lowered program has all methods of its program.
 impl Deref for Lowered {
     type Target = LoweredProgram;
 

@@ -3,9 +3,11 @@
 use meshloom_hlo::proto::{self, HloInstructionProto};
 
 use super::crossing::combine;
-use super::{ComputationId, EmitContext, InstructionId};
+use super::node::NodeEmitter;
 use crate::ir::{DType, TensorType};
-use crate::ops::{Group, ReduceKind, ReduceScatter, ScatterForm, to_i64};
+use crate::ops::{
+    ComputationId, EmitCollectives, EmitContext, Group, InstructionId, ReduceKind, ReduceScatter, ScatterForm, to_i64,
+};
 use meshloom_hlo::GroupFormat;
 use meshloom_hlo::crossing::CrossingKind;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
@@ -55,9 +57,162 @@ fn write_groups(instruction: &mut HloInstructionProto, mesh: &Mesh, group: &Grou
     }
 }
 
-impl EmitContext<'_> {
-    /// A collective of all operands over a group, each of which it gives a result; `describe` adds the opcode's own
-    /// attributes.
+impl EmitCollectives for NodeEmitter<'_> {
+    /// XLA's CPU runtime, which takes several operands, gathers them wrongly in loops, so these are laid side by side
+    /// as well.
+    fn all_gather(&mut self, group: &Group, dim: usize) {
+        if self.crosses(group) {
+            return self.emit_crossing(group, CrossingKind::AllGather, dim);
+        }
+        let operands = self.operand_ids();
+        if operands.len() == 1 {
+            return self.emit_collective("all-gather", group, |instruction| instruction.dimensions.push(dim as i64));
+        }
+        let describe = |instruction: &mut HloInstructionProto| instruction.dimensions.push(0);
+        self.side_by_side("all-gather", group, (1, group.size), None, describe, |context, index, rows| {
+            let part = context.operand_type(index).clone();
+            context.parts_into(&part, rows, dim, group.size)
+        });
+    }
+
+    /// In a manual region, XLA's partitioner takes one operand alone (`spmd_partitioner.cc`, `HandleAllReduce`), so
+    /// several are laid side by side.
+    fn all_reduce(&mut self, group: &Group, kind: ReduceKind) {
+        if self.crosses(group) {
+            return self.emit_crossing(group, CrossingKind::AllReduce(combine(kind)), 0);
+        }
+        let combiner = self.combiner(kind.combiner().name(), self.operand_type(0).dtype);
+        self.emit_reduction("all-reduce", group, combiner, None);
+    }
+
+    fn all_to_all(&mut self, group: &Group, dim: usize) {
+        if self.crosses(group) {
+            return self.emit_crossing(group, CrossingKind::AllToAll, dim);
+        }
+        self.emit_collective("all-to-all", group, |instruction| instruction.dimensions.push(dim as i64));
+    }
+
+    /// The rank is computed from the device's place in the mesh.
+    fn axis_index(&mut self, group: &Group) {
+        let (mesh, unsigned) = (self.emitter.mesh.clone().unwrap_or_default(), TensorType::scalar(DType::U32));
+        let device = match self.emitter.place() {
+            Some(place) => place,
+            None if self.emitter.is_local() => self.fail("a parameter with the number of the device"),
+            None => self.instruction("partition-id", &unsigned, &[]),
+        };
+        let mut rank = None;
+        for &axis in &group.axes {
+            let (stride, size) = (mesh.stride(axis), mesh.size(axis));
+            let mut position = device;
+            if stride > 1 {
+                let stride = self.number(DType::U32, stride as f64);
+                position = self.instruction("divide", &unsigned, &[position, stride]);
+            }
+            let size = self.number(DType::U32, size as f64);
+            if axis.index() > 0 {
+                position = self.instruction("remainder", &unsigned, &[position, size]);
+            }
+            rank = Some(match rank {
+                None => position,
+                Some(rank) => {
+                    let major = self.instruction("multiply", &unsigned, &[rank, size]);
+                    self.instruction("add", &unsigned, &[major, position])
+                }
+            });
+        }
+        let rank = rank.unwrap_or_else(|| self.number(DType::U32, 0.0));
+        self.begin_with("convert", 0, &[rank]);
+        self.finish();
+    }
+
+    fn collective_permute(&mut self, group: &Group, pairs: &[(u32, u32)]) {
+        if self.crosses(group) {
+            return self.emit_crossing(group, CrossingKind::CollectivePermute(pairs.to_vec()), 0);
+        }
+        let channel = self.next_channel();
+        let (mesh, _) = self.partitioned_over();
+        let pairs = device_groups(&mesh, &group.axes).into_iter().flat_map(|devices| {
+            let pair = move |&(source, target): &(u32, u32)| proto::SourceTarget {
+                source: devices[source as usize] as i64,
+                target: devices[target as usize] as i64,
+            };
+            pairs.iter().map(pair).collect::<Vec<_>>()
+        });
+        let pairs: Vec<_> = pairs.collect();
+        let instruction = self.begin("collective-permute");
+        instruction.channel_id = channel;
+        instruction.source_target_pairs = pairs;
+        self.mark_collective("collective-permute", channel);
+        self.finish();
+    }
+
+    /// libtpu ends its process over one of several operands, so these are laid side by side too, as
+    /// [`ReduceScatter::packed_columns`] says. One alone gets its [form](ReduceScatter::form_of_one).
+    fn reduce_scatter(&mut self, group: &Group, dim: usize) {
+        if self.crosses(group) {
+            return self.emit_crossing(group, CrossingKind::ReduceScatter(combine(ReduceKind::Sum)), dim);
+        }
+        let combiner = self.combiner(ReduceKind::Sum.combiner().name(), self.operand_type(0).dtype);
+        let &[operand] = &self.operand_ids()[..] else {
+            return self.emit_reduction("reduce-scatter", group, combiner, Some(dim));
+        };
+        let (ty, result) = (self.operand_type(0).clone(), self.result_type(0).clone());
+        let of_dims = |dims: &[usize]| TensorType::new(ty.dtype, dims);
+        let op = ReduceScatter { group: group.clone(), dim };
+        let (value, form, dim) = match op.form_of_one(&ty.dims) {
+            ScatterForm::Merged { dims, .. } if *dims == *ty.dims => {
+                return self.emit_reduction("reduce-scatter", group, combiner, Some(dim));
+            }
+            ScatterForm::Merged { dims, dim } => (operand, of_dims(&dims), dim),
+            ScatterForm::Rows { columns } => {
+                let parts = if ty.dims[..dim].iter().all(|&size| size == 1) {
+                    operand
+                } else {
+                    self.parts_first(&ty, operand, dim, group.size)
+                };
+                (parts, of_dims(&op.rows_of(columns)), 0)
+            }
+        };
+        let value = self.instruction("reshape", &form, &[value]);
+        let mut scattered = form;
+        scattered.dims[dim] /= group.size;
+        self.begin_typed("reduce-scatter", &scattered, &[value]);
+        self.communicate("reduce-scatter", group, |instruction| {
+            instruction.dimensions.push(dim as i64);
+            instruction.called_computation_ids.push(combiner);
+        });
+        let scattered = self.commit();
+        let value = self.instruction("reshape", &result, &[scattered]);
+        self.set_result(0, value);
+    }
+}
+
+impl NodeEmitter<'_> {
+    /// The channel of its own that the next collective gets.
+    pub(super) fn next_channel(&mut self) -> i64 {
+        self.emitter.channels += 1;
+        self.emitter.channels
+    }
+
+    /// The mesh of a partitioned graph that XLA knows, and the format in which collectives name its devices. Without a
+    /// mesh it is one device; with several processes it is the part within one.
+    fn partitioned_over(&self) -> (Mesh, GroupFormat) {
+        let mesh = self.emitter.mesh.clone().unwrap_or_default();
+        match self.emitter.processes {
+            0 | 1 => (mesh, self.emitter.groups),
+            processes => (mesh.within_process(processes), self.emitter.groups),
+        }
+    }
+
+    /// Names the collective begun by its channel, which counts the collectives of a module: the name by which the
+    /// ledger knows it.
+    pub(super) fn mark_collective(&mut self, opcode: &str, channel: i64) {
+        self.emitter.in_order();
+        self.emitter.writer.set_name(&format!("{opcode}.{channel}"));
+    }
+
+    /// Emits a collective of all operands over a group, with a result for each operand; `describe` adds the opcode's
+    /// own attributes.
     fn emit_collective(&mut self, opcode: &str, group: &Group, describe: impl FnOnce(&mut HloInstructionProto)) {
         let operands = self.operand_ids();
         self.begin_all(opcode, &operands);
@@ -76,82 +231,6 @@ impl EmitContext<'_> {
         instruction.use_global_device_ids = opcode != "all-to-all";
         describe(instruction);
         self.mark_collective(opcode, channel);
-    }
-
-    /// An all-reduce of all operands. In a manual region, XLA's partitioner takes one operand alone
-    /// (`spmd_partitioner.cc`, `HandleAllReduce`), so several are laid side by side.
-    pub(crate) fn emit_all_reduce(&mut self, group: &Group, kind: ReduceKind) {
-        if self.crosses(group) {
-            return self.emit_crossing(group, CrossingKind::AllReduce(combine(kind)), 0);
-        }
-        let combiner = self.combiner(kind.combiner().name(), self.operand_type(0).dtype);
-        self.emit_reduction("all-reduce", group, combiner, None);
-    }
-
-    /// An all-to-all along a dimension.
-    pub(crate) fn emit_all_to_all(&mut self, group: &Group, dim: usize) {
-        if self.crosses(group) {
-            return self.emit_crossing(group, CrossingKind::AllToAll, dim);
-        }
-        self.emit_collective("all-to-all", group, |instruction| instruction.dimensions.push(dim as i64));
-    }
-
-    /// A reduce-scatter of all operands along a dimension. libtpu ends its process over one of several operands, so
-    /// these are laid side by side too, as [`ReduceScatter::packed_columns`] says. One alone gets its
-    /// [form](ReduceScatter::form_of_one).
-    pub(crate) fn emit_reduce_scatter(&mut self, op: &ReduceScatter) {
-        let ReduceScatter { group, dim } = op;
-        if self.crosses(group) {
-            return self.emit_crossing(group, CrossingKind::ReduceScatter(combine(ReduceKind::Sum)), *dim);
-        }
-        let combiner = self.combiner(ReduceKind::Sum.combiner().name(), self.operand_type(0).dtype);
-        let &[operand] = &self.operand_ids()[..] else {
-            return self.emit_reduction("reduce-scatter", group, combiner, Some(*dim));
-        };
-        let (ty, result) = (self.operand_type(0).clone(), self.result_type(0).clone());
-        let of_dims = |dims: &[usize]| TensorType::new(ty.dtype, dims);
-        let (value, form, dim) = match op.form_of_one(&ty.dims) {
-            ScatterForm::Merged { dims, .. } if *dims == *ty.dims => {
-                return self.emit_reduction("reduce-scatter", group, combiner, Some(*dim));
-            }
-            ScatterForm::Merged { dims, dim } => (operand, of_dims(&dims), dim),
-            ScatterForm::Rows { columns } => {
-                let parts = if ty.dims[..*dim].iter().all(|&size| size == 1) {
-                    operand
-                } else {
-                    self.parts_first(&ty, operand, *dim, group.size)
-                };
-                (parts, of_dims(&op.rows_of(columns)), 0)
-            }
-        };
-        let value = self.instruction("reshape", &form, &[value]);
-        let mut scattered = form;
-        scattered.dims[dim] /= group.size;
-        self.begin_typed("reduce-scatter", &scattered, &[value]);
-        self.communicate("reduce-scatter", group, |instruction| {
-            instruction.dimensions.push(dim as i64);
-            instruction.called_computation_ids.push(combiner);
-        });
-        let scattered = self.commit();
-        let value = self.instruction("reshape", &result, &[scattered]);
-        self.set_result(0, value);
-    }
-
-    /// An all-gather of all operands along a dimension. XLA's CPU runtime, which takes several operands, gathers them
-    /// wrongly in loops, so these are laid side by side as well.
-    pub(crate) fn emit_all_gather(&mut self, group: &Group, dim: usize) {
-        if self.crosses(group) {
-            return self.emit_crossing(group, CrossingKind::AllGather, dim);
-        }
-        let operands = self.operand_ids();
-        if operands.len() == 1 {
-            return self.emit_collective("all-gather", group, |instruction| instruction.dimensions.push(dim as i64));
-        }
-        let describe = |instruction: &mut HloInstructionProto| instruction.dimensions.push(0);
-        self.side_by_side("all-gather", group, (1, group.size), None, describe, |context, index, rows| {
-            let part = context.operand_type(index).clone();
-            context.parts_into(&part, rows, dim, group.size)
-        });
     }
 
     fn emit_reduction(&mut self, opcode: &str, group: &Group, combiner: ComputationId, scattered: Option<usize>) {
@@ -224,7 +303,7 @@ impl EmitContext<'_> {
         }
     }
 
-    /// Columns of a matrix, as many as `ty` has, from one on.
+    /// Columns of a matrix, as many as `ty` has, from column `start` on.
     fn columns(&mut self, matrix: InstructionId, ty: &TensorType, start: usize) -> InstructionId {
         let range = |start: usize, limit: usize| proto::hlo_instruction_proto::SliceDimensions {
             start: start as i64,
@@ -236,7 +315,8 @@ impl EmitContext<'_> {
         self.commit()
     }
 
-    /// From rows, each with the elements of a part of type `part`, the value whose dimension the parts make up.
+    /// The value whose dimension is made up of the parts. Each row of the operand has the elements of a part of type
+    /// `part`.
     pub(super) fn parts_into(
         &mut self,
         part: &TensorType,
@@ -256,7 +336,7 @@ impl EmitContext<'_> {
         self.instruction("reshape", &whole, &[value])
     }
 
-    /// A value with a dimension cut into parts, which are counted by a dimension of their own in front of all others.
+    /// A value with a dimension cut into parts, which a dimension in front of all others counts.
     pub(super) fn parts_first(
         &mut self,
         ty: &TensorType,
@@ -280,60 +360,5 @@ impl EmitContext<'_> {
         let moved = TensorType { dtype: ty.dtype, dims: order.iter().map(|&from| ty.dims[from]).collect() };
         self.begin_typed("transpose", &moved, &[value]).dimensions.extend(to_i64(order));
         self.commit()
-    }
-
-    /// A collective-permute between ranks, in every group at once.
-    pub(crate) fn emit_permute(&mut self, group: &Group, pairs: &[(u32, u32)]) {
-        if self.crosses(group) {
-            return self.emit_crossing(group, CrossingKind::CollectivePermute(pairs.to_vec()), 0);
-        }
-        let channel = self.next_channel();
-        let (mesh, _) = self.partitioned_over();
-        let pairs = device_groups(&mesh, &group.axes).into_iter().flat_map(|devices| {
-            let pair = move |&(source, target): &(u32, u32)| proto::SourceTarget {
-                source: devices[source as usize] as i64,
-                target: devices[target as usize] as i64,
-            };
-            pairs.iter().map(pair).collect::<Vec<_>>()
-        });
-        let pairs: Vec<_> = pairs.collect();
-        let instruction = self.begin("collective-permute");
-        instruction.channel_id = channel;
-        instruction.source_target_pairs = pairs;
-        self.mark_collective("collective-permute", channel);
-        self.finish();
-    }
-
-    /// This device's rank in its group, from its place in the mesh.
-    pub(crate) fn emit_axis_index(&mut self, group: &Group) {
-        let (mesh, unsigned) = (self.emitter.mesh.clone().unwrap_or_default(), TensorType::scalar(DType::U32));
-        let device = match self.emitter.place() {
-            Some(place) => place,
-            None if self.emitter.is_local() => self.fail("a parameter with the number of the device"),
-            None => self.instruction("partition-id", &unsigned, &[]),
-        };
-        let mut rank = None;
-        for &axis in &group.axes {
-            let (stride, size) = (mesh.stride(axis), mesh.size(axis));
-            let mut position = device;
-            if stride > 1 {
-                let stride = self.number(DType::U32, stride as f64);
-                position = self.instruction("divide", &unsigned, &[position, stride]);
-            }
-            let size = self.number(DType::U32, size as f64);
-            if axis.index() > 0 {
-                position = self.instruction("remainder", &unsigned, &[position, size]);
-            }
-            rank = Some(match rank {
-                None => position,
-                Some(rank) => {
-                    let major = self.instruction("multiply", &unsigned, &[rank, size]);
-                    self.instruction("add", &unsigned, &[major, position])
-                }
-            });
-        }
-        let rank = rank.unwrap_or_else(|| self.number(DType::U32, 0.0));
-        self.begin_with("convert", 0, &[rank]);
-        self.finish();
     }
 }

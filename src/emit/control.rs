@@ -6,13 +6,13 @@
 
 use std::sync::Arc;
 
-use meshloom_hlo::analysis::trip_count::STATED_ITERATIONS;
+use meshloom_analysis::trip_count::STATED_ITERATIONS;
 use meshloom_hlo::proto::FrontendAttributes;
 use smallvec::SmallVec;
 
-use super::{Emitter, Ids, InstructionId, sanitize};
+use super::{Emitter, Ids, sanitize};
 use crate::ir::{DType, Graph, NodeRef, TensorType};
-use crate::ops::{Call, Cond, Scan, While, to_i64};
+use crate::ops::{Call, Cond, InstructionId, Scan, While, to_i64};
 
 impl Emitter {
     /// Writes the body of the region op that is being emitted into the open computation.
@@ -28,7 +28,7 @@ impl Emitter {
         let function = &call.function;
         let known = self.functions.get(&Arc::as_ptr(function)).map(|&(_, id)| id);
         let (origin, op_name) = (self.origin, self.op_name);
-        // Whoever calls a function, its own nodes know which phase they belong to.
+        // The nodes of a function know the phase they belong to, whatever the phase of the call is.
         let phase = std::mem::take(&mut self.phase);
         let place = self.place_for(&[function]);
         let computation = known.unwrap_or_else(|| {
@@ -63,8 +63,8 @@ impl Emitter {
         self.elements(result, function.output_types())
     }
 
-    /// Adds the number of the device to what a computation returns, where that tells which of two calls comes first
-    /// ([`EmitContext::emit_crossing`](super::EmitContext)).
+    /// Adds the number of the device to the results of a computation, where that tells which of two calls comes first
+    /// (`crossing.rs`).
     fn pass_place_on(&mut self, place: Option<InstructionId>, types: &mut Vec<&TensorType>, outputs: &mut Ids) {
         static PLACE: TensorType = TensorType { dtype: DType::U32, dims: SmallVec::new_const() };
         if place.is_some() && self.orders_by_place() {
@@ -73,7 +73,7 @@ impl Emitter {
         }
     }
 
-    /// Takes the number of the device from the last element of what such a computation has returned.
+    /// Takes the number of the device from the last element of the result of such a computation.
     fn take_place_from(&mut self, result: InstructionId, place: Option<InstructionId>, last: usize) {
         if place.is_some() && self.orders_by_place() {
             let after = self.element(result, last, &TensorType::scalar(DType::U32));
@@ -81,15 +81,15 @@ impl Emitter {
         }
     }
 
-    /// Opens a computation whose only parameter is a tuple, and returns that.
+    /// Opens a computation whose only parameter is a tuple, and returns that parameter.
     fn open_over(&mut self, name: &str, types: &[&TensorType]) -> InstructionId {
         self.open();
         self.writer.tuple_parameter(types, name);
         self.writer.commit()
     }
 
-    /// A `while` over the state (counter, carries, stacked outputs, invariants, stacked inputs), and the number of
-    /// the device where the body needs it as a value.
+    /// Emits a `while` over the state (counter, carries, stacked outputs, invariants, stacked inputs), and the number
+    /// of the device where the body needs it as a value.
     pub(super) fn scan(&mut self, graph: &Graph, node: NodeRef<'_>, scan: &Scan, operands: &[InstructionId]) -> Ids {
         let (body, length) = (&*scan.body, scan.length);
         let counter_type = TensorType::scalar(DType::S32);
@@ -186,7 +186,7 @@ impl Emitter {
         result_types.iter().enumerate().map(|(index, ty)| self.element(result, 1 + index, ty)).collect()
     }
 
-    /// A `while` over the state (invariants, carries), and the number of the device as in a scan.
+    /// Emits a `while` over the state (invariants, carries), and the number of the device as in a scan.
     pub(super) fn while_loop(&mut self, op: &While, operands: &[InstructionId]) -> Ids {
         let (place, place_type) = (self.place_for(&[&op.condition, &op.body]), TensorType::scalar(DType::U32));
         let types: Vec<&TensorType> = op.body.input_types().chain(place.map(|_| &place_type)).collect();
@@ -224,7 +224,7 @@ impl Emitter {
         (op.invariant_count..operands.len()).map(|index| self.element(result, index, types[index])).collect()
     }
 
-    /// A `conditional` whose branches all take the same tuple.
+    /// Emits a `conditional` whose branches all take the same tuple.
     pub(super) fn cond(&mut self, graph: &Graph, node: NodeRef<'_>, op: &Cond, operands: &[InstructionId]) -> Ids {
         let branches: Vec<&Graph> = op.branches.iter().map(|branch| &**branch).collect();
         let (place, place_type) = (self.place_for(&branches), TensorType::scalar(DType::U32));
@@ -247,7 +247,7 @@ impl Emitter {
             })
             .collect();
         if graph.ty(node.operands()[0]).dtype == DType::Pred {
-            // Of a pred's branches, XLA has the true one first.
+            // XLA expects the true branch of a pred first.
             computations.reverse();
         }
         let mut operands: Ids = Ids::from_slice(&[operands[0]]);

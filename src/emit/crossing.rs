@@ -3,9 +3,10 @@
 use meshloom_hlo::crossing::{Combine, Crossing, CrossingKind, TARGET};
 use meshloom_hlo::{proto, shape};
 
-use super::{EmitContext, Emitter, InstructionId};
+use super::Emitter;
+use super::node::NodeEmitter;
 use crate::ir::{DType, Graph, TensorType};
-use crate::ops::{Devices, Group, Op, ReduceKind};
+use crate::ops::{Devices, EmitContext, Group, InstructionId, Op, ReduceKind};
 
 impl Emitter {
     /// Whether the devices of a group lie in several processes.
@@ -34,13 +35,13 @@ impl Emitter {
     }
 }
 
-impl EmitContext<'_> {
+impl NodeEmitter<'_> {
     pub(super) fn crosses(&self, group: &Group) -> bool {
         self.emitter.crosses(group)
     }
 
-    /// A collective of each operand over a group that crosses processes. Operands are as they are, or, where the parts
-    /// of a dimension go to different members, with a dimension in front that counts these.
+    /// A collective of each operand over a group that crosses processes. Operands stay as they are; where the parts of
+    /// a dimension go to different members, they get one more dimension in front, which counts the members.
     pub(super) fn emit_crossing(&mut self, group: &Group, kind: CrossingKind, dim: usize) {
         let size = group.size;
         let is_cut = matches!(kind, CrossingKind::AllToAll | CrossingKind::ReduceScatter(_));
@@ -71,10 +72,10 @@ impl EmitContext<'_> {
         }
     }
 
-    /// The call takes the number of the device and gives it again, and the next call takes that: so calls of a device
-    /// follow each other, in whatever computations they are. XLA's CPU runtime keeps no other order between them: it
-    /// begins what has its operands. It does keep XLA's collectives in order, and a call that waits holds no thread of
-    /// it, so what all devices can begin, each begins.
+    /// The call takes the number of the device and gives it again, and the next call takes that: so the calls of a
+    /// device follow each other, in whatever computations they are. XLA's CPU runtime keeps no other order between
+    /// them: it begins each instruction that has its operands. It does keep XLA's collectives in order, and a call that
+    /// waits holds none of its threads. So each device begins every call that all devices can begin.
     fn call_crossing(
         &mut self,
         group: &Group,
@@ -103,9 +104,9 @@ impl EmitContext<'_> {
         instruction.custom_call_target.push_str(TARGET);
         instruction.backend_config = crossing.backend_config().into_bytes();
         instruction.custom_call_api_version = proto::CustomCallApiVersion::ApiVersionTypedFfi.into();
-        // No side effect: its result follows from the operands of all. XLA may merge equal calls and leave out what
-        // nobody reads, on all processes alike. And in a module without annotations its partitioner refuses side
-        // effects.
+        // The call has no side effect: its result follows from the operands of all devices. XLA may merge equal calls
+        // and leave out results that are not read, on all processes alike. And in a module without annotations its
+        // partitioner refuses side effects.
         instruction.constrain_layout = true;
         instruction.operand_shapes_with_layout = shapes;
         self.mark_collective(crossing.collective().name(), channel);

@@ -4,12 +4,12 @@ use meshloom_hlo::LOCAL_SHAPES;
 use meshloom_hlo::proto::FrontendAttributes;
 use rustc_hash::FxHashSet;
 
+use super::Emitter;
 use super::sharding::mesh_attribute;
-use super::{Emitter, InstructionId};
 use crate::ir::{DType, Graph, InternalError, TensorType};
-use crate::ops::{Op, RaggedDot, RaggedForm};
+use crate::ops::{InstructionId, Op, RaggedDot, RaggedForm};
 
-/// How the module of a partitioned program says that it is the program of one device.
+/// The form in which the module of a partitioned program says that it is the program of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProgramForm {
     /// Parameters and results have the shapes of whole values, with shardings in tiles. The program lies in a region
@@ -45,7 +45,8 @@ impl Emitter {
         Some(attributes)
     }
 
-    /// The parameter of the entry that is the number of the device. Each has one element of an array over all devices.
+    /// Adds the parameter of the entry that is the number of the device. Each device has one element of an array over
+    /// all devices.
     pub(super) fn place_parameter(&mut self) {
         self.writer.parameter(&TensorType::new(DType::U32, &[1]), PLACE);
         self.writer.set_name(PLACE);
@@ -54,7 +55,8 @@ impl Emitter {
         self.set_place(Some(place));
     }
 
-    /// The number of the device, if one of these bodies needs it: what a computation of them takes besides its inputs.
+    /// The number of the device, if one of these bodies needs it. A computation of them then takes it besides its
+    /// inputs.
     pub(super) fn place_for(&mut self, bodies: &[&Graph]) -> Option<InstructionId> {
         if !bodies.iter().any(|body| self.uses_place(body)) {
             return None;
@@ -72,7 +74,7 @@ impl Emitter {
         self.places.last().copied().flatten()
     }
 
-    /// States what the number of the device is in the open computation.
+    /// States the value that is the number of the device in the open computation.
     pub(super) fn set_place(&mut self, place: Option<InstructionId>) {
         if let Some(last) = self.places.last_mut() {
             *last = place;
@@ -88,7 +90,7 @@ pub(crate) fn needs_local_form(graph: &Graph) -> bool {
     has_op(graph, &|op| matches!(op, Op::RaggedDot(RaggedDot { form: RaggedForm::Instruction, .. })))
 }
 
-/// Whether a graph, or a region in it, has an op of which this is so. Each body is looked into once.
+/// Whether a graph, or a region in it, has an op for which `is_meant` holds. Each body is looked into once.
 pub(super) fn has_op(graph: &Graph, is_meant: &impl Fn(&Op) -> bool) -> bool {
     let mut seen: FxHashSet<*const Graph> = FxHashSet::default();
     let mut left = vec![graph];

@@ -13,17 +13,15 @@ mod collective;
 mod control;
 mod crossing;
 mod form;
-mod helpers;
+mod node;
 mod sharding;
 mod writer;
 
 pub use collective::device_groups;
 pub use form::ProgramForm;
 pub(crate) use form::needs_local_form;
-pub use helpers::comparison_type;
 pub use meshloom_hlo::GroupFormat;
 pub use sharding::{Annotation, op_sharding};
-pub use writer::{ComputationId, InstructionId};
 
 use std::sync::Arc;
 
@@ -31,19 +29,16 @@ use prost::Message;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use meshloom_hlo::literal_proto;
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::{self, HloInstructionProto};
+use meshloom_hlo::{literal_proto, number_bytes};
 
 use self::sharding::{manual, result_attribute};
 use self::writer::{EncodedShape, MODULE_HOST_PROGRAM_SHAPE, Metadata, ModuleWriter, put_bytes};
-use crate::ir::{
-    DType, Graph, GraphBuilder, InternalError, Literal, NodeRef, OpError, Origin, Phase, PortInfo, Scope, Spec,
-    TensorType, Value, Values,
-};
-use crate::ops::{ArgReduceKind, Memory, RegionKind};
+use crate::ir::{DType, Graph, InternalError, NodeRef, Origin, Phase, PortInfo, Scope, Spec, TensorType};
+use crate::ops::{ComputationId, InstructionId, RegionKind};
 
-/// What emission needs beside the graph.
+/// The inputs of emission besides the graph.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EmitOptions<'a> {
     /// The mesh that specs refer to; `None` emits a program for one device and leaves specs out.
@@ -55,15 +50,15 @@ pub struct EmitOptions<'a> {
     /// Whether the graph is already the program of one device: its shapes are local and its collectives explicit, and
     /// the specs of its ports say how the whole is put together from the parts.
     pub partitioned: bool,
-    /// How the program of one device says that it is one.
+    /// The form in which the program of one device says that it is one.
     pub form: ProgramForm,
     /// How collectives name their devices.
     pub groups: GroupFormat,
-    /// Whether the plugin may run collectives that do not depend on each other in any order, or at once.
+    /// Whether the plugin may run independent collectives in any order, or at once.
     pub overlap_collectives: bool,
-    /// How a graph that is not partitioned says how values are sharded.
+    /// The dialect in which a graph that is not partitioned says how values are sharded.
     pub annotation: Annotation,
-    /// The plugin keeps a memory of the host's, into which values can be moved; without, they stay where they are.
+    /// Whether the plugin has a host memory into which values can be moved. Without it, they stay where they are.
     pub host_memory: bool,
     /// Processes between which collectives go by custom calls, as
     /// [`LowerOptions::processes`](crate::compile::LowerOptions::processes) has it; 0 and 1: none.
@@ -77,12 +72,12 @@ pub struct EmittedModule {
     pub bytes: Vec<u8>,
     /// Number of instructions in all computations.
     pub instruction_count: usize,
-    /// Whether its last parameter is the number of the device in the mesh: `u32` `[1]` on each.
+    /// Whether the last parameter of the module is the number of the device in the mesh: `u32` `[1]` on each.
     pub takes_place: bool,
 }
 
 impl EmittedModule {
-    /// The module as messages.
+    /// Decodes the bytes into messages.
     ///
     /// # Errors
     /// The bytes are no longer what was emitted.
@@ -94,7 +89,7 @@ impl EmittedModule {
 
 type Ids = SmallVec<[InstructionId; 4]>;
 
-/// What stands for an instruction that there is not; XLA takes it for "not set", too.
+/// The id that stands for no instruction; XLA takes it for "not set", too.
 const UNSET: InstructionId = 0;
 
 struct Emitter {
@@ -108,7 +103,7 @@ struct Emitter {
     /// Channels given to collectives so far.
     channels: i64,
     overlap_collectives: bool,
-    /// For each open computation, the number of the device where a parameter says it: a scalar `u32`.
+    /// For each open computation, the number of the device, where a parameter gives it: a scalar `u32`.
     places: Vec<Option<InstructionId>>,
     /// For each open computation, its last instruction that communicates.
     last_collective: Vec<Option<InstructionId>>,
@@ -119,7 +114,7 @@ struct Emitter {
     processes: usize,
     /// Paths of scopes, with a slash at the end unless empty.
     paths: FxHashMap<Scope, String>,
-    /// Emitted functions; the graphs are held so that their addresses stay theirs.
+    /// Emitted functions; the graphs are held so that their addresses are not used again.
     functions: FxHashMap<*const Graph, (Arc<Graph>, ComputationId)>,
     /// Computations that rules have asked for, by name.
     named_computations: FxHashMap<String, ComputationId>,
@@ -129,7 +124,7 @@ struct Emitter {
     op_name: &'static str,
     /// The phase of the region op whose body is being written.
     phase: Phase,
-    /// The first thing that cannot happen and has.
+    /// The first internal error.
     defect: Option<InternalError>,
 }
 
@@ -258,21 +253,21 @@ impl Emitter {
         ty
     }
 
-    /// From a whole value to this device's part of it: into the region that XLA's partitioner leaves alone.
+    /// Goes from a whole value to this device's part of it, into the region that XLA's partitioner leaves alone.
     fn enter(&mut self, whole: InstructionId, local: &TensorType, info: &PortInfo) -> InstructionId {
         let Some(tiled) = self.tiled(local, info) else { return whole };
         let whole = self.placed("Sharding", &self.whole(local, info), whole, tiled);
         self.placed("SPMDFullToShardShape", local, whole, manual())
     }
 
-    /// From this device's part to the whole value.
+    /// Goes from this device's part to the whole value.
     fn leave(&mut self, part: InstructionId, local: &TensorType, info: &PortInfo) -> InstructionId {
         let Some(tiled) = self.tiled(local, info) else { return part };
         let part = self.placed("Sharding", local, part, manual());
         self.placed("SPMDShardToFullShape", &self.whole(local, info), part, tiled)
     }
 
-    /// Shardy's statement of how an output is sharded, which it moves to the output itself (XLA:
+    /// Emits Shardy's statement of how an output is sharded, which Shardy moves to the output itself (XLA:
     /// `sdy_round_trip/import_shardy_attrs.cc`).
     fn state_result(&mut self, value: InstructionId, ty: &TensorType, info: &PortInfo) -> InstructionId {
         let Some(mesh) = &self.mesh else { return value };
@@ -319,11 +314,11 @@ impl Emitter {
         closed
     }
 
-    /// Makes the instruction begun, which communicates, wait for the one before it that does.
+    /// Makes the instruction begun, which communicates, wait for the last one before it that does.
     ///
     /// Devices that take collectives in different orders each block a thread of XLA's CPU runtime for each collective
     /// that they are in, and wait forever when no thread is left. The runtime takes them in the order of the schedule,
-    /// but for those in loops and branches, of which it may be in one more at a time: the CPU client of `meshloom-pjrt`
+    /// except for those in loops and branches, of which one more may run at a time: the CPU client of `meshloom-pjrt`
     /// has the threads for that.
     pub(super) fn in_order(&mut self) {
         let id = self.writer.next_id();
@@ -344,7 +339,7 @@ impl Emitter {
         }
     }
 
-    /// Writes the nodes of `graph` into the open computation; returns what its outputs became.
+    /// Writes the nodes of `graph` into the open computation; returns the instructions of its outputs.
     fn body(&mut self, graph: &Graph, inputs: &[InstructionId]) -> Ids {
         let mut ids: Vec<InstructionId> = vec![UNSET; graph.value_count()];
         for (&input, &id) in graph.inputs().iter().zip(inputs) {
@@ -374,15 +369,10 @@ impl Emitter {
             Some(RegionKind::CustomVjp(custom)) => self.region(&custom.primal, operands),
             Some(RegionKind::Scan(scan)) => self.scan(graph, node, scan, operands),
             Some(RegionKind::While(op)) => self.while_loop(op, operands),
-            None => {
-                let values: Values = node.results().collect();
-                let results = SmallVec::from_elem(UNSET, values.len());
-                let mut context = EmitContext { emitter: self, graph, node, operands, values, results };
-                if let Some(primitive) = node.op().as_primitive() {
-                    primitive.emit(&mut context);
-                }
-                context.results
-            }
+            None => match node.op().as_primitive() {
+                Some(primitive) => self.primitive(graph, node, primitive, operands),
+                None => Ids::new(),
+            },
         }
     }
 
@@ -432,7 +422,7 @@ impl Emitter {
         self.writer.attributes()
     }
 
-    /// States where the instruction begun came from.
+    /// States the origin of the instruction begun.
     fn describe(&mut self) {
         if self.omit_metadata {
             return;
@@ -465,12 +455,11 @@ impl Emitter {
 
     /// A scalar constant from a number.
     fn number(&mut self, dtype: DType, number: f64) -> InstructionId {
-        let (bytes, count) = crate::ops::Splat::new(TensorType::scalar(dtype), number).element_bytes();
-        self.scalar_constant(dtype, &bytes[..count])
+        self.scalar_constant(dtype, &number_bytes(dtype, number)[..dtype.byte_count()])
     }
 
     /// The computation of a variadic reduce over (value, position): the better value, or the lower position of equals.
-    fn arg_reduce_combiner(&mut self, kind: ArgReduceKind, dtype: DType) -> ComputationId {
+    fn arg_reduce_combiner(&mut self, better: &str, dtype: DType) -> ComputationId {
         let (value, index) = (TensorType::scalar(dtype), TensorType::scalar(DType::S32));
         let flag = TensorType::scalar(DType::Pred);
         self.open();
@@ -480,8 +469,7 @@ impl Emitter {
             self.writer.commit()
         });
         let writer = &mut self.writer;
-        let direction = if kind == ArgReduceKind::Max { "GT" } else { "LT" };
-        let better = writer.compare(direction, dtype, [best, next]);
+        let better = writer.compare(better, dtype, [best, next]);
         // Only NaN differs from itself; it counts as extreme, as in a plain max or min.
         let is_nan = writer.compare("NE", dtype, [best, best]);
         let keep = writer.instruction("or", &flag, &[better, is_nan]);
@@ -498,7 +486,7 @@ impl Emitter {
     }
 }
 
-/// How a port's value is sharded: whole on every device, unless it says otherwise.
+/// The sharding of a port's value: whole on every device, unless the port says otherwise.
 fn spec_of(info: &PortInfo, ty: &TensorType) -> Spec {
     info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank()))
 }
@@ -511,213 +499,4 @@ fn sanitize(name: &str) -> String {
         clean.insert(0, '_');
     }
     clean
-}
-
-/// One node as its op's `emit` rule sees it.
-pub struct EmitContext<'e> {
-    emitter: &'e mut Emitter,
-    graph: &'e Graph,
-    node: NodeRef<'e>,
-    operands: &'e [InstructionId],
-    /// The node's results.
-    values: Values,
-    /// What they became.
-    results: Ids,
-}
-
-impl EmitContext<'_> {
-    /// The instruction that an operand became.
-    pub fn operand_id(&self, index: usize) -> InstructionId {
-        self.operands[index]
-    }
-
-    /// A channel of its own for a collective.
-    pub(super) fn next_channel(&mut self) -> i64 {
-        self.emitter.channels += 1;
-        self.emitter.channels
-    }
-
-    /// The mesh of a partitioned graph that XLA knows (one device where there is none): the part within a process where
-    /// there are several. And how collectives name its devices.
-    pub(super) fn partitioned_over(&self) -> (Mesh, GroupFormat) {
-        let mesh = self.emitter.mesh.clone().unwrap_or_default();
-        match self.emitter.processes {
-            0 | 1 => (mesh, self.emitter.groups),
-            processes => (mesh.within_process(processes), self.emitter.groups),
-        }
-    }
-
-    /// The type of an operand.
-    pub fn operand_type(&self, index: usize) -> &TensorType {
-        self.graph.ty(self.node.operands()[index])
-    }
-
-    /// Notes that the rule cannot go on, which is a defect; what it returns stands for an instruction.
-    #[track_caller]
-    pub(crate) fn fail(&mut self, expected: &str) -> InstructionId {
-        let error = InternalError::new(self.node.op().name(), expected).at(self.node.origin());
-        self.emitter.defect.get_or_insert(error);
-        UNSET
-    }
-
-    /// States what a result became.
-    pub fn set_result(&mut self, index: usize, id: InstructionId) {
-        self.results[index] = id;
-    }
-
-    /// The rule of an op that other ops can express: `definition` makes its results, whose instructions are written in
-    /// its place.
-    pub fn by_definition(&mut self, definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Values, OpError>) {
-        let types: Vec<TensorType> = self.node.operands().iter().map(|&value| self.graph.ty(value).clone()).collect();
-        match GraphBuilder::definition(self.node.origin(), types, definition) {
-            Ok(graph) => self.results = self.emitter.body(&graph, self.operands),
-            Err(error) => {
-                self.fail(&error.to_string());
-            }
-        }
-    }
-
-    /// One instruction with all operands and no attributes.
-    pub fn simple(&mut self, opcode: &str) {
-        self.begin(opcode);
-        self.finish();
-    }
-
-    /// Starts an instruction with all operands and the type of result 0; [`EmitContext::finish`] ends it.
-    pub fn begin(&mut self, opcode: &str) -> &mut HloInstructionProto {
-        self.begin_with(opcode, 0, self.operands)
-    }
-
-    /// Starts an instruction with chosen operands and the type of a result; [`EmitContext::finish`] ends it.
-    pub fn begin_with(&mut self, opcode: &str, result: usize, operands: &[InstructionId]) -> &mut HloInstructionProto {
-        let ty = self.graph.ty(self.values[result]);
-        self.emitter.begin(opcode, ty, operands)
-    }
-
-    /// Ends the instruction begun, which is result 0.
-    pub fn finish(&mut self) {
-        self.results[0] = self.emitter.writer.commit();
-    }
-
-    /// Names the collective begun by its channel, which counts the collectives of a module: the name by which the
-    /// ledger knows it.
-    pub(super) fn mark_collective(&mut self, opcode: &str, channel: i64) {
-        self.emitter.in_order();
-        self.emitter.writer.set_name(&format!("{opcode}.{channel}"));
-    }
-
-    /// Makes result 0 the operand itself.
-    pub fn forward_operand(&mut self) {
-        self.results[0] = self.operands[0];
-    }
-
-    /// A scalar constant from its bytes.
-    pub fn scalar_constant(&mut self, dtype: DType, bytes: &[u8]) -> InstructionId {
-        self.emitter.scalar_constant(dtype, bytes)
-    }
-
-    /// A scalar constant from a number.
-    pub fn number(&mut self, dtype: DType, number: f64) -> InstructionId {
-        self.emitter.number(dtype, number)
-    }
-
-    /// A computation of two scalars by one opcode.
-    pub fn combiner(&mut self, opcode: &'static str, dtype: DType) -> ComputationId {
-        self.emitter.writer.combiner(opcode, dtype)
-    }
-
-    /// A computation of two scalars that returns the second.
-    pub fn replacer(&mut self, dtype: DType) -> ComputationId {
-        self.emitter.writer.replacer(dtype)
-    }
-
-    /// A computation of two scalars that returns log(exp + exp), with the larger taken out.
-    pub fn log_add_exp(&mut self, dtype: DType) -> ComputationId {
-        self.emitter.writer.scalar_computation("log_add_exp", dtype, |writer, [lhs, rhs]| {
-            let number = TensorType::scalar(dtype);
-            let larger = writer.instruction("maximum", &number, &[lhs, rhs]);
-            let difference = writer.instruction("subtract", &number, &[lhs, rhs]);
-            let distance = writer.instruction("abs", &number, &[difference]);
-            let exponent = writer.instruction("negate", &number, &[distance]);
-            let power = writer.instruction("exponential", &number, &[exponent]);
-            let rest = writer.instruction("log-plus-one", &number, &[power]);
-            let sum = writer.instruction("add", &number, &[larger, rest]);
-            // The difference of equal infinities is undefined: their sum is the infinity, and NaN for NaN.
-            let undefined = writer.compare("NE", dtype, [difference, difference]);
-            let plain = writer.instruction("add", &number, &[lhs, rhs]);
-            writer.instruction("select", &number, &[undefined, plain, sum])
-        })
-    }
-
-    /// A dense constant as result 0.
-    pub fn literal(&mut self, value: &Literal) {
-        let value = literal_proto(value.ty(), value.bytes());
-        self.begin("constant").literal = Some(value.into());
-        self.finish();
-    }
-
-    /// An optimization barrier over all operands, which it makes the results.
-    pub(crate) fn emit_barrier(&mut self) {
-        if self.operands.len() == 1 {
-            return self.simple("opt-barrier");
-        }
-        let (graph, node) = (self.graph, self.node);
-        let types: Vec<&TensorType> = node.results().map(|value| graph.ty(value)).collect();
-        let tuple = self.emitter.tuple(&types, self.operands);
-        self.emitter.begin_tuple("opt-barrier", types.iter().copied(), &[tuple]);
-        let guarded = self.emitter.writer.commit();
-        self.results = self.emitter.elements(guarded, types);
-    }
-
-    /// A custom call that places its result in a memory, as JAX writes it (XLA: `convert_memory_placement_to_internal_
-    /// annotations.cc`, `host_offloader.cc`), or nothing where there is no host memory.
-    pub(crate) fn emit_move(&mut self, memory: Memory) {
-        if !self.emitter.host_memory {
-            return self.forward_operand();
-        }
-        let place = match memory {
-            Memory::Device => "device",
-            Memory::Host => "pinned_host",
-        };
-        let instruction = self.begin("custom-call");
-        instruction.custom_call_target.push_str("annotate_device_placement");
-        instruction.custom_call_has_side_effect = true;
-        let map = [("_xla_buffer_placement".to_owned(), place.to_owned())].into();
-        instruction.frontend_attributes = Some(proto::FrontendAttributes { map });
-        self.finish();
-    }
-
-    /// A `Sharding` custom call, or nothing in a program for one device.
-    pub(crate) fn emit_reshard(&mut self, spec: &Spec) {
-        let Some(mesh) = self.emitter.mesh.clone() else { return self.forward_operand() };
-        let annotation = self.emitter.annotation;
-        let instruction = self.begin("custom-call");
-        instruction.custom_call_target.push_str("Sharding");
-        annotation.write_constraint(&mesh, spec, instruction);
-        self.finish();
-    }
-
-    /// A fold of pairs (operand, position), which starts at the worst value and position `start`; `describe` adds the
-    /// opcode's own attributes. Result 0 is the position of the best value, the first of equals.
-    pub(crate) fn arg_reduce(
-        &mut self,
-        kind: ArgReduceKind,
-        opcode: &str,
-        positions: InstructionId,
-        start: f64,
-        describe: impl FnOnce(&mut HloInstructionProto),
-    ) {
-        let dtype = self.operand_type(0).dtype;
-        let combiner = self.emitter.arg_reduce_combiner(kind, dtype);
-        let worst = self.number(dtype, kind.reduction().identity(dtype));
-        let start = self.number(DType::S32, start);
-        let index_type = self.result_type(0).clone();
-        let value_type = index_type.with_dtype(dtype);
-        let operands = [self.operands[0], positions, worst, start];
-        let reduce = self.emitter.begin_tuple(opcode, [&value_type, &index_type], &operands);
-        describe(reduce);
-        reduce.called_computation_ids.push(combiner);
-        let pair = self.emitter.writer.commit();
-        self.results[0] = self.emitter.element(pair, 1, &index_type);
-    }
 }

@@ -1,4 +1,4 @@
-//! Specs as XLA's sharding annotations, in the three dialects that there are.
+//! Specs as XLA's sharding annotations, in three dialects.
 
 use crate::ir::Spec;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
@@ -8,7 +8,7 @@ use meshloom_hlo::proto::{
     op_sharding::Type,
 };
 
-/// How a program that XLA is to partition says how values are sharded.
+/// The dialect in which a program that XLA is to partition says how values are sharded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Annotation {
     /// `OpSharding` in tiles (V2), for GSPMD.
@@ -78,7 +78,7 @@ fn attribute(key: &str, text: String) -> FrontendAttributes {
     FrontendAttributes { map: [(key.to_owned(), text)].into() }
 }
 
-/// A spec in Shardy's text form. Every dimension is closed: what the spec does not split stays whole.
+/// A spec in Shardy's text form. Every dimension is closed: a dimension that the spec does not split stays whole.
 fn sdy(mesh: &Mesh, spec: &Spec) -> String {
     let axes = |axes: &[MeshAxis]| -> String {
         let names: Vec<String> = axes.iter().map(|&axis| format!("\"{}\"", mesh.name(axis))).collect();
@@ -137,7 +137,7 @@ pub fn op_sharding(mesh: &Mesh, spec: &Spec) -> OpSharding {
     }
 }
 
-/// The sharding of what a program has partitioned itself.
+/// The sharding of a value that the program has partitioned itself.
 pub fn manual() -> OpSharding {
     OpSharding { r#type: Type::Manual.into(), ..OpSharding::default() }
 }

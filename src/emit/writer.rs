@@ -13,14 +13,8 @@ use rustc_hash::FxHashMap;
 use meshloom_hlo::proto::{self, HloInstructionProto, LiteralProto, ShapeProto};
 use meshloom_hlo::shape;
 
-use super::comparison_type;
 use crate::ir::{DType, TensorType};
-
-/// Id of an instruction, unique in its module.
-pub type InstructionId = i64;
-
-/// Id of a computation, unique in its module.
-pub type ComputationId = i64;
+use crate::ops::{ComputationId, InstructionId};
 
 /// A computation being written: its instructions, encoded.
 struct Computation {
@@ -32,7 +26,7 @@ struct Computation {
 /// Where an encoded shape lies among those of the module.
 pub(super) type EncodedShape = Range<usize>;
 
-/// Where an instruction came from, as its metadata says it.
+/// The origin of an instruction, as its metadata states it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Metadata<'a> {
     /// Name of the op it was emitted for.
@@ -43,12 +37,12 @@ pub(super) struct Metadata<'a> {
     pub(super) source: (&'a str, u32),
 }
 
-/// What every instruction has, kept apart from the scratch message so that the hundred fields that it does not have
-/// cost little.
+/// The fields that every instruction has. They are kept apart from the scratch message, so that its hundred other
+/// fields cost little.
 #[derive(Default)]
 struct Common {
     opcode: String,
-    /// Its own name; otherwise it is named after opcode and id.
+    /// The name of the instruction, if it has one of its own; otherwise it is named after opcode and id.
     name: String,
     operands: Vec<InstructionId>,
     shape: EncodedShape,
@@ -71,7 +65,7 @@ pub struct ModuleWriter {
 }
 
 // Field numbers of hlo.proto and xla_data.proto that are written by hand: computations because their contents are
-// streamed, and shapes, tables and what every instruction has because they are written so often.
+// streamed, and shapes, tables and the fields of every instruction because they are written so often.
 const INSTRUCTION_NAME: u32 = 1;
 const INSTRUCTION_OPCODE: u32 = 2;
 const INSTRUCTION_SHAPE: u32 = 3;
@@ -98,7 +92,7 @@ const MODULE_COMPUTATIONS: u32 = 3;
 pub(super) const MODULE_HOST_PROGRAM_SHAPE: u32 = 4;
 
 // prost hands a buffer the bytes of a varint one by one, each as a slice, which costs several calls a byte where buffer
-// and caller are in different codegen units. What is written often is therefore written here.
+// and caller are in different codegen units. Fields that are written often are therefore written here.
 
 #[inline]
 fn put_varint(mut value: u64, out: &mut Vec<u8>) {
@@ -255,7 +249,7 @@ impl ModuleWriter {
     pub(super) fn compare(&mut self, direction: &str, dtype: DType, operands: [InstructionId; 2]) -> InstructionId {
         let instruction = self.begin("compare", &TensorType::scalar(DType::Pred), &operands);
         instruction.comparison_direction.push_str(direction);
-        instruction.comparison_type.push_str(comparison_type(dtype));
+        instruction.comparison_type.push_str(dtype.comparison_type());
         self.commit()
     }
 
@@ -318,7 +312,7 @@ impl ModuleWriter {
         self.common.name.push_str(name);
     }
 
-    /// States where the instruction begun came from.
+    /// States the origin of the instruction begun.
     pub(super) fn set_metadata(&mut self, metadata: Metadata<'_>) {
         let out = &mut self.common.metadata;
         out.clear();
@@ -347,8 +341,8 @@ impl ModuleWriter {
         }
         let Some(computation) = self.open.last_mut() else { return id };
         let out = &mut computation.bytes;
-        // The length stands in front of the instruction and is known behind it: it goes into room left for it, in as
-        // many bytes as any length below 2^28 takes.
+        // The length stands before the instruction but is known only after it. Room is left for it: as many bytes as
+        // any length below 2^28 takes.
         const LENGTH_BYTES: usize = 4;
         put_key(COMPUTATION_INSTRUCTIONS, WireType::LengthDelimited, out);
         let length_at = out.len();

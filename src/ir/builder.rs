@@ -21,7 +21,7 @@ pub struct GraphBuilder {
 }
 
 impl GraphBuilder {
-    /// An empty graph under construction.
+    /// Creates an empty graph under construction.
     pub fn new(name: impl Into<Arc<str>>) -> GraphBuilder {
         GraphBuilder {
             graph: Graph {
@@ -48,12 +48,12 @@ impl GraphBuilder {
         builder
     }
 
-    /// Sets where the nodes pushed from now on come from.
+    /// Sets the origin of the nodes pushed from now on.
     pub fn set_origin(&mut self, origin: Origin) {
         self.origin = origin;
     }
 
-    /// Where the nodes pushed now come from.
+    /// The origin of the nodes pushed now.
     #[inline]
     pub fn origin(&self) -> Origin {
         self.origin
@@ -143,7 +143,7 @@ impl GraphBuilder {
         (result_start..result_start + result_count).map(Value).collect()
     }
 
-    /// As [`GraphBuilder::push_typed`], for a node that comes from elsewhere than those pushed around it.
+    /// As [`GraphBuilder::push_typed`], for a node whose origin differs from that of the nodes pushed around it.
     pub(crate) fn push_from(
         &mut self,
         origin: Origin,
@@ -176,7 +176,7 @@ impl GraphBuilder {
         results
     }
 
-    /// Copies all nodes of `source`, with its inputs standing for `arguments`; returns what its outputs became.
+    /// Copies all nodes of `source`, with `arguments` in the place of its inputs; returns the copies of its outputs.
     pub(crate) fn inline(&mut self, source: &Graph, arguments: &[Value]) -> Values {
         let mut map = ValueMap::for_inputs(source, arguments);
         for node in source.nodes() {
@@ -185,7 +185,7 @@ impl GraphBuilder {
         source.outputs().iter().map(|&value| map.get(value)).collect()
     }
 
-    /// The graph of a function of values of these types, made at one place.
+    /// Builds the graph of a function of values of these types. All its nodes have one origin.
     pub(crate) fn definition(
         origin: Origin,
         types: impl IntoIterator<Item = TensorType>,
@@ -198,8 +198,8 @@ impl GraphBuilder {
         Ok(builder.finish_body(results.to_vec()))
     }
 
-    /// Ends construction. Each output has a description: the [verifier](super::verify()) refuses a graph where that is
-    /// not so.
+    /// Ends construction. Each output has a description: the [verifier](super::verify()) refuses a graph with an output
+    /// that has none.
     pub fn finish(mut self, outputs: Vec<Value>, output_info: Vec<PortInfo>) -> Graph {
         self.graph.outputs = outputs;
         self.graph.output_info = output_info;
@@ -224,19 +224,19 @@ impl GraphBuilder {
     }
 }
 
-/// Which value of a new graph stands for each value of an old one.
+/// A map from the values of an old graph to those of a new one.
 #[derive(Debug, Clone)]
 pub(crate) struct ValueMap(Vec<u32>);
 
 const UNMAPPED: u32 = u32::MAX;
 
 impl ValueMap {
-    /// A map of nothing.
+    /// Creates an empty map.
     pub(crate) fn new(source: &Graph) -> ValueMap {
         ValueMap(vec![UNMAPPED; source.value_count()])
     }
 
-    /// A map of the inputs of `source` to `arguments`.
+    /// Creates a map from the inputs of `source` to `arguments`.
     pub(crate) fn for_inputs(source: &Graph, arguments: &[Value]) -> ValueMap {
         let mut map = ValueMap::new(source);
         for (&input, &argument) in source.inputs().iter().zip(arguments) {
@@ -245,21 +245,22 @@ impl ValueMap {
         map
     }
 
-    /// What stands for `value`. Architecture invariant: callers walk in topological order, so it has been set. What has
-    /// not is a value that no graph has, which the verifier refuses as used before it is defined.
+    /// The value that `value` is mapped to. Architecture invariant: callers walk in topological order, so it has been
+    /// set. If it has not, the result is a value that no graph has, which the verifier refuses as used before it is
+    /// defined.
     #[inline]
     pub(crate) fn get(&self, value: Value) -> Value {
         Value(self.0[value.index()])
     }
 
-    /// What stands for `value`, if anything does yet.
+    /// The value that `value` is mapped to, if it has been set.
     #[inline]
     pub(crate) fn find(&self, value: Value) -> Option<Value> {
         let mapped = self.0[value.index()];
         (mapped != UNMAPPED).then_some(Value(mapped))
     }
 
-    /// Makes `new` stand for `old`.
+    /// Maps `old` to `new`.
     #[inline]
     pub(crate) fn set(&mut self, old: Value, new: Value) {
         self.0[old.index()] = new.0;

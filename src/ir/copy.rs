@@ -13,11 +13,11 @@ use crate::ops::Op;
 
 /// A graph that is copied node by node, with changes on the way: nodes may be left out, replaced or added.
 pub(crate) struct GraphCopy<'g> {
-    /// What is copied.
+    /// The graph that is copied.
     pub(crate) source: &'g Graph,
     /// The copy so far.
     pub(crate) builder: GraphBuilder,
-    /// What stands in the copy for each value of the source.
+    /// The value in the copy for each value of the source.
     pub(crate) map: ValueMap,
 }
 
@@ -46,7 +46,7 @@ impl<'g> GraphCopy<'g> {
         self.input_as(value, self.source.ty(value).clone(), info);
     }
 
-    /// As [`GraphCopy::input`], of another type.
+    /// As [`GraphCopy::input`], but with another type.
     pub(crate) fn input_as(&mut self, value: Value, ty: TensorType, info: PortInfo) {
         let input = self.builder.input(ty, info);
         self.map.set(value, input);
@@ -76,36 +76,36 @@ impl<'g> GraphCopy<'g> {
         self.finish_with(source.outputs().iter().copied().zip(source.output_info().iter().cloned()))
     }
 
-    /// Ends the copy with what stands for these values.
+    /// Ends the copy with the copies of these values as outputs.
     pub(crate) fn finish_with(self, outputs: impl IntoIterator<Item = (Value, PortInfo)>) -> Graph {
         let (outputs, info) = outputs.into_iter().map(|(value, info)| (self.map.get(value), info)).unzip();
         self.builder.finish(outputs, info)
     }
 
-    /// Ends the copy of a body with what stands for these values.
+    /// Ends the copy of a body with the copies of these values as outputs.
     pub(crate) fn finish_body(self, outputs: impl IntoIterator<Item = Value>) -> Graph {
         self.finish_with(outputs.into_iter().map(|value| (value, PortInfo::default())))
     }
 }
 
-/// What a pass has made of the bodies it has met: one that is used twice is done once and stays shared.
+/// The results of a pass for the bodies it has met: a body that is used twice is transformed once and stays shared.
 #[derive(Default)]
 pub(crate) struct BodyCache(FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>);
 
 impl BodyCache {
-    /// What became of a body that has been met before.
+    /// The result for a body that has been met before.
     pub(crate) fn find(&self, body: &Arc<Graph>) -> Option<Arc<Graph>> {
         self.0.get(&Arc::as_ptr(body)).map(|(_, done)| done.clone())
     }
 
-    /// Notes what a body has become, and returns it.
+    /// Notes the result for a body, and returns it.
     pub(crate) fn insert(&mut self, body: &Arc<Graph>, done: Arc<Graph>) -> Arc<Graph> {
         // The original is held so that its address stays its own.
         self.0.insert(Arc::as_ptr(body), (body.clone(), done.clone()));
         done
     }
 
-    /// A body with a pass run over it.
+    /// Returns a body with a pass run over it.
     pub(crate) fn transform(
         &mut self,
         body: &Arc<Graph>,
@@ -117,18 +117,18 @@ impl BodyCache {
         })
     }
 
-    /// An op with the pass run over its bodies; `None` for an op without.
+    /// Returns an op with the pass run over its bodies; `None` for an op that has none.
     pub(crate) fn transform_op(&mut self, op: &Op, pass: impl Fn(&Graph, &mut BodyCache) -> Graph) -> Option<Op> {
         op.map_regions(|body| self.transform(body, &pass))
     }
 }
 
-/// What has been made of bodies, each under a key that says what else it depends on. One that is met again under an
-/// equal key is not done again, so what shared a body shares what became of it.
+/// Results that were made from bodies. The key says what else each result depends on. A body that is met again under an
+/// equal key is not transformed again, so users that shared a body share its result.
 #[derive(Debug)]
 pub(crate) struct Memo<K, V>(RefCell<Made<K, V>>);
 
-/// The originals, each with what has been made of it.
+/// The originals, each with the result made from it.
 type Made<K, V> = FxHashMap<(*const Graph, K), (Arc<Graph>, V)>;
 
 impl<K, V> Default for Memo<K, V> {
@@ -138,7 +138,7 @@ impl<K, V> Default for Memo<K, V> {
 }
 
 impl<K: Eq + Hash, V: Clone> Memo<K, V> {
-    /// What `make` makes of a body, once for each key.
+    /// Returns the result of `make` for a body. It runs once for each key.
     pub(crate) fn of<E>(&self, body: &Arc<Graph>, key: K, make: impl FnOnce() -> Result<V, E>) -> Result<V, E> {
         let key = (Arc::as_ptr(body), key);
         if let Some((_, done)) = self.0.borrow().get(&key) {

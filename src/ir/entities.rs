@@ -1,4 +1,4 @@
-//! Index types into a [`Graph`](super::Graph), and where a node came from.
+//! Index types into a [`Graph`](super::Graph), and the origin of nodes.
 
 use std::fmt;
 use std::panic::Location;
@@ -130,7 +130,7 @@ impl fmt::Debug for Scope {
     }
 }
 
-/// Which part of a training step a node belongs to.
+/// The part of a training step that a node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Phase {
     /// Written by the user.
@@ -143,7 +143,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// What stands before the scope path of a node in this phase: `backward/`.
+    /// The prefix of the scope path of a node in this phase: `backward/`.
     pub fn prefix(self) -> &'static str {
         match self {
             Phase::Forward => "",
@@ -153,7 +153,7 @@ impl Phase {
     }
 }
 
-/// Where a node came from: the user's source line, the scope path and the phase.
+/// The origin of a node: the user's source line, the scope path and the phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Origin {
     /// File, line and column of the user's call; `None` for nodes no user wrote.
@@ -165,7 +165,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// A line of the user's, outside any scope.
+    /// The origin of a line of the user's, outside any scope.
     pub fn at(location: &'static Location<'static>) -> Origin {
         Origin { location: Some(location), ..Origin::default() }
     }
@@ -175,19 +175,19 @@ impl Origin {
         self.location.map(|location| format!("{}:{}", location.file(), location.line()))
     }
 
-    /// The same place in another phase.
+    /// The same origin in another phase.
     #[inline]
     pub fn in_phase(self, phase: Phase) -> Origin {
         Origin { phase, ..self }
     }
 
-    /// The same place for a copy made in `phase`; what the forward pass copies stays what it was.
+    /// The origin of a copy made in `phase`. A copy that the forward pass makes keeps its phase.
     #[inline]
     pub(crate) fn copied_in(self, phase: Phase) -> Origin {
         if phase == Phase::Forward { self } else { self.in_phase(phase) }
     }
 
-    /// The same place in a body that runs in `phase`: what the user wrote takes the phase of the op it runs in.
+    /// The origin in a body that runs in `phase`. A node that the user wrote takes the phase of the op it runs in.
     #[inline]
     pub(crate) fn inside(self, phase: Phase) -> Origin {
         if self.phase == Phase::Forward { self.in_phase(phase) } else { self }

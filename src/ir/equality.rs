@@ -8,8 +8,8 @@ use super::GraphBuilder;
 use super::graph::{Graph, NodeRef};
 use crate::ops::Op;
 
-/// Graphs are equal that have the same text, wherever their nodes come from, and whether or not bodies are the same in
-/// memory. But what is one body for several nodes here must be one body there.
+/// Graphs are equal if they have the same text, whatever the origins of their nodes are, and whether or not bodies are
+/// the same in memory. But a body that several nodes share in one graph must be shared in the other.
 impl PartialEq for Graph {
     fn eq(&self, other: &Graph) -> bool {
         let empty = Arc::new(GraphBuilder::new("").finish_body(Vec::new()));
@@ -21,7 +21,7 @@ impl PartialEq for Graph {
 struct Pairs {
     forth: FxHashMap<*const Graph, *const Graph>,
     back: FxHashMap<*const Graph, *const Graph>,
-    /// A body to put in place of all, where the rest of an op is compared.
+    /// A body to put in place of all others, where the rest of an op is compared.
     empty: Arc<Graph>,
 }
 

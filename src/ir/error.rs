@@ -1,4 +1,4 @@
-//! Why an op refuses its operands, and where in the user's program it stands.
+//! The errors of ops that refuse their operands, with their place in the user's program.
 
 use std::fmt;
 use std::panic::Location;
@@ -7,15 +7,15 @@ use std::sync::Arc;
 use super::{DType, Origin, TensorType};
 use meshloom_hlo::message::counted;
 
-/// Why an op refuses its operands.
+/// The reason why an op refuses its operands.
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum TypeError {
-    /// Wrong number of operands.
+    /// The number of operands is wrong.
     #[error("expected {}, found {found}", counted(*.expected, "operand"))]
     OperandCount {
-        /// Number the op takes.
+        /// The number of operands that the op takes.
         expected: usize,
-        /// Number it got.
+        /// The number of operands that it got.
         found: usize,
     },
     /// Two operands that must have one element type have two.
@@ -23,9 +23,9 @@ pub enum TypeError {
     DType {
         /// Index of the operand.
         operand: usize,
-        /// What would be accepted.
+        /// The accepted types.
         expected: String,
-        /// What was given.
+        /// The type given.
         found: DType,
     },
     /// An operand has the wrong number of dimensions.
@@ -33,9 +33,9 @@ pub enum TypeError {
     Rank {
         /// Index of the operand.
         operand: usize,
-        /// What would be accepted.
+        /// The accepted ranks.
         expected: String,
-        /// What was given.
+        /// The rank given.
         found: usize,
     },
     /// Two sizes that must agree do not.
@@ -45,17 +45,17 @@ pub enum TypeError {
         operand: usize,
         /// Dimension of that operand.
         dim: usize,
-        /// What would be accepted.
+        /// The accepted size.
         expected: usize,
-        /// What was given.
+        /// The size given.
         found: usize,
     },
-    /// An axis number that the operand does not have, or that is given twice.
+    /// The operand does not have this axis, or the axis is given twice.
     #[error("axis {axis} is out of range or repeated for an operand with {}", counted(*.rank, "dimension"))]
     Axis {
         /// The axis.
         axis: i64,
-        /// Dimensions the operand has.
+        /// The number of dimensions that the operand has.
         rank: usize,
     },
     /// An attribute does not fit the operands.
@@ -76,31 +76,31 @@ pub enum TypeError {
     /// The op has no batching rule.
     #[error("it has no batching rule; apply it in a scan over the batch")]
     NotBatchable,
-    /// meshloom's fault, not the op's.
+    /// The error is a defect of meshloom, not of the op.
     #[error(transparent)]
     Internal(#[from] Box<InternalError>),
 }
 
 meshloom_hlo::debug_is_message!(TypeError);
 
-/// What cannot happen has happened: a defect of meshloom. It stands in the place of a value that would have to be made
-/// up.
+/// A defect of meshloom: something happened that cannot happen. The error stands in the place of a value that would
+/// have to be made up.
 #[derive(Clone, PartialEq)]
 pub struct InternalError {
     /// The op, value or function that it is about.
     pub subject: String,
-    /// What should have been.
+    /// The state that should have held.
     pub expected: String,
     /// The user's source line and scope path, where known.
     pub origin: Origin,
-    /// The line of meshloom that has found it.
+    /// The line of meshloom that found it.
     pub found_at: &'static Location<'static>,
 }
 
 meshloom_hlo::debug_is_message!(InternalError);
 
 impl InternalError {
-    /// An error about `subject`, found by the caller.
+    /// Creates an error about `subject`, found by the caller.
     #[track_caller]
     pub fn new(subject: impl fmt::Display, expected: impl fmt::Display) -> InternalError {
         InternalError {
@@ -111,7 +111,7 @@ impl InternalError {
         }
     }
 
-    /// With the place in the user's program.
+    /// Returns the error with the place in the user's program.
     #[must_use]
     pub fn at(self, origin: Origin) -> InternalError {
         InternalError { origin, ..self }
@@ -137,7 +137,7 @@ impl std::error::Error for InternalError {}
 pub struct OpError {
     /// Name of the op.
     pub op: &'static str,
-    /// Why.
+    /// The reason.
     pub error: TypeError,
     /// Type of each operand, and its path if it is an input of the traced function or a slice of one.
     pub operands: Vec<(TensorType, Option<Arc<str>>)>,

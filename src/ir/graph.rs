@@ -12,27 +12,27 @@ use crate::ops::Op;
 /// Logical axis names, one for each dimension; the empty name where a dimension has none.
 pub type AxisNames = SmallVec<[Name; 6]>;
 
-/// What is known about one graph input or output besides its type.
+/// The properties of one graph input or output besides its type.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PortInfo {
     /// The path in the caller's tree, such as `params.layers.attention.wq`.
     pub path: Arc<str>,
     /// Logical axis names; empty when none were declared.
     pub axes: AxisNames,
-    /// Which axis rules shard it.
+    /// The role, which selects the axis rules that shard the value.
     pub role: Role,
-    /// How the value is sharded, once the sharding pass has decided it.
+    /// The sharding of the value, once the sharding pass has decided it.
     pub spec: Option<Spec>,
 }
 
 impl PortInfo {
-    /// A port with a path and nothing else.
+    /// Creates a port with a path and nothing else.
     pub fn named(path: impl Into<Arc<str>>) -> PortInfo {
         PortInfo { path: path.into(), ..PortInfo::default() }
     }
 }
 
-/// What defines a value.
+/// The definition of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Definition {
     /// The graph input with this index.
@@ -79,7 +79,7 @@ pub struct Graph {
 pub struct NodeRef<'a> {
     graph: &'a Graph,
     data: &'a NodeData,
-    /// The node's id.
+    /// Whether a node does something besides giving results.
     pub id: Node,
 }
 
@@ -90,27 +90,27 @@ impl<'a> NodeRef<'a> {
         &self.data.op
     }
 
-    /// Values it reads.
+    /// The values that the node reads.
     #[inline]
     pub fn operands(&self) -> &'a [Value] {
         let (start, count) = self.data.operands;
         &self.graph.operand_pool[start as usize..(start + count) as usize]
     }
 
-    /// Values it defines.
+    /// The values that the node defines.
     #[inline]
     pub fn results(&self) -> impl ExactSizeIterator<Item = Value> + Clone + use<'a> {
         let (start, count) = self.data.results;
         (start..start + count).map(Value)
     }
 
-    /// The only (or first) value it defines.
+    /// The only (or first) value that the node defines.
     #[inline]
     pub fn result(&self) -> Value {
         Value(self.data.results.0)
     }
 
-    /// Where it came from.
+    /// The node's origin.
     #[inline]
     pub fn origin(&self) -> Origin {
         self.data.origin
@@ -123,7 +123,7 @@ impl Graph {
         &self.name
     }
 
-    /// The same graph, all of whose nodes, those of bodies included, come from one place.
+    /// Returns the same graph with one origin for all nodes, those of bodies included.
     pub(crate) fn relocated(&self, origin: Origin) -> Graph {
         let mut graph = self.clone();
         for node in &mut graph.nodes {
@@ -162,7 +162,8 @@ impl Graph {
         &self.output_info
     }
 
-    /// Describes the outputs anew; the verifier refuses another number of descriptions than of outputs.
+    /// Replaces the descriptions of the outputs. The verifier refuses a number of descriptions that differs from the
+    /// number of outputs.
     pub(crate) fn set_output_info(&mut self, info: Vec<PortInfo>) {
         self.output_info = info;
     }
@@ -200,7 +201,7 @@ impl Graph {
         self.nodes.iter().enumerate().map(move |(index, data)| NodeRef { graph: self, data, id: Node(index as u32) })
     }
 
-    /// The names that values are given, in regions too, each once.
+    /// The names that values are given, those in regions included, each once.
     pub fn value_names(&self) -> Vec<Name> {
         let (mut names, mut graphs, mut seen) = (Vec::new(), vec![self], FxHashSet::default());
         while let Some(graph) = graphs.pop() {
@@ -232,7 +233,7 @@ impl Graph {
         &self.values[value.index()].ty
     }
 
-    /// What defines a value.
+    /// The definition of a value.
     #[inline]
     pub fn definition(&self, value: Value) -> Definition {
         self.values[value.index()].definition

@@ -16,7 +16,7 @@
 //! assert!(text.contains("%1 = multiply %0, %0"), "{text}");
 //! assert_eq!(Graph::from_text(&text)?, **function.graph());
 //!
-//! // What is wrong with a text is said with its place.
+//! // An error in a text is reported with its place.
 //! let error = Graph::from_text("f(%0: f32[3]) {\n  %1 = cosin %0 : f32[3]\n  return %1\n}\n").unwrap_err();
 //! assert_eq!(
 //!     error.to_string(),
@@ -47,5 +47,5 @@ pub use graph::{AxisNames, Definition, Graph, NodeRef, PortInfo};
 pub use meshloom_hlo::{DType, Dims, Element, F8E4M3FN, F8E5M2, Literal, LiteralError, S4, TensorType, U4};
 pub use spec::{Axes, Role, Spec, SpecDisplay, SpecError};
 pub(crate) use text::{Attribute, Attributes, OpReader, OpText, Printer, Reader, attributes, op_text, word_attribute};
-pub use text::{GraphTextError, GraphTextOptions};
+pub use text::{GraphTextError, GraphTextOptions, OpName};
 pub use verify::{VerifyError, verify};

@@ -95,12 +95,12 @@ impl Spec {
         self.dims.iter().flatten().chain(&self.unreduced).copied()
     }
 
-    /// Into how many parts a dimension is split.
+    /// The number of parts that a dimension is split into.
     pub fn part_count(&self, mesh: &Mesh, dim: usize) -> usize {
         self.dim(dim).iter().map(|&axis| mesh.size(axis)).product()
     }
 
-    /// Which of those parts a device holds.
+    /// The index of the part that a device holds.
     pub fn part_index(&self, mesh: &Mesh, device: usize, dim: usize) -> usize {
         self.dim(dim).iter().fold(0, |index, &axis| index * mesh.size(axis) + mesh.axis_index(device, axis))
     }
@@ -137,7 +137,7 @@ impl Spec {
         dims.iter().enumerate().map(local).collect()
     }
 
-    /// For every device the box of the value that it holds, as a range per dimension.
+    /// For every device, the box of the value that it holds, as a range per dimension.
     pub fn boxes(&self, mesh: &Mesh, dims: &[usize]) -> Result<Vec<Vec<Range<usize>>>, SpecError> {
         let local = self.local_dims(mesh, dims)?;
         let range = |device, dim: usize| {
@@ -180,7 +180,7 @@ impl fmt::Display for SpecDisplay<'_> {
     }
 }
 
-/// What a value is, for the choice of its rules.
+/// The role of a value, which selects its axis rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Parameters as they are stored between steps.
@@ -215,10 +215,10 @@ pub enum SpecError {
         axis: usize,
         /// The mesh as text.
         mesh: String,
-        /// Axes there are.
+        /// The number of axes that the mesh has.
         count: usize,
     },
-    /// The spec has another rank than the value.
+    /// The rank of the spec differs from that of the value.
     #[error("spec {spec} has {}, but the value has {rank}", counted(*.spec_rank, "dimension"))]
     Rank {
         /// The spec as text.
@@ -237,7 +237,7 @@ pub enum SpecError {
         dim: usize,
         /// Its size.
         size: usize,
-        /// Parts it is to be split into.
+        /// The number of parts that it is to be split into.
         parts: usize,
     },
 }

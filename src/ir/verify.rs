@@ -28,7 +28,7 @@ pub enum VerifyError {
         /// The value.
         value: Value,
     },
-    /// A value's entry does not point back to what defines it.
+    /// A value's entry does not point back to its definition.
     #[error("{value} of `{graph}` is not defined where its entry says")]
     Definition {
         /// Name of the graph.
@@ -36,12 +36,12 @@ pub enum VerifyError {
         /// The value.
         value: Value,
     },
-    /// An op refuses the operands it has.
+    /// An op refuses its operands.
     #[error("in `{graph}`: {source}")]
     Op {
         /// Name of the graph.
         graph: String,
-        /// Why.
+        /// The error of the op.
         source: Box<OpError>,
     },
     /// Ports and their descriptions differ.

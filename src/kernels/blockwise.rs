@@ -1,17 +1,18 @@
-//! Attention without its scores: over blocks of queries and keys, with a softmax that is corrected as blocks come.
+//! Attention that never holds all scores: it goes over blocks of queries and keys, with a softmax that is corrected as
+//! blocks come.
 //!
-//! One loop runs over the pairs of blocks in which some query may see some key. Where places are what their index says,
-//! the list of pairs is a constant, so the trip count is known to every analysis. Else the pairs are found from the
-//! lowest and highest places and segments of each block when the program runs. Blocks that nobody sees are not computed
-//! in either case. What is held grows with the length, not with its square.
+//! One loop runs over the pairs of blocks in which some query may see some key. Where places equal indices, the list of
+//! pairs is a constant, so the trip count is known to every analysis. Else the pairs are found from the lowest and
+//! highest places and segments of each block when the program runs. Blocks that no query sees are not computed in
+//! either case. The memory grows with the length, not with its square.
 //!
 //! Source: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, "FlashAttention-2", arXiv 2307.08691.
 
 use std::ops::Range;
 
-use super::expand::traced;
 use super::pad::{pad, pad_segments};
 use super::sight::Sight;
+use super::traced::traced;
 use super::true_places::true_places;
 use super::{AttentionKernel, Blocks, Kernels};
 use crate::ir::{DType, Literal, TensorType};
@@ -21,7 +22,7 @@ use crate::ops::{
 };
 use crate::trace::{Tensor, TensorTree, TraceError, constant, einsum_with, full, scan, while_at_most, words_of, zeros};
 
-/// What computes an attention: none if one block holds it all, for which the plain form is best.
+/// The implementation of an attention. Returns `None` if one block holds it all, for which the plain form is best.
 pub(super) fn attention(
     op: &Attention,
     types: &[TensorType],
@@ -34,7 +35,7 @@ pub(super) fn attention(
     })
 }
 
-/// What computes the gradient of an attention.
+/// The implementation of the gradient of an attention.
 pub(super) fn attention_gradient(
     op: &AttentionGradient,
     types: &[TensorType],
@@ -48,7 +49,7 @@ pub(super) fn attention_gradient(
     })
 }
 
-/// Queries, keys and values of rows, padded to whole blocks; the batch is one dimension.
+/// Queries, keys and values, padded to whole blocks. The batch is one dimension.
 struct RowBlocks {
     /// `[batch, kv_heads, groups, queries, width]`.
     query: Tensor,
@@ -56,11 +57,11 @@ struct RowBlocks {
     key: Tensor,
     /// `[batch, kv_heads, keys, value_width]`.
     value: Tensor,
-    /// Of queries and keys, `[batch, ..]`.
+    /// The segments of queries and keys, `[batch, ..]`.
     segments: [Tensor; 2],
-    /// Of queries and keys, `[batch, ..]`.
+    /// The places of queries and keys, `[batch, ..]`.
     places: [Tensor; 2],
-    /// From which weights drop, `u32` `[batch, kv_heads, groups]`.
+    /// The random words from which the dropping of weights is drawn, `u32` `[batch, kv_heads, groups]`.
     seeds: Option<Tensor>,
 }
 
@@ -79,11 +80,11 @@ struct Pair {
 struct Step {
     /// The first query and the first key.
     at: [Tensor; 2],
-    /// Whether the block that the loop stays with is another than before: `pred`.
+    /// Whether the block that the loop stays with differs from that of the step before: `pred`.
     is_first: Tensor,
 }
 
-/// With which block the loop stays while it goes through the others.
+/// The blocks that the loop stays with while it goes through the others.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Outer {
     Queries,
@@ -96,15 +97,15 @@ struct Cut {
     sizes: AttentionSizes,
     blocks: Blocks,
     dtype: DType,
-    /// Of scores and sums.
+    /// The type of scores and sums.
     wide: DType,
     outer: Outer,
-    /// The pairs of blocks in which a query sees a key of its own segment, where places are what their index says.
+    /// The pairs of blocks in which a query sees a key of its own segment, where places equal indices.
     known: Option<Vec<[usize; 2]>>,
 }
 
 impl Cut {
-    /// None if one block holds it all, or the plain form is asked for.
+    /// Returns `None` if one block holds it all, or the plain form is asked for.
     fn new(form: AttentionForm, types: &[TensorType], kernels: &Kernels, outer: Outer) -> Option<Cut> {
         let sizes = AttentionSizes::of(&types[0], &types[1], &types[2]);
         let blocks = kernels.cut_of(&sizes)?;
@@ -134,17 +135,17 @@ impl Cut {
         self.sizes.batch.iter().product()
     }
 
-    /// With one dimension for the batch.
+    /// Merges the batch into one dimension.
     fn one_batch(&self, x: Tensor) -> Tensor {
         x.reshape([&[self.batch()], &x.dims()[self.sizes.batch.len()..]].concat())
     }
 
-    /// With all dimensions of the batch.
+    /// Splits the batch into all its dimensions.
     fn whole_batch(&self, x: Tensor) -> Tensor {
         x.reshape_first(&self.sizes.batch)
     }
 
-    /// Blocks of queries and of keys.
+    /// The numbers of blocks of queries and of keys.
     fn counts(&self) -> [usize; 2] {
         [self.sizes.queries.div_ceil(self.blocks.queries), self.sizes.keys.div_ceil(self.blocks.keys)]
     }
@@ -183,7 +184,7 @@ impl Cut {
         }
     }
 
-    /// Scores `[batch, kv_heads, groups, queries, keys]`, unseen ones masked; and the slope of the cap, where there is
+    /// Scores `[batch, kv_heads, groups, queries, keys]`, unseen ones masked; and the slope of the cap, if the form has
     /// one.
     fn scores(&self, pair: &Pair) -> (Tensor, Option<Tensor>) {
         let scaled = einsum_with("bkgtd,bksd->bkgts", &[pair.query, pair.key], self.wide) * self.form.scale.get();
@@ -210,8 +211,8 @@ impl Cut {
         (seen.broadcast_like(scores, [0, 3, 4]).select(scores, UNSEEN), slope)
     }
 
-    /// What is like the scores of a pair, where weights are kept, divided by the probability of that; zero where they
-    /// drop.
+    /// Applies dropout to values like the scores of a pair: kept ones are divided by the probability of being kept,
+    /// dropped ones are zero.
     fn dropped(&self, pair: &Pair, scores: Tensor) -> Tensor {
         let (Some(rate), Some(seeds)) = (self.form.dropout, pair.seeds) else { return scores };
         let [query_place, key_place] = pair.places.map(|x| x.convert(DType::U32));
@@ -253,13 +254,13 @@ impl Cut {
         carry
     }
 
-    /// Number of blocks that the loop stays with, and goes through.
+    /// The number of blocks that the loop stays with, and of those it goes through.
     fn nested_counts(&self) -> [usize; 2] {
         let [queries, keys] = self.counts();
         if self.outer == Outer::Queries { [queries, keys] } else { [keys, queries] }
     }
 
-    /// As constants: the first query and key of each pair, and whether it begins another block.
+    /// The known steps as constants: the first query and key of each pair, and whether the pair begins another block.
     fn known_steps(&self, pairs: &[[usize; 2]]) -> ((Tensor, Tensor), Tensor) {
         let stays_with = |index: usize| pairs[index][usize::from(self.outer == Outer::Keys)];
         let first = |index: usize| index == 0 || stays_with(index) != stays_with(index - 1);
@@ -273,7 +274,7 @@ impl Cut {
     }
 
     /// The pairs of blocks in which a query may see a key, by the lowest and highest places and segments of each block:
-    /// numbers `first * count of others + second`, those that count in front; and how many they are.
+    /// numbers `first * count of others + second`, the valid ones first; and the number of valid ones.
     fn found_pairs(&self, rows: &RowBlocks) -> (Tensor, Tensor) {
         let counts = self.counts();
         let seen = Sight::new(self.form, rows.segments, rows.places, counts).some();
@@ -289,13 +290,13 @@ impl Cut {
         let of_block = [batch, kv_heads, groups, queries];
         let of_all = [batch, kv_heads, groups, padded];
         let start = (
-            // Of the block of queries that the loop is with.
+            // The sums for the block of queries that the loop is with.
             (
                 zeros(self.wide, [batch, kv_heads, groups, queries, width]),
                 full(self.wide, of_block, LOWEST),
                 zeros(self.wide, of_block),
             ),
-            // Of all.
+            // The results for all queries.
             (zeros(self.dtype, [batch, kv_heads, groups, padded, width]), full(self.wide, of_all, LOWEST)),
         );
         let (_, (mixed, log_total)) = self.run(rows, start, |(block, all), step| {
@@ -312,7 +313,7 @@ impl Cut {
             let added = einsum_with("bkgts,bksd->bkgtd", &[kept, pair.value], self.wide);
             let mixed = mixed * correction.broadcast_like(mixed, [0, 1, 2, 3]) + added;
             let total = total * correction + weights.sum(-1);
-            // What the last pair of a block leaves is what counts.
+            // The value after the last pair of a block is the one that stays.
             let least = total.maximum(f64::from(f32::MIN_POSITIVE));
             let share = (mixed / least.broadcast_like(mixed, [0, 1, 2, 3])).convert(self.dtype);
             let all = (
@@ -335,7 +336,7 @@ impl Cut {
             zeros(self.wide, dims)
         };
         let start = (
-            // Of the block of keys that the loop is with.
+            // The block of keys that the loop is with.
             (block_of(rows.key), block_of(rows.value)),
             (empty(rows.query, self.wide), empty(rows.key, self.dtype), empty(rows.value, self.dtype)),
         );
@@ -369,7 +370,7 @@ impl Cut {
     }
 }
 
-/// The pairs of blocks in which a query sees a key of its own segment, where places are what their index says.
+/// The pairs of blocks in which a query sees a key of its own segment, where places equal indices.
 fn known_pairs(form: AttentionForm, sizes: &AttentionSizes, blocks: Blocks, outer: Outer) -> Vec<[usize; 2]> {
     let Blocks { queries, keys } = blocks;
     let length = sizes.queries;

@@ -9,10 +9,10 @@
 //! `[batch, heads, queries]`: the logarithm of each query's sum of exponentials, as the second result of
 //! [`Attention`](crate::ops::Attention). XLA sizes the workspace, which is `u8[0]` here.
 //!
-//! cuDNN is asked for by name, so what it does not compute exactly as the op does is refused, and not computed
-//! otherwise. cuDNN's backward pass reads o in one place, the sum of `o * cotangent` of each query. The operands of
-//! [`AttentionGradient`] have that sum less the cotangent of the stats (`flow`), and no o. So it gets an o with that
-//! sum: [`result_with_flow`].
+//! cuDNN is asked for by name, so an attention that it does not compute exactly as the op does is refused, and not
+//! computed otherwise. cuDNN's backward pass reads o in one place, the sum of `o * cotangent` of each query. The
+//! operands of [`AttentionGradient`] have that sum less the cotangent of the stats (`flow`), and no o. So cuDNN gets an
+//! o with that sum: [`result_with_flow`].
 //!
 //! Source: NVIDIA, "cuDNN Frontend: Attention" (SDPA forward and backward); XLA,
 //! `xla/service/gpu/backend_configs.proto`; JAX, `jax/_src/cudnn/fused_attention_stablehlo.py` (limits of widths,
@@ -23,13 +23,13 @@
 use serde_json::{Value as Json, json};
 
 use super::AttentionKernel;
-use super::expand::traced;
+use super::traced::traced;
 use crate::ir::{DType, TensorType, TypeError};
 use crate::ops::{
     AttentionForm, AttentionSizes, CustomCall, CustomCallApi, KernelCost, KernelImplementation, PlaceOrder,
 };
-use crate::pjrt::PlatformKind;
 use crate::trace::{Tensor, TraceError, custom_call};
+use meshloom_hlo::PlatformKind;
 
 const FORWARD: &str = "__cudnn$fmhaSoftmax";
 const BACKWARD: &str = "__cudnn$fmhaSoftmaxBackward";
@@ -37,7 +37,7 @@ const BACKWARD: &str = "__cudnn$fmhaSoftmaxBackward";
 /// The widest head. From Hopper on it is 256, but a platform does not say which GPU it is.
 const WIDEST: usize = 128;
 
-/// What the width of a head is a multiple of.
+/// The width of a head is a multiple of this.
 const WIDTH_STEP: usize = 8;
 
 /// An attention as cuDNN takes it.
@@ -92,7 +92,7 @@ impl Call {
         Err(TypeError::Attribute(format!("{key} = \"{chosen}\": {reason}; choose {key} = \"auto\"")))
     }
 
-    /// What computes the attention.
+    /// The implementation of the attention.
     pub(super) fn forward(&self, types: &[TensorType]) -> Result<KernelImplementation, TraceError> {
         let results = [self.of_heads(&types[0]), self.stats(), workspace()];
         self.trace("attention", types, |operands| {
@@ -102,7 +102,7 @@ impl Call {
         })
     }
 
-    /// What computes its gradient.
+    /// The implementation of its gradient.
     pub(super) fn backward(&self, types: &[TensorType]) -> Result<KernelImplementation, TraceError> {
         let [query, key, value] = [0, 1, 2].map(|index| self.of_heads(&types[index]));
         let results = [query, key, value, workspace()];
@@ -127,7 +127,7 @@ impl Call {
         traced(AttentionKernel::Cudnn.name(), name, how, types, f)
     }
 
-    /// Calls a target, which multiplies the pairs of queries and keys with so many matrices.
+    /// Calls a target, which multiplies the pairs of queries and keys by `products` matrices.
     fn run(&self, target: &str, results: &[TensorType], products: u64, operands: &[Tensor]) -> Vec<Tensor> {
         let AttentionSizes { width, .. } = self.sizes;
         let pairs = self.pairs();
@@ -149,7 +149,7 @@ impl Call {
         custom_call(call, operands)
     }
 
-    /// How many keys all queries of all heads and rows see.
+    /// The number of keys that all queries of all heads and rows see.
     fn pairs(&self) -> u64 {
         let AttentionSizes { queries, keys, .. } = self.sizes;
         let seen_by = |query: usize| if self.causal { (query + 1).min(self.window.unwrap_or(keys)) } else { keys };
@@ -186,7 +186,8 @@ impl Call {
         operands[..3].iter().map(|x| x.reshape(&self.of_heads(&x.ty()).dims)).collect()
     }
 
-    /// What XLA builds the graph from. Numbers of 64 bits are strings, as in the JSON form of protocol buffers.
+    /// The configuration that XLA builds the graph from. Numbers of 64 bits are strings, as in the JSON form of
+    /// protocol buffers.
     fn config(&self, target: &str) -> Json {
         let AttentionSizes { queries, keys, .. } = self.sizes;
         let scores = [self.batch(), self.heads(), queries, keys].map(|size| size.to_string());
@@ -226,7 +227,7 @@ impl Call {
     }
 }
 
-/// The products of a target, and which dimensions they contract.
+/// The products of a target, and the dimensions they contract.
 fn products(target: &str) -> &'static [(&'static str, &'static str, &'static str)] {
     if target == FORWARD {
         return &[("bmm1_dot_dimension_numbers", "3", "3"), ("bmm2_dot_dimension_numbers", "3", "2")];

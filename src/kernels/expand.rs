@@ -5,40 +5,27 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::{AttentionKernel, ExpertsKernel, Kernels, OwnKernels, blockwise, cudnn, grouped, mosaic, ragged};
-use crate::ir::{Graph, GraphCopy, Name, NodeRef, OpError, TensorType};
-use crate::ops::{AttentionForm, KernelCall, KernelImplementation, Op, OpName, RaggedDot};
-use crate::trace::{Function, Tensor, TensorSpec, TraceError};
+use crate::ir::{Graph, GraphCopy, Name, NodeRef, OpError, OpName, TensorType};
+use crate::ops::{AttentionForm, KernelCall, KernelImplementation, Op, RaggedDot};
+use crate::trace::TraceError;
 
-/// An implementation that a function of operands of these types is; `graph_name` is the name of its graph.
-pub(super) fn traced(
-    name: &str,
-    graph_name: &str,
-    how: String,
-    types: &[TensorType],
-    f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
-) -> Result<KernelImplementation, TraceError> {
-    let specs: Vec<TensorSpec> = types.iter().map(|ty| TensorSpec::new(ty.dtype, &ty.dims[..])).collect();
-    let function = Function::trace(graph_name, specs, |operands: Vec<Tensor>| f(&operands))?;
-    Ok(KernelImplementation { name: name.to_owned(), how, graph: (**function.graph()).clone() })
-}
-
-/// What computes an op of a program.
+/// The implementation of an op of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelUse {
-    /// The name of the op; of a kernel of one's own, its own name.
+    /// The name of the op, or the kernel's own name for a kernel of the user's.
     pub op: String,
     /// The types of its operands, on one device.
     pub operands: Vec<TensorType>,
-    /// The implementation, as in run configs; of a kernel of one's own, as it calls it.
+    /// The name of the implementation, as in run configs, or as a kernel of the user's calls it.
     pub implementation: String,
     /// How it works on these operands.
     pub how: String,
-    /// How often it stands in the program; a loop counts once.
+    /// The number of times that it stands in the program; a loop counts once.
     pub count: usize,
 }
 
-/// The graph, the program of one device, with implementations in the place of ops that have several, and what computes
-/// each of them. `tidy` cleans up what an implementation is made of.
+/// Replaces the ops of a graph, the program of one device, that have several implementations. Also returns the
+/// implementation of each of them. `tidy` cleans up the graph of an implementation.
 ///
 /// # Errors
 /// An implementation refuses its own operands, which is a defect.
@@ -62,31 +49,31 @@ pub fn expand(
     Ok((expanded, expansion.uses))
 }
 
-/// What an implementation depends on.
+/// The properties of a node that its implementation depends on.
 #[derive(PartialEq, Eq, Hash)]
 struct Call {
     op: Op,
     types: Vec<TensorType>,
-    /// Of attention by cuDNN: whether no segment can mask.
+    /// Whether no segment can mask, for attention by cuDNN.
     has_one_segment: bool,
 }
 
-/// What computes a call.
+/// The implementation of a call.
 struct Made {
-    /// The uses in it, by their number, and how often each stands there.
+    /// The uses in it, by their index, and the number of times each stands there.
     uses: Vec<(usize, usize)>,
-    /// None for an op in its plain form.
+    /// The graph of the implementation. It is `None` for an op in its plain form.
     graph: Option<Arc<Graph>>,
 }
 
 struct Expansion<'a> {
     kernels: &'a Kernels,
     tidy: &'a dyn Fn(&Graph) -> Graph,
-    /// What calls alike are computed by.
+    /// The implementations made so far; equal calls share one.
     made: FxHashMap<Call, Made>,
     /// Kernels whose implementations are being expanded.
     under_way: Vec<Name>,
-    /// What became of bodies; the originals are held so that their addresses stay their own.
+    /// The results for bodies; the originals are held so that their addresses are not used again.
     bodies: FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>,
     uses: Vec<KernelUse>,
 }
@@ -121,7 +108,8 @@ impl Expansion<'_> {
         Ok(done)
     }
 
-    /// What computes a node, if it is an op that has several implementations and not in its plain form.
+    /// The graph that computes a node. Returns `None` if the op has only one implementation, or stays in its plain
+    /// form.
     fn implementation(&mut self, graph: &Graph, node: NodeRef<'_>) -> Result<Option<Arc<Graph>>, TraceError> {
         if !has_implementations(node.op()) {
             return Ok(None);
@@ -179,14 +167,14 @@ impl Expansion<'_> {
         Ok(graph)
     }
 
-    /// Attention by cuDNN, or why it does not compute this one.
+    /// Attention by cuDNN, or the reason why cuDNN does not compute this one.
     fn cudnn(&self, form: AttentionForm, call: &Call, node: NodeRef<'_>) -> Result<cudnn::Call, OpError> {
         let Call { op, types, has_one_segment } = call;
         cudnn::Call::new(form, types, self.kernels.platform, *has_one_segment)
             .map_err(|error| OpError::new(op.name(), error, types.clone(), node.origin()))
     }
 
-    /// A grouped product by XLA's instruction, or why the platform does not have it.
+    /// A grouped product by XLA's instruction, or the reason why the platform does not have it.
     fn by_instruction(
         &self,
         op: &RaggedDot,
@@ -198,7 +186,7 @@ impl Expansion<'_> {
         ragged::ragged_dot(op, &call.types)
     }
 
-    /// What computes a kernel of one's own: the first of its implementations that fits, or its definition.
+    /// The implementation of a kernel of the user's: the first that fits, or the definition.
     fn kernel_call(
         &mut self,
         op: &KernelCall,
@@ -207,7 +195,7 @@ impl Expansion<'_> {
     ) -> Result<KernelImplementation, TraceError> {
         let (kernel, kernels) = (op.kernel.rules(), self.kernels);
         let refused = |error| TraceError::from(OpError::new(op.name(), error, types.to_vec(), node.origin()));
-        // An implementation may be made for the operands that suit it, and call its own kernel for others.
+        // An implementation may be written for the operands that suit it, and call its own kernel for others.
         let found = match kernels.own {
             OwnKernels::Platform if !self.under_way.contains(&kernel.name()) => {
                 kernel.implementation(kernels.platform, types).map_err(refused)?

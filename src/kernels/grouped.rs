@@ -2,21 +2,21 @@
 //!
 //! Rows are sorted by group and stay where they are: no group is padded. A group's blocks begin with the tile of rows
 //! that its first row is in, and follow each other to its last row; rows of a block that belong to others are masked.
-//! How many blocks there are follows from the group sizes, when the program runs, so empty groups and rows of no group
-//! cost nothing.
+//! The number of blocks follows from the group sizes when the program runs, so empty groups and rows of no group cost
+//! nothing.
 //!
 //! With tiles of one row, at most `rows / block + groups - 1` blocks are visited, rounded up.
 //!
 //! Source of the idea: Gale et al., "MegaBlocks", arXiv 2211.15841 (there as a sparse product).
 
-use super::expand::traced;
+use super::traced::traced;
 use super::true_places::true_places;
 use super::{ExpertsKernel, Kernels};
 use crate::ir::{DType, TensorType};
 use crate::ops::{KernelImplementation, Often, RaggedDot, RaggedMode, RaggedSizes, score_dtype};
 use crate::trace::{DotOptions, Tensor, TensorTree, TraceError, arange, einsum_with, full, while_at_most, zeros};
 
-/// What computes a grouped product: none if the plain form is asked for, or faster.
+/// The implementation of a grouped product. Returns `None` if the plain form is asked for, or is faster.
 pub(super) fn ragged_dot(
     op: &RaggedDot,
     types: &[TensorType],
@@ -37,26 +37,26 @@ pub(super) fn ragged_dot(
 
 /// The groups of all parts, in the order of their matrices: `[batch, group, part]` as one dimension.
 struct Groups {
-    /// First row of each: `s32` `[groups]`.
+    /// The first row of each: `s32` `[groups]`.
     start: Tensor,
-    /// Behind the last row of each: `s32` `[groups]`.
+    /// The row after the last row of each: `s32` `[groups]`.
     end: Tensor,
     /// The places of groups that have rows, in order, and then zeros: `s32` `[groups]`.
     filled: Tensor,
-    /// How many have rows: a scalar `s32`.
+    /// The number of groups that have rows: a scalar `s32`.
     count: Tensor,
 }
 
 /// One block of rows with one group.
 struct Visit {
-    /// Which rows are its own, if they are in parts: a scalar `s32`.
+    /// The index of the part that the rows are in, if they are in parts: a scalar `s32`.
     part: Tensor,
-    /// Which matrix: a scalar `s32`.
+    /// The index of the matrix: a scalar `s32`.
     matrix: Tensor,
-    /// First row of the block, which reading and writing moves back if the block reaches beyond the last row: a scalar
-    /// `s32`.
+    /// The first row of the block, which reading and writing moves back if the block reaches beyond the last row: a
+    /// scalar `s32`.
     first: Tensor,
-    /// Which rows of the block are the group's: `pred` `[block]`.
+    /// Whether each row of the block is the group's: `pred` `[block]`.
     is_own: Tensor,
 }
 
@@ -64,11 +64,11 @@ struct Visit {
 /// works on.
 struct Cut {
     sizes: RaggedSizes,
-    /// Product of the leading dimensions that matrices have.
+    /// The product of the leading dimensions that matrices have.
     batch: usize,
-    /// Product of those that they do not have.
+    /// The product of the leading dimensions that matrices do not have.
     parts: usize,
-    /// Rows of a block.
+    /// The number of rows of a block.
     block: usize,
     /// Blocks start at multiples of this, a divisor of their size.
     tile: usize,
@@ -118,7 +118,7 @@ impl Cut {
     /// Runs `step` for each visit, in the order of matrices.
     fn run<C: TensorTree>(&self, groups: &Groups, carry: C, step: impl FnOnce(C, Visit) -> C) -> C {
         let zero = zeros(DType::S32, []);
-        // Each block of rows, and once more where another group begins in it.
+        // Each block of rows is visited, and once more for each other group that begins in it.
         let RaggedSizes { rows, groups: count, .. } = self.sizes;
         let most = self.batch * self.parts * (rows.div_ceil(self.block) + count);
         let (_, _, carry) = while_at_most(
@@ -128,7 +128,7 @@ impl Cut {
             |(index, turn, carry)| {
                 let place = groups.filled.dynamic_index(0, index);
                 let [start, end] = [groups.start, groups.end].map(|x| x.dynamic_index(0, place));
-                // In this order, so that a compiler sees that it is a multiple.
+                // The product is written in this order, so that a compiler sees that it is a multiple.
                 let tiles = start / self.tile as f64 + turn * (self.block / self.tile) as f64;
                 let first = tiles * self.tile as f64;
                 let behind = first + self.block as f64;
@@ -142,9 +142,9 @@ impl Cut {
         carry
     }
 
-    /// The visit of a block from row `first` on, of which the rows from `own[0]` to `own[1]` are the group's.
+    /// The visit of a block from row `first` on. The rows from `own[0]` to `own[1]` are the group's.
     fn visit(&self, place: Tensor, own: [Tensor; 2], first: Tensor) -> Visit {
-        // Of a block that is moved back, rows that another visit has are masked.
+        // In a block that is moved back, rows that another visit has are masked.
         let at = first.minimum((self.sizes.rows - self.block) as f64);
         let row = arange(DType::S32, self.block) + at.broadcast_to([self.block]);
         let [from, to] = own.map(|x| x.broadcast_to([self.block]));
@@ -195,7 +195,8 @@ impl Cut {
                 result.dynamic_update_along(0, sum.expand(0), visit.matrix)
             })
         } else {
-            // The sum of one group is kept in the wider type, and rounded after each visit, of which the last counts.
+            // The sum of one group is kept in the wider type, and rounded after each visit. The last visit's value
+            // stays.
             let start = (full(DType::S32, [], -1.0), zeros(wide, [inner, columns]), start);
             let (_, _, result) = self.run(groups, start, |(before, sum, result), visit| {
                 let is_same = before.equal(visit.matrix).broadcast_to([inner, columns]);

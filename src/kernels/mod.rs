@@ -1,9 +1,9 @@
-//! Kernels: which implementation computes an op that has several, and what it is made of.
+//! Kernels: the choice of an implementation for each op that has several, and the implementations themselves.
 //!
 //! [`Attention`](crate::ops::Attention), its gradient and [`RaggedDot`](crate::ops::RaggedDot) stay single nodes until
 //! a program is partitioned, so that every pass sees an op with rules. Then [`expand`] puts the implementation in their
 //! place, for the shapes of one device: a loop over blocks, or a call of a kernel that the plugin compiles. An op that
-//! is left is emitted in its plain form.
+//! remains is emitted in its plain form.
 //!
 //! Where a loop over blocks is chosen and one block holds the operands, the plain form takes its place.
 //!
@@ -18,7 +18,7 @@
 //! | grouped product | [`ExpertsKernel::Mosaic`] | TPU | nothing beside its operands and results |
 //! | grouped product | [`ExpertsKernel::RaggedDot`] | TPU | rows, padded to whole tiles |
 //!
-//! Kernels of one's own ([`Kernel`](crate::trace::Kernel)) state their implementations themselves.
+//! The user's own kernels ([`Kernel`](crate::trace::Kernel)) state their implementations themselves.
 
 mod blockwise;
 mod cudnn;
@@ -29,6 +29,7 @@ mod pad;
 mod ragged;
 mod sight;
 mod table;
+mod traced;
 mod true_places;
 
 #[doc(hidden)]

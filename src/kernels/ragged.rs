@@ -2,26 +2,26 @@
 //!
 //! The instruction has one list of groups, so rows that are divided into groups in parts are multiplied part by part.
 //! Libtpu goes through the rows in tiles of the largest power of two that divides their number, so they are padded; it
-//! does not visit rows of no group, and leaves their results unwritten, so those are masked.
+//! does not visit rows of no group, and leaves their results unwritten, so these results are masked.
 //!
-//! Measured with libtpu 0.0.51: rows of a number that 8 does not divide become a dot over masked rows; sizes must be of
-//! 32 bits; operands of type f16 are refused on v5e.
+//! Measured with libtpu 0.0.51: if 8 does not divide the number of rows, the instruction becomes a dot over masked
+//! rows; sizes must be of 32 bits; operands of type f16 are refused on v5e.
 
 use super::ExpertsKernel;
-use super::expand::traced;
 use super::pad::pad;
+use super::traced::traced;
 use crate::ir::{DType, TensorType, TypeError};
 use crate::ops::{KernelImplementation, RaggedDot, RaggedForm, RaggedMode, RaggedSizes};
-use crate::pjrt::PlatformKind;
 use crate::trace::{Tensor, TraceError, arange, concatenate, ragged_dot_by, stack, zeros};
+use meshloom_hlo::PlatformKind;
 
-/// What the number of rows is made a multiple of: the largest tile of any chip.
+/// The number of rows is padded to a multiple of this, which is the largest tile of any chip.
 const TILE: usize = 256;
 
-/// More parts than this would be as many instructions.
+/// The most parts. More would be as many instructions.
 const MOST_PARTS: usize = 32;
 
-/// Refuses a platform that has no kernel for the instruction: CPU plugins do not run it, and that for CUDA makes it a
+/// Refuses a platform that has no kernel for the instruction: CPU plugins do not run it, and the CUDA plugin makes it a
 /// dot over masked rows.
 pub(super) fn check(platform: PlatformKind) -> Result<(), TypeError> {
     if platform == PlatformKind::Tpu {
@@ -32,7 +32,7 @@ pub(super) fn check(platform: PlatformKind) -> Result<(), TypeError> {
     Err(TypeError::Attribute(format!("{key} = \"{chosen}\": {reason}; choose {key} = \"auto\"")))
 }
 
-/// What computes a grouped product; none if the instruction does not compute this one.
+/// The implementation of a grouped product. Returns `None` if the instruction does not compute this one.
 pub(super) fn ragged_dot(op: &RaggedDot, types: &[TensorType]) -> Result<Option<KernelImplementation>, TraceError> {
     let Some(call) = Call::new(op, types) else { return Ok(None) };
     let parts = call.batch * call.parts;
@@ -54,14 +54,14 @@ struct Call {
     /// The instruction.
     op: RaggedDot,
     sizes: RaggedSizes,
-    /// Product of the leading dimensions that matrices have.
+    /// The product of the leading dimensions that matrices have.
     batch: usize,
-    /// Product of those that they do not have.
+    /// The product of the leading dimensions that matrices do not have.
     parts: usize,
 }
 
 impl Call {
-    /// None if the instruction does not compute this one.
+    /// Returns `None` if the instruction does not compute this one.
     fn new(op: &RaggedDot, types: &[TensorType]) -> Option<Call> {
         let takes = |dtype| matches!(dtype, DType::BF16 | DType::F32);
         if !takes(op.dtype) || !takes(types[0].dtype) || types.iter().any(|ty| ty.element_count() == 0) {
@@ -106,7 +106,7 @@ impl Call {
             let batch = part / self.parts;
             let matrices = matrices.slice(0, batch..batch + 1).reshape(own);
             let product = ragged_dot_by(self.op.clone(), [rows, matrices, sizes]).slice(0, ..self.sizes.rows);
-            // What is not written may be NaN, so it is replaced, not multiplied by zero.
+            // Values that are not written may be NaN, so they are replaced, not multiplied by zero.
             let is_written = arange(DType::S32, self.sizes.rows).less(count.broadcast_to([self.sizes.rows]));
             is_written.expand(-1).broadcast_to(product.dims()).select(product, 0.0)
         });

@@ -1,7 +1,7 @@
-//! Which blocks of queries see which blocks of keys, where places are data.
+//! The blocks of queries and the blocks of keys that see each other, where places are data.
 //!
-//! It goes by the lowest and highest place and segment of each block, over all rows of the batch. So a pair that is
-//! left out has nothing to see, while one that is not may have.
+//! The choice goes by the lowest and highest place and segment of each block, over all rows of the batch. So a pair
+//! that is left out sees nothing, and a pair that is kept may see something.
 
 use super::pad::is_token;
 use crate::ops::AttentionForm;
@@ -10,7 +10,7 @@ use crate::trace::Tensor;
 /// Distances are compared with places between these: blocks without tokens have none.
 const FAR: f64 = 1e9;
 
-/// What each block of queries and each block of keys has, `s32` `[query blocks, key blocks]`.
+/// The lowest and highest value of each block of queries or keys, `s32` `[query blocks, key blocks]`.
 struct Bounds {
     low: Tensor,
     high: Tensor,
@@ -24,13 +24,14 @@ pub(super) struct Sight {
 }
 
 impl Sight {
-    /// From segments and places of queries and keys, `[batch, ..]`, which are so many whole blocks.
+    /// Creates the bounds from segments and places of queries and keys, `[batch, ..]`, which are whole blocks, as many
+    /// as `counts` says.
     pub(super) fn new(form: AttentionForm, segments: [Tensor; 2], places: [Tensor; 2], counts: [usize; 2]) -> Sight {
         let bounds = |pair: [Tensor; 2], axis: usize| {
             let x = pair[axis];
             let dims = [x.dim(0), counts[axis], x.dim(1) / counts[axis]];
             let by_block = x.reshape(dims);
-            // What fills a block counts for nothing: it belongs to no token.
+            // Elements that only fill a block are left out: they belong to no token.
             let is_token = is_token(segments[axis]).reshape(dims);
             let low = is_token.select(by_block, f64::from(i32::MAX)).min([0, 2]);
             let high = is_token.select(by_block, f64::from(i32::MIN)).max([0, 2]);

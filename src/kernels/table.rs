@@ -1,11 +1,12 @@
-//! Which implementation an op gets where.
+//! The choice of an implementation for each op that has several.
 
 use crate::ops::{AttentionSizes, RaggedSizes};
-use crate::pjrt::{Platform, PlatformKind};
+use crate::pjrt::Platform;
+use meshloom_hlo::PlatformKind;
 use meshloom_mosaic::grouped::rows_of_block;
 
 meshloom_hlo::words! {
-    /// What computes attention.
+    /// The implementation of attention.
     pub enum AttentionKernel {
         /// Dots and a softmax over all scores.
         Plain = "plain",
@@ -19,9 +20,9 @@ meshloom_hlo::words! {
 }
 
 meshloom_hlo::words! {
-    /// What computes the grouped products of routed experts.
+    /// The implementation of the grouped products of routed experts.
     pub enum ExpertsKernel {
-        /// One dot over rows masked by group: as many times the products as there are groups.
+        /// One dot over rows masked by group, which multiplies each row once for each group.
         Plain = "plain",
         /// A loop over blocks of rows, each with the matrix of its group.
         Blockwise = "blockwise",
@@ -35,16 +36,16 @@ meshloom_hlo::words! {
 }
 
 meshloom_hlo::words! {
-    /// What computes kernels of one's own ([`Kernel`](crate::trace::Kernel)).
+    /// The implementation of the user's own kernels ([`Kernel`](crate::trace::Kernel)).
     pub enum OwnKernels {
-        /// Their definitions.
+        /// The kernels' definitions.
         Plain = "plain",
-        /// The first of their implementations for the platform that takes the operands, else the definition.
+        /// The first of a kernel's implementations for the platform that takes the operands, else the definition.
         Platform = "platform",
     }
 }
 
-/// How many queries and keys a block of attention has.
+/// The numbers of queries and keys of a block of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Blocks {
     /// Queries.
@@ -56,13 +57,13 @@ pub struct Blocks {
 /// The implementation of each op that has several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernels {
-    /// Of attention.
+    /// The implementation of attention.
     pub attention: AttentionKernel,
-    /// Of grouped products.
+    /// The implementation of grouped products.
     pub experts: ExpertsKernel,
-    /// Of kernels of one's own.
+    /// The implementation of the user's own kernels.
     pub own: OwnKernels,
-    /// What the program is compiled for, by which blocks are chosen.
+    /// The platform that the program is compiled for, by which blocks are chosen.
     pub platform: PlatformKind,
     /// The blocks of blockwise attention, if not those that suit the platform.
     pub blocks: Option<Blocks>,
@@ -70,7 +71,7 @@ pub struct Kernels {
     pub rows: Option<usize>,
 }
 
-/// Those that every plugin takes, for a CPU.
+/// The kernels that every plugin takes, for a CPU.
 impl Default for Kernels {
     fn default() -> Kernels {
         Kernels::portable(PlatformKind::Cpu)
@@ -78,13 +79,13 @@ impl Default for Kernels {
 }
 
 impl Kernels {
-    /// Those that every plugin takes, with blocks for one platform.
+    /// Returns the kernels that every plugin takes, with blocks for one platform.
     pub const fn portable(platform: PlatformKind) -> Kernels {
         let (attention, experts) = (AttentionKernel::Blockwise, ExpertsKernel::Blockwise);
         Kernels { attention, experts, own: OwnKernels::Platform, platform, blocks: None, rows: None }
     }
 
-    /// Those that a platform computes fastest with.
+    /// Returns the kernels that are fastest on a platform.
     pub fn on(platform: &Platform) -> Kernels {
         let portable = Kernels::portable(platform.kind());
         match platform.kind() {
@@ -95,8 +96,8 @@ impl Kernels {
         }
     }
 
-    /// The forms that hold everything at once: what other implementations are compared with, and what XLA can
-    /// partition.
+    /// Returns the forms that hold everything at once. Other implementations are compared with them, and XLA can
+    /// partition them.
     pub const fn plain() -> Kernels {
         Kernels {
             attention: AttentionKernel::Plain,
@@ -106,11 +107,11 @@ impl Kernels {
         }
     }
 
-    /// The blocks of an attention: those asked for, or square ones, a power of two.
+    /// The blocks of an attention: the requested ones, or square ones whose side is a power of two.
     ///
-    /// A block's scores are the greatest value that a loop holds. On a CPU they should stay in its cache, and small
-    /// blocks compute less beyond the diagonal; but short rows of which a device has a part of the queries are one
-    /// block, since a loop costs more than what lies beyond. Elsewhere large blocks fill the matrix units.
+    /// A block's scores are the largest value that a loop holds. On a CPU they should stay in its cache, and small
+    /// blocks compute less beyond the diagonal; but a short row of whose queries the device has a part is one block,
+    /// since a loop costs more than the scores beyond the diagonal. Elsewhere large blocks fill the matrix units.
     pub fn blocks_of(&self, sizes: &AttentionSizes) -> Blocks {
         let blocks = self.blocks.unwrap_or_else(|| {
             let size = self.block_size(sizes);
@@ -119,17 +120,17 @@ impl Kernels {
         Blocks { queries: blocks.queries.clamp(1, sizes.queries.max(1)), keys: blocks.keys.clamp(1, sizes.keys.max(1)) }
     }
 
-    /// The blocks that an attention is cut into. None if one block holds it all, for which the plain form is best, or
-    /// that is asked for.
+    /// The blocks that an attention is cut into. Returns `None` if the plain form is asked for, or if one block holds
+    /// it all, for which the plain form is best.
     pub(super) fn cut_of(&self, sizes: &AttentionSizes) -> Option<Blocks> {
         let blocks = self.blocks_of(sizes);
         let is_one = sizes.queries <= blocks.queries && sizes.keys <= blocks.keys;
         (self.attention != AttentionKernel::Plain && !is_one).then_some(blocks)
     }
 
-    /// How many scores a device computes of a head of one row, where places are data: those of each pair of blocks in
-    /// which a query may see a key, whether it does or not. Attention is causal without a window, and the row has one
-    /// segment. `query_places` and `key_places` are the places of the tokens that the device has.
+    /// The number of scores that a device computes for a head of one row, where places are data: all scores of each
+    /// pair of blocks in which a query may see a key, whether it does or not. Attention is causal without a window, and
+    /// the row has one segment. `query_places` and `key_places` are the places of the tokens that the device has.
     pub fn computed_scores(&self, sizes: &AttentionSizes, query_places: &[usize], key_places: &[usize]) -> usize {
         let Some(Blocks { queries, keys }) = self.cut_of(sizes) else { return query_places.len() * key_places.len() };
         let latest: Vec<Option<&usize>> = query_places.chunks(queries).map(|block| block.iter().max()).collect();
@@ -141,7 +142,7 @@ impl Kernels {
     fn block_size(&self, sizes: &AttentionSizes) -> usize {
         let heads = sizes.batch.iter().product::<usize>() * sizes.kv_heads * sizes.groups;
         let longest = sizes.queries.max(sizes.keys);
-        // Which pairs of blocks see each other is found while the program runs.
+        // The pairs of blocks that see each other are found while the program runs.
         let has_part = self.platform == PlatformKind::Cpu && sizes.queries < sizes.keys;
         if has_part && longest <= SHORT_ROW && heads * sizes.queries * sizes.keys * 4 <= CPU_SCORE_BYTES {
             return longest;
@@ -157,12 +158,12 @@ impl Kernels {
         size
     }
 
-    /// How many rows a block of a grouped product has: those asked for, or a power of two by the platform and the rows
-    /// of a group. None if one block holds all rows: each group would be a product of that block, and the plain form is
-    /// that in one dot.
+    /// The number of rows of a block of a grouped product: the requested one, or a power of two by the platform and the
+    /// rows of a group. Returns `None` if one block holds all rows: each group would be a product of that block, which
+    /// the plain form computes in one dot.
     ///
     /// On a CPU a block of about a group's rows is best, up to 128. Elsewhere more of them fill the matrix units and
-    /// read a matrix less often; at least ten should make up a group, because the last one is computed whole.
+    /// read a matrix less often; a group should have at least ten blocks, because the last one is computed whole.
     pub(super) fn rows_of(&self, sizes: &RaggedSizes) -> Option<usize> {
         if let Some(rows) = self.rows {
             return Some(rows.clamp(1, sizes.rows.max(1)));
@@ -175,8 +176,8 @@ impl Kernels {
         (rows < sizes.rows).then_some(rows)
     }
 
-    /// What a block's first row is a multiple of: any row on a CPU, whole tiles of memory elsewhere. A TPU does slices,
-    /// product and update as one then.
+    /// The first row of a block is a multiple of this: any row on a CPU, whole tiles of memory elsewhere. A TPU then
+    /// does slices, product and update as one.
     pub(super) fn tile_of(&self, block: usize) -> usize {
         match self.platform {
             PlatformKind::Cpu => 1,

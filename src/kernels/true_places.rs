@@ -3,11 +3,11 @@
 use crate::ir::DType;
 use crate::trace::{Tensor, arange, zeros};
 
-/// The places where a vector is true, in order, and then zeros: `s32` of its length; and how many they are.
+/// The places where a vector is true, in order, and then zeros: `s32` of its length; and the number of these places.
 ///
-/// Each true element goes to the place that those before it leave. A sort would do as well, but XLA's partitioners end
-/// the process over sorts of vectors in a manual region: those of CPUs over one of several operands, that of TPUs over
-/// one of a single operand.
+/// The place of each true element goes to the first free position of the result. A sort would do as well, but XLA's
+/// partitioners end the process over sorts of vectors in a manual region: on CPUs over a sort of several operands, on
+/// TPUs over a sort of a single operand.
 pub(super) fn true_places(x: Tensor) -> (Tensor, Tensor) {
     let count = x.dim(0);
     let reach = x.convert(DType::S32).cumsum(0);

@@ -99,7 +99,8 @@ impl GraphBuilder {
         self.push1(Transpose { permutation: permutation.into() }, &[x])
     }
 
-    /// `size` elements of one dimension from a computed position (a scalar `s32`) on; all of the others.
+    /// Takes `size` elements of one dimension from a computed position (a scalar `s32`) on, and all elements of the
+    /// others.
     pub(crate) fn dynamic_slice_dim(
         &mut self,
         x: Value,

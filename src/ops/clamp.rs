@@ -6,8 +6,8 @@ use super::{BinaryKind, Direction, OperandClass, Operands, ReduceKind, Select};
 /// `clamp(low, operand, high)`: `min(max(operand, low), high)`, so where the bounds cross, `high` wins; NaN stays.
 ///
 /// Each bound has the operand's dimensions, or none. The operand's slope is 1 strictly between the bounds and 0
-/// elsewhere; a bound has the slope that the operand loses to it beyond it. Exactly at a bound nothing has one, as in
-/// JAX.
+/// elsewhere; beyond a bound, the bound has the slope that the operand loses. Exactly at a bound neither has a slope,
+/// as in JAX.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Clamp;
 
@@ -19,7 +19,7 @@ const OPERAND: usize = 1;
 const HIGH: usize = 2;
 
 impl Clamp {
-    /// Where operand number `index` is the result, as `pred`; from bounds that have the operand's dimensions.
+    /// Whether operand number `index` is the result, as `pred`, from bounds that have the operand's dimensions.
     fn chosen(builder: &mut GraphBuilder, [low, x, high]: [Value; 3], index: usize) -> Result<Value, OpError> {
         let (first, second, combine) = match index {
             LOW => {
@@ -127,7 +127,7 @@ impl Primitive for Clamp {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         // HLO's clamp takes scalars for bounds, but XLA's CPU backend fails to compile one that stands alone.
         let ty = context.operand_type(OPERAND).clone();
         let operands = [LOW, OPERAND, HIGH].map(|index| {

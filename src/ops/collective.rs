@@ -9,60 +9,15 @@
 //! operand, or treats them right. All-to-all and collective-permute take one: HLO reads an all-to-all of several
 //! operands as one whose parts are the operands, and a permute of several is unknown to plugins of API 0.81.
 
-use std::fmt;
-
 use super::rules::*;
-use super::{Devices, Linear, Operands, ReduceKind};
-use crate::ir::Axes;
+use super::{Devices, Group, Linear, Operands, ReduceKind};
 use meshloom_hlo::CollectiveKind;
-use meshloom_hlo::mesh::{Mesh, MeshAxis};
-
-/// Devices that communicate: those that differ only in their positions along `axes`. Their ranks count along the axes,
-/// the first of which is the most major.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Group {
-    /// Mesh axes, major to minor.
-    pub axes: Axes,
-    /// Number of devices.
-    pub size: usize,
-}
-
-impl crate::ir::Attribute for Group {
-    fn write(&self, out: &mut crate::ir::Printer<'_>) {
-        self.axes.write(out);
-        out.push(" of ");
-        self.size.write(out);
-    }
-
-    fn read(reader: &mut crate::ir::Reader<'_>) -> Result<Group, crate::ir::GraphTextError> {
-        let axes = Axes::read(reader)?;
-        if !reader.eat_word("of") {
-            return Err(reader.expected("`of` and the number of devices"));
-        }
-        Ok(Group { axes, size: usize::read(reader)? })
-    }
-}
-
-impl Group {
-    /// The groups along some axes of a mesh.
-    pub fn new(mesh: &Mesh, axes: &[MeshAxis]) -> Group {
-        Group { axes: axes.into(), size: axes.iter().map(|&axis| mesh.size(axis)).product() }
-    }
-}
-
-/// The numbers of the axes: `axes=0,2 of 8`, where 8 is the number of devices in a group.
-impl fmt::Display for Group {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let axes: Vec<String> = self.axes.iter().map(|axis| axis.index().to_string()).collect();
-        write!(f, "axes={} of {}", axes.join(","), self.size)
-    }
-}
 
 /// Joins the parts of the group's devices along a dimension, in the order of their ranks: every device gets the whole.
-/// Each operand by itself.
+/// Each operand is joined by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllGather {
-    /// Who takes part.
+    /// The devices that take part.
     pub group: Group,
     /// The dimension that grows.
     pub dim: usize,
@@ -70,11 +25,11 @@ pub struct AllGather {
 
 crate::ir::op_text!(AllGather = "all-gather" { group: key("axes"), dim: key("dim") });
 
-/// Combines the group's values elementwise: every device gets the result. Each operand by itself; all of one element
-/// type.
+/// Combines the group's values elementwise: every device gets the result. Each operand is combined by itself; all have
+/// one element type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllReduce {
-    /// Who takes part.
+    /// The devices that take part.
     pub group: Group,
     /// How elements combine.
     pub kind: ReduceKind,
@@ -82,11 +37,11 @@ pub struct AllReduce {
 
 crate::ir::op_text!(AllReduce = "all-reduce" { group: key("axes"), kind: bare });
 
-/// Adds up the group's values, and gives each device its rank's part of the sum along a dimension. Each operand by
-/// itself; all of one element type.
+/// Adds up the group's values, and gives each device its rank's part of the sum along a dimension. Each operand is
+/// treated by itself; all have one element type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ReduceScatter {
-    /// Who takes part.
+    /// The devices that take part.
     pub group: Group,
     /// The dimension that shrinks.
     pub dim: usize,
@@ -94,11 +49,11 @@ pub struct ReduceScatter {
 
 crate::ir::op_text!(ReduceScatter = "reduce-scatter" { group: key("axes"), dim: key("dim") });
 
-/// Cuts a dimension into as many parts as the group has devices; part `i` goes to rank `i`, and what arrives is joined
-/// along the same dimension in the order of the senders' ranks.
+/// Cuts a dimension into as many parts as the group has devices; part `i` goes to rank `i`, and the arriving parts are
+/// joined along the same dimension in the order of the senders' ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllToAll {
-    /// Who takes part.
+    /// The devices that take part.
     pub group: Group,
     /// The dimension cut and joined.
     pub dim: usize,
@@ -106,10 +61,10 @@ pub struct AllToAll {
 
 crate::ir::op_text!(AllToAll = "all-to-all" { group: key("axes"), dim: key("dim") });
 
-/// Sends each device's value to another one of its group. A device that nobody sends to gets zeros.
+/// Sends each device's value to another one of its group. A device that no other sends to gets zeros.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CollectivePermute {
-    /// Who takes part.
+    /// The devices that take part.
     pub group: Group,
     /// Pairs of ranks: sender and receiver, each at most once.
     pub pairs: Box<[(u32, u32)]>,
@@ -126,7 +81,7 @@ pub struct AxisIndex {
 
 crate::ir::op_text!(AxisIndex = "axis-index" { group: key("axes") });
 
-/// Partitioning comes after differentiation, batching and propagation, so these ops answer to none of them.
+/// Partitioning comes after differentiation, batching and propagation, so these ops have no rules for them.
 macro_rules! partitioned_only {
     () => {
         rules!(derivatives: refused, factors: replicated, batch: refused, partition: unchanged);
@@ -144,7 +99,8 @@ fn expect_divides(ty: &TensorType, dim: usize, group: &Group) -> Result<(), Type
     Ok(())
 }
 
-/// Checks that there is an operand, and that all have one element type, as the combiner of a reduction wants it.
+/// Checks that the op has an operand, and that all operands have one element type, as the combiner of a reduction
+/// requires.
 fn expect_one_dtype(operands: &[&TensorType]) -> Result<(), TypeError> {
     let Some((first, rest)) = operands.split_first() else {
         return Err(TypeError::OperandCount { expected: 1, found: 0 });
@@ -170,8 +126,8 @@ impl Primitive for AllGather {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_all_gather(&self.group, self.dim);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.all_gather(&self.group, self.dim);
     }
 }
 
@@ -188,8 +144,8 @@ impl Primitive for AllReduce {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_all_reduce(&self.group, self.kind);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.all_reduce(&self.group, self.kind);
     }
 }
 
@@ -211,8 +167,8 @@ impl Primitive for ReduceScatter {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_reduce_scatter(self);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.reduce_scatter(&self.group, self.dim);
     }
 }
 
@@ -229,8 +185,8 @@ impl Primitive for AllToAll {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_all_to_all(&self.group, self.dim);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.all_to_all(&self.group, self.dim);
     }
 }
 
@@ -254,8 +210,8 @@ impl Primitive for CollectivePermute {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_permute(&self.group, &self.pairs);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.collective_permute(&self.group, &self.pairs);
     }
 }
 
@@ -271,7 +227,7 @@ impl Primitive for AxisIndex {
 
     partitioned_only!();
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_axis_index(&self.group);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.axis_index(&self.group);
     }
 }

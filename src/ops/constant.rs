@@ -30,12 +30,12 @@ impl Primitive for Constant {
 
     rules!(facts: SOURCE, derivatives: none, factors: replicated, batch: never, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.literal(&self.0);
     }
 }
 
-/// A number that an op has as an attribute. Two are equal if their bits are.
+/// A number that an op has as an attribute. Two numbers are equal if their bits are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Number(u64);
 
@@ -113,6 +113,11 @@ impl Graph {
             _ => None,
         }
     }
+
+    /// Whether a value is known to be zero everywhere.
+    pub(crate) fn is_zero(&self, value: Value) -> bool {
+        self.splat(value) == Some(0.0)
+    }
 }
 
 impl Primitive for Splat {
@@ -132,7 +137,7 @@ impl Primitive for Splat {
         context.apply(Splat::new(ty, self.number()))
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let (bytes, count) = self.element_bytes();
         let scalar = context.scalar_constant(self.ty.dtype, &bytes[..count]);
         if self.ty.rank() == 0 {
@@ -192,7 +197,7 @@ impl Primitive for Iota {
         Ok(())
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("iota").dimensions.push(self.axis as i64);
         context.finish();
     }

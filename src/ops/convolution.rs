@@ -14,9 +14,9 @@ use crate::hlo::proto;
 pub struct Window {
     /// Distance of two positions of the kernel.
     pub stride: usize,
-    /// Zeros before the input; negative cuts off.
+    /// Zeros before the input; a negative number cuts elements off.
     pub padding_low: i64,
-    /// Zeros after the input; negative cuts off.
+    /// Zeros after the input; a negative number cuts elements off.
     pub padding_high: i64,
     /// Distance of two elements of the input: zeros stand between them.
     pub input_dilation: usize,
@@ -24,7 +24,8 @@ pub struct Window {
     pub kernel_dilation: usize,
 }
 
-/// As one entry of a list: `stride=2 pad=0_1 lhs_dilate=1 rhs_dilate=1`, without what is 1 or no padding.
+/// The text is one entry of a list: `stride=2 pad=0_1 lhs_dilate=1 rhs_dilate=1`, without the numbers that are 1, and
+/// without the padding if it is zero.
 impl crate::ir::Attribute for Window {
     fn write(&self, out: &mut crate::ir::Printer<'_>) {
         out.words(&[
@@ -43,13 +44,13 @@ impl crate::ir::Attribute for Window {
 }
 
 impl Default for Window {
-    /// Every position at which the kernel lies inside.
+    /// The window whose positions are all those at which the kernel lies inside.
     fn default() -> Window {
         Window { stride: 1, padding_low: 0, padding_high: 0, input_dilation: 1, kernel_dilation: 1 }
     }
 }
 
-/// Extent of `size` elements at a distance.
+/// The extent of `size` elements at a distance.
 fn dilated(size: usize, dilation: usize) -> i64 {
     if size == 0 { 0 } else { (size as i64 - 1).saturating_mul(dilation as i64).saturating_add(1) }
 }
@@ -153,7 +154,7 @@ impl Convolution {
         Convolution { windows: self.windows.iter().enumerate().map(each).collect(), dtype, ..self.clone() }
     }
 
-    /// `[groups * a, b, space..]` as `[groups * b, a, space..]`: what divides by groups stays in front.
+    /// Turns `[groups * a, b, space..]` into `[groups * b, a, space..]`: the factor of groups stays in front.
     fn swap_features(&self, builder: &mut GraphBuilder, x: Value) -> Result<Value, OpError> {
         let dims = builder.ty(x).dims.clone();
         let groups = self.feature_groups;
@@ -243,7 +244,7 @@ impl Primitive for Convolution {
                 continue;
             }
             let gradient = match operand {
-                // A convolution with an empty kernel is none that XLA takes.
+                // XLA does not take a convolution with an empty kernel.
                 _ if result_is_empty => context.builder.splat(context.operand_type(operand).clone(), 0.0),
                 0 => self.gradient_in_input(context, ct)?,
                 _ => self.gradient_in_kernel(context, ct)?,
@@ -280,8 +281,8 @@ impl Primitive for Convolution {
         rule
     }
 
-    /// A batch of inputs goes into the batch dimension, one of kernels into the output features of each group, one of
-    /// both into the groups.
+    /// A batch of inputs goes into the batch dimension. A batch of kernels goes into the output features of each group,
+    /// and a batch of both into the groups.
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         let size = context.size;
         let (input, kernel) = (context.operand(0), context.operand(1));
@@ -294,7 +295,7 @@ impl Primitive for Convolution {
         };
         let batched = [context.is_batched(0), context.is_batched(1)];
         let builder = &mut *context.builder;
-        // Where the batch lies in the result, and into which parts that dimension falls.
+        // The place of the batch in the result, and the parts into which that dimension falls.
         let (op, operands, axis, parts): (Convolution, [Value; 2], usize, Dims) = match batched {
             [true, false] => {
                 let input = join(builder, input, 0)?;
@@ -337,12 +338,12 @@ impl Primitive for Convolution {
     }
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        // As many of the groups as this device has features of.
+        // The number of groups whose features this device has.
         let feature_groups = context.operand_dims(0)[1] / context.operand_dims(1)[1].max(1);
         context.apply(Convolution { feature_groups: feature_groups.max(1), ..self.clone() })
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let space: Vec<i64> = (0..self.windows.len()).map(|dim| dim as i64 + 2).collect();
         let numbers = proto::ConvolutionDimensionNumbers {
             input_batch_dimension: 0,

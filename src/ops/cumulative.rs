@@ -28,7 +28,7 @@ impl CumulativeKind {
         CumulativeKind::Sum,
     ];
 
-    /// The element types it takes.
+    /// The element types that it takes.
     pub const fn class(self) -> OperandClass {
         match self {
             CumulativeKind::LogSumExp => OperandClass::Float,
@@ -36,7 +36,7 @@ impl CumulativeKind {
         }
     }
 
-    /// The reduction of the same name; none for the one that HLO has no opcode for.
+    /// The reduction of the same name; `None` for the kind that HLO has no opcode for.
     const fn reduction(self) -> Option<ReduceKind> {
         match self {
             CumulativeKind::LogSumExp => None,
@@ -50,8 +50,8 @@ impl CumulativeKind {
 
 /// Element i of the result folds elements 0 to i of one dimension (i to the last, in reverse).
 ///
-/// Emitted as a reduce-window over the whole dimension, which XLA's `ReduceWindowRewriter` turns into a tree of short
-/// ones on every backend: the work grows with the length, not with its square.
+/// It is emitted as a reduce-window over the whole dimension, which XLA's `ReduceWindowRewriter` turns into a tree of
+/// short ones on every backend: the work grows with the length, not with its square.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Cumulative {
     /// How to fold.
@@ -71,7 +71,7 @@ crate::ir::op_text!(Cumulative = CumulativeKind {
 } => { kind, axis: key("axis"), reverse: flag("reverse") });
 
 impl Cumulative {
-    /// What comes `distance` places before, in the direction of the fold; `fill` where nothing does.
+    /// The element `distance` places before each, in the direction of the fold; `fill` where that is outside.
     fn before(&self, builder: &mut GraphBuilder, x: Value, distance: usize, fill: f64) -> Result<Value, OpError> {
         let distance = distance as i64;
         builder.displace(x, self.axis, if self.reverse { -distance } else { distance }, fill)
@@ -113,8 +113,8 @@ impl Cumulative {
         }
     }
 
-    /// Solves `s[i] = slope[i] * s[i - 1] + input[i]`. Every round doubles how far back the equation looks, so that
-    /// there are as many rounds as the length has bits.
+    /// Solves `s[i] = slope[i] * s[i - 1] + input[i]`. Every round doubles how far back the equation looks, so the
+    /// number of rounds is the number of bits of the length.
     fn solve(&self, builder: &mut GraphBuilder, mut slope: Value, input: Value) -> Result<Value, OpError> {
         let (mut sum, length) = (input, builder.ty(input).dims[self.axis]);
         let mut distance = 1;
@@ -130,7 +130,7 @@ impl Cumulative {
     }
 }
 
-/// exp(part - whole), 1 for equal ones even if both are infinite.
+/// Computes exp(part - whole), which is 1 for equal ones even if both are infinite.
 fn share(builder: &mut GraphBuilder, part: Value, whole: Value) -> Result<Value, OpError> {
     let equal = builder.compare(Direction::Eq, part, whole)?;
     let difference = builder.sub(part, whole)?;
@@ -148,8 +148,8 @@ impl Primitive for Cumulative {
     }
 
     /// With `y'[i] = a[i] y'[i - 1] + c[i] x'[i]`, cotangents run the other way: `s[i] = a[i + 1] s[i + 1] + y*[i]` and
-    /// `x*[i] = c[i] s[i]`. Nothing is divided by, so zeros in a product do no harm, and of equal extrema the first
-    /// gets all.
+    /// `x*[i] = c[i] s[i]`. There is no division, so zeros in a product do no harm. The first of equal extrema gets the
+    /// whole cotangent.
     fn facts(&self) -> Facts<'_> {
         match self.kind {
             CumulativeKind::Sum => Facts::LINEAR,
@@ -201,7 +201,7 @@ impl Primitive for Cumulative {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let ty = context.operand_type(0).clone();
         let length = ty.dims[self.axis];
         if length <= 1 {
@@ -232,7 +232,7 @@ impl GraphBuilder {
         self.push1(super::Pad { padding: padding.into() }, &[x, fill])
     }
 
-    /// For each element the product of all others along a dimension. Nothing is divided, so zeros do no harm.
+    /// For each element, the product of all others along a dimension. There is no division, so zeros do no harm.
     pub(crate) fn product_of_others(&mut self, x: Value, axis: usize) -> Result<Value, OpError> {
         let products = [(false, 1), (true, -1)].map(|(reverse, distance)| {
             let product = self.push1(Cumulative { kind: CumulativeKind::Prod, axis, reverse }, &[x])?;

@@ -2,9 +2,9 @@
 
 use super::rules::*;
 use super::{Devices, Effect};
-use crate::hlo::analysis::cost;
 use crate::hlo::{proto, shape, tuple_shape};
 use crate::ir::{Attribute, GraphTextError, Name, Printer, Reader};
+use meshloom_analysis::cost;
 use meshloom_hlo::message::counted;
 
 /// How a custom call's target is called: XLA's `CustomCallApiVersion`.
@@ -27,7 +27,7 @@ crate::ir::word_attribute!(CustomCallApi {
     TypedFfi = "typed-ffi",
 });
 
-/// What one execution of a kernel takes: what its author says, and nobody checks.
+/// The cost of one execution of a kernel, as its author states it. It is not checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct KernelCost {
     /// Arithmetic operations; a multiplication and an addition are two.
@@ -36,7 +36,7 @@ pub struct KernelCost {
     pub transcendentals: u64,
     /// Bytes read from memory and written to it.
     pub bytes: u64,
-    /// Bytes of memory that it needs besides operands and results, while it runs.
+    /// Bytes of memory that the kernel needs besides operands and results, while it runs.
     pub scratch: u64,
 }
 
@@ -73,20 +73,20 @@ pub struct CustomCall {
     pub target: Name,
     /// Types of the results.
     pub results: Box<[TensorType]>,
-    /// What the target is configured with: an opaque string, for [`CustomCallApi::TypedFfi`] a dictionary.
+    /// The configuration of the target: an opaque string, or a dictionary for [`CustomCallApi::TypedFfi`].
     pub config: String,
-    /// How it is called.
+    /// The convention by which the target is called.
     pub api: CustomCallApi,
-    /// Whether it does something besides returning results: then it runs, once for each execution, even if nobody reads
-    /// them.
+    /// Whether the target does something besides returning results. It then runs once for each execution, even if its
+    /// results are not read.
     pub has_side_effect: bool,
     /// Pairs of (result, operand) that share a buffer: the target overwrites the operand's copy.
     pub aliases: Box<[(usize, usize)]>,
-    /// The layout of each operand; none at all if every one is row-major.
+    /// The layout of each operand; empty if every one is row-major.
     pub operand_layouts: Box<[MemoryLayout]>,
-    /// The layout of each result; none at all if every one is row-major.
+    /// The layout of each result; empty if every one is row-major.
     pub result_layouts: Box<[MemoryLayout]>,
-    /// What an execution takes, for analyses and for compilers that ask.
+    /// The cost of one execution, for analyses and for compilers that ask.
     pub cost: Option<KernelCost>,
 }
 
@@ -102,7 +102,7 @@ crate::ir::op_text!(CustomCall = "custom-call" {
     cost: optional("cost", None),
 });
 
-/// Where kernels for TPUs have their cost: in their configuration, and by this name in it.
+/// The target of kernels for TPUs, and the name of the configuration that their cost stands in.
 const TPU_TARGET: &str = "tpu_custom_call";
 const TPU_CONFIG: &str = "\"custom_call_config\"";
 
@@ -225,7 +225,7 @@ impl Primitive for CustomCall {
     // Nothing is known of the target, so every device calls it with whole operands.
     rules!(factors: replicated, batch: refused, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let operands = context.operand_ids();
         let operand_shape = |index: usize| shape_with(context.operand_type(index), self.operand_layouts.get(index));
         let shapes = (0..operands.len()).map(operand_shape).collect();

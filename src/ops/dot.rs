@@ -2,11 +2,10 @@
 
 use super::rules::*;
 use super::shape::inverse;
-use super::{AxisList, OperandClass, ReduceKind, after_batch, complement, to_i64, with_batch};
-use crate::batching::batch_in_front;
+use super::{AxisList, OperandClass, ReduceKind, after_batch, batch_in_front, complement, to_i64, with_batch};
 use crate::hlo::proto;
 
-/// Which dimensions a dot pairs up.
+/// The dimensions that a dot pairs up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DotDims {
     /// Left dimensions that run in step with `rhs_batch` and stand first in the result.
@@ -68,7 +67,7 @@ crate::ir::word_attribute!(Precision { Default = "default", High = "high", Highe
 /// `dot(lhs, rhs)`: products summed over the contracted dimensions. Result dimensions: batch, free left, free right.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DotGeneral {
-    /// Which dimensions pair up.
+    /// The dimensions that pair up.
     pub dims: Box<DotDims>,
     /// Element type of the result and of the accumulation.
     pub dtype: DType,
@@ -116,8 +115,8 @@ impl DotDims {
         complement(&[&self.rhs_batch[..], &self.rhs_contract[..]].concat(), rank)
     }
 
-    /// For each dimension of the result of operands of these ranks, the operand that alone has it, and where; `None`
-    /// for a batch dimension, which both have.
+    /// For each dimension of the result of operands of these ranks, the only operand that has it, and its number there;
+    /// `None` for a batch dimension, which both have.
     pub(crate) fn free_dims(&self, ranks: [usize; 2]) -> impl Iterator<Item = Option<(usize, usize)>> {
         let batch = std::iter::repeat_n(None, self.lhs_batch.len());
         let left = self.lhs_free(ranks[0]).into_iter().map(|dim| Some((0, dim)));
@@ -149,7 +148,8 @@ impl DotGeneral {
             lhs_contract: free_in_ct.collect(),
             rhs_contract: rhs_free,
         };
-        // Of the two operand orders, the one whose product comes out in the right order needs no transpose.
+        // The operands are ordered so that the product comes out in the right order and needs no transpose, if either
+        // order does.
         if ct_last.is_sorted() && !order.is_sorted() {
             (product, order) = (product.swapped(), ct_last);
             operands.reverse();
@@ -275,7 +275,7 @@ impl Primitive for DotGeneral {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let list = |axes: &AxisList| to_i64(axes).collect();
         let numbers = proto::DotDimensionNumbers {
             lhs_contracting_dimensions: list(&self.dims.lhs_contract),

@@ -63,7 +63,7 @@ impl Primitive for DynamicSlice {
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
         for (dim, &size) in self.sizes.iter().enumerate() {
-            // A slice of everything starts at zero wherever it is asked for.
+            // A slice of a whole dimension starts at zero, whatever its index is.
             if size == operands[0].dims[dim] {
                 rule.keep(operands[0], dim);
             } else if 2 * size <= operands[0].dims[dim] && operands[0].dtype != DType::Pred {
@@ -105,7 +105,7 @@ impl Primitive for DynamicSlice {
         context.apply_to(DynamicSlice { sizes }, &operands)
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("dynamic-slice").dynamic_slice_sizes.extend(to_i64(&self.sizes));
         context.finish();
     }
@@ -181,16 +181,16 @@ impl Primitive for DynamicUpdateSlice {
         Ok(())
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.simple("dynamic-update-slice");
     }
 }
 
-/// The starts, which are the operands from `first` on, moved to where the slice fits, and the dimensions of operand 0
-/// that are split and of which less than the whole is taken. If there are any, the starts are of type `s32`.
+/// The starts, which are the operands from `first` on, moved to where the slice fits; and the dimensions of operand 0
+/// that are split and not taken whole. If there are such dimensions, the starts are of type `s32`.
 ///
 /// The op moves starts by itself; but XLA's simplifier merges a slice of a dynamic slice, as resharding makes them,
-/// into one without minding that.
+/// into one that ignores the move.
 fn split_starts(
     context: &mut PartitionContext<'_>,
     first: usize,
@@ -218,7 +218,7 @@ fn clamp(builder: &mut GraphBuilder, value: Value, limit: f64) -> Result<Value, 
 }
 
 /// The device's part of operand 0 with zeros around dimension `dim`, and the start that finds a slice of `size` in it:
-/// elements that other devices have, it finds to be zeros.
+/// elements that other devices have are zeros in it.
 fn zeros_where_absent(
     context: &mut PartitionContext<'_>,
     value: Value,
@@ -246,7 +246,8 @@ fn with_leading_start(context: &mut BatchContext<'_>, first: usize) -> Result<Ve
     Ok(operands)
 }
 
-/// The dimensions of which a slice of these sizes takes less than all: it begins at zero in the others. One at least.
+/// The dimensions that a slice of these sizes does not take whole. It begins at zero in the others. At least one
+/// dimension is returned.
 fn cut_dims(whole: &[usize], sizes: &[usize]) -> AxisList {
     let cut: AxisList = (0..sizes.len()).filter(|&dim| sizes[dim] < whole[dim]).collect();
     if cut.is_empty() { (0..sizes.len().min(1)).collect() } else { cut }
@@ -263,8 +264,8 @@ fn batched_starts(context: &mut BatchContext<'_>, first: usize, dims: &[usize]) 
     context.builder.push1(Concatenate { axis: 1 }, &columns)
 }
 
-/// Replaces a slice at a position of each example's own: a scatter. It drops what does not fit, so starts are moved
-/// first.
+/// Replaces a slice at a position of each example's own: a scatter. It drops updates that do not fit, so starts are
+/// moved first.
 fn update_each(context: &mut BatchContext<'_>) -> Result<(), OpError> {
     let indexed = cut_dims(&context.example_type(0).dims, &context.example_type(1).dims);
     let starts = batched_starts(context, 2, &indexed)?;

@@ -27,22 +27,22 @@
 //! | | carry `c` | its operand | its input of condition and body | `c` of the body | result `c` |
 //! | | whether to go on | | | 0 of the condition | control |
 //!
-//! What holds of every op:
-//! - Each operand is the source of exactly one edge, each result the target of exactly one; each input and output of
-//!   each body is on exactly one.
-//! - All ends of an edge have the same type, except that outside of a [sliced](Edge::sliced) edge there is one
-//!   dimension more.
+//! These statements hold for every op:
+//! - Each operand is the source of exactly one edge, and each result is the target of exactly one; each input and
+//!   output of each body is on exactly one.
+//! - All ends of an edge have the same type, except that the ends of a [sliced](Edge::sliced) edge outside the regions
+//!   have one dimension more.
 //! - The source feeds the inputs when the op begins. An edge from an operand to a result is carried: after each
-//!   iteration the outputs feed the inputs of the next. The target gets what the outputs were at last; if no body has
-//!   run, the source.
+//!   iteration the outputs feed the inputs of the next. The target gets the last values of the outputs; if no body has
+//!   run, it gets the source.
 //! - A body reads nothing else and gives nothing else: a region is closed.
-
-use std::sync::Arc;
+//!
+//! [`Op::edges`]: super::Op::edges
+//! [`Op::executions`]: super::Op::executions
 
 use smallvec::SmallVec;
 
-use super::{Op, RegionOp};
-use crate::ir::{Graph, TensorType};
+use crate::ir::Graph;
 
 /// How often a region runs each time its op does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,9 +51,9 @@ pub enum Executions {
     Once,
     /// Once or not at all: the op has several such regions and runs one of them.
     AtMostOnce,
-    /// So many times, one after the other.
+    /// The region runs this many times, one after the other.
     Times(usize),
-    /// At most so many times, maybe none, one after the other.
+    /// The region runs at most this many times, maybe never, one after the other.
     AtMost(usize),
     /// Any number of times, maybe none, one after the other.
     Unknown,
@@ -62,7 +62,7 @@ pub enum Executions {
 }
 
 impl Executions {
-    /// Whether it is decided while the program runs how often, so that nothing can be kept of each time.
+    /// Whether the number of runs is decided only while the program runs, so that nothing can be kept of each run.
     pub fn is_open(self) -> bool {
         matches!(self, Executions::AtMost(_) | Executions::Unknown)
     }
@@ -71,13 +71,13 @@ impl Executions {
 /// An input or output of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Port {
-    /// Which region, in the order of [`Op::regions`].
+    /// The index of the region in [`Op::regions`](super::Op::regions).
     pub region: usize,
-    /// Which of its inputs or outputs.
+    /// The index among the region's inputs or outputs.
     pub index: usize,
 }
 
-/// Where a value comes from that an edge brings into regions.
+/// The source of a value that an edge brings into regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Nowhere: a region makes it.
@@ -88,7 +88,7 @@ pub enum Source {
     Cotangent(usize),
 }
 
-/// Where a value goes to that an edge takes out of regions.
+/// The destination of a value that an edge takes out of regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Nowhere: only regions read it.
@@ -102,16 +102,17 @@ pub enum Target {
     Cotangent(usize),
 }
 
-/// One value on its way through an op with regions. See the [module](crate::ops::edges) for what holds of all edges.
+/// One value on its way through an op with regions. The [module](crate::ops::edges) lists the statements that hold for
+/// all edges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
-    /// What feeds the inputs at first.
+    /// The value that feeds the inputs at first.
     pub source: Source,
     /// The region inputs that have the value.
     pub inputs: SmallVec<[Port; 2]>,
-    /// The region outputs that make it, or make it anew for the next iteration.
+    /// The region outputs that make the value, or make it anew for the next iteration.
     pub outputs: SmallVec<[Port; 2]>,
-    /// What becomes of it at last.
+    /// The destination of the value at last.
     pub target: Target,
     /// Whether each iteration has a slice of its own: outside, the value has a leading dimension, whose size is the
     /// number of iterations; an input is one slice of it, and an output is stacked to it.
@@ -123,19 +124,19 @@ impl Edge {
         Edge { source, inputs: SmallVec::new(), outputs: SmallVec::new(), target, sliced: false }
     }
 
-    /// An operand that enters the same input of some regions.
+    /// Creates the edge of an operand that enters the same input of some regions.
     pub(super) fn argument(operand: usize, index: usize, regions: impl Iterator<Item = usize>) -> Edge {
         let inputs = regions.map(|region| Port { region, index }).collect();
         Edge { inputs, ..Edge::new(Source::Operand(operand), Target::Inside) }
     }
 
-    /// The output of some regions that is the result with the same index.
+    /// Creates the edge of the output of some regions that is the result with the same index.
     pub(super) fn result_of(index: usize, regions: impl Iterator<Item = usize>) -> Edge {
         let outputs = regions.map(|region| Port { region, index }).collect();
         Edge { outputs, ..Edge::new(Source::Inside, Target::Result(index)) }
     }
 
-    /// The operand that it begins with.
+    /// The operand that the edge begins with.
     pub fn operand(&self) -> Option<usize> {
         match self.source {
             Source::Operand(index) => Some(index),
@@ -143,7 +144,7 @@ impl Edge {
         }
     }
 
-    /// The result that it ends in.
+    /// The result that the edge ends in.
     pub fn result(&self) -> Option<usize> {
         match self.target {
             Target::Result(index) => Some(index),
@@ -151,69 +152,9 @@ impl Edge {
         }
     }
 
-    /// Whether it is a loop's carry: a value that one iteration gives the next.
+    /// Whether the edge is a loop's carry: a value that one iteration gives the next.
     pub fn is_carried(&self) -> bool {
         self.operand().is_some() && self.result().is_some()
-    }
-}
-
-impl Op {
-    /// How values enter and leave the bodies of an op with regions; nothing for an op without.
-    pub fn edges(&self) -> Vec<Edge> {
-        self.as_region().map_or_else(Vec::new, RegionOp::edges)
-    }
-
-    /// How often a region runs; never for an op without regions.
-    pub fn executions(&self, region: usize) -> Executions {
-        self.as_region().map_or(Executions::InDerivative, |op| op.executions(region))
-    }
-
-    /// How often a region runs if the op runs `executions` times, where more is known than [`Op::executions`] says.
-    pub fn runs(&self, region: usize, executions: u64) -> Option<u64> {
-        self.as_region().and_then(|op| op.runs(region, executions))
-    }
-
-    /// The regions that run when the op does, each with its number.
-    pub(crate) fn running_regions(&self) -> impl Iterator<Item = (usize, &Arc<Graph>)> {
-        self.regions().enumerate().filter(|&(region, _)| self.executions(region) != Executions::InDerivative)
-    }
-
-    /// The number of iterations of a loop that runs as often as it says.
-    pub(crate) fn trip_count(&self) -> Option<usize> {
-        match self.executions(0) {
-            Executions::Times(count) => Some(count),
-            Executions::Once
-            | Executions::AtMostOnce
-            | Executions::AtMost(_)
-            | Executions::Unknown
-            | Executions::InDerivative => None,
-        }
-    }
-
-    /// Whether the op runs one body exactly once, as a call does: it only wraps a part of the program.
-    pub(crate) fn is_wrapper(&self) -> bool {
-        self.executions(0) == Executions::Once
-    }
-
-    /// What the operands bring to the inputs of a region, for the first iteration if it is a loop's.
-    pub(crate) fn entering<T: Clone + Default>(&self, region: usize, operands: &[T]) -> Vec<T> {
-        let mut inputs = vec![T::default(); self.regions().nth(region).map_or(0, |body| body.inputs().len())];
-        for edge in self.edges() {
-            let Some(operand) = edge.operand() else { continue };
-            edge.inputs.iter().filter(|port| port.region == region).for_each(|port| {
-                inputs[port.index] = operands[operand].clone();
-            });
-        }
-        inputs
-    }
-
-    /// The type outside of a value that leaves a region, or enters it, by an edge of its own in each iteration.
-    pub(crate) fn type_outside(&self, inner: &TensorType) -> TensorType {
-        let mut ty = inner.clone();
-        if let Some(count) = self.trip_count() {
-            ty.dims.insert(0, count);
-        }
-        ty
     }
 }
 
@@ -223,8 +164,8 @@ pub(super) fn plain_edges(body: &Graph) -> Vec<Edge> {
     inputs.chain((0..body.outputs().len()).map(|index| Edge::result_of(index, 0..1))).collect()
 }
 
-/// The edges of a loop's invariants and carries, whose inputs these regions have, and of which the last region returns
-/// the carries first.
+/// The edges of a loop's invariants and carries. These regions have them as inputs, and the last region returns the
+/// carries first.
 pub(super) fn loop_edges(invariant_count: usize, carry_count: usize, regions: std::ops::Range<usize>) -> Vec<Edge> {
     let last = regions.end - 1;
     let edge = |index: usize| {

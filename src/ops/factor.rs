@@ -8,10 +8,10 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::{ReduceKind, greatest_common_divisor};
+use super::ReduceKind;
 use crate::ir::TensorType;
 
-/// What it takes to split a factor over devices.
+/// The way in which a factor is split over devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FactorKind {
     /// Each device computes its part of the results, from its part of the operands, by the same op. Tensors without the
@@ -22,11 +22,11 @@ pub enum FactorKind {
     Reduction(ReduceKind),
     /// Every device needs the whole extent, and computes it.
     Replicated,
-    /// Every device needs the whole extent, because of what the op computes: as a query needs all keys. So it is no
-    /// fallback that parts are joined for it.
+    /// Every device needs the whole extent, because of what the op computes: as a query needs all keys. So joining the
+    /// parts for it is no fallback.
     Gathered,
-    /// Parts of the result come from other devices' parts of the operands: collective-permutes do it. The dimensions
-    /// that run over the factor may differ in size; the factor's own divides all of them.
+    /// Parts of the result come from other devices' parts of the operands: collective-permutes move them. The
+    /// dimensions that run over the factor may differ in size; the factor's own divides all of them.
     Permutation,
     /// Computed positions point into the dimension. Each device looks at those that fall into its part. A result
     /// without the factor is then a sum over the devices; one with it is split as the operand is.
@@ -38,14 +38,14 @@ pub enum FactorKind {
 pub struct Factor {
     /// Number of iterations.
     pub size: usize,
-    /// What splitting it takes.
+    /// The way in which the factor is split.
     pub kind: FactorKind,
 }
 
 /// Index of a factor within its rule.
 pub type FactorIndex = u32;
 
-/// The factors that one dimension runs over, major to minor; none for a dimension that takes part in no loop.
+/// The factors that one dimension runs over, major to minor; empty for a dimension that takes part in no loop.
 pub type DimFactors = SmallVec<[FactorIndex; 1]>;
 
 /// The factors of each dimension of one tensor.
@@ -54,8 +54,8 @@ pub type TensorFactors = SmallVec<[DimFactors; 4]>;
 /// The factors of an op, and the dimensions that run over them.
 ///
 /// The sizes of a dimension's factors multiply to its size, but for a permutation, whose size divides it; only a
-/// dimension of size 1 may have none. What a factor of a dimension of several means: with sizes 3 and 4, index
-/// `4 * i + j` is iteration `i` of the first and `j` of the second.
+/// dimension of size 1 may have none. In a dimension of two factors with sizes 3 and 4, index `4 * i + j` is iteration
+/// `i` of the first and `j` of the second.
 ///
 /// ```
 /// # use meshloom::ir::{DType::F32, TensorType};
@@ -75,7 +75,7 @@ pub struct FactorRule {
     /// An operand that a reduction starts from. Where a reduction factor is split, it enters one part; the others start
     /// from the combiner's identity.
     pub initial: Option<usize>,
-    /// Whether operands have nothing to do with each other: a mesh axis may then split a factor of each.
+    /// Whether operands are independent of each other: a mesh axis may then split a factor of each.
     pub separate: bool,
 }
 
@@ -98,7 +98,7 @@ impl FactorRule {
         FactorRule::aligned(operands, results, |_| FactorKind::Parallel)
     }
 
-    /// As [`FactorRule::pointwise`], with what it takes to split each dimension.
+    /// As [`FactorRule::pointwise`], with the way in which each dimension is split.
     pub(crate) fn aligned(
         operands: &[&TensorType],
         results: &[&TensorType],
@@ -170,8 +170,8 @@ impl FactorRule {
         self
     }
 
-    /// The rule with a new parallel factor of `size` as the leading dimension of all results and of the operands
-    /// marked: what batching the op makes of its rule.
+    /// Returns the rule of the batched op: it has a new parallel factor of `size` as the leading dimension of all
+    /// results and of the operands marked.
     pub fn batched(&self, size: usize, operands: &[bool]) -> FactorRule {
         let index = self.factors.len() as FactorIndex;
         let mut rule = self.clone();
@@ -188,8 +188,9 @@ fn at_every(tensors: &[&TensorType], dim: usize) -> SmallVec<[(usize, usize); 4]
     (0..tensors.len()).filter(|&index| tensors[index].rank() > dim).map(|index| (index, dim)).collect()
 }
 
-/// As einsum writes it: a letter for each factor, `bte,ef->btf`; a dimension of several factors in parentheses, one
-/// without any as `1`. After it, the factors that are not parallel, by kind, as in `sum=e`; then the initial operand.
+/// The text is in einsum notation: a letter for each factor, `bte,ef->btf`; a dimension of several factors in
+/// parentheses, one without any as `1`. After it, the factors that are not parallel follow by kind, as in `sum=e`; then
+/// the initial operand.
 impl fmt::Display for FactorRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tensors = |f: &mut fmt::Formatter<'_>, tensors: &[TensorFactors]| -> fmt::Result {
@@ -245,4 +246,9 @@ impl fmt::Display for FactorKind {
 fn write_letter(f: &mut fmt::Formatter<'_>, factor: FactorIndex) -> fmt::Result {
     let letter = char::from(b'a' + (factor % 26) as u8);
     if factor < 26 { write!(f, "{letter}") } else { write!(f, "{letter}{}", factor / 26) }
+}
+
+/// The greatest common divisor of two sizes; of zero and a size, the size.
+pub(crate) fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }

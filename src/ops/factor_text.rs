@@ -1,4 +1,4 @@
-//! Factor rules as text: what somebody who writes a kernel says of it.
+//! Factor rules as text: the form in which the author of a kernel states them.
 //!
 //! ```text
 //! ...td,...d->...td,...t | whole d
@@ -48,7 +48,7 @@ pub struct RuleText {
     text: Box<str>,
     operands: Box<[Term]>,
     results: Box<[Term]>,
-    /// What it takes to split each factor, in the order in which the terms name them.
+    /// The way in which each factor is split, in the order in which the terms name them.
     kinds: Box<[(char, FactorKind)]>,
 }
 
@@ -56,7 +56,7 @@ pub struct RuleText {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Term {
     has_leading: bool,
-    /// A letter for each dimension after the leading ones; none for one without a factor.
+    /// A letter for each dimension after the leading ones; `None` for a dimension without a factor.
     letters: SmallVec<[Option<char>; 6]>,
 }
 
@@ -66,29 +66,29 @@ struct Term {
 pub struct RuleTextError {
     /// The text.
     pub rule: String,
-    /// What is wrong with it.
+    /// The reason.
     pub problem: RuleProblem,
 }
 
 meshloom_hlo::debug_is_message!(RuleTextError);
 
-/// What is wrong with the text of a factor rule.
+/// The reason why the text of a factor rule cannot be read.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuleProblem {
-    /// It has no arrow, or several.
+    /// The text has no arrow, or several.
     #[error("it must have one `->` between the operands and the results")]
     Arrow,
-    /// Something that is no dimension.
+    /// A part of a term is no dimension.
     #[error(
         "`{found}` in the term `{term}` is no dimension; a dimension is a letter, or `1`, and leading ones are `...`"
     )]
     Dimension {
-        /// What stands there.
+        /// The text found.
         found: char,
         /// The term.
         term: String,
     },
-    /// A letter twice in a term.
+    /// A letter occurs twice in a term.
     #[error("`{letter}` stands twice in the term `{term}`; give the dimensions letters of their own")]
     Repeated {
         /// The letter.
@@ -96,13 +96,13 @@ pub enum RuleProblem {
         /// The term.
         term: String,
     },
-    /// A letter of results alone.
+    /// Only results have this letter.
     #[error("`{0}` is in a result but in no operand, so nothing says its size")]
     Unsized(char),
-    /// Leading dimensions of some terms that a result, or all operands, lack.
+    /// Some terms have leading dimensions that a result, or all operands, lack.
     #[error("`...` must be in every result, and in an operand, or nowhere")]
     Leading,
-    /// Nothing says what it takes to split a factor.
+    /// The rule does not say how a factor is split.
     #[error(
         "`{letter}` is in {}; say behind `|` whether it is `split`, `whole`, or what partial results are combined by: \
          `sum`, `prod`, `max` or `min`", if *.in_some { "some results only" } else { "no result" }
@@ -113,29 +113,29 @@ pub enum RuleProblem {
         /// Whether some result has it.
         in_some: bool,
     },
-    /// A word that is none.
+    /// A word is none of those that may follow the bar.
     #[error("`{word}` is none of `split`, `whole`, `sum`, `prod`, `max` and `min`{suggestion}")]
     Word {
-        /// What stands there.
+        /// The word found.
         word: String,
-        /// A word that is near, if any.
+        /// The nearest word, if there is one.
         suggestion: String,
     },
-    /// A word without letters, or with something else.
+    /// A word has no letters, or is followed by something else.
     #[error("`{word}` must be followed by letters with spaces between them, found `{found}`")]
     Letters {
         /// The word.
         word: String,
-        /// What stands there.
+        /// The text found.
         found: String,
     },
-    /// A letter that the formula does not have.
+    /// The formula does not have this letter.
     #[error("`{0}` has a word behind `|`, but is not in the formula")]
     Unknown(char),
-    /// A letter that several words name.
+    /// Several words name this letter.
     #[error("`{0}` has several words behind `|`; keep one of them")]
     Twice(char),
-    /// A word that contradicts the formula.
+    /// A word contradicts the formula.
     #[error("`{word} {letter}`, but `{letter}` is in {}", if *.in_all { "every result: nothing is combined" } else { "no result: nothing is split" })]
     Contradiction {
         /// The word.
@@ -186,7 +186,7 @@ impl Term {
     }
 }
 
-/// What the words behind the bar say of letters.
+/// Reads the words that follow the bar, with the letters that each names.
 fn read_words(text: &str) -> Result<Vec<(char, &'static str, FactorKind)>, RuleProblem> {
     let mut said: Vec<(char, &'static str, FactorKind)> = Vec::new();
     for group in text.split(',') {
@@ -280,7 +280,7 @@ impl RuleText {
         self.operands[operand].has_leading
     }
 
-    /// The leading dimensions (`...`) of operands of these types; none if the rule has none.
+    /// The leading dimensions (`...`) of operands of these types; `None` if the rule has none.
     fn leading<'t>(&self, operands: &[&'t TensorType]) -> Option<&'t [usize]> {
         let (term, ty) = self.operands.iter().zip(operands).find(|(term, _)| term.has_leading)?;
         Some(&ty.dims[..ty.rank().saturating_sub(term.letters.len())])
@@ -289,7 +289,7 @@ impl RuleText {
     /// The dimensions of the results for operands of these types.
     ///
     /// # Errors
-    /// An operand has another number of dimensions than its term, or a factor two sizes.
+    /// The number of dimensions of an operand differs from that of its term, or a factor has two sizes.
     pub fn result_dims(&self, operands: &[&TensorType]) -> Result<Vec<Dims>, TypeError> {
         expect_operands(operands, self.operands.len())?;
         for (operand, (term, ty)) in self.operands.iter().zip(operands).enumerate() {
@@ -335,7 +335,7 @@ impl RuleText {
         Ok(self.results.iter().map(dims).collect())
     }
 
-    /// The factor rule for operands and results of these types, which are those that the text takes and gives.
+    /// The factor rule for operands and results of these types, which must fit the text.
     pub fn rule(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
         let leading = self.leading(operands).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Facts: what passes ask of an op besides its rules.
+//! Facts: the properties of an op that passes ask for besides its rules.
 //!
 //! A pass that treats some ops alike asks for a fact here instead of listing the ops. An op states its facts next to
 //! its rules, most of them in one line out of the constants of [`Facts`].
@@ -11,18 +11,18 @@ use super::Group;
 use crate::ir::Graph;
 use meshloom_hlo::CollectiveKind;
 
-/// What an op is, as far as passes treat ops alike.
+/// The properties by which passes treat ops alike.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
-    /// How back ends compute it.
+    /// The way in which back ends compute the op.
     pub class: Class,
-    /// In which operands it is linear.
+    /// The operands in which the op is linear.
     pub linear: Linear,
     /// Where its floating-point results are zero.
     pub zeros: Zeros,
     /// Operands such that every element of the result is an element of one of them.
     pub picks: Option<Operands>,
-    /// What its results have to do with other devices.
+    /// The relation of the op's results to other devices.
     pub devices: Devices<'a>,
     /// Whether it matters where the op stands and how often it runs.
     pub effect: Effect,
@@ -30,14 +30,14 @@ pub struct Facts<'a> {
     pub is_cheap: bool,
     /// Whether each device can make its part of the result, however it is split, if the operands are scalars.
     pub is_made_anywhere: bool,
-    /// Whether it changes elements of its first operand and leaves the others, so that it can work in that operand's
-    /// buffer.
+    /// Whether the op changes elements of its first operand and leaves the others, so that it can work in that
+    /// operand's buffer.
     pub is_in_place: bool,
     /// Whether result `i` depends on operand `i` alone.
     pub is_separate: bool,
 }
 
-/// How back ends compute an op.
+/// The way in which back ends compute an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Made from nothing.
@@ -70,12 +70,12 @@ impl Class {
 pub enum Operands {
     /// All of them.
     All,
-    /// Those with these numbers.
+    /// The operands with these indices.
     These(&'static [usize]),
 }
 
 impl Operands {
-    /// The numbers of the operands, of an op that has `count`.
+    /// The indices of the operands, of an op that has `count` operands.
     pub fn of(self, count: usize) -> SmallVec<[usize; 4]> {
         match self {
             Operands::All => (0..count).collect(),
@@ -87,29 +87,29 @@ impl Operands {
 /// The operands in which an op is linear. The sum of integers wraps around as their parts do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linear {
-    /// None.
+    /// The op is not linear.
     No,
-    /// All of these together, while the others stay.
+    /// The op is linear in all of these together, while the others stay.
     Together(Operands),
     /// As [`Linear::Together`], up to rounding, if operands and results are of floating-point types.
     OfFloats(Operands),
-    /// Each of these alone, while the others stay.
+    /// The op is linear in each of these alone, while the others stay.
     Each(Operands),
 }
 
-/// Where an op's floating-point results are zero.
+/// The condition under which an op's floating-point results are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zeros {
-    /// Where linearity says so: where all operands are that it is linear in together, or one that it is linear in
-    /// alone.
+    /// The results are zero where linearity says so: where all operands are zero in which the op is linear together, or
+    /// one in which it is linear alone.
     OfLinear,
-    /// Where all of these are.
+    /// The results are zero where all of these operands are.
     Of(Operands),
-    /// Result `i` where operand `i` is.
+    /// Result `i` is zero where operand `i` is.
     Matching,
 }
 
-/// What an op's results have to do with other devices.
+/// The relation of an op's results to other devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Devices<'a> {
     /// Each device computes by itself: where all have the same operands, all have the same results.
@@ -125,17 +125,17 @@ pub enum Devices<'a> {
 /// Whether it matters where an op stands and how often it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It does not.
+    /// Neither the place of the op nor the number of its runs matters.
     None,
     /// It keeps computation apart: it may be dropped, but neither merged nor moved.
     Fence,
     /// It does something besides giving results, so it runs once for each time it is reached: it may not be dropped
-    /// either, whoever reads its results.
+    /// either, even if its results are not read.
     Side,
 }
 
 impl Facts<'static> {
-    /// An op of which nothing else is known.
+    /// The facts of an op of which nothing else is known.
     pub const KERNEL: Facts<'static> = Facts {
         class: Class::Kernel,
         linear: Linear::No,
@@ -187,7 +187,7 @@ impl<'a> Facts<'a> {
         Facts { zeros: Zeros::Of(operands), ..self }
     }
 
-    /// An op with regions, which does what its bodies do.
+    /// The facts of an op with regions, which has the effects of its bodies.
     pub fn of_bodies(bodies: &[&Arc<Graph>]) -> Facts<'static> {
         let has_side_effect = bodies.iter().any(|body| body.has_side_effect());
         Facts { effect: if has_side_effect { Effect::Side } else { Effect::None }, ..Facts::KERNEL }
@@ -199,7 +199,7 @@ impl<'a> Facts<'a> {
         Facts { devices: Devices::Exchange(kind, group), zeros: Zeros::Matching, is_separate, ..Facts::KERNEL }
     }
 
-    /// Whether it makes the same from nothing on every device.
+    /// Whether the op makes the same from nothing on every device.
     pub fn is_constant(&self) -> bool {
         self.class == Class::Source && self.devices == Devices::Alone
     }

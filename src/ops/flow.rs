@@ -1,7 +1,7 @@
 //! Analyses that go with the data, through regions too.
 //!
-//! An [`Analysis`] says what an op without regions makes of what is known of its operands; how facts go through loops,
-//! branches and calls follows from their [edges](super::Edge), and is written here once.
+//! An [`Analysis`] says how the facts of an op's results follow from those of its operands, for ops without regions.
+//! For loops, branches and calls, it follows from their [edges](super::Edge), and is written here once.
 
 use std::sync::Arc;
 
@@ -14,32 +14,33 @@ use crate::ir::{Graph, TensorType};
 /// One fact for each operand or result.
 pub(crate) type ValueFacts<F> = SmallVec<[F; 4]>;
 
-/// Something that is known of each value, because it is known of what the value is made of.
+/// A property of each value that follows from the properties of the values it is made of.
 ///
-/// In a loop, facts of carries are joined until no iteration changes them: joining again what has been joined must
-/// change nothing, and there must not be infinitely many facts on the way.
+/// In a loop, facts of carries are joined until no iteration changes them: joining facts again must change nothing, and
+/// the chain of joins must be finite.
 pub(crate) trait Analysis {
-    /// What is known of a value.
+    /// The fact of a value.
     type Fact: Clone + Default + PartialEq;
 
-    /// Whether a carry must be known by one fact before, in and after its loop, as where the fact decides about its
-    /// type. Else what a loop returns is known by what the last iteration makes of it.
+    /// Whether a carry must have one fact before, in and after its loop, as where the fact decides about its type. Else
+    /// the fact of a loop's result comes from the last iteration alone.
     const CARRY_IS_ONE: bool;
 
-    /// What is known of a value that is one or the other.
+    /// The fact of a value that is one of two.
     fn join(&self, one: Self::Fact, other: &Self::Fact) -> Self::Fact;
 
-    /// What is known of a value that depends on a choice, or on how often a loop runs, of which `control` is known.
+    /// The fact of a value that depends on a choice, or on the number of iterations of a loop. `control` is the fact of
+    /// the choice or of that number.
     fn controlled(&self, fact: Self::Fact, control: &Self::Fact) -> Self::Fact;
 
-    /// Whether facts go through the regions of an op. What is not looked into is asked of [`Analysis::transfer`] like
-    /// an op without regions.
+    /// Whether facts go through the regions of an op. An op that is not looked into is passed to [`Analysis::transfer`]
+    /// like an op without regions.
     fn looks_into(&self, op: &Op) -> bool;
 
-    /// What an op makes of what is known of its operands.
+    /// The facts of an op's results, from those of its operands.
     fn transfer(&self, op: &Op, operands: &[Self::Fact], result_count: usize) -> ValueFacts<Self::Fact>;
 
-    /// What of a fact can hold of a result of this type.
+    /// The part of a fact that can hold for a result of this type.
     fn of_type(&self, fact: Self::Fact, ty: &TensorType) -> Self::Fact;
 
     /// The facts of all values of a graph.
@@ -122,11 +123,11 @@ pub(crate) trait Analysis {
     }
 }
 
-/// What is known inside an op with regions.
+/// The facts inside an op with regions, and of its results.
 pub(crate) struct Flow<F> {
-    /// Of each region's inputs, in any iteration; nothing of a region that does not run.
+    /// The facts of each region's inputs, in any iteration; the default for a region that does not run.
     pub(crate) inputs: SmallVec<[Vec<F>; 2]>,
-    /// Of the results.
+    /// The facts of the results.
     pub(crate) results: ValueFacts<F>,
 }
 

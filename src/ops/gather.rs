@@ -14,7 +14,7 @@ use crate::hlo::proto;
 use crate::ir::{InternalError, Literal};
 use crate::ops::BinaryKind;
 
-/// Which dimensions of operand, indices and window correspond.
+/// The dimensions of operand, indices and window that correspond.
 ///
 /// A gather's result and a scatter's updates have the same layout: the batch dimensions of the indices (all but
 /// `index_vector_dim`) in order, with the window dimensions interspersed at `offset_dims`.
@@ -43,11 +43,11 @@ crate::ir::attributes!(GatherDims {
     index_vector_dim: key("vector"),
 });
 
-/// What the writer of a program knows of its start indices. XLA relies on it: a promise that is broken gives any
-/// result.
+/// The promise that the author of a program makes about start indices. XLA relies on it: with a broken promise the
+/// results are undefined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct IndexPromise {
-    /// They increase, compared component by component.
+    /// The indices increase, compared component by component.
     pub sorted: bool,
     /// No two windows overlap.
     pub unique: bool,
@@ -58,8 +58,8 @@ pub struct IndexPromise {
 crate::ir::attributes!(IndexPromise { sorted: flag("sorted"), unique: flag("unique"), in_bounds: flag("in_bounds") });
 
 impl GatherDims {
-    /// Of indices that select single elements of dimension `batch`, the last, in step with all dimensions before it.
-    /// Each index is one number; `index_vector_dim` is the rank of the indices.
+    /// The dimensions for indices that select single elements of dimension `batch`, the last, in step with all
+    /// dimensions before it. Each index is one number; `index_vector_dim` is the rank of the indices.
     pub(crate) fn along_last(batch: usize, index_vector_dim: usize) -> GatherDims {
         GatherDims {
             collapsed_dims: AxisList::from_slice(&[batch]),
@@ -125,7 +125,8 @@ impl GatherDims {
         Ok((0..rank).filter_map(next).copied().collect())
     }
 
-    /// For each batch dimension of the indices: it, its place in the result or updates, and its partner in the operand.
+    /// For each batch dimension of the indices: the dimension, its place in the result or updates, and its partner in
+    /// the operand.
     fn batch_places(
         &self,
         indices_rank: usize,
@@ -138,7 +139,8 @@ impl GatherDims {
         })
     }
 
-    /// For operands and updates with a leading batch dimension, which is part of the window, and indices without.
+    /// The dimensions for operands and updates with a leading batch dimension, which is part of the window, and indices
+    /// without.
     fn with_batch_in_window(&self) -> GatherDims {
         GatherDims {
             offset_dims: with_batch(&self.offset_dims),
@@ -149,7 +151,7 @@ impl GatherDims {
         }
     }
 
-    /// For indices and updates with a leading batch dimension, and operands without.
+    /// The dimensions for indices and updates with a leading batch dimension, and operands without.
     fn with_batch_of_indices(&self) -> GatherDims {
         GatherDims {
             offset_dims: after_batch(&self.offset_dims),
@@ -159,7 +161,7 @@ impl GatherDims {
         }
     }
 
-    /// For operands with a new leading dimension, which runs in step with that of the indices.
+    /// The dimensions for operands with a new leading dimension, which runs in step with that of the indices.
     fn paired(&self) -> GatherDims {
         GatherDims {
             collapsed_dims: after_batch(&self.collapsed_dims),
@@ -170,9 +172,9 @@ impl GatherDims {
         }
     }
 
-    /// Indices into this device's part of operand 0, where a dimension that is indexed is split; `None` where none is.
-    /// `sizes` are those of a slice: one of everything begins at zero on each device. A gather's indices are clamped
-    /// first, as the whole gather would.
+    /// Indices into this device's part of operand 0, where a dimension that is indexed is split; `None` where no such
+    /// dimension is split. `sizes` are those of a slice: a slice of a whole dimension begins at zero on each device. A
+    /// gather's indices are clamped first, as the whole gather would.
     fn local_indices(
         &self,
         context: &mut PartitionContext<'_>,
@@ -213,8 +215,8 @@ impl GatherDims {
         Ok(Some(context.builder.sub(indices, offsets)?))
     }
 
-    /// Which of the local indices point into this device's part of operand 0, with the dimensions of the indices but
-    /// for that of the components.
+    /// Whether each of the local indices points into this device's part of operand 0. The result has the dimensions of
+    /// the indices except for that of the components.
     fn inside_part(
         &self,
         context: &mut PartitionContext<'_>,
@@ -277,11 +279,11 @@ fn is_cut(context: &PartitionContext<'_>, dim: usize, sizes: &[usize]) -> bool {
 /// `gather(operand, indices)`: slices of `slice_sizes` at the positions that `indices` lists.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Gather {
-    /// Which dimensions correspond.
+    /// The dimensions that correspond.
     pub dims: Box<GatherDims>,
     /// Size of the slice along each operand dimension; 1 for collapsed and batch dimensions.
     pub slice_sizes: Dims,
-    /// What is known of the indices.
+    /// The promise about the indices.
     pub promise: IndexPromise,
 }
 
@@ -318,7 +320,7 @@ impl Primitive for Gather {
         } else {
             self.dims.clamp(context.builder, indices, &ty.dims, &self.slice_sizes)?
         };
-        // Indices that were moved may be equal to others, or leave their order.
+        // Indices that were moved may be equal to others, or be out of order.
         let promise = if self.promise.in_bounds { self.promise } else { IndexPromise::default() };
         let scatter = Scatter { dims: self.dims.clone(), kind: ScatterKind::Add, promise };
         let gradient = context.builder.push1(scatter, &[zeros, indices, ct])?;
@@ -337,12 +339,12 @@ impl Primitive for Gather {
             rule.add(indices.dims[dim], FactorKind::Parallel, &sources, &[(0, place)]);
         }
         for (&dim, &place) in self.dims.window_dims(operand.rank()).iter().zip(&self.dims.offset_dims) {
-            // A slice of everything starts at zero wherever it is asked for.
+            // A slice of a whole dimension starts at zero, whatever its index is.
             if self.slice_sizes[dim] == operand.dims[dim] {
                 rule.add(operand.dims[dim], FactorKind::Parallel, &[(0, dim)], &[(0, place)]);
             }
         }
-        // Of predicates there are no sums.
+        // Predicates have no sums.
         for &dim in self.dims.start_index_map.iter().filter(|_| operand.dtype != DType::Pred) {
             if self.slice_sizes[dim] == 1 && operand.dims[dim] > 1 {
                 rule.add(operand.dims[dim], FactorKind::Indexed, &[(0, dim)], &[]);
@@ -397,7 +399,7 @@ impl Primitive for Gather {
         context.apply_to(super::Select, &[inside, found, nothing])
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let list = |axes: &[usize]| to_i64(axes).collect();
         let numbers = proto::GatherDimensionNumbers {
             offset_dims: list(&self.dims.offset_dims),
@@ -416,14 +418,14 @@ impl Primitive for Gather {
 }
 
 impl Gather {
-    /// The gather of a batch of operands, from one by a batch of indices.
+    /// The gather that takes a batch of operands by a batch of indices, made from the gather of one.
     pub(super) fn paired(self) -> Gather {
         let slice_sizes = batched_dims(1, &self.slice_sizes);
         Gather { dims: Box::new(self.dims.paired()), slice_sizes, promise: self.promise }
     }
 }
 
-/// How [`Scatter`] combines an update with what is there.
+/// The way in which [`Scatter`] combines an update with the element in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ScatterKind {
     /// Adds; duplicates add up.
@@ -443,7 +445,7 @@ impl ScatterKind {
     pub const ALL: [ScatterKind; 5] =
         [ScatterKind::Add, ScatterKind::Max, ScatterKind::Min, ScatterKind::Multiply, ScatterKind::Set];
 
-    /// The elementwise op that combines what is there with an update; none where the update replaces it.
+    /// The elementwise op that combines an element with an update; `None` where the update replaces it.
     pub fn combiner(self) -> Option<BinaryKind> {
         self.reduction().map(ReduceKind::combiner)
     }
@@ -458,8 +460,8 @@ impl ScatterKind {
         }
     }
 
-    /// What it takes to split the updates. Which of several updates of one place stays is not known where they are
-    /// apart.
+    /// The way in which the updates are split. If several updates of one place are on different devices, it is not
+    /// known which of them stays.
     fn factor_kind(self) -> FactorKind {
         self.reduction().map_or(FactorKind::Replicated, FactorKind::Reduction)
     }
@@ -468,11 +470,11 @@ impl ScatterKind {
 /// `scatter(operand, indices, updates)`: the operand with updates combined in at the positions that `indices` lists.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scatter {
-    /// Which dimensions correspond.
+    /// The dimensions that correspond.
     pub dims: Box<GatherDims>,
     /// How to combine.
     pub kind: ScatterKind,
-    /// What is known of the indices.
+    /// The promise about the indices.
     pub promise: IndexPromise,
 }
 
@@ -485,7 +487,7 @@ crate::ir::op_text!(Scatter = ScatterKind {
 } => { kind, dims: several, promise: several });
 
 impl Scatter {
-    /// Where nothing is indexed and updates are of all of the operand: how they fold into it.
+    /// Returns how updates fold into the operand, if no dimension is indexed and each update covers the whole operand.
     fn folds_whole(&self, context: &PartitionContext<'_>) -> Option<ReduceKind> {
         let (operand, updates, kind) = (context.operand_type(0), context.operand_type(2), self.kind.reduction()?);
         let window = self.dims.window_dims(operand.rank());
@@ -590,7 +592,7 @@ impl Primitive for Scatter {
             };
         }
         for (&dim, &place) in self.dims.window_dims(operand.rank()).iter().zip(&self.dims.offset_dims) {
-            // Only at zero does an update of everything fit, on each device as on one.
+            // An update of a whole dimension fits only at zero, on each device as on one.
             if updates.dims[place] == operand.dims[dim] {
                 rule.add(operand.dims[dim], FactorKind::Parallel, &[(0, dim), (2, place)], &[(0, dim)]);
             }
@@ -643,7 +645,7 @@ impl Primitive for Scatter {
         context.apply_to(scatter, &operands)
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let list = |axes: &[usize]| to_i64(axes).collect();
         let numbers = proto::ScatterDimensionNumbers {
             update_window_dims: list(&self.dims.offset_dims),
@@ -662,7 +664,7 @@ impl Primitive for Scatter {
             Some(kind) => context.combiner(kind.name(), dtype),
             None => context.replacer(dtype),
         };
-        let wide = |context: &mut EmitContext<'_>, index: usize| {
+        let wide = |context: &mut dyn EmitContext, index: usize| {
             let ty = context.operand_type(index).with_dtype(dtype);
             let operand = context.operand_id(index);
             if is_narrow { context.instruction("convert", &ty, &[operand]) } else { operand }

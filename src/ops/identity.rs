@@ -2,6 +2,7 @@
 
 use super::rules::*;
 use super::{AxisList, Effect, Linear, Memory, Operands, Zeros};
+use crate::hlo::proto::FrontendAttributes;
 use crate::ir::{AxisNames, Name, Role, Spec};
 use meshloom_hlo::message::counted;
 
@@ -58,7 +59,7 @@ impl Primitive for Barrier {
     }
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        // Its operands have nothing to do with each other: those without the batch stay without.
+        // The operands are independent of each other: those without the batch stay without.
         let operands: Vec<Value> = (0..context.operand_count()).map(|index| context.operand(index)).collect();
         let results = context.builder.push(Barrier, &operands)?;
         for (index, result) in results.into_iter().enumerate() {
@@ -69,14 +70,21 @@ impl Primitive for Barrier {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_barrier();
+    fn emit(&self, context: &mut dyn EmitContext) {
+        let operands = context.operand_ids();
+        if operands.len() == 1 {
+            return context.simple("opt-barrier");
+        }
+        context.begin_all("tuple", &operands);
+        let tuple = context.commit();
+        context.begin_all("opt-barrier", &[tuple]);
+        context.finish_all();
     }
 }
 
-/// Moves a value into a memory: the host's, where it waits, or back to the device's, where it is computed with. Emitted
-/// only where [`EmitOptions::host_memory`](crate::emit::EmitOptions) says that there is one; else its operand is its
-/// result.
+/// Moves a value into a memory: the host's, where it waits, or back to the device's, where it is computed with. It is
+/// emitted only where [`EmitOptions::host_memory`](crate::emit::EmitOptions) says that the host memory exists; else its
+/// operand is its result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MoveTo(pub Memory);
 
@@ -97,9 +105,9 @@ crate::ir::op_text!(Named = "name" { 0: lead });
 pub struct WithAxes {
     /// The logical axis names.
     pub names: AxisNames,
-    /// Where this is a weight as it is used: the logical names of a dimension that it shares with the activations it is
-    /// used on (or the empty name), then those of their rows. Mesh axes that split rows split no dimension of the
-    /// result, whatever the rules say: what they split otherwise is gathered. The cotangent is not split over them
+    /// For a weight as it is used: the logical names of a dimension that it shares with the activations it is used on
+    /// (or the empty name), then those of their rows. Mesh axes that split rows split no dimension of the result,
+    /// whatever the rules say: a dimension that they would split so is gathered. The cotangent is not split over them
     /// either. Empty for any other value.
     pub beside: AxisNames,
     /// As in [`Reshard`].
@@ -107,7 +115,7 @@ pub struct WithAxes {
     /// Whether a dimension is split over those of its axes, in order, that divide it: for work that devices may share,
     /// where a split saves time alone. Else it is an error, or a warning, if they do not.
     pub as_divides: bool,
-    /// Whose rules decide.
+    /// The role whose rules decide.
     pub role: Role,
 }
 
@@ -120,7 +128,7 @@ crate::ir::op_text!(WithAxes = "with-axes" {
 });
 
 impl WithAxes {
-    /// Names by which the rules in force alone decide, those for [`Role::Compute`].
+    /// Names for which the rules in force for [`Role::Compute`] alone decide.
     pub fn new(names: AxisNames) -> WithAxes {
         WithAxes { names, beside: AxisNames::new(), keeps_partial: false, as_divides: false, role: Role::Compute }
     }
@@ -153,7 +161,7 @@ crate::ir::op_text!(StopGradient = "stop-gradient" {});
 impl Primitive for Named {
     rules!(infer: identity, facts: IDENTITY, derivatives: passed_on, factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.forward_operand();
     }
 }
@@ -169,8 +177,22 @@ impl Primitive for MoveTo {
     // Only the value itself is moved: cotangents and tangents are used where they arise.
     rules!(derivatives: passed_on, factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_move(self.0);
+    /// A custom call that places its result in a memory, as JAX writes it (XLA: `convert_memory_placement_to_internal_
+    /// annotations.cc`, `host_offloader.cc`), or nothing where there is no host memory.
+    fn emit(&self, context: &mut dyn EmitContext) {
+        if !context.has_host_memory() {
+            return context.forward_operand();
+        }
+        let place = match self.0 {
+            Memory::Device => "device",
+            Memory::Host => "pinned_host",
+        };
+        let instruction = context.begin("custom-call");
+        instruction.custom_call_target.push_str("annotate_device_placement");
+        instruction.custom_call_has_side_effect = true;
+        let map = [("_xla_buffer_placement".to_owned(), place.to_owned())].into();
+        instruction.frontend_attributes = Some(FrontendAttributes { map });
+        context.finish();
     }
 }
 
@@ -200,15 +222,15 @@ impl Primitive for WithAxes {
     rules!(jvp: linear, factors: pointwise);
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        // What the batch is called, a dimension of an example is not: it is the batch that is split so.
-        let batch = context.axis_name();
+        // A dimension of an example does not keep the name of the batch: it is the batch that is split by that name.
+        let batch = context.axis_name;
         let of_example = self.names.iter().map(|&name| if name == batch { Name::default() } else { name });
         context.all(WithAxes { names: std::iter::once(batch).chain(of_example).collect(), ..self.clone() })
     }
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.forward_operand();
     }
 }
@@ -240,15 +262,15 @@ impl Primitive for Reshard {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_reshard(&self.spec);
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.reshard(&self.spec);
     }
 }
 
 impl Primitive for StopGradient {
     rules!(infer: identity, facts: IDENTITY, derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.forward_operand();
     }
 }

@@ -1,8 +1,8 @@
-//! Calls of kernels that somebody else has described: a definition in plain ops, and implementations for platforms.
+//! Calls of kernels that the user has described: a definition in plain ops, and implementations for platforms.
 //!
 //! A kernel stays one node until a program is partitioned, so that every pass sees an op with rules. Then its
 //! implementation takes its place, for the shapes of one device ([`expand`](crate::kernels::expand)). Where no
-//! implementation fits, and where XLA partitions, it is its definition.
+//! implementation fits, and where XLA partitions, the definition takes its place.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -14,38 +14,39 @@ use smallvec::SmallVec;
 use super::RuleText;
 use super::rules::*;
 use crate::ir::{Attribute, Graph, GraphTextError, Name, Printer, Reader};
-use crate::pjrt::PlatformKind;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::suggest::did_you_mean;
 
-/// What the compiler asks of a kernel. [`Kernel`](crate::trace::Kernel) answers from closures.
+/// The properties of a kernel that the compiler needs. [`Kernel`](crate::trace::Kernel) implements them by closures.
 pub trait KernelRules: Send + Sync {
-    /// Its name, which no other kernel of the process has.
+    /// The kernel's name, which no other kernel of the process has.
     fn name(&self) -> Name;
 
-    /// Its factor rule.
+    /// The kernel's factor rule.
     fn rule(&self) -> &RuleText;
 
     /// The element type of each result.
     ///
     /// # Errors
-    /// It does not take operands of these types.
+    /// The kernel does not take operands of these types.
     fn result_dtypes(&self, operands: &[&TensorType]) -> Result<SmallVec<[DType; 1]>, TypeError>;
 
-    /// From operands of these types to the results, in plain ops. Of the part of the operands that a device has, it
-    /// gives what the factor rule says.
+    /// The definition in plain ops, which takes operands of these types and returns the results. For a device's part of
+    /// the operands it returns the part of the results that the factor rule states.
     ///
     /// # Errors
     /// An op of it refuses its operands, or the results are not of the types that the rule says.
     fn definition(&self, operands: &[TensorType]) -> Result<Arc<Graph>, TypeError>;
 
-    /// From operands of these types, the results, and a cotangent for each result, to the cotangents of operands. None
-    /// if the definition is to be differentiated.
+    /// The gradient, which takes operands of these types, the results, and a cotangent for each result, and returns the
+    /// cotangents of operands. It is `None` if the definition is to be differentiated.
     ///
     /// # Errors
     /// As [`KernelRules::definition`].
     fn gradient(&self, operands: &[TensorType]) -> Result<Option<Arc<KernelGradient>>, TypeError>;
 
-    /// What computes it on a platform, for operands of these types on one device; none if that is the definition.
+    /// The implementation on a platform, for operands of these types on one device. It is `None` if the definition is
+    /// the implementation.
     ///
     /// # Errors
     /// An op of it refuses its operands, or its results are not of the types that the rule says.
@@ -58,47 +59,47 @@ pub trait KernelRules: Send + Sync {
 
 /// The gradient of a kernel.
 pub struct KernelGradient {
-    /// From operands, results and their cotangents to cotangents of some operands.
+    /// The graph takes operands, results and their cotangents, and returns cotangents of some operands.
     pub graph: Graph,
     /// The operands that the graph's outputs are the cotangents of; those of the others are zero.
     pub operands: Vec<usize>,
 }
 
-/// What computes a kernel on a platform.
+/// The implementation of a kernel on a platform.
 pub struct KernelImplementation {
-    /// Its name.
+    /// The implementation's name.
     pub name: String,
-    /// How it works on these operands, for people.
+    /// A description of how it works on these operands, for people.
     pub how: String,
-    /// From the operands to the results.
+    /// The graph takes the operands and returns the results.
     pub graph: Graph,
 }
 
-/// A kernel that is registered in this process. Two are equal if they have one name.
+/// A kernel that is registered in this process. Two are equal if they have the same name.
 #[derive(Clone)]
 pub struct KernelRef(Arc<dyn KernelRules>);
 
-/// A name that another kernel has.
+/// A kernel's name that is refused.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelNameError {
-    /// Another kernel has it.
+    /// Another kernel has the name.
     #[error("a kernel `{0}` is registered already; give each kernel a name of its own, and register it once")]
     Taken(String),
-    /// It is empty.
+    /// The name is empty.
     #[error("a kernel needs a name")]
     Empty,
 }
 
 meshloom_hlo::debug_is_message!(KernelNameError);
 
-/// All kernels of the process, by name: so graphs that are read from text find them.
+/// All kernels of the process, by name, so that graphs that are read from text find them.
 static KERNELS: LazyLock<RwLock<FxHashMap<Name, KernelRef>>> = LazyLock::new(RwLock::default);
 
 impl KernelRef {
-    /// Gives a kernel its place in this process: it is known by its name from then on, for as long as the process runs.
+    /// Registers a kernel in this process. It is known by its name from then on, for as long as the process runs.
     ///
     /// # Errors
-    /// It has no name, or that of another kernel.
+    /// The kernel has no name, or that of another kernel.
     pub fn register(kernel: impl KernelRules + 'static) -> Result<KernelRef, KernelNameError> {
         let name = kernel.name();
         if name.is_none() {
@@ -114,7 +115,7 @@ impl KernelRef {
         Ok(kernel)
     }
 
-    /// The kernel with a name; none if none is registered.
+    /// The kernel with a name; `None` if no kernel with that name is registered.
     pub fn named(name: &str) -> Option<KernelRef> {
         KERNELS.read().unwrap_or_else(|error| error.into_inner()).get(&Name::new(name)).cloned()
     }
@@ -127,7 +128,7 @@ impl KernelRef {
         names
     }
 
-    /// What it says of itself.
+    /// The rules of the kernel.
     pub fn rules(&self) -> &dyn KernelRules {
         &*self.0
     }
@@ -153,7 +154,7 @@ impl fmt::Debug for KernelRef {
     }
 }
 
-/// A kernel is its name in text, and must be registered where the text is read.
+/// In text, a kernel is its name. It must be registered where the text is read.
 impl Attribute for KernelRef {
     fn write(&self, out: &mut Printer<'_>) {
         self.0.name().write(out);
@@ -186,7 +187,7 @@ pub struct KernelCall {
 crate::ir::op_text!(KernelCall = "kernel-call" { kernel: lead });
 
 impl KernelCall {
-    /// The definition in plain ops: `operands` as this op's, to its results.
+    /// The definition in plain ops, which takes this op's `operands` and returns its results.
     ///
     /// # Errors
     /// The kernel's definition refuses the operands.
@@ -260,7 +261,7 @@ impl Primitive for KernelCall {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
-        context.by_definition(|builder, operands| self.define(builder, operands));
+    fn emit(&self, context: &mut dyn EmitContext) {
+        context.by_definition(&|builder, operands| self.define(builder, operands));
     }
 }

@@ -1,15 +1,17 @@
 //! The table of all primitives. One op, one place: everything the compiler must know about an op stands in one file.
 //!
-//! [`Primitive`] has no default bodies, so a missing rule is a compile error, and no pass lists ops: it asks for their
-//! [`Facts`]. Ops with regions ([`Scan`], [`While`], [`Cond`], [`Call`], [`Checkpoint`], [`CustomVjp`]) are
-//! [`RegionOp`]s: they have [data-flow edges](Edge) instead of rules, which is all that most passes need to know of
-//! them.
+//! [`Primitive`] has no default bodies, so a missing rule is a compile error, and no pass lists ops: they ask for their
+//! [`Facts`]. The contexts in which rules run ([`EmitContext`] and the like) are declared here too, and provided by the
+//! pass that applies the rule. Ops with regions ([`Scan`], [`While`], [`Cond`], [`Call`], [`Checkpoint`],
+//! [`CustomVjp`]) are [`RegionOp`]s: they have [data-flow edges](Edge) instead of rules, which is all that most passes
+//! need to know of them.
 
 mod attention;
 mod build;
 mod collective;
 mod clamp;
 mod constant;
+mod context;
 mod convolution;
 mod custom_call;
 mod cumulative;
@@ -17,20 +19,21 @@ mod dot;
 mod dynamic;
 pub mod edges;
 mod elementwise;
-mod expansion;
 mod factor;
 mod factor_text;
 mod facts;
 mod flow;
 mod gather;
+mod group;
 mod identity;
 mod kernel;
+mod parts;
 mod ragged;
 mod random;
 mod reduce;
+mod reduce_kind;
 mod reduce_window;
 mod region;
-mod ring;
 mod remat;
 mod roll;
 mod rules;
@@ -47,28 +50,36 @@ pub use attention::{
     Attention, AttentionForm, AttentionGradient, AttentionSizes, KeyExchange, LOWEST, PlaceOrder, UNSEEN, score_dtype,
 };
 pub use clamp::Clamp;
-pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, Group, ReduceScatter};
+pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, ReduceScatter};
 pub use constant::{Constant, Iota, Number, Splat};
+pub use context::{
+    BatchContext, Batched, ComputationId, EmitBody, EmitCollectives, EmitContext, EmitDefinition, InstructionId,
+    JvpContext, PartitionContext, Stretch, VjpContext,
+};
+pub(crate) use context::{PartitionPorts, aligned, batch_in_front};
 pub use convolution::{Convolution, Window};
 pub use cumulative::{Cumulative, CumulativeKind};
 pub use custom_call::{CustomCall, CustomCallApi, KernelCost, MemoryLayout};
 pub use dot::{DotDims, DotGeneral, Precision};
 pub use dynamic::{DynamicSlice, DynamicUpdateSlice};
 pub use edges::{Edge, Executions, Port, Source, Target};
+pub(crate) use elementwise::erf_inv_f32;
 pub use elementwise::{
     Binary, BinaryKind, BitcastConvert, Compare, Convert, Direction, OperandClass, Select, Unary, UnaryKind,
 };
-pub(crate) use expansion::erf_inv_f32;
+pub(crate) use factor::greatest_common_divisor;
 pub use factor::{DimFactors, Factor, FactorIndex, FactorKind, FactorRule, TensorFactors};
 pub use factor_text::{RuleProblem, RuleText, RuleTextError};
 pub use facts::{Class, Devices, Effect, Facts, Linear, Operands, Zeros};
 pub(crate) use flow::{Analysis, Flow, ValueFacts};
 pub use gather::{Gather, GatherDims, IndexPromise, Scatter, ScatterKind};
+pub use group::Group;
 pub use identity::{Barrier, MoveTo, Named, Reshard, StopGradient, WithAxes};
 pub use kernel::{KernelCall, KernelGradient, KernelImplementation, KernelNameError, KernelRef, KernelRules};
 pub use ragged::{RaggedDot, RaggedForm, RaggedMode, RaggedSizes};
 pub use random::Threefry;
-pub use reduce::{ArgReduce, ArgReduceKind, Reduce, ReduceKind};
+pub use reduce::{ArgReduce, ArgReduceKind, Reduce};
+pub use reduce_kind::ReduceKind;
 pub use reduce_window::{ArgReduceWindow, ReduceWindow, WindowDim};
 pub use region::{Bodies, Call, Checkpoint, Cond, CustomVjp, Often, RegionOp, Scan, While};
 pub use remat::{Memory, RematPolicy};
@@ -78,14 +89,11 @@ pub use shape::{BroadcastInDim, Concatenate, Pad, PadDim, Reshape, Reverse, Slic
 pub use sort::{Sort, TopK};
 
 use reduce_window::window_proto;
-pub(crate) use shape::greatest_common_divisor;
 use shape::slice_dimensions;
 
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
-use crate::ir::{Attributes, Dims, Graph, GraphTextError, OpError, OpReader, OpText, Printer, TensorType, TypeError};
-use crate::partition::PartitionContext;
+use crate::ir::{
+    Attributes, Dims, Graph, GraphTextError, OpError, OpName, OpReader, OpText, Printer, TensorType, TypeError,
+};
 
 /// A few axis numbers.
 pub type AxisList = SmallVec<[usize; 4]>;
@@ -93,21 +101,16 @@ pub type AxisList = SmallVec<[usize; 4]>;
 /// The types of an op's results.
 pub type ResultTypes = SmallVec<[TensorType; 1]>;
 
-/// An op has a name. Its line `op_text!` states it, with the attributes.
-pub trait OpName {
-    /// The name in text forms and messages: HLO's opcode where there is one.
-    fn name(&self) -> &'static str;
-}
-
-/// What the compiler must know about an op without regions.
+/// The rules of an op without regions.
 pub trait Primitive: OpName {
-    /// The typing rule: result types from operand types, or why they do not fit. Used by the builder and the verifier.
+    /// The typing rule: result types from operand types, or the reason why these do not fit. The builder and the
+    /// verifier use it.
     ///
     /// # Errors
     /// The first operand or attribute that does not fit.
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError>;
 
-    /// What passes ask of the op besides its rules.
+    /// The properties of the op that passes ask for besides its rules.
     fn facts(&self) -> Facts<'_>;
 
     /// The reverse-mode rule: operand cotangents from result cotangents, as nodes.
@@ -132,16 +135,16 @@ pub trait Primitive: OpName {
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError>;
 
     /// The partitioning rule: this device's part of the results from its parts of the operands, as nodes. The parts are
-    /// those that the axes given to the factors of [`Primitive::factors`] make; what [`FactorKind::Parallel`] and
-    /// [`FactorKind::Reduction`] say of a split factor must hold of these nodes, and what a factor of kind
-    /// [`FactorKind::Permutation`] or [`FactorKind::Indexed`] takes to split is done by them.
+    /// those that the axes given to the factors of [`Primitive::factors`] make; these nodes must behave as
+    /// [`FactorKind::Parallel`] and [`FactorKind::Reduction`] say of a split factor, and they do the work of splitting
+    /// a factor of kind [`FactorKind::Permutation`] or [`FactorKind::Indexed`].
     ///
     /// # Errors
     /// A node refuses its operands, which would be a defect.
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError>;
 
-    /// The op as HLO instructions.
-    fn emit(&self, context: &mut EmitContext<'_>);
+    /// Emits the op as HLO instructions.
+    fn emit(&self, context: &mut dyn EmitContext);
 }
 
 macro_rules! op_table {
@@ -156,8 +159,8 @@ macro_rules! op_table {
             $($(#[$region_doc])* $region($region),)*
         }
 
-        /// An op with regions. A match on it names every one there is, so that none is overlooked where each is treated
-        /// in a way of its own.
+        /// An op with regions. A match on it names every kind, so that none is overlooked where each is treated in its
+        /// own way.
         #[derive(Clone, Copy, Debug)]
         pub enum RegionKind<'a> {
             $($(#[$region_doc])* $region(&'a $region),)*
@@ -171,7 +174,7 @@ macro_rules! op_table {
         })*
 
         impl Op {
-            /// The name of every variant: tests show by it that none was forgotten.
+            /// The name of every variant. Tests use it to show that none was forgotten.
             pub const VARIANTS: &'static [&'static str] =
                 &[$(stringify!($primitive),)* $(stringify!($region),)*];
 
@@ -183,7 +186,7 @@ macro_rules! op_table {
                 }
             }
 
-            /// The rules of an op without regions; `None` for one with.
+            /// The rules of an op without regions; `None` for an op with regions.
             pub fn as_primitive(&self) -> Option<&dyn Primitive> {
                 match self {
                     $(Op::$primitive(op) => Some(op),)*
@@ -191,7 +194,7 @@ macro_rules! op_table {
                 }
             }
 
-            /// Which op with regions it is; `None` for one without.
+            /// The kind of an op with regions; `None` for an op without.
             pub fn region_kind(&self) -> Option<RegionKind<'_>> {
                 match self {
                     $(Op::$primitive(_) => None,)*
@@ -199,7 +202,7 @@ macro_rules! op_table {
                 }
             }
 
-            /// What is known of an op with regions; `None` for one without.
+            /// The rules of an op with regions; `None` for an op without.
             pub fn as_region(&self) -> Option<&dyn RegionOp> {
                 match self {
                     $(Op::$primitive(_) => None,)*
@@ -207,7 +210,7 @@ macro_rules! op_table {
                 }
             }
 
-            /// What passes ask of the op besides its rules.
+            /// The properties of the op that passes ask for besides its rules.
             pub fn facts(&self) -> Facts<'_> {
                 match self {
                     $(Op::$primitive(op) => op.facts(),)*
@@ -386,7 +389,7 @@ op_table! {
 }
 
 impl Op {
-    /// The bodies of an op with regions; none for one without.
+    /// The bodies of an op with regions; empty for an op without.
     #[inline]
     pub fn regions(&self) -> impl Iterator<Item = &Arc<Graph>> {
         self.as_region().map(RegionOp::bodies).unwrap_or_default().into_iter()
@@ -398,14 +401,14 @@ impl Op {
     }
 
     /// Whether running the op does something besides giving results. Such an op runs once for each time it is reached:
-    /// no pass may drop, merge or move it, whoever reads its results.
+    /// no pass may drop, merge or move it, even if its results are not read.
     pub fn has_side_effect(&self) -> bool {
         self.facts().effect == Effect::Side
     }
 }
 
 impl Op {
-    /// As [`Op::map_regions`], from each region's number and body, where making one may fail.
+    /// As [`Op::map_regions`], but `f` gets each region's number and body, and may fail.
     pub(crate) fn try_map_regions<E>(
         &self,
         mut f: impl FnMut(usize, &Arc<Graph>) -> Result<Arc<Graph>, E>,

@@ -1,8 +1,8 @@
-//! Matrix products over groups of rows: what routed experts need.
+//! Matrix products over groups of rows, as routed experts need them.
 //!
 //! Rows of the left operand belong to groups of consecutive rows, whose sizes are data: the first `sizes[0]` rows to
-//! group 0, and so on. Rows beyond the sum of the sizes belong to none. Sizes must not be negative; a group that would
-//! reach beyond the last row ends there.
+//! group 0, and so on. Rows beyond the sum of the sizes belong to no group. Sizes must not be negative; a group that
+//! would reach beyond the last row ends there.
 //!
 //! The three forms are each other's gradients, so the family is closed under differentiation, and no matrix is ever
 //! transposed.
@@ -10,12 +10,10 @@
 use smallvec::SmallVec;
 
 use super::rules::*;
-use super::{Precision, ReduceKind, WindowDim, window_proto};
-use crate::batching::batch_in_front;
-use crate::emit::InstructionId;
+use super::{InstructionId, Precision, ReduceKind, WindowDim, batch_in_front, window_proto};
 use crate::hlo::proto;
 
-/// Which dimension the groups divide.
+/// The dimension that the groups divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RaggedMode {
     /// `[m,k], [g,k,n] -> [m,n]`: each row times the matrix of its group; zero for a row of no group.
@@ -28,7 +26,7 @@ pub enum RaggedMode {
 
 crate::ir::word_attribute!(RaggedMode { Rows = "rows", Transposed = "transposed", Contracted = "contracted" });
 
-/// What a grouped product is emitted as.
+/// The form in which a grouped product is emitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RaggedForm {
     /// A dot over rows masked by group.
@@ -42,7 +40,7 @@ pub enum RaggedForm {
 crate::ir::word_attribute!(RaggedForm { Masked = "masked", Instruction = "instruction" });
 
 impl RaggedMode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [RaggedMode; 3] = [RaggedMode::Rows, RaggedMode::Transposed, RaggedMode::Contracted];
 }
 
@@ -56,17 +54,17 @@ impl RaggedMode {
 /// of XLA's instruction (`RaggedDotDimensionNumbers`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RaggedDot {
-    /// Which dimension the groups divide.
+    /// The dimension that the groups divide.
     pub mode: RaggedMode,
     /// Number of leading dimensions that run in step in all operands and the result.
     pub batch_count: usize,
-    /// Number of dimensions after those that the matrices do not have.
+    /// Number of dimensions after the leading ones that the matrices do not have.
     pub block_count: usize,
     /// Element type of the result and of the accumulation.
     pub dtype: DType,
     /// Precision of the multiplications.
     pub precision: Precision,
-    /// What it is emitted as; [`kernels`](crate::kernels) chooses it for the program of one device.
+    /// The form in which it is emitted; [`kernels`](crate::kernels) chooses it for the program of one device.
     pub form: RaggedForm,
 }
 
@@ -84,7 +82,7 @@ crate::ir::op_text!(RaggedDot = "ragged-dot" {
 pub struct RaggedSizes {
     /// Leading dimensions of everything.
     pub batch: Dims,
-    /// Those that matrices do not have.
+    /// Further leading dimensions, which matrices do not have.
     pub blocks: Dims,
     /// `m`, of each block.
     pub rows: usize,
@@ -97,12 +95,12 @@ pub struct RaggedSizes {
 }
 
 impl RaggedSizes {
-    /// Of matrices.
+    /// The dimensions of matrices.
     fn of_batch(&self, own: &[usize]) -> Dims {
         self.batch.iter().chain(own).copied().collect()
     }
 
-    /// Of everything else.
+    /// The dimensions of all other tensors.
     fn of_blocks(&self, own: &[usize]) -> Dims {
         self.batch.iter().chain(&self.blocks).chain(own).copied().collect()
     }
@@ -178,7 +176,7 @@ impl Primitive for RaggedDot {
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
         let (lhs, rhs, sizes) = (context.operand(0), context.operand(1), context.operand(2));
-        // As for a dot: products with a cotangent are made in the operands' own type.
+        // Products with a cotangent are made in the operands' own type, as for a dot.
         let dtype = context.operand_type(0).dtype;
         let ct = context.builder.convert(ct, dtype)?;
         let [rows, transposed, contracted] = RaggedMode::ALL.map(|mode| self.other(mode, dtype));
@@ -195,7 +193,7 @@ impl Primitive for RaggedDot {
 
     rules!(jvp: linear);
 
-    /// Rows and groups are not split: which row belongs to which group depends on all sizes.
+    /// Rows and groups are not split: the group of a row depends on all sizes.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         use FactorKind::{Parallel, Reduction, Replicated};
         let mut rule = FactorRule::empty(operands, results);
@@ -251,12 +249,12 @@ impl Primitive for RaggedDot {
 
     rules!(partition: unchanged);
 
-    /// In its masked form, a dot over rows masked by group: the plain form. The mask costs `g` copies of the left
-    /// operand where the backend does not fuse it, and `g` times the products. `crate::kernels` puts a loop over blocks
-    /// of rows in its place where that is faster.
+    /// The masked form, which is the plain one, is emitted as a dot over rows masked by group. The mask costs `g`
+    /// copies of the left operand where the backend does not fuse it, and `g` times the products. `crate::kernels` puts
+    /// a loop over blocks of rows in its place where that is faster.
     ///
     /// XLA's own instruction `ragged-dot` costs neither on TPU. The CPU plugins do not run it.
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         if self.form == RaggedForm::Instruction {
             return self.emit_instruction(context);
         }
@@ -296,7 +294,7 @@ impl Primitive for RaggedDot {
 }
 
 impl RaggedDot {
-    fn emit_instruction(&self, context: &mut EmitContext<'_>) {
+    fn emit_instruction(&self, context: &mut dyn EmitContext) {
         let (lhs_contracting, rhs_contracting) = match self.mode {
             RaggedMode::Rows => (1, 1),
             RaggedMode::Transposed => (1, 2),
@@ -320,7 +318,7 @@ impl RaggedDot {
     }
 
     /// Whether row `m` is in group `g`: `pred` `[.., g, m, k]`.
-    fn membership(&self, context: &mut EmitContext<'_>, masked: &TensorType, sizes: &TensorType) -> InstructionId {
+    fn membership(&self, context: &mut dyn EmitContext, masked: &TensorType, sizes: &TensorType) -> InstructionId {
         let r = self.leading_count();
         let ends = cumulative_sum(context, sizes);
         let own = context.operand_id(2);
@@ -344,7 +342,7 @@ fn batch_behind(builder: &mut GraphBuilder, value: Value, count: usize) -> Resul
 }
 
 /// The inclusive cumulative sum of operand 2 along its last dimension, as a window that reaches back to the start.
-fn cumulative_sum(context: &mut EmitContext<'_>, ty: &TensorType) -> InstructionId {
+fn cumulative_sum(context: &mut dyn EmitContext, ty: &TensorType) -> InstructionId {
     let combiner = context.combiner("add", ty.dtype);
     let (operand, zero) = (context.operand_id(2), context.number(ty.dtype, 0.0));
     let last = ty.rank() - 1;

@@ -2,9 +2,8 @@
 
 use smallvec::SmallVec;
 
-use super::expect_same_types;
 use super::rules::*;
-use crate::emit::InstructionId;
+use super::{InstructionId, expect_same_types};
 
 /// `threefry(key0, key1, counter0, counter1)`: two pseudo-random `u32` words for each element, from two words of key
 /// and two of counter; all of the same dimensions. An element of the result depends on the same element of the operands
@@ -42,11 +41,11 @@ impl Threefry {
 }
 
 /// The rounds of [`Threefry::evaluate`] as instructions.
-fn rounds(context: &mut EmitContext<'_>, ty: &TensorType, inputs: &[InstructionId]) -> Vec<InstructionId> {
+fn rounds(context: &mut dyn EmitContext, ty: &TensorType, inputs: &[InstructionId]) -> Vec<InstructionId> {
     let &[key0, key1, counter0, counter1] = inputs else {
         return vec![context.fail("two words of a key and two of a counter"); 2];
     };
-    let constant = |context: &mut EmitContext<'_>, number: u32| {
+    let constant = |context: &mut dyn EmitContext, number: u32| {
         let scalar = context.number(DType::U32, number.into());
         context.repeat(ty, scalar)
     };
@@ -86,11 +85,12 @@ impl Primitive for Threefry {
     rules!(facts: KERNEL, derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
 
     /// A call of a function of 134 instructions that is emitted once for each shape.
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let ty = context.result_type(0).clone();
         let dims: Vec<String> = ty.dims.iter().map(ToString::to_string).collect();
         let name = format!("threefry_{}", dims.join("x"));
-        let function = context.computation(&name, &[&ty; 4], &[&ty; 2], |context, inputs| rounds(context, &ty, inputs));
+        let function =
+            context.computation(&name, &[&ty; 4], &[&ty; 2], &|context, inputs| rounds(context, &ty, inputs));
         let operands = context.operand_ids();
         context.begin_all("call", &operands).called_computation_ids.push(function);
         context.finish_all();

@@ -1,32 +1,14 @@
 //! Reductions.
 
 use super::rules::*;
-use super::{AxisList, Binary, BinaryKind, Class, Direction, after_batch, complement, to_i64};
-
-/// How [`Reduce`] combines elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ReduceKind {
-    /// Logical or bitwise and.
-    And,
-    /// Maximum; NaN if any element is.
-    Max,
-    /// Minimum; NaN if any element is.
-    Min,
-    /// Logical or bitwise or.
-    Or,
-    /// Product.
-    Prod,
-    /// Sum.
-    Sum,
-}
+use super::{
+    AxisList, Binary, BinaryKind, Class, Direction, InstructionId, ReduceKind, after_batch, complement, to_i64,
+};
+use crate::hlo::proto::HloInstructionProto;
 
 crate::ir::word_attribute!(ReduceKind, ReduceKind::ALL, |kind| kind.combiner().name());
 
 impl ReduceKind {
-    /// Every kind.
-    pub const ALL: [ReduceKind; 6] =
-        [ReduceKind::And, ReduceKind::Max, ReduceKind::Min, ReduceKind::Or, ReduceKind::Prod, ReduceKind::Sum];
-
     /// The elementwise op that combines two elements.
     pub const fn combiner(self) -> BinaryKind {
         match self {
@@ -36,19 +18,6 @@ impl ReduceKind {
             ReduceKind::Or => BinaryKind::Or,
             ReduceKind::Prod => BinaryKind::Multiply,
             ReduceKind::Sum => BinaryKind::Add,
-        }
-    }
-
-    /// The element that changes nothing.
-    pub(crate) fn identity(self, dtype: DType) -> f64 {
-        match self {
-            ReduceKind::Or | ReduceKind::Sum => 0.0,
-            ReduceKind::Prod => 1.0,
-            ReduceKind::Max => dtype.lowest(),
-            ReduceKind::Min => dtype.highest(),
-            // All bits set: -1 for signed types, the largest value for the others.
-            ReduceKind::And if dtype.is_signed_integer() => -1.0,
-            ReduceKind::And => dtype.highest(),
         }
     }
 }
@@ -72,8 +41,8 @@ crate::ir::op_text!(Reduce = ReduceKind {
 } => { kind, axes: key("axes") });
 
 impl Reduce {
-    /// Which elements of `x` attain the extremum `y`, as ones among zeros, and how many do: each has an equal share in
-    /// it.
+    /// Marks the elements of `x` that attain the extremum `y`, as ones among zeros, and counts them. Each of them has
+    /// an equal share in the extremum.
     fn attained(&self, builder: &mut GraphBuilder, x: Value, y: Value) -> Result<(Value, Value), OpError> {
         let ty = builder.ty(x).clone();
         let kept = complement(&self.axes, ty.rank());
@@ -84,12 +53,12 @@ impl Reduce {
         Ok((ones, count))
     }
 
-    /// For each element of `x` the product of all others that it is folded with, one dimension after the other. Nothing
-    /// is divided, so zeros do no harm.
+    /// For each element of `x`, the product of all others that it is folded with, one dimension after the other. There
+    /// is no division, so zeros do no harm.
     fn others(&self, builder: &mut GraphBuilder, x: Value) -> Result<Value, OpError> {
         let dims = builder.ty(x).dims.clone();
         let mut axes = self.axes.clone();
-        // From the last, so that the numbers of those to come stay what they are.
+        // The last axis comes first, so that the numbers of the others stay the same.
         axes.sort_unstable();
         let (mut product, mut rest) = (x, (0..dims.len()).collect::<AxisList>());
         let mut others = builder.splat_like(x, 1.0);
@@ -115,7 +84,7 @@ impl Primitive for Reduce {
     }
 
     fn facts(&self) -> Facts<'_> {
-        // Of nothing, what is no sum is not zero.
+        // The fold of no elements is zero only if it is a sum.
         let facts = if self.kind == ReduceKind::Sum { Facts::LINEAR } else { Facts::KERNEL };
         Facts { class: Class::Fold, ..facts }
     }
@@ -187,7 +156,7 @@ impl Primitive for Reduce {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let dtype = context.operand_type(0).dtype;
         let identity = context.number(dtype, self.kind.identity(dtype));
         let combiner = context.combiner(self.kind.combiner().name(), dtype);
@@ -199,7 +168,7 @@ impl Primitive for Reduce {
     }
 }
 
-/// Which element [`ArgReduce`] looks for.
+/// The element that [`ArgReduce`] looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ArgReduceKind {
     /// The largest.
@@ -224,7 +193,7 @@ impl ArgReduceKind {
 /// Position (`s32`) of the largest or smallest element along one dimension, which is folded away; the first of equals.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ArgReduce {
-    /// What to look for.
+    /// The element to look for.
     pub kind: ArgReduceKind,
     /// The dimension folded.
     pub axis: usize,
@@ -267,11 +236,38 @@ impl Primitive for ArgReduce {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let positions = context.operand_type(0).with_dtype(DType::S32);
         let positions = context.positions(&positions, self.axis);
-        context.arg_reduce(self.kind, "reduce", positions, 0.0, |instruction| {
+        emit_arg_reduce(context, self.kind, ("reduce", positions, 0.0), |instruction| {
             instruction.dimensions.push(self.axis as i64);
         });
     }
+}
+
+/// A fold of pairs (operand, position) by an opcode, which starts at the worst value and the position given; `describe`
+/// adds the opcode's own attributes. Result 0 is the position of the best value, the first of equals.
+pub(super) fn emit_arg_reduce(
+    context: &mut dyn EmitContext,
+    kind: ArgReduceKind,
+    (opcode, positions, start): (&str, InstructionId, f64),
+    describe: impl FnOnce(&mut HloInstructionProto),
+) {
+    let dtype = context.operand_type(0).dtype;
+    let better = match kind {
+        ArgReduceKind::Max => Direction::Gt,
+        ArgReduceKind::Min => Direction::Lt,
+    };
+    let combiner = context.arg_reduce_combiner(better.name(), dtype);
+    let worst = context.number(dtype, kind.reduction().identity(dtype));
+    let start = context.number(DType::S32, start);
+    let index_type = context.result_type(0).clone();
+    let value_type = index_type.with_dtype(dtype);
+    let operands = [context.operand_id(0), positions, worst, start];
+    let reduce = context.begin_tuple(opcode, &[&value_type, &index_type], &operands);
+    describe(reduce);
+    reduce.called_computation_ids.push(combiner);
+    let pair = context.commit();
+    let position = context.element(pair, 1, &index_type);
+    context.set_result(0, position);
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::reduce::emit_arg_reduce;
 use super::rules::*;
 use super::shape::inverse;
 use super::{
@@ -17,7 +18,8 @@ pub struct WindowDim {
     pub size: usize,
     /// Distance between windows.
     pub stride: usize,
-    /// What the reduction starts with, so many times before the first element; negative drops elements.
+    /// The number of copies of the reduction's initial value before the first element. A negative number drops
+    /// elements.
     pub low: i64,
     /// The same after the last element.
     pub high: i64,
@@ -38,7 +40,8 @@ impl fmt::Display for WindowDim {
     }
 }
 
-/// As one entry of a list: `size=3 stride=2 lhs_dilate=1 rhs_dilate=1 pad=0_1`, without what is 1 or no padding.
+/// The text is one entry of a list: `size=3 stride=2 lhs_dilate=1 rhs_dilate=1 pad=0_1`, without the numbers that are
+/// 1, and without the padding if it is zero.
 impl crate::ir::Attribute for WindowDim {
     fn write(&self, out: &mut crate::ir::Printer<'_>) {
         let dilations = [("lhs_dilate", self.base_dilation), ("rhs_dilate", self.window_dilation)];
@@ -63,7 +66,7 @@ impl WindowDim {
         WindowDim { size, stride, ..WindowDim::ONE }
     }
 
-    /// Number of windows over a dimension of `size` elements; why there are none, if numbers are out of range.
+    /// Number of windows over a dimension of `size` elements; `None` if numbers are out of range.
     fn count(&self, size: usize) -> Option<usize> {
         let number = |number: usize| i64::try_from(number).ok();
         let spread = |count: usize, distance: usize| match count {
@@ -125,7 +128,8 @@ fn batched(window: &[WindowDim]) -> Box<[WindowDim]> {
     [&[WindowDim::ONE], window].concat().into()
 }
 
-/// Folds every window to one element; what pads the operand, and fills it where it is dilated, changes nothing.
+/// Folds every window to one element. The elements that pad the operand, or fill it where it is dilated, change
+/// nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ReduceWindow {
     /// How elements combine.
@@ -165,7 +169,7 @@ impl ReduceWindow {
         builder.push1(ReduceWindow { kind: ReduceKind::Sum, window: window.into() }, &[padded])
     }
 
-    /// Where each window's extremum stands.
+    /// The position of each window's extremum.
     fn positions(&self, builder: &mut GraphBuilder, x: Value) -> Result<Positions, OpError> {
         let kind = if self.kind == ReduceKind::Max { ArgReduceKind::Max } else { ArgReduceKind::Min };
         let positions = builder.push1(ArgReduceWindow { kind, window: self.window.clone() }, &[x])?;
@@ -173,7 +177,7 @@ impl ReduceWindow {
     }
 }
 
-/// Positions of extrema, with the dimensions that have windows of their own behind the others.
+/// Positions of extrema, with the dimensions that have windows of their own after the others.
 struct Positions {
     /// The others, then those with windows.
     order: AxisList,
@@ -245,7 +249,7 @@ impl Primitive for ReduceWindow {
         Ok(one(TensorType { dtype: operands[0].dtype, dims: window_counts(&self.window, operands[0])? }))
     }
 
-    /// Of equal extrema of a window the first gets the cotangent. Products of windows have no gradient, as in JAX.
+    /// The first of a window's equal extrema gets the cotangent. Products of windows have no gradient, as in JAX.
     fn facts(&self) -> Facts<'_> {
         if self.kind == ReduceKind::Sum { Facts::LINEAR } else { Facts::KERNEL }
     }
@@ -291,7 +295,7 @@ impl Primitive for ReduceWindow {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let dtype = context.operand_type(0).dtype;
         let identity = context.number(dtype, self.kind.identity(dtype));
         let combiner = context.combiner(self.kind.combiner().name(), dtype);
@@ -308,7 +312,7 @@ impl Primitive for ReduceWindow {
 /// (that are not [`WindowDim::ONE`]).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ArgReduceWindow {
-    /// What to look for.
+    /// The element to look for.
     pub kind: ArgReduceKind,
     /// One window for each dimension.
     pub window: Box<[WindowDim]>,
@@ -342,7 +346,7 @@ impl Primitive for ArgReduceWindow {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let operand = context.operand_type(0).clone();
         let windowed: AxisList = (0..operand.rank()).filter(|&dim| self.window[dim] != WindowDim::ONE).collect();
         let sizes: Dims = windowed.iter().map(|&dim| operand.dims[dim]).collect();
@@ -350,7 +354,7 @@ impl Primitive for ArgReduceWindow {
         let positions = context.positions(&flat, 0);
         let positions = context.instruction("reshape", &TensorType { dtype: DType::S32, dims: sizes }, &[positions]);
         let positions = context.broadcast(&operand.with_dtype(DType::S32), positions, &windowed);
-        context.arg_reduce(self.kind, "reduce-window", positions, i32::MAX.into(), |instruction| {
+        emit_arg_reduce(context, self.kind, ("reduce-window", positions, i32::MAX.into()), |instruction| {
             instruction.window = Some(window_proto(&self.window));
         });
     }

@@ -9,15 +9,16 @@ use smallvec::{SmallVec, smallvec};
 
 use super::edges::{Edge, Executions, Port, Source, Target, loop_edges, plain_edges};
 use super::rules::refuse_if;
-use super::{AxisList, Op, OpName, RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
-use crate::ir::{Attribute, DType, Graph, GraphTextError, Printer, Reader, TensorType, TypeError, Value};
+use super::{AxisList, Op, RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
+use crate::ir::{Attribute, DType, Graph, GraphTextError, OpName, Printer, Reader, TensorType, TypeError, Value};
 
 /// The bodies of an op.
 pub type Bodies<'a> = SmallVec<[&'a Arc<Graph>; 3]>;
 
-/// What the compiler must know about an op with regions.
+/// The rules of an op with regions.
 pub trait RegionOp: OpName {
-    /// The typing rule: result types from operand types, or why operands, attributes and bodies do not fit together.
+    /// The typing rule: result types from operand types, or the reason why operands, attributes and bodies do not fit
+    /// together.
     ///
     /// # Errors
     /// The first operand, attribute or body that does not fit.
@@ -41,9 +42,70 @@ pub trait RegionOp: OpName {
         None
     }
 
-    /// The op for the operands marked only: attributes that count operands follow. Whoever drops the others also drops
-    /// the other ends of their edges.
+    /// The op with only the operands marked: attributes that count operands follow. The caller also drops the other
+    /// ends of the dropped operands' edges.
     fn with_operands(&self, kept: &[bool]) -> Op;
+}
+
+impl Op {
+    /// Returns how values enter and leave the bodies of an op with regions; nothing for an op without.
+    pub fn edges(&self) -> Vec<Edge> {
+        self.as_region().map_or_else(Vec::new, RegionOp::edges)
+    }
+
+    /// Returns how often a region runs; never for an op without regions.
+    pub fn executions(&self, region: usize) -> Executions {
+        self.as_region().map_or(Executions::InDerivative, |op| op.executions(region))
+    }
+
+    /// Returns how often a region runs if the op runs `executions` times, where more is known than [`Op::executions`]
+    /// says.
+    pub fn runs(&self, region: usize, executions: u64) -> Option<u64> {
+        self.as_region().and_then(|op| op.runs(region, executions))
+    }
+
+    /// The regions that run when the op does, each with its number.
+    pub(crate) fn running_regions(&self) -> impl Iterator<Item = (usize, &Arc<Graph>)> {
+        self.regions().enumerate().filter(|&(region, _)| self.executions(region) != Executions::InDerivative)
+    }
+
+    /// The number of iterations of a loop that runs as often as it says.
+    pub(crate) fn trip_count(&self) -> Option<usize> {
+        match self.executions(0) {
+            Executions::Times(count) => Some(count),
+            Executions::Once
+            | Executions::AtMostOnce
+            | Executions::AtMost(_)
+            | Executions::Unknown
+            | Executions::InDerivative => None,
+        }
+    }
+
+    /// Whether the op runs one body exactly once, as a call does: it only wraps a part of the program.
+    pub(crate) fn is_wrapper(&self) -> bool {
+        self.executions(0) == Executions::Once
+    }
+
+    /// The values of the operands at the inputs of a region; in a loop, those of the first iteration.
+    pub(crate) fn entering<T: Clone + Default>(&self, region: usize, operands: &[T]) -> Vec<T> {
+        let mut inputs = vec![T::default(); self.regions().nth(region).map_or(0, |body| body.inputs().len())];
+        for edge in self.edges() {
+            let Some(operand) = edge.operand() else { continue };
+            edge.inputs.iter().filter(|port| port.region == region).for_each(|port| {
+                inputs[port.index] = operands[operand].clone();
+            });
+        }
+        inputs
+    }
+
+    /// The type outside of a value that leaves a region, or enters it, by an edge of its own in each iteration.
+    pub(crate) fn type_outside(&self, inner: &TensorType) -> TensorType {
+        let mut ty = inner.clone();
+        if let Some(count) = self.trip_count() {
+            ty.dims.insert(0, count);
+        }
+        ty
+    }
 }
 
 /// The bodies of an op, one field for each. `all operands alike` if no attribute counts operands.
@@ -110,8 +172,8 @@ pub struct Scan {
     /// devices branch by their place along the mesh axes that split it.
     pub parallel: bool,
     /// How many iterations one round of the emitted loop runs: at least 1, which is a plain loop; from `length` on
-    /// there is no loop left. [`passes::unroll`](crate::passes::unroll) sees to it after everything else, so that
-    /// differentiation meets the rolled loop. The loops that come of this one inherit it.
+    /// there is no loop left. [`passes::unroll`](crate::passes::unroll) does it after everything else, so that
+    /// differentiation meets the rolled loop. Loops that are made from this one inherit it.
     pub unroll: usize,
 }
 
@@ -130,23 +192,23 @@ compare_by_identity!(
     attributes: [length, invariant_count, carry_count, reverse, parallel, unroll]
 );
 
-/// How often regions run in several executions of their op, as ops in a loop that follow a table. Whoever builds the op
-/// answers for it.
+/// How often regions run in several executions of their op, as for ops in a loop that follow a table. The caller that
+/// builds the op must state the truth.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Often {
     /// For each branch, or for the body of a loop, how often it runs. Empty if that is not known.
     pub runs: AxisList,
-    /// In so many executions of the op.
+    /// The number of executions of the op that `runs` counts.
     pub of: usize,
 }
 
 impl Often {
-    /// One region, or several, run so often in `of` executions.
+    /// States how often one region, or several, run in `of` executions.
     pub fn new(runs: impl IntoIterator<Item = usize>, of: usize) -> Often {
         Often { runs: runs.into_iter().collect(), of }
     }
 
-    /// How often a region runs if the op runs `executions` times; none if that is not known.
+    /// How often a region runs if the op runs `executions` times; `None` if that is not known.
     pub fn runs_of(&self, region: usize, executions: u64) -> Option<u64> {
         let runs = *self.runs.get(region)? as u64;
         let of = self.of as u64;
@@ -170,8 +232,8 @@ impl Attribute for Often {
 /// Operands: `invariant_count` values seen unchanged by every iteration, then the initial carries. Condition and body
 /// take both; the condition returns a `pred[]`, the body the new carries. Results: the final carries.
 ///
-/// How often it runs is not known before, so there is no room to keep what a backward pass would read: it has a forward
-/// mode, but no reverse mode.
+/// The number of iterations is not known before it runs, so there is no room to keep the values that a backward pass
+/// would read: the loop has a forward mode, but no reverse mode.
 #[derive(Clone, Debug)]
 pub struct While {
     /// Whether to go on.
@@ -180,7 +242,7 @@ pub struct While {
     pub body: Arc<Graph>,
     /// Number of leading operands that are the same in every iteration.
     pub invariant_count: usize,
-    /// How often the body runs at most; 0 if that is not known. Whoever builds the loop answers for it.
+    /// How often the body runs at most; 0 if that is not known. The caller that builds the loop must state the truth.
     pub at_most: usize,
     /// How often the body runs in several executions of the loop, if that is known.
     pub often: Often,
@@ -241,7 +303,7 @@ compare_by_identity!(Call, bodies: [function], attributes: []);
 pub struct Checkpoint {
     /// The function.
     pub body: Arc<Graph>,
-    /// What is kept.
+    /// The values that are kept.
     pub policy: RematPolicy,
 }
 
@@ -255,9 +317,9 @@ compare_by_identity!(Checkpoint, bodies: [body], attributes: [policy]);
 /// differentiable operands (those of floating-point type).
 #[derive(Clone, Debug)]
 pub struct CustomVjp {
-    /// What runs when nothing is differentiated.
+    /// The function that runs when nothing is differentiated.
     pub primal: Arc<Graph>,
-    /// What runs instead under differentiation.
+    /// The function that runs under differentiation, in the place of `primal`.
     pub forward: Arc<Graph>,
     /// The backward rule.
     pub backward: Arc<Graph>,
@@ -483,12 +545,12 @@ impl RegionOp for Cond {
 }
 
 impl Cond {
-    /// One of these branches.
+    /// Creates a choice of one of these branches.
     pub fn of(branches: Vec<Arc<Graph>>) -> Cond {
         Cond { branches, often: Often::default() }
     }
 
-    /// The branch that a selector's value chooses: what XLA does with an index out of range.
+    /// The branch that a selector's value chooses. An index out of range chooses the last, as in XLA.
     pub fn chosen(&self, selector: i32) -> usize {
         usize::try_from(selector).unwrap_or(usize::MAX).min(self.branches.len().saturating_sub(1))
     }

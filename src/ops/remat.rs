@@ -1,12 +1,12 @@
-//! Checkpoint policies: which intermediate values are kept for the backward pass, and where.
+//! Checkpoint policies: the intermediate values that are kept for the backward pass, and the memory they are kept in.
 
 use super::{Class, Op};
 use crate::ir::Name;
 
-/// What a checkpoint keeps of its body's intermediate values for the backward pass; all others are computed again.
+/// The intermediate values of its body that a checkpoint keeps for the backward pass; all others are computed again.
 ///
-/// A policy looks into scans, calls, branches, hand-written forward rules and checkpoints inside the body: what it
-/// keeps there is kept, whatever policy an inner checkpoint has for its own boundary.
+/// A policy looks into scans, calls, branches, hand-written forward rules and checkpoints inside the body: the values
+/// that it keeps there are kept, whatever policy an inner checkpoint has for its own boundary.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RematPolicy {
     /// Everything: as if there were no checkpoint.
@@ -21,9 +21,10 @@ pub enum RematPolicy {
     Save(Vec<Name>),
     /// Values given one of these names, in the host's memory.
     Offload(Vec<Name>),
-    /// Everything but the values given one of these names, and what costs nothing to repeat (constants, broadcasts).
+    /// Everything but the values given one of these names, and but those that cost nothing to repeat (constants,
+    /// broadcasts).
     SaveExcept(Vec<Name>),
-    /// What any of these keeps. The first that keeps a value says where.
+    /// The values that any of these policies keeps. The first policy that keeps a value also chooses the memory.
     Any(Vec<RematPolicy>),
 }
 
@@ -53,7 +54,7 @@ impl crate::ir::Attribute for RematPolicy {
     }
 }
 
-/// Where a value waits for the backward pass.
+/// The memory where a value waits for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Memory {
     /// The device's own memory.
@@ -89,7 +90,7 @@ impl RematPolicy {
         }
     }
 
-    /// Whether everything is kept, so that there is nothing to compute again.
+    /// Whether every value is kept, so that none is computed again.
     pub fn keeps_all(&self) -> bool {
         match self {
             RematPolicy::None => true,
@@ -108,7 +109,7 @@ impl RematPolicy {
         }
     }
 
-    /// Where the results of an op are kept, if they are. `names` are those that its result is given.
+    /// The memory in which the results of an op are kept, if they are. `names` are those that its result is given.
     pub fn keeps(&self, op: &Op, names: &[Name]) -> Option<Memory> {
         let named = |listed: &[Name]| {
             names.iter().any(|name| listed.contains(name))

@@ -1,19 +1,18 @@
 //! Cyclic shifts.
 
 use super::rules::*;
-use super::{SliceDim, slice_dimensions};
-use crate::partition::Stretch;
+use super::{SliceDim, Stretch, slice_dimensions};
 
-/// Moves the elements of one dimension `shift` places on; those that leave it at the end come in again at the start, so
-/// `result[i] = operand[(i - shift) mod size]`.
+/// Moves the elements of one dimension `shift` places on. Elements that leave it at the end come in again at the start,
+/// so `result[i] = operand[(i - shift) mod size]`.
 ///
-/// HLO has no such op: two slices and a concatenate do it. It is an op of its own because a dimension that is split
-/// over devices stays split: every device sends its last elements to the next one, which the factor's kind says.
+/// HLO has no such op, so it becomes two slices and a concatenate. It is an op of its own because a dimension that is
+/// split over devices stays split: every device sends its last elements to the next one, which the factor's kind says.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Roll {
     /// The dimension shifted.
     pub axis: usize,
-    /// How far; negative towards the front.
+    /// The number of places; negative towards the front.
     pub shift: i64,
 }
 
@@ -57,7 +56,7 @@ impl Primitive for Roll {
         Ok(())
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let ty = context.operand_type(0).clone();
         let size = ty.dims[self.axis];
         let distance = if size == 0 { 0 } else { self.shift.rem_euclid(size as i64) as usize };

@@ -1,16 +1,13 @@
-//! What the files of all ops use: the contexts of the rules, types and checks, and the rules that many ops share.
+//! The items that the files of all ops use: the contexts of the rules, types and checks, and the rules that many ops
+//! share.
 
 pub(super) use super::{
-    FactorKind, FactorRule, Facts, OpName, Primitive, ResultTypes, expect_axes, expect_dims, expect_dtype,
-    expect_operands, expect_rank, one,
+    BatchContext, EmitContext, FactorKind, FactorRule, Facts, JvpContext, PartitionContext, Primitive, ResultTypes,
+    VjpContext, expect_axes, expect_dims, expect_dtype, expect_operands, expect_rank, one,
 };
-pub(super) use crate::autodiff::{JvpContext, VjpContext};
-pub(super) use crate::batching::BatchContext;
-pub(super) use crate::emit::EmitContext;
-pub(super) use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value, Values};
-pub(super) use crate::partition::PartitionContext;
+pub(super) use crate::ir::{DType, Dims, GraphBuilder, OpError, OpName, TensorType, TypeError, Value, Values};
 
-/// Refuses attributes that do not fit the operands, with a message as `format!` makes it.
+/// Refuses attributes that do not fit the operands, with a message as for `format!`.
 macro_rules! refuse_if {
     ($wrong:expr, $($message:tt)+) => {
         if $wrong {
@@ -20,7 +17,7 @@ macro_rules! refuse_if {
 }
 pub(super) use refuse_if;
 
-/// Rules of a [`Primitive`] that many ops share, by name; an op states every one of its rules all the same:
+/// Rules of a [`Primitive`] that many ops share, by name. An op still states every one of its rules:
 ///
 /// | rule | |
 /// |---|---|

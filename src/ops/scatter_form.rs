@@ -1,23 +1,25 @@
 //! The forms in which reduce-scatters are emitted: those that libtpu keeps.
 //!
-//! libtpu makes an all-reduce, which sends twice the bytes, of a reduce-scatter whose form its hardware routines do not
-//! take. Which ones it keeps is not documented; what was found by compiling is in docs/compiled-collectives.md. To the
-//! other back ends these forms are all alike, as their reshapes move nothing there.
+//! If its hardware routines do not take the form of a reduce-scatter, libtpu makes an all-reduce of it, which sends
+//! twice the bytes. The forms that it keeps are not documented. The forms that were found by compiling are in
+//! docs/compiled-collectives.md. To the other back ends these forms are all alike, as their reshapes move nothing
+//! there.
 
 use super::ReduceScatter;
 
-/// What a value is while it is scattered. The elements of each device's part stay in their order.
+/// The shape of a value while it is scattered. The elements of each device's part stay in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScatterForm {
-    /// The dimensions before that which is scattered as one, and those after it; none of size 1. The rows of some large
-    /// matrices are cut into rows of 256.
+    /// The dimensions before the scattered one are merged into one, and so are those after it; none has size 1. The
+    /// rows of some large matrices are cut into rows of 256.
     Merged {
         /// The dimensions.
         dims: Vec<usize>,
-        /// The one that is scattered.
+        /// The dimension that is scattered.
         dim: usize,
     },
-    /// [`ReduceScatter::PACKED_ROWS`] rows for each device, each with so many elements; long ones in rows of 256.
+    /// The value is [`ReduceScatter::PACKED_ROWS`] rows for each device, each with so many elements; long rows are cut
+    /// into rows of 256.
     Rows {
         /// The elements.
         columns: usize,
@@ -25,17 +27,18 @@ pub enum ScatterForm {
 }
 
 impl ReduceScatter {
-    /// The rows that each device gets of the matrix as which operands are scattered where their own form is not kept.
+    /// The rows that each device gets of the packed matrix. Operands are scattered as this matrix where their own form
+    /// is not kept.
     pub const PACKED_ROWS: usize = 16;
 
-    /// Large matrices have a multiple of so many columns.
+    /// Large matrices have a multiple of this number of columns.
     const COLUMNS: usize = 256;
 
     /// The longest rows of large matrices that are kept, or nearly: 32064 are, 64128 are not.
     const LONGEST: usize = 32768;
 
-    /// The columns of that matrix, where each device gets `part` elements of several operands together. `None` where
-    /// the parts are single rows instead: small ones, which cost next to nothing sent twice.
+    /// The columns of the packed matrix, where each device gets `part` elements of several operands together. Returns
+    /// `None` where the parts are single rows instead: small parts cost next to nothing when they are sent twice.
     pub fn packed_columns(part: usize) -> Option<usize> {
         const SMALL: usize = 8192;
         let columns = part.div_ceil(Self::PACKED_ROWS);
@@ -43,7 +46,8 @@ impl ReduceScatter {
         (part >= SMALL).then(|| columns.next_multiple_of(multiple))
     }
 
-    /// Elements that are exchanged for operands of so many elements in all: with padding, if there are several.
+    /// The number of elements that are exchanged for operands of `elements` elements in all: with padding, if there are
+    /// several operands.
     pub fn exchanged_elements(&self, operand_count: usize, elements: usize) -> usize {
         match Self::packed_columns(elements / self.group.size).filter(|_| operand_count > 1) {
             Some(columns) => self.group.size * Self::PACKED_ROWS * columns,
@@ -69,7 +73,7 @@ impl ReduceScatter {
         let rows = own / self.group.size;
         let is_large = before * own * after > LARGE;
         let is_kept = match (before, after) {
-            // Nothing of the tiles of 256 x 128 fits.
+            // No tile of 256 x 128 fits.
             (8.., 1) => !(is_large && !before.is_multiple_of(256) && !rows.is_multiple_of(128)),
             (1, 64..) if is_large => {
                 if rows.is_multiple_of(16) && after > Self::LONGEST && after.is_multiple_of(Self::COLUMNS) {

@@ -4,8 +4,8 @@ use super::rules::*;
 use super::{AxisList, BinaryKind, Direction, Gather, Iota, Reshape, Scatter, ScatterKind, Select, Splat, complement};
 
 impl Scatter {
-    /// What stands in `source`, a tensor of the operand's dimensions, where each element of the updates goes; zero for
-    /// updates that are dropped.
+    /// Gathers from `source`, a tensor of the operand's dimensions, the element at the place of each element of the
+    /// updates; zero for updates that are dropped.
     pub(super) fn gather(
         &self,
         builder: &mut GraphBuilder,
@@ -20,7 +20,7 @@ impl Scatter {
         if self.promise.in_bounds {
             return Ok(gathered);
         }
-        // The gather reads a neighbour in place of what is outside.
+        // The gather reads a neighbour in place of an element outside.
         let inside = self.dims.inside(builder, indices, &operand.dims, &slice_sizes)?;
         let batch: AxisList = complement(&self.dims.offset_dims, updates.rank());
         let inside = builder.broadcast(inside, &updates.dims, &batch)?;
@@ -32,7 +32,7 @@ impl Scatter {
         Scatter { kind, ..self.clone() }
     }
 
-    /// What was replaced gets nothing; an update gets the cotangent of the place that it was written to.
+    /// A replaced element gets no cotangent. An update gets the cotangent of the place that it was written to.
     pub(super) fn vjp_of_set(&self, context: &mut VjpContext<'_>, ct: Value) -> Result<(), OpError> {
         let (indices, updates) = (context.operand(1), context.operand(2));
         context.set_with(0, |builder| {
@@ -50,9 +50,9 @@ impl Scatter {
         })
     }
 
-    /// Which elements of the updates are in the result, and not replaced by others with the same index. Numbers
-    /// scattered in their place tell, since the backend chooses among duplicates by position. (The idea is JAX's,
-    /// `_scatter_jvp`.)
+    /// Whether each element of the updates is in the result, and not replaced by another with the same index. Numbers
+    /// that are scattered in place of the updates tell, since the backend chooses among duplicates by position. (The
+    /// idea is JAX's, `_scatter_jvp`.)
     fn was_written(
         &self,
         builder: &mut GraphBuilder,
@@ -96,7 +96,8 @@ impl Scatter {
         context.add(0, tangent)
     }
 
-    /// What attains the extremum, as ones among zeros: of the operand, of the updates, and how many do at each place.
+    /// The elements that attain the extremum, as ones among zeros: those of the operand, those of the updates, and the
+    /// number of them at each place.
     fn attained(
         &self,
         builder: &mut GraphBuilder,
@@ -145,7 +146,7 @@ impl Scatter {
         Ok(())
     }
 
-    /// Refuses a product whose factors may stand at one place.
+    /// Refuses a product if several of its factors may stand at one place.
     fn expect_unique(&self, builder: &GraphBuilder, operands: [Value; 3]) -> Result<(), OpError> {
         if self.promise.unique {
             return Ok(());

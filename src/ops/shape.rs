@@ -6,11 +6,10 @@ use meshloom_hlo::message::counted;
 
 use super::rules::*;
 use super::{
-    AxisList, Class, CollectivePermute, Operands, ReduceKind, Select, after_batch, batched_dims, complement, to_i64,
-    with_batch,
+    AxisList, Class, CollectivePermute, Operands, ReduceKind, Select, Stretch, after_batch, batched_dims, complement,
+    greatest_common_divisor, to_i64, with_batch,
 };
 use crate::hlo::proto;
-use crate::partition::Stretch;
 
 /// Repeats the operand along new dimensions: operand dimension `i` is result dimension `mapping[i]`, with the same
 /// size. `mapping` increases, so nothing is transposed.
@@ -73,7 +72,7 @@ impl Primitive for BroadcastInDim {
         context.apply(BroadcastInDim { dims: context.result_dims(0).clone(), mapping: self.mapping.clone() })
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("broadcast").dimensions.extend(to_i64(&self.mapping));
         context.finish();
     }
@@ -125,13 +124,13 @@ impl Primitive for Reshape {
         context.apply(Reshape { dims: context.result_dims(0).clone() })
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.simple("reshape");
     }
 }
 
 /// Both sides are cut into common factors from the major end. Where the next cuts do not fit, as in `[2,3] -> [3,2]`,
-/// nothing corresponds until both sides have come to the same number of elements.
+/// no factors correspond until both sides have come to the same number of elements.
 fn reshape_factors(operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
     let mut rule = FactorRule::empty(operands, results);
     if operands[0].element_count() == 0 {
@@ -161,12 +160,12 @@ fn reshape_factors(operands: &[&TensorType], results: &[&TensorType]) -> FactorR
     rule
 }
 
-/// What is left of a list of sizes from which factors are taken, major to minor.
+/// The rest of a list of sizes from which factors are taken, major to minor.
 struct Cuts<'a> {
     dims: &'a [usize],
     /// The dimension that is being cut.
     dim: usize,
-    /// How much of it has been taken.
+    /// The part of its size that has been taken.
     taken: usize,
 }
 
@@ -186,10 +185,6 @@ impl Cuts<'_> {
     fn take(&mut self, factor: usize) {
         self.taken *= factor;
     }
-}
-
-pub(crate) fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// Permutes dimensions: result dimension `i` is operand dimension `permutation[i]`.
@@ -233,20 +228,20 @@ impl Primitive for Transpose {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("transpose").dimensions.extend(to_i64(&self.permutation));
         context.finish();
     }
 }
 
-/// The permutation that undoes one.
+/// The inverse of a permutation.
 pub(super) fn inverse(permutation: &[usize]) -> AxisList {
     let mut inverse = AxisList::from_elem(0, permutation.len());
     permutation.iter().enumerate().for_each(|(index, &axis)| inverse[axis] = index);
     inverse
 }
 
-/// What [`Slice`] keeps of one dimension: `start, start + stride, ..` below `limit`.
+/// The indices of one dimension that [`Slice`] keeps: `start, start + stride, ..` below `limit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SliceDim {
     /// First index kept.
@@ -369,7 +364,7 @@ impl Primitive for Slice {
         context.apply_to(Slice { ranges }, &[value])
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("slice").slice_dimensions.extend(slice_dimensions(&self.ranges));
         context.finish();
     }
@@ -386,7 +381,7 @@ pub(super) fn slice_dimensions(
     })
 }
 
-/// What [`Pad`] adds to one dimension. Negative borders remove elements.
+/// The elements that [`Pad`] adds to one dimension. Negative borders remove elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PadDim {
     /// Elements before the first.
@@ -415,7 +410,7 @@ impl PadDim {
     /// Adds nothing.
     pub(crate) const NONE: PadDim = PadDim { low: 0, high: 0, interior: 0 };
 
-    /// The size after padding; none where a number is out of XLA's range, or would be with its sign changed.
+    /// The size after padding; `None` where a number is out of XLA's range, or would be with its sign changed.
     fn size(self, size: usize) -> Option<i64> {
         let interior = i64::try_from(self.interior).ok()?;
         let size = i64::try_from(size).ok()?;
@@ -529,7 +524,7 @@ impl Primitive for Pad {
         context.apply_to(Pad { padding }, &[value, filling])
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let dimensions = self.padding.iter().map(|dim| proto::padding_config::PaddingConfigDimension {
             edge_padding_low: dim.low,
             edge_padding_high: dim.high,
@@ -542,7 +537,7 @@ impl Primitive for Pad {
 }
 
 impl Pad {
-    /// The same as a choice between the operand and the value, by a mask.
+    /// Expresses the same by a choice between the operand and the value, by a mask.
     fn by_choice(&self, builder: &mut GraphBuilder, operand: Value, value: Value) -> Result<Value, OpError> {
         let zero = builder.splat(builder.ty(value).clone(), 0.0);
         let padded = builder.push1(self.clone(), &[operand, zero])?;
@@ -645,7 +640,7 @@ impl Primitive for Concatenate {
         Ok(())
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("concatenate").dimensions.push(self.axis as i64);
         context.finish();
     }
@@ -698,7 +693,7 @@ impl Primitive for Reverse {
         context.apply_to(self.clone(), &[value])
     }
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("reverse").dimensions.extend(to_i64(&self.axes));
         context.finish();
     }

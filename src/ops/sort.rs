@@ -8,15 +8,15 @@ use smallvec::SmallVec;
 
 use super::rules::*;
 use super::{
-    Gather, GatherDims, IndexPromise, Iota, Operands, Scatter, ScatterKind, SliceDim, Zeros, slice_dimensions,
+    Gather, GatherDims, IndexPromise, InstructionId, Iota, Operands, Scatter, ScatterKind, SliceDim, Zeros,
+    slice_dimensions,
 };
-use crate::emit::{InstructionId, comparison_type};
 
 /// Positions that a sort or top-k gives: each lies within the operand, and occurs once.
 const PERMUTATION: IndexPromise = IndexPromise { sorted: false, unique: true, in_bounds: true };
 
-/// Sorts its operands together along one dimension, by the first `key_count` of them in lexicographic order. Stable:
-/// equal keys stay in order.
+/// Sorts its operands together along one dimension, by the first `key_count` of them in lexicographic order. The sort
+/// is stable: equal keys stay in order.
 ///
 /// Operands have the same dimensions and any element types; results have the operands' types. Floating-point keys are
 /// in total order, in which -0 equals 0 and NaN, whatever its sign, is the largest.
@@ -111,17 +111,17 @@ impl Primitive for Sort {
 
     rules!(partition: unchanged);
 
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let types: Vec<TensorType> =
             (0..context.result_count()).map(|index| TensorType::scalar(context.operand_type(index).dtype)).collect();
-        // Two scalars for each operand: of the element that would come first, and of the other.
+        // Each operand has two scalars: one of the element that would come first, and one of the other.
         let parameters: Vec<&TensorType> = types.iter().flat_map(|ty| [ty, ty]).collect();
         let direction = if self.descending { "GT" } else { "LT" };
         let names: Vec<&str> = types.iter().map(|ty| ty.dtype.name()).collect();
         let name = format!("sort_{}_{}_{}", direction.to_ascii_lowercase(), self.key_count, names.join("_"));
         let keys = &types[..self.key_count];
         let comparator =
-            context.computation(&name, &parameters, &[&TensorType::scalar(DType::Pred)], |context, inputs| {
+            context.computation(&name, &parameters, &[&TensorType::scalar(DType::Pred)], &|context, inputs| {
                 vec![lexicographic(context, direction, keys, inputs)]
             });
         let operands = context.operand_ids();
@@ -138,7 +138,7 @@ impl Primitive for Sort {
 /// Its form, and that of [`canonical`], is the one that XLA's GPU backend recognizes as a total order when it replaces
 /// a sort by a radix sort (`sort_rewriter.cc`).
 fn lexicographic(
-    context: &mut EmitContext<'_>,
+    context: &mut dyn EmitContext,
     direction: &str,
     keys: &[TensorType],
     inputs: &[InstructionId],
@@ -147,7 +147,7 @@ fn lexicographic(
     let mut before = None;
     for (index, ty) in keys.iter().enumerate().rev() {
         let pair = [canonical(context, ty, inputs[2 * index]), canonical(context, ty, inputs[2 * index + 1])];
-        let order = if ty.dtype.is_float() { "TOTALORDER" } else { comparison_type(ty.dtype) };
+        let order = if ty.dtype.is_float() { "TOTALORDER" } else { ty.dtype.comparison_type() };
         let own = context.compare(direction, order, ty, pair);
         before = Some(match before {
             None => own,
@@ -162,7 +162,7 @@ fn lexicographic(
 }
 
 /// A floating-point key with one NaN, and one zero.
-fn canonical(context: &mut EmitContext<'_>, ty: &TensorType, key: InstructionId) -> InstructionId {
+fn canonical(context: &mut dyn EmitContext, ty: &TensorType, key: InstructionId) -> InstructionId {
     if !ty.dtype.is_float() {
         return key;
     }
@@ -174,11 +174,11 @@ fn canonical(context: &mut EmitContext<'_>, ty: &TensorType, key: InstructionId)
     context.instruction("select", ty, &[is_nan, nan, key])
 }
 
-/// The `k` largest elements along the last dimension, largest first, and their positions (`s32`). Of equal elements the
-/// first comes first. Floating-point elements are in IEEE's total order: -NaN, -inf, .., -0, 0, .., inf, NaN.
+/// The `k` largest elements along the last dimension, largest first, and their positions (`s32`). Equal elements stay
+/// in order. Floating-point elements are in IEEE's total order: -NaN, -inf, .., -0, 0, .., inf, NaN.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TopK {
-    /// How many.
+    /// The number of elements.
     pub k: usize,
 }
 
@@ -253,7 +253,7 @@ impl Primitive for TopK {
     /// A sort with positions, and a slice: the form that every plugin takes and that XLA's `topk_rewriter.cc`
     /// recognizes. XLA also has an instruction `topk`, which the CPU plugins take; it is not used because TPU and GPU
     /// are untried.
-    fn emit(&self, context: &mut EmitContext<'_>) {
+    fn emit(&self, context: &mut dyn EmitContext) {
         let ty = context.operand_type(0).clone();
         let axis = ty.rank().saturating_sub(1);
         let positions_type = ty.with_dtype(DType::S32);
@@ -261,8 +261,8 @@ impl Primitive for TopK {
         let flag = TensorType::scalar(DType::Pred);
         let parameters = [&scalar, &scalar, &index, &index];
         let comparator =
-            context.computation(&format!("topk_{}", ty.dtype), &parameters, &[&flag], |context, inputs| {
-                let order = if scalar.dtype.is_float() { "TOTALORDER" } else { comparison_type(scalar.dtype) };
+            context.computation(&format!("topk_{}", ty.dtype), &parameters, &[&flag], &|context, inputs| {
+                let order = if scalar.dtype.is_float() { "TOTALORDER" } else { scalar.dtype.comparison_type() };
                 vec![context.compare("GT", order, &scalar, [inputs[0], inputs[1]])]
             });
         let operand = context.operand_id(0);

@@ -16,7 +16,7 @@ pub struct AdamW {
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// The number added to the root of the second moment.
     pub epsilon: f64,
     /// Decoupled weight decay, for parameters that decay ([`Param::decays`]): those of two or more dimensions (not
     /// counting those over stacked layers), but for biases.
@@ -48,7 +48,7 @@ impl AdamW {
         AdamWState { first: moments(), second: moments() }
     }
 
-    /// The first of the patterns in `no_decay` that no parameter matches: probably not what was meant.
+    /// The first of the patterns in `no_decay` that no parameter matches, which is probably a mistake.
     pub fn unmatched(&self, declared: &impl Tree<Leaf = Param>) -> Option<&str> {
         let paths = declared.paths();
         let is_unmatched = |pattern: &&String| !paths.iter().any(|path| WildMatch::new(pattern).matches(path));
@@ -66,7 +66,7 @@ impl AdamW {
     }
 
     /// One step: new parameters and state. `declared` are the parameters' declarations, `step` (an integer scalar, or
-    /// an [`UpdateStep`]) counts from 0, `rate` is an `f32` scalar or a number. Computed in `f32`.
+    /// an [`UpdateStep`]) counts from 0, `rate` is an `f32` scalar or a number. The step is computed in `f32`.
     ///
     /// `p := p - rate * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay * p)` with `t = step + 1`.
     ///
@@ -138,7 +138,7 @@ pub(super) fn moved(param: Tensor, direction: Tensor, weight_decay: Option<f64>,
     (param.convert(wide) - (change * rate).convert(wide)).convert(param.dtype())
 }
 
-/// What an optimizer keeps of a parameter: a mean over steps in `f32`, zero at first.
+/// The declaration of an optimizer's mean over steps for a parameter: `f32`, zero at first.
 pub(super) fn moment(param: &Param) -> Param {
     let mut moment = param.clone();
     moment.spec.ty.dtype = DType::F32;

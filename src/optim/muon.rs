@@ -16,7 +16,7 @@ use crate::trace::{
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
 const ITERATIONS: usize = 5;
 
-/// Added to the norm that a matrix is divided by.
+/// The number added to the norm that a matrix is divided by.
 const NORM_EPSILON: f64 = 1e-8;
 
 /// The logical axis of stacked layers whose matrices are dealt out to devices. It is split over the axes of its rule as
@@ -39,18 +39,19 @@ const MATRICES: &str = "matrices";
 /// that one learning rate and one weight decay serve both. All in `f32`.
 ///
 /// These are the semantics of optax's `contrib.muon` with `consistent_rms = rms`. Sources: Jordan et al., "Muon", 2024;
-/// of the factor Liu et al., "Muon is Scalable for LLM Training", arXiv 2502.16982.
+/// for the factor, Liu et al., "Muon is Scalable for LLM Training", arXiv 2502.16982.
 ///
-/// The iteration needs whole matrices. Of layers that are stacked in one dimension each device gathers some, and works
-/// on those alone: that dimension is named `matrices`, and rules may split it over the axes that split the parameters.
-/// Devices along other axes repeat each other's work, as do all where layers are not stacked.
+/// The iteration needs whole matrices. If layers are stacked in one dimension, each device gathers some of them, and
+/// works on those alone: that dimension is named `matrices`, and rules may split it over the axes that split the
+/// parameters. Devices along other axes repeat each other's work, as do all where layers are not stacked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Muon {
     /// Decay of the momentum, mu.
     pub momentum: f64,
     /// Root mean square of a matrix's update, before the rate.
     pub rms: f64,
-    /// For all parameters that are no matrices. Weight decay, and what is exempt from it, is for matrices too.
+    /// The optimizer of all parameters that are not matrices. Its weight decay and its exemptions hold for matrices
+    /// too.
     pub adamw: AdamW,
 }
 
@@ -70,7 +71,7 @@ crate::tree! {
     }
 }
 
-/// What a step needs to know of a matrix.
+/// The facts about a matrix that a step needs.
 struct Matrix {
     declared: Param,
     dims: MatrixDims,
@@ -90,8 +91,8 @@ impl Muon {
     /// One step: new parameters and state. `declared` are the parameters' declarations, `step` (an integer scalar)
     /// counts from 0, `rate` is an `f32` scalar or a number.
     ///
-    /// Parameters, gradients and declarations are as many, and the state is that of these declarations; else the trace
-    /// notes an error.
+    /// Parameters, gradients and declarations must be equal in number, and the state must be that of these
+    /// declarations; else the trace notes an error.
     #[track_caller]
     pub fn update<P: Tree<Leaf = Tensor>>(
         &self,
@@ -176,8 +177,8 @@ impl Matrix {
         (leading, rows.iter().product(), columns.iter().product())
     }
 
-    /// Where matrices are whole, of a value with this many dimensions: nothing splits those of rows and columns, and
-    /// stacked layers are dealt out.
+    /// The sharding of a value with this many dimensions in which matrices are whole: nothing splits the dimensions of
+    /// rows and columns, and stacked layers are dealt out.
     fn whole(&self, rank: usize) -> WithAxes {
         let mut names = self.declared.spec.axes.clone();
         names.truncate(self.leading());
@@ -188,7 +189,7 @@ impl Matrix {
         WithAxes { role: Role::Optimizer, as_divides: true, ..WithAxes::new(names) }
     }
 
-    /// Where the parameter's state is.
+    /// The sharding of the parameter's state.
     fn at_rest(&self) -> WithAxes {
         let mut names = self.declared.spec.axes.clone();
         names.resize(self.declared.spec.ty.rank(), Name::default());
@@ -221,7 +222,8 @@ fn orthogonal(direction: Tensor, matrix: &Matrix, place: Place) -> Tensor {
     let x = fori_loop(ITERATIONS, x, |_, x| {
         let gram = product(gram, x, x);
         let polynomial = gram * b + product(["rt", "ts", "rs"], gram, gram) * c;
-        // Else what splits the result would split the carry as well, and be gathered in every iteration.
+        // Otherwise the axes that split the result would split the carry as well, which would be gathered in every
+        // iteration.
         whole(x * a + product(applied, x, polynomial))
     });
     label(whole(x.reshape(direction.dims())), matrix.at_rest(), place)

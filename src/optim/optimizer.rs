@@ -1,4 +1,4 @@
-//! One of the optimizers, where a run chooses.
+//! The optimizers among which a run chooses.
 
 use std::panic::Location;
 
@@ -10,25 +10,25 @@ use crate::trace::{MapTree, Operand, Param, Tensor, TraceErrorKind, Tree, fail};
 /// An optimizer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Optimizer {
-    /// For all parameters.
+    /// AdamW for all parameters.
     AdamW(AdamW),
-    /// For parameters that are matrices, beside AdamW for the others.
+    /// Muon for parameters that are matrices, beside AdamW for the others.
     Muon(Muon),
 }
 
 crate::tree! {
-    /// Its state, for parameters of the tree type `P` with leaves `T`. Paths are those of the one that it is:
+    /// The state of an optimizer, for parameters of the tree type `P` with leaves `T`. Paths are those of the variant:
     /// `first.embedding`, `momentum.layers.mlp.up`, `others.first.embedding`.
     pub enum OptimizerState<T, P> {
-        /// AdamW's.
+        /// The state of AdamW.
         AdamW(AdamWState<P>),
-        /// Muon's.
+        /// The state of Muon.
         Muon(MuonState<T>),
     }
 }
 
 impl Optimizer {
-    /// AdamW, of all parameters or of those that are no matrices.
+    /// The constants of AdamW, for all parameters or for those that are not matrices.
     pub fn adamw(&self) -> &AdamW {
         match self {
             Optimizer::AdamW(adamw) => adamw,
@@ -36,7 +36,7 @@ impl Optimizer {
         }
     }
 
-    /// As [`Optimizer::adamw`], to be changed.
+    /// As [`Optimizer::adamw`], for changes.
     pub fn adamw_mut(&mut self) -> &mut AdamW {
         match self {
             Optimizer::AdamW(adamw) => adamw,

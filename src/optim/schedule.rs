@@ -5,7 +5,7 @@ use std::panic::Location;
 use crate::ir::DType;
 use crate::trace::{Tensor, composite};
 
-/// A learning rate: linear warm-up to a peak, then how it falls to a fraction of it.
+/// A learning rate: linear warm-up to a peak, then a fall to a fraction of it.
 ///
 /// Step `t` (from 0) of the warm-up has `peak * (t + 1) / warmup`, so no step has a rate of 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,25 +14,26 @@ pub struct LearningRate {
     pub peak: f64,
     /// Steps of warm-up.
     pub warmup: usize,
-    /// Step at which the lowest rate is reached; it stays.
+    /// The step at which the lowest rate is reached; the rate stays there.
     pub steps: usize,
     /// Lowest rate as a fraction of the peak.
     pub floor: f64,
-    /// How the rate falls.
+    /// The form of the fall.
     pub decay: Decay,
 }
 
-/// How a learning rate falls after its warm-up.
+/// The form in which a learning rate falls after its warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
-    /// As half a cosine (Loshchilov & Hutter, "SGDR", arXiv 1608.03983).
+    /// The rate falls as half a cosine (Loshchilov & Hutter, "SGDR", arXiv 1608.03983).
     Cosine,
-    /// In a straight line.
+    /// The rate falls in a straight line.
     Linear,
-    /// In a straight line over the last steps, this many; before them it is the peak. Warmup-stable-decay (Hu et al.,
-    /// "MiniCPM", arXiv 2404.06395), with the linear decay of Hägele et al., arXiv 2405.18392.
+    /// The rate falls in a straight line over this number of last steps; before them it is the peak. This is
+    /// warmup-stable-decay (Hu et al., "MiniCPM", arXiv 2404.06395), with the linear decay of Hägele et al., arXiv
+    /// 2405.18392.
     Last(usize),
-    /// Not at all.
+    /// The rate does not fall.
     Never,
 }
 

@@ -20,7 +20,7 @@ use crate::trace::{Init, MapTree, Operand, Param, Tensor, Tree, composite};
 /// second form: Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
-    /// Share of the velocity that is kept, mu.
+    /// The share of the velocity that is kept, mu.
     pub momentum: f64,
     /// Whether a step looks ahead along the velocity.
     pub nesterov: bool,

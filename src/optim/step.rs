@@ -1,13 +1,14 @@
-//! The step of an optimizer, which may turn out to be none.
+//! The step of an optimizer, which may be left out.
 
 use crate::trace::Tensor;
 
-/// The number of an optimizer's step, and whether it is done at all.
+/// The number of an optimizer's step, and whether the step is done at all.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateStep {
-    /// Steps done before, an integer scalar.
+    /// The number of steps done before, an integer scalar.
     pub number: Tensor,
-    /// A `pred` scalar: where it is false, parameters and state stay as they are, to the bit. None: the step is done.
+    /// A `pred` scalar: where it is false, parameters and state stay as they are, to the bit. With `None` the step is
+    /// done.
     pub only_if: Option<Tensor>,
 }
 

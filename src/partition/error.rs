@@ -1,10 +1,10 @@
-//! What keeps a graph from being partitioned.
+//! Errors of partitioning.
 
 use super::{Fallback, Stray};
 use crate::ir::{InternalError, OpError, SpecError};
 use crate::sharding::ShardingError;
 
-/// Why a graph cannot be partitioned.
+/// The reason why a graph cannot be partitioned.
 #[derive(thiserror::Error)]
 pub enum PartitionError {
     /// An op does not take the parts of its operands.
@@ -21,10 +21,10 @@ pub enum PartitionError {
     Replication {
         /// The values.
         fallbacks: Vec<Fallback>,
-        /// What messages call the setting that allows it.
+        /// The name in messages of the setting that allows it.
         setting: &'static str,
     },
-    /// Devices branch by their place, and something they exchange needs those of several branches.
+    /// Devices branch by their place, and an exchange needs devices of several branches.
     #[error("{stray}")]
     Stray {
         /// The exchange.

@@ -1,4 +1,4 @@
-//! What could not be split.
+//! Values that could not be split.
 
 use std::fmt;
 

@@ -1,18 +1,19 @@
-//! Which ops may be applied to a partial sum: linear ones, whose results are no larger.
+//! The ops that may be applied to a partial sum: linear ones, whose results are no larger.
 
 use crate::ir::{Graph, NodeRef, Phase, TensorType, Value};
 use crate::ops::{Binary, BinaryKind, Class, Effect, Linear, Op};
 
-/// The operands in which an op is best applied to partial sums. Those that the op is linear in together must be partial
-/// sums over the same axes; of those that it is linear in alone, one may be, while the others are complete.
+/// The operands in which an op is best applied to partial sums. If the op is linear in several operands together, all
+/// of these must be partial sums over the same axes. If it is linear in each of several operands alone, one of them may
+/// be a partial sum, while the others are complete.
 ///
 /// An op with a result of more elements, or one that takes time, is better applied to the sum.
 ///
-/// To fewer bits, the sum of the rounded parts is not the rounded sum. A cotangent is rounded part by part all the
-/// same: it is to have the bits of its primal, not those of a sum of them, and a gradient that is added up in a loop
-/// would else be reduced in every iteration.
+/// With fewer bits, the sum of the rounded parts is not the rounded sum. A cotangent is nevertheless rounded part by
+/// part: it is to have the bits of its primal, not those of a sum of them, and otherwise a gradient that is added up in
+/// a loop would be reduced in every iteration.
 ///
-/// Scaling by a number that is not finite is no linear op: zero times infinity is NaN, so that the sum of the scaled
+/// Scaling by a number that is not finite is not linear: zero times infinity is NaN, so that the sum of the scaled
 /// parts is NaN where the scaled sum is infinite. This is known of constants only. With a factor that becomes infinite
 /// at run time, infinite elements of the result may be NaN; an element that is finite on one device stays as it is.
 pub(super) fn linearity(graph: &Graph, node: NodeRef<'_>, operands: &[&TensorType], result: &TensorType) -> Linear {
@@ -23,7 +24,8 @@ pub(super) fn linearity(graph: &Graph, node: NodeRef<'_>, operands: &[&TensorTyp
     let facts = op.facts();
     let linear = match facts.linear {
         Linear::OfFloats(which) if result.dtype.is_float() && operands[0].dtype.is_float() => Linear::Together(which),
-        // The parts of an integer sum wrap around as the sum does, but a quotient of parts is none of the sum.
+        // The parts of an integer sum wrap around as the sum does, but the quotients of the parts do not add up to the
+        // quotient.
         Linear::OfFloats(_) => Linear::No,
         linear => linear,
     };
@@ -57,9 +59,4 @@ fn is_degenerate(graph: &Graph, op: &Op, index: usize, value: Value) -> bool {
     let Some(number) = graph.splat(value) else { return false };
     let is_divisor = matches!(op, Op::Binary(Binary(BinaryKind::Divide))) && index == 1;
     !number.is_finite() || is_divisor && number == 0.0
-}
-
-/// Whether a value is zero everywhere, which is a partial sum over any axes.
-pub(super) fn is_zero(graph: &Graph, value: Value) -> bool {
-    graph.splat(value) == Some(0.0)
 }

@@ -6,7 +6,6 @@
 //! linear ops and loops and are added up once, where a spec is demanded or an op is not linear. Changes of a spec are
 //! planned (`plan.rs`) and carried out (`reshard.rs`); a version of a value that has been made is used again.
 
-mod context;
 mod error;
 mod fallback;
 mod ledger;
@@ -16,32 +15,31 @@ mod plan;
 mod primitive;
 mod region;
 mod reshard;
+mod stray;
 mod uneven;
 mod walk;
-mod window;
 
 use crate::ir::Axes;
 use meshloom_hlo::mesh::MeshAxis;
 
-pub use context::PartitionContext;
 pub use error::PartitionError;
 pub(crate) use error::boxed;
 pub use fallback::Fallback;
 pub use ledger::{Collective, Ledger, LedgerError, collective_of};
-pub use meshloom_hlo::{Amount, Bounds, Branch, CollectiveKind};
-pub use parallel::{Stray, StrayReason};
+pub use meshloom_analysis::{Amount, Bounds, Branch};
+pub use meshloom_hlo::CollectiveKind;
 pub use plan::{Plan, Step, plan};
 pub use reshard::reshard;
+pub use stray::{Stray, StrayReason};
 pub use uneven::pad_uneven;
 pub use walk::{Partitioned, partition};
-pub use window::Stretch;
 
-/// Those of some axes that are among others.
+/// Returns those of `axes` that are in `others`.
 fn shared(axes: &[MeshAxis], others: &[MeshAxis]) -> Axes {
     axes.iter().copied().filter(|axis| others.contains(axis)).collect()
 }
 
-/// Those of some axes that are not among others.
+/// Returns those of `axes` that are not in `others`.
 fn without(axes: &[MeshAxis], others: &[MeshAxis]) -> Axes {
     axes.iter().copied().filter(|axis| !others.contains(axis)).collect()
 }

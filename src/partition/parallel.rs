@@ -1,65 +1,21 @@
-//! Scans whose iterations devices run side by side, each those of its part of the leading dimension.
+//! Scans whose iterations run side by side: each device runs those of its part of the leading dimension.
 //!
-//! Devices that share a part take the same branches in the body: its values differ only between parts, or by what other
-//! axes split, and a selector is whole. So an exchange over other axes is safe wherever it stands, as all of its group
-//! reach it. An exchange over the leading dimension's own axes is not, and a collective-permute waits for all devices
-//! of a CPU plugin, whatever its pairs. Both are refused.
+//! Devices that share a part take the same branches in the body: its values differ only between parts, or along axes
+//! that split other dimensions, and a selector is whole. So an exchange over other axes is safe wherever it stands, as
+//! all devices of its group reach it. An exchange over the leading dimension's own axes is not, and a
+//! collective-permute waits for all devices of a CPU plugin, whatever its pairs. Both are refused.
 //!
-//! Source: XLA's operation semantics (`Conditional`, `AllReduce`); what hangs was measured with CPU plugins.
+//! Source: XLA's operation semantics (`Conditional`, `AllReduce`); the hanging cases were measured with CPU plugins.
 
-use std::fmt;
 use std::sync::Arc;
 
-use super::PartitionError;
-use super::fallback::write_place;
+use super::error::PartitionError;
 use super::region::with_leading;
+use super::stray::{Stray, StrayReason};
 use super::walk::Walk;
-use crate::ir::{Axes, Graph, NodeRef, Origin, Spec, Value};
+use crate::ir::{Axes, Graph, NodeRef, Spec, Value};
 use crate::ops::{Devices, Op, Reshape, Scan};
 use meshloom_hlo::mesh::Mesh;
-
-/// An exchange between devices that need not reach it together.
-#[derive(Clone, Debug)]
-pub struct Stray {
-    /// Name of the collective.
-    pub op: &'static str,
-    /// Names of the mesh axes that it goes over.
-    pub axes: Vec<String>,
-    /// Why it cannot be there.
-    pub reason: StrayReason,
-    /// Names of the mesh axes along which devices branch.
-    pub along: Vec<String>,
-    /// Where it comes from.
-    pub origin: Origin,
-}
-
-/// Why a collective cannot stand where devices branch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StrayReason {
-    /// Its groups have devices that take different branches.
-    SpansBranches,
-    /// It is a collective-permute, which waits for every device of the mesh.
-    PermutesInBranch,
-}
-
-impl fmt::Display for Stray {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (op, axes, along) = (self.op, self.axes.join(","), self.along.join(","));
-        match self.reason {
-            StrayReason::SpansBranches => write!(
-                f,
-                "{op} over {axes} is needed where devices branch by their place along {along}: those of one group \
-                 would wait for others that never come; split nothing over {along} in there"
-            )?,
-            StrayReason::PermutesInBranch => write!(
-                f,
-                "{op} over {axes} is needed in a branch that devices take by their place along {along}: all devices \
-                 would have to take part; split no dimension that has to be shifted or passed round in there"
-            )?,
-        }
-        write_place(f, &self.origin, ";")
-    }
-}
 
 impl Walk<'_, '_> {
     /// A scan whose slices are split over mesh axes `along`: its body with each device's slices.
@@ -76,7 +32,7 @@ impl Walk<'_, '_> {
         for (index, (&operand, &input)) in node.operands().iter().zip(body.inputs()).enumerate() {
             let sliced = index >= scan.invariant_count;
             let at_hand = self.first(operand).map(|(_, spec)| spec.clone());
-            // Sums stay partial: what is added to them is partial too.
+            // Sums stay partial: the terms that are added to them are partial too.
             let partial: Axes = at_hand.iter().flat_map(|spec| spec.unreduced().iter().copied()).collect();
             let spec = match (sliced, at_hand) {
                 (false, Some(spec)) => spec.with_unreduced([]),
@@ -108,7 +64,7 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// The body in place, for the only slice that a device has.
+    /// The body in place, for a device with only one slice.
     fn one_slice(&mut self, body: &Graph, invariants: usize, operands: &[Value]) -> Result<Vec<Value>, PartitionError> {
         let mut arguments = operands[..invariants].to_vec();
         for &operand in &operands[invariants..] {

@@ -18,7 +18,7 @@ use meshloom_hlo::mesh::{Mesh, MeshAxis};
 /// One change of a spec.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Each device keeps its part of what it has: the dimension gains these axes as its most minor ones.
+    /// Each device keeps a part of its part: the dimension gains these axes as its most minor ones.
     Slice {
         /// The dimension.
         dim: usize,
@@ -65,7 +65,7 @@ pub enum Step {
     },
 }
 
-/// A sequence of steps, and what it costs.
+/// A sequence of steps, and its cost.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The steps, in order.
@@ -74,7 +74,7 @@ pub struct Plan {
     pub bytes_sent: u64,
 }
 
-/// What a collective costs besides its bytes, in bytes: enough to prefer one collective to two that move as much.
+/// The cost of a collective besides its bytes, in bytes: enough to prefer one collective to two that move as much.
 const COLLECTIVE: u64 = 1024;
 
 /// The cheapest plan from one spec to another, for a value of `dims` whose elements have `element_bytes` bytes. The
@@ -216,7 +216,7 @@ impl Search<'_> {
                 continue;
             }
             let agreed = have.iter().zip(want).take_while(|(a, b)| a == b).count();
-            // What stands after the agreed part has to go, from the minor end; several axes at once as one collective.
+            // The axes after the agreed part leave, from the minor end; several axes at once leave as one collective.
             for start in agreed..have.len() {
                 let axes: Axes = have[start..].into();
                 for to in (0..spec.rank()).filter(|&to| to != dim) {
@@ -257,7 +257,7 @@ impl Search<'_> {
         }
     }
 
-    /// Ways to add up partial sums that the goal does not leave: all at once, or those that no dimension wants.
+    /// Ways to add up partial sums that the goal does not keep: all at once, or those that no dimension wants.
     fn reductions(&self, spec: &Spec, moves: &mut Vec<Step>) {
         let goal: SmallVec<[MeshAxis; Mesh::MAX_AXES]> = self.goal.dims().iter().flatten().copied().collect();
         let all = without(spec.unreduced(), self.goal.unreduced());

@@ -2,13 +2,15 @@
 
 use smallvec::SmallVec;
 
-use super::context::Ports;
-use super::linear::{is_zero, linearity};
+use super::linear::linearity;
 use super::reshard::combine;
 use super::walk::Walk;
-use super::{Fallback, PartitionContext, PartitionError, without};
+use super::{Fallback, PartitionError, without};
 use crate::ir::{Axes, DType, Dims, NodeRef, OpError, Spec, TensorType, Value};
-use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, Linear, Op, Primitive, ReduceKind};
+use crate::ops::{
+    AllGather, AllReduce, FactorKind, FactorRule, Group, Linear, Op, PartitionContext, PartitionPorts, Primitive,
+    ReduceKind,
+};
 use crate::sharding::{FactorAxes, is_made_anywhere, resolve, spec_of};
 use meshloom_hlo::mesh::MeshAxis;
 
@@ -59,7 +61,7 @@ impl Walk<'_, '_> {
         for (spec, ty) in result_specs.iter().zip(&results) {
             result_dims.push(spec.local_dims(self.mesh, &ty.dims)?);
         }
-        let ports = Ports {
+        let ports = PartitionPorts {
             operands: &locals,
             operand_types: &operands,
             operand_specs: &specs,
@@ -82,8 +84,8 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// How the op's loops are split: by the specs that its operands have, and those that propagation gave its results.
-    /// An operand that has to be added up first gets there what propagation gave it. Axes over which partial sums are
+    /// The split of the op's loops, by the specs that its operands have and those that propagation gave its results. An
+    /// operand that has to be added up first gets the spec that propagation gave it. Axes over which partial sums are
     /// carried split nothing.
     fn factor_axes(
         &self,
@@ -95,7 +97,7 @@ impl Walk<'_, '_> {
     ) -> FactorAxes {
         let known = |value: Value| self.shardings.known(value);
         let of_operand = |value: &Value| {
-            // What is made in any spec has none of its own to state.
+            // A value that can be made in any spec does not state one.
             if is_made_anywhere(self.graph, *value) {
                 return None;
             }
@@ -121,8 +123,8 @@ impl Walk<'_, '_> {
         resolve(self.mesh, rule, &specs, &bytes)
     }
 
-    /// The axes over which the op is best applied to partial sums. Only what nothing else needs is left partial: else
-    /// it would be added up here and there.
+    /// The axes over which the op is best applied to partial sums. A value is left partial only if nothing else needs
+    /// it: otherwise it would be added up in several places.
     fn carried(&self, node: NodeRef<'_>, operands: &[&TensorType]) -> Option<Carried> {
         let unreduced = |index: usize| -> Option<&[MeshAxis]> {
             let value = node.operands()[index];
@@ -138,16 +140,17 @@ impl Walk<'_, '_> {
             Linear::No | Linear::OfFloats(_) => None,
             Linear::Together(which) => {
                 let which = which.of(operands.len());
-                // Zeros are a sum over anything, and a scalar is sooner left to one device than another is added up.
+                // Zeros are a sum over any axes, and a scalar is better left to one device than another operand is
+                // added up.
                 let is_made = |index: usize| {
                     let value = node.operands()[index];
                     let complete = self.versions(value).iter().all(|(_, spec)| spec.unreduced().is_empty());
-                    is_zero(self.graph, value) || complete && operands[index].rank() == 0
+                    self.graph.is_zero(value) || complete && operands[index].rank() == 0
                 };
                 let mut stated = which.iter().copied().filter(|&index| !is_made(index));
                 let mut axes: Axes = unreduced(stated.next()?)?.into();
-                // So is one that is a sum over fewer axes than another: of scalars, one reduction over all axes costs
-                // less than one for each.
+                // The same holds for a value that is a sum over fewer axes than another: for scalars, one reduction
+                // over all axes costs less than one for each.
                 let is_union = which.iter().all(|&index| operands[index].rank() == 0);
                 for index in stated {
                     let other = unreduced(index)?;
@@ -182,7 +185,7 @@ impl Walk<'_, '_> {
                 [_, on_true, on_false] if *on_false == value => *on_true,
                 _ => return false,
             };
-            matches!(node.op(), Op::Select(_)) && is_zero(self.graph, other)
+            matches!(node.op(), Op::Select(_)) && self.graph.is_zero(other)
         };
         let mut left = self.use_count(value);
         if left == 1 {
@@ -200,12 +203,12 @@ impl Walk<'_, '_> {
                 return true;
             }
         }
-        // What is left is an output.
+        // The remaining case is an output.
         false
     }
 
-    /// Whether a sum is best scattered before the op: the result is to be split over all axes that a single operand is
-    /// partial over, so that there is less to compute, and nothing more to move.
+    /// Whether a sum is best scattered before the op. This holds if the result is to be split over all axes over which
+    /// a single operand is partial: then there is less to compute, and nothing more to move.
     fn is_scattered(&self, node: NodeRef<'_>, carried: &Carried) -> bool {
         let is_partial = |&&index: &&usize| {
             let versions = self.versions(node.operands()[index]);
@@ -221,7 +224,7 @@ impl Walk<'_, '_> {
             })
     }
 
-    /// Reports an operand that is joined for no other reason than that the op cannot work on parts.
+    /// Reports an operand that is joined only because the op cannot work on parts.
     fn note_fallback(&mut self, node: NodeRef<'_>, rule: &FactorRule, index: usize, spec: &Spec) {
         let value = node.operands()[index];
         let Some((_, have)) = self.first(value).cloned() else { return };
@@ -244,12 +247,12 @@ impl Walk<'_, '_> {
                 let identity = kind.identity(self.builder.ty(value).dtype);
                 self.on_first(value, axes, identity)
             }
-            // To take a value in twice changes nothing.
+            // Taking a value in twice changes nothing.
             ReduceKind::And | ReduceKind::Max | ReduceKind::Min | ReduceKind::Or => Ok(value),
         }
     }
 
-    /// Combines what the devices along `axes` have.
+    /// Combines the values of the devices along `axes`.
     fn all_reduce(&mut self, kind: ReduceKind, axes: &Axes, value: Value) -> Result<Value, OpError> {
         let (group, ty) = (Group::new(self.mesh, axes), self.builder.ty(value).clone());
         let is_bitwise = matches!(kind, ReduceKind::And | ReduceKind::Or);

@@ -9,7 +9,7 @@ use crate::ir::{Axes, Graph, GraphBuilder, InternalError, NodeRef, PortInfo, Spe
 use crate::ops::{Call, Cond, RegionKind, Scan, While};
 use crate::sharding::{Shardings, parallel_axes};
 
-/// A partitioned body, and what came out of it before it was brought into the specs demanded.
+/// A partitioned body, and the specs of its results before they were brought into the specs demanded.
 pub(super) struct Body {
     pub(super) graph: Graph,
     /// The specs of its outputs.
@@ -95,13 +95,13 @@ impl<'a> Walk<'a, '_> {
         let (first_carry, first_slice) = (scan.invariant_count, scan.invariant_count + scan.carry_count);
         let mut inputs: Vec<Spec> = body.inputs().iter().map(|&input| shardings.spec(input).clone()).collect();
         for (index, input) in inputs.iter_mut().enumerate().take(first_carry) {
-            // What every iteration sees is used as it is.
+            // A value that every iteration sees is used as it is.
             if let Some((_, spec)) = self.first(node.operands()[index]) {
                 *input = spec.clone().with_unreduced([]);
             }
         }
-        // A stacked gradient is scattered in each iteration, and stays partial over what no dimension takes: that is
-        // summed once, after the loop.
+        // A stacked gradient is scattered in each iteration. It stays partial over the axes that no dimension takes,
+        // and is summed over these once, after the loop.
         let stacked = |spec: &Spec, wanted: &Spec| {
             let used: Axes = wanted.used_axes().collect();
             wanted.clone().with_unreduced(without(spec.unreduced(), &used))
@@ -133,10 +133,11 @@ impl<'a> Walk<'a, '_> {
         Ok(())
     }
 
-    /// For each invariant and carry of a loop, the axes over which it can stay a partial sum all through the loop: what
-    /// an iteration adds is partial over them, and nothing in it needs the sum. Found from above: an invariant, or a
-    /// carry that the loop hands on, is taken to be as it comes, and every other carry to be partial over all axes that
-    /// do not split it, until each is used as it is and what comes out of an iteration is what went in.
+    /// For each invariant and carry of a loop, the axes over which it can stay a partial sum all through the loop: the
+    /// value that an iteration adds is partial over them, and nothing in it needs the sum. The search starts from
+    /// above: an invariant, or a carry that the loop hands on, is assumed to be as it comes, and every other carry to
+    /// be partial over all axes that do not split it, until each is used as it is and leaves an iteration as it
+    /// entered.
     fn partial_carries(
         &mut self,
         operands: &[Value],
@@ -226,8 +227,8 @@ impl<'a> Walk<'a, '_> {
         let wanted: Vec<Spec> = node.results().map(|result| self.shardings.spec(result).clone()).collect();
         let mut partial: Vec<Axes> = vec![Axes::new(); wanted.len()];
         let mut branches: Vec<Option<Body>> = cond.branches.iter().map(|_| None).collect();
-        // A result that is a partial sum in one branch is one in all: what is added up behind the branches need not be
-        // added up in them. So a branch is written again where another has a sum that it does not.
+        // A result that is a partial sum in one branch is one in all: a sum that is taken behind the branches need not
+        // be taken in them. So a branch is written again where another has a sum that it does not have.
         while let Some(index) = branches.iter().position(Option::is_none) {
             let shardings = self.body_shardings(node, index)?;
             let body = self.body(&cond.branches[index], shardings, &specs, |index, found| {

@@ -69,7 +69,7 @@ fn exchange(builder: &mut GraphBuilder, value: Value, from: usize, to: usize, gr
     cut.insert(to, count);
     let cut_value = builder.reshape(value, &cut)?;
     let exchanged = builder.push1(AllToAll { group, dim: to }, &[cut_value])?;
-    // What arrived is one part of `from` for each sender: move the senders in front of `from`, and join.
+    // One part of `from` has arrived for each sender: move the senders in front of `from`, and join.
     // Without the senders, dimension `from` is where it was before the cut.
     let mut order: AxisList = (0..cut.len()).filter(|&dim| dim != to).collect();
     order.insert(from, to);
@@ -95,6 +95,6 @@ fn reordered(mesh: &Mesh, before: &Axes, after: &Axes) -> Box<[(u32, u32)]> {
         }
         before.iter().fold(0, |rank, axis| rank * size(axis) + positions[axis.index()])
     };
-    // Who keeps its part sends it to itself: a device that nobody sends to gets zeros.
+    // A device that keeps its part sends it to itself: a device to which nothing is sent gets zeros.
     (0..count).map(|part| (part as u32, wanted_by(part) as u32)).collect()
 }

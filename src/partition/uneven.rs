@@ -2,11 +2,11 @@
 //!
 //! Where the rules allow it ([`Rules::with_uneven`](crate::sharding::Rules::with_uneven)), a spec may split ten rows
 //! over eight devices. Such a dimension is padded, and with it every dimension that runs over the same loops: of all
-//! ops that compute element by element, of contractions, reductions, lookups. What the elements beyond the true size
-//! hold is nobody's concern, as long as nobody reads them: what enters a reduction is masked with the reduction's
-//! identity, positions are clamped to the true size, and an op that needs the true size (a reshape that splits the
-//! dimension, a sort along it) gets a slice. The result is an ordinary graph of global shapes, for any partitioner; the
-//! host pads what goes in and cuts what comes out.
+//! ops that compute element by element, of contractions, reductions, lookups. The elements beyond the true size may
+//! have any value, as long as nothing reads them: the operand of a reduction is masked with the reduction's identity,
+//! positions are clamped to the true size, and an op that needs the true size (a reshape that splits the dimension, a
+//! sort along it) gets a slice. The result is an ordinary graph of global shapes, for any partitioner; the host pads
+//! the inputs and cuts the outputs.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -16,20 +16,18 @@ use smallvec::SmallVec;
 
 use meshloom_hlo::mesh::Mesh;
 
-use super::PartitionContext;
-use super::context::Ports;
 use crate::ir::{
     BodyCache, DType, Dims, Graph, GraphBuilder, GraphCopy, InternalError, NodeRef, OpError, Spec, TensorType, Value,
     ValueMap,
 };
 use crate::ops::{
-    BinaryKind, Direction, Edge, FactorKind, FactorRule, Iota, Op, Pad, PadDim, ReduceKind, Select, Slice, SliceDim,
-    TensorFactors, greatest_common_divisor,
+    BinaryKind, Direction, Edge, FactorKind, FactorRule, Iota, Op, Pad, PadDim, PartitionContext, PartitionPorts,
+    ReduceKind, Select, Slice, SliceDim, TensorFactors, greatest_common_divisor,
 };
 use crate::sharding::ties;
 
-/// The graph with its uneven dimensions padded; none if it has no such dimension. Outputs that share a buffer with an
-/// input (`aliases` of (output, input)) are padded as that is.
+/// The graph with its uneven dimensions padded; `None` if it has no such dimension. An output that shares a buffer with
+/// an input (`aliases` of (output, input)) is padded as that input is.
 ///
 /// # Errors
 /// A padded value has more bytes than can be addressed.
@@ -79,13 +77,13 @@ struct Classes {
     /// For each graph, the number of each value's first dimension.
     first: FxHashMap<*const Graph, Vec<usize>>,
     parent: Vec<usize>,
-    /// What the padded size is a multiple of.
+    /// The number of which the padded size is a multiple.
     multiple: Vec<usize>,
     /// Whether any spec splits it unevenly.
     uneven: Vec<bool>,
 }
 
-/// A dimension: of a value of a graph.
+/// A dimension of a value of a graph.
 type Place<'g> = (&'g Graph, Value, usize);
 
 impl Classes {
@@ -145,7 +143,7 @@ impl Classes {
         }
     }
 
-    /// Enters what specs split dimensions into.
+    /// Enters the numbers of parts into which specs split dimensions.
     fn demand(&mut self, graph: &Graph, mesh: &Mesh) {
         for (value, spec) in stated(graph) {
             for dim in 0..spec.rank() {
@@ -188,8 +186,8 @@ fn dims_over<'n>(rule: &'n FactorRule, factor: usize, node: NodeRef<'n>) -> impl
     })
 }
 
-/// Whether an op can do with a larger factor: it is alone on its dimensions, and nothing depends on where they end.
-/// What a kernel of one's own makes of the elements that fill a sum is not known.
+/// Whether an op works with a larger factor: it is alone on its dimensions, and nothing depends on where they end. It
+/// is unknown what a user's own kernel makes of the elements that fill up a sum.
 fn can_grow(op: &Op, rule: &FactorRule, factor: usize) -> bool {
     let kind = rule.factors[factor].kind;
     if matches!((op, kind), (Op::KernelCall(_), FactorKind::Reduction(_))) {
@@ -243,7 +241,7 @@ impl Rewriter {
                 && dims_over(rule, factor, node).any(|(value, dim)| classes.is_padded((graph, value, dim)))
         };
         let grown: SmallVec<[bool; 8]> = (0..rule.factors.len()).map(grown).collect();
-        // Each dimension as the op gets or gives it: padded if its factor is, else of its true size.
+        // The dimensions as the op takes or gives them: padded if their factors are, else of their true sizes.
         let dims_of = |value: Value, factors: &TensorFactors| -> Dims {
             let (padded, ty) = (classes.dims(graph, value), graph.ty(value));
             let size = |(dim, own): (usize, &crate::ops::DimFactors)| {
@@ -261,7 +259,7 @@ impl Rewriter {
                 }
             }
             if let (Op::Gather(gather), 1) = (node.op(), index) {
-                // What lies beyond the true size is no element to be found.
+                // Elements beyond the true size must not be found.
                 let dims = &graph.ty(node.operands()[0]).dims;
                 operand = gather.dims.clamp(builder, operand, dims, &gather.slice_sizes)?;
             }
@@ -281,7 +279,7 @@ impl Rewriter {
         let result_dims: SmallVec<[Dims; 2]> =
             node.results().zip(&rule.results).map(|(value, factors)| dims_of(value, factors)).collect();
         // On a mesh of one device, the partitioning rule gives the op other sizes.
-        let ports = Ports {
+        let ports = PartitionPorts {
             operands: &operands,
             operand_types: &operand_types,
             operand_specs: &whole(&operand_types),
@@ -292,7 +290,7 @@ impl Rewriter {
         PartitionContext::results(builder, &Mesh::default(), primitive, ports)
     }
 
-    /// A node with bodies: what enters and leaves them is padded alike on both sides.
+    /// A node with bodies: the values that enter and leave them are padded alike on both sides.
     fn region(
         &mut self,
         builder: &mut GraphBuilder,
@@ -302,7 +300,7 @@ impl Rewriter {
     ) -> Result<SmallVec<[Value; 2]>, OpError> {
         let op = node.op().try_map_regions(|_, body| self.body(body))?;
         let mut operands: SmallVec<[Value; 8]> = node.operands().iter().map(|&value| map.get(value)).collect();
-        // A loop runs over what is there.
+        // A loop runs over the true elements.
         for index in node.op().edges().iter().filter(|edge| edge.sliced).filter_map(Edge::operand) {
             let operand = node.operands()[index];
             let mut dims = self.classes.dims(graph, operand);
@@ -340,7 +338,7 @@ fn resize(builder: &mut GraphBuilder, value: Value, dims: &[usize]) -> Result<Va
     Ok(value)
 }
 
-/// A value with what changes nothing in a reduction from position `size` of a dimension on.
+/// A value that from position `size` of a dimension on has the identity of a reduction.
 fn mask(builder: &mut GraphBuilder, value: Value, dim: usize, size: usize, kind: ReduceKind) -> Result<Value, OpError> {
     let ty = builder.ty(value).clone();
     if ty.dims[dim] == size {

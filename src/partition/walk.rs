@@ -3,17 +3,18 @@
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::context::Ports;
-use super::linear::{is_widening, is_zero};
+use super::linear::is_widening;
 use super::plan::{Step, plan};
 use super::reshard::reshard;
-use super::{Fallback, PartitionContext, PartitionError, shared, without};
+use super::{Fallback, PartitionError, shared, without};
 use crate::ir::{Axes, DType, Graph, GraphBuilder, InternalError, NodeRef, OpError, Origin, Spec, TensorType, Value};
-use crate::ops::{AxisIndex, BroadcastInDim, Class, Direction, Group, Op, Primitive, Select};
+use crate::ops::{
+    AxisIndex, BroadcastInDim, Class, Direction, Group, Op, PartitionContext, PartitionPorts, Primitive, Select,
+};
 use crate::sharding::Shardings;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
-/// The program of one device, and what of it could not be split.
+/// The program of one device, and the values that could not be split.
 #[derive(Clone, Debug)]
 pub struct Partitioned {
     /// The graph, of local shapes.
@@ -22,8 +23,8 @@ pub struct Partitioned {
     pub fallbacks: Vec<Fallback>,
 }
 
-/// Partitions a graph whose values have these specs. Ports have those that they have in `graph`; where there is none,
-/// an input is whole on every device, and an output is left as propagation would have it.
+/// Partitions a graph whose values have these specs. Ports keep the specs that they have in `graph`; without one, an
+/// input is whole on every device, and an output lies as propagation leaves it.
 ///
 /// # Errors
 /// A dimension does not divide by the axes of its spec.
@@ -50,7 +51,7 @@ pub fn partition(graph: &Graph, mesh: &Mesh, shardings: &Shardings) -> Result<Pa
 /// Functions partitioned so far, by address and the specs of their operands; with the specs of their results.
 pub(super) type Calls = FxHashMap<(*const Graph, Vec<Spec>), (std::sync::Arc<Graph>, Vec<Spec>)>;
 
-/// A local value and how it is put together to the global one.
+/// A local value, and the spec by which local values make up the global one.
 pub(super) type Version = (Value, Spec);
 
 pub(super) struct Walk<'a, 'b> {
@@ -60,8 +61,8 @@ pub(super) struct Walk<'a, 'b> {
     pub(super) builder: &'b mut GraphBuilder,
     pub(super) calls: &'b mut Calls,
     pub(super) fallbacks: &'b mut Vec<Fallback>,
-    /// For each value of the global graph what has been made of it, the first version first; none of what is made where
-    /// it is needed (splats and iotas).
+    /// For each value of the global graph the versions that have been made of it, the first one first. Values that are
+    /// made where they are needed (splats and iotas) have none.
     versions: Vec<SmallVec<[Version; 1]>>,
     /// How often each value is read: by nodes and as an output.
     uses: Vec<u32>,
@@ -106,7 +107,7 @@ impl<'a, 'b> Walk<'a, 'b> {
                     }
                     let value = self.get(operand, &wanted)?;
                     self.set(node.result(), value, wanted.clone());
-                    // It is the same value, so what has been made of the operand serves as well.
+                    // It is the same value, so the versions of the operand serve as well.
                     let others = self.versions[operand.index()].clone();
                     let complete =
                         others.into_iter().filter(|(_, spec)| spec.unreduced().is_empty() && *spec != wanted);
@@ -157,7 +158,7 @@ impl<'a, 'b> Walk<'a, 'b> {
             self.set(value, local, spec.clone());
             return Ok(local);
         }
-        // What is no partial sum yet becomes one on the way, if that is asked for.
+        // A value that is not a partial sum becomes one on the way, if that is asked for.
         let asked = |from: &Spec| spec.clone().with_unreduced(shared(spec.unreduced(), from.unreduced()));
         let plans = self.versions[value.index()].iter().map(|(local, from)| {
             let target = asked(from);
@@ -168,8 +169,8 @@ impl<'a, 'b> Walk<'a, 'b> {
         let cheapest = plans.into_iter().min_by_key(|(plan, ..)| (plan.bytes_sent, plan.steps.len()));
         let (plan, local, reached) = cheapest
             .ok_or_else(|| self.located(InternalError::new(value, "a local value of what has been computed"), value))?;
-        // What adds up a sum is there because of who made its parts; what moves a value, because of who wants it
-        // elsewhere.
+        // A collective that adds up a sum belongs to the node that made the parts; one that moves a value, to the node
+        // that wants it elsewhere.
         let reduces = plan.steps.iter().any(|step| matches!(step, Step::AllReduce { .. } | Step::ReduceScatter { .. }));
         let outer = self.builder.origin();
         if let (true, Some(node)) = (reduces, self.graph.defining_node(value)) {
@@ -185,7 +186,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         Ok(local)
     }
 
-    /// The node of a value that is made where it is needed, as it comes of nothing.
+    /// The node of a value that is made where it is needed, as it has no operands.
     fn made_in_place(&self, value: Value) -> Option<(NodeRef<'a>, &'a dyn Primitive)> {
         let node = self.graph.defining_node(value).filter(|node| is_made_in_place(node.op()))?;
         Some((node, node.op().as_primitive()?))
@@ -196,8 +197,8 @@ impl<'a, 'b> Walk<'a, 'b> {
         error.at(self.graph.defining_node(value).map_or_else(|| self.builder.origin(), |node| node.origin()))
     }
 
-    /// A value that has been spread out along dimensions, spread out once more in another spec: nothing is moved but
-    /// what it is made of. None where that would move as much.
+    /// A value that has been spread out along dimensions, spread out once more in another spec, so that only its
+    /// operand is moved. The result is `None` if that would move as much.
     fn spread_again(&mut self, value: Value, spec: &Spec) -> Result<Option<Value>, PartitionError> {
         let Some(node) = self.graph.defining_node(value) else { return Ok(None) };
         let Op::BroadcastInDim(broadcast) = node.op() else { return Ok(None) };
@@ -211,7 +212,7 @@ impl<'a, 'b> Walk<'a, 'b> {
             let plans = self.versions(value).iter();
             let plans = plans.map(|(_, from)| plan(self.mesh, &ty.dims, ty.dtype.byte_count(), from, spec));
             let costs: SmallVec<[u64; 1]> = plans.map(|plan| Ok(plan?.bytes_sent)).collect::<Result<_, _>>()?;
-            // What has no version is made where it is needed, from nothing.
+            // A value without versions is made where it is needed, and moves nothing.
             Ok(costs.into_iter().min().unwrap_or(0))
         };
         if self.graph.ty(operand).rank() > 0 && cost(operand, &source)? >= cost(value, spec)? {
@@ -223,7 +224,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         Ok(Some(self.builder.push1(op, &[local])?))
     }
 
-    /// A sum over devices of numbers that have been widened, which is taken before they are: half as much is moved.
+    /// A sum over devices of widened numbers, taken before they are widened, so that half as much is moved.
     fn get_narrow(&mut self, value: Value, spec: &Spec) -> Result<Option<Value>, PartitionError> {
         let Some(node) = self.graph.defining_node(value) else { return Ok(None) };
         let &[operand] = node.operands() else { return Ok(None) };
@@ -242,7 +243,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         let ty = self.graph.ty(node.result());
         let outer = self.builder.origin();
         self.builder.set_origin(node.origin());
-        let ports = Ports {
+        let ports = PartitionPorts {
             operands: &[],
             operand_types: &[],
             operand_specs: &[],
@@ -258,7 +259,7 @@ impl<'a, 'b> Walk<'a, 'b> {
 
     /// The value on the first device along `axes`, and `other` on the others.
     pub(super) fn on_first(&mut self, value: Value, axes: &[MeshAxis], other: f64) -> Result<Value, OpError> {
-        if axes.is_empty() || is_zero(self.builder.graph(), value) && other == 0.0 {
+        if axes.is_empty() || self.builder.graph().is_zero(value) && other == 0.0 {
             return Ok(value);
         }
         let rank = self.builder.push1(AxisIndex { group: Group::new(self.mesh, axes) }, &[])?;
@@ -270,7 +271,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         self.builder.push1(Select, &[first, value, nothing])
     }
 
-    /// The spec in which a value is at hand; `otherwise` for one that is made where it is needed.
+    /// The spec in which a value is at hand; `otherwise` for a value that is made where it is needed.
     pub(super) fn spec_at_hand(&self, value: Value, otherwise: &Spec) -> Spec {
         self.first(value).map_or(otherwise, |(_, spec)| spec).clone()
     }
@@ -287,13 +288,13 @@ impl<'a, 'b> Walk<'a, 'b> {
         }
     }
 
-    /// Sets where nodes pushed from now on come from.
+    /// Sets the origin of nodes that are pushed from now on.
     pub(super) fn set_origin(&mut self, origin: Origin) {
         self.builder.set_origin(origin);
     }
 }
 
-/// Whether an op's result is made where it is needed, as it comes of nothing.
+/// Whether an op's result is made where it is needed, as the op has no operands.
 fn is_made_in_place(op: &Op) -> bool {
     let facts = op.facts();
     facts.class == Class::Source && facts.is_made_anywhere

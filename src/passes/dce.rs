@@ -8,9 +8,9 @@ use smallvec::SmallVec;
 use crate::ir::{BodyCache, Definition, Graph, GraphCopy, Node, NodeRef, Value};
 use crate::ops::{Edge, Op, Port, Target};
 
-/// Drops every node that no output depends on, in every region too; from barriers, loops and branches, also single
-/// results, with the carries, slices and operands that served only them. Inputs stay, used or not, and names of further
-/// results of nodes that stay.
+/// Drops every node that no output depends on, in every region too. From barriers, loops and branches, it also drops
+/// single results, with the carries, slices and operands that served only them. All inputs stay, and so do the names of
+/// further results of nodes that stay.
 pub fn eliminate_dead_code(graph: &Graph) -> Graph {
     eliminate(graph, &mut BodyCache::default())
 }
@@ -22,16 +22,16 @@ fn eliminate(graph: &Graph, bodies: &mut BodyCache) -> Graph {
     copy.finish()
 }
 
-/// Which values of a graph are needed for some of its outputs.
+/// The values of a graph that are needed for some of its outputs.
 struct Liveness {
     live: Vec<bool>,
-    /// For each node, what is needed of it if it is a loop or has branches, and is needed at all.
+    /// For each node that is needed and is a loop or has branches, the parts of it that are needed.
     regions: Vec<Option<RegionLiveness>>,
 }
 
-/// What is needed of a loop or of branches. All ends of an edge stand or fall together.
+/// The parts of a loop or of branches that are needed. All ends of an edge stay or go together.
 struct RegionLiveness {
-    /// For each body, which of its values.
+    /// For each body, the values that are needed.
     bodies: Vec<Liveness>,
     edges: Vec<Edge>,
     /// For each edge, whether it is needed.
@@ -51,7 +51,7 @@ impl Liveness {
         chosen(graph.outputs(), wanted_outputs).for_each(|output| live[output.index()] = true);
         let mut regions: Vec<Option<RegionLiveness>> = Vec::new();
         regions.resize_with(graph.node_count(), || None);
-        // Names of values that nothing else reads. A rematerialization policy may keep such a value of an op with
+        // Names of values that no other node reads. A rematerialization policy may keep such a value of an op with
         // several results, as attention's sums.
         let mut names: FxHashMap<Node, SmallVec<[NodeRef<'_>; 1]>> = FxHashMap::default();
         for node in graph.nodes().rev() {
@@ -90,7 +90,7 @@ impl Liveness {
         Liveness { live, regions }
     }
 
-    /// Which inputs of the graph are live.
+    /// Whether each input of the graph is live.
     fn inputs(&self, graph: &Graph) -> Vec<bool> {
         graph.inputs().iter().map(|input| self.live[input.index()]).collect()
     }
@@ -121,8 +121,8 @@ impl Liveness {
 }
 
 impl RegionLiveness {
-    /// What a loop or branches need for the results wanted; `None` for any other op, which needs all its operands.
-    /// (What runs exactly once keeps its ports: a function is shared by its calls.)
+    /// The parts of a loop or of branches that the wanted results need; `None` for any other op, which needs all its
+    /// operands. (An op that runs its body exactly once keeps its ports, since a function is shared by its calls.)
     fn of(op: &Op, wanted: &[bool]) -> Option<RegionLiveness> {
         if op.as_primitive().is_some() || op.is_wrapper() {
             return None;
@@ -155,7 +155,7 @@ impl RegionLiveness {
         }
     }
 
-    /// The op with bodies of what is needed.
+    /// The op with bodies of the needed parts.
     fn extract(&self, op: &Op, bodies: &mut BodyCache) -> Op {
         let mut live = self.bodies.iter().enumerate();
         let extracted = op.map_regions(|body| {
@@ -170,7 +170,7 @@ impl RegionLiveness {
     }
 }
 
-/// Which inputs or outputs of a region are on an edge that is kept.
+/// Whether each input or output of a region is on an edge that is kept.
 fn ports(
     edges: &[Edge],
     kept: &[bool],

@@ -3,20 +3,16 @@
 use smallvec::SmallVec;
 
 use super::evaluate::evaluate;
-use super::rewrite::{Match, Rewrite, Rule};
+use super::rewrite::{LARGEST_FOLDED, Match, Rewrite, Rule};
 use crate::ir::{Literal, TensorType, Value};
 use crate::ops::{Class, Constant, Op, Splat};
 
-/// Computes nodes whose operands are constants, in their own element type. Only what [`evaluate`] knows is folded: what
-/// is the same on every back end.
+/// Computes nodes whose operands are constants, in their own element type. Only results that [`evaluate`] knows are
+/// folded: those that are the same on every back end.
 ///
-/// The operands and the result have at most [`LARGEST_FOLDED`] elements, except that what is made of splats alone and
-/// has equal elements is a splat of any size.
+/// The operands and the result have at most [`LARGEST_FOLDED`] elements, except that a result which is made of splats
+/// alone and has equal elements is a splat of any size.
 pub(crate) const FOLD_CONSTANTS: Rewrite = Rewrite { folding: Some(rules), ..Rewrite::NOTHING };
-
-/// The most elements that a folded constant has. A larger one would cost the module, and the device's memory, more than
-/// the computation costs the program.
-pub const LARGEST_FOLDED: usize = 1024;
 
 const RULES: &[Rule] = &[
     Rule {
@@ -33,14 +29,14 @@ const RULES: &[Rule] = &[
 
 fn rules(op: &Op) -> &'static [Rule] {
     match op.facts().class {
-        // Its bytes may be those of a splat.
+        // The bytes of the constant may be those of a splat.
         Class::Source if matches!(op, Op::Constant(_)) => &RULES[1..],
         Class::Source | Class::Identity => &[],
         Class::Broadcast | Class::Elementwise | Class::Fold | Class::Kernel | Class::Movement | Class::Reshape => RULES,
     }
 }
 
-/// A constant of one element as a splat of another shape; none for an integer that a splat cannot hold.
+/// A constant of one element as a splat of another shape; `None` for an integer that a splat cannot hold.
 fn splat(element: &Literal, ty: &TensorType) -> Option<Splat> {
     let splat = Splat::new(ty.clone(), element.to_f64_vec().first().copied()?);
     let (bytes, width) = splat.element_bytes();
@@ -58,7 +54,7 @@ fn fold_splats(node: &mut Match<'_, '_>) -> Option<Value> {
         let scalars: Option<SmallVec<[Literal; 3]>> = splats.iter().map(scalar).collect();
         evaluate(node.op, &scalars?.iter().collect::<SmallVec<[&Literal; 3]>>())?
     } else {
-        // One number everywhere, whatever is moved where.
+        // All elements are one number, whatever is moved where.
         let picked = facts.picks?.of(splats.len());
         picked.iter().all(|&index| scalar(&splats[index]).as_ref() == Some(&first)).then_some(first)?
     };
@@ -71,7 +67,7 @@ fn fold_constants(node: &mut Match<'_, '_>) -> Option<Value> {
     if !small(node.ty) {
         return None;
     }
-    // Most nodes have an operand that is no constant, which is found before anything is computed.
+    // Most nodes have an operand that is no constant, which is found before any value is computed.
     let constant = |&operand: &Value| {
         small(node.ty_of(operand)) && node.made_by(operand).is_some_and(|(op, _)| op.facts().is_constant())
     };
@@ -92,6 +88,6 @@ fn fold_constants(node: &mut Match<'_, '_>) -> Option<Value> {
             return node.push(splat, &[]);
         }
     }
-    // A constant that has become no splat stays as it is.
+    // A constant that does not become a splat stays as it is.
     if matches!(node.op, Op::Constant(_)) { None } else { node.push(Constant(Box::new(result)), &[]) }
 }

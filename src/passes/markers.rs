@@ -1,4 +1,4 @@
-//! Removes what only differentiation reads.
+//! Removes the markers that only differentiation reads.
 //!
 //! Names serve checkpoint policies; `stop-gradient`, custom VJPs and checkpoints serve differentiation. A graph that is
 //! lowered is not differentiated any more (a checkpoint has then left barriers and nodes in the recompute phase in the

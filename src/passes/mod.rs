@@ -1,6 +1,6 @@
-//! Passes that make a graph smaller without changing what it computes.
+//! Passes that make a graph smaller and leave its results the same.
 //!
-//! Each is a function from graph to graph. None changes the rounding of any result: results are equal bit for bit,
+//! Each is a function from graph to graph. No pass changes the rounding of any result: results are equal bit for bit,
 //! where a back end computes each op as it stands. (XLA's own fusion may contract a product and a sum into one
 //! rounding, so that a program with other neighbours around an op may differ in the last bit.)
 //!
@@ -17,7 +17,7 @@
 //!
 //! [`probe`] makes a graph that counts where another has numbers which are not finite.
 //!
-//! All but the last share one walk when they run together, in which each sees what the others make; see `rewrite.rs`.
+//! All but the last share one walk when they run together, in which each sees what the others make; see `rewrite`.
 //!
 //! Partitioned graphs have passes of their own, [`cancel_collectives`], [`hoist_gathers`], [`collective_matmul`],
 //! [`pack_collectives`] and [`combine_collectives`], which may change the order of additions.
@@ -27,10 +27,7 @@ mod collectives;
 mod dce;
 mod evaluate;
 mod fold;
-mod hoist;
-mod loops;
 mod markers;
-mod merge;
 pub mod probe;
 mod rewrite;
 mod unroll;
@@ -42,26 +39,22 @@ pub use collectives::{
 };
 pub use dce::eliminate_dead_code;
 pub use evaluate::evaluate;
-pub use fold::LARGEST_FOLDED;
-pub use rewrite::Rule;
+pub use rewrite::{LARGEST_FOLDED, Rule};
 pub use unroll::unroll;
 
 pub(crate) use algebra::SIMPLIFY;
 pub(crate) use collectives::hoisting;
 pub(crate) use fold::FOLD_CONSTANTS;
-pub(crate) use hoist::{HOIST, HOIST_SMALL};
-pub(crate) use loops::{SCAN_CARRIES, SCAN_OPERANDS};
 pub(crate) use markers::ERASE_MARKERS;
-pub(crate) use merge::MERGE;
-pub(crate) use rewrite::Rewrite;
+pub(crate) use rewrite::{HOIST, HOIST_SMALL, MERGE, Rewrite, SCAN_CARRIES, SCAN_OPERANDS};
 
 use std::borrow::Cow;
 
 use crate::ir::Graph;
 use crate::ops::Op;
 
-/// Drops names and gradient stops, and writes the bodies of checkpoints and custom VJPs in place. For a graph that is
-/// not differentiated any more.
+/// Drops names and gradient stops, and writes the bodies of checkpoints and custom VJPs in place. It is for a graph
+/// that is not differentiated any more.
 pub fn erase_markers(graph: &Graph) -> Graph {
     ERASE_MARKERS.run(graph)
 }
@@ -81,14 +74,14 @@ pub fn simplify_loops(graph: &Graph) -> Graph {
     SCAN_OPERANDS.run(graph)
 }
 
-/// Moves what every iteration of a scan computes alike in front of it, whatever its size, as differentiation wants it:
-/// what is computed in front of a loop is no residual of each iteration.
+/// Moves values that are the same in every iteration of a scan in front of it, whatever their size. Differentiation
+/// wants this: a value that is computed in front of a loop is no residual of each iteration.
 pub fn hoist_invariants(graph: &Graph) -> Graph {
     if contains_loop(graph) { HOIST.run(graph) } else { graph.clone() }
 }
 
-/// As [`hoist_invariants`], for a program that is only run any more: values stay in the loop that are larger than what
-/// they are made of, or that are recomputed.
+/// As [`hoist_invariants`], for a program that will not be differentiated again. Values stay in the loop if they are
+/// larger than the values they are made of, or if they are recomputed.
 pub fn hoist_small_invariants(graph: &Graph) -> Graph {
     if contains_loop(graph) { HOIST_SMALL.run(graph) } else { graph.clone() }
 }
@@ -98,8 +91,8 @@ pub fn eliminate_common_subexpressions(graph: &Graph) -> Graph {
     MERGE.run(graph)
 }
 
-/// What differentiation wants done first: invariants in front of loops, so that they are no residuals of an iteration;
-/// and no dead carries, so that no loop is differentiated in vain. A graph without loops is left as it is.
+/// Prepares a graph for differentiation. Invariants move in front of loops, so that they are no residuals of an
+/// iteration, and dead carries go, so that no loop is differentiated in vain. A graph without loops is left as it is.
 pub(crate) fn prepare(graph: &Graph) -> Cow<'_, Graph> {
     if contains_loop(graph) { Cow::Owned(hoist_invariants(&eliminate_dead_code(graph))) } else { Cow::Borrowed(graph) }
 }

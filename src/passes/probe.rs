@@ -1,8 +1,8 @@
 //! Graphs that say which values have numbers that are not finite.
 //!
-//! A probe of a graph judges the values of one level: those of the graph itself, or of a body within it. Whoever looks
-//! for the op that made the first such number probes level by level, and goes into the op that the level before has
-//! named, so no program judges the values of more than one body.
+//! A probe of a graph judges the values of one level: those of the graph itself, or of a body within it. A search for
+//! the op that made the first such number probes level by level, and goes into the op that the level before has named.
+//! So no program judges the values of more than one body.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub const INFINITE: f64 = 1.0;
 /// A number of a value is NaN.
 pub const NAN: f64 = 2.0;
 
-/// A graph with the inputs of another that returns what its values are.
+/// A graph that has the inputs of another and returns a verdict on its values.
 #[derive(Debug)]
 pub struct Probe {
     /// The graph. For each of [`Probe::values`] it returns [`FINITE`], [`INFINITE`] or [`NAN`] as an `f32`, with a
@@ -37,10 +37,10 @@ pub struct ProbedLoop {
     pub reverse: bool,
 }
 
-/// The regions that are gone into on the way to a level: of each, the node and which of its bodies.
+/// The regions that lead to a level: for each, the node and the index of the body.
 pub type Way = [(Node, usize)];
 
-/// The graph at the end of a way. None where there is no such body.
+/// The graph at the end of a way, or `None` if the way leads to no body.
 pub fn level<'g>(graph: &'g Graph, way: &Way) -> Option<&'g Graph> {
     way.iter().try_fold(graph, |graph, &(node, region)| graph.node(node).op().regions().nth(region).map(|body| &**body))
 }
@@ -50,11 +50,11 @@ pub fn can_probe(op: &Op) -> bool {
     matches!(op, Op::Scan(_) | Op::Cond(_) | Op::Call(_))
 }
 
-/// A graph that judges the values of a level. Inputs are judged at the first level only: further in, they are values of
-/// the level before.
+/// A graph that judges the values of a level. Inputs are judged at the first level only: at deeper levels, they are
+/// values of the level before.
 ///
 /// # Errors
-/// The way leads through an op that [cannot be probed](can_probe): it refuses further results.
+/// The way leads through an op that [cannot be probed](can_probe), since it refuses further results.
 pub fn probe(graph: &Graph, way: &Way) -> Result<Probe, OpError> {
     let (mut copy, mut values) = (GraphCopy::with_inputs(graph), Vec::new());
     let mut found = Vec::new();
@@ -83,7 +83,7 @@ fn loops(graph: &Graph, way: &Way) -> Vec<ProbedLoop> {
     loops
 }
 
-/// Copies the nodes, and returns what the values of the level are.
+/// Copies the nodes, and returns the verdicts on the values of the level.
 fn judged(copy: &mut GraphCopy<'_>, way: &Way, values: &mut Vec<Value>) -> Result<Vec<Value>, OpError> {
     let source = copy.source;
     let mut found = Vec::new();
@@ -104,7 +104,7 @@ fn judged(copy: &mut GraphCopy<'_>, way: &Way, values: &mut Vec<Value>) -> Resul
     Ok(found)
 }
 
-/// Copies a node, whose further results say what the values in one of its bodies are. Returns these.
+/// Copies a node, whose further results are the verdicts on the values in one of its bodies. Returns these.
 fn node_with_judged(
     copy: &mut GraphCopy<'_>,
     node: NodeRef<'_>,
@@ -126,7 +126,7 @@ fn node_with_judged(
         index += 1;
         match &probed {
             Some(probed) if index - 1 == region => probed.clone(),
-            // In a branch that does not run, nothing is other than finite.
+            // A branch that does not run reports finite values.
             _ if matches!(node.op(), Op::Cond(_)) => {
                 let mut inner = GraphCopy::with_inputs(body);
                 inner.all_nodes();
@@ -159,7 +159,7 @@ fn finished(copy: GraphCopy<'_>, body: &Graph, more: Vec<Value>) -> Graph {
     copy.builder.finish_body(outputs)
 }
 
-/// Judges a value of the source, if its numbers can be other than finite.
+/// Judges a value of the source, if its numbers can be infinite or NaN.
 fn judge(
     copy: &mut GraphCopy<'_>,
     value: Value,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::ir::{BodyCache, Graph, GraphBuilder, GraphCopy, NodeRef, PortInfo, TensorType, Value, ValueMap};
 use crate::ops::{Concatenate, Op, Reshape, Scan, Slice, SliceDim};
 
-/// Writes scans with an unroll factor out: a loop each round of which runs so many iterations, then what is left over,
-/// without a loop. A factor of the length or more leaves no loop.
+/// Writes out scans with an unroll factor: a loop, each round of which runs that many iterations, then the remaining
+/// iterations without a loop. A factor of the length or more leaves no loop.
 ///
 /// Differentiation and the other passes come before, so that they meet one copy of the body.
 pub fn unroll(graph: &Graph) -> Graph {
@@ -52,7 +52,8 @@ fn write_out(builder: &mut GraphBuilder, node: NodeRef<'_>, scan: Scan, map: &mu
     builder.set_origin(node.origin());
     let factor = scan.unroll.min(scan.length.max(1));
     let looped = if factor < scan.length { scan.length / factor * factor } else { 0 };
-    // A loop over what begins and a tail of what ends its run; in reverse, these are the last and the first slices.
+    // The loop runs over the slices at the beginning, and the tail over those at the end; in reverse, these are the
+    // last and the first slices.
     let (body, tail) = match scan.reverse {
         false => (0..looped, looped..scan.length),
         true => (scan.length - looped..scan.length, 0..scan.length - looped),

@@ -11,23 +11,24 @@ use super::{
 use crate::ir::{AxisNames, BodyCache, Graph, GraphCopy, Origin, PortInfo, TensorType};
 use crate::ops::{Executions, Op, Reshard, WithAxes};
 
-/// What the sharding pass found besides the graph.
+/// The results of the sharding pass: the graph and the facts about it.
 #[derive(Clone, Debug)]
 pub struct Annotated {
     /// The graph with specs on its ports and a `reshard` for each `with-axes`.
     pub graph: Graph,
-    /// What became of every name.
+    /// The assignment of every name.
     pub table: ShardingTable,
-    /// What the user should know, each once. Under strict rules none of it is a problem: those are errors.
+    /// Facts that the user should know, each once. Under strict rules none of them is a problem: problems are errors
+    /// there.
     pub diagnostics: Vec<Diagnostic>,
 }
 
 /// Gives every input a spec by the rules of its role, and turns every `with-axes`, in regions too, into the reshard
 /// that the compute rules ask for. An output that shares its buffer with an input (`aliases` of (output, input)) gets
-/// that input's spec, one with names that of its names; the others are replicated.
+/// that input's spec, and an output with names gets the spec of its names; the others are replicated.
 ///
 /// # Errors
-/// What [`Rules::resolve`](super::Rules::resolve) refuses, with the user's source line for a `with-axes`.
+/// The errors of [`Rules::resolve`](super::Rules::resolve), with the user's source line for a `with-axes`.
 pub fn annotate(
     graph: &Graph,
     mesh: &Mesh,
@@ -35,7 +36,7 @@ pub fn annotate(
     aliases: &[(usize, usize)],
 ) -> Result<Annotated, ShardingError> {
     let mut diagnostics = rules.check_mesh(mesh)?;
-    // A misspelled name comes first, for whatever else is wrong may follow from it.
+    // A misspelled name is reported first, because anything else that is wrong may follow from it.
     let mut of_names = rules.check_names(&named_dims(graph))?;
     rules.note_large_without_rule(parameters(graph), &mut of_names);
     diagnostics.extend(of_names);
@@ -83,7 +84,7 @@ struct Pass<'a> {
     bodies: BodyCache,
 }
 
-/// The names as text; none for a dimension without one.
+/// The names as text, empty for a dimension without one.
 fn texts(axes: &AxisNames) -> Vec<String> {
     axes.iter().map(|name| name.text()).collect()
 }
@@ -100,7 +101,7 @@ fn port_name(graph: &Graph, port: &str, index: usize, info: &PortInfo) -> String
     }
 }
 
-/// What a named value is called in messages.
+/// The name of a named value in messages.
 fn value_name(origin: Origin) -> String {
     let scope = origin.scope.path();
     let scope = if scope.is_empty() { String::new() } else { format!(" in scope `{scope}`") };
@@ -143,7 +144,7 @@ fn parameters(graph: &Graph) -> impl Iterator<Item = (Vec<String>, String, usize
     })
 }
 
-/// Whether a region is a part of this program: what runs in a derivative only is none.
+/// Whether a region is a part of this program. A region that runs only in a derivative is not.
 fn runs(op: &Op, region: usize) -> bool {
     op.executions(region) != Executions::InDerivative
 }
@@ -158,7 +159,7 @@ impl Pass<'_> {
                     let spec = self.named(axes, graph.ty(node.result()), node.origin())?;
                     let reshard = Reshard { spec, keeps_partial: axes.keeps_partial };
                     let operand = copy.map.get(node.operands()[0]);
-                    // Two names in a row for what lies the same way by both are one demand.
+                    // Two names in a row that both make a value lie the same way are one demand.
                     let before = copy.builder.graph().defining_node(operand);
                     if before.is_some_and(|before| matches!(before.op(), Op::Reshard(other) if *other == reshard)) {
                         copy.map.set(node.result(), operand);

@@ -3,19 +3,19 @@
 use meshloom_hlo::mesh::MeshError;
 use meshloom_hlo::message::counted;
 
-use super::rules::{RuleFileError, RuleProblem, SettingNames};
+use super::problem::{RuleProblem, SettingNames};
 use crate::ir::SpecError;
 
 /// An error in a mesh, a spec or the axis rules. All of them are the user's to fix.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShardingError {
-    /// What is wrong with the mesh.
+    /// An error in the mesh.
     #[error(transparent)]
     Mesh(#[from] MeshError),
-    /// What is wrong with a spec.
+    /// An error in a spec.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// As many names as dimensions are needed.
+    /// The number of names differs from the number of dimensions.
     #[error(
         "tensor {tensor:?} has {} but {}; give one name, or none, per dimension",
         counted(*.rank, "dimension"), counted(*.names, "logical axis name")
@@ -49,7 +49,7 @@ pub enum ShardingError {
         name: String,
         /// Empty, or a nearby name.
         suggestion: String,
-        /// The presets there are.
+        /// The known presets.
         known: String,
     },
     /// A problem with the rules, in strict mode.
@@ -57,13 +57,13 @@ pub enum ShardingError {
     Rule {
         /// The problem.
         problem: Box<RuleProblem>,
-        /// What the message calls the settings.
+        /// The names of the settings in the message.
         settings: SettingNames,
     },
     /// A rule file that cannot be read.
     #[error(transparent)]
     RuleFile {
-        /// What is wrong with it, and where.
+        /// The problem, and its place.
         error: Box<RuleFileError>,
     },
     /// One axis twice in one rule.
@@ -77,3 +77,74 @@ pub enum ShardingError {
 }
 
 meshloom_hlo::debug_is_message!(ShardingError);
+
+/// A problem of a rule file, with its place.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{file}:{line}:{column}: {problem}")]
+pub struct RuleFileError {
+    /// The file.
+    pub file: String,
+    /// Line, from 1.
+    pub line: usize,
+    /// Column, from 1.
+    pub column: usize,
+    /// The problem.
+    pub problem: RuleFileProblem,
+}
+
+meshloom_hlo::debug_is_message!(RuleFileError);
+
+/// A problem of a rule file.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RuleFileProblem {
+    /// The text is not YAML.
+    #[error("this is not YAML: {0}")]
+    Syntax(String),
+    /// A key that is nearly one of a rule file, or no name at all.
+    #[error("unknown key {key:?}{suggestion}; a rule file has {}", RULE_FILE_KEYS.join(", "))]
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// Empty, or a nearby key.
+        suggestion: String,
+    },
+    /// There are no rules.
+    #[error("there is no logical_axis_rules; a rule file needs it, as in logical_axis_rules: [['embed', ['fsdp']]]")]
+    NoRules,
+    /// A value of the wrong type.
+    #[error("{what} is {found}, but must be {expected}")]
+    WrongType {
+        /// The part of the file that has it.
+        what: String,
+        /// The value or its type.
+        found: String,
+        /// The values that are allowed.
+        expected: String,
+    },
+    /// A mesh axis that `mesh_axes` does not have.
+    #[error("{what} names mesh axis {axis:?}, which is not in mesh_axes{suggestion}; mesh_axes has {known}")]
+    UnknownAxis {
+        /// The part of the file that names it.
+        what: String,
+        /// The axis.
+        axis: String,
+        /// Empty, or a nearby axis.
+        suggestion: String,
+        /// The known axes.
+        known: String,
+    },
+    /// A mesh axis twice in one list.
+    #[error("{what} names mesh axis {axis:?} twice; an axis can split a dimension once")]
+    AxisTwice {
+        /// The part of the file that names it.
+        what: String,
+        /// The axis.
+        axis: String,
+    },
+}
+
+meshloom_hlo::debug_is_message!(RuleFileProblem);
+
+/// The keys of a rule file that say something of rules.
+pub(super) const RULE_FILE_KEYS: [&str; 5] =
+    ["mesh_axes", "logical_axis_rules", "data_sharding", "context_sharding", "input_data_sharding_logical_axes"];

@@ -1,4 +1,4 @@
-//! Why a value has its sharding: from the value, step by step, to the rule or constraint that began it.
+//! The reason for a value's sharding: from the value, step by step, to the rule or constraint that began it.
 //!
 //! Propagation records for each value which node gave it its spec, and when. To go back, look among the other tensors
 //! of that node for the one that had the axes before. Times fall at every step, so the chain ends: at a port of the
@@ -31,10 +31,10 @@ pub struct ExplainedStep {
     pub source: Option<String>,
 }
 
-/// Why a value has its spec: the value first, the origin last.
+/// The reason for a value's spec: the value first, the origin last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// The way.
+    /// The steps from the value to the origin.
     pub steps: Vec<ExplainedStep>,
 }
 
@@ -49,18 +49,18 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// A value that nothing is called.
+/// A name that no value has.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no tensor is called \"{query}\"{suggestion}; name an input or output by its path (such as {example}), a value by its scope \
      (layers/attention), or a source line (model.rs:42)"
 )]
 pub struct UnknownTensor {
-    /// What was asked for.
+    /// The name that was asked for.
     pub query: String,
     /// A name that is near, if any.
     pub suggestion: String,
-    /// A name that there is.
+    /// A name that exists.
     pub example: String,
 }
 
@@ -85,7 +85,7 @@ struct Levels<'a> {
 }
 
 /// Explains the values that a name stands for: the path of an input or output (or its end: `wq`), a scope path or its
-/// end (`layers/attention`), or `file:line`. At most so many are explained, ports first.
+/// end (`layers/attention`), or `file:line`. At most `most` values are explained, ports first.
 ///
 /// # Errors
 /// No tensor has this name.
@@ -200,7 +200,7 @@ impl<'a> Levels<'a> {
         ExplainedStep { name, ty: graph.ty(value).to_string(), spec, because, source }
     }
 
-    /// What is called how, and where it was written.
+    /// The name of a value, and the source line where it was written.
     fn name(&self, (level, value): Place) -> (String, Option<String>) {
         let graph = self.levels[level].graph;
         let port = |values: &[Value], infos: &[crate::ir::PortInfo]| {
@@ -295,7 +295,7 @@ impl<'a> Levels<'a> {
     fn constraint_reason(&self, graph: &Graph, node: NodeRef<'_>) -> String {
         let place = |origin: Origin| (origin.scope, origin.source());
         let named = |kind: &RowKind| matches!(kind, RowKind::Named(origin) if place(*origin) == place(node.origin()));
-        // A line may name several tensors, and differentiation puts others there.
+        // A line may name several tensors, and differentiation adds others.
         let states = |row: &ShardingRow| match node.op() {
             Op::Reshard(reshard) => row.spec == reshard.spec && row.ty == *graph.ty(node.result()),
             _ => false,
@@ -303,7 +303,7 @@ impl<'a> Levels<'a> {
         let row = self.table.and_then(|table| {
             let mut rows = table.rows.iter().filter(|row| named(&row.kind) && states(row));
             let first = rows.next()?;
-            // Which of two names it is, the graph does not say any more.
+            // If a tensor has two names, the graph does not say any more which one counts.
             rows.all(|row| row.axes == first.axes).then_some((table, first))
         });
         let source = node.origin().source().map(|source| format!(" at {source}")).unwrap_or_default();
@@ -339,12 +339,12 @@ fn touches(node: &NodeRef<'_>, value: Value) -> bool {
     node.operands().contains(&value) || node.results().any(|result| result == value)
 }
 
-/// Whether one spec may have come of the other: they have an axis in common.
+/// Whether one spec may derive from the other: they have an axis in common.
 fn share_axes(a: &Spec, b: &Spec) -> bool {
     a.used_axes().any(|axis| b.used_axes().any(|other| other == axis))
 }
 
-/// Phase, scope and op, as the node's instruction has them for `op_name`.
+/// Phase, scope and op, in the form in which the node's instruction has them for `op_name`.
 fn node_name(node: &NodeRef<'_>) -> String {
     let op = node.op().name();
     let scope = scope_name(node);

@@ -21,6 +21,7 @@
 mod annotate;
 mod error;
 mod explain;
+mod problem;
 mod propagate;
 mod refine;
 mod resolve;
@@ -29,16 +30,14 @@ mod table;
 
 pub use crate::ir::{Axes, Role, Spec, SpecDisplay, SpecError};
 pub use annotate::{Annotated, annotate};
-pub use error::ShardingError;
+pub use error::{RuleFileError, RuleFileProblem, ShardingError};
 pub use explain::{ExplainedStep, Explanation, UnknownTensor, explain};
 pub use meshloom_hlo::mesh::{DevicePlace, Mesh, MeshAxis, MeshError, device_order};
+pub use problem::{Diagnostic, RuleProblem, SettingNames};
 pub(crate) use propagate::is_made_anywhere;
 pub use propagate::{Shardings, SpecOrigin, propagate};
 pub(crate) use propagate::{parallel_axes, ties};
 pub use refine::{Propagated, cut_axes, propagate_with_sub_axes};
 pub(crate) use resolve::{FactorAxes, resolve, spec_of};
-pub use rules::{
-    Assigned, DECODER_RULES, Diagnostic, NamedDim, PRESETS, PresetRule, Rule, RuleFile, RuleFileError, RuleFileProblem,
-    RuleProblem, RuleSets, Rules, SettingNames,
-};
+pub use rules::{Assigned, DECODER_RULES, NamedDim, PRESETS, PresetRule, Rule, RuleFile, RuleSets, Rules};
 pub use table::{RowKind, ShardingRow, ShardingTable};

@@ -17,10 +17,10 @@ use super::{Axes, Mesh, Spec};
 use crate::ir::{Graph, Node, NodeRef, TensorType, Value};
 use crate::ops::{Edge, FactorKind, FactorRule, Op, Port, Primitive, Scan};
 
-/// Why a value has its spec.
+/// The reason for a value's spec.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpecOrigin {
-    /// Nothing said anything about it, so every device has the whole.
+    /// Nothing constrains it, so every device has the whole value.
     #[default]
     Nothing,
     /// It is a port of the program, whose spec the rules gave.
@@ -39,12 +39,12 @@ pub struct Shardings {
     bodies: FxHashMap<Node, SmallVec<[Shardings; 2]>>,
 }
 
-/// What is known of a node.
+/// The facts about a node that has been visited.
 #[derive(Clone, Debug, Default)]
 struct Visited {
     /// Its factor rule, made when it is first looked at.
     rule: Option<FactorRule>,
-    /// The time of the last visit. A node none of whose tensors has changed since has nothing new to say.
+    /// The time of the last visit. A node has nothing new to say if none of its tensors has changed since.
     time: u32,
 }
 
@@ -61,7 +61,7 @@ struct Entry {
 impl Shardings {
     fn blank(graph: &Graph) -> Shardings {
         let entry = |value: Value| {
-            // Shared by ops that have nothing else to do with each other, it would carry specs from one to the other.
+            // Ops that have nothing else in common may share it, and it would carry specs from one to the other.
             let closed = is_made_anywhere(graph, value);
             Entry { spec: Spec::replicated(graph.ty(value).rank()), closed, ..Entry::default() }
         };
@@ -94,7 +94,8 @@ impl Shardings {
         self.nodes.get(node.index())?.rule.as_ref()
     }
 
-    /// The value itself, or what it has been gathered from: the operand of a constraint that makes its parts larger.
+    /// The value itself, or the value that it was gathered from: the operand of a constraint that makes its parts
+    /// larger.
     pub(crate) fn before_gathering(&self, graph: &Graph, mesh: &Mesh, value: Value) -> Value {
         let parts = |value: Value| -> usize {
             let spec = self.spec(value);
@@ -108,12 +109,12 @@ impl Shardings {
         }
     }
 
-    /// Why it has that spec.
+    /// The reason for its spec.
     pub fn origin(&self, value: Value) -> SpecOrigin {
         self.values[value.index()].origin
     }
 
-    /// When the spec last changed: later than what it came of.
+    /// The time of the spec's last change, which is later than that of the spec's origin.
     pub(super) fn time(&self, value: Value) -> u32 {
         self.values[value.index()].time
     }
@@ -124,7 +125,7 @@ impl Shardings {
     }
 }
 
-/// Whether a value can be made in any spec without moving anything: it comes of nothing, or of a scalar alone.
+/// Whether a value can be made in any spec without moving anything: it is made from no operands, or from scalars alone.
 pub(crate) fn is_made_anywhere(graph: &Graph, value: Value) -> bool {
     graph.defining_node(value).is_some_and(|node| {
         node.op().facts().is_made_anywhere && node.operands().iter().all(|&operand| graph.ty(operand).rank() == 0)
@@ -301,7 +302,7 @@ impl Sweeper<'_> {
     fn visit_region(&mut self, graph: &Graph, node: NodeRef<'_>, shardings: &mut Shardings) {
         let mut ties = ties(node);
         let Some(mut bodies) = shardings.bodies.remove(&node.id) else { return };
-        // What a loop stacks is best stacked in parts.
+        // A loop's results are best stacked in parts.
         let graphs: SmallVec<[&Graph; 2]> = node.op().regions().map(|body| &**body).collect();
         for tie in ties.iter_mut().filter(|tie| tie.extra_dims > 0) {
             tie.inner = bodies[tie.body].before_gathering(graphs[tie.body], self.mesh, tie.inner);
@@ -356,21 +357,22 @@ fn passes_through(rule: &FactorRule) -> bool {
     })
 }
 
-/// What a scan slices and stacks.
+/// The values that a scan slices and stacks.
 fn sliced<'a>(scan: &Scan, node: NodeRef<'a>) -> impl Iterator<Item = Value> + use<'a> {
     let first = scan.invariant_count + scan.carry_count;
     node.operands()[first..].iter().copied().chain(node.results().skip(scan.carry_count))
 }
 
 /// The mesh axes along which devices run the iterations of a scan side by side: those that split the leading dimension
-/// of what it slices and stacks, as far as any says so. None if they are run one after the other.
+/// of the values that it slices and stacks, as far as any of them says so. The list is empty if iterations run one
+/// after the other.
 pub(crate) fn parallel_axes<'a>(scan: &Scan, node: NodeRef<'_>, spec: impl Fn(Value) -> &'a Spec) -> Axes {
     let axes = |value: Value| Some(spec(value).dim(0).iter().copied().collect()).filter(|axes: &Axes| !axes.is_empty());
     if scan.parallel { sliced(scan, node).find_map(axes).unwrap_or_default() } else { Axes::new() }
 }
 
-/// What enters and leaves the bodies of a node: each end of an edge outside with each one inside. So a carry is one
-/// value before, in and after the loop.
+/// The values that enter and leave the bodies of a node: each end of an edge outside, tied to each one inside. So a
+/// carry is one value before, in and after the loop.
 pub(crate) fn ties(node: NodeRef<'_>) -> Vec<Tie> {
     let (edges, results): (Vec<Edge>, SmallVec<[Value; 4]>) = (node.op().edges(), node.results().collect());
     let operand = |edge: &Edge| edge.operand().map(|index| node.operands()[index]);

@@ -1,4 +1,4 @@
-//! Sub-axes: a mesh axis is cut where a reshape splits the dimension that it splits.
+//! Sub-axes: a mesh axis is cut where a reshape splits the dimension that the axis splits.
 //!
 //! If `heads = 64` is split over `tensor = 16` and reshaped to `[8, 8]`, as in grouped attention, neither new dimension
 //! can take sixteen parts. With `tensor` cut into a major sub-axis of 8 and a minor one of 2, each splits one dimension
@@ -35,7 +35,7 @@ pub fn cut_axes(graph: &Graph, mesh: &Mesh, sizes: &[Vec<usize>]) -> Option<(Gra
 pub fn propagate_with_sub_axes<'g>(graph: &'g Graph, mesh: &Mesh) -> Propagated<'g> {
     let shardings = propagate(graph, mesh);
     let mut done = Propagated { graph: Cow::Borrowed(graph), mesh: mesh.clone(), shardings };
-    // Every cut makes an axis smaller, so this ends; a mesh has room for so many axes.
+    // Every cut makes an axis smaller, and a mesh has room for a limited number of axes, so this ends.
     while let Some((mesh, parts)) = find_cut(&done).and_then(|cut| done.mesh.cut(cut.0, cut.1)) {
         let graph = refine(&done.graph, &parts);
         let shardings = propagate(&graph, &mesh);
@@ -48,7 +48,7 @@ fn find_cut(done: &Propagated<'_>) -> Option<Cut> {
     find_in(&done.graph, &done.shardings, &done.mesh)
 }
 
-/// The first axis of the graph that stands across two factors of a dimension.
+/// The first axis of the graph that lies across two factors of a dimension.
 fn find_in(graph: &Graph, shardings: &Shardings, mesh: &Mesh) -> Option<Cut> {
     graph.nodes().find_map(|node| {
         if let Some(rule) = shardings.rule(node.id).filter(|rule| rule.is_compound()) {
@@ -61,7 +61,7 @@ fn find_in(graph: &Graph, shardings: &Shardings, mesh: &Mesh) -> Option<Cut> {
     })
 }
 
-/// An axis of the spec that one factor of its dimension cannot take alone, but together with the next can.
+/// An axis of the spec that one factor of its dimension cannot take alone, but can take together with the next.
 fn across(mesh: &Mesh, rule: &FactorRule, dims: &TensorFactors, spec: &Spec) -> Option<Cut> {
     dims.iter().enumerate().filter(|(_, factors)| factors.len() > 1).find_map(|(dim, factors)| {
         let mut sizes = factors.iter().map(|&factor| rule.factors[factor as usize].size);

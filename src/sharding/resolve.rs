@@ -1,4 +1,4 @@
-//! Which mesh axes split which factor of one op: the one decision that propagation and partitioning share.
+//! The mesh axes that split each factor of one op: the one decision that propagation and partitioning share.
 
 use smallvec::SmallVec;
 
@@ -8,10 +8,10 @@ use crate::ops::{DimFactors, FactorKind, FactorRule, TensorFactors};
 /// The mesh axes of each factor of a rule, major to minor.
 pub(crate) type FactorAxes = SmallVec<[Axes; 4]>;
 
-/// What one tensor says about one factor.
+/// The claim of one tensor on one factor.
 struct Claim {
     axes: Axes,
-    /// Bytes of the tensor: of two claims that agree in all else, the one that is dearer to move wins.
+    /// Bytes of the tensor: of two claims that agree in all else, the tensor that costs more to move wins.
     bytes: u64,
 }
 
@@ -44,8 +44,8 @@ pub(crate) fn resolve(mesh: &Mesh, rule: &FactorRule, specs: &[Option<&Spec>], b
     chosen
 }
 
-/// Parts of a dimension are contiguous only as long as every more major factor is split to its end: what stands after
-/// one that is not cannot be split. Returns whether there was any such factor.
+/// Parts of a dimension are contiguous only as long as every more major factor is split to its end: a factor after one
+/// that is not cannot be split. Returns whether there was any such factor.
 fn drop_interleaved(mesh: &Mesh, rule: &FactorRule, chosen: &mut [Axes]) -> bool {
     let mut dropped = false;
     for factors in rule.operands.iter().chain(&rule.results).flatten().filter(|factors| factors.len() > 1) {

@@ -28,9 +28,9 @@ const NO_AXIS: &str = "another dimension has the axes of every rule for";
 /// One tensor that rules sharded.
 #[derive(Clone, Debug)]
 pub struct ShardingRow {
-    /// What it is.
+    /// The kind of the tensor.
     pub kind: RowKind,
-    /// Whose rules sharded it.
+    /// The role whose rules sharded it.
     pub role: Role,
     /// Its global type.
     pub ty: TensorType,
@@ -38,12 +38,12 @@ pub struct ShardingRow {
     pub axes: AxisNames,
     /// Its spec.
     pub spec: Spec,
-    /// For each dimension the place of its rule in the list of its role; none where no rule has the name, or none of
-    /// those that have it could apply.
+    /// For each dimension the place of its rule in the list of its role; `None` if no rule has the name, or none that
+    /// has it could apply.
     pub by: Vec<Option<usize>>,
 }
 
-/// What the tensor of a row is.
+/// The kind of a row's tensor.
 #[derive(Clone, Debug)]
 pub enum RowKind {
     /// An input of the program.
@@ -103,7 +103,7 @@ impl ShardingTable {
         parts.join("; ")
     }
 
-    /// Why no rule settled a name of a row.
+    /// The reason why no rule settled a name of a row.
     pub(super) fn without(&self, row: &ShardingRow, name: &str) -> String {
         format!("{} {name}", if self.has_rule(row, name) { NO_AXIS } else { NO_RULE })
     }
@@ -135,7 +135,7 @@ impl ShardingTable {
 
 impl fmt::Display for ShardingTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What is named the same way several times at one place, as keys and values are, is one row.
+        // Values with the same names at one place, such as keys and values, are one row.
         let mut counts: IndexMap<[String; 7], usize> = IndexMap::new();
         self.rows.iter().for_each(|row| *counts.entry(self.cells(row)).or_default() += 1);
         let table = Table::of(&counts)

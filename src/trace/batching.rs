@@ -2,12 +2,12 @@
 
 use std::panic::Location;
 
-use super::context::{self, Place, apply, push_values, trace_tree};
-use super::control::{ports, refill};
-use super::{Axes, Tensor, TensorTree, TraceError, TraceErrorKind, called};
-use crate::batching::{BatchAxis, Batched, inline};
+use super::context::{self, Place, apply, push_values};
+use super::control::{ports, trace_tree};
+use super::{Axes, Tensor, TensorTree, TraceError, TraceErrorKind, called, refill};
+use crate::batching::{BatchAxis, inline};
 use crate::ir::{GraphBuilder, Name, PortInfo, TensorType, Value};
-use crate::ops::{AxisList, Transpose};
+use crate::ops::{AxisList, Batched, Transpose, aligned};
 use meshloom_hlo::message::counted;
 
 /// Where the batch is in each leaf of a tree: one axis for all, or one for each leaf in visiting order, `None` for a
@@ -167,12 +167,12 @@ fn vmap_at<P: TensorTree, O: TensorTree>(options: &VmapOptions, inputs: P, f: im
     refill(&shape, &mut results.unwrap_or_default().into_iter())
 }
 
-/// What the inputs of a `vmap` say of its examples.
+/// The examples of a `vmap`, as its inputs describe them.
 struct Examples {
     axis: BatchAxis,
     /// For each leaf, the axis that runs over the examples.
     axes: Vec<Option<usize>>,
-    /// For each leaf, what `f` gets.
+    /// For each leaf, the type and port that `f` gets.
     ports: Vec<(TensorType, PortInfo)>,
 }
 
@@ -190,7 +190,7 @@ impl Examples {
     ) -> Result<Examples, TraceErrorKind> {
         let mut examples = Examples::unmapped(leaves, place);
         let axes = options.inputs.leaves("input", leaves.len())?;
-        // The number of examples, and who says so.
+        // The number of examples, and the source that states it.
         let mut size = options.size.map(|size| (size, "the options".to_owned()));
         for (index, path) in paths.iter().enumerate() {
             let Some(axis) = axes[index] else { continue };
@@ -264,7 +264,7 @@ fn put(
         }
         return Ok(result.value);
     };
-    let value = crate::batching::aligned(builder, result, size)?;
+    let value = aligned(builder, result, size)?;
     let rank = builder.ty(value).rank();
     let Some(position) = resolve(axis, rank) else {
         return mismatch(builder, &format!("a rank that has an axis {axis}"));

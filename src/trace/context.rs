@@ -4,8 +4,8 @@
 //! that is used inside becomes an extra input of the inner graph (a capture), so that graphs are always closed.
 //!
 //! A wrong operation does not panic and does not return a `Result` (operators could not): the frame keeps the first
-//! error, the operation yields a poisoned tensor, further operations do nothing, and whoever started the trace gets the
-//! error.
+//! error, the operation yields a poisoned tensor, further operations do nothing, and the caller that started the trace
+//! gets the error.
 
 use std::cell::RefCell;
 use std::panic::Location;
@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::control::unreachable_body;
-use super::{Tensor, TensorTree, TraceError, TraceErrorKind};
+use super::error::{TraceError, TraceErrorKind};
+use super::handle::Tensor;
 use crate::ir::{
     AxisNames, DType, Definition, Graph, GraphBuilder, InternalError, OpError, Origin, PortInfo, Scope, TensorType,
     Value,
@@ -123,7 +123,7 @@ impl Stack {
         self.fail(TraceError { kind, origin })
     }
 
-    /// Notes why a tensor has no value in the innermost trace, unless that has an error already.
+    /// Notes the reason why a tensor has no value in the innermost trace, unless the trace has an error already.
     fn refuse(&mut self, tensor: Tensor, place: Place) {
         // A poisoned tensor's error was noted in another frame, or no trace was under way when it was made.
         let kind = if tensor.value == POISON { TraceErrorKind::NoTrace } else { TraceErrorKind::Escaped };
@@ -219,7 +219,7 @@ pub(super) fn fail_error(error: TraceError) -> Tensor {
     with_stack(|stack| stack.fail(error))
 }
 
-/// Notes what cannot happen and has, in the innermost trace, which then fails: `subject` lacks what is `expected` of
+/// Notes an impossible event in the innermost trace, which then fails: `subject` lacks the thing that is `expected` of
 /// it.
 #[track_caller]
 pub fn fail_internal(subject: impl std::fmt::Display, expected: impl std::fmt::Display) -> Tensor {
@@ -230,8 +230,8 @@ pub fn fail_internal(subject: impl std::fmt::Display, expected: impl std::fmt::D
     })
 }
 
-/// The type of a tensor; a scalar `f32` for one without a value: an error is noted by then, or is here, if its trace is
-/// over.
+/// The type of a tensor. A tensor without a value has that of a scalar `f32`: its error has been noted, or is noted
+/// here if its trace is over.
 pub(super) fn type_of(tensor: Tensor, place: Place) -> TensorType {
     with_stack(|stack| match stack.known_type(tensor) {
         Some(ty) => ty.clone(),
@@ -295,8 +295,22 @@ pub(super) fn in_scope<R>(name: &str, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Runs `f`, whose ops all count as called from `place`: the user's line, not this library's.
-pub(crate) fn composite<R>(place: Place, f: impl FnOnce() -> R) -> R {
+/// Runs `f`, and records `place` as the source line of every op that it makes. A function of tensors that is made of
+/// several ops calls this with the line of its own caller, so that errors and reports name that line. Where calls are
+/// nested, the outermost decides.
+///
+/// ```
+/// use std::panic::Location;
+///
+/// use meshloom::trace::{Tensor, composite};
+///
+/// /// `x * x * x`.
+/// #[track_caller]
+/// fn cube(x: Tensor) -> Tensor {
+///     composite(Location::caller(), || x * x * x)
+/// }
+/// ```
+pub fn composite<R>(place: &'static Location<'static>, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Place>);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -313,8 +327,8 @@ pub(crate) fn composite<R>(place: Place, f: impl FnOnce() -> R) -> R {
 
 /// A user's closure, as one from the tensors of its inputs to those of its outputs.
 ///
-/// It is not a type parameter: what is generic over closures is compiled anew for each of them, in the user's crate. So
-/// functions that take one are thin, and call those that take this.
+/// It is not a type parameter: code that is generic over closures is compiled anew for each of them, in the user's
+/// crate. So functions that take a closure are thin, and call those that take this.
 pub(super) type TracedClosure<'a> = Box<dyn FnOnce(&[Tensor]) -> Vec<Tensor> + 'a>;
 
 /// Traces a closure as a graph of its own. `closed` names the construct if its closure must not capture.
@@ -325,7 +339,7 @@ pub(super) fn trace_body(
     place: Place,
     f: TracedClosure<'_>,
 ) -> Result<Body, TraceError> {
-    // Should the user's closure panic, the frame must not stay behind for the next trace on this thread.
+    // If the user's closure panics, the frame must not stay behind for the next trace on this thread.
     struct Pop(usize);
     impl Drop for Pop {
         fn drop(&mut self) {
@@ -371,6 +385,12 @@ pub(super) fn trace_body(
     Ok(Body { builder: frame.builder, inputs, captured, capture_inputs, outputs })
 }
 
+/// Ends the program: [`trace_body`] always calls its closure, so the structure of the outputs is always known.
+#[allow(clippy::panic)]
+pub(crate) fn unreachable_body() -> ! {
+    panic!("defect in meshloom: a traced closure was not called")
+}
+
 /// As [`with_builder`], for values that become tensors of the innermost frame.
 pub(super) fn push_values(
     tensors: &[Tensor],
@@ -379,27 +399,6 @@ pub(super) fn push_values(
 ) -> Option<Vec<Tensor>> {
     let (values, frame) = with_builder(tensors, place, f)?;
     Some(values.into_iter().map(|value| Tensor { frame, value }).collect())
-}
-
-/// Traces a closure as [`trace_body`] does, from the tensors of its inputs to a tree. What it returned comes back even
-/// if there is no body: it says how to put the results together.
-pub(super) fn trace_tree<O: TensorTree>(
-    name: &str,
-    inputs: Vec<(TensorType, PortInfo)>,
-    closed: Option<&'static str>,
-    place: Place,
-    f: impl FnOnce(&mut dyn Iterator<Item = Tensor>) -> O,
-) -> (Result<Body, TraceError>, O) {
-    let mut shape = None;
-    let traced = trace_body(
-        name,
-        inputs,
-        closed,
-        place,
-        Box::new(|tensors| shape.insert(f(&mut tensors.iter().copied())).leaves()),
-    );
-    let Some(shape) = shape else { unreachable_body() };
-    (traced, shape)
 }
 
 /// Runs `f` on the innermost frame's builder, with the values of `tensors` there.

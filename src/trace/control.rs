@@ -3,10 +3,12 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::context::{self, Body, Place, apply_many, trace_tree};
-use super::{Tensor, TensorTree, TraceError, TraceErrorKind, called};
-use crate::ir::{DType, PortInfo, TensorType};
-use crate::ops::{Checkpoint, Cond, CustomVjp, Iota, Often, RematPolicy, Scan, Splat, While};
+use super::context::{self, Body, Place, apply, apply_many, trace_body, unreachable_body};
+use super::error::{TraceError, TraceErrorKind, called};
+use super::handle::Tensor;
+use super::tree::{TensorTree, next_leaf, refill};
+use crate::ir::{DType, Name, PortInfo, TensorType};
+use crate::ops::{Checkpoint, Cond, CustomVjp, Iota, Often, RematPolicy, Scan, Splat, While, WithAxes};
 
 /// How a scan runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,14 +35,25 @@ pub(super) fn ports(tensors: &[Tensor], place: Place) -> Vec<(TensorType, PortIn
     tensors.iter().map(|&tensor| context::port_of(tensor, place)).collect()
 }
 
-/// The same structure with other tensors, in order. Missing ones are poisoned: an error has been noted, or is now.
-pub(crate) fn refill<T: TensorTree>(tree: &T, tensors: &mut dyn Iterator<Item = Tensor>) -> T {
-    tree.rebuild(&mut || next_leaf(tensors))
-}
-
-/// The tensor for the next leaf of a tree.
-pub(super) fn next_leaf(tensors: &mut dyn Iterator<Item = Tensor>) -> Tensor {
-    tensors.next().unwrap_or_else(|| context::fail_internal("a tree of tensors", "a tensor for each of its leaves"))
+/// Traces a closure as [`trace_body`] does, from the tensors of its inputs to a tree. The tree that it returned comes
+/// back even if there is no body: it says how to put the results together.
+pub(super) fn trace_tree<O: TensorTree>(
+    name: &str,
+    inputs: Vec<(TensorType, PortInfo)>,
+    closed: Option<&'static str>,
+    place: Place,
+    f: impl FnOnce(&mut dyn Iterator<Item = Tensor>) -> O,
+) -> (Result<Body, TraceError>, O) {
+    let mut shape = None;
+    let traced = trace_body(
+        name,
+        inputs,
+        closed,
+        place,
+        Box::new(|tensors| shape.insert(f(&mut tensors.iter().copied())).leaves()),
+    );
+    let Some(shape) = shape else { unreachable_body() };
+    (traced, shape)
 }
 
 pub(super) fn describe(types: &[TensorType]) -> String {
@@ -103,7 +116,7 @@ fn scan_at<C: TensorTree, X: TensorTree, Y: TensorTree>(
     refill(&shape, &mut results.into_iter())
 }
 
-/// What the body of a scan takes, and the number of iterations.
+/// The inputs of a scan's body, and the number of iterations.
 fn scan_inputs(
     options: ScanOptions,
     carries: &[Tensor],
@@ -170,8 +183,8 @@ pub fn map<X: TensorTree, Y: TensorTree>(stacked: X, f: impl FnOnce(X) -> Y) -> 
 }
 
 /// As [`map`], by devices side by side: where the leading dimension is split over mesh axes, each device applies `f` to
-/// its own slices. What [`cond`], [`switch`] and [`while_loop`] decide in `f` is decided for each slice, so devices
-/// branch by their place along these axes; a [vmap](super::vmap) would run all branches and select.
+/// its own slices. In `f`, [`cond`], [`switch`] and [`while_loop`] decide for each slice, so devices branch by their
+/// place along these axes; a [vmap](super::vmap) would run all branches and select.
 ///
 /// Nothing in `f` may be split over these axes. The partitioner refuses an exchange over them, and a
 /// collective-permute in a branch, in which all devices of a CPU plugin would have to take part.
@@ -196,13 +209,13 @@ pub fn map_parallel<X: TensorTree, Y: TensorTree>(stacked: X, f: impl FnOnce(X) 
 #[track_caller]
 pub fn fori_loop<C: TensorTree>(count: usize, carry: C, body: impl FnOnce(Tensor, C) -> C) -> C {
     let place = Location::caller();
-    let numbers = context::apply(Iota { ty: TensorType::new(DType::S32, &[count]), axis: 0 }, &[], place);
+    let numbers = apply(Iota { ty: TensorType::new(DType::S32, &[count]), axis: 0 }, &[], place);
     scan_at(ScanOptions::default(), carry, numbers, |carry, number| (body(number, carry), ()), place).0
 }
 
-/// Runs `body` on a carry for as long as `condition` holds of it, which is asked before each iteration. Both are traced
-/// once and may use outer tensors. There is no gradient through the loop in reverse mode: a [`scan`] over as many
-/// iterations as there may be has one.
+/// Runs `body` on a carry for as long as `condition`, which is evaluated before each iteration, holds for it. Both are
+/// traced once and may use outer tensors. There is no gradient through the loop in reverse mode: a [`scan`] over the
+/// largest number of iterations has one.
 ///
 /// ```
 /// # use meshloom::trace::{Function, TensorSpec, while_loop};
@@ -218,10 +231,10 @@ pub fn while_loop<C: TensorTree>(carry: C, condition: impl FnOnce(C) -> Tensor, 
     while_at((0, Often::default()), carry, condition, body, Location::caller())
 }
 
-/// `body` of the carry if `predicate`, a `pred[]`, holds; else the carry. As [`cond`], but it is a loop of one
-/// iteration or none: that changes the carry where it is, while a conditional copies what its branches return. What
-/// `body` computes of outer tensors alone XLA may move in front of the loop, and then compute in any case: what is dear
-/// has to depend on the carry. There is no gradient through it in reverse mode.
+/// Applies `body` to the carry if `predicate`, a `pred[]`, holds; else returns the carry. It is [`cond`] as a loop of
+/// one iteration or none: a loop changes the carry where it is, while a conditional copies the results of its branches.
+/// XLA may move computation of outer tensors alone in front of the loop, and then run it in any case, so expensive
+/// computation in `body` has to depend on the carry. There is no gradient through it in reverse mode.
 #[track_caller]
 pub(crate) fn change_if<C: TensorTree>(predicate: Tensor, often: Often, carry: C, body: impl FnOnce(C) -> C) -> C {
     let left = predicate.convert(DType::S32);
@@ -229,7 +242,7 @@ pub(crate) fn change_if<C: TensorTree>(predicate: Tensor, often: Often, carry: C
     while_at((1, often), (left, carry), more, |(left, carry)| (left - 1.0, body(carry)), Location::caller()).1
 }
 
-/// As [`while_loop`], of at most so many iterations, with what is known of several executions.
+/// As [`while_loop`], with the largest number of iterations, and with what is known of several executions.
 #[track_caller]
 pub(crate) fn while_at_most<C: TensorTree>(
     runs: (usize, Often),
@@ -290,8 +303,8 @@ fn are_healthy(tensors: &[Tensor]) -> bool {
     tensors.iter().all(|tensor| tensor.value != context::POISON)
 }
 
-/// `then` of the inputs if `predicate`, a `pred[]`, holds; else `otherwise` of them. Only one of them runs. Both may
-/// use outer tensors and must return the same types.
+/// Returns `then` of the inputs if `predicate`, a `pred[]`, holds; else `otherwise` of them. Only one of the two runs.
+/// Both may use outer tensors and must return the same types.
 ///
 /// ```
 /// # use meshloom::trace::{Function, TensorSpec, cond};
@@ -308,12 +321,12 @@ pub fn cond<P: TensorTree, O: TensorTree>(
     then: impl FnOnce(P) -> O,
     otherwise: impl FnOnce(P) -> O,
 ) -> O {
-    // Of a cond's branches, the one for `false` comes first.
+    // The branch for `false` comes first in a cond.
     branch((predicate, Often::default()), &inputs, vec![Box::new(otherwise), Box::new(then)], Location::caller())
 }
 
-/// The branch that `index`, an `s32[]` counted from 0, chooses, of the inputs; an index out of range, on either side,
-/// chooses the last. Only that branch runs. All may use outer tensors and must return the same types.
+/// Applies the branch that `index`, an `s32[]` counted from 0, chooses to the inputs; an index out of range, on either
+/// side, chooses the last. Only that branch runs. All may use outer tensors and must return the same types.
 ///
 /// ```
 /// # use meshloom::trace::{Function, TensorSpec, switch};
@@ -380,7 +393,7 @@ fn branch<P: TensorTree, O: TensorTree>(
     refill(&shape, &mut results.into_iter())
 }
 
-/// Notes an error if a branch returns other types than the first, which come to stand in `types`.
+/// Notes an error if a branch returns other types than the first branch, whose types are put into `types`.
 fn expect_branch(index: usize, types: &mut Option<Vec<TensorType>>, results: &[Tensor], place: Place) {
     let found = types_of(results, place);
     let expected = types.get_or_insert_with(|| found.clone());
@@ -389,12 +402,6 @@ fn expect_branch(index: usize, types: &mut Option<Vec<TensorType>>, results: &[T
         let (expected, found) = (describe(expected), describe(&found));
         context::fail(TraceErrorKind::Mismatch { what, expected, found }, place);
     }
-}
-
-/// `trace_body` always calls its closure, so its outputs' structure is always known.
-#[allow(clippy::panic)]
-pub(crate) fn unreachable_body() -> ! {
-    panic!("defect in meshloom: a traced closure was not called")
 }
 
 /// Goes on with a traced body, or hands its error to the enclosing trace.
@@ -408,8 +415,8 @@ fn finish<B>(traced: Result<B, TraceError>, f: impl FnOnce(B) -> Vec<Tensor>) ->
     }
 }
 
-/// Runs `f`, whose intermediate values are computed again in the backward pass as far as `policy` does not keep them.
-/// `f` may use outer tensors; only its operands and results are kept for sure.
+/// Runs `f`, whose intermediate values are computed again in the backward pass unless `policy` keeps them. `f` may use
+/// outer tensors; only its operands and results are certain to be kept.
 #[track_caller]
 pub fn checkpoint<P: TensorTree, O: TensorTree>(policy: RematPolicy, inputs: P, f: impl FnOnce(P) -> O) -> O {
     let place = Location::caller();
@@ -440,7 +447,7 @@ fn checkpoint_results(
 /// Runs `function`, whose gradient is given by hand: under differentiation `forward` runs instead and returns the same
 /// outputs and residuals; `backward` gets the residuals and the cotangents of the outputs and returns those of the
 /// inputs. Cotangents of outputs that are not floating-point are zeros; those returned for inputs that are not
-/// floating-point are ignored. None of the three may use outer tensors.
+/// floating-point are ignored. The three functions must not use outer tensors.
 ///
 /// ```
 /// # use meshloom::trace::{Function, TensorSpec, custom_vjp};
@@ -479,7 +486,7 @@ pub fn custom_vjp<P: TensorTree, O: TensorTree, R: TensorTree>(
         let residual = refill(&residuals, tensors);
         let mut cotangents = output_types.iter().map(|ty| match ty.dtype.is_float() {
             true => next_leaf(tensors),
-            false => context::apply(Splat::new(ty.clone(), 0.0), &[], place),
+            false => apply(Splat::new(ty.clone(), 0.0), &[], place),
         });
         let gradients = backward(residual, refill(&outputs, &mut cotangents)).leaves();
         let inputs = arguments.iter().zip(gradients);
@@ -490,4 +497,21 @@ pub fn custom_vjp<P: TensorTree, O: TensorTree, R: TensorTree>(
         apply_many(CustomVjp { primal, forward, backward }.into(), &arguments, output_types.len(), place).to_vec()
     });
     refill(&outputs, &mut results.into_iter())
+}
+
+impl Tensor {
+    /// As [`Tensor::with_axes`], with other names for the cotangent. Without names the cotangent stays as it comes.
+    ///
+    /// Where a value is gathered from its shards, its cotangent is a sum that is best scattered back into them at once.
+    /// That happens if the cotangent has the names of the shards; with the names of the whole value it would be added
+    /// up everywhere first.
+    #[track_caller]
+    pub fn with_axes_each_way(self, value: &[&'static str], cotangent: &[&'static str]) -> Tensor {
+        let place = Location::caller();
+        let named = |x: Tensor, names: &[&str]| {
+            apply(WithAxes::new(names.iter().map(|name| Name::new(name)).collect()), &[x], place)
+        };
+        let back = |(), ct| if cotangent.is_empty() { ct } else { named(ct, cotangent) };
+        custom_vjp(self, |x| named(x, value), |x| (named(x, value), ()), back)
+    }
 }

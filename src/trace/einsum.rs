@@ -12,12 +12,12 @@ use meshloom_hlo::message::counted;
 
 type Letters = SmallVec<[char; 8]>;
 
-/// How a contraction computes.
+/// The type and the precision of a contraction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DotOptions {
-    /// Element type of the accumulation and of the result; the operands' if none is given.
+    /// The element type of the accumulation and of the result; with `None` that of the operands.
     pub dtype: Option<DType>,
-    /// How exactly `f32` operands are multiplied on hardware with narrower multipliers. Gradients are computed
+    /// The exactness with which hardware with narrower multipliers multiplies `f32` operands. Gradients are computed
     /// likewise.
     pub precision: Precision,
 }
@@ -34,15 +34,15 @@ impl From<Precision> for DotOptions {
     }
 }
 
-/// Sums products of elements by a formula such as `"bte,ehd->bhtd"`: one letter for each dimension; a letter missing
-/// from the result is summed over, one in both operands and the result runs in step. One or two operands; no letter
-/// twice in one operand. The result has the operands' element type.
+/// Sums products of elements by a formula such as `"bte,ehd->bhtd"`. There is one letter for each dimension. A letter
+/// missing from the result is summed over; a letter in both operands and the result runs in step. There are one or two
+/// operands, and no letter occurs twice in one operand. The result has the operands' element type.
 #[track_caller]
 pub fn einsum(formula: &str, operands: &[Tensor]) -> Tensor {
     einsum_at(formula, operands, DotOptions::default(), Location::caller())
 }
 
-/// As [`einsum`], with the type that products are accumulated in and returned as, or a precision, or both.
+/// As [`einsum`], with an element type for accumulation and result, or a precision, or both.
 #[track_caller]
 pub fn einsum_with(formula: &str, operands: &[Tensor], options: impl Into<DotOptions>) -> Tensor {
     einsum_at(formula, operands, options.into(), Location::caller())
@@ -101,7 +101,7 @@ fn einsum_at(formula: &str, operands: &[Tensor], options: DotOptions, place: Pla
     if let Some(letter) = output.iter().find(|letter| !inputs.iter().any(|input| input.contains(letter))) {
         return refuse(format!("`{letter}` is in the result but in no operand"));
     }
-    // A letter of one operand alone that the result lacks is summed first, so that the product is smaller.
+    // A letter that only one operand has is summed first, so that the product is smaller.
     let mut terms: SmallVec<[(Letters, Tensor); 2]> = SmallVec::new();
     for (index, (letters, &operand)) in inputs.iter().zip(operands).enumerate() {
         let elsewhere = |letter: &char| {

@@ -1,17 +1,17 @@
-//! What is wrong with a traced program.
+//! Errors of traced programs.
 
 use std::fmt;
 use std::sync::Arc;
 
-use super::called;
 use crate::autodiff::GradientError;
 use crate::ir::{DType, OpError, Origin, TensorType, write_place};
+use meshloom_hlo::message::listed;
 
 /// An error in a traced program: an op that refuses its operands, or a combination of tensors, trees or closures that
 /// has no meaning.
 #[derive(Clone)]
 pub struct TraceError {
-    /// What is wrong and what to do.
+    /// The fault, and its remedy.
     pub kind: TraceErrorKind,
     /// The user's source line and scope path.
     pub origin: Origin,
@@ -33,11 +33,11 @@ pub enum TraceErrorKind {
     /// Two trees that must have the same leaves do not.
     #[error("{what}: expected {expected}, found {found}")]
     Mismatch {
-        /// What was compared.
+        /// The things that were compared.
         what: String,
-        /// What would be accepted.
+        /// The form that would be accepted.
         expected: String,
-        /// What was given.
+        /// The form that was given.
         found: String,
     },
     /// A closure that must not capture outer tensors does.
@@ -59,7 +59,7 @@ pub enum TraceErrorKind {
     Einsum {
         /// The formula.
         formula: String,
-        /// What is wrong with it.
+        /// The fault in the formula.
         problem: String,
     },
     /// An op refuses its operands.
@@ -73,10 +73,10 @@ pub enum TraceErrorKind {
     Other(String),
 }
 
-/// What a parameter's type cannot hold of its first value.
+/// A first value that a parameter's type cannot hold.
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum InitError {
-    /// The number that all elements are to be.
+    /// The number that all elements should have.
     #[error("{} is {ty}, which cannot hold its first value {}; declare another type or value", called("parameter", path), number_text(*.number))]
     Constant {
         /// Path of the parameter; empty where it is the only one.
@@ -100,13 +100,26 @@ pub enum InitError {
 
 meshloom_hlo::debug_is_message!(InitError);
 
+/// Names a leaf in a message: ``input `layers.0.wq` ``; `the input` where it is the whole tree, whose path is empty.
+pub(crate) fn called(what: &str, path: &str) -> String {
+    if path.is_empty() { format!("the {what}") } else { format!("{what} `{path}`") }
+}
+
+/// Names the leaves of a tree in a message, by their paths: ``the leaves `0` and `1` ``.
+pub(crate) fn called_all(paths: &[String]) -> String {
+    match paths {
+        [path] if path.is_empty() => "one leaf that is the whole tree".to_owned(),
+        paths => listed("leaf", &paths.iter().map(|path| format!("`{path}`")).collect::<Vec<_>>()),
+    }
+}
+
 /// A number in a message: with an exponent where it would have many digits.
 fn number_text(number: f64) -> String {
     let many = number.is_finite() && number != 0.0 && !(1e-5..1e16).contains(&number.abs());
     if many { format!("{number:e}") } else { number.to_string() }
 }
 
-/// What to do about a number that does not fit.
+/// The remedy for a number that does not fit.
 fn advice(dtype: DType) -> &'static str {
     if dtype.is_float() {
         "use a wider element type (of a tensor that there is, by `.convert(..)` first)"
@@ -120,7 +133,7 @@ impl fmt::Display for TraceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind)?;
         match self.kind {
-            // Its message ends with the place.
+            // The op's message ends with the place.
             TraceErrorKind::Op(_) => Ok(()),
             _ => write_place(f, self.origin),
         }
@@ -136,7 +149,7 @@ impl TraceError {
     }
 }
 
-/// Without a place.
+/// Makes an error without a place.
 impl From<TraceErrorKind> for TraceError {
     fn from(kind: TraceErrorKind) -> TraceError {
         TraceError { kind, origin: Origin::default() }
@@ -176,7 +189,7 @@ pub struct TransformError(Arc<dyn std::error::Error + Send + Sync>);
 meshloom_hlo::debug_is_message!(TransformError);
 
 impl TransformError {
-    /// What the transform says is wrong.
+    /// Wraps the transform's own error.
     pub fn new(error: impl std::error::Error + Send + Sync + 'static) -> TransformError {
         TransformError(Arc::new(error))
     }

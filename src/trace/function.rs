@@ -4,8 +4,8 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::context::{Place, apply_many, trace_body, type_of};
-use super::control::{next_leaf, unreachable_body};
+use super::context::{Place, apply_many, trace_body, type_of, unreachable_body};
+use super::tree::next_leaf;
 use super::{Inputs, MapTree, Tensor, TensorSpec, TraceError, TraceErrorKind, Tree, called, called_all};
 use crate::ir::{Graph, Origin, PortInfo};
 use crate::ops::Call;
@@ -58,7 +58,7 @@ where
         Ok(Function { graph, inputs, outputs, replaced: 0 })
     }
 
-    /// Pairs of (output, input) of which the output replaces the input, in its buffer: the state of a
+    /// Pairs of (output, input) in which the output replaces the input in its buffer: the state of a
     /// [step](Function::trace_step). [`compile`](crate::compile::compile) knows them; [`lower`](crate::compile::lower),
     /// which gets the graph alone, needs them in [`LowerOptions::aliases`](crate::compile::LowerOptions::aliases).
     pub fn aliases(&self) -> Vec<(usize, usize)> {
@@ -81,8 +81,8 @@ where
     }
 
     /// The same function with logical axis names for an output, one for each dimension (`""` for none), by which it is
-    /// sharded; without, it lies as the program leaves it. Names for an output that shares its buffer with an input
-    /// change nothing: it lies as the input does.
+    /// sharded. Without names, the output lies as the program leaves it. Names for an output that shares its buffer
+    /// with an input change nothing: it lies as the input does.
     ///
     /// # Errors
     /// No output has the path, or the output has another number of dimensions.
@@ -109,7 +109,7 @@ where
         Ok(Function { graph: Arc::new(graph), ..self })
     }
 
-    /// Gives every output the axis names and the role of a spec, as of parameters that the function makes.
+    /// Gives every output the axis names and the role of a spec, as for parameters that the function makes.
     ///
     /// # Errors
     /// An output is of another type than its spec, or the trees differ.
@@ -214,7 +214,7 @@ where
     }
 }
 
-/// What a traced function's closure is to its leaves: from its inputs to its outputs and their paths.
+/// A traced function's closure over leaves: from its inputs to its outputs and their paths.
 type TracedLeaves<'a> = Box<dyn FnOnce(&[Tensor]) -> (Vec<Tensor>, Vec<String>) + 'a>;
 
 /// The part of [`Function::trace`] that is the same for all trees.

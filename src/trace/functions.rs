@@ -10,8 +10,9 @@ use crate::ir::DType;
 use crate::ops::{AxisList, Clamp, Reduce, ReduceKind, complement};
 
 impl Tensor {
-    /// Kept between two bounds, tensors of the same dimensions or without any, or numbers: `min(max(x, low), high)`.
-    /// Beyond a bound the gradient is the bound's, not this tensor's; exactly at it, nobody's.
+    /// Keeps each element between two bounds: `min(max(x, low), high)`. The bounds are numbers, or tensors of the same
+    /// dimensions or without any. Beyond a bound the gradient goes to the bound, not to this tensor; exactly at it, to
+    /// neither.
     #[track_caller]
     pub fn clamp(self, low: impl Operand, high: impl Operand) -> Tensor {
         let place = Location::caller();
@@ -70,7 +71,7 @@ impl Tensor {
         })
     }
 
-    /// log(sum(exp)) along the axes. Of nothing it is minus infinity.
+    /// log(sum(exp)) along the axes. It is minus infinity if there are no elements.
     #[track_caller]
     pub fn logsumexp(self, axes: impl Axes) -> Tensor {
         let place = Location::caller();
@@ -104,7 +105,7 @@ impl Tensor {
         })
     }
 
-    /// The mean along the axes, of a floating-point tensor. That of a type narrower than `f32` is computed in `f32`.
+    /// The mean along the axes, of a floating-point tensor. For a type narrower than `f32` it is computed in `f32`.
     #[track_caller]
     pub fn mean(self, axes: impl Axes) -> Tensor {
         let place = Location::caller();
@@ -115,7 +116,7 @@ impl Tensor {
     }
 
     /// Mean squared distance from the mean along the axes (of the population: divided by the count), of a
-    /// floating-point tensor. That of a type narrower than `f32` is computed in `f32`.
+    /// floating-point tensor. For a type narrower than `f32` it is computed in `f32`.
     #[track_caller]
     pub fn variance(self, axes: impl Axes) -> Tensor {
         let place = Location::caller();
@@ -127,9 +128,13 @@ impl Tensor {
         })
     }
 
-    /// This tensor, if it is of a floating-point type: of integers, what `what` names would mostly be rounded.
+    /// Returns this tensor if it is of a floating-point type, and else notes an error that names `what`, the function
+    /// that is asked for. A function whose results on integers would mostly be rounded checks its operand so.
+    ///
+    /// # Errors
+    /// In the trace: [`TraceErrorKind::Mismatch`](super::TraceErrorKind::Mismatch).
     #[track_caller]
-    pub(crate) fn expect_float(self, what: &str) -> Tensor {
+    pub fn expect_float(self, what: &str) -> Tensor {
         if self.dtype().is_float() {
             return self;
         }
@@ -137,7 +142,7 @@ impl Tensor {
         self.mismatch(&format!("{what} of a tensor"), expected, self.ty().to_string(), Location::caller())
     }
 
-    /// In `f32`, if this is of a narrower floating-point type: in its own, a sum of many elements would round away what
+    /// Converts a narrower floating-point type to `f32`: in its own type, a sum of many elements would round away what
     /// it adds, or overflow.
     #[track_caller]
     fn wide(self) -> Tensor {
@@ -163,15 +168,15 @@ impl Tensor {
         apply(Reduce { kind, axes: axes.clone() }, &[self], Location::caller())
     }
 
-    /// What folding `axes` of `whole` gave, repeated along them.
+    /// Repeats a fold of `axes` of `whole` along these axes.
     #[track_caller]
     fn repeated_along(self, axes: &AxisList, whole: Tensor) -> Tensor {
         let dims = whole.dims();
         self.broadcast_at(&dims, complement(axes, dims.len()), Location::caller())
     }
 
-    /// What to take from every exponent: the largest, or 0 where that is infinite. The result does not depend on it, so
-    /// no gradient flows through it.
+    /// The number to subtract from every exponent: the largest, or 0 where that is infinite. The result does not depend
+    /// on it, so no gradient flows through it.
     #[track_caller]
     fn exponent_shift(self, axes: &AxisList) -> Tensor {
         let largest = self.folded(ReduceKind::Max, axes);

@@ -7,8 +7,8 @@ use crate::ir::{Graph, Origin};
 use crate::ops::{Barrier, WithAxes};
 use crate::passes;
 
-/// A closure as a graph: the outer tensors that it uses first, which are returned, then inputs of the types of
-/// `examples`. None if that has failed, which has been noted.
+/// Makes a graph of a closure. Its inputs are the outer tensors that the closure uses, which are returned, then inputs
+/// of the types of `examples`. Returns `None` if that has failed, which has been noted.
 pub(crate) fn graph_of(
     name: &str,
     examples: &[Tensor],
@@ -26,18 +26,18 @@ pub(crate) fn inline(graph: &Graph, arguments: &[Tensor], place: Place) -> Vec<T
     results.unwrap_or_else(|| vec![Tensor::POISONED; graph.outputs().len()])
 }
 
-/// The halves of a graph's derivative with respect to the inputs marked active. None if it has none, which has been
-/// noted.
+/// The halves of a graph's derivative with respect to the inputs marked active. Returns `None` if it has no derivative,
+/// which has been noted.
 pub(crate) fn differentiate(graph: &Graph, active: &[bool]) -> Option<Halves> {
     Halves::of(graph, active).map_err(|error| context::fail_error(error.into())).ok()
 }
 
-/// The backward half in two: see [`Halves::split`]. None after an error, which has been noted.
+/// The backward half in two: see [`Halves::split`]. Returns `None` after an error, which has been noted.
 pub(crate) fn split_backward(halves: &Halves, is_weight: impl Fn(usize) -> bool) -> Option<SplitBackward> {
     halves.split(is_weight).map_err(|error| context::fail_error(error.into())).ok()
 }
 
-/// Notes an error in the trace under way; what it returns stands for the result.
+/// Notes an error in the trace under way; the returned tensor stands for the result.
 pub(crate) fn fail(kind: impl Into<TraceErrorKind>, place: Place) -> Tensor {
     context::fail(kind.into(), place)
 }
@@ -52,7 +52,7 @@ pub(crate) fn label(x: Tensor, names: WithAxes, place: Place) -> Tensor {
     context::apply(names, &[x], place)
 }
 
-/// Where a tensor was made; none of an input.
+/// The origin of a tensor; `None` for an input.
 pub(crate) fn origin_of(x: Tensor, place: Place) -> Option<Origin> {
     let found = with_builder(&[x], place, |builder, values| {
         Ok(builder.graph().defining_node(values[0]).map(|node| node.origin()))
@@ -60,7 +60,7 @@ pub(crate) fn origin_of(x: Tensor, place: Place) -> Option<Origin> {
     found.and_then(|(origin, _)| origin)
 }
 
-/// As [`label`], as a part of what was done there.
+/// As [`label`], with this origin for the op.
 pub(crate) fn label_from(origin: Option<Origin>, x: Tensor, names: WithAxes, place: Place) -> Tensor {
     let labelled = push_values(&[x], place, |builder, values| {
         if let Some(origin) = origin {

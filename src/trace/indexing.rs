@@ -13,7 +13,7 @@ use crate::ops::{
 };
 use meshloom_hlo::message::counted;
 
-/// What happens at an index that is out of range. Negative indices are: they do not count from the back.
+/// The treatment of an index that is out of range. Negative indices are out of range: they do not count from the back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum OutOfRange {
     /// Reads take the nearest element; writes are dropped.
@@ -24,7 +24,7 @@ enum OutOfRange {
     Fill(f64),
 }
 
-/// Places in a tensor, made by [`Tensor::at`]: what to do there comes last.
+/// Places in a tensor, made by [`Tensor::at`]. The operation on them comes last.
 ///
 /// ```
 /// # use meshloom::ir::DType::{F32, S32};
@@ -128,7 +128,7 @@ impl Tensor {
         apply(DynamicUpdateSlice, &[&[self, update], &starts[..]].concat(), place)
     }
 
-    /// The axis, and start indices that are zero but there.
+    /// The axis, and start indices that are zero except along it.
     #[track_caller]
     fn starts_along(self, axis: i32, start: Tensor, place: Place) -> Option<(usize, Vec<Tensor>)> {
         let axis = self.axis(axis, place)?;
@@ -152,7 +152,7 @@ impl At<'_> {
         self
     }
 
-    /// Promises that no index is out of range, which saves gradients the question. A broken promise gives any result.
+    /// Promises that no index is out of range, which lets gradients skip the check. A broken promise gives any result.
     pub fn in_bounds(mut self) -> Self {
         self.promise.in_bounds = true;
         self
@@ -171,7 +171,7 @@ impl At<'_> {
         self
     }
 
-    /// What stands there. Out of range it is the nearest element, unless [`At::fill`] says otherwise.
+    /// The values at these places. Out of range it is the nearest element, unless [`At::fill`] says otherwise.
     #[track_caller]
     pub fn get(self) -> Tensor {
         let place = Location::caller();
@@ -189,34 +189,34 @@ impl At<'_> {
     }
 
     /// The tensor with values written there, a tensor or one number. Out of range they are dropped, unless [`At::clip`]
-    /// says otherwise. Of several values for one place, the backend keeps one.
+    /// says otherwise. If there are several values for one place, the backend keeps one of them.
     #[track_caller]
     pub fn set(self, values: impl Operand) -> Tensor {
         self.scatter(ScatterKind::Set, values)
     }
 
-    /// As [`At::set`], with values added to what is there.
-    // The name stands beside `set`, `max` and `min`, and cannot be taken for the operator, which no place has.
+    /// As [`At::set`], with values added to the elements that are there.
+    // The name stands beside `set`, `max` and `min`, and cannot be taken for the operator, which [`At`] does not have.
     #[allow(clippy::should_implement_trait)]
     #[track_caller]
     pub fn add(self, values: impl Operand) -> Tensor {
         self.scatter(ScatterKind::Add, values)
     }
 
-    /// As [`At::set`], with values multiplied by what is there. Values have a gradient where indices are promised
-    /// [unique](At::unique).
+    /// As [`At::set`], with values multiplied by the elements that are there. Values have a gradient where indices are
+    /// promised [unique](At::unique).
     #[track_caller]
     pub fn multiply(self, values: impl Operand) -> Tensor {
         self.scatter(ScatterKind::Multiply, values)
     }
 
-    /// As [`At::set`], with the larger of a value and what is there.
+    /// As [`At::set`], with the larger of a value and the element that is there.
     #[track_caller]
     pub fn max(self, values: impl Operand) -> Tensor {
         self.scatter(ScatterKind::Max, values)
     }
 
-    /// As [`At::set`], with the smaller of a value and what is there.
+    /// As [`At::set`], with the smaller of a value and the element that is there.
     #[track_caller]
     pub fn min(self, values: impl Operand) -> Tensor {
         self.scatter(ScatterKind::Min, values)
@@ -238,7 +238,7 @@ impl At<'_> {
         })
     }
 
-    /// All index tensors in one, with the dimension numbers that fit; none when they do not fit each other.
+    /// All index tensors in one, with the matching dimension numbers; `None` if they do not fit each other.
     #[track_caller]
     fn combined(self, place: Place) -> Option<(Tensor, GatherDims)> {
         let (rank, count) = (self.target.rank(), self.indices.len());

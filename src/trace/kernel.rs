@@ -1,4 +1,5 @@
-//! Kernels of one's own: a definition in plain ops, what it means to split it, and what computes it on which platform.
+//! Kernels of the user's own: a definition in plain ops, the rule by which it is split, and its implementations on
+//! platforms.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -10,12 +11,12 @@ use smallvec::SmallVec;
 
 use super::context::{apply_many, fail_error, known_type, trace_body};
 use super::{Place, Tensor, TraceError};
-use crate::ir::{DType, Graph, Name, OpError, Origin, PortInfo, TensorType, TypeError};
+use crate::ir::{DType, Graph, Name, OpError, OpName, Origin, PortInfo, TensorType, TypeError};
 use crate::ops::{
-    CustomCall, KernelCall, KernelGradient, KernelImplementation, KernelNameError, KernelRef, KernelRules, OpName,
-    RuleText, RuleTextError,
+    CustomCall, KernelCall, KernelGradient, KernelImplementation, KernelNameError, KernelRef, KernelRules, RuleText,
+    RuleTextError,
 };
-use crate::pjrt::PlatformKind;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::message::counted;
 
 type Definition = dyn Fn(&[Tensor]) -> Vec<Tensor> + Send + Sync;
@@ -26,13 +27,13 @@ type Choice = dyn Fn(&[TensorType]) -> Option<KernelBody> + Send + Sync;
 /// The element type of a kernel's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResultDType {
-    /// That of the operand with this number.
+    /// The element type of the operand with this number.
     OfOperand(usize),
     /// Always this.
     Is(DType),
 }
 
-/// What computes a kernel on one device.
+/// The implementation of a kernel on one device.
 pub enum KernelBody {
     /// A call of code that the plugin knows, or compiles.
     Call(CustomCall),
@@ -53,7 +54,7 @@ struct Implementation {
     choose: Box<Choice>,
 }
 
-/// A kernel under description; [`Kernel::register`] makes it one that can be called.
+/// A kernel that is being described; [`Kernel::register`] makes it callable.
 ///
 /// Its closures are called with operands of the whole program and, when it is partitioned, again with those of one
 /// device: a size that the function depends on must be taken from the operands, in a way that holds of parts as the
@@ -111,8 +112,8 @@ impl<T> Made<T> {
 }
 
 impl Kernel {
-    /// A kernel with a factor rule, in the notation of [`RuleText`], and a definition in plain ops: what it computes
-    /// where no implementation fits. Results have the element type of the first operand.
+    /// A kernel with a factor rule, in the notation of [`RuleText`], and a definition in plain ops, which runs where no
+    /// implementation fits. Results have the element type of the first operand.
     ///
     /// # Errors
     /// The rule cannot be read.
@@ -152,8 +153,8 @@ impl Kernel {
         Kernel { gradient: Some(Arc::new(gradient)), ..self }
     }
 
-    /// Adds an implementation for some platforms. `choose` gets the types that one device's operands have, and returns
-    /// what computes them, or `None` to leave them to the implementations added later, and to the definition.
+    /// Adds an implementation for some platforms. `choose` gets the types that one device's operands have. It returns
+    /// the body for them, or `None` to leave them to the implementations added later, and to the definition.
     #[must_use]
     pub fn with_implementation(
         mut self,
@@ -166,10 +167,10 @@ impl Kernel {
         self
     }
 
-    /// Makes it known to this process by its name, for as long as the process runs.
+    /// Makes the kernel known to this process by its name, for as long as the process runs.
     ///
     /// # Errors
-    /// It has no name, or that of another kernel.
+    /// The kernel has no name, or that of another kernel.
     pub fn register(self) -> Result<KernelRef, KernelNameError> {
         KernelRef::register(self)
     }
@@ -198,7 +199,7 @@ impl Kernel {
         TypeError::Attribute(format!("the {part} of kernel `{}`: {problem}", self.name))
     }
 
-    /// Refuses results of a closure that are not of the types that the rule says.
+    /// Refuses results of a closure whose types differ from those that the rule states.
     fn expect_results(&self, part: &str, graph: &Graph, expected: &[TensorType]) -> Result<(), TypeError> {
         if graph.output_types().eq(expected) {
             return Ok(());
@@ -273,7 +274,7 @@ impl KernelRules for Kernel {
             let results = self.result_types(operands)?;
             let (count, of_results) = (operands.len(), results.len());
             let inputs: Vec<TensorType> = operands.iter().chain(&results).chain(&results).cloned().collect();
-            // Which operands have one, and how many were stated.
+            // The operands that have a cotangent, and the number of cotangents that were stated.
             let stated: Mutex<(Vec<usize>, usize)> = Mutex::default();
             let graph = self.traced("gradient", inputs, |tensors| {
                 let (own, rest) = tensors.split_at(count);

@@ -11,7 +11,7 @@ use crate::ops::{
 };
 
 /// Sorts tensors of the same dimensions together along an axis, by the first `key_count` of them in lexicographic
-/// order. Stable. Of floating-point keys, -0 equals 0 and NaN is the largest.
+/// order. The sort is stable. Among floating-point keys, -0 equals 0 and NaN is the largest.
 #[track_caller]
 pub fn sort_together(tensors: &[Tensor], axis: i32, key_count: usize) -> Vec<Tensor> {
     sort_at(tensors, axis, key_count, false, Location::caller())
@@ -24,26 +24,26 @@ fn sort_at(tensors: &[Tensor], axis: i32, key_count: usize, descending: bool, pl
 }
 
 impl Tensor {
-    /// Sorted along an axis, ascending. Of floating-point elements, -0 equals 0 and NaN is the largest.
+    /// Sorts along an axis, ascending. Among floating-point elements, -0 equals 0 and NaN is the largest.
     #[track_caller]
     pub fn sort(self, axis: i32) -> Tensor {
         sort_at(&[self], axis, 1, false, Location::caller())[0]
     }
 
-    /// Sorted along an axis, descending: NaN comes first.
+    /// Sorts along an axis, descending: NaN comes first.
     #[track_caller]
     pub fn sort_descending(self, axis: i32) -> Tensor {
         sort_at(&[self], axis, 1, true, Location::caller())[0]
     }
 
-    /// Positions (`s32`) along an axis in the order of [`Tensor::sort`]; of equal elements, the first comes first.
+    /// Positions (`s32`) along an axis in the order of [`Tensor::sort`]; among equal elements, the first comes first.
     #[track_caller]
     pub fn argsort(self, axis: i32) -> Tensor {
         self.argsort_at(axis, false, Location::caller())
     }
 
-    /// Positions (`s32`) along an axis in the order of [`Tensor::sort_descending`]; of equal elements, the first comes
-    /// first.
+    /// Positions (`s32`) along an axis in the order of [`Tensor::sort_descending`]; among equal elements, the first
+    /// comes first.
     #[track_caller]
     pub fn argsort_descending(self, axis: i32) -> Tensor {
         self.argsort_at(axis, true, Location::caller())
@@ -55,8 +55,8 @@ impl Tensor {
         sort_at(&[self, positions], axis, 1, descending, place)[1]
     }
 
-    /// The `k` largest elements along the last dimension, largest first, and their positions (`s32`). Of equal elements
-    /// the first comes first; NaN counts as the largest.
+    /// The `k` largest elements along the last dimension, largest first, and their positions (`s32`). Among equal
+    /// elements the first comes first; NaN counts as the largest.
     #[track_caller]
     pub fn top_k(self, k: usize) -> (Tensor, Tensor) {
         let results = apply_many(TopK { k }.into(), &[self], 2, Location::caller());
@@ -65,7 +65,7 @@ impl Tensor {
 }
 
 /// Rows times the matrix of their group: `[m,k], [g,k,n] -> [m,n]`, where the first `group_sizes[0]` rows belong to
-/// group 0, and so on (`s32[g]`); rows beyond the last group give zeros. What routed experts compute.
+/// group 0, and so on (`s32[g]`); rows beyond the last group give zeros. Routed experts compute this product.
 ///
 /// Values must be finite: a row is multiplied by zero where it does not belong.
 #[track_caller]
@@ -97,7 +97,7 @@ pub(crate) fn ragged_dot_by(op: RaggedDot, operands: [Tensor; 3]) -> Tensor {
     apply(op, &operands, Location::caller())
 }
 
-/// Attention by its op: `[query, key, value]`, and of queries and keys segments and places, as
+/// Attention by its op: `[query, key, value]`, and segments and places of queries and keys, as
 /// [`Attention`](crate::ops::Attention) says; `seeds` if the form has dropout. Returns the mixed values, and the
 /// logarithm of each query's sum.
 #[track_caller]
@@ -123,9 +123,9 @@ pub fn convolution(input: Tensor, kernel: Tensor, windows: &[Window], feature_gr
     apply(op, &[input, kernel], Location::caller())
 }
 
-/// Each feature of `x` `[batch, length, features]` convolved on its own with its column of `kernel`
-/// `[width, features]`: position `t` sees positions `t - width + 1` to `t`, the last by the kernel's last row. As
-/// state-space layers mix neighbours.
+/// Each feature of `x` `[batch, length, features]` convolved on its own with its column of `kernel` `[width,
+/// features]`: position `t` sees positions `t - width + 1` to `t`, the last by the kernel's last row. State-space
+/// layers mix neighbours in this way.
 #[track_caller]
 pub fn causal_depthwise_convolution(x: Tensor, kernel: Tensor) -> Tensor {
     let place = Location::caller();
@@ -157,7 +157,7 @@ pub fn causal_depthwise_convolution(x: Tensor, kernel: Tensor) -> Tensor {
     transpose(mixed, &[0, 2, 1])
 }
 
-/// Calls code that the plugin has registered under a name. Without a derivative or a batching rule.
+/// Calls code that the plugin has registered under a name. The call has no derivative and no batching rule.
 #[track_caller]
 pub fn custom_call(call: CustomCall, operands: &[Tensor]) -> Vec<Tensor> {
     let count = call.results.len();

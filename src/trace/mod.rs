@@ -33,8 +33,11 @@ mod error;
 mod function;
 mod functions;
 mod graphs;
+mod handle;
 mod indexing;
+mod init;
 mod kernel;
+mod layer_path;
 mod library;
 mod operators;
 mod random;
@@ -44,32 +47,34 @@ mod tree;
 mod windows;
 
 pub use batching::{MappedAxes, VmapOptions, vmap, vmap_with};
-pub use context::fail_internal;
-pub(crate) use context::{Place, composite};
+pub(crate) use context::{Place, unreachable_body};
+pub use context::{composite, fail_internal};
 pub(crate) use control::{Branch, change_if, switch_between, while_at_most};
 pub use control::{
     ScanOptions, checkpoint, cond, custom_vjp, fori_loop, map, map_parallel, scan, scan_with, switch, while_loop,
 };
-pub(crate) use control::{refill, unreachable_body};
 pub use einsum::{DotOptions, einsum, einsum_with};
 pub use error::{InitError, TraceError, TraceErrorKind, TransformError};
+pub(crate) use error::{called, called_all};
 pub use function::{Function, StepFunction};
 pub(crate) use graphs::{barrier, differentiate, fail, graph_of, inline, label, label_from, origin_of, split_backward};
+pub use handle::Tensor;
 pub use indexing::At;
+pub use init::{first_values, initialize};
 pub use kernel::{Kernel, KernelBody, ResultDType};
+pub use layer_path::{LayerNumbers, LayerPath};
 pub(crate) use library::ragged_dot_by;
 pub use library::{
     attention_over, causal_depthwise_convolution, convolution, custom_call, ragged_dot, ragged_dot_with, sort_together,
 };
 pub use operators::{Broadcast, KeepDims, Operand};
-pub(crate) use random::counter_in_layer;
 pub(crate) use random::words_of;
 pub use random::{Fold, Key};
 pub use tensor::{
-    Axes, Index, Indices, Init, MatrixDims, Param, Tensor, TensorSpec, Update, arange, concatenate, constant, full,
-    iota, scope, stack, zeros,
+    Axes, Index, Indices, Init, MatrixDims, Param, TensorSpec, Update, arange, concatenate, constant, full, iota,
+    scope, stack, zeros,
 };
 pub(crate) use transform::value_and_grad_at;
 pub use transform::{grad, jvp, linear_transpose, linearize, value_and_grad, value_and_grad_aux, vjp};
+pub(crate) use tree::refill;
 pub use tree::{Inputs, LeafCountError, MapTree, Path, PathPart, Specs, Subtree, TensorTree, Tree};
-pub(crate) use tree::{called, called_all};

@@ -19,7 +19,7 @@ pub trait Operand: Copy {
     /// The operand as a tensor; a number takes the type of `other`.
     fn tensor(self, other: Tensor, place: Place) -> Tensor;
 
-    /// The tensor that it is, if it is no number.
+    /// The operand itself if it is a tensor, or `None` if it is a number.
     fn own(self) -> Option<Tensor> {
         None
     }

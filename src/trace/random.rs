@@ -31,8 +31,8 @@ use crate::ir::{DType, Literal, TensorType};
 use crate::ops::{ArgReduce, ArgReduceKind, Threefry};
 
 crate::tree! {
-    /// A key of random numbers: two words, `u32[2]`. A tree of one leaf, so that it can be an input, a carry or a
-    /// stacked value of a scan; what else is `u32[2]` is not taken for one.
+    /// A key of random numbers: two words, `u32[2]`. It is a tree of one leaf, so it can be an input, a carry or a
+    /// stacked value of a scan; any other `u32[2]` is not taken for a key.
     pub struct Key<T> {
         data: T,
     }
@@ -135,7 +135,7 @@ fn counters_by_layer(dims: &[usize], stacked: usize, [first, step]: [u32; 2]) ->
 const LAYER_BITS: u32 = 16;
 
 /// The counter of one element, as [`counters_by_layer`] has it.
-pub(crate) fn counter_in_layer(layer: u32, position: u64) -> [u32; 2] {
+pub(super) fn counter_in_layer(layer: u32, position: u64) -> [u32; 2] {
     [layer | ((position >> 32) as u32) << LAYER_BITS, position as u32]
 }
 
@@ -343,7 +343,7 @@ impl Key<Tensor> {
 
     /// The new keys for numbers of two words each, high before low, in one draw.
     #[track_caller]
-    pub(crate) fn fold_in_each(self, numbers: &[[u32; 2]]) -> Vec<Key<Tensor>> {
+    pub(super) fn fold_in_each(self, numbers: &[[u32; 2]]) -> Vec<Key<Tensor>> {
         composite(Location::caller(), || {
             let word = |word: usize| numbers.iter().map(|number| number[word]).collect::<Vec<u32>>();
             let words = [0, 1].map(|index| super::constant(Literal::vector(&word(index))));
@@ -355,7 +355,7 @@ impl Key<Tensor> {
     /// Random `u32` bits, of which each element's depend on its layer and its position within the layer. The leading
     /// `stacked` dimensions run over layers, from number `first` on.
     #[track_caller]
-    pub(crate) fn bits_by_layer(self, dims: &[usize], stacked: usize, layers: [u32; 2]) -> Tensor {
+    pub(super) fn bits_by_layer(self, dims: &[usize], stacked: usize, layers: [u32; 2]) -> Tensor {
         composite(Location::caller(), || random_bits(self, DType::U32, counters_by_layer(dims, stacked, layers)))
     }
 
@@ -386,7 +386,7 @@ impl Key<Tensor> {
         composite(Location::caller(), || normal_of(uniform(self, dtype, dims.as_ref(), above_minus_one(dtype)..1.0)))
     }
 
-    /// Normal with mean 0 and variance 1, conditioned on lying strictly within a range. `f32` or `f64`.
+    /// Normal with mean 0 and variance 1, conditioned on lying strictly within a range. The type is `f32` or `f64`.
     #[track_caller]
     pub fn truncated_normal(self, dtype: DType, dims: impl AsRef<[usize]>, range: Range<f64>) -> Tensor {
         if let Some(failed) = check_range(&range) {
@@ -426,7 +426,7 @@ impl Key<Tensor> {
         })
     }
 
-    /// True with the probability that each element, of a floating-point type, says.
+    /// True with the probability that each element, of a floating-point type, gives.
     #[track_caller]
     pub fn bernoulli_of(self, probabilities: Tensor) -> Tensor {
         let ty = probabilities.ty();
@@ -458,9 +458,9 @@ impl Key<Tensor> {
     }
 
     /// Integers in a range, nearly uniform: the bias is at most the range's extent over 2^64 (2^128 for 64-bit types).
-    /// The start where the range is empty. What the type cannot hold of the range is cut off.
+    /// An empty range gives its start. Numbers of the range that the type cannot hold are cut off.
     ///
-    /// As in JAX, twice the bits of the type (at least 32) modulo the extent.
+    /// As in JAX, twice the bits of the type (at least 32) are drawn and taken modulo the extent.
     #[track_caller]
     pub fn randint(self, dtype: DType, dims: impl AsRef<[usize]>, range: Range<i64>) -> Tensor {
         if !dtype.is_integer() {
@@ -508,8 +508,8 @@ fn signed(word: DType) -> DType {
     if word == DType::U64 { DType::S64 } else { DType::S32 }
 }
 
-/// The start of what a type holds of a range, and its extent modulo two to the power of the type's (at least 32) bits;
-/// 1 for an empty range.
+/// The start of the part of a range that a type holds, and its extent modulo two to the power of the type's (at least
+/// 32) bits; 1 for an empty range.
 fn clip(dtype: DType, range: Range<i64>) -> (i64, u64) {
     let bits = 8 * dtype.byte_count() as u32;
     let (least, greatest): (i128, i128) =

@@ -1,4 +1,4 @@
-//! Tensor handles, their shape operations, and tensors made from nothing.
+//! Declarations of tensors, shape operations of tensors, and tensors made from nothing.
 
 use std::fmt;
 use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeTo};
@@ -6,23 +6,16 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 
-use super::TraceErrorKind;
 use super::context::{self, Place, apply, composite};
-use super::control::custom_vjp;
-use crate::ir::{AxisNames, DType, Dims, Literal, Name, Role, Spec, TensorType, Value};
+use super::error::TraceErrorKind;
+use super::handle::Tensor;
+use crate::ir::{AxisNames, DType, Dims, Literal, Name, Role, Spec, TensorType};
 use crate::ops::{
     AxisList, BitcastConvert, BroadcastInDim, Concatenate, Constant, Convert, DynamicSlice, DynamicUpdateSlice, Gather,
     GatherDims, IndexPromise, Iota, Named, Pad, PadDim, Reshape, Reshard, Reverse, Slice, SliceDim, Splat,
     StopGradient, Transpose, WithAxes, complement,
 };
 use meshloom_hlo::message::counted;
-
-/// A tensor of a trace under way: a small, copyable handle.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Tensor {
-    pub(super) frame: u32,
-    pub(super) value: Value,
-}
 
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -33,14 +26,14 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// What a traced function expects of one input: type, logical axis names and role.
+/// A traced function's declaration of one input: type, logical axis names and role.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorSpec {
     /// Element type and dimensions.
     pub ty: TensorType,
     /// Logical axis names, one for each dimension; empty when none are declared.
     pub axes: AxisNames,
-    /// Which axis rules shard it.
+    /// The role whose axis rules shard it.
     pub role: Role,
 }
 
@@ -54,7 +47,7 @@ impl TensorSpec {
         TensorSpec { ty, axes: AxisNames::new(), role: Role::Compute }
     }
 
-    /// The same with logical axis names, one for each dimension; `""` for a dimension without.
+    /// The same with logical axis names, one for each dimension; `""` for a dimension without a name.
     #[must_use]
     pub fn with_axes(mut self, names: &[&str]) -> TensorSpec {
         self.axes = names.iter().map(|name| Name::new(name)).collect();
@@ -86,7 +79,7 @@ pub struct Param {
     pub init: Init,
     /// Number of leading dimensions that run over layers, the last fastest, whose parameters are drawn one by one.
     pub stacked_dims: usize,
-    /// Which of its other dimensions make matrices, for optimizers of matrices; none if it is no matrix.
+    /// The dimensions that make matrices, for optimizers of matrices; `None` if the parameter is not a matrix.
     pub matrix: Option<MatrixDims>,
     /// Whether weight decay shrinks it.
     pub decays: bool,
@@ -100,14 +93,14 @@ pub enum Update {
     /// As the optimizer says.
     #[default]
     Optimizer,
-    /// By a fixed amount against the sign of each element of its gradient, which is none of the loss and does not count
-    /// for the gradient's norm: as biases by which experts are balanced.
+    /// By a fixed amount against the sign of each element of its gradient. This gradient is not one of the loss and
+    /// does not count for the gradient's norm. Biases by which experts are balanced move in this way.
     AgainstSign,
 }
 
-/// Which dimensions of a parameter make matrices: first `batch` dimensions that run over matrices, as one over experts
-/// does, then `inputs` that a product with activations sums over, the rows; all others are columns. Dimensions over
-/// stacked layers stand before these, and are not counted.
+/// The dimensions of a parameter that make matrices: first `batch` dimensions that run over matrices, as one over
+/// experts does, then `inputs` dimensions that a product with activations sums over, the rows; all others are columns.
+/// Dimensions over stacked layers stand before these, and are not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixDims {
     /// Dimensions that run over matrices.
@@ -132,7 +125,7 @@ impl Param {
         self.stacked_over(&[(count, "layers")])
     }
 
-    /// As [`Param::stacked`], with several leading dimensions, each of this size and name.
+    /// As [`Param::stacked`], with several leading dimensions of these sizes and names.
     #[must_use]
     pub fn stacked_over(mut self, dims: &[(usize, &str)]) -> Param {
         if self.spec.axes.is_empty() {
@@ -210,7 +203,7 @@ impl Axes for RangeFull {
     }
 }
 
-/// What [`Tensor::index`] does with one dimension.
+/// The operation of [`Tensor::index`] on one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Index {
     /// Keeps `start..end`; `None` is the dimension's size.
@@ -235,7 +228,7 @@ macro_rules! indices_from {
     )*};
 }
 
-/// What [`Tensor::index`] takes: one index, or a tuple or array of them. `x.index((.., 0, 2..5))`.
+/// The argument of [`Tensor::index`]: one index, or a tuple or array of them, as in `x.index((.., 0, 2..5))`.
 pub trait Indices {
     /// One entry for each of the leading dimensions.
     fn indices(self) -> SmallVec<[Index; 6]>;
@@ -284,11 +277,11 @@ indices_of_tuples! {
 }
 
 impl Tensor {
-    /// Stands for a tensor that an error has prevented.
+    /// The tensor that stands for one that an error has prevented.
     pub(super) const POISONED: Tensor = Tensor { frame: 0, value: context::POISON };
 
-    /// Element type and dimensions. A scalar `f32` for a tensor that stands for an error; so it is for a tensor of a
-    /// trace that is over, and an error is noted.
+    /// Element type and dimensions. A tensor that stands for an error has the type of a scalar `f32`. So has a tensor
+    /// of a trace that is over, and then an error is noted.
     #[track_caller]
     pub fn ty(self) -> TensorType {
         context::type_of(self, Location::caller())
@@ -336,7 +329,7 @@ impl Tensor {
         self.axis(axis, Location::caller()).and_then(|axis| self.dims().get(axis).copied()).unwrap_or(1)
     }
 
-    /// Resolves axis numbers; notes an error and gives none when they do not fit.
+    /// Resolves axis numbers; notes an error and returns no axes if they do not fit.
     #[track_caller]
     pub(super) fn axes(self, axes: impl Axes, place: Place) -> AxisList {
         let rank = self.rank();
@@ -373,9 +366,10 @@ impl Tensor {
         self.reshape_at(dims.as_ref(), Location::caller())
     }
 
-    /// The same elements with these dimensions in place of the first one.
+    /// The same elements with these dimensions in place of the first one: `[6, 5]` becomes `[2, 3, 5]` by `&[2, 3]`.
+    /// The product of `dims` is the size of the first dimension.
     #[track_caller]
-    pub(crate) fn reshape_first(self, dims: &[usize]) -> Tensor {
+    pub fn reshape_first(self, dims: &[usize]) -> Tensor {
         let rest = self.dims();
         self.reshape([dims, rest.get(1..).unwrap_or_default()].concat())
     }
@@ -457,8 +451,11 @@ impl Tensor {
         apply(BroadcastInDim { dims: Dims::from_slice(dims), mapping }, &[self], place)
     }
 
-    #[track_caller]
-    pub(crate) fn mismatch(self, what: &str, expected: String, found: String, place: Place) -> Tensor {
+    /// Notes the error that this tensor does not fit, as [`TraceErrorKind::Mismatch`] at `place`, and returns what
+    /// stands for the result. It is how a function of tensors refuses an operand: `what` names the operand, `expected`
+    /// and `found` say how it had to be and how it is. A tensor that already stands for an earlier error is returned
+    /// without a new one.
+    pub fn mismatch(self, what: &str, expected: String, found: String, place: &'static Location<'static>) -> Tensor {
         if self.value == context::POISON {
             return self;
         }
@@ -609,22 +606,14 @@ impl Tensor {
     #[track_caller]
     pub fn with_axes(self, names: impl AsRef<[&'static str]>) -> Tensor {
         let names = names.as_ref().iter().map(|name| Name::new(name)).collect();
-        apply(WithAxes::new(names), &[self], Location::caller())
+        self.with_logical_axes(WithAxes::new(names))
     }
 
-    /// As [`Tensor::with_axes`], with other names for the cotangent; with none of them for it, it stays as it comes.
-    ///
-    /// Where a value is gathered from its shards, its cotangent is a sum that is best scattered back into them at once.
-    /// With the names of the shards for the cotangent it is; with the names of the whole it would be added up
-    /// everywhere first.
+    /// The same value with logical axis names and all that [`WithAxes`] can say beside them, such as that a partial sum
+    /// stays one, or on which rows a weight is used.
     #[track_caller]
-    pub fn with_axes_each_way(self, value: &[&'static str], cotangent: &[&'static str]) -> Tensor {
-        let place = Location::caller();
-        let named = |x: Tensor, names: &[&str]| {
-            apply(WithAxes::new(names.iter().map(|name| Name::new(name)).collect()), &[x], place)
-        };
-        let back = |(), ct| if cotangent.is_empty() { ct } else { named(ct, cotangent) };
-        custom_vjp(self, |x| named(x, value), |x| (named(x, value), ()), back)
+    pub fn with_logical_axes(self, axes: WithAxes) -> Tensor {
+        apply(axes, &[self], Location::caller())
     }
 
     /// The same value, sharded by `spec` from here on.
@@ -646,7 +635,7 @@ impl Tensor {
     }
 }
 
-/// A number as every element of a tensor: where Rust numbers enter a trace. Nothing is rounded to an integer.
+/// A number as every element of a tensor: Rust numbers enter a trace here. Nothing is rounded to an integer.
 pub(super) fn splat(ty: TensorType, number: f64, place: Place) -> Tensor {
     if !ty.dtype.holds(number) {
         return context::fail(TraceErrorKind::Number { number, dtype: ty.dtype }, place);

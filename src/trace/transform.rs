@@ -2,9 +2,9 @@
 
 use std::panic::Location;
 
-use super::context::{self, Body, Place, push_values, trace_tree, with_builder};
-use super::control::{describe, ports, refill, types_of};
-use super::{Tensor, TensorTree, TraceError, TraceErrorKind, inline};
+use super::context::{self, Body, Place, push_values, with_builder};
+use super::control::{describe, ports, trace_tree, types_of};
+use super::{Tensor, TensorTree, TraceError, TraceErrorKind, inline, refill};
 use crate::autodiff::{self, Tape, gradient_of_first};
 use crate::ir::{Graph, TensorType, Value};
 use crate::passes;
@@ -21,7 +21,7 @@ pub(crate) fn value_and_grad_at<P: TensorTree>(params: P, f: impl FnOnce(P) -> T
     (value, gradient)
 }
 
-/// As [`value_and_grad`], for a function that returns something else besides the value, which is not differentiated.
+/// As [`value_and_grad`], for a function that also returns other values, which are not differentiated.
 #[track_caller]
 pub fn value_and_grad_aux<P: TensorTree, A: TensorTree>(params: P, f: impl FnOnce(P) -> (Tensor, A)) -> (Tensor, A, P) {
     differentiate(params, f, Location::caller())
@@ -98,7 +98,7 @@ pub fn vjp<P: TensorTree, O: TensorTree>(
     (outputs, refill(&inputs, &mut gradients.unwrap_or_default().into_iter()))
 }
 
-/// A traced function and what stands for its arguments: captures, then the tensors given.
+/// A traced function and the tensors that stand for its arguments: captures, then the tensors given.
 struct Traced<O> {
     graph: Graph,
     operands: Vec<Tensor>,
@@ -165,7 +165,7 @@ pub fn jvp<P: TensorTree, O: TensorTree>(inputs: P, tangents: P, f: impl FnOnce(
 }
 
 /// The outputs of `f` at `inputs`, and its derivative there: a function from tangents to tangents, which may be applied
-/// several times within the same trace. What the applications have in common is merged when the program is lowered.
+/// several times within the same trace. Common parts of the applications are merged when the program is lowered.
 #[track_caller]
 pub fn linearize<P: TensorTree, O: TensorTree>(inputs: P, f: impl FnOnce(P) -> O) -> (O, impl Fn(P) -> O) {
     let place = Location::caller();
@@ -204,7 +204,7 @@ fn push_forward<O: TensorTree>(traced: &Traced<O>, tangents: &[Tensor], place: P
 }
 
 /// The transpose of a linear function: from cotangents of its outputs to cotangents of its inputs. `f` is not
-/// evaluated: of `example`, only the types matter. It may use outer tensors, in which it need not be linear.
+/// evaluated: only the types of `example` matter. `f` may use outer tensors, in which it need not be linear.
 ///
 /// A function that is not linear in its inputs (nor zero at zero) is an error that names the op that shows it.
 ///

@@ -4,10 +4,10 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::control::refill;
+use super::context::fail_internal;
 use super::{Param, Tensor, TensorSpec};
 use crate::ir::Literal;
-use meshloom_hlo::message::{counted, listed};
+use meshloom_hlo::message::counted;
 
 /// The way from the root of a tree to a leaf. Its text, by `to_string`, is such as `layers.3.attention.wq`.
 ///
@@ -26,7 +26,7 @@ pub enum PathPart {
     Every {
         /// The first of them.
         first: usize,
-        /// From one to the next.
+        /// The distance from one to the next.
         step: usize,
     },
 }
@@ -78,19 +78,6 @@ impl fmt::Display for Path {
     }
 }
 
-/// What a message calls a leaf: ``input `layers.0.wq` ``; `the input` where it is the whole tree, whose path is empty.
-pub(crate) fn called(what: &str, path: &str) -> String {
-    if path.is_empty() { format!("the {what}") } else { format!("{what} `{path}`") }
-}
-
-/// What a message calls the leaves of a tree, by their paths: ``the leaves `0` and `1` ``.
-pub(crate) fn called_all(paths: &[String]) -> String {
-    match paths {
-        [path] if path.is_empty() => "one leaf that is the whole tree".to_owned(),
-        paths => listed("leaf", &paths.iter().map(|path| format!("`{path}`")).collect::<Vec<_>>()),
-    }
-}
-
 /// A value made of leaves of one type, always visited in the same order.
 ///
 /// Structs get it from [`tree!`](crate::tree); tuples, `Vec`, arrays, `Box` and `Option` of trees are trees.
@@ -127,6 +114,16 @@ pub trait TensorTree: Tree<Leaf = Tensor> {}
 
 impl<T: Tree<Leaf = Tensor>> TensorTree for T {}
 
+/// The same structure with other tensors, in order. Missing ones are poisoned, after an error has been noted.
+pub(crate) fn refill<T: TensorTree>(tree: &T, tensors: &mut dyn Iterator<Item = Tensor>) -> T {
+    tree.rebuild(&mut || next_leaf(tensors))
+}
+
+/// The tensor for the next leaf of a tree.
+pub(super) fn next_leaf(tensors: &mut dyn Iterator<Item = Tensor>) -> Tensor {
+    tensors.next().unwrap_or_else(|| fail_internal("a tree of tensors", "a tensor for each of its leaves"))
+}
+
 /// A tree whose leaves can be replaced by leaves of type `U`.
 pub trait MapTree<U>: Tree {
     /// The same structure over `U`.
@@ -161,8 +158,8 @@ pub trait MapTree<U>: Tree {
     }
 }
 
-/// What [`Function::trace`](super::Function::trace) takes for the inputs of a function: [`TensorSpec`]s and
-/// [`Param`]s, in the structs of [`tree!`](crate::tree), tuples, `Vec`, arrays, `Box` and `Option`.
+/// The inputs of a function, as [`Function::trace`](super::Function::trace) takes them: [`TensorSpec`]s and [`Param`]s,
+/// in the structs of [`tree!`](crate::tree), tuples, `Vec`, arrays, `Box` and `Option`.
 pub trait Inputs {
     /// The same structure over types.
     type Specs: Tree<Leaf = TensorSpec> + MapTree<Tensor>;
@@ -267,7 +264,7 @@ tree_leaf!(Tensor, TensorSpec, Param, Literal, String);
 /// assert_eq!(names.paths(), ["weight", "bias"]);
 /// ```
 ///
-/// An enum is a tree that is one of several, with the paths of the one that it is.
+/// An enum is a tree that is one of several. Its paths are those of the variant that it is.
 #[macro_export]
 macro_rules! tree {
     ($($(#[$doc:meta])* $visibility:vis struct $name:ident<$first:ident $(, $rest:ident $(= $default:ty)?)*> {
@@ -363,7 +360,7 @@ macro_rules! tree {
     };
 }
 
-/// Some leaves of a tree, with the paths that they have there: what an optimizer keeps of some parameters alone.
+/// Some leaves of a tree, with their paths in it: an optimizer keeps state of some parameters alone in this form.
 #[derive(Clone, Debug)]
 pub struct Subtree<T>(Vec<(Path, T)>);
 
@@ -374,7 +371,7 @@ impl<T> Default for Subtree<T> {
 }
 
 impl<T: Clone> Subtree<T> {
-    /// Those leaves of a tree, in visiting order, for which `keep` is true.
+    /// The leaves of a tree, in visiting order, for which `keep` is true.
     pub fn of(tree: &impl Tree<Leaf = T>, keep: &[bool]) -> Subtree<T> {
         let (mut kept, mut keep) = (Vec::new(), keep.iter());
         tree.visit(&mut Path::default(), &mut |path, leaf| {
@@ -440,7 +437,7 @@ impl<U, A: MapTree<U>> MapTree<U> for Subtree<A> {
     }
 }
 
-/// No leaves at all: what a scan without stacked inputs or outputs stacks.
+/// No leaves at all: the stacked part of a scan without stacked inputs or outputs.
 impl Tree for () {
     type Leaf = Tensor;
 

@@ -32,8 +32,8 @@ cumulative_methods! {
 }
 
 impl Tensor {
-    /// A running fold along a dimension: element i folds elements 0 to i, or i to the last in reverse. Of equal extrema
-    /// the first one met gets the gradient.
+    /// A running fold along a dimension: element i folds elements 0 to i, or i to the last in reverse. Among equal
+    /// extrema the first one met gets the gradient.
     #[track_caller]
     pub fn cumulative(self, kind: CumulativeKind, axis: i32, reverse: bool) -> Tensor {
         let place = Location::caller();
@@ -41,14 +41,14 @@ impl Tensor {
         apply(Cumulative { kind, axis, reverse }, &[self], place)
     }
 
-    /// Folds every window to one element; one window for each dimension ([`WindowDim::ONE`] for none). Of a window's
-    /// equal extrema the first gets the gradient.
+    /// Folds every window to one element; there is one window for each dimension ([`WindowDim::ONE`] for none). Among a
+    /// window's equal extrema the first gets the gradient.
     #[track_caller]
     pub fn reduce_window(self, kind: ReduceKind, window: impl AsRef<[WindowDim]>) -> Tensor {
         apply(ReduceWindow { kind, window: window.as_ref().into() }, &[self], Location::caller())
     }
 
-    /// The mean of every window's elements; what pads the tensor does not count.
+    /// The mean of every window's elements; elements that pad the tensor do not count.
     #[track_caller]
     pub fn mean_window(self, window: impl AsRef<[WindowDim]>) -> Tensor {
         let window = window.as_ref();

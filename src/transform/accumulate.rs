@@ -1,12 +1,12 @@
 //! Gradient accumulation: the gradient of a sum over the parts of a batch, one part after the other.
 //!
 //! The parts are a scan that carries the sum of the gradients so far, at least in `f32`. Each part's gradient lies as
-//! the parameters do; over mesh axes that do not split its parameter it stays a partial sum, as each device has it, and
-//! so does the sum. So nothing crosses such an axis in the loop, however many parts there are: whoever uses the sum
-//! resolves it, once. With the axis `replica` this is partially sharded data parallelism: what the literature keeps as
-//! one gradient buffer for each replica is here one sum that is not complete yet
+//! the parameters do. Over mesh axes that do not split its parameter, both it and the sum stay partial sums, as each
+//! device has them. So nothing crosses such an axis in the loop, however many parts there are: the user of the sum
+//! resolves it, once. With the axis `replica` this is partially sharded data parallelism. The literature keeps one
+//! gradient buffer for each replica; here that buffer is one sum that is not complete yet
 //! ([`Spec::unreduced`](crate::ir::Spec::unreduced)). Over axes that do split the parameter the gradient is reduced and
-//! scattered part by part: a whole one for each device is what such axes are there to avoid.
+//! scattered part by part, because such axes exist to avoid a whole gradient on each device.
 //!
 //! Part `j` of `n` has the rows `j`, `n + j`, `2 n + j`, ..: each device has rows of every part, and none moves.
 
@@ -23,8 +23,8 @@ use crate::trace::{
 /// The value of `loss` summed over the parts of a batch, `f32`, and its gradient with respect to `params`.
 ///
 /// `loss` gets the parameters and the rows of a part, and returns a scalar. Every leaf of `batch` has the rows as its
-/// leading dimension. `declared` are the declarations of `params`, in the same order. Gradients are `f32`, of `f64`
-/// parameters `f64`: so parts are added up, and so what is added up over devices afterwards.
+/// leading dimension. `declared` are the declarations of `params`, in the same order. Gradients are `f32`, or `f64` for
+/// `f64` parameters: in this type they are added up over parts, and afterwards over devices.
 ///
 /// # Errors
 /// In the trace: `parts` is zero, or does not divide the rows; or there is not one declaration for each parameter.
@@ -44,8 +44,8 @@ where
     expect_declared("value_and_grad_in_parts", declared, &params, place);
     let names: Vec<AxisNames> = declared.leaves().into_iter().map(|param| param.spec.axes).collect();
     let origins = |gradients: &P| gradients.leaves().into_iter().map(|leaf| origin_of(leaf, place)).collect::<Vec<_>>();
-    // What the optimizer wants of the sum must not reach into the loop: a device has what it has added up, and no part
-    // of it is sent. When it is resolved, that is for the op that made the gradient.
+    // The optimizer's demands on the sum must not reach into the loop: each device keeps what it has added up and sends
+    // no part of it. The op that resolves the sum later has the origin of the op that made the gradient.
     let partial = |sums: &P, origins: &[Option<Origin>]| {
         let label = |((sum, names), origin): ((Tensor, &AxisNames), &Option<Origin>)| {
             let at_rest = WithAxes { role: Role::Params, ..WithAxes::new(names.clone()) };
@@ -112,9 +112,9 @@ fn in_parts(rows: Tensor, parts: usize, place: Place) -> Tensor {
     apart.transpose(&order[..])
 }
 
-/// Values that lie as their parameters, or the optimizer's state of them, do by the rules of a role. A gradient that is
-/// a partial sum is resolved by it: reduced and scattered where its dimensions are split further, else added up on all
-/// devices. There must be one declaration for each value; else the trace notes an error.
+/// Labels values so that they lie as their parameters, or the optimizer's state of them, do by the rules of a role. A
+/// gradient that is a partial sum is thereby resolved: it is reduced and scattered where its dimensions are split
+/// further, else added up on all devices. There must be one declaration for each value; else the trace notes an error.
 #[track_caller]
 pub fn in_role<P: Tree<Leaf = Tensor>>(declared: &impl Tree<Leaf = Param>, values: &P, role: Role) -> P {
     let place = Location::caller();

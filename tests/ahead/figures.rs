@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use meshloom::pjrt::PlatformKind;
+use meshloom::hlo::PlatformKind;
 use support::calibration::{Figures, programs, table, write_table};
 
 /// Compiles the programs that the table lacks, and writes their figures into it.
@@ -21,7 +21,7 @@ pub fn written(kind: PlatformKind) {
     }
 }
 
-/// Some figures are still what the plugin says.
+/// Some figures are still those of the plugin.
 pub fn kept(kind: PlatformKind) {
     let table = table();
     for program in

@@ -20,7 +20,8 @@ mod workers;
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use meshloom::pjrt::{PlatformKind, worker};
+use meshloom::hlo::PlatformKind;
+use meshloom::pjrt::worker;
 use support::cases::cases;
 use support::counts::Budget;
 use support::plugins::why_without;

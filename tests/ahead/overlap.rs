@@ -1,6 +1,6 @@
-//! What compiled schedules hide.
+//! Tests of how much communication compiled schedules hide.
 
-use meshloom::hlo::analysis::{Chip, CostOptions, Devices, collectives, overlap};
+use meshloom::analysis::{Chip, CostOptions, Devices, collectives, overlap};
 use meshloom::partition::Amount;
 use support::configs::config;
 
@@ -21,7 +21,7 @@ pub fn transfers_run_beside_compute() {
     assert!((found.total.seconds - seconds).abs() <= 1e-6 * seconds, "{} and {seconds} s", found.total.seconds);
     assert!(found.transfers.iter().any(|it| !it.synchronous && it.hidden.share() > Some(0.1)), "{found:#?}");
     assert!(found.transfers.iter().filter(|it| it.synchronous).all(|it| it.hidden.share() < Some(1e-6)), "{found:#?}");
-    // Whoever waits, waits for one transfer.
+    // A device that waits, waits for one transfer at a time.
     let waiting = found.waiting_seconds;
     assert!((found.total.waited_seconds - waiting).abs() <= 1e-6 * waiting, "{found:#?}");
     assert!(waiting <= found.total.exposed_seconds * (1.0 + 1e-6), "{found:#?}");

@@ -1,6 +1,6 @@
 //! Pipelines whose stages branch, compiled for hardware: branches stay, and nothing waits across them.
 
-use meshloom::hlo::analysis::{Devices, Together, Via, Walk, collectives};
+use meshloom::analysis::{DeviceWalk, Devices, Together, Via, Walk, collectives};
 use meshloom::hlo::proto::{HloModuleProto, ShapeProto};
 use meshloom::partition::Amount;
 use support::configs::config;
@@ -12,8 +12,8 @@ const MLP: u64 = 512;
 /// Rows of a microbatch.
 const ROWS: u64 = 4;
 
-/// The largest copy in a branch, in bytes of `f32`. What is within a fusion is computed, not kept: libtpu retiles a
-/// buffer there of which it then reads or writes one slot.
+/// The largest copy in a branch, in bytes of `f32`. Copies within a fusion are computed, not kept: libtpu retiles a
+/// buffer there, and then reads or writes one slot of it.
 fn largest_copy(walk: &Walk<'_>) -> u64 {
     let elements = |shape: &ShapeProto| shape.dimensions.iter().product::<i64>() as u64 * 4;
     let bytes = |shape: &ShapeProto| shape.tuple_shapes.iter().chain([shape]).map(elements).max().unwrap_or(0);
@@ -59,7 +59,8 @@ pub fn stages_branch(target: &str) {
         let step = step(schedule, &config);
         let devices = Devices::partitioned(step.devices.len());
         let module: HloModuleProto = step.compiled.optimized_hlo().expect("a program").decode().expect("a module");
-        let walk = Walk::on(&module, devices);
+        let walk = DeviceWalk::of(&module, devices);
+        let walk = walk.walk();
         let branches = walk.places().iter().filter(|place| {
             place.loop_depth > 0 && place.caller.is_some_and(|caller| matches!(caller.via, Via::Branch(_)))
         });
@@ -76,9 +77,9 @@ pub fn stages_branch(target: &str) {
             other => panic!("{target}, {schedule}: {other} bytes are sent"),
         };
         let (emitted, compiled) = (bytes(emitted), bytes(compiled));
-        // What one device keeps of an item: the widest activations are split over `tensor`.
+        // The bytes of an item that one device keeps: the widest activations are split over `tensor`.
         let slot = layers * ROWS * SEQ * MLP / 2 * 4;
-        let copied = largest_copy(&walk);
+        let copied = largest_copy(walk);
         println!("{target}, {schedule}: {compiled} of {emitted} bytes, copies of {copied} bytes, slots of {slot}");
         assert!(copied <= slot, "{target}, {schedule}: a branch copies {copied} bytes, and a slot has {slot}");
         assert!(100 * compiled <= 102 * emitted, "{target}, {schedule}: {compiled} bytes are sent, not {emitted}");

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use meshloom::analysis::{Devices, collectives};
 use meshloom::compile::LowerOptions;
 use meshloom::emit::{GroupFormat, device_groups};
-use meshloom::hlo::analysis::{Devices, collectives};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::partition::Amount;
 use meshloom::passes::{CollectiveLimits, CollectiveMatmul};
@@ -47,12 +48,13 @@ pub fn tpu_topologies_are_described() {
         assert_eq!((last.coords(), last.core_on_chip(), last.slice_index()), (Some(&coords[..]), Some(core), slice));
         assert!(last.memory_limit().is_some_and(|bytes| bytes > 8_000_000_000), "{name}: {last:?}");
     }
-    // What a program goes by that is cut beside collectives: 459 TF/s, and 4800 Gbit/s over three rings, both ways.
+    // Products are cut up beside collectives by the chip's rates: 459 TF/s, and 4800 Gbit/s over three rings, both
+    // ways.
     let platform = described("v5p:2x2x1").platform;
     let operations_per_byte = (459e12_f64 / (4800e9 / 8.0 / 3.0 / 2.0)) as u64;
     let matmul = LowerOptions::default().on(&platform).limits.matmul;
     assert_eq!(matmul, CollectiveMatmul::Auto { operations_per_byte });
-    // Which collectives are better done in levels: those over a whole slice, and gathers on v5p's SparseCores.
+    // These collectives are better done in levels: those over a whole slice, and gathers on v5p's SparseCores.
     const MIB: Option<u64> = Some(1 << 20);
     let all: [(_, &[usize], _, _); 9] = [
         ("v5p:2x2x1", &[2, 2], false, MIB),
@@ -160,9 +162,9 @@ pub fn train_step(target: &str, axes: &str) {
     assert!(memory.arguments > memory.aliased && memory.outputs >= memory.aliased, "{target}: {memory:?}");
 }
 
-/// The step that our partitioner makes, for devices that are not there. Whatever the plugin does with collectives, it
-/// does it within the groups that they were written with. Returned: the bytes moved by the compiled program, and by
-/// what was written.
+/// Compiles the step that our partitioner makes, for devices that are not there. The plugin may change collectives, but
+/// only within the groups that they were written with. Returns the bytes that the compiled program moves, and those of
+/// the emitted program.
 fn check_groups_survive(target: &str, axes: &str, overrides: &[&str]) -> (Amount, Amount) {
     let (topology, axes) = (format!("target.topology={target}"), format!("mesh.axes={axes}"));
     let config = config(&[NARROW, overrides, &[&topology, &axes, "partition.mode=explicit"]]);
@@ -256,7 +258,7 @@ pub fn the_topology_is_the_platform(target: &str) {
         let step = step(platform, &own(platform));
         assert!(step.lowered.module.bytes == expected.module.bytes, "{platform}");
     }
-    // What follows from the chip can be changed, one by one and as a whole.
+    // Options that follow from the chip can be changed, one by one and as a whole.
     let preset = described.platform.preset().expect("a preset").options().next().expect("an option");
     let (name, value) = preset.split_once('=').expect("name=value");
     let options = |keys: &[&str]| {

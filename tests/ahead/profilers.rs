@@ -17,7 +17,7 @@ pub fn records(platform: &str) {
     assert!(said.contains("wrote as many bytes as were recorded"), "{said}");
 }
 
-/// What the process does that [`records`] starts; whether this is one.
+/// Runs the part of the process that [`records`] starts, and returns whether this is such a process.
 pub fn run_if_asked() -> bool {
     let Ok(platform) = env::var(PROFILED) else { return false };
     let plugin = Plugin::find(&platform).expect("the plugin");

@@ -1,17 +1,18 @@
 //! Programs that the tests of other concerns run on the CPU, for hardware that is not there.
 
+use meshloom::analysis::{Devices, collectives};
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::emit::{Annotation, EmitOptions, ProgramForm, emit};
-use meshloom::hlo::analysis::{Devices, collectives};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto};
 use meshloom::ir::DType::{BF16, F32, S32};
 use meshloom::ir::Graph;
 use meshloom::kernels::{AttentionKernel, ExpertsKernel, KernelUse, Kernels};
-use meshloom::nn::{AttentionOptions, MoeConfig, causal_attention_with, moe};
-use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, PlatformKind, ProgramFormat};
+use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, ProgramFormat};
 use meshloom::sharding::{DevicePlace, Mesh, device_order};
 use meshloom::trace::{Function, TensorSpec, ragged_dot, value_and_grad, vmap};
 use meshloom_mosaic::CALL_TARGET;
+use meshloom_nn::{AttentionOptions, MoeConfig, causal_attention_with, moe};
 use support::ahead_of_time::described;
 use support::configs::{NARROW, config, explicit_step};
 use support::devices::tpus;

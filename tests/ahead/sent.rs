@@ -1,6 +1,7 @@
-//! What compiled programs send, beside what was emitted: rows of docs/compiled-collectives.md.
+//! Tests of the bytes that compiled programs send, beside those of the emitted programs: rows of
+//! docs/compiled-collectives.md.
 
-use meshloom::hlo::analysis::{Devices, collectives};
+use meshloom::analysis::{Devices, collectives};
 use meshloom::hlo::proto::HloModuleProto;
 use support::configs::config;
 

@@ -1,10 +1,10 @@
-//! What libtpu makes of programs for several slices: what goes between slices, when, and how much. Compiled ahead of
-//! time, where the TPU plugin is.
+//! Tests of the programs that libtpu compiles for several slices: which transfers go between slices, when, and how many
+//! bytes they have. The programs are compiled ahead of time, where the TPU plugin is installed.
 
-use meshloom::compile::Lowered;
-use meshloom::hlo::analysis::{
+use meshloom::analysis::{
     AxisPart, Devices, ModuleCollective, Step, Walk, collectives, slice_count, step_inputs, traffic,
 };
+use meshloom::compile::Lowered;
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto};
 use meshloom::pjrt::DeviceDescription;
 use meshloom::sharding::Mesh;
@@ -49,7 +49,7 @@ impl Compiled {
         Compiled { mesh: config.mesh().expect("a mesh"), written, module }
     }
 
-    /// What crosses an axis of the mesh, in the compiled program.
+    /// The collectives of the compiled program that cross an axis of the mesh.
     fn over(&self, axis: &str) -> Vec<ModuleCollective> {
         let axis = AxisPart::parse(axis, &self.mesh).expect("an axis");
         let found = collectives(&self.module, Devices::partitioned(DEVICES)).along(&self.mesh);
@@ -58,7 +58,7 @@ impl Compiled {
     }
 }
 
-/// Bytes, but for single numbers and vectors that libtpu pads to some kilobytes.
+/// The bytes, without single numbers and vectors, which libtpu pads to some kilobytes.
 fn check_bytes(found: Option<u64>, written: Option<u64>, vectors: u64) {
     let (found, written) = (found.expect("a number"), written.expect("a number"));
     assert!((written..=written + vectors * 16_384).contains(&found), "{written} bytes written, {found} sent");
@@ -102,8 +102,7 @@ pub fn slices_exchange_gradients_once() {
     check_bytes(found, ledger.moved_bytes().expect("a ledger").bound(), 2 * 3 + 3);
 }
 
-/// How often each loop runs that stands between the start of a transfer and the wait for its end, in the compiler's
-/// schedule.
+/// The trip count of each loop between the start of a transfer and the wait for its end, in the compiler's schedule.
 fn loops_meanwhile(module: &HloModuleProto, walk: &Walk<'_>, start: Step<'_, '_>) -> Vec<Option<u64>> {
     let attribute =
         |it: &HloInstructionProto| it.frontend_attributes.as_ref()?.map.get("_xla_host_transfer_rendezvous").cloned();

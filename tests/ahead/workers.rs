@@ -4,8 +4,8 @@ use std::fmt::Display;
 
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings};
 use meshloom::pjrt::{CompileOptions, PjrtError};
-use meshloom_train::StepAhead;
 use meshloom_train::config::RunConfig;
+use meshloom_train::run::StepAhead;
 use support::ahead_of_time::topology;
 use support::counts;
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use meshloom::pjrt::internals::ThroughCallbacks;
 use meshloom::pjrt::{ErrorCode, KeyValueFailure, KeyValues};
 use meshloom_cluster::StoreForClients;
-use meshloom_store::{Store, StoreOptions};
+use meshloom_cluster::store::{Store, StoreOptions};
 use support::cases::every_case;
 
 use super::etcd::{Etcd, LONG, shared};

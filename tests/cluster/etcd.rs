@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use meshloom_store::{Server, Store, StoreOptions};
+use meshloom_cluster::store::{Server, Store, StoreOptions};
 
-/// How long anything may take that is not to fail.
+/// The time limit of calls that are not to fail.
 pub const LONG: Duration = Duration::from_secs(20);
 
 /// The program.

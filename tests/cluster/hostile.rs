@@ -1,4 +1,4 @@
-//! Somebody who speaks the protocol of replicas, and says whatever a test wants.
+//! A peer that speaks the protocol of replicas, and answers as a test wants.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -21,7 +21,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
 
-/// What is asked for.
+/// A question to a peer: it asks for a message of a run by name.
 #[derive(Clone, PartialEq, Message)]
 pub struct Question {
     #[prost(string, tag = "1")]
@@ -43,7 +43,7 @@ pub struct Piece {
     pub run: String,
 }
 
-/// Lines that were said.
+/// The lines that were logged.
 #[derive(Clone, Default)]
 pub struct Lines(Arc<Mutex<Vec<String>>>);
 
@@ -71,7 +71,7 @@ impl Lines {
     }
 }
 
-/// A runtime for those who ask.
+/// A runtime for the tests that ask.
 pub fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads")
 }
@@ -104,10 +104,10 @@ pub async fn ask(channel: Channel, run: &str, name: &str) -> Result<Streaming<Pi
     Ok(tokio::time::timeout(Duration::from_secs(20), asking).await.map_err(late)??.into_inner())
 }
 
-/// Makes what is said to the number of a question.
+/// Makes the answer to a question and its number.
 type Answer = Arc<dyn Fn(usize, &Question) -> Vec<Piece> + Send + Sync>;
 
-/// Somebody who answers.
+/// A service that answers questions.
 #[derive(Clone)]
 struct Peer {
     answer: Answer,

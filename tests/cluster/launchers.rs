@@ -1,7 +1,8 @@
-//! What launchers leave in the environment, as recorded.
+//! Tests with recorded environments of launchers.
 
 use meshloom_cluster::internals::{check_hosts, variables};
-use meshloom_store::{LaunchError, Launched, Launcher, Store, StoreOptions, Tls, User};
+use meshloom_cluster::store::{Store, StoreOptions, Tls, User};
+use meshloom_cluster::{LaunchError, Launched, Launcher};
 
 use super::etcd::shared;
 
@@ -150,7 +151,7 @@ fn others_listen_where_they_are_told() {
     assert_eq!(stores[0].hosts(), Ok(2));
 }
 
-/// Neither what is printed of a user nor of certificates has the secret.
+/// The text of a user and that of certificates leave out the secret.
 #[test]
 fn secrets_are_not_printed() {
     let user = User { name: "me".to_owned(), password: "secret".to_owned() };

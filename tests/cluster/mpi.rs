@@ -7,12 +7,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use meshloom_mpi::{Incoming, MpiError, Outgoing, World};
+use meshloom_cluster::mpi::{Incoming, MpiError, Outgoing, World};
 use support::counts::process;
 use support::program::test_alone;
 
-/// Starts so many processes of a program, which gets the path of the library of MPI, and returns what they print. One
-/// such start at a time: a process of MPICH that waits takes all of a core.
+/// Starts so many processes of a program, which gets the path of the library of MPI, and returns their output. One such
+/// start at a time: a process of MPICH that waits takes all of a core.
 pub fn start(count: usize, program: &Path, variables: &[(&str, &Path)]) -> String {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let found = |it: Result<_, meshloom_cluster::ProgramError>| it.unwrap_or_else(|error| panic!("{error}"));
@@ -67,7 +67,7 @@ int MPI_Cancel(void **request) { return 0; }
 int MPI_Request_free(void **request) { *request = (void *)0x180; return 0; }
 "#;
 
-/// So much that the allocator gives it back to the system when it is freed (of glibc, always above 32 MiB): whoever
+/// A size that the allocator gives back to the system when it is freed (glibc always does above 32 MiB): a process that
 /// touches it then is ended.
 const LARGE: usize = 33 << 20;
 
@@ -104,8 +104,8 @@ fn is_given_up(found: Result<Vec<Vec<u8>>, MpiError>) {
     assert_eq!(found.map(drop), Err(MpiError::GivenUp { reason: "nobody is there".to_owned() }));
 }
 
-/// MPI writes into what was to be received, and reads what was to be sent, until it says that it does not: whatever
-/// becomes of the exchange, that memory is there.
+/// MPI may write into the buffers of receives, and read those of sends, until it reports their end: that memory stays,
+/// however the exchange ends.
 #[test]
 fn what_mpi_holds_is_never_freed() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -124,19 +124,19 @@ fn what_mpi_holds_is_never_freed() {
 fn exchanges_that_fail() {
     let freed = || FREED.load(Ordering::Relaxed);
     let world = World::start(&meshloom_cluster::mpi_library().expect("MPI")).expect("a world of one process");
-    // Nobody sends: the receives are cancelled, also where the exchange ends by a panic. Else what is sent next would
-    // go to them.
+    // There is no sender: the receives are cancelled, also where the exchange ends by a panic. Otherwise the next
+    // message would go to them.
     is_given_up(world.exchange(vec![], incoming(1), &give_up));
     catch_unwind(AssertUnwindSafe(|| world.exchange(vec![], incoming(1), &|_| panic!("on purpose"))))
         .expect_err("it is");
     assert!(world.has_failed());
-    // Nobody receives.
+    // There is no receiver.
     is_given_up(world.exchange(outgoing(1), vec![], &give_up));
     assert_eq!(freed(), 0, "MPI still holds it");
-    // Who comes late gets what was sent.
+    // A late receiver gets the message.
     let received = world.exchange(vec![], incoming(1), &|_| None).expect("it was sent");
     assert!(received.len() == 1 && received[0] == vec![7; LARGE], "another message");
-    // What was received in the meantime is freed.
+    // The message that was received in the meantime is freed.
     let received = world.exchange(outgoing(2), incoming(2), &|_| None).expect("both");
     assert!(received[0] == vec![7; LARGE] && freed() == 1, "{}", freed());
     drop(world);

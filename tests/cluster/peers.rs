@@ -11,9 +11,9 @@ use std::thread;
 use std::time::Duration;
 
 use meshloom_cluster::internals::{Limits, Port, Present, connect, held_key, present_key};
+use meshloom_cluster::store::{Store, StoreOptions};
 use meshloom_cluster::{ReplicaError, ReplicaOptions, Replicas, Tls, certificates};
-use meshloom_store::{Store, StoreOptions};
-use meshloom_train::exchange::Judge;
+use meshloom_train::peers::Judge;
 use meshloom_train::program::CertificateFlags;
 use support::counts::process;
 
@@ -39,7 +39,7 @@ fn options(etcd: &Etcd, job: &str, number: usize) -> ReplicaOptions {
     }
 }
 
-/// Two replicas that have begun, what they say, and where they listen.
+/// Two replicas that have begun, the lines that they log, and their addresses.
 fn begun(etcd: &Etcd, job: &str, tls: Option<&Tls>) -> ([Arc<Replicas>; 2], Lines, [String; 2]) {
     let lines = Lines::default();
     let start = |number: usize| {
@@ -60,7 +60,7 @@ fn begun(etcd: &Etcd, job: &str, tls: Option<&Tls>) -> ([Arc<Replicas>; 2], Line
     (both, lines, [0, 1].map(address))
 }
 
-/// What somebody sees in the store of a job who is none of its replicas.
+/// Returns what a process that is not a replica of the job sees in the job's store.
 fn look<T>(etcd: &Etcd, job: &str, at: impl FnOnce(&Store) -> T) -> T {
     let store = etcd.connect(job, 9, 10);
     let seen = at(&store);
@@ -74,14 +74,14 @@ fn run_of(etcd: &Etcd, job: &str) -> String {
     serde_json::from_slice::<serde_json::Value>(&decision).expect("JSON")["run"].as_str().expect("a name").to_owned()
 }
 
-/// What begins so is a message that is not to be taken.
+/// The beginning of a message that is to be refused.
 const BAD: &[u8] = b"bad";
 
 fn judge() -> Judge {
     Arc::new(|message| if message.starts_with(BAD) { Err("it is bad".to_owned()) } else { Ok(()) })
 }
 
-/// A round of both, each with the message of the other; but those that are bad count for nobody.
+/// Runs a round of both. Each gets the message of the other, except for bad messages, which count for neither.
 fn exchange(both: &[Arc<Replicas>; 2], round: u64, messages: [&[u8]; 2]) {
     for (replicas, message) in both.iter().zip(messages) {
         replicas.send(round, round, message.to_vec(), judge()).expect("a thread");
@@ -96,8 +96,8 @@ fn exchange(both: &[Arc<Replicas>; 2], round: u64, messages: [&[u8]; 2]) {
     }
 }
 
-/// Garbage, questions of another run, a thousand connections and 700 streams that nobody reads: a round goes on beside
-/// all of them.
+/// Garbage, questions of another run, a thousand connections and 700 unread streams: a round goes on beside all of
+/// them.
 #[test]
 fn strangers_stop_nobody() {
     const STREAMS: usize = 700;
@@ -109,7 +109,7 @@ fn strangers_stop_nobody() {
     let large: [Vec<u8>; 2] = [vec![1; 4 << 20], vec![2; 4 << 20]];
     exchange(&both, 1, large.each_ref().map(Vec::as_slice));
 
-    // What is no HTTP, and what is no question.
+    // Bytes that are not HTTP, and messages that are not questions, are refused.
     let garbage: Vec<u8> = (0..1 << 16).map(|byte: u32| (byte.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let mut stream = TcpStream::connect(&address).expect("it listens");
     let _ = stream.write_all(&garbage);
@@ -176,7 +176,7 @@ fn connections_and_streams_end() {
         stream.set_read_timeout(Some(LONG)).expect("a limit");
         !matches!(stream.read_to_end(&mut Vec::new()), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
     };
-    // Who says nothing.
+    // A silent connection is closed.
     let mut silent = TcpStream::connect(&address).expect("it listens");
     assert!(gone(&mut silent), "a silent connection stays");
     lines.until("it asked for nothing of this run");
@@ -197,7 +197,8 @@ fn connections_and_streams_end() {
         }
     });
     assert!(ended.is_err(), "an unread stream ends well");
-    // As many as there is room for; a stranger makes place for the next, and a peer that reads does not.
+    // There are as many connections as there is room for; a stranger makes place for the next, and a peer that reads
+    // does not.
     let limits = Limits { question: long, unread: long, ..limits };
     let port = Port::listen("run", limits, lines.say()).unwrap_or_else(|error| panic!("{error}"));
     port.offer("large", vec![1; 4 << 20]);
@@ -356,7 +357,7 @@ fn made_certificates_work_as_printed() {
     assert!(without.is_err(), "it needs no certificate");
 }
 
-/// What a run has written ends with it, at once when its last replica leaves.
+/// The keys of a run end with it, at once when its last replica leaves.
 #[test]
 fn keys_end_with_the_run() {
     let (etcd, job) = (shared(), "keys_end_with_the_run");

@@ -66,7 +66,7 @@ impl Run {
         command.current_dir(support::path(""));
         let log = File::create(self.path(&format!("{name}.log"))).expect("a log");
         command.args(self.settings.iter().flat_map(|setting| ["--set", setting]));
-        // Of what is given twice, the last counts.
+        // If an option is given twice, the last counts.
         command.args(if is_launcher { &[] } else { arguments });
         command.arg("--metrics").arg(self.path(&format!("{}.jsonl", name.split('-').next().unwrap_or(name))));
         command.env("RUST_LOG", "warn,meshloom_cluster=debug").env("MPIEXEC_TIMEOUT", "120");
@@ -146,7 +146,7 @@ impl Run {
     }
 }
 
-/// Checks that outer parameters and velocities are the same but for rounding. A velocity adds up differences of
+/// Checks that outer parameters and velocities are the same, except for rounding. A velocity adds up differences of
 /// parameters, so the last digits of these are added to its bound: each number of an embedding is about 1, and changes
 /// by a thousandth.
 pub fn compare_outer(one: &Outer, other: &Outer, bound: f64) {
@@ -189,7 +189,7 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).expect("it is ours");
     }
 
-    /// How it ended, which must be within a time.
+    /// Returns the exit status of the process, or `None` if it does not end within the time.
     pub fn ended(&mut self, within: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + within;
         while Instant::now() < deadline {

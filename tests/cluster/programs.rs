@@ -1,4 +1,4 @@
-//! Where etcd and MPI are looked for, as the environment says.
+//! Tests of the places where etcd and MPI are looked for, by the environment.
 
 use std::path::Path;
 use std::{env, fs};
@@ -18,7 +18,8 @@ fn look() {
     }
 }
 
-/// What is found in an environment: by default one in which nothing is installed, cached or fetched.
+/// Returns the programs that are found in an environment: by default one in which nothing is installed, cached or
+/// fetched.
 fn looked(folder: &Path, variables: &[(&str, &Path)]) -> String {
     let mut look = test_alone(module_path!(), "look");
     look.env_remove("MESHLOOM_ETCD").env_remove("MESHLOOM_MPI").env_remove("LD_LIBRARY_PATH");
@@ -55,7 +56,7 @@ fn what_is_nowhere_says_what_to_do() {
     }
 }
 
-/// A name that is wrong is said, although the others are there.
+/// A wrong name is reported, although the others are there.
 #[test]
 fn what_the_user_names_is_taken_or_refused() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -85,7 +86,7 @@ fn what_is_installed_is_found() {
     let path = env::join_paths([bin.as_path(), mpiexec.parent().expect("a folder")]).expect("a path");
     let said = looked(folder.path(), &[("PATH", Path::new(&path))]);
     assert_says(&said, &[&format!("etcd: {}\n", etcd.display())]);
-    // That of MPICH's wheel, or as it is installed.
+    // The library of MPICH's wheel is compared; an installed one may be anywhere.
     if library.ends_with("lib/libmpi_abi.so.1") {
         let [mpi, mpiexec] = [("mpi", library), ("mpiexec", mpiexec.clone())]
             .map(|(name, path)| format!("{name}: {}\n", path.display()));

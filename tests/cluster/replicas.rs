@@ -60,7 +60,7 @@ fn bits(outer: &Outer) -> Vec<(&str, &[u8])> {
     outer.iter().map(|(path, literal)| (path.as_str(), literal.bytes())).collect()
 }
 
-/// What is synced is what one program of all replicas syncs, and the same bits on all.
+/// Replicas apart sync the same values as one program of all replicas, with the same bits on all.
 #[test]
 fn replicas_apart_are_those_of_one_program() {
     let etcd = shared();

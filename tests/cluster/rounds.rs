@@ -1,7 +1,7 @@
 //! Decisions of replicas on a round, made from the entries of the store.
 
 use meshloom_cluster::internals::{Keys, Present, Undecided, held_key, present_key, round_key};
-use meshloom_store::Entry;
+use meshloom_cluster::store::Entry;
 use serde::Serialize;
 
 fn entry(name: &str, value: &impl Serialize, lease: i64) -> Entry {
@@ -58,7 +58,7 @@ fn who_is_gone_is_left_out_and_comes_back_as_another() {
     let decision = keys.decide(1, (6, 6), &before, (2, false)).expect("a decision");
     assert_eq!((&decision.messages[..], &decision.joining[..]), (&[0, 1][..], &[0][..]));
     assert_eq!(decision.giver().map(|seat| seat.replica), Some(1));
-    // Nobody takes its place, so there are too few.
+    // No other replica takes its place, so there are too few.
     let keys = Keys::of(&now[1..]);
     assert_eq!(keys.decide(1, (6, 6), &before, (2, false)), Err(Undecided::TooFew(1)));
 }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base64::Engine;
-use meshloom_store::{Store, StoreError, StoreOptions, User};
+use meshloom_cluster::store::{Store, StoreError, StoreOptions, User};
 use support::counts::process;
 use support::program::test_alone;
 
@@ -58,7 +58,7 @@ fn reads_wait() {
     waiting.into_iter().for_each(|it| assert_eq!(it.join().expect("a thread").expect("a value"), b"here"));
 }
 
-/// What a stale attempt has left is not seen, though its processes still live: keys, members, who came to a barrier.
+/// The keys, members and arrivals at a barrier of a stale attempt are not seen, though its processes still live.
 #[test]
 fn attempts_do_not_meet() {
     let etcd = shared();
@@ -86,8 +86,8 @@ fn attempts_do_not_meet() {
     assert_eq!(attempt(1, 1).get(&key, LONG).expect("it is there"), b"new");
 }
 
-/// A run that is started again under its name, as the same attempt, waits for its own processes. What the one before
-/// has left of a barrier ends by itself.
+/// A run that is started again under its name, as the same attempt, waits for its own processes. A barrier that the
+/// previous run left open ends by itself.
 #[test]
 fn barriers_of_a_run_before_are_closed() {
     let etcd = shared();
@@ -175,7 +175,7 @@ fn barriers_name_who_is_missing() {
     assert!(missing.to_string().contains("process 1, process 3"), "{missing}");
 }
 
-/// Who leaves is seen at once, who dies after its lease; those who wait at a barrier are told.
+/// A process that leaves is seen at once, and one that dies after its lease; processes that wait at a barrier are told.
 #[test]
 fn deaths_are_seen() {
     let etcd = shared();
@@ -264,8 +264,8 @@ fn a_process() {
     child.wait().expect("it is a child");
 }
 
-/// A process that is killed is dead when its lease ends, and not before; who waits for it at a barrier is told. What it
-/// has started ends with it.
+/// A process that is killed is dead when its lease ends, and not before; a process that waits for it at a barrier is
+/// told. Its child processes end with it.
 #[test]
 fn a_killed_process_is_dead() {
     let etcd = shared();
@@ -315,7 +315,7 @@ fn children_are_of_a_process() {
     assert_eq!(error.raw_os_error(), Some(3), "{error}");
 }
 
-/// Nobody answers where etcd was; what is wrong is said within the time limit.
+/// If etcd is gone, the error says so within the time limit.
 #[test]
 fn etcd_may_be_gone() {
     let mut etcd = Etcd::start();

@@ -95,7 +95,7 @@ fn steps_equal_those_of_one_process() {
     }
 }
 
-/// What a step sends to other processes is what the ledger says of the axes that cross.
+/// A step sends as many bytes to other processes as the ledger states for the axes that cross.
 #[test]
 fn bytes_are_those_of_the_ledger() {
     for (mesh, devices) in cases("cluster bytes", 1, [("fsdp=4", 2), ("data=2,fsdp=2", 2)]) {
@@ -150,7 +150,7 @@ fn processes_are_started_by_themselves() {
             Process::start(run.command(&meshloom(), &name, &arguments))
         })
         .collect();
-    // MPI connects them, and nobody beyond this host can reach it.
+    // MPI connects them, and no other host can reach it.
     let mut listeners = BTreeSet::new();
     until("they end", || {
         processes.iter().for_each(|process| listeners.extend(process.listeners()));
@@ -165,7 +165,7 @@ fn processes_are_started_by_themselves() {
     run.compare(["alone", "together"], 2, 1e-5);
 }
 
-/// Processes that would not run the same program say so, all of them.
+/// If processes would run different programs, all of them report it.
 #[test]
 fn processes_agree_before_they_compile() {
     let etcd = shared();

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use meshloom::compile::{LowerOptions, lower};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType::{self, BF16, F16, F32, S32, U32};
 use meshloom::ir::{Graph, Literal};
 use meshloom::kernels::{AttentionKernel, Blocks, Kernels};
-use meshloom::nn::{AttentionOptions, DroppedWeights, causal_attention_with};
 use meshloom::ops::{AttentionForm, KeyExchange, Number, Op, PlaceOrder};
 use meshloom::partition::CollectiveKind;
-use meshloom::pjrt::PlatformKind;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{
     Function, Key, Tensor, TensorSpec, attention_over, concatenate, einsum, iota, value_and_grad_aux, zeros,
 };
+use meshloom_nn::{AttentionOptions, DroppedWeights, causal_attention_with};
 use support::anchored::{run_by_tier, run_compiled};
 use support::cases::cases as some;
 use support::eight_devices::{compile, relative_error};
@@ -122,7 +122,8 @@ fn blockwise(queries: usize, keys: usize) -> Kernels {
 pub fn check(found: &[Vec<f64>], expected: &[Vec<f64>], bound: f64, name: &str) {
     assert_eq!(found.len(), expected.len());
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
-        // A query that sees one key has weight one for it, whatever its score: its cotangent is zero but for rounding.
+        // A query that sees one key has weight one for it, whatever its score: its cotangent is zero, except for
+        // rounding.
         let is_zero = expected.iter().all(|number| number.abs() <= 1e-5);
         let error = if is_zero {
             found.iter().copied().map(f64::abs).fold(0.0, f64::max)
@@ -157,7 +158,7 @@ fn equal_to_the_plain_form() {
 /// Attention by kernels for TPU.
 const MOSAIC: Kernels = Kernels { attention: AttentionKernel::Mosaic, ..Kernels::portable(PlatformKind::Tpu) };
 
-/// Kernels for TPU, with all that stands around them: their text is interpreted.
+/// Kernels for TPU, with all ops around them: their text is interpreted.
 #[test]
 fn mosaic_is_equal_to_the_plain_form() {
     let options = LowerOptions { kernels: MOSAIC, ..LowerOptions::default() };

@@ -159,7 +159,7 @@ fn outputs_are_not_stacked_again() {
 
 #[test]
 fn broadcasts_and_masks_are_not_stacked() {
-    // What is stacked is the row, not its repetition; the mask is compared again.
+    // The row is stacked, not its repetition; the mask is compared again.
     let program: Program = |x| {
         let (h, _) = scan(x[0], x[1], |h, row| {
             let wide = row.exp().broadcast_to([4, 3]);
@@ -252,7 +252,7 @@ fn stop_gradient_stops() {
     let function = Function::trace("f", TensorSpec::new(F64, [2]), |x| grad(x, |x| (x * x.stop_gradient()).sum(..)));
     let results = run(function.expect("trace").graph(), &[Literal::from_slice(&[2], &[1.0, 2.0]).expect("two")]);
     assert_eq!(flat(&results), [1.0, 2.0]);
-    // What lies before it is not made ready for a backward pass.
+    // The scan before `stop_gradient` is not made ready for a backward pass.
     let graph = differentiated(&[&[3], &[5, 3]], |x| {
         (scan(x[0], x[1], |h, w| ((h * w).sin(), ())).0.stop_gradient() * x[0]).sum(..)
     });
@@ -349,7 +349,7 @@ fn checkpoint_policies_agree() {
     check_second(&[&[2, 2], &[2, 2], &[2, 2]], |x| block(RematPolicy::Dots, x));
 }
 
-/// What crosses from the forward to the backward pass, and what is computed again.
+/// Describes the values that cross from the forward to the backward pass, and the ops that are computed again.
 fn describe_checkpoint(graph: &Graph) -> String {
     let mut text = String::new();
     walk(graph, &mut |graph, node| {

@@ -3,19 +3,20 @@
 
 use std::sync::Arc;
 
+use meshloom::analysis::cost::{STATED_BYTES, STATED_OPERATIONS, STATED_TRANSCENDENTALS};
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::hlo::analysis::cost::{STATED_BYTES, STATED_OPERATIONS, STATED_TRANSCENDENTALS};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::proto::HloInstructionProto;
 use meshloom::ir::DType::{self, BF16, F16, F32, S32, U32};
 use meshloom::ir::{Graph, Literal, TensorType};
 use meshloom::kernels::{AttentionKernel, Kernels, result_with_flow};
-use meshloom::nn::causal_attention;
 use meshloom::ops::{AttentionForm, Number, PlaceOrder};
-use meshloom::pjrt::{Platform, PlatformKind};
+use meshloom::pjrt::Platform;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{
     Function, Tensor, TensorSpec, attention_over, einsum, iota, scan, value_and_grad, value_and_grad_aux, zeros,
 };
+use meshloom_nn::causal_attention;
 use serde_json::{Value as Json, json};
 use support::eight_devices::relative_error;
 use support::interpret::interpret;
@@ -27,7 +28,7 @@ const CUDNN: Kernels = Kernels { attention: AttentionKernel::Cudnn, ..Kernels::p
 /// Batch, heads of keys, query heads for each, length, width of queries and of values.
 type Shape = [usize; 6];
 
-/// Which segments tokens have.
+/// The segments of tokens.
 #[derive(Clone, Copy, PartialEq)]
 enum Segments {
     /// All the same, which is known.
@@ -193,7 +194,7 @@ fn masks() {
     }
 }
 
-/// What cuDNN does not compute as the op is refused, with the property that is in the way.
+/// An op that cuDNN does not compute is refused, with the property that is in the way.
 #[test]
 fn what_it_does_not_compute_is_refused() {
     let shape = [1, 1, 2, 16, 8, 8];
@@ -326,7 +327,7 @@ fn layers_in_a_loop() {
 const DIMS: [usize; 4] = [2, 3, 7, 8];
 
 /// The sum of products that the backward pass makes of the result it is given is the flow, whatever the scale of the
-/// cotangent. Of a row whose cotangent is zero it is zero.
+/// cotangent. For a row whose cotangent is zero, the flow is zero.
 #[test]
 fn a_result_has_the_flow() {
     let [batch, heads, queries, width] = DIMS;

@@ -1,4 +1,4 @@
-//! What errors print: `main` shows the `Debug` of one that it returns.
+//! Tests of the text of errors: Rust prints the `Debug` of an error that `main` returns.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -104,7 +104,7 @@ fn a_donated_input_is_called_by_its_path() {
     assert!(again.starts_with("argument 1 (\"1\")"), "{again}");
 }
 
-/// What an optimizer or a schedule does comes from the user's line, also where it is wrong.
+/// The ops of an optimizer or a schedule have the user's line, and so do its errors.
 #[test]
 fn places_are_the_callers() {
     let spec = |dims: &[usize]| TensorSpec::new(DType::F32, dims);

@@ -1,4 +1,4 @@
-//! Passes over graphs that stand in files: `tests/filetests/*.txt` hold what a pass gets and what it must make of it.
+//! Tests of passes over graphs in files: `tests/filetests/*.txt` hold what a pass gets and what it must make of it.
 //!
 //! ```text
 //! pass: algebra, dead-code
@@ -59,7 +59,7 @@ use support::interpret::{interpret, literal, same_bits};
 use support::spmd::run_local;
 use support::{eight_devices, inputs_of, local_graph};
 
-/// A case as it stands in its file.
+/// A case as it is written in its file.
 struct Case {
     place: String,
     /// The lines in front of the graph.
@@ -152,7 +152,7 @@ impl Case {
         self.passes().contains("partition")
     }
 
-    /// What the passes make, the mesh it is for, and the ops that partitioning could not split.
+    /// Returns the graph that the passes make, its mesh, and the ops that partitioning could not split.
     fn run(&self, graph: &Graph, mesh: Option<&Mesh>) -> (Graph, Option<Mesh>, String) {
         let default = CollectiveLimits::default();
         let limits = CollectiveLimits {
@@ -254,13 +254,12 @@ fn passes_make_of_graphs_what_the_files_say() {
             std::fs::write(&file.path, file.text(&found)).expect("the file is written");
         }
     }
-    // What a person has stated is not updated.
+    // Statements that a person has written are not updated.
     assert!(broken.is_empty(), "{}", broken.join("\n"));
     assert!(update || wrong.is_empty(), "{}\nMESHLOOM_UPDATE=1 updates the files", wrong.join("\n"));
 }
 
-/// What arithmetic treats in a way of its own, for each kind of type; `turn` shifts them, so that pairs of operands
-/// differ.
+/// The special cases of arithmetic for each kind of type; `turn` shifts them, so that pairs of operands differ.
 fn numbers(ty: &TensorType, turn: usize) -> Literal {
     const FLOATS: [f64; 8] = [0.0, -0.0, 1.0, -1.5, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 0.3];
     const WHOLE: [f64; 8] = [0.0, 1.0, -1.0, f64::MIN, f64::MAX, 7.0, -7.0, 2.0];
@@ -438,7 +437,7 @@ fn no_text_is_too_broken() {
     assert!(counts[0] > 200 && counts[1] > 10_000, "{counts:?} read and refused");
 }
 
-/// What is wrong is said with its place.
+/// Errors name the line and the column.
 #[test]
 fn errors_name_the_place() {
     let cases: &[(&str, &str)] = &[

@@ -1,15 +1,16 @@
-//! What somebody meets who uses the library for the first time: first values, statistics in narrow types, tensors of
-//! another trace, states and warnings.
+//! Tests of what a new user of the library meets: first values, statistics in narrow types, tensors of another trace,
+//! states and warnings.
 
 use meshloom::compile::{CompiledFunction, LowerOptions, compile};
 use meshloom::ir::{DType, Literal, Role};
-use meshloom::nn::{self, LayerNorm, initialize};
 use meshloom::ops::WindowDim;
 use meshloom::optim::{AdamW, Decay, LearningRate, Sgd};
 use meshloom::pjrt::Client;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
+use meshloom::trace::initialize;
 use meshloom::trace::*;
 use meshloom::transform::accumulate::{in_role, value_and_grad_in_parts};
+use meshloom_nn::{self as nn, LayerNorm};
 use support::anchored::run;
 
 use DType::*;
@@ -112,7 +113,7 @@ fn gelu_keeps_its_digits_where_it_is_small() {
     }
 }
 
-/// What is refused, and how: with the line of this file, and with no word of the library's own.
+/// Refusals name the line of this file, and no internals of the library.
 #[test]
 fn refusals_name_what_is_wrong_and_where() {
     type Case = (&'static str, fn(Tensor) -> Tensor);
@@ -160,7 +161,7 @@ fn refusals_name_what_is_wrong_and_where() {
     }
 }
 
-/// Every way to use a tensor whose trace is over says so.
+/// Every use of a tensor after the end of its trace is an error that says so.
 #[test]
 fn a_tensor_of_another_trace_is_called_that() {
     let mut escaped = None;
@@ -216,7 +217,7 @@ fn optimizers_declare_their_state_alike() {
     assert_eq!((param, velocity), (Literal::vector(&[0.5f32; 4]), Literal::vector(&[2f32; 4])));
 }
 
-/// Host values that are no state of the step are refused by path, before anything runs.
+/// Host values that are not a state of the step are refused by path, before anything runs.
 #[test]
 fn a_state_is_checked_as_inputs_are() {
     let specs = vec![TensorSpec::new(F32, [2]), TensorSpec::new(F32, [3])];

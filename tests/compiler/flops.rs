@@ -1,6 +1,6 @@
 //! The operations that a decoder needs for each token.
 
-use meshloom::nn::{Architecture, DecoderConfig, FeedForwardConfig, GroupedConfig, LayerConfig, MoeConfig, Stack};
+use meshloom_nn::{Architecture, DecoderConfig, FeedForwardConfig, GroupedConfig, LayerConfig, MoeConfig, Stack};
 
 fn config(layer: LayerConfig) -> DecoderConfig {
     DecoderConfig::new(Architecture::llama(8, 32, Stack::uniform(layer, 3), 1e-5))

@@ -128,7 +128,8 @@ fn forward_mode_stacks_nothing() {
     insta::assert_snapshot!(describe_scans(&optimize(&graph)).join("\n"), @"invariants [f64[3] f64[3]] carries [f64[3] f64[3]] inputs [f64[5,3] f64[5,3]] outputs []");
 }
 
-/// As many iterations as a scan has, so reverse mode of the scan tells what forward mode of the loop must be.
+/// The loop has as many iterations as a scan, so reverse mode of the scan gives the values that forward mode of the
+/// loop must have.
 #[test]
 fn tangents_of_a_while() {
     let looped = |x: &[Tensor]| {
@@ -144,7 +145,7 @@ fn tangents_of_a_while() {
     });
     let results = run(&optimize(&graph), &inputs_of(&graph));
     assert!(distance(&flat(&results[..2]), &flat(&results[2..])) <= 1e-14);
-    // How often it runs depends on the value: Newton's method, whose derivative is that of the square root.
+    // The number of iterations depends on the value: Newton's method, whose derivative is that of the square root.
     let root = |x: Tensor| while_loop(x, |y| (y * y - x).abs().greater(1e-9), |y| (y + x / y) * 0.5);
     let graph = traced(&[&[]], |x| vec![jvp(x[0], full(F64, [], 1.0), root).1 * x[0].sqrt() * 2.0]);
     assert!((run(&graph, &inputs_of(&graph))[0].to_f64_vec()[0] - 1.0).abs() < 1e-8);

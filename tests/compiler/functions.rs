@@ -216,7 +216,7 @@ fn reading_by_index() {
     // Two components: elements.
     check_table(|x| x.at(&[indices(&[1, 3, 0]), indices(&[2, 0, 3])]).fill(-1.0).get(), &[5.0, 9.0, -1.0]);
     check_table(|x| x.at(&[indices(&[1, 3, 0]), indices(&[2, 0, 3])]).get(), &[5.0, 9.0, 2.0]);
-    // What is read outside has no gradient; what is read twice has two.
+    // An element that is read out of range has no gradient; one that is read twice has two.
     let weight = |x: Tensor| x.at(&[indices(&[3, -1, 3, 9])]).fill(0.0).get().sum(..);
     check_table(|x| grad(x, weight), &[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0]);
     check_table(
@@ -261,7 +261,7 @@ fn writing_by_index() {
     let column = [0.0, 1.0, 2.0, 3.0, 4.0, 100.0, 6.0, 7.0, 8.0, 9.0, 10.0, 101.0];
     let values = || constant(Literal::vector(&[100f32, 101.0]));
     check_table(|x| x.at(&[indices(&[1, 3]), indices(&[2, 2])]).unique().sorted().in_bounds().set(values()), &column);
-    // What was replaced has no gradient.
+    // Elements that were replaced have no gradient.
     let kept = |x: Tensor| x.at(&[indices(&[1, 1])]).set(x.slice(0, 0..2) * 2.0).sum(..);
     check_table(|x| grad(x, kept), &[1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
 }

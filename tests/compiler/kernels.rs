@@ -3,21 +3,21 @@
 
 use std::sync::{Arc, LazyLock};
 
+use meshloom::analysis::{CostOptions, Devices, cost, memory};
 use meshloom::batching::{BatchAxis, vmap};
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::hlo::analysis::{CostOptions, Devices, cost, memory};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::DType::{BF16, F32, S32};
 use meshloom::ir::{Graph, GraphTextOptions, Literal, TensorType};
 use meshloom::kernels::{Blocks, Kernels};
-use meshloom::nn::causal_attention;
 use meshloom::ops::{CustomCall, KernelCost, KernelNameError, KernelRef, RematPolicy, RuleProblem, RuleText};
 use meshloom::partition::CollectiveKind;
-use meshloom::pjrt::PlatformKind;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{
     Function, Kernel, KernelBody, ResultDType, Tensor, TensorSpec, checkpoint, scan, value_and_grad,
 };
+use meshloom_nn::causal_attention;
 use support::anchored::{run_by_tier, run_compiled};
 use support::eight_devices::relative_error;
 
@@ -146,10 +146,10 @@ fn plain(length: usize, embed: usize) -> Vec<Vec<f64>> {
     results(function.unwrap_or_else(|error| panic!("{error}")).graph(), &LowerOptions::default()).1
 }
 
-/// On one device, by the implementation and by the definition; then on meshes. Rows stay split over batch and length.
-/// `whole` dimensions are gathered, `sum` ones give partial sums: where `embed` is split, rows and vector are gathered
-/// in the layer and when it is computed again. What is added up is the sums of the last kernel, two sums of each row in
-/// the gradient, which is plain ops, then the loss and the gradients of the vectors.
+/// Kernels equal plain ops on one device, by the implementation and by the definition, and then on meshes. Rows stay
+/// split over batch and length. `whole` dimensions are gathered, `sum` ones give partial sums: where `embed` is split,
+/// rows and vector are gathered in the layer and when it is computed again. The all-reduces add up the sums of the last
+/// kernel, two sums of each row in the gradient, which is plain ops, then the loss and the gradients of the vectors.
 #[test]
 fn kernels_are_equal_to_plain_ops() {
     let (length, embed) = (6, 8);
@@ -304,7 +304,7 @@ fn refused(kernel: &KernelRef, differentiate: bool) -> String {
     error
 }
 
-/// What a kernel says of itself is checked where it is called, and named with the kernel.
+/// The rule of a kernel is checked where the kernel is called, and errors name the kernel.
 #[test]
 fn wrong_kernels_are_refused() {
     let kernel = |name: &str, rule: &str| Kernel::new(name, rule, |operands| vec![operands[0]]).expect("a rule");
@@ -360,8 +360,8 @@ fn batches_go_to_leading_dimensions() {
     assert!(error.to_string().contains(expected), "{error}");
 }
 
-/// What an implementation calls has implementations too, each counted as often as it stands in the program. Operands
-/// that do not suit it go to the kernel once more, which is then its definition.
+/// Kernels that an implementation calls have implementations too, each counted as often as it stands in the program.
+/// Operands that do not suit it go to the kernel once more, which is then its definition.
 #[test]
 fn implementations_may_call_kernels() {
     let mix = |operands: &[Tensor]| vec![causal_attention(operands[0], operands[0], operands[0])];
@@ -386,7 +386,7 @@ fn implementations_may_call_kernels() {
     check(&found, &expected, "an implementation that calls kernels");
 }
 
-/// What fills a dimension that a mesh does not divide is no part of a sum that a kernel makes.
+/// The padding of a dimension that the mesh does not divide is left out of the sums of a kernel.
 #[test]
 fn sums_over_uneven_dimensions() {
     let sums = |operands: &[Tensor]| vec![operands[0].exp().sum(-1)];

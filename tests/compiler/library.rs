@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 
 use meshloom::compile::{LowerOptions, compile, lower};
 use meshloom::ir::{DType, Graph, Literal, TensorType};
-use meshloom::nn::{Dropout, dropout};
 use meshloom::ops::{CustomCall, CustomCallApi};
 use meshloom::pjrt::Client;
 use meshloom::trace::*;
+use meshloom_nn::{Dropout, dropout};
 use safetensors::{Dtype, SafeTensors};
 use support::anchored::run;
 use support::cases::every_case;
 
-/// What a case computes: its last stored tensors. `x` are all stored tensors, the inputs first.
+/// Returns the last stored tensors of a case, as traced ones. `x` are all its stored tensors, the inputs first.
 fn computation(case: &str, key: Key<Tensor>, x: &[Tensor]) -> Option<Vec<Tensor>> {
     let (kind, suffix) = case.rsplit_once('_').unwrap_or((case, ""));
     let dtype = DType::from_name(suffix).unwrap_or(DType::F32);
@@ -199,7 +199,7 @@ fn draws_cost_the_same_whatever_the_shape() {
     assert!(differing.is_empty(), "{differing:?}");
 }
 
-/// What is said of keys and types that do not fit.
+/// Keys and types that do not fit are refused by name.
 #[test]
 fn wrong_draws_are_refused_by_name() {
     let refusal = |draw: fn(Key<Tensor>) -> Tensor| {
@@ -236,7 +236,7 @@ fn a_scan_runs_over_keys() {
     assert_eq!(found[0], found[1]);
 }
 
-/// A batch of keys draws what the keys draw one by one; so does a batch of whatever else a draw takes.
+/// A batch of keys draws the values that the keys draw one by one; so does a batch of any other argument of a draw.
 #[test]
 fn draws_are_batched() {
     let function = Function::trace("batched", Key::spec(), |key| {
@@ -262,8 +262,9 @@ fn draws_are_batched() {
     assert_eq!(found[..3], found[3..]);
 }
 
-/// What drops is zero, the rest is scaled up, and the gradient is dropped alike; another number folded in drops others.
-/// Rows that are worked on together with others, in another order, drop the same elements; equal rows drop others.
+/// Dropped elements are zero, the rest is scaled up, and the gradient is dropped alike; folding in another number drops
+/// other elements. Rows that are worked on together with others, in another order, drop the same elements; equal rows
+/// drop others.
 #[test]
 fn dropout_goes_by_the_number_of_a_row() {
     let spec = |count: usize| {

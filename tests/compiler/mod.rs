@@ -2,6 +2,7 @@
 
 mod attention;
 mod autodiff;
+mod circles;
 mod control_flow;
 mod cudnn;
 mod edges;
@@ -24,6 +25,7 @@ mod remat;
 mod rotary;
 mod scatter_form;
 mod second_order;
+mod sentences;
 mod split_backward;
 mod structure;
 mod token_order;

@@ -36,7 +36,7 @@ const PLACES: &[Place] = &[
     ("an added index", |x, number| x.at(&[arange(DType::S32, 2)]).add(number)),
 ];
 
-/// What an integer type holds, without meshloom's conversions.
+/// Returns the range of an integer type, without meshloom's conversions.
 fn range(dtype: DType) -> Option<(i128, i128)> {
     Some(match dtype {
         DType::Pred => (0, 1),
@@ -164,7 +164,7 @@ fn what_has_fractions_is_refused_for_integers() {
         ("exp", |x| x.exp()),
         ("sqrt", |x| x.sqrt()),
         ("logistic", |x| x.logistic()),
-        ("rms_norm", |x| meshloom::nn::rms_norm(x, x, 1e-5)),
+        ("rms_norm", |x| meshloom_nn::rms_norm(x, x, 1e-5)),
     ];
     for (name, function) in functions {
         for dtype in DType::ALL.into_iter().filter(|dtype| !dtype.is_float()) {
@@ -174,7 +174,7 @@ fn what_has_fractions_is_refused_for_integers() {
         }
         assert!(traced(DType::F32, function).is_ok(), "{name}");
     }
-    // What has none, is not.
+    // Functions without fractions are not refused.
     for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_integer() && dtype.bit_count() >= 8) {
         traced(dtype, |x| x.relu() + x.square() / 2).unwrap_or_else(|error| panic!("{error}"));
     }

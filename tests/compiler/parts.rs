@@ -1,10 +1,11 @@
-//! What a model of one's own is made of: parts of `nn`, inputs from declarations, steps, indices, repeated operands.
+//! Tests of the parts of a user's own model: layers of `nn`, inputs from declarations, steps, indices, repeated
+//! operands.
 
 use meshloom::ir::DType::{BF16, F32, F64, S32};
 use meshloom::ir::{Graph, Literal, TensorType};
-use meshloom::nn::{self, LayerNorm, Linear};
 use meshloom::ops::Op;
 use meshloom::trace::{Function, Inputs, MapTree, Param, Tensor, TensorSpec, einsum, grad, iota, vmap};
+use meshloom_nn::{self as nn, LayerNorm, Linear};
 use support::anchored::run;
 use support::*;
 
@@ -200,10 +201,10 @@ fn names_of_examples(x: TensorSpec, rows: impl Fn(Tensor) -> Tensor) -> Vec<Stri
 #[test]
 fn a_mapped_dimension_keeps_its_name() {
     let x = || TensorSpec::new(F32, [6, 4]);
-    // The batch is split, not the one row of an example; whether the input says the name or an op.
+    // The batch is split, not the one row of an example; whether the input or an op gives the name.
     assert_eq!(names_of_examples(x().with_axes(&["batch", "embed"]), |x| x), ["batch", "", "embed"]);
     assert_eq!(names_of_examples(x(), |x| x.with_axes(["batch", "embed"])), ["batch", "", "embed"]);
-    // Nobody says what the examples are called.
+    // The axis of the examples has no name.
     assert_eq!(names_of_examples(x(), |x| x), ["", "batch", "embed"]);
 }
 

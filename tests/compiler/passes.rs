@@ -1,5 +1,5 @@
-//! Passes: what cannot stand in `tests/filetests`. Phases of nodes, whole programs, the table of passes, and folding
-//! compared with the back end.
+//! Passes: the cases that cannot be written in `tests/filetests`. Phases of nodes, whole programs, the table of passes,
+//! and folding compared with the back end.
 
 use meshloom::Error;
 use meshloom::compile::{LowerOptions, PASSES, lower};

@@ -1,13 +1,14 @@
-//! What checkpoints keep and compute again, by policy, through regions inside them; and values in the host's memory.
+//! Tests of the values that checkpoints keep and compute again, by policy, through regions inside them; and of values
+//! in the host's memory.
 
 use std::collections::BTreeMap;
 
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{Graph, Phase};
-use meshloom::nn::causal_attention;
 use meshloom::ops::{Memory, Op, RematPolicy};
 use meshloom::trace::{Function, Tensor, checkpoint, cond, custom_vjp, grad, scan};
+use meshloom_nn::causal_attention;
 use support::anchored::run;
 use support::derivatives::*;
 use support::*;
@@ -24,7 +25,7 @@ fn in_phase(graph: &Graph, outer: Phase, wanted: Phase, found: &mut BTreeMap<&'s
     }
 }
 
-/// What is computed again, and the bytes that wait for it, besides the inputs.
+/// Describes the ops that are computed again, and the bytes that wait for them, besides the inputs.
 fn describe(graph: &Graph) -> String {
     let mut again = BTreeMap::new();
     in_phase(graph, Phase::Forward, Phase::Recompute, &mut again);
@@ -240,7 +241,7 @@ fn the_first_policy_that_keeps_a_value_says_where() {
     assert_eq!(moves(vec![offload(), save(&["mixed"])]), 1);
     assert_eq!(moves(vec![save(&["mixed"]), offload()]), 0);
     assert_eq!(moves(vec![RematPolicy::Dots, offload()]), 1);
-    // What is kept anyway is not moved.
+    // Values that are kept anyway are not moved.
     assert_eq!(moves(vec![RematPolicy::SaveExcept(vec![]), offload()]), 0);
 }
 

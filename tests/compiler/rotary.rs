@@ -1,6 +1,6 @@
 //! The frequencies of rotary embeddings, stretched for longer contexts.
 
-use meshloom::nn::{Rope, RopeScaling};
+use meshloom_nn::{Rope, RopeScaling};
 
 /// The expected numbers are worked out by hand from the formulas, for eight numbers of a head and theta 10,000.
 #[test]

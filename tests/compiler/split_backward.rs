@@ -5,12 +5,12 @@ use std::sync::Arc;
 use meshloom::autodiff::{Halves, KeptBytes, Read, SplitBackward, WeightsPieces};
 use meshloom::ir::DType::{self, BF16, F32, S32};
 use meshloom::ir::{Graph, Literal, TensorType, verify};
-use meshloom::nn::{
+use meshloom::ops::{Op, RematPolicy};
+use meshloom::trace::{Function, MapTree, Specs, Tensor, TensorSpec, Tree, checkpoint, cond, scan, zeros};
+use meshloom_nn::{
     Angles, Architecture, DecoderConfig, DecoderLayer, GroupedConfig, LayerConfig, RowInputs, Stack, TokenPlaces,
     rms_norm,
 };
-use meshloom::ops::{Op, RematPolicy};
-use meshloom::trace::{Function, MapTree, Specs, Tensor, TensorSpec, Tree, checkpoint, cond, scan, zeros};
 use support::derivatives::{names, optimize};
 use support::interpret::{interpret, literal, same_bits};
 use support::random::Random;
@@ -19,9 +19,9 @@ use support::*;
 /// A function that is differentiated by its first inputs: activations, then weights.
 struct Program {
     graph: Graph,
-    /// How many inputs are activations.
+    /// The number of inputs that are activations.
     activations: usize,
-    /// How many are active: the activations and the weights.
+    /// The number of active inputs: the activations and the weights.
     active: usize,
 }
 
@@ -271,9 +271,9 @@ fn llama_layer() {
     }
 }
 
-/// What waits for the weights' half is what the linear maps have read and the gradients of what they have made, 6.5 and
-/// 10.5 times the width of the model for each token; and the gradients of the norms' scales, which are ready. So much,
-/// whatever is computed again, in loops and outside.
+/// The operands of the linear maps and the gradients of their results wait for the weights' half: 6.5 and 10.5 times
+/// the width of the model for each token. The gradients of the norms' scales, which are ready, wait too. The bytes are
+/// the same whatever is computed again, in loops and outside.
 #[test]
 fn bytes_of_a_llama_layer() {
     let (embed, length) = (32, 64);
@@ -288,10 +288,10 @@ fn bytes_of_a_llama_layer() {
             };
             let scales = 2 * embed * F32.byte_count();
             assert_eq!(bytes(&program.is_weight()), 17 * width + scales, "{name} {layers:?}");
-            // Of the last matrix alone, what it has read and the gradient of what it has made: 3.5 and 1.
+            // The last matrix alone needs its operand and the gradient of its result: 3.5 and 1.
             let info = program.graph.input_info();
             assert_eq!(bytes(&|input| info[input].path.ends_with("down")), 9 * width / 2, "{name} {layers:?}");
-            // What the three matrices on one input have read is kept once, for whichever of them.
+            // The operand that three matrices share is kept once, whichever of them are weights.
             assert_eq!(bytes(&|input| info[input].path.ends_with("wq")), 2 * width, "{name} {layers:?}");
             assert_eq!(bytes(&|_| false), 0, "{name} {layers:?}");
             // One loop over the layers, or none.
@@ -342,7 +342,7 @@ fn calls_and_branches() {
         function.call((function.call((x, again())), again()))
     });
     let split = program.check();
-    // Of each of the two calls. They share a function in each half.
+    // Both calls are counted. They share a function in each half.
     assert_eq!(dots(&program, &split), (8, 4, 4));
     for half in [split.inputs_half(), split.weights_half()] {
         let mut called: Vec<_> = half.nodes().filter_map(|node| node.op().regions().next()).map(Arc::as_ptr).collect();

@@ -1,6 +1,6 @@
 //! The order in which the tokens of a row are dealt out to the devices of an axis.
 
-use meshloom::nn::{ContextOrder, TokenOrder};
+use meshloom_nn::{ContextOrder, TokenOrder};
 
 fn orders() -> impl Iterator<Item = (TokenOrder, usize)> {
     let parts = [1, 2, 3, 4, 8];

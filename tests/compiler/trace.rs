@@ -293,7 +293,7 @@ fn tensors_out_of_place() {
             h.0.sum(..) + kept.expect("the body ran").sum(..) // wrong
         },
     );
-    // Of another trace that has ended.
+    // The tensor belongs to another trace, which has ended.
     let mut kept = None;
     trace(|x, _| *kept.insert(x)).expect("trace");
     let kept = kept.expect("a tensor");
@@ -301,7 +301,7 @@ fn tensors_out_of_place() {
         "a tensor is used outside the trace it belongs to; return it from the traced closure instead of storing it (HERE)",
         |x, _| x + kept, // wrong
     );
-    // Of another thread's trace, whatever its number.
+    // The tensor belongs to another thread's trace, whatever its number.
     check_error("axis 9 is out of range or repeated for a tensor of type f64[2,3] (HERE)", |x, _| {
         let other = std::thread::spawn(move || trace(|_, y| x + y).map(|_| ()).expect_err("another thread's"));
         assert!(matches!(other.join().expect("no panic"), TraceError { kind: TraceErrorKind::Escaped, .. }));
@@ -314,7 +314,7 @@ fn tensors_out_of_place() {
         "a tensor operation needs a trace under way; call it inside the closure given to `Function::trace` (HERE)",
         |x, _| x + nowhere, // wrong
     );
-    // Of an outer trace, in a function that must stand alone.
+    // The tensor belongs to an outer trace, and is used in a function that must stand alone.
     check_error(
         "a custom_vjp must not use tensors from outside its arguments; pass them as arguments (HERE)",
         |x, y| {

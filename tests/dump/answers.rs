@@ -1,4 +1,4 @@
-//! What is answered where not everything is known, or not everything is said.
+//! Tests of the answers of `hlo-dump` where not everything is known, or not everything is given.
 
 use crate::dump::command::{check_refused, prints, run, with_input};
 
@@ -48,7 +48,7 @@ fn what_is_known_of_a_sum_is_said() {
     assert_eq!(groups["groups"][0]["moved_bytes_least"], 7168);
     let traffic = ran(&["traffic", "-", "--mesh", "data=8", "--over", "data"]).out;
     assert!(traffic.contains("every step sends >= 7.00 KiB (7,168)"), "{traffic}");
-    // What is known may be too much already.
+    // The known bytes alone may exceed the limit.
     let check = |limit| ran(&["check", "-", "--max-collective-bytes", limit]);
     let (within, beyond) = (check("8KiB"), check("7KB"));
     assert_eq!((within.status, beyond.status), (1, 1));

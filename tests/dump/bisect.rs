@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use crate::dump::command::{Ran, check_refused, command};
+use meshloom::analysis::shrink::instruction_count;
 use meshloom::compile::Pass;
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::hlo::shrink::instruction_count;
 use meshloom::ir::{Graph, GraphBuilder, Value};
 use meshloom::ops::{Binary, BinaryKind, Op};
 use meshloom_train::bisect::{Dimension, Kind, Options, Subject, bisect};

@@ -4,7 +4,8 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use crate::dump::command::{Ran, check_refused, command, prints, run, with_input};
-use meshloom::pjrt::{PlatformKind, check_present};
+use meshloom::hlo::PlatformKind;
+use meshloom::pjrt::check_present;
 use serde_json::Value;
 
 fn foreign(name: &str) -> PathBuf {
@@ -44,7 +45,7 @@ fn memory_as_specified() {
     assert!(!json["live_at_peak"].as_array().expect("a list").is_empty());
 }
 
-/// What computes attention follows from the platform and the length, or from the key.
+/// The implementation of attention follows from the platform and the length, or from the key.
 #[test]
 fn kernels_of_a_config() {
     let implementations = |settings: &[&str]| {
@@ -66,7 +67,8 @@ fn kernels_of_a_config() {
     );
 }
 
-/// What is not compiled has an upper figure, by the platform of the config or of `--chip`; a limit is held to that one.
+/// A program that is not compiled has an upper figure of memory, by the platform of the config or of `--chip`; a limit
+/// is compared with that figure.
 #[test]
 fn uncompiled_memory_has_an_upper_figure() {
     let upper = |arguments: &[&str]| run(&[&["memory", CONFIG, "--json"], arguments].concat()).json();
@@ -214,7 +216,7 @@ fn the_program_is_shown_in_every_form() {
     let text = prints(&["show", TEXT]);
     let full = prints(&["show", TEXT, "--full"]);
     assert!(full.contains("metadata={") && !text.contains("metadata={"));
-    // What is printed in full is what XLA printed.
+    // The full text is the text that XLA printed.
     assert_eq!(full.trim(), std::fs::read_to_string(foreign("fsdp_mlp.partitioned.txt")).unwrap().trim());
     let json = run(&["show", TEXT, "--emit", "json"]).json();
     assert_eq!(json["schema"], "hlo-dump/show/1");
@@ -334,7 +336,10 @@ fn origins_are_explained() {
     let text = prints(&["explain", CONFIG, "params.layers.attention.wq"]);
     assert!(text.contains("[_, fsdp, _, _]") && text.contains("embed -> (fsdp,expert) (preset decoder)"), "{text}");
     let line = prints(&["explain", CONFIG, "layers/attention/dot"]);
-    assert!(line.contains("through layers/") && line.contains("the constraint at src/nn/attention.rs:"), "{line}");
+    assert!(
+        line.contains("through layers/") && line.contains("the constraint at crates/nn/src/attention.rs:"),
+        "{line}"
+    );
     let json = run(&["explain", CONFIG, "params.layers.mlp.gate", "--json"]).json();
     assert_eq!(json["schema"], "hlo-dump/explain/1");
     let stated = prints(&["explain", "tests/foreign/fsdp_mlp.unoptimized.txt", "parameters__down__.1"]);
@@ -399,7 +404,7 @@ fn foreign_modules_are_compiled() {
     let text = prints(&["compile", "tests/foreign/fsdp_mlp.unoptimized.txt", "--target", "cpu:8", "-o", file]);
     assert!(text.contains("compiled for cpu:8") && text.contains("all-gather"), "{text}");
     assert!(prints(&["collectives", file, "--mesh", "data=2,fsdp=4"]).contains("fsdp"));
-    // What is printed for people is a program too.
+    // The text that is printed for people is a program too.
     let canonical = prints(&["show", "tests/foreign/fsdp_mlp.unoptimized.txt"]);
     let ran = with_input(&["compile", "-", "--target", "cpu:8", "--mesh", "data=2,fsdp=4"], canonical.as_bytes());
     assert_eq!(ran.status, 0, "{}", ran.err);
@@ -516,7 +521,7 @@ fn plans_are_searched() {
     }
 }
 
-/// What a config has that no `--set` takes away is not promised to go.
+/// The advice is `--write`, and not `--set`, if the config has a part that no `--set` removes.
 #[test]
 fn a_plan_that_settings_do_not_make_is_written() {
     let config = "examples/configs/pipeline-bsw.toml";

@@ -16,7 +16,7 @@ const NAMED: &str = "tests/foreign/fsdp_mlp.unoptimized.txt";
 const SCHEDULED: &str = "tests/foreign/pipeline.tpu.txt";
 const FOLDER: &str = "tests/foreign/xla_dump";
 
-/// What the user is told, and the exit status.
+/// The way in which the user is told of a wrong or failing option, which decides the exit status.
 #[derive(Clone, Copy)]
 enum Told {
     /// By an error.
@@ -44,7 +44,7 @@ const READING: [(&str, &[&str]); 11] = [
     ("bisect", &[]),
 ];
 
-/// How to read an input: for each form of input, a value that does not apply to it; empty for a flag.
+/// The options of reading an input: for each form of input, a value that does not apply to it; empty for a flag.
 const READING_OPTIONS: [(&str, &str, &str, Told); 21] = [
     ("--mesh", TEXT, "data=3", Refused("has 3 devices, but there are 8")),
     ("--mesh", TEXT, "data", Refused("--mesh: mesh \"data\": \"data\" is not an axis")),

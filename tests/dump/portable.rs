@@ -1,5 +1,5 @@
-//! People keep XLA dumps on every system: `meshloom-hlo`, and `hlo-dump` without run configs, use nothing that only one
-//! has.
+//! People keep XLA dumps on every system: `meshloom-hlo`, `meshloom-analysis`, and `hlo-dump` without run configs, use
+//! nothing that only one has.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use support::counts::process;
 
 const SYSTEMS: [&str; 3] = ["x86_64-unknown-linux-gnu", "x86_64-apple-darwin", "x86_64-pc-windows-msvc"];
 
-/// By which `anstyle`, `anstream` and `terminal_size` ask each system about its terminal.
+/// The crates by which `anstyle`, `anstream` and `terminal_size` ask each system about its terminal.
 const OF_TERMINALS: [&str; 9] = [
     "anstyle-wincon",
     "bitflags",
@@ -61,11 +61,13 @@ fn neither_compiler_nor_plugins_are_needed() {
 #[test]
 fn sources_name_no_system() {
     let own = support::path("crates/hlo-dump");
-    // What asks plugins is no part of the small build, and says itself where it runs.
+    // The code that asks plugins is not part of the small build, and states where it runs.
     check(&own.join("src"), &own.join("src/configs"));
-    // That file knows what a shell calls the streams that it opens; elsewhere the names mean nothing.
+    // The file `files.rs` knows the names that a shell gives to the streams it opens; on other systems they mean
+    // nothing.
     let hlo = support::path("crates/hlo/src");
     check(&hlo, &hlo.join("files.rs"));
+    check(&support::path("crates/analysis/src"), Path::new(""));
 }
 
 fn check(folder: &Path, except: &Path) {

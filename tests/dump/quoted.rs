@@ -1,4 +1,4 @@
-//! What README and docs quote of the programs' output is what they print.
+//! README and docs quote the output that the programs print.
 //!
 //! A block of `console` has commands, `$ hlo-dump ..` or `$ meshloom ..`, each with its output below. A line `...`
 //! stands for any lines, `[..]` for any part of a line: for what depends on the machine, and for what is left out.
@@ -74,7 +74,7 @@ fn quoted(block: &str) -> Vec<Quoted> {
     all
 }
 
-/// What the command prints to its standard output.
+/// Runs the command and returns its standard output.
 fn printed(command: &str) -> String {
     let words: Vec<&str> = command.split_whitespace().collect();
     let text = match words[..] {

@@ -30,7 +30,7 @@ fn pipeline_page() -> String {
     page(&["tests/foreign/pipeline.tpu.pb", "--mesh", "data=2,stage=4", "--chip", "v5e"])
 }
 
-// What can be seen without a browser.
+// Tests of what can be seen without a browser.
 
 /// The text of the elements that begin with a tag.
 fn texts<'a>(page: &'a str, start: &'a str, end: &'a str) -> impl Iterator<Item = &'a str> {
@@ -56,7 +56,7 @@ fn nothing_is_loaded_from_anywhere() {
     }
 }
 
-/// Neighbours that exchange the borders of their parts, in a loop, are no pipeline.
+/// Neighbours that exchange the borders of their parts in a loop are not a pipeline.
 #[test]
 fn a_halo_is_no_pipeline() {
     let page = page(&["tests/foreign/scan_remat.tpu.txt", "--mesh", "data=2,fsdp=4"]);
@@ -74,7 +74,7 @@ fn the_pipeline_is_drawn() {
     assert!(page.contains("<title>stage 0, iteration 0: microbatch 0</title>"));
     assert!(page.contains("<title>stage 3, iteration 3: microbatch 0</title>"));
     assert!(page.contains("<title>stage 3, iteration 2: bubble</title>"));
-    // Without a mesh the devices' own numbers say it.
+    // Without a mesh, the devices' own numbers show it.
     let nameless = self::page(&["tests/foreign/pipeline.gpu.txt", "--chip", "h100"]);
     assert!(nameless.contains("<b>4 stages</b> over <b>device</b>, <b>6 microbatches</b>"));
     for other in ["scan_remat.gpu.pb", "moe.partitioned.pb", "fsdp_mlp.optimized.pb"] {
@@ -88,7 +88,7 @@ fn config_page(overrides: &[&str]) -> String {
     page(&["examples/configs/default.toml"].into_iter().chain(set).collect::<Vec<_>>())
 }
 
-/// Of a run config, the schedule is known.
+/// The schedule of a run config is known.
 #[test]
 fn the_schedule_of_a_config_is_drawn() {
     let page = config_page(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2", "remat.policy=full"]);
@@ -151,7 +151,7 @@ fn names_of_a_program_are_no_markup() {
     assert_eq!(page.matches("</script>").count(), 3, "the script, and the data of the curve and of the graph");
 }
 
-/// So many layers that are written out, each in scopes of its own, of ten instructions.
+/// A module of so many layers that are written out, each with ten instructions in scopes of its own.
 fn large_module(layers: usize) -> String {
     let mut text = String::from(
         "HloModule large, num_partitions=8\n\n%add (a: f32[], b: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n  \
@@ -265,7 +265,7 @@ fn opened_with(browser: &Path, page: &str, script: &str, flags: &[&str]) -> (Str
     (document, console.join("\n"))
 }
 
-/// What the script of a test gave back.
+/// Returns the value that the script of a test gave back.
 fn found(document: &str) -> serde_json::Value {
     let text = texts(document, "data-found=\"", "\"").next().unwrap_or_else(|| panic!("the script gave nothing"));
     serde_json::from_str(&text.replace("&quot;", "\"").replace("&amp;", "&"))

@@ -1,4 +1,4 @@
-//! `hlo-dump traffic`, and what `collectives` and `check` say of an axis that is slow.
+//! Tests of `hlo-dump traffic`, and of `collectives` and `check` with a slow axis.
 
 use crate::dump::command::{Ran, check_refused, prints, run, with_input};
 use serde_json::Value;
@@ -69,7 +69,7 @@ fn a_step_sends_what_its_branch_sends() {
     let table = of_by_hand(&["traffic", "--over", "slow", "--steps", "4", "--limit", "1"]).out;
     assert!(!table.contains("128 B  "), "one row of four: {table}");
     assert!(table.contains("at most 128 B in a step, 192 B in 4 steps"), "{table}");
-    // Which branches are taken is not known where nothing is known to count.
+    // The branches that run are unknown if no input is known to count.
     let other = of_by_hand(&["traffic", "--over", "slow", "--step-input", "which"]);
     assert!(other.err.contains("--step-input which: no input of whole numbers has this name"), "{}", other.err);
     let unnamed = BY_HAND.replace("%step", "%counter").replace("(step:", "(counter:");
@@ -135,7 +135,7 @@ fn vanilla_and_streaming_beside_each_other() {
         (&"fragment 1".into(), &"fragment 1".into())
     );
     assert_eq!(vanilla["steps"][19]["sent"], "all");
-    // What is spread over the overlap is what is sent.
+    // The bytes spread over the overlap add up to the bytes sent.
     let spread: f64 =
         streaming["steps"].as_array().unwrap().iter().map(|it| it["spread_bytes"].as_f64().unwrap()).sum();
     assert!((spread - bytes(streaming, "total_bytes") as f64).abs() < 1e-3);
@@ -236,7 +236,7 @@ fn mistakes_are_named() {
     check_refused(&["check", PSDP, "--max-bytes-over", "replca=1MiB"], "did you mean \"replica\"?");
 }
 
-/// A loop is no branch: no input would decide it.
+/// A loop is not a branch: no input would decide it.
 #[test]
 fn a_loop_of_unknown_length_is_named() {
     const TEXT: &str = "

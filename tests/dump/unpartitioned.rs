@@ -1,4 +1,4 @@
-//! Programs that nobody has partitioned: no command passes their figures off as those of a device.
+//! Tests of programs that are not partitioned: no command passes their figures off as those of a device.
 
 use crate::dump::command::{check_refused, prints, run, with_input};
 

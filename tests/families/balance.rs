@@ -2,10 +2,10 @@
 
 use meshloom::compile::{LowerOptions, Partitioned, lower};
 use meshloom::ir::Literal;
-use meshloom::nn::{MoeConfig, RouterGroups, Scoring, route};
 use meshloom::pjrt::Array;
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Function, MapTree, Tree, value_and_grad};
+use meshloom_nn::{MoeConfig, RouterGroups, Scoring, route};
 use meshloom_train::Trainer;
 use support::cases::cases;
 use support::eight_devices::{client, relative_error};
@@ -32,7 +32,7 @@ fn the_gradient_is_the_uneven_part_of_choices() {
         let routing = route(x, &params, &config);
         let moved = params.choice_bias.expect("it has one");
         let (loss, gradient) = value_and_grad(moved, |bias| {
-            let params = meshloom::nn::Moe { choice_bias: Some(bias), ..params.clone() };
+            let params = meshloom_nn::Moe { choice_bias: Some(bias), ..params.clone() };
             route(x, &params, &config).choice_bias_loss.expect("it has one")
         });
         (routing.experts, loss, gradient)
@@ -76,7 +76,7 @@ enum By {
 
 const ONE_DEVICE: [&str; 2] = ["mesh.axes=data=1", "target.devices=1"];
 
-/// What a run has after some steps: biases, all other parameters, and the norms of gradients.
+/// Returns the state of a run after some steps: biases, all other parameters, and the norms of gradients.
 fn after(by: By, settings: &[&str], steps: usize) -> (Vec<Vec<f64>>, Vec<Vec<f64>>, Vec<f64>) {
     let files = text_files(48);
     let mut all = vec!["rules.strict=false", "train.warmup=0", "train.learning_rate=1e-3"];

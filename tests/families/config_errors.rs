@@ -1,4 +1,4 @@
-//! What a `config.json` can have wrong, and what is said of it.
+//! Tests of faults of a `config.json`, and of the errors that name them.
 
 use meshloom_train::families::{FamilyError, Published};
 use serde_json::{Value, json};
@@ -138,7 +138,7 @@ fn what_is_not_computed_is_named() {
     "#);
 }
 
-/// Keys that nobody knows are named with their sections; those of a section that is not read, by the section.
+/// Unknown keys are named with their sections; the keys of a section that is not read are named by the section.
 #[test]
 fn unknown_keys_are_named_with_their_sections() {
     let unknown = |published: Result<Published, FamilyError>| published.expect("a model").unknown_keys;

@@ -50,7 +50,8 @@ fn missing_keys_are_as_in_transformers() {
     }
 }
 
-/// What transformers refuses is refused, and what it takes describes the same model as all keys of its config.
+/// A form that transformers refuses is refused; a form that it takes describes the same model as all keys of its
+/// config.
 #[test]
 fn forms_of_a_config_are_read_as_transformers_reads_them() {
     let (mut taken, mut refused, mut wrong) = (0, 0, Vec::new());
@@ -186,7 +187,7 @@ fn published_gemma_3_is_read_right() {
         assert_eq!(found.architecture, expected.architecture, "{preset}");
         assert_eq!(found.unknown_keys, Vec::<String>::new(), "{preset}");
         assert_eq!(found.dtype, expected.dtype, "{preset}");
-        // What an export writes.
+        // The text that an export writes is read alone.
         let alone = Published::parse("config.json", &found.text).unwrap_or_else(|error| panic!("{preset}: {error}"));
         assert_eq!((alone.architecture, alone.dtype), (found.architecture, found.dtype), "{preset}");
     }

@@ -1,7 +1,7 @@
 //! Details that the comparison with transformers sees: each wrong one makes it fail.
 
 use meshloom::ir::Literal;
-use meshloom::nn::{
+use meshloom_nn::{
     Activation, Architecture, AttentionConfig, FeedForwardConfig, GroupedConfig, LatentConfig, LayerConfig, MoeConfig,
     NormWeight, RopePairs, RopeScaling, Scoring,
 };

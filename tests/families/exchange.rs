@@ -10,7 +10,7 @@ use meshloom::trace::Tree;
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::families::Published;
-use meshloom_train::logits::LogitsProgram;
+use meshloom_train::generate::LogitsProgram;
 use meshloom_train::published::{ExportOptions, Exported, PublishedWeights, StoredModel, export, import};
 use meshloom_weights::WeightsError;
 use safetensors::tensor::TensorView;
@@ -317,7 +317,7 @@ fn check_export(case: &'static str) {
     assert!(rounded > 0, "no tensor is narrower");
 }
 
-/// What a run says that starts from a folder.
+/// Returns the error of a run that starts from a folder.
 fn refusal(folder: &Path, case: &str) -> String {
     let published = Published::open(folder).unwrap_or_else(|error| panic!("{case}: {error}"));
     match PublishedWeights::open(folder, &published) {
@@ -356,7 +356,7 @@ fn every_tensor_counts() {
     assert!(integers.contains("which is not read as numbers"), "{integers}");
 }
 
-/// Tensors that a model leaves out are left out by name, and said.
+/// Tensors that a model leaves out are left out by name, and reported.
 #[test]
 fn what_is_left_out_is_said() {
     let mut tensors = stored(&folder("qwen3"));
@@ -467,7 +467,7 @@ fn f8_e4m3(code: u8) -> f32 {
 fn devices_read_their_parts() {
     let published = Published::open(&folder("mixtral")).expect("a model");
     let weights = PublishedWeights::open(&folder("mixtral"), &published).unwrap_or_else(|error| panic!("{error}"));
-    let decoder = meshloom::nn::DecoderConfig::new(published.architecture.clone());
+    let decoder = meshloom_nn::DecoderConfig::new(published.architecture.clone());
     let declared = decoder.parameters();
     let total: usize = stored(&folder("mixtral")).values().map(|(_, _, bytes)| bytes.len()).sum();
     for (path, param) in Tree::paths(&declared).into_iter().zip(declared.leaves()) {
@@ -506,7 +506,7 @@ fn wrong_folders_are_refused() {
     assert!(error.contains("has parameters alone") && error.contains("train.init"), "{error}");
     let nothing = StoredModel::open(made.path(), &[]).expect_err("no model");
     assert!(said(nothing).starts_with("\"DIR\" has no model: give a checkpoint"));
-    // Another model than [model] says.
+    // The folder holds another model than the one of [model].
     let preset =
         run_config(&folder("llama2"), &files, &["mesh.axes=fsdp=8", "model.preset=llama-3.2-1b", "model.seq=8"]);
     let error = said(Trainer::new(&preset, &client()).map(drop).expect_err("another model"));
@@ -539,7 +539,7 @@ fn further_layers_are_left_out_or_kept() {
         let is_kept = |name: &&String| !settings.is_empty() || !is_further(name);
         let kept: Stored = whole.keys().filter(is_kept).map(|name| (name.clone(), whole[name].clone())).collect();
         assert!(stored(&exported) == kept, "{settings:?}: other tensors");
-        // They are no part of what is looked into.
+        // The further layers have no part in the logits.
         assert_eq!(logits(&checkpoint, &[]), logits(&source, &[]), "{settings:?}");
     }
 }

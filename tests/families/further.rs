@@ -1,10 +1,10 @@
 //! Multi-token prediction against a reference script, tests/oracle/further.py: packed documents, two further tokens.
 
 use meshloom::ir::{DType, Graph, Literal, TensorType};
-use meshloom::nn::{Batch, ContextOrder, DecoderConfig, TokenOrder};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, Tree, value_and_grad};
 use meshloom::transform::pipeline::{PipelineOptions, Schedule};
+use meshloom_nn::{Batch, ContextOrder, DecoderConfig, TokenOrder};
 use meshloom_train::families::Published;
 use support::cases::cases;
 use support::eight_devices::relative_error;
@@ -70,7 +70,7 @@ fn run(by: By, graph: &Graph, inputs: &[Literal], mesh: Option<&str>) -> Vec<Vec
     results.iter().map(Literal::to_f64_vec).collect()
 }
 
-/// How far loss and gradients are from the script's, and which is furthest.
+/// Returns the largest error of loss and gradients against the script's, and its name.
 fn worst(
     by: By,
     golden: &Golden,
@@ -97,7 +97,7 @@ fn worst(
     worst
 }
 
-/// How far the loss alone is from the script's.
+/// Returns the error of the loss alone against the script's.
 fn error_of_loss(golden: &Golden, decoder: &DecoderConfig, batch: &Batch<Literal>) -> f64 {
     let params = golden.params(decoder, &|name| golden.weight(name));
     let function = Function::trace("further", specs(decoder, batch), |(params, batch)| decoder.loss(&params, &batch));

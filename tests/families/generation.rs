@@ -1,15 +1,16 @@
-//! What families generate: the tokens of transformers, and in each step the logits of a whole pass.
+//! Tests of the generation of families: the tokens are those of transformers, and the logits of each step are those of
+//! a whole pass.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, Literal, TensorType};
-use meshloom::nn::{
-    AttentionConfig, Batch, Continued, Decoder, DecoderConfig, GeneratingDecoder, KeyValueCache, NextTokens, Prompts,
-};
 use meshloom::pjrt::{Client, ShardBox, shared_runs};
 use meshloom::trace::{Function, MapTree, TensorSpec, Tree};
+use meshloom_nn::{
+    AttentionConfig, Batch, Continued, Decoder, DecoderConfig, GeneratingDecoder, KeyValueCache, NextTokens, Prompts,
+};
 use meshloom_train::generate::{
     Continuation, End, GenerateOptions, Generator, GeneratorOptions, Request, SamplingOptions,
 };
@@ -122,7 +123,7 @@ fn families_generate_what_transformers_does() {
     }
 }
 
-/// From the folders themselves, whose files say what ends a text.
+/// The models are loaded from the folders themselves, whose files name the tokens that end a text.
 #[test]
 fn published_models_generate_what_transformers_does() {
     for case in cases("families generate from folders", 1, ["gemma2", "deepseek_v3", "gpt_oss", "qwen3_moe"]) {
@@ -184,7 +185,7 @@ fn experts() {
     }
 }
 
-/// What a step takes.
+/// The arguments of a step.
 type StepTree<T> = (Decoder<T>, (KeyValueCache<T>, NextTokens<T>));
 
 type Run = fn(&Graph, &[Literal]) -> Vec<Literal>;
@@ -219,7 +220,7 @@ impl Passes {
         let steps = rows.iter().zip(prompts).map(|(row, prompt)| row.len() - prompt).min().expect("rows");
         let padding: Vec<i32> = prompts.iter().map(|prompt| (length - prompt) as i32).collect();
         let padded = rows.iter().zip(prompts).flat_map(|(row, &prompt)| {
-            // What stands in the padding does not matter.
+            // The tokens of the padding do not matter.
             (0..length - prompt).map(|at| at as i32 % 5).chain(row[..prompt].iter().copied()).collect::<Vec<_>>()
         });
         let padded = Literal::from_slice(&[rows.len(), length], &padded.collect::<Vec<_>>()).expect("rows");
@@ -266,7 +267,7 @@ fn whole_logits(run: Run, golden: &Golden, decoder: &DecoderConfig, rows: &[Vec<
     run(&emitted(function.graph()), &[params.leaves(), batch.leaves()].concat())[0].to_f64_vec()
 }
 
-/// Rows of which a part is a prompt, padded to a length, with a cache of so many tokens.
+/// Checks the logits of rows of which a part is a prompt, padded to a length, with a cache of so many tokens.
 fn check_logits(run: Run, golden: &Golden, rows: &[Vec<i32>], prompts: &[usize], [length, capacity]: [usize; 2]) {
     let (case, decoder) = (golden.case, golden.decoder());
     let vocab = decoder.architecture.vocab;
@@ -334,7 +335,7 @@ fn rows_are_drawn_by_themselves() {
     assert_eq!(generator.program_count(), 2);
 }
 
-/// A row ends by a token, or by whoever is told of it; the others go on.
+/// A row ends by a token, or by the caller that is told of each token; the others go on.
 #[test]
 fn rows_end_by_themselves() {
     let golden = Golden::load(LLAMA);
@@ -431,7 +432,7 @@ fn a_step_copies_nothing() {
     }
 }
 
-/// What is left of logits is a tree as a step takes it.
+/// The cache that a pass returns beside the logits is a tree that a step takes.
 #[test]
 fn trees_of_both_passes_agree() {
     let golden = Golden::load("gemma2");
@@ -444,7 +445,8 @@ fn trees_of_both_passes_agree() {
     assert_eq!(continued.paths()[0], "cache.layers.0.key");
 }
 
-/// No matrix is converted at each step, whatever type parameters are stored in: but for the router, which works in f32.
+/// No matrix is converted at each step, whatever type parameters are stored in, except for the router, which works in
+/// f32.
 #[test]
 fn weights_are_stored_as_they_are_used() {
     for case in ["llama2", "gemma2", "deepseek_v3", "gpt_oss"] {

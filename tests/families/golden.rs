@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, Literal, TensorType};
-use meshloom::nn::{Batch, Decoder, DecoderConfig, LayerPath};
-use meshloom::trace::{Function, MapTree, Param, TensorSpec, Tree, value_and_grad};
+use meshloom::trace::{Function, LayerPath, MapTree, Param, TensorSpec, Tree, value_and_grad};
+use meshloom_nn::{Batch, Decoder, DecoderConfig};
 use meshloom_train::families::{Published, TensorsOf};
 use safetensors::{Dtype, SafeTensors};
 use support::eight_devices::relative_error;

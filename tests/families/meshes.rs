@@ -2,11 +2,11 @@
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::{Graph, Literal};
-use meshloom::nn::{DecoderConfig, FeedForwardConfig, MoeConfig, initialize};
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::Mesh;
-use meshloom::trace::{Function, Tree, value_and_grad};
+use meshloom::trace::{Function, Tree, initialize, value_and_grad};
 use meshloom::transform::pipeline::PipelineOptions;
+use meshloom_nn::{DecoderConfig, FeedForwardConfig, MoeConfig};
 use support::anchored::{run_by_tier, run_compiled, run_lowered};
 use support::cases::cases;
 use support::eight_devices::relative_error;
@@ -132,7 +132,7 @@ fn check_pipeline(run: Run, case: &'static str, mesh: &str, options: PipelineOpt
         let leaves = first.leaves().into_iter().zip(first.paths()).zip(stacked);
         leaves
             .map(|((literal, path), param)| {
-                let path = meshloom::nn::LayerPath::of(&path, param.stacked_dims > 0);
+                let path = meshloom::trace::LayerPath::of(&path, param.stacked_dims > 0);
                 let of_layer: usize = literal.ty().dims[param.stacked_dims..].iter().product();
                 let numbers = literal.to_f64_vec();
                 let moved = numbers.iter().enumerate().map(|(at, number)| {
@@ -159,7 +159,7 @@ fn check_pipeline(run: Run, case: &'static str, mesh: &str, options: PipelineOpt
         let leaves = declared.paths().into_iter().zip(declared.leaves()).zip(&results[1..]);
         let mut all = std::collections::BTreeMap::new();
         for ((path, param), numbers) in leaves {
-            let path = meshloom::nn::LayerPath::of(&path, param.stacked_dims > 0);
+            let path = meshloom::trace::LayerPath::of(&path, param.stacked_dims > 0);
             let of_layer: usize = param.spec.ty.dims[param.stacked_dims..].iter().product();
             for (at, layer) in numbers.chunks(of_layer).enumerate() {
                 let number = path.numbers.map(|numbers| numbers.first + at * numbers.step.unwrap_or(1));

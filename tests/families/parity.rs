@@ -1,9 +1,9 @@
 //! Each family on one device, and its file in each form.
 
 use meshloom::ir::{DType, Graph, Literal};
-use meshloom::nn::{DecoderConfig, RmsNorm, rms_norm};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, TensorSpec};
+use meshloom_nn::{DecoderConfig, RmsNorm, rms_norm};
 use meshloom_train::families::Published;
 use support::cases::cases;
 use support::eight_devices::relative_error;

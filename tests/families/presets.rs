@@ -1,7 +1,7 @@
 //! Published models by name.
 
-use meshloom::nn::DecoderConfig;
 use meshloom::trace::Tree;
+use meshloom_nn::DecoderConfig;
 use meshloom_train::families::{PRESETS, preset};
 
 /// Parameters of each preset, as transformers counts them (tests/oracle/presets.py), which the script compares with the

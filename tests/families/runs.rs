@@ -13,7 +13,7 @@ use super::interpreted::InterpretedRun;
 /// Losses of runs differ by the order of sums alone, step by step.
 const BOUND: f64 = 2e-5;
 
-/// What all runs have: every number that could hide a difference is not zero.
+/// The settings of all runs: no number that could hide a difference is zero.
 pub const RUN: [&str; 6] = [
     "rules.strict=false",
     "train.warmup=0",

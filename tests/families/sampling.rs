@@ -1,4 +1,4 @@
-//! How tokens are drawn: the distributions of transformers' logits processors.
+//! Tests of how tokens are drawn: the distributions of transformers' logits processors.
 
 use meshloom_train::generate::SamplingOptions;
 
@@ -33,7 +33,7 @@ fn options_leave_what_those_of_transformers_do() {
             options.distribution(row).into_iter().for_each(|(token, share)| found[token] = share);
             let total: f64 = found.iter().sum();
             assert!((total - 1.0).abs() < BOUND, "{options:?}: {total}");
-            // Of the equal numbers in the last row, torch's sort leaves any in front.
+            // In the last row, torch's sort leaves any of the equal numbers in front.
             if number + 1 == rows && options.top_p.is_some() {
                 found.sort_by(f64::total_cmp);
                 expected.sort_by(f64::total_cmp);

@@ -1,9 +1,9 @@
 //! Batches that do not fit a decoder: an error of the trace, in whatever form it runs.
 
 use meshloom::ir::DType;
-use meshloom::nn::{Batch, DecoderConfig};
 use meshloom::trace::{Function, MapTree, Param, TensorSpec, value_and_grad};
 use meshloom::transform::pipeline::{PipelineOptions, Schedule};
+use meshloom_nn::{Batch, DecoderConfig};
 
 use super::golden::{CASES, Golden};
 use super::meshes::on_mesh;

@@ -1,9 +1,10 @@
 //! In how many collectives a device can be at once, on XLA's CPU runtime: it goes on to the next when a loop or branch
 //! before it has been launched, unless one needs the other's result. `RunConfig::client_options` asks for the threads.
 
-use meshloom::hlo::analysis::collectives_at_once;
+use meshloom::analysis::collectives_at_once;
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::pjrt::{Platform, PlatformKind};
+use meshloom::pjrt::Platform;
 use meshloom_train::config::RunConfig;
 use support::calibration::programs;
 

@@ -1,8 +1,9 @@
 //! The collectives of any module: modules written by hand, what we emit, and what XLA makes of it.
 
 use crate::hlo::modules::*;
+use meshloom::analysis::{Communication, Devices, ModuleCollective, collectives};
 use meshloom::emit::{EmitOptions, GroupFormat, device_groups, emit};
-use meshloom::hlo::analysis::{Communication, DeviceGroups, Devices, ModuleCollective, collectives};
+use meshloom::hlo::device_groups::DeviceGroups;
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, ReplicaGroup, SourceTarget};
 use meshloom::ir::Graph;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
@@ -53,7 +54,7 @@ fn each_kind_moves_what_the_ledger_says() {
     assert_eq!(moved, [(None, Some(16)), (None, Some(0))]);
 }
 
-/// What an instruction without groups, or without `use_global_device_ids`, means.
+/// The meaning of an instruction without groups, or without `use_global_device_ids`.
 #[test]
 fn groups_that_are_not_written_out() {
     let size = |opcode: &str, change: fn(&mut HloInstructionProto)| {
@@ -137,7 +138,7 @@ fn a_fused_reduce_scatter_is_one() {
     assert_eq!(fused("negate").kind, Communication::Collective(CollectiveKind::AllReduce));
 }
 
-// What we emit.
+// The collectives that meshloom emits.
 
 /// In a scan of 3, a scan of 5: a gather, a scatter and an exchange. Then a permute, and all together.
 const NESTED: &str = r#"mesh "a=4,b=2"
@@ -205,7 +206,7 @@ fn lists(groups: &DeviceGroups) -> Vec<Vec<usize>> {
     lists.into_iter().map(|list| list.into_iter().map(|device| device as usize).collect()).collect()
 }
 
-// What XLA makes of it.
+// The collectives that XLA makes of them.
 
 /// The groups that a plugin reads are those that were written, in the form that is chosen for it.
 #[test]

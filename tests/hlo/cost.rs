@@ -2,8 +2,8 @@
 //! loops.
 
 use crate::hlo::programs::{golden, text};
-use meshloom::hlo::analysis::cost::{Bound, InstructionCost};
-use meshloom::hlo::analysis::{Arithmetic, Chip, CostOptions, Devices, ModuleCost, Work, cost};
+use meshloom::analysis::cost::{Bound, InstructionCost};
+use meshloom::analysis::{Arithmetic, Chip, CostOptions, Devices, ModuleCost, Work, cost};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::partition::Amount;
 use meshloom::pjrt::CompileOptions;
@@ -119,7 +119,7 @@ fn fusions() {
             x = f32[1,16] parameter(2)
             ROOT r = f32[1,16] fusion(table, i, x), kind=kLoop, calls=fused
         }";
-    // Of the table one row: 64 + 4 + 64.
+    // One row of the table is read: 64 + 4 + 64.
     check(source, [16, 16, 132, 64]);
     let source = "
         fused {
@@ -248,7 +248,7 @@ fn loops_and_branches() {
     assert_eq!(found.total.flops, (product + 1) + 1 + product);
 }
 
-/// What libtpu writes of its kernels: a copy of 258 cycles, and a fusion of 100 that runs three times.
+/// A module with libtpu's estimates of its kernels: a copy of 258 cycles, and a fusion of 100 that runs three times.
 const COMPILED: &str = r#"
 f { a = f32[8] parameter(0)  ROOT b = f32[8] add(a, a), backend_config={"window_config":{"estimated_cycles":"7"}} }
 body {
@@ -403,7 +403,8 @@ fn a_train_step_costs_six_n_d() {
         let tokens = batch * sequence;
         let projections = embed * head_dim * (2 * heads + 2 * kv_heads);
         let weights = layers * (projections + 3 * embed * mlp) + embed * vocab;
-        // Of each head: forward the scores and what they weigh; backward the scores again, and four cotangents.
+        // Each head has two products in the forward pass, the scores and the weighted values, and five in the backward
+        // pass: the scores again, and four cotangents.
         let attention = layers * heads * batch * (2 * sequence * sequence * head_dim) * 7;
         assert_eq!(flops, 6 * weights * tokens + attention, "scanned {scanned}");
     }

@@ -1,6 +1,6 @@
 //! Differences by meaning: what means nothing is none, and every change that means something is found.
 
-use meshloom::hlo::analysis::{Devices, ModuleDiff, collectives, diff};
+use meshloom::analysis::{Devices, ModuleDiff, collectives, diff};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::{HloInputOutputAliasProto, HloModuleProto};
 use meshloom::sharding::Mesh;
@@ -53,7 +53,7 @@ fn compare(before: &HloModuleProto, after: &HloModuleProto) -> ModuleDiff {
     diff((before, &found(before)), (after, &found(after)))
 }
 
-/// What changes when one text in the module is another.
+/// Returns the differences that arise when one text in the module is replaced by another.
 fn changed(from: &str, to: &str) -> ModuleDiff {
     assert!(MODULE.contains(from), "{from}");
     compare(&module(MODULE), &module(&MODULE.replace(from, to)))

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 
-use meshloom::hlo::analysis::{
+use meshloom::analysis::{
     AxisPart, Communication, Devices, ModuleCollective, ModuleCollectives, collectives, step_inputs, traffic,
 };
 use meshloom::hlo::proto::HloModuleProto;
@@ -95,7 +95,7 @@ fn axes(found: &ModuleCollective) -> String {
     parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// What was found, as rows of the manifest.
+/// The collectives that were found, as rows of the manifest.
 fn rows(found: &ModuleCollectives) -> Vec<Row> {
     let mut rows = BTreeMap::new();
     for entry in &found.entries {

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 use std::sync::Mutex;
 
-use meshloom::hlo::analysis::memory::{Backend, MemoryForm, UpperMemory, upper};
-use meshloom::hlo::analysis::{ModuleMemory, memory};
+use meshloom::analysis::memory::{Margin, MemoryForm, UpperMemory, upper};
+use meshloom::analysis::{ModuleMemory, memory};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::pjrt::PlatformKind;
 use support::calibration::{Calibration, Figures, programs, table};
 
 use crate::hlo::memory::check_page;
@@ -33,30 +33,27 @@ impl Row {
 
     /// The same, without the parts that weigh most in small programs: the bytes that every margin has, and what XLA may
     /// have put into the memory on the chip, which it does not count.
-    fn too_high_without_constants(&self, backend: Backend) -> f64 {
+    fn too_high_without_constants(&self, backend: PlatformKind) -> f64 {
         let on_chip = match backend {
-            Backend::Tpu => (self.upper.peak - self.upper.arguments - backend.margin().bytes).min(ON_CHIP),
+            PlatformKind::Tpu => (self.upper.peak - self.upper.arguments - Margin::of(backend).bytes).min(ON_CHIP),
             _ => 0,
         };
-        (self.upper.peak - backend.margin().bytes) as f64 / (self.xla.total() + on_chip) as f64
+        (self.upper.peak - Margin::of(backend).bytes) as f64 / (self.xla.total() + on_chip) as f64
     }
 }
 
 /// The module that is emitted for a platform.
-fn emitted(program: &Calibration, backend: Backend) -> HloModuleProto {
-    let kind = match backend {
-        Backend::Cpu => PlatformKind::Cpu,
-        Backend::Cuda => PlatformKind::Cuda,
-        Backend::Tpu => PlatformKind::Tpu,
-    };
-    program.lower(kind).module.decode().expect("a module")
+fn emitted(program: &Calibration, platform: PlatformKind) -> HloModuleProto {
+    program.lower(platform).module.decode().expect("a module")
 }
 
 /// The rows of each platform, in the order of the set.
-fn rows() -> Vec<(Backend, Vec<Row>)> {
+fn rows() -> Vec<(PlatformKind, Vec<Row>)> {
     let (figures, programs) = (table(), programs());
-    let all: Vec<(Backend, &Calibration)> =
-        Backend::ALL.into_iter().flat_map(|backend| programs.iter().map(move |program| (backend, program))).collect();
+    let all: Vec<(PlatformKind, &Calibration)> = PlatformKind::ALL
+        .into_iter()
+        .flat_map(|backend| programs.iter().map(move |program| (backend, program)))
+        .collect();
     let (next, found) = (Mutex::new(all.into_iter().enumerate()), Mutex::new(Vec::new()));
     let work = || {
         loop {
@@ -72,7 +69,7 @@ fn rows() -> Vec<(Backend, Vec<Row>)> {
     std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(work))));
     let mut found = found.into_inner().expect("the rows");
     found.sort_by_key(|(nth, ..)| *nth);
-    let mut by_backend: Vec<(Backend, Vec<Row>)> = Backend::ALL.map(|backend| (backend, Vec::new())).into();
+    let mut by_backend: Vec<(PlatformKind, Vec<Row>)> = PlatformKind::ALL.map(|backend| (backend, Vec::new())).into();
     for (_, backend, row) in found {
         let own = by_backend.iter_mut().find(|(other, _)| *other == backend);
         own.expect("a backend").1.push(row);
@@ -91,11 +88,11 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
 }
 
 /// The most by which the bound of all memory may exceed XLA's figure, constants apart.
-fn worst(backend: Backend) -> f64 {
+fn worst(backend: PlatformKind) -> f64 {
     match backend {
-        Backend::Cpu => 1.65,
-        Backend::Cuda => 2.3,
-        Backend::Tpu => 1.8,
+        PlatformKind::Cpu => 1.65,
+        PlatformKind::Cuda => 2.3,
+        PlatformKind::Tpu => 1.8,
     }
 }
 
@@ -109,7 +106,7 @@ fn bounds_of_emitted_modules_hold() {
 "
     .to_owned();
     for (backend, rows) in rows() {
-        let (name, margin, worst) = (backend.name(), backend.margin(), worst(backend));
+        let (name, margin, worst) = (backend.name(), Margin::of(backend), worst(backend));
         assert!(rows.len() >= 30, "{name}: {}", rows.len());
         for row in &rows {
             let Row { name: program, estimate, upper, xla } = row;
@@ -132,7 +129,7 @@ fn bounds_of_emitted_modules_hold() {
             .expect("text");
         // The margin is what the set needs, and not much more.
         let needed = rows.iter().map(|row| {
-            let is_larger = backend == Backend::Tpu && row.estimate.temporaries > ON_CHIP;
+            let is_larger = backend == PlatformKind::Tpu && row.estimate.temporaries > ON_CHIP;
             let xla = row.xla.temporaries + if is_larger { ON_CHIP } else { 0 };
             let beyond = xla.saturating_sub(row.estimate.temporaries + margin.bytes);
             100.0 * beyond as f64 / row.estimate.temporaries.max(1) as f64
@@ -151,10 +148,10 @@ fn unknown_backends_and_compiled_modules() {
     let source = "ENTRY main { x = f32[3,16] parameter(0)  ROOT y = f32[3,16] tanh(x) }";
     let module = text(&format!("HloModule m\n{source}"));
     let estimate = memory(&module).expect("its memory");
-    let peaks = Backend::ALL.map(|backend| upper(&estimate, Some(backend)).expect("a bound").peak);
+    let peaks = PlatformKind::ALL.map(|backend| upper(&estimate, Some(backend)).expect("a bound").peak);
     let any = upper(&estimate, None).expect("a bound");
     assert_eq!(any.peak, peaks.into_iter().max().expect("three"));
-    let tpu = upper(&estimate, Some(Backend::Tpu)).expect("a bound");
+    let tpu = upper(&estimate, Some(PlatformKind::Tpu)).expect("a bound");
     assert_eq!((tpu.arguments, tpu.outputs), (8 * 128 * 4, 8 * 128 * 4));
     let compiled = text(&format!("HloModule m, is_scheduled=true\n{source}"));
     assert_eq!(upper(&memory(&compiled).expect("its memory"), None), None);
@@ -179,7 +176,7 @@ ENTRY main {
     let estimate = memory(&text(source)).expect("its memory");
     let part = 3 * 16 * 4;
     assert_eq!((estimate.arguments, estimate.outputs, estimate.aliased), (part, part + 8, part));
-    let tpu = upper(&estimate, Some(Backend::Tpu)).expect("a bound");
+    let tpu = upper(&estimate, Some(PlatformKind::Tpu)).expect("a bound");
     // One tile instead of four, and the pointer of the tuple.
     let tile = 8 * 128 * 4;
     assert_eq!((tpu.arguments, tpu.outputs, tpu.aliased), (tile, tile + 512, tile));

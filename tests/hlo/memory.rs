@@ -7,10 +7,10 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::hlo::programs::{golden, ours, text};
 use flate2::{Compression, GzBuilder};
-use meshloom::compile::Lowered;
-use meshloom::hlo::analysis::{
+use meshloom::analysis::{
     BufferKind, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment, memory_of_dump,
 };
+use meshloom::compile::Lowered;
 use meshloom::hlo::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use meshloom::hlo::proto::{HloInputOutputAliasProto, HloModuleProto, HloProto};
 use meshloom::hlo::read;
@@ -126,7 +126,7 @@ fn donated_arguments_are_used_for_results_and_before() {
     assert_eq!((found.arguments, found.outputs, found.aliased), (2 * KIB, KIB, KIB));
     // `b` would fit where `x` was, but the result that goes there is made while `b` is read.
     assert_eq!((found.temporaries, found.peak), (3 * KIB, 5 * KIB));
-    // An output that names no argument, or an argument that is not there, is no alias.
+    // An output that names no argument, or an argument that is not there, is not an alias.
     let mut module = text(source);
     let entry = AliasEntryProto { parameter_number: 7, ..Default::default() };
     module.input_output_alias = Some(HloInputOutputAliasProto { entries: vec![entry] });
@@ -258,7 +258,7 @@ fn of_branches_the_largest_counts() {
     check(source, (4 + KIB, 32, 9 * KIB));
 }
 
-/// What an iteration receives is still live where the next carry is begun: that cannot lie over what it is made of.
+/// The carry that an iteration receives is still live when the next carry is begun, so the next cannot lie over it.
 #[test]
 fn a_carry_is_not_where_it_is_read() {
     let source = "
@@ -349,9 +349,9 @@ fn functions_that_are_called_twice() {
     check(source, (KIB, 32, 9 * KIB + KIB));
 }
 
-/// A TPU pads the two fastest dimensions to tiles; what is in the host's memory is not in the device's.
-/// What is moved to the host takes no memory there, nor does the buffer of a loop that it is written into, in front of
-/// the loop and behind it; what is moved back does.
+/// A TPU pads the two fastest dimensions to tiles. A value that is moved to the host takes no memory of the device, and
+/// neither does the buffer of a loop that it is written into, before and after the loop; a value that is moved back
+/// does.
 #[test]
 fn what_is_on_the_host_has_no_memory_of_the_device() {
     let module = |to: &str, from: &str| {

@@ -265,7 +265,7 @@ fn elided_constants_take_no_memory() {
         let (module, _) = check_identity(value, &text);
         assert!(module.encoded_len() < 1000, "{}", module.encoded_len());
     }
-    // What is claimed must be there.
+    // The elements that a shape claims must be there.
     let error = parse("ENTRY e { c = f32[1000000000] constant({1, 2}) }").unwrap_err();
     assert!(error.message.contains("dimension 0 has size 1000000000, found 2 parts"), "{error}");
 }

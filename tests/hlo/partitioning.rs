@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use meshloom::hlo::analysis::{Partitioning, device_count};
+use meshloom::analysis::{Partitioning, device_count};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::read;
 
-/// That of a module in any form, on the devices that it names.
+/// Returns the partitioning of a module in any form, on the devices that it names.
 fn of(bytes: &[u8]) -> Partitioning {
     let found = read::read(bytes, &read::Limits::default()).unwrap_or_else(|error| panic!("{error}"));
     Partitioning::of(&found.module, device_count(&found.module, found.config.as_ref()))
@@ -22,8 +22,8 @@ fn kind(found: &Partitioning) -> &'static str {
     }
 }
 
-/// What is called unoptimized is what JAX lowered; XLA has partitioned everything else, whether it says so by a
-/// schedule, by its header or by its collectives alone.
+/// The files named unoptimized are as JAX lowered them; XLA has partitioned all others, which a schedule, the header or
+/// the collectives alone show.
 #[test]
 fn jax_programs_are_pending_until_xla_partitions_them() {
     let mut counts = (0, 0);

@@ -1,18 +1,19 @@
 //! Pipelines in programs: of JAX programs written by hand, and of our own, whose tables are known.
 
-use meshloom::hlo::analysis::pipelines::{Item, LoopSchedule, Order, Pass, Pipeline, Row, pipelines};
-use meshloom::hlo::analysis::{Devices, Walk, collectives_of_walk, source::Sources};
+use meshloom::analysis::pipelines::{Item, LoopSchedule, Order, Pass, Pipeline, Row, pipelines};
+use meshloom::analysis::{DeviceWalk, Devices, collectives_of_walk};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::hlo::read;
+use meshloom::hlo::source::Sources;
 use meshloom::sharding::Mesh;
 use meshloom::transform::pipeline::{Task, Timeline};
 use meshloom_train::config::RunConfig;
 
 fn found(module: &HloModuleProto, mesh: &Mesh) -> Vec<Pipeline> {
     let devices = Devices::partitioned(mesh.device_count());
-    let walk = Walk::on(module, devices);
-    let collectives = collectives_of_walk(&walk, Sources::of(module), devices).along(mesh);
-    pipelines(&walk, &collectives, devices)
+    let walk = DeviceWalk::of(module, devices);
+    let collectives = collectives_of_walk(&walk, Sources::of(module)).along(mesh);
+    pipelines(walk.walk(), &collectives, devices)
 }
 
 /// The pipelines of a stored program over eight devices.
@@ -40,7 +41,8 @@ fn schedules(pipelines: &[Pipeline]) -> Vec<&LoopSchedule> {
 
 const FORMS: [&str; 2] = ["lowered/{}.hlo.txt", "lowered/{}.stablehlo.txt"];
 
-/// What `tests/oracle/schedule_programs.py` states: microbatch k in tick s + 2 k, and back in tick 2 S - 1 - s + 2 k.
+/// The schedule is the one that `tests/oracle/schedule_programs.py` states: stage s has microbatch k in tick s + 2 k,
+/// and back in tick 2 S - 1 - s + 2 k.
 #[test]
 fn one_forward_one_backward() {
     for form in FORMS {
@@ -107,7 +109,7 @@ fn circular() {
     }
 }
 
-/// Six microbatches along a ring that is not used as one: the inputs of the first stage say it, in every form.
+/// Six microbatches along a ring that is not used as one: the inputs of the first stage show it, in every form.
 #[test]
 fn fills_and_drains() {
     for name in ["pipeline.partitioned.pb", "pipeline.optimized.txt", "pipeline.tpu.pb", "pipeline.gpu.txt"] {
@@ -125,7 +127,7 @@ fn fills_and_drains() {
     }
 }
 
-/// A ring with an index that counts nothing: there is no saying how often a microbatch goes round it.
+/// A ring with an index that counts nothing: the number of times that a microbatch goes round it is unknown.
 #[test]
 fn what_is_not_known_is_not_drawn() {
     let text = "HloModule ring, num_partitions=4
@@ -175,7 +177,7 @@ ENTRY %ring (x: f32[8]) -> f32[8] {
     assert_eq!((schedule.order, schedule.microbatches), (Order::FillDrain, Some(8)));
 }
 
-/// Of our own programs, everything is in their tables.
+/// The schedules found in meshloom's own programs are those of their tables.
 #[test]
 fn our_own_are_as_their_tables_say() {
     let forms = [

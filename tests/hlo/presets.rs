@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use meshloom::analysis::{Communication, Devices, ModuleCollectives, collectives};
 use meshloom::compile::Lowered;
-use meshloom::hlo::analysis::{Communication, Devices, ModuleCollectives, collectives};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::sharding::Mesh;
@@ -12,7 +12,7 @@ use support::cases::cases;
 use support::configs::lowered_step;
 use support::eight_devices::compile;
 
-/// How often something runs, and what all of it moves, by kind and mesh axes.
+/// The executions of collectives, and the bytes that they all move, by kind and mesh axes.
 type Traffic = BTreeMap<(String, String), (u64, u64)>;
 
 fn of_ledger(ledger: &Ledger) -> Traffic {

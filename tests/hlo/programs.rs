@@ -5,9 +5,10 @@ use std::fs;
 use std::path::PathBuf;
 
 use meshloom::compile::Lowered;
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::{HloModuleProto, HloProto};
-use meshloom::pjrt::{Platform, PlatformKind};
+use meshloom::pjrt::Platform;
 use prost::Message;
 use support::calibration::{stack, two_layers};
 use support::configs::explicit_step;
@@ -35,7 +36,7 @@ pub fn ours() -> Vec<(&'static str, Lowered)> {
     ]
 }
 
-/// A compiled JAX program, and what jaxlib says of it.
+/// A compiled JAX program, and jaxlib's figures of it.
 pub struct Golden {
     pub name: String,
     pub dump: HloProto,
@@ -53,7 +54,7 @@ impl Golden {
     }
 }
 
-/// What `tests/oracle/memory.py` has written.
+/// Returns the goldens that `tests/oracle/memory.py` has written.
 pub fn golden() -> Vec<Golden> {
     let folder: PathBuf = support::path("tests/oracle/memory");
     let expected = fs::read_to_string(folder.join("expected.json")).expect("the numbers");

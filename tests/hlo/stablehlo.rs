@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use meshloom::hlo::analysis::{
-    CostOptions, Devices, ModuleCost, Partitioning, ValueKind, Walk, collectives, cost, device_count, memory, mesh_of,
-    shardings,
+use meshloom::analysis::{
+    CostOptions, DeviceWalk, Devices, ModuleCost, Partitioning, ValueKind, collectives, cost, device_count, memory,
+    mesh_of, shardings,
 };
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::{HloModuleProto, ShapeProto};
@@ -99,7 +99,7 @@ fn the_same_collectives() {
     each(|program, modules, devices| {
         let found = modules.map(|module| {
             let entries = collectives(module, devices).entries;
-            let row = |entry: meshloom::hlo::analysis::ModuleCollective| {
+            let row = |entry: meshloom::analysis::ModuleCollective| {
                 let groups = entry.groups.lists();
                 (entry.kind, groups, entry.pairs, entry.bytes, entry.executions, entry.in_branch, entry.loop_depth)
             };
@@ -160,14 +160,14 @@ fn the_same_signature() {
     });
 }
 
-/// How often each loop of a scan runs is found.
+/// The trip count of each loop of a scan is found.
 #[test]
 fn scans_run_as_often_as_they_are_long() {
     for (name, expected) in [("scan_remat", vec![5, 5]), ("transformer", vec![4, 4]), ("pipeline", vec![9, 9])] {
         let found = file(&format!("{name}.stablehlo.txt"));
-        let walk = Walk::on(&found.module, device_count(&found.module, found.config.as_ref()));
-        let is_loop = |place: &&meshloom::hlo::analysis::Place<'_>| place.computation.name.starts_with("body");
-        let executions = walk.places().iter().filter(is_loop).map(|place| format!("{:?}", place.executions));
+        let walk = DeviceWalk::of(&found.module, device_count(&found.module, found.config.as_ref()));
+        let is_loop = |place: &&meshloom::analysis::Place<'_>| place.computation.name.starts_with("body");
+        let executions = walk.walk().places().iter().filter(is_loop).map(|place| format!("{:?}", place.executions));
         let expected: Vec<String> = expected.iter().map(|count| format!("Exactly({count})")).collect();
         assert_eq!(executions.collect::<Vec<_>>(), expected, "{name}");
     }
@@ -216,7 +216,7 @@ fn what_is_written_reads_back() {
 #[test]
 fn locations_are_those_of_hlo() {
     let module = file("fsdp_mlp.debug.stablehlo.txt").module;
-    let sources = meshloom::hlo::analysis::Sources::of(&module);
+    let sources = meshloom::hlo::source::Sources::of(&module);
     let dots: Vec<String> = module
         .computations
         .iter()
@@ -224,7 +224,7 @@ fn locations_are_those_of_hlo() {
         .filter(|it| it.opcode == "dot")
         .map(|it| {
             let lines: Vec<String> = sources.stack(it).iter().map(|line| format!("{line} {}", line.function)).collect();
-            format!("{}: {}", meshloom::hlo::analysis::source::op_name(it), lines.join(", "))
+            format!("{}: {}", meshloom::hlo::source::op_name(it), lines.join(", "))
         })
         .collect();
     assert_eq!(dots.len(), 5);
@@ -235,7 +235,7 @@ fn locations_are_those_of_hlo() {
     );
 }
 
-/// What is read, written as HLO text and read again.
+/// The module, written as HLO text and read again.
 fn by_text(module: &HloModuleProto) -> Vec<u8> {
     let text = print(module, &TextOptions::parseable());
     parse(&text).unwrap_or_else(|error| panic!("{error}")).hlo_module.expect("a module").encode_to_vec()
@@ -295,7 +295,7 @@ fn shardy_partitions_what_is_read() {
             let optimized = executable.optimized_hlo().expect("the optimized module");
             let module = read::read(&optimized.bytes, &read::Limits::default()).expect("a module").module;
             let entries = collectives(&module, Devices::partitioned(8)).entries;
-            let row = |it: &meshloom::hlo::analysis::ModuleCollective| {
+            let row = |it: &meshloom::analysis::ModuleCollective| {
                 format!("{:?}", (it.kind, it.groups.lists(), &it.pairs, it.bytes, it.executions))
             };
             let mut rows: Vec<String> = entries.iter().map(row).collect();

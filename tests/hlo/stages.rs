@@ -1,8 +1,9 @@
-//! What each device runs where its number decides: stages that branch by a table, as a pipeline does.
+//! Tests of the work of each device where its number decides: stages that branch by a table, as those of a pipeline do.
 
-use meshloom::hlo::analysis::{CostOptions, Devices, ModuleCollectives, Together, Walk, collectives, cost};
+use meshloom::analysis::{Amount, Bounds};
+use meshloom::analysis::{CostOptions, DeviceWalk, Devices, ModuleCollectives, Together, Walk, collectives, cost};
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::hlo::{Amount, Bounds, read};
+use meshloom::hlo::read;
 
 /// Four stages of two devices: device `d` is on stage `d / 2`. In each of five ticks, a stage takes the branch that the
 /// table names: 0 nothing; 1 an all-reduce of 64 bytes with its neighbour on the stage; 2 a loop over it, as often as
@@ -128,8 +129,8 @@ fn each_stage_runs_what_its_table_says() {
     let undecided = Walk::of(&module);
     let branches = undecided.places().iter().filter(|place| !place.undecided.is_empty());
     assert!(branches.clone().count() > 0 && branches.clone().all(|place| place.executions != Amount::Exactly(1)));
-    let decided = Walk::on(&module, Devices::partitioned(8));
-    assert!(decided.places().iter().all(|place| place.undecided.is_empty()));
+    let decided = DeviceWalk::of(&module, Devices::partitioned(8));
+    assert!(decided.walk().places().iter().all(|place| place.undecided.is_empty()));
 }
 
 /// libtpu copies a small table to faster memory while others run, and writes some reshapes as a sum over dimensions of

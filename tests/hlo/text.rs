@@ -75,7 +75,7 @@ fn mutations() -> Vec<u64> {
     cases("hlo printed mutations", 1_500, 0..10_000)
 }
 
-/// Whatever bytes decode, print.
+/// Any bytes that decode can be printed.
 #[test]
 fn mutated_bytes_print() {
     let originals: Vec<Vec<u8>> = modules(&golden_folder()).iter().map(|file| fs::read(file).unwrap()).collect();

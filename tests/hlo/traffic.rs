@@ -1,7 +1,7 @@
-//! What crosses an axis at which step: of modules written by hand with known answers, and of run configs against their
-//! schedule.
+//! Tests of the bytes that cross an axis at each step: of modules written by hand with known answers, and of run
+//! configs against their schedule.
 
-use meshloom::hlo::analysis::{
+use meshloom::analysis::{
     AxisPart, Devices, Given, KnownInput, ModuleCollectives, Walk, collectives, step_inputs, traffic,
 };
 use meshloom::hlo::proto::HloModuleProto;
@@ -337,8 +337,8 @@ fn fragment_sizes(config: &RunConfig, fragments: usize, fsdp: usize) -> Vec<usiz
     sizes
 }
 
-/// What a device sends so that all of two replicas have so many numbers: an all-reduce between two, or an all-gather of
-/// what has few bits, with an f32 for each 64.
+/// The bytes that a device sends to sync so many numbers between two replicas: an all-reduce between two, or an
+/// all-gather of numbers with few bits, with an f32 for each 64.
 fn sent_bytes(numbers: usize, transport: Transport) -> u64 {
     let bytes = match transport {
         Transport::F32 => 4 * numbers,

@@ -1,8 +1,8 @@
-//! What a module runs and how often: calls of all kinds, loops whose trip counts can be proved, and modules made to be
-//! hard.
+//! Tests of the walk over a module, which tells what runs how often: calls of all kinds, loops whose trip counts can be
+//! proved, and modules made to be hard.
 
 use crate::hlo::modules::*;
-use meshloom::hlo::analysis::{Via, Walk};
+use meshloom::analysis::{Via, Walk};
 use meshloom::hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, LiteralProto, PrimitiveType};
 use meshloom::partition::Amount;
 
@@ -24,7 +24,7 @@ fn executions(module: &HloModuleProto, opcode: &str) -> Vec<Amount> {
     walk.steps().filter(|step| step.instruction.opcode == opcode).map(|step| step.place.executions).collect()
 }
 
-/// What a compiler for TPUs offloads to sparse cores is a custom call by its form alone.
+/// Work that a compiler for TPUs offloads to sparse cores is a custom call by its form alone.
 #[test]
 fn what_is_offloaded_runs_once() {
     let offloaded = |config: &str| {
@@ -195,7 +195,7 @@ fn ids_that_name_nothing_are_passed_over() {
     assert_eq!(executions(&module, "parameter"), [ONCE, Amount::Unknown]);
 }
 
-// Trip counts that nobody has written down.
+// Trip counts that are written nowhere.
 
 /// A loop whose counter starts at `start`, grows by `step` and is compared with `bound`.
 #[derive(Clone, Copy)]
@@ -207,7 +207,7 @@ struct Counter {
 }
 
 impl Counter {
-    /// How often the body runs, in each way in which a loop is written.
+    /// The trip counts of the body, in each way in which a loop is written.
     fn check(self, expected: Option<u64>) {
         let Counter { start, step, bound, direction } = self;
         let expected = expected.map_or(Amount::Unknown, Amount::Exactly);
@@ -396,8 +396,8 @@ fn a_loop_without_a_tuple() {
     assert_eq!(executions(&module, "tanh"), [Amount::Exactly(5)]);
 }
 
-/// What is not proved: a step or a start that is not constant, a conversion that may not hold the counter, a bound that
-/// changes.
+/// No trip count is proved for a step or a start that is not constant, a conversion that may not hold the counter, or a
+/// bound that changes.
 #[test]
 fn other_loops_are_not_counted() {
     let counter = Counter { start: 0, step: 1, bound: 5, direction: "LT" };
@@ -536,10 +536,10 @@ fn mutate(module: &mut HloModuleProto, random: &mut Random) {
     }
 }
 
-/// Whatever a module says, its analyses end, and none of them panics.
+/// The analyses of any module end, and none of them panics.
 #[test]
 fn mutated_modules_are_analyzed() {
-    use meshloom::hlo::analysis::{Chip, CostOptions, Devices, cost, memory};
+    use meshloom::analysis::{Chip, CostOptions, Devices, cost, memory};
     let options = CostOptions::devices(Devices::partitioned(8)).on(Chip::parse("v5p").expect("a chip"));
     let mut seeds: Vec<HloModuleProto> =
         crate::hlo::programs::golden().iter().map(|golden| golden.module().clone()).collect();

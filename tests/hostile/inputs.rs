@@ -1,4 +1,4 @@
-//! Inputs that somebody has made to do harm, the same for the same number.
+//! Inputs that are made to do harm, the same for the same number.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -33,7 +33,7 @@ const NUMBERS: [&str; 12] = [
     "99999999999999999999999999",
 ];
 
-/// Pieces of JSON of another type than what stands there.
+/// Pieces of JSON of another type than the value in that place.
 const VALUES: [&str; 8] = ["null", "true", "\"x\"", "{}", "[]", "[[]]", "1e400", "-0"];
 
 fn read(path: &str) -> Vec<u8> {
@@ -49,7 +49,7 @@ fn folder(folder: &str, ending: &str) -> Vec<Vec<u8>> {
     found
 }
 
-/// What is changed to make inputs of a reader: small real files.
+/// The small real files that are changed to make inputs of a reader.
 pub fn seeds(reader: Reader) -> &'static [Vec<u8>] {
     static SEEDS: [OnceLock<Vec<Vec<u8>>>; Reader::ALL.len()] = [const { OnceLock::new() }; Reader::ALL.len()];
     SEEDS[reader as usize].get_or_init(|| match reader {
@@ -113,7 +113,7 @@ pub fn input(reader: Reader, kind: Kind, size: usize, random: &mut Random) -> Ve
             bytes = if is_text(reader) { mutate::text(&mut random, seeds) } else { mutate::bytes(&mut random, seeds) };
         }
         Kind::Doubled => {
-            // What stands once stands often.
+            // A piece of the input is repeated many times.
             let end = (at + 1 + random.below(400)).min(bytes.len());
             let piece = bytes[at..end].to_vec();
             let times = size / piece.len() + 1;

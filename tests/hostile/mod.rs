@@ -114,10 +114,10 @@ impl Kind {
     ];
 }
 
-/// What an input took.
+/// The time and memory that an input took.
 #[derive(Clone, Copy, Debug, Default)]
 struct Taken {
-    /// What is wrong with it.
+    /// The fault of the reader; `None` if there is none.
     fault: Option<&'static str>,
     /// Bytes of the input, decompressed.
     size: u64,
@@ -126,13 +126,13 @@ struct Taken {
     accepted: bool,
 }
 
-/// What stands in the place of the file.
+/// Puts something special in the place of the file.
 fn put_special(path: &Path, pipe: &PipeReader, random: &mut Random) {
     match random.below(7) {
         0 => symlink("/dev/zero", path).unwrap(),
         1 => fs::create_dir(path).unwrap(),
         2 => drop(UnixListener::bind(path).unwrap()),
-        // Nobody writes to it, and nobody closes it.
+        // No process writes to the pipe, and none closes it.
         3 => symlink(format!("/proc/self/fd/{}", pipe.as_raw_fd()), path).unwrap(),
         4 => symlink(path, path).unwrap(),
         5 => symlink("/dev/tty", path).unwrap(),

@@ -1,4 +1,4 @@
-//! What each reader does with an input.
+//! The readers, and the work that each does with an input.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ use support::random::Random;
 
 use super::Reader;
 
-/// The commands that a module of somebody else's goes through.
+/// The commands that a stranger's module goes through.
 const COMMANDS: [&[&str]; 13] = [
     &["collectives"],
     &["show"],
@@ -56,10 +56,10 @@ pub fn name(reader: Reader) -> &'static str {
     }
 }
 
-/// Prepares what stands beside the input.
+/// Prepares the files beside the input.
 pub fn prepare(reader: Reader, folder: &Path, input: &[u8]) {
     match reader {
-        // Only what its sum says is read further.
+        // A manifest is read further only if its checksum is right.
         Reader::Manifest => {
             fs::write(folder.join("shard-0.bin"), [0; 8]).unwrap();
             let sum = |name: &str, bytes: &[u8]| format!("{}  {name}\n", support::hex(&Sha256::digest(bytes)));

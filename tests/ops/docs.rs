@@ -27,7 +27,7 @@ const HEAD: &str = "\
 |---|---|---|---|---|---|
 ";
 
-/// What each kind of loop takes to be split, in the words of the table.
+/// The work that it takes to split each kind of loop, in the words of the table.
 const SPLITTING: [(&str, &str); 6] = [
     ("sum", "Each device adds up its part. The result is unreduced until something needs the sum."),
     (
@@ -41,7 +41,7 @@ const SPLITTING: [(&str, &str); 6] = [
     ("gathered", "Parts are joined on every device: the op is about the whole, as a query sees all keys."),
     (
         "indexed",
-        "Positions are shifted into the device's own part. What lies elsewhere is zero or dropped. If the loop is absent from the result, the result is unreduced; otherwise it is split like the operand.",
+        "Positions are shifted into the device's own part. Positions elsewhere give zero or are dropped. If the loop is absent from the result, the result is unreduced; otherwise it is split like the operand.",
     ),
     (
         "replicated",
@@ -52,14 +52,14 @@ const SPLITTING: [(&str, &str); 6] = [
 const TAIL: &str = "
 ## What splitting takes
 
-What it takes to split a loop that is not parallel. [partitioning.md](partitioning.md) says how the loops to split are chosen.
+This table says how a loop that is not parallel is split. [partitioning.md](partitioning.md) says how the loops to split are chosen.
 
 | loop | split over devices |
 |---|---|
 ";
 
 const LOOPS: &str = "
-The ops with such a loop in one of the tests' examples. Attributes and sizes decide the kind, so an op may occur more than once.
+These ops have such a loop in one of the tests' examples. Attributes and sizes decide the kind, so an op may occur more than once.
 
 ";
 

@@ -27,7 +27,7 @@ fn bits(dtype: DType, number: f64) -> u128 {
     number as i128 as u128 & ((1 << bit_count(dtype)) - 1)
 }
 
-/// What is left of a whole number in a type's bits.
+/// Wraps a whole number to the bits of a type.
 fn wrap(dtype: DType, number: i128) -> f64 {
     let bits = bit_count(dtype);
     if dtype == Pred {

@@ -241,7 +241,7 @@ fn combine(kind: ReduceKind, left: f64, right: f64) -> f64 {
     }
 }
 
-/// What changes nothing; infinite bounds become the type's own.
+/// The element that changes nothing; infinite bounds become the type's own.
 fn identity(kind: ReduceKind) -> f64 {
     match kind {
         ReduceKind::And | ReduceKind::Min => f64::INFINITY,

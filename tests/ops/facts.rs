@@ -96,8 +96,7 @@ fn claims<'a>(name: &str, run: &'a Run) -> Vec<Claim<'a>> {
         let what = format!("{name}: linear in {group:?}");
         claims.push(Claim { what, run, operands: vec![base.clone(), second, sum], expected: Expected::Sum });
     }
-    // Zeros.
-    // All at once too, but for a quotient, which is no number where all are zero.
+    // Zeros. All operands are zero at once too, except for a quotient, which is NaN if all are zero.
     let all = (floats.len() > 1 && !matches!(facts.linear, Linear::OfFloats(_))).then(|| floats.clone());
     let groups = floats.iter().map(|&index| vec![index]).chain(all);
     for group in groups {
@@ -130,7 +129,7 @@ fn all_claims(entries: &[&'static Entry]) -> Vec<Claim<'static>> {
         .collect()
 }
 
-/// Checks that ops are linear, and zero, where they say so.
+/// Checks that ops are linear, and zero, where their facts say so.
 pub fn check_claims(entries: &[&'static Entry], by: By) {
     check_by(
         by,

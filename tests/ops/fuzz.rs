@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use crate::table::entries;
 use support::cases::cases;
 
-/// Mostly small sizes, so that some fit; and some that overflow whatever is computed from them.
+/// Mostly small sizes, so that some fit; and some that overflow all that is computed from them.
 fn size() -> impl Strategy<Value = usize> {
     const HUGE: &[usize] = &[usize::MAX, usize::MAX / 2, 1 << 62, 1 << 32, 1 << 31];
     prop_oneof![20 => 0..6usize, 1 => prop::sample::select(HUGE)]
@@ -60,7 +60,7 @@ proptest! {
             }
         }
         let results = op.infer(&operands.iter().collect::<Vec<_>>());
-        // What is accepted can be counted.
+        // The bytes of an accepted type can be counted.
         for ty in results.iter().flatten() {
             prop_assert!(ty.byte_count() <= isize::MAX as usize);
         }

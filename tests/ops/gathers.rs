@@ -1,6 +1,7 @@
 //! Gather and scatter, against loops over XLA's definition.
 
 use meshloom::ir::DType::{self, *};
+use meshloom::ir::OpName;
 use meshloom::ops::*;
 
 use crate::harness::*;
@@ -55,7 +56,7 @@ fn cases() -> Vec<Case> {
             indices: &[4, 2],
             starts: &[1.0, 1.0, 2.0, 2.0, 3.0, 0.0, -1.0, 3.0],
         },
-        // The components stand first.
+        // The components come first.
         Case {
             dims: dims(&[1], &[0], &[0, 1], 0),
             operand: &[4, 5],
@@ -91,7 +92,7 @@ impl Case {
     fn starts(&self, dtype: DType) -> Tensor {
         let mut tensor = Tensor::new(dtype, self.indices, self.starts);
         if !dtype.is_signed_integer() {
-            // What was negative is far out of range on the other side.
+            // A negative start becomes one that is far out of range on the other side.
             let largest = 2f64.powi(dtype.bit_count() as i32) - 1.0;
             let fix = |&start: &f64| if start < 0.0 { largest } else { start };
             tensor = Tensor::new(dtype, self.indices, &self.starts.iter().map(fix).collect::<Vec<_>>());
@@ -231,7 +232,7 @@ pub fn gather() -> Entry {
         .with_vjp_snapshot()
 }
 
-/// What a place holds after an update. Of duplicates, the CPU backend keeps the last.
+/// Returns the value of an element after an update. If an index is repeated, the CPU backend keeps the last update.
 fn combine(kind: ScatterKind, old: f64, new: f64) -> f64 {
     match kind {
         ScatterKind::Add => old + new,

@@ -1,4 +1,4 @@
-//! What the table is made of: host tensors with plain loops for reference, and one entry of cases for each op.
+//! The parts of the table: host tensors with plain loops for reference, and one entry of cases for each op.
 
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType, Value};
 use meshloom::ops::{Op, Splat};
@@ -126,7 +126,7 @@ pub struct Accept {
     pub results: Vec<TensorType>,
 }
 
-/// Operand types that an op refuses, and part of what it says.
+/// Operand types that an op refuses, and part of the error.
 pub struct Reject {
     pub op: Op,
     pub operands: Vec<TensorType>,
@@ -142,7 +142,7 @@ pub struct Run {
     pub tolerance: f64,
 }
 
-/// What a gradient must be.
+/// The gradient that is expected.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Expected {
     Differences,
@@ -162,7 +162,7 @@ pub struct Gradient {
     pub second: bool,
 }
 
-/// An op that cannot be differentiated in one operand, and part of what it says.
+/// An op that cannot be differentiated in one operand, and part of the error.
 pub struct Refusal {
     pub op: Op,
     pub operands: Vec<TensorType>,
@@ -177,12 +177,12 @@ pub struct Entry {
     pub rejects: Vec<Reject>,
     pub runs: Vec<Run>,
     pub gradients: Vec<Gradient>,
-    /// Where differentiation must fail, and part of what it says.
+    /// The cases in which differentiation must fail, each with part of its error.
     pub refusals: Vec<Refusal>,
-    /// Why there is nothing to differentiate.
+    /// The reason why there is nothing to differentiate.
     pub no_gradient: Option<&'static str>,
     pub vjp_snapshot: bool,
-    /// Why batching must fail: part of what it says.
+    /// Part of the error with which batching must fail.
     pub no_batch: Option<&'static str>,
 }
 

@@ -239,7 +239,7 @@ fn grouped_product(mode: RaggedMode, dtype: DType, lhs: &Tensor, rhs: &Tensor, s
     Tensor::new(dtype, &dims, &values)
 }
 
-/// What rows and groups of matrices must be: of dimensions that fit, and of others.
+/// Adds signatures of rows and groups of matrices: some with dimensions that fit, and others that are refused.
 fn of_matrices(entry: Entry, mode: RaggedMode, matrix: &str, wrong: &str) -> Entry {
     let op = |batch_dims| ragged(mode, batch_dims, F32);
     let blocks = |batch_dims| ragged_blocks(mode, batch_dims, F32);

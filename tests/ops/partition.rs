@@ -149,7 +149,7 @@ fn partitioned(mesh: &Mesh, cases: &[&Case<'_>]) -> Result<(Partitioned, Vec<(Te
 
 /// Runs the cases as one program on eight devices of the plugin, and returns the problems.
 fn check_by_xla(mesh: &Mesh, cases: &[&Case<'_>]) -> Vec<String> {
-    // Of several, one is to blame.
+    // If several cases fail together, the halves are run apart to find the one to blame.
     let blame = |error: String| match cases {
         [case] => vec![format!("{}: {error}", case.describe(mesh))],
         _ => cases.chunks(cases.len().div_ceil(2)).flat_map(|half| check_by_xla(mesh, half)).collect(),

@@ -1,6 +1,7 @@
 //! Reductions and dots, against index loops.
 
 use meshloom::ir::DType::{self, *};
+use meshloom::ir::OpName;
 use meshloom::ops::*;
 
 use crate::elementwise::tolerance;
@@ -17,7 +18,7 @@ pub fn fold(kind: ReduceKind, left: f64, right: f64) -> f64 {
     }
 }
 
-/// What nothing folded gives: the element that changes nothing, saturated to the type's own bounds.
+/// The result of folding nothing: the element that changes nothing, saturated to the type's own bounds.
 pub fn identity(kind: ReduceKind, dtype: DType) -> f64 {
     let number = match kind {
         ReduceKind::Sum | ReduceKind::Or => 0.0,
@@ -161,8 +162,8 @@ const DOTS: [DotCase; 10] = [
     (&[3, 2], &[2, 3], [&[1, 0], &[0, 1], &[], &[]]),
 ];
 
-/// No rounding at all; but XLA does not say whether a sum of nothing but -0 is -0, as where it is one product, or 0, as
-/// where it starts from zero.
+/// The tolerance of results without any rounding. XLA leaves open whether a sum of only -0 is -0, as of one product, or
+/// 0, as of a sum that starts from zero.
 const EXACT_BUT_ZEROS: f64 = f64::MIN_POSITIVE;
 
 fn dot_reference(case: &DotCase<'_>, lhs: &Tensor, rhs: &Tensor, dtype: DType) -> Tensor {

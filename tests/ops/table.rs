@@ -99,7 +99,7 @@ table! {
         While while_loop => [control::while_loop()],
         WithAxes with_axes => [sources::with_axes()],
     }
-    // Of partitioned graphs: `tests/sharding/reshard.rs`.
+    // The ops of partitioned graphs are tested in `tests/sharding/reshard.rs`.
     elsewhere { AllGather AllReduce AllToAll AxisIndex CollectivePermute ReduceScatter }
 }
 

@@ -1,7 +1,7 @@
-//! How the transforms of an op fit together: tangents against cotangents, and gradients against batches.
+//! Tests of how the transforms of an op fit together: tangents against cotangents, and gradients against batches.
 
 use meshloom::autodiff::{Tape, jvp};
-use meshloom::batching::{BatchAxis, Batched, inline, vmap};
+use meshloom::batching::{BatchAxis, inline, vmap};
 use meshloom::ir::{Graph, GraphBuilder, Literal, TensorType, Value};
 use meshloom::ops::*;
 

@@ -1,6 +1,7 @@
 //! Running folds and reductions of windows, against index loops.
 
 use meshloom::ir::DType::{self, *};
+use meshloom::ir::OpName;
 use meshloom::ops::*;
 
 use crate::elementwise::tolerance;
@@ -240,7 +241,7 @@ pub fn arg_reduce_window(kind: ArgReduceKind) -> Entry {
             }
         }
     }
-    // The worst number that there is, which is also what the fold starts with.
+    // The worst number of all, which is also the start of the fold.
     let worst = if kind == ArgReduceKind::Max { f64::NEG_INFINITY } else { f64::INFINITY };
     let x = Tensor::new(F32, &[3], &[worst; 3]);
     entry = entry.run(op(&[WindowDim::new(2, 1)]), &[x], [Tensor::new(S32, &[2], &[0.0, 1.0])], 0.0);

@@ -25,7 +25,7 @@ READS = {
     "check_snapshots.py": ["hlo_snapshots"],
     "foreign.py": ["tests/foreign"],
     "hlo_parse.py": ["hlo_snapshots", "crates/hlo/src/parse", "crates/hlo/src/syntax"],
-    "hlo_text.py": ["crates/hlo/src/text", "crates/hlo/src/text.rs", "crates/hlo/src/syntax"],
+    "hlo_text.py": ["crates/hlo/src/text", "crates/hlo/src/text.rs", "crates/hlo/src/number.rs", "crates/hlo/src/syntax"],
     "lowered.py": ["tests/foreign/lowered"],
     "presets.py": ["crates/train/src/families/presets"],
     "second_order.py": ["tests/compiler/second_order.rs"],

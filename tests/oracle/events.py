@@ -1,4 +1,4 @@
-"""Prints records as TensorBoard's own writer makes them, for the test of `crates/train/src/tensorboard.rs`.
+"""Prints records as TensorBoard's own writer makes them, for the test of `crates/train/src/report/tensorboard.rs`.
 
 Needs the package tensorboard: `pip install tensorboard`.
 """

@@ -118,7 +118,8 @@ fn refill(literals: &[Literal]) -> Inputs<Literal> {
     Inputs { which: next(), times: next(), x: next(), w: next(), sums: next() }
 }
 
-/// What is added to a partial sum in branches is summed once, behind the loop; the branch that needs a sum has it.
+/// Partial sums that are added up in branches are all-reduced once, after the loop; the branch that needs a sum has its
+/// own all-reduce.
 #[test]
 fn sums_over_devices_wait_until_they_are_needed() {
     let function = traced();
@@ -127,7 +128,7 @@ fn sums_over_devices_wait_until_they_are_needed() {
     insta::assert_snapshot!(text);
 }
 
-/// What a loop hands on as it is has nothing to be added up: nothing is exchanged for it.
+/// A carry that a loop hands on unchanged has nothing to be added up, so nothing is exchanged for it.
 #[test]
 fn a_loop_hands_on_what_it_does_not_change() {
     let function = Function::trace("handed", (specs(), TensorSpec::new(F32, [8])), |(inputs, scale)| {

@@ -30,9 +30,9 @@ struct Block {
     out: usize,
     /// For each product of the gathered value: whether it is the left operand.
     is_left: Vec<bool>,
-    /// Whether the length stands before the batch.
+    /// Whether the length comes before the batch.
     length_first: bool,
-    /// Whether the last products have their weights on the left, so that the length stands last.
+    /// Whether the last products have their weights on the left, so that the length comes last.
     out_first: bool,
     /// Whether the gathered value is read by the gradient of a weight too.
     has_gradient: bool,
@@ -96,7 +96,7 @@ impl Block {
             })
             .collect();
         let group = mesh.map(|(mesh, axes)| Group::new(mesh, axes));
-        // What was computed a moment ago: the weights are not.
+        // The activations were computed a moment ago; the weights were not.
         let x = dot(&mut builder, [x, first], &[2], &[0]);
         let gather = |group: Group| AllGather { group, dim: self.length() };
         let whole = match group.clone() {
@@ -219,7 +219,7 @@ fn rings_on_the_plugin() {
 }
 
 /// The rule takes what hides its transfer, and leaves what does not: a ring of two in which the product takes as long
-/// as a part travels, and one of four; products of few rows; and parts that are no whole tiles.
+/// as a part travels, and one of four; products of few rows; and parts that are not whole tiles.
 #[test]
 fn auto_goes_by_the_rule() {
     let wide = Block { part: 1024, embed: 1024, hidden: 1024, out: 1024, is_left: vec![true], ..Block::PLAIN };
@@ -237,7 +237,7 @@ fn auto_goes_by_the_rule() {
     assert!(!rings(&wide, "a=2", 4096));
     // hop = 1024, products = 4 * 512: apart 3584, beside 512 + 2048.
     assert!(rings(&wide, "a=4", 1024));
-    // Of three devices, parts go one place each way. hop = 1024, products = 3 * 512: apart 2560, beside 512 + 1024.
+    // On three devices, parts go one place each way. hop = 1024, products = 3 * 512: apart 2560, beside 512 + 1024.
     assert!(rings(&wide, "a=3", 1024));
     // hop = 16384: apart 26624, beside 512 + 2 * 16384.
     assert!(!rings(&wide, "a=4", 16384));

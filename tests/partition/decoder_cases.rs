@@ -13,13 +13,13 @@ use std::fmt;
 
 use meshloom::compile::LOCAL_PASSES;
 use meshloom::ir::Literal;
-use meshloom::nn::{Architecture, Batch, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
 use meshloom::pjrt::SliceLevels;
 use meshloom::sharding::{Mesh, Rule, RuleSets, Rules};
 use meshloom::trace::Tree;
-use meshloom_train::step::{DropoutConfig, StepFunction, TrainStep};
+use meshloom_nn::{Architecture, Batch, DecoderConfig, GroupedConfig, LayerConfig, Stack};
+use meshloom_train::run::{DropoutConfig, StepFunction, TrainStep};
 
 use support::random::Random;
 
@@ -59,7 +59,7 @@ pub struct Sizes {
     pub layers: usize,
 }
 
-/// What a model is made of.
+/// One variant of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variant {
     pub sizes: Sizes,
@@ -246,7 +246,7 @@ impl Case {
         &self.without
     }
 
-    /// Which collectives are done in levels, in every second case: those over all devices, and some gathers.
+    /// Returns which collectives are done in levels, in every second case: those over all devices, and some gathers.
     pub fn levels(&self) -> Option<SliceLevels> {
         let devices = self.mesh.device_count();
         let minor = (2..devices).find(|&size| devices.is_multiple_of(size))?;

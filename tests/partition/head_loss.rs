@@ -6,9 +6,9 @@ use std::sync::Arc;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::DType::{self, BF16, F32, S32};
 use meshloom::ir::{Graph, Literal};
-use meshloom::nn::{HeadLoss, head_loss};
 use meshloom::partition::CollectiveKind;
 use meshloom::trace::{Function, Tensor, TensorSpec, einsum_with, value_and_grad};
+use meshloom_nn::{HeadLoss, head_loss};
 
 use support::cases::cases;
 use support::eight_devices::relative_error;

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use crate::partition::train_steps::{SMALL, inputs};
+use meshloom::analysis::mesh_of;
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::emit::ProgramForm;
-use meshloom::hlo::analysis::mesh_of;
 use meshloom::hlo::proto::HloInstructionProto;
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType, Value};
 use meshloom::ops::*;
 use meshloom::sharding::Mesh;
-use meshloom_train::step::aliases;
+use meshloom_train::run::aliases;
 use support::cases::cases;
 use support::configs::{self, SHORT_RUN};
 use support::eight_devices::client;

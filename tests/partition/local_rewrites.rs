@@ -67,7 +67,7 @@ fn each_rewrite_can_be_switched_off() {
     assert!(error.unwrap_err().to_string().contains("did you mean \"hoist-gathers\"?"));
 }
 
-/// All-reduces of gradients have a limit of their own. What DiLoCo sends is of the forward pass, and is combined.
+/// All-reduces of gradients have a limit of their own. DiLoCo's transfers belong to the forward pass, and are combined.
 #[test]
 fn all_reduces_of_gradients_have_a_limit() {
     let mesh = mesh("a=2,b=4");

@@ -14,7 +14,7 @@ use meshloom::emit::ProgramForm;
 use meshloom::ir::Literal;
 use meshloom::ops::RematPolicy;
 use meshloom::passes::{CollectiveLimits, CollectiveMatmul};
-use meshloom_train::step::aliases;
+use meshloom_train::run::aliases;
 use support::cases::{cases, seed};
 use support::eight_devices::{compile, relative_error};
 use support::interpret::interpret;

@@ -1,8 +1,8 @@
 //! Collectives of several operands, and reduce-scatters in other forms than their operands have: the plugin and the
 //! reference interpreter agree, over each choice of axes and dimension.
 
+use meshloom::analysis::{Devices, collectives};
 use meshloom::emit::{EmitOptions, emit};
-use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::ir::{Graph, GraphBuilder, PortInfo};
 use meshloom::ops::*;
 use meshloom::partition::Ledger;

@@ -6,9 +6,9 @@ use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::Graph;
-use meshloom::nn::{Architecture, Batch, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, Tensor, Tree, value_and_grad};
+use meshloom_nn::{Architecture, Batch, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use support::cases::cases;
 use support::eight_devices::compile;
 

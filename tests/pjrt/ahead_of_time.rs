@@ -8,8 +8,8 @@ use std::time::Duration;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings, WorkerFailure};
 use meshloom::pjrt::*;
-use meshloom_train::StepAhead;
 use meshloom_train::config::RunConfig;
+use meshloom_train::run::StepAhead;
 use support::ahead_of_time::{failure, refusal, topology};
 use support::configs::{NARROW, config};
 use support::pjrt_modules as modules;
@@ -43,7 +43,7 @@ fn compiles_for_the_cpu() {
     let count = |program: &OptimizedProgram| program.decode().expect("a module").computations.len();
     assert_eq!(count(ahead.optimized_hlo().expect("a program")), count(&here.optimized_hlo().expect("a program")));
 
-    // What the worker serialized runs here.
+    // The program that the worker serialized runs here.
     let loaded = client.deserialize(ahead.serialized().expect("bytes"), &module, &options).expect("loaded");
     let rows = |width: usize| {
         let boxes = (0..8).map(|row| vec![2 * row..2 * row + 2, 0..width]).collect();
@@ -143,8 +143,8 @@ fn a_worker_that_hangs_is_killed_with_all_it_started() {
     assert_eq!((limit, log.last_lines.as_slice()), (settings.time_limit, &["waiting".to_owned()][..]));
     assert!(text.contains("was not done after 2 s, the time limit, and was killed"), "{text}");
     for pid in fs::read_to_string(pids).expect("the script's pids").split_whitespace() {
-        // The script has been waited for. What it started is nobody's child here: it may stay as a zombie, and on a
-        // busy machine it takes a moment to get the signal.
+        // The script has been waited for. The process that the script started is not a child of this one: it may stay
+        // as a zombie, and on a busy machine it takes a moment to get the signal.
         let state = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let is_gone = |state: &str| state.is_empty() || state.contains(") Z ");
         let gone = (0..100).any(|_| {

@@ -98,7 +98,7 @@ fn a_file_that_is_in_the_cache_is_not_fetched_again() {
     assert!(error.starts_with("cannot fetch some==1.0"), "{error}");
 }
 
-/// The folder that one stands in may be a stranger's, and Python runs what lies there unless it is told not to.
+/// The current folder may be a stranger's, and Python runs the files in it unless it is told not to.
 #[test]
 fn pip_does_not_run_from_the_current_folder() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -136,7 +136,7 @@ fn what_others_could_change_is_not_used() {
     mode(&cache, 0o777);
     make_private(&cache).expect("one's own");
     assert_eq!(found(&cache), 0o700);
-    // Only root can give a folder to somebody else.
+    // Only root can give a folder to another user.
     if chown(&cache, Some(12_345), None).is_ok() {
         let error = make_private(&cache).expect_err("another's").to_string();
         assert!(error.contains("it belongs to the user 12345"), "{error}");
@@ -153,7 +153,7 @@ fn what_others_could_change_is_not_used() {
     assert!(error.contains("has not the 64 bytes of a key"), "{error}");
 }
 
-/// What lies in the cache is native code, so that it must be the pinned wheel's whenever it is used.
+/// The cache holds native code, so each file must be the pinned wheel's whenever it is used.
 #[test]
 fn what_is_in_the_cache_is_checked() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -33,7 +33,7 @@ fn double(mut call: ForeignCall) {
     if input.iter().any(|value| *value < 0.0) {
         return call.finish(Err(CallFailure { code: ErrorCode::Unavailable, message: "a peer is gone".to_owned() }));
     }
-    // Of a call that is dropped, the program learns that, too.
+    // A call that is dropped unfinished is an error of the program, too.
     if !is_square || call.attribute("by") != Some("two") {
         return;
     }

@@ -9,7 +9,7 @@ use meshloom::pjrt::internals::ThroughCallbacks;
 use meshloom::pjrt::{ErrorCode, KeyValueFailure, KeyValues};
 
 #[derive(Debug, Default)]
-struct InMemory(Mutex<HashMap<String, Vec<u8>>>, Condvar);
+pub struct InMemory(Mutex<HashMap<String, Vec<u8>>>, Condvar);
 
 fn failure(code: ErrorCode, key: &str) -> KeyValueFailure {
     KeyValueFailure { code, message: format!("{code}: {key}") }

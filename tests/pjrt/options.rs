@@ -1,18 +1,19 @@
 //! Options that cannot be are refused by name, before a plugin sees them: it might end the process.
 //!
-//! Every field of the options stands here: one that is new does not compile until it has its cases.
+//! Every field of the options is listed here: one that is new does not compile until it has its cases.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use meshloom::compile::{LowerOptions, PartitionMode, Pass, lower, lower_as_traced};
 use meshloom::emit::{GroupFormat, ProgramForm};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::{DType, Graph};
 use meshloom::kernels::Kernels;
 use meshloom::passes::CollectiveMatmul;
 use meshloom::pjrt::{
     Client, ClientOptions, CompileOptions, DebugValue, ErrorCode, KeyValueFailure, KeyValues, NamedValue, Platform,
-    PlatformKind, ProcessPlace, SliceLevels, Span,
+    ProcessPlace, SliceLevels, Span,
 };
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, TensorSpec};
@@ -135,7 +136,7 @@ fn a_mesh_lies_in_processes() {
     assert!(error.contains("XLA's partitioner makes no program of 2 processes"), "{error}");
 }
 
-/// What `lower` takes, a plugin takes.
+/// Options that `lower` takes give a program that a plugin takes.
 #[test]
 fn lower_options() {
     let mesh = Mesh::parse("data=8", 8).expect("a mesh");
@@ -169,7 +170,7 @@ fn groups_that_the_plugin_does_not_read() {
     }
 }
 
-/// A store that nobody asks: clients of CPUs do not look for one another.
+/// A store that is never asked: clients of CPUs do not look for one another.
 #[derive(Debug)]
 struct NoStore;
 
@@ -187,8 +188,8 @@ impl KeyValues for NoStore {
     }
 }
 
-/// What a client is created with. A CPU's plugin of API 0.115 or later refuses an option that it does not know, so on
-/// one that is taken for CUDA's it shows what is sent: what is set, and nothing else.
+/// The options of a client. A CPU plugin of API 0.115 or later refuses an option that it does not know. If it is taken
+/// for CUDA's, its error thus shows that the options that are set are sent, and no others.
 fn client_cases() -> Cases<ClientOptions> {
     // Without `..`: a new field is an error here.
     let ClientOptions {
@@ -244,8 +245,8 @@ fn client_cases() -> Cases<ClientOptions> {
     cases.push((ClientOptions { platform_options: hidden("no_such_option"), ..cuda() }, Some("no_such_option")));
     let process = |number, count| Some(ProcessPlace { number, count, store: Arc::new(NoStore) });
     for platform in PlatformKind::ALL {
-        // The stand-in knows `process_id`, and names one of `node_id` and `num_nodes`, which are for CUDA's. That of
-        // TPUs finds them in the environment.
+        // The stand-in knows `process_id`, and names one of `node_id` and `num_nodes`, which are for CUDA's. The plugin
+        // for TPUs finds them in the environment.
         let expected =
             (platform == PlatformKind::Cuda).then_some("Unexpected option name passed to PJRT_Client_Create: n");
         cases.push((ClientOptions { process: process(1, 2), ..ClientOptions::of(platform) }, expected));
@@ -270,7 +271,7 @@ fn client_options() {
     }
 }
 
-/// Whatever the plugin calls itself, a program is lowered for the platform that the client was opened for.
+/// A program is lowered for the platform that the client was opened for, by any name that the plugin gives itself.
 #[test]
 fn a_program_is_lowered_for_the_clients_platform() {
     let plugin = cpu_plugins().remove(0);
@@ -288,7 +289,7 @@ fn a_program_is_lowered_for_the_clients_platform() {
         // Without a plugin, only what all of them read.
         let any = LowerOptions::default().on(&Platform::of_any_plugin(kind));
         assert_eq!((any.groups, any.overlap_collectives), (GroupFormat::Lists, is_accelerator), "{kind}");
-        // How fast a chip is that is not known decides nothing.
+        // The speed of an unknown chip decides nothing.
         let matmul = [&options, &any].map(|options| options.limits.matmul);
         assert_eq!(matmul, [CollectiveMatmul::Off; 2], "{kind}");
     }
@@ -367,7 +368,7 @@ fn compile_options() {
     }
 }
 
-/// Aliases of a module that somebody else wrote: XLA ends the process over these.
+/// Aliases of a module from elsewhere: XLA ends the process over these.
 #[test]
 fn aliases_of_a_module() {
     type Alias<'a> = (&'a [i64], i64);

@@ -1,6 +1,7 @@
 //! Compiler options that suit a chip.
 
-use meshloom::pjrt::{PRESETS, PlatformKind};
+use meshloom::hlo::PlatformKind;
+use meshloom::pjrt::PRESETS;
 
 #[test]
 fn a_chip_has_one_preset() {

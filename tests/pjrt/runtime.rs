@@ -14,6 +14,8 @@ use support::pjrt_modules as modules;
 use support::plugins;
 use support::program::test_alone;
 
+use super::key_values::InMemory;
+
 pub fn plugin() -> Arc<Plugin> {
     Plugin::find("cpu").expect("the CPU plugin is found or fetched")
 }
@@ -35,7 +37,7 @@ pub fn put(literal: &Literal, device_count: usize) -> Array {
     Array::put(&client(), literal, &ShardLayout::replicated(&literal.ty().dims, device_count)).expect("put")
 }
 
-/// What `result` failed with.
+/// Returns the error of `result`.
 fn error<T: std::fmt::Debug>(result: Result<T, PjrtError>) -> PjrtError {
     result.expect_err("this must fail")
 }
@@ -375,7 +377,7 @@ fn optimized_program_is_hlo() {
     assert!(!program.bytes.is_empty());
 }
 
-/// What a plugin does not know of a program is an error that says so, and nothing else.
+/// A property of a program that the plugin does not know is an error that says so, and no other error.
 fn check_unimplemented<T: std::fmt::Debug>(what: &str, result: &Result<T, PjrtError>) {
     if let Err(error) = result {
         let PjrtError::Unimplemented { feature, .. } = error else { panic!("{what}: {error}") };
@@ -497,7 +499,7 @@ fn waiting_has_a_limit_that_names_the_program() {
     }
 }
 
-/// Also for a program that the plugin thinks cheap and runs at once.
+/// The limit also holds for a program that the plugin thinks cheap and runs at once.
 #[test]
 fn executing_has_a_limit_that_names_the_program() {
     for plugin in timed_plugins("pjrt limits of executing") {
@@ -533,15 +535,27 @@ fn cpu_plugins_say_that_they_have_no_profiler() {
     }
 }
 
+/// The store of a client is dropped with it, so it shows whether the client is there. Programs that the client keeps do
+/// not keep it.
 #[test]
-fn handles_outlive_what_made_them() {
-    let client = Client::new(&plugin(), &ClientOptions::default()).expect("a client");
-    let executable = client.compile(&modules::add(&[4]), &CompileOptions::default()).expect("compile");
+fn handles_keep_a_client_and_nothing_else_does() {
+    let store = Arc::new(InMemory::default());
+    let process = ProcessPlace { number: 0, count: 1, store: store.clone() };
+    let options = ClientOptions { keeps_programs: true, process: Some(process), ..Default::default() };
+    let client = Client::new(&plugin(), &options).expect("a client");
+    drop(options);
+    let compile = || client.compile(&modules::add(&[4]), &CompileOptions::default()).expect("compile");
+    let executable = compile();
+    // The second is the kept program, which stays when a handle of it goes.
+    drop(compile());
     let argument = Array::put(&client, &f32s(&[4], 1.0), &ShardLayout::replicated(&[4], 1)).expect("put");
     drop(client);
     let outputs = executable.run(&[&argument, &argument], &[argument.spec()]).expect("run");
     drop((executable, argument));
     assert_eq!(outputs[0].get().expect("get").to_vec::<f32>().expect("f32"), [2.0, 4.0, 6.0, 8.0]);
+    assert_eq!(Arc::strong_count(&store), 2);
+    drop(outputs);
+    assert_eq!(Arc::strong_count(&store), 1);
 }
 
 #[test]

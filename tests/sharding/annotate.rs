@@ -35,7 +35,7 @@ fn mesh(text: &str) -> Mesh {
     Mesh::parse(text, sizes.map(|size| size.expect("a size")).product()).expect("a mesh")
 }
 
-/// Traces a function, annotates it, and says what became of its ports and its named values; or the error.
+/// Traces a function, annotates it, and returns the specs of its ports and its named values, or the error.
 fn check<I, O>(
     mesh: &Mesh,
     rules: &RuleSets,

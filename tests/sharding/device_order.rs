@@ -1,4 +1,4 @@
-//! Which device stands where in a mesh: fast axes on neighbours, DCN parts across slices.
+//! Tests of the order of devices in a mesh: fast axes on neighbours, DCN parts across slices.
 
 use std::collections::BTreeSet;
 
@@ -96,7 +96,7 @@ fn one_slice() {
     data=4: {"x"} step 1
     tensor=4: {"y", "z"} step 1
     "#);
-    // What is fastest in the plugin's order stays in its order.
+    // An axis that is fastest in the plugin's order stays in that order.
     let ids = device_order(&mesh("data=8,fsdp=64", "", 512), &tpus([8, 8, 8], 1, 1)).expect("an order");
     assert_eq!(ids, (0..512).collect::<Vec<_>>());
 }
@@ -120,7 +120,7 @@ fn two_slices() {
     data=8: {"core", "x", "y"} step 1
     tensor=2: {"slice"} step 0
     "#);
-    // Where nothing is said, the most major axis crosses.
+    // By default, the most major axis crosses.
     assert_eq!(check("data=4,fsdp=4", "", &devices), check("data=4,fsdp=4", "data=2", &devices));
     let ids: Vec<i32> = (100_000..100_008).chain(200_000..200_008).collect();
     assert_eq!(device_order(&mesh("data=4,fsdp=4", "", 16), &devices).expect("an order"), ids);
@@ -183,7 +183,7 @@ fn errors() {
     assert_snapshot!(dcn("fdsp=2"), @r#"the mesh "data=4,fsdp=2" has no axis "fdsp" (did you mean "fsdp"?)"#);
 }
 
-/// What plugins say, and what becomes of it.
+/// The attributes of devices that plugins report, and the places that follow from them.
 #[test]
 fn places_of_descriptions() {
     let describe = |id, attributes: &[(&str, NamedValue)]| {

@@ -1,4 +1,4 @@
-//! What is said when mesh, rules and model do not fit each other.
+//! The errors and warnings when mesh, rules and model do not fit each other.
 
 use insta::assert_snapshot;
 use meshloom::pjrt::Client;
@@ -31,7 +31,7 @@ fn dimensions_that_do_not_divide() {
     assert_snapshot!(check(&["mesh.axes=data=2,context=4", "model.seq=62"]), @r#"--set model.seq=62: model.seq is 62: it must be a multiple of 4: rule activation_length -> context (preset decoder) splits it over the mesh "data=2,context=4"; or allow it to be padded by rules.uneven = true"#);
     // A value inside the model, with the line that names it.
     let text = check(&["mesh.axes=data=2,tensor=4", "model.seq=62"]);
-    let (before, rest) = text.split_once("src/nn/decoder.rs:").expect("a source line");
+    let (before, rest) = text.split_once("crates/nn/src/head.rs:").expect("a source line");
     assert_snapshot!(format!("{before}FILE:LINE{}", rest.trim_start_matches(|digit: char| digit.is_ascii_digit())), @r#"tensor "the value named in scope `embedding` at FILE:LINE": dimension 1 ("activation_norm_length") of size 62 cannot be split 4 ways by rule activation_norm_length -> (context,tensor) (preset decoder) on the mesh "data=2,tensor=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); or use rules.strict = false to leave the dimension unsplit"#);
 }
 
@@ -41,7 +41,7 @@ fn mesh_axes() {
     assert_snapshot!(check(&["mesh.axes=fsdp=8", "rules.override=[[\"embed\", \"fdsp\"]]"]), @r#"--set rules.override=[["embed", "fdsp"]]: rules.override is a list of one rule: rule embed -> fdsp (rules.override[0]) names mesh axis "fdsp", which the mesh "fsdp=8" does not have (did you mean "fsdp"?); or use rules.strict = false to ignore "fdsp""#);
     assert_snapshot!(check(&["mesh.axes=fsdp=4,spare=2"]), @r#"mesh axis "spare" of size 2 splits no parameter and no activation, so its devices repeat each other's work; name it in a rule or drop it from the mesh "fsdp=4,spare=2"; or use rules.strict = false to let them"#);
     assert_snapshot!(check(&["mesh.axes=data=-1,fsdp=-1"]), @r#"--set mesh.axes=data=-1,fsdp=-1: mesh.axes is "data=-1,fsdp=-1": mesh "data=-1,fsdp=-1": "data" and "fsdp" both have size -1; only one axis can fill up the devices (target.devices is 8)"#);
-    // What crosses slices.
+    // The axes that cross slices.
     assert_snapshot!(check(&["mesh.axes=data=2,fsdp=4", "mesh.dcn=fsdp=3"]), @r#"--set mesh.dcn=fsdp=3: mesh.dcn is "fsdp=3": dcn "fsdp=3": axis "fsdp" has size 4, which 3 does not divide; a part of an axis crosses slices"#);
 }
 

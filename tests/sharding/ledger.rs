@@ -1,9 +1,9 @@
-//! The ledger of collectives and the memory of a program, against what can be counted by hand and what XLA says.
+//! Tests of the ledger of collectives and the memory of a program, against counts by hand and XLA's figures.
 
 use meshloom::Error;
+use meshloom::analysis::{Devices, collectives};
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::emit::{EmitOptions, emit};
-use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::ir::{DType, Graph, TensorType};
 use meshloom::ops::*;
 use meshloom::partition::{Amount, CollectiveKind, Ledger, LedgerError};
@@ -238,8 +238,8 @@ fn memory_is_about_what_xla_plans() {
         assert_eq!(memory.aliased, stats.aliased as u64);
         // XLA fuses, orders and shares buffers in another way: the three ratios are 0.74, 0.88 and 0.87.
         assert!((0.7..=1.0).contains(&ratio), "{mesh} {remat}: {ratio:.2}\n{memory}");
-        // What is live makes up the peak, but for gaps between buffers and the pointers of tuples: a value that is live
-        // again after a pause keeps its place, so a gap may be as large as one of the smaller values.
+        // The live values make up the peak, but for gaps between buffers and the pointers of tuples: a value that is
+        // live again after a pause keeps its place, so a gap may be as large as one of the smaller values.
         let live: u64 = memory.live_at_peak.iter().map(|value| value.bytes).sum();
         assert!(
             (0.985..=1.0).contains(&(live as f64 / memory.peak as f64)),

@@ -54,13 +54,13 @@ fn list(text: &str) -> RuleSets {
     RuleSets::uniform(Rules::new(rules(text), true).expect("rules"))
 }
 
-/// The case that was found: bytes moved more than doubled, and nothing was said.
+/// The case that was found: bytes moved more than doubled, without a warning.
 #[test]
 fn a_misspelled_rule_is_an_error() {
     assert_eq!(check("act_mlp", &list(GOOD)), "");
     let typo = GOOD.replace("act_mlp", "act_mpl");
     assert_snapshot!(check("act_mlp", &list(&typo)), @r#"error: no tensor has the logical axis of rule act_mpl -> tensor (list[2]); did you mean "act_mlp", as "the value named at tests/sharding/names.rs:LINE" has it?; or use `Rules::with_strict(false)` to let the rule split nothing"#);
-    // Also where another rule serves the tensor.
+    // The slip is found also if another rule serves the tensor.
     assert_snapshot!(check("act_mlp", &list(&format!("act_mpl fsdp\n{GOOD}"))), @r#"error: no tensor has the logical axis of rule act_mpl -> fsdp (list[0]); did you mean "act_mlp", as "the value named at tests/sharding/names.rs:LINE" has it?; or use `Rules::with_strict(false)` to let the rule split nothing"#);
     // Lenient, it is a warning.
     assert_snapshot!(check("act_mlp", &list(&typo).with_strict(false)), @r#"
@@ -98,12 +98,12 @@ fn a_large_parameter_without_a_rule_is_said() {
     parameter "0" of 1.00 MiB has logical axis "fields", which no rule names, so it is not split along it; add a rule for "fields" with mesh axes, or with none if it is to stay whole
     parameter "2" of 1.00 MiB has logical axis "rows", which no rule names, so it is not split along it; add a rule for "rows" with mesh axes, or with none if it is to stay whole
     "#);
-    // Of 1 MiB, or no parameter.
+    // A parameter of exactly 1 MiB, and a large value that is not a parameter, are not reported.
     assert_eq!(said(&preset, 1024, Role::Params), "");
     assert_eq!(said(&preset, 1025, Role::Compute), "");
-    // A rule without axes says that it is meant.
+    // A rule without axes states that this is meant.
     assert_eq!(said(&list("embed fsdp\nfields\nrows"), 1025, Role::Params), "");
-    // Of the user's own rules, small ones are in the list of names without rules.
+    // With the user's own rules, small parameters are in the list of names without rules.
     assert_snapshot!(said(&list("embed fsdp\nrows"), 1025, Role::Params), @r#"parameter "0" of 1.00 MiB has logical axis "fields", which no rule names, so it is not split along it; add a rule for "fields" with mesh axes, or with none if it is to stay whole"#);
     assert_snapshot!(said(&list("embed fsdp\nrows"), 1024, Role::Params), @"no rule names logical axis fields, so dimensions of that name stay unsplit");
 }
@@ -157,7 +157,8 @@ fn slips(name: &str) -> Vec<String> {
     [swapped, doubled, letters[..last].to_vec()].map(String::from_iter).to_vec()
 }
 
-/// What is no slip is a line, and presets and files, which are for many models, are none.
+/// A mismatch that is not a misspelling is a line of the warnings. Presets and files are for many models, and give
+/// none.
 #[test]
 fn other_mismatches_are_lines() {
     assert_snapshot!(check("act_mlp", &list(&format!("{GOOD}\nheads tensor\nkv_heads tensor"))), @"no tensor of this program has the logical axis of rules heads -> tensor (list[5]) and kv_heads -> tensor (list[6])");
@@ -224,7 +225,7 @@ fn a_rule_that_lost_its_axis_is_not_missing() {
     assert_snapshot!(table.origin(&table.rows[1]), @"no rule for embed, mlp");
 }
 
-/// A whole config of MaxText is a rule file: what is not about rules is skipped, and said to be.
+/// A whole config of MaxText is a rule file: keys that are not about rules are skipped, and reported.
 #[test]
 fn a_whole_config_is_a_rule_file() {
     let text = "\
@@ -248,7 +249,7 @@ tokenizer: {path: 'tokenizer.model', bos: true}
     let notes = RuleSets::uniform(rules).check_mesh(&mesh).expect("they fit");
     assert_eq!(notes.len(), 1);
     assert_snapshot!(notes[0], @"base.yml has more than rules and mesh axes; skipped: keys model_name, steps, sharding_tolerance, debug_sharding, ici_fsdp_parallelism and tokenizer");
-    // A key that is nearly one of a rule file is not skipped, and neither is one that is no name.
+    // A key that is nearly one of a rule file is not skipped, and neither is one that is not a name.
     for wrong in ["logical_axis_rule: []\n", "input_data_sharding_logical_axis: []\n", "3: 4\n"] {
         let refused = RuleFile::parse(&format!("{wrong}{text}"), "base.yml").expect_err("refused").to_string();
         assert!(refused.contains("unknown key"), "{refused}");

@@ -1,9 +1,8 @@
-//! What each preset makes of a decoder: the spec of every parameter and of every value with axis names, on eight
-//! devices.
+//! Tests of each preset on a decoder: the spec of every parameter and of every value with axis names, on eight devices.
 
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::sharding::{Mesh, Role, RowKind, Rule, RuleSets, Rules, ShardingRow, ShardingTable};
-use meshloom_train::step::aliases;
+use meshloom_train::run::aliases;
 use support::cases::cases;
 use support::configs::{DECODER, config};
 
@@ -190,7 +189,7 @@ fn roles() {
     assert_eq!(text("state.params.layers.mlp.up"), "[_, _, _] preset decoder; test");
     assert_eq!(text("state.optimizer.first.layers.mlp.up"), "[_, (data,fsdp), _] preset decoder; test");
     assert_eq!(text("state.params.layers.mlp_norm"), "[_, _] preset decoder");
-    // What the step returns lies as what it replaces.
+    // The new state has the specs of the state that it replaces.
     let (graph, mut outputs) = (&lowered.graph(), 0);
     for (output, input) in
         graph.output_info().iter().zip(graph.input_info()).take_while(|(_, input)| !input.path.starts_with("batch"))
@@ -203,7 +202,7 @@ fn roles() {
     assert!(table.input_bytes_per_device(Role::Optimizer) < params / 2, "two moments of an eighth each, and the norms");
 }
 
-/// The example in the docs is what is printed, but for the numbers of lines.
+/// The example in the docs is the printed text, except for the line numbers.
 #[test]
 fn the_table_in_the_docs() {
     let page = include_str!("../../docs/sharding.md");

@@ -137,7 +137,7 @@ fn peer_semantics() {
     assert_snapshot!(check("x=2,y=2", "b x\na x y\na y", "a:4 b:4"), @"[y, x]");
     // A name mapped to nothing ends the search for it.
     assert_snapshot!(check("x=2,y=2", "a\na x", "a:4"), @"[_]");
-    // ... also as a stated fallback, which is no clash.
+    // ... also as a stated fallback, which is not a clash.
     assert_snapshot!(check("x=2,y=2", "b x\na x\na", "a:4 b:4"), @"[_, x]");
     // The first applicable rule wins; an assigned dim is not assigned again.
     assert_snapshot!(check("x=2,y=2", "a x\na y", "a:4"), @"[x]");
@@ -146,7 +146,7 @@ fn peer_semantics() {
     // Axes of size 1 are dropped, but count as used: `b` goes on to its second rule.
     assert_snapshot!(check("x=1,y=2,z=2", "a x y\nb x z\nb z", "a:4 b:4"), @"[y, z]");
     assert_snapshot!(check("x=1,y=2,z=2", "a x y\nb x", "a:4 b:4"), @"[y, _]");
-    // Names that no rule has, and dims without a name, stay unsharded; two of the latter are no duplicates.
+    // Names that no rule has, and dims without a name, stay unsharded; two of the latter are not duplicates.
     assert_snapshot!(check("x=2", "a x", "_:3 other:5 _:3 a:2"), @"[_, _, _, x]");
     // A scalar.
     assert_snapshot!(check("x=2", "a x", ""), @"[]");
@@ -190,7 +190,8 @@ fn strict_errors_and_lenient_warnings() {
     assert_snapshot!(lenient("x=2", "a x x", "a:4"), @r#"error: rule a -> (x,x) (rules.list[0]) names mesh axis "x" twice; an axis can split a dimension once"#);
 }
 
-/// Rules of presets and files are written for names that want one axis: what follows is said, but no error.
+/// Rules of presets and files are written for names that want one axis: the consequence is reported, but is not an
+/// error.
 #[test]
 fn clashes_of_published_rules() {
     let mesh = Mesh::parse("x=2,y=2", 4).unwrap();
@@ -209,7 +210,7 @@ fn clashes_of_published_rules() {
     [x, _]
     warning: tensor "w": dimension 1 ("b") stays unsplit, because rule b -> x (rules.list[1]) wants mesh axis "x", which dimension 0 already has by rule a -> x (rules.list[0]); add a rule for "b" with other axes, or with none; published rules may clash, so meshloom will leave the dimension unsplit
     "#);
-    // The next rule of the name applies, as it says.
+    // The next rule of the name applies, as the report says.
     assert_snapshot!(resolve([true, true], "a x\nb x y\nb y"), @"[x, y]");
     // Either side is the user's own.
     assert!(resolve([true, false], "a x\nb x").starts_with("error: "));

@@ -1,16 +1,16 @@
-//! What moves in a decoder's train step under each preset: the number, kind, axes and bytes of its collectives are what
-//! the formulas say, and there are no others.
+//! Tests of the traffic of a decoder's train step under each preset: the number, kind, axes and bytes of its
+//! collectives are those of the formulas, and there are no others.
 
 use std::collections::BTreeMap;
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::Phase;
-use meshloom::nn::Batch;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Function, MapTree, Tensor, TensorSpec, Tree, scan, value_and_grad};
+use meshloom_nn::Batch;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::aliases;
+use meshloom_train::run::aliases;
 
 const LAYERS: u64 = 4;
 const EMBED: u64 = 64;
@@ -21,7 +21,7 @@ const MLP: u64 = 96;
 const VOCAB: u64 = 2048;
 const LENGTH: u64 = 64;
 const BATCH: u64 = 16;
-/// Of a loss in chunks: as many as layers, so that every loop runs as often.
+/// The number of chunks of the loss: as many as layers, so that every loop runs as often.
 const CHUNKS: u64 = LAYERS;
 
 /// Elements of each matrix of a layer.
@@ -61,7 +61,7 @@ fn lowered(mesh: &str, overrides: &[&str], without: &[&str]) -> Lowered {
     lower(step.graph(), &options).expect("it lowers")
 }
 
-/// What collectives have in common, and their number, executions and operand bytes.
+/// The properties that collectives share, and their number, executions and operand bytes.
 type Summary = BTreeMap<(CollectiveKind, String, Phase, bool), (usize, u64, u64)>;
 
 fn summary(ledger: &Ledger) -> Summary {
@@ -96,7 +96,7 @@ impl Sizes {
         axes.iter().filter(|(_, size)| *size > 1).map(|(name, _)| *name).collect::<Vec<_>>().join(",")
     }
 
-    /// Those that split the tokens of a batch.
+    /// The axes that split the tokens of a batch.
     fn tokens(&self) -> String {
         self.names(&[("data", self.data), ("fsdp", self.fsdp), ("context", self.context)])
     }
@@ -133,7 +133,7 @@ impl Sizes {
         // Gradients are added up after the loop, over the axes along which the weights are whole.
         let whole = self.names(&[("data", data), ("context", context)]);
         add(AllReduce, &whole, Backward, false, WEIGHTS.len() + 1, (LAYERS * layer + table) / (fsdp * tensor));
-        // What is scattered first is added up as a part of what comes after.
+        // A sum that is scattered first is added up with the sums that come after it.
         add(AllReduce, &whole, if fsdp > 1 { Backward } else { of_loss }, false, 1, table / (fsdp * tensor));
         let along_norms = if sequence_parallel { tensor } else { 1 };
         let norms = self.names(&[("data", data), ("fsdp", fsdp), ("context", context), ("tensor", along_norms)]);
@@ -160,7 +160,7 @@ impl Sizes {
             add(AllReduce, "tensor", of_loss, false, 1, stream);
         }
         if tensor > 1 {
-            // Of the logits: maximum, sum of exponentials, and that of the target.
+            // Three numbers of each row of logits: the maximum, the sum of exponentials, and the logit of the target.
             let chunks = if in_chunks { CHUNKS } else { 1 };
             add(AllReduce, "tensor", Forward, in_chunks, 3, 3 * 4 * rows / chunks);
         }
@@ -168,7 +168,7 @@ impl Sizes {
             // Keys and values are gathered for attention, and their cotangents scattered.
             let part = 4 * rows * HEADS * HEAD_DIM / tensor;
             add(AllGather, "context", Forward, true, 2, 2 * part);
-            // Of the keys' documents, for the mask.
+            // The document ids of the keys, for the mask.
             add(AllGather, "context", Forward, false, 1, 4 * rows);
             add(AllGather, "context", Backward, true, 2, 2 * part);
             add(ReduceScatter, "context", Backward, true, 2, 2 * part * context);
@@ -230,7 +230,7 @@ fn loss_in_chunks() {
     }
 }
 
-/// As many bytes too, where values have fewer bits, and where the head is the embedding.
+/// The bytes are right also if values have fewer bits, and if the head is the embedding.
 #[test]
 fn loss_in_chunks_of_other_forms() {
     let chunks = format!("model.loss_chunks={CHUNKS}");

@@ -27,7 +27,7 @@ pub fn described(target: &str) -> DescribedTopology {
     own.get_or_init(describe).clone()
 }
 
-/// What became of the worker.
+/// Returns the text of the error, and the failure of the worker.
 pub fn failure<T: std::fmt::Debug>(result: Result<T, PjrtError>) -> (String, WorkerFailure) {
     match result.expect_err("this must fail") {
         error @ PjrtError::Worker { .. } => {
@@ -39,7 +39,7 @@ pub fn failure<T: std::fmt::Debug>(result: Result<T, PjrtError>) -> (String, Wor
     }
 }
 
-/// What the worker or its plugin refused.
+/// Returns the error with which the worker or its plugin refused.
 pub fn refusal<T: std::fmt::Debug>(result: Result<T, PjrtError>) -> PjrtError {
     match failure(result) {
         (_, WorkerFailure::Refused(error)) => error,

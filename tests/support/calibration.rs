@@ -1,7 +1,7 @@
 //! The programs by which the memory of modules that are not compiled is calibrated, and XLA's figures for them.
 //!
 //! `calibration.tsv` beside this file has the figures of `PJRT_Executable_GetCompiledMemoryStats` for each program and
-//! platform. The test `memory_figures` of `tests/ahead` writes what the table lacks.
+//! platform. The test `memory_figures` of `tests/ahead` writes the missing rows of the table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,12 +9,13 @@ use std::fs;
 use std::path::PathBuf;
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::{DType, Graph};
-use meshloom::nn::causal_attention;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, Platform, PlatformKind};
+use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, Platform};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, scan, value_and_grad};
+use meshloom_nn::causal_attention;
 use meshloom_train::config::RunConfig;
 use meshloom_train::run::Calls;
 
@@ -41,7 +42,7 @@ enum Source {
     Function(usize, fn(&Platform) -> Lowered),
 }
 
-/// How a function is lowered for a platform.
+/// A function that lowers a program for a platform.
 type Lower = fn(&Platform) -> Lowered;
 
 /// Two layers of a small decoder.
@@ -190,7 +191,7 @@ impl Calibration {
         lowered.unwrap_or_else(|error| panic!("{} for {}: {error}", self.name, kind.name()))
     }
 
-    /// What XLA says of the program, compiled ahead of time.
+    /// Returns XLA's memory statistics of the program, compiled ahead of time.
     pub fn compile(&self, kind: PlatformKind) -> MemoryStats {
         let topology = topology(target(kind, self.devices()));
         let settings = Settings::default();

@@ -1,4 +1,4 @@
-//! What the tests of whole programs share.
+//! Helpers of the tests of whole programs.
 
 use std::sync::OnceLock;
 

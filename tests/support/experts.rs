@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::{DType, Graph, Literal};
-use meshloom::nn::{ExpertBiases, Mlp, Moe, MoeConfig, Scoring};
 use meshloom::sharding::{Mesh, Rule, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, value_and_grad};
+use meshloom_nn::{ExpertBiases, Mlp, Moe, MoeConfig, Scoring};
 
 use crate::anchored::run_compiled;
 use crate::eight_devices::relative_error;

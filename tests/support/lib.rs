@@ -1,4 +1,4 @@
-//! What the test programs share: running graphs on the CPU plugin and looking into them, configs, plugins and programs.
+//! Helpers of the test programs: running graphs on the CPU plugin and looking into them, configs, plugins and programs.
 
 pub mod ahead_of_time;
 pub mod anchored;
@@ -69,8 +69,8 @@ pub fn client_of(devices: usize) -> Client {
     Client::open(&options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What XLA is told where the numbers matter, and not the speed: its own passes run as always, but LLVM does not
-/// optimize.
+/// The options of XLA for tests in which the numbers matter, and not the speed: its own passes run as always, but LLVM
+/// does not optimize.
 pub fn unoptimized() -> BTreeMap<String, DebugValue> {
     [("xla_backend_optimization_level".to_owned(), DebugValue::Int(0))].into()
 }
@@ -87,7 +87,7 @@ pub fn compile(graph: &Graph) -> Compiled {
     compile_module(graph, &module.bytes)
 }
 
-/// What a graph has become, or something made of it with the same outputs.
+/// Compiles the module of a graph, or another module with the same outputs.
 pub fn compile_module(graph: &Graph, module: &[u8]) -> Compiled {
     let options = CompileOptions { debug_options: unoptimized(), ..CompileOptions::default() };
     let compiled = client().compile(module, &options);
@@ -124,7 +124,7 @@ impl Compiled {
         }
     }
 
-    /// How many instructions with this opcode are in the module after XLA's passes.
+    /// Returns the number of instructions with this opcode in the module after XLA's passes.
     pub fn count(&self, opcode: &str) -> usize {
         let module = self.optimized();
         let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
@@ -174,7 +174,7 @@ pub fn walk(graph: &Graph, f: &mut dyn FnMut(&Graph, NodeRef<'_>)) {
     }
 }
 
-/// How many nodes are named so, those in regions included.
+/// Returns the number of nodes whose op has this name, including those in regions.
 pub fn count(graph: &Graph, op: &str) -> usize {
     let mut count = 0;
     walk(graph, &mut |_, node| count += usize::from(node.op().name() == op));

@@ -85,8 +85,8 @@ pub fn normalize(module: &mut HloModuleProto) {
     entries.filter_map(|entry| entry.recovery_module.as_mut()).for_each(normalize);
 }
 
-/// Gives fixed names to what the short form of an asynchronous operation does not name; the ids of the computations
-/// that it stands for.
+/// Gives fixed names to the parts that the short form of an asynchronous operation does not name. Returns the ids of
+/// the computations that it stands for.
 fn normalize_wrapped(module: &mut HloModuleProto) -> Vec<i64> {
     let is_start = |instruction: &&HloInstructionProto| instruction.opcode == "async-start";
     let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
@@ -174,7 +174,7 @@ fn normalize_literal(literal: &mut LiteralProto) {
     literal.tuple_literals.iter_mut().for_each(normalize_literal);
 }
 
-/// The same of what an instruction says.
+/// Brings the attributes of an instruction into the same normal form.
 pub fn normalize_instruction(instruction: &mut HloInstructionProto) {
     instruction.shape.iter_mut().for_each(normalize_shape);
     instruction.outfeed_shape.as_deref_mut().into_iter().for_each(normalize_shape);

@@ -14,7 +14,7 @@ pub fn cpu_wheels() -> impl Iterator<Item = &'static Wheel> {
     Wheel::of_platform("cpu")
 }
 
-/// Those of them that tests go through: with `MESHLOOM_TEST_CPU=NAME` only that wheel.
+/// The CPU wheels that tests go through: with `MESHLOOM_TEST_CPU=NAME` only that wheel.
 pub fn chosen_cpu_wheels() -> Vec<&'static Wheel> {
     let only = env::var("MESHLOOM_TEST_CPU").ok().filter(|name| !name.is_empty());
     let chosen: Vec<_> = cpu_wheels().filter(|wheel| only.as_deref().is_none_or(|only| only == wheel.name())).collect();
@@ -33,9 +33,9 @@ pub fn cpu_plugins() -> Vec<Arc<Plugin>> {
     cpu_wheels().map(load).collect()
 }
 
-/// Why tests that need the plugin for hardware that is not there are ignored, if they are. With
-/// `MESHLOOM_TEST_PLUGINS=all` the plugin is downloaded where it is not at hand, and its absence is an error. Looked
-/// for once for all tests of a program.
+/// Returns the reason why tests of a platform's plugin are ignored; `None` if they run, since the plugin is there. With
+/// `MESHLOOM_TEST_PLUGINS=all` a missing plugin is downloaded, and its absence is an error. The plugin is looked for
+/// once for all tests of a program.
 pub fn why_without(platform: &'static str) -> Result<Option<String>, String> {
     type Found = BTreeMap<&'static str, Result<Option<String>, String>>;
     static FOUND: Mutex<Found> = Mutex::new(Found::new());

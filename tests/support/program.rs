@@ -26,7 +26,8 @@ fn build(arguments: &[&str], place: &str) -> PathBuf {
     let mut build = process(env!("CARGO"));
     // The same packages as `cargo test --workspace` selects: others could have other features, and be built anew.
     build.current_dir(crate::path("")).args(["build", "--quiet", "--workspace", "--profile", name]).args(arguments);
-    // What Cargo says to this test of the test's own package; build scripts that look at it would be run again.
+    // The variables by which Cargo tells this test of its own package; build scripts that look at them would be run
+    // again.
     let of_package = |name: &OsString| {
         name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
     };
@@ -93,7 +94,7 @@ pub fn test_alone(module: &str, test: &str) -> Command {
     command
 }
 
-/// What a test is called in its program, whose name the module's path begins with.
+/// Returns the name of a test in its program. The module's path begins with the program's name.
 pub fn test_name(module: &str, test: &str) -> String {
     match module.split_once("::") {
         Some((_, module)) => format!("{module}::{test}"),

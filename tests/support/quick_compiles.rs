@@ -1,4 +1,4 @@
-//! How the CPU plugin compiles what is only there for its numbers.
+//! The options by which the CPU plugin compiles programs that are run only for their numbers.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -34,10 +34,11 @@ pub fn round_trip(module: &HloModuleProto, options: &WriteOptions) -> Result<Hlo
     Ok(found)
 }
 
-/// What the results of a module are, a number for each: the same for modules that compute the same in the same way.
-/// Names, what is a tuple together, layouts, copies, barriers, and what no result needs make no difference.
+/// Returns a number for each result of a module, which is the same for modules that compute the same in the same way.
+/// Names, the grouping into tuples, layouts, copies, barriers, and instructions that no result needs make no
+/// difference.
 pub fn meaning(module: &HloModuleProto) -> Vec<u64> {
-    // What a text leaves out is stated as its reader states it.
+    // Attributes that a text leaves out are stated as its reader states them.
     let text = print(module, &TextOptions::parseable());
     let module = parse(&text).unwrap_or_else(|error| panic!("{error}")).hlo_module.expect("a module");
     let computations = module.computations.iter().map(|computation| (computation.id, computation)).collect();
@@ -78,7 +79,7 @@ fn splat(literal: &LiteralProto, count: usize) -> Option<(u32, Vec<u8>)> {
     each.all(|other| other == first).then(|| (field, first.to_vec()))
 }
 
-/// What an instruction says beside its operands and the computations that it calls.
+/// Returns the attributes of an instruction, without its operands and the computations that it calls.
 fn attributes(instruction: &HloInstructionProto) -> Vec<u8> {
     let mut own = instruction.clone();
     normalize_instruction(&mut own);
@@ -90,7 +91,7 @@ fn attributes(instruction: &HloInstructionProto) -> Vec<u8> {
     own.control_predecessor_ids.clear();
     own.metadata = None;
     if own.opcode == "while" {
-        // How often it runs, if that is known.
+        // The backend config of a loop is its trip count, if that is known.
         own.backend_config.clear();
     }
     own.encode_to_vec()

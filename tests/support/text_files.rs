@@ -39,7 +39,7 @@ impl TextFiles {
         self.0.path().join("cache")
     }
 
-    /// What depends on the folder, as `DIR`.
+    /// Replaces the path of the folder by `DIR`.
     pub fn without_folder(&self, text: impl ToString) -> String {
         text.to_string().replace(&self.0.path().display().to_string(), "DIR")
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use meshloom_train::exchange::{Beginning, Exchange, ExchangeError, Judge, Round};
+use meshloom_train::peers::{Beginning, Judge, ReplicaLink, ReplicaLinkError, Round};
 use meshloom_train::{Text, Trainer};
 use support::cases::cases;
 use support::configs::{ONE_DEVICE, TINY, UNOPTIMIZED, config};
@@ -19,16 +19,16 @@ struct Mirror {
     round: Mutex<Vec<Vec<u8>>>,
 }
 
-impl Exchange for Mirror {
+impl ReplicaLink for Mirror {
     fn number(&self) -> usize {
         0
     }
 
-    fn begin(&self, _: &str, step: u64) -> Result<Beginning, ExchangeError> {
+    fn begin(&self, _: &str, step: u64) -> Result<Beginning, ReplicaLinkError> {
         Ok(Beginning { step, gives: false, taken: None })
     }
 
-    fn send(&self, _: u64, _: u64, message: Vec<u8>, judge: Judge) -> Result<(), ExchangeError> {
+    fn send(&self, _: u64, _: u64, message: Vec<u8>, judge: Judge) -> Result<(), ReplicaLinkError> {
         assert_eq!(judge(&message), Ok(()), "its own message");
         let mut partners = message.clone();
         let (number, count) = &mut *self.sent.lock().expect("no panic");
@@ -43,15 +43,15 @@ impl Exchange for Mirror {
         Ok(())
     }
 
-    fn receive(&self, _: u64) -> Result<Round, ExchangeError> {
+    fn receive(&self, _: u64) -> Result<Round, ReplicaLinkError> {
         Ok(Round { messages: std::mem::take(&mut self.round.lock().expect("no panic")), gives: false })
     }
 
-    fn give(&self, _: u64, _: &Path) -> Result<(), ExchangeError> {
+    fn give(&self, _: u64, _: &Path) -> Result<(), ReplicaLinkError> {
         Ok(())
     }
 
-    fn leave(&self) -> Result<(), ExchangeError> {
+    fn leave(&self) -> Result<(), ReplicaLinkError> {
         Ok(())
     }
 }
@@ -68,7 +68,7 @@ fn a_bad_number_in_a_message_is_refused() {
     let periods = ["diloco.sync_period=1", "diloco.replicas=2", "diloco.max_norm=100"];
     let config = config(&[TINY, ONE_DEVICE, &settings, &periods]);
     let mirror = Arc::new(Mirror::default());
-    let run = config.resolve().unwrap_or_else(|error| panic!("{error}")).with_exchange(mirror.clone());
+    let run = config.resolve().unwrap_or_else(|error| panic!("{error}")).with_replica_link(mirror.clone());
     let data = Text::load(&config).unwrap_or_else(|error| panic!("{error}"));
     let mut trainer = Trainer::of(run, data, &client()).unwrap_or_else(|error| panic!("{error}"));
     for case in cases {

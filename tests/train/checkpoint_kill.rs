@@ -1,5 +1,6 @@
-//! `meshloom train`, killed or asked to end at random moments again and again: it goes on from the newest complete
-//! checkpoint, and all losses are those of the run that nobody killed. What is asked to end loses no step.
+//! Tests `meshloom train`, killed or asked to end at random moments again and again: it goes on from the newest
+//! complete checkpoint, and all losses are those of a run that was not killed. A run that is asked to end loses no
+//! step.
 //!
 //! ```text
 //! MESHLOOM_EVERY_CASE="train kills" cargo test --release --test train checkpoint_kill -- --nocapture
@@ -20,7 +21,7 @@ use support::program::meshloom;
 /// Kills in all.
 const KILLS: u64 = 200;
 
-/// Steps of a run; so many that kills come first, of which there are few in the small tier.
+/// The number of steps of a run. It is so large that the kills come first; the small tier has few kills.
 fn steps_of_run() -> u64 {
     if every_case("train kills") { 240 } else { 72 }
 }
@@ -128,7 +129,7 @@ fn stderr_of(child: Child) -> String {
     String::from_utf8_lossy(&child.wait_with_output().expect("it ends").stderr).into_owned()
 }
 
-/// How far a program gets before it is killed, and when.
+/// The numbers of kills, by the progress of the program.
 #[derive(Default, Debug)]
 struct Kills {
     all: usize,
@@ -206,7 +207,7 @@ fn kill_one(
     kills: &mut Kills,
 ) -> bool {
     let (from, old) = (run.newest(), run.raw_lines());
-    // What this process has written: the times in a line tell it from those of killed ones.
+    // The lines that this process has written: their times tell them from lines of killed processes.
     let written = || run.raw_lines().into_iter().filter(|line| !old.contains(line)).collect::<Vec<_>>();
     let mut child = run.start(program);
     let started = Instant::now();
@@ -253,7 +254,7 @@ fn kill_one(
         assert!(stderr.contains(&format!("resumed after step {step} ")), "not from the newest, {step}: {stderr}");
         kills.resumed += 1;
     }
-    // What has the name of a checkpoint is one, and no step is lost that had one.
+    // Each folder with the name of a checkpoint is complete, and no step that had a checkpoint is lost.
     assert!(run.newest() >= from);
     for folder in run.complete() {
         Checkpoint::open(&folder).unwrap_or_else(|error| panic!("kill {}: {error}", kills.all));

@@ -1,4 +1,4 @@
-//! What a run config leaves open is chosen for the mesh and the sizes.
+//! Keys that a run config leaves open are chosen for the mesh and the sizes.
 
 use meshloom_train::config::RunConfig;
 

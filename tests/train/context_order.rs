@@ -6,13 +6,13 @@ use std::ops::ControlFlow;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::kernels::{Blocks, Kernels};
-use meshloom::nn::{ContextOrder, DecoderConfig, TokenOrder};
 use meshloom::ops::{AttentionSizes, KeyExchange};
 use meshloom::trace::Tree;
+use meshloom_nn::{ContextOrder, DecoderConfig, TokenOrder};
+use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::generate::{GenerateOptions, GeneratorOptions, Request, SamplingOptions};
-use meshloom_train::step::TrainStep;
-use meshloom_train::{DeviceScores, Trainer};
+use meshloom_train::run::{DeviceScores, TrainStep};
 use support::cases::cases;
 use support::configs::{ONE_DEVICE, SHORT_RUN};
 use support::eight_devices::{client, relative_error};
@@ -36,9 +36,9 @@ fn config(files: &TextFiles, settings: &[&[&str]]) -> RunConfig {
     files.config(&[SHORT_RUN, &all, &settings.concat()])
 }
 
-/// What a run gives.
+/// The results of a run.
 struct Numbers {
-    /// Of each step, and its gradient's norm.
+    /// The loss of each step, and the norm of its gradient.
     losses: Vec<f64>,
     parameters: Vec<f64>,
     evaluation: f64,
@@ -61,7 +61,7 @@ fn interpreted(config: &RunConfig) -> Numbers {
     Numbers { losses, parameters, evaluation: 0.0 }
 }
 
-/// What the interpreter takes of a batch and of a model, unless a test says otherwise.
+/// The settings of batch and model for the interpreter, unless a test gives others.
 const FEW: &[&str] = &["train.batch=2", "model.embed=16", "model.mlp=32"];
 
 type Case = (KeyExchange, ContextOrder);
@@ -173,7 +173,7 @@ fn samples_are_in_natural_order() {
     }
 }
 
-/// A model is told where tokens stand by its order alone: the loss of rows that are arranged by it is that of rows in
+/// A model learns the places of tokens by its order alone: the loss of rows that are arranged by it is that of rows in
 /// their natural order, and that of rows which are not is another.
 #[test]
 fn a_model_takes_rows_in_its_order() {
@@ -221,7 +221,7 @@ fn a_model_refuses_rows_of_another_length() {
     assert!(error.contains("an order of tokens") && error.contains("a multiple of 10"), "{error}");
 }
 
-/// An order that cannot be had is refused by its key; one that does nothing is said.
+/// An impossible order is refused by its key; one without effect is reported.
 #[test]
 fn orders_that_do_not_suit_the_rest() {
     let read = |settings: &[&str]| {
@@ -274,7 +274,8 @@ fn parts_are_those_that_the_rules_leave() {
     assert_eq!(order(&["mesh.axes=fsdp=2,context=4", taken, "rules.strict=false", key]), TokenOrder::default());
 }
 
-/// What `hlo-dump plan` prints: each order with keys gathered and in a ring, and the orders that the length refuses.
+/// The alternatives that `hlo-dump plan` prints: each order with keys gathered and in a ring, and the orders that the
+/// length refuses.
 #[test]
 fn ways_to_split_a_sequence_are_compared() {
     let ways = |settings: &[&str]| {

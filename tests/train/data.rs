@@ -1,8 +1,9 @@
 //! The text data: from bytes to batches.
 
 use meshloom::ir::Literal;
-use meshloom_train::data::{Batch, TextDataset, decode_bytes};
+use meshloom_train::data::{Batch, TextDataset};
 use meshloom_train::tokenizer::Tokenizer;
+use meshloom_train::tokenizer::decode_bytes;
 use support::configs::{BOOK, config};
 use support::text_files::TextFiles;
 
@@ -87,7 +88,7 @@ fn batches_of_the_book() {
 fn a_batch_depends_on_seed_and_step_alone() {
     let (dataset, other) = (book(256), book(256));
     let reference = dataset.batch(3, 10, 16).unwrap();
-    // Whatever was read before, and from which dataset of the same text.
+    // A batch does not depend on the batches read before, nor on the dataset of the same text that it is read from.
     other.batch(9, 1000, 2).unwrap();
     assert_eq!(other.batch(3, 10, 16).unwrap(), reference);
     assert_eq!(dataset.batch(3, 10, 16).unwrap(), reference);
@@ -186,7 +187,7 @@ fn impossible_batches() {
 fn entropy() {
     assert_eq!(of_bytes(b"aaaa", 4).unigram_entropy(), 0.0);
     assert!((of_bytes(b"abab", 4).unigram_entropy() - 2f64.ln()).abs() < 1e-12);
-    // What examples/data/README.md states.
+    // The entropy that examples/data/README.md states.
     assert!((book(256).unigram_entropy() - 3.1097).abs() < 5e-5);
     assert!(book_bytes().is_ascii());
 }

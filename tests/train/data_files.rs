@@ -6,8 +6,9 @@ use std::sync::Mutex;
 
 use insta::assert_snapshot;
 use meshloom::ir::Literal;
-use meshloom_train::data::{TextDataset, Tokenized, decode_bytes};
+use meshloom_train::data::{TextDataset, Tokenized};
 use meshloom_train::tokenizer::Tokenizer;
+use meshloom_train::tokenizer::decode_bytes;
 use support::configs::TOKENIZER;
 use support::text_files::{TextFiles, gzip, zstd};
 
@@ -29,7 +30,7 @@ fn texts(dataset: &TextDataset) -> Vec<String> {
     (0..dataset.document_count()).map(|number| decode_bytes(&document(number))).collect()
 }
 
-/// What a row has in its segments.
+/// Returns the texts of the segments of a row.
 fn segments(batch: &meshloom_train::data::Batch, row: usize, length: usize) -> Vec<String> {
     let tokens: Vec<i32> = batch.tokens.to_vec().unwrap();
     let ids: Vec<i32> = batch.segment_ids.to_vec().unwrap();
@@ -183,7 +184,7 @@ fn bad_lines_are_named_or_left_out() {
     assert_eq!(open(&TextFiles::new(&[("a.txt", &bad[7].1)]), &[]).byte_count(), bad[7].1.len() as u64);
 }
 
-/// What is cut off is an error whatever the policy: nobody knows what is missing.
+/// A file that is cut off is an error under every policy, because the missing part is unknown.
 #[test]
 fn damaged_files_are_named_with_the_line() {
     let lines = numbered(20_000);
@@ -355,7 +356,7 @@ fn progress_is_in_bytes_of_files() {
     }
 }
 
-/// What is kept for a file's digest is of that file, whoever writes to it meanwhile.
+/// Tokens are kept under a file's digest only if they are of that file, even if another process writes to it meanwhile.
 #[test]
 fn a_file_that_grows_is_not_kept() {
     let files = TextFiles::new(&[("a.txt", b"one document")]);

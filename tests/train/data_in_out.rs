@@ -6,11 +6,10 @@ use std::path::Path;
 
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::trace::{MapTree, TensorSpec, Tree};
-use meshloom_train::Error;
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::generate::{ContinuedText, GenerateOptions, GeneratorOptions, Request, SamplingOptions};
-use meshloom_train::parameters::{LoadOptions, ParameterFile, load, save};
+use meshloom_train::parameters::{LoadOptions, ParameterError, ParameterFile, load, save};
 use meshloom_train::tokenizer::Tokenizer;
 use safetensors::SafeTensors;
 use support::configs::{self, BOOK, DROPOUT, NARROW, ON_TOKENS, SHORT_RUN, TOKENIZER};
@@ -79,7 +78,7 @@ fn model(weight: Literal, bias: Literal) -> Model<Literal> {
     Model { weight, bias }
 }
 
-/// Loads what was saved as another model; returns what is said.
+/// Loads the saved parameters into another model, and returns the error.
 fn refusal(saved: &Model<Literal>, wanted: &Model<TensorSpec>, options: LoadOptions) -> String {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("model.safetensors");
@@ -145,7 +144,7 @@ fn missing_and_unexpected_parameters_are_named() {
         }
     }
     let spec = |size| TensorSpec::new(DType::F32, [size]);
-    let message = |result: Result<(), Error>| result.expect_err("refused").to_string();
+    let message = |result: Result<(), ParameterError>| result.expect_err("refused").to_string();
     let missing = message(load(&file, &Other { weights: spec(2) }, LoadOptions::default()).map(drop));
     assert!(missing.contains("has no parameter weights (did you mean \"weight\"?)"), "{missing}");
     let unexpected = message(load(&file, &Part { bias: spec(3) }, LoadOptions::default()).map(drop));

@@ -9,11 +9,11 @@ use std::str::FromStr;
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, Literal, Name, Phase, TensorType};
-use meshloom::nn::{Architecture, Batch, Decoder, DecoderConfig, GroupedConfig, LayerConfig, Stack};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::optim::{AdamW, AdamWState, Decay, LearningRate, Optimizer, OptimizerState};
 use meshloom::trace::{Function, MapTree, Param, Subtree, TensorSpec, Tree, value_and_grad};
-use meshloom_train::step::{DropoutConfig, TrainStep, aliases};
+use meshloom_nn::{Architecture, Batch, Decoder, DecoderConfig, GroupedConfig, LayerConfig, Stack};
+use meshloom_train::run::{DropoutConfig, TrainStep, aliases};
 use safetensors::{Dtype, SafeTensors};
 use support::cases::cases;
 use support::eight_devices::{compile, relative_error, run};
@@ -137,7 +137,7 @@ fn spec_of(literal: &Literal) -> TensorSpec {
     TensorSpec { ty: literal.ty().clone(), ..TensorSpec::new(DType::F32, []) }
 }
 
-/// What runs a graph.
+/// The backend that runs a graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum By {
     Interpreter,
@@ -194,7 +194,7 @@ fn check(by: By, tied: bool, scan_layers: bool, remat: RematPolicy) -> String {
     let params = golden.params(&model, "param");
     let zeros = || params.map(|_, literal| zeros_like(literal));
     let optimizer = OptimizerState::AdamW(AdamWState { first: zeros(), second: zeros() });
-    let state = meshloom_train::step::TrainState {
+    let state = meshloom_train::run::TrainState {
         params: params.clone(),
         master: Subtree::default(),
         optimizer,
@@ -324,7 +324,8 @@ fn segments_do_not_see_each_other() {
     }
 }
 
-/// How the dots of a graph are divided among phases, and what its scans stack: one line for the outside, one per scan.
+/// Describes how the dots of a graph are divided among phases, and the values that its scans stack: one line for the
+/// outside, one per scan.
 fn dots_and_residuals(graph: &Graph) -> String {
     fn count(graph: &Graph, place: &str, lines: &mut Vec<String>) {
         let mut dots: BTreeMap<Phase, usize> = BTreeMap::new();
@@ -361,15 +362,15 @@ fn step_graph(layers: usize, scan_layers: bool, remat: RematPolicy) -> Graph {
 }
 
 /// A layer has seven dots (four projections, three in the mlp), each with two in the backward pass, and attention,
-/// which is an op of its own; the head has one and two. What one layer saves, in bytes (row: 2 sequences of 16 tokens,
-/// 4 bytes each, is 128):
+/// which is an op of its own; the head has one and two. One layer saves these bytes (a row, 2 sequences of 16 tokens
+/// with 4 bytes each, is 128):
 ///
 /// - `none`: x, q, mixed, x after attention (4096 each), k, v (2048 each), attention's log total (512), two norms'
 ///   statistics (128 each), gate, up and hidden (6144 each): 39680.
 /// - `full`: x.
 /// - `dots`: x and six dots: q, the attention's output (4096 each), k, v, gate, up; and attention's two results: 33280.
 ///   The last dot, whose result the backward pass never reads, is not among them.
-/// - `save`: x and hidden. Of the two names, the one of attention is of no use without the log total: both are made
+/// - `save`: x and hidden. The name of attention's result is of no use without that of the log total: both are made
 ///   again.
 #[test]
 fn dots_and_residuals_of_the_train_step() {

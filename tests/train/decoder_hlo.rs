@@ -6,14 +6,14 @@ use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, PartitionMode, lower};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{DType, Graph};
-use meshloom::nn::{
-    Angles, Architecture, Batch, DecoderConfig, GroupedConfig, LayerConfig, Layers, RowInputs, Stack, TokenPlaces,
-};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, Tensor, TensorSpec, value_and_grad};
-use meshloom_train::step::{DropoutConfig, TrainStep, aliases};
+use meshloom_nn::{
+    Angles, Architecture, Batch, DecoderConfig, GroupedConfig, LayerConfig, Layers, RowInputs, Stack, TokenPlaces,
+};
+use meshloom_train::run::{DropoutConfig, TrainStep, aliases};
 use support::cases::{cases, every_case};
 use support::eight_devices::compile;
 

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::Literal;
-use meshloom::nn::{Batch, DecoderConfig};
 use meshloom::trace::Tree;
+use meshloom_nn::{Batch, DecoderConfig};
 use meshloom_train::checkpoint::{Checkpointer, Fallback, Start, find};
 use meshloom_train::config::{CheckpointConfig, RunConfig};
 use meshloom_train::data::DataError;
-use meshloom_train::metrics::Evaluation;
-use meshloom_train::step::TrainStep;
+use meshloom_train::report::Evaluation;
+use meshloom_train::run::TrainStep;
 use meshloom_train::tokenizer::Tokenizer;
 use meshloom_train::{Dataset, Error, Text, Trainer};
 use support::cases::cases;
@@ -97,7 +97,7 @@ fn the_loss_is_that_of_one_plain_program_on_any_mesh() {
     }
 }
 
-/// Of replicas that train on their own, the parameters that they agree on are judged.
+/// If replicas train on their own, the parameters that they agree on are evaluated.
 #[test]
 fn replicas_are_judged_by_what_they_agree_on() {
     let files = files();
@@ -167,7 +167,7 @@ fn bits_per_byte_by_hand() {
     insta::assert_snapshot!(Evaluation::new(7, 4f64.ln(), Some(4.0)).to_json(), @r#"{"step": 7, "eval_loss": 1.386294361, "eval_perplexity": 4.000000000, "eval_bits_per_byte": 0.5000000000}"#);
     insta::assert_snapshot!(Evaluation::new(7, 4f64.ln(), None).to_json(), @r#"{"step": 7, "eval_loss": 1.386294361, "eval_perplexity": 4.000000000}"#);
     insta::assert_snapshot!(Evaluation::new(7, 4f64.ln(), Some(4.0)), @"step 7  validation loss 1.3863  perplexity 4.000  0.5000 bits per byte");
-    // Of a text: its own bytes, not those of JSON, over the tokens that it has.
+    // The bytes per token of a text count its own bytes, not those of JSON.
     let files = files();
     let lines: Vec<String> = (0..LINES).map(|number| format!("Line {number} of the validation set.")).collect();
     let tokenizer = Tokenizer::load(TOKENIZER).expect("a tokenizer");

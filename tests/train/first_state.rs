@@ -19,7 +19,7 @@ fn add(values: &mut Values, path: &str, literal: &Literal) {
     bytes.extend_from_slice(literal.bytes());
 }
 
-/// What the program of a config draws. Nothing is sent between devices.
+/// Returns the values that the program of a config draws. Nothing is sent between devices.
 fn drawn(settings: &[&str]) -> Values {
     let config = configs::config(&[DECODER, settings]).on_client(&client()).expect("devices");
     let run = config.resolve().expect("a run");
@@ -109,14 +109,14 @@ fn numbers_are_normal_within_three_deviations() {
     use meshloom::trace::Init;
     let param = |init| Param::new(F32, [64, 512], &[], init).stacked(3);
     let params = [param(Init::Normal(2.0)), param(Init::Normal(2.0))];
-    let drawn: Vec<Vec<f64>> = meshloom::nn::initialize(&params.to_vec(), 0)
+    let drawn: Vec<Vec<f64>> = meshloom::trace::initialize(&params.to_vec(), 0)
         .expect("it draws")
         .iter()
         .map(|literal| literal.to_f64_vec().iter().map(|number| number / 2.0).collect())
         .collect();
     let count = drawn[0].len() as f64;
     let mean = |values: &mut dyn Iterator<Item = f64>| values.sum::<f64>() / count;
-    // Of a normal distribution cut off at three deviations.
+    // The moments of a normal distribution cut off at three deviations.
     let (deviation, fourth) = (0.986_578, 2.680_045);
     for numbers in &drawn {
         let five_sigma = 5.0 / count.sqrt();

@@ -1,9 +1,9 @@
-//! What the host takes beside the devices' own bytes: where a state is drawn, where it is loaded, and in the first step
-//! after that. Each is a process of its own, whose peak the kernel counts. The virtual devices' bytes are the process's
-//! too.
+//! Tests of the memory that the host takes beside the devices' own bytes: while a state is drawn, while it is loaded,
+//! and in the first step after that. Each case is a process of its own, whose peak the kernel counts. The virtual
+//! devices' bytes are the process's too.
 //!
-//! The full tier alone has this, with a model of 34 million parameters and one of 300 million, for which the machine
-//! needs about 12 GB:
+//! The test is in the full tier alone, with a model of 34 million parameters and one of 300 million, for which the
+//! machine needs about 12 GB:
 //!
 //! ```text
 //! MESHLOOM_EVERY_CASE="train memory of the host" cargo test --release --test train host_memory -- --nocapture
@@ -24,10 +24,10 @@ use support::configs;
 use support::eight_devices::client;
 use support::program::test_alone;
 
-/// Where the children find the checkpoint.
+/// The environment variable with the folder of the checkpoint.
 const FOLDER: &str = "MESHLOOM_TEST_FOLDER";
 
-/// How many layers their model has.
+/// The environment variable with the number of layers of the model.
 const LAYERS: &str = "MESHLOOM_TEST_LAYERS";
 
 fn config() -> RunConfig {
@@ -154,7 +154,7 @@ fn child_resumes() {
         grown
     });
     let first = peaks.next().expect("a step");
-    // How far the devices' temporaries meet in time differs from step to step.
+    // The extent to which the devices' temporaries overlap in time differs from step to step.
     let later = peaks.max().expect("more steps");
     println!("step 1: {first} bytes, the nine after it: at most {later} bytes");
     let [state, _] = bytes(&trainer.state().leaves());

@@ -3,10 +3,10 @@
 
 use meshloom::compile::{Lowered, Partitioned};
 use meshloom::ir::Literal;
-use meshloom::nn::TokenOrder;
 use meshloom::trace::Tree;
+use meshloom_nn::TokenOrder;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::TrainStep;
+use meshloom_train::run::TrainStep;
 use meshloom_train::{Dataset, Text};
 use support::interpret::interpret;
 use support::spmd::run_local;

@@ -1,4 +1,5 @@
-//! What ends a run before its last step, without a run: who is asked when, and Google's notices.
+//! Tests of the interrupts that end a run before its last step, without a run: when the run is asked, and Google's
+//! notices.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -13,7 +14,7 @@ fn interrupt(code: u8) -> Interrupt {
     Interrupt { code, reason: format!("signal {code}") }
 }
 
-/// Before and after training, and a second time, nobody waits for the run.
+/// Before and after training, and after a second interrupt, the caller need not wait for the run.
 #[test]
 fn a_run_is_asked_once_and_while_it_trains() {
     let interrupts = Interrupts::default();
@@ -27,7 +28,7 @@ fn a_run_is_asked_once_and_while_it_trains() {
     assert!(!interrupts.ask(interrupt(143)));
 }
 
-/// A metadata server that says so from its third answer on: machines that only migrate go on.
+/// The metadata server gives notice from its third answer on: machines that only migrate go on.
 #[test]
 fn a_notice_of_google_ends_a_run() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -56,7 +57,7 @@ fn a_notice_of_google_ends_a_run() {
     interrupts.heed_google(&host, Duration::from_millis(5)).expect("it answers");
     let (header, path) = asked.1.recv().expect("a question");
     assert!(header && path == "/computeMetadata/v1/instance/maintenance-event", "{path}");
-    // The notice stands, but nobody trains yet.
+    // The notice is given, but no run trains yet.
     while said.load(Ordering::SeqCst) < 8 {
         thread::sleep(Duration::from_millis(5));
     }

@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use insta::assert_snapshot;
-use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics, beside_entropy};
-use meshloom_train::summary::{MemoryUse, Summary};
+use meshloom_train::report::{MemoryUse, MetricsWriter, Progress, StepMetrics, Summary, beside_entropy};
 
 fn step(step: u64, loss: f64) -> StepMetrics {
     StepMetrics {
@@ -126,7 +125,7 @@ fn a_resumed_run_continues_its_file() {
     std::fs::remove_file(&path).unwrap();
     MetricsWriter::resume(&path, 2).unwrap();
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
-    // What is no metrics is not cut.
+    // A file that does not hold metrics is not cut.
     std::fs::write(&path, "a\nb\n").unwrap();
     let error = MetricsWriter::resume(&path, 2).unwrap_err().to_string();
     assert!(error.contains("line 1 is not one of metrics") && error.contains("so it is not continued"), "{error}");

@@ -2,7 +2,7 @@
 
 use meshloom_train::config::RunConfig;
 
-/// What a section or a value needs of the rest of the config.
+/// The keys that a section or a value needs in the rest of the config.
 const NEEDED: [(&str, &[&str]); 21] = [
     (
         "pipeline.",

@@ -1,4 +1,5 @@
-//! What `meshloom train` writes, and what it leaves alone when a run does not begin or ends with an error.
+//! Tests of the files that `meshloom train` writes, and of those that it leaves alone when a run does not begin or ends
+//! with an error.
 
 use std::fs;
 use std::path::Path;
@@ -39,7 +40,7 @@ fn a_run_that_does_not_begin_leaves_the_files_of_another() {
         let said = refused(&train(&[key], &["--metrics", text(&metrics)]));
         assert_eq!(fs::read_to_string(&metrics).expect("the file"), "kept\n", "{said}");
     }
-    // What cannot be written is said before the model is compiled.
+    // A file that cannot be written is reported before the model is compiled.
     let absent = folder.path().join("absent").join("metrics.jsonl");
     let said = refused_by_a_process(&train(&[], &["--metrics", text(&absent)]));
     assert!(said.contains("cannot write the metrics") && !said.contains("compiled"), "{said}");
@@ -60,7 +61,7 @@ fn a_run_elsewhere_says_which_key_names_its_text() {
                     such file below the working directory; name a text by --set 'data.sources=[\"FILE\"]' or in a run \
                     config, or start in a clone of the repository";
     assert!(said.contains(expected), "{said}");
-    // A file that somebody has named is another error.
+    // A file that the user has named is another error.
     let said = refused(&["train", "--steps", "1", "--set", "data.sources=[\"absent.txt\"]"]);
     assert!(said.contains("cannot read the text \"absent.txt\"") && !said.contains("repository"), "{said}");
 }

@@ -1,5 +1,5 @@
-//! Streaming DiLoCo whose transfers are to overlap with steps: the calls that a config has for it, and what is said
-//! where it has none.
+//! Tests of streaming DiLoCo whose transfers are to overlap with steps: the steps per call of a config, and the
+//! warnings if the calls leave no room.
 
 use meshloom_train::config::RunConfig;
 
@@ -25,7 +25,7 @@ fn calls_have_room_for_the_transfers() {
         (none, 20, None),
         (&["train.steps_per_call=40"], 40, None),
         (&["diloco.sync_period=23"], 20, None),
-        // What was found: the staleness without the overlap.
+        // A fault that was found: the update was late without an overlap.
         (&["train.steps_per_call=1"], 1, Some("train.steps_per_call must be 20, or a multiple of it, not 1")),
         (&["train.steps_per_call=30"], 30, Some("train.steps_per_call must be 20")),
         (&["diloco.overlap_steps=4"], 1, Some("must be less than the 4 steps from sync to sync, not 4")),
@@ -40,7 +40,7 @@ fn calls_have_room_for_the_transfers() {
         let warnings = config.warnings();
         assert_eq!(warnings.len(), usize::from(warning.is_some()), "{overrides:?}: {warnings:?}");
         assert!(warning.is_none_or(|part| warnings[0].contains(part)), "{overrides:?}: {warnings:?}");
-        // What is written is what is read.
+        // The config that is written is read back as the same.
         let again = RunConfig::from_toml(&config.to_toml(), "").expect("the same config");
         assert_eq!(again, config, "{overrides:?}");
     }

@@ -6,8 +6,9 @@ use std::path::Path;
 use std::process::Output;
 use std::sync::Arc;
 
-use meshloom::pjrt::{CacheUse, FoundLibrary, PlatformKind, Plugin, check_present, libraries_of};
-use meshloom_train::config::{Platform, RunConfig};
+use meshloom::hlo::PlatformKind;
+use meshloom::pjrt::{CacheUse, FoundLibrary, Plugin, check_present, libraries_of, plugin_variable};
+use meshloom_train::config::{PlatformChoice, RunConfig};
 use meshloom_train::{Devices, Trainer};
 use support::cases::{cases, every_case};
 use support::configs::{self, SHORT_RUN, TINY, UNOPTIMIZED};
@@ -138,7 +139,7 @@ fn auto_takes_the_first_platform_with_devices() {
     let config = configs::config(&[&["target.platform=auto"]]);
     if present.is_none() {
         let Devices { config, client, notes } = config.open().expect("the CPU is always there");
-        assert_eq!((config.target.platform, client.devices().len()), (Platform::Cpu, 8));
+        assert_eq!((config.target.platform, client.devices().len()), (PlatformChoice::Of(PlatformKind::Cpu), 8));
         assert!(notes.is_empty(), "what is absent need not be said: {notes:?}");
     }
     let both = ["MESHLOOM_CUDA_PLUGIN", "MESHLOOM_TPU_PLUGIN"];
@@ -155,7 +156,7 @@ fn auto_takes_the_first_platform_with_devices() {
         {
             assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}{}", String::from_utf8_lossy(&output.stderr));
         }
-        // What is printed is a config of the same meaning.
+        // The printed config has the same meaning.
         let again = RunConfig::from_toml(&text, "resolved.toml").expect("it can be read again");
         assert_eq!(again.mesh.axes, "data=2,fsdp=2");
     }
@@ -179,12 +180,12 @@ fn absent_hardware_is_one_error() {
         let arguments = ["train", "--metrics", &path("metrics"), "--checkpoint", &path("checkpoints")];
         let (ok, text) = says(&arguments, &[&format!("target.platform={kind}")], &[]);
         assert!(!ok && text.starts_with(&format!("error: {expected}")) && text.lines().count() == 1, "{text}");
-        assert!(text.contains(kind.plugin_variable()), "{text}");
+        assert!(text.contains(&plugin_variable(kind.name())), "{text}");
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0, "something was written");
     }
 }
 
-/// What only a plugin knows is not made up where no plugin is asked.
+/// Facts that only a plugin knows are not made up if no plugin is asked.
 #[test]
 fn a_program_that_is_only_looked_at_says_what_it_needs() {
     let stated = |keys: &[&str]| {

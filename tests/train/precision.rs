@@ -126,7 +126,8 @@ fn master_copies_keep_small_updates() {
     check_small_updates(&|settings| {
         let small = ["model.layers=1", "train.batch=4"];
         let mut run = InterpretedRun::new(&configs::config(&[TINY, SLOW, ONE_DEVICE, &small, settings]));
-        // So many that what is lost is more than what roundings of `bf16` make of a batch of 32 tokens.
+        // The number of steps is so large that the lost updates weigh more than the roundings of `bf16` in a batch of
+        // 32 tokens.
         (0..100).map(|_| run.step()[0]).collect()
     });
     if every_case("train small updates, compiled") {
@@ -152,7 +153,7 @@ fn gradients_are_added_up_in_f32() {
         over_data.map(|one| one.bytes).sum()
     };
     let expected = over_data(&[]);
-    // Of all parameters four bytes for each element that a device holds.
+    // All parameters count, with four bytes for each element that a device holds.
     assert!(expected > 4 * 100_000 / 4, "{expected}");
     assert_eq!([COMPUTE, MASTERS].map(over_data), [expected; 2]);
 }

@@ -10,7 +10,7 @@ use support::counts::process;
 use support::program::{self, meshloom};
 use tempfile::TempDir;
 
-/// What the program said, and how it ended.
+/// The output of the program, and its exit status.
 pub struct Said {
     pub code: Option<i32>,
     pub stdout: String,
@@ -115,7 +115,7 @@ pub fn trained() -> &'static Trained {
         let keys = trained.keys();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let arguments = with_keys(&[&arguments.concat()[..], &more].concat(), &keys);
-        // Where one stands has no influence, even if there is a folder that checkpoints have, too.
+        // The current folder has no influence, even if it has a folder that checkpoints have, too.
         fs::create_dir(trained.path("model"))
             .and_then(|()| fs::write(trained.path("model/config.json"), "{}"))
             .expect("a file");

@@ -1,7 +1,7 @@
 //! Published models in a run config.
 
 use insta::assert_snapshot;
-use meshloom::nn::RunForm;
+use meshloom_nn::RunForm;
 use meshloom_train::config::RunConfig;
 use meshloom_train::families::preset;
 
@@ -57,7 +57,7 @@ fn what_does_not_fit_is_refused() {
     assert_snapshot!(experts, @r#"--set mesh.axes=fsdp=2,expert=4: mesh.axes is "fsdp=2,expert=4": the model's 6 experts must be a multiple of 4: the rules spread experts over so many devices of fsdp=2,expert=4"#);
 }
 
-/// Keys of a shape say nothing beside a published model.
+/// Keys of a shape have no effect beside a published model.
 #[test]
 fn keys_of_a_shape_have_no_effect() {
     let config = read("", &["model.preset=llama-3.2-1b", "model.heads=16", "model.load_balance_weight=0.5"]);

@@ -174,7 +174,7 @@ fn use_tokenizer(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// What a tokenizer may be made of, in the place of one of its parts.
+/// Tries odd values in the place of each part of a tokenizer.
 #[test]
 fn odd_tokenizers_give_errors_or_work() {
     assert_eq!(use_tokenizer(valid_tokenizer()), Ok(()));
@@ -246,7 +246,7 @@ fn layers_without_number_are_not_walked_through() {
     }
 }
 
-/// So many cases, or few of them.
+/// Returns the options of proptest: all cases, or few of them.
 fn configured(name: &str, few: usize, all: u32) -> ProptestConfig {
     let cases = cases(name, few, 0..all).len() as u32;
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
@@ -269,7 +269,7 @@ proptest! {
 
     #[test]
     fn random_bytes_are_no_config(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-        // Most are no TOML; what is has no key.
+        // Most inputs are not TOML; the few that are have no key.
         if use_config(&String::from_utf8_lossy(&bytes)).is_ok() {
             let text = String::from_utf8_lossy(&bytes).into_owned();
             prop_assert_eq!(RunConfig::from_toml(&text, "random.toml").expect("it was taken"), RunConfig::default());

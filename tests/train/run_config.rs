@@ -1,13 +1,14 @@
 //! The run config: from TOML and overrides to a config, or to an error that helps.
 
 use insta::assert_snapshot;
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::{DType, Name};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
-use meshloom::pjrt::{DebugValue, ErrorCode, PjrtError, Platform, PlatformKind};
+use meshloom::pjrt::{DebugValue, ErrorCode, PjrtError, Platform};
 use meshloom::transform::pipeline::{Costs, PipelineOptions, Schedule, WeightPlan};
 use meshloom_train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
-use meshloom_train::step::{DropoutConfig, TrainStep};
+use meshloom_train::run::{DropoutConfig, TrainStep};
 
 /// Reads a config with overrides and returns its text, or the error.
 fn check(text: &str, overrides: &[&str]) -> String {
@@ -80,7 +81,8 @@ fn pipeline_example_configs() {
         assert_eq!(config.mesh().unwrap().to_string(), mesh);
         assert_eq!(config.pipeline_options().unwrap().unwrap().layers(), layers);
     }
-    // Those for a topology do not fit the devices at hand; their mesh is checked with as many as the topology has.
+    // Configs for a topology do not fit the devices at hand; their mesh is checked with as many devices as the topology
+    // has.
     let config = RunConfig::load(example("llama-70b-v5p"), &[]).unwrap().on_devices(128).unwrap();
     assert_eq!(config.pipeline_options().unwrap().unwrap().layers(), 80);
 }
@@ -478,7 +480,7 @@ fn numbers_are_those_of_f32() {
         let reason = "f32 cannot hold it; give a number from 1.1754944e-38 to 3.4028235e38";
         assert_eq!(check("", &[setting]), format!("--set {setting}: {key} is {value}: {reason}"));
     }
-    // Seconds are no part of the program.
+    // Seconds are not part of the program.
     read("", &["train.time_limit=1e39", "train.weight_decay=0", "train.learning_rate=1e-30"]);
 }
 
@@ -506,7 +508,7 @@ fn evaluations_of_the_own_text_need_a_set() {
     read("", &[]).check_validation().unwrap();
 }
 
-/// What a plugin or the system says of a value of `[target]` is said with its key.
+/// An error of a plugin or the system about a value of `[target]` names its key.
 #[test]
 fn errors_of_the_target_name_the_key() {
     let options = "target.compiler_options=[\"foo=1\",\"xla_a=no\"]";
@@ -537,7 +539,7 @@ fn errors_of_the_target_name_the_key() {
     );
 }
 
-/// What `meshloom config` says of a number is what a config is held to: its bound is taken, and what is beyond it is
+/// The bounds that `meshloom config` prints of a number hold: the bound itself is taken, and a number beyond it is
 /// refused in the same words.
 #[test]
 fn what_is_allowed_is_what_is_taken() {
@@ -645,7 +647,7 @@ fn pipeline_options() {
         "pipeline.keep_gathered=true",
     ];
     let expected = PipelineOptions {
-        // Those within a slice and those across.
+        // The stages within a slice and those across slices.
         stages: 4,
         repeats: 2,
         chunks: 1,
@@ -727,7 +729,7 @@ fn rule_sets() {
     assert_eq!(read(&config.to_toml(), &[]), config);
 }
 
-/// What optimizer, schedule and model are made of is what the keys say.
+/// The constants of optimizer, schedule and model are those of the keys.
 #[test]
 fn constants_are_keys() {
     let settings = [

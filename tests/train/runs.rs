@@ -8,7 +8,7 @@ use meshloom::pjrt::PjrtError;
 use meshloom::trace::Tree;
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::aliases;
+use meshloom_train::run::aliases;
 use sha2::{Digest, Sha256};
 use support::cases::{cases, every_case};
 use support::configs::{self, CIRCULAR, DROPOUT, MIXED, ONE_DEVICE, ONE_F_ONE_B, SHORT_RUN, TINY};
@@ -130,7 +130,7 @@ fn forms_of_the_model_agree() {
     }
 }
 
-/// Which activations drop depends on seed, step, layer, row, position and channel alone.
+/// The activations that drop depend on seed, step, layer, row, position and channel alone.
 #[test]
 fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
     let base = [SHORT_RUN, DROPOUT].concat();
@@ -300,7 +300,7 @@ fn memory_is_split() {
         };
         let (split, whole) = (bytes(true), bytes(false));
         assert_eq!(split % shards, 0);
-        // What is not split is the norms' scales, with two moments each, and the step count.
+        // The norms' scales, with two moments each, and the step count are not split.
         assert_eq!(whole, 3 * 4 * (2 * config.model.layers + 1) * config.model.embed + 4);
         let expected = split / shards + whole;
 
@@ -368,7 +368,7 @@ fn train_saves_and_loads_parameters() {
     assert!(stderr.contains(warning) && !trained.said.stderr.contains(warning), "{stderr}");
     let loss = |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("JSON")["loss"].as_f64();
     let first = |text: &str| loss(text.lines().next().expect("a line")).expect("a loss");
-    // What the steps have learned, in a first step.
+    // The loss of the first step shows that the parameters are trained.
     let (found, drawn) = (first(&fs::read_to_string(&metrics).expect("the metrics")), first(&trained.metrics()));
     assert!(found < drawn - 0.1, "{found} {drawn}");
     let message = refused_by_a_process(&with_keys(&load, &[&keys[..], &["model.mlp=96"]].concat()));
@@ -381,7 +381,7 @@ fn train_prints_shardings() {
         run(&with_keys(&["train", "--debug-sharding", "--set", "mesh.axes=fsdp=4,tensor=2"], SHORT_RUN));
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stdout.starts_with("mesh fsdp=4,tensor=2\n| tensor"), "{stdout}");
-    for part in ["| state.params.embedding ", "| [tensor, fsdp] ", "| src/nn/decoder.rs:", "| preset decoder "] {
+    for part in ["| state.params.embedding ", "| [tensor, fsdp] ", "| crates/nn/src/head.rs:", "| preset decoder "] {
         assert!(stdout.contains(part), "{part}: {stdout}");
     }
     assert!(stdout.contains("\nbytes per device: parameters "), "{stdout}");
@@ -462,7 +462,7 @@ fn a_checkpoint_generates_text() {
     };
     let (sampled, said) = generate(&[]);
     assert!(said.contains("a step of 1 token reads ") && said.contains("; the parameters are "), "{said}");
-    // What the run printed at its end.
+    // The sample is the one that the run printed at its end.
     let printed = &trained.said.stdout;
     assert!(sampled.starts_with("It was ") && printed.ends_with(&format!("\n\n{sampled}")), "{printed}: {sampled}");
     // Several at once: each as if it were alone, the second with the next seed after that of the run.

@@ -6,7 +6,7 @@ mod rank;
 use std::collections::BTreeMap;
 
 use insta::assert_snapshot;
-use meshloom::hlo::analysis::estimate::{Cache, FROM_HOST, TO_HOST};
+use meshloom::analysis::estimate::{Cache, FROM_HOST, TO_HOST};
 use meshloom::pjrt::{DeviceDescription, NamedValue};
 use meshloom_train::config::RunConfig;
 use meshloom_train::search::{
@@ -39,7 +39,7 @@ const PIPELINE: &str = "[pipeline]\nschedule = \"1f1b\"\nmicrobatches = 8\nrepea
 
 /// The search ends when no plan that is left can be faster: that is so only if no plan is faster than its bound. A
 /// share of all plans is lowered here, also of those that it passes over, and none is faster than the best. There are
-/// so many plans at least.
+/// at least so many plans.
 fn no_plan_is_better_than_the_one_that_is_found(model: &[&str], least: usize, hardware: &Hardware) {
     let base = on_hardware(&config(model), hardware);
     let options = |most| SearchOptions { hardware: hardware.clone(), most, threads: 2 };
@@ -225,7 +225,7 @@ fn what_cannot_be_searched_says_why() {
     assert!(refusal(&three, "h100:1x1x8").contains("no plan is possible: 8 devices, 3 rows"));
 }
 
-/// What is published of `h100:1x1x8`.
+/// The published hardware of `h100:1x1x8`.
 const EIGHT_H100: &str = r#"
 chip = "h100"
 
@@ -306,7 +306,7 @@ rate = 1_000_000_000
 latency = 1e-5
 "#;
 
-/// Whatever a file says, it gives hardware or says what is wrong with it.
+/// Any file gives hardware, or an error that says what is wrong with it.
 #[test]
 fn files_that_describe_no_hardware_are_refused() {
     let refusal = |text: &str| hardware_from_toml(text, "mine.toml").expect_err(text).to_string();
@@ -373,7 +373,7 @@ fn files_that_describe_no_hardware_are_refused() {
     "#);
     let absent = read_hardware("no/such.toml").expect_err("no file").to_string();
     assert!(absent.starts_with("cannot read the hardware \"no/such.toml\": "), "{absent}");
-    // So many that their product is no number.
+    // The product of the sizes overflows.
     let dimension = "\n[[dimension]]\nsize = 1048576\nwire = \"network\"\nrate = 1e9\nlatency = 0\n";
     let text = refusal(&format!("{EIGHT_H100}{}", dimension.repeat(4)));
     assert!(text.starts_with("mine.toml: the number of devices is 8 x 1048576 x 1048576 x "), "{text}");
@@ -424,8 +424,8 @@ fn devices_are_known_by_their_kind() {
     }
 }
 
-/// What a layer keeps on the host takes no memory of the device. It is moved there and back over the link to the host,
-/// beside what does not need it.
+/// Values that a layer keeps on the host take no memory of the device. They are moved there and back over the link to
+/// the host, beside work that does not need them.
 #[test]
 fn what_is_offloaded_takes_the_link_and_not_the_memory() {
     let base = config(&[LARGER, &["target.platform=cuda"]].concat());
@@ -437,8 +437,8 @@ fn what_is_offloaded_takes_the_link_and_not_the_memory() {
         evaluate(&base, plan, &hardware, u64::MAX).expect("it lowers")
     };
     let [save, offload, full] = ["save products", "offload products", "full"].map(found);
-    // Of each token in each layer: queries and what attention makes, keys and values, two products, and a sum for each
-    // head.
+    // The bytes of each token in each layer: queries and the result of attention, keys and values, two products, and a
+    // sum for each head.
     let of_token = 2 * (2 * 2048 + 2 * 1024 + 2 * 8192) + 4 * 16;
     let kept: u64 = of_token * 4 * 64 * 2048 / 8;
     assert!(save.bytes > full.bytes + kept, "{} {} {kept}", save.bytes, full.bytes);
@@ -453,7 +453,7 @@ fn what_is_offloaded_takes_the_link_and_not_the_memory() {
     }
 }
 
-/// Where the link to the host is not known, no plan uses it, nor where the platform has no memory of the host's.
+/// No plan uses the link to the host if it is unknown, or if the platform has no memory of the host.
 #[test]
 fn plans_offload_where_the_link_to_the_host_is_known() {
     for (platform, text, expected) in
@@ -477,7 +477,7 @@ fn estimates_are_in_the_order_of_measured_steps() {
         let [model, settings, seconds] = row.split('\t').collect::<Vec<_>>()[..] else { panic!("{row}") };
         let config = config(&settings.split(' ').collect::<Vec<_>>()).on_devices(8).expect("devices");
         let (time, _) = estimate_step(&config, &hardware).unwrap_or_else(|error| panic!("{settings}: {error}"));
-        // What some devices wait for, others use: they share the cores.
+        // The devices share the cores: while some wait, others use them.
         of_models.entry(model).or_default().push((time.seconds - time.idle, seconds.parse().expect("seconds")));
     }
     for (model, pairs) in &of_models {

@@ -60,7 +60,7 @@ fn streamed(mut stream: TextStream<'_>, tokens: &[i32], what: &str) -> String {
     let mut joined = String::new();
     for &token in tokens {
         let added = stream.push(token);
-        // What stands for a half character may only appear once it is known that its other half does not follow.
+        // The replacement of half a character may only appear once it is known that the other half does not follow.
         assert!(!added.ends_with('\u{fffd}'), "{what}: {joined:?}, then {added:?}");
         joined += &added;
     }

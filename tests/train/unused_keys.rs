@@ -2,7 +2,7 @@
 
 use crate::train::run_config::read;
 
-/// Keys that nothing reads beside the others are said, each with the reason; those at their default are not.
+/// Keys that nothing reads beside the others are reported, each with the reason; those at their default are not.
 #[test]
 fn keys_without_effect() {
     let diloco = ["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"];
@@ -106,7 +106,7 @@ fn keys_without_effect() {
         let found = read("", &[base, changed].concat()).warnings();
         assert_eq!(found.join("\n"), expected, "{base:?} {changed:?}");
     }
-    // What is written counts, not how many devices there turned out to be.
+    // The written config counts, not the number of devices that were found.
     let settled = read("", &["target.platform=cuda", "mesh.axes=fsdp=4"]).on_devices(4).unwrap();
     assert_eq!(settled.warnings(), Vec::<String>::new());
 }

@@ -6,20 +6,19 @@ use std::sync::OnceLock;
 
 use super::diloco_reference::{Cut, Outcome, Start, assert_near, reference, worst};
 use meshloom::compile::{LowerOptions, Program, lower};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::{Literal, TensorType};
-use meshloom::pjrt::{Array, Buffer, Platform, PlatformKind};
+use meshloom::pjrt::{Array, Buffer, Platform};
 use meshloom::trace::Tree;
-use meshloom_train::Error;
-use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::TextDataset;
-use meshloom_train::diloco::check_replicas;
-use meshloom_train::run::{Calls, RunState};
+use meshloom_train::run::{Calls, RunState, check_replicas};
+use meshloom_train::{Error, Trainer};
 use support::cases::{cases, every_case};
 use support::configs::{self, TINY, UNOPTIMIZED};
 use support::eight_devices::{client, relative_error};
 
-/// What each replica does with a tiny decoder.
+/// The settings of each replica's run of a tiny decoder.
 const RUN: &[&str] = &["train.steps=200", "train.learning_rate=1e-3", UNOPTIMIZED];
 const ROWS: usize = 4;
 const LAYERS: usize = 4;
@@ -98,7 +97,7 @@ fn outcome(trainer: &Trainer, replicas: usize) -> Outcome {
     Outcome::of(&inner, &outer, replicas)
 }
 
-/// A run to its end, in calls of as many steps as the config says.
+/// A run to its end, with the steps per call of the config.
 fn run(config: &RunConfig, steps: u64) -> (Outcome, Vec<f64>) {
     let mut trainer = Trainer::new(config, &client()).unwrap_or_else(|error| panic!("{error}"));
     let mut losses = Vec::new();

@@ -2,10 +2,11 @@
 //! which every fragment syncs twice.
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::Literal;
-use meshloom::nn::Batch;
-use meshloom::pjrt::{Platform, PlatformKind};
+use meshloom::pjrt::Platform;
 use meshloom::trace::{MapTree, Tree};
+use meshloom_nn::Batch;
 use meshloom_train::config::RunConfig;
 use meshloom_train::run::{Calls, RunState};
 use support::anchored::run_lowered;

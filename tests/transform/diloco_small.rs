@@ -297,7 +297,7 @@ fn programs_as_text() {
         cases("transform diloco programs", 1, ["streaming_overlapped", "vanilla_int4", "vanilla", "streaming"]);
     for (name, options, steps) in programs {
         let function = stack_function(&options, 2, steps, descend_stack);
-        let aliases = meshloom_train::step::aliases(&function);
+        let aliases = meshloom_train::run::aliases(&function);
         let lowered = lower(function.graph(), &LowerOptions { aliases, ..stack_options(&mesh, &rules) });
         let lowered = lowered.unwrap_or_else(|error| panic!("{name}: {error}"));
         if compiled.contains(&name) {

@@ -1,11 +1,12 @@
-//! What DiLoCo sends over the mesh axis `diloco`, read off the program of one device: nothing but under a conditional,
-//! and there exactly one fragment.
+//! Tests of the bytes that DiLoCo sends over the mesh axis `diloco`, read off the program of one device: nothing
+//! outside of conditionals, and exactly one fragment in each.
 
 use meshloom::compile::{Lowered, Partitioned};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::{Graph, Literal, Node};
 use meshloom::ops::Op;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
-use meshloom::pjrt::{Platform, PlatformKind};
+use meshloom::pjrt::Platform;
 use meshloom::sharding::Mesh;
 use meshloom::trace::Tree;
 use meshloom::transform::diloco::{Fragment, Transport};
@@ -57,8 +58,8 @@ impl Program {
         outer.map(|(info, ty)| (info.path.contains("layers."), ty.dims.to_vec())).collect()
     }
 
-    /// What one device should send of its part of each parameter when a fragment with so many of the layers syncs.
-    /// `stack` dimensions are over layers.
+    /// The bytes that one device should send of its part of each parameter when a fragment with so many of the layers
+    /// syncs. `stack` dimensions are over layers.
     fn expected_of_each(&self, fragment: Fragment, layers: (usize, usize), stack: usize) -> Vec<u64> {
         let options = self.config.diloco_options().expect("several replicas");
         let bytes = |(is_layer, dims): (bool, Vec<usize>)| {
@@ -158,10 +159,10 @@ fn streaming_sends_one_fragment() {
     }
 }
 
-/// A layer fragment is never more than a (P - 1)-th of what vanilla DiLoCo sends at once, since all layers together are
-/// no more than all. That fragment 0 is not either depends on the model: the parameters outside of the layers must be
-/// no more than that share. Where they are, as with three fragments here, no step sends more; where they are not, as
-/// with five, it is fragment 0 that is the peak.
+/// A layer fragment is never more than a (P - 1)-th of the bytes that vanilla DiLoCo sends at once, since all layers
+/// together are no more than all parameters. Whether fragment 0 is within that share depends on the model: the
+/// parameters outside of the layers must be no more than the share. If they are, as with three fragments here, no step
+/// sends more; if they are larger, as with five, fragment 0 is the peak.
 #[test]
 fn the_peak_is_that_of_vanilla_by_the_layer_fragments() {
     let vanilla = Program::of(&[PLAIN_MESH], Calls::Single).expected(Fragment::Whole, (1, 1), 1);
@@ -211,7 +212,7 @@ fn low_bit_numbers_are_what_is_sent() {
     }
 }
 
-/// What is said of a fragment's size without a program is what the devices of a replica send of it.
+/// The size of a fragment that is computed without a program equals the bytes that the devices of a replica send.
 #[test]
 fn payloads_are_known_without_a_program() {
     for transport in ["f32", "bf16", "f8", "int4"] {
@@ -265,7 +266,7 @@ fn with_partially_sharded_replicas() {
     check(&program, &[outside, layers], 1);
 }
 
-/// Whatever is mapped over the replicas, nothing of it goes from one to the other.
+/// Nothing goes from one replica to another in a step, whatever kind of step is mapped over the replicas.
 #[test]
 fn steps_of_all_kinds_keep_to_themselves() {
     let experts = ["model.experts=4", "model.moe_mlp=16"];
@@ -286,8 +287,8 @@ fn steps_of_all_kinds_keep_to_themselves() {
     }
 }
 
-/// Bytes of what goes into and comes out of the conditionals of a scope, but for what selects the branch; and how many
-/// there are.
+/// Returns the bytes of the operands of the conditionals of a scope, without the selectors of the branch, those of
+/// their results, and the number of conditionals.
 fn through_conditionals(graph: &Graph, scope: &str) -> (u64, u64, usize) {
     let bytes = |value| graph.ty(value).byte_count() as u64;
     let mut found = (0, 0, 0);

@@ -228,7 +228,7 @@ fn config(settings: &[&str]) -> RunConfig {
     train_steps::config(MODEL, settings)
 }
 
-/// What a step returns: loss, norm, new parameters and state.
+/// Runs a step and returns loss, norm, new parameters and state.
 fn run(settings: &[&str]) -> Vec<(String, Literal)> {
     let config = config(settings);
     let weight = |row: usize, place: usize| if (row + place).is_multiple_of(3) { 0.25 } else { 1.0 };
@@ -270,8 +270,8 @@ fn states() {
     assert_eq!(paths, momenta.into_iter().chain(moments).collect());
 }
 
-/// Of stacked layers each device along `fsdp` and `tensor` gets some whole matrices: their elements are sent once there
-/// and once back, by all-to-alls if the number of layers divides. Else every device gathers all.
+/// If layers are stacked, each device along `fsdp` and `tensor` gets some whole matrices: their elements are sent once
+/// there and once back, by all-to-alls if the number of layers divides. Otherwise every device gathers all.
 #[test]
 fn what_muon_gathers() {
     /// Elements of the seven matrices of a layer.
@@ -308,14 +308,15 @@ fn what_muon_gathers() {
 fn z_loss() {
     let config = config(&["mesh.axes=data=1", "target.devices=1", "model.layers=1"]);
     let plain = config.decoder().expect("a model");
-    let with = meshloom::nn::DecoderConfig { z_loss: 0.3, ..plain.clone() };
+    let with = meshloom_nn::DecoderConfig { z_loss: 0.3, ..plain.clone() };
     let params = plain.parameters();
     let specs = (params.map(|_, param| param.spec.clone()), plain.batch_specs(4, 8));
     let own = train_steps::config(MODEL, &["train.batch=4", "mesh.axes=data=1", "target.devices=1"]);
-    let inputs = (meshloom::nn::initialize(&params, 3).unwrap(), batch(&own, |row, place| (row + place) as f32 / 8.0));
+    let inputs =
+        (meshloom::trace::initialize(&params, 3).unwrap(), batch(&own, |row, place| (row + place) as f32 / 8.0));
     let graph = |by_formula: bool| {
         let function = Function::trace("loss", Specs(specs.clone()), |(params, batch)| {
-            meshloom::trace::value_and_grad(params, |params: meshloom::nn::Decoder<Tensor>| match by_formula {
+            meshloom::trace::value_and_grad(params, |params: meshloom_nn::Decoder<Tensor>| match by_formula {
                 false => with.loss(&params, &batch),
                 true => {
                     let logits = plain.logits(&params, batch.tokens, batch.segment_ids, batch.positions);

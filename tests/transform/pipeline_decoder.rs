@@ -34,7 +34,8 @@ fn config(settings: &[&str]) -> RunConfig {
     train_steps::config(MODEL, settings)
 }
 
-/// What a step returns, by path: loss, norm of the gradient, and the moments that say what the gradient was.
+/// Runs a step and returns its results by path: loss, norm of the gradient, and the moments, from which the gradient
+/// follows.
 fn step(config: &RunConfig) -> Vec<(String, Literal)> {
     let weight = |row: usize, place: usize| if (row * config.model.seq + place) % 7 == 3 { 0.0 } else { 1.0 };
     let results = train_steps::run(&config.train_step().unwrap(), config, batch(config, weight), By::Interpreter);
@@ -93,9 +94,9 @@ fn rules_from_a_file() {
     }
 }
 
-/// What MaxText's rules for pipelines with experts (pipeline-large-moe) say, strict: names of one value that want one
-/// axis are no mistake of such a file. Over every pair of its axes, experts and latent attention compute what one
-/// device does.
+/// MaxText's rules for pipelines with experts (pipeline-large-moe) are followed strictly: names of one value that want
+/// one axis are not a mistake in such a file. Over every pair of its axes, experts and latent attention compute what
+/// one device does.
 #[test]
 fn rules_for_large_models_with_experts() {
     const RULES: &str = concat!("rules.file=", env!("CARGO_MANIFEST_DIR"), "/rule_files/large-experts.yml");
@@ -109,7 +110,7 @@ fn rules_for_large_models_with_experts() {
     let deepseek = ["model.family=deepseek", RULES, "rules.strict=true"];
     check(&deepseek, &over(with_tensor, SLIDING), &self::expected(&["model.family=deepseek"]));
 
-    // A table of tokens by its width, which activations have too: each name that stays whole is said once.
+    // A table of tokens by its width, which activations have too: each name that stays whole is reported once.
     let (_, lowered) = config(&[&mixtral[..], &over(with_tensor, SLIDING)].concat()).lower_train_step().unwrap();
     let warnings: Vec<String> = lowered.warnings().collect();
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
@@ -117,7 +118,7 @@ fn rules_for_large_models_with_experts() {
     assert!(warnings[0].contains(said) && warnings[0].contains("published rules may clash"), "{warnings:#?}");
 }
 
-/// The axis over which weights are split at rest is whichever the rules say, at no other result.
+/// The rules decide the axis over which weights are split at rest, and the result is the same.
 #[test]
 fn weights_over_data() {
     let expected = expected(&[]);
@@ -139,7 +140,7 @@ fn remat_of_the_pipeline() {
     }
 }
 
-/// Which activations drop depends on layer, row, position and channel: not on stages, microbatches or schedule.
+/// The activations that drop depend on layer, row, position and channel, not on stages, microbatches or schedule.
 #[test]
 fn dropout() {
     let settings = ["model.dropout=0.3"];

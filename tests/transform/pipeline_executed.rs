@@ -1,13 +1,14 @@
-//! What is executed is what the tables say: the emitted and the compiled program, read as anybody's.
+//! Tests that the emitted and the compiled program execute the tables. The programs are read like those of any other
+//! compiler.
 //!
 //! The analysis of HLO follows each device through branches and loops by its number. It shares no code with the
 //! schedules, nor with the ledger.
 
 use crate::transform::pipelines::{Case, EMBED, HIDDEN, LENGTH};
+use meshloom::analysis::{Amount, Bounds};
+use meshloom::analysis::{DeviceWalk, Devices, ModuleCollective, ModuleCollectives, Together, Via, collectives};
 use meshloom::compile::LowerOptions;
-use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, Together, Via, Walk, collectives};
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::hlo::{Amount, Bounds};
 use meshloom::ops::RematPolicy;
 use meshloom::partition::CollectiveKind;
 use meshloom::transform::pipeline::{Columns, Costs, PipelineOptions, Schedule, Timeline};
@@ -36,12 +37,12 @@ fn cases(mesh: &'static str) -> Vec<Case> {
 
 const EIGHT: Devices = Devices { replicas: 1, partitions: 8 };
 
-/// How often the branches of each conditional in the loop over ticks run; those of one that compilers have cloned, such
-/// as two iterations in one, are not added up.
+/// The executions of the branches of each conditional in the loop over ticks; those of a conditional that compilers
+/// have cloned, such as two iterations in one, are not added up.
 fn branches(module: &HloModuleProto) -> Vec<Vec<Amount>> {
-    let walk = Walk::on(module, EIGHT);
+    let walk = DeviceWalk::of(module, EIGHT);
     let mut found: Vec<((usize, i64), Vec<Amount>)> = Vec::new();
-    for place in walk.places() {
+    for place in walk.walk().places() {
         let Some(caller) = place.caller.filter(|caller| matches!(caller.via, Via::Branch(_))) else { continue };
         let of = (caller.place, caller.instruction.id);
         match found.iter_mut().find(|(known, _)| *known == of) {
@@ -102,7 +103,7 @@ fn skipped_bubbles_do_not_run() {
         let case = Case::new(options, "stage=4,tensor=2");
         let module = case.lowered(LowerOptions::default()).module.decode().expect("a module");
         let found = collectives(&module, EIGHT);
-        // Of the forward pass: one of the product with the second weight.
+        // The forward pass of a layer has one all-reduce, of the product with the second weight.
         let is_layers = |entry: &&ModuleCollective| entry.loop_depth > 0 && !entry.op_name.contains("backward");
         let in_layers: Vec<_> = found.kind(CollectiveKind::AllReduce).filter(is_layers).cloned().collect();
         assert!(in_layers.iter().all(|entry| found.together(entry) == Together::Yes), "{case}: {in_layers:?}");
@@ -130,8 +131,9 @@ fn activations(rows: usize, width: usize) -> f64 {
 }
 
 /// With more microbatches, the memory that the compiled program needs beside its inputs and outputs grows by the items
-/// that a stage holds in addition, and by inputs. What one of each needs follows from 1F1B, in which all else stays.
-/// Compilers share and place other memory as they like, up to three times the activations of an item; held are more.
+/// that a stage holds in addition, and by inputs. The bytes of one item and of one input follow from 1F1B, in which all
+/// else stays. Compilers share and place other memory as they like, up to three times the activations of an item; the
+/// held items are more.
 #[test]
 fn compiled_programs_hold_what_their_tables_say() {
     const ROWS: usize = 128;

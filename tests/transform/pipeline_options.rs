@@ -13,8 +13,7 @@ use meshloom::transform::pipeline::{
 const ROWS: usize = 20;
 const WIDTH: usize = 16;
 
-/// The graph of the gradient of a pipeline's loss, or the error. The loss stands behind the pipeline, or is given to
-/// it.
+/// The graph of the gradient of a pipeline's loss, or the error. The loss comes after the pipeline, or is given to it.
 fn graph(options: &PipelineOptions, with_loss: bool) -> Result<String, String> {
     let leading = options.leading_dims();
     let dims: Vec<usize> = leading.iter().map(|(size, _)| *size).chain([WIDTH, WIDTH]).collect();
@@ -86,7 +85,7 @@ fn every_option_is_followed_or_refused() {
         PipelineOptions { stages: 2, repeats: 5, microbatches: 10, layers_per_stage: 2, ..PipelineOptions::default() };
     let gpipe = PipelineOptions { repeats: 1, schedule: Schedule::Gpipe, ..circular.clone() };
     let in_one_loop = PipelineOptions { schedule: Schedule::OneForwardOneBackward, ..gpipe.clone() };
-    // What changes nothing, because there is nothing that it could change.
+    // These options change nothing, because there is nothing that they could change.
     let of_one_repeat = ["weights: split", "scan_repeats", "costs"];
     let interleaved = PipelineOptions { schedule: Schedule::Interleaved, chunks: 2, ..gpipe.clone() };
     let kept = ["weights: once", "weights: split", "scan_repeats", "keep_gathered"];
@@ -126,7 +125,7 @@ fn uneven(virtual_stages: usize) -> Costs {
     Costs::PerVirtualStage((0..virtual_stages).map(cost).collect())
 }
 
-/// What was found: 1F1B gave GPipe.
+/// A fault that was found: 1F1B gave GPipe.
 #[test]
 fn a_pipeline_without_its_loss_refuses_1f1b() {
     let options = PipelineOptions {

@@ -34,7 +34,7 @@ fn partitioned(lowered: &Lowered) -> &Partitioned {
     lowered.partitioned().expect("a local program")
 }
 
-/// How often collectives of a kind run over `fsdp`.
+/// The executions of collectives of a kind over `fsdp`.
 fn executions(lowered: &Lowered, kind: CollectiveKind) -> u64 {
     let Partitioned { graph, mesh, .. } = partitioned(lowered);
     let ledger = Ledger::of(graph, mesh).kind(kind).over("fsdp");
@@ -99,9 +99,9 @@ fn one_buffer_changes_no_bit_when_compiled() {
     }
 }
 
-/// Of the two matrices of a layer, cut along different dimensions: those of a repeat that are prefetched are gathered
-/// by one collective, and all but the first repeat's gradients, which nothing follows, are reduced by one. What is
-/// needed at once is not held up by the rest.
+/// A layer has two matrices, cut along different dimensions. The prefetched matrices of a repeat are gathered by one
+/// collective. The gradients of each repeat are reduced by one, except for those of the first, which nothing follows. A
+/// matrix that is needed at once is not held up by the rest.
 #[test]
 fn a_repeat_is_one_transfer() {
     for (stages, mesh) in [(2, "stage=2,data=2,fsdp=2"), (4, "stage=4,fsdp=2")] {
@@ -130,8 +130,8 @@ fn a_buffer_has_a_limit() {
     assert_eq!((gathers(two), gathers(two - 1)), (8, 12), "{case}");
 }
 
-/// In the loop over repeats, neither the gather of the next repeat nor the reduction of the one before waits for the
-/// loop over the rest of this one, nor that for them: both can be under way meanwhile.
+/// In the loop over repeats, the gather of the next repeat and the reduction of the one before do not wait for the loop
+/// over the rest of this one, and that loop does not wait for them: both can be under way meanwhile.
 #[test]
 fn transfers_and_microbatches_do_not_wait_for_each_other() {
     let case = Case::new(options(4, 5, WeightPlan::SlidingWindow), "stage=4,fsdp=2");

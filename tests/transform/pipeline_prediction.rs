@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::nn::STREAM;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::sharding::{MeshAxis, Role};
 use meshloom::trace::{TensorSpec, Tree};
 use meshloom::transform::pipeline::{Timeline, WeightPlan};
+use meshloom_nn::STREAM;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::aliases;
+use meshloom_train::run::aliases;
 use support::configs::{self, DECODER};
 
 const MODEL: &[&str] = &[
@@ -41,9 +41,9 @@ const OF_ROWS: [&str; 3] = ["data", "fsdp", "expert"];
 /// Bytes of operands on one device in a step, by kind and mesh axes.
 type Traffic = BTreeMap<(CollectiveKind, Vec<String>), u64>;
 
-/// What a pipeline should move: layers do the same in every iteration, so it follows from the counts of its timeline,
-/// and from how the weights of one repeat and the activations of one iteration are split. Left out are embedding, head,
-/// loss and optimizer, what layers move within themselves, and the rows that each stage gets once.
+/// The traffic that a pipeline should have. Layers do the same in every iteration, so it follows from the counts of its
+/// timeline, and from how the weights of one repeat and the activations of one iteration are split. It leaves out
+/// embedding, head, loss and optimizer, transfers within layers, and the rows that each stage gets once.
 fn expected(config: &RunConfig) -> Traffic {
     let (mesh, rules) = (config.mesh().unwrap(), config.rule_sets().unwrap());
     let options = config.pipeline_options().unwrap().expect("a pipeline");
@@ -91,13 +91,13 @@ fn expected(config: &RunConfig) -> Traffic {
         let of_repeat = bytes / options.repeats as u64;
         let gathers = counts.gathers_forward + counts.gathers_backward;
         add(CollectiveKind::AllGather, &gathered, of_repeat, train.microbatches * gathers);
-        // Sums of gradients have at least 32 bits; those of single iterations are no sums yet.
+        // Sums of gradients have at least 32 bits; those of single iterations are not sums yet.
         let widening = (4 / used.ty.dtype.byte_count()).max(1) as u64;
         let of_sum = if options.weights == WeightPlan::PerIteration { 1 } else { widening };
         let scattered = of_repeat * size(&gathered) * of_sum;
         add(CollectiveKind::ReduceScatter, &gathered, scattered, train.microbatches * counts.scatters);
-        // What splits rows but not the weight: its gradient is summed once, and scattered where the optimizer's state
-        // is split further.
+        // Over axes that split rows but not the weight, its gradient is summed once, and scattered where the
+        // optimizer's state is split further.
         let is_summed = |axis: &MeshAxis| !whole.contains(axis) && !gathered.contains(axis);
         let of_state = part(Role::Optimizer, &used).0;
         let summed = of_stream.iter().copied().filter(is_summed);
@@ -167,8 +167,8 @@ fn check_over(widths: &str, overrides: &[&str]) {
         expect(CollectiveKind::ReduceScatter, widths, outside);
     }
     if size("replica") > 1 {
-        // Embedding, head and the last norm, of which devices along fsdp have parts, but for the norm; gradients of all
-        // are `f32`.
+        // Embedding, head and the last norm: devices along fsdp have parts of all but the norm; gradients of all are
+        // `f32`.
         let tables = outside_elements(&config) / size("fsdp") / size("tensor");
         let sums = 4 * (tables + config.model.embed as u64);
         expect(CollectiveKind::ReduceScatter, "replica", sums);
@@ -187,7 +187,7 @@ fn every_plan() {
     }
 }
 
-/// Of which axis the rules make `fsdp` changes nothing.
+/// The axis that the rules use in the place of `fsdp` changes nothing.
 #[test]
 fn weights_over_data() {
     for weights in ["per-iteration", "gather-once", "bsw", "bsw-split"] {
@@ -270,7 +270,7 @@ fn half_precision() {
     }
 }
 
-/// What is recomputed moves nothing over these axes.
+/// Recomputation moves nothing over these axes.
 #[test]
 fn other_remat() {
     for policy in ["none", "dots"] {

@@ -198,7 +198,8 @@ fn what_is_left_out_is_missed() {
     }
 }
 
-/// Cells of different stages that change places are refused. Those of one stage can be right: then they replay.
+/// Cells of different stages that change places are refused. Cells of one stage that change places can be right: then
+/// they replay.
 #[test]
 fn swapped_cells_are_refused() {
     let mut in_time = 0;
@@ -333,7 +334,7 @@ fn shapes_that_cannot_be() {
     assert!(matches!(Table::searched(&[Shape::new(2, 4)], &costs, f64::NAN), Err(ScheduleError::Cap { .. })));
 }
 
-/// Whatever number of the columns is changed, the replay finds it.
+/// The replay finds a change of any number of the columns.
 #[test]
 fn changed_columns_are_refused() {
     for table in cases("transform changed columns", 2, samples()) {

@@ -1,11 +1,12 @@
-//! What pipelines move: how often, over which axis and how much; what may overlap with what; and the programs as text.
+//! Tests of the traffic of pipelines: how often, over which axis and how much; which transfers may overlap with which
+//! work; and the programs as text.
 
 use std::collections::HashSet;
 
 use crate::transform::pipelines::{Case, EMBED, HIDDEN, LENGTH, PipelineRules};
 use insta::assert_snapshot;
+use meshloom::analysis::Amount;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Partitioned};
-use meshloom::hlo::Amount;
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{Graph, Node, Value};
 use meshloom::ops::{Op, RematPolicy};
@@ -52,8 +53,8 @@ impl Counted for Ledger {
     }
 }
 
-/// Of the two matrices of a layer: gathers and reduce-scatters over `fsdp`, once for each repeat; nothing in the loop
-/// over microbatches but what moves activations from stage to stage.
+/// The two matrices of a layer are gathered and their gradients reduce-scattered over `fsdp`, once for each repeat; the
+/// loop over microbatches has only the transfers of activations from stage to stage.
 #[test]
 fn a_sliding_window_moves_each_weight_once_a_repeat() {
     for weights in [WeightPlan::SlidingWindow, WeightPlan::SplitSlidingWindow] {
@@ -117,8 +118,8 @@ fn check_permutes(case: &Case, ledger: &Ledger) {
     let permutes = ledger.kind(CollectiveKind::CollectivePermute);
     for pass in [permutes.forward(), permutes.backward()] {
         let count = executions(&pass);
-        // What the last iteration hands on, and the first of the backward pass, nobody reads: outside of loops it is
-        // left out.
+        // No stage reads the activations of the last iteration, nor the cotangents of the first one of the backward
+        // pass: outside of loops these transfers are left out.
         let expected = iterations + around;
         assert!(count <= expected && count + 2 >= expected, "{case}: {count} of {expected}\n{ledger}");
         let parts = case.mesh().device_count() / stages;
@@ -199,8 +200,8 @@ const OF_SEQUENCES: PipelineRules = &[
     ("embed", &["ring"]),
 ];
 
-/// What moves over the axis of a plan's weights: gathers forwards and backwards and reduce-scatters, each with how
-/// often it runs and the deepest loop it stands in.
+/// The traffic over the axis of a plan's weights: gathers of the forward and of the backward pass and reduce-scatters,
+/// each with its number of executions and the depth of its deepest loop.
 fn moved_weights(case: &Case, axis: &str) -> [(u64, usize); 3] {
     let ledger = ledger(case);
     let deepest = |moved: &Ledger| moved.iter().into_iter().flatten().map(|moved| moved.loop_depth).max().unwrap_or(0);
@@ -209,7 +210,7 @@ fn moved_weights(case: &Case, axis: &str) -> [(u64, usize); 3] {
     [gathers.forward(), gathers.backward(), scatters].map(|moved| (executions(&moved), deepest(&moved)))
 }
 
-/// Which mesh axes weights are gathered over follows from the rules, by any name: those that split rows too.
+/// The mesh axes over which weights are gathered follow from the rules, by any name: those that also split rows.
 #[test]
 fn any_axis_that_splits_rows_is_gathered_when_the_plan_says() {
     let others = [(OTHER_NAME, "dp"), (DATA, "data"), (OTHER_DIMENSION, "fsdp"), (OF_SEQUENCES, "ring")];
@@ -258,8 +259,8 @@ fn an_axis_that_splits_no_rows_stays() {
 }
 
 /// In one loop, weights are gathered once for both directions. Three permutes an iteration: activations, cotangents,
-/// and both inputs and their cotangents. What is kept of activations is room for 2 S - 1 microbatches, however many
-/// there are.
+/// and both inputs and their cotangents. The activations of at most 2 S - 1 microbatches are kept, however many there
+/// are.
 #[test]
 fn one_forward_one_backward_keeps_few_microbatches() {
     for (stages, microbatches) in [(2, 4), (4, 8), (4, 32)] {
@@ -352,7 +353,7 @@ fn chunks_move_their_weights_once() {
         for (kind, also) in [(CollectiveKind::AllGather, also), (CollectiveKind::ReduceScatter, 0)] {
             assert_eq!(executions(&ledger.kind(kind).over("fsdp")), weights + also, "{case}:\n{ledger}");
         }
-        // What runs in some ticks only is counted by the table: it is no bound.
+        // Collectives that run in some ticks only are counted by the table: the count is exact, not a bound.
         let in_loop = |kind| match ledger.kind(kind).inside_loops().executions().expect("some") {
             Amount::Exactly(count) => count,
             other => panic!("{other} {kind:?}, {case}:\n{ledger}"),
@@ -398,7 +399,7 @@ fn loops_and_gathers(graph: &Graph) -> (Vec<(Node, usize)>, Vec<Node>) {
     for node in graph.nodes() {
         match node.op() {
             Op::Scan(scan) => found.0.push((node.id, scan.length)),
-            // Positions are no weights.
+            // Positions are not weights.
             Op::AllGather(_) if graph.ty(node.result()).dtype.is_float() => found.1.push(node.id),
             _ => {}
         }
@@ -457,8 +458,8 @@ fn gathers_may_overlap_in_a_loop_over_repeats() {
     }
 }
 
-/// Of a gather in two halves, the second waits for the first half of the iterations that it overlaps with; nothing
-/// waits for it.
+/// If a gather is split in two halves, the second waits for the first half of the iterations that it overlaps with;
+/// nothing waits for it.
 #[test]
 fn half_a_gather_waits_for_half_a_repeat() {
     let case = Case::new(options(4, 3, 16, WeightPlan::SplitSlidingWindow), "stage=4,fsdp=2");

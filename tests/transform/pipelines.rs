@@ -5,13 +5,13 @@ use std::fmt;
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::DType::{F32, F64, S32};
 use meshloom::ir::{DType, Graph, Literal, Name};
-use meshloom::nn::dropout;
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Key, Tensor, TensorSpec, Tree, einsum, value_and_grad};
 use meshloom::transform::pipeline::{
     LayerPlace, PipelineInput, PipelineLoss, PipelineOptions, StackedWeights, pipeline_with_loss,
 };
+use meshloom_nn::dropout;
 
 use support::numbers;
 
@@ -50,7 +50,7 @@ meshloom::tree! {
         pub down: T,
     }
 
-    /// What a program takes.
+    /// The inputs of a program.
     pub struct Inputs<T> {
         pub layers: Layer<T>,
         pub head: T,
@@ -60,7 +60,7 @@ meshloom::tree! {
     }
 }
 
-/// What an auxiliary value counts in the loss.
+/// The weight of an auxiliary value in the loss.
 const PENALTY: f64 = 0.1;
 
 /// Loss and gradients.
@@ -72,12 +72,12 @@ pub struct Case {
     /// The rules of every role.
     pub rules: PipelineRules,
     pub options: PipelineOptions,
-    /// Of weights and activations: `F32`, or `F64`.
+    /// The type of weights and activations: `F32`, or `F64`.
     pub dtype: DType,
     /// Rows of a microbatch.
     pub rows: usize,
     pub mesh: String,
-    /// Whether a layer applied to zeros, as in bubbles, is no number.
+    /// Whether a layer applied to zeros, as in bubbles, gives NaN.
     pub poisonous: bool,
     /// Whether hidden values drop out, by layer and microbatch.
     pub dropout: bool,
@@ -114,7 +114,7 @@ pub fn save(names: &[&str]) -> RematPolicy {
 
 impl Case {
     pub fn new(options: PipelineOptions, mesh: &str) -> Case {
-        // As many as the mesh has parts for, but for that of stages: whatever the number of microbatches, for three.
+        // The mesh has parts for so many rows. With three stages, so many rows fit any number of microbatches.
         let uneven = options.stages == 3 && !options.microbatches.is_multiple_of(3);
         let rows = if uneven { 24 } else { 8 };
         Case { rules: RULES, options, dtype: F32, rows, mesh: mesh.to_owned(), poisonous: false, dropout: false }

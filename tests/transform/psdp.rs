@@ -14,7 +14,7 @@ use meshloom::passes::CollectiveLimits;
 use meshloom::sharding::Role;
 use meshloom::trace::{Param, Tree};
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::TrainStep;
+use meshloom_train::run::TrainStep;
 use support::cases::cases;
 
 const MODEL: &str = r#"
@@ -47,8 +47,9 @@ fn train_step(config: &RunConfig) -> TrainStep {
     step
 }
 
-/// What a step returns, by path: loss, norm of the gradient, new parameters and moments. Some tokens count less than
-/// others, some not at all, and some rows hardly: a mean of the means of microbatches is far from the mean.
+/// Runs a step and returns its results by path: loss, norm of the gradient, new parameters and moments. Some tokens
+/// count less than others, some not at all, and some rows hardly: a mean of the means of microbatches is far from the
+/// mean.
 fn run(config: &RunConfig, by: By) -> Vec<(String, Literal)> {
     let weight = |row: usize, place: usize| match (row, place) {
         (row, place) if row % 3 == 1 && place > 0 => 0.0,
@@ -153,7 +154,7 @@ const SEED: [&str; 3] = [
 /// Collectives of some kind over `replica`: number, and operand bytes.
 type Crossing = BTreeMap<(CollectiveKind, String), (usize, u64)>;
 
-/// What crosses `replica`, one collective a tensor; it must be outside all loops.
+/// Returns the collectives that cross `replica`, one for each tensor; they must be outside of all loops.
 fn crossing(ledger: &Ledger) -> Crossing {
     let mut found = Crossing::new();
     for entry in ledger.over("replica").iter().expect("there is such an axis") {
@@ -221,7 +222,8 @@ fn crosses_once() {
     }
 }
 
-/// Also around a pipeline and with tensor parallelism; loops of stages and layers are inside the one of microbatches.
+/// Each tensor crosses once also around a pipeline and with tensor parallelism; loops of stages and layers are inside
+/// the one of microbatches.
 #[test]
 fn crosses_once_with_other_axes() {
     let pipeline = ["mesh.axes=replica=2,stage=2,fsdp=2", "pipeline.repeats=1", "pipeline.microbatches=2"];

@@ -6,7 +6,7 @@ use meshloom::ir::Literal;
 use meshloom::partition::CollectiveKind;
 use meshloom::passes::CollectiveLimits;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::TrainStep;
+use meshloom_train::run::TrainStep;
 use support::cases::cases;
 
 const WIDTH: u64 = 16;
@@ -41,12 +41,12 @@ fn config(settings: &[&str]) -> RunConfig {
 
 fn train_step(config: &RunConfig) -> TrainStep {
     let mut step = config.train_step().expect("a step");
-    // Else a first step is the sign of the gradient.
+    // Otherwise a first step would be the sign of the gradient.
     step.optimizer.adamw_mut().epsilon = 1e-2;
     step
 }
 
-/// What a step returns, by path. Some tokens count less than others.
+/// Runs a step and returns its results by path. Some tokens count less than others.
 fn run(settings: &[&str]) -> Vec<(String, Literal)> {
     let config = config(settings);
     let weight = |row: usize, place: usize| if row % 3 == 1 { 0.25 } else { [1.0, 0.5][place % 2] };

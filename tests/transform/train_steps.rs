@@ -2,11 +2,11 @@
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::Literal;
-use meshloom::nn::Batch;
 use meshloom::passes::CollectiveLimits;
 use meshloom::trace::Tree;
+use meshloom_nn::Batch;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::{StepInput, TrainStep};
+use meshloom_train::run::{StepInput, TrainStep};
 
 use support::anchored::{run_compiled, run_lowered};
 use support::eight_devices::relative_error;
@@ -48,16 +48,16 @@ pub fn lowered(step: &TrainStep, config: &RunConfig, limits: CollectiveLimits) -
     lower(function.graph(), &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// How a step is run.
+/// The backend that runs a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum By {
     /// The interpreter, which is faster than compiling.
     Interpreter,
-    /// By the CPU plugin, on eight devices.
+    /// The CPU plugin, on eight devices.
     Plugin,
 }
 
-/// What the first step returns on a batch, by path.
+/// Runs the first step on a batch and returns its results by path.
 pub fn run(step: &TrainStep, config: &RunConfig, batch: Batch<Literal>, by: By) -> Vec<(String, Literal)> {
     let inputs = StepInput { state: step.initialize(7).unwrap(), batch }.leaves();
     let lowered = lowered(step, config, CollectiveLimits::default());

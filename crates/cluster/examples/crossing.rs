@@ -1,22 +1,22 @@
-//! Every collective between the processes that mpiexec has started, of two devices each, called by a compiled program:
-//! of several element types, within a process, across and mixed. `crossing LIBRARY_OF_MPI`; `MESHLOOM_CPU_PLUGIN` names
-//! the plugin.
+//! Runs every collective between the processes that mpiexec has started, with two devices each, from a compiled
+//! program: for several element types, within a process, across processes and mixed. Usage: `crossing LIBRARY_OF_MPI`;
+//! `MESHLOOM_CPU_PLUGIN` names the plugin.
 use std::path::Path;
 use std::time::Instant;
 
+use meshloom_cluster::mpi::World;
 use meshloom_cluster::{Crossing, Links};
 use meshloom_hlo::crossing::{self, Combine, CrossingKind};
 use meshloom_hlo::parse::parse;
-use meshloom_hlo::{DType, Literal, TensorType};
-use meshloom_mpi::World;
-use meshloom_pjrt::{Buffer, Client, ClientOptions, CompileOptions, ExecuteOptions, PlatformKind, Plugin};
+use meshloom_hlo::{DType, Literal, PlatformKind, TensorType};
+use meshloom_pjrt::{Buffer, Client, ClientOptions, CompileOptions, ExecuteOptions, Plugin};
 use prost::Message;
 
 const DEVICES: usize = 2;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// A program of two collectives between processes, one after the other, and a sum within each process.
+/// Makes a program of two collectives between processes, one after the other, and a sum within each process.
 fn module(crossing: &crossing::Crossing, input: &str, output: &str) -> Result<Vec<u8>, Failure> {
     let (target, config) = (crossing::TARGET, crossing.backend_config());
     let ready = crossing::Crossing { kind: CrossingKind::AllReduce(Combine::Add), ..crossing.clone() }.backend_config();
@@ -52,13 +52,13 @@ struct Processes {
 }
 
 impl Processes {
-    /// Runs a collective over some axes of a mesh of `processes x 2` twenty times, and compares.
+    /// Runs a collective over some axes of a mesh of `processes x 2` twenty times, and compares the results.
     fn check(&self, kind: &CrossingKind, axes: &[usize], dtype: DType) -> Result<(), Failure> {
         let (rank, size) = (self.rank, self.size);
         let crossing =
             crossing::Crossing { kind: kind.clone(), axes: axes.to_vec(), mesh: vec![size, DEVICES], processes: size };
         let members = crossing.group(0).0.len();
-        // What is exact in every type, whatever is added or multiplied: a power of 2 here and there, else 0 and 1.
+        // The values are 0 and 1, whose sums and products are exact in every type.
         let value = |device: usize, at: usize| f64::from(u8::from((device * 5 + at * 3).is_multiple_of(4)));
         let dims: &[usize] = &[members, 3];
         let count = members * 3;
@@ -152,7 +152,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Seconds of an all-reduce of 2 MiB for each device.
+    /// Returns the seconds of an all-reduce of 2 MiB for each device.
     fn time(&self) -> Result<f64, Failure> {
         let crossing = crossing::Crossing {
             kind: CrossingKind::AllReduce(Combine::Add),

@@ -13,21 +13,21 @@ use rcgen::{
 };
 use time::{Duration, OffsetDateTime};
 
-/// Why certificates were not made.
+/// The reason why certificates were not made.
 #[derive(thiserror::Error)]
 pub enum CertificateError {
-    /// The folder has something already.
+    /// The folder is not empty.
     #[error("{} is not empty, and nothing in it is replaced: name another folder", .folder.display())]
     Exists {
         /// The folder.
         folder: PathBuf,
     },
-    /// A host is no host.
+    /// A host is neither a host name nor an IP address.
     #[error("--host {host:?} is neither a host name nor an IP address: {reason}")]
     Host {
-        /// What was given.
+        /// The text that was given.
         host: String,
-        /// What is wrong with it.
+        /// The reason why it is no host.
         reason: String,
     },
     /// A file cannot be written.
@@ -35,24 +35,24 @@ pub enum CertificateError {
     Write {
         /// The file or folder.
         path: PathBuf,
-        /// What the system says.
+        /// The system's reason.
         source: io::Error,
     },
-    /// The library makes none.
+    /// The certificate library reports an error.
     #[error("no certificate can be made: {0}")]
     Make(#[from] rcgen::Error),
 }
 
 meshloom_hlo::debug_is_message!(CertificateError);
 
-/// The hosts, where none are named.
+/// The hosts that the certificate names when the user names none.
 const THIS_HOST: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
-/// Writes the authority's certificate and key, and those of the run, into a folder that nobody else can read. Returns
-/// what to do with them.
+/// Writes the authority's certificate and key, and those of the run, into a folder that only this user can read.
+/// Returns advice on their use.
 ///
 /// # Errors
-/// The folder has files; it cannot be written to; a host is none.
+/// The folder has files or cannot be written to, or a host is neither a host name nor an IP address.
 pub fn make(flags: &CertificateFlags) -> Result<String, CertificateError> {
     let hosts = match &flags.host[..] {
         [] => THIS_HOST.map(str::to_owned).to_vec(),
@@ -72,7 +72,7 @@ pub fn make(flags: &CertificateFlags) -> Result<String, CertificateError> {
         run.subject_alt_names.extend(parsed.subject_alt_names);
     }
     let now = OffsetDateTime::now_utc();
-    // Clocks of hosts differ.
+    // The clocks of hosts differ, so the certificates are valid from an hour ago.
     let (from, to) = (now - Duration::hours(1), now + Duration::days(flags.days.into()));
     let mut authority = CertificateParams::default();
     authority.distinguished_name.push(DnType::CommonName, "meshloom authority of a run");
@@ -80,7 +80,7 @@ pub fn make(flags: &CertificateFlags) -> Result<String, CertificateError> {
     authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     run.distinguished_name.push(DnType::CommonName, "meshloom run");
     run.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    // A host answers others, and asks them.
+    // Each host both answers other hosts and connects to them.
     run.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
     run.use_authority_key_identifier_extension = true;
     for certificate in [&mut authority, &mut run] {
@@ -119,14 +119,14 @@ fn make_folder(folder: &Path) -> Result<(), CertificateError> {
     }
 }
 
-/// What to do with the files.
+/// Returns advice on the use of the files.
 fn advice(folder: &Path, hosts: &[String], days: u32) -> String {
     let file = |name: &str| quoted(&folder.join(name).to_string_lossy());
     let [authority, certificate, key] = ["ca.pem", "run.pem", "run.key"].map(file);
     let first = hosts.first().map_or("localhost", String::as_str);
     let url =
         |host: &str| if host.contains(':') { format!("https://[{host}]:2379") } else { format!("https://{host}:2379") };
-    // etcd listens at addresses, not at names.
+    // etcd listens at addresses, not at host names.
     let listen = match first {
         "localhost" => url("127.0.0.1"),
         address if address.parse::<IpAddr>().is_ok() => url(address),
@@ -153,7 +153,7 @@ fn advice(folder: &Path, hosts: &[String], days: u32) -> String {
     text
 }
 
-/// A word of a command line.
+/// Quotes a word for a command line where that is needed.
 fn quoted(word: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+=:@%".contains(letter);
     if !word.is_empty() && word.chars().all(is_plain) {

@@ -1,13 +1,13 @@
-//! Sums and the like of two operands, element by element, of every type that devices reduce.
+//! Sums and other combinations of two operands, element by element, for every type that devices reduce.
 
 use half::{bf16, f16};
 use meshloom_hlo::crossing::Combine;
 use meshloom_hlo::proto::PrimitiveType;
 
-/// Adds the second operand to the first.
+/// A function that combines the second operand into the first.
 pub(crate) type Combining = fn(Combine, &mut [u8], &[u8]);
 
-/// How elements of a type are combined, and the bytes of one; none of a type that nothing is known of.
+/// Returns the function that combines elements of a type, and the bytes of one element; `None` for an unknown type.
 pub(crate) fn of_type(element_type: i32) -> Option<(Combining, usize)> {
     use PrimitiveType as P;
     Some(match PrimitiveType::try_from(element_type).ok()? {
@@ -28,7 +28,7 @@ pub(crate) fn of_type(element_type: i32) -> Option<(Combining, usize)> {
     })
 }
 
-/// An element that is combined.
+/// An element type that can be combined.
 trait Element<const N: usize>: Copy {
     fn read(bytes: [u8; N]) -> Self;
     fn write(self) -> [u8; N];
@@ -81,7 +81,7 @@ macro_rules! floats {
                     _ if other.is_nan() => other,
                     Combine::Maximum if self < other => other,
                     Combine::Minimum if self > other => other,
-                    // Floats have no `and` and `or`: HLO refuses them.
+                    // Floats have no `and` and `or`; HLO refuses them.
                     Combine::Maximum | Combine::Minimum | Combine::And | Combine::Or => self,
                 }
             }

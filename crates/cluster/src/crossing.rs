@@ -1,12 +1,13 @@
-//! Collectives whose groups cross processes, on CPU plugins, which have none: each is a custom call onto MPI.
+//! Collectives whose groups cross processes. CPU plugins have none, so each is a custom call that uses MPI.
 //!
-//! What a call does is written in it ([`crossing`]), so nothing is registered for a program. Calls of one device must
-//! not overtake each other, or two processes could wait for one another: whoever emits them chains them. Devices of a
-//! process do not wait for each other: the tag of a message says between which of its sender's and receiver's devices
-//! it goes.
+//! The call itself says what it does ([`crossing`]), so nothing is registered for a program. Calls of one device must
+//! not overtake each other, or two processes could wait for one another; the emitter chains them. Devices of a process
+//! do not wait for each other: the tag of a message names the two devices, of the sender and the receiver, that it
+//! travels between.
 //!
-//! A call goes on in a thread of its device's here, while the plugin's threads compute, and wait for each other in
-//! collectives within the process. If it held one of these, that one could not begin what others wait for.
+//! A call runs here, in a thread of its device. Meanwhile the plugin's threads compute, and wait for each other in
+//! collectives within the process. A call that held one of these threads could keep such a collective from beginning,
+//! while other devices wait for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -15,21 +16,21 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use meshloom_hlo::crossing::{self, Combine, CrossingKind};
-use meshloom_mpi::{Incoming, MpiError, Outgoing, World};
 use meshloom_pjrt::{CallFailure, CallOperand, CallResult, ErrorCode, ForeignCall, ForeignFunction};
 
 use crate::combine::of_type;
+use crate::mpi::{Incoming, MpiError, Outgoing, World};
 
-/// What says, of a call that has waited so long, why more of that is in vain; nothing while it is not.
+/// A function that returns why a call that has waited for the given time should fail, or `None` if it should go on.
 pub type GiveUp = Box<dyn Fn(Duration) -> Option<String> + Send + Sync>;
 
-/// A call, and what it is of.
+/// A call, its collective, the number of its device, and the processes that it reaches.
 type Job = (ForeignCall, crossing::Crossing, usize, Arc<Links>);
 
-/// How long the loss of a process may take to be known after MPI has failed.
+/// The longest time between a failure in MPI and the news that a process was lost.
 const EXPLAINED_WITHIN: Duration = Duration::from_secs(15);
 
-/// The processes that collectives cross to.
+/// The processes that collectives reach.
 pub struct Links {
     world: World,
     give_up: GiveUp,
@@ -39,23 +40,23 @@ pub struct Links {
     buffers: Arc<Buffers>,
 }
 
-/// Buffers that are kept between calls: what is sent and received is MPI's until the exchange is over, and the memory
-/// of an operand or a result goes with its call.
+/// Buffers that are kept between calls. MPI owns the bytes that it sends and receives until the exchange is over, while
+/// the memory of an operand or a result goes with its call.
 #[derive(Debug, Default)]
 struct Buffers(Mutex<Vec<Vec<u8>>>);
 
-/// A buffer that is kept again when nobody has it any more.
+/// A buffer that returns to the kept buffers when its last user drops it.
 struct Lent {
     bytes: Vec<u8>,
     buffers: Arc<Buffers>,
 }
 
 impl Buffers {
-    /// One of this length, with whatever is in it.
+    /// Returns a buffer of this length, with arbitrary contents.
     fn take(&self, length: usize) -> Vec<u8> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // The smallest that is large enough; else the smallest makes place for it. So there are no more than were in
-        // use at once, of the sizes that are asked for.
+        // Take the smallest buffer that is large enough. If there is none, drop the smallest to make room for a new
+        // one. So no more buffers are kept than were in use at once, in the sizes that calls ask for.
         let fitting = kept.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= length);
         let fitting = fitting.min_by_key(|(_, buffer)| buffer.capacity()).map(|(at, _)| at);
         let smallest = || kept.iter().enumerate().min_by_key(|(_, buffer)| buffer.capacity()).map(|(at, _)| at);
@@ -72,7 +73,7 @@ impl Buffers {
         buffer
     }
 
-    /// Has a buffer of its kept ones come back when the last that has a part of it is done.
+    /// Lends a buffer: it is kept again when the last part of it is dropped.
     fn lend(self: &Arc<Self>, bytes: Vec<u8>) -> Bytes {
         Bytes::from_owner(Lent { bytes, buffers: self.clone() })
     }
@@ -99,8 +100,8 @@ impl Drop for Lent {
 static LINKS: RwLock<Option<Arc<Links>>> = RwLock::new(None);
 
 impl Links {
-    /// Has all programs of this process cross to the processes of a world, until the value is dropped. While a call
-    /// waits for another process, it asks `give_up` from time to time, and fails with what that says.
+    /// Connects all programs of this process to the processes of a world, until the value is dropped. While a call
+    /// waits for another process, it asks `give_up` from time to time, and fails with the reason that it returns.
     pub fn connect(world: World, give_up: GiveUp) -> Arc<Links> {
         let (sent, threads, buffers) = (AtomicU64::new(0), Mutex::default(), Arc::default());
         let links = Arc::new(Links { world, give_up, sent, threads, buffers });
@@ -108,7 +109,8 @@ impl Links {
         links
     }
 
-    /// Ends that: no program that crosses runs any more. MPI is finalized with the last handle.
+    /// Disconnects. No program with collectives across processes may run any more. MPI is finalized with the last
+    /// handle.
     pub fn disconnect() {
         *LINKS.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -118,13 +120,13 @@ impl Links {
         &self.world
     }
 
-    /// Bytes that collectives of this process have sent to others so far.
+    /// The number of bytes that collectives of this process have sent to other processes so far.
     pub fn sent_bytes(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Where a call of MPI fails, another process may be gone, which MPI does not name: whoever watches knows it when
-    /// its lease has ended.
+    /// Explains a failed call of MPI. The cause may be the loss of another process, which MPI does not name; `give_up`
+    /// knows it once the lease of that process has ended.
     fn explained(&self, error: MpiError) -> MpiError {
         let MpiError::Call { call, reason } = &error else { return error };
         let start = Instant::now();
@@ -137,7 +139,7 @@ impl Links {
         error
     }
 
-    /// Has a device's thread do a call.
+    /// Hands a call to the thread of its device.
     fn hand_on(self: Arc<Self>, call: ForeignCall, crossing: crossing::Crossing, device: usize) {
         let place = device % crossing.devices().max(1);
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -173,7 +175,7 @@ struct Group<'a> {
     links: &'a Links,
     members: Vec<usize>,
     rank: usize,
-    /// Devices of each process.
+    /// The number of devices of each process.
     devices: usize,
 }
 
@@ -181,11 +183,12 @@ impl Group<'_> {
     /// The tag of messages from one member to another.
     fn tag(&self, from: usize, to: usize) -> u16 {
         let place = |rank: usize| self.members[rank] % self.devices;
-        // There are fewer devices in a process than make this more than MPI has.
+        // MPI allows more tags than there are pairs of devices.
         u16::try_from(place(from) * self.devices + place(to)).unwrap_or(u16::MAX)
     }
 
-    /// Sends to members, and receives from members so many bytes; ranks, and what is sent or received.
+    /// Sends bytes to members and receives bytes from members. Each pair has a rank, and the bytes to send or the
+    /// number of bytes to receive.
     fn exchange(&self, outgoing: Vec<(usize, Bytes)>, incoming: Vec<(usize, usize)>) -> Result<Vec<Bytes>, MpiError> {
         let own = self.members[self.rank] / self.devices;
         let process = |rank: usize| self.members[rank] / self.devices;
@@ -212,35 +215,36 @@ impl Group<'_> {
 
     fn others(&self) -> impl Iterator<Item = usize> {
         let (rank, size) = (self.rank, self.members.len());
-        // Each begins with the one behind it, so that not all send to the same.
+        // Each member begins with the next rank, so that not all send to the same one.
         (1..size).map(move |distance| (rank + distance) % size)
     }
 
-    /// Every member's part to all, one after the other in `output`.
+    /// Sends every member's part to all; `output` has the parts one after the other.
     fn all_gather(&self, input: &[u8], output: &mut [u8]) -> Result<(), MpiError> {
         let input = self.links.buffers.copy(input);
         write_parts(&self.exchange_parts(|_| input.clone())?, output);
         Ok(())
     }
 
-    /// Part `r` of the input to rank `r`.
+    /// Sends part `r` of the input to rank `r`.
     fn all_to_all(&self, input: &[u8], output: &mut [u8]) -> Result<(), MpiError> {
         write_parts(&self.parts_for_this(&self.links.buffers.copy(input))?, output);
         Ok(())
     }
 
-    /// Part `r` of the input to rank `r`; what all have for this one, by their ranks.
+    /// Sends part `r` of the input to rank `r`. Returns the parts of all members for this one, by rank.
     fn parts_for_this(&self, input: &Bytes) -> Result<Vec<Bytes>, MpiError> {
         let length = input.len() / self.members.len();
         self.exchange_parts(|rank| input.slice(rank * length..(rank + 1) * length))
     }
 
-    /// To each member the part for it, and from each one as long as that; by the ranks, with this one's own.
+    /// Sends each member the part for it, and receives a part of the same length from each. Returns them by rank, with
+    /// this member's own.
     fn exchange_parts(&self, part: impl Fn(usize) -> Bytes) -> Result<Vec<Bytes>, MpiError> {
         let mut parts: Vec<Bytes> = (0..self.members.len()).map(part).collect();
         let length = parts[self.rank].len();
         if length == 0 {
-            // Nobody has anything to send.
+            // All parts are empty.
             return Ok(parts);
         }
         let outgoing = self.others().map(|to| (to, std::mem::take(&mut parts[to]))).collect();
@@ -249,7 +253,8 @@ impl Group<'_> {
         Ok(parts)
     }
 
-    /// The parts of all for this rank, combined in the order of the ranks: it is the same sum whoever makes it.
+    /// Combines the parts of all members for this rank. They are combined in the order of the ranks, so the sum is the
+    /// same on every member.
     fn reduce_scatter(
         &self,
         input: &Bytes,
@@ -260,8 +265,9 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// Two members, or many that have little, send all that they have. Others send parts, which are combined and sent
-    /// again: `2 (n - 1) / n` of the operand from each. `width` is the bytes of an element.
+    /// Two members, or many members with little data, send their whole operands. Otherwise members send parts, combine
+    /// them and send the results: `2 (n - 1) / n` of the operand from each. `width` is the number of bytes of an
+    /// element.
     fn all_reduce(
         &self,
         input: &[u8],
@@ -302,7 +308,7 @@ impl Group<'_> {
     }
 }
 
-/// Writes parts one after the other, as far as there is room for them.
+/// Writes parts one after the other, as far as they fit.
 fn write_parts(parts: &[Bytes], mut output: &mut [u8]) {
     for part in parts {
         let (place, rest) = output.split_at_mut(part.len().min(output.len()));
@@ -334,7 +340,8 @@ impl ForeignFunction for Crossing {
 }
 
 impl Crossing {
-    /// What a call is, the number of its device, and where it goes. The number is passed on.
+    /// Reads a call: its collective, the number of its device, and the processes that it reaches. The device number is
+    /// passed on.
     fn read(call: &mut ForeignCall) -> Result<(crossing::Crossing, usize, Arc<Links>), CallFailure> {
         let text = call.attribute(crossing::ATTRIBUTE);
         let text = text.ok_or_else(|| invalid("it does not say which collective it is".to_owned()))?;
@@ -362,7 +369,7 @@ impl Crossing {
     }
 }
 
-/// Does a call, in the thread of its device.
+/// Runs a call in the thread of its device.
 fn work(mut call: ForeignCall, crossing: &crossing::Crossing, device: usize, links: Arc<Links>) {
     let (members, rank) = crossing.group(device);
     let group = Group { links: &links, members, rank, devices: crossing.devices() };
@@ -370,7 +377,7 @@ fn work(mut call: ForeignCall, crossing: &crossing::Crossing, device: usize, lin
     let count = operands.len().saturating_sub(1);
     let mut pairs = operands.into_iter().zip(results).take(count);
     let done = pairs.try_for_each(|(operand, result)| run(&group, &crossing.kind, operand, result));
-    // Whoever learns that the call is over may leave, and MPI is finalized by the thread of the last handle.
+    // Once the call is finished its process may leave. The links go first, so that this thread does not finalize MPI.
     drop(links);
     call.finish(done);
 }

@@ -1,9 +1,9 @@
-//! The step after which all processes end when one asks for it.
+//! The agreement on the step after which all processes end, when one of them asks for it.
 //!
-//! Processes begin the same calls in the same order, but not at the same time, and one that waits in a collective needs
-//! the others to begin theirs. So each process, when it learns of the wish, begins nothing more until it has written
-//! which call it has begun last, and has read that of all others. The run ends before the first call that none has
-//! begun. A thread does that, because the process itself may wait in a call.
+//! Processes begin the same calls in the same order, but not at the same time. A process that waits in a collective
+//! needs the others to begin theirs. So a process that learns of the request begins no further call until it has
+//! written which call it has begun last, and has read the same of all others. The run ends before the first call that
+//! no process has begun. A thread does this, because the process itself may wait in a call.
 //!
 //! | key | written by | says |
 //! |---|---|---|
@@ -13,11 +13,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use meshloom_store::{Store, StoreError};
+use crate::store::{Store, StoreError};
 
 const ASKED: &str = "ending/asked";
 
-/// How long to wait until the store is asked again.
+/// The time after which the store is asked again.
 const AT_MOST: Duration = Duration::from_secs(10);
 
 /// The part of the agreement on the last step that this process knows.
@@ -28,7 +28,7 @@ pub(crate) struct Ending(Arc<Shared>);
 struct Progress {
     /// The steps that were done before the last call that has begun.
     begun: i64,
-    /// The largest such number of all processes, and why they end.
+    /// The largest such number of all processes, and the reason why they end.
     decided: Option<Result<(i64, String), StoreError>>,
     stopped: bool,
 }
@@ -49,7 +49,7 @@ impl Shared {
 }
 
 impl Ending {
-    /// Begins to wait for a wish. `patience` is how long others may take to answer it.
+    /// Begins to wait for a request. `patience` is the time that other processes may take to answer it.
     pub(crate) fn start(store: Arc<Store>, place: (usize, usize), patience: Duration) -> Ending {
         let ending = Ending::default();
         let shared = ending.0.clone();
@@ -68,7 +68,7 @@ impl Ending {
         }
     }
 
-    /// Why all end after so many steps; else the next call begins.
+    /// Returns why all processes end after `done` steps; `None` if the next call begins.
     pub(crate) fn after(&self, done: u64) -> Result<Option<String>, StoreError> {
         let done = i64::try_from(done).unwrap_or(i64::MAX);
         let mut progress = self.0.lock();
@@ -93,7 +93,7 @@ fn wait_for_wish(store: &Store, shared: &Shared, (number, count): (usize, usize)
         match store.get(ASKED, AT_MOST) {
             Ok(why) => break String::from_utf8_lossy(&why).into_owned(),
             Err(StoreError::DeadlineExceeded { .. }) => {}
-            // The watch finds out whether the store is gone for good.
+            // The watch finds out whether the store is lost.
             Err(error) => {
                 tracing::debug!("{error}");
                 std::thread::sleep(Duration::from_secs(1));
@@ -103,7 +103,7 @@ fn wait_for_wish(store: &Store, shared: &Shared, (number, count): (usize, usize)
             return;
         }
     };
-    // Held until all have answered: nothing begins meanwhile.
+    // The lock is held until all have answered, so that no call begins meanwhile.
     let mut progress = shared.lock();
     let key = |process: usize| format!("ending/begun/{process}");
     let decide = || {

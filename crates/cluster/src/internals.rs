@@ -1,4 +1,4 @@
-//! Parts of the crate that the project's own tests look at one by one. Nothing here is for users, and any version may
+//! Parts of the crate that the project's own tests use one by one. Nothing here is for users, and any version may
 //! change or remove it.
 
 pub use crate::network::{check_hosts, variables};

@@ -6,24 +6,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use meshloom_mpi::{Incoming, MpiError, Outgoing, World};
-use meshloom_store::{
-    LaunchError, Launched, Launcher, OwnEnvironment, Server, Store, StoreError, StoreOptions, Tls, User,
-};
 
 use crate::crossing::Links;
 use crate::ending::Ending;
+use crate::error::JoinError;
+use crate::launch::{Launched, Launcher, OwnEnvironment};
+use crate::mpi::{Incoming, Outgoing, World};
 use crate::network::{bind_listeners, check_hosts, hosts_of_launcher, this_host};
 use crate::pmi::Questions;
 use crate::programs::{etcd_program, mpi_library};
+use crate::store::{Server, Store, StoreOptions, Tls, User};
 use crate::watch::Watch;
 
-/// How processes find each other.
+/// The options by which processes find each other.
 #[derive(Clone, Debug)]
 pub struct JoinOptions {
-    /// The number of this process and how many there are; none: what the launcher says.
+    /// The number of this process and the number of processes. `None` means the launcher's.
     pub place: Option<(usize, usize)>,
-    /// The address of the etcd; none: that of the environment (`MESHLOOM_STORE`), or one that process 0 starts.
+    /// The address of the etcd. `None` means the address in the environment (`MESHLOOM_STORE`), or that of an etcd
+    /// which process 0 starts.
     pub store: Option<String>,
     /// Certificates for `https`.
     pub tls: Option<Tls>,
@@ -31,22 +32,22 @@ pub struct JoinOptions {
     pub user: Option<User>,
     /// Whether the user's password may travel in clear.
     pub insecure: bool,
-    /// The network interface of this host to which MPI and NCCL listen, in whose network everybody is trusted; none:
-    /// loopback, and all processes are on one host.
+    /// The network interface of this host at which MPI and NCCL listen; everybody in its network is trusted. `None`
+    /// means loopback, and all processes are on one host.
     pub trusted_network: Option<String>,
-    /// The name of the job, by which its keys are told from those of others; none: what the launcher says.
+    /// The name of the job, which tells its keys from those of other jobs. `None` means the launcher's.
     pub job: Option<String>,
-    /// Number of the start, where a job is started again under its name.
+    /// The number of the start, if a job is started again under its name.
     pub attempt: u64,
-    /// How long the others may take to come.
+    /// The time within which the others must join.
     pub limit: Duration,
-    /// How long a process may give no sign of life before the others take it for dead.
+    /// The time without a sign of life after which the others take a process for dead.
     pub lease: Duration,
-    /// How long a process that is alive may keep others waiting, in a collective or where they meet.
+    /// The longest time that a live process may keep the others waiting, in a collective or at a barrier.
     pub patience: Duration,
-    /// Whether collectives between processes go by MPI: on CPUs, whose plugins have none.
+    /// Whether collectives between processes use MPI. They do on CPUs, whose plugins have none of their own.
     pub mpi: bool,
-    /// Whether process 0 starts an etcd where none is there yet: one that ends with it.
+    /// Whether process 0 starts an etcd if none answers. Its etcd ends with it.
     pub starts_store: bool,
 }
 
@@ -70,88 +71,6 @@ impl Default for JoinOptions {
     }
 }
 
-/// Why a process is no part of a run, or no longer.
-#[derive(thiserror::Error)]
-pub enum JoinError {
-    /// What the launcher has left cannot be used.
-    #[error(transparent)]
-    Launch(#[from] LaunchError),
-    /// The store says so.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// MPI says so.
-    #[error(transparent)]
-    Mpi(#[from] MpiError),
-    /// A program that is needed cannot be had.
-    #[error(transparent)]
-    Program(#[from] crate::programs::ProgramError),
-    /// It is not known where the store is.
-    #[error(
-        "the processes need a store to find each other, and {launcher} does not say where one is; give --store http://HOST:PORT of an etcd, or set MESHLOOM_STORE"
-    )]
-    NoStore {
-        /// Who has started the process.
-        launcher: String,
-    },
-    /// MPI's launcher and the flags differ.
-    #[error("this is process {number} of {count}, but by MPI {rank} of {size}: start the processes as one job")]
-    Ranks {
-        /// Its number.
-        number: usize,
-        /// How many there should be.
-        count: usize,
-        /// Its rank.
-        rank: usize,
-        /// How many MPI has.
-        size: usize,
-    },
-    /// Processes do not have the same.
-    #[error("{what} differs between processes: {first} on process 0, {other} on process {process}; {advice}")]
-    Differs {
-        /// What should be the same.
-        what: String,
-        /// What process 0 has.
-        first: String,
-        /// What another has.
-        other: String,
-        /// That one.
-        process: usize,
-        /// What to do.
-        advice: String,
-    },
-    /// An interface is not there.
-    #[error("--trusted-network {name}: this host has no such network interface; it has {there}")]
-    Interface {
-        /// What was named.
-        name: String,
-        /// Those that are there.
-        there: String,
-    },
-    /// What carries collectives would be open to a network.
-    #[error(
-        "the processes are on {hosts} hosts, and MPI, NCCL and libtpu listen on the network between them without asking \
-         who connects: give --trusted-network INTERFACE, the interface of a network in which everybody is trusted"
-    )]
-    Untrusted {
-        /// How many hosts there are.
-        hosts: usize,
-    },
-    /// The folder of an etcd cannot be made.
-    #[error("no folder for the data of the etcd of this run: {reason}")]
-    Folder {
-        /// What the system says.
-        reason: String,
-    },
-    /// MPI cannot be answered.
-    #[error("no way to tell MPI who is there: {reason}")]
-    Socket {
-        /// What the system says.
-        reason: String,
-    },
-}
-
-meshloom_hlo::debug_is_message!(JoinError);
-
 /// This process as part of a run of several.
 #[derive(Debug)]
 pub struct Member {
@@ -162,7 +81,7 @@ pub struct Member {
     links: Mutex<Option<Arc<Links>>>,
     store: Arc<Store>,
     patience: Duration,
-    /// After all that needs it.
+    /// The server is dropped last, because the other fields need it.
     server: Option<OwnServer>,
 }
 
@@ -173,20 +92,20 @@ struct OwnServer {
     _folder: tempfile::TempDir,
 }
 
-/// How long an etcd of this process's own waits for the others to leave.
+/// The time that process 0 waits for the others to leave before it ends its etcd.
 const LEAVING: Duration = Duration::from_secs(5);
 
-/// The tag of messages that find the store.
+/// The tag of messages with the address of the store.
 const ADDRESS_TAG: u16 = 0;
-/// Bytes of a message with an address.
+/// The number of bytes of such a message.
 const ADDRESS_BYTES: usize = 256;
 
 impl Member {
     /// Joins the others, and returns when all are there.
     ///
     /// # Errors
-    /// It is not known which process this is, or where the store is; the others do not come in time; MPI or the etcd
-    /// cannot be had.
+    /// The number of this process or the address of the store is not known; the others do not join in time; MPI or the
+    /// etcd cannot be found.
     pub fn join(options: &JoinOptions) -> Result<Member, JoinError> {
         let launched = options.place.is_none().then(|| Launched::detect(&OwnEnvironment)).transpose()?;
         let (number, count) = match (&launched, options.place) {
@@ -196,10 +115,10 @@ impl Member {
         };
         let trusted = options.trusted_network.as_deref();
         bind_listeners(trusted)?;
-        // MPICH's launcher tells MPI who is there. Of others, the store does.
+        // MPICH's launcher tells MPI which processes there are. With other launchers the store does.
         let by_mpi = options.mpi && launched.as_ref().is_some_and(|launched| launched.launcher == Launcher::Mpich);
         if let Some(hosts) = hosts_of_launcher(count, &OwnEnvironment).filter(|_| by_mpi) {
-            // Before MPI looks for the others where they cannot be.
+            // Check before MPI tries to connect to the other hosts.
             check_hosts(hosts, trusted)?;
         }
         let questions = (options.mpi && !by_mpi && count > 1).then(|| Questions::expect(number, count)).transpose()?;
@@ -223,7 +142,7 @@ impl Member {
                 let server = if number == 0 { Some(start_server(None)?) } else { None };
                 let own = server.as_ref().map(|server| server.server.address().to_owned());
                 let address = tell_all(world, own.unwrap_or_default(), options.limit)?;
-                // Nobody else knows this etcd.
+                // Only these processes know this etcd, so any job name will do.
                 (address, server, Some("run".to_owned()))
             }
             (None, None) => {
@@ -266,7 +185,7 @@ impl Member {
         self.number
     }
 
-    /// How many there are.
+    /// The number of processes.
     pub fn count(&self) -> usize {
         self.count
     }
@@ -276,10 +195,10 @@ impl Member {
         &self.store
     }
 
-    /// Checks that all processes have the same, such as a digest; all call it in the same order.
+    /// Checks that all processes have the same value, such as a digest. All call it in the same order.
     ///
     /// # Errors
-    /// They do not: the error names two of them. Some do not come in time.
+    /// The values differ, and the error names two processes; or some do not come in time.
     pub fn agree(&self, what: &str, own: &str, advice: &str) -> Result<(), JoinError> {
         let key = |process: usize| format!("agree/{what}/{process}");
         let decision = format!("agreed/{what}");
@@ -310,7 +229,7 @@ impl Member {
     /// Waits for all processes.
     ///
     /// # Errors
-    /// One has died or failed, or does not come in time.
+    /// A process has died or failed, or does not come in time.
     pub fn barrier(&self, name: &str) -> Result<(), JoinError> {
         Ok(self.store.barrier(name, self.patience)?)
     }
@@ -323,46 +242,48 @@ impl Member {
         Ok(Ending::ask(&self.store, why)?)
     }
 
-    /// Why all processes end now, after so many steps. All ask it before each call of a program that crosses.
+    /// Returns why all processes end now, after `done` steps; `None` if they go on. Every process asks before each call
+    /// of a program with collectives across processes.
     ///
     /// # Errors
-    /// One is gone, or the store does not answer.
+    /// A process is lost, or the store does not answer.
     pub fn ends_after(&self, done: u64) -> Result<Option<String>, JoinError> {
         Ok(self.ending.after(done)?)
     }
 
-    /// Why the run cannot go on, where another process is known to be lost: whatever fails then may fail for that.
+    /// Returns why the run cannot go on, if another process is known to be lost. Any other failure may follow from
+    /// that.
     pub fn loss(&self) -> Option<String> {
         self.watch.reason()
     }
 
-    /// Tells the others that this process ends, and why, so that none waits for it.
+    /// Tells the others that this process ends, and why, so that they do not wait for it.
     pub fn fail(&self, reason: &str) {
         self.watch.stop();
-        // Where the store is gone, the lease says it.
+        // If the store is gone, the others learn it from the end of the lease.
         if let Err(error) = self.store.fail(reason) {
             tracing::debug!("the others were not told: {error}");
         }
         if self.server.is_some() && self.count > 1 {
-            // The store ends with this process, and the others must have read that.
+            // The store ends with this process, and the others must have read the reason by then.
             std::thread::sleep(Duration::from_secs(2));
         }
     }
 
-    /// Leaves when all others do. No program that crosses may run any more.
+    /// Leaves when all others do. No program with collectives across processes may run any more.
     ///
     /// # Errors
-    /// One is gone, or does not come.
+    /// A process is lost, or does not come.
     pub fn leave(&self) -> Result<(), JoinError> {
         self.barrier("done")?;
         self.watch.stop();
         Links::disconnect();
         if let Some(links) = self.links.lock().unwrap_or_else(PoisonError::into_inner).take() {
             tracing::debug!("{} bytes were sent to other processes", links.sent_bytes());
-            // MPI is finalized here, while there is a store to ask.
+            // MPI is finalized here, while the store can still answer its questions.
             drop(links);
         }
-        // All have done what they should: what the store says to that changes nothing.
+        // All processes have finished, so an error of the store changes nothing.
         if self.server.is_some() {
             let start = std::time::Instant::now();
             let left = || self.store.dead().is_ok_and(|left| left.len() + 1 >= self.count);
@@ -377,12 +298,12 @@ impl Member {
     }
 }
 
-/// The address of the store: that which is given, or that of the environment (`MESHLOOM_STORE`).
+/// Returns the address of the store: the given one, or that in the environment (`MESHLOOM_STORE`).
 pub fn store_address(given: Option<&String>) -> Option<String> {
     given.cloned().or_else(|| std::env::var("MESHLOOM_STORE").ok().filter(|text| !text.is_empty()))
 }
 
-/// Starts an etcd at an address of this host, unless somebody answers there.
+/// Starts an etcd at an address of this host, unless a server answers there already.
 fn start_at(address: &str) -> Result<Option<OwnServer>, JoinError> {
     let Some(rest) = address.strip_prefix("http://") else { return Ok(None) };
     let is_loopback = rest.starts_with("127.0.0.1:") || rest.starts_with("localhost:");
@@ -409,7 +330,7 @@ fn start_server(port: Option<u16>) -> Result<OwnServer, JoinError> {
     Ok(OwnServer { server, _folder: folder })
 }
 
-/// What process 0 says, on all.
+/// Sends the text of process 0 to all processes, and returns it on each.
 fn tell_all(world: &World, own: String, limit: Duration) -> Result<String, JoinError> {
     let start = std::time::Instant::now();
     let give_up = |_: Duration| {

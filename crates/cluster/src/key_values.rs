@@ -1,12 +1,13 @@
-//! The store of a run, as PJRT asks for it.
+//! The store of a run, in the form that PJRT asks for.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use meshloom_pjrt::{ErrorCode, KeyValueFailure, KeyValues};
-use meshloom_store::{Store, StoreError};
 
-/// A store behind PJRT's callbacks. Its keys lie apart from those of meshloom's own.
+use crate::store::{Store, StoreError};
+
+/// A store behind PJRT's callbacks. Its keys are apart from meshloom's own.
 #[derive(Clone, Debug)]
 pub struct StoreForClients(pub Arc<Store>);
 

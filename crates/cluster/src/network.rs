@@ -1,29 +1,29 @@
-//! The interface to which those listen that are not meshloom's: MPI and NCCL.
+//! The interface at which the libraries MPI and NCCL listen.
 //!
-//! Neither knows who connects. So they listen on loopback, which serves the processes of one host, unless the user
-//! names an interface in whose network everybody is trusted.
-#![allow(unsafe_code)]
+//! Neither authenticates who connects. So they listen on loopback, which serves the processes of one host, unless the
+//! user names an interface in whose network everybody is trusted.
 
 use std::path::Path;
 
-use meshloom_store::Environment;
+use crate::error::JoinError;
+use crate::launch::{Environment, OwnEnvironment};
+use crate::mpi::set_variables;
 
-use crate::JoinError;
-
-/// The interface of loopback, as Linux calls it.
+/// The name of the loopback interface on Linux.
 const LOOPBACK: &str = "lo";
 
-/// What each library reads, and what stands there in front of the interface's name.
+/// The variable that each library reads, and the text that stands there in front of the interface's name.
 const VARIABLES: [(&str, &str); 3] = [
-    // libfabric's provider tcp, by which MPICH reaches other hosts.
+    // libfabric's provider `tcp`, by which MPICH reaches other hosts.
     ("FI_TCP_IFACE", ""),
-    // UCX, by which MPICH does where it was built for it.
+    // UCX, by which MPICH reaches them if it was built for it.
     ("UCX_NET_DEVICES", ""),
-    // NCCL takes a name as the beginning of one, but for this sign.
+    // NCCL takes a name as a prefix unless it follows this sign.
     ("NCCL_SOCKET_IFNAME", "="),
 ];
 
-/// The variables to set, for the interface that is trusted, or for loopback: those that the environment has stay.
+/// Returns the variables to set, for the trusted interface or for loopback. Variables that the environment has are left
+/// out.
 ///
 /// # Errors
 /// There is no such interface.
@@ -43,16 +43,16 @@ pub fn variables(
     Ok(absent.map(|(variable, before)| (variable, format!("{before}{name}"))).collect())
 }
 
-/// Sets them in this process. Before any other thread of it runs.
+/// Makes MPI and NCCL listen at the trusted interface, or on loopback. The caller does so before any other thread of
+/// this process runs.
 pub(crate) fn bind_listeners(trusted: Option<&str>) -> Result<(), JoinError> {
-    for (variable, value) in variables(trusted, &meshloom_store::OwnEnvironment)? {
-        // SAFETY: no other thread reads the environment yet.
-        unsafe { std::env::set_var(variable, value) };
-    }
+    let variables = variables(trusted, &OwnEnvironment)?;
+    set_variables(variables.into_iter().map(|(variable, value)| (variable, Some(value))));
     Ok(())
 }
 
-/// How many hosts MPICH's launcher has started so many processes on, at least, where it says so.
+/// The least number of hosts on which MPICH's launcher has started `count` processes, if it states how many are on this
+/// one.
 pub(crate) fn hosts_of_launcher(count: usize, environment: &impl Environment) -> Option<usize> {
     let here: usize = environment.get("MPI_LOCALNRANKS")?.parse().ok()?;
     Some(count.div_ceil(here.max(1)))
@@ -61,12 +61,12 @@ pub(crate) fn hosts_of_launcher(count: usize, environment: &impl Environment) ->
 /// Refuses processes of several hosts where no network is trusted.
 ///
 /// # Errors
-/// They are on more than one.
+/// The processes are on more than one host.
 pub fn check_hosts(hosts: usize, trusted: Option<&str>) -> Result<(), JoinError> {
     if hosts > 1 && trusted.is_none() { Err(JoinError::Untrusted { hosts }) } else { Ok(()) }
 }
 
-/// What tells this host from others.
+/// A text that tells this host from others.
 pub(crate) fn this_host() -> String {
     ["/proc/sys/kernel/random/boot_id", "/proc/sys/kernel/hostname"]
         .map(|file| std::fs::read_to_string(file).unwrap_or_default().trim().to_owned())

@@ -1,10 +1,9 @@
-//! What MPICH asks a launcher when it is initialized, answered from the store: so no launcher of MPI is needed, on one
-//! host or several.
+//! Answers, from the store, the questions that MPICH asks its launcher when it is initialized. So no launcher of MPI is
+//! needed, on one host or several.
 //!
-//! The questions are those of PMI 1, a line each, over a socket whose number stands in the environment (MPICH,
-//! `src/pmi/src/pmi_v1.c`): who this process is, which processes share a host, and a table in which each process puts
-//! where it can be reached.
-#![allow(unsafe_code)]
+//! The questions are those of PMI 1, one line each, over a socket whose number stands in the environment (MPICH,
+//! `src/pmi/src/pmi_v1.c`): the number of this process, the processes that share a host, and a table in which each
+//! process puts the address where it can be reached.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::IntoRawFd;
@@ -12,36 +11,30 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use meshloom_store::{Store, StoreError};
-
-use crate::JoinError;
+use crate::error::JoinError;
+use crate::mpi::set_variables;
 use crate::network::this_host;
+use crate::store::{Store, StoreError};
 
 /// The end of a socket at which MPI's questions arrive.
 pub(crate) struct Questions(UnixStream);
 
 impl Questions {
-    /// Has MPI ask here, when it is initialized as process `number` of `count`. Before any other thread of this process
-    /// runs.
+    /// Makes MPI ask here when it is initialized as process `number` of `count`. The caller does so before any other
+    /// thread of this process runs.
     pub(crate) fn expect(number: usize, count: usize) -> Result<Questions, JoinError> {
         let pair = UnixStream::pair().map_err(|error| JoinError::Socket { reason: error.to_string() });
         let (own, theirs) = pair?;
-        // MPI has it until the process ends.
+        // MPI owns the socket until the process ends.
         let socket = theirs.into_raw_fd();
-        let variables =
+        let own_place =
             [("PMI_FD", socket.to_string()), ("PMI_RANK", number.to_string()), ("PMI_SIZE", count.to_string())];
-        for (name, value) in variables {
-            // SAFETY: no other thread reads the environment yet.
-            unsafe { std::env::set_var(name, value) };
-        }
-        for name in ["PMI_PORT", "PMI_ID"] {
-            // SAFETY: as above.
-            unsafe { std::env::remove_var(name) };
-        }
+        let own_place = own_place.map(|(name, value)| (name, Some(value)));
+        set_variables(own_place.into_iter().chain([("PMI_PORT", None), ("PMI_ID", None)]));
         Ok(Questions(own))
     }
 
-    /// Answers them in a thread, until MPI is finalized.
+    /// Answers the questions in a thread, until MPI is finalized.
     pub(crate) fn answer(
         self,
         store: Arc<Store>,
@@ -65,16 +58,16 @@ impl Questions {
     }
 }
 
-/// What all processes are told alike.
+/// The answers that are the same for all processes.
 struct Table {
-    /// A name that no other run on these hosts has: MPI names the memory so that processes of a host share.
+    /// A name that no other run on these hosts has. MPI uses it to name the memory that processes of a host share.
     name: String,
-    /// Which processes share a host, as PMI says it: a host, and how many processes of it follow each other.
+    /// The processes that share a host, in PMI's form: each host with the number of consecutive processes on it.
     hosts: String,
 }
 
 impl Table {
-    /// Process 0 makes it of what the others say of themselves.
+    /// Process 0 makes the table from the host names that all processes write.
     fn of(store: &Store, number: usize, count: usize, limit: Duration) -> Result<Table, JoinError> {
         const TABLE: &str = "pmi/hosts";
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
@@ -124,7 +117,7 @@ fn answer(
     };
     let result = |done: Result<Vec<u8>, StoreError>| match done {
         Ok(found) => format!("rc=0 msg=success value={}", String::from_utf8_lossy(&found)),
-        // A message has no blanks.
+        // A message may have no blanks.
         Err(error) => format!("rc=-1 msg={} value=unknown", error.to_string().replace(' ', "_")),
     };
     match value("cmd") {
@@ -134,7 +127,7 @@ fn answer(
         "get_my_kvsname" => format!("cmd=my_kvsname kvsname={}", table.name),
         "get_universe_size" => format!("cmd=universe_size size={count}"),
         "put" => {
-            // What it says may have blanks.
+            // The value may have blanks.
             let said = question.split_once(" value=").map_or("", |(_, said)| said);
             let done = store.put(&format!("pmi/table/{}", value("key")), said.as_bytes());
             format!("cmd=put_result {}", result(done.map(|()| Vec::new())))

@@ -1,5 +1,5 @@
-//! The part that `meshloom-processes` adds to `meshloom`: a run as one of several processes, or of several replicas
-//! that are apart.
+//! The part that `meshloom-processes` adds to `meshloom`: a run as one of several processes, or of several separate
+//! replicas.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -11,16 +11,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use meshloom_pjrt::{Client, PlatformKind, ProcessPlace};
-use meshloom_store::{Launched, OwnEnvironment, StoreOptions, Tls, User};
+use meshloom_hlo::PlatformKind;
+use meshloom_pjrt::{Client, ProcessPlace};
 use meshloom_train::config::RunConfig;
-use meshloom_train::exchange::Exchange;
-use meshloom_train::peers::Peers;
+use meshloom_train::peers::{Peers, ReplicaLink};
 use meshloom_train::program::{Ended, Part, ProcessFlags, Several, Start};
 
+use crate::launch::{Launched, OwnEnvironment};
+use crate::store::{StoreOptions, Tls, User};
 use crate::{Crossing, JoinOptions, Member, ReplicaOptions, Replicas, StoreForClients, certificates, store_address};
 
-/// Makes this process one of several, and certificates in this process.
+/// The functions that join this process to the others, and make certificates in this process.
 pub const HERE: Start = Start { join: here, certify: |flags, _| Ok(certificates::make(flags)?) };
 
 fn here(flags: &ProcessFlags, _: &[OsString]) -> Result<Box<dyn Several>> {
@@ -41,7 +42,7 @@ impl Several for Here {
     fn train(&self, config: &RunConfig, train: &dyn Fn(Part) -> Result<()>) -> Result<()> {
         let member = self.join(config.platform_kind()?)?;
         let trained = self.train_with(config, member.as_ref(), train);
-        // All processes end a run alike when it is ended before its last step.
+        // If the run is ended before its last step, all processes end it alike.
         if trained.as_ref().is_err_and(|error| error.is::<Ended>()) {
             member.map_or(Ok(()), |member| member.leave())?;
             return trained;
@@ -57,7 +58,7 @@ impl Several for Here {
 }
 
 impl Here {
-    /// Trains together with the processes that have been joined, if there are others.
+    /// Trains together with the processes that have joined, if there are others.
     fn train_with(
         &self,
         config: &RunConfig,
@@ -67,7 +68,7 @@ impl Here {
         let replicas = self.replicas(config, member)?;
         let trained = train(Part {
             process: member.map(|member| (member.clone() as Arc<dyn Peers>, place_of_client(member))),
-            exchange: replicas.clone().map(|replicas| replicas as Arc<dyn Exchange>),
+            link: replicas.clone().map(|replicas| replicas as Arc<dyn ReplicaLink>),
             prepare: register,
         });
         if let (Some(replicas), Err(error)) = (&replicas, &trained)
@@ -76,7 +77,7 @@ impl Here {
             replicas.fail();
         }
         trained?;
-        // Other processes read from the first of the replica until all are here.
+        // Other processes read from the first of the replica until all have come here.
         Ok(member.map_or(Ok(()), |member| member.leave())?)
     }
 
@@ -86,7 +87,7 @@ impl Here {
         if !flags.is_one_of_several() {
             return Ok(None);
         }
-        // The processes of a replica meet apart from those of others.
+        // The processes of a replica meet apart from those of other replicas.
         let of_replica = flags.replica.map(|number| format!("{}/replica-{number}", self.job_or_default()));
         let options = JoinOptions {
             place: flags.process_id.zip(flags.process_count),
@@ -106,7 +107,7 @@ impl Here {
         Ok(Some(Arc::new(Member::join(&options)?)))
     }
 
-    /// Connects to the other replicas, if they are apart.
+    /// Connects to the other replicas, if there are any.
     fn replicas(&self, config: &RunConfig, member: Option<&Arc<Member>>) -> Result<Option<Arc<Replicas>>> {
         let flags = &self.flags;
         let (Some(number), Some(diloco)) = (flags.replica, &config.diloco) else { return Ok(None) };
@@ -133,7 +134,7 @@ impl Here {
             advertise: flags.advertise.clone(),
             tls,
             insecure: flags.insecure,
-            // The parameters and velocities, however they are cut, and what describes them.
+            // The state is the parameters and velocities, however they are cut, with the files that describe them.
             state_bytes: 2 * config.outer_byte_count()? + (64 << 20),
             limit: Duration::from_secs(flags.join_limit),
             patience: JoinOptions::default().patience,
@@ -171,10 +172,11 @@ impl Here {
     }
 }
 
-/// The variable that may have the password of the store's user.
+/// The variable that may hold the password of the store's user.
 const PASSWORD: &str = "MESHLOOM_STORE_PASSWORD";
 
-/// Warns of a secret that other users of the host can read. Kubernetes mounts secrets so, and they are taken.
+/// Warns of a secret that other users of the host can read. It is used all the same, because Kubernetes mounts secrets
+/// so.
 fn warn_if_others_read(path: &Path) {
     let mode = path.metadata().map(|metadata| metadata.permissions().mode());
     if mode.is_ok_and(|mode| mode & 0o077 != 0) {
@@ -182,7 +184,7 @@ fn warn_if_others_read(path: &Path) {
     }
 }
 
-/// The first line of a file, which is no longer than a password may be.
+/// Returns the first line of a file. It reads no more bytes than a password may have.
 fn first_line(path: &Path) -> io::Result<String> {
     const LONGEST: u64 = 4096;
     let file = File::open(path)?;
@@ -194,7 +196,7 @@ fn first_line(path: &Path) -> io::Result<String> {
     Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
-/// Returns the number of this process and the count of all; none if it is a replica without others.
+/// Returns the number of this process and the number of processes; `None` if it is a replica of one process.
 fn place(flags: &ProcessFlags) -> Result<Option<(usize, usize)>> {
     if let (Some(number), Some(count)) = (flags.process_id, flags.process_count) {
         if number >= count {

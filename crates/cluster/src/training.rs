@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use meshloom_train::exchange::{self, Exchange, ExchangeError, Judge};
-use meshloom_train::peers::{Peers, PeersError};
+use meshloom_train::peers::{Beginning, Judge, Peers, PeersError, ReplicaLink, ReplicaLinkError, Round};
 
 use crate::{JoinError, Member, ReplicaError, Replicas};
 
@@ -38,34 +37,32 @@ fn apart(error: JoinError) -> PeersError {
     PeersError(Arc::new(error))
 }
 
-impl Exchange for Replicas {
+impl ReplicaLink for Replicas {
     fn number(&self) -> usize {
         self.number()
     }
 
-    fn begin(&self, form: &str, step: u64) -> Result<exchange::Beginning, ExchangeError> {
-        let crate::Beginning { step, gives, taken } = self.begin(form, step).map_err(failed)?;
-        Ok(exchange::Beginning { step, gives, taken })
+    fn begin(&self, form: &str, step: u64) -> Result<Beginning, ReplicaLinkError> {
+        self.begin(form, step).map_err(failed)
     }
 
-    fn send(&self, round: u64, use_at: u64, message: Vec<u8>, judge: Judge) -> Result<(), ExchangeError> {
+    fn send(&self, round: u64, use_at: u64, message: Vec<u8>, judge: Judge) -> Result<(), ReplicaLinkError> {
         self.send(round, use_at, message, judge).map_err(failed)
     }
 
-    fn receive(&self, round: u64) -> Result<exchange::Round, ExchangeError> {
-        let crate::Round { messages, gives } = self.receive(round).map_err(failed)?;
-        Ok(exchange::Round { messages: messages.iter().map(|message| message.to_vec()).collect(), gives })
+    fn receive(&self, round: u64) -> Result<Round, ReplicaLinkError> {
+        self.receive(round).map_err(failed)
     }
 
-    fn give(&self, step: u64, folder: &Path) -> Result<(), ExchangeError> {
+    fn give(&self, step: u64, folder: &Path) -> Result<(), ReplicaLinkError> {
         self.give(step, folder).map_err(failed)
     }
 
-    fn leave(&self) -> Result<(), ExchangeError> {
+    fn leave(&self) -> Result<(), ReplicaLinkError> {
         self.leave().map_err(failed)
     }
 }
 
-fn failed(error: ReplicaError) -> ExchangeError {
-    ExchangeError(Arc::new(error))
+fn failed(error: ReplicaError) -> ReplicaLinkError {
+    ReplicaLinkError(Arc::new(error))
 }

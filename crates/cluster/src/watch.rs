@@ -1,29 +1,29 @@
-//! Whether the other processes of a run are alive.
+//! The watch over the other processes of a run.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use meshloom_pjrt::end_process;
-use meshloom_store::Store;
 
 use crate::crossing::GiveUp;
+use crate::store::Store;
 
-/// How long the store may tell nothing until it is asked again.
+/// The longest time without news from the store before it is asked again.
 const AT_MOST: Duration = Duration::from_secs(10);
 
-/// How long to wait for a store that does not answer.
+/// The pause after a question that the store did not answer.
 const MOMENT: Duration = Duration::from_millis(500);
 
-/// How long this process may take to end by an error of its own when another is lost, where collectives are told of
-/// it: they and barriers notice it within a second. What notices nothing is ended with the process.
+/// The time that this process may take to end by an error of its own when another is lost and collectives are told of
+/// it. Collectives and barriers notice it within a second. A process in which nothing notices it is ended then.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// The same where a plugin does the collectives, and is not told: they wait until the process ends.
+/// The same time if the plugin does the collectives and is not told: they wait until the process ends.
 const GRACE_OF_PLUGINS: Duration = Duration::from_secs(2);
 
-/// A thread that asks the store who is alive. When a process is lost, those that wait for it are told; and if this
-/// process then does not end by itself, the thread ends it.
+/// A thread that asks the store whether the other processes live. When one is lost, calls that wait for it are told. If
+/// this process then does not end by itself, the thread ends it.
 #[derive(Debug)]
 pub(crate) struct Watch {
     shared: Arc<Shared>,
@@ -56,7 +56,7 @@ impl Watch {
         Watch { shared, patience }
     }
 
-    /// What a collective that waits is to ask.
+    /// Returns the function that a waiting collective asks.
     pub(crate) fn give_up(&self) -> GiveUp {
         let (shared, patience) = (self.shared.clone(), self.patience);
         Box::new(move |waited| {
@@ -65,12 +65,12 @@ impl Watch {
         })
     }
 
-    /// Why the run cannot go on, once another process is lost.
+    /// The reason why the run cannot go on, once another process is lost.
     pub(crate) fn reason(&self) -> Option<String> {
         self.shared.reason()
     }
 
-    /// Ends the watch: others may go now.
+    /// Ends the watch, because the others may leave now.
     pub(crate) fn stop(&self) {
         self.shared.stopped.store(true, Ordering::Release);
     }
@@ -85,7 +85,7 @@ impl Drop for Watch {
 fn watch(store: &Store, shared: &Shared, grace: Duration) {
     let is_stopped = || shared.stopped.load(Ordering::Acquire);
     let reason = loop {
-        // If the store does not answer, it was asked again and again.
+        // If the store did not answer, it was asked repeatedly.
         let found = store.check_others();
         if is_stopped() {
             return;

@@ -1,4 +1,4 @@
-//! What each command takes on the command line.
+//! The command-line arguments of each command.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub enum Units {
     Exact,
 }
 
-/// What to read, and how.
+/// The input, and how to read it.
 #[derive(Args, Clone)]
 pub struct Input {
     /// HLO or StableHLO text, HLO proto, XLA dump folder, profile, run config, or -
@@ -37,7 +37,7 @@ pub struct Input {
 }
 
 impl Input {
-    /// The same with more overrides of a run config.
+    /// Returns the same input with more overrides of a run config.
     pub fn with(&self, overrides: &[String]) -> Input {
         let mut input = self.clone();
         input.reading.config_set.extend_from_slice(overrides);
@@ -87,8 +87,7 @@ pub struct Show {
     /// left out; in StableHLO, scopes and source lines
     #[arg(long)]
     pub full: bool,
-    /// What computes each op of a run config's program that has several implementations: attention, products of
-    /// experts
+    /// The implementation of each op of a run config's program that has several: attention, products of experts
     #[arg(long, conflicts_with_all = ["emit", "full", "computation", "depth"])]
     pub kernels: bool,
     /// Only this computation
@@ -116,7 +115,7 @@ pub enum Emit {
     Dot,
     /// A drawing
     Svg,
-    /// A page of the text, with names that lead to where they are defined
+    /// A page of the text, with links from names to their definitions
     Html,
     /// meshloom's own graph (of a run config)
     Graph,
@@ -134,7 +133,7 @@ pub struct Collectives {
     /// Sums the collectives that agree in this column, the largest sum first
     #[arg(long, value_name = "COLUMN", conflicts_with_all = ["by", "steps"])]
     pub group: Option<CollectiveGroup>,
-    /// Train steps in one execution of the program, for the sum per step; a run config says it itself
+    /// Train steps in one execution of the program, for the sum per step; a run config states it itself
     #[arg(long, value_name = "N", value_parser = parse_steps)]
     pub steps: Option<NonZeroU64>,
     /// The most rows to print; 0 for all
@@ -236,7 +235,7 @@ pub struct Cost {
     /// The chip: v5p, v6e, tpu7x, h100, ...; by default only operations and bytes are printed
     #[arg(long, value_name = "CHIP")]
     pub chip: Option<String>,
-    /// What a row is; by default a loop, with --scope an instruction
+    /// The kind of row to print; by default a loop, with --scope an instruction
     #[arg(long, value_name = "WHAT")]
     pub by: Option<CostBy>,
     /// Only instructions with this text in their scope path
@@ -324,11 +323,11 @@ pub struct Check {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub max_memory: Option<u64>,
     /// The least share of transfer time that a compiled schedule must hide beside compute, from 0 to 1, of all or over
-    /// an axis: 0.9, fsdp=0.9; may be given more than once. Of a module that is compiled already with --chip; else
-    /// compiles ahead of time, as `hlo-dump compile` does, for --target
+    /// an axis: 0.9, fsdp=0.9; may be given more than once. For a module that is compiled already, add --chip; other
+    /// inputs are compiled ahead of time, as `hlo-dump compile` does, for --target
     #[arg(long, value_name = "[AXIS=]SHARE", value_parser = parse_share, help_heading = "Limits")]
     pub min_overlap: Vec<(Option<String>, f64)>,
-    /// With --min-overlap, of a compiled module: the chip whose rates are taken: v5p, v6e, tpu7x, h100, ...
+    /// With --min-overlap, for a compiled module: the chip whose rates are taken: v5p, v6e, tpu7x, h100, ...
     #[arg(long, value_name = "CHIP", requires = "min_overlap", help_heading = "Limits")]
     pub chip: Option<String>,
     /// The most times that the bytes which a device sends as emitted may be sent by the compiled program: in all, and
@@ -352,7 +351,7 @@ pub struct Check {
     pub allow_unpartitioned: bool,
 }
 
-/// A whole number.
+/// Reads a whole number.
 pub fn parse_whole<N: FromStr>(text: &str) -> Result<N, String> {
     text.parse().map_err(|_| format!("\"{text}\" is not a whole number that is possible here"))
 }
@@ -362,33 +361,33 @@ fn parse_steps(text: &str) -> Result<NonZeroU64, String> {
     steps.ok_or_else(|| format!("\"{text}\" is not a number of steps: 1 or more"))
 }
 
-/// Steps that are listed one by one.
+/// Reads a number of steps that are listed one by one.
 fn parse_shown_steps(text: &str) -> Result<NonZeroU64, String> {
     const MOST: u64 = 100_000;
     let steps = parse_steps(text)?;
     if steps.get() > MOST { Err(format!("{steps} steps are too many to list; take at most {MOST}")) } else { Ok(steps) }
 }
 
-/// A rate above 0.
+/// Reads a rate above 0.
 fn parse_rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
     rate.ok_or_else(|| format!("\"{text}\" is not a rate above 0"))
 }
 
-/// A ratio of at least 1.
+/// Reads a ratio of at least 1.
 fn parse_ratio(text: &str) -> Result<f64, String> {
     let ratio = text.parse().ok().filter(|ratio: &f64| ratio.is_finite() && *ratio >= 1.0);
     ratio.ok_or_else(|| format!("\"{text}\" is not a ratio of at least 1, such as 1.02"))
 }
 
-/// `replica=64MiB`.
+/// Reads `replica=64MiB`.
 fn parse_axis_bytes(text: &str) -> Result<(String, u64), String> {
     let (axis, bytes) =
         text.split_once('=').ok_or_else(|| format!("\"{text}\": write AXIS=BYTES, as replica=64MiB"))?;
     Ok((axis.to_owned(), parse_bytes(bytes)?))
 }
 
-/// `replica=12`.
+/// Reads `replica=12`.
 fn parse_axis_count(text: &str) -> Result<(String, u64), String> {
     let read = || {
         let (axis, count) = text.split_once('=')?;
@@ -397,7 +396,7 @@ fn parse_axis_count(text: &str) -> Result<(String, u64), String> {
     read().ok_or_else(|| format!("\"{text}\": write AXIS=N, as replica=12"))
 }
 
-/// `0.9`, `fsdp=0.9`.
+/// Reads `0.9` or `fsdp=0.9`.
 fn parse_share(text: &str) -> Result<(Option<String>, f64), String> {
     let (axis, share) = match text.split_once('=') {
         Some((axis, share)) => (Some(axis.to_owned()), share),
@@ -408,7 +407,7 @@ fn parse_share(text: &str) -> Result<(Option<String>, f64), String> {
     Ok((axis, share.ok_or_else(wrong)?))
 }
 
-/// `4096`, `16KiB`, `2MiB`, `1.5GB`.
+/// Reads `4096`, `16KiB`, `2MiB` or `1.5GB`.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong = || format!("\"{text}\" is not a number of bytes; write 4096, 16KiB, 2MiB or 1.5GB");
     bytes_from_text(text).ok_or_else(wrong)

@@ -1,24 +1,24 @@
 //! `hlo-dump check`: limits that a program must keep, for CI.
 
 use anyhow::{Result, bail};
-use meshloom_hlo::analysis::{Chip, Communication, ModuleCollective, ModuleCollectives, ModuleOverlap, Together};
+use meshloom_analysis::{Amount, Bounds};
+use meshloom_analysis::{Chip, Communication, ModuleCollective, ModuleCollectives, ModuleOverlap, Together};
 use meshloom_hlo::suggest::did_you_mean;
-use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
 use crate::Outcome;
 use crate::arguments::Check;
 use crate::collectives::{self, axes_text, keep_over, where_from};
-use crate::configs;
+use crate::config_commands;
 use crate::emitted::{Emitted, Sums};
 use crate::input::{Loaded, load};
 use crate::output::{self, BAD, GOOD, line, paint};
 use crate::{memory, overlap, replication};
 
-/// The smallest parameter that `--deny replication` counts, where nothing else is said.
+/// The smallest parameter that `--deny replication` counts by default.
 const REPLICATED_BYTES: u64 = 64 << 10;
 
-/// What may not be.
+/// A thing that a program may not have.
 enum Denied {
     /// A large parameter that every device holds whole; a value that had to be gathered for an op.
     Replication,
@@ -36,7 +36,7 @@ enum Denied {
     UnknownTripCounts,
 }
 
-/// A limit that was asked for, and what broke it.
+/// A limit that was asked for, and the things that broke it.
 #[derive(Serialize)]
 struct Verdict {
     limit: String,
@@ -56,7 +56,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     if arguments.replicated_bytes.is_some() && !denied.iter().any(|(_, it)| matches!(it, Denied::Replication)) {
         bail!("--replicated-bytes says which parameters --deny replication counts; add that");
     }
-    // Of a compiled module, --chip says which one it is for.
+    // With --chip, the module is already compiled, and --chip names the chip that it is for.
     let needs_rates = !arguments.min_overlap.is_empty() && arguments.chip.is_none();
     let compiles = needs_rates || arguments.compiled_as_emitted.is_some();
     if arguments.target.is_some() && !compiles {
@@ -119,7 +119,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
         }
         checks.push(verdict);
     }
-    let ahead = || configs::compile::ahead(&arguments.input, arguments.target.as_deref(), needs_rates);
+    let ahead = || config_commands::compile::ahead(&arguments.input, arguments.target.as_deref(), needs_rates);
     let ahead = compiles.then(ahead).transpose()?;
     if !arguments.min_overlap.is_empty() {
         let line = match (chip, &ahead) {
@@ -149,7 +149,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     Ok(if passed { Outcome::Done } else { Outcome::Found })
 }
 
-/// What may be denied beside kinds of collectives.
+/// The values of --deny beside kinds of collectives.
 const DENIED: [&str; 6] = [
     "replication",
     "collectives-across-branches",
@@ -200,7 +200,7 @@ fn at_most(limit: &str, most: u64, found: Bounds, text: fn(u64) -> String) -> Ve
     }
 }
 
-/// Whether enough is hidden; if not, what is exposed most. What sends nothing has nothing to hide.
+/// Checks that enough is hidden; if not, it names the most exposed transfers. A program that sends nothing passes.
 fn hidden(line: &ModuleOverlap, axis: Option<&str>, least: f64, loaded: &Loaded) -> Result<Verdict> {
     let (found, exposed) = overlap::over(line, axis, loaded)?;
     let passed = !line.loops_counted_once && found.share().is_none_or(|share| share >= least);
@@ -217,7 +217,7 @@ fn hidden(line: &ModuleOverlap, axis: Option<&str>, least: f64, loaded: &Loaded)
     Ok(Verdict { limit: format!("--min-overlap {over}{least}"), passed, violations })
 }
 
-/// Holds compiled bytes to a multiple of the emitted ones, in all and over each combination of axes.
+/// Checks that compiled bytes are at most a multiple of the emitted ones, in all and over each combination of axes.
 fn as_emitted(most: f64, compared: &Emitted) -> Verdict {
     let broken = |sums: &&Sums| {
         let bytes = sums.emitted.moved_bytes().most.zip(sums.compiled.moved_bytes().most);
@@ -237,7 +237,7 @@ fn as_emitted(most: f64, compared: &Emitted) -> Verdict {
     Verdict { limit: format!("--compiled-as-emitted {most}"), passed: violations.is_empty(), violations }
 }
 
-/// The collectives that cross an axis, if one is named.
+/// Returns the collectives that cross an axis, if one is named; else all.
 fn over(option: &str, axis: Option<&String>, found: &ModuleCollectives, loaded: &Loaded) -> Result<ModuleCollectives> {
     let mut found = found.clone();
     keep_over(&mut found, option, axis.map(std::slice::from_ref).unwrap_or_default(), loaded)?;
@@ -267,7 +267,7 @@ fn violations(
     }
 }
 
-/// How the devices of a collective come apart, if they may.
+/// Describes how the devices of a collective come apart, if they may.
 fn apart(found: &ModuleCollectives, entry: &ModuleCollective) -> Option<String> {
     let why = match found.together(entry) {
         Together::Yes => return None,

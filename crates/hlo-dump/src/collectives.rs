@@ -1,22 +1,22 @@
-//! `hlo-dump collectives`: what moves, how often, over which axis.
+//! `hlo-dump collectives`: the values that move, how often, and over which axis.
 
 use std::cmp::Reverse;
 use std::num::NonZeroU64;
 
 use anyhow::{Context, Result, bail};
 use indexmap::IndexMap;
-use meshloom_hlo::analysis::{
-    AxisPart, Communication, Conditional, DeviceGroups, ModuleCollective, ModuleCollectives, collectives,
-};
+use meshloom_analysis::{Amount, Bounds};
+use meshloom_analysis::{AxisPart, Communication, Conditional, ModuleCollective, ModuleCollectives, collectives};
+use meshloom_hlo::device_groups::DeviceGroups;
 use meshloom_hlo::proto::HloModuleProto;
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::table::Table;
-use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
 use crate::arguments::{CollectiveColumn, CollectiveGroup, Collectives, Select};
 use crate::conditionals::{self, ConditionalSum};
 use crate::input::{Loaded, load};
+use crate::moved::Moved;
 use crate::output::{self, DIM, amount, amount_of_bytes, line, paint};
 use crate::selection::{check_scope, given, note_if_empty};
 
@@ -26,34 +26,6 @@ struct Answer<'a> {
     #[serde(flatten)]
     totals: Totals,
     conditionals: Vec<ConditionalSum<'a>>,
-}
-
-/// What collectives come to. Where branches differ, the most; and the least.
-#[derive(Serialize)]
-pub struct Moved {
-    executions: Option<u64>,
-    moved_bytes: Option<u64>,
-    executions_least: u64,
-    moved_bytes_least: u64,
-}
-
-impl Moved {
-    pub fn of(executions: Bounds, moved: Bounds) -> Moved {
-        Moved {
-            executions: executions.most,
-            moved_bytes: moved.most,
-            executions_least: executions.least,
-            moved_bytes_least: moved.least,
-        }
-    }
-
-    pub fn executions(&self) -> Bounds {
-        Bounds { least: self.executions_least, most: self.executions }
-    }
-
-    pub fn moved_bytes(&self) -> Bounds {
-        Bounds { least: self.moved_bytes_least, most: self.moved_bytes }
-    }
 }
 
 /// The sums of a selection.
@@ -133,12 +105,12 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// The collectives of an input, along its mesh.
+/// Returns the collectives of an input, along its mesh.
 pub fn of(loaded: &Loaded) -> ModuleCollectives {
     of_module(&loaded.module, loaded)
 }
 
-/// Those of another module for the same devices.
+/// Returns the collectives of another module for the same devices.
 pub fn of_module(module: &HloModuleProto, loaded: &Loaded) -> ModuleCollectives {
     let found = collectives(module, loaded.devices);
     match &loaded.mesh {
@@ -147,7 +119,7 @@ pub fn of_module(module: &HloModuleProto, loaded: &Loaded) -> ModuleCollectives 
     }
 }
 
-/// The mesh axes, or else the devices in short: `groups of 4, stride 2`.
+/// Returns the mesh axes, or else the devices in short: `groups of 4, stride 2`.
 pub fn axes_text(entry: &ModuleCollective) -> String {
     let Some(axes) = &entry.axes else { return devices_text(entry) };
     let names: Vec<_> = axes.iter().map(ToString::to_string).collect();
@@ -158,7 +130,7 @@ pub fn axes_text(entry: &ModuleCollective) -> String {
     }
 }
 
-/// The axes, whichever way a permute goes along them.
+/// Returns the axes, whichever way a permute goes along them.
 pub fn axes_of(entry: &ModuleCollective) -> String {
     match &entry.axes {
         Some(axes) if !axes.is_empty() => axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
@@ -174,7 +146,7 @@ fn devices_text(entry: &ModuleCollective) -> String {
     }
     let size = entry.group_size.map_or("?".to_owned(), |size| size.to_string());
     match &entry.groups {
-        // A send or receive names its partner elsewhere, such as the host's runtime.
+        // A send or receive has a partner elsewhere, such as the host's runtime.
         DeviceGroups::One if entry.group_size.is_none() => "one to one".to_owned(),
         DeviceGroups::One => format!("all {size}"),
         DeviceGroups::Unreadable => "?".to_owned(),
@@ -194,8 +166,8 @@ fn devices_text(entry: &ModuleCollective) -> String {
     }
 }
 
-/// Keeps what crosses all axes, or parts of axes, that an option names. What does not say which devices take part may
-/// cross any.
+/// Keeps the collectives that cross all axes, or parts of axes, that an option names. A collective that does not state
+/// which devices take part may cross any axis.
 pub fn keep_over(found: &mut ModuleCollectives, option: &str, names: &[String], loaded: &Loaded) -> Result<()> {
     let Some(first) = names.first() else { return Ok(()) };
     let Some(mesh) = &loaded.mesh else {
@@ -209,7 +181,7 @@ pub fn keep_over(found: &mut ModuleCollectives, option: &str, names: &[String], 
     Ok(())
 }
 
-/// Keeps what is asked for.
+/// Keeps the collectives that the options select.
 fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Result<()> {
     let all = found.entries.len();
     keep_over(found, "--over", &select.over, loaded)?;
@@ -241,7 +213,7 @@ fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Re
 }
 
 fn sort(entries: &mut [ModuleCollective], by: CollectiveColumn) {
-    /// What is not known comes first: it may be the largest.
+    /// Returns a key that sorts by size. Unknown amounts come first, since they may be the largest.
     fn size(amount: Amount) -> Reverse<u64> {
         Reverse(amount.bound().unwrap_or(u64::MAX))
     }
@@ -256,7 +228,7 @@ fn sort(entries: &mut [ModuleCollective], by: CollectiveColumn) {
     }
 }
 
-/// The source line and the scope; the instruction where the module says neither.
+/// Returns the source line and the scope; the instruction if the module states neither.
 pub fn where_from(entry: &ModuleCollective) -> String {
     match output::whence(entry.source.as_deref(), &entry.op_name) {
         nowhere if nowhere.is_empty() => format!("%{} in {}", entry.name, entry.computation),
@@ -264,7 +236,7 @@ pub fn where_from(entry: &ModuleCollective) -> String {
     }
 }
 
-/// Prints a table. What is alike in everything that is shown is one row, with how many there are.
+/// Prints a table. Collectives that are alike in everything that is shown are one row, with their number.
 pub fn print(entries: &[ModuleCollective], conditionals: &[Conditional], limit: usize) {
     let mut rows: IndexMap<[String; 8], (usize, Amount, Amount)> = IndexMap::new();
     for entry in entries {
@@ -274,7 +246,8 @@ pub fn print(entries: &[ModuleCollective], conditionals: &[Conditional], limit: 
             axes_text(entry),
             entry.group_size.map_or(String::new(), |size| size.to_string()),
             output::known_bytes(entry.bytes),
-            // In the key too: what runs now and then is no row with what always runs.
+            // Executions are in the key too: a collective that runs now and then does not share a row with one that
+            // always runs.
             amount(entry.executions),
             if entry.loop_depth == 0 { String::new() } else { entry.loop_depth.to_string() },
             conditionals::branch_text(conditionals, entry),
@@ -319,9 +292,9 @@ pub fn print_total(loaded: &Loaded, found: &ModuleCollectives, all: usize) {
     }
 }
 
-/// What a device sends over the axes that were asked for, in an execution of several steps and in one of them.
+/// Prints what a device sends over the axes that were asked for, in an execution of several steps and in one step.
 fn print_per_step(found: &ModuleCollectives, over: &[String], steps: u64) {
-    // One step is what the line of the total says.
+    // For one step, the line of the total has it already.
     if steps == 1 {
         return;
     }
@@ -363,11 +336,11 @@ fn sums(found: &ModuleCollectives, by: CollectiveGroup) -> Vec<Sum> {
         Sum { name, collectives: group.entries.len(), all }
     };
     let mut groups: Vec<Sum> = groups.into_iter().map(sum).collect();
-    groups.sort_by_key(|sum| Reverse(sum.all.moved_bytes.unwrap_or(u64::MAX)));
+    groups.sort_by_key(|sum| Reverse(sum.all.moved_bytes().most.unwrap_or(u64::MAX)));
     groups
 }
 
-/// The scope path without the op.
+/// Returns the scope path without the op.
 fn scope_of(entry: &ModuleCollective) -> String {
     match entry.op_name.rsplit_once('/') {
         Some((scope, _)) => scope.to_owned(),

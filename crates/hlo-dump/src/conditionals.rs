@@ -1,17 +1,17 @@
-//! What is in the branches of conditionals: of each conditional, one branch runs.
+//! The contents of the branches of conditionals, of which each runs one branch.
 
-use meshloom_hlo::analysis::{Conditional, ModuleCollective, ModuleCollectives};
+use meshloom_analysis::{Amount, Branch};
+use meshloom_analysis::{Conditional, ModuleCollective, ModuleCollectives};
 use meshloom_hlo::table::Table;
-use meshloom_hlo::{Amount, Branch};
 use serde::Serialize;
 
-use crate::collectives::Moved;
+use crate::moved::Moved;
 use crate::output::{self, line};
 
 /// A conditional with collectives in its branches.
 #[derive(Serialize)]
 pub struct ConditionalSum<'a> {
-    /// As `branches` of a collective names it.
+    /// The number that `branches` of a collective uses.
     number: usize,
     name: &'a str,
     computation: &'a str,
@@ -21,8 +21,8 @@ pub struct ConditionalSum<'a> {
     branches: Vec<BranchSum<'a>>,
 }
 
-/// What a branch moves: as often as devices take it, where that is known, else if it is taken each time that its
-/// conditional runs.
+/// The bytes that a branch moves: as often as devices take it, where that is known, else as if it were taken each time
+/// that its conditional runs.
 #[derive(Serialize)]
 struct BranchSum<'a> {
     /// `true`, `false`, or the value of the selector.
@@ -32,7 +32,7 @@ struct BranchSum<'a> {
     all: Moved,
 }
 
-/// The conditionals that have any of these collectives in them.
+/// Returns the conditionals that contain any of these collectives.
 pub fn sums(found: &ModuleCollectives) -> Vec<ConditionalSum<'_>> {
     let all = found.conditionals.iter().enumerate();
     all.filter_map(|(number, conditional)| {
@@ -60,7 +60,7 @@ fn branch_sum<'a>(found: &ModuleCollectives, when: &'a str, at: (usize, usize)) 
     BranchSum { when, collectives, all: Moved::of(executions, moved) }
 }
 
-/// `true`, `1 of 3`, and `true > 1 of 3` for one in another.
+/// Returns `true`, `1 of 3`, or `true > 1 of 3` for a branch within another.
 pub fn branch_text(conditionals: &[Conditional], entry: &ModuleCollective) -> String {
     let one = |it: &Branch| {
         let when = conditionals.get(it.conditional).and_then(|conditional| conditional.branches.get(it.branch));
@@ -72,7 +72,7 @@ pub fn branch_text(conditionals: &[Conditional], entry: &ModuleCollective) -> St
     entry.branches.iter().map(one).collect::<Vec<_>>().join(" > ")
 }
 
-/// Prints what each branch moves.
+/// Prints the bytes that each branch moves.
 pub fn print(found: &ModuleCollectives) {
     let conditionals = sums(found);
     if conditionals.is_empty() {

@@ -1,12 +1,12 @@
-//! `hlo-dump cost`: what a program costs, and what bounds it.
+//! `hlo-dump cost`: the cost of a program, and the resource that limits it.
 
 use std::cmp::Reverse;
 
 use anyhow::{Result, bail};
 use indexmap::IndexMap;
-use meshloom_hlo::Amount;
-use meshloom_hlo::analysis::cost::{Assumptions, InstructionCost, LoopCost, Roofline, ScopeCost, Seconds};
-use meshloom_hlo::analysis::{Chip, CostOptions, ModuleCost, Work, cost};
+use meshloom_analysis::Amount;
+use meshloom_analysis::cost::{Assumptions, InstructionCost, LoopCost, Roofline, ScopeCost, Seconds};
+use meshloom_analysis::{Chip, CostOptions, ModuleCost, Work, cost};
 use meshloom_hlo::table::Table;
 use serde::Serialize;
 
@@ -77,7 +77,7 @@ struct Row {
 }
 
 impl Row {
-    /// The sum of nothing.
+    /// Returns a row with the sum of nothing.
     fn empty(name: &str, executions: u64) -> Row {
         let executions = Some(Amount::Exactly(executions));
         Row { name: name.to_owned(), executions, total: Work::default(), seconds: None, from: String::new() }
@@ -123,14 +123,14 @@ fn rows(cost: &ModuleCost, by: CostBy) -> Vec<Row> {
         }
     };
     let time = |row: &Row| row.seconds.map_or(0.0, |seconds| seconds.serial);
-    // Without a chip, by what takes longest on most.
+    // Without a chip all times are 0: then operations decide, and after them bytes.
     rows.sort_by(|a, b| {
         time(b).total_cmp(&time(a)).then(b.total.flops.cmp(&a.total.flops)).then(b.total.bytes().cmp(&a.total.bytes()))
     });
     rows
 }
 
-/// The loops, and what is outside of all of them.
+/// Returns the loops, and the instructions outside of all loops.
 fn loops(cost: &ModuleCost) -> Vec<Row> {
     let row = |it: &LoopCost| {
         let times = output::bounds_of_times(it.trips);

@@ -1,9 +1,7 @@
-//! `hlo-dump diff`: what changed between two programs, by meaning.
+//! `hlo-dump diff`: the differences in meaning between two programs.
 
 use anyhow::{Result, bail};
-use meshloom_hlo::analysis::{
-    CollectiveChange, CostOptions, ModuleDiff, ModuleMemory, Occurrence, OpChange, cost, diff,
-};
+use meshloom_analysis::{CollectiveChange, CostOptions, ModuleDiff, ModuleMemory, Occurrence, OpChange, cost, diff};
 use meshloom_hlo::table::Table;
 use serde::Serialize;
 
@@ -102,7 +100,7 @@ fn print_figures(figures: &[Figure]) {
     output::table(table, 0);
 }
 
-/// `+12.5 %`.
+/// Returns `+12.5 %`.
 fn change(before: u64, after: u64) -> String {
     match (before, after) {
         (before, after) if before == after => "=".to_owned(),
@@ -150,7 +148,7 @@ fn print_changes(changes: &ModuleDiff, limit: usize) {
     print("moved names", names, limit);
 }
 
-/// A table under a heading, if it has rows.
+/// Prints a table under a heading, if it has rows.
 fn print<R>(heading: &str, table: Table<R>, limit: usize) {
     if table.columns.iter().any(|column| !column.cells.is_empty()) {
         line("");
@@ -159,7 +157,7 @@ fn print<R>(heading: &str, table: Table<R>, limit: usize) {
     }
 }
 
-/// `+` for new or more, `-` for gone or fewer, `~` for as many but different.
+/// Returns `+` for new or more, `-` for gone or fewer, `~` for as many but different.
 fn sign(before: Occurrence, after: Occurrence) -> &'static str {
     let size = |it: Occurrence| (it.executions.bound().unwrap_or(u64::MAX), it.count);
     match size(after).cmp(&size(before)) {

@@ -1,12 +1,14 @@
-//! What a program was emitted with, beside what a plugin made of it: collectives by kind and mesh axes.
+//! The collectives of a program as emitted, beside those of the program that a plugin made of it, by kind and mesh
+//! axes.
 
 use anyhow::{Context, Result, bail};
 use indexmap::IndexMap;
-use meshloom_hlo::analysis::{Chip, ModuleCollective, ModuleCollectives};
+use meshloom_analysis::{Chip, ModuleCollective, ModuleCollectives};
 use serde::Serialize;
 
-use crate::collectives::{self, Moved, axes_of};
+use crate::collectives::{self, axes_of};
 use crate::input::Loaded;
+use crate::moved::Moved;
 
 /// The collectives of a kind over some axes.
 #[derive(Serialize)]
@@ -16,13 +18,13 @@ pub struct KindOverAxes {
     sums: Sums,
 }
 
-/// What collectives over some axes come to, before and after a plugin.
+/// The sums of collectives over some axes, before and after a plugin.
 #[derive(Serialize)]
 pub struct Sums {
     pub axes: String,
     pub emitted: Moved,
     pub compiled: Moved,
-    /// Compiled bytes over emitted bytes; none where one of them is not known, or where nothing was emitted.
+    /// Compiled bytes over emitted bytes; `None` if one of them is not known, or if nothing was emitted.
     pub ratio: Option<f64>,
 }
 
@@ -51,11 +53,11 @@ impl Sums {
 
 /// A program before and after a plugin compiled it.
 pub struct Ahead {
-    /// The collectives before; none where XLA is to partition the program.
+    /// The collectives before; `None` if XLA is to partition the program.
     pub emitted: Option<ModuleCollectives>,
     /// The compiled program.
     pub after: Loaded,
-    /// What it was compiled for, if rates of it are published.
+    /// The chip that it was compiled for, if the chip's rates are published.
     pub chip: Option<&'static Chip>,
 }
 
@@ -64,7 +66,7 @@ impl Ahead {
         self.chip.with_context(|| format!("{}: no rates are published for its chip", self.after.name))
     }
 
-    /// The collectives of both.
+    /// Compares the collectives of both.
     pub fn compared(&self) -> Result<Emitted> {
         let Some(before) = &self.emitted else {
             bail!(
@@ -86,8 +88,8 @@ pub struct Emitted {
 }
 
 impl Emitted {
-    /// Compares two programs. An asynchronous collective counts where it starts; one that the plugin made another kind
-    /// of is fewer of its own kind and more of the other.
+    /// Compares two programs. An asynchronous collective counts where it starts. A collective that the plugin made
+    /// another kind of counts as one fewer of its own kind and one more of the other.
     pub fn compared(emitted: &ModuleCollectives, compiled: &ModuleCollectives) -> Emitted {
         let of_kind = groups(emitted, compiled, |entry| (entry.kind.name(), axes_of(entry)));
         let of_axes = groups(emitted, compiled, axes_of);
@@ -120,7 +122,7 @@ impl Emitted {
     }
 }
 
-/// The collectives of two programs that are alike in something, in the order of the first.
+/// Returns the collectives of two programs that are alike in something, in the order of the first.
 fn groups<K: std::hash::Hash + Eq>(
     before: &ModuleCollectives,
     after: &ModuleCollectives,

@@ -1,25 +1,25 @@
-//! `hlo-dump explain`: why a tensor is sharded so.
+//! `hlo-dump explain`: the reason for a tensor's sharding.
 
 use anyhow::{Result, bail};
+use meshloom_analysis::{StatedFrom, TracedStep, trace_sharding};
 use meshloom_hlo::Stage;
-use meshloom_hlo::analysis::{StatedFrom, TracedStep, trace_sharding};
 use serde::Serialize;
 
 use crate::arguments::{Explain, Input};
-use crate::configs::run::Explanation;
-use crate::input::{Loaded, Run, load};
+use crate::input::{Loaded, load};
 use crate::output::{self, BOLD, DIM, line, paint};
+use crate::run::{Explanation, Run};
 
-/// More tensors than this share a name only where the name says nothing.
+/// The most tensors that are shown. A name that more tensors share does not tell them apart.
 const MOST: usize = 8;
 
 #[derive(Serialize)]
 struct Answer<'a> {
     tensor: &'a str,
-    /// From a run config: the chain of origins.
+    /// The chain of origins, from a run config.
     #[serde(skip_serializing_if = "Option::is_none")]
     explanations: Option<Vec<Explanation>>,
-    /// From HLO: the way to where a sharding is stated.
+    /// The way to a stated sharding, from HLO.
     #[serde(skip_serializing_if = "Option::is_none")]
     stated: Option<Vec<StatedFrom>>,
 }
@@ -46,13 +46,13 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
     line(&paint(BOLD, &loaded.title()));
     for explanation in explanations.iter().flatten() {
         line("");
-        explanation.print();
+        print_explanation(explanation);
     }
     for stated in stated.iter().flatten() {
         line("");
         print_stated(stated);
     }
-    // It is the same for all.
+    // Whether the module is partitioned is the same for all.
     match stated.as_deref().unwrap_or_default() {
         [] => {}
         [first, ..] if first.partitioned => {
@@ -68,7 +68,7 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
 
 fn explained(run: &dyn Run, tensor: &str) -> Result<Vec<Explanation>> {
     let mut found = run.explain(tensor)?;
-    // A layer that is written out several times says the same several times.
+    // A layer that is written out several times gives the same explanation several times.
     found.dedup();
     if found.len() > MOST {
         output::note(&format!("{} tensors are called \"{tensor}\"; these are the first {MOST}", found.len()));
@@ -84,6 +84,22 @@ fn traced(loaded: &Loaded, tensor: &str) -> Result<Vec<StatedFrom>> {
         found.truncate(MOST);
     }
     Ok(found)
+}
+
+#[cfg(feature = "configs")]
+fn print_explanation(explanation: &Explanation) {
+    for (depth, step) in explanation.steps.iter().enumerate() {
+        let meshloom::sharding::ExplainedStep { name, ty, spec, because, source } = step;
+        let indent = "  ".repeat(depth);
+        let source = source.as_ref().map(|source| paint(DIM, &format!("  {source}"))).unwrap_or_default();
+        line(&format!("{indent}{}  {ty}  {spec}{source}", paint(BOLD, name)));
+        line(&format!("{indent}  {because}"));
+    }
+}
+
+#[cfg(not(feature = "configs"))]
+fn print_explanation(explanation: &Explanation) {
+    match *explanation {}
 }
 
 fn print_stated(stated: &StatedFrom) {

@@ -1,4 +1,4 @@
-//! XLA dump folders (`--xla_dump_to`): finds the file that is meant.
+//! XLA dump folders (`--xla_dump_to`): finds the file that the user means.
 //!
 //! Names are `module_NUMBER.NAME.STAGE.txt`, where the stage is `before_optimizations`, `cpu_after_optimizations`
 //! (`gpu_`, `tpu_` likewise, or a platform with a number), or a pass: `0012.PIPELINE.after_PASS.before_PASS`.
@@ -15,9 +15,9 @@ use crate::arguments::Reading;
 /// A file of a folder.
 pub struct Chosen {
     pub file: PathBuf,
-    /// The same module as a proto, if it lies there.
+    /// The same module as a proto, if the folder has it.
     pub proto: Option<PathBuf>,
-    /// The module before XLA did anything, which still says what the mesh was.
+    /// The module before XLA did anything, which still states the mesh.
     pub unoptimized: Option<PathBuf>,
     pub stage: Option<Stage>,
 }
@@ -26,7 +26,7 @@ pub struct Chosen {
 #[derive(Clone)]
 struct Dump {
     path: PathBuf,
-    /// The name after that of the module, without what says how it is written.
+    /// The rest of the name after the module's, without the form.
     point: String,
     is_text: bool,
     bytes: u64,
@@ -56,7 +56,7 @@ pub fn choose(folder: &Path, reading: &Reading) -> Result<Chosen> {
         (None, Some(stage)) => (at_stage(dumps, stage), Some(stage)),
         (None, None) => {
             let compiled = at_stage(dumps, Stage::Compiled);
-            // A compiler that died left only what it wrote before.
+            // A compiler that died left only the files that it wrote before.
             if compiled.is_empty() { (dumps.clone(), None) } else { (compiled, Some(Stage::Compiled)) }
         }
     };
@@ -93,12 +93,12 @@ pub fn choose(folder: &Path, reading: &Reading) -> Result<Chosen> {
     })
 }
 
-/// The pass of `after_PASS` or `before_PASS`.
+/// Returns the pass of `after_PASS` or `before_PASS`.
 fn plain_pass(word: &str) -> &str {
     word.trim_start_matches("after_").trim_start_matches("before_")
 }
 
-/// Files by the module they are of.
+/// Returns the files by their module.
 fn modules(folder: &Path) -> Result<BTreeMap<String, Vec<Dump>>> {
     let mut modules: BTreeMap<String, Vec<Dump>> = BTreeMap::new();
     for entry in std::fs::read_dir(folder).context("cannot list it")? {
@@ -114,7 +114,8 @@ fn modules(folder: &Path) -> Result<BTreeMap<String, Vec<Dump>>> {
     Ok(modules)
 }
 
-/// Module, point and form of a dump's file name; none for other files, and for what XLA writes beside its modules.
+/// Splits a dump's file name into module, point and form; `None` for other files, and for files that XLA writes beside
+/// its modules.
 pub fn parts(name: &str) -> Option<(String, String, bool)> {
     let plain = name.strip_suffix(".gz").unwrap_or(name);
     let (stem, is_text) = match plain.strip_suffix(".txt").or_else(|| plain.strip_suffix(".hlo")) {
@@ -137,7 +138,7 @@ pub fn parts(name: &str) -> Option<(String, String, bool)> {
     if !stem.starts_with("module_") || beside.iter().any(|word| stem.contains(word)) {
         return None;
     }
-    // The module's name may have dots itself: the point begins at a word that XLA writes.
+    // The module's name may contain dots: the point begins at a word that XLA writes.
     let words: Vec<&str> = stem.split('.').collect();
     let starts = |word: &str| {
         word.ends_with("before_optimizations")
@@ -160,7 +161,7 @@ fn largest(modules: &BTreeMap<String, Vec<Dump>>) -> Option<(&String, &Vec<Dump>
 /// Finds the module that a user means.
 ///
 /// # Errors
-/// None or several of the modules have that name.
+/// No module or several modules have that name.
 pub fn named<'a, D>(modules: &'a BTreeMap<String, D>, wanted: &str) -> Result<(&'a String, &'a D)> {
     let is_number = |name: &str| {
         let number = name.strip_prefix("module_").and_then(|rest| rest.split('.').next()).unwrap_or_default();
@@ -177,7 +178,7 @@ pub fn named<'a, D>(modules: &'a BTreeMap<String, D>, wanted: &str) -> Result<(&
             bail!("--module {wanted}: no module is called so{near}; there are {}", names.join(", "))
         }
         [one] => Ok(*one),
-        // `jit_f` is meant where there is a `jit_f_backward` too.
+        // `jit_f` is the module `jit_f`, even if there is a `jit_f_backward` too.
         several => match several.iter().find(|(name, _)| name.split('.').nth(1) == Some(wanted)) {
             Some(exact) => Ok(*exact),
             None => {
@@ -188,7 +189,7 @@ pub fn named<'a, D>(modules: &'a BTreeMap<String, D>, wanted: &str) -> Result<(&
     }
 }
 
-/// The dumps at a stage: one, or one in each form.
+/// Returns the dumps at a stage: one, or one in each form.
 fn at_stage(dumps: &[Dump], stage: Stage) -> Vec<Dump> {
     let words: &[&str] = match stage {
         Stage::Compiled => &["after_optimizations"],
@@ -197,7 +198,7 @@ fn at_stage(dumps: &[Dump], stage: Stage) -> Vec<Dump> {
         }
         Stage::Sharded => &["after_sharding-propagation", "after_shardy", "before_spmd-partitioning"],
         Stage::Traced => &["before_optimizations"],
-        // Only meshloom's own programs have these.
+        // Only meshloom's own programs have these stages.
         Stage::Transformed | Stage::Differentiated => &[],
     };
     let of = |word: &&str| {

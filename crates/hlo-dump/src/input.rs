@@ -1,32 +1,27 @@
-//! From an argument to a module.
+//! Loads a module from a command-line argument.
 
-use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use maud::Markup;
-use meshloom_hlo::analysis::memory::Backend;
-use meshloom_hlo::analysis::{Devices, Partitioning, device_count, longest_program, mesh_of};
+use meshloom_analysis::{Devices, Partitioning, device_count, longest_program, mesh_of};
 use meshloom_hlo::mesh::{Mesh, MeshError};
 use meshloom_hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
 use meshloom_hlo::read::{self, ReadError};
 use meshloom_hlo::xplane::{ProfiledProgram, XSpace};
-use meshloom_hlo::{Stage, files};
+use meshloom_hlo::{PlatformKind, Stage};
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
-use crate::configs::run::{self, Explanation};
+use crate::configs;
 use crate::folder;
 use crate::output::{BOLD, Busy, WARN, line, paint, plural};
-use crate::report::shardings::ShardingRow;
+use crate::run::Run;
+use crate::source::{self, STANDARD_INPUT, read_all};
 use crate::streams;
-use crate::traffic::Diloco;
 
-const STANDARD_INPUT: &str = "standard input";
-
-/// A module, with all that is known of it.
+/// A module, with everything that is known of it.
 pub struct Loaded {
-    /// What was given: a path, or "standard input".
+    /// The name of the input: a path, or "standard input".
     pub name: String,
     pub module: HloModuleProto,
     pub config: Option<HloModuleConfigProto>,
@@ -34,71 +29,23 @@ pub struct Loaded {
     pub mesh: Option<Mesh>,
     pub devices: Devices,
     pub partitioning: Partitioning,
-    /// What it is: "HLO text", "run config".
+    /// The form of the input: "HLO text", "run config".
     pub form: &'static str,
     pub stage: Option<Stage>,
-    /// Where it comes from a run config.
+    /// The run config that it comes from, if any.
     pub run: Option<Box<dyn Run>>,
-    /// Where it comes from a profile.
+    /// The profile that it comes from, if any.
     pub profile: Option<Profile>,
 }
 
-/// A profile, and which of the programs in it is meant.
+/// A profile, and the program in it that is meant.
 pub struct Profile {
     pub space: XSpace,
-    /// The profile's number for the program; none if it has no program.
+    /// The profile's number for the program; `None` if the profile has no program.
     pub program: Option<i64>,
 }
 
-/// What a run config knows of its program.
-pub trait Run {
-    #[cfg(feature = "configs")]
-    fn config(&self) -> &meshloom_train::config::RunConfig;
-
-    /// The compiler that the config's program is for, if it says so.
-    fn backend(&self) -> Option<Backend>;
-
-    /// The mesh of the program: of one replica, if the program is. Before sharding, the mesh that it is to be spread
-    /// over.
-    fn mesh(&self) -> Option<&Mesh>;
-
-    /// Train steps in one execution of the program.
-    fn steps_per_call(&self) -> u64;
-
-    /// When replicas sync, if the config has them do it now and then.
-    fn diloco(&self) -> Result<Option<Diloco>>;
-
-    /// Why the tensors of a name are sharded so.
-    fn explain(&self, tensor: &str) -> Result<Vec<Explanation>>;
-
-    /// meshloom's own graph, as text.
-    fn graph_text(&self) -> String;
-
-    /// What computes the ops that have several implementations.
-    fn kernels(&self) -> Vec<KernelRow>;
-
-    /// Values that our partitioner had to gather for an op, each as a sentence.
-    fn gathered_for_ops(&self) -> Vec<String>;
-
-    /// How values are sharded by the rules; none if XLA is to decide, or there is one device.
-    fn shardings(&self) -> Option<Vec<ShardingRow>>;
-
-    /// The schedule of the config's pipeline, as a section of the report's page.
-    fn pipeline_section(&self) -> Result<Option<Markup>>;
-}
-
-/// What computes an op, with its operands on one device.
-#[derive(Serialize)]
-pub struct KernelRow {
-    pub op: String,
-    pub operands: String,
-    pub implementation: String,
-    pub how: String,
-    /// How often it stands in the program.
-    pub count: usize,
-}
-
-/// JSON of an input: what it is, and what a command found.
+/// The JSON of an input: its description, and the findings of a command.
 #[derive(Serialize)]
 pub struct Found<'a, T> {
     #[serde(flatten)]
@@ -107,7 +54,7 @@ pub struct Found<'a, T> {
     answer: &'a T,
 }
 
-/// What JSON says of an input.
+/// The description of an input in JSON.
 #[derive(Serialize)]
 pub struct Described<'a> {
     input: &'a str,
@@ -145,22 +92,22 @@ impl Loaded {
         self.module.computations.iter().map(|computation| computation.instructions.len() as u64).sum()
     }
 
-    /// Whether there are devices that no mesh names.
+    /// Whether there are several devices and no mesh names them.
     pub fn is_nameless(&self) -> bool {
         self.mesh.is_none() && self.device_count() > 1
     }
 
-    /// The compiler that the program is for, if a run config says so.
-    pub fn backend(&self) -> Option<Backend> {
+    /// Returns the compiler that the program is for, if a run config states it.
+    pub fn backend(&self) -> Option<PlatformKind> {
         self.run.as_ref().and_then(|run| run.backend())
     }
 
-    /// Train steps in one execution of the program.
+    /// Returns the number of train steps in one execution of the program.
     pub fn steps_per_execution(&self) -> u64 {
         self.run.as_ref().map_or(1, |run| run.steps_per_call())
     }
 
-    /// `jit_step (HLO text, 8 devices, data=2,fsdp=4)`.
+    /// Returns `jit_step (HLO text, 8 devices, data=2,fsdp=4)`.
     pub fn title(&self) -> String {
         let stage = self.stage.map(|stage| format!("{stage}, ")).unwrap_or_default();
         let mesh = self.mesh.as_ref().map(|mesh| format!(", {mesh}")).unwrap_or_default();
@@ -168,12 +115,12 @@ impl Loaded {
         format!("{} ({stage}{}, {devices}{mesh})", self.module.name, self.form)
     }
 
-    /// What names it on the command line.
+    /// Returns the argument that names it on the command line.
     pub fn argument(&self) -> &str {
         if self.name == STANDARD_INPUT { "-" } else { &self.name }
     }
 
-    /// Prints the title, and below it what everything that follows has to be read with.
+    /// Prints the title, and below it a warning that applies to everything that follows.
     pub fn print_title(&self) {
         line(&paint(BOLD, &self.title()));
         if let Some(warning) = self.unpartitioned() {
@@ -181,7 +128,8 @@ impl Loaded {
         }
     }
 
-    /// That the module is not the program of one device, and how to get that program; none if it is.
+    /// Returns a warning that the module is not the program of one device, with the way to that program; `None` if it
+    /// is.
     pub fn unpartitioned(&self) -> Option<String> {
         let Partitioning::Pending { instruction } = &self.partitioning else { return None };
         let partitioned = match (&self.run, self.stage) {
@@ -199,17 +147,12 @@ impl Loaded {
     }
 }
 
-/// What messages call a path.
-pub fn name(path: &Path) -> String {
-    if path == Path::new("-") { STANDARD_INPUT.to_owned() } else { path.display().to_string() }
-}
-
 pub fn load(input: &Input) -> Result<Loaded> {
     load_path(&input.path, &input.reading)
 }
 
 pub fn load_path(path: &Path, reading: &Reading) -> Result<Loaded> {
-    let name = name(path);
+    let name = source::name(path);
     load_named(path, &name, reading).with_context(|| name)
 }
 
@@ -244,7 +187,7 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
     }
 }
 
-/// The program of a profile: the one that is asked for, or the one that took most of the time.
+/// Returns the program of a profile: the one that is asked for, or the one that took most of the time.
 fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> {
     let programs = space.programs();
     let names = || programs.iter().map(|program| program.name).collect::<Vec<_>>().join(", ");
@@ -278,30 +221,17 @@ fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> 
     Ok(Loaded { form: "program of a profile", profile: Some(Profile { space, program: Some(id) }), ..loaded })
 }
 
-/// A profile of a program that is given otherwise.
+/// Returns a profile whose program is given separately.
 pub fn load_profile(path: &Path) -> Result<Profile> {
     let read = || -> Result<XSpace> { Ok(XSpace::read(&read_all(path)?, &streams::limits())?) };
     let space = read().with_context(|| path.display().to_string())?;
     Ok(Profile { space, program: None })
 }
 
-/// A sign of life for what takes longer than people wait without one.
+/// Shows a sign of life while a large input is read.
 fn busy(name: &str, bytes: usize) -> Option<Busy> {
     const LARGE: usize = 16 << 20;
     (bytes >= LARGE).then(|| Busy::new(&format!("reading {name} ({} MB)", bytes / 1_000_000)))
-}
-
-/// The bytes of a file, or those of the standard input; one more than the limit where there are more.
-pub fn read_all(path: &Path) -> Result<Vec<u8>> {
-    let limit = streams::limits().input_bytes;
-    if path == Path::new("-") {
-        return streams::read(limit.saturating_add(1)).context("cannot read it");
-    }
-    let file = files::open(path).context("cannot open it")?;
-    let length = file.metadata().map_or(0, |metadata| metadata.len());
-    let mut bytes = Vec::with_capacity(length.min(limit) as usize);
-    file.take(limit.saturating_add(1)).read_to_end(&mut bytes).context("cannot read it")?;
-    Ok(bytes)
 }
 
 /// Returns the text of a run config, if the user has named the file as one. A config tells compilers what to do and
@@ -311,7 +241,7 @@ fn not_hlo(path: &Path, bytes: &[u8], error: ReadError) -> Result<String> {
     let is_named = path.extension().is_some_and(|extension| extension == "toml");
     match text.filter(|_| is_named) {
         Some(text) => Ok(text.to_owned()),
-        None if text.is_some_and(run::is_config) && matches!(error, ReadError::OtherText { .. }) => Err(anyhow!(
+        None if text.is_some_and(configs::is_config) && matches!(error, ReadError::OtherText { .. }) => Err(anyhow!(
             "this is TOML, as run configs are, and a run config tells compilers what to do: if it is one and you trust \
              it, give --run-config, or name the file .toml"
         )),
@@ -326,14 +256,14 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
     let waiting = busy(&name, bytes.len());
     let mut found = read::read(&bytes, &streams::limits()).with_context(|| name.clone())?;
     drop(waiting);
-    // The text says for how many devices it is, the proto beside it where the buffers are.
+    // The text states the number of devices; the proto beside it has the buffers.
     if let Some(proto) = chosen.proto.filter(|_| found.buffers.is_none())
         && let Ok(beside) = read::read(&read_all(&proto)?, &streams::limits())
     {
-        // They name instructions by the proto's ids.
+        // The buffers refer to instructions by the proto's ids.
         (found.module, found.buffers) = (beside.module, beside.buffers);
     }
-    // A compiled module does not say what the mesh was.
+    // A compiled module does not state its mesh.
     let mesh_before = || {
         let Some(unoptimized) = &chosen.unoptimized else { return Ok(None) };
         let before = read::read(&read_all(unoptimized)?, &streams::limits());
@@ -341,14 +271,14 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
     };
     let mut loaded = from_hlo(found, &name, &Reading { stage: None, ..reading.clone() }, mesh_before)?;
     loaded.stage = chosen.stage;
-    // The name of the file says so, whatever the module looks like.
+    // The name of the file states the stage, whatever the module looks like.
     if chosen.stage.is_some_and(|stage| stage >= Stage::Partitioned) && loaded.partitioning.is_pending() {
         loaded.partitioning = Partitioning::Done;
     }
     Ok(loaded)
 }
 
-/// A module, with the mesh that it names or, if it names none, the one that `mesh_before` knows from elsewhere.
+/// Returns a module, with the mesh that it names or, if it names none, the one that `mesh_before` finds elsewhere.
 fn from_hlo(
     found: read::Found,
     name: &str,
@@ -379,7 +309,7 @@ fn from_hlo(
         (None, named) => named,
     };
     let devices = match &mesh {
-        // A module that names no device is for as many as the mesh has.
+        // A module that names no device is for all devices of the mesh.
         Some(mesh) if count == 1 => Devices::partitioned(mesh.device_count()),
         _ => devices,
     };
@@ -401,7 +331,7 @@ fn from_hlo(
     })
 }
 
-/// A mesh for a module of so many devices; of 1, if it names none.
+/// Returns a mesh for a module of this many devices. A module with one device may name none, and takes any mesh.
 fn mesh_for(text: &str, devices: u64) -> Result<Mesh> {
     let devices = usize::try_from(devices).unwrap_or(usize::MAX);
     if devices == 1 && !text.contains("-1") {
@@ -421,7 +351,7 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
         bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
     }
     let stage = reading.stage.unwrap_or(Stage::Partitioned);
-    let (run, program) = run::read(text, name, stage, &[&reading.set[..], &reading.config_set].concat())?;
+    let (run, program) = configs::read(text, name, stage, &[&reading.set[..], &reading.config_set].concat())?;
     let mesh = run.mesh().cloned();
     let devices = Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count));
     let module = program.hlo_module.ok_or_else(|| anyhow!("the plugin gave no module"))?;

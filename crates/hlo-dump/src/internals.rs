@@ -2,18 +2,18 @@
 //! change or remove it.
 
 use clap::CommandFactory;
-use meshloom_hlo::Bounds;
-use meshloom_hlo::analysis::{ScopeGraph, StepTraffic};
+use meshloom_analysis::Bounds;
+use meshloom_analysis::{ScopeGraph, StepTraffic};
 
 use crate::report::graph::{Edge, Scope, ScopeTree};
 use crate::traffic::series::{Row, spread};
 
 pub use crate::arguments::parse_bytes;
 pub use crate::folder::{named as module_named, parts as parts_of_name};
+pub use crate::markup::chart::{Area, byte_ticks, fitting, shortened, ticks};
+pub use crate::markup::html::{Cell, document, json, table};
 pub use crate::output::{clipped, human_bytes, human_count, seconds, thousands};
-pub use crate::report::chart::{Area, byte_ticks, fitting, shortened, ticks};
 pub use crate::report::costs::{common_scopes, squarified};
-pub use crate::report::html::{Cell, document, json, table};
 pub use crate::report::lanes::{Span, visible};
 pub use crate::traffic::series::overrides;
 pub use crate::traffic::{BAR, bar};

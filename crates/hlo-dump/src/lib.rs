@@ -1,7 +1,7 @@
 //! `hlo-dump`: shows any partitioned program.
 //!
-//! Each command is a file: it loads its inputs (`input.rs`), calls `meshloom_hlo::analysis`, and prints a table or
-//! JSON (`output.rs`). `meshloom-hlo` computes; a command only prints.
+//! Each command is a file: it loads its inputs (`input.rs`), calls `meshloom_analysis`, and prints a table or JSON
+//! (`output.rs`). `meshloom_analysis` computes; a command only prints.
 //!
 //! [`main`] is the program. [`run`] runs a command within another process: its input and output are in memory, and
 //! several threads may run commands at the same time.
@@ -10,6 +10,8 @@ mod arguments;
 mod check;
 mod collectives;
 mod conditionals;
+#[cfg_attr(not(feature = "configs"), path = "config_commands/absent.rs")]
+mod config_commands;
 #[cfg_attr(not(feature = "configs"), path = "configs/absent.rs")]
 mod configs;
 mod cost;
@@ -20,13 +22,17 @@ mod folder;
 mod input;
 #[doc(hidden)]
 pub mod internals;
+mod markup;
 mod memory;
+mod moved;
 mod output;
 mod overlap;
 mod replication;
 mod report;
+mod run;
 mod selection;
 mod show;
+mod source;
 mod streams;
 mod traffic;
 
@@ -79,25 +85,25 @@ found a violation, `bisect` a symptom, or `diff --exit-code` a difference; 2 an 
 enum Command {
     /// Print the program: as HLO text, a proto, JSON, a drawing, or a page
     Show(Show),
-    /// What moves: each collective with its mesh axes, bytes, executions and source line
+    /// List what moves: each collective with its mesh axes, bytes, executions and source line
     #[command(visible_alias = "comms")]
     Collectives(Collectives),
-    /// What crosses a slow axis at which step: over a sync period, in each branch that is taken
+    /// List the traffic over a slow axis by step: over a sync period, in each branch that is taken
     Traffic(Traffic),
-    /// What fills memory: arguments, outputs, temporaries, and the buffers live at the peak
+    /// Show what fills memory: arguments, outputs, temporaries, and the buffers live at the peak
     Memory(Memory),
-    /// What a program costs on a chip: operations, bytes, and whether compute, memory or links limit it
+    /// Estimate what a program costs on a chip: operations, bytes, and whether compute, memory or links limit it
     Cost(Cost),
-    /// Why a tensor has its sharding: from rule or annotation, op by op
+    /// Explain why a tensor has its sharding: from rule or annotation, op by op
     Explain(Explain),
-    /// What changed between two programs, by meaning: renumbering is no difference
+    /// Compare two programs by meaning: renumbering is no difference
     Diff(Diff),
-    /// Everything on one page that needs no network
+    /// Put everything on one page that needs no network
     Report(Report),
     /// Hold a program to limits, for CI
     Check(Check),
     #[command(flatten)]
-    Configs(configs::commands::Command),
+    Configs(config_commands::Command),
     /// Print shell completions
     Completions {
         /// The shell
@@ -120,7 +126,7 @@ pub(crate) enum Outcome {
 }
 
 /// The program: it reads the process's arguments and streams, and logs what the compiler reports. It ends the process
-/// where a reader of its output has gone away.
+/// if a reader of its output has gone away.
 pub fn main() -> ExitCode {
     configs::start();
     ExitCode::from(execute(std::env::args_os()))
@@ -139,7 +145,7 @@ pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>, caller: Ca
 fn execute(command_line: impl Iterator<Item = OsString>) -> u8 {
     let arguments = match read_arguments(command_line) {
         Ok(arguments) => arguments,
-        // Help is no error, and goes to the standard output.
+        // Help is not an error, and goes to the standard output.
         Err(error) => {
             let stream = if error.use_stderr() { Stream::Err } else { Stream::Out };
             let _ = streams::print_styled(stream, &error.render().ansi().to_string());
@@ -160,7 +166,7 @@ fn execute(command_line: impl Iterator<Item = OsString>) -> u8 {
 }
 
 /// Reads the command line. A negative number is a value, which the option then refuses in its own words. A limit of
-/// rows with `--json`, which has them all, is an error.
+/// rows with `--json`, which prints all rows, is an error.
 fn read_arguments(command_line: impl Iterator<Item = OsString>) -> Result<Arguments, clap::Error> {
     let takes_numbers = |argument: clap::Arg| match argument.get_action().takes_values() && !argument.is_positional() {
         true => argument.allow_negative_numbers(true),
@@ -206,7 +212,7 @@ fn execute_command(arguments: Arguments) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The manual page of a command, or of all.
+/// Prints the manual page of a command, or of all.
 fn manual(name: Option<&str>) -> Result<()> {
     let all = Arguments::command();
     let page = match name {

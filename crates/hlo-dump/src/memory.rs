@@ -1,8 +1,8 @@
-//! `hlo-dump memory`: what a program needs of each device's memory, and what fills it.
+//! `hlo-dump memory`: the device memory that a program needs, and the values that fill it.
 
 use anyhow::Result;
-use meshloom_hlo::analysis::memory::{MemoryForm, UpperMemory, memory_of_assignment, upper};
-use meshloom_hlo::analysis::{Chip, ModuleMemory, memory};
+use meshloom_analysis::memory::{MemoryForm, UpperMemory, memory_of_assignment, upper};
+use meshloom_analysis::{Chip, ModuleMemory, memory};
 use meshloom_hlo::table::Table;
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ use crate::selection::{check_scope, given, note_if_empty};
 struct Answer<'a> {
     #[serde(flatten)]
     memory: &'a ModuleMemory,
-    /// None for a compiled module.
+    /// The upper bound; `None` for a compiled module.
     upper: Option<UpperMemory>,
     chip: Option<&'a str>,
     chip_bytes: Option<u64>,
@@ -59,7 +59,7 @@ pub fn run(arguments: &Memory, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// The memory of an input: by the compiler's own assignment where there is one.
+/// Returns the memory of an input: by the compiler's own assignment if there is one.
 pub fn of(loaded: &Loaded) -> Result<ModuleMemory> {
     match &loaded.buffers {
         Some(buffers) if !buffers.buffer_allocations.is_empty() => Ok(memory_of_assignment(&loaded.module, buffers)),
@@ -67,7 +67,8 @@ pub fn of(loaded: &Loaded) -> Result<ModuleMemory> {
     }
 }
 
-/// The most that a device needs by what is known: for a module that is not compiled, with the margin of its compiler.
+/// Returns the most that a device needs as far as is known: for a module that is not compiled, with the margin of its
+/// compiler.
 pub fn most(loaded: &Loaded) -> Result<(u64, Option<UpperMemory>)> {
     let found = of(loaded)?;
     let upper = upper(&found, loaded.backend());

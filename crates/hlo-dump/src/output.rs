@@ -1,14 +1,14 @@
-//! What is printed: tables that fit a terminal, bytes in words and to the byte, colours where somebody sees them.
+//! The output of commands: tables that fit a terminal, bytes in words and to the byte, and colours on a terminal.
 
 use std::path::Path;
 
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
 use anyhow::{Context, Result};
+use meshloom_analysis::{Amount, Bounds};
 use meshloom_hlo::message::{counted, shown, three_digits};
 pub use meshloom_hlo::message::{human_bytes, seconds};
 use meshloom_hlo::table::{Column, Kind, Table};
-use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
 use crate::arguments::{Color, Units};
@@ -26,7 +26,7 @@ pub fn configure(color: Color, units: Option<Units>) {
         Color::Never => ColorChoice::Never,
     };
     streams::set_color(choice);
-    /// Fewer columns than this do not hold numbers twice.
+    /// A terminal with fewer columns does not have room for both forms of a number.
     const NARROW: usize = 130;
     let narrow = terminal_width().is_some_and(|width| width < NARROW);
     streams::set_units(units.unwrap_or(if narrow { Units::Human } else { Units::Both }));
@@ -52,11 +52,11 @@ pub fn line(text: &str) {
 
 /// Prints a line beside the result.
 pub fn error_line(text: &str) {
-    // Nobody is left to be told.
+    // If this fails, there is no other way to report it.
     let _ = streams::print(Stream::Err, &format!("{text}\n"));
 }
 
-/// Prints text that is the result, without a line end of its own. A reader that has gone away has all it wanted.
+/// Prints text that is the result, without adding a line end. A reader that has gone away has all it wanted.
 pub fn text(text: &str) -> Result<()> {
     bytes_as_they_are(shown(text).as_bytes())
 }
@@ -74,7 +74,7 @@ pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
     std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Something worth knowing, beside the result.
+/// Prints something worth knowing, beside the result.
 pub fn note(text: &str) {
     error_line(&paint(DIM, &format!("note: {text}")));
 }
@@ -93,7 +93,7 @@ pub fn json(command: &str, value: &impl Serialize) -> Result<()> {
     Ok(())
 }
 
-/// Bytes, as `--units` says.
+/// Returns bytes, in the form of `--units`.
 pub fn bytes(count: u64) -> String {
     match streams::units() {
         Units::Exact => count.to_string(),
@@ -103,12 +103,12 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-/// Bytes that may not be known.
+/// Returns bytes that may not be known.
 pub fn known_bytes(count: Option<u64>) -> String {
     count.map_or("?".to_owned(), bytes)
 }
 
-/// `4.20 T`, for operations.
+/// Returns `4.20 T`, for operations.
 pub fn human_count(count: f64) -> String {
     const UNITS: [(f64, &str); 6] = [(1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
     match UNITS.iter().find(|(scale, _)| count >= *scale) {
@@ -117,7 +117,7 @@ pub fn human_count(count: f64) -> String {
     }
 }
 
-/// Operations, as `--units` says.
+/// Returns operations, in the form of `--units`.
 pub fn count(value: f64) -> String {
     let exact = || if value < 1e18 { thousands(value.round() as u64) } else { format!("{value:.6e}") };
     match streams::units() {
@@ -128,7 +128,7 @@ pub fn count(value: f64) -> String {
     }
 }
 
-/// `4,404,019`.
+/// Returns `4,404,019`.
 pub fn thousands(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -141,31 +141,31 @@ pub fn thousands(count: u64) -> String {
     text
 }
 
-/// `1 collective`, `2 collectives`, `2 microbatches`.
+/// Returns `1 collective`, `2 collectives`, `2 microbatches`.
 pub fn plural(count: u64, what: &str) -> String {
     counted(thousands(count), what)
 }
 
-/// Whether what is needed fits, and how much of what there is it takes.
+/// Returns whether the needed amount fits, and its part of the whole.
 pub fn verdict(needed: u64, there_is: u64, of: &str) -> String {
     let part = 100.0 * needed as f64 / there_is as f64;
     let (style, verdict) = if needed <= there_is { (GOOD, "fits") } else { (BAD, "does not fit") };
     paint(style, &format!("{verdict}: {part:.1} % of {of}"))
 }
 
-/// The source line, and the scopes and the op.
+/// Returns the source line, and the scopes and the op.
 pub fn whence(source: Option<&str>, op_name: &str) -> String {
     [source.unwrap_or_default(), op_name].join(" ").trim().to_owned()
 }
 
-/// What the scope is called that has no name.
+/// The name of the scope without a name.
 pub const NO_SCOPE: &str = "(no scope)";
 
 pub fn or_no_scope(scope: &str) -> &str {
     if scope.is_empty() { NO_SCOPE } else { scope }
 }
 
-/// `once`, `32 times`, `at most once`.
+/// Returns `once`, `32 times`, `at most once`.
 pub fn times(executions: Amount) -> String {
     match executions {
         Amount::Exactly(1) => "once".to_owned(),
@@ -174,7 +174,7 @@ pub fn times(executions: Amount) -> String {
     }
 }
 
-/// `0 to 1 times`, `at least once`.
+/// Returns `0 to 1 times`, `at least once`.
 pub fn bounds_of_times(bounds: Bounds) -> String {
     match (bounds.least, bounds.most) {
         (least, Some(most)) if least == most => times(Amount::Exactly(most)),
@@ -183,12 +183,12 @@ pub fn bounds_of_times(bounds: Bounds) -> String {
     }
 }
 
-/// `3`, `0 to 3`, `>= 3`.
+/// Returns `3`, `0 to 3`, `>= 3`.
 pub fn bounds_of_count(bounds: Bounds) -> String {
     with_bounds(bounds, thousands)
 }
 
-/// `0 B to 1.20 MiB (1,258,291)`.
+/// Returns `0 B to 1.20 MiB (1,258,291)`.
 pub fn bounds_of_bytes(bounds: Bounds) -> String {
     with_bounds(bounds, bytes)
 }
@@ -202,17 +202,17 @@ fn with_bounds(Bounds { least, most }: Bounds, text: fn(u64) -> String) -> Strin
     }
 }
 
-/// The most that it can be: `3`; `>= 3` where only the least is known.
+/// Returns the most that a value can be: `3`; `>= 3` if only the least is known.
 pub fn most(Bounds { least, most }: Bounds, text: fn(u64) -> String) -> String {
     with_bounds(Bounds { least: most.unwrap_or(least), most }, text)
 }
 
-/// A number of executions: `32`, `<= 32` where a branch may not be taken, `?` where it is not known.
+/// Returns a number of executions: `32`, `<= 32` where a branch may not be taken, `?` where it is not known.
 pub fn amount(amount: Amount) -> String {
     with_bound(amount, thousands)
 }
 
-/// A number of bytes that may not be known.
+/// Returns a number of bytes that may not be known.
 pub fn amount_of_bytes(amount: Amount) -> String {
     with_bound(amount, bytes)
 }
@@ -261,7 +261,7 @@ fn fit(columns: &mut Vec<Column>, terminal: usize) {
     }
     let (mut flexible, fixed): (Vec<_>, Vec<_>) = columns.iter_mut().partition(|column| column.kind == Kind::Flexible);
     let mut left = terminal.saturating_sub(fixed.iter().map(|column| natural(column) + 2).sum());
-    // The narrow columns first: the others share what these leave.
+    // The narrow columns come first: the others share the rest.
     flexible.sort_by_key(|column| natural(column));
     let count = flexible.len();
     for (done, column) in flexible.into_iter().enumerate() {
@@ -279,7 +279,8 @@ fn terminal_width() -> Option<usize> {
     terminal_size::terminal_size().map(|(width, _)| usize::from(width.0))
 }
 
-/// Text of at most so many characters: its end says most (a file and line, the last scope), its start something.
+/// Returns at most `width` characters: mostly the end, which says most (a file and line, the last scope), and some of
+/// the start.
 pub fn clipped(text: &str, width: usize) -> String {
     let count = text.chars().count();
     if count <= width {

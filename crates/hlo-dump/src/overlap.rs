@@ -1,11 +1,9 @@
-//! `compile --overlap` and `check --min-overlap`: which transfers a compiled schedule hides.
+//! `compile --overlap` and `check --min-overlap`: the transfers that a compiled schedule hides.
 
 use std::cmp::Ordering;
 
 use anyhow::{Context, Result, bail};
-use meshloom_hlo::analysis::{
-    AxisPart, Chip, CollectiveOverlap, CostOptions, Hidden, ModuleOverlap, overlap, slice_count,
-};
+use meshloom_analysis::{AxisPart, Chip, CollectiveOverlap, CostOptions, Hidden, ModuleOverlap, overlap, slice_count};
 
 use meshloom_hlo::mesh::Mesh;
 
@@ -13,7 +11,7 @@ use crate::collectives::{axes_text, where_from};
 use crate::input::Loaded;
 use crate::output;
 
-/// The time line of a compiled module on a chip.
+/// Returns the time line of a compiled module on a chip.
 pub fn of(loaded: &Loaded, chip: &Chip) -> Result<ModuleOverlap> {
     let slices = slice_count(&loaded.module);
     let slice_devices = (slices > 1).then(|| loaded.device_count() / slices);
@@ -21,17 +19,17 @@ pub fn of(loaded: &Loaded, chip: &Chip) -> Result<ModuleOverlap> {
     overlap(&loaded.module, loaded.mesh.as_ref(), &options).with_context(|| loaded.name.clone())
 }
 
-/// `83.1 %`; a dash where nothing is sent.
+/// Returns `83.1 %`, or a dash where nothing is sent.
 pub fn share_text(hidden: Hidden) -> String {
     hidden.share().map_or("-".to_owned(), |share| format!("{:.1} %", 100.0 * share))
 }
 
-/// Those that are exposed most first.
+/// Compares collectives so that the most exposed come first.
 pub fn by_exposed(a: &CollectiveOverlap, b: &CollectiveOverlap) -> Ordering {
     b.hidden.exposed_seconds.total_cmp(&a.hidden.exposed_seconds)
 }
 
-/// An axis, or a part of one, of the mesh that a module names.
+/// Returns an axis, or a part of one, of the mesh that a module names.
 pub fn axis<'a>(name: &str, loaded: &'a Loaded) -> Result<(AxisPart, &'a Mesh)> {
     let Some(mesh) = &loaded.mesh else {
         bail!("--min-overlap {name}: the module names no mesh; add --mesh, such as --mesh data=2,fsdp=4")
@@ -40,8 +38,8 @@ pub fn axis<'a>(name: &str, loaded: &'a Loaded) -> Result<(AxisPart, &'a Mesh)> 
     Ok((part, mesh))
 }
 
-/// What is hidden over an axis, or of all, and the collectives that are exposed, those that are exposed most first.
-/// What does not say which devices take part may cross any axis.
+/// Returns the hidden share over an axis, or of all, and the exposed collectives, the most exposed first. A collective
+/// that does not state which devices take part may cross any axis.
 pub fn over(found: &ModuleOverlap, axis: Option<&str>, loaded: &Loaded) -> Result<(Hidden, Vec<String>)> {
     let mut transfers: Vec<&CollectiveOverlap> = found.transfers.iter().collect();
     if let Some(name) = axis {

@@ -1,13 +1,13 @@
-//! What every device holds whole, though there are several.
+//! The values that every device holds whole, though there are several devices.
 
+use meshloom_analysis::{ShardedValue, ValueKind, shardings};
 use meshloom_hlo::LOCAL_SHAPES;
-use meshloom_hlo::analysis::{ShardedValue, ValueKind, shardings};
 
 use crate::input::Loaded;
 use crate::output::human_bytes;
 
-/// Parameters of at least so many bytes that are not split at all, and values that our partitioner had to gather for an
-/// op; a module that does not say how its parameters are split is one finding.
+/// Returns parameters of at least `least` bytes that are not split at all, and values that our partitioner had to
+/// gather for an op. A module that does not state how its parameters are split is one finding.
 pub fn found(loaded: &Loaded, least: u64) -> Vec<String> {
     if loaded.device_count() == 1 {
         return Vec::new();

@@ -1,12 +1,12 @@
-//! What `--scope` and other options select, and what is said where they select nothing.
+//! The selections of `--scope` and other options, and the answer if they select nothing.
 //!
 //! One rule holds for all of them: a name that the input does not have is an error, which suggests one that it has. A
-//! selection that can be made and leaves nothing is answered in words.
+//! valid selection that leaves nothing is answered in words.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Result, bail};
-use meshloom_hlo::analysis::source::op_name;
+use meshloom_hlo::source::op_name;
 use meshloom_hlo::suggest::did_you_mean;
 
 use crate::input::Loaded;
@@ -32,7 +32,8 @@ pub fn check_scope(scope: Option<&str>, loaded: &Loaded) -> Result<()> {
     )
 }
 
-/// Says that nothing is left of so many things, and by which options; nothing where something is, or none was given.
+/// Notes that an empty selection comes from the given options. It prints nothing if something is left, or no option was
+/// given.
 pub fn note_if_empty<const N: usize>(left: usize, all: usize, what: &str, options: [Option<String>; N]) {
     let given: Vec<String> = options.into_iter().flatten().collect();
     if left > 0 || given.is_empty() {
@@ -42,7 +43,7 @@ pub fn note_if_empty<const N: usize>(left: usize, all: usize, what: &str, option
     output::note(&format!("nothing is left of {of} by {}", given.join(" ")));
 }
 
-/// An option as it was given: `--scope mlp`.
+/// Returns an option as it was given: `--scope mlp`.
 pub fn given(option: &str, value: &Option<impl ToString>) -> Option<String> {
     value.as_ref().map(|value| format!("{option} {}", value.to_string()))
 }

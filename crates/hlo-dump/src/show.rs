@@ -7,20 +7,23 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
-use meshloom_hlo::analysis::groups::{Devices, device_count};
-use meshloom_hlo::analysis::{Sources, Walk};
+use meshloom_analysis::Amount;
+use meshloom_analysis::Walk;
+use meshloom_analysis::devices::{Devices, device_count};
+use meshloom_hlo::Stage;
 use meshloom_hlo::message::shown;
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProtoWithConfig};
+use meshloom_hlo::source::Sources;
 use meshloom_hlo::stablehlo::{self, WriteOptions};
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::text::{Layouts, TextOptions, print_shape, print_with_config};
-use meshloom_hlo::{Amount, Stage};
 use prost::Message;
 use serde::Serialize;
 
 use crate::arguments::{Emit, Show};
-use crate::input::{KernelRow, Loaded, load};
+use crate::input::{Loaded, load};
 use crate::output;
+use crate::run::KernelRow;
 use crate::streams::{self, Stream};
 
 pub fn run(arguments: &Show, json: bool) -> Result<()> {
@@ -51,7 +54,7 @@ pub fn run(arguments: &Show, json: bool) -> Result<()> {
     }
 }
 
-/// The output form, to which the other options must apply.
+/// Returns the output form, to which the other options must apply.
 fn form(arguments: &Show, json: bool) -> Result<Emit> {
     let emit = match (arguments.emit, json) {
         (None, false) => Emit::Text,
@@ -93,7 +96,7 @@ fn stablehlo(loaded: &Loaded, full: bool) -> Result<String> {
     Ok(stablehlo::write(&loaded.module, &WriteOptions { partitions, replicas, metadata: full })?)
 }
 
-/// The text of one computation, if one is asked for: texts of computations are apart by an empty line.
+/// Returns the text of one computation, if one is asked for: an empty line separates the texts of computations.
 fn one_computation(text: String, arguments: &Show) -> Result<String> {
     let Some(name) = &arguments.computation else { return Ok(text) };
     let name = name.trim_start_matches('%');
@@ -108,7 +111,7 @@ fn one_computation(text: String, arguments: &Show) -> Result<String> {
         .ok_or_else(|| no_computation(name, blocks.iter().map(|block| called(block))))
 }
 
-/// The error for a computation that is not there.
+/// Returns the error for a computation that does not exist.
 pub fn no_computation(name: &str, names: impl Iterator<Item = String>) -> anyhow::Error {
     const SHOWN: usize = 20;
     let names: Vec<String> = names.filter(|name| !name.is_empty() && name != "HloModule").collect();
@@ -117,7 +120,7 @@ pub fn no_computation(name: &str, names: impl Iterator<Item = String>) -> anyhow
     anyhow!("there is no computation \"{name}\"{near}; there are {}{more}", names[..names.len().min(SHOWN)].join(", "))
 }
 
-/// meshloom's own graph at the stage.
+/// Returns meshloom's own graph at the stage.
 fn graph(loaded: &Loaded) -> Result<String> {
     let Some(run) = &loaded.run else { bail!("--emit graph is for run configs: HLO has no meshloom graph") };
     if loaded.stage == Some(Stage::Compiled) {
@@ -131,7 +134,7 @@ struct KernelsAnswer {
     kernels: Vec<KernelRow>,
 }
 
-/// What computes the ops that have several implementations.
+/// Prints the implementation of each op that has several.
 fn kernels(loaded: &Loaded, file: Option<&Path>, json: bool) -> Result<()> {
     let Some(run) = &loaded.run else { bail!("--kernels is for run configs: in HLO an op is what computes it") };
     if !matches!(loaded.stage, Some(Stage::Partitioned | Stage::Compiled)) {
@@ -178,7 +181,7 @@ struct Answer<'a> {
 #[derive(Serialize)]
 struct ComputationAnswer<'a> {
     name: &'a str,
-    /// How often it runs in all; 0 for a reducer or comparator.
+    /// The number of its executions in all; 0 for a reducer or comparator.
     executions: Amount,
     instructions: Vec<InstructionAnswer<'a>>,
 }

@@ -50,9 +50,9 @@ struct Streams {
     place: Place,
     color: ColorChoice,
     units: Units,
-    /// Bytes of an input at most, if the user says so.
+    /// The most bytes of an input, if the user states it.
     max_size: Option<u64>,
-    /// How deep computations may call each other, if the user says so.
+    /// The depth to which computations may call each other, if the user states it.
     max_depth: Option<usize>,
 }
 
@@ -124,7 +124,7 @@ pub fn set_units(units: Units) {
     STREAMS.with_borrow_mut(|streams| streams.units = units);
 }
 
-/// How much of an input is read at most.
+/// Returns the limits of an input.
 pub fn limits() -> Limits {
     STREAMS.with_borrow(|streams| {
         let limits = streams.max_size.map_or_else(Limits::default, Limits::up_to);
@@ -136,7 +136,7 @@ pub fn set_limits(max_size: Option<u64>, max_depth: Option<usize>) {
     STREAMS.with_borrow_mut(|streams| (streams.max_size, streams.max_depth) = (max_size, max_depth));
 }
 
-/// The caller's worker.
+/// Returns the caller's worker.
 #[cfg(feature = "configs")]
 pub fn worker() -> Option<PathBuf> {
     STREAMS.with_borrow(|streams| match &streams.place {
@@ -145,7 +145,7 @@ pub fn worker() -> Option<PathBuf> {
     })
 }
 
-/// Whether a person looks at a stream. Nobody looks at memory.
+/// Whether a stream is a terminal. Memory is none.
 pub fn is_terminal(stream: Stream) -> bool {
     STREAMS.with_borrow(|streams| match (&streams.place, stream) {
         (Place::Memory(_), _) => false,
@@ -169,7 +169,7 @@ pub fn print(stream: Stream, text: &str) -> std::io::Result<()> {
     print_styled(stream, &safe)
 }
 
-/// Prints text of our own. Styles are left out where `--color` or the stream does not have them.
+/// Prints the program's own text. Styles are left out if `--color` or the stream does not have them.
 pub fn print_styled(stream: Stream, text: &str) -> std::io::Result<()> {
     STREAMS.with_borrow_mut(|Streams { place, color, .. }| match (place, stream) {
         (Place::Process, Stream::Out) => AutoStream::new(std::io::stdout(), *color).write_all(text.as_bytes()),
@@ -211,7 +211,7 @@ impl Busy {
         busy
     }
 
-    /// Says something else.
+    /// Shows another text.
     pub fn say(&self, doing: &str) {
         if self.is_seen {
             eprint!("\r\x1b[2K{}", shown(doing));

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::words;
 
 words! {
-    /// What a collective does. Its name is HLO's opcode.
+    /// The kind of a collective. Its name is HLO's opcode.
     #[derive(PartialOrd, Ord, Serialize)]
     #[serde(rename_all = "kebab-case")]
     pub enum CollectiveKind {

@@ -1,9 +1,10 @@
 //! Collectives between processes, on plugins that have none: each is a custom call onto a function of meshloom's. This
-//! is how a module says what such a call does.
+//! file has the text by which a module says what such a call does.
 //!
-//! The call is of the target [`TARGET`], by XLA's typed FFI. Its operands are what is exchanged and then the number of
-//! the device, `u32[]`; its results are what comes of each operand, and the number again, so that calls can be chained.
-//! Its backend configuration is a dictionary with one string, `collective`, which [`Crossing`] writes and reads:
+//! The call is of the target [`TARGET`], by XLA's typed FFI. Its operands are the values that are exchanged and then
+//! the number of the device, `u32[]`; its results are the result for each operand, and the number again, so that calls
+//! can be chained. Its backend configuration is a dictionary with one string, `collective`, which [`Crossing`] writes
+//! and reads:
 //!
 //! ```text
 //! all-reduce add over 0,1 of 2x2x4 in 4 processes
@@ -11,7 +12,7 @@
 //! ```
 //!
 //! Devices are numbered along the axes of the mesh, the first of which is the most major, and lie in the processes in
-//! that order, in each as many.
+//! that order, the same number in each.
 
 use std::fmt;
 use std::str::FromStr;
@@ -42,16 +43,16 @@ words! {
     }
 }
 
-/// What a call does. Parts are counted by the first dimension.
+/// The kind of a collective between processes. Parts are counted along the first dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CrossingKind {
     /// Every member gets the parts of all, in the order of their ranks, along a new first dimension.
     AllGather,
     /// Every member gets the combined operands.
     AllReduce(Combine),
-    /// Part `r` goes to rank `r`; what comes from rank `r` is part `r`.
+    /// Part `r` goes to rank `r`; the part from rank `r` becomes part `r`.
     AllToAll,
-    /// Members send to others: pairs of ranks. Who receives nothing gets zeros.
+    /// Members send to others: pairs of ranks. A member that receives nothing gets zeros.
     CollectivePermute(Vec<(u32, u32)>),
     /// Every member gets its part of the combined operands, without the first dimension.
     ReduceScatter(Combine),
@@ -60,17 +61,17 @@ pub enum CrossingKind {
 /// A collective between processes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Crossing {
-    /// What it does.
+    /// The kind of the collective.
     pub kind: CrossingKind,
     /// The axes along which the members of a group lie, major to minor.
     pub axes: Vec<usize>,
     /// The sizes of all axes of the mesh.
     pub mesh: Vec<usize>,
-    /// In how many processes its devices lie.
+    /// The number of processes in which the devices of the mesh lie.
     pub processes: usize,
 }
 
-/// Why a text says nothing of a collective.
+/// A text that does not describe a collective between processes.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{text}\" does not describe a collective between processes; expected such as \"{EXAMPLE}\"")]
 pub struct CrossingError {
@@ -118,7 +119,7 @@ impl Crossing {
         format!("{{{ATTRIBUTE} = \"{self}\"}}")
     }
 
-    /// What a call of [`TARGET`] with this backend configuration does.
+    /// Reads what a call of [`TARGET`] does from its backend configuration.
     ///
     /// # Errors
     /// It is not one that [`Crossing::backend_config`] writes.

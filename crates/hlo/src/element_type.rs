@@ -2,7 +2,7 @@
 
 use crate::proto::PrimitiveType;
 
-/// Declares the names of types, and the bits of an element; 0 for what has none that are known.
+/// Declares the names of types, and the bits of an element, which are 0 for a type without a known size.
 macro_rules! element_types {
     ($($($variant:ident $name:literal $bits:literal),+;)*) => {
         impl PrimitiveType {
@@ -24,7 +24,7 @@ macro_rules! element_types {
             }
 
             /// Bits of an element; `None` for a type that no array has.
-            pub(crate) fn bits(self) -> Option<u64> {
+            pub fn bits(self) -> Option<u64> {
                 let bits = match self {
                     $($(PrimitiveType::$variant => $bits,)+)*
                     PrimitiveType::Tuple | PrimitiveType::Buffer => 0,

@@ -38,7 +38,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Reads a file of at most `usual` bytes, or as many as [`MAX_SIZE`] says if that is more.
+/// Reads a file of at most `usual` bytes, or the number that [`MAX_SIZE`] says if that is larger.
 ///
 /// # Errors
 /// As of [`open`]; or the file is larger.

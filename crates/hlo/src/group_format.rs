@@ -1,13 +1,13 @@
-//! How a module names the devices of a collective's groups.
+//! The forms in which a module names the devices of a collective's groups.
 
 use crate::proto::HloInstructionProto;
 
 /// A version of the PJRT C API, major and minor: it tells which schema a plugin reads modules by.
 pub type ApiVersion = (i32, i32);
 
-/// How a module names the devices of a group. The two compact forms are each read by plugins of one generation alone,
-/// and skipped by the others as an unknown field: such a plugin takes the group to be all devices. So the form goes by
-/// the plugin's API version.
+/// The form in which a module names the devices of a group. The two compact forms are each read by plugins of one
+/// generation alone, and skipped by the others as an unknown field: such a plugin takes the group to be all devices. So
+/// the form goes by the plugin's API version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GroupFormat {
     /// Every device is listed: understood by all, of the mesh's size.

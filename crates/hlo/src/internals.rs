@@ -3,9 +3,6 @@
 
 use crate::syntax::opcodes::{Operation, Use};
 
-pub use crate::analysis::memory::placement::{Lifetime, Reusable, Takeover, heap_size, live_bytes, reuse};
-pub use crate::analysis::pipelines::line::Line;
-
 /// The names that StableHLO and HLO have for the same ops and types.
 pub mod stablehlo_names {
     pub use crate::stablehlo::names::{element, element_name, element_names, name, names, opcode};

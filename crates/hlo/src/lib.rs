@@ -2,26 +2,30 @@
 // A library neither panics nor prints.
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
-pub mod analysis;
-mod amount;
+mod braces;
 mod collective_kind;
 pub mod crossing;
+pub mod device_groups;
 mod element_type;
 pub mod files;
 mod group_format;
 #[doc(hidden)]
 pub mod internals;
+mod limits;
 mod literal;
 pub mod mesh;
 pub mod message;
 mod narrow;
+mod number;
+pub mod opcode;
 pub mod parse;
+mod platform_kind;
 pub mod proto;
 pub mod read;
 mod shape;
-pub mod shrink;
 mod small_float;
-mod sort;
+pub mod sort;
+pub mod source;
 mod stage;
 pub mod stablehlo;
 pub mod suggest;
@@ -29,15 +33,15 @@ mod syntax;
 pub mod table;
 pub mod text;
 mod types;
-mod wire;
+pub mod wire;
 mod words;
 pub mod xplane;
 
-pub use amount::{Amount, Bounds, Branch, sum};
 pub use collective_kind::CollectiveKind;
 pub use group_format::{ApiVersion, GroupFormat};
 pub use literal::{Element, Literal, LiteralError, all_finite, number_bytes};
 pub use narrow::{F8E4M3FN, F8E5M2, S4, U4};
+pub use platform_kind::PlatformKind;
 pub use shape::{element_type, literal_proto, shape, tuple_shape};
 pub use stage::Stage;
 pub use types::{DType, Dims, TensorType};

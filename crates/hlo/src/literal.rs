@@ -178,7 +178,7 @@ pub fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
     }
 }
 
-/// Host values of which there are more or fewer than a literal of their type takes.
+/// Host values that are more or fewer than a literal of their type takes.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a literal of type {ty} takes {expected} {what}, but {found} are given")]
 pub struct LiteralError {
@@ -186,15 +186,16 @@ pub struct LiteralError {
     pub ty: TensorType,
     /// `elements` or `bytes`.
     pub what: &'static str,
-    /// As many as the type takes.
+    /// The number that the type takes.
     pub expected: usize,
-    /// As many as are given.
+    /// The number that is given.
     pub found: usize,
 }
 
 crate::debug_is_message!(LiteralError);
 
-/// A number as bytes of an element type, of which the first are used; out-of-range integers saturate.
+/// The bytes of a number in an element type. Only the first bytes are used, as many as the type has; out-of-range
+/// integers saturate.
 pub fn number_bytes(dtype: DType, number: f64) -> [u8; 8] {
     let mut bytes = [0; 8];
     put_number(dtype, number, &mut bytes[..dtype.byte_count()]);
@@ -220,6 +221,29 @@ fn put_number(dtype: DType, number: f64, element: &mut [u8]) {
         DType::F16 => element.copy_from_slice(&half::f16::from_f32(to_odd(number)).to_le_bytes()),
         DType::F32 => element.copy_from_slice(&(number as f32).to_le_bytes()),
         DType::F64 => element.copy_from_slice(&number.to_le_bytes()),
+    }
+}
+
+/// The least positive number of `f8e4m3fn`: no floating-point type has a greater one.
+const F8E4M3FN_LEAST: f64 = 1.0 / 512.0;
+
+impl DType {
+    /// Whether a number can stand for itself in this type: exactly in an integer type or `pred` (0 or 1); in a
+    /// floating-point type after rounding, which must neither overflow nor leave nothing of it.
+    pub fn holds(self, number: f64) -> bool {
+        if !self.is_float() {
+            let in_range = match self {
+                DType::S64 | DType::U64 => self.lowest() <= number && number < self.highest(),
+                _ => self.lowest() <= number && number <= self.highest(),
+            };
+            return in_range && number.fract() == 0.0;
+        }
+        // Every traced number comes by here: most are between the least and the largest that all types have.
+        if number == 0.0 || number.is_nan() || (F8E4M3FN_LEAST..=DType::F8E4M3FN.highest()).contains(&number.abs()) {
+            return true;
+        }
+        let held = Literal::from_fn(TensorType::scalar(self), |_| number).to_f64_vec();
+        held.iter().all(|&held| held == number || (number.is_finite() && held.is_finite() && held != 0.0))
     }
 }
 

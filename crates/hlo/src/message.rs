@@ -1,4 +1,4 @@
-//! What the messages of all crates share.
+//! Helpers for messages that all crates share.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -7,7 +7,7 @@ use std::fmt;
 /// Text as a terminal may show it: control characters, which could command the terminal, and those that turn the
 /// direction of writing are shown as `\u001b`, which JSON reads as the same character. Line ends and tabs stay.
 ///
-/// Names come from files that others have made. Whatever prints to a terminal passes its text through here last.
+/// Names come from files that others have made. All code that prints to a terminal passes its text through here last.
 pub fn shown(text: &str) -> Cow<'_, str> {
     if !text.contains(commands_terminal) {
         return Cow::Borrowed(text);
@@ -72,7 +72,7 @@ pub fn human_bytes(count: u64) -> String {
     format!("{} {}", three_digits(value), UNITS[power as usize - 1])
 }
 
-/// Reads a number of bytes: `4096`, `16KiB`, `2MiB`, `1.5GB`. `None` if it is another text.
+/// Reads a number of bytes: `4096`, `16KiB`, `2MiB`, `1.5GB`. Returns `None` for any other text.
 pub fn bytes_from_text(text: &str) -> Option<u64> {
     let letters = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(letters);

@@ -23,7 +23,7 @@ include!("proto/generated.rs");
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Details(Box<HloInstructionDetails>);
 
-/// What the generated code of a message asks of a oneof.
+/// The methods that the generated code of a message calls on a oneof.
 impl Details {
     /// Writes the fields with their own tags.
     pub fn encode(&self, buffer: &mut impl BufMut) {

@@ -21,6 +21,7 @@ use std::io::Read;
 use prost::Message;
 use rustc_hash::FxHashMap;
 
+pub use super::limits::Limits;
 use super::parse::{self, ParseError};
 use super::proto::{
     BufferAssignmentProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig, HloProto, HloSnapshot,
@@ -48,7 +49,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// What XLA calls it.
+    /// XLA's name of the form.
     pub fn name(self) -> &'static str {
         match self {
             Form::Text => "HLO text",
@@ -75,57 +76,7 @@ pub struct Found {
     pub form: Form,
 }
 
-/// How much is read at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes of the input.
-    pub input_bytes: u64,
-    /// Bytes of a compressed input after decompression. Fewer than of others: who sends a small file must not make its
-    /// reader take a large one.
-    pub decompressed_bytes: u64,
-    /// How many times its own size an input may take in memory when it is decoded. Real modules take seven
-    /// times theirs, and up to twelve where instructions have no metadata.
-    pub decoded_ratio: u64,
-    /// Bytes that any input may take in memory when it is decoded.
-    pub decoded_bytes: u64,
-    /// How deep computations may call each other: loops in branches in loops.
-    pub call_depth: usize,
-}
-
-impl Limits {
-    /// The same limits for a text.
-    fn of_text(&self) -> parse::Limits {
-        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let (memory_ratio, memory_bytes) = (size(self.decoded_ratio), size(self.decoded_bytes));
-        parse::Limits { memory_ratio, memory_bytes, ..parse::Limits::default() }
-    }
-
-    /// The memory that an input of so many bytes may take when it is decoded.
-    pub(crate) fn decoded_limit(&self, bytes: usize) -> u64 {
-        (bytes as u64).saturating_mul(self.decoded_ratio).max(self.decoded_bytes)
-    }
-
-    /// All sizes at most `bytes`, whatever the ratios.
-    pub fn up_to(bytes: u64) -> Limits {
-        let usual = Limits::default();
-        Limits { input_bytes: bytes, decompressed_bytes: bytes, decoded_bytes: bytes.max(usual.decoded_bytes), ..usual }
-    }
-}
-
-impl Default for Limits {
-    /// The 2 GiB that a protobuf may have, 256 MiB of what was compressed, and decoded 20 times the size, or 40 MiB.
-    fn default() -> Limits {
-        Limits {
-            input_bytes: 2 << 30,
-            decompressed_bytes: 256 << 20,
-            decoded_ratio: 20,
-            decoded_bytes: 40 << 20,
-            call_depth: 1000,
-        }
-    }
-}
-
-/// Why something cannot be read as HLO.
+/// The reason why something cannot be read as HLO.
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum ReadError {
     /// There is nothing.
@@ -156,7 +107,7 @@ pub enum ReadError {
          ({bytes} bytes, beginning with {start})"
     )]
     OtherBytes {
-        /// How many bytes.
+        /// The number of bytes.
         bytes: usize,
         /// The first of them, hexadecimal.
         start: String,
@@ -164,9 +115,9 @@ pub enum ReadError {
     /// A proto that is broken or cut off.
     #[error("it looks like an {form}, but cannot be decoded: {reason}; is it complete?")]
     Proto {
-        /// What it looks like.
+        /// The form that the bytes seem to have.
         form: &'static str,
-        /// What the decoder says.
+        /// The decoder's message.
         reason: String,
     },
     /// An HloProto or a snapshot without a module.
@@ -178,7 +129,7 @@ pub enum ReadError {
     /// Compressed data that is broken.
     #[error("it is compressed by gzip, and cannot be decompressed: {reason}")]
     Gzip {
-        /// What the decompressor says.
+        /// The decompressor's message.
         reason: String,
     },
     /// Calls that are nested too deep.
@@ -195,9 +146,9 @@ pub enum ReadError {
     /// More than the limits allow.
     #[error("it is too large: {what} {found} bytes, and the limit is {limit}; {advice}")]
     TooLarge {
-        /// What has so many bytes.
+        /// The thing that has so many bytes.
         what: &'static str,
-        /// How many, or the first number past the limit.
+        /// The number of bytes, or the first number past the limit.
         found: u64,
         /// The limit.
         limit: u64,
@@ -301,8 +252,15 @@ fn read_plain(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
     }
 }
 
+/// The same limits for a text.
+fn of_text(limits: &Limits) -> parse::Limits {
+    let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let (memory_ratio, memory_bytes) = (size(limits.decoded_ratio), size(limits.decoded_bytes));
+    parse::Limits { memory_ratio, memory_bytes, ..parse::Limits::default() }
+}
+
 fn read_text(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
-    // What is cut off or damaged in the middle is still text, and the parser says where it breaks.
+    // A text that is cut off or damaged in the middle is still text, and the parser says where it breaks.
     let start = &bytes[..bytes.len().min(4096)];
     let readable = match std::str::from_utf8(start) {
         Ok(text) => text,
@@ -318,14 +276,14 @@ fn read_text(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
     if !is_hlo_text(start) {
         let first = readable.trim_start();
         if stablehlo::read::is_mlir(start) {
-            let parsed = stablehlo::read::read_with(bytes, &limits.of_text()).map_err(Box::new)?;
+            let parsed = stablehlo::read::read_with(bytes, &of_text(limits)).map_err(Box::new)?;
             let module = parsed.hlo_module.unwrap_or_default();
             return Ok(Found { module, config: parsed.config, buffers: None, form: Form::StableHlo });
         }
         let start: String = first.chars().take_while(|&letter| letter != '\n').take(60).collect();
         return Err(ReadError::OtherText { start });
     }
-    let parsed = parse::parse_bytes(bytes, &limits.of_text()).map_err(Box::new)?;
+    let parsed = parse::parse_bytes(bytes, &of_text(limits)).map_err(Box::new)?;
     let module = parsed.hlo_module.unwrap_or_default();
     Ok(Found { module, config: parsed.config, buffers: None, form: Form::Text })
 }

@@ -62,3 +62,31 @@ pub fn literal_proto(ty: &TensorType, bytes: &[u8]) -> proto::LiteralProto {
     }
     literal
 }
+
+/// The number of elements of an array, or `None` for a negative or overflowing size.
+pub(crate) fn element_count(shape: &ShapeProto) -> Option<usize> {
+    if shape.dimensions.contains(&0) {
+        return Some(0);
+    }
+    shape.dimensions.iter().try_fold(1usize, |count, &size| count.checked_mul(usize::try_from(size).ok()?))
+}
+
+/// The distance in memory of neighbours along each dimension, in elements.
+pub(crate) fn element_strides(shape: &ShapeProto) -> Vec<usize> {
+    let rank = shape.dimensions.len();
+    let mut strides = vec![0; rank];
+    let mut stride = 1usize;
+    let minor_to_major = shape.layout.as_ref().map(|layout| layout.minor_to_major.as_slice()).unwrap_or_default();
+    let mut place = |dimension: usize| {
+        if let Some(slot) = strides.get_mut(dimension) {
+            *slot = stride;
+            stride = stride.saturating_mul(shape.dimensions[dimension].max(0) as usize);
+        }
+    };
+    if minor_to_major.len() == rank {
+        minor_to_major.iter().for_each(|&dimension| place(usize::try_from(dimension).unwrap_or(usize::MAX)));
+    } else {
+        (0..rank).rev().for_each(&mut place);
+    }
+    strides
+}

@@ -1,9 +1,9 @@
-//! Floating-point types of at most 8 bits: what their bits mean, and the bits of a number.
+//! Floating-point types of at most 8 bits: the meaning of their bits, and the bits of a number.
 
+use crate::number::{write_general, write_payload};
 use crate::proto::PrimitiveType;
-use crate::text::number::{write_general, write_payload};
 
-/// What the bits of a float type of at most 8 bits mean.
+/// The layout of a float type of at most 8 bits.
 #[derive(Clone, Copy)]
 pub(crate) struct SmallFloat {
     exponent_bits: u32,
@@ -14,7 +14,7 @@ pub(crate) struct SmallFloat {
     special: Special,
 }
 
-/// Which bit patterns of a small float are not numbers.
+/// The bit patterns of a small float that are not finite numbers.
 #[derive(Clone, Copy, PartialEq)]
 enum Special {
     /// The largest exponent holds infinities and NaNs, as in IEEE 754.
@@ -40,7 +40,7 @@ impl SmallFloat {
         SmallFloat { exponent_bits, mantissa_bits, bias, unsigned: false, special }
     }
 
-    /// That of the number that a proto has for a type; None for other types.
+    /// The layout of the type with this number in the protos, or `None` for other types.
     pub(crate) fn of(element_type: i32) -> Option<Self> {
         use PrimitiveType as T;
         Some(match T::try_from(element_type).ok()? {
@@ -168,7 +168,7 @@ impl SmallFloat {
         let bits = if is_below { 0 } else { self.nearest(value.abs()).min(largest) };
         let end = self.magnitude(if is_below { 0 } else { largest });
         let beyond = if is_below { end - value } else { value.abs() - end };
-        // What is beyond an end must be within half a step to round to it.
+        // A value beyond an end must be within half a step to round to it.
         if beyond > 0.0 && beyond >= end * power_of_two(-(self.mantissa_bits as i32) - 2) {
             return None;
         }
@@ -176,7 +176,8 @@ impl SmallFloat {
         Some((bits | if is_zero { 0 } else { sign }) as u8)
     }
 
-    /// The bits of a NaN with a sign and a payload; without one it is the quiet NaN. None if the type has no such NaN.
+    /// The bits of a NaN with a sign and a payload; without a payload it is the quiet NaN. The result is `None` if the
+    /// type has no such NaN.
     pub(crate) fn nan(&self, negative: bool, payload: Option<u64>) -> Option<u8> {
         let sign = if negative { self.sign() } else { 0 };
         let bits = match (self.special, payload) {

@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 
 /// Sorts by a comparison. Equal items keep their order.
-pub(crate) fn by<T>(items: &mut Vec<T>, compare: impl Fn(&T, &T) -> Ordering) {
+pub fn by<T>(items: &mut Vec<T>, compare: impl Fn(&T, &T) -> Ordering) {
     let mut order: Vec<usize> = (0..items.len()).collect();
     places(&mut order, &|one, other| compare(&items[one], &items[other]));
     let mut unsorted: Vec<Option<T>> = items.drain(..).map(Some).collect();
@@ -12,7 +12,7 @@ pub(crate) fn by<T>(items: &mut Vec<T>, compare: impl Fn(&T, &T) -> Ordering) {
 }
 
 /// Sorts by a key. Items with equal keys keep their order.
-pub(crate) fn by_key<T, K: Ord>(items: &mut Vec<T>, key: impl Fn(&T) -> K) {
+pub fn by_key<T, K: Ord>(items: &mut Vec<T>, key: impl Fn(&T) -> K) {
     by(items, |one, other| key(one).cmp(&key(other)));
 }
 

@@ -19,7 +19,7 @@ words! {
         Sharded = "sharded",
         /// The program of one device, with its collectives.
         Partitioned = "partitioned",
-        /// What the plugin made of it.
+        /// The program that the plugin compiled.
         Compiled = "compiled",
     }
 }

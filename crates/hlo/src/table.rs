@@ -11,12 +11,12 @@ use std::fmt;
 
 use comfy_table::{CellAlignment, TableStyle, presets};
 
-/// What a column has.
+/// The kind of a column's cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Text, to the left.
     Text,
-    /// Text of which the middle may be left out where there is little space.
+    /// Text whose middle may be left out where there is little space.
     Flexible,
     /// A number, to the right.
     Number,
@@ -29,7 +29,7 @@ pub enum Kind {
 pub struct Column {
     /// Its header.
     pub name: &'static str,
-    /// What it has.
+    /// The kind of its cells.
     pub kind: Kind,
     /// The cell of each row.
     pub cells: Vec<String>,

@@ -9,7 +9,6 @@
 
 mod instruction;
 mod literal;
-pub(crate) mod number;
 mod shape;
 
 use std::collections::BTreeMap;
@@ -17,9 +16,7 @@ use std::fmt::Write;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-pub(crate) use literal::{element_count, strides as element_strides};
-
-use super::parse::braced_length;
+use super::braces::braced_length;
 use super::proto::payload::PayloadSource;
 use super::proto::{
     HloComputationProto, HloInstructionProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig,
@@ -30,28 +27,28 @@ use super::syntax::metadata::Leaf;
 use super::syntax::ranges::Thread;
 use super::syntax::{Kind, List, Value, emit};
 
-/// Which layouts to print.
+/// The layouts to print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layouts {
     /// Every layout that the module has.
     All,
-    /// Only those that are not plain row-major.
+    /// Only the layouts that are not plain row-major.
     NonDefault,
-    /// None.
+    /// No layout.
     None,
 }
 
-/// How instructions and computations are called.
+/// The names of instructions and computations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Names {
-    /// As in the module.
+    /// The names of the module.
     Stored,
     /// The stored name without its number, and a number of our own where a name repeats: instructions are counted
     /// in their computation, computations in the module. An edit of one computation leaves the names in the others.
     Renumbered,
 }
 
-/// What to print. Start from one of the presets.
+/// The choice of what to print. Start from one of the presets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextOptions {
     /// Layouts of instruction shapes; those of the entry computation's signature are in the module header.
@@ -209,14 +206,14 @@ fn post_order<'a>(module: &'a HloModuleProto, index: &Index<'a>) -> Vec<&'a HloC
     order
 }
 
-/// What is known of the whole module before printing.
+/// Facts of the whole module that are gathered before printing.
 pub(crate) struct Index<'a> {
     computations: FxHashMap<i64, &'a HloComputationProto>,
-    /// Of computations, where they are not the stored ones.
+    /// The names of computations, where they are not the stored ones.
     names: FxHashMap<i64, String>,
     /// Computations that an async-start wraps.
     wrapped: FxHashSet<i64>,
-    /// What payloads name by their place.
+    /// The payloads, which the text names by their place.
     payloads: &'a [Vec<u8>],
 }
 
@@ -301,10 +298,10 @@ pub(crate) struct Printer<'a> {
     names: FxHashMap<i64, Named<'a>>,
 }
 
-/// An instruction and what it is called.
+/// An instruction and its name.
 struct Named<'a> {
     instruction: &'a HloInstructionProto,
-    /// None for the stored name.
+    /// The name, or `None` for the stored one.
     name: Option<String>,
 }
 
@@ -326,7 +323,7 @@ impl<'a> Printer<'a> {
         let _ = write!(self.out, "{value}");
     }
 
-    /// What stands before element `index` of a list that people count in.
+    /// Prints the separator before element `index` of a list whose elements people count.
     pub(crate) fn separator(&mut self, index: usize) {
         if index > 0 {
             self.text(", ");

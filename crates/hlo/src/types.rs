@@ -4,7 +4,6 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::literal::Literal;
 use crate::proto::PrimitiveType;
 
 /// The sizes of a tensor's dimensions, major to minor. A scalar has none.
@@ -113,7 +112,7 @@ impl DType {
         if matches!(self, DType::F64) { DType::F64 } else { DType::F32 }
     }
 
-    /// The smallest number of the type: an infinity where it has one. That of `s64` is exact.
+    /// The smallest number of the type: an infinity where it has one. The value for `s64` is exact.
     pub const fn lowest(self) -> f64 {
         match self {
             DType::S4 => -8.0,
@@ -127,7 +126,7 @@ impl DType {
         }
     }
 
-    /// The largest number of the type: an infinity where it has one. Those of 64-bit integers are one too high.
+    /// The largest number of the type: an infinity where it has one. The values for 64-bit integers are one too high.
     pub const fn highest(self) -> f64 {
         match self {
             DType::Pred => 1.0,
@@ -151,27 +150,20 @@ impl DType {
         self.is_signed_integer() || self.is_unsigned_integer()
     }
 
-    /// Whether a number can stand for itself in this type: exactly in an integer type or `pred` (0 or 1); in a
-    /// floating-point type after rounding, which must neither overflow nor leave nothing of it.
-    pub fn holds(self, number: f64) -> bool {
-        if !self.is_float() {
-            let in_range = match self {
-                DType::S64 | DType::U64 => self.lowest() <= number && number < self.highest(),
-                _ => self.lowest() <= number && number <= self.highest(),
-            };
-            return in_range && number.fract() == 0.0;
-        }
-        // Every traced number comes by here: most are between the least and the largest that all types have.
-        if number == 0.0 || number.is_nan() || (F8E4M3FN_LEAST..=DType::F8E4M3FN.highest()).contains(&number.abs()) {
-            return true;
-        }
-        let held = Literal::from_fn(TensorType::scalar(self), |_| number).to_f64_vec();
-        held.iter().all(|&held| held == number || (number.is_finite() && held.is_finite() && held != 0.0))
-    }
-
     /// Whether this is a signed integer type.
     pub const fn is_signed_integer(self) -> bool {
         matches!(self, DType::S4 | DType::S8 | DType::S16 | DType::S32 | DType::S64)
+    }
+
+    /// The order in which HLO compares elements of the type, in which NaN is unordered.
+    pub const fn comparison_type(self) -> &'static str {
+        if self.is_float() {
+            "FLOAT"
+        } else if self.is_signed_integer() {
+            "SIGNED"
+        } else {
+            "UNSIGNED"
+        }
     }
 
     /// Whether this is an unsigned integer type.
@@ -185,9 +177,6 @@ impl fmt::Display for DType {
         f.write_str(self.name())
     }
 }
-
-/// The least positive number of `f8e4m3fn`: no floating-point type has a greater one.
-const F8E4M3FN_LEAST: f64 = 1.0 / 512.0;
 
 /// Element type and dimension sizes of one value.
 ///

@@ -3,17 +3,17 @@
 use prost::encoding::{WireType, decode_key, decode_varint};
 
 /// A field of a message.
-pub(super) struct Field<'a> {
+pub struct Field<'a> {
     /// Its number.
-    pub(super) number: u64,
+    pub number: u64,
     /// All of it, with its number.
-    pub(super) raw: &'a [u8],
+    pub raw: &'a [u8],
     /// The bytes of a string, a message or a packed list; none for a number.
-    pub(super) bytes: Option<&'a [u8]>,
+    pub bytes: Option<&'a [u8]>,
 }
 
 /// The fields of a message; ends with `None` in place of a field where the bytes are no message.
-pub(super) struct Fields<'a> {
+pub struct Fields<'a> {
     rest: &'a [u8],
     /// Whether a field may end with the bytes rather than where it says.
     cut_off: bool,
@@ -59,12 +59,12 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The fields of a serialized message.
-pub(super) fn fields(bytes: &[u8]) -> Fields<'_> {
+/// Returns the fields of a serialized message.
+pub fn fields(bytes: &[u8]) -> Fields<'_> {
     Fields { rest: bytes, cut_off: false }
 }
 
-/// The fields of a serialized message that may be cut off: the last field has what is left of it.
-pub(super) fn fields_of_start(bytes: &[u8]) -> Fields<'_> {
+/// The fields of a serialized message that may be cut off: the last field has the rest of its bytes.
+pub fn fields_of_start(bytes: &[u8]) -> Fields<'_> {
     Fields { rest: bytes, cut_off: true }
 }

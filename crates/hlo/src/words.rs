@@ -1,6 +1,6 @@
 //! Enums whose values are words.
 
-/// Defines enums of which each value is written as a word: all values (`ALL`), the word of each (`name`), and
+/// Defines enums whose values are each written as a word: all values (`ALL`), the word of each (`name`), and
 /// [`Display`](std::fmt::Display).
 #[doc(hidden)]
 #[macro_export]

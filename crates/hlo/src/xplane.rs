@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use prost::Message;
 
-use crate::read::Limits;
+use crate::limits::Limits;
 use crate::wire::{fields, fields_of_start};
 
 /// The plane of a run's own events: one for each call of its train step. The prefix is that of XLA's `xplane_schema.h`
@@ -28,7 +28,7 @@ pub const PROGRAM_ID_STAT: &str = "program_id";
 /// A profile.
 #[derive(Clone, PartialEq, Message)]
 pub struct XSpace {
-    /// Of hosts, devices and what is known of both.
+    /// The planes of hosts, of devices, and of metadata about both.
     #[prost(message, repeated, tag = "1")]
     pub planes: Vec<XPlane>,
     /// The hosts that it was recorded on.
@@ -36,16 +36,16 @@ pub struct XSpace {
     pub hostnames: Vec<String>,
 }
 
-/// What one device or one host did.
+/// The events of one device or one host.
 #[derive(Clone, PartialEq, Message)]
 pub struct XPlane {
-    /// Such as `/device:TPU:0`, `/host:CPU`, `/host:metadata`.
+    /// The name, such as `/device:TPU:0`, `/host:CPU`, `/host:metadata`.
     #[prost(string, tag = "2")]
     pub name: String,
-    /// Of threads, of streams, or of one kind of event.
+    /// The lines: one for each thread, stream or kind of event.
     #[prost(message, repeated, tag = "3")]
     pub lines: Vec<XLine>,
-    /// What events with the same [`XEvent::metadata_id`] have in common.
+    /// The metadata of events, by [`XEvent::metadata_id`].
     #[prost(btree_map = "int64, message", tag = "4")]
     pub event_metadata: BTreeMap<i64, XEventMetadata>,
     /// Names of stats, and texts that stats refer to.
@@ -62,7 +62,7 @@ pub struct XLine {
     /// Unique in the plane.
     #[prost(int64, tag = "1")]
     pub id: i64,
-    /// Such as `XLA Ops`, or the name of a thread.
+    /// The name, such as `XLA Ops`, or the name of a thread.
     #[prost(string, tag = "2")]
     pub name: String,
     /// When it begins: nanoseconds since 1970, or since the profile began.
@@ -85,18 +85,18 @@ pub struct XEvent {
     /// Picoseconds that it took.
     #[prost(int64, tag = "3")]
     pub duration_ps: i64,
-    /// What is particular to this event.
+    /// Stats of this event alone.
     #[prost(message, repeated, tag = "4")]
     pub stats: Vec<XStat>,
 }
 
-/// What events have in common.
+/// The metadata that events share.
 #[derive(Clone, PartialEq, Message)]
 pub struct XEventMetadata {
     /// Its own key.
     #[prost(int64, tag = "1")]
     pub id: i64,
-    /// The event's name. Of an instruction on a TPU, its HLO text.
+    /// The event's name. For an instruction on a TPU it is its HLO text.
     #[prost(string, tag = "2")]
     pub name: String,
     /// A shorter name, if there is one.
@@ -152,7 +152,7 @@ pub enum Value {
     Reference(u64),
 }
 
-/// Why something cannot be read as a profile.
+/// The reason why something cannot be read as a profile.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
     /// It is something else.
@@ -172,7 +172,7 @@ pub enum ProfileError {
     /// It is broken.
     #[error("it cannot be decoded as a profile (XSpace): {reason}; is it complete?")]
     Broken {
-        /// What the decoder says.
+        /// The decoder's message.
         reason: String,
     },
 }

@@ -85,7 +85,7 @@ fn sort(op: &Sort, operands: &[&Literal]) -> Vec<Literal> {
     sorted.iter().zip(operands).map(literal).collect()
 }
 
-/// What an op's definition in other ops makes of its operands.
+/// Computes an op from its definition in other ops.
 fn defined<R: IntoIterator<Item = Value>>(
     operands: &[&Literal],
     define: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<R, OpError>,
@@ -99,7 +99,7 @@ fn defined<R: IntoIterator<Item = Value>>(
     super::interpret(&builder.finish(outputs, info), &inputs)
 }
 
-/// What a kernel for TPUs makes of its operands: its text is interpreted.
+/// Runs a kernel for TPUs on its operands: its text is interpreted.
 fn kernel(call: &CustomCall, operands: &[&Literal]) -> Vec<Literal> {
     let config: serde_json::Value = serde_json::from_str(&call.config).expect("a configuration");
     let body = config["custom_call_config"]["body"].as_str().expect("the kernel");
@@ -182,7 +182,8 @@ fn moved(op: &Op, operands: &[&Literal], ty: &TensorType) -> Option<Literal> {
     }
 }
 
-/// Ops that compute, where there is a floating-point number among operands and result; and some, where there is none.
+/// Applies ops that compute, if a floating-point number is among the operands and the result; and some of them without
+/// one.
 fn computed(op: &Op, operands: &[&Literal], ty: &TensorType) -> Option<Literal> {
     let is_float = operands.iter().any(|literal| literal.ty().dtype.is_float());
     let floats = |index: usize| operands[index].to_f64_vec();
@@ -336,7 +337,7 @@ fn dot(op: &DotGeneral, operands: &[&Literal], ty: &TensorType) -> Vec<f64> {
     result
 }
 
-/// Drops updates that do not fit. Of updates that replace the same element, the last window's stays.
+/// Drops updates that do not fit. If several updates replace the same element, that of the last window stays.
 fn scatter(op: &Scatter, operands: &[&Literal], ty: &TensorType) -> Vec<f64> {
     let mut result = operands[0].to_f64_vec();
     let (dims, updates) = (&operands[0].ty().dims, operands[2].ty());

@@ -8,7 +8,7 @@ use meshloom::ops::CustomCall;
 pub const FORWARD: &str = "__cudnn$fmhaSoftmax";
 pub const BACKWARD: &str = "__cudnn$fmhaSoftmaxBackward";
 
-/// What a call is configured with, and its sizes.
+/// The configuration of a call, and its sizes.
 struct Attention {
     scale: f64,
     causal: bool,

@@ -1,11 +1,11 @@
 //! A reference interpreter: graphs run on host values, op by op, every result rounded to its element type.
 //!
 //! Nothing is fused, so two graphs that say the same give the same bits. Integer arithmetic goes through [`evaluate`];
-//! what moves elements and floating-point arithmetic is done here, apart from the library's own.
+//! moves of elements and floating-point arithmetic are done here, apart from the library's own code.
 //!
-//! The local graph of a mesh runs on all devices in lockstep: node by node, and iteration by iteration in loops. What
-//! is one value of a graph is a value for each device ([`Lanes`]); a graph without collectives runs on a mesh of one
-//! device. Devices may take different branches, but those of a collective's group must come to it together.
+//! The local graph of a mesh runs on all devices in lockstep: node by node, and iteration by iteration in loops. A
+//! value of a graph is one value for each device ([`Lanes`]); a graph without collectives runs on a mesh of one device.
+//! Devices may take different branches, but those of a collective's group must come to it together.
 //!
 //! The kernels that a graph calls on TPUs are interpreted too, from their text ([`mosaic`]).
 //!
@@ -129,7 +129,7 @@ thread_local! {
     static PRESENT: RefCell<Option<Vec<bool>>> = const { RefCell::new(None) };
 }
 
-/// Which devices run what is being run.
+/// Whether each device takes the branch that is being run.
 pub fn present(devices: usize) -> Vec<bool> {
     PRESENT.with_borrow(|present| present.clone().unwrap_or_else(|| vec![true; devices]))
 }
@@ -186,7 +186,7 @@ fn run_while(op: &While, mut operands: Vec<Lanes>, mesh: &Mesh) -> Vec<Lanes> {
     }
 }
 
-/// That results are [equal in every bit](same_bits).
+/// Asserts that results are [equal in every bit](same_bits).
 pub fn assert_same_bits(what: impl Display, found: &[Literal], expected: &[Literal]) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {

@@ -182,7 +182,7 @@ pub fn identity(kind: ReduceKind, dtype: DType) -> f64 {
     }
 }
 
-/// What a running fold has after one number more.
+/// The value of a running fold after one more number.
 pub fn cumulate(kind: CumulativeKind, before: f64, x: f64) -> f64 {
     let combiner = match kind {
         CumulativeKind::Max => ReduceKind::Max.combiner(),

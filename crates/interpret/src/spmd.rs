@@ -8,8 +8,8 @@ use meshloom::sharding::{Mesh, Spec};
 use super::moves::{concatenate, cut, paste};
 use super::{Lanes, apply, lockstep, present};
 
-/// Runs a local graph: inputs are whole values, of which each device gets the part that the port's spec says; the
-/// outputs are put together again.
+/// Runs a local graph. Inputs are whole values; each device gets the part that the port's spec says. The outputs are
+/// put together again.
 ///
 /// # Errors
 /// An output's replicas differ, or it is left a partial sum.
@@ -103,7 +103,7 @@ pub fn collective(op: &Op, group: &Group, operands: &[&Lanes], mesh: &Mesh) -> V
     lanes.into_iter().map(|lanes| all(lanes).collect()).collect()
 }
 
-/// What each rank of a group gets.
+/// The result of each rank of a group.
 fn exchange(op: &Op, size: usize, parts: &[&Literal]) -> Vec<Literal> {
     match op {
         Op::AllGather(op) => vec![concatenate(parts, op.dim); size],

@@ -1,6 +1,6 @@
-//! Why a kernel cannot be written.
+//! The errors of kernels that cannot be written.
 
-/// Why a kernel cannot be written.
+/// An error of a kernel that cannot be written.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
     /// Kernels have no elements of that type.
@@ -16,7 +16,7 @@ pub enum KernelError {
         operand: &'static str,
         /// Its dimensions.
         dims: Vec<usize>,
-        /// Those of a block.
+        /// The dimensions of a block.
         block: Vec<usize>,
     },
     /// A block is not made of whole tiles.
@@ -30,7 +30,7 @@ pub enum KernelError {
         axis: usize,
         /// The size of a block there.
         size: usize,
-        /// What it must be a multiple of.
+        /// The number of which it must be a multiple.
         tile: usize,
     },
     /// There are more prefetched numbers than scalar memory holds.
@@ -38,9 +38,9 @@ pub enum KernelError {
     Scalars {
         /// The kernel.
         kernel: &'static str,
-        /// How many there are.
+        /// The count of numbers.
         count: usize,
-        /// How many it can be.
+        /// The most that fit.
         limit: usize,
     },
     /// The grid has no step.
@@ -74,7 +74,7 @@ pub enum KernelError {
         what: &'static str,
         /// Its value.
         actual: String,
-        /// What it must be.
+        /// The values that are allowed.
         expected: &'static str,
     },
     /// A body is wrong: a defect of this crate, not of its user.
@@ -82,7 +82,7 @@ pub enum KernelError {
     Body {
         /// The kernel.
         kernel: &'static str,
-        /// What is wrong.
+        /// The defect.
         problem: String,
     },
 }

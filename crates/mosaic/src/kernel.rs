@@ -4,21 +4,12 @@ use std::fmt::Write;
 
 use meshloom_hlo::TensorType;
 
-use crate::text::Written;
+use crate::text::{Operand, Written};
 
 /// The target of the custom call.
 pub const CALL_TARGET: &str = "tpu_custom_call";
 
-/// What the call takes at one place.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Operand {
-    /// The name, for messages.
-    pub name: &'static str,
-    /// The type, row-major.
-    pub ty: TensorType,
-}
-
-/// What a kernel costs, as XLA's scheduler is told.
+/// The cost of a kernel, as XLA's scheduler is told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Floating-point operations of the matrix products.
@@ -29,7 +20,7 @@ pub struct Cost {
     pub bytes: u64,
 }
 
-/// A kernel: what stands in the custom call, and what it takes and gives.
+/// A kernel: the content of the custom call, its operands and its results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
     /// The module, as `stable_mosaic` text.

@@ -182,7 +182,7 @@ impl Api {
     /// Turns a `PJRT_Error*` into ours and frees it.
     ///
     /// # Safety
-    /// `error` must be null or an error of this plugin that nobody else frees.
+    /// `error` must be null or an error of this plugin that no other code frees.
     pub(super) unsafe fn check(self, function: &'static str, error: *mut PJRT_Error) -> Result<(), PjrtError> {
         // SAFETY: the caller's promise.
         unsafe { self.errors().check(function, error) }
@@ -197,8 +197,8 @@ impl Api {
     }
 }
 
-/// What reads and frees errors. An extension has such functions of its own for its errors, with arguments of the same
-/// form.
+/// The functions that read and free errors. An extension has such functions of its own for its errors, with arguments
+/// of the same form.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct ErrorFunctions {
@@ -226,7 +226,7 @@ impl ErrorFunctions {
     /// Turns an error into ours and frees it.
     ///
     /// # Safety
-    /// `error` must be null or an error of this kind that nobody else frees.
+    /// `error` must be null or an error of this kind that no other code frees.
     unsafe fn check(self, function: &'static str, error: *mut PJRT_Error) -> Result<(), PjrtError> {
         if error.is_null() {
             return Ok(());
@@ -286,7 +286,7 @@ handles! {
     PJRT_TopologyDescription PJRT_TopologyDescription_Destroy_Args topology,
 }
 
-/// A C object that is ours, or null: freed when this is dropped. What it points into must be dropped later.
+/// A C object that is ours, or null: freed when this is dropped. The object that it points into must be dropped later.
 pub(super) struct Owned<T: Handle> {
     raw: *mut T,
     api: Api,
@@ -299,7 +299,7 @@ unsafe impl<T: Handle> Sync for Owned<T> {}
 
 impl<T: Handle> Owned<T> {
     /// # Safety
-    /// `raw` must be null or a live object of this plugin that nobody else frees.
+    /// `raw` must be null or a live object of this plugin that no other code frees.
     pub(super) unsafe fn new(api: Api, raw: *mut T) -> Owned<T> {
         Owned { raw, api }
     }

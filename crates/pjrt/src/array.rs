@@ -1,4 +1,4 @@
-//! A global value spread over devices.
+//! A global value spread over devices, and programs run on such values.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::buffer::{Buffer, HostCopy};
 use super::client::Client;
 use super::error::PjrtError;
-use super::executable::{check_count, check_type};
+use super::executable::{Executable, ExecuteOptions, check_count, check_type};
 use super::layout::{ShardBox, ShardLayout, box_type, copy_in, copy_out, shared_runs};
 use meshloom_hlo::{Literal, TensorType};
 
@@ -57,8 +57,8 @@ impl Array {
         })
     }
 
-    /// As [`Array::put_on`], of a value that is never there as a whole: `part` gives what lies in the layout's box with
-    /// this index, without its [padding](ShardLayout::value_part). Of equal boxes, it is asked for one. The host holds
+    /// As [`Array::put_on`], for a value that never exists as a whole: `part` returns the part in the layout's box with
+    /// this index, without its [padding](ShardLayout::value_part). It is called once for equal boxes. The host holds
     /// two large parts at most: the one that it makes, and the one before, on its way.
     pub fn put_parts<E: From<PjrtError>>(
         client: &Client,
@@ -150,7 +150,7 @@ impl Array {
         Array::put_parts(client, self.ty.clone(), layout, devices, |index| self.part(&layout.value_part(index)))
     }
 
-    /// What lies in a box of the value.
+    /// The part of the value in a box.
     fn part(&self, wanted: &ShardBox) -> Result<Literal, PjrtError> {
         let ty = box_type(self.ty.dtype, wanted);
         let mut bytes = vec![0; ty.byte_count()];
@@ -226,12 +226,59 @@ impl Array {
     }
 }
 
+impl Executable {
+    /// Executes on global arrays. Each is checked against its parameter. The outputs are arrays with the types and
+    /// layouts stated.
+    pub fn run(&self, arguments: &[&Array], outputs: &[ArraySpec]) -> Result<Vec<Array>, PjrtError> {
+        self.run_with(arguments, outputs, &ExecuteOptions::default())
+    }
+
+    /// As [`Executable::run`], with options.
+    pub fn run_with(
+        &self,
+        arguments: &[&Array],
+        outputs: &[ArraySpec],
+        options: &ExecuteOptions,
+    ) -> Result<Vec<Array>, PjrtError> {
+        let (device_count, output_types) = (self.devices().len(), self.output_types().unwrap_or_default());
+        check_count(|| "outputs", self.output_count(), outputs.len())?;
+        for (index, argument) in arguments.iter().enumerate() {
+            check_count(|| format!("shards of {}", self.describe(index)), device_count, argument.shards().len())?;
+            let global = self.parameters().get(index).and_then(|parameter| parameter.global_type.as_ref());
+            let whole = TensorType::new(argument.ty().dtype, argument.layout().dims());
+            check_type(|| format!("{} as a whole", self.describe(index)), global, &whole)?;
+        }
+        for (index, spec) in outputs.iter().enumerate() {
+            check_count(|| format!("shards of output {index}"), device_count, spec.layout.own_devices().len())?;
+            for device in spec.layout.own_devices() {
+                let stated = spec.layout.local_type(spec.ty.dtype, device);
+                let Some(Some(actual)) = output_types.get(index) else { continue };
+                if let Some(stated) = stated {
+                    check_type(|| format!("output {index} as stated, on device {device}"), Some(actual), &stated)?;
+                }
+            }
+        }
+        let lists: Vec<Vec<Buffer>> = (0..device_count)
+            .map(|device| arguments.iter().map(|argument| argument.shards()[device].clone()).collect())
+            .collect();
+        let results = self.execute(&lists, options)?;
+        let mut by_device: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
+        outputs
+            .iter()
+            .map(|spec| {
+                let shards = by_device.iter_mut().filter_map(Iterator::next).collect();
+                Array::from_shards(spec.ty.clone(), spec.layout.clone(), shards)
+            })
+            .collect()
+    }
+}
+
 /// The literal with zeros behind it in each dimension, as a larger type has them.
 fn padded(literal: Literal, ty: TensorType) -> Result<Literal, PjrtError> {
     let dims = &literal.ty().dims;
     let fits = dims.len() == ty.dims.len() && dims.iter().zip(&ty.dims).all(|(own, most)| own <= most);
     if *literal.ty() == ty || literal.ty().dtype != ty.dtype || !fits {
-        // What is wrong with it, the shards' check says.
+        // The check of the shards says what is wrong with it.
         return Ok(literal);
     }
     let own: ShardBox = dims.iter().map(|&size| 0..size).collect();

@@ -15,8 +15,8 @@ use super::executable::{Executable, Prepared};
 use super::files::{PARTIAL_PREFIX, file_sha256, hex, io_error, write_atomically};
 use super::key::{Key, SIGNATURE};
 use super::options::CompileOptions;
-use super::platform::PlatformKind;
 use super::plugin::Plugin;
+use meshloom_hlo::PlatformKind;
 
 /// The ending of a program's file. When it was last used is its modification time.
 const PROGRAM: &str = "pjrt";
@@ -30,8 +30,8 @@ const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 /// and the devices. Any number of threads and processes may share it.
 ///
 /// A compiled program is machine code, so each is signed by a key of the user's, which is made at first use
-/// (`~/.config/meshloom/key`, or the file that `MESHLOOM_KEY` names). One that is not is compiled again, whoever put it
-/// there. Hosts that share a cache need one key.
+/// (`~/.config/meshloom/key`, or the file that `MESHLOOM_KEY` names). A program without this signature is compiled
+/// again. Hosts that share a cache need one key.
 #[derive(Clone, Debug)]
 pub struct CompileCache {
     directory: PathBuf,
@@ -39,14 +39,15 @@ pub struct CompileCache {
     key: Key,
 }
 
-/// What a cache had of a program.
+/// The use of a cache for a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheUse {
-    /// It was there, and was loaded.
+    /// The program was in the cache, and was loaded.
     Hit,
-    /// It was not, or could not be loaded: it was compiled.
+    /// The program was not in the cache or could not be loaded: it was compiled.
     Miss,
-    /// The cache was not asked: the plugin's programs for several devices do not survive being stored. It was compiled.
+    /// The cache was not asked: the plugin's programs for several devices do not survive being stored. The program was
+    /// compiled.
     Bypassed,
 }
 
@@ -54,7 +55,7 @@ impl CompileCache {
     /// The user's own cache: `$XDG_CACHE_HOME/meshloom/programs`, or below `~/.cache`. It grows without a limit.
     ///
     /// # Errors
-    /// Neither is a full path, the folder cannot be made or belongs to somebody else, or there is no key.
+    /// Neither is a full path, the folder cannot be made or belongs to another user, or there is no key.
     pub fn of_user() -> Result<CompileCache, PjrtError> {
         CompileCache::at(user_cache_folder("programs")?)
     }
@@ -75,8 +76,8 @@ impl CompileCache {
         CompileCache { limit: Some(bytes), ..self }
     }
 
-    /// As [`Client::compile`], but takes the program from the cache when it is there, and puts it there when it is not;
-    /// also which of them it did.
+    /// As [`Client::compile`], but takes the program from the cache when it is there, and puts it there when it is not.
+    /// Also returns which of them it did.
     ///
     /// An entry that cannot be loaded is compiled again and replaced; a plugin that cannot serialize its programs, or a
     /// folder that cannot be written, costs a warning. A CPU plugin's program for several devices is always compiled.
@@ -222,8 +223,8 @@ fn mark_used(path: &Path) {
     }
 }
 
-/// Throws out the programs not used for longest, and what dead processes left. Others may do so at the same time: a
-/// file that is gone already is as good as thrown out, and whoever has one open keeps it.
+/// Throws out the programs that were not used for longest, and files that dead processes left. Other processes may do
+/// so at the same time: a file that is gone already counts as thrown out, and a process that has it open keeps it.
 fn evict(directory: &Path, keep: &Path, limit: u64) -> Result<(), PjrtError> {
     let mut programs = Vec::new();
     let mut total = 0;

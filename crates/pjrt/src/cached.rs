@@ -1,4 +1,4 @@
-//! Where meshloom keeps what it has fetched and compiled: folders that nobody else may write.
+//! The folders where meshloom keeps what it has fetched and compiled. No other user may write to them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,8 +23,8 @@ pub fn user_cache_folder(name: &str) -> Result<PathBuf, PjrtError> {
     Ok(folder)
 }
 
-/// The folder for all that meshloom keeps from run to run, which need not be there. None where neither variable is an
-/// absolute path.
+/// The folder for all that meshloom keeps from run to run. It need not exist. The result is `None` if neither variable
+/// is an absolute path.
 pub fn user_cache_directory() -> Option<PathBuf> {
     Some(below_home("XDG_CACHE_HOME", ".cache")?.join("meshloom"))
 }
@@ -63,7 +63,7 @@ pub fn make_private(path: &Path) -> Result<(), PjrtError> {
     Ok(())
 }
 
-/// Makes a folder for the user alone where there is none. One that is there stays as it is: its place is the user's
+/// Makes a folder for the user alone if it does not exist. An existing folder stays as it is: its place is the user's
 /// choice, or the folder above it is private.
 pub(super) fn make_if_absent(path: &Path) -> Result<(), PjrtError> {
     if path.is_dir() { Ok(()) } else { make_private(path) }

@@ -9,20 +9,20 @@ use super::api::{Api, Arguments, Owned, slice, string};
 use super::compiled::{Compiled, unimplemented};
 use super::device::{DeviceDescription, DeviceMemory};
 use super::error::PjrtError;
-use super::hardware;
 use super::kept::KeptPrograms;
 use super::key_values::{Callbacks, KeyValues};
-use super::platform::{Platform, PlatformKind};
-use super::plugin::{Plugin, THREADS, end_on_lost_collectives, keep_nccl_on_this_host, threads_for, with_threads};
+use super::platform::Platform;
+use super::plugin::{Plugin, THREADS, threads_for, with_threads};
 use super::sys::*;
 use super::value::NamedValue;
-use meshloom_hlo::analysis::collectives_at_once;
+use meshloom_analysis::collectives_at_once;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::message::counted;
 
-/// How many virtual devices the CPU plugins take. Outside of this they abort the process.
+/// The numbers of virtual devices that the CPU plugins take. With other numbers they abort the process.
 pub(super) const CPU_DEVICE_COUNTS: std::ops::RangeInclusive<usize> = 1..=1024;
 
-/// How many they make by themselves.
+/// The number of devices that they make by themselves.
 const DEFAULT_DEVICE_COUNT: usize = 4;
 
 /// How to create a client. An option goes to the plugin only if it is set, and is refused by name where the platform
@@ -31,12 +31,12 @@ const DEFAULT_DEVICE_COUNT: usize = 4;
 pub struct ClientOptions {
     /// The platform, which is the CPU by default. Everything goes by it, whatever the plugin calls itself.
     pub platform: PlatformKind,
-    /// Virtual devices of a CPU client, 1 to 1024; by default the plugin decides (4). Other platforms have the devices
-    /// they have.
+    /// The number of virtual devices of a CPU client, 1 to 1024; by default the plugin decides (4). Other platforms
+    /// have the devices they have.
     pub device_count: Option<usize>,
-    /// In how many collectives, 1 to 16, a virtual device of a CPU client may be at once
-    /// ([`collectives_at_once`](meshloom_hlo::analysis::collectives_at_once)). The client has threads for that, and
-    /// refuses compiled programs that may need more. The fewer there are, the faster are programs. By default there are
+    /// The number of collectives, 1 to 16, that a virtual device of a CPU client may be in at once
+    /// ([`collectives_at_once`](meshloom_analysis::collectives_at_once)). The client has threads for this number, and
+    /// refuses compiled programs that may need more. With fewer threads, programs are faster. By default there are
     /// threads for 3, and programs are not checked.
     pub collectives_at_once: Option<usize>,
     /// The part of a GPU's memory that the plugin's allocator may take, more than 0 and at most 1.
@@ -47,11 +47,10 @@ pub struct ClientOptions {
     pub visible_devices: Option<Vec<usize>>,
     /// More options, by the plugin's own names. They go to the plugin unchecked.
     pub platform_options: Vec<(String, NamedValue)>,
-    /// Which process this is, where the client is one of several that have their devices together.
+    /// The place of this process, if the client is one of several that share their devices.
     pub process: Option<ProcessPlace>,
     /// Whether the client keeps every program that it compiles, and returns it again for the same module and options.
-    /// The programs hold the client, so both then live as long as the process. Tests set this, as they compile one step
-    /// many times.
+    /// The programs go with the client. Tests set this, as they compile one step many times.
     pub keeps_programs: bool,
 }
 
@@ -60,10 +59,10 @@ pub struct ClientOptions {
 pub struct ProcessPlace {
     /// Its number, from 0 on.
     pub number: usize,
-    /// How many there are.
+    /// The number of processes.
     pub count: usize,
-    /// Through which their clients find one another, where the plugin has them do so: for CUDA. It is called from any
-    /// thread, as long as the client is there.
+    /// The store through which the clients of the processes find one another, if the plugin needs one, as that for CUDA
+    /// does. It is called from any thread, as long as the client exists.
     pub store: Arc<dyn KeyValues>,
 }
 
@@ -71,10 +70,10 @@ pub struct ProcessPlace {
 struct OptionRow(&'static str, &'static str, &'static [PlatformKind]);
 
 const DEVICE_COUNT: OptionRow = OptionRow("device_count", "cpu_device_count", &[PlatformKind::Cpu]);
-/// In how many collectives a device of a CPU client can be made to be at once.
+/// The allowed numbers of collectives that a device of a CPU client is in at once.
 const COLLECTIVES_AT_ONCE: std::ops::RangeInclusive<usize> = 1..=16;
 
-/// In how many it can be by itself: train steps are in two.
+/// The number of collectives that a device can be in by default: train steps are in two.
 const DEFAULT_COLLECTIVES_AT_ONCE: usize = 3;
 
 const MEMORY_FRACTION: OptionRow = OptionRow("memory_fraction", "memory_fraction", &[PlatformKind::Cuda]);
@@ -97,7 +96,7 @@ impl ClientOptions {
         self.values().map(drop)
     }
 
-    /// What the plugin is told.
+    /// The options as the plugin takes them.
     fn values(&self) -> Result<Vec<(String, NamedValue)>, PjrtError> {
         if let Some(count) = self.device_count
             && !CPU_DEVICE_COUNTS.contains(&count)
@@ -149,7 +148,7 @@ impl ClientOptions {
 }
 
 impl ClientOptions {
-    /// What the plugin is told of the process: TPUs find that in the environment.
+    /// The options that tell the plugin of the process. TPUs find them in the environment.
     fn process_values(&self) -> Result<Vec<(String, NamedValue)>, PjrtError> {
         let Some(ProcessPlace { number, count, .. }) = self.process else { return Ok(Vec::new()) };
         if number >= count {
@@ -209,9 +208,12 @@ unsafe impl Sync for RawDevice {}
 pub struct Client(Arc<Inner>);
 
 struct Inner {
+    /// The programs by module and options, if the client keeps them. They go before the client itself: fields are
+    /// dropped in order of declaration.
+    programs: Option<KeptPrograms>,
     /// Buffers and executables hold the client, so they are gone before it.
     raw: Owned<PJRT_Client>,
-    /// What the client calls, for as long as it is there.
+    /// The functions that the client calls; they live as long as it does.
     _callbacks: Option<Callbacks>,
     plugin: Arc<Plugin>,
     platform: Platform,
@@ -221,8 +223,6 @@ struct Inner {
     process: Option<ProcessPlace>,
     /// The threads that XLA's CPU client has for its devices, if programs are to be checked for more.
     threads: Option<usize>,
-    /// The programs by module and options, if the client keeps them.
-    programs: Option<KeptPrograms>,
 }
 
 impl Client {
@@ -267,6 +267,7 @@ impl Client {
             let devices = slice(devices.devices, devices.num_devices).iter();
             let devices = devices.map(|&device| Device::read(api, device)).collect::<Result<Vec<_>, _>>()?;
             Ok(Client(Arc::new(Inner {
+                programs: options.keeps_programs.then(KeptPrograms::default),
                 raw,
                 _callbacks: callbacks,
                 plugin: plugin.clone(),
@@ -276,33 +277,8 @@ impl Client {
                 devices,
                 process: options.process.clone(),
                 threads,
-                programs: options.keeps_programs.then(KeptPrograms::default),
             })))
         }
-    }
-
-    /// A client of the plugin that [`Plugin::find`] finds for the options' platform. What the plugin needs besides is
-    /// made ready: for CUDA, NVIDIA's libraries are found and loaded, or fetched as pinned wheels. One of several
-    /// processes of CUDA has `--xla_gpu_nccl_terminate_on_error=true` added to `XLA_FLAGS`, unless these say otherwise;
-    /// that of a process by itself has `NCCL_SOCKET_IFNAME` set to loopback, unless it is set.
-    ///
-    /// # Errors
-    /// [`PjrtError::NoDevices`] where the machine has no such hardware, before anything is looked for or downloaded;
-    /// unless the user names the plugin's file, whose devices these then are. [`PjrtError::MissingLibraries`] if the
-    /// plugin makes no client, and is without some of the libraries.
-    pub fn open(options: &ClientOptions) -> Result<Client, PjrtError> {
-        options.check()?;
-        match (options.platform, &options.process) {
-            (PlatformKind::Cuda, Some(_)) => end_on_lost_collectives(),
-            (PlatformKind::Cuda, None) => keep_nccl_on_this_host(),
-            _ => {}
-        }
-        hardware::open(options)
-    }
-
-    /// [`Client::open`] for the CPU, with this many virtual devices.
-    pub fn cpu(device_count: usize) -> Result<Client, PjrtError> {
-        Client::open(&ClientOptions { device_count: Some(device_count), ..ClientOptions::default() })
     }
 
     /// The plugin behind it.
@@ -315,22 +291,22 @@ impl Client {
         self.0.programs.as_ref()
     }
 
-    /// Which process this is, if the client was told that it is one of several.
+    /// The place of this process, if the client was told that it is one of several.
     pub fn process(&self) -> Option<&ProcessPlace> {
         self.0.process.as_ref()
     }
 
-    /// What programs for it are compiled for.
+    /// The platform that programs for this client are compiled for.
     pub fn platform(&self) -> &Platform {
         &self.0.platform
     }
 
-    /// What the plugin calls its platform: `cpu`, `cuda`, `tpu`.
+    /// The plugin's name for its platform: `cpu`, `cuda`, `tpu`.
     pub fn platform_name(&self) -> &str {
         &self.0.platform_name
     }
 
-    /// What the platform says of its version.
+    /// The platform's version, in its own words.
     pub fn platform_version(&self) -> &str {
         &self.0.platform_version
     }
@@ -341,7 +317,7 @@ impl Client {
         &self.0.devices
     }
 
-    /// What the allocator of the device with this index counts.
+    /// The counts of the allocator of the device with this index.
     ///
     /// # Errors
     /// [`PjrtError::Unimplemented`] when the plugin does not count (the CPU plugins do not).

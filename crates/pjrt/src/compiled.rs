@@ -9,7 +9,7 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 
 use super::api::{Arguments, Owned, sized, slice, string};
-use super::buffer::dtype_from_raw;
+use super::element_type::dtype_from_raw;
 use super::error::{ErrorCode, PjrtError};
 use super::plugin::Plugin;
 use super::sys::*;
@@ -17,7 +17,7 @@ use super::value::NamedValue;
 use meshloom_hlo::TensorType;
 use meshloom_hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 
-/// What a program needs of each device's memory, in bytes.
+/// The memory that a program needs on each device, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryStats {
     /// The program itself.
@@ -102,13 +102,13 @@ pub(super) struct Compiled {
 
 impl Compiled {
     /// # Safety
-    /// `raw` must be a live executable of this plugin that nobody else frees.
+    /// `raw` must be a live executable of this plugin that no other code frees.
     pub(super) unsafe fn owned(plugin: &Arc<Plugin>, raw: *mut PJRT_Executable) -> Compiled {
         // SAFETY: the caller's promise.
         Compiled { raw: unsafe { Owned::new(plugin.api(), raw) }, plugin: plugin.clone() }
     }
 
-    /// How many outputs each device gives.
+    /// The number of outputs of each device.
     pub(super) fn output_count(&self) -> Result<usize, PjrtError> {
         let executable = self.raw.raw();
         // SAFETY: the executable is live.
@@ -204,7 +204,7 @@ impl Compiled {
     }
 }
 
-/// What a plugin says when it has not got a part of the API, in our words; any other error stays.
+/// Puts a plugin's error that it lacks a part of the API into our words; any other error stays.
 pub(super) fn unimplemented(plugin: &Plugin, feature: &'static str, error: PjrtError) -> PjrtError {
     let reason = match &error {
         PjrtError::Plugin { code: ErrorCode::Unimplemented, message, .. } => message.clone(),

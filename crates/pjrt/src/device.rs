@@ -1,4 +1,4 @@
-//! What a plugin says about a device, one of a client or of a topology.
+//! The description of a device of a client or of a topology.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use super::sys::*;
 use super::value::NamedValue;
 use meshloom_hlo::mesh::DevicePlace;
 
-/// What a plugin says about a device.
+/// A plugin's description of a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceDescription {
     /// The plugin's id for it, unique among all devices of all hosts.
@@ -24,7 +24,7 @@ pub struct DeviceDescription {
     pub attributes: BTreeMap<String, NamedValue>,
 }
 
-/// What a device's allocator counts, in bytes.
+/// The counts of a device's allocator, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceMemory {
     /// Allocated now.
@@ -44,12 +44,12 @@ impl DeviceDescription {
         }
     }
 
-    /// Which of its chip's cores it is, where each core of a TPU chip is a device.
+    /// The number of the core on its chip, where each core of a TPU chip is a device.
     pub fn core_on_chip(&self) -> Option<i64> {
         self.int("core_on_chip")
     }
 
-    /// Which slice it belongs to: devices of one slice share the fast network.
+    /// The number of the slice that it belongs to: devices of one slice share the fast network.
     pub fn slice_index(&self) -> Option<i64> {
         self.int("slice_index")
     }

@@ -12,8 +12,8 @@ unsafe extern "C" {
 /// POSIX's `SIG_IGN` on all systems that Rust knows.
 const IGNORED: usize = 1;
 
-/// Whether this process ignores a signal, as one that `nohup` or a shell's `&` has started does. To be asked at its
-/// start: meanwhile the signal is ignored.
+/// Whether this process ignores a signal, as one that `nohup` or a shell's `&` has started does. It must be called at
+/// the start of the process: while it runs, the signal is ignored.
 pub fn is_ignored(number: i32) -> bool {
     // SAFETY: `SIG_IGN` is a handler for any signal, and what was there before is put back as it was.
     unsafe {
@@ -28,7 +28,7 @@ pub fn is_ignored(number: i32) -> bool {
 /// A program that took longer than its time limit runs on, on threads of the plugin. An ordinary end of the process
 /// destroys what they work with, and may be a segmentation fault.
 pub fn end_process(status: i32) -> ! {
-    // Who would be told of an error is gone.
+    // No one is left to be told of an error.
     let _ = io::stdout().flush();
     // SAFETY: POSIX's `_exit` takes any status and does not come back.
     unsafe { _exit(status) }

@@ -67,8 +67,7 @@ impl Event {
         let held = Arc::new(held);
         let (api, kept) = (self.0.api(), held.clone());
         let registered = self.on_ready(move |error| {
-            // SAFETY: the callback owns the error. What went wrong with the transfer also reaches the buffer's own
-            // event.
+            // SAFETY: the callback owns the error. An error of the transfer also reaches the buffer's own event.
             let _ = unsafe { api.check("PJRT_Event_OnReady", error) };
             drop(kept);
         });

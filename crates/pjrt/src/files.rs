@@ -42,7 +42,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// For `map_err`: an [`PjrtError::Io`] about a path.
+/// Makes a [`PjrtError::Io`] about a path, for `map_err`.
 pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PjrtError {
     let path = path.to_owned();
     move |source| PjrtError::Io { action, path, source }

@@ -47,7 +47,7 @@ struct CallBuffer {
     bytes: usize,
 }
 
-// SAFETY: it is a part of a call, whose buffers nobody else touches until it is finished.
+// SAFETY: it is a part of a call, and no other code touches the call's buffers until the call is finished.
 unsafe impl Send for CallBuffer {}
 
 impl CallBuffer {
@@ -97,12 +97,12 @@ impl ForeignCall {
     }
 }
 
-/// Why a call has failed: the program that made it fails with that.
+/// The failure of a call. The program that made the call fails with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallFailure {
-    /// What kind of failure it is.
+    /// The kind of failure.
     pub code: ErrorCode,
-    /// What happened.
+    /// The description of the failure.
     pub message: String,
 }
 
@@ -242,11 +242,11 @@ struct FutureErrorArguments {
     error: *mut c_void,
 }
 
-/// How a plugin learns that a call is over.
+/// The means by which a plugin learns that a call is over.
 #[derive(Debug)]
 struct Completion {
     api: *const FfiApi,
-    /// None once it knows.
+    /// The future of the call; `None` once the plugin knows.
     future: Option<*mut c_void>,
 }
 
@@ -281,8 +281,8 @@ impl Completion {
     fn complete(&mut self, done: Result<(), CallFailure>) {
         let Some(future) = self.future.take() else { return };
         let (struct_size, extension_start) = (size_of::<FutureArguments>(), std::ptr::null_mut());
-        // SAFETY: the future is not completed yet, and the table has these functions. What they return is an error of
-        // theirs, of which nobody could learn.
+        // SAFETY: the future is not completed yet, and the table has these functions. They return errors of their own,
+        // which could not be passed to anyone.
         unsafe {
             let table = &*self.api;
             match done {
@@ -391,7 +391,7 @@ struct CallFrame {
     operands: RawBuffers,
     results: RawBuffers,
     attributes: RawAttributes,
-    /// What the handler sets where the call goes on.
+    /// The future that the handler sets where the call goes on.
     future: *mut c_void,
 }
 
@@ -445,7 +445,7 @@ unsafe fn buffers(raw: &RawBuffers) -> Result<Vec<CallBuffer>, CallFailure> {
     let count = usize::try_from(raw.count).unwrap_or(0);
     let invalid = |message: String| CallFailure { code: ErrorCode::InvalidArgument, message };
     let one = |index: usize| {
-        // SAFETY: there are so many, and each has as many dimensions as it says.
+        // SAFETY: the list has this number of buffers, and each has as many dimensions as it says.
         let (buffer, dims) = unsafe {
             let buffer = &**raw.buffers.add(index);
             let rank = usize::try_from(buffer.rank).unwrap_or(0);
@@ -467,13 +467,13 @@ unsafe fn buffers(raw: &RawBuffers) -> Result<Vec<CallBuffer>, CallFailure> {
 /// # Safety
 /// They are attributes of a call that is under way.
 unsafe fn strings(raw: &RawAttributes) -> Vec<(String, String)> {
-    // SAFETY: a span has so many bytes, which live for the call.
+    // SAFETY: a span has this number of bytes, which live for the call.
     let text = |span: &ByteSpan| unsafe {
         let bytes: &[u8] = if span.length == 0 { &[] } else { std::slice::from_raw_parts(span.bytes, span.length) };
         std::str::from_utf8(bytes).ok().map(str::to_owned)
     };
     let count = usize::try_from(raw.count).unwrap_or(0);
-    // SAFETY: there are so many kinds, names and values, and the value of a string is a span.
+    // SAFETY: the lists have this number of kinds, names and values, and the value of a string is a span.
     let one = |index: usize| unsafe {
         if *raw.kinds.add(index) != STRING {
             return None;
@@ -484,7 +484,7 @@ unsafe fn strings(raw: &RawAttributes) -> Vec<(String, String)> {
     (0..count).filter_map(one).collect()
 }
 
-/// Bytes of an element of a type of XLA's; none for what is smaller than a byte, or no array.
+/// Bytes of an element of a type of XLA's; `None` for a type that is smaller than a byte, or not an array.
 fn byte_width(element_type: c_int) -> Option<usize> {
     Some(match element_type {
         1 | 2 | 6 | 19 | 20 | 23 | 24 | 25 | 28 | 29 => 1,

@@ -5,10 +5,10 @@ use crate::hardware::nvidia::LIBRARIES;
 
 pub use crate::ahead_of_time::protocol::{decode as decode_message, read as read_message, write as write_message};
 pub use crate::cached::{cached_path, make_private};
-pub use crate::hardware::has_tpu_below;
 pub use crate::hardware::libraries::load as load_libraries;
 pub use crate::key::Key;
 pub use crate::key_values::ThroughCallbacks;
+pub use crate::pci::has_tpu_below;
 pub use crate::record::{check_cached, path_of as record_path};
 
 /// Returns the names of NVIDIA's libraries that a plugin needs, in the order in which they are loaded.

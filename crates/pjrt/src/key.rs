@@ -22,8 +22,8 @@ pub(super) const SIGNATURE: usize = 32;
 /// The variable that names the key's file: for hosts that share a cache, but no home folder.
 const VARIABLE: &str = "MESHLOOM_KEY";
 
-/// A secret that signs what a cache keeps. A compiled program is machine code: whoever could add one to a cache could
-/// run anything. So an entry without a signature by this key is as good as none.
+/// A secret that signs what a cache keeps. A compiled program is machine code: another user who could add one to a
+/// cache could run anything. So an entry without a signature by this key counts as missing.
 #[derive(Clone)]
 pub struct Key([u8; BYTES]);
 
@@ -43,10 +43,10 @@ impl Key {
         Ok(KEY.get_or_init(|| key).clone())
     }
 
-    /// The key in a file, which is made where there is none.
+    /// The key in a file. The file is made if it does not exist.
     ///
     /// # Errors
-    /// The file cannot be read or made, is no key, or can be read by others.
+    /// The file cannot be read or made, is not a key, or can be read by others.
     pub fn at(path: &Path) -> Result<Key, PjrtError> {
         if !path.exists() {
             make(path)?;
@@ -90,7 +90,7 @@ fn make(path: &Path) -> Result<(), PjrtError> {
     make_if_absent(folder)?;
     let mut key = [0; BYTES];
     getrandom::fill(&mut key).map_err(|error| io_error("draw", path)(io::Error::other(error)))?;
-    // For the user alone, as temporary files are.
+    // The file is for the user alone, as temporary files are.
     let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io_error("create a temporary file in", folder))?;
     file.write_all(&key).and_then(|()| file.as_file().sync_all()).map_err(io_error("write", path))?;
     match file.persist_noclobber(path) {

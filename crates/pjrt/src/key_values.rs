@@ -1,4 +1,4 @@
-//! What the clients of several processes tell one another: the three callbacks of PJRT's key-value store
+//! The exchange between the clients of several processes: the three callbacks of PJRT's key-value store
 //! (`PJRT_KeyValueGetCallback` and so on, pjrt_c_api.h).
 //!
 //! XLA puts each process' devices under a key when a client is created, and what NCCL needs when devices first
@@ -38,12 +38,12 @@ pub trait KeyValues: fmt::Debug + Send + Sync {
     fn try_get(&self, key: &str) -> Result<Vec<u8>, KeyValueFailure>;
 }
 
-/// Why a store did not do what XLA asked of it.
+/// The failure of a store to do what XLA asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyValueFailure {
-    /// What kind of failure it is.
+    /// The kind of failure.
     pub code: ErrorCode,
-    /// What happened.
+    /// The description of the failure.
     pub message: String,
 }
 
@@ -101,7 +101,7 @@ unsafe fn run(
 }
 
 /// # Safety
-/// There are so many bytes, or none and any pointer.
+/// The pointer has this number of bytes behind it; without bytes it may be any pointer.
 unsafe fn bytes<'a>(start: *const c_char, count: usize) -> &'a [u8] {
     if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(start.cast(), count) } }
 }
@@ -140,7 +140,8 @@ unsafe extern "C" fn try_get(args: *mut PJRT_KeyValueTryGetCallback_Args) -> *mu
     }
 }
 
-/// Bytes in front of a value that is handed out: how many follow. The plugin gives back the value's address alone.
+/// Bytes in front of a value that is handed out: they hold the length of the value. The plugin gives back the value's
+/// address alone.
 const HEADER: usize = size_of::<usize>();
 
 /// A value that [`delete`] ends.
@@ -155,7 +156,7 @@ fn leak(value: Vec<u8>) -> (*mut c_char, usize) {
 }
 
 unsafe extern "C" fn delete(value: *mut c_char) {
-    // SAFETY: the value is one of [`leak`], which has so many bytes behind its header.
+    // SAFETY: the value is one of [`leak`], which has this number of bytes behind its header.
     unsafe {
         let start = value.cast::<u8>().sub(HEADER);
         let size = usize::from_ne_bytes(start.cast::<[u8; HEADER]>().read());

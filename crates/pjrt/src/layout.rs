@@ -1,4 +1,4 @@
-//! Which part of a global value each device holds, and copying such parts.
+//! The part of a global value that each device holds, and functions that copy such parts.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
@@ -73,7 +73,7 @@ impl ShardLayout {
         Ok(self)
     }
 
-    /// The same layout, of which this process has only these devices, in ascending order.
+    /// The same layout in a process that has only these of its devices, in ascending order.
     ///
     /// # Errors
     /// There are no such devices, or they are in another order.
@@ -100,7 +100,7 @@ impl ShardLayout {
         (0..count).map(|index| self.own.as_ref().map_or(index, |own| own[index]))
     }
 
-    /// Which of this process's devices one is; `None` for another process's.
+    /// The index of a device among those of this process; `None` for a device of another process.
     pub fn own_index(&self, device: usize) -> Option<usize> {
         match &self.own {
             None => (device < self.boxes.len()).then_some(device),
@@ -128,18 +128,18 @@ impl ShardLayout {
         &self.boxes
     }
 
-    /// What the box with an index has of the values: the box without its padding.
+    /// The part of the box with this index that holds values: the box without its padding.
     pub fn value_part(&self, index: usize) -> ShardBox {
         let clip = |(range, &size): (&Range<usize>, &usize)| range.start.min(size)..range.end.min(size);
         self.boxes[index].iter().zip(self.value_dims()).map(clip).collect()
     }
 
-    /// How many devices hold a part.
+    /// The number of devices that hold a part.
     pub fn device_count(&self) -> usize {
         self.boxes.len()
     }
 
-    /// The type of what a device holds; `None` when there is no such device.
+    /// The type of the part that a device holds; `None` if there is no such device.
     pub fn local_type(&self, dtype: DType, device: usize) -> Option<TensorType> {
         self.boxes.get(device).map(|shard| box_type(dtype, shard))
     }
@@ -195,7 +195,7 @@ impl ShardLayout {
     }
 }
 
-/// The type of what lies in a box.
+/// The type of the part in a box.
 pub(super) fn box_type(dtype: DType, shard: &[Range<usize>]) -> TensorType {
     TensorType { dtype, dims: shard.iter().map(ExactSizeIterator::len).collect() }
 }

@@ -7,18 +7,9 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 
 use super::error::PjrtError;
-use super::platform::{Platform, PlatformKind};
-use super::program::ProgramInfo;
 use meshloom_hlo::mesh::{DevicePlace, Mesh, MeshError, device_order};
 use meshloom_hlo::message::counted;
 use meshloom_hlo::proto;
-
-/// The API version of the oldest CPU plugin seen to fold constants right. That of API 0.81 reads the elements of a
-/// transposed constant in the wrong order when it folds a dot of it into a reshape.
-const FOLDS_RIGHT: (i32, i32) = (0, 106);
-
-/// The API version of the oldest plugin seen to read named shardings without being told to.
-const NAMED_BY_DEFAULT: (i32, i32) = (0, 115);
 
 /// The value of an XLA debug option.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,20 +32,20 @@ impl DebugValue {
     }
 }
 
-/// Whose devices a program runs on, where there are several processes.
+/// The processes on whose devices a program runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Span {
-    /// On devices of the process that compiles it.
+    /// The devices of the process that compiles it.
     #[default]
     Process,
-    /// On devices of all processes, which the client of each knows. All of them compile it.
+    /// The devices of all processes, which the client of each knows. All of them compile it.
     Clients,
-    /// On those of so many processes, of which each has a client of its own devices alone and compiles the same module
-    /// for these. They are numbered through the processes.
+    /// The devices of this number of processes. Each process has a client of its own devices alone and compiles the
+    /// same module for them. Devices are numbered through all processes.
     Each(usize),
 }
 
-/// The language in which a plugin is given a program. Modules are HLO here; for the other they are translated.
+/// The language in which a plugin is given a program. Modules are HLO here; for the other language they are translated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ProgramFormat {
     /// A serialized `HloModuleProto`.
@@ -66,7 +57,7 @@ pub enum ProgramFormat {
 }
 
 impl ProgramFormat {
-    /// What PJRT calls it.
+    /// PJRT's name for the format.
     pub fn name(self) -> &'static str {
         match self {
             ProgramFormat::Hlo => "hlo",
@@ -152,25 +143,6 @@ impl CompileOptions {
         self.num_replicas.saturating_mul(self.num_partitions)
     }
 
-    /// These options with what the platform needs to follow HLO's semantics. The caller's settings stay.
-    pub(super) fn for_platform(&self, platform: &Platform, program: &ProgramInfo) -> CompileOptions {
-        let mut options = self.clone();
-        let mut set = |name: &str, value| {
-            options.debug_options.entry(name.into()).or_insert(value);
-        };
-        if program.named_shardings && platform.is_before(NAMED_BY_DEFAULT) {
-            set("xla_enable_hlo_sharding_v3", DebugValue::Bool(true));
-        }
-        if platform.kind() == PlatformKind::Cpu {
-            // Some builds of the CPU compiler drop the NaN of one operand of a maximum unless told not to.
-            set("xla_cpu_enable_fast_min_max", DebugValue::Bool(false));
-            if platform.is_before(FOLDS_RIGHT) {
-                set("xla_disable_hlo_passes", DebugValue::Text("constant_folding".into()));
-            }
-        }
-        options
-    }
-
     /// Checks what can be checked without devices and program.
     pub(super) fn check(&self) -> Result<(), PjrtError> {
         for (option, value) in [("num_replicas", self.num_replicas), ("num_partitions", self.num_partitions)] {
@@ -190,20 +162,6 @@ impl CompileOptions {
                 && !number.is_finite()
             {
                 return invalid(name, number, "a finite number".into());
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks the lists that have an element for each parameter or output. XLA ends the process over another length.
-    pub(super) fn check_propagation(&self, program: &ProgramInfo) -> Result<(), PjrtError> {
-        let lists = [
-            ("allow_propagation_to_parameters", &self.allow_propagation_to_parameters, program.parameters.len()),
-            ("allow_propagation_to_outputs", &self.allow_propagation_to_outputs, program.output_count),
-        ];
-        for (option, list, count) in lists {
-            if list.len() > 1 && list.len() != count {
-                return invalid(option, list, format!("no value, one for all, or one for each of {count}"));
             }
         }
         Ok(())

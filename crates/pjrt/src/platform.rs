@@ -1,46 +1,14 @@
-//! What is compiled for: a platform, its plugin and its chips, and all that follows from them.
-
-use serde::{Deserialize, Serialize};
+//! The target of compilation: a platform, its plugin and its chips, and all that follows from them.
 
 use super::device::DeviceDescription;
 use super::presets::{PRESETS, Preset};
-use meshloom_hlo::analysis::chip_of_kind;
+use meshloom_analysis::chip_of_kind;
 use meshloom_hlo::mesh::slice_shape;
-use meshloom_hlo::{ApiVersion, GroupFormat};
+use meshloom_hlo::{ApiVersion, GroupFormat, PlatformKind};
 
-meshloom_hlo::words! {
-    /// The platforms that there are plugins for.
-    #[derive(Default, Serialize, Deserialize)]
-    pub enum PlatformKind {
-        /// Virtual devices on the host's processor.
-        #[default]
-        Cpu = "cpu",
-        /// NVIDIA GPUs.
-        Cuda = "cuda",
-        /// Google TPUs.
-        Tpu = "tpu",
-    }
-}
-
-impl PlatformKind {
-    /// The platform of this name.
-    pub fn named(name: &str) -> Option<PlatformKind> {
-        PlatformKind::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
-    /// The environment variable that names the file of its plugin.
-    pub const fn plugin_variable(self) -> &'static str {
-        match self {
-            PlatformKind::Cpu => "MESHLOOM_CPU_PLUGIN",
-            PlatformKind::Cuda => "MESHLOOM_CUDA_PLUGIN",
-            PlatformKind::Tpu => "MESHLOOM_TPU_PLUGIN",
-        }
-    }
-}
-
-/// What a program is compiled for. A live client has one ([`Client::platform`](super::Client::platform)), and so has a
-/// topology ([`DescribedTopology::platform`](super::ahead_of_time::DescribedTopology)). Whatever differs between
-/// platforms follows from it, so a program is the same for devices at hand and for absent ones of their kind.
+/// The platform that a program is compiled for. A live client has one ([`Client::platform`](super::Client::platform)),
+/// and so has a topology ([`DescribedTopology::platform`](super::ahead_of_time::DescribedTopology)). All differences
+/// between platforms follow from it, so a program is the same for devices at hand and for absent ones of their kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Platform {
     kind: PlatformKind,
@@ -50,8 +18,8 @@ pub struct Platform {
     slice_shape: Vec<usize>,
 }
 
-/// Which collectives over several dimensions of a slice are better done as several, in levels. Together they send the
-/// same bytes.
+/// The collectives over several dimensions of a slice that are better done as several collectives, in levels. Together
+/// these send the same bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceLevels {
     /// The dimensions of a slice, the one with the fastest links first: see
@@ -60,7 +28,7 @@ pub struct SliceLevels {
     /// All-gathers and reduce-scatters over all devices of a slice have two levels: along its first dimension, and
     /// along the others.
     pub whole: bool,
-    /// All-gathers whose results have at least so many bytes have one level for each dimension.
+    /// All-gathers whose results have at least this number of bytes have one level for each dimension.
     pub gathers: Option<u64>,
 }
 
@@ -84,7 +52,7 @@ impl Platform {
         Platform { kind, api_version: Some(api_version), device_kind, slice_shape: slice_shape(&places) }
     }
 
-    /// Which platform it is.
+    /// The kind of the platform.
     pub fn kind(&self) -> PlatformKind {
         self.kind
     }
@@ -112,7 +80,7 @@ impl Platform {
         self.kind == PlatformKind::Tpu && matches!(chip, Some("v5p" | "v6e" | "tpu7x"))
     }
 
-    /// Which collectives are done in levels.
+    /// The collectives that are done in levels.
     ///
     /// libtpu makes all-reduces, which send twice the bytes, of other collectives over all devices of a slice: over a
     /// torus of three dimensions, or a square of two. Over a part of them it keeps the others
@@ -127,7 +95,7 @@ impl Platform {
             ("tpu7x", &[_, x, y, z]) => x.max(y).max(z) > 2,
             _ => false,
         };
-        // What is smaller takes less time than it takes to start it again for each level.
+        // A smaller collective takes less time than the start of another collective for each level.
         let gathers = (chip == "v5p" && self.slice_shape.len() > 1).then_some(1 << 20);
         let levels = SliceLevels { shape: self.slice_shape.clone(), whole, gathers };
         ((whole || gathers.is_some()) && self.kind == PlatformKind::Tpu).then_some(levels)

@@ -13,7 +13,7 @@ use meshloom_hlo::files;
 
 use super::api::{Api, Arguments, slice};
 use super::error::PjrtError;
-use super::hardware;
+use super::pci::has_tpu;
 use super::search::{FindOptions, search};
 use super::sys::*;
 use super::value::NamedValue;
@@ -84,7 +84,7 @@ impl Plugin {
             return Ok(plugin.clone());
         }
         prepare_environment();
-        // SAFETY: this runs the file's initialisers, which is what loading a plugin means; whoever names the file
+        // SAFETY: this runs the file's initialisers, which is what loading a plugin means; the one who names the file
         // trusts it.
         let library = unsafe { Library::new(&path) }.map_err(|error| refused(cause(&error)))?;
         type GetPjrtApi = unsafe extern "C" fn() -> *const PJRT_Api;
@@ -127,7 +127,7 @@ impl Plugin {
         self.version
     }
 
-    /// What it says about itself, such as `xla_version` and `stablehlo_current_version`.
+    /// The plugin's facts about itself, such as `xla_version` and `stablehlo_current_version`.
     pub fn attributes(&self) -> &BTreeMap<String, NamedValue> {
         &self.attributes
     }
@@ -156,7 +156,7 @@ fn prepare_environment() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let mut variables = vec![("TF_CPP_MIN_LOG_LEVEL", "2".to_owned())];
-        if !hardware::has_tpu() {
+        if !has_tpu() {
             variables.push(("TPU_SKIP_MDS_QUERY", "1".to_owned()));
             variables.push(("ALLOW_MULTIPLE_LIBTPU_LOAD", "1".to_owned()));
         }
@@ -164,10 +164,10 @@ fn prepare_environment() {
         for (variable, value) in variables {
             if env::var_os(variable).is_none() {
                 // SAFETY: the environment may not be written while C code on another thread reads it; Rust code takes
-                // turns by std's own lock. No plugin of ours is loaded yet, so none of its threads exist. What is left
-                // are threads that the host program runs in other C libraries: should one of them call getenv at this
-                // very moment, it might see the environment while it is moved. Such a program sets the variables
-                // itself, early; then nothing is written.
+                // turns by std's own lock. No plugin of ours is loaded yet, so none of its threads exist. Only threads
+                // that the host program runs in other C libraries are left: should one of them call getenv at this very
+                // moment, it might see the environment while it is moved. Such a program sets the variables itself,
+                // early; then nothing is written.
                 unsafe { env::set_var(variable, value) };
             }
         }
@@ -213,8 +213,8 @@ fn threads() -> usize {
     *FOUND.get_or_init(|| set().unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZero::get)))
 }
 
-/// Creates a client of the CPU by `create`, with so many threads or as many as it takes by itself, if these are more.
-/// Returns the number of its threads too.
+/// Creates a client of the CPU by `create`, with this number of threads, or with the number that it takes by itself if
+/// that is larger. Also returns the number of its threads.
 pub(super) fn with_threads<T>(needed: usize, create: impl FnOnce() -> T) -> (T, usize) {
     static TURN: Mutex<()> = Mutex::new(());
     if needed <= threads() {
@@ -229,8 +229,8 @@ pub(super) fn with_threads<T>(needed: usize, create: impl FnOnce() -> T) -> (T, 
     (created, needed)
 }
 
-/// The threads that XLA's CPU client needs for a program on so many devices of which each is in at most so many
-/// collectives at once ([`collectives_at_once`](meshloom_hlo::analysis::collectives_at_once)).
+/// The number of threads that XLA's CPU client needs for a program on this number of devices, each of which is in at
+/// most this number of collectives at once ([`collectives_at_once`](meshloom_analysis::collectives_at_once)).
 ///
 /// A device that waits in a collective blocks a thread of a pool that all devices share. XLA has a thread for each
 /// device. If devices that are ahead are in two collectives at once, they block all threads, and wait forever for those

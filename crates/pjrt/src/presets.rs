@@ -2,15 +2,15 @@
 //!
 //! They are those that hid transfers in a program compiled ahead of time for the chip, of those in published lists:
 //! MaxText's flags for TPUs, and what users of JAX set on GPUs. docs/compiler-options.md says how much each of them
-//! hides. What goes by the model, such as how many bytes of collectives are combined, is left to the user.
+//! hides. Options that depend on the model, such as how many bytes of collectives are combined, are left to the user.
 
-use super::platform::PlatformKind;
-use meshloom_hlo::analysis::chip_of_kind;
+use meshloom_analysis::chip_of_kind;
+use meshloom_hlo::PlatformKind;
 
 /// Compiler options that suit a chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preset {
-    /// The chip, by its name in topologies and in [`CHIPS`](meshloom_hlo::analysis::CHIPS).
+    /// The chip, by its name in topologies and in [`CHIPS`](meshloom_analysis::CHIPS).
     pub chip: &'static str,
     /// The platform whose plugin compiles for the chip.
     pub kind: PlatformKind,
@@ -52,8 +52,7 @@ const fn gpu(chip: &'static str) -> Preset {
     Preset { chip, kind: PlatformKind::Cuda, options: GPU }
 }
 
-/// The presets that there are, one a chip. A v5e has no SparseCores, and on a tpu7x libtpu takes them without being
-/// told.
+/// All presets, one for each chip. A v5e has no SparseCores, and on a tpu7x libtpu takes them without being told.
 pub const PRESETS: &[Preset] = &[
     tpu("v5e", &[REDUCTIONS_STAY]),
     tpu("v5p", SPARSE_CORES),

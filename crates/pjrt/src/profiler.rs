@@ -19,7 +19,7 @@ use super::sys::*;
 
 const FEATURE: &str = "profiler";
 
-/// What is recorded.
+/// The choice of what is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProfilerOptions {
     /// How much of the host: 0 nothing, 1 what matters most, 2 information, 3 everything.
@@ -49,7 +49,7 @@ struct ProfileOptionsProto {
     enable_hlo_proto: bool,
 }
 
-/// What was recorded: a serialized `tensorflow.profiler.XSpace`, as TensorBoard and XProf read it (`*.xplane.pb`).
+/// A recorded profile: a serialized `tensorflow.profiler.XSpace`, as TensorBoard and XProf read it (`*.xplane.pb`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// The message.
@@ -181,7 +181,7 @@ struct CreateArguments {
     profiler: *mut PluginProfiler,
 }
 
-/// Of the functions that take nothing but the profiler.
+/// The arguments of the functions that take nothing but the profiler.
 #[repr(C)]
 struct ProfilerArguments {
     struct_size: usize,

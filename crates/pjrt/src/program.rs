@@ -1,4 +1,5 @@
-//! What we must know of a module to check a call of it: its parameters, and which of them it takes over.
+//! A module before it is compiled: its parameters and which of them it takes over, and the options and the language in
+//! which a plugin gets it.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -6,9 +7,10 @@ use std::collections::HashSet;
 use prost::Message;
 
 use super::error::PjrtError;
-use super::options::{CompileOptions, ProgramFormat};
+use super::options::{CompileOptions, DebugValue, ProgramFormat};
 use super::platform::Platform;
 use super::plugin::Plugin;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::message::counted;
 use meshloom_hlo::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use meshloom_hlo::proto::named_sharding_proto::DimensionSharding;
@@ -42,20 +44,28 @@ impl Parameter {
     }
 }
 
-/// What is known of a program from its module.
+/// The facts of a program that its module tells.
 #[derive(Clone, Debug)]
 pub(super) struct ProgramInfo {
     pub(super) name: String,
     pub(super) parameters: Vec<Parameter>,
     pub(super) output_count: usize,
     /// Whether values are sharded by `OpSharding.named_sharding` (V3).
-    pub(super) named_shardings: bool,
+    named_shardings: bool,
     /// A form in which collectives name their devices: the compact one, if any has one.
     groups: GroupFormat,
 }
 
-/// The API version of the oldest plugin seen to read named shardings. That of 0.81 skips them as an unknown field.
+/// The API version of the oldest plugin seen to read named shardings. The plugin of API 0.81 skips them as an unknown
+/// field.
 const READS_NAMED_SHARDINGS: (i32, i32) = (0, 106);
+
+/// The API version of the oldest CPU plugin seen to fold constants right. The plugin of API 0.81 reads the elements of
+/// a transposed constant in the wrong order when it folds a dot of it into a reshape.
+const FOLDS_RIGHT: (i32, i32) = (0, 106);
+
+/// The API version of the oldest plugin seen to read named shardings without being told to.
+const NAMED_BY_DEFAULT: (i32, i32) = (0, 115);
 
 impl ProgramInfo {
     /// Decodes a module and checks what XLA would otherwise meet half-way.
@@ -87,6 +97,42 @@ impl ProgramInfo {
     }
 }
 
+impl CompileOptions {
+    /// Returns these options with those that the platform needs to follow HLO's semantics. The caller's settings stay.
+    pub(super) fn for_platform(&self, platform: &Platform, program: &ProgramInfo) -> CompileOptions {
+        let mut options = self.clone();
+        let mut set = |name: &str, value| {
+            options.debug_options.entry(name.into()).or_insert(value);
+        };
+        if program.named_shardings && platform.is_before(NAMED_BY_DEFAULT) {
+            set("xla_enable_hlo_sharding_v3", DebugValue::Bool(true));
+        }
+        if platform.kind() == PlatformKind::Cpu {
+            // Some builds of the CPU compiler drop the NaN of one operand of a maximum unless told not to.
+            set("xla_cpu_enable_fast_min_max", DebugValue::Bool(false));
+            if platform.is_before(FOLDS_RIGHT) {
+                set("xla_disable_hlo_passes", DebugValue::Text("constant_folding".into()));
+            }
+        }
+        options
+    }
+
+    /// Checks the lists that have an element for each parameter or output. XLA ends the process over another length.
+    pub(super) fn check_propagation(&self, program: &ProgramInfo) -> Result<(), PjrtError> {
+        let lists = [
+            ("allow_propagation_to_parameters", &self.allow_propagation_to_parameters, program.parameters.len()),
+            ("allow_propagation_to_outputs", &self.allow_propagation_to_outputs, program.output_count),
+        ];
+        for (option, list, count) in lists {
+            if list.len() > 1 && list.len() != count {
+                let expected = format!("no value, one for all, or one for each of {count}");
+                return Err(PjrtError::option(option, format!("{list:?}"), expected));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The module as a platform's compiler wants it.
 ///
 /// libtpu parses the trip count in a loop's `backend_config` as a message of its own, which has no such field, and
@@ -96,7 +142,7 @@ pub(super) fn for_platform<'a>(module: &'a [u8], platform: &Platform) -> Cow<'a,
     if platform.takes_trip_counts() || !module.windows(TRIP_COUNT.len()).any(|window| window == TRIP_COUNT) {
         return Cow::Borrowed(module);
     }
-    // What cannot be decoded has been refused before.
+    // A module that cannot be decoded has been refused before.
     let Ok(mut decoded) = HloModuleProto::decode(module) else { return Cow::Borrowed(module) };
     let instructions = decoded.computations.iter_mut().flat_map(|computation| &mut computation.instructions);
     for instruction in instructions.filter(|instruction| instruction.backend_config.starts_with(TRIP_COUNT)) {
@@ -105,10 +151,10 @@ pub(super) fn for_platform<'a>(module: &'a [u8], platform: &Platform) -> Cow<'a,
     Cow::Owned(decoded.encode_to_vec())
 }
 
-/// How a program is written for a plugin.
+/// The way in which a program is written for a plugin.
 pub(super) struct Language {
     pub(super) format: ProgramFormat,
-    /// What a text says of the devices, which an HLO module leaves to the options.
+    /// The statement about devices in a text, which an HLO module leaves to the options.
     write: WriteOptions,
 }
 
@@ -348,7 +394,7 @@ fn is_row_major(shape: &ShapeProto) -> bool {
     })
 }
 
-/// What one device holds of a parameter with this sharding, when that follows from the sharding alone.
+/// The type of one device's part of a parameter with this sharding, if it follows from the sharding alone.
 fn local_type(ty: &TensorType, sharding: Option<&OpSharding>) -> Option<TensorType> {
     let sharding = sharding?;
     if let Some(named) = &sharding.named_sharding {

@@ -1,4 +1,4 @@
-//! How far a download is: a bar on a terminal with the feature `progress`, otherwise one line in the log.
+//! The progress of a download: a bar on a terminal with the feature `progress`, otherwise one line in the log.
 
 use super::wheels::Package;
 

@@ -46,7 +46,7 @@ impl FindOptions {
 /// The name of the plugin cache.
 pub(super) const PLUGINS: &str = "plugins";
 
-/// Goes through all places until `accept` takes a file. What [`Plugin::find`](super::Plugin::find) says of them holds.
+/// Goes through all places until `accept` takes a file. [`Plugin::find`](super::Plugin::find) lists the places.
 pub(super) fn search<T>(
     platform: &str,
     options: &FindOptions,
@@ -57,20 +57,22 @@ pub(super) fn search<T>(
         return accept(path);
     }
     let wheels = wheels(platform, options)?;
-    // Who asks for one wheel does not mean the user's file.
+    // A caller who asks for one wheel does not mean the user's file.
     if options.wheel.is_none()
         && let Some(path) = named_file(platform)
     {
         return accept(&path).map_err(|error| match error {
             PjrtError::NotAPlugin { path, reason } => {
-                let reason =
-                    format!("{reason}; {} names it: give a plugin's file (.so), or unset it", variable(platform));
+                let reason = format!(
+                    "{reason}; {} names it: give a plugin's file (.so), or unset it",
+                    plugin_variable(platform)
+                );
                 PjrtError::NotAPlugin { path, reason }
             }
             error => error,
         });
     }
-    let variable = variable(platform);
+    let variable = plugin_variable(platform);
     let mut search = Search { attempts: Vec::new(), is_in_vain: Vec::new(), accept };
     let reason = if options.wheel.is_some() { "not looked at, for one wheel is asked for" } else { "not set" };
     search.failed(format!("environment variable {variable}"), reason);
@@ -92,14 +94,14 @@ pub(super) fn search<T>(
     }
 }
 
-/// The environment variable that names a platform's plugin.
-fn variable(platform: &str) -> String {
+/// The environment variable that names a platform's plugin, of a platform by its name.
+pub fn plugin_variable(platform: &str) -> String {
     format!("MESHLOOM_{}_PLUGIN", platform.to_ascii_uppercase())
 }
 
 /// The plugin's file that the environment names.
 pub(super) fn named_file(platform: &str) -> Option<PathBuf> {
-    env::var_os(variable(platform)).filter(|path| !path.is_empty()).map(PathBuf::from)
+    env::var_os(plugin_variable(platform)).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 fn wheels(platform: &str, options: &FindOptions) -> Result<Vec<&'static Wheel>, PjrtError> {
@@ -236,10 +238,11 @@ impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
 
 /// The folders that the `python3` on the path finds packages in; or why it does not say.
 pub(super) fn python_folders() -> Result<Vec<PathBuf>, String> {
-    // The empty entry of the path is the current folder, which is nobody's package.
+    // The empty entry of the path is the current folder, which is not a package.
     let script =
         "import site, sys; print('\\n'.join(dict.fromkeys([p for p in sys.path if p] + site.getsitepackages())))";
-    // Not in the folder where the user stands, which may be a stranger's: nothing is to be imported from there.
+    // The command does not run in the user's current folder, which may be a stranger's: nothing is to be imported from
+    // there.
     let output = Command::new(PYTHON).args(["-c", script]).current_dir("/").stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("cannot run python3: {error}"))?;
     if !output.status.success() {

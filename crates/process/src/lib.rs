@@ -40,7 +40,7 @@ fn start_thread() -> io::Result<Sender<Start>> {
     let (sender, starts) = channel::<Start>();
     let start_each = move || {
         for (mut command, answer) in starts {
-            // Whoever asks waits for the answer.
+            // The caller waits for the answer.
             let _ = answer.send(command.spawn());
         }
     };

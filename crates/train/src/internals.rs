@@ -1,31 +1,31 @@
 //! Parts of the crate that the project's own tests look at one by one. Nothing here is for users, and any version may
 //! change or remove it.
 
-pub use crate::arrange::arranged;
 pub use crate::bisect::program::parts_of;
 pub use crate::bisect::search::xla_flags;
 pub use crate::bisect::symptom::{difference, not_finite};
 pub use crate::search::placement::orders;
 pub use crate::search::plan::factorizations;
-pub use crate::watch::Watch;
+pub use crate::trainer::token_order::arranged;
+pub use crate::trainer::watch::Watch;
 
 /// Encodes the records of event files.
 #[cfg(feature = "tensorboard")]
 pub mod records {
-    use crate::tensorboard;
+    use crate::report;
 
     /// The first record of a file.
     pub fn first(wall_time: f64) -> Vec<u8> {
-        tensorboard::first_record(wall_time)
+        report::first_record(wall_time)
     }
 
     /// The record that says that a run begins at a step.
     pub fn start(wall_time: f64, step: u64) -> Vec<u8> {
-        tensorboard::start_record(wall_time, step)
+        report::start_record(wall_time, step)
     }
 
     /// The record of the numbers of a step, by name.
     pub fn scalars(wall_time: f64, step: u64, values: &[(&str, f64)]) -> Vec<u8> {
-        tensorboard::scalars_record(wall_time, step, values)
+        report::scalars_record(wall_time, step, values)
     }
 }

@@ -19,63 +19,57 @@
 //!
 //! By default a [`Trainer`] trains a decoder on text. [`Model`] and [`Dataset`] say what it needs of any
 //! other model and its data; the example `vision_transformer` has one.
+//!
+//! The modules, each of which names only those above it (`error` aside, whose type wraps all errors above it):
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`families`] | published model families: what a `config.json` means |
+//! | [`config`] | the run config |
+//! | [`tokenizer`] | text to tokens and back |
+//! | [`data`] | text as batches of tokens |
+//! | [`parameters`] | parameters in safetensors files |
+//! | [`peers`] | the other processes and replicas of a run, as traits |
+//! | [`checkpoint`] | the state of a run in folders |
+//! | [`report`] | metrics, a summary, events for TensorBoard, profiles |
+//! | `error` | [`Error`], and the errors of the modules below |
+//! | [`run`] | what is trained: the model, its train step, and the programs that are lowered from it |
+//! | [`published`] | weights of published models, in and out |
+//! | [`generate`] | text from a model, and logits |
+//! | [`search`] | the best plan of a model on devices |
+//! | `replica` | a replica that trains apart from others |
+//! | [`trainer`] | the loop: programs, state, steps, evaluation |
+//! | [`bisect`] | what makes a program go wrong |
+//! | `program` | the program `meshloom`, as a function |
 
 // A library neither panics nor prints.
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
-mod ahead;
-mod alternatives;
-mod apart;
-mod arrange;
-mod assign;
 pub mod bisect;
 pub mod checkpoint;
 pub mod config;
-mod context_alternatives;
 pub mod data;
-mod devices;
-pub mod diloco;
 mod error;
-mod evaluate;
-pub mod exchange;
 pub mod families;
-pub mod find_nan;
 pub mod generate;
 #[doc(hidden)]
 pub mod internals;
-pub mod logits;
-pub mod metrics;
-mod model;
+mod model_folder;
 pub mod parameters;
 pub mod peers;
-mod prefetch;
-#[cfg(feature = "tensorboard")]
-pub mod profile;
 #[cfg(feature = "cli")]
 pub mod program;
 pub mod published;
 mod random;
-mod resolve;
+mod replica;
+pub mod report;
 pub mod run;
 pub mod search;
-pub mod step;
-pub mod summary;
-#[cfg(feature = "tensorboard")]
-pub mod tensorboard;
 pub mod tokenizer;
-mod trainer;
-mod watch;
+pub mod trainer;
 
-pub use ahead::StepAhead;
-pub use alternatives::{Alternative, RefusedAlternative};
-pub use apart::ApartError;
-pub use context_alternatives::{ContextAlternative, DeviceScores, RefusedOrder};
-pub use data::Text;
-pub use devices::Devices;
-pub use error::{Error, NotFinite};
+pub use error::{Error, NotFinite, ReplicasDiffer, SyncError};
 pub use meshloom::hlo::Stage;
-pub use model::{Dataset, Leaf, Model};
 pub use random::next_bits;
-pub use resolve::Run;
+pub use run::{Dataset, Devices, Leaf, Model, Run, Text};
 pub use trainer::Trainer;
-pub use watch::SlowStep;

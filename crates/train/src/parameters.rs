@@ -1,9 +1,9 @@
 //! Parameters in safetensors files.
 //!
 //! A tree of parameters is a file of tensors named by their paths, such as `layers.3.attention.wq`. Writing gathers one
-//! parameter at a time from its devices into a temporary file, which then takes the name of the target, so nobody ever
-//! finds half a file. Reading checks all names and types against the header before it reads data, then reads of one
-//! parameter at a time what each device holds.
+//! parameter at a time from its devices into a temporary file, which then takes the name of the target, so no reader
+//! ever finds half a file. Reading checks all names and types against the header before it reads data, then reads of
+//! one parameter at a time what each device holds.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -14,19 +14,18 @@ use meshloom::hlo::files;
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensorError};
 
-use crate::Error;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, PjrtError, runs};
-use meshloom::trace::{MapTree, Param, TensorSpec, Tree};
+use meshloom::trace::{LeafCountError, MapTree, Param, TensorSpec, Tree};
 
-/// What is read of a file at a time, where a part of a parameter is not in one piece.
+/// The number of bytes of a file that are read at a time, where a part of a parameter is not in one piece.
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// The longest header that is read: as the safetensors crate has it.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// What is wrong with a parameter file.
+/// An error of a parameter file.
 #[derive(thiserror::Error)]
 pub enum ParameterError {
     /// The file cannot be read.
@@ -34,7 +33,7 @@ pub enum ParameterError {
     Read {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
     /// The file cannot be written.
@@ -42,15 +41,15 @@ pub enum ParameterError {
     Write {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is no safetensors file, or a damaged one.
+    /// The file is not a safetensors file, or it is damaged.
     #[error("{file:?} is not a safetensors file, or damaged: {reason}")]
     Format {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// The file lacks a parameter.
@@ -93,6 +92,12 @@ pub enum ParameterError {
         /// Its element type.
         dtype: DType,
     },
+    /// The parameters cannot be brought from the devices.
+    #[error(transparent)]
+    Device(#[from] Box<PjrtError>),
+    /// The tree has not as many leaves as it declares.
+    #[error(transparent)]
+    Leaves(#[from] LeafCountError),
     /// Two parameters have one path, or one has none.
     #[error(
         "the path {path:?} does not name one parameter; wrap the parameters in a `tree!` struct, a tuple or a vector"
@@ -105,8 +110,14 @@ pub enum ParameterError {
 
 meshloom::hlo::debug_is_message!(ParameterError);
 
+impl From<PjrtError> for ParameterError {
+    fn from(error: PjrtError) -> ParameterError {
+        ParameterError::Device(Box::new(error))
+    }
+}
+
 /// The first few names, and how many more.
-pub(super) fn list(names: &[String]) -> String {
+pub(crate) fn list(names: &[String]) -> String {
     const SHOWN: usize = 5;
     let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(SHOWN) {
@@ -134,11 +145,11 @@ const DTYPES: [(&str, Dtype); 15] = [
     ("u8", Dtype::U8),
 ];
 
-pub(super) fn stored_dtype(dtype: DType) -> Option<Dtype> {
+pub(crate) fn stored_dtype(dtype: DType) -> Option<Dtype> {
     DTYPES.iter().find(|(name, _)| *name == dtype.name()).map(|&(_, stored)| stored)
 }
 
-pub(super) fn own_dtype(stored: Dtype) -> Option<DType> {
+pub(crate) fn own_dtype(stored: Dtype) -> Option<DType> {
     DTYPES.iter().find(|&&(_, dtype)| dtype == stored).and_then(|(name, _)| DType::from_name(name))
 }
 
@@ -211,7 +222,7 @@ where
 /// # Errors
 /// A path names no parameter or two, an element type has no place in such files, the plugin fails, or the file cannot
 /// be written.
-pub fn save<T: Tree>(file: impl AsRef<Path>, tree: &T) -> Result<(), Error>
+pub fn save<T: Tree>(file: impl AsRef<Path>, tree: &T) -> Result<(), ParameterError>
 where
     T::Leaf: Gather + Clone,
 {
@@ -219,11 +230,11 @@ where
 }
 
 /// As [`save`], of arrays, each converted to the type that is declared for it.
-pub(super) fn save_as(
+pub(crate) fn save_as(
     file: &Path,
     tree: &impl Tree<Leaf = Array>,
     declared: &impl Tree<Leaf = Param>,
-) -> Result<(), Error> {
+) -> Result<(), ParameterError> {
     let named = named_leaves(tree)?.into_iter().zip(declared.leaves());
     let converted = |((path, array), param): ((String, Array), Param)| (path, Converted { array, ty: param.spec.ty });
     save_leaves(file, named.map(converted).collect())
@@ -247,12 +258,12 @@ impl Gather for Converted {
     }
 }
 
-fn save_leaves(file: &Path, named: Vec<(String, impl Gather)>) -> Result<(), Error> {
+fn save_leaves(file: &Path, named: Vec<(String, impl Gather)>) -> Result<(), ParameterError> {
     let mut leaves = Vec::new();
     for (path, leaf) in named {
         let dtype = leaf.ty().dtype;
         let Some(stored) = stored_dtype(dtype) else {
-            return Err(ParameterError::Unsupported { path, dtype }.into());
+            return Err(ParameterError::Unsupported { path, dtype });
         };
         leaves.push((stored, path, leaf));
     }
@@ -294,12 +305,12 @@ fn temporary_beside(file: &Path) -> Result<tempfile::NamedTempFile, ParameterErr
 
 /// The order of tensors in a file: the widest types first, so that every tensor is aligned; as the safetensors crate
 /// does.
-pub(super) fn sort<L>(leaves: &mut [(Dtype, String, L)]) {
+pub(crate) fn sort<L>(leaves: &mut [(Dtype, String, L)]) {
     leaves.sort_by(|(left, left_path, _), (right, right_path, _)| right.cmp(left).then(left_path.cmp(right_path)));
 }
 
 /// The header of a file with these tensors in this order, padded to a multiple of 8 bytes.
-pub(super) fn header<'a>(
+pub(crate) fn header<'a>(
     file: &Path,
     tensors: impl Iterator<Item = (Dtype, &'a String, TensorType)>,
 ) -> Result<Vec<u8>, ParameterError> {
@@ -417,7 +428,7 @@ impl ParameterFile {
     /// Reads one parameter.
     ///
     /// # Errors
-    /// It is missing or of another type, or the file cannot be read.
+    /// The parameter is missing or of another type, or the file cannot be read.
     pub fn read(&self, path: &str, expected: &TensorType, options: LoadOptions) -> Result<Literal, ParameterError> {
         self.check_one(path, expected, options)?;
         let whole: Vec<Range<usize>> = expected.dims.iter().map(|&size| 0..size).collect();
@@ -473,7 +484,7 @@ impl ParameterFile {
 }
 
 /// Opens a file that has the parameters of a tree, and no others.
-pub(super) fn open_for<T>(file: &Path, tree: &T, options: LoadOptions) -> Result<ParameterFile, ParameterError>
+pub(crate) fn open_for<T>(file: &Path, tree: &T, options: LoadOptions) -> Result<ParameterFile, ParameterError>
 where
     T: Tree,
     T::Leaf: Typed + Clone,
@@ -489,7 +500,11 @@ where
 ///
 /// # Errors
 /// The file cannot be read or is damaged; or its parameters are not those of the tree: the error names the path.
-pub fn load<T>(file: impl AsRef<Path>, tree: &T, options: LoadOptions) -> Result<<T as MapTree<Literal>>::Mapped, Error>
+pub fn load<T>(
+    file: impl AsRef<Path>,
+    tree: &T,
+    options: LoadOptions,
+) -> Result<<T as MapTree<Literal>>::Mapped, ParameterError>
 where
     T: MapTree<Literal>,
     T::Leaf: Typed + Clone,

@@ -6,10 +6,11 @@ use half::f16;
 use meshloom_hlo::F8E4M3FN;
 use safetensors::Dtype;
 
-/// Writes the numbers that the bytes of as many elements stand for.
+/// Writes the numbers that the bytes of the same number of elements stand for.
 pub(crate) type Decode = fn(&[u8], &mut [f32]);
 
-/// The bytes of an element, and what decodes elements. `None` for a dtype that is not read as numbers.
+/// Returns the bytes of an element and the function that decodes elements, or `None` for a dtype that is not read as
+/// numbers.
 pub fn decoder(dtype: Dtype) -> Option<(usize, Decode)> {
     Some(match dtype {
         Dtype::F32 => (4, |bytes, out| decode(bytes, out, f32::from_le_bytes)),

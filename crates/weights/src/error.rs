@@ -1,4 +1,4 @@
-//! What can be wrong with weights: the folder, a file in it, or what is asked of them.
+//! The errors of weights: of the folder, a file in it, or a request.
 
 use std::io;
 use std::ops::Range;
@@ -7,11 +7,10 @@ use std::path::PathBuf;
 use meshloom_hlo::message::listed;
 use safetensors::Dtype;
 
-use crate::fault::{FileFault, IndexFault, QuantizationFault};
-use crate::header::MAX_HEADER_BYTES;
+use crate::fault::{FileFault, IndexFault, MAX_HEADER_BYTES, QuantizationFault};
 use crate::tensor::Encoding;
 
-/// What is wrong with weights.
+/// An error of weights.
 #[derive(thiserror::Error)]
 pub enum WeightsError {
     /// A folder without weights.
@@ -28,13 +27,13 @@ pub enum WeightsError {
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// A pipe, device or folder in the place of a file.
     #[error("{path:?} is not a file; give the folder of a checkpoint as it was published")]
     NotAFile {
-        /// What is there.
+        /// The path.
         path: PathBuf,
     },
     /// A file is not what the format asks for.
@@ -42,7 +41,7 @@ pub enum WeightsError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the file.
         fault: FileFault,
     },
     /// The index does not fit the files.
@@ -50,7 +49,7 @@ pub enum WeightsError {
     Index {
         /// The index.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the index.
         fault: IndexFault,
     },
     /// The parts of a quantized tensor do not fit together.
@@ -60,7 +59,7 @@ pub enum WeightsError {
         folder: PathBuf,
         /// The tensor, by the name that it would have without quantization.
         tensor: String,
-        /// What is wrong.
+        /// The fault of the tensor.
         fault: Box<QuantizationFault>,
     },
     /// There is no such tensor.
@@ -113,7 +112,7 @@ pub enum WeightsError {
     Memory {
         /// The tensor.
         tensor: String,
-        /// What would be needed.
+        /// The bytes that would be needed.
         bytes: usize,
     },
     /// A tensor of integers, or of floats that are not supported, is asked for as numbers.
@@ -162,11 +161,11 @@ pub enum WeightsError {
     /// Something cannot be written.
     #[error("cannot {action} {path:?}: {source}; give a folder that can be written and has room")]
     Write {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// A folder that has weights is to be written.
@@ -191,7 +190,7 @@ pub enum WeightsError {
     Declared {
         /// The tensor.
         tensor: String,
-        /// Why not, and what to do.
+        /// The reason, and the remedy.
         reason: &'static str,
     },
     /// A file would get a header that readers refuse.
@@ -215,7 +214,7 @@ pub enum WeightsError {
         tensor: String,
         /// Its bytes.
         expected: u64,
-        /// Those given, with the last ones, which were not written.
+        /// The bytes given, with the last ones, which were not written.
         found: u64,
     },
     /// The writer was to finish before all data was there.

@@ -1,13 +1,15 @@
-//! What can be wrong with the files of weights, each of which the error that has the fault names.
+//! The faults of the files of weights. The error that has the fault names the file.
 
 use std::io;
 
 use meshloom_hlo::message::counted;
 use safetensors::Dtype;
 
-use crate::header::MAX_HEADER_BYTES;
+/// The longest header, 100 MB, as in the `safetensors` crate: a longer one is an attack, or the file is not a
+/// safetensors file.
+pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// What is wrong with a safetensors file. The bytes of tensors are counted from the end of the header.
+/// A fault of a safetensors file. The bytes of tensors are counted from the end of the header.
 #[derive(thiserror::Error)]
 pub enum FileFault {
     /// It has no room for the length of a header.
@@ -39,7 +41,7 @@ pub enum FileFault {
         /// The bytes after that length.
         rest: u64,
     },
-    /// The header is no JSON, or says something else.
+    /// The header is not JSON, or states something else.
     #[error("its header is damaged: {0}; download the file again")]
     Header(serde_json::Error),
     /// A dtype that the format does not have.
@@ -80,7 +82,7 @@ pub enum FileFault {
         /// Its shape.
         shape: Vec<usize>,
     },
-    /// The bytes of a tensor are not as many as its shape and dtype need.
+    /// The number of bytes of a tensor is not the one that its shape and dtype need.
     #[error(
         "tensor {tensor:?} of shape {shape:?} and dtype {dtype} needs {expected} bytes, but has {found}; download the \
          file again"
@@ -94,7 +96,7 @@ pub enum FileFault {
         shape: Vec<usize>,
         /// The bytes that it needs.
         expected: u64,
-        /// Those it has.
+        /// The bytes that it has.
         found: u64,
     },
     /// Two tensors share bytes.
@@ -110,18 +112,18 @@ pub enum FileFault {
     Hole {
         /// The tensor after them.
         tensor: String,
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
     /// Bytes after the last tensor.
     #[error("no tensor has its last {}; download the file again", counted(bytes, "byte"))]
     Trailing {
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
 }
 
-/// What is wrong with an index.
+/// A fault of an index.
 #[derive(thiserror::Error)]
 pub enum IndexFault {
     /// It is longer than any.
@@ -130,7 +132,7 @@ pub enum IndexFault {
         /// Its bytes.
         length: u64,
     },
-    /// It is no JSON, or says something else.
+    /// It is not JSON, or states something else.
     #[error("it is damaged: {0}; download the file again")]
     Json(serde_json::Error),
     /// A file that may be anywhere.
@@ -178,7 +180,7 @@ pub enum IndexFault {
     },
 }
 
-/// Why a tensor cannot be dequantized.
+/// The reason why a tensor cannot be dequantized.
 #[derive(thiserror::Error)]
 pub enum QuantizationFault {
     /// Half of it is not there.
@@ -200,9 +202,9 @@ pub enum QuantizationFault {
     Dtype {
         /// The part.
         part: String,
-        /// What it would have to be.
+        /// The dtypes that it may have.
         expected: &'static str,
-        /// What it is.
+        /// The dtype that it has.
         found: Dtype,
     },
     /// A part of it is of no shape that values have.
@@ -212,9 +214,9 @@ pub enum QuantizationFault {
     Values {
         /// The part.
         part: String,
-        /// What it would have to be.
+        /// The shapes that it may have.
         expected: &'static str,
-        /// What it is.
+        /// The shape that it has.
         found: Vec<usize>,
     },
     /// The scales are not those of the values.

@@ -11,8 +11,8 @@ use serde::Deserialize;
 
 use crate::decode;
 use crate::error::WeightsError;
-use crate::fault::IndexFault;
-use crate::header::{self, MAX_HEADER_BYTES, Stored};
+use crate::fault::{IndexFault, MAX_HEADER_BYTES};
+use crate::header::{self, Stored};
 use crate::json::Entries;
 use crate::positioned::read_exact_at;
 use crate::region;
@@ -23,7 +23,8 @@ pub(crate) const SINGLE: &str = "model.safetensors";
 /// The file that says which tensor is in which file.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// What is read at once on the way to numbers. A multiple of the size of each element; it fits in a cache.
+/// The bytes that are read at once and decoded to numbers. They are a multiple of the size of each element, and fit in
+/// a cache.
 const PIECE_BYTES: usize = 1 << 18;
 
 /// The files of a folder, all of them open.
@@ -34,7 +35,7 @@ pub(crate) struct Files {
     bytes_read: AtomicU64,
 }
 
-/// What the index has, as far as it matters. `metadata.total_size` does not: published ones are often wrong.
+/// The part of the index that matters. `metadata.total_size` does not: published ones are often wrong.
 #[derive(Deserialize)]
 struct Index {
     weight_map: Entries<String>,

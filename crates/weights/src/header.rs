@@ -10,12 +10,9 @@ use serde::de::IntoDeserializer;
 use serde::de::value::Error as ValueError;
 use serde::{Deserialize, Serialize};
 
-use crate::fault::FileFault;
+use crate::fault::{FileFault, MAX_HEADER_BYTES};
 use crate::json::{Entries, METADATA};
 use crate::positioned::read_exact_at;
-
-/// The longest header, 100 MB, as in the `safetensors` crate: what is longer is an attack, or no safetensors file.
-pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// The bytes that hold the length of the header.
 const LENGTH_BYTES: u64 = 8;
@@ -32,18 +29,18 @@ pub(crate) struct Stored {
     pub bytes: Range<u64>,
 }
 
-/// What the header says of a tensor.
+/// The description of a tensor in the header.
 #[derive(Serialize, Deserialize)]
 #[serde(expecting = "an object with dtype, shape and data_offsets")]
 struct Entry {
     dtype: String,
     shape: Vec<usize>,
-    /// Counted from the end of the header.
+    /// The first byte and the end, counted from the end of the header.
     data_offsets: [u64; 2],
 }
 
-/// The bytes of a tensor. `None` if they are not whole or too many to be counted; then no product of some of its sizes
-/// is either.
+/// The number of bytes of a tensor, or `None` if it is not whole or too large to be counted. If it is counted, no
+/// product of some of the sizes overflows.
 pub(crate) fn byte_count(dtype: Dtype, shape: &[usize]) -> Option<u64> {
     // A zero counts as one at first: the products of the other sizes are strides of boxes.
     let elements = shape.iter().try_fold(1, |product: usize, size| product.checked_mul(*size.max(&1)))?;
@@ -127,8 +124,8 @@ fn check_cover(stored: &[Stored], data: &Range<u64>) -> Result<(), FileFault> {
     }
 }
 
-/// Writes the header of a file with these tensors in this order. Returns its bytes, length included; those of the first
-/// tensor follow. `None` if it is too long.
+/// Writes the header of a file with these tensors in this order. Returns its bytes, length included, or `None` if it is
+/// too long. The bytes of the first tensor follow the header.
 pub(crate) fn write<'a>(tensors: impl Iterator<Item = (&'a str, Dtype, &'a [usize], u64)>) -> Option<Vec<u8>> {
     // transformers wants to know the framework, and reads weights of PyTorch alone by default.
     let mut text = format!(r#"{{"{METADATA}":{{"format":"pt"}}"#);

@@ -34,8 +34,8 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for EntriesVisitor<V> {
                 map.next_value::<IgnoredAny>()?;
                 continue;
             }
-            // serde names the position of what is wrong, but not the tensor. JSON leaves it open which of two equal
-            // keys counts, so that two readers of such a file may see different weights.
+            // serde names the position of the fault, but not the tensor. JSON leaves it open which of two equal keys
+            // counts, so that two readers of such a file may see different weights.
             let value = map.next_value().map_err(|error| A::Error::custom(format!("tensor {name:?}: {error}")))?;
             if entries.contains_key(&name) {
                 return Err(A::Error::custom(format!("tensor {name:?} occurs twice")));

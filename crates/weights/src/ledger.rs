@@ -1,4 +1,4 @@
-//! The book of which tensors a model has used.
+//! The ledger of the tensors that a model has used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use wildmatch::WildMatch;
 use crate::error::WeightsError;
 use crate::natural::natural;
 
-/// Which tensors of a folder a model has used. A model that uses each of them once, without those that are skipped on
-/// purpose, is the one that the weights are of.
+/// A ledger of the tensors of a folder that a model has used. The weights are those of the model if it uses each tensor
+/// once, apart from those that are skipped on purpose.
 ///
 /// ```no_run
 /// # use meshloom_weights::{FP8_BLOCK, Weights, WeightsError};

@@ -85,7 +85,7 @@ pub(crate) fn read_mxfp4(
     Ok(())
 }
 
-/// Dequantizes a band of rows, of which codes and scales are those of whole groups. Writes them as columns of `out`.
+/// Dequantizes a band of rows. The codes and scales are those of whole groups. Writes them as columns of `out`.
 fn transpose_band(
     (codes, scale_codes): (&[u8], &[u8]),
     groups: usize,

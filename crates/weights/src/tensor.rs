@@ -17,7 +17,7 @@ pub struct Tensor {
     pub(crate) parts: Parts,
 }
 
-/// How a tensor is stored.
+/// The storage form of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
     /// Its elements, one after the other.
@@ -89,7 +89,7 @@ impl Tensor {
 /// The fault of a tensor, with its name.
 pub(crate) type Faulty = (String, Box<QuantizationFault>);
 
-/// What ends the name of the scales of a tensor in FP8, after the name of the tensor.
+/// The ending that the name of the scales of a tensor in FP8 has after the name of the tensor.
 const FP8_SCALES: &str = "_scale_inv";
 const MXFP4_BLOCKS: &str = "_blocks";
 const MXFP4_SCALES: &str = "_scales";

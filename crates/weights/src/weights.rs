@@ -16,7 +16,7 @@ use crate::tensor::{Parts, Tensor, assemble};
 /// The sizes of a block in FP8 where the `quantization_config.weight_block_size` of config.json does not say others.
 pub const FP8_BLOCK: [usize; 2] = [128, 128];
 
-/// The weights of a folder, of which so far only the headers are read.
+/// The weights of a folder. Opening them reads only the headers.
 ///
 /// Every method takes `&self`, and threads may read at once.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// If there is none.
+    /// There is no such tensor.
     pub fn tensor(&self, name: &str) -> Result<&Tensor, WeightsError> {
         let found = self.tensors.binary_search_by(|tensor| natural(tensor.name(), name));
         found.map(|index| &self.tensors[index]).map_err(|_| WeightsError::Unknown {
@@ -71,7 +71,7 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// If it is of another one, or there is no such tensor.
+    /// The tensor has another shape, or does not exist.
     pub fn expect_shape(&self, name: &str, expected: &[usize]) -> Result<(), WeightsError> {
         let found = self.tensor(name)?.shape();
         if found == expected {
@@ -90,7 +90,7 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// As `read_into`, or if there is no memory for the numbers.
+    /// The errors are those of `read_into`; also, there may be no memory for the numbers.
     pub fn read(&self, name: &str, region: &[Range<usize>]) -> Result<Vec<f32>, WeightsError> {
         let tensor = self.tensor_with(name, region)?;
         let mut out = buffer(tensor.values(), region::elements(region))?;
@@ -106,7 +106,7 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// If there is no such tensor, the box is not in it, `out` has not as many elements as the box, the dtype is not
+    /// There is no such tensor, the box is not in it, `out` does not have as many elements as the box, the dtype is not
     /// F32, BF16, F16 or F8_E4M3, or the file cannot be read.
     pub fn read_into(&self, name: &str, region: &[Range<usize>], out: &mut [f32]) -> Result<(), WeightsError> {
         let tensor = self.tensor_with(name, region)?;
@@ -125,7 +125,7 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// As `read_bytes_into`, or if there is no memory for the bytes.
+    /// The errors are those of `read_bytes_into`; also, there may be no memory for the bytes.
     pub fn read_bytes(&self, name: &str, region: &[Range<usize>]) -> Result<Vec<u8>, WeightsError> {
         let tensor = self.tensor_with(name, region)?;
         let mut out = buffer(tensor.values(), self.byte_count(tensor, region)?)?;
@@ -138,8 +138,8 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// If there is no such tensor, it is quantized, the box is not in it, `out` has not as many bytes as the box, the
-    /// elements are not whole bytes, or the file cannot be read.
+    /// There is no such tensor, it is quantized, the box is not in it, `out` does not have as many bytes as the box,
+    /// the elements are not whole bytes, or the file cannot be read.
     pub fn read_bytes_into(&self, name: &str, region: &[Range<usize>], out: &mut [u8]) -> Result<(), WeightsError> {
         let tensor = self.tensor_with(name, region)?;
         expect_length(tensor, self.byte_count(tensor, region)?, out.len())?;
@@ -151,7 +151,7 @@ impl Weights {
         self.files.bytes_read()
     }
 
-    /// A ledger of all tensors, none of which is used yet.
+    /// A ledger of all tensors; none of them is used yet.
     pub fn ledger(&self) -> Ledger {
         Ledger::new(&self.files.folder, self.tensors.iter().map(|tensor| tensor.name().to_owned()))
     }

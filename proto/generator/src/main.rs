@@ -198,7 +198,7 @@ fn add_details(code: &str, tags: &[String]) -> Result<String, Box<dyn Error>> {
         return Err("the generated code has no HloInstructionProto where it is expected".into());
     }
     let field = format!(
-        "{INSTRUCTION}    /// What few opcodes have; its fields can be used as if they were here.\n    \
+        "{INSTRUCTION}    /// The fields that few opcodes have; they can be used as if they were here.\n    \
          #[prost(oneof = \"Details\", tags = \"{}\")]\n    pub details: ::core::option::Option<Details>,\n",
         tags.join(", ")
     );

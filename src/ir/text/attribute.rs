@@ -1,14 +1,12 @@
-//! How ops state their attributes: in which order, under which keys, and with which defaults.
-
-use std::sync::Arc;
+//! Attributes: how each type of them prints and reads.
 
 use meshloom_hlo::mesh::MeshAxis;
 use meshloom_hlo::suggest::did_you_mean;
 use smallvec::SmallVec;
 
 use super::reader::Result;
-use super::{OpReader, Printer, Reader};
-use crate::ir::{Axes, DType, Dims, Graph, Name, Role, Spec, TensorType};
+use super::{Printer, Reader};
+use crate::ir::{Axes, Name, Role, Spec};
 
 /// A type of attribute: how it prints and reads.
 pub(crate) trait Attribute: Sized {
@@ -16,84 +14,6 @@ pub(crate) trait Attribute: Sized {
 
     fn read(reader: &mut Reader<'_>) -> Result<Self>;
 }
-
-/// Several attributes with keys of their own: those of an op, or a part of them. See [`attributes`].
-pub(crate) trait Attributes: Sized {
-    fn write_attributes(&self, out: &mut Printer<'_>);
-
-    fn read_attributes(reader: &mut OpReader<'_>) -> Result<Self>;
-}
-
-/// An op as text. See [`op_text`].
-pub(crate) trait OpText: Attributes {
-    /// The names that it may have: one for each kind of it.
-    fn names() -> impl Iterator<Item = &'static str>;
-}
-
-/// States the attributes of a struct: for each field a method of [`Printer`] and [`OpReader`], and its arguments.
-macro_rules! attributes {
-    ($owner:ty { $($field:tt: $method:ident $(($($argument:expr),*))?),* $(,)? }) => {
-        impl $crate::ir::Attributes for $owner {
-            #[allow(unused_variables, reason = "an op may have no attributes")]
-            fn write_attributes(&self, out: &mut $crate::ir::Printer<'_>) {
-                $(out.$method(&self.$field $($(, $argument)*)?);)*
-            }
-
-            #[allow(unused_variables, reason = "an op may have no attributes")]
-            fn read_attributes(
-                reader: &mut $crate::ir::OpReader<'_>,
-            ) -> std::result::Result<Self, $crate::ir::GraphTextError> {
-                Ok(Self { $($field: reader.$method($($($argument),*)?)?),* })
-            }
-        }
-    };
-}
-pub(crate) use attributes;
-
-/// States an op's name and [`attributes`]; the name alone, if the attributes take code of their own. For an op of
-/// several kinds, `Kind { Value = name, .. } =>` or `name of VALUES, |kind| name =>` stands in place of the name, and
-/// the first field is the one that holds the kind.
-macro_rules! op_text {
-    ($op:ty = $name:literal { $($fields:tt)* }) => {
-        $crate::ir::attributes!($op { $($fields)* });
-        $crate::ir::op_text!($op = $name);
-    };
-    ($op:ty = $name:literal) => {
-        impl $crate::ops::OpName for $op {
-            fn name(&self) -> &'static str {
-                $name
-            }
-        }
-
-        impl $crate::ir::OpText for $op {
-            fn names() -> impl Iterator<Item = &'static str> {
-                std::iter::once($name)
-            }
-        }
-    };
-    ($op:ty = $kinds:ident { $($kind:ident = $name:literal),* $(,)? } => { $($fields:tt)* }) => {
-        $crate::ir::op_text!($op = name of [$($kinds::$kind),*], |kind| match kind {
-            $($kinds::$kind => $name,)*
-        } => { $($fields)* });
-    };
-    ($op:ty = name of $kinds:expr, |$kind:ident| $name:expr => { $field:tt $($fields:tt)* }) => {
-        $crate::ir::attributes!($op { $field: kind(&$kinds, |$kind| $name) $($fields)* });
-
-        impl $crate::ops::OpName for $op {
-            fn name(&self) -> &'static str {
-                let $kind = self.$field;
-                $name
-            }
-        }
-
-        impl $crate::ir::OpText for $op {
-            fn names() -> impl Iterator<Item = &'static str> {
-                $kinds.iter().map(|&$kind| $name)
-            }
-        }
-    };
-}
-pub(crate) use op_text;
 
 /// States the words that the values of a type are.
 macro_rules! word_attribute {
@@ -152,7 +72,8 @@ impl Attribute for String {
     }
 }
 
-/// What may be left out: [`Printer::optional`] with the default `None` writes what is there.
+/// An `Option` is an attribute that may be left out: [`Printer::optional`] with the default `None` writes the value
+/// that is there.
 impl<T: Attribute> Attribute for Option<T> {
     fn write(&self, out: &mut Printer<'_>) {
         if let Some(value) = self {
@@ -271,58 +192,9 @@ impl Attribute for Spec {
     }
 }
 
-impl<T: Attributes> Attributes for Box<T> {
-    fn write_attributes(&self, out: &mut Printer<'_>) {
-        T::write_attributes(self, out);
-    }
-
-    fn read_attributes(reader: &mut OpReader<'_>) -> Result<Box<T>> {
-        T::read_attributes(reader).map(Box::new)
-    }
-}
-
-/// An attribute that the result types say.
-pub(crate) trait FromResults: Sized {
-    fn from_results(types: &[TensorType]) -> Option<Self>;
-}
-
-macro_rules! from_first_result {
-    ($($attribute:ty: $of:expr),* $(,)?) => {$(
-        impl FromResults for $attribute {
-            fn from_results(types: &[TensorType]) -> Option<$attribute> {
-                types.first().map($of)
-            }
-        }
-    )*};
-}
-from_first_result!(DType: |ty| ty.dtype, Dims: |ty| ty.dims.clone(), TensorType: TensorType::clone);
-
-impl FromResults for Box<[TensorType]> {
-    fn from_results(types: &[TensorType]) -> Option<Box<[TensorType]>> {
-        Some(types.into())
-    }
-}
-
-/// The bodies of an op.
-pub(crate) trait Bodies: Sized {
-    fn take(bodies: &mut Vec<Arc<Graph>>) -> Option<Self>;
-}
-
-impl Bodies for Arc<Graph> {
-    fn take(bodies: &mut Vec<Arc<Graph>>) -> Option<Arc<Graph>> {
-        (!bodies.is_empty()).then(|| bodies.remove(0))
-    }
-}
-
-impl Bodies for Vec<Arc<Graph>> {
-    fn take(bodies: &mut Vec<Arc<Graph>>) -> Option<Vec<Arc<Graph>>> {
-        Some(std::mem::take(bodies))
-    }
-}
-
-// What several ops' attributes are made of.
+// Parts that the attributes of several ops are made of.
 impl Reader<'_> {
-    /// One of these words.
+    /// Reads one of these words.
     pub(crate) fn one_of<T>(&mut self, words: impl Iterator<Item = (&'static str, T)>) -> Result<T> {
         let start = self.clone_after_blanks();
         let found = self.word("a word")?;
@@ -373,10 +245,18 @@ impl Reader<'_> {
     }
 }
 
-// The counterparts.
+// The counterparts for printing.
 impl Printer<'_> {
+    /// Items with commas between them.
+    pub(crate) fn joined<T: Attribute>(&mut self, items: &[T]) {
+        for (index, item) in items.iter().enumerate() {
+            self.push(if index > 0 { ", " } else { "" });
+            item.write(self);
+        }
+    }
+
     pub(crate) fn words(&mut self, words: &[(&str, usize)]) {
-        // The first stays, so that an entry is never empty.
+        // The first word stays, so that an entry is never empty.
         let (first, rest) = words.split_at(1);
         let others = rest.iter().filter(|(_, number)| *number != 1);
         let texts: Vec<String> = first.iter().chain(others).map(|(word, number)| format!("{word}={number}")).collect();

@@ -1,9 +1,10 @@
 //! Numbers, bit for bit.
 
+use meshloom_hlo::number_bytes;
+
 use super::reader::Result;
 use super::{Attribute, OpReader, Printer, Reader};
 use crate::ir::{DType, Literal, TensorType};
-use crate::ops::Splat;
 
 /// Constants of more elements are printed as a hash by default.
 const LARGEST_PRINTED: usize = 16;
@@ -15,11 +16,10 @@ fn hash(bytes: &[u8]) -> u64 {
 
 /// The bytes of a number of an element type: rounded, or saturated.
 fn encode(dtype: DType, number: f64) -> Vec<u8> {
-    let (bytes, count) = Splat::new(TensorType::scalar(dtype), number).element_bytes();
-    bytes[..count].to_vec()
+    number_bytes(dtype, number)[..dtype.byte_count()].to_vec()
 }
 
-/// The text of an element. Its bits, where no number stands for them.
+/// The text of an element, or its bits where no number stands for them.
 fn element_text(dtype: DType, bytes: &[u8], number: f64) -> String {
     // All NaNs print alike, so only one of them may stand for itself.
     let number = if number.is_nan() { f64::NAN } else { number };
@@ -35,7 +35,7 @@ fn element_text(dtype: DType, bytes: &[u8], number: f64) -> String {
     }
 }
 
-/// The bytes that [`element_text`] was made of; `None` if it is no number of the type.
+/// The bytes of the element that [`element_text`] prints as `text`, or `None` if the type has no number with this text.
 fn element_bytes(dtype: DType, text: &str) -> Option<Vec<u8>> {
     if let Some(digits) = text.strip_prefix("0x") {
         let count = dtype.byte_count();

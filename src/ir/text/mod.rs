@@ -15,30 +15,34 @@
 //! }
 //! ```
 //!
-//! - Values are `%number`. Attributes stand in braces after the operands. Those that have their default are left out,
-//!   and so is what the result types say. Each op states its attributes itself, in its own file, with `op_text!`.
+//! - Values are `%number`. Attributes stand in braces after the operands. Attributes that have their default are left
+//!   out, and so are those that the result types determine. Each op states its attributes itself, in its own file, with
+//!   `op_text!`.
 //! - The bodies of region ops follow the graph that uses them, each once, under the names `@0`, `@1`, ... A body that
-//!   two nodes share is one body again when it is read.
+//!   two nodes share is read back as one body.
 //! - Mesh axes are numbers, or names if the text begins with a mesh: see [`GraphTextOptions::mesh`].
-//! - Numbers read back bit for bit. What no decimal number stands for, such as a NaN with a payload, is printed as its
-//!   bits: `0x7fc00001`. Of a constant with more than 16 elements only a hash is printed, `elided(0x...)`, which the
+//! - Numbers read back bit for bit. A value that no decimal number stands for, such as a NaN with a payload, is printed
+//!   as its bits: `0x7fc00001`. A constant with more than 16 elements is printed as a hash, `elided(0x...)`, which the
 //!   reader refuses; [`GraphTextOptions::whole_constants`] prints it whole.
-//! - `//` starts a comment. Where nodes come from is printed as one, and not read.
+//! - `//` starts a comment. The origin of a node is printed as a comment, and not read.
 //!
 //! Reading checks everything that the [verifier](super::verify()) checks.
 
 mod attribute;
 mod constant;
+mod op_text;
 mod parse;
 mod print;
+mod printer;
 mod reader;
 
 use std::fmt;
 use std::str::FromStr;
 
-pub(crate) use attribute::{Attribute, Attributes, OpText, attributes, op_text, word_attribute};
-pub(crate) use parse::OpReader;
-pub(crate) use print::Printer;
+pub(crate) use attribute::{Attribute, word_attribute};
+pub use op_text::OpName;
+pub(crate) use op_text::{Attributes, OpReader, OpText, attributes, op_text};
+pub(crate) use printer::Printer;
 pub use reader::GraphTextError;
 pub(crate) use reader::Reader;
 

@@ -7,9 +7,8 @@ use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::suggest::did_you_mean;
 use rustc_hash::FxHashMap;
 
-use super::attribute::{Attribute, Attributes, Bodies, FromResults};
 use super::reader::Result;
-use super::{GraphTextError, Reader};
+use super::{Attribute, OpReader, Reader};
 use crate::ir::entities::{Name, Node, Origin, Value};
 use crate::ir::graph::{AxisNames, Definition, Graph, NodeData, PortInfo, ValueData};
 use crate::ir::spec::{Role, Spec};
@@ -19,9 +18,9 @@ use crate::ops::Op;
 /// How deeply bodies may be nested, so that no text exhausts the stack.
 const DEEPEST: usize = 64;
 
-/// The graphs of a text, and what has been read of them.
+/// The graphs of a text, as far as they have been read.
 struct Parser<'t> {
-    /// Where each body begins, and the body once it is read.
+    /// The place where each body begins, and the body once it is read.
     bodies: FxHashMap<u32, (Reader<'t>, Option<Arc<Graph>>)>,
     /// Numbers of the bodies that are being read.
     open: Vec<u32>,
@@ -50,7 +49,7 @@ pub(super) fn parse(text: &str) -> Result<Graph> {
     }
 }
 
-/// `mesh "data=2,fsdp=4"`, if the text begins so.
+/// Reads `mesh "data=2,fsdp=4"`, if the text begins so.
 fn read_mesh(reader: &mut Reader<'_>) -> Result<Option<Mesh>> {
     let mut ahead = *reader;
     if !ahead.eat_word("mesh") || !ahead.sees("\"") {
@@ -68,7 +67,7 @@ fn read_mesh(reader: &mut Reader<'_>) -> Result<Option<Mesh>> {
     Ok(Some(mesh))
 }
 
-/// Goes behind a graph without reading it.
+/// Skips a graph without reading it.
 fn skip_graph(reader: &mut Reader<'_>) -> Result<()> {
     let start = reader.clone_after_blanks();
     reader.name("a graph: `NAME(INPUTS) { NODES }`")?;
@@ -131,7 +130,7 @@ impl<'t> Parser<'t> {
         Ok(graph)
     }
 
-    /// One line: `%2, %3 = name %0, %1 LEAD {ATTRIBUTES} @0 @1 : f32[4], s32[]`.
+    /// Reads one line: `%2, %3 = name %0, %1 LEAD {ATTRIBUTES} @0 @1 : f32[4], s32[]`.
     fn node(&mut self, reader: &mut Reader<'t>, read: &mut GraphText<'t>) -> Result<()> {
         let start = reader.clone_after_blanks();
         let mut results = Vec::new();
@@ -237,7 +236,7 @@ impl<'t> GraphText<'t> {
         }
     }
 
-    /// The graph. Its values keep their numbers, but for gaps, which are closed.
+    /// Finishes the graph. Its values keep their numbers, except that gaps are closed.
     fn finish(
         self,
         start: Reader<'t>,
@@ -314,110 +313,5 @@ fn read_op<'t>(
     match reader.bodies.is_empty() {
         true => Ok(op),
         false => Err(place.fail(format!("`{name}` has {} bodies too many", reader.bodies.len()))),
-    }
-}
-
-/// The attributes of one node.
-pub(crate) struct OpReader<'t> {
-    place: Reader<'t>,
-    name: &'t str,
-    lead: Reader<'t>,
-    /// What stands between commas in the braces, and is not read yet.
-    items: Vec<Reader<'t>>,
-    bodies: Vec<Arc<Graph>>,
-    types: &'t [TensorType],
-    /// The keys asked for.
-    keys: Vec<&'static str>,
-}
-
-fn read_all<T: Attribute>(mut reader: Reader<'_>) -> Result<T> {
-    let value = T::read(&mut reader)?;
-    reader.expect_end()?;
-    Ok(value)
-}
-
-impl<'t> OpReader<'t> {
-    /// The op's name.
-    pub(crate) fn name(&self) -> &'t str {
-        self.name
-    }
-
-    fn missing(&self, what: &str) -> GraphTextError {
-        self.place.fail(format!("`{}` needs {what}", self.name))
-    }
-
-    /// Reads what stands in front of the braces.
-    pub(super) fn lead_with<T>(&mut self, read: impl FnOnce(&mut Reader<'t>) -> Result<T>) -> Result<T> {
-        if self.lead.is_at_end() {
-            return Err(self.missing("a value in front of its attributes"));
-        }
-        read(&mut self.lead)
-    }
-
-    /// Takes the item that begins with a key, behind the key.
-    fn take(&mut self, key: &'static str) -> Option<Reader<'t>> {
-        self.keys.push(key);
-        let matching = |item: &Reader<'t>| {
-            let mut item = *item;
-            (item.eat_word(key) && item.eat("=")).then_some(item)
-        };
-        let index = self.items.iter().position(|item| matching(item).is_some())?;
-        matching(&self.items.remove(index))
-    }
-}
-
-// The methods that `attributes!` calls: see `Printer`.
-impl OpReader<'_> {
-    pub(crate) fn lead<T: Attribute>(&mut self) -> Result<T> {
-        self.lead_with(|reader| T::read(reader))
-    }
-
-    pub(crate) fn bare<T: Attribute>(&mut self) -> Result<T> {
-        let has_key = |item: &Reader<'_>| {
-            let mut item = *item;
-            item.word("").is_ok() && item.sees("=")
-        };
-        match self.items.iter().position(|item| !has_key(item)) {
-            Some(index) => read_all(self.items.remove(index)),
-            None => Err(self.missing("an attribute in braces")),
-        }
-    }
-
-    pub(crate) fn whole<T: Attribute>(&mut self) -> Result<Box<[T]>> {
-        self.items.drain(..).map(read_all).collect()
-    }
-
-    pub(crate) fn key<T: Attribute>(&mut self, key: &'static str) -> Result<T> {
-        match self.take(key) {
-            Some(value) => read_all(value),
-            None => Err(self.missing(&format!("the attribute `{key}`"))),
-        }
-    }
-
-    pub(crate) fn optional<T: Attribute>(&mut self, key: &'static str, default: T) -> Result<T> {
-        self.take(key).map_or(Ok(default), read_all)
-    }
-
-    pub(crate) fn flag(&mut self, words: &'static str) -> Result<bool> {
-        self.keys.push(words);
-        let found = self.items.iter().position(|item| item.rest().trim() == words);
-        Ok(found.map(|index| self.items.remove(index)).is_some())
-    }
-
-    pub(crate) fn several<T: Attributes>(&mut self) -> Result<T> {
-        T::read_attributes(self)
-    }
-
-    pub(crate) fn kind<T: Copy>(&mut self, kinds: &[T], name: impl Fn(T) -> &'static str) -> Result<T> {
-        let found = kinds.iter().copied().find(|&kind| name(kind) == self.name);
-        found.ok_or_else(|| self.missing("another name"))
-    }
-
-    pub(crate) fn result<T: FromResults>(&mut self) -> Result<T> {
-        T::from_results(self.types).ok_or_else(|| self.missing("a result"))
-    }
-
-    pub(crate) fn body<T: Bodies>(&mut self) -> Result<T> {
-        T::take(&mut self.bodies).ok_or_else(|| self.missing("one more body, such as `@0`"))
     }
 }

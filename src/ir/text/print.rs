@@ -3,11 +3,7 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use meshloom_hlo::mesh::{Mesh, MeshAxis};
-
-use super::GraphTextOptions;
-use super::attribute::{Attribute, Attributes};
-use super::reader::is_plain;
+use super::{Attribute, GraphTextOptions, Printer};
 use crate::ir::graph::{Graph, NodeRef, PortInfo};
 use crate::ir::spec::Role;
 
@@ -28,42 +24,7 @@ pub(super) fn print(graph: &Graph, options: GraphTextOptions<'_>) -> String {
     out.text
 }
 
-/// Where text is written to.
-pub(crate) struct Printer<'a> {
-    text: String,
-    pub(super) options: GraphTextOptions<'a>,
-    /// Attributes of the node so far.
-    attribute_count: usize,
-}
-
 impl Printer<'_> {
-    pub(crate) fn push(&mut self, text: &str) {
-        self.text.push_str(text);
-    }
-
-    fn name(&mut self, name: &str) {
-        if is_plain(name) && name != "_" {
-            self.push(name);
-        } else {
-            self.push(&format!("{name:?}"));
-        }
-    }
-
-    pub(super) fn mesh_axis(&mut self, axis: MeshAxis) {
-        match self.options.mesh {
-            Some(mesh) if axis.index() < mesh.axis_count() => self.name(Mesh::name(mesh, axis)),
-            _ => self.push(&axis.index().to_string()),
-        }
-    }
-
-    /// Items with commas between them.
-    pub(crate) fn joined<T: Attribute>(&mut self, items: &[T]) {
-        for (index, item) in items.iter().enumerate() {
-            self.push(if index > 0 { ", " } else { "" });
-            item.write(self);
-        }
-    }
-
     fn graph(&mut self, graph: &Graph, bodies: &mut Vec<Arc<Graph>>) {
         self.name(graph.name());
         self.push("(");
@@ -135,69 +96,4 @@ impl Printer<'_> {
         }
         self.push("\n");
     }
-}
-
-// The methods that `attributes!` calls: each has a counterpart of the same name in `OpReader`.
-impl Printer<'_> {
-    /// In front of the braces.
-    pub(crate) fn lead(&mut self, value: &impl Attribute) {
-        self.push(" ");
-        value.write(self);
-    }
-
-    fn begin(&mut self) {
-        self.push(if self.attribute_count > 0 { ", " } else { " {" });
-        self.attribute_count += 1;
-    }
-
-    /// In braces, without a key.
-    pub(crate) fn bare(&mut self, value: &impl Attribute) {
-        self.begin();
-        value.write(self);
-    }
-
-    /// All that stands in braces.
-    pub(crate) fn whole<T: Attribute>(&mut self, value: &[T]) {
-        if !value.is_empty() {
-            self.begin();
-            self.joined(value);
-        }
-    }
-
-    /// `key=value`.
-    pub(crate) fn key(&mut self, value: &impl Attribute, key: &str) {
-        self.begin();
-        self.push(key);
-        self.push("=");
-        value.write(self);
-    }
-
-    /// `key=value`, unless it is the default.
-    pub(crate) fn optional<T: Attribute + PartialEq>(&mut self, value: &T, key: &str, default: T) {
-        if *value != default {
-            self.key(value, key);
-        }
-    }
-
-    /// Words that stand there if it is true.
-    pub(crate) fn flag(&mut self, value: &bool, words: &str) {
-        if *value {
-            self.begin();
-            self.push(words);
-        }
-    }
-
-    /// Attributes with keys of their own.
-    pub(crate) fn several(&mut self, value: &impl Attributes) {
-        value.write_attributes(self);
-    }
-
-    /// What the op's name says.
-    pub(crate) fn kind<T>(&mut self, _: &T, _: &[T], _: impl Fn(T) -> &'static str) {}
-
-    /// What the result types say.
-    pub(crate) fn result<T>(&mut self, _: &T) {}
-
-    /// A body, or all: they stand behind the braces.
-    pub(crate) fn body<T>(&mut self, _: &T) {}
 }

@@ -1,4 +1,4 @@
-//! Reading text piece by piece, and saying where it is wrong.
+//! Reading text piece by piece, and reporting the place of an error.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,14 +7,14 @@ use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::{DType, TensorType};
 
-/// Why a text is not a graph, and where.
+/// The error of a text that is not a graph, with its place.
 #[derive(Clone, PartialEq, Eq)]
 pub struct GraphTextError {
     /// The line, from 1.
     pub line: usize,
     /// The column in characters, from 1.
     pub column: usize,
-    /// What is wrong.
+    /// The reason.
     pub message: String,
     /// The text of that line.
     pub source_line: String,
@@ -32,7 +32,7 @@ impl fmt::Display for GraphTextError {
 
 impl std::error::Error for GraphTextError {}
 
-/// What reading gives.
+/// The result of reading.
 pub(super) type Result<T> = std::result::Result<T, GraphTextError>;
 
 /// How deeply brackets may be nested, so that no text exhausts the stack.
@@ -49,7 +49,8 @@ pub(crate) struct Reader<'t> {
     pub(crate) mesh: Option<&'t Mesh>,
 }
 
-/// Whether a name can stand without quotes: it starts with a letter or `_`, then come these, digits, `.` and `-`.
+/// Whether a name can stand without quotes: it starts with a letter or `_`, and goes on with letters, `_`, digits, `.`
+/// and `-`.
 pub(super) fn is_plain(name: &str) -> bool {
     word_length(name) == name.len() && !name.is_empty()
 }
@@ -65,12 +66,12 @@ impl<'t> Reader<'t> {
         Reader { text, at: 0, end: text.len(), depth: 0, mesh: None }
     }
 
-    /// What is left, as it stands.
+    /// The rest of the text, unchanged.
     pub(super) fn rest(&self) -> &'t str {
         self.text.get(self.at..self.end).unwrap_or_default()
     }
 
-    /// What is left, less blanks and comments.
+    /// Skips blanks and comments; returns the rest of the text.
     fn skip(&mut self) -> &'t str {
         loop {
             let rest = self.rest();
@@ -206,7 +207,7 @@ impl<'t> Reader<'t> {
         Ok(parsed)
     }
 
-    /// A number of any form, up to what cannot belong to one.
+    /// Reads a number of any form, up to the first letter that cannot belong to one.
     pub(crate) fn number(&mut self) -> Result<&'t str> {
         let rest = self.skip();
         let is_part = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '+');
@@ -243,7 +244,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// This place, behind what has no meaning.
+    /// A reader at this place, after blanks and comments.
     pub(super) fn clone_after_blanks(mut self) -> Reader<'t> {
         self.skip();
         self
@@ -291,7 +292,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads up to, but not including, the first of these letters that stands in no brackets or quotes; on the same
-    /// line if `one_line`. `None`, without moving, if there is none.
+    /// line if `one_line`. Returns `None`, without moving, if no such letter is found.
     pub(super) fn split_before(&mut self, stops: &[u8], one_line: bool) -> Option<Reader<'t>> {
         let bytes = self.text.as_bytes().get(..self.end).unwrap_or_default();
         let (mut at, mut depth) = (self.at, 0usize);
@@ -324,7 +325,7 @@ impl<'t> Reader<'t> {
         None
     }
 
-    /// What is left, up to the end, as parts with commas between them that stand in no brackets or quotes.
+    /// Splits the rest of the text, up to the end, at the commas that stand in no brackets or quotes.
     pub(super) fn split_at_commas(mut self) -> Vec<Reader<'t>> {
         let mut parts = Vec::new();
         while !self.is_at_end() {

@@ -1,16 +1,16 @@
 //! Attention by kernels of ours on TPU.
 //!
-//! Which pairs of blocks are computed is a list in scalar memory. Where places are what their index says it is a
+//! The pairs of blocks that are computed stand in a list in scalar memory. Where places equal indices, the list is a
 //! constant. Else each device makes it when the program runs, from the lowest and highest places and segments of its
-//! blocks, and how many pairs there are is the length of the kernel's grid. Element types that the kernels do not have,
-//! and lists longer than scalar memory, are computed otherwise.
+//! blocks, and the number of pairs is the length of the kernel's grid. Element types that the kernels do not have, and
+//! lists longer than scalar memory, are computed otherwise.
 
 use meshloom_mosaic::attention::{Attention as Shape, Blocks, COMPUTE, EDGE, FIRST, LAST, Order};
 use meshloom_mosaic::{Kernel, KernelError};
 
-use super::super::expand::traced;
 use super::super::pad::{pad, pad_segments};
 use super::super::sight::Sight;
+use super::super::traced::traced;
 use super::super::true_places::true_places;
 use super::super::{AttentionKernel, Kernels};
 use super::{list, refused, run};
@@ -18,7 +18,7 @@ use crate::ir::{DType, TensorType};
 use crate::ops::{Attention, AttentionForm, AttentionGradient, AttentionSizes, KernelImplementation, PlaceOrder};
 use crate::trace::{Tensor, TraceError, arange};
 
-/// What computes an attention; none if the kernels do not compute this one.
+/// The implementation of an attention. Returns `None` if the kernels do not compute this one.
 pub(in super::super) fn attention(
     op: &Attention,
     types: &[TensorType],
@@ -34,7 +34,7 @@ pub(in super::super) fn attention(
     })
 }
 
-/// What computes the gradient of an attention; none if the kernels do not compute this one.
+/// The implementation of the gradient of an attention. Returns `None` if the kernels do not compute this one.
 pub(in super::super) fn attention_gradient(
     op: &AttentionGradient,
     types: &[TensorType],
@@ -66,12 +66,12 @@ struct Listed {
 struct Rows {
     /// Queries, keys, values, segments, and places where they are data.
     operands: Vec<Tensor>,
-    /// Which blocks see which, where places are data.
+    /// The blocks that see each other, where places are data.
     sight: Option<Sight>,
 }
 
 impl Rows {
-    /// What a kernel takes first.
+    /// The lists that a kernel takes first.
     fn lists(&self, listed: &Listed) -> Vec<Tensor> {
         match (&listed.known, &self.sight) {
             (Some(lists), _) => lists.iter().map(|numbers| list(numbers)).collect(),
@@ -81,8 +81,8 @@ impl Rows {
     }
 }
 
-/// How many pairs of blocks are visited, their blocks of queries and of keys, and their flags. As those that
-/// [`Shape::pairs`] lists: a block that sees nothing has one pair, so that its result is written.
+/// The number of pairs of blocks that are visited, their blocks of queries and of keys, and their flags. As in the list
+/// that [`Shape::pairs`] makes, a block that sees nothing has one pair, so that its result is written.
 fn pairs(sight: &Sight, order: Order) -> Vec<Tensor> {
     let by_outer = |x: Tensor| if order == Order::Queries { x } else { x.transpose([1, 0]) };
     let number = |x: Tensor| x.convert(DType::S32);
@@ -110,7 +110,7 @@ struct Call {
 }
 
 impl Call {
-    /// None if the kernels do not compute this one.
+    /// Returns `None` if the kernels do not compute this one.
     fn new(form: AttentionForm, types: &[TensorType], kernels: &Kernels) -> Option<Call> {
         let dtype = types[0].dtype;
         let is_one = kernels.attention == AttentionKernel::Mosaic
@@ -140,18 +140,18 @@ impl Call {
         };
         let call = Call { form, shape, sizes };
         let [query_blocks, key_blocks] = call.counts();
-        // A list that data say has room for all pairs; how long a known one is, is seen when it is made.
+        // A list that is made from data has room for all pairs. The length of a known list is checked when it is made.
         let fits = !call.shape.places || query_blocks * key_blocks <= Shape::MOST_PAIRS;
         (is_one && fits).then_some(call)
     }
 
-    /// Blocks of queries and of keys.
+    /// The numbers of blocks of queries and of keys.
     fn counts(&self) -> [usize; 2] {
         let Shape { queries, keys, blocks, .. } = self.shape;
         [queries / blocks.query, keys / blocks.key]
     }
 
-    /// A kernel with its list; none if scalar memory does not hold that.
+    /// Returns a kernel with its list, or `None` if scalar memory does not hold the list.
     fn kernel(
         &self,
         order: Order,
@@ -191,31 +191,31 @@ impl Call {
         traced(AttentionKernel::Mosaic.name(), name, how, types, f).map(Some)
     }
 
-    /// `[batch, heads, ..]`.
+    /// The dimensions `[batch, heads, ..]`.
     fn of_heads(&self, own: &[usize]) -> Vec<usize> {
         [&[self.shape.batch, self.shape.heads], own].concat()
     }
 
-    /// Something of each query, `[*b, kv_heads, groups, queries, ..]`, with whole blocks: `[batch, heads, T, ..]`.
+    /// Reshapes a value of each query, `[*b, kv_heads, groups, queries, ..]`, to whole blocks: `[batch, heads, T, ..]`.
     fn queries(&self, x: Tensor) -> Tensor {
         let own = &x.dims()[self.sizes.batch.len() + 2..];
         pad(x.reshape(self.of_heads(own)), 2, self.shape.queries, 0.0)
     }
 
-    /// Something of each key, `[*b, kv_heads, keys, ..]`, with whole blocks: `[batch, kv_heads, S, ..]`.
+    /// Reshapes a value of each key, `[*b, kv_heads, keys, ..]`, to whole blocks: `[batch, kv_heads, S, ..]`.
     fn keys(&self, x: Tensor) -> Tensor {
         let own = &x.dims()[self.sizes.batch.len() + 1..];
         pad(x.reshape([&[self.shape.batch, self.shape.kv_heads], own].concat()), 2, self.shape.keys, 0.0)
     }
 
-    /// What [`Call::queries`] was made of.
+    /// The inverse of [`Call::queries`].
     fn of_queries(&self, x: Tensor) -> Tensor {
         let AttentionSizes { ref batch, kv_heads, groups, queries, .. } = self.sizes;
         let x = x.slice(2, ..queries);
         x.reshape([&batch[..], &[kv_heads, groups], &x.dims()[2..]].concat())
     }
 
-    /// What [`Call::keys`] was made of.
+    /// The inverse of [`Call::keys`].
     fn of_keys(&self, x: Tensor) -> Tensor {
         let AttentionSizes { ref batch, keys, .. } = self.sizes;
         x.slice(2, ..keys).reshape_first(batch)

@@ -1,22 +1,22 @@
 //! Grouped products by kernels of ours on TPU.
 //!
 //! A kernel goes through a list of visits in scalar memory: a block of rows with a group that has rows in it. Each
-//! device makes the list from the sizes of its groups when the program runs, and how many visits there are is the
-//! length of the kernel's grid. Rows stay where they are: no group is padded. Element types that the kernels do not
-//! have, widths that cannot be cut into blocks, and lists longer than scalar memory are computed otherwise.
+//! device makes the list from the sizes of its groups when the program runs, and the number of visits is the length of
+//! the kernel's grid. Rows stay where they are: no group is padded. Element types that the kernels do not have, widths
+//! that cannot be cut into blocks, and lists longer than scalar memory are computed otherwise.
 
 use meshloom_mosaic::grouped::{Blocks, COMPUTE, FIRST, Grouped, LAST};
 
-use super::super::expand::traced;
 use super::super::pad::pad;
 use super::super::table::TILE;
+use super::super::traced::traced;
 use super::super::{ExpertsKernel, Kernels};
 use super::{refused, run};
 use crate::ir::{DType, TensorType};
 use crate::ops::{KernelImplementation, RaggedDot, RaggedMode, RaggedSizes};
 use crate::trace::{Tensor, TraceError, arange, concatenate, full, zeros};
 
-/// What computes a grouped product; none if the kernels do not compute this one.
+/// The implementation of a grouped product. Returns `None` if the kernels do not compute this one.
 pub(in super::super) fn ragged_dot(
     op: &RaggedDot,
     types: &[TensorType],
@@ -59,19 +59,19 @@ pub(in super::super) fn ragged_dot(
     Ok(Some(found))
 }
 
-/// A grouped product as the kernels take it. Rows that share matrices are called parts here. Those of all parts follow
-/// each other, and so do the matrices of all of the batch.
+/// A grouped product as the kernels take it. Rows that share matrices are called parts here. The rows of all parts
+/// follow each other, and so do the matrices of the whole batch.
 struct Call {
     shape: Grouped,
     sizes: RaggedSizes,
-    /// Product of the leading dimensions that matrices have.
+    /// The product of the leading dimensions that matrices have.
     batch: usize,
-    /// Product of those that they do not have.
+    /// The product of the leading dimensions that matrices do not have.
     parts: usize,
 }
 
 impl Call {
-    /// None if the kernels do not compute this one.
+    /// Returns `None` if the kernels do not compute this one.
     fn new(op: &RaggedDot, types: &[TensorType], kernels: &Kernels) -> Option<Call> {
         let dtype = op.dtype;
         let is_one = kernels.experts == ExpertsKernel::Mosaic
@@ -112,18 +112,18 @@ impl Call {
     }
 
     /// A length of lists that is enough for groups of any sizes: each range of rows begins at most one visit inside a
-    /// block, and an empty one has at most one.
+    /// block, and an empty range has at most one visit.
     fn visit_count(&self) -> usize {
         self.block_count() + self.batch * self.parts * (self.sizes.groups + 1)
     }
 
-    /// For each group the row behind its last, among those of its part: `s32` `[batch, parts, groups]`.
+    /// For each group, the row after its last, among the rows of its part: `s32` `[batch, parts, groups]`.
     fn reach(&self, sizes: Tensor) -> Tensor {
         let dims = [self.batch, self.parts, self.sizes.groups];
         sizes.convert(DType::S32).reshape(dims).cumsum(-1).minimum(self.sizes.rows as f64)
     }
 
-    /// Rows among those of all parts: `s32` `[batch, parts, ..]`.
+    /// Numbers rows among those of all parts: `s32` `[batch, parts, ..]`.
     fn among_all(&self, rows: Tensor) -> Tensor {
         let part = arange(DType::S32, self.batch * self.parts) * self.sizes.rows as f64;
         rows + part.reshape([self.batch, self.parts, 1]).broadcast_to(rows.dims())
@@ -141,11 +141,11 @@ impl Call {
         let visits = self.visits(start, end, 0.0);
         let ranges = (self.sizes.groups + 1) as f64;
         let group = visits.range % ranges;
-        // Rows of no group go with the matrix that is at hand.
+        // Rows of no group go with any matrix that is at hand.
         let last = (self.sizes.groups - 1) as f64;
         let batch = visits.range / (ranges * self.parts as f64);
         let matrix = batch * self.sizes.groups as f64 + group.minimum(last);
-        // Ranges have all rows between them, so the first visit of a block is that with the block's first row.
+        // Ranges cover all rows, so the first visit of a block is the one with the block's first row.
         let is_first = visits.start.less_equal(visits.block * self.shape.blocks.rows as f64);
         let flags = bit(is_first, FIRST) + bit(group.less_equal(last), COMPUTE);
         visits.lists(matrix, flags)
@@ -190,28 +190,28 @@ impl Call {
 
 /// Visits, `s32` `[visits]`.
 struct Visits {
-    /// How many count: a scalar `s32`.
+    /// The number of visits that count: a scalar `s32`.
     count: Tensor,
     /// The range of rows of each.
     range: Tensor,
-    /// Which visit of its range each is, and how many that has.
+    /// The index of each visit among those of its range, and the number of visits that the range has.
     turn: Tensor,
     turns: Tensor,
     /// The block of rows of each.
     block: Tensor,
-    /// The first row of each range, and the one behind its last.
+    /// The first row of each range, and the one after its last.
     start: Tensor,
     end: Tensor,
 }
 
 impl Visits {
-    /// What a kernel takes first.
+    /// The lists that a kernel takes first.
     fn lists(&self, matrix: Tensor, flags: Tensor) -> Vec<Tensor> {
         vec![self.count, self.block, matrix, self.start, self.end, flags]
     }
 }
 
-/// A flag where something holds: `s32`.
+/// Returns a flag where a condition holds, else 0: `s32`.
 fn bit(holds: Tensor, flag: i32) -> Tensor {
     holds.convert(DType::S32) * f64::from(flag)
 }

@@ -23,7 +23,7 @@ fn list(numbers: &[i32]) -> Tensor {
     constant(Literal::vector(numbers))
 }
 
-/// Why a kernel that a key of run configs asks for cannot be written.
+/// Returns the error of a kernel that a key of run configs asks for and that cannot be written.
 fn refused(key: &str, error: &KernelError) -> TraceError {
     TraceError::other(format!("{key} = \"mosaic\": {error}; choose another with {key}"))
 }

@@ -1,4 +1,4 @@
-//! The ledger: every collective of a partitioned program, with what it moves, how often, and which line caused it.
+//! The ledger: every collective of a partitioned program, with its bytes, its frequency and the line that caused it.
 //!
 //! It is read off the local graph, so it is known before XLA sees the program. The graph is walked in the order in
 //! which it is emitted; collectives are numbered as their channels are, so that an entry has the name of its
@@ -37,8 +37,9 @@ use serde::ser::{SerializeStruct, Serializer};
 
 pub use select::LedgerError;
 
+use meshloom_analysis::{Amount, Branch};
+use meshloom_hlo::CollectiveKind;
 use meshloom_hlo::table::Table;
-use meshloom_hlo::{Amount, Branch, CollectiveKind};
 
 use crate::ir::Phase;
 use crate::ops::{Devices, Group, Op};
@@ -54,7 +55,7 @@ pub fn collective_of(op: &Op) -> Option<(CollectiveKind, &Group)> {
 /// One collective of a program. Serialized, an element of what `hlo-dump collectives --json` prints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Collective {
-    /// What it does.
+    /// The kind of the collective.
     pub kind: CollectiveKind,
     /// The mesh axes along which devices take part, major to minor.
     pub axes: Vec<String>,
@@ -99,7 +100,7 @@ pub struct Ledger {
     error: Option<LedgerError>,
 }
 
-/// What filters may name.
+/// The names that filters may use.
 #[derive(Debug, Default)]
 struct Names {
     /// The mesh as text.

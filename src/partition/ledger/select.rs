@@ -1,12 +1,13 @@
 //! Filters and sums over a ledger.
 
+use meshloom_analysis::{Amount, Bounds, sum};
+use meshloom_hlo::CollectiveKind;
 use meshloom_hlo::suggest::did_you_mean;
-use meshloom_hlo::{Amount, Bounds, CollectiveKind, sum};
 
 use super::{Collective, Ledger};
 use crate::ir::Phase;
 
-/// Why a ledger has no answer.
+/// The reason why a ledger has no answer.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
     /// A filter names an axis that the mesh does not have.
@@ -51,7 +52,7 @@ impl Ledger {
         Ledger { entries, names: self.names.clone(), error: self.error.clone() }
     }
 
-    /// As [`Ledger::keep`], or the first error there is.
+    /// As [`Ledger::keep`]; a problem, or an earlier error, makes the result an error.
     fn keep_if(&self, problem: Option<LedgerError>, wanted: impl Fn(&Collective) -> bool) -> Ledger {
         let kept = self.keep(wanted);
         Ledger { error: kept.error.or(problem), ..kept }
@@ -67,22 +68,22 @@ impl Ledger {
         })
     }
 
-    /// Those of a kind.
+    /// The collectives of a kind.
     pub fn kind(&self, kind: CollectiveKind) -> Ledger {
         self.keep(|entry| entry.kind == kind)
     }
 
-    /// Those along a mesh axis, alone or together with others.
+    /// The collectives along a mesh axis, alone or together with others.
     pub fn over(&self, axis: &str) -> Ledger {
         self.over_any_of(&[axis])
     }
 
-    /// Those along at least one of these mesh axes.
+    /// The collectives along at least one of these mesh axes.
     pub fn over_any_of(&self, axes: &[&str]) -> Ledger {
         self.keep_if(self.unknown_axis(axes), |entry| entry.axes.iter().any(|axis| axes.contains(&whole_axis(axis))))
     }
 
-    /// Those along all of these mesh axes and no other, in any order.
+    /// The collectives along all of these mesh axes and no other, in any order.
     pub fn over_exactly(&self, axes: &[&str]) -> Ledger {
         self.keep_if(self.unknown_axis(axes), |entry| {
             entry.axes.iter().all(|axis| axes.contains(&whole_axis(axis)))
@@ -90,42 +91,43 @@ impl Ledger {
         })
     }
 
-    /// Those in the body of a scan or a while.
+    /// The collectives in the body of a scan or a while.
     pub fn inside_loops(&self) -> Ledger {
         self.keep(|entry| entry.loop_depth > 0)
     }
 
-    /// Those in no loop.
+    /// The collectives in no loop.
     pub fn outside_loops(&self) -> Ledger {
         self.keep(|entry| entry.loop_depth == 0)
     }
 
-    /// Those in a branch of a conditional.
+    /// The collectives in a branch of a conditional.
     pub fn inside_conditionals(&self) -> Ledger {
         self.keep(|entry| !entry.branches.is_empty())
     }
 
-    /// Those in no branch: they run in every run of the program.
+    /// The collectives in no branch: they run in every run of the program.
     pub fn outside_conditionals(&self) -> Ledger {
         self.keep(|entry| entry.branches.is_empty())
     }
 
-    /// Those of what the user wrote. What an optimizer does is part of it.
+    /// The collectives of the user's own ops. The work of an optimizer belongs to them.
     pub fn forward(&self) -> Ledger {
         self.keep(|entry| entry.phase == Phase::Forward)
     }
 
-    /// Those that differentiation made, recomputation left out.
+    /// The collectives that differentiation made, without recomputation.
     pub fn backward(&self) -> Ledger {
         self.keep(|entry| entry.phase == Phase::Backward)
     }
 
-    /// Those of forward nodes that the backward pass runs again.
+    /// The collectives of forward nodes that the backward pass runs again.
     pub fn recompute(&self) -> Ledger {
         self.keep(|entry| entry.phase == Phase::Recompute)
     }
 
-    /// Those in a scope: `attention` finds `layers/attention/scores`, `layers/attention` does too, `atten` does not.
+    /// The collectives in a scope: `attention` finds `layers/attention/scores`, `layers/attention` does too, `atten`
+    /// does not.
     pub fn in_scope(&self, scope: &str) -> Ledger {
         let known = self.names.scopes.iter().any(|path| is_within(path, scope));
         let problem = (!known).then(|| {
@@ -138,7 +140,8 @@ impl Ledger {
     /// The collectives, in the order of the program.
     ///
     /// # Errors
-    /// A filter named what the program does not have, or XLA partitions the program; so for all sums below.
+    /// A filter names something that the program does not have, or XLA partitions the program. The same holds for all
+    /// sums below.
     pub fn iter(&self) -> Result<impl ExactSizeIterator<Item = &Collective>, LedgerError> {
         match &self.error {
             Some(error) => Err(error.clone()),
@@ -146,7 +149,7 @@ impl Ledger {
         }
     }
 
-    /// How many collectives there are, each counted once however often it runs.
+    /// The number of collectives, each counted once however often it runs.
     pub fn count(&self) -> Result<usize, LedgerError> {
         self.iter().map(|entries| entries.len())
     }
@@ -155,7 +158,7 @@ impl Ledger {
         Ok(sum(self.iter()?.map(|entry| (entry.branches.as_slice(), amount(entry)))))
     }
 
-    /// Of the branches of a conditional, one runs: they are not added up.
+    /// The sum over the collectives. One branch of a conditional runs, so branches are not added up.
     fn total(&self, amount: impl Fn(&Collective) -> Amount) -> Result<Amount, LedgerError> {
         Ok(self.bounds(amount)?.amount())
     }
@@ -165,7 +168,8 @@ impl Ledger {
         self.total(|entry| entry.executions)
     }
 
-    /// How many values they move, in all executions: what [`Ledger::executions`] is before any are combined.
+    /// The number of values moved, in all executions: [`Ledger::executions`] as it would be if no collectives were
+    /// combined.
     pub fn operands_moved(&self) -> Result<Amount, LedgerError> {
         self.total(|entry| entry.executions.times(entry.operand_count as u64))
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use meshloom_hlo::{Amount, Branch, CollectiveKind};
+use meshloom_analysis::{Amount, Branch};
+use meshloom_hlo::CollectiveKind;
 
 use super::{Collective, Ledger, Names, collective_of};
 use crate::ir::{Graph, NodeRef, Origin, Phase, Scope, TensorType};
@@ -34,7 +35,7 @@ impl Ledger {
     }
 }
 
-/// What surrounds a graph.
+/// The surroundings of a graph.
 #[derive(Clone, Copy)]
 struct Around {
     executions: Amount,
@@ -48,7 +49,7 @@ struct Walk<'a> {
     entries: Vec<Arc<Collective>>,
     scopes: FxHashSet<Scope>,
     channels: Channels,
-    /// Those that are being walked, outermost first.
+    /// The branches that are being walked, outermost first.
     branches: Vec<Branch>,
     conditionals: usize,
 }
@@ -89,7 +90,7 @@ impl Walk<'_> {
                 _ => None,
             };
             match (op.executions(region), known) {
-                // They do not exclude each other: of several executions of the op, each has its share.
+                // The bodies do not exclude each other: each has its share of the op's executions.
                 (Executions::AtMostOnce, Some(executions)) => self.graph(body, Around { executions, ..around }),
                 (_, Some(executions)) => self.graph(body, within(executions)),
                 (Executions::Once, None) => self.graph(body, around),
@@ -98,7 +99,7 @@ impl Walk<'_> {
                     self.graph(body, Around { executions: around.executions.or_less(), ..around });
                     self.branches.pop();
                 }
-                // Of a loop of no iterations nothing is emitted.
+                // A loop of no iterations emits nothing.
                 (Executions::Times(0) | Executions::InDerivative, None) => {}
                 (Executions::Times(count), None) => self.graph(body, within(around.executions.times(count as u64))),
                 (Executions::AtMost(count), None) => {
@@ -158,7 +159,7 @@ impl Walk<'_> {
     }
 }
 
-/// Bytes of all operands, and of what they are padded with if they are sent as one.
+/// Bytes of all operands, and of their padding if they are sent as one.
 fn exchanged_bytes(graph: &Graph, node: NodeRef<'_>) -> u64 {
     let types = || node.operands().iter().map(|&value| graph.ty(value));
     let bytes: usize = types().map(TensorType::byte_count).sum();

@@ -221,7 +221,7 @@ fn made_by_unary(node: &Match<'_, '_>, kinds: &[UnaryKind]) -> Option<Value> {
     }
 }
 
-/// What operand `index` of a select is, if it is a select by the same choice.
+/// Operand `index` of a select, if that operand is itself a select by the same choice: its value under this choice.
 fn chosen_again(node: &Match<'_, '_>, index: usize) -> Option<Value> {
     match node.made_by(node.operand(index))? {
         (Op::Select(_), operands) if operands[0] == node.operand(0) => Some(operands[index]),
@@ -238,11 +238,11 @@ fn never_negative_zero(node: &Match<'_, '_>, value: Value, depth: usize) -> bool
     let Some((op, operands)) = node.made_by(value) else { return false };
     let all = |operands: &[Value]| depth > 0 && operands.iter().all(|&x| never_negative_zero(node, x, depth - 1));
     match op {
-        // These functions have no negative results, or none that is zero.
+        // These functions have no negative results, or no negative result that is zero.
         Op::Unary(Unary(UnaryKind::Abs | UnaryKind::Exponential | UnaryKind::Logistic)) => true,
         Op::Iota(_) => true,
         Op::Splat(splat) => splat.element_bytes() != Splat::new(splat.ty.clone(), -0.0).element_bytes(),
-        // A square; two numbers of the same sign.
+        // The product is a square, or one of two numbers of the same sign.
         Op::Binary(Binary(BinaryKind::Multiply)) => operands[0] == operands[1],
         // A sum is -0 only if both terms are; a difference x - y only if x is.
         Op::Binary(Binary(BinaryKind::Add)) => {
@@ -283,7 +283,7 @@ fn inverse(direction: Direction) -> Direction {
     }
 }
 
-/// Whether converting by way of a type gives what converting at once does.
+/// Whether converting by way of a type gives the same as converting at once.
 fn passes_through(from: DType, between: DType, to: DType) -> bool {
     let widens = |narrow: DType, wide: DType| {
         matches!(
@@ -297,7 +297,7 @@ fn passes_through(from: DType, between: DType, to: DType) -> bool {
     }
     if from.is_float() {
         // The number is the same, so it is rounded the same. A back end may round `f64` to the narrow types in two
-        // steps, but then does so either way, as `from` is `f64` in neither or `to` is not narrow.
+        // steps, but then it does so either way, as `from` is `f64` in neither case or `to` is not narrow.
         return widens(from, between);
     }
     let (Some(bits), signed) = (integer_bits(from), from.is_signed_integer()) else { return false };
@@ -329,7 +329,7 @@ fn integer_bits(dtype: DType) -> Option<u32> {
     })
 }
 
-/// How many bits an integer may have to be held exactly; 0 for what is no floating-point type.
+/// The most bits that an integer may have to be held exactly; 0 for a type that is not floating-point.
 fn mantissa_bits(dtype: DType) -> u32 {
     match dtype {
         DType::F16 => 11,

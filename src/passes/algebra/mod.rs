@@ -5,8 +5,8 @@
 //! IEEE 754 makes an identity false for one value, as `x + 0 = x` is for -0, the rule is confined to integers or to
 //! operands that cannot have that value.
 //!
-//! No rule looks through a barrier, a reshard or declared axes: whoever wrote one wants the value as it is there. No
-//! rule depends on the readers of a value, so none duplicates work that others read too.
+//! No rule looks through a barrier, a reshard or declared axes: a program that has one wants the value as it is there.
+//! No rule depends on the readers of a value, so none duplicates work that other nodes read too.
 
 mod arithmetic;
 mod movement;
@@ -17,9 +17,9 @@ use crate::ops::{BinaryKind, Op, UnaryKind};
 /// Applies the identities of [`algebra_rules`].
 pub(crate) const SIMPLIFY: Rewrite = Rewrite { algebra: Some(rules_of), ..Rewrite::NOTHING };
 
-/// Rows of rules, one table for each op: the name, the argument, then what a node becomes. `given PATTERN =>` confines
-/// a row to nodes with such an op, `made by PATTERN =>` to those whose first operand is the only result of such an op
-/// and such operands.
+/// Rows of rules, one table for each op: the name, the argument, then the replacement of the node. `given PATTERN =>`
+/// confines a row to nodes with such an op, `made by PATTERN =>` to those whose first operand is the only result of
+/// such an op and such operands.
 macro_rules! rules {
     ($($table:ident { $(
         $name:literal, $argument:literal, $(given $op:pat_param =>)? $(made by $made:pat_param =>)?

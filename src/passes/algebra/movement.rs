@@ -94,8 +94,8 @@ rules! {
             (range.limit <= end).then_some(())?;
             let start = end - node.ty_of(part).dims[axis];
             let mut ranges = op.ranges.clone();
-            // A range that starts before the part lies in no part: the first that ends behind its start begins at or
-            // before it.
+            // A range that starts before the part lies in no part: the first part that ends after the range's start
+            // begins at or before that start.
             ranges[axis] = SliceDim { start: range.start - start, limit: range.limit - start, stride: range.stride };
             node.push(Slice { ranges }, &[part])
         };
@@ -120,7 +120,7 @@ rules! {
             given Op::Pad(outer) => made by (Op::Pad(inner), &[x, value]) => |node| {
             (value == node.operand(1)).then_some(())?;
             let padding = outer.padding.iter().zip(&inner.padding).map(|(outer, inner)| {
-                // What a border removes must be counted before what another adds.
+                // The elements that one border removes must be counted before those that another adds.
                 let plain = |dim: &PadDim| dim.interior == 0 && dim.low >= 0 && dim.high >= 0;
                 let sum = PadDim { low: outer.low + inner.low, high: outer.high + inner.high, interior: 0 };
                 (plain(outer) && plain(inner)).then_some(sum)
@@ -179,8 +179,8 @@ rules! {
             let dims = node.ty_of(node.operand(0)).dims.clone();
             let starts = node.operands()[1..].iter().zip(&dims).zip(&node.ty.dims);
             let ranges = starts.map(|((&start, &dim), &size)| {
-                // As a back end does it: the number in its own type, moved to where the slice fits. A number of 64 bits
-                // that `f64` rounds is far outside on either side of the rounding.
+                // The start is computed as a back end does it: the number in its own type, moved to where the slice
+                // fits. A number of 64 bits that `f64` rounds is far outside on either side of the rounding.
                 let start = integer(node.splat(start)?).clamp(0, (dim - size) as i128) as usize;
                 Some(SliceDim { start, limit: start + size, stride: 1 })
             });
@@ -245,7 +245,7 @@ fn integer(splat: &Splat) -> i128 {
     i128::from_le_bytes(wide)
 }
 
-/// Operands of a concatenation that are slices next to each other, taken together.
+/// Operands of a concatenation that are adjacent slices, taken together.
 struct Part {
     source: Value,
     ranges: Box<[SliceDim]>,

@@ -8,14 +8,14 @@ use crate::ops::{
     AllGather, AllReduce, Analysis, Binary, BinaryKind, DynamicSlice, Group, Op, ReduceKind, ReduceScatter,
 };
 
-/// Takes out what need not be communicated, in every region too:
+/// Takes out communication that is not needed, in every region too:
 ///
-/// - this device's slice of what was gathered along the same axes is what it had before; along the first of them, what
-///   is gathered along the rest;
-/// - slices, gathered again, are what they were cut from, if that is the same on all devices of the group;
+/// - this device's slice of a value that was gathered along the same axes is the part it had before; along the first of
+///   these axes, it is a gather along the rest;
+/// - slices that are gathered again are the value they were cut from, if that is the same on all devices of the group;
 /// - this device's slice of an all-reduced sum that nothing else reads is reduce-scattered instead;
 /// - the sum or difference of two all-reduced (or reduce-scattered) sums that nothing else reads is reduced once, also
-///   where something is added in between.
+///   where another value is added in between.
 pub fn cancel_collectives(graph: &Graph) -> Graph {
     rewrite(graph, &of_inputs(graph.input_info()))
 }
@@ -38,7 +38,7 @@ fn rewrite(graph: &Graph, inputs: &[AxisSet]) -> Graph {
     GraphCopy { source: graph, builder: walk.builder, map }.finish()
 }
 
-/// How often each value is read by what an output depends on.
+/// The number of times that each value is read by nodes that an output depends on.
 fn live_readers(graph: &Graph) -> Vec<u32> {
     let mut readers = vec![0; graph.value_count()];
     graph.outputs().iter().for_each(|output| readers[output.index()] += 1);
@@ -50,12 +50,12 @@ fn live_readers(graph: &Graph) -> Vec<u32> {
     readers
 }
 
-/// The new graph, and what is known of its values.
+/// The new graph, and the analysis of its values.
 struct Walk {
     builder: GraphBuilder,
-    /// Along which axes each may differ.
+    /// The axes along which each value may differ.
     sets: Vec<AxisSet>,
-    /// How often each is read, by what is there and what is still to come.
+    /// The number of times that each value is read, by nodes that are there and by those still to come.
     readers: Vec<u32>,
 }
 
@@ -68,7 +68,7 @@ impl Walk {
             Op::Binary(op) => self.combine(op, &operands),
             _ => None,
         };
-        // What has another type is no replacement.
+        // A value of another type is no replacement.
         if let Some(value) = replaced.filter(|&value| self.builder.ty(value) == graph.ty(node.result())) {
             return Values::from_slice(&[value]);
         }
@@ -78,7 +78,7 @@ impl Walk {
             let mut bodies = Varying.through(&op, &sets).inputs.into_iter();
             let rewritten = op.map_regions(|body| match bodies.next() {
                 Some(inputs) if inputs.len() == body.inputs().len() => rewrite(body, &inputs).into(),
-                // It does not run.
+                // The body does not run.
                 _ => body.clone(),
             });
             op = rewritten.unwrap_or(op);
@@ -112,7 +112,7 @@ impl Walk {
         }
     }
 
-    /// What else this device's slice is.
+    /// Another way to make this device's slice, if there is one.
     fn slice(&mut self, op: &Op, operands: &[Value]) -> Option<Value> {
         let (dim, group) = own_part(self.builder.graph(), op, operands)?;
         let (group, value) = (group.clone(), operands[0]);
@@ -138,7 +138,7 @@ impl Walk {
         }
     }
 
-    /// What slices were cut from that are gathered again.
+    /// The value that the gathered slices were cut from, if it is known.
     fn gather(&self, gather: &AllGather, operands: &[Value]) -> Option<Value> {
         let &[part] = operands else { return None };
         let node = self.builder.graph().defining_node(part)?;
@@ -162,7 +162,7 @@ impl Walk {
         }
         let origin = self.builder.origin();
         let sum = self.push_read(op.clone(), &[one.operand, other.operand])?;
-        // What replaces a reduction keeps its source.
+        // The replacement of a reduction keeps the origin of that reduction.
         self.builder.set_origin(one.origin);
         let reduced = self.push(one.reduction, &[sum])?;
         self.builder.set_origin(origin);
@@ -176,7 +176,7 @@ impl Walk {
         self.push(Binary(BinaryKind::Add), &[rest, reduced])
     }
 
-    /// A value that is a reduced sum, or something plus a reduced sum, which nothing else reads.
+    /// A value that no other node reads, which is a reduced sum, or another value plus a reduced sum.
     fn term(&self, value: Value) -> Option<Term> {
         let graph = self.builder.graph();
         let node = graph.defining_node(value).filter(|_| self.readers[value.index()] == 1)?;
@@ -196,7 +196,7 @@ impl Walk {
         }
     }
 
-    /// As [`Walk::push`], for what one node of this rewrite reads.
+    /// As [`Walk::push`], for a value that one node of this rewrite reads.
     fn push_read(&mut self, op: impl Into<Op>, operands: &[Value]) -> Option<Value> {
         let value = self.push(op, operands)?;
         self.readers[value.index()] = 1;
@@ -209,11 +209,11 @@ struct Term {
     rest: Option<Value>,
     reduction: Op,
     operand: Value,
-    /// Where the reduction came from.
+    /// The origin of the reduction.
     origin: Origin,
 }
 
-/// Whether an op is linear in what the devices of a group have.
+/// Whether an op is linear in the values that the devices of a group have.
 fn adds_over_devices(op: &Op) -> bool {
     match op {
         Op::AllReduce(reduce) => reduce.kind == ReduceKind::Sum,
@@ -222,8 +222,8 @@ fn adds_over_devices(op: &Op) -> bool {
     }
 }
 
-/// The dimension and the group of a slice that takes, of the parts that a dimension has for the devices of a group,
-/// this device's.
+/// The dimension and the group of a slice that takes this device's part of the parts that a dimension has for the
+/// devices of a group.
 fn own_part<'g>(graph: &'g Graph, op: &Op, operands: &[Value]) -> Option<(usize, &'g Group)> {
     let (Op::DynamicSlice(DynamicSlice { sizes }), Some((&value, starts))) = (op, operands.split_first()) else {
         return None;
@@ -231,7 +231,7 @@ fn own_part<'g>(graph: &'g Graph, op: &Op, operands: &[Value]) -> Option<(usize,
     let dims = &graph.ty(value).dims;
     let cut: SmallVec<[usize; 2]> = (0..sizes.len()).filter(|&dim| sizes[dim] != dims[dim]).collect();
     let &[dim] = &cut[..] else { return None };
-    // XLA moves a slice that would not fit, so where nothing is cut any start is 0.
+    // XLA moves a slice that would not fit, so if the slice is the whole dimension, any start is 0.
     let group = start_of_part(graph, starts[dim], sizes[dim])?;
     (sizes[dim].checked_mul(group.size) == Some(dims[dim])).then_some((dim, group))
 }

@@ -11,23 +11,22 @@ use crate::ops::{Class, Op};
 /// than it saves once they take longer to copy than a collective takes to start.
 const LARGEST_COPIED: u64 = MIB;
 
-/// Later collectives of a kind that are looked at for each: as many as a large layer has.
+/// The number of later collectives of a kind that are looked at for each: as many as a large layer has.
 const LOOKED_AT: usize = 64;
 
-/// Nodes that may be done earlier for the sake of an operand.
+/// The number of nodes that may be done earlier for the sake of an operand.
 const MOVED: usize = 16;
 
-/// Makes one collective of several, in every region by itself: of one kind, group, dimension, combiner, element type
-/// and phase.
+/// Makes one collective of several that have the same kind, group, dimension, combiner, element type and phase, in
+/// every region by itself.
 ///
 /// The first of them, where it stands, is joined by later ones that could run there as well: their operands are known
-/// there, or made of what is known there by ops that only compute elementwise or move elements. So nothing is ever
-/// delayed, none depends on another of them, and the price is that results are there earlier than needed, `limit` bytes
-/// of them at most. A gather of the backward pass never joins one of the forward pass, so neither is held for the
-/// other.
+/// there, or made of known values by ops that only compute elementwise or move elements. So no result is ever delayed,
+/// and no member depends on another. The price is that results are there earlier than needed, `limit` bytes of them at
+/// most. A gather of the backward pass never joins one of the forward pass, so neither is held for the other.
 ///
-/// Only small ones are combined, as they are copied together: all-reduces of the backward pass of at most `all_reduces`
-/// bytes, as XLA also combines those, without copies. The operands must be live: dead code comes first.
+/// Only small collectives are combined, as they are copied together: all-reduces of the backward pass of at most
+/// `all_reduces` bytes, as XLA also combines those, without copies. The operands must be live: dead code comes first.
 pub fn combine_collectives(graph: &Graph, limit: u64, all_reduces: u64) -> Graph {
     combine(graph, [limit, all_reduces], &mut BodyCache::default())
 }
@@ -51,7 +50,7 @@ fn combine(graph: &Graph, [limit, all_reduces]: [u64; 2], bodies: &mut BodyCache
     walk.copy.finish()
 }
 
-/// What collectives must have in common.
+/// The properties that collectives must share to be combined.
 #[derive(PartialEq, Eq, Hash)]
 struct Key<'g> {
     op: &'g Op,
@@ -72,7 +71,7 @@ impl<'g> Key<'g> {
     }
 }
 
-/// The collectives that could be one if only they were ready together, in their order.
+/// The collectives that could be combined if they were ready together, in their order.
 fn alike(graph: &Graph, all_reduces: u64) -> FxHashMap<Key<'_>, Vec<Node>> {
     let mut found: FxHashMap<Key<'_>, Vec<Node>> = FxHashMap::default();
     for node in graph.nodes() {
@@ -83,7 +82,7 @@ fn alike(graph: &Graph, all_reduces: u64) -> FxHashMap<Key<'_>, Vec<Node>> {
     found
 }
 
-/// Bytes of the operands or of the results, whichever is more.
+/// The bytes of the operands or of the results, whichever is more.
 fn bytes(graph: &Graph, node: NodeRef<'_>) -> u64 {
     let size = |value: Value| graph.ty(value).byte_count() as u64;
     let operands: u64 = node.operands().iter().map(|&value| size(value)).sum();
@@ -103,7 +102,7 @@ impl Walk<'_> {
         self.copy.node_as(node, op.unwrap_or_else(|| node.op().clone()));
     }
 
-    /// Pushes a collective together with what can join it of `alike`.
+    /// Pushes a collective together with those of `alike` that can join it.
     fn join(&mut self, first: NodeRef<'_>, alike: &[Node], limit: u64) {
         let mut members: SmallVec<[Node; 8]> = SmallVec::from_slice(&[first.id]);
         let mut total = bytes(self.graph, first);
@@ -134,8 +133,8 @@ impl Walk<'_> {
         nodes().flat_map(|node| node.results()).zip(results).for_each(|(old, new)| self.copy.map.set(old, new));
     }
 
-    /// The nodes that must be done for a collective's operands to be known here, in their order; `None` if that is more
-    /// than moving what is known about.
+    /// The nodes that must be done for a collective's operands to be known here, in their order; `None` if these do
+    /// more than move known values about.
     fn needed(&self, collective: NodeRef<'_>) -> Option<Vec<Node>> {
         let mut open: SmallVec<[Value; 8]> = collective.operands().into();
         let mut needed: FxHashSet<Node> = FxHashSet::default();
@@ -145,7 +144,7 @@ impl Walk<'_> {
             }
             let node = self.graph.defining_node(value)?;
             let class = node.op().facts().class;
-            // Doing these earlier costs no more than their place in memory.
+            // Doing these nodes earlier costs no more than their place in memory.
             if !(class.is_fused() || class == Class::Source) || needed.len() == MOVED {
                 return None;
             }

@@ -9,20 +9,20 @@ use crate::pjrt::SliceLevels;
 /// Makes several collectives of one over several dimensions of a slice, where [`SliceLevels`] says that it pays.
 /// Together they send the same bytes.
 ///
-/// Ranks count along the axes, the first of which is the most major. So a reduce-scatter begins with the major axes,
+/// Ranks count along the axes, of which the first is the most major. So a reduce-scatter begins with the major axes,
 /// and an all-gather ends with them. A group over one axis stays as it is, so axes are cut [before](Self::parts), where
 /// the next dimension begins. Collectives across slices stay: in levels, an all-gather would send more over the slow
 /// links between them.
 pub struct CollectiveLevels<'a> {
     levels: &'a SliceLevels,
-    /// Into what each axis is to be cut, major to minor.
+    /// The parts into which each axis is to be cut, major to minor.
     pub parts: Vec<Vec<usize>>,
     /// Names of the axes that cross slices.
     crossing: Vec<String>,
 }
 
 impl<'a> CollectiveLevels<'a> {
-    /// How the axes of a mesh lie in slices; `None` if the mesh is not made of such slices.
+    /// Finds how the axes of a mesh lie in slices. Returns `None` if the mesh is not made of such slices.
     pub fn new(mesh: &Mesh, levels: &'a SliceLevels) -> Option<CollectiveLevels<'a>> {
         let along = axes_along_slice(mesh, &levels.shape)?;
         let crosses = |(axis, parts): &(MeshAxis, &Vec<usize>)| mesh.size(*axis) > 1 && parts.is_empty();
@@ -52,7 +52,7 @@ impl<'a> CollectiveLevels<'a> {
         copy.finish()
     }
 
-    /// The collectives that do what one does, in their order.
+    /// The collectives that replace one, in their order.
     fn levels(&self, node: NodeRef<'_>, graph: &Graph, mesh: &Mesh) -> Option<Vec<Op>> {
         match node.op() {
             Op::AllGather(AllGather { group, dim }) => {
@@ -96,7 +96,7 @@ impl<'a> CollectiveLevels<'a> {
     }
 }
 
-/// Adds collectives, each of what the one before makes.
+/// Adds collectives, each applied to the result of the one before.
 fn push_all(copy: &mut GraphCopy<'_>, node: NodeRef<'_>, ops: Vec<Op>) -> Option<()> {
     let mut values: Values = node.operands().iter().map(|&value| copy.map.get(value)).collect();
     let outer = copy.builder.origin();

@@ -32,18 +32,19 @@ pub use matmul::{CollectiveMatmul, collective_matmul};
 pub use pack::pack_collectives;
 pub use processes::collectives_by_process;
 
-use super::hoist::Bound;
-use super::{Rewrite, contains_loop};
+use super::contains_loop;
+use super::rewrite::{Bound, Rewrite};
 use crate::ir::Graph;
 
 const MIB: u64 = 1 << 20;
 
-/// How much memory the rewrites may spend on fewer collectives, and where they may cut products for their sake.
+/// The memory that the rewrites may spend on fewer collectives, and the places where they may cut products for their
+/// sake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectiveLimits {
     /// The most bytes, of operands or of results, that one combined collective has on a device. At 32 MiB, a link of
-    /// 100 GB/s is busy for 300 microseconds: a hundred times what it costs to start a collective, so that more would
-    /// gain nothing but hold results longer.
+    /// 100 GB/s is busy for 300 microseconds: a hundred times the time that it takes to start a collective, so that
+    /// more would gain nothing but hold results longer.
     pub combined_bytes: u64,
     /// The most bytes of an all-reduce of the backward pass that is combined with others: 1 MiB, as for other
     /// collectives. They are copied side by side and apart again.
@@ -52,7 +53,7 @@ pub struct CollectiveLimits {
     /// The most bytes that one loop may hold of values gathered in front of it instead of in each iteration: 64 MiB,
     /// which is less than a thousandth of an accelerator's memory.
     pub hoisted_bytes: u64,
-    /// Where all-gathers in front of products, and reduce-scatters behind them, become rings. By default nowhere.
+    /// Whether all-gathers in front of products, and reduce-scatters behind them, become rings. By default they do not.
     pub matmul: CollectiveMatmul,
     /// The most bytes, of operands or of results, that gathers or reduce-scatters beside a loop have as one buffer; by
     /// default 0, so each is sent by itself. [`LowerOptions::on`](crate::compile::LowerOptions::on) sets it where a
@@ -81,14 +82,14 @@ impl Default for CollectiveLimits {
     }
 }
 
-/// Gathers what no iteration of a scan changes once, in front of it: as much as fits into `limit` bytes for each loop,
-/// in the order of the body. What a gather's operand is made of moves along. Recomputation stays: it is there to hold
-/// nothing.
+/// Gathers values that no iteration of a scan changes once, in front of it: as many as fit into `limit` bytes for each
+/// loop, in the order of the body. The nodes that make a gather's operand move along. Recomputation stays where it is:
+/// its purpose is to hold nothing.
 pub fn hoist_gathers(graph: &Graph, limit: u64) -> Graph {
     if contains_loop(graph) { hoisting(limit).run(graph) } else { graph.clone() }
 }
 
-/// The walk that [`hoist_gathers`] is.
+/// The walk that [`hoist_gathers`] runs.
 pub(crate) fn hoisting(limit: u64) -> Rewrite {
     Rewrite { hoist: Some(Bound::Gathers(limit)), ..Rewrite::NOTHING }
 }

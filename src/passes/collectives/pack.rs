@@ -16,19 +16,19 @@ const LANES: usize = 128;
 /// (see [`ReduceScatter::form_of_one`]), and so few that parts are hardly padded.
 const MOST_COLUMNS: usize = 8192;
 
-/// Makes one all-gather, or one reduce-scatter, of all that can run beside a loop, in every region by itself: of one
-/// kind, group, element type and phase, along any dimensions. A collective can run beside a loop of known length if it
-/// stands in front of it, behind the loop before, and the loop does not depend on it; and if the loop itself has no
-/// collectives but permutes. Those of a busy loop take the same SparseCores: libtpu 0.0.51 then waits for what is under
-/// way before the loop begins, and the copies would be in vain.
+/// Makes one all-gather, or one reduce-scatter, of all that can run beside a loop, in every region by itself. Its
+/// members have the same kind, group, element type and phase; their dimensions may differ. A collective can run beside
+/// a loop of known length if it stands in front of it, behind the loop before, and the loop does not depend on it; and
+/// if the loop itself has no collectives but permutes. The collectives of a busy loop take the same SparseCores: libtpu
+/// 0.0.51 then waits for the transfer under way before the loop begins, and the copies would be in vain.
 ///
 /// An asynchronous collective that is under way while a loop runs is hidden. Where a plugin has only one under way at a
-/// time, as libtpu has on SparseCores, one loop hides one collective, so what could run beside it has to be one. The
-/// price is copies: what is sent is put together, and what is received is taken apart. `limit` is the most bytes, of
-/// operands or of results, that one buffer has; nothing is done if it is 0.
+/// time, as libtpu has on SparseCores, one loop hides one collective, so the collectives that could run beside it have
+/// to be one. The price is copies: sent values are put together, and received values are taken apart. `limit` is the
+/// most bytes, of operands or of results, that one buffer has; the graph is left as it is if it is 0.
 ///
 /// Parts stand one after the other in a matrix, each padded to whole rows. No gathered value changes; sums are those of
-/// the back end's reduce-scatter. Nothing is packed beside a loop without products, which would hide nothing.
+/// the back end's reduce-scatter. No transfer is packed beside a loop without products, which would hide none.
 pub fn pack_collectives(graph: &Graph, limit: u64) -> Graph {
     if limit == 0 { graph.clone() } else { pack(graph, limit, &mut BodyCache::default()) }
 }
@@ -55,12 +55,12 @@ fn pack(graph: &Graph, limit: u64, bodies: &mut BodyCache) -> Graph {
     copy.finish()
 }
 
-/// What is done with the nodes in front of a loop; nothing if there are no packs.
+/// The packs of the nodes in front of a loop; the default has none.
 #[derive(Default)]
 struct Plan<'g> {
-    /// Collectives that become one, each list.
+    /// The collectives that become one, a list for each pack.
     packs: Vec<Vec<Transfer<'g>>>,
-    /// The nodes that depend on them, which come after.
+    /// The nodes that depend on the packs, which come after them.
     later: FxHashSet<u32>,
 }
 
@@ -86,28 +86,28 @@ impl<'g> Transfer<'g> {
         Some(Transfer { node, operand, result, group, dim, gathers })
     }
 
-    /// What transfers of one buffer have in common.
+    /// The properties that transfers of one buffer share.
     fn key(&self, graph: &Graph) -> (&'g Group, bool, DType, Phase) {
         (self.group, self.gathers, graph.ty(self.operand).dtype, self.node.origin().phase)
     }
 
-    /// How many parts stand one below the other in front of the exchange, and behind it.
+    /// The number of parts that stand one below the other before the exchange, and after it.
     fn parts(&self) -> (usize, usize) {
         if self.gathers { (1, self.group.size) } else { (self.group.size, 1) }
     }
 
-    /// What each device has of the value when it is cut.
+    /// The type of the part that each device has when the value is cut.
     fn part<'t>(&self, graph: &'t Graph) -> &'t TensorType {
         graph.ty(if self.gathers { self.operand } else { self.result })
     }
 
-    /// The value of all devices.
+    /// The type of the value of all devices.
     fn whole<'t>(&self, graph: &'t Graph) -> &'t TensorType {
         graph.ty(if self.gathers { self.result } else { self.operand })
     }
 }
 
-/// What of a segment becomes one, given the loop behind it.
+/// Plans the packs of a segment, given the loop behind it.
 fn plan<'g>(graph: &'g Graph, segment: &[NodeRef<'g>], repeated: NodeRef<'g>, limit: u64) -> Plan<'g> {
     let count = segment.iter().filter(|&&node| Transfer::of(node).is_some()).count();
     if count < 2 || is_busy(repeated.op()) || !multiplies(repeated.op()) {
@@ -119,7 +119,7 @@ fn plan<'g>(graph: &'g Graph, segment: &[NodeRef<'g>], repeated: NodeRef<'g>, li
             needed.extend(node.operands());
         }
     }
-    // Nothing that depends on one of them is a member: it could not be ready together with it.
+    // A node that depends on a member is none itself: it could not be ready together with it.
     let mut packs: Vec<Vec<Transfer<'g>>> = Vec::new();
     let mut dependent: FxHashSet<Value> = FxHashSet::default();
     for &node in segment {
@@ -147,7 +147,7 @@ fn plan<'g>(graph: &'g Graph, segment: &[NodeRef<'g>], repeated: NodeRef<'g>, li
         if !node.operands().iter().any(|operand| dependent.contains(operand)) {
             continue;
         }
-        // What has an effect stays in its order.
+        // Nodes that have effects stay in their order.
         if node.op().has_side_effect() {
             return Plan::default();
         }
@@ -173,8 +173,9 @@ fn multiplies(op: &Op) -> bool {
     op.regions().any(|body| body.nodes().any(|node| is_product(node.op()) || multiplies(node.op())))
 }
 
-/// Copies a segment and the loop behind it: what depends on no pack, the exchanges, the loop, and the rest. What is
-/// received is taken apart behind the loop, and not before it ends: else libtpu ends the exchange in front of the loop.
+/// Copies a segment and the loop behind it: the nodes that depend on no pack, the exchanges, the loop, and the rest.
+/// Received values are taken apart behind the loop, and not before it ends: else libtpu ends the exchange in front of
+/// the loop.
 fn write_beside<'g>(
     copy: &mut GraphCopy<'g>,
     segment: &[NodeRef<'g>],
@@ -223,7 +224,7 @@ struct Exchanged {
     columns: usize,
 }
 
-/// One collective of several, with what puts them together.
+/// Pushes one collective in the place of several, with the ops that put their operands together.
 fn exchange(copy: &mut GraphCopy<'_>, pack: &[Transfer<'_>]) -> Exchanged {
     let (graph, outer, first) = (copy.source, copy.builder.origin(), pack[0]);
     let (before, after) = first.parts();
@@ -257,7 +258,7 @@ fn exchange(copy: &mut GraphCopy<'_>, pack: &[Transfer<'_>]) -> Exchanged {
     Exchanged { buffer, rows, columns }
 }
 
-/// The results of the collectives that became one.
+/// Pushes the results of the collectives that became one.
 fn take_apart(copy: &mut GraphCopy<'_>, pack: &[Transfer<'_>], exchanged: &Exchanged) {
     let (graph, outer, first) = (copy.source, copy.builder.origin(), pack[0]);
     let &Exchanged { buffer, ref rows, columns } = exchanged;
@@ -285,8 +286,8 @@ fn take_apart(copy: &mut GraphCopy<'_>, pack: &[Transfer<'_>], exchanged: &Excha
     copy.builder.set_origin(outer);
 }
 
-/// The columns of a buffer of parts of these sizes: as many as there may be while all padding together is at most a
-/// 64th of them.
+/// The number of columns of a buffer of parts of these sizes: as many as possible while all padding together is at most
+/// a 64th of them.
 fn columns(sizes: &[usize]) -> usize {
     let all: usize = sizes.iter().sum();
     let padding = |columns: usize| sizes.iter().map(|size| size.next_multiple_of(columns)).sum::<usize>() - all;
@@ -297,7 +298,7 @@ fn columns(sizes: &[usize]) -> usize {
     columns
 }
 
-/// A value with a dimension cut into parts, which are counted by a dimension in front of all others.
+/// A value with a dimension cut into parts, which a dimension in front of all others counts.
 fn parts_first(builder: &mut GraphBuilder, value: Value, dim: usize, count: usize) -> Value {
     let mut cut = builder.ty(value).clone();
     cut.dims[dim] /= count;
@@ -308,7 +309,7 @@ fn parts_first(builder: &mut GraphBuilder, value: Value, dim: usize, count: usiz
     transpose(builder, value, &order)
 }
 
-/// The opposite: from parts of a type, one after the other, the value whose dimension they make up.
+/// The inverse of [`parts_first`]: from parts of a type, one after the other, the value whose dimension they make up.
 fn parts_into(builder: &mut GraphBuilder, value: Value, part: &TensorType, dim: usize, count: usize) -> Value {
     let (mut stacked, mut whole) = (part.clone(), part.clone());
     stacked.dims.insert(0, count);
@@ -335,7 +336,7 @@ fn transpose(builder: &mut GraphBuilder, value: Value, order: &[usize]) -> Value
     builder.push_typed(Transpose { permutation: order.into() }.into(), &[value], [moved])[0]
 }
 
-/// A range of a dimension.
+/// Takes a range of a dimension.
 fn slice(builder: &mut GraphBuilder, value: Value, dim: usize, range: std::ops::Range<usize>) -> Value {
     let mut ty = builder.ty(value).clone();
     let whole = |&size: &usize| SliceDim { start: 0, limit: size, stride: 1 };
@@ -345,7 +346,7 @@ fn slice(builder: &mut GraphBuilder, value: Value, dim: usize, range: std::ops::
     builder.push_typed(Slice { ranges: ranges.into() }.into(), &[value], [ty])[0]
 }
 
-/// A matrix with zeros behind each row.
+/// Adds zeros behind each row of a matrix.
 fn pad(builder: &mut GraphBuilder, matrix: Value, more: usize) -> Value {
     let mut ty = builder.ty(matrix).clone();
     let zero = builder.splat(TensorType::scalar(ty.dtype), 0.0);

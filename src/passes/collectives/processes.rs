@@ -5,10 +5,10 @@ use meshloom_hlo::mesh::{Mesh, MeshAxis};
 use crate::ir::{BodyCache, Graph, GraphCopy, NodeRef, OpError, TensorType, Value, Values};
 use crate::ops::{AllGather, AllReduce, AllToAll, Group, Op, ReduceKind, ReduceScatter, Reshape};
 
-/// Makes of each collective whose group has several devices in each of several processes some that stay within a
-/// process and some that cross, so that what crosses is as little as can be: parts of a process are put together after
-/// they have crossed, and added up before. Permutes stay as they are. The mesh has axes that were cut where processes
-/// begin ([`Mesh::at_processes`]).
+/// Cuts each collective whose group has several devices in each of several processes into some that stay within a
+/// process and some that cross, so that as few bytes as possible cross: parts of a process are put together after they
+/// have crossed, and added up before. Permutes stay as they are. The mesh has axes that were cut where processes begin
+/// ([`Mesh::at_processes`]).
 ///
 /// The idea is that of hierarchical collectives, as in NCCL's trees and MPI libraries: the slow link sees each byte
 /// once.
@@ -65,7 +65,8 @@ impl ByProcess<'_> {
         let written =
             operands.iter().map(|&operand| writer.collective(node.op(), operand)).collect::<Result<Vec<_>, _>>();
         copy.builder.set_origin(outer);
-        // What was refused would be a defect: the collective then stays, and emission says that it is neither.
+        // A collective that cannot be written is a defect. It then stays, and emission says that it is neither within a
+        // process nor between processes.
         node.results().zip(written.ok()?).for_each(|(old, new)| copy.map.set(old, new));
         Some(())
     }
@@ -95,14 +96,14 @@ impl Writer<'_, '_> {
         self.copy.builder.ty(value).clone()
     }
 
-    /// The numbers of the levels, those that cross first.
+    /// The indices of the levels, those that cross first.
     fn crossing_first(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.levels.len()).collect();
         order.sort_by_key(|&level| !self.levels[level].crosses);
         order
     }
 
-    /// The value with a dimension of a size for each level in front of one, or in its place.
+    /// The value with a dimension for each level in front of dimension `dim`, or in its place.
     fn spread(&mut self, value: Value, dim: usize, sizes: &[usize], size: usize) -> Result<Value, OpError> {
         let mut dims = self.ty(value).dims;
         dims[dim] = size;
@@ -110,7 +111,7 @@ impl Writer<'_, '_> {
         self.one(Reshape { dims }, value)
     }
 
-    /// The value with the dimensions of the levels and the one behind them as one.
+    /// The value with the dimensions of the levels and the one behind them merged into one.
     fn joined(&mut self, value: Value, dim: usize) -> Result<Value, OpError> {
         let mut dims = self.ty(value).dims;
         let joined = dims.drain(dim..=dim + self.levels.len()).product();
@@ -118,7 +119,7 @@ impl Writer<'_, '_> {
         self.one(Reshape { dims }, value)
     }
 
-    /// Parts cross first, when they are small: each level fills a dimension of its own.
+    /// Parts cross first, while they are small: each level fills a dimension of its own.
     fn all_gather(&mut self, operand: Value, dim: usize) -> Result<Value, OpError> {
         let size = self.ty(operand).dims[dim];
         let mut value = self.spread(operand, dim, &vec![1; self.levels.len()], size)?;
@@ -152,8 +153,8 @@ impl Writer<'_, '_> {
         self.spread(operand, dim, &sizes, size)
     }
 
-    /// Each device of a process adds up a part, has that cross, and gets those of the others: where there is a
-    /// dimension to cut, and for sums. Else the whole value crosses from each device.
+    /// For sums that have a dimension to cut, each device of a process adds up one part, sends it across, and gets the
+    /// parts of the others. Else the whole value crosses from each device.
     fn all_reduce(&mut self, operand: Value, kind: ReduceKind) -> Result<Value, OpError> {
         let of = |crosses: bool| -> Vec<Group> {
             self.levels.iter().filter(|level| level.crosses == crosses).map(|level| level.group.clone()).collect()

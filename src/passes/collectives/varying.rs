@@ -1,8 +1,8 @@
-//! Along which mesh axes a value of a local graph may differ from device to device.
+//! The mesh axes along which a value of a local graph may differ from device to device.
 //!
 //! Shapes of a local graph do not say whether devices hold parts of a value or copies. This analysis does: from the
-//! specs of the inputs through every op, loops to a fixed point. It errs on one side: an axis that is not in the set is
-//! one along which all devices hold the same bits.
+//! specs of the inputs through every op, loops to a fixed point. It errs on one side: along an axis that is not in the
+//! set, all devices hold the same bits.
 
 use smallvec::SmallVec;
 
@@ -50,7 +50,7 @@ impl AxisSet {
 /// One set for each result or input.
 pub(super) type Sets = ValueFacts<AxisSet>;
 
-/// Of a program's inputs: the axes that split them. Those without a spec are copies.
+/// The sets of a program's inputs: the axes that split them. Inputs without a spec are copies.
 pub(super) fn of_inputs(info: &[PortInfo]) -> Sets {
     let set = |info: &PortInfo| match &info.spec {
         Some(spec) => AxisSet::of(spec.used_axes().chain(spec.unreduced().iter().copied())),
@@ -59,7 +59,7 @@ pub(super) fn of_inputs(info: &[PortInfo]) -> Sets {
     info.iter().map(set).collect()
 }
 
-/// Along which axes each value differs.
+/// The analysis of the axes along which each value differs.
 pub(super) struct Varying;
 
 impl Analysis for Varying {
@@ -71,7 +71,7 @@ impl Analysis for Varying {
         one.or(*other)
     }
 
-    /// Where devices take different branches or numbers of turns, all that comes out differs.
+    /// Where devices take different branches or numbers of iterations, every result may differ.
     fn controlled(&self, set: AxisSet, control: &AxisSet) -> AxisSet {
         set.or(*control)
     }

@@ -15,7 +15,7 @@ use crate::ir::{Dims, Literal, TensorType};
 use crate::ops::{Op, Reduce, ReduceKind, complement};
 use number::Number;
 
-/// The result of an op with one result on host values; none where back ends may differ, or the op is not known here.
+/// The result of an op with one result on host values; `None` where back ends may differ, or the op is not known here.
 pub fn evaluate(op: &Op, operands: &[&Literal]) -> Option<Literal> {
     let types: SmallVec<[&TensorType; 8]> = operands.iter().map(|literal| literal.ty()).collect();
     let results = op.infer(&types).ok()?;
@@ -141,8 +141,8 @@ fn pick(source: &Literal, ty: &TensorType, from: impl Fn(&[usize], usize) -> usi
     Literal::from_bytes(ty.clone(), bytes).ok()
 }
 
-/// Puts the elements of `source` into `target`, at the coordinate `to` gives for each dimension; what falls outside is
-/// left out.
+/// Puts the elements of `source` into `target`, at the coordinate `to` gives for each dimension; elements that fall
+/// outside are left out.
 fn paste(target: &mut [u8], ty: &TensorType, source: &Literal, to: impl Fn(&[usize], usize) -> i64) {
     let width = ty.dtype.byte_count();
     let mut from = 0;

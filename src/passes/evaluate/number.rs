@@ -30,7 +30,7 @@ use Number::{Float, Integer};
 const WHOLE: &[DType] =
     &[DType::Pred, DType::S8, DType::S16, DType::S32, DType::S64, DType::U8, DType::U16, DType::U32, DType::U64];
 
-/// The elements of a literal; none for a type that is not known here.
+/// The elements of a literal; `None` for each if the type is not known here.
 pub(super) fn elements(literal: &Literal) -> impl Iterator<Item = Option<Number>> {
     let dtype = literal.ty().dtype;
     literal.bytes().chunks_exact(dtype.byte_count()).map(move |bytes| Number::from_bytes(dtype, bytes))
@@ -155,7 +155,7 @@ pub(super) fn binary(kind: BinaryKind, dtype: DType, x: Number, y: Number) -> Op
                 BinaryKind::Divide => x / y,
                 BinaryKind::Multiply => x * y,
                 BinaryKind::Subtract => x - y,
-                // Which of two zeros is larger is not said.
+                // XLA does not say which of two zeros is larger.
                 BinaryKind::Maximum | BinaryKind::Minimum if x == y && x.to_bits() != y.to_bits() => return None,
                 BinaryKind::Maximum | BinaryKind::Minimum if x.is_nan() || y.is_nan() => f64::NAN,
                 BinaryKind::Maximum => x.max(y),
@@ -172,7 +172,7 @@ fn integer_binary(kind: BinaryKind, dtype: DType, x: i128, y: i128) -> Option<i1
         return None;
     }
     let width = 8 * dtype.byte_count() as u32;
-    // The shift's amount as an unsigned number; none from the width on.
+    // The shift's amount as an unsigned number; `None` from the width on.
     let amount = || u32::try_from(y).ok().filter(|&amount| amount < width);
     let unsigned = || (x as u128) << (128 - width) >> (128 - width);
     Some(match kind {
@@ -216,8 +216,8 @@ pub(super) fn compare(direction: Direction, dtype: DType, x: Number, y: Number) 
     Some(Integer(holds.into()))
 }
 
-/// Declined where back ends differ: numbers that the integer type does not hold, and `f64` that would be rounded to
-/// `bf16` or `f16`, which some back ends do by way of `f32`.
+/// It is declined where back ends differ: numbers that the integer type does not hold, and `f64` that would be rounded
+/// to `bf16` or `f16`, which some back ends do by way of `f32`.
 pub(super) fn convert(from: DType, to: DType, x: Number) -> Option<Number> {
     match x {
         Float(x) if is_subnormal(x, from) => None,

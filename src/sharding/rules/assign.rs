@@ -3,16 +3,16 @@
 use super::{Diagnostic, Rule, RuleProblem, Rules, unknown_axis};
 use crate::sharding::{Axes, Mesh, ShardingError, Spec};
 
-/// The spec of a tensor, and which rule gave each dimension what it has.
+/// The spec of a tensor, and the rule that gave each dimension its axes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assigned {
     /// The spec.
     pub spec: Spec,
-    /// For each dimension the place in [`Rules::rules`] of the rule that settled it; none for one that no rule took.
+    /// For each dimension the place in [`Rules::rules`] of the rule that settled it; `None` if no rule did.
     pub rules: Vec<Option<usize>>,
 }
 
-/// What is known of one dimension on the way through the rules.
+/// The state of one dimension on the way through the rules.
 #[derive(Clone, Default)]
 struct Slot<'a> {
     /// The rule that settled it, with its place.
@@ -76,7 +76,8 @@ impl Rules {
         let rules = slots.iter().map(|slot| slot.settled.map(|(place, _)| place)).collect();
         for (dim, slot) in slots.into_iter().enumerate() {
             match (slot.settled, slot.skipped) {
-                // A later rule of the same name is a stated fallback, so what was skipped before it is no problem.
+                // A later rule of the same name is a stated fallback, so a rule that was skipped before it is not a
+                // problem.
                 (Some((_, rule)), _) => {
                     let axes = rule.axes.iter().filter_map(|axis| mesh.axis(axis));
                     let axes = axes.filter(|axis| mesh.size(*axis) > 1).collect();
@@ -90,8 +91,8 @@ impl Rules {
         Ok(Assigned { spec, rules })
     }
 
-    /// The mesh axes that split all but the first dimension of activations with these names, whatever their sizes. What
-    /// is wrong with the rules is said of the activations themselves.
+    /// The mesh axes that split all but the first dimension of activations with these names, whatever their sizes.
+    /// Problems of the rules are reported for the activations themselves.
     pub(in crate::sharding) fn axes_of_rows(
         &self,
         mesh: &Mesh,
@@ -104,8 +105,8 @@ impl Rules {
         Ok((1..names.len()).flat_map(|dim| spec.dim(dim).iter().copied()).collect())
     }
 
-    /// The axes as they are when they divide the dimension, or need not; else the problem, or those that do, taken in
-    /// order.
+    /// The axes unchanged if they divide the dimension, or need not divide it. Otherwise the result is the problem, or
+    /// those axes that do divide it, taken in order.
     fn divide(
         &self,
         mesh: &Mesh,

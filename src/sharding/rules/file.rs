@@ -10,11 +10,11 @@
 //! ]
 //! ```
 //!
-//! `mesh_axes` are the axes that rules may name; those that the mesh at hand does not have count as of size 1.
-//! `data_sharding` and `context_sharding` say how a loader spreads a batch over hosts. They are read and checked; the
-//! batch enters the program by the rules, as it does there, and each device gets its part at once. So does
-//! `input_data_sharding_logical_axes`, by logical names. A whole config of MaxText is a rule file too: keys that are
-//! not about rules are skipped, which a [`Diagnostic`] says.
+//! `mesh_axes` are the axes that rules may name; an axis that the mesh at hand does not have counts as of size 1.
+//! `data_sharding` and `context_sharding` say how a loader spreads a batch over hosts. They are read and checked, but
+//! the batch enters the program by the rules, as it does in MaxText, and each device gets its part at once. The same
+//! holds for `input_data_sharding_logical_axes`, by logical names. A whole config of MaxText is a rule file too: keys
+//! that are not about rules are skipped, which a [`Diagnostic`] reports.
 
 use std::fmt;
 
@@ -22,17 +22,15 @@ use saphyr::{LoadableYamlNode, MarkedYaml, Marker, Scalar, YamlData};
 use saphyr_parser::Event;
 
 use super::{Diagnostic, Rule, Rules};
-use crate::sharding::ShardingError;
+use crate::sharding::error::{RULE_FILE_KEYS, RuleFileError, RuleFileProblem, ShardingError};
 use meshloom_hlo::suggest::{did_you_mean, misspelled};
 
-const KEYS: [&str; 5] =
-    ["mesh_axes", "logical_axis_rules", "data_sharding", "context_sharding", "input_data_sharding_logical_axes"];
 const RULE: &str = "a rule: a logical name and a mesh axis, a list of mesh axes or nothing, as in ['embed', ['fsdp']]";
 
-/// What a rule file says.
+/// The contents of a rule file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleFile {
-    /// `mesh_axes`: the mesh axes that rules may name, major to minor. None where the file does not say.
+    /// `mesh_axes`: the mesh axes that rules may name, major to minor, or `None` if the file lacks the key.
     pub mesh_axes: Option<Vec<String>>,
     /// `logical_axis_rules`.
     pub rules: Vec<Rule>,
@@ -42,84 +40,17 @@ pub struct RuleFile {
     pub context_sharding: Option<String>,
     /// `input_data_sharding_logical_axes`: the logical name of each dimension of the batch.
     pub input_axes: Vec<String>,
-    /// Keys of the file that say nothing of rules, in order.
+    /// Keys of the file that do not concern rules, in order.
     pub skipped: Vec<String>,
-    /// What messages call the file.
+    /// The name of the file in messages.
     pub file: String,
 }
-
-/// What is wrong with a rule file, and where.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{file}:{line}:{column}: {problem}")]
-pub struct RuleFileError {
-    /// The file.
-    pub file: String,
-    /// Line, from 1.
-    pub line: usize,
-    /// Column, from 1.
-    pub column: usize,
-    /// What is wrong.
-    pub problem: RuleFileProblem,
-}
-
-meshloom_hlo::debug_is_message!(RuleFileError);
-
-/// What is wrong with a rule file.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RuleFileProblem {
-    /// The text is not YAML.
-    #[error("this is not YAML: {0}")]
-    Syntax(String),
-    /// A key that is nearly one of a rule file, or no name at all.
-    #[error("unknown key {key:?}{suggestion}; a rule file has {}", KEYS.join(", "))]
-    UnknownKey {
-        /// The key.
-        key: String,
-        /// Empty, or a nearby key.
-        suggestion: String,
-    },
-    /// There are no rules.
-    #[error("there is no logical_axis_rules; a rule file needs it, as in logical_axis_rules: [['embed', ['fsdp']]]")]
-    NoRules,
-    /// A value of the wrong type.
-    #[error("{what} is {found}, but must be {expected}")]
-    WrongType {
-        /// What has it.
-        what: String,
-        /// The value or its type.
-        found: String,
-        /// What is allowed.
-        expected: String,
-    },
-    /// A mesh axis that `mesh_axes` does not have.
-    #[error("{what} names mesh axis {axis:?}, which is not in mesh_axes{suggestion}; mesh_axes has {known}")]
-    UnknownAxis {
-        /// What names it.
-        what: String,
-        /// The axis.
-        axis: String,
-        /// Empty, or a nearby axis.
-        suggestion: String,
-        /// The axes that there are.
-        known: String,
-    },
-    /// A mesh axis twice in one list.
-    #[error("{what} names mesh axis {axis:?} twice; an axis can split a dimension once")]
-    AxisTwice {
-        /// What names it.
-        what: String,
-        /// The axis.
-        axis: String,
-    },
-}
-
-meshloom_hlo::debug_is_message!(RuleFileProblem);
 
 impl RuleFile {
-    /// Reads a rule file. `file` is what messages call it.
+    /// Reads a rule file. `file` is its name in messages.
     ///
     /// # Errors
-    /// It is not YAML, or not of the shape; each with line and column.
+    /// The text is not YAML, or not of this form. Each error has line and column.
     pub fn parse(text: &str, file: &str) -> Result<RuleFile, ShardingError> {
         Reader { file }.read(text).map_err(|error| ShardingError::RuleFile { error })
     }
@@ -155,11 +86,11 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Refuses what is nested deep, which the loader would follow with the stack.
+    /// Refuses deep nesting, which the loader would follow with the stack.
     fn check_depth(&self, text: &str) -> Read<()> {
         let mut depth = 0usize;
         for event in saphyr_parser::Parser::new_from_str(text) {
-            // What is no YAML is refused when it is loaded.
+            // Text that is not YAML is refused when it is loaded.
             let Ok((event, span)) = event else { return Ok(()) };
             match event {
                 Event::SequenceStart(..) | Event::MappingStart(..) => depth += 1,
@@ -298,13 +229,13 @@ impl Reader<'_> {
         Err(self.error(*place, RuleFileProblem::UnknownAxis { what, axis: axis.clone(), suggestion, known }))
     }
 
-    /// The name of a key to skip. One that is nearly a key of rule files was meant to be it.
+    /// The name of a key to skip. A key that is nearly a key of rule files is an error instead.
     fn skip(&self, key: &Node<'_>) -> Read<String> {
         let unknown = |key_text, suggestion| {
             Err(self.error(key.span.start, RuleFileProblem::UnknownKey { key: key_text, suggestion }))
         };
         let Some(name) = key.data.as_str() else { return unknown(Found(key).to_string(), String::new()) };
-        match misspelled(name, KEYS) {
+        match misspelled(name, RULE_FILE_KEYS) {
             None => Ok(name.to_owned()),
             meant => unknown(name.to_owned(), did_you_mean(name, meant)),
         }

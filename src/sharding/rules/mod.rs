@@ -1,9 +1,9 @@
 //! Logical axis rules: which mesh axes a named dimension is split over.
 //!
 //! A rule is a logical name and a list of mesh axes. The rules of a list are tried in order, over all dimensions of a
-//! tensor at once: a rule applies when its name is on a dimension that has no assignment yet and none of its mesh axes
-//! is used in this tensor yet. It gives all of its axes or none. So where two names want one mesh axis, the rule that
-//! stands first wins, whatever the order of the dimensions. A rule with an empty list settles its name: it stays
+//! tensor at once: a rule applies when its name is on a dimension that has no assignment yet and this tensor uses none
+//! of its mesh axes yet. It gives all of its axes or none. So where two names want one mesh axis, the rule that stands
+//! first wins, whatever the order of the dimensions. A rule with an empty list settles its name: the name stays
 //! unsharded.
 //!
 //! Mesh axes of size 1 are left out of the spec, but count as used. So do those that a rule file or preset declares and
@@ -16,19 +16,17 @@ mod assign;
 mod file;
 mod names;
 mod presets;
-mod problem;
 
 use std::fmt;
 use std::panic::Location;
 
-use super::{Mesh, Role, ShardingError, Spec};
+use super::{Diagnostic, Mesh, Role, RuleProblem, SettingNames, ShardingError, Spec};
 use meshloom_hlo::suggest::did_you_mean;
 
 pub use assign::Assigned;
-pub use file::{RuleFile, RuleFileError, RuleFileProblem};
+pub use file::RuleFile;
 pub use names::NamedDim;
 pub use presets::{DECODER_RULES, PRESETS, PresetRule};
-pub use problem::{Diagnostic, RuleProblem, SettingNames};
 
 /// One rule: a logical name and the mesh axes it is split over, major to minor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +64,7 @@ pub struct Rules {
     /// Mesh axes that rules may name though the mesh lacks them: they have size 1 then.
     declared: Vec<String>,
     settings: SettingNames,
-    /// What was found when the rules were read.
+    /// Facts that were found when the rules were read.
     notes: Vec<Diagnostic>,
 }
 
@@ -112,7 +110,7 @@ impl Rules {
         Rules::new(pairs.iter().enumerate().map(rule).collect(), true)
     }
 
-    /// A preset by name, see [`PRESETS`], for what is not optimizer state.
+    /// A preset by name, see [`PRESETS`], for values that are not optimizer state.
     pub fn preset(name: &str, strict: bool) -> Result<Rules, ShardingError> {
         Rules::preset_for(Role::Compute, name, strict)
     }
@@ -143,7 +141,8 @@ impl Rules {
         self
     }
 
-    /// The same rules, whose messages call the settings so. Who reads rules from a file gives the names of its keys.
+    /// The same rules, with these names of the settings in messages. A caller that reads rules from a file gives
+    /// the names of its keys.
     #[must_use]
     pub fn with_settings(mut self, settings: SettingNames) -> Rules {
         self.settings = settings;
@@ -175,13 +174,13 @@ impl Rules {
         self.strict
     }
 
-    /// What messages call the settings.
+    /// The names of the settings in messages.
     pub fn settings(&self) -> SettingNames {
         self.settings
     }
 
-    /// Checks the rules against a mesh, whether or not a tensor ever needs them: every axis that they name must be
-    /// there. What was found when they were read comes first.
+    /// Checks the rules against a mesh, whether or not a tensor ever needs them: every axis that they name must exist.
+    /// The result begins with the facts found when the rules were read.
     pub fn check_mesh(&self, mesh: &Mesh) -> Result<Vec<Diagnostic>, ShardingError> {
         let mut diagnostics = self.notes.clone();
         for rule in &self.rules {
@@ -288,7 +287,7 @@ impl RuleSets {
         }
     }
 
-    /// [`Rules::check_mesh`] for every role. What several roles share is reported once.
+    /// [`Rules::check_mesh`] for every role. A diagnostic that several roles share is reported once.
     pub fn check_mesh(&self, mesh: &Mesh) -> Result<Vec<Diagnostic>, ShardingError> {
         let mut diagnostics: Vec<Diagnostic> = Vec::new();
         for role in ROLES {

@@ -12,7 +12,7 @@ const LARGE: usize = 1 << 20;
 /// A logical name on a dimension of a tensor: the first tensor of a program that has it, under the rules of a role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedDim {
-    /// Whose rules split the tensor.
+    /// The role whose rules split the tensor.
     pub role: Role,
     /// The name.
     pub name: String,
@@ -21,9 +21,9 @@ pub struct NamedDim {
 }
 
 impl RuleSets {
-    /// Compares the names of rules with those of all tensors of a program. One that is nearly the other is a problem:
-    /// a rule of the user's own whose name no tensor has (also where another rule serves the tensor that was meant),
-    /// and a name of a tensor that no rule has. What else only one side has is worth a line, unless presets or rule
+    /// Compares the names of rules with those of all tensors of a program. Two names that nearly agree are a problem: a
+    /// rule of the user's own whose name no tensor has (also where another rule serves the tensor that was meant), or a
+    /// name of a tensor that no rule has. Any other name that only one side has is worth a line, unless presets or rule
     /// files are involved: those have, and lack, names of many models.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl RuleSets {
                 }
                 let names = rules.rules().iter().map(|rule| rule.name.as_str());
                 if let Some(rule) = misspelled(name, names).and_then(|meant| rules.first_for(meant)) {
-                    // Of one slip, one side is reported.
+                    // A slip is reported for one side only.
                     if misspelled_rules.contains(&rule.name.as_str()) {
                         continue;
                     }
@@ -78,9 +78,9 @@ impl RuleSets {
         Ok(diagnostics)
     }
 
-    /// A line for each name of a large parameter that no rule has: what it is not split by, every device may hold.
-    /// `said` is what [`RuleSets::check_names`] found; a name that is misspelled is said there, one that is in its list
-    /// of names without rules leaves the list. `parameters` are the names, path and bytes of each.
+    /// Adds a line for each name of a large parameter that no rule has: without a rule, every device may hold the whole
+    /// dimension. `said` is the result of [`RuleSets::check_names`]. A misspelled name is reported there; a name in its
+    /// list of names without rules leaves the list. `parameters` are the names, path and bytes of each.
     pub(in crate::sharding) fn note_large_without_rule(
         &self,
         parameters: impl Iterator<Item = (Vec<String>, String, usize)>,

@@ -7,7 +7,7 @@ use meshloom_hlo::suggest::did_you_mean;
 /// A rule of a preset: a logical name and the mesh axes it is split over, major to minor.
 pub type PresetRule = (&'static str, &'static [&'static str]);
 
-/// The names of the presets, each with what it is for.
+/// The names of the presets, each with its purpose.
 pub const PRESETS: &[(&str, &str)] = &[
     (
         "decoder",
@@ -16,7 +16,7 @@ pub const PRESETS: &[(&str, &str)] = &[
     ("decoder-all-reduce", "as decoder, but with the residual stream whole on every device of tensor"),
 ];
 
-/// The mesh axes that presets know. Those that a mesh lacks are as if of size 1.
+/// The mesh axes that presets know. An axis that a mesh lacks counts as of size 1.
 const AXES: &[&str] = &["diloco", "replica", "data", "stage", "fsdp", "expert", "context", "tensor"];
 
 /// The `decoder` preset.
@@ -80,7 +80,7 @@ pub const DECODER_RULES: &[PresetRule] = &[
     ("circular_repeats", &[]),
 ];
 
-/// What `decoder-all-reduce` has before [`DECODER_RULES`].
+/// The rules that `decoder-all-reduce` has before [`DECODER_RULES`].
 const ALL_REDUCE: &[PresetRule] = &[("activation_norm_length", &["context"])];
 
 /// The axis that splits optimizer state further than parameters, and the names that it does not split where they are
@@ -98,7 +98,8 @@ pub(super) fn preset(name: &str, role: Role) -> Result<(Vec<Rule>, Vec<String>),
     };
     let first = if name == "decoder-all-reduce" { ALL_REDUCE } else { &[] };
     let rule = |&(logical, axes): &PresetRule| {
-        // The rules of a width with none are for where its axes are taken: then so is this one.
+        // A rule of a width without axes applies where the other axes of the width are taken: then `replica` is taken
+        // too.
         let is_split_further =
             role == Role::Optimizer && WIDTHS.contains(&logical) && (!axes.is_empty() || logical == "norm");
         let further = is_split_further.then_some(&REPLICA);

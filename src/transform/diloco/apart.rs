@@ -1,16 +1,16 @@
 //! A replica that trains apart from the others, in a run of its own: the programs around a sync.
 //!
-//! | program | what it makes of what |
+//! | program | result |
 //! |---|---|
-//! | [`Diloco::message`] | of the state, what a replica sends when a fragment syncs |
-//! | [`Diloco::decoded`] | of a message, the pseudo-gradients that it carries |
-//! | [`Diloco::updated`] | of their sum over those that count, new outer parameters and velocities |
-//! | [`Diloco::come_in`] | of the outer parameters, those of the replica |
-//! | [`Diloco::taken_over`] | of the outer parameters of others, the state of a replica that joins |
+//! | [`Diloco::message`] | the message that a replica sends when a fragment syncs, from its state |
+//! | [`Diloco::decoded`] | the pseudo-gradients that a message carries |
+//! | [`Diloco::updated`] | new outer parameters and velocities, from the sum of the pseudo-gradients that count |
+//! | [`Diloco::come_in`] | the parameters of the replica, from the outer parameters |
+//! | [`Diloco::taken_over`] | the state of a replica that joins, from the outer parameters of others |
 //!
 //! They do what [`Diloco::step`] does in one program of all replicas, in the same forms. The messages travel outside of
-//! any program, so steps go on meanwhile, and who takes part may change from one sync to the next. The state is that of
-//! one replica, with a leading dimension of size 1.
+//! any program, so steps go on meanwhile, and the participants may change from one sync to the next. The state is that
+//! of one replica, with a leading dimension of size 1.
 
 use super::fragments::{Cut, Leaf, Share};
 use super::schedule::Fragment;
@@ -40,8 +40,8 @@ impl Diloco {
         shares
     }
 
-    /// What a replica sends when a fragment, an `s32[]`, syncs: how far it has come from the outer parameters, in the
-    /// form of the [`Transport`](super::Transport).
+    /// The message that a replica sends when a fragment, an `s32[]`, syncs: how far the replica has come from the outer
+    /// parameters, in the form of the [`Transport`](super::Transport).
     #[track_caller]
     pub fn message<S: HasParams>(
         &self,

@@ -9,27 +9,27 @@ use std::ops::Range;
 
 use super::options::{DilocoError, DilocoOptions, LayerOrder, Transport};
 use super::schedule::Fragment;
-use super::transport::payload_bytes;
+use super::transport::{PartLayout, payload_bytes};
 use crate::ir::{AxisNames, DType, Dims, Name};
 use crate::trace::{Param, Tensor, Tree, arange, fail_internal, map, scan};
 
-/// What the declarations of parameters do not say of them.
+/// Facts about the parameters that their declarations do not state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
-    /// Of the leading dimensions over layers, the one that runs over the stages of a pipeline.
+    /// The leading dimension, among those over layers, that runs over the stages of a pipeline.
     pub stage_dim: Option<usize>,
     /// The leading dimensions of the layers that are cut, such as those of a pipeline; without them, those of the stack
     /// with the most layers.
     pub stack: Option<Vec<usize>>,
-    /// For each parameter, into how many parts each of its dimensions is cut: blocks of numbers that share a scale stay
-    /// within one. Empty: into one.
+    /// For each parameter, the number of parts into which each of its dimensions is cut. A block of numbers that share
+    /// a scale stays within one part. An empty list means that no dimension is cut.
     pub parts: Vec<Vec<usize>>,
 }
 
 /// A parameter as it is declared.
 #[derive(Clone, Debug)]
 pub(super) struct Leaf {
-    /// Names of its dimensions; as many, or none.
+    /// Names of its dimensions; empty if there are none.
     pub(super) names: AxisNames,
     pub(super) dims: Dims,
     /// Parts of its dimensions.
@@ -44,12 +44,12 @@ pub(super) struct Leaf {
 #[derive(Clone, Debug)]
 pub struct Fragments {
     pub(super) leaves: Vec<Leaf>,
-    /// P; none if everything syncs at once.
+    /// The number of fragments, P; `None` if everything syncs at once.
     count: Option<usize>,
     order: LayerOrder,
-    /// Of the leading dimensions, those that are cut, with their sizes.
+    /// The leading dimensions that are cut, with their sizes.
     cut_dims: Vec<(usize, usize)>,
-    /// The product of their sizes: layers that are cut, of each stage if there are any.
+    /// The product of their sizes: the number of layers that are cut, for each stage if there are stages.
     layers: usize,
 }
 
@@ -60,15 +60,15 @@ pub(super) struct SizeClass {
     pub(super) layers: usize,
 }
 
-/// Which part of the parameters a program of a sync is for: fragments with as many layers share one, which is told the
-/// number of the fragment.
+/// The share of the parameters that a program of a sync is for. Fragments with the same number of layers share one
+/// program, which gets the number of the fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Share {
-    /// All.
+    /// All parameters.
     Whole,
-    /// Those outside the layers.
+    /// The parameters outside the layers.
     Outside,
-    /// So many layers.
+    /// This number of layers.
     Layers(usize),
 }
 
@@ -77,9 +77,9 @@ pub enum Share {
 pub(super) enum Cut {
     /// All parameters.
     Whole,
-    /// Those outside the layers.
+    /// The parameters outside the layers.
     Outside,
-    /// So many layers of this fragment, an `s32[]`.
+    /// This number of layers of this fragment, an `s32[]`.
     Layers { layers: usize, fragment: Tensor },
 }
 
@@ -146,8 +146,8 @@ impl Fragments {
         Ok(Fragments { leaves, count: Some(fragments), order: streaming.order, cut_dims, layers })
     }
 
-    /// The layers of a fragment, in order; under a pipeline those of each stage, counted repeat by repeat. None for
-    /// fragment 0 and for a number that no fragment has.
+    /// The layers of a fragment, in order; under a pipeline those of each stage, counted repeat by repeat. The list is
+    /// empty for fragment 0 and for a number that no fragment has.
     pub fn layers_of(&self, fragment: Fragment) -> Vec<usize> {
         let (Fragment::Part(number), Some(count)) = (fragment, self.count) else { return (0..self.layers).collect() };
         if number == 0 || number >= count {
@@ -184,7 +184,7 @@ impl Fragments {
         self.leaves.iter().enumerate().map(bytes).collect()
     }
 
-    /// Layer fragments by size, the larger first. None if everything syncs at once.
+    /// Layer fragments by size, the larger first. The list is empty if everything syncs at once.
     pub(super) fn size_classes(&self) -> Vec<SizeClass> {
         let Some(count) = self.count else { return Vec::new() };
         let (size, longer) = (self.layers / (count - 1), self.layers % (count - 1));
@@ -219,9 +219,8 @@ impl Fragments {
         self.leaves.iter().enumerate().filter(within)
     }
 
-    /// The parts of the fragment: of those leaves that it has a part in. `leading` dimensions stand before those
-    /// declared. Layers come as a dimension of their own in front of all, and the dimensions that they are cut from are
-    /// gone.
+    /// The parts of the leaves that the fragment has a part in. `leading` dimensions stand before the declared ones.
+    /// Layers come as a dimension of their own in front of all, and the dimensions that they are cut from are gone.
     pub(super) fn take(&self, cut: Cut, leaves: &[Tensor], leading: usize) -> Vec<Tensor> {
         let members: Vec<Tensor> = self.members(cut.share()).map(|(index, _)| leaf_at(leaves, index)).collect();
         let Cut::Layers { layers, fragment } = cut else { return members };
@@ -257,7 +256,7 @@ impl Fragments {
         result
     }
 
-    /// Where a layer is, and the size of what is there: 1 along the dimensions that are cut.
+    /// The position of a layer, and the size of its part: 1 along the dimensions that are cut.
     fn place(&self, leaf: Tensor, number: Tensor, leading: usize) -> (Vec<Tensor>, Dims) {
         let mut sizes = leaf.dims();
         let mut starts = vec![number.zeros_like(); sizes.len()];
@@ -285,7 +284,7 @@ impl Fragments {
         leaf.dynamic_update_slice(layer.reshape(&sizes), &starts)
     }
 
-    /// The dimensions of a member's part, of so many layers if it is of layers.
+    /// The dimensions of a member's part, with this number of layers if it consists of layers.
     pub(super) fn part_dims(&self, layers: Option<usize>, leaf: &Leaf) -> Dims {
         let Some(layers) = layers else { return leaf.dims.clone() };
         let is_cut = |dim: usize| self.cut_dims.iter().any(|(cut, _)| *cut == dim);
@@ -310,17 +309,6 @@ impl Fragments {
         }
         layout
     }
-}
-
-/// The dimensions of a parameter's part in a fragment, without the one over replicas.
-#[derive(Clone, Debug, Default)]
-pub(super) struct PartLayout {
-    /// The name of each.
-    pub(super) names: Vec<Name>,
-    /// Into how many parts each is cut.
-    pub(super) parts: Vec<usize>,
-    /// Where the dimension over replicas comes in, if there is one.
-    pub(super) replica_dim: usize,
 }
 
 fn leaf_at(leaves: &[Tensor], index: usize) -> Tensor {

@@ -13,7 +13,7 @@
 //! run. So a step that does not synchronize sends nothing, and one that does sends one fragment. Fragments of layers
 //! are cut out at a computed position: one branch serves all fragments of one size, and the size of a program does not
 //! depend on their number. They are cut out before the conditional and put back behind it, so that it carries one share
-//! of the layers beside the parameters outside of them, not all.
+//! of the layers beside the parameters outside of them, not all layers.
 //!
 //! [`Diloco::steps`] runs several steps in one program. If that program is known to contain the steps between sending
 //! and using each fragment ([`Diloco::overlaps`]), it has no conditionals: a fragment is sent before a loop of `tau`
@@ -50,7 +50,8 @@ pub use schedule::{Event, Fragment, Schedule};
 pub use state::{DilocoState, HasParams, OuterState, of_replicas};
 pub use transport::REPLICAS;
 
-use fragments::{Cut, Leaf, PartLayout};
+use fragments::{Cut, Leaf};
+use transport::PartLayout;
 
 use crate::ir::DType;
 use crate::optim::Sgd;
@@ -64,7 +65,7 @@ pub struct Diloco {
     fragments: Fragments,
 }
 
-/// The leaves of something, one tensor for each parameter.
+/// One tensor for each parameter.
 type Leaves = Vec<Tensor>;
 
 impl Diloco {
@@ -91,7 +92,7 @@ impl Diloco {
         self.schedule
     }
 
-    /// What fragments hold.
+    /// The parameters and layers that each fragment holds.
     pub fn fragments(&self) -> &Fragments {
         &self.fragments
     }
@@ -106,9 +107,9 @@ impl Diloco {
         self.fragments.payload_bytes(fragment, self.options.transport, self.options.block).iter().sum()
     }
 
-    /// One step of all replicas, and what syncs after it, unless they are apart. Every leaf of `batch` has a leading
-    /// dimension over the replicas, and so has every output of `step`, which maps the state of one replica and its
-    /// batch to a new state and outputs.
+    /// Runs one step of all replicas, and the sync after it, unless the replicas are apart. Every leaf of `batch` has a
+    /// leading dimension over the replicas, and so has every output of `step`, which maps the state of one replica and
+    /// its batch to a new state and outputs.
     #[track_caller]
     pub fn step<S, B, O>(
         &self,
@@ -169,13 +170,14 @@ impl Diloco {
         inner
     }
 
-    /// What `f` makes of the parts of these leaves in the fragment that is sent after step `step`, an `s32[]`; the
-    /// leaves if there is none. `f` also gets the fragment's parts of what it only reads: that of the replicas if it
-    /// replaces what exists once, or the other way round.
+    /// Applies `f` to the parts of these leaves in the fragment that is sent after step `step`, an `s32[]`, and returns
+    /// the leaves with the results in place; without such a fragment it returns the leaves unchanged. `f` also gets the
+    /// fragment's parts of the values that it only reads: those of the replicas if it replaces values that exist once,
+    /// or the other way round.
     ///
-    /// Through the conditional goes what may change: the parameters outside of layers, and one share of layers, which
-    /// is cut out before it and put back behind it. So a branch in which nothing is sent returns what it got, and no
-    /// branch copies layers that are none of the fragment's.
+    /// The conditional carries what may change: the parameters outside of layers, and one share of layers, which is cut
+    /// out before it and put back behind it. So a branch in which nothing is sent returns what it got, and no branch
+    /// copies layers of other fragments.
     fn at_sync<const N: usize>(
         &self,
         step: Tensor,
@@ -191,7 +193,7 @@ impl Diloco {
             return cond(syncs, (stored.leaves, read.clone()), sync, |(leaves, _)| leaves);
         };
         let fragment = (step % self.schedule.period() as i32) / every;
-        // Where it is the turn of none, the first one's layers go through unchanged.
+        // If no fragment of this size is due, the layers of the first one go through unchanged.
         let of_layers = |layers| Cut::Layers { layers, fragment: fragment.maximum(1) };
         let cuts = [Cut::Outside, of_layers(largest.layers)];
         let through: Through<N> = (
@@ -263,8 +265,8 @@ impl Diloco {
     }
 }
 
-/// What a conditional gets: the parts outside of layers and those of a share of layers, first of what is replaced, then
-/// of what is only read.
+/// The operands of a conditional: the parts outside of layers and those of a share of layers, first of the replaced
+/// values, then of those that are only read.
 type Through<const N: usize> = ([[Leaves; N]; 2], [Leaves; 2]);
 
 /// Values that a sync replaces, each with a leaf for every parameter, and the number of dimensions that stand before
@@ -296,7 +298,7 @@ fn every_replica(outer: Tensor, inner: Tensor, at: usize) -> Tensor {
     outer.broadcast_like(inner, &kept[..])
 }
 
-/// New layers with those behind them that stay.
+/// New layers, followed by the last ones of `before`, which stay.
 fn with_last_of(new: &[Tensor], before: &[Tensor], count: usize) -> Leaves {
     new.iter().zip(before).map(|(&new, &before)| concatenate(&[new, before.slice(0, count..)], 0)).collect()
 }

@@ -21,7 +21,7 @@ words! {
     }
 }
 
-/// Which layers a fragment holds.
+/// The choice of the layers that a fragment holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LayerOrder {
     /// Every (P - 1)-th layer: the paper's better choice.
@@ -36,11 +36,11 @@ pub enum LayerOrder {
 pub struct Streaming {
     /// Number of fragments, P. The first holds everything outside the layers, each other one a share of the layers.
     pub fragments: usize,
-    /// Which layers a fragment holds.
+    /// The choice of the layers that a fragment holds.
     pub order: LayerOrder,
     /// Whether the first layer fragments may hold one layer more than the others.
     pub uneven: bool,
-    /// Steps from the sending of a fragment to its use, tau.
+    /// The number of steps from the sending of a fragment to its use, tau.
     pub overlap_steps: usize,
     /// Weight of the replica's own value when a fragment comes in, alpha: `alpha * inner + (1 - alpha) * outer`.
     pub overlap_alpha: f64,
@@ -73,8 +73,8 @@ pub struct DilocoOptions {
     pub streaming: Option<Streaming>,
     /// How pseudo-gradients are sent.
     pub transport: Transport,
-    /// Numbers that share a scale under [`Transport::F8`] and [`Transport::Int4`]: at most so many, in one dimension
-    /// and on one device.
+    /// The largest number of numbers that share a scale under [`Transport::F8`] and [`Transport::Int4`], in one
+    /// dimension and on one device.
     pub block: usize,
 }
 
@@ -93,7 +93,7 @@ impl Default for DilocoOptions {
     }
 }
 
-/// Why a DiLoCo run cannot be.
+/// The reason why a DiLoCo run is impossible.
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum DilocoError {
     /// A number is zero.
@@ -109,7 +109,7 @@ pub enum DilocoError {
         what: &'static str,
         /// Its value.
         found: f64,
-        /// What it may be.
+        /// The values that are allowed.
         expected: &'static str,
     },
     /// Blocks of an odd size, whose 4-bit integers fill no bytes.
@@ -124,7 +124,7 @@ pub enum DilocoError {
          {fragments}: use more, or no streaming"
     )]
     Fragments {
-        /// P.
+        /// The number of fragments, P.
         fragments: usize,
     },
     /// More fragments than steps between their syncs.
@@ -132,9 +132,9 @@ pub enum DilocoError {
         "{fragments} fragments sync one at a time, which takes at least as many steps, not {sync_period}: use a longer sync period"
     )]
     Period {
-        /// Steps.
+        /// The number of steps.
         sync_period: usize,
-        /// P.
+        /// The number of fragments, P.
         fragments: usize,
     },
     /// A fragment would be sent again before it is used.
@@ -143,9 +143,9 @@ pub enum DilocoError {
         counted(*.overlap_steps, "step")
     )]
     Overlap {
-        /// tau.
+        /// The number of steps of overlap, tau.
         overlap_steps: usize,
-        /// Steps.
+        /// The number of steps.
         period: usize,
     },
     /// A layout that says of a parameter into how many parts it is cut, but not for each of its dimensions.
@@ -176,7 +176,7 @@ pub enum DilocoError {
         layers: usize,
         /// Empty, or whose layers.
         of: &'static str,
-        /// P.
+        /// The number of fragments, P.
         fragments: usize,
     },
     /// Some fragments would be empty.
@@ -186,21 +186,21 @@ pub enum DilocoError {
         layers: usize,
         /// Empty, or whose layers.
         of: &'static str,
-        /// P.
+        /// The number of fragments, P.
         fragments: usize,
     },
-    /// A program of so many steps cannot overlap a transfer with compute.
+    /// A program of this number of steps cannot overlap a transfer with compute.
     #[error(
         "a program that sends while it computes runs whole periods of {period} steps, not {steps}, and applies fragments after 1 to {} \
          steps, not {overlap}: use `Diloco::steps`, which takes any",
         every.saturating_sub(1)
     )]
     StepsPerCall {
-        /// Steps.
+        /// The number of steps.
         steps: usize,
         /// Steps of a period.
         period: usize,
-        /// tau.
+        /// The number of steps of overlap, tau.
         overlap: usize,
         /// Steps from sync to sync, k.
         every: usize,
@@ -222,7 +222,7 @@ impl DilocoOptions {
     /// Checks what does not depend on the parameters.
     ///
     /// # Errors
-    /// The options exclude each other: which, by what numbers, and what to do.
+    /// The options exclude each other. The error says which, by what numbers, and what to do.
     pub fn validate(&self) -> Result<(), DilocoError> {
         let &DilocoOptions { replicas, sync_period, outer_rate, outer_momentum, block, .. } = self;
         let counts = [("replicas", replicas), ("steps between syncs", sync_period), ("numbers in a block", block)];

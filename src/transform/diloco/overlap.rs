@@ -10,19 +10,20 @@ use crate::trace::{Tensor, TraceErrorKind, Tree, arange, concatenate, fail, refi
 type State<S> = DilocoState<S, <S as HasParams>::Params, Tensor>;
 
 impl Diloco {
-    /// Whether a program of `steps` steps, run after `done` of them, can send a fragment while it computes: if the
-    /// steps from a sending to the application are all part of it, and all fragments are sent equally often.
+    /// Whether a program of `steps` steps, run after `done` of them, can send a fragment while it computes. This
+    /// requires that the steps from a sending to the application are all part of it, and that all fragments are sent
+    /// equally often.
     ///
-    /// With k steps from sync to sync and `tau` of them from sending to applying, that is so for `0 < tau < k` and
-    /// whole periods that begin where one fragment has just come in: after `tau` steps, or a period later, or two ..
+    /// With k steps from sync to sync and `tau` of them from sending to applying, it holds for `0 < tau < k` and whole
+    /// periods that begin where one fragment has just come in: after `tau` steps, or a period later, or two ..
     pub fn overlaps(&self, steps: usize, done: usize) -> bool {
         let (schedule, overlap) = (self.schedule(), self.schedule().overlap());
         let fits = !self.options.apart && overlap > 0 && overlap < schedule.every();
         fits && steps > 0 && steps.is_multiple_of(schedule.period()) && done % schedule.period() == overlap
     }
 
-    /// As many steps as `batches` has slices along the leading dimension of its leaves, one after the other, each as
-    /// [`Diloco::step`]: right after any number of steps. Outputs are stacked.
+    /// Runs one step for each slice of `batches` along the leading dimension of its leaves, one after the other, each
+    /// as [`Diloco::step`]: right after any number of steps. Outputs are stacked.
     #[track_caller]
     pub fn steps<S, B, O>(&self, state: State<S>, batches: B, step: impl FnOnce(S, B) -> (S, O)) -> (State<S>, O)
     where
@@ -116,7 +117,7 @@ impl Diloco {
     }
 }
 
-/// A scan over groups of so many slices; without a loop if there is one.
+/// A scan over groups of `size` slices; without a loop if there is one group.
 fn in_groups<C, B, O>(size: usize, batches: B, carry: C, f: impl FnOnce(C, B) -> (C, O)) -> (C, O)
 where
     C: Tree<Leaf = Tensor>,
@@ -154,7 +155,7 @@ fn join(leaf: Tensor) -> Tensor {
     }
 }
 
-/// One stack behind another, if there is another.
+/// Joins one stack and a second behind it, if there is a first.
 fn behind<T: Tree<Leaf = Tensor>>(first: Option<T>, second: T) -> T {
     let Some(first) = first else { return second };
     let pairs = first.leaves().into_iter().zip(second.leaves());

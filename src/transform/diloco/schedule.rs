@@ -1,4 +1,4 @@
-//! What is sent and applied after which step: plain data, without a program.
+//! The fragments that are sent and applied after each step: plain data, without a program.
 //!
 //! The transform, the reference loop of the tests and the traffic profile all use it.
 
@@ -13,12 +13,14 @@ pub enum Fragment {
     Part(usize),
 }
 
-/// What happens after a step.
+/// The events after one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Event {
-    /// Its pseudo-gradients are reduced over the replicas, and its outer parameters and momentum replaced.
+    /// The fragment that is sent: its pseudo-gradients are reduced over the replicas, and its outer parameters and
+    /// momentum are replaced.
     pub sent: Option<Fragment>,
-    /// Its outer parameters come into those of the replicas. After the sending, where both are of one step.
+    /// The fragment that is applied: its outer parameters come into those of the replicas. This happens after the
+    /// sending if both belong to the same step.
     pub applied: Option<Fragment>,
 }
 
@@ -38,7 +40,7 @@ pub struct Event {
 pub struct Schedule {
     /// Steps from one sync to the next, k.
     every: usize,
-    /// P; none if everything syncs at once.
+    /// The number of fragments, P; `None` if everything syncs at once.
     fragments: Option<usize>,
     /// Steps from sending to applying, tau.
     overlap: usize,
@@ -48,7 +50,7 @@ impl DilocoOptions {
     /// The schedule.
     ///
     /// # Errors
-    /// As of [`DilocoOptions::validate`].
+    /// The errors of [`DilocoOptions::validate`].
     pub fn schedule(&self) -> Result<Schedule, DilocoError> {
         self.validate()?;
         Ok(match self.streaming {
@@ -84,12 +86,12 @@ impl Schedule {
         (0..self.fragment_count()).map(move |number| if streaming { Fragment::Part(number) } else { Fragment::Whole })
     }
 
-    /// Steps from one sync of a fragment to its next: then all repeats.
+    /// Steps from one sync of a fragment to its next, after which the schedule repeats.
     pub fn period(&self) -> usize {
         self.every * self.fragment_count()
     }
 
-    /// What happens after step `step`. Steps count from 1: nothing happens after step 0, which is the start.
+    /// The events after step `step`. Steps count from 1: nothing happens after step 0, which is the start.
     pub fn after_step(&self, step: usize) -> Event {
         Event { sent: self.sent(step), applied: step.checked_sub(self.overlap).and_then(|step| self.sent(step)) }
     }

@@ -18,7 +18,7 @@ pub trait HasParams: Tree<Leaf = Tensor> {
 }
 
 crate::tree! {
-    /// What all replicas agree on: one copy, cut like the parameters. `P` is the tree of the parameters.
+    /// The values on which all replicas agree: one copy, cut like the parameters. `P` is the tree of the parameters.
     pub struct OuterState<P> {
         /// Parameters at their last syncs.
         pub params: P,
@@ -30,14 +30,14 @@ crate::tree! {
     pub struct DilocoState<S, P, T> {
         /// The state of each replica: every leaf with a leading dimension over them.
         pub inner: S,
-        /// What all agree on.
+        /// The values on which all replicas agree.
         pub outer: OuterState<P>,
         /// Steps done, `s32`.
         pub step: T,
     }
 }
 
-/// What `replicas` of something look like: a leading dimension named `diloco`.
+/// The spec of `replicas` copies of a tensor: it has a leading dimension named `diloco`.
 #[must_use]
 pub fn of_replicas(spec: &TensorSpec, replicas: usize) -> TensorSpec {
     let mut spec = spec.clone();

@@ -2,14 +2,13 @@
 //!
 //! In full precision they are a mean over the dimension of the replicas: one all-reduce. In fewer bits a sum cannot be
 //! built up on the way, as every partial sum would have to be rounded again. So each replica rounds its own
-//! pseudo-gradient once, all of them are gathered as they are, and each device adds them up in `f32`: what crosses the
-//! link are the low-bit numbers and their scales, as unsigned integers, which no plugin widens. All replicas add up the
-//! same numbers in the same order and so come to the same mean.
+//! pseudo-gradient once, all of them are gathered as they are, and each device adds them up in `f32`. The low-bit
+//! numbers and their scales cross the link as unsigned integers, which no plugin widens. All replicas add up the same
+//! numbers in the same order and so come to the same mean.
 
 use half::bf16;
 use meshloom_hlo::F8E4M3FN;
 
-use super::fragments::PartLayout;
 use super::options::Transport;
 use crate::ir::{AxisNames, DType, Dims, Literal, Name, Role};
 use crate::ops::WithAxes;
@@ -24,21 +23,33 @@ const F8_MAX: f64 = 448.0;
 /// The largest 4-bit integer used: as far from zero as the smallest.
 const INT4_MAX: f64 = 7.0;
 
-/// Smaller scales, as of blocks of zeros, would be no normal numbers, which devices take for zero.
+/// The smallest scale used. The scale of a block of zeros or of tiny numbers would otherwise be zero or subnormal, and
+/// devices take subnormal numbers for zero.
 const SMALLEST_SCALE: f64 = 1e-30;
 
-/// Where numbers share scales.
+/// The dimensions of a parameter's part in a fragment, without the one over replicas.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PartLayout {
+    /// The name of each dimension.
+    pub(super) names: Vec<Name>,
+    /// The number of parts into which each dimension is cut.
+    pub(super) parts: Vec<usize>,
+    /// The position of the dimension over replicas, if there is one.
+    pub(super) replica_dim: usize,
+}
+
+/// The blocks of numbers that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Blocks {
-    /// The dimension.
+    /// The dimension along which blocks lie.
     dim: usize,
-    /// How many of it make a block.
+    /// The number of elements in a block.
     size: usize,
 }
 
-/// The blocks of a value of these dimensions, each cut into so many parts: the largest of an even size up to `limit`
-/// that none of the cuts goes through, along the last dimension that has such. None if no dimension from `first` on has
-/// any.
+/// The blocks of a value of these dimensions, each cut into the given number of parts: the largest of an even size up
+/// to `limit` that no cut goes through, along the last dimension that has such blocks. The result is `None` if no
+/// dimension from `first` on has any.
 fn blocks(dims: &[usize], parts: &[usize], first: usize, limit: usize) -> Option<Blocks> {
     let largest = |dim: usize| {
         let local = dims[dim].checked_div(parts[dim]).filter(|local| local * parts[dim] == dims[dim])?;
@@ -61,8 +72,8 @@ pub(super) fn payload_bytes(transport: Transport, limit: usize, dims: &[usize], 
     }
 }
 
-/// The means over replicas of `f32` pseudo-gradients, one dimension of each of which runs over them, and which is gone
-/// then.
+/// The means over replicas of `f32` pseudo-gradients. Each has one dimension that runs over the replicas, which the
+/// mean removes.
 ///
 /// All are made ready before the first is sent: so collectives stand side by side, and small ones become one.
 pub(super) fn means(
@@ -79,7 +90,7 @@ pub(super) fn means(
     arrived.map(|(((message, layout), numbers), scales)| message.decoded(numbers, scales, &layout)).collect()
 }
 
-/// What one replica sends of its pseudo-gradient, whose dimension over replicas has size 1.
+/// The message that one replica sends of its pseudo-gradient, whose dimension over replicas has size 1.
 pub(super) fn sent(transport: Transport, block: usize, delta: Tensor, layout: &PartLayout) -> Vec<Tensor> {
     match encoded(transport, block, delta, layout) {
         Message::Mean(mean) => vec![mean],
@@ -154,7 +165,8 @@ enum Message {
     Mean(Tensor),
     /// Each replica's numbers, as bits.
     Bf16(Tensor),
-    /// Each replica's numbers, as bits, and the scales of the blocks that they are in; and what the numbers were.
+    /// Each replica's numbers, as bits, with the scales and the layout of their blocks, and the dimensions of the
+    /// original numbers.
     Blocks { transport: Transport, numbers: Tensor, scales: Tensor, blocks: Blocks, dims: Dims },
 }
 
@@ -206,7 +218,7 @@ impl Message {
         }
     }
 
-    /// The mean, of what has arrived.
+    /// Decodes what has arrived, and returns the mean.
     fn decoded(self, arrived: Tensor, scales: Option<Tensor>, layout: &PartLayout) -> Tensor {
         let over_replicas = layout.replica_dim as i32;
         match (self, scales) {
@@ -225,7 +237,8 @@ fn named(x: Tensor, names: AxisNames, place: Place) -> Tensor {
     label(x, WithAxes { role: Role::Params, ..WithAxes::new(names) }, place)
 }
 
-/// What each replica has, on all of them. `names` are those of the dimensions but for the one over replicas.
+/// Gathers each replica's part, so that all replicas have all parts. `names` are those of the dimensions but for the
+/// one over replicas.
 fn gathered(x: Tensor, names: &[Name], layout: &PartLayout, place: Place) -> Tensor {
     let with = |replicas: &str| {
         let mut names: AxisNames = names.iter().copied().collect();

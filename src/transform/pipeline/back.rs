@@ -1,4 +1,5 @@
-//! The backward phases of a pipeline: those of the forward pass in reverse, each iteration from what it kept.
+//! The backward phases of a pipeline: those of the forward pass in reverse. Each iteration uses the values that it
+//! kept.
 //!
 //! With a sliding window, the weights of repeat `r - 1` are gathered during the rest of repeat `r`, unless they were
 //! kept. Each device adds up its cotangents of the weights of `r`; they are reduced and scattered once, when the change
@@ -27,7 +28,7 @@ pub(super) struct Backward<'a> {
 }
 
 impl Backward<'_> {
-    /// All phases: the cotangents of the state before the first, and of the stacked weights.
+    /// Runs all phases: the cotangents of the state before the first, and of the stacked weights.
     pub(super) fn run(&self, state: State<Tensor>) -> (State<Tensor>, Vec<Tensor>) {
         let (options, weights) = (self.machine.options, self.machine.weights);
         let phases = options.phases();
@@ -92,7 +93,7 @@ impl Backward<'_> {
         }
     }
 
-    /// The cotangents of the weights of a repeat, all iterations of which are done.
+    /// The cotangents of the weights of a repeat whose iterations are all done.
     fn repeat_done(&self, sums: Vec<Tensor>) -> RepeatSums {
         RepeatSums::One(self.reduced(sums))
     }
@@ -102,7 +103,7 @@ impl Backward<'_> {
         if weights.options.weights.slides() { weights.scatter(sums, false) } else { sums }
     }
 
-    /// All phases with a sliding window, of which `last` holds the last repeat.
+    /// Runs all phases with a sliding window, of which `last` holds the last repeat.
     fn sliding(
         &self,
         (begin, end): (&Phase, &Phase),
@@ -156,8 +157,8 @@ impl Backward<'_> {
         (state, weights.stack(by_repeat))
     }
 
-    /// The phase in which stages change to a repeat: the sums of the repeat before, begun, and those of this one, not
-    /// reduced yet.
+    /// Runs the phase in which stages change to a repeat. Returns the sums of the repeat before, which have only begun,
+    /// and those of this one, not reduced yet.
     fn change(
         &self,
         repeat: Number,

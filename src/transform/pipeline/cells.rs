@@ -77,7 +77,7 @@ impl Cell {
         self.at(number as usize)
     }
 
-    /// A number of which -1 stands for nothing; then 0.
+    /// A number, with 0 in place of the -1 that stands for nothing.
     pub(super) fn place(self, number: Number) -> Tensor {
         self.get(number).maximum(0.0)
     }
@@ -90,7 +90,7 @@ impl Cell {
     }
 }
 
-/// Entries of weights, `s32[entries, numbers]`. Behind the last one that says something, all numbers of chunks are 0.
+/// Entries of weights, `s32[entries, numbers]`. Behind the last real entry, all numbers of chunks are 0.
 #[derive(Clone, Copy)]
 pub(super) struct Entries(pub(super) Tensor);
 
@@ -115,8 +115,8 @@ pub(super) struct Cells<'a> {
 }
 
 impl Cells<'_> {
-    /// The numbers of so many ticks and of all stages, `s32[ticks, S, numbers]`. There can be more ticks than the table
-    /// has, in which stages do nothing.
+    /// The numbers of this many ticks and of all stages, `s32[ticks, S, numbers]`. There can be more ticks than the
+    /// table has, in which stages do nothing.
     pub(super) fn of_stages(&self, count: usize) -> Tensor {
         let (columns, stages) = (self.columns, self.shape.stages);
         let entries = columns.max_weights * ENTRY;
@@ -163,7 +163,7 @@ impl Cells<'_> {
                 }
             }
         }
-        // Nothing to do, and nothing that comes.
+        // A cell with nothing to do, to which nothing comes.
         let mut idle = vec![-1; NUMBERS + entries];
         for number in [Number::Forward as usize, Number::Backward as usize] {
             idle[number] = 0;
@@ -186,7 +186,7 @@ impl Cells<'_> {
         tensor_of(&[turns.ticks.len(), SHARED], &numbers)
     }
 
-    /// The number of the first layer of a chunk, given by what a column says of it: 1 more, or 0 for none.
+    /// The number of the first layer of a chunk. A column gives the chunk as 1 more than its number, or 0 for none.
     fn first_layer(&self, stage: usize, chunk: i32) -> i32 {
         let chunk = usize::try_from(chunk - 1).unwrap_or(0);
         (self.shape.virtual_stage(stage, chunk) * self.layers_per_stage) as i32

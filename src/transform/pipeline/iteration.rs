@@ -1,4 +1,4 @@
-//! One iteration: what each stage reads, where its results go, and the same backwards.
+//! One iteration: the inputs of each stage, the destinations of its results, and the same backwards.
 //!
 //! An iteration is linear in everything except the layers. So its backward pass needs only what the layers need, and
 //! stands here next to the forward pass whose transpose it is. The state is `[S, ..]` throughout, split over the
@@ -27,26 +27,26 @@ use crate::ops::{Often, WithAxes};
 use crate::trace::{Place, Tensor, full, iota, label, zeros};
 
 crate::tree! {
-    /// What is carried from iteration to iteration; backwards, the cotangents of it.
+    /// The state that iterations hand on; in the backward pass, its cotangents.
     pub(super) struct State<T> {
-        /// What each stage receives.
+        /// The input that each stage receives next.
         pub(super) shift: T,
-        /// What each stage has sent, where that takes an iteration.
+        /// The last results of each stage, where sending takes an iteration.
         pub(super) sent: Option<T>,
         /// Inputs and results.
         pub(super) io: T,
-        /// What has come round and waits.
+        /// Microbatches that have come round and wait.
         pub(super) waiting: Option<T>,
         /// Sums of auxiliary values, of each stage. Backwards, their cotangents, which do not change.
         pub(super) aux: Vec<T>,
-        /// What is kept for the backward pass: for each residual, of all iterations.
+        /// The residuals kept for the backward pass: each one, for all iterations.
         pub(super) stash: Vec<T>,
     }
 }
 
 impl State<Tensor> {
-    /// What a backward pass carries, and what it only reads: what has been kept, and the cotangents of auxiliary
-    /// values.
+    /// Splits the state of a backward pass into what it carries and what it only reads: the residuals and the
+    /// cotangents of auxiliary values.
     pub(super) fn split(self) -> (State<Tensor>, [Vec<Tensor>; 2]) {
         let read = [self.stash, self.aux];
         (State { stash: Vec::new(), aux: Vec::new(), ..self }, read)
@@ -57,23 +57,23 @@ impl State<Tensor> {
         State { stash: stash.clone(), aux: aux.clone(), ..self }
     }
 
-    /// What each stage receives.
+    /// The input that each stage receives next.
     pub(super) fn shift(&mut self) -> &mut Tensor {
         &mut self.shift
     }
 }
 
-/// What all iterations have in common.
+/// The parts that all iterations have in common.
 pub(super) struct Machine<'a> {
     pub(super) options: &'a PipelineOptions,
     pub(super) stage: &'a StageFunction,
-    /// Under differentiation.
+    /// The halves of the derivative, under differentiation.
     pub(super) halves: Option<&'a StageHalves>,
     pub(super) weights: &'a Weights<'a>,
     /// The logical names of activations `[S, mb, ..]`.
     pub(super) names: &'a AxisNames,
     pub(super) captured: Vec<Tensor>,
-    /// Rows `[S, M, mb, ..]`: every stage has all.
+    /// Rows `[S, M, mb, ..]`: every stage has all rows.
     pub(super) rows: Vec<Tensor>,
     pub(super) place: Place,
 }
@@ -125,13 +125,13 @@ impl Machine<'_> {
         label(activations, WithAxes::new(self.names.clone()), self.place)
     }
 
-    /// What each stage works on.
+    /// The items on which the stages work in an iteration.
     pub(super) fn items(&self, iteration: Tensor) -> Items {
         let stage = iota(DType::S32, [self.options.stages], 0);
         self.items_of(iteration.broadcast_like(stage, []) - stage * self.options.delay() as f64)
     }
 
-    /// What it is to work on these items, microbatches of all repeats counted on: `s32[S]`.
+    /// The work on these items, `s32[S]`, whose numbers count through the microbatches of all repeats.
     pub(super) fn items_of(&self, item: Tensor) -> Items {
         let &PipelineOptions { microbatches, repeats, .. } = self.options;
         let count = microbatches * repeats;
@@ -144,7 +144,7 @@ impl Machine<'_> {
         Items { active, repeat, microbatch }
     }
 
-    /// What the stages get beside activations and weights.
+    /// The inputs of the stages in an iteration.
     pub(super) fn inputs(&self, items: &Items, weights: Vec<Tensor>, x: Tensor) -> StageInputs {
         let &PipelineOptions { stages, layers_per_stage, .. } = self.options;
         let part = items.repeat * stages as f64 + iota(DType::S32, [stages], 0);
@@ -157,7 +157,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Which stages are to run, if not all do in this phase.
+    /// The stages that are to run, or `None` if all do in this phase.
     fn active(&self, phase: &Phase, items: &Items) -> Option<Active> {
         let &PipelineOptions { microbatches, repeats, skip_bubbles, .. } = self.options;
         // In one phase of several, a stage that is behind others runs less often.
@@ -196,8 +196,8 @@ impl Machine<'_> {
         }
     }
 
-    /// The turns of `io` behind the last iteration: where microbatches do not fill the slots, results are not home
-    /// then.
+    /// The turns of `io` behind the last iteration. There are some where microbatches do not fill the slots, because
+    /// results are not in their places then.
     fn last_turns(&self) -> Range<usize> {
         let all = slots(self.options) * self.options.stages;
         let iterations = self.options.iterations();

@@ -9,7 +9,7 @@ use crate::trace::{self, Place, Tensor, full, label};
 /// The loss of a microbatch: a traced function of activations `[mb, ..]`, its own weights and rows `[mb, ..]`.
 pub(super) struct LossFunction {
     pub(super) graph: Graph,
-    /// Of the loss.
+    /// The element type of the loss.
     pub(super) dtype: DType,
     pub(super) captured: Vec<Tensor>,
     pub(super) weight_count: usize,

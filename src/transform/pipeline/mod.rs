@@ -18,12 +18,12 @@
 //! | `schedule` | tables of what each stage does when, where stages branch |
 //! | `ticks` | the loop that runs a table, which contains the loss |
 //! | `cells` | the numbers of a table as that loop reads them |
-//! | `split_stage` | the backward pass of a stage in two: cotangents of activations now, those of weights later |
+//! | `stage::split` | the backward pass of a stage in two: cotangents of activations now, those of weights later |
 //! | `turns` | how inputs come to the first stage there, and their cotangents go back |
 //! | `loss_function` | the loss of a microbatch |
 //! | `with_loss` | a pipeline and the loss behind it, under any schedule |
 //!
-//! Source: GPipe (Huang et al., arXiv 1811.06965), circular pipelines as in MaxText (maxtext.layers.pipeline),
+//! Sources: GPipe (Huang et al., arXiv 1811.06965), circular pipelines as in MaxText (maxtext.layers.pipeline),
 //! PipeDream-Flush's 1F1B (Narayanan et al., arXiv 2104.04473).
 
 mod back;
@@ -34,7 +34,6 @@ mod options;
 mod phases;
 mod run;
 mod schedule;
-mod split_stage;
 mod stage;
 mod ticks;
 mod timeline;
@@ -68,9 +67,9 @@ use meshloom_hlo::message::counted;
 
 /// Stacked weights of all layers, and the logical names of their dimensions.
 ///
-/// Mesh axes that split a weight at rest may split rows of the activations that it is used on, as `fsdp` does. No
-/// device can then use its part of the weight alone: such axes are those over which weights are gathered, when the
-/// [`WeightPlan`] says. Other axes, as those of tensor parallelism, split a weight where it is used.
+/// Mesh axes that split a weight at rest may also split rows of the activations that it is used on, as `fsdp` does. No
+/// device can then use its part of the weight alone, so weights are gathered over such axes when the [`WeightPlan`]
+/// says. Other axes, as those of tensor parallelism, split a weight where it is used.
 #[derive(Clone, Debug)]
 pub struct StackedWeights<W> {
     /// Each tensor has the [leading dimensions](PipelineOptions::leading_dims) of the pipeline, then those of a layer's
@@ -89,7 +88,7 @@ impl<W> StackedWeights<W> {
         StackedWeights { weights, names, rows: Vec::new() }
     }
 
-    /// The same, where for each weight, by its names, the function says which rows it is used on.
+    /// Sets the rows on which each weight is used: `rows` gets the names of the weight and returns those of the rows.
     #[must_use]
     pub fn used_on(self, rows: impl Fn(&AxisNames) -> AxisNames) -> StackedWeights<W> {
         StackedWeights { rows: self.names.iter().map(rows).collect(), ..self }
@@ -104,14 +103,15 @@ impl<W: Tree<Leaf = Tensor>> StackedWeights<W> {
     }
 }
 
-/// What goes through a pipeline: activations, and what belongs to their rows.
+/// The input of a pipeline: activations, and the tensors that belong to their rows.
 #[derive(Clone, Debug)]
 pub struct PipelineInput<X> {
     /// `[B, ..]`.
     pub x: Tensor,
     /// The logical names of the dimensions of `x`, within the pipeline.
     pub names: Vec<&'static str>,
-    /// What layers need besides, such as positions and segments: each tensor `[B, ..]`. No gradient flows into it.
+    /// Further inputs of the layers, such as positions and segments: each tensor `[B, ..]`. No gradient flows into
+    /// them.
     pub rows: X,
 }
 
@@ -125,9 +125,9 @@ pub struct PipelineInput<X> {
 /// are those at `s (B/S) + row (M/S) + j` of the batch: so a batch that is split over stages first, then over what
 /// splits the rows of a microbatch, is in place. Where M is no multiple of S, microbatch `m` has the rows `row M + m`.
 ///
-/// Schedules in which stages [branch](Schedule::branches) need [`pipeline_with_loss`]. With the others, layers are run
-/// in bubbles on whatever is there. Nothing of that is seen: neither in values nor in gradients, not even where it is
-/// no number.
+/// Schedules in which stages [branch](Schedule::branches) need [`pipeline_with_loss`]. With the others, layers also run
+/// in bubbles, on whatever values are there. Their results affect neither values nor gradients, not even if they are
+/// NaN or infinite.
 ///
 /// ```
 /// use meshloom::prelude::*;
@@ -177,7 +177,7 @@ where
     let names = stage_names(&input.names);
     let weights = Weights::new(options, &stacked, (STAGE, &input.names), place);
     let program = Program { options, stage: &stage, weights: &weights, names: &names, place };
-    // From here on, no line is the user's but that of the call.
+    // From here on, every line but that of the call is the library's, not the user's.
     let (x, sums) = trace::composite(place, || {
         let io = into_slots(options, input.x, &names, place);
         let inputs = [stacked.weights.leaves(), vec![io], input.rows.leaves(), stage.captured.clone()];
@@ -202,11 +202,11 @@ fn stage_names_of_one(names: &AxisNames) -> AxisNames {
 enum LossAt {
     /// In the pipeline's loop.
     InLoop,
-    /// Behind the pipeline, which does not know it.
+    /// Behind the pipeline, which does not contain it.
     Behind,
 }
 
-/// Checks everything and traces the layer. No function after an error, which has been noted.
+/// Checks everything and traces the layer. The function is `None` after an error, which has been noted.
 fn trace_stage<W, X, A>(
     options: &PipelineOptions,
     loss: LossAt,
@@ -222,7 +222,7 @@ where
 {
     if let Err(problem) = check(options, loss, stacked, input) {
         let failed = trace::fail(problem, place);
-        // Only the structure of what the layer returns is of use any more.
+        // From here on, only the structure of the layer's return value is used.
         let weights = refill(&stacked.weights, &mut stacked.weights.leaves().into_iter());
         let rows = refill(&input.rows, &mut input.rows.leaves().into_iter());
         return (None, layer(input.x, weights, rows, LayerPlace { layer: failed, microbatch: failed }).1);
@@ -239,7 +239,7 @@ where
     (checked, aux)
 }
 
-/// Checks the options, and that weights and input are as they say.
+/// Checks the options, and that weights and input have the form that they state.
 fn check<W, X>(
     options: &PipelineOptions,
     loss: LossAt,
@@ -299,7 +299,7 @@ where
     }
 }
 
-/// Checks what a layer does with activations, and what else it uses.
+/// Checks the effect of a layer on activations, and the outer tensors that it uses.
 fn check_stage(stage: &StageFunction, x: Tensor) -> Result<(), TraceErrorKind> {
     let (expected, found) = (stage.type_of_part(x.ty()), stage.output_type().cloned());
     if found.as_ref() != Some(&expected) {
@@ -313,7 +313,7 @@ fn check_stage(stage: &StageFunction, x: Tensor) -> Result<(), TraceErrorKind> {
     check_captured(&stage.captured, "layer", "a weight")
 }
 
-/// Refuses outer tensors into which a gradient would have to flow; `instead` says what they should be.
+/// Refuses outer tensors into which a gradient would have to flow; `instead` names what to make of them.
 fn check_captured(captured: &[Tensor], closure: &str, instead: &str) -> Result<(), TraceErrorKind> {
     match captured.iter().find(|tensor| tensor.dtype().is_float()) {
         None => Ok(()),
@@ -325,7 +325,7 @@ fn check_captured(captured: &[Tensor], closure: &str, instead: &str) -> Result<(
     }
 }
 
-/// What an iteration gets, as far as types go.
+/// An example of an iteration's inputs, of which only the types matter.
 fn example<W, X>(options: &PipelineOptions, weights: &W, input: &PipelineInput<X>) -> StageInputs
 where
     W: Tree<Leaf = Tensor>,
@@ -372,7 +372,7 @@ fn into_slots(options: &PipelineOptions, x: Tensor, names: &AxisNames, place: Pl
         false => {
             let (rows, slots) = (rows_by_microbatch(options, x), microbatches.div_ceil(stages));
             let padded = rows.pad(0, 0, (stages * slots - microbatches) as i64, 0.0);
-            // Only whole can it be padded, and cut again on the way back.
+            // The rows can be padded, and cut again on the way back, only while they are whole.
             let whole = [&[Name::new("")], &names[1..]].concat();
             let padded = label(padded, WithAxes::new(whole.into()), place);
             padded.reshape([&[stages, slots], without_first(&rows.dims(), 1)].concat())
@@ -394,7 +394,7 @@ fn out_of_slots(options: &PipelineOptions, io: Tensor, x: Tensor, names: &AxisNa
     if !options.microbatches.is_multiple_of(options.stages) {
         let dims = io.dims();
         let all = io.reshape([&[dims[0] * dims[1]], without_first(&dims, 2)].concat());
-        // Only whole can it be cut.
+        // The rows can be cut only while they are whole.
         let whole = [&[Name::new("")], &names[1..]].concat();
         let rows = label(all, WithAxes::new(whole.into()), place).slice(0, 0..options.microbatches);
         let order: Vec<i32> = [1, 0].into_iter().chain(2..rows.rank() as i32).collect();
@@ -499,8 +499,9 @@ impl Program<'_> {
         )
     }
 
-    /// The stacked weights for the backward pass, and what has been kept of them. What is gathered again is not
-    /// gathered before the cotangents are there: nor is it the same gather as the forward pass's.
+    /// Returns `io`, the stacked weights for the backward pass, and the gathered weights of each repeat if they have
+    /// been kept. A gather that is repeated waits for the cotangents, and so is not merged with the gather of the
+    /// forward pass.
     fn weights_again(
         &self,
         weights: Vec<Tensor>,
@@ -527,7 +528,7 @@ impl Program<'_> {
         Machine { options, stage, halves, weights, names, captured, rows, place }
     }
 
-    /// What comes of the last state: results and sums of auxiliary values, and what is kept.
+    /// Takes the last state apart: results and sums of auxiliary values, and the residuals that are kept.
     fn results(&self, state: State<Tensor>) -> ((Tensor, Vec<Tensor>), Vec<Tensor>) {
         let sums = state.aux.iter().map(|aux| aux.sum(0)).collect();
         ((state.io, sums), state.stash)

@@ -37,8 +37,8 @@ words! {
 }
 
 impl Schedule {
-    /// Whether stages branch, each by a table of what it does when, with the loss in their loop; otherwise all do the
-    /// same in every iteration, and bubbles are computed.
+    /// Whether stages branch, each by a table of its work in each tick, with the loss in their loop. Otherwise all do
+    /// the same in every iteration, and bubbles are computed.
     pub fn branches(self) -> bool {
         match self {
             Schedule::Gpipe | Schedule::Circular => false,
@@ -76,7 +76,7 @@ words! {
         PerIteration = "per-iteration",
         /// All of them before the loop.
         GatherOnce = "gather-once",
-        /// Those of a repeat once, ahead of use: a window over two repeats slides along.
+        /// Each repeat's weights once, ahead of use: a window over two repeats slides along.
         #[default]
         SlidingWindow = "bsw",
         /// As [`WeightPlan::SlidingWindow`], with each repeat's gather in two halves, one after the other.
@@ -98,7 +98,7 @@ pub struct PipelineOptions {
     pub stages: usize,
     /// How often a microbatch goes round the stages, R.
     pub repeats: usize,
-    /// Chunks of layers on each stage, v: virtual stages are as many times the stages. More than one only with
+    /// Chunks of layers on each stage, v; there are v times as many virtual stages as stages. More than one only with
     /// schedules that [have chunks](Schedule::has_chunks).
     pub chunks: usize,
     /// Parts into which a batch is cut, M. At least as many as the stages; with several repeats a multiple of the
@@ -113,24 +113,24 @@ pub struct PipelineOptions {
     /// Whether activations are sent one iteration late, so that the transfer overlaps with compute: the delay D from
     /// stage to stage is then two iterations instead of one.
     pub delay_forwarding: bool,
-    /// Whether stages branch where an iteration may be a bubble, and do nothing in it. Otherwise they compute what is
-    /// then left out, so that all do the same. No time is gained where each device has a chip, but its work. The
-    /// schedules in which stages [branch](Schedule::branches) skip anyway.
+    /// Whether stages branch where an iteration may be a bubble, and do nothing in it. Otherwise they compute values
+    /// that are then left out, so that all do the same. Where each device has a chip, skipping saves work but no time.
+    /// The schedules in which stages [branch](Schedule::branches) skip anyway.
     pub skip_bubbles: bool,
-    /// Whether iterations are loops, or each its own nodes.
+    /// Whether iterations are a loop. Otherwise each has its own nodes.
     pub scan_iterations: bool,
-    /// Whether repeats are a loop, or each its own nodes.
+    /// Whether repeats are a loop. Otherwise each has its own nodes.
     pub scan_repeats: bool,
-    /// Whether the layers of a stage are a loop, or each its own nodes.
+    /// Whether the layers of a stage are a loop. Otherwise each has its own nodes.
     pub scan_layers: bool,
-    /// Whether the backward pass finds the gathered weights of every repeat, or gathers again. Under
-    /// [`WeightPlan::PerIteration`] no weights of a repeat are there to be kept; where stages
-    /// [branch](Schedule::branches), both passes find the same ones anyway.
+    /// Whether the gathered weights of every repeat are kept for the backward pass, which otherwise gathers again.
+    /// Under [`WeightPlan::PerIteration`] there are no weights of a repeat to keep; where stages
+    /// [branch](Schedule::branches), both passes use the same gathered weights anyway.
     pub keep_gathered: bool,
-    /// What is kept of a layer beside its input.
+    /// The values of a layer that are kept beside its input.
     pub remat: RematPolicy,
-    /// What passes cost: schedules that are searched go by it, and so does the time that a schedule is said to take. By
-    /// default it follows from `remat`, as if passes took as long as their products.
+    /// The costs of passes, by which schedules are searched and the time of a schedule is stated. By default they
+    /// follow from `remat`, as if passes took as long as their products.
     pub costs: Option<Costs>,
 }
 
@@ -156,7 +156,7 @@ impl Default for PipelineOptions {
     }
 }
 
-/// Why a pipeline cannot be.
+/// The reason why a pipeline is impossible.
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum PipelineError {
     /// A number is zero.
@@ -171,9 +171,9 @@ pub enum PipelineError {
         counted(*stages, "stage"), nearest_multiples(*microbatches, *stages)
     )]
     Microbatches {
-        /// M.
+        /// The number of microbatches, M.
         microbatches: usize,
-        /// S.
+        /// The number of stages, S.
         stages: usize,
     },
     /// A circular pipeline's first stage would need a microbatch before it has come round.
@@ -182,9 +182,9 @@ pub enum PipelineError {
          {microbatches} microbatches of a repeat: use at least {round} microbatches, or one repeat"
     )]
     TooFewMicrobatches {
-        /// M.
+        /// The number of microbatches, M.
         microbatches: usize,
-        /// S * D.
+        /// The number of iterations, S * D.
         round: usize,
     },
     /// A schedule of one repeat was asked for more.
@@ -195,7 +195,7 @@ pub enum PipelineError {
     Repeats {
         /// The schedule.
         schedule: Schedule,
-        /// R.
+        /// The number of repeats, R.
         repeats: usize,
     },
     /// A schedule without chunks was asked for several.
@@ -205,7 +205,7 @@ pub enum PipelineError {
     Chunks {
         /// The schedule.
         schedule: Schedule,
-        /// v.
+        /// The number of chunks on each stage, v.
         chunks: usize,
     },
     /// A V was asked for other than two chunks.
@@ -213,7 +213,7 @@ pub enum PipelineError {
     VeeChunks {
         /// The schedule.
         schedule: Schedule,
-        /// v.
+        /// The number of chunks on each stage, v.
         chunks: usize,
     },
     /// Fewer microbatches than stages.
@@ -221,22 +221,22 @@ pub enum PipelineError {
         "a pipeline of {} needs as many microbatches or more, not {microbatches}", counted(*stages, "stage")
     )]
     TooFewToFill {
-        /// M.
+        /// The number of microbatches, M.
         microbatches: usize,
-        /// S.
+        /// The number of stages, S.
         stages: usize,
     },
-    /// Something that a schedule in which stages branch does not go with.
+    /// An option that does not go with a schedule in which stages branch.
     #[error("the schedule {schedule} does not go with {what}: {instead}")]
     Branches {
         /// The schedule.
         schedule: Schedule,
         /// The option.
         what: &'static str,
-        /// What to do instead.
+        /// The setting to use instead.
         instead: &'static str,
     },
-    /// A schedule of which the loss is a part, in a pipeline without one.
+    /// A schedule that contains the loss, in a pipeline without one.
     #[error(
         "the schedule {schedule} computes the loss in its loop, which `pipeline` does not know: use `pipeline_with_loss`"
     )]
@@ -252,7 +252,7 @@ pub enum PipelineError {
     Batch {
         /// Rows.
         batch: usize,
-        /// M.
+        /// The number of microbatches, M.
         microbatches: usize,
     },
     /// A stacked weight does not have the leading dimensions of the pipeline.
@@ -266,11 +266,11 @@ pub enum PipelineError {
         path: String,
         /// Its type.
         found: String,
-        /// R.
+        /// The number of repeats, R.
         repeats: usize,
-        /// S.
+        /// The number of stages, S.
         stages: usize,
-        /// P.
+        /// The number of layers that a stage holds, P.
         layers_per_stage: usize,
         /// The dimensions.
         expected: Vec<usize>,
@@ -293,12 +293,12 @@ impl PipelineOptions {
         if self.delay_forwarding { 2 } else { 1 }
     }
 
-    /// Iterations by which the last stage lags behind the first, L = D (S - 1): as many are bubbles.
+    /// Iterations by which the last stage lags behind the first, L = D (S - 1), which is also the number of bubbles.
     pub fn lag(&self) -> usize {
         self.delay() * (self.stages - 1)
     }
 
-    /// Whether layers stand in branches of stages: then nothing in them may permute.
+    /// Whether layers stand in branches of stages, where nothing may permute.
     pub fn layers_branch(&self) -> bool {
         self.schedule.branches() || self.skip_bubbles
     }
@@ -318,8 +318,8 @@ impl PipelineOptions {
         self.stages * self.parts() * self.layers_per_stage
     }
 
-    /// Microbatches that wait, at any time, in front of the first stage for their next repeat. None if a microbatch is
-    /// needed the moment it comes round.
+    /// The number of microbatches that wait, at any time, in front of the first stage for their next repeat. It is 0 if
+    /// a microbatch is needed the moment it comes round.
     pub fn waiting(&self) -> usize {
         if self.repeats > 1 { self.microbatches.saturating_sub(self.stages * self.delay()) } else { 0 }
     }
@@ -337,7 +337,7 @@ impl PipelineOptions {
         dims
     }
 
-    /// What passes cost, if nothing is said: a forward pass 1, and as much the cotangents of inputs and of weights.
+    /// The costs of passes. By default a forward pass costs 1, and so do the cotangents of inputs and those of weights.
     pub(super) fn costs(&self) -> Costs {
         match (&self.costs, &self.remat) {
             (Some(costs), _) => costs.clone(),
@@ -347,13 +347,13 @@ impl PipelineOptions {
         }
     }
 
-    /// Whether the backward pass is to be cut in two. With full rematerialization it is not: what the gradients of
-    /// weights wait for is many times what a forward pass keeps, so they follow at once.
+    /// Whether the backward pass is to be cut in two. With full rematerialization it is not: the values for which the
+    /// gradients of weights wait are many times larger than those that a forward pass keeps, so they follow at once.
     fn splits(&self) -> bool {
         self.schedule.cuts_backward() && self.remat != RematPolicy::Full
     }
 
-    /// What each stage does when, where stages [branch](Schedule::branches).
+    /// The table of the work of each stage, for schedules in which stages [branch](Schedule::branches).
     ///
     /// # Errors
     /// There is no such table, or the schedule has none.
@@ -364,7 +364,7 @@ impl PipelineOptions {
             Schedule::Gpipe | Schedule::Circular => Table::gpipe(stages, microbatches, self.parts()),
             Schedule::OneForwardOneBackward => Table::one_f_one_b(stages, microbatches),
             Schedule::Interleaved => Table::interleaved(stages, microbatches, chunks, &costs),
-            // Without cutting, the tables that hold as little.
+            // Without cutting, the search takes tables that hold as little.
             Schedule::ZeroBubbleOne => Table::searched(&[Shape { split, ..shape }], &costs, stages as f64),
             Schedule::ZeroBubbleVee => {
                 let shape = Shape { chunks: 2, placement: Placement::Vee, split, ..shape };
@@ -377,7 +377,7 @@ impl PipelineOptions {
     /// Checks that there can be such a pipeline.
     ///
     /// # Errors
-    /// The options exclude each other: which, by what numbers, and what to do.
+    /// The options exclude each other. The error says which, by what numbers, and what to do.
     pub fn validate(&self) -> Result<(), PipelineError> {
         let &PipelineOptions { stages, repeats, chunks, microbatches, layers_per_stage, schedule, .. } = self;
         let counts = [

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::PipelineOptions;
 
-/// What one stage works on in one iteration.
+/// The work of one stage in one iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Task {
     /// The microbatch.
@@ -19,14 +19,14 @@ pub struct Task {
     pub repeat: usize,
 }
 
-/// Which repeats' weights a phase uses.
+/// The repeats whose weights a phase uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WeightUse {
     /// Every stage at work works on this repeat.
     One(usize),
     /// Stages are about to change from the repeat before to this one.
     Changing(usize),
-    /// Any: changes of several repeats.
+    /// Stages use the weights of any repeat: several changes of repeats overlap.
     Any,
 }
 
@@ -48,14 +48,14 @@ pub struct Phase {
 }
 
 impl PipelineOptions {
-    /// What a stage works on in an iteration of the forward pass; nothing if that is a bubble.
+    /// The work of a stage in an iteration of the forward pass; `None` if that is a bubble.
     pub fn task(&self, iteration: usize, stage: usize) -> Option<Task> {
         let item = iteration.checked_sub(self.delay() * stage)?;
         (item < self.microbatches * self.repeats)
             .then(|| Task { microbatch: item % self.microbatches, repeat: item / self.microbatches })
     }
 
-    /// The phases, in order. Those with weights in a sliding window change repeats in phases of their own.
+    /// The phases, in order. With weights in a sliding window, stages change repeats in separate phases.
     pub fn phases(&self) -> Vec<Phase> {
         let (repeats, count, lag) = (self.repeats, self.microbatches, self.lag());
         let prefetch = |repeat: usize| (self.weights.slides() && repeat < repeats).then_some(repeat);

@@ -12,7 +12,7 @@ use super::{Phase, PipelineOptions, WeightPlan, WeightUse};
 use crate::ir::DType;
 use crate::trace::{ScanOptions, Tensor, Tree, arange, barrier, fail_internal, scan, scan_with, zeros};
 
-/// A part of a phase: that during which the first half of a gather is under way, the second, or both.
+/// The part of a phase during which the first half of a gather is under way, the second half, or both.
 #[derive(Clone, Copy)]
 pub(super) enum Part {
     Whole,
@@ -50,7 +50,7 @@ impl Kept {
         }
     }
 
-    /// The opposite of [`Kept::into_leaves`], for pipelines with so many weights.
+    /// The opposite of [`Kept::into_leaves`], for pipelines with `count` weights.
     pub(super) fn from_leaves(options: &PipelineOptions, count: usize, leaves: &[Tensor]) -> Kept {
         match is_looped(options) {
             true => Kept::Stacked(leaves.to_vec()),
@@ -61,11 +61,11 @@ impl Kept {
     /// The weights of a repeat.
     pub(super) fn of_repeat(&self, repeat: Number) -> Vec<Tensor> {
         match (self, repeat) {
-            // There are none of a pipeline without weights.
+            // A pipeline without weights has nothing to keep.
             (Kept::Separate(weights), _) if weights.is_empty() => Vec::new(),
             (Kept::Separate(weights), Number::Known(repeat)) if repeat < weights.len() => weights[repeat].clone(),
             (Kept::Separate(weights), _) => {
-                // Weights stand apart only where no repeat's number is computed.
+                // Weights stand apart only where every repeat's number is known.
                 let missing =
                     || fail_internal("a repeat of a pipeline", "a known number among those whose weights are kept");
                 weights[0].iter().map(|_| missing()).collect()
@@ -76,13 +76,13 @@ impl Kept {
         }
     }
 
-    /// Room for the weights of so many repeats.
+    /// Zeros in which the weights of this many repeats are kept.
     fn room(repeats: usize, weights: &[Tensor]) -> Vec<Tensor> {
         weights.iter().map(|weight| zeros(weight.dtype(), [&[repeats], &weight.dims()[..]].concat())).collect()
     }
 }
 
-/// Puts the weights of a repeat where those of all are kept.
+/// Writes the weights of a repeat to their place among those of all.
 fn keep(kept: &[Tensor], weights: &[Tensor], repeat: Number) -> Vec<Tensor> {
     let put = |(kept, weight): (&Tensor, &Tensor)| kept.dynamic_update_along(0, weight.expand(0), repeat.tensor());
     kept.iter().zip(weights).map(put).collect()
@@ -108,7 +108,7 @@ pub(super) fn inner_phase(options: &PipelineOptions, weights: WeightUse) -> Phas
 }
 
 impl Machine<'_> {
-    /// These iterations, to the numbers of which `offset` is added, in order or in reverse.
+    /// Runs these iterations in order or in reverse; `offset` is added to their numbers.
     pub(super) fn each_iteration<S: Tree<Leaf = Tensor>>(
         &self,
         (iterations, reverse): (Range<usize>, bool),
@@ -136,8 +136,8 @@ impl Machine<'_> {
     }
 
     /// Runs a phase and, meanwhile, gathers the weights of a repeat: at once, or in two halves of which the second
-    /// waits for the first half of the phase: `shift` is a part of the state that is not there before, and that the
-    /// second half needs.
+    /// waits for the first half of the phase. `shift` is a part of the state that exists only after that half, and that
+    /// the second gather needs.
     pub(super) fn prefetching<S>(
         &self,
         stacked: &[Tensor],
@@ -162,7 +162,7 @@ impl Machine<'_> {
         (run(Part::Second, state), [first, second].concat())
     }
 
-    /// All phases, and what is kept of gathered weights.
+    /// Runs all phases. Returns the last state and the gathered weights that are kept.
     pub(super) fn run_all(&self, stacked: &[Tensor], io: Tensor) -> (State<Tensor>, Vec<Tensor>) {
         let (options, phases) = (self.options, self.options.phases());
         let (state, zero) = (self.start(io), Number::Known(0).tensor());
@@ -191,7 +191,7 @@ impl Machine<'_> {
         self.options.keep_gathered && self.options.weights.slides() && self.halves.is_some()
     }
 
-    /// What stages use between the first and the last repeat, where weights do not slide.
+    /// The window of weights between the first and the last repeat, where weights do not slide.
     pub(super) fn between(&self, stacked: &[Tensor], (first, last): (&[Tensor], &[Tensor])) -> Window {
         match self.options.repeats {
             2 => Window::Two { before: first.to_vec(), after: last.to_vec(), repeat: Number::Known(1).tensor() },
@@ -199,8 +199,8 @@ impl Machine<'_> {
         }
     }
 
-    /// The phases up to the last with a sliding window: the state, the weights of the last repeat, and those of all, if
-    /// they are kept.
+    /// Runs the phases up to the last with a sliding window. Returns the state, the weights of the last repeat, and
+    /// those of all repeats if they are kept.
     fn sliding(
         &self,
         stacked: &[Tensor],

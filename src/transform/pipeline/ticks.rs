@@ -1,13 +1,13 @@
 //! The ticks of a schedule whose stages branch: one program that reads a table.
 //!
 //! In each tick a stage looks up what it has to do, and does that alone: the forward pass of an item, the backward pass
-//! of one, or nothing. The passes stand in conditionals of a [parallel map](map_parallel) over the stages. What all
-//! stages have to do together stands outside: the loss of a microbatch, over which they split the work, in the ticks in
-//! which there is one; inputs that enter and cotangents that leave; and at the end of each tick two permutes.
+//! of one, or nothing. The passes stand in conditionals of a [parallel map](map_parallel) over the stages. The work
+//! that all stages do together stands outside: the loss of a microbatch, which they split, in the ticks that have one;
+//! inputs that enter and cotangents that leave; and at the end of each tick two permutes.
 //!
-//! Branches return what is new and never a buffer, which would be copied. Behind them it is written, and sums are added
-//! to, by loops of one iteration or none, which work in place. (A select between what is there and what is new would
-//! read a buffer beside writing it, and XLA then copies it.)
+//! Branches return new values and never a buffer, which would be copied. Behind the branches, loops of one iteration or
+//! none write these values and add them to sums, which works in place. (A select between the old and the new value
+//! would read a buffer beside writing it, and XLA then copies it.)
 //!
 //! Where the table cuts backward passes in two, W's are a loop over the entries of the cell.
 //!
@@ -23,8 +23,7 @@
 use super::cells::{Cell, Cells, Entries, Entry, Number, Shared};
 use super::loss_function::LossFunction;
 use super::schedule::{Columns, Placement, Shape};
-use super::split_stage::SplitStage;
-use super::stage::{Iteration, StageFunction, StageHalves, StageInputs};
+use super::stage::{Iteration, SplitStage, StageFunction, StageHalves, StageInputs};
 use super::turns::Turns;
 use super::weights::no_sum;
 use super::{PipelineOptions, in_order, stage_names_of_one, without_first};
@@ -37,7 +36,7 @@ use crate::trace::{
 };
 
 crate::tree! {
-    /// What is carried from tick to tick.
+    /// The state that one tick hands to the next.
     struct State<T> {
         inbox: T,
         held: Vec<T>,
@@ -46,7 +45,7 @@ crate::tree! {
         done: Option<T>,
         /// Sums of auxiliary values, of each stage.
         aux: Vec<T>,
-        /// For each chunk.
+        /// For each chunk, sums of the cotangents of its weights.
         sums: Vec<Vec<T>>,
         /// Sums of the cotangents of the loss's weights.
         loss_sums: Vec<T>,
@@ -54,7 +53,7 @@ crate::tree! {
         loss: T,
     }
 
-    /// What a stage needs for a pass.
+    /// The operands of a stage's pass.
     struct ForPass<T> {
         /// The numbers of the tick.
         cell: T,
@@ -63,19 +62,20 @@ crate::tree! {
         inbox: T,
         held: Vec<T>,
         between: Vec<T>,
-        /// Forwards, what enters and the sums of auxiliary values; backwards, what the forward pass has made.
+        /// In the forward pass, the inputs that enter and the sums of auxiliary values; in the backward pass, the
+        /// results of the forward pass.
         others: Vec<T>,
-        /// Backwards, for each chunk the sums of the weights' cotangents.
+        /// In the backward pass, for each chunk the sums of the weights' cotangents.
         sums: Vec<Vec<T>>,
     }
 }
 
-/// What a pass over all microbatches finds.
+/// The results of a pass over all microbatches.
 pub(super) struct Found {
     pub(super) loss: Tensor,
     /// `[S, ..]` each.
     pub(super) aux: Vec<Tensor>,
-    /// For each chunk, cotangents of the weights, `[S, P, ..]`. None of a forward pass alone.
+    /// For each chunk, cotangents of the weights, `[S, P, ..]`. A forward pass alone has none.
     pub(super) weights: Vec<Vec<Tensor>>,
     /// Cotangents of the inputs, in slots.
     pub(super) io: Option<Tensor>,
@@ -83,14 +83,14 @@ pub(super) struct Found {
     pub(super) loss_weights: Vec<Tensor>,
 }
 
-/// What the ticks of one pass have in common.
+/// The parts that all ticks of one pass have in common.
 pub(super) struct Ticks<'a> {
     pub(super) options: &'a PipelineOptions,
     pub(super) shape: Shape,
     pub(super) columns: &'a Columns,
     pub(super) turns: &'a Turns,
     pub(super) stage: &'a StageFunction,
-    /// The halves of the derivatives of a stage and of the loss; none of a forward pass alone.
+    /// The halves of the derivatives of a stage and of the loss; `None` for a forward pass alone.
     pub(super) halves: Option<(&'a StageHalves, &'a Halves)>,
     pub(super) captured: &'a [Tensor],
     pub(super) loss: &'a LossFunction,
@@ -101,7 +101,7 @@ pub(super) struct Ticks<'a> {
     pub(super) rows: &'a [Tensor],
     /// For each chunk, its weights, gathered: `[S, P, ..]`.
     pub(super) weights: &'a [Vec<Tensor>],
-    /// For each auxiliary value, what it counts in the loss.
+    /// For each auxiliary value, its factor in the loss.
     pub(super) penalties: &'a [f64],
     /// The logical names of activations `[S, mb, ..]`.
     pub(super) names: &'a AxisNames,
@@ -125,13 +125,13 @@ fn no_sums(weights: &[Tensor]) -> Vec<Tensor> {
     weights.iter().map(|&weight| no_sum(weight)).collect()
 }
 
-/// Sums with what is added to each.
+/// Sums with the next term added to each.
 fn added(sums: &[Tensor], more: &[Tensor]) -> Vec<Tensor> {
     sums.iter().zip(more).map(|(&sum, more)| sum + more.convert(sum.dtype())).collect()
 }
 
-/// Adds the cotangents of those weights of a chunk that are marked, if there are any: `chunk` counts from 1, and is 0
-/// if there are none. `often` is known of each chunk.
+/// Adds the cotangents of the marked weights of a chunk, if there is a chunk: `chunk` counts from 1, and is 0 for none.
+/// `often` says how often each chunk has a pass.
 fn add(chunk: Tensor, often: &Often, sums: Vec<Vec<Tensor>>, (marked, more): (&[bool], &[Tensor])) -> Vec<Vec<Tensor>> {
     let of_chunk = |(index, sums): (usize, Vec<Tensor>)| {
         let own = sums.iter().zip(marked).filter(|(_, marked)| **marked).map(|(&sum, _)| sum).collect::<Vec<Tensor>>();
@@ -192,7 +192,7 @@ impl Ticks<'_> {
         }
     }
 
-    /// The types of what a forward pass keeps; nothing where there is no backward pass.
+    /// The types of the residuals that a forward pass keeps; empty where there is no backward pass.
     fn residual_types(&self) -> Vec<TensorType> {
         self.halves.map(|(halves, _)| self.stage.residual_types(halves)).unwrap_or_default()
     }
@@ -202,18 +202,18 @@ impl Ticks<'_> {
         self.shape.microbatches * self.shape.chunks
     }
 
-    /// What is known of an op of a tick: how often its regions run in all ticks.
+    /// How often the regions of an op of a tick run in all ticks.
     fn often(&self, runs: impl IntoIterator<Item = usize>) -> Often {
         Often::new(runs, self.turns.ticks.len())
     }
 
-    /// As [`Ticks::often`], of nothing and a pass of each chunk.
+    /// As [`Ticks::often`], for a choice between no pass and a pass of each chunk.
     fn often_of_passes(&self) -> Often {
         let of_chunks = std::iter::repeat_n(self.shape.microbatches, self.shape.chunks);
         self.often(std::iter::once(self.turns.ticks.len() - self.items()).chain(of_chunks))
     }
 
-    /// The backward pass in two, if the table has it so.
+    /// The backward pass in two parts, if the table has it so.
     fn split(&self) -> Option<&SplitStage> {
         self.halves.and_then(|(halves, _)| halves.split.as_ref())
     }
@@ -223,7 +223,7 @@ impl Ticks<'_> {
         self.split().is_some_and(|split| split.waits[residual])
     }
 
-    /// The types of what B leaves for W.
+    /// The types of the values that B leaves for W.
     fn between_types(&self) -> Vec<TensorType> {
         self.split().map(|split| self.stage.between_types(split)).unwrap_or_default()
     }
@@ -290,7 +290,7 @@ impl Ticks<'_> {
         io.dynamic_update_along(1, self.named(moved).expand(1), slot.maximum(0.0))
     }
 
-    /// The forward pass of one stage: what it sends, the residuals, and the sums of auxiliary values.
+    /// The forward pass of one stage: the value that it sends, the residuals, and the sums of auxiliary values.
     fn forward(&self, pass: ForPass<Tensor>) -> (Tensor, Vec<Tensor>, Vec<Tensor>) {
         let ForPass { cell, weights, inbox, held, others, .. } = pass;
         let (cell, entry, aux) = (Cell(cell), others[0], &others[1..]);
@@ -328,14 +328,14 @@ impl Ticks<'_> {
         (y, held, aux)
     }
 
-    /// What a pass gets: `numbers` are the microbatch, -1 for none, and the first layer.
+    /// The inputs of a pass: `numbers` are the microbatch, -1 for none, and the first layer.
     fn inputs(&self, numbers: (Tensor, Tensor), weights: Vec<Tensor>, x: Tensor) -> StageInputs {
         let microbatch = numbers.0.maximum(0.0);
         let rows = self.rows.iter().map(|rows| rows.dynamic_index(0, microbatch)).collect();
         StageInputs { weights, x, rows, first_layer: numbers.1, microbatch }
     }
 
-    /// In a tick in which a microbatch has come to the end: its loss, the cotangent of its activations, and those of
+    /// The loss of a microbatch that has come to the end in this tick, the cotangent of its activations, and those of
     /// the loss's weights. All stages take part.
     fn loss(
         &self,
@@ -366,8 +366,9 @@ impl Ticks<'_> {
         (of_y, sums, loss)
     }
 
-    /// The backward pass of one stage: the inbox with the loss's cotangent; the cotangent of what the chunk began with,
-    /// and what goes to the right and to the left; what B has left for W; and the sums of the weights' cotangents.
+    /// The backward pass of one stage. Returns the inbox with the loss's cotangent; the cotangent of the chunk's input,
+    /// and the values sent to the right and to the left; the values that B leaves for W; and the sums of the weights'
+    /// cotangents.
     #[expect(clippy::type_complexity, reason = "each part is what the comment says")]
     fn backward(
         &self,
@@ -457,7 +458,7 @@ impl Ticks<'_> {
                     .map(|number| entries.first(number));
             let residual = |(index, held): (usize, &Tensor)| match self.waits(index) {
                 true => held.dynamic_index(0, held_w),
-                // It is not looked at.
+                // This argument is not read.
                 false => held_w,
             };
             let residuals: Vec<Tensor> = held.iter().enumerate().map(residual).collect();
@@ -483,13 +484,13 @@ impl Ticks<'_> {
         sums
     }
 
-    /// For each auxiliary value, what its penalty's gradient is.
+    /// For each auxiliary value, the gradient of its penalty.
     fn cotangents_of_aux(&self) -> Vec<Tensor> {
         let penalties = self.penalties.iter().copied().chain(std::iter::repeat(0.0));
         self.stage.aux_types().zip(penalties).map(|(ty, weight)| full(ty.dtype, &ty.dims, weight)).collect()
     }
 
-    /// What has been sent to the right and to the left, with those who get it.
+    /// Sends values to the right and to the left, and returns them at their receivers.
     fn permute(&self, right: Tensor, left: Tensor) -> (Tensor, Tensor) {
         let (right, left) = match (self.shape.placement, self.options.chunks) {
             (Placement::Loop, 2..) => (right.roll(0, 1), left.roll(0, -1)),
@@ -498,7 +499,7 @@ impl Ticks<'_> {
         (self.named(right), self.named(left))
     }
 
-    /// The inboxes with what has arrived: from the left, from the right, and from the stage's own passes.
+    /// The inboxes with the values that have arrived: from the left, from the right, and from the stage's own passes.
     fn receive(&self, cells: Tensor, inbox: Tensor, arrived: [Tensor; 4]) -> Tensor {
         let numbers = [Number::FromLeft, Number::FromRight, Number::ForwardStays, Number::BackwardStays];
         // Only at the turn of a V does anything stay.

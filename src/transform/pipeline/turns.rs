@@ -2,23 +2,23 @@
 //!
 //! Inputs lie in slots `[S, Q, mb, ..]`, with microbatch `r Q + i` in slot `i` of stage `r`. A turn moves one slot by a
 //! stage to the left, and turns take the slots in order. So before turn `m` the first stage has microbatch `m`, and
-//! takes it. What the turn carries from the first stage to the last is free then: it carries the cotangent of an
-//! earlier input. If that of microbatch `k` is always carried by turn `k + lag`, then after `S Q + lag` turns each
-//! cotangent is where its input was, but for a shift of slots.
+//! takes it. The slot that this turn carries from the first stage to the last is then free, and holds the cotangent of
+//! an earlier input. If turn `k + lag` always carries the cotangent of microbatch `k`, then after `S Q + lag` turns
+//! each cotangent is where its input was, but for a shift of slots.
 //!
 //! Inputs are taken when the table says so, and cotangents are there when it says so: some have to wait for their turn
 //! at the first stage. Where microbatches do not fill the slots, turns without an input go on to the end.
 
 use super::schedule::{Columns, Shape};
 
-/// What turns in a tick. -1 is nothing.
+/// The turn of a tick. -1 means nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
     /// The slot that turns at the end of the tick.
     pub(super) slot: i32,
-    /// Where the cotangent waits that the tick computes.
+    /// The slot where the cotangent that is computed in the tick waits.
     pub(super) exits: i32,
-    /// Where the cotangent has waited that is carried.
+    /// The slot where the cotangent that is carried has waited.
     pub(super) taken: i32,
 }
 
@@ -28,12 +28,12 @@ pub(super) struct Turns {
     pub(super) ticks: Vec<Turn>,
     /// The cotangent of microbatch `k` is carried by turn `k + lag`.
     pub(super) lag: usize,
-    /// Cotangents that wait at a time.
+    /// The largest number of cotangents that wait at one time.
     pub(super) waiting: usize,
 }
 
 impl Turns {
-    /// How many there are.
+    /// The number of turns.
     pub(super) fn count(&self) -> usize {
         self.ticks.iter().filter(|turn| turn.slot >= 0).count()
     }
@@ -55,7 +55,7 @@ impl Turns {
             turns.push(there.map_or(after, |&there| there.max(after)));
         }
         let length = turns.last().map_or(0, |last| last + 1).max(columns.forward.len());
-        // How many wait when one has come, which is itself among them.
+        // The number of cotangents that wait when one has come, including that one.
         let carried = |microbatch: usize| turns[microbatch + lag];
         let waiting = |k: usize| (0..=k).filter(|&other| carried(other) >= exits[k]).count();
         let waiting = (0..exits.len()).map(waiting).max().unwrap_or(0).max(1);

@@ -8,12 +8,12 @@ use crate::trace::{
     Place, Tensor, VmapOptions, barrier, change_if, concatenate, full, label, map_parallel, vmap_with, zeros,
 };
 
-/// The stacked weights of a pipeline: what is known of all of them.
+/// The facts about all stacked weights of a pipeline.
 pub(super) struct Weights<'a> {
     pub(super) options: &'a PipelineOptions,
     /// For each weight, the logical names of its dimensions without that of repeats.
     names: Vec<AxisNames>,
-    /// For each weight, what it is used [beside](WithAxes::beside).
+    /// For each weight, the names [beside](WithAxes::beside) which it is used.
     beside: Vec<AxisNames>,
     place: Place,
 }
@@ -21,18 +21,18 @@ pub(super) struct Weights<'a> {
 /// The weights that a phase uses; each tensor has the dimensions `[S, P, ..]`.
 #[derive(Clone, Debug)]
 pub(super) enum Window {
-    /// Those of one repeat.
+    /// The weights of one repeat.
     One(Vec<Tensor>),
-    /// Of the repeat that ends and of that which begins.
+    /// The weights of the repeat that ends and of the one that begins.
     Two {
-        /// Those of the repeat before.
+        /// The weights of the repeat before.
         before: Vec<Tensor>,
-        /// Those of the repeat that begins.
+        /// The weights of the repeat that begins.
         after: Vec<Tensor>,
         /// The repeat that begins, `s32[]`.
         repeat: Tensor,
     },
-    /// Of all repeats: `[R, S, P, ..]`.
+    /// The weights of all repeats: `[R, S, P, ..]`.
     All(Vec<Tensor>),
 }
 
@@ -61,10 +61,10 @@ impl Number {
     }
 }
 
-/// Per-stage numbers of an iteration, `s32[S]` all.
+/// Per-stage numbers of an iteration, all `s32[S]`.
 #[derive(Clone, Copy)]
 pub(super) struct Items {
-    /// Which stages are at work, `pred[S]`.
+    /// The stages at work, `pred[S]`.
     pub(super) active: Tensor,
     /// The repeat, in range.
     pub(super) repeat: Tensor,
@@ -81,7 +81,7 @@ impl<'a> Weights<'a> {
         (shared, activations): (&str, &[&str]),
         place: Place,
     ) -> Weights<'a> {
-        // Those of a loss are not stacked.
+        // The weights of a loss are not stacked.
         let first = usize::from(!shared.is_empty() && options.parts() > 1);
         let names = stacked.names.iter().map(|names| names.iter().skip(first).copied().collect()).collect();
         let rows: AxisNames =
@@ -97,8 +97,8 @@ impl<'a> Weights<'a> {
         repeats.into_iter().chain(self.names[weight].iter().copied()).collect()
     }
 
-    /// The same weights, whole but for what splits them where they are used; the first of them is the weight of this
-    /// number.
+    /// Gathers the weights, but for the axes that split them where they are used. `first` is the number of the first
+    /// weight in the list.
     pub(super) fn gather(&self, weights: &[Tensor], first: usize, all: bool) -> Vec<Tensor> {
         let gather = |(index, &weight): (usize, &Tensor)| label(weight, self.whole(first + index, all), self.place);
         weights.iter().enumerate().map(gather).collect()
@@ -109,8 +109,8 @@ impl<'a> Weights<'a> {
         WithAxes { beside: self.beside[weight].clone(), ..WithAxes::new(self.names(weight, all)) }
     }
 
-    /// Cotangents that each device has added up for itself, reduced, and split as the stacked weights are. Over axes
-    /// that do not split them they stay partial sums.
+    /// Reduces cotangents that each device has added up for itself, and splits them as the stacked weights are. Over
+    /// axes that do not split the weights they stay partial sums.
     pub(super) fn scatter(&self, sums: Vec<Tensor>, all: bool) -> Vec<Tensor> {
         let scatter = |(index, sum): (usize, Tensor)| {
             // The sum lies as the weight does where it is used: else it would be scattered term by term.
@@ -145,8 +145,8 @@ impl<'a> Weights<'a> {
         if self.options.weights.slides() { self.gather(&weights, 0, false) } else { weights }
     }
 
-    /// The weights of an iteration, `[S, P, ..]`. Those that are gathered per iteration wait for `x`, its activations:
-    /// a gather that is the same in all iterations would be moved in front of their loop.
+    /// The weights of an iteration, `[S, P, ..]`. Weights that are gathered per iteration wait for `x`, its
+    /// activations: a gather that is the same in all iterations would be moved in front of their loop.
     pub(super) fn of_iteration(&self, window: &Window, items: &Items, x: Tensor) -> Vec<Tensor> {
         let weights: Vec<Tensor> = match window {
             Window::One(weights) => weights.clone(),
@@ -180,8 +180,8 @@ impl<'a> Weights<'a> {
         vec![of_repeat.iter().map(|&weight| no_sum(weight)).collect(); self.options.repeats]
     }
 
-    /// Adds the cotangents of an iteration's weights to those of the window, of which there is a list for each repeat.
-    /// What bubbles computed is left out, even if it is no number.
+    /// Adds the cotangents of an iteration's weights to the sums of the window, which has a list for each repeat. The
+    /// results of bubbles are left out, even if they are NaN.
     pub(super) fn add(
         &self,
         sums: &[Vec<Tensor>],
@@ -242,8 +242,8 @@ impl RepeatSums {
     }
 }
 
-/// Zeros of a weight's dimensions. A sum of many numbers of few bits would lose what is added to it, so it is one of
-/// `f32`.
+/// Zeros of a weight's dimensions. A sum of many numbers of few bits would lose the terms that are added to it, so it
+/// is a sum in `f32`.
 pub(super) fn no_sum(weight: Tensor) -> Tensor {
     let dtype = match weight.dtype() {
         DType::F64 => DType::F64,
@@ -253,12 +253,12 @@ pub(super) fn no_sum(weight: Tensor) -> Tensor {
     zeros(dtype, weight.dims())
 }
 
-/// Sums of cotangents in the types of what they are cotangents of.
+/// Converts sums of cotangents to the types of their weights.
 pub(super) fn in_types_of(weights: &[Tensor], sums: Vec<Tensor>) -> Vec<Tensor> {
     sums.into_iter().zip(weights).map(|(sum, weight)| sum.convert(weight.dtype())).collect()
 }
 
-/// Adds cotangents `[S, P, ..]`, on each stage to the sums of its own repeat. Those of the others are not touched.
+/// Adds cotangents `[S, P, ..]`, on each stage to the sums of its own repeat. The sums of other repeats are left alone.
 fn add_own(sums: &[Vec<Tensor>], items: &Items, cotangents: Vec<Tensor>) -> Vec<Vec<Tensor>> {
     let numbers = [items.repeat, items.active];
     map_parallel((sums.to_vec(), cotangents, numbers), |(sums, cotangents, [repeat, active])| {

@@ -19,13 +19,13 @@ use crate::trace::{self, Place, Tensor, TraceErrorKind, Tree, custom_vjp, refill
 /// The loss behind a pipeline.
 #[derive(Clone, Debug)]
 pub struct PipelineLoss<H> {
-    /// Its weights, and the logical names of their dimensions; they are not stacked.
+    /// The weights of the loss, and the logical names of their dimensions; they are not stacked.
     pub weights: StackedWeights<H>,
     /// The logical names of the activations that it gets: where the stages are to split the work on it, one of these
     /// has to be a name that the rules split over `stage`.
     pub names: Vec<&'static str>,
-    /// What is added to the loss of each auxiliary value of the layers: this many times the sum of its elements, over
-    /// layers and microbatches. Empty for nothing.
+    /// For each auxiliary value of the layers, the factor with which the sum of its elements, over layers and
+    /// microbatches, is added to the loss. An empty list adds nothing.
     pub penalties: Vec<f64>,
 }
 
@@ -113,7 +113,7 @@ where
     (value, refill(&aux, &mut sums.into_iter().map(|aux| aux.stop_gradient())))
 }
 
-/// Traces the loss of a microbatch. None after an error, which has been noted.
+/// Traces the loss of a microbatch. Returns `None` after an error, which has been noted.
 fn trace_loss<X, H>(
     options: &PipelineOptions,
     input: &PipelineInput<X>,

@@ -16,7 +16,7 @@ use proptest::prelude::*;
 
 use support::interpret::literal;
 
-/// What a step does.
+/// One step of a recipe: the row of the table and its choices.
 #[derive(Clone, Debug)]
 pub struct Step {
     /// Chooses the row.
@@ -36,7 +36,7 @@ pub fn recipe(length: usize, depth: usize) -> BoxedStrategy<Recipe> {
     prop::collection::vec(step, 1..=length).boxed()
 }
 
-/// What graphs are for.
+/// The purpose of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Any op, any type, any number.
@@ -116,7 +116,7 @@ pub fn graph_and_rows(kind: Kind, recipe: &[Step]) -> (Graph, Vec<&'static str>)
 /// A graph on its way.
 pub struct Maker {
     builder: GraphBuilder,
-    /// What operands are chosen from, oldest first.
+    /// The values that operands are chosen from, oldest first.
     values: Vec<Value>,
     kind: Kind,
 }
@@ -652,7 +652,8 @@ impl Maker {
         self.builder.ty(value)
     }
 
-    /// What no node reads, newest first; all of it needed, nothing a pass leaves of the graph is left untested.
+    /// Returns the values that no node reads, newest first. With all of them as results, no node that a pass keeps is
+    /// untested.
     fn unread(&self) -> Vec<Value> {
         let read: HashSet<Value> = self.builder.graph().nodes().flat_map(|node| node.operands().to_vec()).collect();
         self.values.iter().rev().copied().filter(|value| !read.contains(value)).collect()

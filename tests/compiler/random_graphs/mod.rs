@@ -220,8 +220,7 @@ fn with_specs(graph: &Graph, random: &mut Random, mesh: &Mesh) -> Graph {
     builder.finish(outputs.to_vec(), graph.output_types().map(port).collect())
 }
 
-/// What the devices of a mesh compute, with ports split at random, and what one device does; with the partitioned
-/// graph.
+/// The results of the devices of a mesh, with ports split at random, those of one device, and the partitioned graph.
 type Both = (Vec<Literal>, Vec<Literal>, Graph);
 
 fn partitioned(graph: &Graph, inputs: &[Literal], seed: u64) -> Result<Both, String> {
@@ -357,7 +356,7 @@ fn back_end_agrees() {
     }
 }
 
-/// Whatever inputs count as weights, both halves of a backward half that is cut give what the whole gives.
+/// For any choice of inputs as weights, the two halves of a split backward pass give the results of the whole.
 #[test]
 fn split_backward_halves_agree() {
     let late = std::cell::Cell::new(0);

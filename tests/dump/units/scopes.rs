@@ -1,5 +1,5 @@
 use hlo_dump::internals::scope_tree;
-use meshloom::hlo::analysis::{ScopeEdge, ScopeGraph, ScopeNode};
+use meshloom::analysis::{ScopeEdge, ScopeGraph, ScopeNode};
 
 fn graph(paths: &[String], edges: &[(usize, usize)]) -> ScopeGraph {
     let node =

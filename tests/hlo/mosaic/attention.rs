@@ -7,7 +7,7 @@ use meshloom_mosaic::attention::{Attention, Blocks, EDGE, LOWEST, Order, Pairs};
 use support::cases::cases;
 use support::interpret::mosaic::{Array, run, run_kernel};
 
-/// How much longer lists are than the pairs that count.
+/// The number of entries of the lists after the pairs that count.
 const SPARE: usize = 2;
 
 /// An attention of one block of each, without options.
@@ -38,7 +38,7 @@ struct Input {
     key: Array,
     value: Array,
     cotangent: Array,
-    /// Of queries and keys, `[batch, ..]`.
+    /// The segments of queries and of keys, `[batch, ..]`.
     segments: [Vec<f64>; 2],
     sinks: Vec<f64>,
     /// The place of the first token of each block of queries and of keys.
@@ -90,13 +90,13 @@ impl Input {
         of.pairs(&self.starts[0], &self.starts[1], order).expect("pairs")
     }
 
-    /// What all kernels take first.
+    /// The operands that all kernels take first.
     fn operands(&self, of: &Attention, pairs: &Pairs) -> Vec<Array> {
         let mut operands = Vec::new();
         let mut lists = [&pairs.query_block, &pairs.key_block, &pairs.flags].map(Clone::clone).to_vec();
         if of.places {
             operands.push(Array::new(DType::S32, &[], &[pairs.len() as f64]).expect("a count"));
-            // What stands behind the pairs that count would leave the arrays.
+            // A kernel that read the entries after the counted pairs would leave the arrays.
             lists.iter_mut().for_each(|list| list.extend([i32::MAX; SPARE]));
         } else {
             lists.extend(self.starts.clone());
@@ -128,11 +128,11 @@ impl Input {
     }
 }
 
-/// What an attention and its gradient give.
+/// The results of an attention and of its gradient.
 struct Output {
     mixed: Vec<f64>,
     log_total: Vec<f64>,
-    /// Of query, key and value.
+    /// The cotangents of query, key and value.
     cotangents: [Vec<f64>; 3],
 }
 
@@ -377,7 +377,7 @@ fn places_that_are_data() {
     }
 }
 
-/// A device whose queries all stand before its keys has nothing to compute, but results.
+/// A device whose queries all come before its keys has nothing to compute, but has results.
 #[test]
 fn blocks_that_see_nothing_are_written() {
     let of = Attention { causal: true, ..plain(DType::F32, 256, 256) };
@@ -431,7 +431,7 @@ fn pairs_are_those_with_something_to_see() {
     assert_eq!(error, Err(KernelError::Count { what: "query_start", actual: 3, expected: 4 }));
 }
 
-/// What the interpreter gives depends on every part of the text: each of these changes must be seen.
+/// The results of the interpreter depend on every part of the text: each of these changes must be seen.
 #[test]
 fn wrong_kernels_are_found() {
     let of = Attention { causal: true, sinks: true, softcap: Some(2.0), ..plain(DType::F32, 256, 256) };

@@ -18,7 +18,7 @@ fn group_of(bounds: &[i32], row: usize) -> Option<usize> {
     bounds.windows(2).position(|range| (range[0]..range[1]).contains(&(row as i32)))
 }
 
-/// What stands behind the visits that count would leave the arrays.
+/// Runs the kernel. If it read the entries after the counted visits, it would leave the arrays.
 fn run(kernel: &Kernel, visits: &Visits, arrays: [&Array; 2]) -> Array {
     let Visits { count, row_block, group, start, end, flags } = visits;
     let list = |numbers: &Vec<i32>| {
@@ -107,7 +107,7 @@ fn all_rows_in_one_group() {
     check(&grouped(DType::F32, 48, 16, 16, 1), &[0, 48]);
 }
 
-/// Also blocks that no group has a row of.
+/// Blocks without a row of any group are written, too.
 #[test]
 fn rows_of_no_group() {
     for dtype in BOTH {

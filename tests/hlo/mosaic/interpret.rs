@@ -38,7 +38,7 @@ fn double(text: &str, list: &[i32]) -> Result<Vec<Array>, InterpretError> {
     run(text, &[Array::scalars(list), x], &[TensorType::new(DType::F32, &[32, 128])])
 }
 
-/// What no step writes is NaN.
+/// Elements that no step writes are NaN.
 #[test]
 fn a_kernel_written_by_hand() {
     let results = double(DOUBLE, &[2, 0, 0]).unwrap_or_else(|error| panic!("{error}"));
@@ -118,7 +118,7 @@ fn scratch_lasts_along_sequential_axes() {
     assert!(one[1..].iter().all(|number| number.is_nan()), "{one:?}");
 }
 
-/// What a body does wrong is found when the text is complete.
+/// Mistakes in a body are found when the text is complete.
 #[test]
 fn mistakes_in_a_body_are_errors() {
     let problem = |write: fn(&mut Body)| {

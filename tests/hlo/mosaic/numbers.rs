@@ -1,4 +1,4 @@
-//! What the tests of kernels share: random numbers, and how far two results are apart.
+//! Helpers of the tests of kernels: random numbers, and the distance of two results.
 
 use meshloom::hlo::DType;
 use support::interpret::mosaic::Array;

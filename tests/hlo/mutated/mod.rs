@@ -12,8 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
-use meshloom::hlo::analysis::Walk;
-use meshloom::hlo::analysis::{
+use meshloom::analysis::Walk;
+use meshloom::analysis::{
     CHIPS, CostOptions, Partitioning, collectives, cost, device_count, diff, memory, mesh_of, scope_graph, shardings,
     trace_sharding,
 };
@@ -80,7 +80,7 @@ fn for_each_mutation(
     assert!(only.is_some() || read > count / 20, "of {count} mutations only {read} are modules");
 }
 
-/// What programs do with a module that somebody else has made.
+/// Runs the analyses and printers on a module of unknown origin, as programs do.
 fn analyse(module: &HloModuleProto, config: Option<&HloModuleConfigProto>) {
     assert!(print(module, &TextOptions::parseable()).starts_with("HloModule "));
     assert!(print(module, &TextOptions::canonical()).starts_with("HloModule "));
@@ -137,7 +137,7 @@ fn check_bytes(bytes: &[u8]) -> bool {
     let _ = read::read(bytes, &read::Limits::default());
     let Ok(module) = HloModuleProto::decode(bytes) else { return false };
     analyse(&module, None);
-    // What prints need not read, for ids may name nothing. It must not do harm.
+    // Text that was printed need not parse, for ids may name nothing. Parsing must not do harm.
     let _ = parse(&print(&module, &TextOptions::parseable()));
     true
 }

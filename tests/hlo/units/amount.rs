@@ -1,4 +1,4 @@
-use meshloom::hlo::{Amount, Bounds, Branch, sum};
+use meshloom::analysis::{Amount, Bounds, Branch, sum};
 
 fn at(conditional: usize, branch: usize, branch_count: usize) -> Branch {
     Branch { conditional, branch, branch_count }

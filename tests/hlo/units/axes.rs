@@ -1,4 +1,5 @@
-use meshloom::hlo::analysis::{AxisPart, DeviceGroups, Strides, mesh_of, pair_axes};
+use meshloom::analysis::{AxisPart, Strides, mesh_of, pair_axes};
+use meshloom::hlo::device_groups::DeviceGroups;
 use meshloom::hlo::mesh::Mesh;
 use meshloom::hlo::proto::{FrontendAttributes, HloModuleProto};
 

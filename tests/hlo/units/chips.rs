@@ -1,4 +1,4 @@
-use meshloom::hlo::analysis::chips::{Arithmetic, CHIPS, Chip, KINDS, chip_of_kind};
+use meshloom::analysis::chips::{Arithmetic, CHIPS, Chip, KINDS, chip_of_kind};
 
 #[test]
 fn kinds() {

@@ -1,4 +1,4 @@
-use meshloom::hlo::analysis::{CostOptions, Devices, cost};
+use meshloom::analysis::{CostOptions, Devices, cost};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::WindowDimension;
 

@@ -1,11 +1,11 @@
 //! Programs small enough to work out by hand, on round hardware: a product of `f32[1000,1000]` with another takes 2e9
 //! operations, one unit of 1 ms at 2e12 operations per second; memory and starting cost nothing.
 
-use meshloom::hlo::analysis::Chip;
-use meshloom::hlo::analysis::estimate::{
+use meshloom::analysis::Chip;
+use meshloom::analysis::estimate::{
     Cache, Dimension, EstimateError, FROM_HOST, Hardware, Reached, StepTime, TO_HOST, Wire, estimate,
 };
-use meshloom::hlo::analysis::memory::Backend;
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::mesh::Mesh;
 use meshloom::hlo::parse::parse;
 
@@ -20,7 +20,7 @@ fn dimension(size: usize, wire: Wire, rate: f64) -> Dimension {
 fn hardware(dimensions: &[Dimension]) -> Hardware {
     let h100 = Chip::parse("h100").expect("a chip");
     let chip = Chip { f32_flops: Some(2e12), memory_bandwidth: Some(1e18), ..*h100 };
-    let reached = Reached::of(Backend::Cpu);
+    let reached = Reached::of(PlatformKind::Cpu);
     Hardware { chip, dimensions: dimensions.to_vec(), reached, launch: 0.0, overlaps: true }
 }
 
@@ -117,7 +117,7 @@ fn reshapes_cost_nothing() {
                 ROOT t = (f32[1000000], f32[1000,1000]) tuple(b, a)\n";
     let higher = flat.replace("f32[1000000]", "f32[1,1000,1000]");
     check(&on(&hardware, "data=2,fsdp=2", &program("", flat)), [3.0, 3.0, 0.0, 0.0]);
-    hardware.chip.backend = Backend::Tpu;
+    hardware.chip.backend = PlatformKind::Tpu;
     check(&on(&hardware, "data=2,fsdp=2", &program("", flat)), [5.0, 5.0, 0.0, 0.0]);
     check(&on(&hardware, "data=2,fsdp=2", &program("", &higher)), [3.0, 3.0, 0.0, 0.0]);
 }
@@ -143,7 +143,7 @@ fn what_does_not_need_a_collective_runs_beside_it() {
         });
         program("", &parts.concat())
     };
-    // Wherever it stands.
+    // The order of the exchange and the product does not matter.
     for order in [["x", "a", "b"], ["a", "x", "b"]] {
         check(&on(&switch(), "data=2,fsdp=2", &body(order)), [3.0, 2.0, 1.0, 0.0]);
     }

@@ -1,4 +1,4 @@
-use meshloom::hlo::analysis::trace_sharding;
+use meshloom::analysis::trace_sharding;
 use meshloom::hlo::parse::parse;
 
 #[test]

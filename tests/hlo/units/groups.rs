@@ -1,4 +1,4 @@
-use meshloom::hlo::analysis::DeviceGroups;
+use meshloom::hlo::device_groups::DeviceGroups;
 use meshloom::hlo::proto::{
     AxisRefProto, CollectiveDeviceListProto, HloInstructionProto, IotaReplicaGroupListProto,
     MeshAxesReplicaGroupListProto, MeshProto, ReplicaGroup, axis_ref_proto, mesh_proto,

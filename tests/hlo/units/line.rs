@@ -1,4 +1,4 @@
-use meshloom::hlo::internals::Line;
+use meshloom::analysis::internals::Line;
 
 #[test]
 fn lines_are_told_from_other_permutes() {

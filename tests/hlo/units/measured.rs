@@ -1,4 +1,4 @@
-use meshloom::hlo::analysis::Measured;
+use meshloom::analysis::Measured;
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::xplane::{Value, XEvent, XEventMetadata, XLine, XPlane, XSpace, XStat, XStatMetadata};
 

@@ -1,7 +1,7 @@
 //! Schedules small enough to work out by hand. On a v5p a permute of `f32[2000]` takes 8000 bytes / 200 GB/s = 40 ns,
 //! and `negate` of `f32[13825]` 110600 bytes / 2765 GB/s = 40 ns: one unit of time.
 
-use meshloom::hlo::analysis::{Chip, CostOptions, Devices, ModuleOverlap, OverlapError, collectives, overlap};
+use meshloom::analysis::{Chip, CostOptions, Devices, ModuleOverlap, OverlapError, collectives, overlap};
 use meshloom::hlo::mesh::Mesh;
 use meshloom::hlo::parse::parse;
 
@@ -60,7 +60,7 @@ fn compute_hides_what_runs_beside_it() {
     assert_eq!(transfer.largest_beside.as_ref().map(|it| (it.name.as_str(), it.op.as_str())), Some(("a", "negate")));
     assert!((transfer.beside_seconds / UNIT - 1.0).abs() < 1e-6 && !transfer.synchronous);
     check(&one(&[compute("a"), compute("b"), compute("c")].concat()), [2.0, 0.0]);
-    // What comes before the start and after the end hides nothing.
+    // Work before the start and after the end hides nothing.
     let body = [compute("a"), start("s", 2, FSDP), done("d", "s", 2), compute("ROOT b")].concat();
     check(&module("", &body), [2.0, 2.0]);
 }
@@ -106,8 +106,8 @@ fn transfers_over_an_axis_queue() {
     assert!((found.total.exposed_seconds - expected).abs() < 1e-12, "{found:?}");
 }
 
-/// A shift along a ring of four takes half of its links, and another the other way round the other half. What goes to
-/// the device opposite takes all of them, for each of two places.
+/// A shift along a ring of four takes half of its links, and another the other way round the other half. A transfer to
+/// the opposite device takes all links, for each of two places.
 #[test]
 fn shifts_go_one_way() {
     let pairs = |to: usize| {
@@ -201,7 +201,7 @@ fn offloaded_transfers_begin_when_they_have_operands() {
     check(&text(&[&begin, &compute("a"), update, end]), [2.0, 2.0]);
     check(&text(&[&begin, update, &compute("a"), end]), [2.0, 1.0]);
     let found = check(&text(&[&begin, &compute("a"), update, &compute("b"), &compute("c"), end]), [2.0, 0.0]);
-    // What comes before the operands is not beside it.
+    // Work before the operands is not beside the transfer.
     assert!((found.transfers[0].beside_seconds / UNIT - 2.0).abs() < 1e-6);
     assert!(found.transfers[0].largest_beside.as_ref().is_some_and(|it| it.name != "a"));
 }

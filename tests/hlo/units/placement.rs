@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use meshloom::hlo::internals::{Lifetime, Reusable, Takeover, heap_size, live_bytes, reuse};
+use meshloom::analysis::internals::{Lifetime, Reusable, Takeover, heap_size, live_bytes, reuse};
 
 fn value(bytes: u64, start: u32, end: u32) -> Lifetime {
     Lifetime::new(0, bytes, BTreeMap::from([(start, end)]))

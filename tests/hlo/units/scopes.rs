@@ -1,4 +1,4 @@
-use meshloom::hlo::analysis::scopes::levels;
+use meshloom::analysis::scopes::levels;
 
 #[test]
 fn paths_are_cut() {

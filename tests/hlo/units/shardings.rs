@@ -1,4 +1,4 @@
-use meshloom::hlo::analysis::{AxisPart, shardings};
+use meshloom::analysis::{AxisPart, shardings};
 use meshloom::hlo::mesh::Mesh;
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::OpSharding;

@@ -1,13 +1,13 @@
+use meshloom::analysis::shrink::{Limits, Verdict, instruction_count, shrink, shrink_pair};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::hlo::shrink::{Limits, Verdict, instruction_count, shrink, shrink_pair};
 use meshloom::hlo::text::{TextOptions, print};
 
 fn read(text: &str) -> HloModuleProto {
     parse(text).unwrap_or_else(|error| panic!("{error}")).hlo_module.expect("a module")
 }
 
-/// What is left in the canonical text, read back to see that it is a program.
+/// Returns the canonical text of the module, and reads it back to check that it is a program.
 fn text(module: &HloModuleProto) -> String {
     let text = print(module, &TextOptions::canonical());
     read(&text);

@@ -1,5 +1,5 @@
+use meshloom::analysis::SliceTransfer;
 use meshloom::hlo::CollectiveKind;
-use meshloom::hlo::analysis::SliceTransfer;
 use meshloom::hlo::proto::{FrontendAttributes, HloInstructionProto};
 
 #[test]

@@ -1,6 +1,6 @@
-use meshloom::hlo::analysis::source::{SourceLine, Sources, op_name, scope};
 use meshloom::hlo::proto::stack_frame_index_proto::{FileLocation, StackFrame};
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, OpMetadata, StackFrameIndexProto};
+use meshloom::hlo::source::{SourceLine, Sources, op_name, scope};
 
 fn with(metadata: OpMetadata) -> HloInstructionProto {
     HloInstructionProto { metadata: Some(Box::new(metadata)), ..Default::default() }

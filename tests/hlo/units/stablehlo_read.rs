@@ -1,8 +1,8 @@
-//! What the text becomes, form by form; the programs of JAX are read in `tests/hlo/stablehlo.rs`.
+//! Tests of the HLO that each form of StableHLO text becomes; the programs of JAX are read in `tests/hlo/stablehlo.rs`.
 
-use meshloom::hlo::analysis::{Sources, source};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
+use meshloom::hlo::source::{self, Sources};
 use meshloom::hlo::stablehlo::{is_mlir, read};
 use meshloom::hlo::text::{TextOptions, print, print_sharding};
 
@@ -26,7 +26,7 @@ fn function(signature: &str, body: &str) -> String {
     format!("module @m {{\nfunc.func public @main{signature} {{\n{body}\n}}\n}}")
 }
 
-/// The instructions of such a program's entry that are no parameters, one a line.
+/// The instructions of such a program's entry, without its parameters, one a line.
 fn instructions(signature: &str, body: &str) -> Vec<String> {
     let text = hlo(&function(signature, body));
     let entry = text.split("ENTRY").last().unwrap();

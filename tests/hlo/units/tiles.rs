@@ -1,4 +1,4 @@
-use meshloom::hlo::analysis::memory;
+use meshloom::analysis::memory;
 use meshloom::hlo::parse::parse;
 
 /// Returns the number of bytes that a TPU needs for a parameter.

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use meshloom_weights::{Encoding, whole};
 use safetensors::Dtype;
 
-/// What a tensor of floats holds, decoded by other means.
+/// Returns the numbers of a tensor of floats, decoded by other means.
 fn numbers(raw: &Raw) -> Vec<f32> {
     let pairs = raw.bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
     match raw.dtype {

@@ -7,7 +7,7 @@ fn refused(bytes: Vec<u8>) -> String {
     message(folder.path(), open(folder.path()))
 }
 
-/// The bytes of a file that says it has a header of a length.
+/// The bytes of a file that claims a header of a length.
 fn with_length(length: u64, rest: &[u8]) -> Vec<u8> {
     [&length.to_le_bytes()[..], rest].concat()
 }
@@ -224,7 +224,7 @@ fn random_damage_never_panics() {
         opened += 1;
         for tensor in weights.tensors() {
             let region = random.region(tensor.shape());
-            // A damaged name or dtype is no fault of the file.
+            // A damaged name or dtype is not a fault of the file.
             let _ = (weights.read(tensor.name(), &region), weights.read_bytes(tensor.name(), &region));
         }
     }

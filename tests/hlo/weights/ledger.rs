@@ -26,7 +26,7 @@ fn each_tensor_is_used_once_or_skipped() {
     for pattern in ["model.layers.61.", "*.rotary_emb.inv_freq", "lm_head", "bias", "nothing.is.so."] {
         ledger.skip(pattern);
     }
-    // What may be left over may also be used.
+    // A tensor that may be left over may also be used.
     assert!(ledger.take("bias"));
     ledger.finish().unwrap();
 }

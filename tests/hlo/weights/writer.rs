@@ -234,7 +234,7 @@ fn tensors_that_cannot_be_written() {
         message(folder.path(), writer.write("model", &[1])),
         "tensor \"model\" was not declared; give all tensors when the writer is made"
     );
-    // What was refused was not written.
+    // The refused bytes were not written.
     writer.write("x", &[2; 3]).unwrap();
     writer.finish().unwrap();
     assert_eq!(open(folder.path()).unwrap().read_bytes("x", &whole(&[2])).unwrap(), [1, 1, 1, 1, 1, 2, 2, 2]);

@@ -1,9 +1,9 @@
 //! Experts with a capacity: what is dropped, and tokens that travel by all-to-all.
 
 use meshloom::ir::Literal;
-use meshloom::nn::{ExchangeSizes, ExpertExchange, MoeConfig, moe};
 use meshloom::partition::CollectiveKind::{AllGather, AllReduce, AllToAll, ReduceScatter};
 use meshloom::trace::Function;
+use meshloom_nn::{ExchangeSizes, ExpertExchange, MoeConfig, moe};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 
@@ -65,7 +65,7 @@ fn meshes_and_exchanges_drop_the_same() {
     }
 }
 
-/// As many slots as a row has tokens: nothing is dropped.
+/// With as many slots as a row has tokens, nothing is dropped.
 #[test]
 fn a_large_capacity_drops_nothing() {
     let plain = experts(8, 2);
@@ -193,7 +193,7 @@ fn all_to_all_without_capacity_is_an_error() {
     assert!(error.contains("a capacity factor, which gives an all-to-all its slots"), "{error}");
 }
 
-/// What a run config makes of `kernels.experts_exchange`.
+/// A run config with `kernels.experts_exchange` on its default chooses the exchange by bytes.
 #[test]
 fn the_run_config_chooses_by_bytes() {
     let taken = |mesh: &str, set: &[&str]| {

@@ -34,7 +34,7 @@ fn impossible_keys_are_refused() {
     check(&["mesh.axes=data=1", "target.devices=1", "train.batch=15", "model.batch_split=true"], odd);
 }
 
-/// Keys of experts say nothing about a family without.
+/// Keys of experts have no effect on a family without experts.
 #[test]
 fn a_dense_family_has_no_experts() {
     let config = config("data=8", &["model.experts_per_token=9"]);

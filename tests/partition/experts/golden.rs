@@ -1,11 +1,11 @@
 //! Routed experts and latent attention against JAX (tests/oracle/experts.safetensors), values and gradients.
 
 use meshloom::ir::TensorType;
-use meshloom::nn::{
+use meshloom::trace::{Function, Tensor, arange, value_and_grad, zeros};
+use meshloom_nn::{
     LatentAttention, LatentConfig, LatentQuery, Mlp, Moe, MoeConfig, RmsNorm, Rope, Rotary, Scoring, TokenPlaces,
     latent_attention, moe,
 };
-use meshloom::trace::{Function, Tensor, arange, value_and_grad, zeros};
 use safetensors::SafeTensors;
 
 use meshloom::ir::{DType, Literal};
@@ -26,7 +26,7 @@ fn latent_of(x: &[Tensor], is_narrow: bool) -> LatentAttention<Tensor> {
     LatentAttention { query, wkv_a: x[0], wk_rope: x[1], kv_norm: x[2], wkv_b: x[3], wo: x[4] }
 }
 
-/// What a case computes of `x` and its weights.
+/// Computes a case from `x` and its weights.
 fn computation(case: &str, x: Tensor, weights: &[Tensor]) -> (Tensor, Tensor) {
     let config = MoeConfig { mlp: 4, ..experts(8, 3) };
     match case {

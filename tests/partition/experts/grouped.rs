@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::emit::ProgramForm;
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType::{BF16, F16, F32, S32};
 use meshloom::ir::{DType, Graph, Literal};
 use meshloom::kernels::{ExpertsKernel, Kernels};
-use meshloom::nn::{MoeConfig, moe};
 use meshloom::ops::Op;
-use meshloom::pjrt::PlatformKind;
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Function, Tensor, TensorSpec, ragged_dot, value_and_grad, vmap};
+use meshloom_nn::{MoeConfig, moe};
 
 use super::masked::all_masked;
 use super::meshes::{config, loss_and_gradients, random_mesh};
@@ -95,7 +95,7 @@ impl Product {
     }
 }
 
-/// A loop over blocks of so many rows, which start at multiples of that or where groups do.
+/// A loop over blocks of so many rows, which start at multiples of that number or where groups start.
 fn loops(rows: usize, platform: PlatformKind) -> Kernels {
     Kernels { rows: Some(rows), ..Kernels::portable(platform) }
 }
@@ -153,7 +153,7 @@ fn groups_of_any_size() {
     }
 }
 
-/// Rows that are no multiple of the block: none is counted twice.
+/// Rows that are not a multiple of the block: none is counted twice.
 #[test]
 fn rows_that_blocks_do_not_divide() {
     for (rows, block) in [(23, 4), (23, 7), (23, 23), (23, 100), (1, 4), (9, 8)] {
@@ -191,7 +191,7 @@ fn narrow_numbers() {
 /// Grouped products by kernels for TPU.
 const MOSAIC: Kernels = Kernels { experts: ExpertsKernel::Mosaic, ..Kernels::portable(PlatformKind::Tpu) };
 
-/// Kernels for TPU, with all that stands around them: their text is interpreted.
+/// Kernels for TPU, with all ops around them: their text is interpreted.
 fn by_kernels(graph: &Graph, inputs: &[Literal]) -> Vec<Vec<f64>> {
     let lowered = lowered(graph, MOSAIC);
     assert!(lowered.kernels.iter().all(|used| used.implementation == "mosaic"), "{:?}", lowered.kernels);
@@ -237,7 +237,8 @@ fn by_mosaic_kernels() {
 /// Grouped products by XLA's instruction.
 const RAGGED_DOT: Kernels = Kernels { experts: ExpertsKernel::RaggedDot, ..Kernels::portable(PlatformKind::Tpu) };
 
-/// What stands around the instruction, which is computed by what its documentation says: no CPU plugin runs it.
+/// Interprets the emitted program, and computes the `ragged-dot` in it by its documentation, since no CPU plugin runs
+/// it.
 fn by_documentation(graph: &Graph, inputs: &[Literal]) -> Vec<Vec<f64>> {
     let options = LowerOptions { kernels: RAGGED_DOT, ..LowerOptions::default() };
     let lowered = lower(graph, &options).unwrap_or_else(|error| panic!("{error}"));
@@ -289,7 +290,7 @@ fn masked(config: &MoeConfig, inputs: &[Literal]) -> Vec<Vec<f64>> {
 #[test]
 fn experts_by_the_instruction() {
     let config = MoeConfig { batch_parts: 4, expert_groups: 2, ..experts(8, 3) };
-    let graph = with_gradients(&config, ROWS, meshloom::nn::moe);
+    let graph = with_gradients(&config, ROWS, meshloom_nn::moe);
     let inputs = random_inputs(&graph, 5);
     let expected = masked(&config, &inputs);
     let (mesh, rules) = (Mesh::parse("data=2,fsdp=2,expert=2", 8).expect("a mesh"), rules(&[]));

@@ -1,12 +1,12 @@
-//! The batch-split layer: its halves wait for nothing of each other, and stand in turns in the program.
+//! The batch-split layer: its halves wait for nothing of each other, and take turns in the program.
 
 use meshloom::compile::Partitioned;
 use std::sync::Arc;
 
-use meshloom::nn::{Angles, DecoderLayer, RowInputs, TokenPlaces};
 use meshloom::ops::Op;
 use meshloom::partition::{CollectiveKind, collective_of};
 use meshloom::trace::{Function, MapTree, Tensor, value_and_grad};
+use meshloom_nn::{Angles, DecoderLayer, RowInputs, TokenPlaces};
 
 use super::interpreted;
 use super::meshes::config;
@@ -127,7 +127,7 @@ fn halves_stand_in_turns_and_wait_for_nothing_of_each_other() {
     {
         assert!(!program.depends(of_one.max(of_other), of_one.min(of_other)), "{of_one} {of_other}");
     }
-    // Between a collective and the first product that needs it stand products of the other half.
+    // Products of the other half come between a collective and the first product that needs it.
     for collective in [dispatch, other_dispatch, combine, other_combine] {
         let until = program.first_use(collective);
         let meanwhile =

@@ -1,8 +1,8 @@
 //! Routed experts against every expert applied to every token, and masked.
 
 use meshloom::ir::Literal;
-use meshloom::nn::{ExpertExchange, Moe, MoeConfig, Scoring, moe};
 use meshloom::trace::{Function, Tensor, arange, einsum};
+use meshloom_nn::{ExpertExchange, Moe, MoeConfig, Scoring, moe};
 
 use super::interpreted;
 use meshloom::ir::DType;
@@ -100,7 +100,7 @@ fn slots_are_filled_in_the_order_of_tokens() {
     }
 }
 
-/// Nobody chooses experts 1 and 5, nor any of group 1 of 4: nothing comes of them, and nothing is not a number.
+/// No token chooses experts 1 and 5, nor any of group 1 of 4: these contribute nothing, and no result is NaN.
 #[test]
 fn an_expert_may_have_no_token() {
     let starved = [1, 2, 3, 5];

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use meshloom::ir::{Literal, Name};
-use meshloom::nn::{Batch, DecoderConfig, initialize};
 use meshloom::ops::RematPolicy;
-use meshloom::trace::{Function, MapTree, Tree, value_and_grad};
+use meshloom::trace::{Function, MapTree, Tree, initialize, value_and_grad};
+use meshloom_nn::{Batch, DecoderConfig};
 use meshloom_train::config::RunConfig;
 
 use super::{interpreted, interpreted_over};

@@ -12,9 +12,9 @@ mod stages;
 mod traffic;
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::{Graph, Literal};
 use meshloom::kernels::Kernels;
-use meshloom::pjrt::PlatformKind;
 use meshloom::sharding::{Mesh, RuleSets};
 use support::interpret::interpret;
 use support::spmd::run_local;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use meshloom::nn::{ExpertExchange, MoeConfig, moe};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, Tensor, VmapOptions, checkpoint, scan, value_and_grad, vmap_with};
+use meshloom_nn::{ExpertExchange, MoeConfig, moe};
 
 use super::{interpreted, interpreted_over};
 use meshloom::ir::Graph;
@@ -29,7 +29,7 @@ fn stages(config: &MoeConfig, rows: Rows, mapped: bool) -> Arc<Graph> {
     let mut input = stream(rows);
     input.ty.dims.insert(0, STAGES);
     input.axes.insert(0, meshloom::ir::Name::new("activation_stage"));
-    let stage = |x: Tensor, params: meshloom::nn::Moe<Tensor>| {
+    let stage = |x: Tensor, params: meshloom_nn::Moe<Tensor>| {
         let layer = |x: Tensor, params| {
             checkpoint(RematPolicy::Full, (x, params), |(x, params)| {
                 let (added, loss) = moe(x, &params, config);
@@ -69,13 +69,13 @@ fn stages_keep_to_themselves() {
     let reference = stages(&plain, rows, false);
     let inputs = random_inputs(&reference, 9);
     let expected = interpreted(&reference, &inputs);
-    // The stages are no batch here.
+    // The stages are not a batch here.
     let batch: &[(&str, &[&str])] = &[
         ("activation_batch", &["data", "fsdp", "expert"]),
         ("activation_batch_no_exp_moe", &["data", "fsdp"]),
         ("layers", &["stage"]),
     ];
-    // As many slots as tokens.
+    // There are as many slots as tokens.
     let all_slots = Some(8.0 / 3.0);
     let meshes = [
         ("stage=2,fsdp=2,expert=2", 2, 2, 1, None),

@@ -1,9 +1,9 @@
-//! What one block of experts moves, counted by hand.
+//! The bytes that one block of experts moves, counted by hand.
 
-use meshloom::nn::{MoeConfig, moe};
 use meshloom::partition::CollectiveKind::{AllGather, AllReduce, ReduceScatter};
 use meshloom::partition::Ledger;
 use meshloom::trace::{Function, value_and_grad};
+use meshloom_nn::{MoeConfig, moe};
 
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::sharding::{Mesh, RuleSets};
@@ -33,8 +33,8 @@ pub fn ledger_by(rules: &RuleSets, config: &MoeConfig, rows: Rows, mesh: &str) -
     Ledger::of(&lowered.partitioned().expect("a local program").graph, &mesh)
 }
 
-/// What goes over the axis of experts alone: tokens and their choices to the experts, results back; and the same for
-/// the gradients, with the tokens once more, as they are not kept gathered.
+/// Over the axis of experts alone go tokens and their choices to the experts, and results back; and the same for the
+/// gradients, with the tokens once more, as they are not kept gathered.
 #[test]
 fn tokens_are_gathered_and_results_scattered() {
     let rows = Rows { batch: 8, length: 12, embed: 16 };

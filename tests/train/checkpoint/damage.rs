@@ -55,7 +55,7 @@ fn edit_manifest(folder: &Path, from: &str, to: &str) {
 
 type Change = fn(&Path);
 
-/// What is done to the newest checkpoint, the file that the error names, and what it says.
+/// The changes to the newest checkpoint: a name, the change, the file that the error names, and a part of the error.
 const CASES: &[(&str, Change, &str, &str)] = &[
     (
         "a byte of a value",
@@ -370,7 +370,7 @@ fn all_may_be_damaged() {
     assert!(error.ends_with("it is missing; there is no older one"), "{error}");
 }
 
-/// What is not the checkpoint's does not disturb it.
+/// Files that are not the checkpoint's do not disturb it.
 #[test]
 fn other_files_may_lie_beside() {
     let directory = Directory::new();

@@ -81,7 +81,7 @@ fn it_is_due_when_a_multiple_was_passed() {
     assert!(!(0..100).any(|step| checkpointer.is_due(step)));
 }
 
-/// What is saved is the state at the call, whatever happens to it before it is written.
+/// The state at the call is saved, whatever happens to it before it is written.
 #[test]
 fn writing_goes_on_beside_the_training() {
     let directory = tempfile::tempdir().expect("a folder");
@@ -170,7 +170,7 @@ fn runs_do_not_mix() {
             Checkpointer::new(&config(directory.path(), 0), Start::After(&older)).expect("the same run");
         assert_eq!(checkpointer.set_aside().len(), if round == 0 { 2 } else { 1 });
         assert_eq!(list(directory.path()).expect("a list").len(), 1);
-        // That step is there already.
+        // Step 2 is there already.
         checkpointer.save(about(2), &declared(), &arrays(9)).expect("nothing to do");
         checkpointer.save(about(4), &declared(), &arrays(40 + round)).expect("saved");
         checkpointer.finish().expect("written");
@@ -212,7 +212,7 @@ fn what_cannot_be_written_is_an_error() {
     assert_eq!(names(&path), ["step-00000003"]);
 }
 
-// What a process leaves that dies while it writes.
+// Tests of the files that a process leaves if it dies while it writes.
 
 const DIRECTORY: &str = "MESHLOOM_TEST_CHECKPOINTS";
 const DIES_AFTER: &str = "MESHLOOM_TEST_DIES_AFTER";
@@ -303,8 +303,8 @@ fn a_process_may_die_after_any_phase() {
     }
 }
 
-/// What the system is asked to do, in order: after a power failure too there is nothing but complete checkpoints,
-/// because each name is given after what it names is on the disk, and nothing is deleted that has its name.
+/// The calls to the system have an order that leaves only complete checkpoints even after a power failure: each name is
+/// given after the files that it names are on the disk, and no folder is deleted under its name.
 #[test]
 fn the_disk_is_told_in_order() {
     let scratch = tempfile::tempdir().expect("a folder");

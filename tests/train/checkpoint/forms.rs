@@ -107,7 +107,7 @@ const WIDTH: usize = 6;
 struct Form {
     name: &'static str,
     declared: Declared,
-    /// How the eight devices hold each value.
+    /// The way in which the eight devices hold each value.
     layout: ShardLayout,
 }
 
@@ -214,7 +214,7 @@ fn forms() -> Vec<Form> {
 }
 
 impl Form {
-    /// Which layers each value has.
+    /// The layers of each value.
     fn layers(&self) -> Vec<Vec<usize>> {
         match self.declared {
             Declared::Stacked(_) => vec![(0..LAYERS).collect()],
@@ -360,7 +360,7 @@ fn other_states_are_refused() {
     assert!(unsupported.to_string().contains("0 is of type s4, which a checkpoint cannot hold"), "{unsupported}");
     let uneven = checkpointer.save(about(1), &declared(), &vec![arrays(1).step]).expect_err("other trees");
     assert!(matches!(uneven, CheckpointError::Count { expected: 5, found: 1 }), "{uneven}");
-    // What is written is the state's bytes: under another type they are other numbers.
+    // The state is written byte by byte: under another type the bytes are other numbers.
     for (dtype, dims) in [(DType::S32, [4, 6]), (DType::BF16, [4, 6]), (DType::F64, [4, 6]), (DType::F32, [6, 4])] {
         let declared = vec![Param::new(dtype, dims, &["", ""], Init::Constant(0.0))];
         let ty = TensorType::new(DType::F32, &[4, 6]);

@@ -121,7 +121,7 @@ fn a_resumed_pipeline_has_the_same_bits() {
     check_resume(&[CIRCULAR, DROPOUT], 2, 2);
 }
 
-/// Those that stream, below, are in the small tier.
+/// This test is in the full tier alone; replicas that stream, below, are in the small tier.
 #[test]
 fn resumed_replicas_have_the_same_bits() {
     for replicas in cases("train resumes of replicas", 0, [DILOCO]) {

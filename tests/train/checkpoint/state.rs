@@ -56,7 +56,7 @@ pub fn literals(number: u64) -> State<Literal> {
     declared().map(|_, param| literal(&param.spec.ty, number))
 }
 
-/// How each value lies on the eight devices.
+/// The layout of each value on the eight devices.
 pub fn layouts() -> State<ShardLayout> {
     let boxes = |dims: &[usize], of: &dyn Fn(usize) -> Vec<std::ops::Range<usize>>| {
         ShardLayout::from_boxes(dims, (0..8).map(of).collect()).expect("boxes")

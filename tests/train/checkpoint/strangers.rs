@@ -1,4 +1,4 @@
-//! A checkpoint from elsewhere is data: it says what a model is, and nothing of what is done with it.
+//! A checkpoint from elsewhere is data: it says what a model is, and nothing about its use.
 
 use std::fs;
 
@@ -8,8 +8,8 @@ use meshloom_train::published::StoredModel;
 use super::damage::seal;
 use super::state::write;
 
-/// What a stranger would like to say: where files go, what compilers are told, which plugin and caches are used, which
-/// files are read.
+/// The keys that a stranger would like to set: where files go, options of compilers, plugin and caches, and the files
+/// that are read.
 const WISHES: &str = r#"
 [model]
 layers = 3
@@ -69,7 +69,7 @@ fn a_checkpoint_says_what_the_model_is_and_nothing_else() {
     };
     let own = ["model.layers=3", "mesh.axes=data=1", "target.devices=1", "target.processes=1"];
     assert_eq!(open(&[]).expect("a model"), expected(&own));
-    // Who uses it says the rest.
+    // The user of the model gives the other keys.
     let said = ["target.compile_cache=", "model.seq=64"];
     assert_eq!(open(&said).expect("a model"), expected(&[&own[..], &said].concat()));
 }

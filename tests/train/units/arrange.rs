@@ -1,8 +1,8 @@
 use meshloom::ir::{DType, Literal, TensorType};
-use meshloom::nn::{ContextOrder, TokenOrder};
+use meshloom_nn::{ContextOrder, TokenOrder};
 use meshloom_train::internals::arranged;
 
-/// What stands at an index is the token of that index's place, in every row and with all of its elements.
+/// Each index holds the token of its place, in every row and with all of its elements.
 #[test]
 fn rows_are_arranged_by_places() {
     let of_rows = Literal::from_fn(TensorType::new(DType::F32, &[2]), |index| index as f64);

@@ -1,4 +1,4 @@
-//! The program `meshloom-processes`: it is `meshloom` as one of several processes, or of several replicas apart.
+//! The program `meshloom-processes`: `meshloom` as one of several processes or separate replicas.
 
 use std::process::ExitCode;
 

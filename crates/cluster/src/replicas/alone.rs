@@ -8,7 +8,7 @@ use super::blobs::{Blob, Blobs, RunName};
 use super::port::{Limits, Say};
 use super::{ReplicaError, ReplicaOptions, Replicas, system};
 
-/// A port at which something is offered.
+/// A port that offers bytes to readers.
 #[derive(Debug)]
 pub struct Port {
     blobs: Blobs,
@@ -17,10 +17,10 @@ pub struct Port {
 }
 
 impl Port {
-    /// Listens on loopback, as a replica of a run.
+    /// Listens on loopback, as a replica of a run would.
     ///
     /// # Errors
-    /// The system lets nobody listen.
+    /// The system does not allow listening.
     pub fn listen(run: &str, limits: Limits, say: Say) -> Result<Port, ReplicaError> {
         let runtime = Builder::new_multi_thread().worker_threads(2).max_blocking_threads(8).enable_all().build();
         let runtime = runtime.map_err(|error| system("no threads for a port", error))?;
@@ -32,26 +32,26 @@ impl Port {
         Ok(Port { blobs, address, _runtime: runtime })
     }
 
-    /// Offers something.
+    /// Offers bytes under a name.
     pub fn offer(&self, name: &str, bytes: Vec<u8>) {
         self.blobs.offer(name.to_owned(), Blob::Bytes(bytes.into()));
     }
 
-    /// Where it listens.
+    /// The address where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many are connected.
+    /// The number of connections.
     pub fn connections(&self) -> usize {
         self.blobs.connections()
     }
 }
 
-/// A replica in one process, and what it says of those whom it refuses.
+/// Connects a replica of one process; `say` takes the lines about refused readers.
 ///
 /// # Errors
-/// As [`Replicas::connect`].
+/// The same as for [`Replicas::connect`].
 pub fn connect(options: ReplicaOptions, say: Say) -> Result<Replicas, ReplicaError> {
     Replicas::connect_saying(options, None, say)
 }

@@ -1,8 +1,8 @@
-//! Bytes that processes read from each other by name, over gRPC: who has some offers them, who needs them asks, and
-//! waits where they are not there yet.
+//! Bytes that processes read from each other by name, over gRPC. A process offers bytes; a reader asks for them, and
+//! waits until they are offered.
 //!
-//! Both a question and its answer name the run and what is read. So what belongs to another run, another round or
-//! another replica is refused, whoever sends it, and by whatever mistake.
+//! Both a question and its answer name the run and the bytes. So bytes of another run, another round or another replica
+//! are refused, whoever sends them and whatever the mistake.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -19,7 +19,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::uri::PathAndQuery;
-use meshloom_store::{Tls, endpoint};
 use prost::Message;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -34,20 +33,21 @@ use tower_service::Service;
 
 use super::port::{Connection, Door, Limits, Say, accept};
 use super::{ReplicaError, lock};
+use crate::store::{Tls, endpoint};
 
-/// The only method. It is not in a `.proto`: both ends are this file.
+/// The only method. It is not in a `.proto`, because both ends are in this file.
 const METHOD: &str = "/meshloom.Replicas/Read";
-/// Bytes of a piece; gRPC takes up to 4 MiB in a message.
+/// The number of bytes of a piece; gRPC takes up to 4 MiB in a message.
 const PIECE: usize = 1 << 20;
-/// Bytes of a piece of a file, which takes memory for each that reads it.
+/// The number of bytes of a piece of a file. Each reader of a file takes that much memory.
 const FILE_PIECE: usize = 1 << 18;
-/// Bytes of a question, with room.
+/// The most bytes of a question, with room to spare.
 const LARGEST_QUESTION: usize = 4096;
-/// How much may be under way: more than a link of 1 Gbit/s holds in half a second.
+/// The number of bytes that may be under way: more than a link of 1 Gbit/s holds in half a second.
 const WINDOW: u32 = 64 << 20;
-/// How long a question waits before it is asked again.
+/// The time that a question waits before it is asked again.
 const WAIT: Duration = Duration::from_secs(20);
-/// How long the next piece of an answer is waited for.
+/// The time that the reader waits for the next piece of an answer.
 const NEXT_PIECE: Duration = Duration::from_secs(60);
 
 /// The name of a run, which its replicas agree on when it begins.
@@ -65,17 +65,17 @@ struct Question {
 struct Piece {
     #[prost(bytes = "bytes", tag = "1")]
     bytes: Bytes,
-    /// Bytes of all pieces.
+    /// The number of bytes of all pieces together.
     #[prost(uint64, tag = "2")]
     total: u64,
-    /// What this is a piece of.
+    /// The name of the bytes that this is a piece of.
     #[prost(string, tag = "3")]
     name: String,
     #[prost(string, tag = "4")]
     run: String,
 }
 
-/// What somebody may read.
+/// The bytes that a process offers, from memory or from a file.
 #[derive(Clone, Debug)]
 pub(super) enum Blob {
     Bytes(Bytes),
@@ -83,7 +83,7 @@ pub(super) enum Blob {
 }
 
 impl Blob {
-    /// Sends all pieces. It ends where nobody reads any more.
+    /// Sends all pieces. It ends early if the reader has gone.
     async fn send(self, of: &Question, to: &Pieces) -> Result<(), Unsent> {
         self.send_pieces(of, to).await?;
         to.sent().await
@@ -94,7 +94,7 @@ impl Blob {
         match self {
             Blob::Bytes(mut bytes) => {
                 let total = bytes.len() as u64;
-                // At least one, which says how many bytes there are.
+                // At least one piece is sent, because it states the number of bytes.
                 loop {
                     to.send(piece(bytes.split_to(bytes.len().min(PIECE)), total)).await?;
                     if bytes.is_empty() {
@@ -128,22 +128,22 @@ impl Blob {
     }
 }
 
-/// Reads from a disk, which no task may wait for.
+/// Reads from a disk in a thread of its own, because a task must not block.
 async fn in_thread<T: Send + 'static>(read: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, Unsent> {
     let read = tokio::task::spawn_blocking(read).await.map_err(io::Error::other);
     read.and_then(|read| read).map_err(Unsent::Unreadable)
 }
 
-/// Why an answer ends early.
+/// The reason why an answer ends early.
 enum Unsent {
-    /// Nobody reads it any more.
+    /// The reader has gone.
     Left,
-    /// A piece was not read for too long.
+    /// A piece was not read in time.
     Unread,
     Unreadable(io::Error),
 }
 
-/// Where the pieces of an answer go.
+/// The channel that takes the pieces of an answer.
 struct Pieces {
     sender: mpsc::Sender<Result<Piece, Status>>,
     unread: Duration,
@@ -178,12 +178,13 @@ impl Shared {
     }
 }
 
-/// What this process offers.
+/// The bytes that this process offers.
 #[derive(Clone, Debug)]
 pub(super) struct Blobs(Arc<Shared>);
 
 impl Blobs {
-    /// Listens; also where, as the system chose it for port 0. In a runtime, in which it answers until that ends.
+    /// Listens, and returns the address too, because the system chooses the port for port 0. It must be called in a
+    /// runtime, and answers until that ends.
     pub(super) fn listen(
         on: SocketAddr,
         tls: Option<&PeerTls>,
@@ -220,18 +221,18 @@ impl Blobs {
         Ok((blobs, address))
     }
 
-    /// Offers something, from now on.
+    /// Offers bytes under a name from now on.
     pub(super) fn offer(&self, name: String, blob: Blob) {
         lock(&self.0.blobs).insert(name, blob);
         self.0.changed.send_replace(());
     }
 
-    /// Forgets what is not to be kept.
+    /// Stops offering the names that are not to be kept.
     pub(super) fn retain(&self, keep: impl Fn(&str) -> bool) {
         lock(&self.0.blobs).retain(|name, _| keep(name));
     }
 
-    /// How many are connected.
+    /// The number of connections.
     pub(super) fn connections(&self) -> usize {
         self.0.door.count()
     }
@@ -251,7 +252,7 @@ impl fmt::Debug for PeerTls {
 }
 
 impl PeerTls {
-    /// All three; none where one is missing.
+    /// Returns the authority and the identity; `None` if one of them is missing.
     pub(super) fn of(tls: &Tls) -> Option<PeerTls> {
         Some(PeerTls { authority: tls.authority.clone()?, identity: tls.identity.clone()? })
     }
@@ -261,7 +262,7 @@ impl PeerTls {
     }
 }
 
-/// Answers questions.
+/// The gRPC service that answers questions.
 #[derive(Clone)]
 struct Answers(Blobs);
 
@@ -290,7 +291,7 @@ impl Service<http::Request<Body>> for Answers {
 }
 
 impl Answers {
-    /// What is asked for, once it is there.
+    /// Returns the bytes that a question asks for, once they are offered.
     async fn found(&self, question: &Question, connection: &Connection) -> Result<Blob, Status> {
         let shared = &*self.0.0;
         let mut changed = shared.changed.subscribe();
@@ -306,7 +307,7 @@ impl Answers {
                         return Ok(blob);
                     }
                 }
-                // The sender is in `shared`.
+                // The sender is in `shared`, so this cannot fail.
                 let _ = changed.changed().await;
             }
         };
@@ -350,7 +351,7 @@ impl ServerStreamingService<Question> for Answers {
                 };
                 drop(reading);
                 if let Some(limit) = reason {
-                    // A stream that is not read cannot be ended by itself: what is under way stays in memory.
+                    // A stream that is not read cannot be ended by itself: the bytes under way would stay in memory.
                     connection.close();
                     let reason = format!("it has not read {} for {} s", question.name, limit.as_secs_f64());
                     door.refuse(connection.address, &reason);
@@ -361,12 +362,12 @@ impl ServerStreamingService<Question> for Answers {
     }
 }
 
-/// Why something was not read.
+/// The reason why bytes were not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unread {
-    /// It does not come, or not whole; it may come later.
+    /// They do not come, or not completely. They may come later.
     Failed(String),
-    /// What came is not what was asked for.
+    /// Other bytes came than were asked for.
     Refused(String),
 }
 
@@ -377,7 +378,7 @@ impl fmt::Display for Unread {
     }
 }
 
-/// Reads what others offer.
+/// A reader of the bytes that other processes offer.
 #[derive(Debug)]
 pub(super) struct Reader {
     tls: Option<PeerTls>,
@@ -390,7 +391,7 @@ impl Reader {
         Reader { tls, run, channels: Mutex::default() }
     }
 
-    /// Reads what `HOST:PORT` offers under a name, once it does. It may have so many bytes; returns how many it has.
+    /// Reads the bytes that `HOST:PORT` offers under a name, once it offers them: at most `most`. Returns their number.
     pub(super) async fn read(&self, address: &str, name: &str, most: u64, mut to: impl Write) -> Result<u64, Unread> {
         loop {
             match self.read_now(address, name, most, &mut to).await {
@@ -403,7 +404,7 @@ impl Reader {
         }
     }
 
-    /// What cannot be taken is a failed precondition.
+    /// Reads once. An answer that must be refused is a failed precondition.
     async fn read_now(&self, address: &str, name: &str, most: u64, to: &mut impl Write) -> Result<u64, Status> {
         let refused = |reason: String| Err(Status::failed_precondition(reason));
         let late = |_| Status::unavailable(format!("nothing came for {} s", NEXT_PIECE.as_secs()));
@@ -418,7 +419,7 @@ impl Reader {
         let (mut stream, mut read, mut announced) = (stream.into_inner(), 0, None);
         loop {
             let next = tokio::time::timeout(NEXT_PIECE, stream.message()).await.map_err(late)?;
-            // Whatever it says, some of it has been taken: it is not to be asked for as if nothing had come.
+            // Some bytes have been taken, so the question must not be asked again as if none had come.
             let next = next.map_err(|status| Status::data_loss(status.message()))?;
             let Some(piece) = next else {
                 return Err(Status::data_loss(format!("the connection ended after {read} bytes")));
@@ -457,7 +458,7 @@ impl Reader {
     }
 }
 
-/// An error with what is behind it: the outermost says only that a transport failed.
+/// The text of an error with its causes: the outermost only says that a transport failed.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))

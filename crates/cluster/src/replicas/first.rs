@@ -1,4 +1,4 @@
-//! The first process of a replica: it comes, decides with the others, and reads their messages.
+//! The first process of a replica: it joins the run, decides with the others, and reads their messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,14 +8,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use meshloom_store::{Store, StoreError, StoreOptions};
-use meshloom_train::exchange::Judge;
+use meshloom_train::peers::Judge;
 use tokio::runtime::{Handle, Runtime};
 
 use super::blobs::{Blob, Blobs, PeerTls, Reader, RunName, Unread};
 use super::port::{Limits, Say};
 use super::rounds::{BEGINNING, Decision, Keys, Present, Seat, Undecided, held_key, present_key, round_key, taken_key};
 use super::{ReplicaError, ReplicaOptions, json, lock, message_name, system};
+use crate::store::{Store, StoreError, StoreOptions};
 
 #[derive(Debug)]
 pub(super) struct First {
@@ -35,7 +35,7 @@ pub(super) struct First {
     under_way: Mutex<Option<UnderWay>>,
 }
 
-/// Where lines go about those who are refused.
+/// The function that takes lines about refused readers.
 struct Reports(Say);
 
 impl fmt::Debug for Reports {
@@ -52,12 +52,12 @@ struct UnderWay {
 
 pub(super) type Messages = BTreeMap<usize, Bytes>;
 
-/// How often who is waited for is named.
+/// The time between two messages that name the replicas that are waited for.
 const REMINDER: Duration = Duration::from_secs(30);
-/// How long a change of the store is waited for before it is read again.
+/// The time that a change of the store is waited for before it is read again.
 const MOMENT: Duration = Duration::from_secs(1);
 
-/// Connects as a replica. One that was started again waits until the store has forgotten the one before it.
+/// Connects as a replica. A replica that was started again waits until the store has forgotten its earlier start.
 fn connect(options: &ReplicaOptions) -> Result<Store, ReplicaError> {
     let store = StoreOptions { process: options.number, count: options.count, ..options.store.clone() };
     let deadline = Instant::now() + 2 * store.lease + MOMENT;
@@ -69,7 +69,7 @@ fn connect(options: &ReplicaOptions) -> Result<Store, ReplicaError> {
     }
 }
 
-/// Warns of an etcd that may lose what replicas have decided: it outlives them, and may be killed and start again.
+/// Warns of an etcd that may lose decisions: it outlives the replicas, and may be killed and started again.
 fn warn_of_version(store: &Store) {
     const TAKEN_BACK: [&str; 3] = ["3.5.0", "3.5.1", "3.5.2"];
     match store.version() {
@@ -82,7 +82,7 @@ fn warn_of_version(store: &Store) {
     }
 }
 
-/// Refuses an address that other hosts can reach where nothing says who may connect.
+/// Refuses an address that other hosts can reach if nothing restricts who may connect.
 fn check_open(
     listener: &'static str,
     address: std::net::SocketAddr,
@@ -137,7 +137,7 @@ impl First {
         Ok(())
     }
 
-    /// What is decided on a round that is under way, and the messages that this replica holds.
+    /// Returns the decision on a round that is under way, and the messages that this replica holds.
     pub(super) fn decided(&self, round: u64) -> Result<(Decision, Messages), ReplicaError> {
         let under_way = lock(&self.under_way).take().filter(|under_way| under_way.round == round);
         let failed = |reason: &str| ReplicaError::System { what: "a round", reason: reason.to_owned() };
@@ -147,7 +147,7 @@ impl First {
         Ok((decision, held))
     }
 
-    /// Waits until those to whom this replica gives its state have it, and ends.
+    /// Waits until the replicas that read this one's state have it, and ends.
     pub(super) fn leave(&self) -> Result<(), ReplicaError> {
         let start = Instant::now();
         let last = lock(&self.last).clone().filter(|last| last.is_given_by(self.options.number));
@@ -164,14 +164,14 @@ impl First {
             }
             self.store.wait_for_change("", since, MOMENT)?;
         }
-        // All is done: what the store says to that changes nothing.
+        // The run is over, so an error of the store changes nothing.
         if let Err(error) = self.store.leave() {
             tracing::debug!("{error}");
         }
         Ok(())
     }
 
-    /// Says that this replica is there, and returns the decision by which it takes part.
+    /// Announces this replica, and returns the decision by which it takes part.
     pub(super) fn take_part(&self, form: &str, step: u64) -> Result<Decision, ReplicaError> {
         let ReplicaOptions { number, count, least, limit, .. } = self.options;
         let own = Present { address: self.address.clone(), step, form: form.to_owned() };
@@ -182,7 +182,7 @@ impl First {
             let keys = Keys::of(&entries);
             let decision = keys.newest();
             for (&other, (lease, present)) in &keys.present {
-                // While a run goes on, nobody minds who else waits for it.
+                // While a run goes on, other replicas that wait for it do not matter.
                 let counts = |decision: &Decision| decision.members.iter().any(|seat| seat.lease == *lease);
                 if decision.is_none_or(counts)
                     && let Err(differs) = self.check_form(form, other, &present.form)
@@ -199,7 +199,7 @@ impl First {
                         return Err(ReplicaError::Ahead { number, step, others: decision.step });
                     }
                     self.store.share()?;
-                    // It is set once: who takes part is in no other run.
+                    // It is set once, because a replica takes part in only one run.
                     let _ = self.run.set(decision.run.clone());
                     *lock(&self.last) = Some(decision.clone());
                     return Ok(decision.clone());
@@ -225,8 +225,8 @@ impl First {
         }
     }
 
-    /// Waits a moment before this replica leaves, whose keys go with it: another that has not read them yet would wait
-    /// for it, and not say what differs.
+    /// Waits a moment before this replica leaves, because its keys end with it. Another replica that has not read them
+    /// yet would wait for it, and not report the difference.
     fn wait_to_be_seen(&self, since: i64) -> Result<(), ReplicaError> {
         Ok(self.store.wait_for_change("replicas/", since, 2 * MOMENT)?)
     }
@@ -241,7 +241,7 @@ impl First {
         Err(ReplicaError::Differs { number, own: own.to_owned(), other, others: others.to_owned() })
     }
 
-    /// Writes a decision, unless somebody has.
+    /// Writes a decision, unless another replica has.
     fn decide(&self, round: u64, decision: &Decision) -> Result<(), ReplicaError> {
         let written = self.store.put_shared(&round_key(round), &json(decision));
         match written {
@@ -269,7 +269,7 @@ impl First {
         Ok(())
     }
 
-    /// Reads the messages of a round, and returns what is decided on it, with what this replica holds.
+    /// Reads the messages of a round, and returns the decision on it, with the messages that this replica holds.
     fn round(
         &self,
         (round, use_at): (u64, u64),
@@ -340,7 +340,7 @@ impl First {
         Ok((decision, held))
     }
 
-    /// The messages of all who take part and live, as far as they come in time.
+    /// Returns the messages of all members that live, as far as they come in time.
     fn messages(
         &self,
         (round, length): (u64, u64),
@@ -349,7 +349,7 @@ impl First {
     ) -> Result<Messages, ReplicaError> {
         let (sender, arrived) = mpsc::channel();
         let number = self.options.number;
-        // Why the last attempt to read from a replica has failed.
+        // The reason why the last attempt to read from each replica failed.
         let reasons: Arc<Mutex<BTreeMap<usize, Unread>>> = Arc::default();
         let mut waiting: BTreeMap<usize, (Seat, tokio::task::JoinHandle<()>)> = BTreeMap::new();
         for seat in members.iter().filter(|seat| seat.replica != number) {
@@ -360,7 +360,7 @@ impl First {
                 loop {
                     let mut bytes = Vec::new();
                     let reason = match reader.read(&from.address, &name, length, &mut bytes).await {
-                        // Nobody waits for it any more where nobody receives it.
+                        // Sending fails only if the receiver has gone, and then the message is not needed.
                         Ok(read) if read == length => return drop(sender.send((from.replica, Bytes::from(bytes)))),
                         Ok(read) => Unread::Refused(format!("it has {read} bytes, and this run's have {length}")),
                         Err(reason) => reason,
@@ -386,7 +386,7 @@ impl First {
                 continue;
             }
             let keys = Keys::of(&self.store.entries("")?.0);
-            // Where the others have decided, they wait for nothing any more, and keep nothing.
+            // Once the others have decided, they wait for no message, and keep none.
             let is_late = start.elapsed() > self.options.patience || keys.decision(round).is_some();
             waiting.retain(|replica, (seat, task)| {
                 let goes_on = keys.lives(seat) && !is_late;
@@ -410,14 +410,14 @@ impl First {
     }
 }
 
-/// Whether something is of an earlier round, which all members of this one have used.
+/// Whether a name belongs to an earlier round, which all members of this one have used.
 fn is_before(name: &str, round: u64) -> bool {
     let mut parts = name.split('/');
     let is_of_round = matches!(parts.next(), Some("message" | "decision"));
     is_of_round && parts.next().and_then(|text| text.parse().ok()).is_some_and(|of: u64| of < round)
 }
 
-/// Says at times what is waited for.
+/// The time of the next message that names the replicas that are waited for.
 struct Reminder(Instant);
 
 impl Reminder {

@@ -1,23 +1,23 @@
-//! Replicas of DiLoCo that live apart: each is a run of its own, with its own mesh, hosts and plugin. Between them
-//! travel only messages, a few in a hundred steps, while they train on.
+//! Replicas of DiLoCo that run apart: each is a run of its own, with its own mesh, hosts and plugin. Only messages
+//! travel between them, a few in a hundred steps, while they train on.
 //!
 //! | file | what |
 //! |---|---|
-//! | `rounds` | what is written to the store, and what follows from it: pure |
-//! | `first` | coming, and the rounds: what the first process of a replica does |
+//! | `rounds` | the keys in the store, and the decisions that follow from them: pure |
+//! | `first` | joining, and the rounds: the work of the first process of a replica |
 //! | `blobs` | bytes that processes read from each other, over gRPC |
-//! | `port` | who may be connected for that, and for how long |
-//! | this one | what a replica is told and asked |
+//! | `port` | the limits on connections to that port |
+//! | this one | the interface by which training uses a replica |
 //!
-//! **A round.** Each replica offers its message, reads those of all who take part, and says in the store whose it
-//! holds. Whoever has the lowest number of those who live then writes the decision, once: the messages that all who
-//! live hold count. So nobody has to ask for anything after a decision, whoever dies, and all add up the same messages.
+//! **A round.** Each replica offers its message, reads those of all members, and says in the store whose it holds. The
+//! living replica with the lowest number then writes the decision, once: the messages that all living members hold
+//! count. So nothing has to be read after a decision, whichever replica dies, and all add up the same messages.
 //!
-//! **Who takes part** stands in each decision. Who has died is not in the next; who is there and waits is, and reads
-//! the outer state from the replica with the lowest number. A run goes on while as many are there as it needs; else it
-//! waits.
+//! **The members** stand in each decision. A replica that has died is not in the next one. A replica that waits is
+//! taken in, and reads the outer state from the member with the lowest number. A run goes on while it has enough
+//! members; otherwise it waits.
 //!
-//! **Several processes** of a replica: the first does all this, and the others read from it what it has read.
+//! **A replica of several processes.** The first process does all this, and the others read from it what it has read.
 
 mod blobs;
 mod first;
@@ -32,97 +32,97 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use meshloom_store::{StoreError, StoreOptions, Tls};
-use meshloom_train::exchange::Judge;
-use serde::{Deserialize, Serialize};
+use meshloom_train::peers::{Beginning, Judge, Round};
+use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::Member;
+use crate::store::{StoreError, StoreOptions, Tls};
 use blobs::{PeerTls, Reader, RunName, Unread};
 use first::First;
 use port::Say;
 use rounds::{Decision, Seat, taken_key};
 
-/// A replica among those of a run.
+/// The options of a replica among those of a run.
 #[derive(Clone, Debug)]
 pub struct ReplicaOptions {
-    /// Its number, from 0.
+    /// The number of the replica, from 0.
     pub number: usize,
-    /// How many there may be.
+    /// The most replicas that there may be.
     pub count: usize,
-    /// With fewer than so many the run waits.
+    /// The least number of replicas; with fewer the run waits.
     pub least: usize,
-    /// Where the store is, and how it is reached. It must outlive every replica.
+    /// The address of the store, and the way to reach it. The store must outlive every replica.
     pub store: StoreOptions,
-    /// Where others may read; port 0 is any.
+    /// The address where others read. Port 0 lets the system choose one.
     pub listen: SocketAddr,
-    /// `HOST:PORT` by which others reach that; none: the same.
+    /// `HOST:PORT` by which others reach the replica. `None` means the address where it listens.
     pub advertise: Option<String>,
-    /// Certificates with which replicas know each other, all three; none: what travels is not encrypted, and whoever
-    /// reaches the port may read.
+    /// All three certificates by which replicas know each other. If this is `None`, messages are not encrypted, and
+    /// anyone who reaches the port may read them.
     pub tls: Option<Tls>,
-    /// Whether it may listen beyond loopback without certificates.
+    /// Whether the replica may listen beyond loopback without certificates.
     pub insecure: bool,
-    /// How many bytes the files of an outer state may have that a replica reads when it joins.
+    /// The most bytes of the files of an outer state that a replica reads when it joins.
     pub state_bytes: u64,
-    /// How long a run waits for all before it begins with those who are there.
+    /// The time that a run waits for all replicas before it begins with those that are present.
     pub limit: Duration,
-    /// How long a replica that is alive may keep the others waiting.
+    /// The longest time that a live replica may keep the others waiting.
     pub patience: Duration,
 }
 
-/// Why a replica is no part of a run, or no longer.
+/// The reason why a replica is not part of a run, or no longer is.
 #[derive(Clone, thiserror::Error)]
 pub enum ReplicaError {
-    /// The store says so.
+    /// The store reports an error.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Its number is not one of them.
+    /// The number of the replica is too large.
     #[error("--replica {number} is not one of {count} replicas (diloco.replicas), which count from 0")]
     Number {
         /// The number.
         number: usize,
-        /// How many there may be.
+        /// The most replicas that there may be.
         count: usize,
     },
-    /// Others cannot reach it.
+    /// The replica cannot listen at an address.
     #[error(
         "the replica cannot listen at {address}: {reason}; give another address by --listen, or how others reach it by --advertise"
     )]
     Listen {
-        /// Where.
+        /// The address.
         address: String,
-        /// What the system says.
+        /// The system's reason.
         reason: String,
     },
-    /// Anybody could connect.
+    /// Anyone could connect.
     #[error(
         "{listener} would listen at {address}, which other hosts can reach, and nothing says who may connect: give \
          --store-ca, --store-cert and --store-key (`meshloom certificates DIR` makes them), or --insecure in a network \
          in which everybody is trusted"
     )]
     Open {
-        /// What would listen.
+        /// The kind of listener.
         listener: &'static str,
-        /// Where.
+        /// The address.
         address: SocketAddr,
     },
-    /// Some certificates are there, but not all.
+    /// Some certificates are given, but not all.
     #[error(
         "replicas know each other by three files, and not all are given: --store-ca, --store-cert and --store-key \
          (`meshloom certificates DIR` makes them)"
     )]
     Certificates,
-    /// What it trains is not what another trains.
+    /// A setting differs between two replicas.
     #[error("replica {number} has {own}, but replica {other} has {others}; give all replicas the same run config")]
     Differs {
         /// Its number.
         number: usize,
-        /// What it has.
+        /// Its setting.
         own: String,
-        /// Another.
+        /// The number of the other replica.
         other: usize,
-        /// What that has.
+        /// The setting of the other replica.
         others: String,
     },
     /// The others went on without it.
@@ -135,7 +135,7 @@ pub enum ReplicaError {
         number: usize,
         /// The round.
         round: u64,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// It has done more steps than the others.
@@ -147,16 +147,16 @@ pub enum ReplicaError {
         number: usize,
         /// The steps that it has done.
         step: u64,
-        /// Those of the others.
+        /// The steps that the others have done.
         others: u64,
     },
-    /// The others are done.
+    /// The run of the others has ended.
     #[error("the run of the others has ended before it took in replica {number}")]
     Ended {
         /// Its number.
         number: usize,
     },
-    /// Messages do not get through.
+    /// Messages do not arrive.
     #[error("no message of the round after step {round} has reached all replicas: the network between them is cut")]
     Cut {
         /// The round.
@@ -165,44 +165,24 @@ pub enum ReplicaError {
     /// Something cannot be read from another process.
     #[error("{what} cannot be read from {from}: {reason}")]
     Read {
-        /// What.
+        /// The name of the bytes.
         what: String,
-        /// From whom.
+        /// The process that was asked.
         from: String,
-        /// What went wrong.
+        /// The reason.
         reason: String,
     },
-    /// The machine's fault.
+    /// The system of this machine reports an error.
     #[error("{what}: {reason}")]
     System {
-        /// What could not be done.
+        /// The failed action.
         what: &'static str,
-        /// What the system says.
+        /// The system's reason.
         reason: String,
     },
 }
 
 meshloom_hlo::debug_is_message!(ReplicaError);
-
-/// How a replica begins.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Beginning {
-    /// After so many steps.
-    pub step: u64,
-    /// Whether it is to give its outer state to others, by [`Replicas::give`].
-    pub gives: bool,
-    /// The folder with the outer state that it takes; none: its own.
-    pub taken: Option<PathBuf>,
-}
-
-/// What came of a round.
-#[derive(Clone, Debug)]
-pub struct Round {
-    /// The messages that count, in the order of their replicas.
-    pub messages: Vec<Bytes>,
-    /// Whether this replica is to give its outer state to others.
-    pub gives: bool,
-}
 
 /// This replica among those of its run.
 #[derive(Debug)]
@@ -211,49 +191,49 @@ pub struct Replicas {
     part: Part,
     reader: Arc<Reader>,
     run: RunName,
-    /// Bytes of the message of the round under way, which is that of all replicas.
+    /// The number of bytes of the message of the round under way, which is the same for all replicas.
     message_bytes: AtomicU64,
     state_bytes: u64,
     runtime: Runtime,
-    /// What a replica that joins has read, until it has taken it.
+    /// The folder with the state that a joining replica has read, until the state is on the devices.
     folder: Mutex<Option<tempfile::TempDir>>,
 }
 
 /// A process of a replica.
 #[derive(Debug)]
 enum Part {
-    /// Speaks with the others.
+    /// The first process, which speaks with the other replicas.
     First { first: Arc<First>, member: Option<Arc<Member>> },
-    /// Reads from the first at an address.
+    /// Another process, which reads from the first at an address.
     Other { address: String, member: Arc<Member> },
 }
 
 /// The name under which processes of a replica find its first.
 const FIRST: &str = "replica";
-/// The name under which it tells them how the replica begins.
+/// The name under which the first process tells the others how the replica begins.
 const BEGIN: &str = "replica-begin";
-/// The most bytes of a decision, and of a list of files.
+/// The most bytes of a decision, or of a list of files.
 const LARGEST_LIST: u64 = 4 << 20;
-/// How long a question to the first process waits before the others are looked after.
+/// The time that a question to the first process waits before the other processes are checked.
 const REMINDER: Duration = Duration::from_secs(30);
 
 impl Replicas {
     /// Connects to the store, and listens. `member` is this process among those of the replica, if it has several.
     ///
     /// # Errors
-    /// The store does not answer; another process has this number; nobody may listen there.
+    /// The store does not answer; another process has this number; the system does not allow listening at the address.
     pub fn connect(options: ReplicaOptions, member: Option<&Arc<Member>>) -> Result<Replicas, ReplicaError> {
         let number = options.number;
         Replicas::connect_saying(options, member, Arc::new(move |line| tracing::warn!("replica {number}: {line}")))
     }
 
-    /// The same; it says who was refused.
+    /// Connects in the same way. `say` takes the lines about refused readers.
     pub(crate) fn connect_saying(
         options: ReplicaOptions,
         member: Option<&Arc<Member>>,
         say: Say,
     ) -> Result<Replicas, ReplicaError> {
-        // Those that read files for others.
+        // The threads that read files for other processes.
         const BLOCKING_THREADS: usize = 8;
         let ReplicaOptions { number, count, state_bytes, .. } = options;
         if number >= count {
@@ -291,10 +271,10 @@ impl Replicas {
     }
 
     /// Returns when the run begins, or when it has taken in this replica, which is ready for the step after `step`.
-    /// `form` is what replicas have alike: lines such as `train.batch = 8`.
+    /// `form` has the settings that all replicas must share: lines such as `train.batch = 8`.
     ///
     /// # Errors
-    /// Others have another form; the store does not answer.
+    /// Another replica has another form; the store does not answer.
     pub fn begin(&self, form: &str, step: u64) -> Result<Beginning, ReplicaError> {
         match &self.part {
             Part::First { first, member } => {
@@ -317,7 +297,7 @@ impl Replicas {
                 Ok(beginning)
             }
             Part::Other { address, member } => {
-                // However long the replica waits for others.
+                // The wait has no limit, because the replica may wait for others as long.
                 let told = loop {
                     match member.store().get_from_others(BEGIN, REMINDER) {
                         Err(StoreError::DeadlineExceeded { .. }) => {}
@@ -326,7 +306,7 @@ impl Replicas {
                 };
                 let told = serde_json::from_slice(&told).map_err(|error| unreadable(&error))?;
                 let (run, mut beginning): (String, Beginning) = told;
-                // It is set once: a process begins once.
+                // It is set once, because a process begins once.
                 let _ = self.run.set(run);
                 if beginning.taken.is_some() {
                     let first = Seat { replica: self.number, lease: 0, address: address.clone() };
@@ -337,20 +317,21 @@ impl Replicas {
         }
     }
 
-    /// Offers the message of a round, and has those of the others read meanwhile. Its outer parameters come in after
-    /// step `use_at`. A message that `judge` refuses, the replica's own too, is not held, and so counts for none.
+    /// Offers the message of a round, and reads those of the others meanwhile. The outer parameters of the round come
+    /// in after step `use_at`. A message that `judge` refuses, the replica's own included, is not held, and so does not
+    /// count on any replica.
     ///
     /// # Errors
     /// No thread can be started.
     pub fn send(&self, round: u64, use_at: u64, message: Vec<u8>, judge: Judge) -> Result<(), ReplicaError> {
-        // By now the state is on the devices.
+        // By now the state is on the devices, so the folder is not needed any more.
         lock(&self.folder).take();
         self.message_bytes.store(message.len() as u64, Ordering::Relaxed);
         let Part::First { first, .. } = &self.part else { return Ok(()) };
         first.send((round, use_at), (message.into(), judge), self.runtime.handle())
     }
 
-    /// What came of a round, once it is decided.
+    /// Returns the outcome of a round, once it is decided.
     ///
     /// # Errors
     /// The others went on without this replica; the store does not answer.
@@ -363,7 +344,8 @@ impl Replicas {
                 let number = self.number;
                 let message = |replica: &usize| {
                     let reason = format!("it does not hold the message of replica {replica}");
-                    held.get(replica).cloned().ok_or(ReplicaError::LeftBehind { number, round, reason })
+                    let message = held.get(replica).map(|message| message.to_vec());
+                    message.ok_or(ReplicaError::LeftBehind { number, round, reason })
                 };
                 let messages = decision.messages.iter().map(message).collect::<Result<_, _>>()?;
                 Ok(Round { messages, gives: decision.is_given_by(number) })
@@ -372,15 +354,16 @@ impl Replicas {
                 let bytes = self.read_from_first(&decision_name, LARGEST_LIST)?;
                 let decision: Decision = serde_json::from_slice(&bytes).map_err(|error| unreadable(&error))?;
                 let most = self.message_bytes.load(Ordering::Relaxed);
-                let read = |&replica: &usize| self.read_from_first(&message_name(round, replica), most);
+                let read =
+                    |&replica: &usize| self.read_from_first(&message_name(round, replica), most).map(Vec::<u8>::from);
                 let messages = decision.messages.iter().map(read).collect::<Result<_, _>>()?;
                 Ok(Round { messages, gives: decision.is_given_by(self.number) })
             }
         }
     }
 
-    /// Gives the outer state after a step, which lies in the files of a folder, to those who join. The folder stays
-    /// until this replica ends or gives another.
+    /// Offers the outer state after a step, from the files of a folder, to replicas that join. The folder stays until
+    /// this replica ends or offers another.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -391,7 +374,7 @@ impl Replicas {
         }
     }
 
-    /// Ends: all rounds that this replica has part in are decided. Waits until those to whom it gives its state have
+    /// Ends this replica's part; all its rounds have been decided. It waits until the replicas that read its state have
     /// it.
     ///
     /// # Errors
@@ -401,7 +384,7 @@ impl Replicas {
         first.leave()
     }
 
-    /// Tells the others at once that this replica is gone.
+    /// Tells the others at once that this replica is lost.
     pub fn fail(&self) {
         if let Part::First { first, .. } = &self.part
             && let Err(error) = first.store.leave()
@@ -410,13 +393,13 @@ impl Replicas {
         }
     }
 
-    /// What the first process of this replica offers.
+    /// Reads bytes that the first process of this replica offers.
     fn read_from_first(&self, name: &str, most: u64) -> Result<Bytes, ReplicaError> {
         let Part::Other { address, member } = &self.part else { return Ok(Bytes::new()) };
         let mut bytes = Vec::new();
         let mut reading = Box::pin(self.reader.read(address, name, most, &mut bytes));
         let read = loop {
-            // It may take long: meanwhile the others are looked after.
+            // Reading may take long, so the other processes are checked meanwhile.
             let turn = self.runtime.block_on(async { tokio::time::timeout(REMINDER, reading.as_mut()).await });
             member.store().check_others()?;
             if let Ok(read) = turn {
@@ -464,7 +447,7 @@ impl Replicas {
         Ok(path)
     }
 
-    /// Reads again where a connection has broken.
+    /// Tries again if a connection has broken.
     fn insist<T>(mut read: impl FnMut() -> Result<T, ReplicaError>) -> Result<T, ReplicaError> {
         const TIMES: usize = 5;
         for _ in 1..TIMES {
@@ -486,7 +469,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// It cannot fail: nothing here has keys that are no strings.
+/// Writes JSON. It cannot fail, because all keys here are strings.
 fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }

@@ -1,8 +1,8 @@
-//! The port at which others read: who may stay connected, for how long, and what is said of those who may not.
+//! The port at which others read: how long connections may stay, and the lines about those that are refused.
 //!
-//! Whoever can reach the port can connect. So a connection counts as a stranger's until it has asked for something of
-//! this run. Strangers are closed after a while, and at once where a newcomer needs the place: a run's own peers ask
-//! as soon as they are connected.
+//! Anyone who can reach the port can connect. So a connection counts as a stranger's until it has asked for something
+//! of this run. Strangers are closed after a while, or at once if a newcomer needs the place: a run's own peers ask as
+//! soon as they are connected.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,42 +23,42 @@ use tonic::transport::server::Connected;
 
 use super::lock;
 
-/// How much others may take.
+/// Limits on the resources that others may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time.
+    /// The number of connections at a time.
     pub connections: usize,
-    /// Streams of a connection at a time.
+    /// The number of streams of a connection at a time.
     pub streams: u32,
-    /// How long a connection may be silent: one that is alive answers pings.
+    /// The longest silence of a connection. A live one answers pings.
     pub silence: Duration,
-    /// How long a connection may take until it has asked for something of this run.
+    /// The time within which a connection must have asked for something of this run.
     pub question: Duration,
-    /// How long a piece of an answer may wait until it is read.
+    /// The time within which a piece of an answer must be read.
     pub unread: Duration,
-    /// How long an answer may take.
+    /// The time that a whole answer may take.
     pub answer: Duration,
 }
 
 impl Limits {
-    /// Limits for a port from which so many read, in answers that may each take this long.
+    /// Returns the limits for a port with so many readers, if each answer may take as long as `answer`.
     pub fn of(readers: usize, answer: Duration) -> Limits {
-        // A peer whose connection breaks comes again before the old one is closed.
+        // A peer whose connection breaks comes back before the old connection is closed.
         let connections = (2 * readers).max(128);
         let (silence, question) = (Duration::from_secs(30), Duration::from_secs(30));
         Limits { connections, streams: 8, silence, question, unread: Duration::from_secs(60), answer }
     }
 
-    /// How often a silent connection is pinged.
+    /// The interval between pings of a silent connection.
     pub(super) fn ping(&self) -> Duration {
         self.silence / 3
     }
 }
 
-/// Takes each line about somebody who was refused.
+/// A function that takes each line about a refused connection or question.
 pub type Say = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Who is connected.
+/// The open connections.
 pub(super) struct Door {
     pub(super) limits: Limits,
     connections: Mutex<VecDeque<Arc<Connection>>>,
@@ -72,12 +72,12 @@ impl fmt::Debug for Door {
     }
 }
 
-/// What was said lately.
+/// The lines that were reported lately.
 struct Said {
     since: Instant,
     lines: usize,
     unsaid: usize,
-    /// Said again and again by who tries again and again.
+    /// The last line, which a peer that tries again and again would repeat.
     last: String,
 }
 
@@ -87,7 +87,7 @@ impl Door {
         Door { limits, connections: Mutex::default(), said, say }
     }
 
-    /// Says that somebody was refused, and why. A flood of refusals does not become one of lines.
+    /// Reports that a peer was refused, and why. A flood of refusals does not become a flood of lines.
     pub(super) fn refuse(&self, who: impl fmt::Display, reason: &str) {
         const LINES: usize = 16;
         const WITHIN: Duration = Duration::from_secs(10);
@@ -111,8 +111,8 @@ impl Door {
         }
     }
 
-    /// Lets somebody in. Where the house is full, the stranger goes who has been there for longest; where there is
-    /// none, a peer that asks for nothing now, which connects again when it needs to.
+    /// Lets a peer in. If all places are taken, the oldest stranger is closed; without a stranger, the oldest peer that
+    /// reads nothing now, which connects again when it needs to.
     fn enter(&self, peer: SocketAddr) -> Option<Arc<Connection>> {
         let mut connections = lock(&self.connections);
         if connections.len() >= self.limits.connections {
@@ -149,13 +149,13 @@ impl Door {
         }
     }
 
-    /// How many are connected.
+    /// The number of connections.
     pub(super) fn count(&self) -> usize {
         lock(&self.connections).len()
     }
 }
 
-/// Somebody who is connected.
+/// A connection of a peer or a stranger.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) address: SocketAddr,
@@ -163,9 +163,9 @@ pub(super) struct Connection {
     /// Whether it has asked for something of this run.
     is_peer: AtomicBool,
     is_closed: AtomicBool,
-    /// Answers that it reads.
+    /// The number of answers that it reads now.
     streams: AtomicUsize,
-    /// Of the task that reads and writes.
+    /// The waker of the task that reads and writes.
     waker: Mutex<Option<Waker>>,
 }
 
@@ -174,12 +174,12 @@ impl Connection {
         self.is_peer.load(Ordering::Acquire)
     }
 
-    /// Notes that it has asked for something of this run.
+    /// Notes that the connection has asked for something of this run.
     pub(super) fn becomes_peer(&self) {
         self.is_peer.store(true, Ordering::Release);
     }
 
-    /// Ends it, with all that it reads.
+    /// Ends the connection, with all the answers that it reads.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         if let Some(waker) = lock(&self.waker).take() {
@@ -203,9 +203,9 @@ impl Drop for Reading {
     }
 }
 
-/// Accepts connections until nobody takes them any more.
+/// Accepts connections until the receiver is dropped.
 pub(super) fn accept(listener: TcpListener, door: Arc<Door>) -> ReceiverStream<io::Result<Guarded>> {
-    // Where the process has no file left, the next attempt would fail as soon.
+    // If the process has no file descriptor left, an immediate attempt would fail again.
     const PAUSE: Duration = Duration::from_millis(200);
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -236,18 +236,18 @@ pub(super) fn accept(listener: TcpListener, door: Arc<Door>) -> ReceiverStream<i
     ReceiverStream::new(receiver)
 }
 
-/// A connection whose reads and writes end with its time.
+/// A connection whose reads and writes fail once its time is over.
 pub(super) struct Guarded {
     stream: TcpStream,
     connection: Arc<Connection>,
     door: Arc<Door>,
     deadline: Pin<Box<Sleep>>,
-    /// Whether that is the deadline of a stranger.
+    /// Whether the deadline is that of a stranger.
     is_of_stranger: bool,
 }
 
 impl Guarded {
-    /// An error where the time is over, or somebody else got the place.
+    /// Returns an error if the time is over, or another peer got the place.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         *lock(&self.connection.waker) = Some(context.waker().clone());
         if self.connection.is_closed.load(Ordering::Acquire) {
@@ -256,7 +256,7 @@ impl Guarded {
         if self.deadline.as_mut().poll(context).is_pending() {
             return Ok(());
         }
-        // Since the deadline was set, it may have asked for something.
+        // Since the deadline was set, the connection may have asked for something.
         if self.is_of_stranger && self.connection.is_peer() {
             self.renew();
             return Ok(());
@@ -272,7 +272,7 @@ impl Guarded {
         self.deadline.as_mut().reset(deadline.into());
     }
 
-    /// What came of a read or a write.
+    /// Renews the deadline after a read or a write that is done, and checks it after one that is not.
     fn after<T>(&mut self, polled: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if polled.is_ready() {
             self.renew();

@@ -1,4 +1,5 @@
-//! What replicas write to the store, and what follows from it: who takes part, and whose messages count.
+//! The keys that replicas write to the store, and the decisions that follow from them: the members of the next round,
+//! and the messages that count.
 //!
 //! | key | written by | says |
 //! |---|---|---|
@@ -11,17 +12,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use meshloom_store::Entry;
 use serde::{Deserialize, Serialize};
 
-/// A replica that is there.
+use crate::store::Entry;
+
+/// A replica that is present.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Present {
     /// `HOST:PORT`.
     pub address: String,
-    /// Steps that it has done.
+    /// The number of steps that it has done.
     pub step: u64,
-    /// What replicas have alike, a line each.
+    /// The settings that all replicas must share, one on each line.
     pub form: String,
 }
 
@@ -36,20 +38,20 @@ pub struct Seat {
     pub address: String,
 }
 
-/// What all replicas do about a round.
+/// The outcome of a round, the same for all replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// The name of the run: no other has it, nor the same job when it is started again.
+    /// The name of the run. No other run has it, not even the same job when it is started again.
     pub run: String,
-    /// The steps after which the outer parameters come in.
+    /// The step after which the outer parameters come in.
     pub step: u64,
-    /// Whose messages count, in order.
+    /// The replicas whose messages count, in order.
     pub messages: Vec<usize>,
-    /// Who takes part in the next round, in order.
+    /// The members of the next round, in order.
     pub members: Vec<Seat>,
-    /// Those of them who begin there.
+    /// The members that begin in that round.
     pub joining: Vec<usize>,
-    /// The leases of those who live, but have kept the others waiting for too long: they are not taken in again.
+    /// The leases of replicas that live, but have kept the others waiting for too long. They are not taken in again.
     pub left: Vec<i64>,
 }
 
@@ -59,7 +61,7 @@ impl Decision {
         !self.joining.is_empty() && self.giver().is_some_and(|seat| seat.replica == replica)
     }
 
-    /// Who gives the outer state to those who join.
+    /// The member that gives the outer state to those that join.
     pub fn giver(&self) -> Option<&Seat> {
         self.members.iter().find(|seat| !self.joining.contains(&seat.replica))
     }
@@ -79,7 +81,7 @@ pub fn present_key(replica: usize) -> String {
     format!("replicas/{replica}")
 }
 
-/// The key under which a replica says what it holds of a round.
+/// The key under which a replica says which messages of a round it holds.
 pub fn held_key(round: u64, replica: usize) -> String {
     format!("held/{round}/{replica}")
 }
@@ -89,7 +91,7 @@ pub fn taken_key(replica: usize) -> String {
     format!("taken/{replica}")
 }
 
-/// The round of the first decision: others are after a step.
+/// The round of the first decision. Other rounds have the number of a step.
 pub const BEGINNING: u64 = 0;
 
 /// The key of the decision on a round.
@@ -103,7 +105,7 @@ impl Keys {
         let mut keys = Keys::default();
         for Entry { name, value, lease } in entries {
             let parts: Vec<&str> = name.split('/').collect();
-            // Other keys of the store lie beside these.
+            // The store has other keys beside these.
             let _ = keys.add(&parts, value, *lease);
         }
         keys
@@ -126,22 +128,22 @@ impl Keys {
         Some(())
     }
 
-    /// The decision on a round.
+    /// Returns the decision on a round.
     pub fn decision(&self, round: u64) -> Option<&Decision> {
         self.rounds.get(&round)
     }
 
-    /// The newest one.
+    /// Returns the newest decision.
     pub fn newest(&self) -> Option<&Decision> {
         self.rounds.values().next_back()
     }
 
-    /// Rounds that are decided, but for the two newest.
+    /// Returns the rounds that are decided, without the two newest.
     pub fn old_rounds(&self) -> impl Iterator<Item = u64> {
         self.rounds.keys().rev().skip(2).copied()
     }
 
-    /// Whether who takes part is still there.
+    /// Whether a member is still present.
     pub fn lives(&self, seat: &Seat) -> bool {
         self.present.get(&seat.replica).is_some_and(|(lease, _)| *lease == seat.lease)
     }
@@ -151,20 +153,22 @@ impl Keys {
         Some(Seat { replica, lease: *lease, address: present.address.clone() })
     }
 
-    /// The first decision, if `own` is to make it: those who have done most steps begin, the others take their state.
+    /// Returns the first decision, if `own` is to make it. The replicas with the most steps begin, and the others take
+    /// their state.
     pub fn first(&self, own: usize) -> Option<Decision> {
         let step = self.present.values().map(|(_, present)| present.step).max()?;
         let members = self.present.keys().filter_map(|&replica| self.seat(replica)).collect();
         let behind = self.present.iter().filter(|(_, (_, present))| present.step < step);
         let joining = behind.map(|(&replica, _)| replica).collect();
-        // A store gives no number of a lease twice.
+        // A store never gives the number of a lease twice.
         let run = format!("{:x}", self.present.get(&own)?.0);
         let decision = Decision { run, step, messages: Vec::new(), members, joining, left: Vec::new() };
         (self.present.keys().next() == Some(&own)).then_some(decision)
     }
 
-    /// Returns the decision of `own` on a round after a decision, or the reason why there is none yet. At least `least`
-    /// replicas go on. If it is late, they go on without those who have not said what they hold.
+    /// Returns the decision of `own` on the round that follows this decision, or the reason why there is none yet. The
+    /// run needs at least `least` replicas. If the round is late, they go on without those that have not said what they
+    /// hold.
     pub fn decide(
         &self,
         own: usize,
@@ -175,7 +179,7 @@ impl Keys {
         let Decision { run, members, .. } = before;
         let empty = BTreeMap::new();
         let held = self.held.get(&round).unwrap_or(&empty);
-        // Who keeps the others waiting for too long counts as gone.
+        // A replica that keeps the others waiting for too long counts as gone.
         let counts = |seat: &&Seat| self.lives(seat) && (!is_late || held.contains_key(&seat.replica));
         let living: Vec<&Seat> = members.iter().filter(counts).collect();
         if living.first().is_none_or(|seat| seat.replica != own) {
@@ -183,7 +187,7 @@ impl Keys {
         }
         let sets: Option<Vec<&BTreeSet<usize>>> = living.iter().map(|seat| held.get(&seat.replica)).collect();
         let Some(sets) = sets else { return Err(Undecided::Others) };
-        // What all hold who live: nobody needs to be asked for anything any more.
+        // Only messages that all living members hold count, so no replica needs to ask for one after the decision.
         let messages: Vec<usize> = members
             .iter()
             .map(|seat| seat.replica)
@@ -209,11 +213,11 @@ impl Keys {
     }
 }
 
-/// Why a round is not decided yet.
+/// The reason why a round is not decided yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undecided {
-    /// Others decide, or have not said what they hold.
+    /// Other replicas decide, or have not said what they hold.
     Others,
-    /// So few replicas are there.
+    /// Too few replicas are present: this many.
     TooFew(usize),
 }

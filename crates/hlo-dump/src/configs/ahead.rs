@@ -1,11 +1,11 @@
-//! What a plugin makes of a run config: compiled in a child process, for devices that need not be here.
+//! The program that a plugin makes of a run config: compiled in a child process, for devices that need not be here.
 
 use anyhow::Result;
 use meshloom::pjrt::ahead_of_time::{CompiledAhead, Settings};
 use meshloom::pjrt::{DeviceDescription, FindOptions, Plugin, Topology, Wheel};
 use meshloom_hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
-use meshloom_train::StepAhead;
 use meshloom_train::config::RunConfig;
+use meshloom_train::run::StepAhead;
 use prost::Message;
 
 use crate::output;
@@ -16,9 +16,9 @@ pub struct Compiled {
     pub ahead: CompiledAhead,
     pub devices: Vec<DeviceDescription>,
     pub module: HloModuleProtoWithConfig,
-    /// What a run config was emitted as for these devices, which may be other than what is only looked at.
+    /// The module emitted for these devices from a run config, which may differ from the module that is only shown.
     pub emitted: Option<HloModuleProto>,
-    /// What the plugin's compiler was told, each `name=value`.
+    /// The options given to the plugin's compiler, each `name=value`.
     pub options: Vec<String>,
 }
 
@@ -27,7 +27,7 @@ pub fn settings() -> Settings {
     Settings { worker: streams::worker(), ..Settings::default() }
 }
 
-/// Says what will be downloaded, before it is.
+/// Announces a download before it starts.
 pub fn announce(topology: &Topology, settings: &Settings) -> Result<()> {
     let there = FindOptions { allow_fetch: false, ..settings.find.clone() };
     if settings.find.allow_fetch
@@ -40,7 +40,7 @@ pub fn announce(topology: &Topology, settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// What fetching a wheel means.
+/// Describes the download of a wheel.
 pub fn download(wheel: &Wheel) -> String {
     let companions = wheel.companions.iter().map(|companion| &companion.package);
     let all = std::iter::once(&wheel.package).chain(companions);
@@ -64,8 +64,8 @@ pub fn optimized(ahead: &CompiledAhead) -> Result<HloModuleProtoWithConfig> {
     Ok(HloModuleProtoWithConfig { hlo_module: Some(program.decode()?), config: None })
 }
 
-/// The train step of a config as a plugin compiles it: for its topology, or for as many virtual CPU devices as its mesh
-/// has.
+/// Returns the train step of a config as a plugin compiles it: for its topology, or for as many virtual CPU devices as
+/// its mesh has.
 pub fn of_config(config: &RunConfig) -> Result<HloModuleProtoWithConfig> {
     let mut config = config.clone();
     if config.target.topology.is_empty() {

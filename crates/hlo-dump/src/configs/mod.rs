@@ -1,25 +1,18 @@
-//! Run configs, and what asks a plugin: all that knows the compiler and the trainer. `absent.rs` stands in its place
-//! where the program is built without the feature `configs`.
+//! Run configs as inputs: reading, lowering, compiling. `absent.rs` takes the place of this module if the program is
+//! built without the feature `configs`.
 
 use std::io::IsTerminal;
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 
-mod ahead;
-mod bisect;
-pub mod commands;
-pub mod compile;
-mod doctor;
-mod hidden;
-mod plan;
-mod plan_context;
-mod plan_picture;
-mod plan_search;
-pub mod run;
+pub mod ahead;
+mod run;
 mod timeline;
 
-/// What comes before everything else.
+pub use run::{is_config, load, on_topology, read, text};
+
+/// Runs before everything else.
 pub fn start() {
     // The compiler runs in a child process, which is this program again.
     meshloom::pjrt::worker::run_if_asked();

@@ -1,4 +1,4 @@
-//! A run config and its program: what commands ask of it.
+//! Run configs and their programs, as the commands ask for them.
 
 use std::path::Path;
 
@@ -7,56 +7,54 @@ use maud::Markup;
 use meshloom::compile::Lowered;
 use meshloom::ir::GraphTextOptions;
 use meshloom::kernels::KernelUse;
-use meshloom::sharding::{self, ExplainedStep};
+use meshloom::sharding;
 use meshloom::transform::diloco::Fragment;
 use meshloom::transform::pipeline::Timeline;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::Stage;
-use meshloom_hlo::analysis::memory::Backend;
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::HloModuleProtoWithConfig;
 use meshloom_train::config::RunConfig;
-use serde::Serialize;
 
 use super::{ahead, timeline};
-use crate::input::{self, KernelRow, Run};
-use crate::output::{BOLD, DIM, WARN, error_line, line, paint};
-use crate::report::shardings::ShardingRow;
-use crate::traffic::Diloco;
+use crate::output::{WARN, error_line, paint};
+use crate::run::{Diloco, Explanation, KernelRow, Run, ShardingRow};
+use crate::source;
 
 /// A run config, and its program.
 struct Lowering {
     config: RunConfig,
-    /// The mesh of the config; none for one device.
+    /// The mesh of the config; `None` for one device.
     mesh: Option<Mesh>,
     lowered: Lowered,
 }
 
-/// Whether text that is no HLO is a run config.
+/// Whether text that is not HLO is a run config.
 pub fn is_config(text: &str) -> bool {
     text.parse::<toml::Table>().is_ok()
 }
 
-/// The text of a config file, or of the standard input, and what messages call it.
+/// Returns the text of a config file, or of the standard input, and the name that messages give it.
 pub fn text(path: &Path) -> Result<(String, String)> {
-    let name = input::name(path);
-    let bytes = input::read_all(path).with_context(|| format!("cannot read the config {name}"))?;
+    let name = source::name(path);
+    let bytes = source::read_all(path).with_context(|| format!("cannot read the config {name}"))?;
     let text =
         String::from_utf8(bytes).ok().with_context(|| format!("{name}: a config is UTF-8 text, and this is not"))?;
     Ok((text, name))
 }
 
-/// The config of a file, or of the standard input, with overrides.
+/// Returns the config of a file, or of the standard input, with overrides.
 pub fn load(path: &Path, set: &[String]) -> Result<RunConfig> {
     let (text, name) = text(path)?;
     Ok(RunConfig::from_toml_with(&text, &name, set)?)
 }
 
-/// The config on as many devices as it says, or its topology.
+/// Returns the config on the devices that it states, or those of its topology.
 pub fn on_topology(config: RunConfig) -> Result<RunConfig> {
     Ok(config.on_stated_devices()?)
 }
 
-/// The config of a text with overrides, and its program at a stage.
+/// Returns the config of a text with overrides, and its program at a stage.
 pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box<dyn Run>, HloModuleProtoWithConfig)> {
     let config = on_topology(RunConfig::from_toml_with(text, name, set)?)?;
     let lowered = config.at_stage(stage)?;
@@ -76,9 +74,9 @@ impl Run for Lowering {
         &self.config
     }
 
-    fn backend(&self) -> Option<Backend> {
-        // `auto` is settled by devices, which are not looked for.
-        self.config.platform_kind().ok().and_then(|kind| Backend::named(kind.name()))
+    fn backend(&self) -> Option<PlatformKind> {
+        // The devices settle `auto`, and this command does not look for them.
+        self.config.platform_kind().ok()
     }
 
     fn mesh(&self) -> Option<&Mesh> {
@@ -115,7 +113,7 @@ impl Run for Lowering {
                 "the config's mesh is one device: nothing is sharded; --set mesh.axes=data=2,fsdp=4 makes it several"
             );
         }
-        Ok(self.lowered.explain(tensor, usize::MAX)?.into_iter().map(Explanation).collect())
+        Ok(self.lowered.explain(tensor, usize::MAX)?)
     }
 
     fn graph_text(&self) -> String {
@@ -157,22 +155,5 @@ impl Run for Lowering {
 
     fn pipeline_section(&self) -> Result<Option<Markup>> {
         Ok(self.config.pipeline_options()?.map(|options| timeline::render(&Timeline::of(&options))))
-    }
-}
-
-/// The way from a tensor's sharding to the rule or the annotation that it comes from.
-#[derive(PartialEq, Serialize)]
-#[serde(transparent)]
-pub struct Explanation(sharding::Explanation);
-
-impl Explanation {
-    pub fn print(&self) {
-        for (depth, step) in self.0.steps.iter().enumerate() {
-            let ExplainedStep { name, ty, spec, because, source } = step;
-            let indent = "  ".repeat(depth);
-            let source = source.as_ref().map(|source| paint(DIM, &format!("  {source}"))).unwrap_or_default();
-            line(&format!("{indent}{}  {ty}  {spec}{source}", paint(BOLD, name)));
-            line(&format!("{indent}  {because}"));
-        }
     }
 }

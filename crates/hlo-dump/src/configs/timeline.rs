@@ -1,15 +1,15 @@
-//! The schedule of a run config's pipeline, as its options say it: what each stage works on, and when the weights of
-//! each repeat are there.
+//! The schedule of a run config's pipeline, by its options: the work of each stage, and the times at which the weights
+//! of each repeat are there.
 
 use std::ops::Range;
 
 use maud::{Markup, html};
 use meshloom::transform::pipeline::{self, Timeline};
-use meshloom_hlo::Amount;
+use meshloom_analysis::Amount;
 
+use crate::markup::html::section;
+use crate::markup::schedule::{Bar, Column, MOST_COLUMNS, MOST_ROWS, Pass, Schedule, Side, Task, legend};
 use crate::output::{self, plural};
-use crate::report::html::section;
-use crate::report::schedule::{Bar, Column, MOST_COLUMNS, MOST_ROWS, Pass, Schedule, Side, Task, legend};
 
 const MOST_BARS: usize = 64;
 
@@ -67,7 +67,7 @@ pub fn render(timeline: &Timeline) -> Markup {
     section("pipeline", "Pipeline", lead, body)
 }
 
-/// The forward and the backward pass, or the one that is both.
+/// Returns the forward and the backward pass, or the one that is both.
 fn passes(timeline: &Timeline) -> Vec<Pass> {
     let starts = std::iter::once(0).chain(timeline.turn());
     let ends = timeline.turn().into_iter().chain([timeline.columns.len()]);
@@ -103,7 +103,7 @@ fn column(column: &pipeline::Column, (parts, part): (usize, &'static str)) -> Co
     Column { iteration: column.iteration, sides }
 }
 
-/// For each of the repeats that are gathered together, when their weights are there.
+/// Returns the times at which weights are there, for each of the repeats that are gathered together.
 fn bars(timeline: &Timeline) -> Vec<Bar> {
     let mut repeats: Vec<&Range<usize>> = timeline.windows.iter().map(|it| &it.repeats).collect();
     repeats.sort_by_key(|range| range.start);

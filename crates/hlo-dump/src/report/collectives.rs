@@ -1,24 +1,24 @@
-//! What moves: bars by mesh axes and kind, and a table of every collective.
+//! The collectives: bars by mesh axes and kind, and a table of every collective.
 
 use std::cmp::Reverse;
 
 use indexmap::IndexMap;
 use maud::{Markup, html};
-use meshloom_hlo::Amount;
-use meshloom_hlo::analysis::ModuleCollective;
+use meshloom_analysis::Amount;
+use meshloom_analysis::ModuleCollective;
 
-use super::html::{Cell, section, table};
 use super::{Report, axes_text};
+use crate::markup::html::{Cell, section, table};
 use crate::output::{amount, human_bytes, plural, thousands, times};
 
-/// A collective, with what bars and table both need.
+/// A collective, with the figures that bars and table both need.
 struct Row<'a> {
     entry: &'a ModuleCollective,
     kind: String,
     axes: String,
-    /// Bytes that one device sends in all executions; `None` where that is not known.
+    /// Bytes that one device sends in all executions; `None` if that is not known.
     total: Option<u64>,
-    /// The bound of its executions, 1 where nothing is known.
+    /// The bound of its executions, 1 if it is not known.
     executions: u64,
 }
 
@@ -83,7 +83,7 @@ impl Sum {
     }
 }
 
-/// For each combination of axes a bar, and under it those of the kinds.
+/// Draws a bar for each combination of axes, and under it those of the kinds.
 fn bars(report: &Report, rows: &[Row<'_>]) -> Markup {
     let mut by_axes: IndexMap<&str, (Sum, IndexMap<&str, Sum>)> = IndexMap::new();
     for row in rows {

@@ -1,18 +1,18 @@
-//! What the program costs, by scope: a treemap of where the time goes, and a table.
+//! The cost of the program by scope: a treemap of the time, and a table.
 
 use maud::{Markup, html};
-use meshloom_hlo::analysis::cost::{Bound, ScopeCost};
+use meshloom_analysis::cost::{Bound, ScopeCost};
 
-use super::chart::{Area, WIDTH, at, drawing, fitting, text};
-use super::html::{Cell, legend, section, table};
 use super::{Report, bound_color};
+use crate::markup::chart::{Area, WIDTH, at, drawing, fitting, text};
+use crate::markup::html::{Cell, legend, section, table};
 use crate::output::{human_bytes, human_count, or_no_scope, seconds};
 
 const HEIGHT: f64 = 300.0;
-/// Smaller ones are one tile together.
+/// The most tiles: smaller scopes are one tile together.
 const MOST_TILES: usize = 60;
 
-/// What decides how large a tile is: time, or operations where no chip is known.
+/// The weights that decide the size of a tile: time, or operations if no chip is known.
 struct Weights {
     timed: bool,
     all: f64,
@@ -62,7 +62,7 @@ pub fn render(report: &Report) -> Option<Markup> {
     (!rows.is_empty()).then(|| section("cost", "Cost by scope", lead, body))
 }
 
-/// The scopes that all begin with, with the last slash.
+/// Returns the scopes that all paths begin with, with the last slash.
 pub fn common_scopes<'a>(scopes: impl IntoIterator<Item = &'a str>) -> &'a str {
     let mut scopes = scopes.into_iter().filter(|scope| !scope.is_empty());
     let Some(first) = scopes.next() else { return "" };
@@ -73,15 +73,15 @@ pub fn common_scopes<'a>(scopes: impl IntoIterator<Item = &'a str>) -> &'a str {
     first.get(..length).and_then(|text| text.rfind('/')).map_or("", |at| &first[..=at])
 }
 
-/// Areas in proportion to weights, largest first, as square as they can be (Bruls, Huizing and van Wijk, "Squarified
-/// Treemaps", 2000).
+/// Returns areas in proportion to weights, largest first, as square as they can be (Bruls, Huizing and van Wijk,
+/// "Squarified Treemaps", 2000).
 pub fn squarified(weights: &[f64], whole: Area) -> Vec<Area> {
     let total: f64 = weights.iter().sum();
     let scale = whole.width * whole.height / total;
     let (mut areas, mut left, mut first) = (Vec::new(), whole, 0);
     while first < weights.len() {
         let side = left.width.min(left.height).max(1e-9);
-        // The longest proportion in a row of these; one more tile joins the row while that falls.
+        // This is the longest proportion in a row; one more tile joins the row while it falls.
         let worst = |row: &[f64]| {
             let sum: f64 = row.iter().sum::<f64>() * scale;
             let extreme =
@@ -113,7 +113,7 @@ pub fn squarified(weights: &[f64], whole: Area) -> Vec<Area> {
 }
 
 fn treemap(rows: &[&ScopeCost], weights: &Weights) -> Markup {
-    /// A smaller share cannot be seen, and is left to the table.
+    /// A smaller share is invisible, and is left to the table.
     const LEAST: f64 = 0.0005;
     let prefix = common_scopes(rows.iter().map(|row| row.scope.as_str()));
     let tiles = rows.iter().take(MOST_TILES).map(|row| (Some(*row), weights.of(row)));
@@ -136,11 +136,11 @@ fn treemap(rows: &[&ScopeCost], weights: &Weights) -> Markup {
 }
 
 fn tile(area: Area, name: &str, amount: &str, percent: f64, color: &str) -> Markup {
-    /// Width of a letter.
+    /// The width of a letter.
     const LETTER: f64 = 7.3;
     let letters = ((area.width - 16.0) / LETTER).max(0.0) as usize;
     let whole = format!("{amount}, {percent:.1} %");
-    // The share stands where there is room.
+    // The share is shown if there is room.
     let shown = if whole.chars().count() <= letters + 2 { &whole } else { amount };
     html! {
         g.tile {

@@ -1,19 +1,19 @@
-//! What fills memory: the bytes that are live along the schedule, and the buffers at the peak.
+//! The values that fill memory: the bytes that are live along the schedule, and the buffers at the peak.
 
 use maud::{Markup, html};
-use meshloom_hlo::analysis::{BufferKind, LiveBuffer, ModuleMemory};
+use meshloom_analysis::{BufferKind, LiveBuffer, ModuleMemory};
 use serde::Serialize;
 
 use super::Report;
-use super::chart::{Area, WIDTH, at, byte_ticks, drawing, rule, shortened, text};
-use super::html::{Cell, json, section, table};
+use crate::markup::chart::{Area, WIDTH, at, byte_ticks, drawing, rule, shortened, text};
+use crate::markup::html::{Cell, json, section, table};
 use crate::output::{human_bytes, plural};
 
 const HEIGHT: f64 = 250.0;
 const LEFT: f64 = 78.0;
 const TOP: f64 = 26.0;
 const BOTTOM: f64 = 28.0;
-/// No screen shows more points.
+/// The most points: screens show no more.
 const MOST_POINTS: usize = 1100;
 
 pub fn render(report: &Report) -> Option<Markup> {
@@ -27,7 +27,7 @@ pub fn render(report: &Report) -> Option<Markup> {
             Cell::code(if is_path { op_name } else { name }),
             Cell::text(kind.name()),
             Cell::bytes(Some(*bytes)).with_bar(*bytes as f64 / largest, "var(--bar)"),
-            // Tuples may be of hundreds of parts.
+            // Tuples may have hundreds of parts.
             Cell::code(shortened(shape, 48)),
             Cell::code(source.as_ref().unwrap_or(op_name)),
         ]
@@ -46,12 +46,12 @@ struct Point<'a> {
     name: &'a str,
 }
 
-/// The first of the points with most bytes, by number.
+/// Returns the number of the point with most bytes, the first if there are several.
 fn most(live: &[u64]) -> usize {
     (0..live.len()).max_by_key(|&at| (live[at], std::cmp::Reverse(at))).unwrap_or(0)
 }
 
-/// Of each run of positions that share a pixel, the one with most.
+/// Returns the position with most bytes, for each run of positions that share a pixel.
 fn points(live: &[u64]) -> Vec<usize> {
     let chunk = live.len().div_ceil(MOST_POINTS).max(1);
     live.chunks(chunk).enumerate().map(|(index, part)| index * chunk + most(part)).collect()
@@ -62,7 +62,7 @@ fn curve(report: &Report, memory: &ModuleMemory) -> Markup {
     let peak_at = most(&live);
     let resident = memory.arguments.saturating_add(memory.outputs).saturating_sub(memory.aliased);
     let largest = memory.peak.max(live[peak_at]).max(1) as f64;
-    // A limit far above the curve would flatten it; then it is only said.
+    // A limit far above the curve would flatten it; then only the text states it.
     let limit = report.chip.device_memory().filter(|&bytes| (bytes as f64) < largest * 2.5);
     let top = largest.max(limit.unwrap_or(0) as f64) * 1.06;
     let x = |index: usize| LEFT + (WIDTH - LEFT) * index as f64 / (live.len().max(2) - 1) as f64;
@@ -74,7 +74,7 @@ fn curve(report: &Report, memory: &ModuleMemory) -> Markup {
         name: &memory.curve[index].instruction,
     };
     let points: Vec<Point<'_>> = points(&live).iter().map(point).collect();
-    // A buffer is there from one instruction to another: steps, not slopes.
+    // A buffer is in memory from one instruction to another, so the curve has steps, not slopes.
     let steps: String = points.iter().skip(1).map(|point| format!("H{}V{}", point.x, point.y)).collect();
     let line = format!("M{},{}{steps}", points[0].x, points[0].y);
     let below = Area { x: LEFT, y: y(resident), width: WIDTH - LEFT, height: y(0) - y(resident) };

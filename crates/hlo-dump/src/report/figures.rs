@@ -1,9 +1,9 @@
-//! The figures at the top of the page, and at its end what they take for granted.
+//! The figures at the top of the page, and their assumptions at its end.
 
 use maud::{Markup, html};
-use meshloom_hlo::Amount;
-use meshloom_hlo::analysis::ModuleCost;
-use meshloom_hlo::analysis::memory::{MemoryForm, upper};
+use meshloom_analysis::Amount;
+use meshloom_analysis::ModuleCost;
+use meshloom_analysis::memory::{MemoryForm, upper};
 use meshloom_hlo::mesh::Mesh;
 
 use super::Report;

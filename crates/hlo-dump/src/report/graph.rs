@@ -1,33 +1,33 @@
-//! The program as nested boxes of scopes, which open when they are clicked, with what flows between those of one
-//! parent. The script draws it.
+//! The program as nested boxes of scopes, which open on a click, with the flows between those of one parent. The script
+//! draws it.
 //!
-//! An unrolled program has thousands of scopes, and nobody opens so many boxes. So scopes that differ only in numbers
-//! become one (`layer_*`), and if that is not enough, deep scopes join those around them.
+//! An unrolled program has thousands of scopes, too many to open. So scopes that differ only in numbers become one
+//! (`layer_*`), and if that is not enough, deep scopes join those around them.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
 use maud::{Markup, html};
-use meshloom_hlo::analysis::scopes::levels;
-use meshloom_hlo::analysis::{ModuleCost, ScopeGraph, Walk, Work, scope_graph};
+use meshloom_analysis::scopes::levels;
+use meshloom_analysis::{ModuleCost, ScopeGraph, Walk, Work, scope_graph};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::Report;
-use super::html::{json, section};
+use crate::markup::html::{json, section};
 use crate::output::{NO_SCOPE, plural};
 
-/// A scope, with all that is in it.
+/// A scope, with everything in it.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Scope {
-    /// Its own name; several, joined by `/`, where nothing else is in between.
+    /// Its own name; several names, joined by `/`, if there is nothing else between them.
     pub(crate) name: String,
-    /// The scope around it; none for the root.
+    /// The scope around it; `None` for the root.
     pub(crate) parent: Option<usize>,
-    /// Instructions, a fusion as one.
+    /// The number of instructions, a fusion as one.
     pub(crate) instructions: usize,
-    /// Operations in all executions.
+    /// The number of operations in all executions.
     flops: f64,
     /// Bytes that one device sends in all executions.
     sent: u64,
@@ -37,12 +37,12 @@ pub(crate) struct Scope {
     opcodes: String,
 }
 
-/// What flows between two scopes of the same parent, from anything in one to anything in the other.
+/// The flow between two scopes of the same parent, from anything in one to anything in the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Edge {
     pub(crate) from: usize,
     pub(crate) to: usize,
-    /// Values.
+    /// The number of values.
     values: usize,
     /// Their bytes on one device.
     pub(crate) bytes: u64,
@@ -51,10 +51,10 @@ pub(crate) struct Edge {
 /// The scopes of a program.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct ScopeTree {
-    /// The root first, each scope after its parent; those of one parent in the order of the program.
+    /// The scopes, the root first, each after its parent; those of one parent are in the order of the program.
     pub(crate) scopes: Vec<Scope>,
     pub(crate) edges: Vec<Edge>,
-    /// How many scopes are not apart, being too many.
+    /// The number of scopes that were joined to others because there are too many.
     left_out: usize,
 }
 
@@ -82,12 +82,12 @@ pub fn render(report: &Report) -> Option<Markup> {
     (tree.scopes.len() > 1).then(|| section("graph", "Graph by scope", lead, body))
 }
 
-/// More than this nobody opens.
+/// The most scopes that readers can use.
 const MOST_SCOPES: usize = 1000;
-/// Deeper than any name.
+/// The most levels: more than any name has.
 const DEEPEST: usize = 24;
 
-/// What is in a scope beside the scopes in it.
+/// The label of the instructions in a scope that are not in an inner scope.
 const OWN: &str = "(ops here)";
 
 fn tree(name: &str, walk: &Walk<'_>, cost: &ModuleCost) -> ScopeTree {
@@ -102,17 +102,17 @@ fn tree(name: &str, walk: &Walk<'_>, cost: &ModuleCost) -> ScopeTree {
     ScopeTree { left_out, ..collapsed(builder.scopes, edges) }
 }
 
-/// What of a path is kept apart.
+/// The parts of a path that are kept apart.
 #[derive(Clone, Copy)]
 struct Cut {
-    /// Whether numbers are.
+    /// Whether numbers are kept apart.
     numbers: bool,
-    /// So many levels; all if 0.
+    /// The number of levels; all if 0.
     depth: usize,
 }
 
 impl Cut {
-    /// As little as leaves few enough scopes.
+    /// Returns the smallest cut that leaves few enough scopes.
     fn of(graph: &ScopeGraph) -> Cut {
         let count = |cut: Cut| {
             let paths = graph.nodes.iter().map(|node| cut.path(&node.path));
@@ -149,7 +149,7 @@ impl ScopeTree {
     }
 }
 
-/// The tree, before chains become one.
+/// A tree in construction, before chains become one.
 struct Builder {
     scopes: Vec<Scope>,
     depths: Vec<usize>,
@@ -184,14 +184,14 @@ impl Builder {
         builder
     }
 
-    /// The leaf of a path: a box of its own within the scope, which may have other scopes in it.
+    /// Returns the leaf of a path: a box of its own within the scope, which may have other scopes in it.
     fn leaf(&mut self, path: &str, inner: &mut FxHashMap<String, usize>) -> usize {
         if path.is_empty() {
             return self.push(0, NO_SCOPE);
         }
         let mut parent = 0;
         for (depth, end) in path.match_indices('/').map(|(at, _)| at).chain([path.len()]).enumerate() {
-            // Deeper ones are in the deepest that is shown.
+            // Deeper scopes join the deepest that is shown.
             if depth >= DEEPEST {
                 break;
             }
@@ -224,7 +224,7 @@ impl Builder {
     }
 
     fn add_cost(&mut self, path: &str, work: &Work, seconds: Option<f64>) {
-        // What only carries values has no box, and next to no cost; it is in the sums of the whole.
+        // Instructions that only carry values have no box and next to no cost; they count in the sums of the whole.
         let leaf = self.leaves.get(path).copied().unwrap_or(0);
         self.add(leaf, |scope| {
             scope.flops += work.flops as f64;
@@ -235,7 +235,7 @@ impl Builder {
         });
     }
 
-    /// What flows between leaves, between those scopes around them that have the same parent.
+    /// Returns the flows between leaves, as flows between the scopes around them that have the same parent.
     fn edges(&self, graph: &ScopeGraph) -> Vec<Edge> {
         let mut sums: IndexMap<(usize, usize), Edge> = IndexMap::new();
         for edge in &graph.edges {
@@ -261,18 +261,18 @@ impl Builder {
     }
 }
 
-/// A scope with nothing but one scope in it is one with it.
+/// Joins each scope that contains nothing but one scope with that one.
 fn collapsed(scopes: Vec<Scope>, edges: Vec<Edge>) -> ScopeTree {
     let mut children = vec![0; scopes.len()];
     for parent in scopes.iter().filter_map(|scope| scope.parent) {
         children[parent] += 1;
     }
     let mut tree = ScopeTree::default();
-    // Where each scope is now.
+    // The new position of each scope.
     let mut places: Vec<usize> = Vec::with_capacity(scopes.len());
     for scope in scopes {
         let parent = scope.parent;
-        // The root stays, so that there is always a box to open.
+        // The root is not joined: the page always needs a box to open.
         match parent.filter(|&parent| parent != 0 && children[parent] == 1) {
             Some(parent) => {
                 let place = places[parent];

@@ -1,11 +1,11 @@
-//! One step by estimated time: a lane for what a device computes, and one for what it sends along each mesh axis.
+//! One step by estimated time: a lane for a device's computation, and one for its transfers along each mesh axis.
 
 use maud::{Markup, html};
-use meshloom_hlo::analysis::cost::Bound;
+use meshloom_analysis::cost::Bound;
 
-use super::chart::{Area, WIDTH, at, drawing, fitting, rule, shortened, text, ticks};
-use super::html::{legend, section};
 use super::{Report, bound_color};
+use crate::markup::chart::{Area, WIDTH, at, drawing, fitting, rule, shortened, text, ticks};
+use crate::markup::html::{legend, section};
 use crate::output::{plural, seconds, thousands};
 
 /// Something that takes time.
@@ -15,27 +15,27 @@ pub struct Span {
     pub start: f64,
     /// The time at which it ends.
     pub end: f64,
-    /// What it is, in short: of computation, its scope. Spans that follow each other with the same label are drawn as
+    /// A short description: for computation, its scope. Spans that follow each other with the same label are drawn as
     /// one.
     pub label: String,
-    /// All that is known of it.
+    /// Everything that is known of it.
     pub detail: String,
     /// The resource that limits its time.
     pub limit: Option<Bound>,
-    /// The part of its time that nothing happens, where it is several drawn as one.
+    /// The part of its time in which nothing happens, if it is several spans drawn as one.
     pub idle: f64,
 }
 
-/// What one part of a device does.
+/// The activity of one part of a device.
 #[derive(Clone, Debug, Default)]
 pub struct Lane {
     /// `compute`, or the axes along which it sends.
     pub name: String,
-    /// Whether it is that of mesh axes.
+    /// Whether it is the lane of mesh axes.
     pub sends: bool,
-    /// In the order of time.
+    /// The spans in the order of time.
     pub spans: Vec<Span>,
-    /// Seconds of the step in which it is busy.
+    /// The seconds of the step in which it is busy.
     pub busy: f64,
 }
 
@@ -44,24 +44,24 @@ pub struct Lane {
 pub struct LoopSpan {
     pub start: f64,
     pub end: f64,
-    /// Loops around it.
+    /// The number of loops around it.
     pub depth: usize,
-    /// Its name, and its scope.
+    /// Its name and its scope.
     pub name: String,
     pub path: String,
-    /// How often it goes around; `None` where that is not known.
+    /// The number of its iterations; `None` if that is not known.
     pub iterations: Option<u64>,
 }
 
-/// One step. Loops are folded: the body is drawn once, stretched to the time of all its iterations, so that what is
-/// drawn is as long as the step, and parts keep their proportions.
+/// One step. Loops are folded: the body is drawn once, stretched to the time of all its iterations, so that the drawing
+/// is as long as the step, and parts keep their proportions.
 #[derive(Clone, Debug, Default)]
 pub struct StepLanes {
-    /// What the step takes.
+    /// The time of the step.
     pub seconds: f64,
     pub lanes: Vec<Lane>,
     pub loops: Vec<LoopSpan>,
-    /// Seconds in which a device waits for what it sends and receives, computing nothing.
+    /// The seconds in which a device waits for transfers and computes nothing.
     pub exposed: f64,
 }
 
@@ -116,12 +116,12 @@ fn lanes(report: &Report, step: &StepLanes) -> Markup {
     drawing("", Some("lanes"), bottom + 26.0, "one step by estimated time", content)
 }
 
-/// How many letters are in a space.
+/// Returns the number of letters that fit into a space.
 fn letters(width: f64) -> usize {
     (width / 6.4).max(0.0) as usize
 }
 
-/// A loop: a bracket above the lanes, and a background behind them.
+/// Draws a loop: a bracket above the lanes, and a background behind them.
 fn bracket(found: &LoopSpan, start: f64, end: f64, bottom: f64) -> Markup {
     let y = 8.0 + found.depth as f64 * BRACKET;
     let width = (end - start).max(NARROWEST);
@@ -140,7 +140,7 @@ fn bracket(found: &LoopSpan, start: f64, end: f64, bottom: f64) -> Markup {
     }
 }
 
-/// Neighbours of the same scope, and those too narrow to be seen, become one mark.
+/// Joins neighbours of the same scope, and those too narrow to be seen, to one mark.
 pub fn visible(spans: &[Span], whole: f64) -> Vec<Span> {
     let narrow = whole * NARROWEST / (WIDTH - LEFT - RIGHT);
     let mut shown: Vec<Merged> = Vec::new();
@@ -197,9 +197,9 @@ impl Merged {
 
 fn mark(span: &Span, start: f64, end: f64, y: f64, fill: String) -> Markup {
     let width = (end - start).max(NARROWEST);
-    // A line of paper between neighbours.
+    // A thin gap separates neighbours.
     let drawn = Area { x: start, y, width: if width > 3.0 { width - 1.0 } else { width }, height: LANE };
-    // An alternation too fast to draw is shaded by how busy it is.
+    // An alternation too fast to draw is shaded by its busy share.
     let style = format!("fill:{fill};opacity:{:.2}", 1.0 - 0.75 * span.idle);
     let letters = letters(width - 10.0);
     let text = fitting(&span.label, letters);
@@ -207,7 +207,7 @@ fn mark(span: &Span, start: f64, end: f64, y: f64, fill: String) -> Markup {
         g.span {
             title { (span.label) "\n" (span.detail) }
             (drawn.rectangle(None, if width > 8.0 { 3 } else { 0 }, Some(style)))
-            // A few letters of a name say nothing.
+            // A few letters of a name tell nothing.
             @if !text.ends_with('…') || letters >= 9 {
                 text x=(at(start + 5.0)) y=(at(y + LANE / 2.0 + 4.0)) { (text) }
             }

@@ -1,25 +1,25 @@
-//! What a profile measured, beside what was estimated: by collective and by scope.
+//! The times that a profile measured, beside the estimates: by collective and by scope.
 
 use indexmap::IndexMap;
 use maud::{Markup, html};
-use meshloom_hlo::analysis::source::scope;
-use meshloom_hlo::analysis::{Measured, MeasuredInstruction, ModuleCost};
+use meshloom_analysis::{Measured, MeasuredInstruction, ModuleCost};
+use meshloom_hlo::source::scope;
 use meshloom_hlo::xplane::ProfiledCall;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use super::html::{Cell, section, table};
 use super::{Report, axes_text};
 use crate::input::{Loaded, Profile};
+use crate::markup::html::{Cell, section, table};
 use crate::output::{line, or_no_scope, plural, seconds, thousands};
 
 /// Measured and estimated seconds of one run of the program on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 struct Times {
     measured: f64,
-    /// None for a chip of which too little is known.
+    /// The estimate; `None` for a chip of which too little is known.
     estimated: Option<f64>,
-    /// Events on all devices in all runs.
+    /// The number of events on all devices in all runs.
     events: u64,
 }
 
@@ -39,24 +39,24 @@ pub struct Comparison {
     measured: Measured,
     calls: Vec<Call>,
     instructions: FxHashMap<String, Times>,
-    /// By scope, those that took longest first.
+    /// The times by scope, the longest first.
     scopes: Vec<(String, Times)>,
 }
 
-/// A call of the program, as the run that was profiled saw it.
+/// A call of the program, as it was in the profiled run.
 #[derive(Clone, Serialize)]
 struct Call {
     name: String,
     seconds: f64,
 }
 
-/// What JSON says of a profile: seconds of one run of the program on one device.
+/// The JSON of a profile: seconds of one run of the program on one device.
 #[derive(Serialize)]
 pub struct Answer {
     devices: u64,
     runs: u64,
     seconds: f64,
-    /// The shares of all time of instructions that belong to none of this module.
+    /// The share of the time of instructions that belong to no instruction of this module.
     unknown_share: f64,
     other_modules_share: f64,
     scopes: Vec<(String, Times)>,
@@ -109,14 +109,14 @@ impl Comparison {
         }
     }
 
-    /// The share of the time of all instructions that the profile knows.
+    /// Returns the share of a time in the time of all instructions in the profile.
     fn share(&self, part: f64) -> f64 {
         let Measured { seconds, unknown_seconds, other_seconds, .. } = self.measured;
         let all = seconds + unknown_seconds + other_seconds;
         if all > 0.0 { part / all } else { 0.0 }
     }
 
-    /// What was measured, and what of the profile belongs to no instruction of this module.
+    /// Describes the measurements, and the parts of the profile that belong to no instruction of this module.
     fn sentences(&self) -> Vec<String> {
         let Measured { devices, runs, seconds: own, unknown_seconds, other_seconds, ref instructions } = self.measured;
         let mut said = Vec::new();
@@ -169,7 +169,8 @@ pub fn render(report: &Report) -> Option<Markup> {
 }
 
 fn collectives(report: &Report, comparison: &Comparison) -> Markup {
-    // The done of an asynchronous one has its start as an operand, which ids tell within a computation.
+    // The done of an asynchronous collective has its start as an operand. The operand's id is unique within a
+    // computation.
     let mut ends: FxHashMap<&str, Vec<&str>> = FxHashMap::default();
     for computation in &report.loaded.module.computations {
         let names: FxHashMap<i64, &str> = computation.instructions.iter().map(|it| (it.id, it.name.as_str())).collect();
@@ -193,7 +194,7 @@ fn collectives(report: &Report, comparison: &Comparison) -> Markup {
         })
         .collect();
     rows.sort_by(|(_, a), (_, b)| b.measured.total_cmp(&a.measured));
-    // A collective that is called from several places has an entry for each; events do not say which it was.
+    // A collective that is called from several places has an entry for each; events do not tell which one it was.
     let mut seen = rustc_hash::FxHashSet::default();
     rows.retain(|(entry, _)| seen.insert(entry.name.as_str()));
     if rows.is_empty() {
@@ -205,7 +206,7 @@ fn collectives(report: &Report, comparison: &Comparison) -> Markup {
         let axes = axes_text(entry);
         let color = report.axes_color(&axes);
         let [measured, estimated, ratio] = cells(times, longest, &color);
-        // Of each event of the collective itself, not of its done.
+        // This is the time of each event of the collective itself, not of its done.
         let each = comparison.measured.instructions.iter().find(|it| it.name == entry.name);
         let each = each.map(|it| it.seconds / it.events.max(1) as f64);
         [
@@ -240,7 +241,7 @@ fn scopes(comparison: &Comparison) -> Markup {
     })
 }
 
-/// Measured and estimated time, and how many times the estimate was measured. What has no event was not measured.
+/// Returns measured and estimated time, and their ratio. A collective or scope without events was not measured.
 fn cells(times: &Times, longest: f64, color: &str) -> [Cell; 3] {
     let nothing = || Cell::number(-1.0, "");
     let measured = match times.events {

@@ -1,45 +1,41 @@
 //! `hlo-dump report`: one page that shows a program, and needs nothing but a browser.
 //!
-//! A [`Report`] has what `meshloom_hlo::analysis` finds in a module; each section is a file that turns some of it into
-//! HTML and inline SVG. The page contains its tables and charts. The script sorts, filters, lays out the graph of
+//! A [`Report`] has the findings of `meshloom_analysis` for a module; each section is a file that turns some of them
+//! into HTML and inline SVG. The page contains its tables and charts. The script sorts, filters, lays out the graph of
 //! scopes and reads values off the memory curve; without it the page is static.
 //!
-//! The size of the page is bounded: tables have their largest rows, and charts no more marks than pixels.
+//! The size of the page is bounded: tables have only their largest rows, and charts no more marks than pixels.
 
-pub mod chart;
 mod collectives;
 pub mod costs;
 mod curve;
 mod figures;
 pub mod graph;
-pub mod html;
 pub mod lanes;
 mod measured;
 mod pipeline;
-pub mod schedule;
 pub mod shardings;
 mod step;
 
 use anyhow::Result;
 use maud::{Markup, PreEscaped, html};
-use meshloom_hlo::analysis::cost::Bound;
-use meshloom_hlo::analysis::{
-    Chip, CostOptions, ModuleCollective, ModuleCollectives, ModuleCost, ModuleMemory, Sources, Walk,
+use meshloom_analysis::cost::Bound;
+use meshloom_analysis::{
+    Chip, CostOptions, DeviceWalk, ModuleCollective, ModuleCollectives, ModuleCost, ModuleMemory, Walk,
     collectives_of_walk, cost_of_walk,
 };
+use meshloom_hlo::source::Sources;
 use serde::Serialize;
 
 use crate::arguments;
 use crate::input::{Loaded, load, load_profile};
+use crate::markup::html;
 use crate::output;
 
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("script.js");
 
-/// The most rows of a table.
-const MOST_ROWS: usize = 400;
-
-/// All that the page shows.
+/// The contents of the page.
 pub struct Report<'a> {
     loaded: &'a Loaded,
     /// The chip that times are for.
@@ -47,13 +43,13 @@ pub struct Report<'a> {
     walk: &'a Walk<'a>,
     cost: ModuleCost,
     collectives: ModuleCollectives,
-    /// What fills memory, or why that cannot be computed.
+    /// The memory of the program, or the reason why it cannot be computed.
     memory: Result<ModuleMemory>,
-    /// One step by estimated time; none for a chip whose rates are not known.
+    /// One step by estimated time; `None` for a chip whose rates are not known.
     step: Option<lanes::StepLanes>,
-    /// What a profile says, if there is one.
+    /// The times of a profile, if there is one.
     measured: Option<measured::Comparison>,
-    /// Where no mesh is named, the groups of devices that have a color, in the order of the program.
+    /// The groups of devices that have a color, in the order of the program, if no mesh is named.
     groups: Vec<String>,
 }
 
@@ -65,14 +61,14 @@ struct Answer {
     measured: Option<measured::Answer>,
 }
 
-/// The command.
+/// Runs the command.
 pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
     let chip = Chip::parse(&arguments.chip)?;
     let mut loaded = load(&arguments.input)?;
     if let Some(path) = &arguments.profile {
         loaded.profile = Some(load_profile(path)?);
     }
-    let walk = Walk::on(&loaded.module, loaded.devices);
+    let walk = DeviceWalk::of(&loaded.module, loaded.devices);
     let report = Report::of(&loaded, chip, &walk);
     let measured = report.measured.as_ref().map(|it| it.answer());
     let page = html::document(report.page()?);
@@ -89,10 +85,11 @@ pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
 }
 
 impl<'a> Report<'a> {
-    fn of(loaded: &'a Loaded, chip: &'a Chip, walk: &'a Walk<'a>) -> Report<'a> {
+    fn of(loaded: &'a Loaded, chip: &'a Chip, device_walk: &'a DeviceWalk<'a>) -> Report<'a> {
         let sources = Sources::of(&loaded.module);
-        let cost = cost_of_walk(walk, sources, &CostOptions::devices(loaded.devices).on(chip));
-        let found = collectives_of_walk(walk, sources, loaded.devices);
+        let walk = device_walk.walk();
+        let cost = cost_of_walk(device_walk, sources, &CostOptions::devices(loaded.devices).on(chip));
+        let found = collectives_of_walk(device_walk, sources);
         let collectives = loaded.mesh.iter().fold(found, ModuleCollectives::along);
         let step = step::lanes(walk, &cost, &collectives);
         let measured = loaded.profile.as_ref().map(|profile| measured::Comparison::of(loaded, profile, &cost));
@@ -117,7 +114,7 @@ impl<'a> Report<'a> {
             ("graph", "Graph", graph::render(self)),
             ("shardings", "Shardings", Some(shardings::render(self))),
         ];
-        // The colors of axes are the same all over the page.
+        // An axis has the same color all over the page.
         let axes = self.loaded.mesh.iter().flat_map(|mesh| mesh.axes().map(|axis| (mesh.name(axis), mesh.size(axis))));
         let axes =
             axes.enumerate().map(|(number, (name, size))| (axis_color(number), html! { (name) " " b { (size) } }));
@@ -153,8 +150,8 @@ impl<'a> Report<'a> {
         })
     }
 
-    /// The color of what is over these axes: the axis's own, or one for all that is over several or over none that is
-    /// known.
+    /// Returns the color of collectives over these axes: the axis's own, or one color for all that are over several
+    /// axes or no known one.
     fn axes_color(&self, axes: &str) -> String {
         let number = match &self.loaded.mesh {
             None => self.groups.iter().position(|known| known == axes),
@@ -168,14 +165,14 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Colors of axes that the sheet knows.
+/// The number of colors of axes in the style sheet.
 const COLORS: usize = 8;
 
 fn axis_color(number: usize) -> String {
     format!("var(--c{})", number % COLORS)
 }
 
-/// The color of what is limited by this; of what nobody knows.
+/// Returns the color of an op that is limited by this resource, or of one whose limit is not known.
 fn bound_color(bound: Option<Bound>) -> String {
     let name = match bound {
         Some(Bound::Compute) => "compute",
@@ -186,7 +183,7 @@ fn bound_color(bound: Option<Bound>) -> String {
     format!("var(--{name})")
 }
 
-/// `fsdp`, `data,fsdp`; for devices that do not lie along axes of a mesh, how many there are in a group.
+/// Returns `fsdp` or `data,fsdp`; for devices that do not lie along axes of a mesh, the size of a group.
 fn axes_text(entry: &ModuleCollective) -> String {
     match (&entry.axes, entry.group_size) {
         (Some(axes), _) => axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),

@@ -1,16 +1,16 @@
-//! Pipelines: which stage works on what in each iteration of a loop, as the program says.
+//! Pipelines: the work of each stage in each iteration of a loop, as the program states it.
 
 use anyhow::Result;
 use maud::{Markup, html};
-use meshloom_hlo::analysis::pipelines::{self, Item, LoopSchedule, Order, Pipeline, PipelineLoop};
+use meshloom_analysis::pipelines::{self, Item, LoopSchedule, Order, Pipeline, PipelineLoop};
 
 use super::Report;
-use super::html::section;
-use super::schedule::{Column, MOST_COLUMNS, MOST_ROWS, Pass, Schedule, Side, Task, legend};
+use crate::markup::html::section;
+use crate::markup::schedule::{Column, MOST_COLUMNS, MOST_ROWS, Pass, Schedule, Side, Task, legend};
 use crate::output::{human_bytes, plural};
 
 pub fn render(report: &Report) -> Result<Option<Markup>> {
-    // Nothing needs to be inferred of what is known.
+    // A run config states its pipeline, so nothing needs to be inferred.
     if let Some(section) = report.loaded.run.as_ref().map_or(Ok(None), |run| run.pipeline_section())? {
         return Ok(Some(section));
     }
@@ -75,7 +75,7 @@ fn render_pipeline(pipeline: &Pipeline) -> Markup {
     }
 }
 
-/// `6 microbatches`, or each number where loops differ.
+/// Returns `6 microbatches`, or each number if loops differ.
 fn microbatches(pipeline: &Pipeline) -> Option<String> {
     let mut counts: Vec<usize> =
         pipeline.loops.iter().filter_map(|it| it.schedule.as_ref().ok()?.microbatches).collect();
@@ -127,7 +127,7 @@ fn pass(found: &PipelineLoop, schedule: &LoopSchedule, (stages, start): (usize, 
             [_] => "backward",
             _ => "forward and backward",
         },
-        // Without chunks it is not known which microbatch comes when.
+        // Without chunks the order of the microbatches is not known.
         counts: if is_counted_through { "work" } else { "microbatch" },
         microbatches: microbatches.unwrap_or_else(|| items().map(|item| item.number + 1).max().unwrap_or(0)),
         start,

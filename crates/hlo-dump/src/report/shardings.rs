@@ -1,35 +1,19 @@
-//! How values are sharded, and why: of a run config by its rules, of other modules as they say it.
+//! The shardings of values and their reasons: for a run config from its rules, for other modules as they state it.
 
 use std::cmp::Reverse;
 
 use indexmap::IndexMap;
 use maud::{Markup, html};
-use meshloom_hlo::analysis::{AxisPart, ShardedValue, ValueKind, shardings};
+use meshloom_analysis::{AxisPart, ShardedValue, ValueKind, shardings};
 
 use super::Report;
-use super::html::{Cell, section, table};
-
-/// A value that says how it is sharded.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ShardingRow {
-    /// Its name in the program, or the path of an argument.
-    pub value: String,
-    /// Type and dimensions.
-    pub shape: String,
-    /// Axes of each dimension, as the program says it.
-    pub sharding: String,
-    /// What a device holds of it.
-    pub device_bytes: Option<u64>,
-    /// What the whole value has, where that is another number.
-    pub whole_bytes: Option<u64>,
-    /// Why: a rule, an annotation, an op; or where it is written.
-    pub origin: String,
-}
+use crate::markup::html::{Cell, section, table};
+use crate::run::ShardingRow;
 
 pub fn render(report: &Report) -> Markup {
     let loaded = report.loaded;
     let stated = || shardings(&loaded.module, loaded.mesh.as_ref()).iter().map(of_module).collect();
-    // What is named the same way several times at one place, as keys and values are, is one row.
+    // Values with the same name at one place, such as keys and values, share a row.
     let mut counts: IndexMap<ShardingRow, usize> = IndexMap::new();
     for row in loaded.run.as_ref().and_then(|run| run.shardings()).unwrap_or_else(stated) {
         *counts.entry(row).or_default() += 1;
@@ -74,7 +58,7 @@ fn of_module(value: &ShardedValue) -> ShardingRow {
     }
 }
 
-/// As specs print: `[fsdp, _]`.
+/// Returns axes as specs print them: `[fsdp, _]`.
 fn spec(axes: &[Vec<AxisPart>]) -> String {
     let dimension = |axes: &Vec<AxisPart>| match axes.as_slice() {
         [] => "_".to_owned(),

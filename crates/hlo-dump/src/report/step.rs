@@ -4,17 +4,17 @@
 //! With an asynchronous pair, the device continues after the start and waits at the end. The body of a loop is a
 //! schedule of its own, stretched by the number of its iterations. Other devices are not modelled: they do the same.
 
-use meshloom_hlo::analysis::cost::InstructionCost;
-use meshloom_hlo::analysis::source::op_name;
-use meshloom_hlo::analysis::{ModuleCollective, ModuleCollectives, ModuleCost, Place, Via, Walk};
+use meshloom_analysis::cost::InstructionCost;
+use meshloom_analysis::{ModuleCollective, ModuleCollectives, ModuleCost, Place, Via, Walk};
 use meshloom_hlo::proto::HloInstructionProto;
+use meshloom_hlo::source::op_name;
 use rustc_hash::FxHashMap;
 
 use super::axes_text;
 use super::lanes::{Lane, LoopSpan, Span, StepLanes};
 use crate::output::{human_bytes, human_count, seconds};
 
-/// Deeper nests of loops and calls than any compiler makes.
+/// More levels of loops and calls than any compiler makes.
 const DEEPEST: usize = 64;
 
 pub fn lanes(walk: &Walk<'_>, cost: &ModuleCost, collectives: &ModuleCollectives) -> Option<StepLanes> {
@@ -35,19 +35,19 @@ pub fn lanes(walk: &Walk<'_>, cost: &ModuleCost, collectives: &ModuleCollectives
 #[derive(Default)]
 struct Plan {
     seconds: f64,
-    /// Spans by number of their lane.
+    /// The spans by number of their lane.
     spans: Vec<(usize, Span)>,
     loops: Vec<LoopSpan>,
 }
 
-/// Names of a computation and of an instruction in it.
+/// The names of a computation and of an instruction in it.
 type Name<'a> = (&'a str, &'a str);
 
 struct Planner<'a> {
     walk: &'a Walk<'a>,
     costs: FxHashMap<Name<'a>, &'a InstructionCost>,
     collectives: FxHashMap<Name<'a>, (&'a ModuleCollective, usize)>,
-    /// The axes of each lane but the first.
+    /// The axes of each lane except the first.
     axes: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ impl<'a> Planner<'a> {
         Planner { walk, costs, collectives: known, axes }
     }
 
-    /// The schedule of one execution of a place.
+    /// Returns the schedule of one execution of a place.
     fn place(&self, number: usize, depth: usize) -> Plan {
         let places = self.walk.places();
         let (Some(place), true) = (places.get(number), depth < DEEPEST) else { return Plan::default() };
@@ -112,14 +112,14 @@ impl<'a> Planner<'a> {
                 let places = self.walk.places();
                 let is_decided = |callee: &usize| places.get(*callee).is_some_and(Place::is_decided);
                 if called.iter().all(is_decided) {
-                    // Each for its share of the executions.
+                    // Each branch takes part with its share of the executions.
                     for &callee in called {
                         let times = places[callee].assumed_executions as f64 / executions;
                         clock.append(self.place(callee, depth + 1), times, 0);
                     }
                     return;
                 }
-                // Which one is not known: the longest.
+                // If the branch is not known, the longest one counts.
                 let plans = called.iter().map(|&callee| self.place(callee, depth + 1));
                 clock.append(plans.max_by(|a, b| a.seconds.total_cmp(&b.seconds)).unwrap_or_default(), 1.0, 0);
             }
@@ -146,7 +146,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// A loop: its body and condition, as wide as all iterations.
+    /// Adds a loop: its body and condition, as wide as all iterations.
     fn fold_loop(&self, clock: &mut Clock, instruction: &HloInstructionProto, called: &[usize], depth: usize) {
         let via =
             |callee: usize| self.walk.places().get(callee).and_then(|place| place.caller).map(|caller| caller.via);
@@ -203,13 +203,13 @@ fn compute_span(cost: &InstructionCost, executions: f64) -> Span {
     }
 }
 
-/// Where the schedule of a computation is.
+/// The state of a computation's schedule.
 #[derive(Default)]
 struct Clock {
     now: f64,
-    /// When the links of each lane are free.
+    /// The times at which the links of each lane are free.
     links: Vec<f64>,
-    /// When what has started will be done, by the id of what started it.
+    /// The times at which started instructions will be done, by the id of the instruction that started them.
     pending: FxHashMap<i64, f64>,
     plan: Plan,
 }
@@ -223,7 +223,7 @@ impl Clock {
         self.now = end;
     }
 
-    /// Sends something that lasts as long as the span, as soon as the links are free.
+    /// Sends a span for its duration, as soon as the links are free.
     fn send(&mut self, lane: usize, span: Span) -> f64 {
         let start = self.now.max(self.links[lane]);
         let end = start + span.end;
@@ -239,13 +239,13 @@ impl Clock {
         }
     }
 
-    /// A later half: the last one waits, one in between passes it on.
+    /// Ends a later half: the last one waits, one in between passes it on.
     fn finish(&mut self, instruction: &HloInstructionProto, waits: bool) {
         let Some(end) = instruction.operand_ids.first().and_then(|id| self.pending.get(id)).copied() else { return };
         self.wait_or_remember(instruction.id, end, !waits);
     }
 
-    /// Another schedule, so many times as wide, its loops in so many more.
+    /// Adds another schedule, stretched by a factor, with its loops nested deeper.
     fn append(&mut self, plan: Plan, times: f64, loops: usize) {
         let start = self.now;
         let moved = |time: f64| start + time * times;

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
-use meshloom_hlo::analysis::{ScopeNode, Walk, communication, scope_graph};
+use meshloom_analysis::{ScopeNode, Walk, communication, scope_graph};
 use meshloom_hlo::proto::HloComputationProto;
 use meshloom_hlo::text::{Layouts, print_shape};
 
@@ -12,7 +12,7 @@ use crate::input::Loaded;
 use crate::output::{human_bytes, or_no_scope, plural};
 use crate::show::no_computation;
 
-/// More than this is neither drawn in a reasonable time nor read by anybody.
+/// The most nodes: a drawing of more takes too long and is unreadable.
 const MOST_NODES: usize = 400;
 
 /// A graph of boxes and arrows.
@@ -25,9 +25,9 @@ struct Drawing {
 #[derive(Clone, Copy, PartialEq)]
 enum Look {
     Plain,
-    /// It communicates.
+    /// The node communicates.
     Moves,
-    /// It multiplies matrices.
+    /// The node multiplies matrices.
     Computes,
 }
 
@@ -103,7 +103,7 @@ fn escaped(label: &str) -> String {
 }
 
 fn draw(loaded: &Loaded, arguments: &Show) -> Result<Drawing> {
-    /// Levels of scopes that most programs have few of.
+    /// The number of levels at which most programs have few scopes.
     const DEPTH: usize = 3;
     match (&arguments.computation, arguments.depth.unwrap_or(DEPTH)) {
         (None, 0) => {

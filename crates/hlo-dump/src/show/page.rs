@@ -1,15 +1,15 @@
-//! HLO text as a page: names lead to where they are defined, and light up wherever they are.
+//! HLO text as a page: names lead to their definitions, and light up wherever they are.
 
 use std::collections::HashSet;
 
 use maud::{Markup, PreEscaped, html};
-use meshloom_hlo::analysis::communication;
+use meshloom_analysis::communication;
 
-use crate::report::html;
+use crate::markup::html;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
-/// What gives an empty line its height.
+/// The content of an empty line, which gives it its height.
 const SPACE: PreEscaped<&str> = PreEscaped("&nbsp;");
 
 pub fn render(title: &str, text: &str) -> String {
@@ -41,7 +41,7 @@ fn is_collective(line: &str) -> bool {
     value.split(' ').filter_map(|word| word.split_once('(')).any(|(opcode, _)| communication(opcode).is_some())
 }
 
-/// The names that a block of text defines, which is a computation: other computations may have the same.
+/// The names that a block of text defines. The block is a computation: other computations may have the same names.
 struct Names<'a> {
     computation: &'a str,
     instructions: HashSet<&'a str>,
@@ -53,7 +53,7 @@ impl<'a> Names<'a> {
         Names { computation, instructions: block.lines().filter_map(|line| defined(line, " =")).collect() }
     }
 
-    /// A line in which the name that it defines is an anchor, and other names lead to theirs.
+    /// Returns a line in which the name that it defines is an anchor, and other names lead to theirs.
     fn linked(&self, line: &str) -> Markup {
         let own = defined(line, " =").or_else(|| defined(line, " ("));
         let mut parts = line.split('%');
@@ -74,14 +74,14 @@ impl<'a> Names<'a> {
     }
 }
 
-/// The name that a line defines, which this follows.
+/// Returns the name that a line defines, which `follows` comes after.
 fn defined<'a>(line: &'a str, follows: &str) -> Option<&'a str> {
     let start = line.trim_start().trim_start_matches("ENTRY ").trim_start_matches("ROOT ");
     let (name, after) = name_at(start.strip_prefix('%')?);
     (after.starts_with(follows) && !name.is_empty()).then_some(name)
 }
 
-/// A name, and what is behind it.
+/// Splits text into a name and the rest.
 fn name_at(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !(c.is_alphanumeric() || "._-".contains(c))).unwrap_or(text.len()))
 }

@@ -1,17 +1,16 @@
-//! `hlo-dump traffic`: what crosses an axis of the mesh, at which step.
+//! `hlo-dump traffic`: the bytes that cross an axis of the mesh at each step.
 //!
-//! Bytes come from the program, from the branch that each step takes ([`meshloom_hlo::analysis::traffic()`]). For a
+//! Bytes come from the program, from the branch that each step takes ([`meshloom_analysis::traffic()`]). For a
 //! run config with DiLoCo, the schedule adds the fragment. Times and the line of overlap are a model and are marked so.
 
 mod picture;
 pub mod series;
 
 use anyhow::{Context, Result, bail};
-use meshloom_hlo::analysis::AxisPart;
+use meshloom_analysis::AxisPart;
 use meshloom_hlo::table::Table;
 use serde::Serialize;
 
-pub use self::series::Diloco;
 use self::series::{Row, Series};
 use crate::arguments::{Input, Traffic};
 use crate::input::{Loaded, load};
@@ -45,7 +44,7 @@ pub fn run(arguments: &Traffic, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// The input; of a run config, the program of a single step, however many a call has.
+/// Loads the input; for a run config, the program of a single step, however many steps a call has.
 fn by_step(input: &Input) -> Result<Loaded> {
     let loaded = load(input)?;
     if loaded.steps_per_execution() == 1 {
@@ -54,7 +53,7 @@ fn by_step(input: &Input) -> Result<Loaded> {
     load(&input.with(&["train.steps_per_call=1".to_owned()]))
 }
 
-/// The axis that was asked for; else the one over which replicas are spread.
+/// Returns the axis that was asked for; else the one over which replicas are spread.
 fn axis(arguments: &Traffic, loaded: &Loaded) -> Result<AxisPart> {
     let Some(mesh) = &loaded.mesh else {
         bail!("the module names no mesh; add --mesh, such as --mesh diloco=2,fsdp=4")
@@ -71,13 +70,13 @@ fn axis(arguments: &Traffic, loaded: &Loaded) -> Result<AxisPart> {
 /// The width of a whole bar, in characters.
 pub const BAR: usize = 32;
 
-/// A bar of eighths of characters.
+/// Returns a bar of eighths of characters.
 pub fn bar(bytes: u64, most: u64) -> String {
     const PARTS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
     if most == 0 {
         return String::new();
     }
-    // What is not nothing is to be seen.
+    // An amount above zero is always visible.
     let eighths = (bytes as f64 / most as f64 * (8 * BAR) as f64).round().max(f64::from(u8::from(bytes > 0))) as usize;
     let mut bar = "█".repeat(eighths / 8);
     if !eighths.is_multiple_of(8) {
@@ -112,7 +111,7 @@ fn print(series: &Series, most: u64, limit: usize) {
     series.undecided().iter().for_each(|why| line(&paint(DIM, why)));
 }
 
-/// Rows that follow one another and are alike, as one: `4..7`.
+/// Returns rows that follow one another and are alike as one: `4..7`.
 fn folded(rows: &[Row]) -> Vec<(String, &Row)> {
     let runs = rows.chunk_by(Row::is_like);
     let name = |run: &[Row]| match run {
@@ -122,7 +121,7 @@ fn folded(rows: &[Row]) -> Vec<(String, &Row)> {
     runs.map(|run| (name(run), &run[0])).collect()
 }
 
-/// The series beside one another: peaks and totals.
+/// Prints the series beside one another: peaks and totals.
 fn print_comparison(series: &[Series]) {
     let [first, _, ..] = series else { return };
     let share = |part: Option<u64>, whole: Option<u64>| match (part, whole) {

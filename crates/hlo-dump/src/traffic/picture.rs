@@ -6,19 +6,19 @@ use std::fmt::Write;
 use maud::PreEscaped;
 
 use super::series::{Row, Series};
+use crate::markup::chart::{COLORS, alone, byte_ticks};
 use crate::output::{self, human_bytes};
-use crate::report::chart::{COLORS, alone, byte_ticks};
 
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 86.0;
 const RIGHT: f64 = 18.0;
 const TALL: f64 = 300.0;
-/// Between two lines of text.
+/// The distance between two lines of text.
 const LINE: f64 = 20.0;
-/// The most steps that are drawn: more could not be told apart.
+/// The most steps that are drawn: more are not distinguishable.
 const MOST_STEPS: usize = 400;
 
-/// All series in one drawing.
+/// Draws all series in one drawing.
 pub fn svg(series: &[Series], axis: &str) -> String {
     let steps = series.iter().map(|it| it.rows.len()).max().unwrap_or(0).clamp(1, MOST_STEPS);
     let values =
@@ -81,7 +81,7 @@ impl Chart {
         self.top + TALL
     }
 
-    /// Width of a step.
+    /// Returns the width of a step.
     fn step(&self) -> f64 {
         (WIDTH - LEFT - RIGHT) / self.steps as f64
     }
@@ -124,13 +124,13 @@ impl Chart {
         );
     }
 
-    /// One bar for each step that sends anything, in the part of the step that is the series'.
+    /// Draws one bar for each step that sends anything, in the series' part of the step.
     fn bars(&self, svg: &mut String, series: &Series, (number, count): (usize, usize)) {
         let width = self.step() * 0.8 / count as f64;
         for (index, row) in series.rows.iter().enumerate().take(self.steps) {
             let Some(bytes) = row.most().filter(|&bytes| bytes > 0) else { continue };
             let x = self.x(index) + self.step() * 0.1 + width * number as f64;
-            // What is not nothing is to be seen.
+            // An amount above zero is always visible.
             let tall = (self.bottom() - self.y(bytes as f64)).max(1.0);
             let _ = writeln!(
                 svg,
@@ -143,7 +143,7 @@ impl Chart {
         }
     }
 
-    /// The model of overlap, as a line of steps.
+    /// Draws the model of overlap, as a line of steps.
     fn spread(&self, svg: &mut String, series: &Series, number: usize) {
         let values: Option<Vec<f64>> = series.rows.iter().take(self.steps).map(|row| row.spread_bytes).collect();
         let Some(values) = values.filter(|values| !values.is_empty()) else { return };

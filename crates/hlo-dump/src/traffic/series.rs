@@ -3,73 +3,54 @@
 use std::num::NonZeroU64;
 
 use anyhow::{Result, bail};
-use meshloom_hlo::analysis::{AxisPart, StepTraffic, Traffic as Found, counter_names, step_inputs, traffic};
+use meshloom_analysis::{Amount, Bounds};
+use meshloom_analysis::{AxisPart, StepTraffic, Traffic as Found, counter_names, step_inputs, traffic};
 use meshloom_hlo::suggest::did_you_mean;
-use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
 use super::by_step;
 use crate::arguments::Traffic;
 use crate::input::Loaded;
 use crate::output;
+use crate::run::{Diloco, Event};
 
-/// What the times mean.
+/// The explanation of the times.
 pub const TIME_MODEL: &str = "* a model: the bytes at the stated rate, with nothing else on the link";
-/// What the line of overlap means.
+/// The explanation of the line of overlap.
 pub const SPREAD_MODEL: &str = "* a model of overlap: each transfer goes evenly with the steps between sending and use, and the periods before \
                                 were alike";
 
 /// A program, by step.
 #[derive(Serialize)]
 pub struct Series {
-    /// What it is called: `streaming+int4`.
+    /// The name of its form: `streaming+int4`.
     pub name: String,
     /// The overrides by which its config differs from the one given.
     overrides: Vec<String>,
-    /// Of DiLoCo: its schedule.
+    /// The schedule of DiLoCo, if it is used.
     schedule: Option<Diloco>,
-    /// Inputs of the program that count steps, by number.
+    /// The inputs of the program that count steps, by number.
     step_inputs: Vec<i64>,
-    /// Collectives over the axis, all branches together.
+    /// The number of collectives over the axis, all branches together.
     collectives: usize,
-    /// How many of them are in a loop whose trip count is not known.
+    /// The number of them in a loop whose trip count is not known.
     #[serde(skip)]
     in_unknown_loops: usize,
     #[serde(rename = "steps")]
     pub rows: Vec<Row>,
-    /// The most bytes in one step, at most and at least.
+    /// The bytes of the step with most, at most and at least.
     peak_bytes: Option<u64>,
     peak_bytes_least: u64,
-    /// Bytes in all steps, at most and at least.
+    /// The bytes in all steps, at most and at least.
     total_bytes: Option<u64>,
     total_bytes_least: u64,
 }
 
-/// When the replicas of DiLoCo send what they learned, and how.
-#[derive(Serialize)]
-pub struct Diloco {
-    /// Steps until all repeats.
-    pub period: usize,
-    /// Steps from one sync, of whatever fragment, to the next.
-    pub steps_between_syncs: usize,
-    /// In how many parts parameters are sent.
-    pub fragments: usize,
-    /// Steps from sending to use.
-    pub overlap_steps: usize,
-    /// In which form values are sent.
-    pub transport: &'static str,
-    #[serde(skip)]
-    pub after_step: Box<dyn Fn(usize) -> Event>,
-}
-
-/// The fragment that is sent after a step, and the one that comes in: `all`, or its number.
-pub type Event = (Option<String>, Option<String>);
-
-/// A step. The first is step 1, before which none was done.
+/// A step. The first is step 1, with no step done before.
 #[derive(Serialize)]
 pub struct Row {
     pub step: u64,
-    /// Of DiLoCo: the fragment that is sent after it, and the one that comes in: `all`, or its number.
+    /// The DiLoCo fragment that is sent after it, and the one that comes in: `all` or `fragment 2`.
     sent: Option<String>,
     applied: Option<String>,
     executions: Option<u64>,
@@ -77,9 +58,9 @@ pub struct Row {
     moved_bytes: Option<u64>,
     moved_bytes_least: u64,
     moved_bytes_in_loops: Option<u64>,
-    /// The model: time that the bytes need at the stated rate.
+    /// The time that the bytes need at the stated rate, by the model.
     pub seconds: Option<f64>,
-    /// The model: bytes if each transfer is spread evenly over the steps between sending and use.
+    /// The bytes if each transfer is spread evenly over the steps between sending and use, by the model.
     pub spread_bytes: Option<f64>,
 }
 
@@ -116,7 +97,7 @@ impl Row {
         self.moved_bytes_in_loops.map(|bytes| Bounds { least: bytes, most: Some(bytes) })
     }
 
-    /// `fragment 2 is sent, 1 comes in`.
+    /// Returns `fragment 2 sent, fragment 1 used`.
     pub fn event(&self) -> String {
         let sent = self.sent.as_ref().map(|name| format!("{name} sent"));
         let applied = self.applied.as_ref().map(|name| format!("{name} used"));
@@ -132,7 +113,7 @@ impl Row {
 }
 
 impl Series {
-    /// `streaming: 3 fragments, one every 2 steps, used 1 step later, f32`.
+    /// Returns `streaming: 3 fragments, one every 2 steps, used 1 step later, f32`.
     pub fn title(&self) -> String {
         let Some(form) = &self.schedule else { return self.name.clone() };
         let Diloco { period, steps_between_syncs, fragments, overlap_steps, transport, .. } = form;
@@ -169,7 +150,7 @@ impl Series {
         }
     }
 
-    /// Why bytes have bounds.
+    /// Explains why bytes have bounds.
     pub fn undecided(&self) -> Vec<String> {
         let has_open_branches =
             self.rows.iter().any(|row| row.moved_bytes.is_some_and(|most| most != row.moved_bytes_least));
@@ -187,7 +168,7 @@ impl Series {
     }
 }
 
-/// The program that was given, or each form of it that was asked for.
+/// Returns the program that was given, or each form of it that was asked for.
 pub fn all(arguments: &Traffic, first: &Loaded, axis: &AxisPart) -> Result<Vec<Series>> {
     if arguments.compare.is_empty() {
         let name = if first.run.is_some() { "as configured" } else { "the program" };
@@ -204,7 +185,7 @@ pub fn all(arguments: &Traffic, first: &Loaded, axis: &AxisPart) -> Result<Vec<S
     each.collect()
 }
 
-/// What a name such as `streaming+int4` changes in a run config.
+/// Returns the overrides for a name such as `streaming+int4` in a run config.
 pub fn overrides(name: &str) -> Result<Vec<String>> {
     let one = |word: &str| match word {
         "vanilla" => Ok(vec!["diloco.streaming=false".to_owned()]),
@@ -270,10 +251,10 @@ fn series(
     })
 }
 
-/// The model of overlap: the bytes sent after a step travel in equal parts during the `tau` steps that follow. It shows
-/// the steady state, so the first steps include what the previous period sent.
+/// Applies the model of overlap: the bytes sent after a step travel in equal parts during the `tau` steps that follow.
+/// It shows the steady state, so the first steps include bytes that the previous period sent.
 pub(crate) fn spread(rows: &mut [Row], overlap: usize, period: usize) {
-    // A period must be known to go on before its start.
+    // The model needs a whole period, to know what was sent before the first step.
     if overlap == 0 || rows.len() < period {
         return;
     }

@@ -1,4 +1,4 @@
-//! Which device stands where in a mesh.
+//! The places of devices in a mesh.
 //!
 //! The minor axes of a mesh are the fast ones: they are to run along the shortest links. So every axis is cut out of
 //! the hardware: its DCN part ([`Mesh::with_dcn`]) out of the slices, the rest out of the box of coordinates that the
@@ -31,8 +31,8 @@ pub struct DevicePlace {
 /// cross them.
 ///
 /// # Errors
-/// There are fewer devices than the mesh has, the slices are not of one size, or the DCN parts are not as many as the
-/// slices.
+/// There are fewer devices than the mesh has, the slices are not of one size, or the number of DCN parts is not that of
+/// the slices.
 pub fn device_order(mesh: &Mesh, devices: &[DevicePlace]) -> Result<Vec<i32>, MeshError> {
     let count = mesh.device_count();
     let Some(devices) = devices.get(..count) else {
@@ -66,8 +66,8 @@ pub fn slice_shape(devices: &[DevicePlace]) -> Vec<usize> {
 }
 
 /// The parts of each axis that lie along one dimension of a slice each, major to minor. Devices stand in the order of
-/// [`device_order`], in slices of this [shape](slice_shape). An axis that crosses slices has no parts. `None` if the
-/// mesh is not made of such slices.
+/// [`device_order`], in slices of this [shape](slice_shape). An axis that crosses slices has no parts. The result is
+/// `None` if the mesh is not made of such slices.
 pub fn axes_along_slice(mesh: &Mesh, shape: &[usize]) -> Option<Vec<Vec<usize>>> {
     let devices = shape.iter().try_fold(1usize, |count, &size| count.checked_mul(size)).filter(|&count| count > 0)?;
     let dcn = dcn_sizes(mesh, mesh.device_count() / devices).ok()?;
@@ -93,8 +93,11 @@ fn equal_slices(devices: &[DevicePlace]) -> Result<BTreeMap<i64, Vec<&DevicePlac
     }
 }
 
-/// Into how many parts each axis is cut by the borders of slices.
-pub(crate) fn dcn_sizes(mesh: &Mesh, slices: usize) -> Result<Vec<usize>, MeshError> {
+/// Finds the number of parts into which the borders of slices cut each axis.
+///
+/// # Errors
+/// The mesh states other parts, or its axes cannot be cut into this number of parts.
+pub fn dcn_sizes(mesh: &Mesh, slices: usize) -> Result<Vec<usize>, MeshError> {
     let stated: Vec<usize> = mesh.axes().map(|axis| mesh.dcn_size(axis)).collect();
     let crossed: usize = stated.iter().product();
     if crossed == slices {
@@ -114,7 +117,8 @@ pub(crate) fn dcn_sizes(mesh: &Mesh, slices: usize) -> Result<Vec<usize>, MeshEr
     if left == 1 { Ok(dealt) } else { Err(refuse()) }
 }
 
-pub(crate) fn common_divisor(a: usize, b: usize) -> usize {
+/// Returns the greatest common divisor of two numbers; the other one of 0 and a number.
+pub fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
@@ -167,16 +171,18 @@ fn device_box(devices: &[&DevicePlace]) -> Option<(Vec<usize>, Vec<i32>)> {
     Some((shape, ids.into_iter().collect::<Option<_>>()?))
 }
 
-/// What an axis has of one dimension of the box.
+/// The part that an axis has of one dimension of a box of devices.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece {
-    pub(crate) size: usize,
-    /// How far its neighbours are apart.
-    pub(crate) stride: usize,
+pub struct Piece {
+    /// The number of steps that the axis makes along the dimension.
+    pub size: usize,
+    /// The distance between neighbours along the axis.
+    pub stride: usize,
 }
 
-/// For each axis what it has of each dimension. None unless the product of the axes is that of the box.
-pub(crate) fn cut(axes: &[usize], shape: &[usize]) -> Option<Vec<Vec<Piece>>> {
+/// Finds for each axis what it has of each dimension of a box. Returns `None` unless the product of the axes is that of
+/// the box.
+pub fn cut(axes: &[usize], shape: &[usize]) -> Option<Vec<Vec<Piece>>> {
     let (mut left, mut strides) = (shape.to_vec(), vec![1; shape.len()]);
     let mut cuts = Vec::with_capacity(axes.len());
     for &axis in axes.iter().rev() {
@@ -191,8 +197,8 @@ pub(crate) fn cut(axes: &[usize], shape: &[usize]) -> Option<Vec<Vec<Piece>>> {
     Some(cuts)
 }
 
-/// The best way to make an axis out of what is left of the dimensions: fewest dimensions cut, then most dimensions
-/// taken whole, then those with faster links.
+/// The best way to make an axis out of the rest of the dimensions: fewest dimensions cut, then most dimensions taken
+/// whole, then those with faster links.
 fn choose(axis: usize, left: &[usize]) -> Option<Vec<usize>> {
     let score = |sizes: &Vec<usize>| {
         let taken = || sizes.iter().zip(left).filter(|(size, _)| **size > 1);

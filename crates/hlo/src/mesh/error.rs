@@ -1,4 +1,4 @@
-//! What can be wrong with a mesh.
+//! The errors of meshes.
 
 use crate::message::counted;
 
@@ -78,7 +78,7 @@ pub enum MeshError {
         /// The part that does not parse.
         part: String,
     },
-    /// An axis cannot be cut into as many parts as are to cross slices.
+    /// An axis cannot be cut into the number of parts that are to cross slices.
     #[error(
         "dcn {text:?}: axis {axis:?} has size {size}, which {parts} does not divide; a part of an axis crosses slices"
     )]

@@ -7,7 +7,7 @@ mod processes;
 use std::fmt;
 
 pub use devices::{DevicePlace, axes_along_slice, device_order, slice_shape};
-pub(crate) use devices::{Piece, common_divisor, cut, dcn_sizes};
+pub use devices::{Piece, common_divisor, cut, dcn_sizes};
 pub use error::MeshError;
 use smallvec::SmallVec;
 
@@ -21,7 +21,7 @@ pub type Axes = SmallVec<[MeshAxis; Mesh::MAX_AXES]>;
 pub struct MeshAxis(u8);
 
 impl MeshAxis {
-    /// The axis at that place; `None` when no mesh can have so many.
+    /// The axis at that place; `None` if no mesh can have so many axes.
     pub fn new(index: usize) -> Option<MeshAxis> {
         (index < Mesh::MAX_AXES).then_some(MeshAxis(index as u8))
     }
@@ -35,12 +35,11 @@ impl MeshAxis {
 /// Devices arranged along named axes, major to minor.
 ///
 /// Devices are numbered row-major: the last axis varies fastest, so in `data=2,fsdp=4` device 5 is `data` 1, `fsdp` 1.
-/// The text form is that of the run config: `data=2,fsdp=4`. Which hardware device has which number says
-/// [`device_order`].
+/// The text form is that of the run config: `data=2,fsdp=4`. [`device_order`] gives each hardware device its number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Mesh {
     axes: Vec<(String, usize)>,
-    /// For each axis into how many parts slices cut it; empty when nothing was said.
+    /// The number of parts into which slices cut each axis; empty if none was stated.
     dcn: Vec<usize>,
 }
 
@@ -128,7 +127,7 @@ impl Mesh {
         Ok(self)
     }
 
-    /// Into how many parts an axis is cut by the borders of slices; 1 for one that stays within a slice.
+    /// The number of parts into which the borders of slices cut an axis; 1 for an axis that stays within a slice.
     pub fn dcn_size(&self, axis: MeshAxis) -> usize {
         self.dcn.get(axis.index()).copied().unwrap_or(1)
     }
@@ -186,7 +185,7 @@ impl Mesh {
 
     /// A mesh with other axes, which are known to be right.
     fn with_axes(&self, axes: Vec<(String, usize)>) -> Mesh {
-        // Which devices the axes run over is settled: only the whole mesh is asked for that.
+        // The DCN parts are left out: only the whole mesh is asked which devices its axes run over.
         Mesh { axes, dcn: Vec::new() }
     }
 

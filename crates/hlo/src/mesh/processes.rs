@@ -9,8 +9,8 @@ impl Mesh {
         self.axes.iter().skip(axis.index() + 1).map(|(_, size)| size).product()
     }
 
-    /// Whether the devices along an axis lie in different processes. For a mesh whose axes were cut by
-    /// [`Mesh::at_processes`]: of others, an axis may cross with a part of it.
+    /// Whether the devices along an axis lie in different processes. The axes of the mesh must be cut by
+    /// [`Mesh::at_processes`]: otherwise a part of an axis may cross processes.
     pub fn crosses(&self, axis: MeshAxis, processes: usize) -> bool {
         self.size(axis) > 1 && self.stride(axis) >= self.device_count() / processes.max(1)
     }
@@ -18,7 +18,7 @@ impl Mesh {
     /// Into what each axis must be cut so that it lies within processes or crosses them, for [`Mesh::cut_into`].
     ///
     /// # Errors
-    /// The devices cannot be in so many processes, or those of a process are no part of the mesh.
+    /// The devices cannot be in this number of processes, or those of a process are not a part of the mesh.
     pub fn at_processes(&self, processes: usize) -> Result<Vec<Vec<usize>>, MeshError> {
         let total = self.device_count();
         let refuse = |axis: Option<MeshAxis>| {
@@ -41,8 +41,8 @@ impl Mesh {
         self.axes().map(cut).collect()
     }
 
-    /// The part of the mesh that one process has: axes that cross processes have size 1. For a mesh as
-    /// [`Mesh::at_processes`] cuts it.
+    /// The part of the mesh that one process has: axes that cross processes have size 1. The mesh must be cut by
+    /// [`Mesh::at_processes`].
     pub fn within_process(&self, processes: usize) -> Mesh {
         let size = |axis: MeshAxis| if self.crosses(axis, processes) { 1 } else { self.size(axis) };
         self.with_axes(self.axes().map(|axis| (self.name(axis).to_owned(), size(axis))).collect())

@@ -1,4 +1,4 @@
-//! What is wrong with a text, and where.
+//! Errors in a text, with their places.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use crate::suggest::did_you_mean;
 /// Columns of the source line that an excerpt shows at most: lines of HLO may have megabytes.
 const EXCERPT_WIDTH: usize = 120;
 
-/// Of them, those before the place of the error.
+/// Columns of the excerpt before the place of the error.
 const EXCERPT_BEFORE: usize = 60;
 
 /// Characters of a message at most: names in it come from the text.
 const MAX_MESSAGE: usize = 400;
 
-/// Why a text is not a module.
+/// The error of a text that is not a module.
 ///
 /// Its `Display` has the place, what was expected, and the line with a mark under the place:
 ///
@@ -24,11 +24,11 @@ const MAX_MESSAGE: usize = 400;
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct ParseError {
-    /// Counted from 1.
+    /// The line, counted from 1.
     pub line: usize,
-    /// In characters, counted from 1.
+    /// The column in characters, counted from 1.
     pub column: usize,
-    /// What was expected and what was found, lowercase, without the place.
+    /// The expected and the found text, lowercase, without the place.
     pub message: String,
     /// The line, shortened around the place where it is long, and below it a caret.
     pub excerpt: String,

@@ -31,7 +31,7 @@ pub(super) fn shape(
     }
 }
 
-/// How many shapes a shape consists of, with itself.
+/// The number of shapes that a shape consists of, itself included.
 fn nodes(shape: &ShapeProto) -> usize {
     1 + shape.tuple_shapes.iter().map(nodes).sum::<usize>()
 }
@@ -118,7 +118,7 @@ fn concatenated(operands: &[&ShapeProto], dimension: usize) -> Option<ShapeProto
     Some(result)
 }
 
-/// The batch dimensions, then what is left of each operand.
+/// The shape of a dot: the batch dimensions, then the remaining ones of each operand.
 fn dot(instruction: &HloInstructionProto, operands: &[&ShapeProto]) -> Option<ShapeProto> {
     let &[lhs, rhs] = operands else { return None };
     let default = Default::default();

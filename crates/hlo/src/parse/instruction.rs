@@ -10,14 +10,14 @@ use crate::syntax::attributes::{Attribute, Attributes};
 use crate::syntax::default_comparison;
 use crate::syntax::opcodes::{Operands, Operation};
 
-/// How the short form of an asynchronous operation ends, and the opcode it stands for.
+/// The ending of the short form of an asynchronous operation, and the opcode that it stands for.
 const ASYNC_SUFFIXES: &[(&str, &str)] =
     &[("-start", "async-start"), ("-update", "async-update"), ("-done", "async-done")];
 
 /// Bytes of a short string behind its pointer, at least: those of an allocation.
 const SHORT_STRING: usize = 32;
 
-/// What an opcode says.
+/// The operations that an opcode names.
 struct Opcode {
     operation: &'static Operation,
     /// The operation that runs asynchronously, where the short form names it.
@@ -99,7 +99,7 @@ impl<'a> Parser<'a> {
         fault(start, format!("unknown opcode \"{name}\"{}", hint(name, Operation::names())))
     }
 
-    /// What stands between the parentheses.
+    /// Reads the arguments between the parentheses.
     fn arguments(
         &mut self,
         scope: &mut Scope<'a>,
@@ -215,8 +215,8 @@ impl<'a> Parser<'a> {
         Ok(place)
     }
 
-    /// Reads the attributes that follow. Those of a wrapped operation go to `wrapped`, if there is one; `start` gets
-    /// the common ones and those about running it.
+    /// Reads the attributes that follow. The attributes of a wrapped operation go to `wrapped`, if there is one;
+    /// `start` gets the common ones and those about running it.
     fn attributes(
         &mut self,
         scope: &mut Scope<'a>,

@@ -4,6 +4,7 @@
 use memchr::memchr2;
 
 use super::error::{Result, fault};
+use crate::braces::braced_length;
 
 /// Letters of names and keywords: `[a-zA-Z0-9_.-]`.
 const IS_NAME: [bool; 256] = {
@@ -90,7 +91,7 @@ impl<'a> Lexer<'a> {
         self.bytes.get(self.position).copied()
     }
 
-    /// What follows the next token, which is one byte long.
+    /// The byte that follows the next token, which is one byte long.
     pub(crate) fn peek_second(&mut self) -> Option<u8> {
         let start = self.here();
         self.position += 1;
@@ -110,7 +111,7 @@ impl<'a> Lexer<'a> {
         found
     }
 
-    /// Whether the next token and what follows it is `text`.
+    /// Whether the next token and the text after it are `text`.
     pub(crate) fn starts_with(&mut self, text: &str) -> bool {
         self.skip_space();
         self.bytes[self.position..].starts_with(text.as_bytes())
@@ -143,7 +144,7 @@ impl<'a> Lexer<'a> {
         self.unexpected(&format!("'{}' {place}", char::from(byte)))
     }
 
-    /// An error with what was expected here and what was found.
+    /// An error that names what was expected here and what was found.
     #[cold]
     pub(crate) fn unexpected<T>(&mut self, expected: &str) -> Result<T> {
         let position = self.here();
@@ -189,8 +190,8 @@ impl<'a> Lexer<'a> {
         end
     }
 
-    /// The text of the array shape that starts here, if it has no white space, layout included; it stays unread. What
-    /// starts here may also be something else.
+    /// The text of the array shape that starts here, if it has no white space, layout included; it stays unread.
+    /// Something else may also start here.
     pub(crate) fn peek_array_shape(&mut self) -> &'a str {
         let start = self.here();
         let mut end = self.name_end(start);
@@ -286,7 +287,7 @@ impl<'a> Lexer<'a> {
         i32::try_from(value).or_else(|_| fault(start, format!("{value} does not fit 32 bits")))
     }
 
-    /// Passes bytes that `belongs` takes; at least none. For numbers and for patterns like `0_1x2_2`.
+    /// Passes bytes that `belongs` takes; there may be none. It reads numbers and patterns like `0_1x2_2`.
     pub(crate) fn take_while(&mut self, belongs: impl Fn(u8) -> bool) -> &'a str {
         let start = self.here();
         while self.bytes.get(self.position).is_some_and(|&byte| belongs(byte)) {
@@ -400,31 +401,4 @@ impl<'a> Lexer<'a> {
             self.unexpected("true or false")
         }
     }
-}
-
-/// The length of the `{...}` with balanced braces outside strings at the start of `text`, if there is one.
-pub(crate) fn braced_length(text: &[u8]) -> Option<usize> {
-    let mut depth = 0usize;
-    let mut in_string = false;
-    let mut bytes = text.iter().enumerate();
-    while let Some((index, &byte)) = bytes.next() {
-        match byte {
-            b'\\' if in_string => {
-                bytes.next();
-            }
-            b'"' => in_string = !in_string,
-            b'{' if !in_string => depth += 1,
-            b'}' if !in_string => {
-                depth = depth.checked_sub(1)?;
-                if depth == 0 {
-                    return Some(index + 1);
-                }
-            }
-            _ => {}
-        }
-        if depth == 0 {
-            return None;
-        }
-    }
-    None
 }

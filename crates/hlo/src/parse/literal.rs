@@ -8,7 +8,7 @@ use super::error::{Result, fault};
 use super::shape::{is_tuple, literal_shape, tuple};
 use crate::narrow::to_odd;
 use crate::proto::{LiteralProto, ShapeProto};
-use crate::text::element_strides;
+use crate::shape::element_strides;
 
 /// A floating-point number as written: no `f64` operation reliably keeps the sign and bits of a NaN.
 #[derive(Clone, Copy)]
@@ -95,7 +95,7 @@ impl Parser<'_> {
         }
         let sizes = &shape.dimensions;
         let rank = sizes.len();
-        // How many parts of each dimension there were since the brace that opened it.
+        // The number of parts of each dimension since the brace that opened it.
         let mut seen: SmallVec<[i64; 8]> = SmallVec::from_elem(0, rank);
         let mut depth = 0;
         let mut values = Vec::new();
@@ -185,7 +185,7 @@ impl Parser<'_> {
         self.ieee(64, 52, |value| value, f64::is_finite, f64::from_bits)
     }
 
-    /// A number in an IEEE 754 type of so many bits.
+    /// A number in an IEEE 754 type of this number of bits.
     fn ieee<T: Copy>(
         &mut self,
         bits: u32,

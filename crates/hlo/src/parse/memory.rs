@@ -14,12 +14,12 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// For a text of `length` bytes: `ratio` times its size, or `least` bytes if that is more.
+    /// The memory for a text of `length` bytes: `ratio` times its size, or `least` bytes if that is more.
     pub(crate) fn of(length: usize, ratio: usize, least: usize) -> Memory {
         Memory { taken: Cell::new(0), allowed: length.saturating_mul(ratio).max(least) }
     }
 
-    /// Counts bytes that are about to be taken for what stands at `position`.
+    /// Counts bytes that are about to be taken for the text at `position`.
     #[inline]
     pub(crate) fn take(&self, bytes: usize, position: usize) -> Result<()> {
         let taken = self.taken.get().saturating_add(bytes);

@@ -46,13 +46,13 @@ pub(crate) use computation::Scope;
 pub use error::ParseError;
 pub(crate) use error::{Fault, Result, fault, hint};
 use lexer::Lexer;
-pub(crate) use lexer::braced_length;
 pub(crate) use literal::Real;
 pub(crate) use memory::{Memory, own_bytes};
 pub use names::make_names_unique;
 pub(crate) use shape::{array, is_compatible, tuple};
 
-/// What a text may ask of its reader. All are generous: they are there for texts that were made to do harm.
+/// The limits on what a text may ask of its reader. All are generous: they are there for texts that were made to do
+/// harm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of the text.
@@ -126,22 +126,22 @@ pub(crate) fn parse_sharding(text: &str) -> std::result::Result<OpSharding, Stri
 pub(crate) struct Parser<'a> {
     pub(crate) lexer: Lexer<'a>,
     pub(crate) limits: &'a Limits,
-    /// How many nested constructs are open.
+    /// The number of nested constructs that are open.
     depth: usize,
     /// Complete computations; the id of each is its place.
     computations: Vec<HloComputationProto>,
-    /// Which of them the text has only as a short form.
+    /// Whether the text has each computation only in a short form.
     is_hidden: Vec<bool>,
-    /// Those that the text gives no name.
+    /// The computations to which the text gives no name.
     unnamed: Vec<usize>,
-    /// Those with a name, by it.
+    /// The computations that have a name, by that name.
     computation_ids: FxHashMap<&'a str, usize>,
     /// Empty tables of names, to be used again.
     spare_names: Vec<FxHashMap<&'a str, usize>>,
     blocks: computation::Blocks,
     /// Array shapes that were read, by their text.
     known_shapes: FxHashMap<&'a str, ShapeProto>,
-    /// How many shapes have been copied to infer others.
+    /// The number of shapes that have been copied to infer others.
     inferred: usize,
     pub(crate) memory: Memory,
     /// Whether the text ends at a quote: it is inside another module.

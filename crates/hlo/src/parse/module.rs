@@ -29,7 +29,7 @@ const HEADER: &[&str] = &[
     "origin_recovery_table",
 ];
 
-/// What the header says and what is known only with the computations.
+/// The header of the module, which is completed once the computations are known.
 struct Header {
     module: HloModuleProto,
     config: HloModuleConfigProto,
@@ -208,7 +208,7 @@ impl Parser<'_> {
         Ok(entries)
     }
 
-    /// Sets what the text does not say in so many words.
+    /// Sets the fields that the text only implies.
     fn finish(&mut self, header: Header, entry: Option<usize>) -> Result<HloModuleProtoWithConfig> {
         let Header { mut module, mut config, is_scheduled } = header;
         module.computations = std::mem::take(&mut self.computations);

@@ -1,7 +1,7 @@
 //! Printing orders computations by the ids of the instructions that call them, and the text has no ids. So that a text
 //! printed by XLA prints again in its order, instructions that call are numbered in the order of their callees.
 //!
-//! XLA walks the call graph depth first and prints a computation when it leaves it. That order reveals the tree of the
+//! XLA walks the call graph depth first and prints a computation when it leaves it. This order reveals the tree of the
 //! walk: the computations that one computation entered are the subtrees just before it whose roots it calls. Its other
 //! callees had been visited before.
 
@@ -13,7 +13,7 @@ use crate::sort;
 /// A subtree of the walk that no caller has claimed yet.
 struct Subtree {
     root: usize,
-    /// Of its computations the first in the text.
+    /// The first computation of the subtree in the text.
     start: usize,
 }
 
@@ -67,8 +67,8 @@ fn calls(computations: &[HloComputationProto], is_hidden: &[bool], place: usize)
         .collect()
 }
 
-/// Those callers whose order matters, given what the computation entered, ascending: the others call what was left
-/// before the computation was entered.
+/// The callers whose order matters, given the computations that this one entered, ascending. The others call
+/// computations that were left before this one was entered.
 fn callers(calls: &[(usize, Vec<usize>)], entered: &[usize], start: usize) -> Vec<Caller> {
     let order = |callee: &usize| match entered.binary_search(callee).is_ok() {
         true => Some(*callee),

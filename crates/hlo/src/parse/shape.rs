@@ -13,7 +13,7 @@ const UNBOUNDED: i64 = i64::MIN;
 /// Far above the rank of any real array.
 const MAX_RANK: usize = 64;
 
-/// A text has hundreds of shapes and millions of times that it names one. Those that are kept take little memory.
+/// A text has hundreds of shapes and names them millions of times. The shapes that are kept take little memory.
 const MAX_KNOWN_SHAPES: usize = 1 << 12;
 
 /// A tile dimension that is merged with the next more minor one.
@@ -30,7 +30,7 @@ fn plain_layout(minor_to_major: Vec<i64>) -> LayoutProto {
 }
 
 /// The layout of a shape that states none: row-major for an array, scalars included, since compilers ask every array
-/// for its layout; `None` for a token or an opaque value, which is none.
+/// for its layout; `None` for a token or an opaque value, which is not an array.
 fn row_major(element_type: PrimitiveType, rank: usize) -> Option<Box<LayoutProto>> {
     let is_array = !matches!(element_type, PrimitiveType::Token | PrimitiveType::OpaqueType);
     is_array.then(|| Box::new(plain_layout((0..rank as i64).rev().collect())))
@@ -165,7 +165,7 @@ impl Parser<'_> {
         Some(shape)
     }
 
-    /// A shape that is no tuple and was not read before.
+    /// A shape that is not a tuple and was not read before.
     fn new_shape(&mut self) -> Result<ShapeProto> {
         let start = self.lexer.here();
         let name = self.lexer.expect_word("a shape, like f32[8,128]")?;

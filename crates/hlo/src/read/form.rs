@@ -61,7 +61,7 @@ fn is_config(bytes: &[u8]) -> bool {
             .any(|field| field.number > 2 || (field.number == 2 && field.bytes.is_none()))
 }
 
-/// What kind of message some bytes are, as far as it matters for how large they get.
+/// The kind of message that some bytes are, as far as it matters for how large they get.
 #[derive(Clone, Copy)]
 enum Kind {
     /// A message around a module, in that field.
@@ -75,12 +75,12 @@ enum Kind {
     Sharding,
     Literal,
     Buffers,
-    /// Of which only its own size counts.
+    /// A message whose own size alone counts.
     Leaf(usize),
 }
 
 impl Kind {
-    /// What a field holds, where that is a message whose size matters.
+    /// The kind of a field, where the field is a message whose size matters.
     fn inside(self, field: u64) -> Option<Kind> {
         Some(match (self, field) {
             (Kind::Around(number, kind), field) if field == number => *kind,

@@ -65,7 +65,7 @@ const PLAIN: &[(&str, &str)] = &[
     ("chlo.cosh", "cosh"),
     ("chlo.erf", "erf"),
     ("chlo.sinh", "sinh"),
-    // Of older texts: `stablehlo.tan` came later.
+    // Older texts have this name: `stablehlo.tan` came later.
     ("chlo.tan", "tan"),
 ];
 

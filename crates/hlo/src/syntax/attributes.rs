@@ -9,7 +9,7 @@ use super::groups::ReplicaGroups;
 use super::ranges::{GroupCount, OneDimension, Slices, Thread};
 use super::special::{
     BackendConfig, Calls, ChannelId, ComparisonType, Computations, ControlPredecessors, Domain, Mode,
-    OperandLayoutConstraints, SliceSizes, Special, StatedShape,
+    OperandLayoutConstraints, SliceSizes, Special, StatedShape, place_call,
 };
 use super::window::Padding;
 use super::words::{Direction, FusionKind};
@@ -29,7 +29,8 @@ use crate::text::Printer;
 /// - `[by Name]` for values that need more than their field: see [`Special`].
 macro_rules! attributes {
     ($($variant:ident $name:literal [$($how:tt)*],)*) => {
-        /// What can stand after the operands of an instruction. Several have the same name, in different opcodes.
+        /// An attribute, which stands after the operands of an instruction. Several have the same name, in different
+        /// opcodes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub(crate) enum Attribute {
@@ -248,8 +249,8 @@ pub(crate) struct Attributes(u128);
 impl Attributes {
     pub(crate) const NONE: Attributes = Attributes(0);
 
-    /// What any opcode may have. XLA's parser takes a result accuracy only on elementwise functions of one operand;
-    /// the field is there on all instructions, and its printer prints it on all.
+    /// The attributes that any opcode may have. XLA's parser takes a result accuracy only on elementwise functions of
+    /// one operand; the field is there on all instructions, and its printer prints it on all.
     pub(crate) const COMMON: Attributes = Attributes::of(&[
         Attribute::Metadata,
         Attribute::Sharding,
@@ -262,7 +263,7 @@ impl Attributes {
         Attribute::ResultAccuracy,
     ]);
 
-    /// Those whose values are computations.
+    /// The attributes whose values are computations.
     pub(crate) const CALLS: Attributes = Attributes::of(&[
         Attribute::Body,
         Attribute::BranchComputations,
@@ -325,7 +326,7 @@ impl Attributes {
             }
             by_name
         });
-        // For a while it was printed so.
+        // XLA printed this name for a while.
         let name = if name == "conv_kind" { "convolution_kind" } else { name };
         self.and(*BY_NAME.get(name)?).first()
     }
@@ -333,12 +334,4 @@ impl Attributes {
     pub(crate) fn names(self) -> impl Iterator<Item = &'static str> {
         ATTRIBUTES.iter().filter(move |(_, attribute)| self.contains(*attribute)).map(|(name, _)| *name)
     }
-}
-
-/// Sets the id of the `place`th called computation.
-pub(super) fn place_call(target: &mut HloInstructionProto, place: usize, id: i64) {
-    if target.called_computation_ids.len() <= place {
-        target.called_computation_ids.resize(place + 1, id);
-    }
-    target.called_computation_ids[place] = id;
 }

@@ -1,21 +1,22 @@
-//! The elements of literals: in which field the proto has those of a type, how they are stored, printed and read, and
-//! their bytes.
+//! The elements of literals: the field in which the proto has those of a type, the ways to store, print and read them,
+//! and their bytes.
 
 use half::{bf16, f16};
 
+use crate::number;
 use crate::parse::{Parser, Real, Result, fault};
 use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
 use crate::small_float::SmallFloat;
-use crate::text::{Printer, number};
+use crate::text::Printer;
 
-/// What a field has: a number of a type that Rust has, or a truth value.
+/// The type of a field's elements: a number of a type that Rust has, or a truth value.
 trait Stored: Copy + Default {
     const WIDTH: usize;
 
     /// Appends its bytes, the low one first.
     fn write(self, bytes: &mut Vec<u8>);
 
-    /// From as many bytes as it has.
+    /// Reads the value from `WIDTH` bytes.
     fn of(bytes: &[u8]) -> Self;
 }
 
@@ -94,14 +95,14 @@ numbers! {
     f64: |printer, value| number::write_f64(&mut printer.out, value), |parser| parser.double();
 }
 
-/// How a field has its elements, in memory order.
+/// The way in which a field stores its elements, in memory order.
 trait Codec {
     type Stored: Stored;
 
     /// How many stored values make an element.
     const PARTS: usize = 1;
 
-    /// Prints the element that some parts are; what is missing is 0.
+    /// Prints the element that these parts make up; missing parts are 0.
     fn print(printer: &mut Printer<'_>, part: impl Fn(usize) -> Self::Stored, shape: &ShapeProto);
 
     fn read(parser: &mut Parser<'_>, shape: &ShapeProto) -> Result<Vec<Self::Stored>>;
@@ -235,7 +236,7 @@ impl Codec for Small {
     }
 }
 
-/// What prints the element at a position in memory.
+/// A function that prints the element at a position in memory.
 pub(crate) type PrintElement<'l> = dyn Fn(&mut Printer<'_>, usize) + 'l;
 
 fn with_stored<C: Codec>(
@@ -271,8 +272,8 @@ macro_rules! elements {
             }
         }
 
-        /// The elements of a literal in memory order, as bytes, the low one of each number first; and how many bytes
-        /// an element has. None for a type without elements.
+        /// The elements of a literal in memory order, as bytes, the low one of each number first; and how many bytes an
+        /// element has. The result is `None` for a type without elements.
         pub(crate) fn element_bytes(literal: &LiteralProto, element: PrimitiveType) -> Option<(Vec<u8>, usize)> {
             match element {
                 $(PrimitiveType::$type => {

@@ -2,7 +2,7 @@
 //!
 //! [`opcodes`] says what each opcode carries, [`attributes`] where an attribute is in the proto and what kind of value
 //! it has. The other files have the values. The printer ([`text`](super::text)) and the parser
-//! ([`parse`](super::parse)) add what has no counterpart in the other: names and computations.
+//! ([`parse`](super::parse)) add the parts without a counterpart in the other: names and computations.
 
 pub(crate) mod attributes;
 mod convolution;
@@ -19,12 +19,13 @@ mod words;
 use smallvec::SmallVec;
 pub(crate) use special::default_comparison;
 
+use crate::number;
 use crate::parse::{Parser, Result};
-use crate::text::{Printer, number};
+use crate::text::Printer;
 
-/// What prints and reads in the same way wherever it is.
+/// A value that prints and reads in the same way in all places.
 pub(crate) trait Value: Sized {
-    /// What stands between several of them.
+    /// The separator between several values.
     const SEPARATOR: &'static str = ",";
 
     fn print(&self, printer: &mut Printer<'_>);
@@ -205,7 +206,7 @@ impl Parser<'_> {
         self.list_of(open, close, T::read)
     }
 
-    /// What `item` reads between two brackets, separated by commas.
+    /// The values that `item` reads between two brackets, separated by commas.
     pub(crate) fn list_of<T>(
         &mut self,
         open: u8,

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::attributes::{Attribute, Attributes};
 
-/// What stands between an opcode's parentheses.
+/// The content of an opcode's parentheses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operands {
     /// The number of a parameter.
@@ -35,7 +35,7 @@ pub(crate) enum Use {
     Unread,
 }
 
-/// What else is known of an opcode.
+/// Another property of an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// The result has the shape of the first operand.

@@ -1,4 +1,4 @@
-//! Slices of dimensions, pairs of devices, and which buffers are aliases of which.
+//! Slices of dimensions, pairs of devices, and aliases between buffers.
 
 use super::{Kind, Value, emit};
 use crate::parse::{Parser, Result, fault};

@@ -105,7 +105,7 @@ fn print_tiles(printer: &mut Printer<'_>, sharding: &OpSharding) {
     }
 }
 
-/// What one sharding says, before it is known of what type it is.
+/// The content of one sharding, before its type is known.
 #[derive(Default)]
 struct Tiles {
     /// The last of `replicated`, `manual` and so on.
@@ -260,7 +260,7 @@ fn print_named(printer: &mut Printer<'_>, sharding: &NamedShardingProto) {
     printer.text("}");
 }
 
-/// From the mesh on; the opening brace is read.
+/// Reads a named sharding from the mesh on; the opening brace is read already.
 fn read_named(parser: &mut Parser<'_>) -> Result<NamedShardingProto> {
     let mesh = MeshProto::read(parser)?;
     let mut named = NamedShardingProto::default();

@@ -8,7 +8,7 @@ use crate::text::{Layouts, Printer};
 
 /// How such an attribute prints and reads.
 pub(super) trait Special {
-    /// Prints the attribute, if there is something to print; `start` is what comes before its value.
+    /// Prints the attribute, if there is something to print; `start` is the text before its value.
     fn print(printer: &mut Printer<'_>, instruction: &HloInstructionProto, start: &str);
 
     fn read(parser: &mut Parser<'_>, scope: &Scope<'_>, target: &mut HloInstructionProto) -> Result<()>;
@@ -72,7 +72,7 @@ impl Special for Calls {
 
     fn read(parser: &mut Parser<'_>, _: &Scope<'_>, target: &mut HloInstructionProto) -> Result<()> {
         let id = parser.called()?;
-        super::attributes::place_call(target, 0, id);
+        place_call(target, 0, id);
         Ok(())
     }
 }
@@ -133,7 +133,7 @@ impl Special for SliceSizes {
         if sizes.is_empty() {
             return;
         }
-        // Each slice has as many as the input has dimensions.
+        // Each slice has as many dimensions as the input.
         let input = printer.operand(instruction, 0).and_then(|operand| operand.shape.as_ref());
         let rank = input
             .map(|shape| shape.tuple_shapes.first().unwrap_or(shape).dimensions.len())
@@ -150,7 +150,7 @@ impl Special for SliceSizes {
     }
 }
 
-/// How a comparison compares, where that is not the way of its operands' type.
+/// The attribute that states how a comparison compares, where the type of its operands does not imply it.
 pub(super) struct ComparisonType;
 
 impl Special for ComparisonType {
@@ -174,7 +174,7 @@ pub(crate) fn default_comparison(operand: Option<&ShapeProto>) -> &'static str {
     match operand.and_then(|shape| T::try_from(shape.element_type).ok()).unwrap_or_default() {
         T::S1 | T::S2 | T::S4 | T::S8 | T::S16 | T::S32 | T::S64 => "SIGNED",
         T::Pred | T::U1 | T::U2 | T::U4 | T::U8 | T::U16 | T::U32 | T::U64 => "UNSIGNED",
-        // What has no numbers is not compared.
+        // Values without numbers are not compared.
         T::Invalid | T::Tuple | T::OpaqueType | T::Token => "UNSIGNED",
         _ => "FLOAT",
     }
@@ -269,4 +269,12 @@ impl Value for LiteralProto {
     fn read(parser: &mut Parser<'_>) -> Result<LiteralProto> {
         parser.literal_with_shape()
     }
+}
+
+/// Sets the id of the `place`th called computation.
+pub(super) fn place_call(target: &mut HloInstructionProto, place: usize, id: i64) {
+    if target.called_computation_ids.len() <= place {
+        target.called_computation_ids.resize(place + 1, id);
+    }
+    target.called_computation_ids[place] = id;
 }

@@ -9,7 +9,7 @@ use crate::text::Printer;
 /// A part of a window: a number for each dimension.
 struct Part {
     name: &'static str,
-    /// What it is where nothing is written.
+    /// The number where nothing is written.
     neutral: i64,
     get: fn(&WindowDimension) -> i64,
     set: fn(&mut WindowDimension, i64),

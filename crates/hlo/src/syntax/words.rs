@@ -28,10 +28,10 @@ impl Parser<'_> {
 
 /// An enum of the protos whose values have words.
 pub(super) trait Choice: Copy + Default + PartialEq + TryFrom<i32> + Into<i32> + 'static {
-    /// What it is, for messages.
+    /// The name of the enum in messages.
     const WHAT: &'static str;
     const WORDS: &'static [(&'static str, Self)];
-    /// What an optional attribute means if it is left out.
+    /// The value of an optional attribute that is left out.
     const OMITTED: Self;
 }
 

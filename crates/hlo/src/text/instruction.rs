@@ -8,7 +8,7 @@ use crate::syntax::opcodes::{Operation, Use};
 /// How far an async operation may be from its start: real chains have two or three links.
 const MAX_ASYNC_CHAIN: usize = 256;
 
-/// What an async operation stands for: the one instruction of the computation that it wraps.
+/// The instruction that an async operation runs: the only one of the computation that it wraps.
 fn wrapped<'a>(printer: &Printer<'a>, instruction: &HloInstructionProto) -> Option<&'a HloInstructionProto> {
     let mut start = instruction;
     // Updates and dones lead to their start through their first operand. Malformed chains may be cyclic.
@@ -52,7 +52,7 @@ impl<'a> Printer<'a> {
                 self.attribute(Attribute::AsyncExecutionThread, instruction, true);
                 if !wrapped.opcode.starts_with("async-") {
                     self.own_attributes(wrapped);
-                    // Those of the start stand for both.
+                    // The attributes of the start stand for both.
                     let is_bare = instruction.frontend_attributes.as_ref().is_none_or(|outer| outer.map.is_empty());
                     self.common_attributes(wrapped, is_bare);
                 }
@@ -90,7 +90,7 @@ impl<'a> Printer<'a> {
         }
     }
 
-    /// What the instruction's opcode adds.
+    /// Prints the attributes that belong to the instruction's opcode.
     fn own_attributes(&mut self, instruction: &HloInstructionProto) {
         let operation = Operation::from_name(&instruction.opcode);
         // A conditional has either two computations or a list of them.

@@ -2,6 +2,7 @@
 
 use super::Printer;
 use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
+use crate::shape::{element_count, element_strides};
 use crate::syntax::elements::{PrintElement, with_elements};
 
 /// Rows printed of an array without elements; a malformed shape may claim any number of them.
@@ -10,7 +11,7 @@ const MAX_EMPTY_ROWS: u64 = 1 << 16;
 /// Far above the rank of any real array; a malformed one must not exhaust the stack.
 const MAX_RANK: usize = 64;
 
-/// Where each logical index lies in memory, and what has been walked so far.
+/// The place of each logical index in memory, and the state of the walk.
 struct Walk<'a> {
     dimensions: &'a [i64],
     strides: Vec<usize>,
@@ -19,7 +20,7 @@ struct Walk<'a> {
 }
 
 impl Printer<'_> {
-    /// Appends the elements of a literal on one line, or `{...}` for what has no such form.
+    /// Appends the elements of a literal on one line, or `{...}` for a literal without such a form.
     pub(super) fn literal(&mut self, literal: &LiteralProto) {
         if literal.shape.as_ref().is_some_and(is_tuple) {
             self.tuple_literal(literal, Self::literal);
@@ -70,7 +71,7 @@ impl Printer<'_> {
         }
         with_elements(literal, shape, count, |element| {
             let indices = Vec::with_capacity(shape.dimensions.len());
-            let mut walk = Walk { dimensions: &shape.dimensions, strides: strides(shape), element, indices };
+            let mut walk = Walk { dimensions: &shape.dimensions, strides: element_strides(shape), element, indices };
             self.literal_level(&mut walk, 0);
         })
     }
@@ -118,32 +119,4 @@ impl Printer<'_> {
 
 fn is_tuple(shape: &ShapeProto) -> bool {
     shape.element_type == PrimitiveType::Tuple as i32
-}
-
-/// None for a negative or overflowing size.
-pub(crate) fn element_count(shape: &ShapeProto) -> Option<usize> {
-    if shape.dimensions.contains(&0) {
-        return Some(0);
-    }
-    shape.dimensions.iter().try_fold(1usize, |count, &size| count.checked_mul(usize::try_from(size).ok()?))
-}
-
-/// Distance in memory of neighbours along each dimension.
-pub(crate) fn strides(shape: &ShapeProto) -> Vec<usize> {
-    let rank = shape.dimensions.len();
-    let mut strides = vec![0; rank];
-    let mut stride = 1usize;
-    let minor_to_major = shape.layout.as_ref().map(|layout| layout.minor_to_major.as_slice()).unwrap_or_default();
-    let mut place = |dimension: usize| {
-        if let Some(slot) = strides.get_mut(dimension) {
-            *slot = stride;
-            stride = stride.saturating_mul(shape.dimensions[dimension].max(0) as usize);
-        }
-    };
-    if minor_to_major.len() == rank {
-        minor_to_major.iter().for_each(|&dimension| place(usize::try_from(dimension).unwrap_or(usize::MAX)));
-    } else {
-        (0..rank).rev().for_each(&mut place);
-    }
-    strides
 }

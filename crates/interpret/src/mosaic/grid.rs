@@ -16,7 +16,7 @@ struct Window<'a> {
     index: &'a Function,
     block: Rc<RefCell<Tensor>>,
     array: Array,
-    /// Which block it is; `None` before the first step.
+    /// The indices of the block; `None` before the first step.
     at: Option<Vec<usize>>,
     is_result: bool,
 }
@@ -120,7 +120,7 @@ pub(super) fn run(module: &Module, operands: &[Array], results: &[TensorType]) -
     Ok(windows.into_iter().filter(|window| window.is_result).map(|window| window.array).collect())
 }
 
-/// The sizes of the grid, of which operands say those that are not known, and the other operands.
+/// The sizes of the grid, and the other operands. Operands give the sizes that the text leaves open.
 fn grid<'a>(bounds: &Attribute, operands: &'a [Array]) -> Result<(Vec<usize>, &'a [Array]), InterpretError> {
     let bounds = bounds.bounds().ok_or_else(|| call("the bounds of the grid are no numbers"))?;
     let unknown = bounds.iter().filter(|bound| bound.is_none()).count();

@@ -1,7 +1,7 @@
-//! An interpreter of kernels: it reads the text that goes to the chip, and computes what the chip would.
+//! An interpreter of kernels: it reads the text that goes to the chip, and computes what the chip would compute.
 //!
-//! It knows the ops that [`Body`](meshloom_mosaic::text::Body) writes, and refuses others. What a program may not rely
-//! on is made visible: results, blocks of results and scratch memory are NaN until they are written; a block of a
+//! It knows the ops that [`Body`](meshloom_mosaic::text::Body) writes, and refuses others. It makes visible what a
+//! program may not rely on: results, blocks of results and scratch memory are NaN until they are written; a block of a
 //! result is NaN again when the grid returns to it after another; and scratch memory is NaN at each new index of a
 //! parallel axis, as another core may run it. Blocks and scalars out of range are errors, and so are integers that
 //! overflow.
@@ -18,7 +18,7 @@ use meshloom_mosaic::Kernel;
 
 pub use value::Array;
 
-/// Why a kernel could not be run.
+/// The reason why a kernel could not be run.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InterpretError {
     /// The text is not that of a kernel.
@@ -26,9 +26,9 @@ pub enum InterpretError {
     Syntax {
         /// The line, from 1.
         line: usize,
-        /// What should be there.
+        /// The text that should be there.
         expected: String,
-        /// What is.
+        /// The text that is there.
         found: String,
     },
     /// An op is unknown, or does not fit its operands.
@@ -38,7 +38,7 @@ pub enum InterpretError {
         line: usize,
         /// The name of the op.
         op: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// An operand or the grid does not fit the kernel.
@@ -49,7 +49,7 @@ pub enum InterpretError {
 meshloom::hlo::debug_is_message!(InterpretError);
 
 /// Runs the module of a kernel on whole arrays. Operands are the counts of a grid, prefetched scalars, then inputs.
-/// What no step writes is NaN.
+/// Elements that no step writes are NaN.
 ///
 /// # Errors
 /// [`InterpretError`] if the text is not understood, does not fit the operands, or leaves its blocks.

@@ -1,4 +1,4 @@
-//! What each op computes.
+//! The computations of ops.
 
 use std::rc::Rc;
 
@@ -200,7 +200,7 @@ fn binary(op: &Op, name: &str, a: &Tensor, b: &Tensor) -> Result<Tensor, Interpr
         "andi" => |a, b| f64::from(a as i32 & b as i32),
         _ => return Err(wrong(op, "an op that is not interpreted")),
     };
-    // What is computed with NaN must stay NaN: only floats have it.
+    // Results of NaN must stay NaN, and only floats have it.
     if name.ends_with('f') != a.element.is_float() {
         return Err(wrong(op, &format!("an operand of {:?}", a.element)));
     }

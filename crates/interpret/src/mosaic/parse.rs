@@ -53,7 +53,7 @@ pub(super) enum Attribute {
     Dictionary(HashMap<String, Attribute>),
     /// `@name`, or a string.
     Name(String),
-    /// What is only compared as text.
+    /// An attribute that is only compared as text.
     Other(String),
 }
 
@@ -339,7 +339,7 @@ impl Parser<'_> {
         number.ok_or_else(|| self.error("a number"))
     }
 
-    /// What stands between `<` and the `>` that ends it, with both.
+    /// Reads the text from `<` to the `>` that ends it, both included.
     fn angles(&mut self) -> Result<String, InterpretError> {
         if self.peek() != Some('<') {
             return Ok(String::new());

@@ -109,7 +109,7 @@ impl Tensor {
     }
 }
 
-/// What an op computes with.
+/// An operand or result of an op.
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     /// A scalar or a vector.

@@ -12,7 +12,7 @@ struct Cotangents {
     flow: Argument,
 }
 
-/// What is computed of a pair of blocks, `[keys, queries]`, `f32`.
+/// The results of a pair of blocks, `[keys, queries]`, `f32`.
 struct Flows {
     /// The weight of each key's value.
     weights: Value,
@@ -31,7 +31,7 @@ fn cotangents(call: &mut Call<'_>) -> Cotangents {
 }
 
 impl Attention {
-    /// The kernel of the cotangent of the queries, for a list of so many pairs sorted by queries.
+    /// The kernel of the cotangent of the queries, for a list of this number of pairs sorted by queries.
     ///
     /// # Errors
     /// [`KernelError`] where shapes, blocks or options do not fit.
@@ -68,8 +68,8 @@ impl Attention {
         Ok(Kernel::new(written, self.cost(pairs, widths + self.width, self.blocks.key * widths * bytes, resident)))
     }
 
-    /// The kernel of the cotangents of keys and values, for a list of so many pairs sorted by keys. The query heads
-    /// that share a key head are added up in `f32`.
+    /// The kernel of the cotangents of keys and values, for a list of this number of pairs sorted by keys. The query
+    /// heads that share a key head are added up in `f32`.
     ///
     /// # Errors
     /// [`KernelError`] where shapes, blocks or options do not fit.

@@ -4,10 +4,10 @@ use super::{Attention, Call, FIRST, LAST, LOWEST, Order, Step};
 use crate::text::{Argument, Body, Element, Product, Reduction, Refs, Window};
 use crate::{Kernel, KernelError};
 
-/// A total counts as this at least. One of a query that sees something is 1 or more.
+/// The least value that a total counts as. The total of a query that sees something is 1 or more.
 const TINY: f32 = 1e-30;
 
-/// What a block of queries keeps from pair to pair.
+/// The sums that a block of queries keeps from pair to pair.
 #[derive(Clone, Copy)]
 struct Sums {
     /// The mixed values, transposed: `[value_width, queries]`.
@@ -19,7 +19,8 @@ struct Sums {
 }
 
 impl Attention {
-    /// The kernel of the forward pass, for a list of so many pairs sorted by queries. Results: `mixed` and `log_total`.
+    /// The kernel of the forward pass, for a list of this number of pairs sorted by queries. Results: `mixed` and
+    /// `log_total`.
     ///
     /// # Errors
     /// [`KernelError`] where shapes, blocks or options do not fit.
@@ -76,7 +77,7 @@ impl Step<'_> {
         b.store(&total, &refs[sums.total]);
     }
 
-    /// Adds the keys of a pair. What has been added up under a lower highest score is scaled down.
+    /// Adds the keys of a pair. Sums that were added up under a lower highest score are scaled down.
     fn add(&self, b: &mut Body, refs: &Refs, sums: Sums, is_edge: bool) {
         let scores = self.scores(b, refs, is_edge).masked;
         let before = b.load(&refs[sums.highest]);

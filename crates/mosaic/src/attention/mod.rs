@@ -8,9 +8,9 @@
 //! The list is an operand, so devices may have different ones of the same length. [`Attention::pairs`] makes it on the
 //! host from the places of the first token of each block. Within a block, places go up by one.
 //!
-//! With [`Attention::places`], the place of each token is an operand instead, and how many pairs of the list are
-//! visited is one more. So a device may make the list when the program runs. What stands behind the pairs that are
-//! visited is not read.
+//! With [`Attention::places`], the place of each token is an operand instead, and another operand is the number of
+//! pairs of the list that are visited. So a device may make the list when the program runs. The rest of the list is not
+//! read.
 //!
 //! Each pair has flags: [`FIRST`] and [`LAST`] of the pairs of the block that the list is sorted by, [`COMPUTE`] if
 //! there is something to see, [`EDGE`] if places hide something. Every block that the list is sorted by must occur,
@@ -50,9 +50,9 @@
 //! `-sum(exp(sink - log_total) * flow)` over its queries.
 //!
 //! # How
-//! Scores are computed transposed, keys by queries. So what belongs to a query, such as its highest score, lies along
-//! lanes: as `[1, T]` it fills memory, where `[T, 1]` would be padded to 128 lanes; and it meets all keys without
-//! moving.
+//! Scores are computed transposed, keys by queries. So the numbers that belong to a query, such as its highest score,
+//! lie along lanes: as `[1, T]` they fill memory, where `[T, 1]` would be padded to 128 lanes; and they meet all keys
+//! without moving.
 //!
 //! Source: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, "FlashAttention-2", arXiv 2307.08691; the
 //! sinks: Xiao et al., arXiv 2309.17453, as gpt-oss has them.
@@ -70,14 +70,14 @@ use crate::{Cost, KernelError};
 
 pub use pairs::{COMPUTE, EDGE, FIRST, LAST, Order, Pairs};
 
-/// What the score of a key counts as that is not seen. Finite, so that nothing becomes NaN.
+/// The score of a key that is not seen. It is finite, so that nothing becomes NaN.
 pub const UNSEEN: f32 = -1e30;
 
-/// The highest score of a query counts as this at least. It is so far above [`UNSEEN`] that the exponential of what is
-/// not seen is zero, also for a query that sees nothing.
+/// The least value that the highest score of a query counts as. It is so far above [`UNSEEN`] that the exponential of
+/// what is not seen is zero, also for a query that sees nothing.
 pub const LOWEST: f32 = -1e25;
 
-/// How many queries and keys a block has.
+/// The number of queries and of keys in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Blocks {
     /// Queries: a multiple of 128, or all.
@@ -142,14 +142,14 @@ pub struct Attention {
     pub scale: f32,
     /// Whether a query sees no key at a later place.
     pub causal: bool,
-    /// How far back a query sees: less than so many places.
+    /// The number of places that a query sees: its own, and those just before it.
     pub window: Option<usize>,
     /// Scaled scores `s` become `cap * tanh(s / cap)`.
     pub softcap: Option<f32>,
     /// Whether there are segments.
     pub segments: bool,
-    /// Whether the place of each token is an operand, and the number of pairs with it. Else places go up by one from
-    /// the first token of each block.
+    /// Whether the place of each token and the number of pairs are operands. Otherwise places go up by one from the
+    /// first token of each block.
     pub places: bool,
     /// Whether each head has one more score, which weighs no value.
     pub sinks: bool,
@@ -248,7 +248,7 @@ struct Lists {
     starts: Option<[Argument; 2]>,
 }
 
-/// What is computed of a pair of blocks, `[keys, queries]`.
+/// The scores of a pair of blocks, `[keys, queries]`.
 struct Scores {
     /// The scores, [`UNSEEN`] where nothing is seen.
     masked: Value,
@@ -314,7 +314,7 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Runs `step` for a pair that there is something to see in, with the places compared only where they matter.
+    /// Runs `step` for a pair in which there is something to see. Places are compared only where they matter.
     fn compute(of: &Attention, b: &mut Body, flags: &Value, step: impl Fn(&mut Body, bool)) {
         let is_seen = b.has_bits(flags, COMPUTE);
         b.when(&is_seen, |b| {
@@ -383,7 +383,7 @@ impl<'a> Step<'a> {
         Scores { masked, bent }
     }
 
-    /// Which keys are seen by which queries; `None` if all are.
+    /// The keys that each query sees; `None` if it sees all.
     fn seen(&self, b: &mut Body, refs: &Refs, is_edge: bool) -> Option<Value> {
         let mut tests = Vec::new();
         if let Some(segments) = self.segments {

@@ -9,10 +9,10 @@ pub const FIRST: i32 = 1;
 pub const LAST: i32 = 2;
 /// Flag of a pair in which there is something to see.
 pub const COMPUTE: i32 = 4;
-/// Flag of a pair of which causality or the window hide a part.
+/// Flag of a pair of which causality or the window hides a part.
 pub const EDGE: i32 = 8;
 
-/// What a list of pairs is sorted by.
+/// The order in which a list of pairs is sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
     /// Blocks of queries: for [`Attention::forward`] and [`Attention::backward_queries`].
@@ -69,7 +69,7 @@ impl Pairs {
 }
 
 impl Attention {
-    /// The place of the first token of each block where places are what their index says: of queries, then of keys.
+    /// The place of the first token of each block if the place of a token is its index: of queries, then of keys.
     pub fn starts(&self) -> [Vec<i32>; 2] {
         let starts =
             |length: usize, block: usize| (0..length).step_by(block.max(1)).map(|start| start as i32).collect();

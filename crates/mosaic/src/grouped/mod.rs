@@ -5,10 +5,10 @@
 //!
 //! # Which blocks are computed
 //! A kernel goes through a list of visits, in scalar memory: a block of rows and a group, with the rows from `start` to
-//! `end` that the group has, in this block or others. The list is an operand, and so is how many visits of it count. So
-//! it may be computed on the device from the sizes of the groups; [`Grouped::visit_count`] is a length that is enough
-//! for all sizes. [`Grouped::row_visits`] and [`Grouped::group_visits`] make it on the host. What stands behind the
-//! visits that count is not read.
+//! `end` that the group has, in this block or others. The list is an operand, and so is the number of its visits that
+//! count. So it may be computed on the device from the sizes of the groups; [`Grouped::visit_count`] is a length that
+//! is enough for all sizes. [`Grouped::row_visits`] and [`Grouped::group_visits`] make it on the host. The rest of the
+//! list is not read.
 //!
 //! | flag | [`Grouped::by_rows`] | [`Grouped::by_groups`] |
 //! |---|---|---|
@@ -70,8 +70,8 @@ impl Blocks {
     }
 }
 
-/// The rows of a block: 128, or a larger power of two up to a limit of which groups have at least ten on average. A
-/// group's last block is computed whole, so ten keep what is beyond its rows to a tenth.
+/// The rows of a block: 128, or a larger power of two up to a limit, if groups have at least ten such blocks on
+/// average. A group's last block is computed whole, so with ten blocks the rows beyond the group are at most a tenth.
 pub fn rows_of_block(limit: usize, rows_of_group: usize) -> usize {
     [512, 256].into_iter().find(|&size| size <= limit && 10 * size <= rows_of_group).unwrap_or(128)
 }
@@ -126,9 +126,9 @@ impl Lists {
 /// Gives the index of a block along one dimension.
 #[derive(Clone, Copy)]
 enum BlockOf {
-    /// That of a list at the visit, which is an axis of the grid.
+    /// The index is an entry of a list, at the visit, which is an axis of the grid.
     List(Argument, usize),
-    /// That of an axis of the grid.
+    /// The index is that of an axis of the grid.
     Axis(usize),
 }
 

@@ -13,7 +13,7 @@ pub const COMPUTE: i32 = 4;
 /// A list of visits, as the kernels take it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Visits {
-    /// How many count.
+    /// The number of visits that count.
     pub count: usize,
     /// The block of rows of each visit.
     pub row_block: Vec<i32>,

@@ -7,7 +7,7 @@ use meshloom_hlo::Dims;
 
 use super::{Element, Type};
 
-/// What an op computed, or an argument.
+/// The result of an op, or an argument.
 #[derive(Clone, Debug)]
 pub struct Value {
     id: usize,
@@ -44,7 +44,7 @@ pub enum Comparison {
     AtLeast = 5,
 }
 
-/// What a reduction does with the elements.
+/// The operation of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
     /// The sum.
@@ -53,7 +53,7 @@ pub enum Reduction {
     Max,
 }
 
-/// Which dimensions a matrix product sums over.
+/// The dimensions that a matrix product sums over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Product {
     /// `[m,k] [k,n] -> [m,n]`.
@@ -110,7 +110,7 @@ impl Body {
         name
     }
 
-    /// Notes what is wrong unless it holds.
+    /// Notes the problem unless the condition holds.
     fn check(&mut self, holds: bool, problem: impl FnOnce() -> String) {
         if !holds && self.problem.is_none() {
             self.problem = Some(problem());
@@ -200,7 +200,7 @@ impl Body {
         self.reshape(&loaded, &dims[split..])
     }
 
-    /// Overwrites a whole block by a vector of as many elements.
+    /// Overwrites a whole block by a vector of the same number of elements.
     pub fn store(&mut self, value: &Value, memory: &Value) {
         let dims = Dims::from_slice(memory.dims());
         self.check(value.element() == memory.element(), || format!("{} is stored into {}", value.ty, memory.ty));
@@ -347,7 +347,7 @@ impl Body {
         self.op(&format!("arith.{name}"), &[value], "", Type::Vector(element, value.dims().into()))
     }
 
-    /// Of each column of a matrix, the sum or the greatest: `[m,n] -> [1,n]`, `f32`.
+    /// Computes the sum or the greatest element of each column of a matrix: `[m,n] -> [1,n]`, `f32`.
     pub fn reduce_rows(&mut self, reduction: Reduction, value: &Value) -> Value {
         let &[_, columns] = value.dims() else {
             self.check(false, || format!("rows of {}", value.ty));

@@ -7,7 +7,7 @@ use std::ops;
 use meshloom_hlo::{Dims, TensorType};
 
 use super::{Body, Element, Space, Type, VERSION, Value};
-use crate::{KernelError, Operand};
+use crate::KernelError;
 
 /// The most numbers that scalar memory holds for a kernel: 1 MiB, less what libtpu keeps there.
 pub(crate) const SCALAR_LIMIT: usize = 250_000;
@@ -19,7 +19,7 @@ pub enum Axis {
     Parallel(usize),
     /// Steps that go in order, and may go on with the results of those before.
     Sequential(usize),
-    /// As [`Axis::Sequential`], of which an operand says how many there are: at least one, and at most so many.
+    /// As [`Axis::Sequential`], but an operand says how many steps there are: at least one, and at most this number.
     Counted(usize),
 }
 
@@ -103,7 +103,7 @@ impl ops::Index<Argument> for Refs {
 
 type BlockIndex = Box<dyn Fn(&mut Body, &Grid) -> Vec<Value>>;
 
-/// An array of which each step of the grid sees a block.
+/// An array; each step of the grid sees a block of it.
 pub struct Window {
     name: &'static str,
     element: Element,
@@ -129,7 +129,7 @@ impl Window {
         Type::Memref(self.element, self.block.clone(), Space::Vmem)
     }
 
-    /// A grid that does not fit its arrays is no error for libtpu, so it must be one here.
+    /// libtpu takes a grid that does not fit its arrays without an error, so it must be an error here.
     fn check(&self) -> Result<(), KernelError> {
         let (dims, block) = (&self.dims, &self.block);
         let rank = dims.len();
@@ -170,14 +170,23 @@ pub struct Program {
     scratch: Vec<Scratch>,
 }
 
+/// An operand of the custom call that runs a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// The name, for messages.
+    pub name: &'static str,
+    /// The type, row-major.
+    pub ty: TensorType,
+}
+
 /// A kernel that has been written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Written {
     /// The module.
     pub text: String,
-    /// What the call takes.
+    /// The operands of the call.
     pub operands: Vec<Operand>,
-    /// What the call results in.
+    /// The types of the call's results.
     pub results: Vec<TensorType>,
 }
 

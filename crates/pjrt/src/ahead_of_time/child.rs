@@ -5,14 +5,14 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use super::super::worker;
+use super::super::error::{WorkerFailure, WorkerLog};
 use super::Settings;
-use super::failure::{WorkerFailure, WorkerLog};
 use super::protocol::{ANSWER, Answer, FOLDER_VARIABLE, REQUEST, Request, STARTED, read, write};
 
 /// The environment variable with the program to run as a worker.
@@ -23,6 +23,14 @@ const INTERVAL: Duration = Duration::from_millis(5);
 
 /// The end of the worker's output that is read.
 const LOG_LENGTH: u64 = 1 << 20;
+
+/// Whether this program can be its own worker.
+static CAN_BE_ASKED: AtomicBool = AtomicBool::new(false);
+
+/// Notes that this program, started again, answers a request instead of doing its own work.
+pub(in super::super) fn note_that_this_program_can_be_asked() {
+    CAN_BE_ASKED.store(true, Ordering::Relaxed);
+}
 
 /// Has a worker answer a request.
 pub(super) fn run(request: &Request, settings: &Settings) -> Result<Answer, WorkerFailure> {
@@ -79,7 +87,7 @@ fn program(settings: &Settings) -> Result<PathBuf, WorkerFailure> {
         return Ok(worker.into());
     }
     // A program that has not said so would do its own work when started again.
-    if !worker::can_be_asked() {
+    if !CAN_BE_ASKED.load(Ordering::Relaxed) {
         return Err(WorkerFailure::NoWorker);
     }
     std::env::current_exe()
@@ -94,14 +102,14 @@ impl Worker {
         Pid::from_raw(i32::try_from(self.0.id()).ok()?)
     }
 
-    /// Whether it has ended. It remains a zombie, so that nobody else gets its number before its group is killed.
+    /// Whether it has ended. It remains a zombie, so that no other process gets its number before its group is killed.
     fn has_ended(&self) -> bool {
         let Some(pid) = self.pid() else { return true };
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         !matches!(waitid(WaitId::Pid(pid), options), Ok(None))
     }
 
-    /// Kills what is left of it; returns how it ended.
+    /// Kills the worker and its group; returns its exit status.
     fn end(mut self) -> Option<ExitStatus> {
         if let Some(group) = self.pid() {
             let _ = kill_process_group(group, Signal::KILL);
@@ -110,7 +118,7 @@ impl Worker {
     }
 }
 
-/// What the worker wrote, or the end of it.
+/// The log that the worker wrote, or the end of it.
 fn log(path: &Path) -> WorkerLog {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(path)?;

@@ -1,20 +1,18 @@
 //! Running a program in a worker: one that may end its process, or never return.
 
-use serde::{Deserialize, Serialize};
-
 use super::super::array::{Array, ArraySpec};
 use super::super::buffer::Buffer;
 use super::super::client::Client;
 use super::super::compiled::MemoryStats;
 use super::super::error::PjrtError;
 use super::super::executable::ExecuteOptions;
-use super::super::layout::{ShardBox, ShardLayout};
+use super::super::layout::ShardLayout;
 use super::super::options::CompileOptions;
 use super::super::program::ProgramInfo;
 use super::super::topology::Topology;
-use super::protocol::{Answer, Task};
+use super::protocol::{Answer, Given, Part, Task, Wanted};
 use super::{Settings, run};
-use meshloom_hlo::{ApiVersion, DType, Literal, TensorType};
+use meshloom_hlo::{ApiVersion, Literal};
 
 /// A program and what it is run with.
 #[derive(Clone, Debug)]
@@ -32,12 +30,12 @@ pub struct Execution<'a> {
     pub compile_only: bool,
 }
 
-/// What came of it.
+/// The result of an execution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Executed {
     /// The outputs.
     pub outputs: Vec<Literal>,
-    /// What the program needs of a device's memory, if the plugin says so.
+    /// The program's use of a device's memory, if the plugin reports it.
     pub memory: Option<MemoryStats>,
     /// The plugin's version of the PJRT API.
     pub api_version: ApiVersion,
@@ -74,68 +72,7 @@ pub fn execute(topology: &Topology, execution: &Execution<'_>, settings: &Settin
     Ok(Executed { outputs, memory, api_version })
 }
 
-/// A literal in a message.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(in super::super) struct Part {
-    dtype: String,
-    dims: Vec<usize>,
-    bytes: Vec<u8>,
-}
-
-impl Part {
-    fn of(literal: &Literal) -> Part {
-        let ty = literal.ty();
-        Part { dtype: ty.dtype.to_string(), dims: ty.dims.to_vec(), bytes: literal.bytes().to_vec() }
-    }
-
-    fn literal(self) -> Result<Literal, PjrtError> {
-        let ty = TensorType::new(dtype(&self.dtype)?, &self.dims);
-        Literal::from_bytes(ty, self.bytes).map_err(|error| PjrtError::InWorker { message: error.to_string() })
-    }
-}
-
-/// The element type of a name in a message.
-fn dtype(name: &str) -> Result<DType, PjrtError> {
-    let unknown = || PjrtError::InWorker { message: format!("a value has the unknown element type {name}") };
-    DType::from_name(name).ok_or_else(unknown)
-}
-
-/// An argument in a message.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(in super::super) struct Given {
-    value: Part,
-    padded: Vec<usize>,
-    boxes: Vec<ShardBox>,
-}
-
-impl Given {
-    fn of(literal: &Literal, layout: &ShardLayout) -> Given {
-        Given { value: Part::of(literal), padded: layout.dims().to_vec(), boxes: layout.boxes().to_vec() }
-    }
-}
-
-/// An output in a message.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(in super::super) struct Wanted {
-    dtype: String,
-    dims: Vec<usize>,
-    padded: Vec<usize>,
-    boxes: Vec<ShardBox>,
-}
-
-impl Wanted {
-    fn of(spec: &ArraySpec) -> Wanted {
-        let (dtype, dims) = (spec.ty.dtype.to_string(), spec.ty.dims.to_vec());
-        Wanted { dtype, dims, padded: spec.layout.dims().to_vec(), boxes: spec.layout.boxes().to_vec() }
-    }
-
-    fn spec(self) -> Result<ArraySpec, PjrtError> {
-        let layout = ShardLayout::from_boxes(&self.padded, self.boxes)?.with_value_dims(&self.dims)?;
-        Ok(ArraySpec { ty: TensorType::new(dtype(&self.dtype)?, &self.dims), layout })
-    }
-}
-
-/// What the worker does.
+/// Compiles and runs a program in the worker.
 pub(in super::super) fn work(
     client: &Client,
     (module, options): (&[u8], &CompileOptions),
@@ -150,9 +87,8 @@ pub(in super::super) fn work(
         return Ok(Answer::Executed { outputs: Vec::new(), memory, api_version });
     }
     let mut arrays = Vec::with_capacity(arguments.len());
-    for Given { value, padded, boxes } in arguments {
-        let literal = value.literal()?;
-        let layout = ShardLayout::from_boxes(&padded, boxes)?.with_value_dims(&literal.ty().dims)?;
+    for given in arguments {
+        let (literal, layout) = given.argument()?;
         arrays.push(Array::put_on(client, &literal, &layout, executable.devices())?);
     }
     let outputs = match wanted {

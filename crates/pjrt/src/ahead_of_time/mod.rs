@@ -22,16 +22,15 @@
 //! }
 //! ```
 
-mod child;
+pub(super) mod child;
 pub(super) mod execution;
-mod failure;
 pub(super) mod protocol;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use super::error::{WorkerFailure, WorkerLog};
 pub use execution::{Executed, Execution, execute};
-pub use failure::{WorkerFailure, WorkerLog};
 
 use self::protocol::{Answer, Request, Said, Task};
 use super::compiled::{CostAnalysis, MemoryStats, OptimizedProgram};
@@ -45,10 +44,10 @@ use super::search::FindOptions;
 use super::topology::Topology;
 use meshloom_hlo::ApiVersion;
 
-/// How a worker is run.
+/// The settings of a worker.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How long the worker may take; then it is killed. A large program may take XLA many minutes.
+    /// The time that the worker may take; then it is killed. A large program may take XLA many minutes.
     pub time_limit: Duration,
     /// Where to look for the plugin of the topology's platform. It is found, and downloaded if need be, by this
     /// process.
@@ -76,7 +75,7 @@ impl Default for Settings {
 pub struct DescribedTopology {
     /// Its devices, in the plugin's order, which is the order of the default device assignment.
     pub devices: Vec<DeviceDescription>,
-    /// What programs for it are compiled for.
+    /// The platform that programs for this topology are compiled for.
     pub platform: Platform,
     /// The plugin's version of the PJRT API, major and minor.
     pub api_version: ApiVersion,
@@ -87,20 +86,20 @@ pub struct DescribedTopology {
 pub struct CompiledAhead {
     /// The module's name.
     pub program: String,
-    /// What it was compiled for.
+    /// The topology that it was compiled for.
     pub topology: Topology,
     /// Device ids by replica and partition.
     pub device_assignment: Vec<Vec<i32>>,
-    /// How long the plugin took to compile it.
+    /// The time that the plugin took to compile it.
     pub compile_time: Duration,
     said: Box<Said>,
 }
 
 impl CompiledAhead {
-    /// What it needs of each device's memory.
+    /// The program's use of each device's memory.
     ///
     /// # Errors
-    /// [`PjrtError::Unimplemented`] when the plugin does not say; so have the next three.
+    /// [`PjrtError::Unimplemented`] when the plugin does not report it. The next three methods have the same error.
     pub fn memory_stats(&self) -> Result<MemoryStats, PjrtError> {
         Ok(self.said.memory_stats.clone()?)
     }

@@ -12,20 +12,22 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::super::array::ArraySpec;
 use super::super::compiled::{CostAnalysis, MemoryStats, OptimizedProgram};
 use super::super::device::DeviceDescription;
 use super::super::error::{ErrorCode, PjrtError};
+use super::super::layout::{ShardBox, ShardLayout};
 use super::super::options::CompileOptions;
-use super::execution::{Given, Part, Wanted};
+use meshloom_hlo::{DType, Literal, TensorType};
 
 /// The environment variable that tells a worker where its folder is.
 pub(in super::super) const FOLDER_VARIABLE: &str = "MESHLOOM_WORKER_FOLDER";
 
-/// What is asked. In the folder before the worker starts.
+/// The file of the request. It is in the folder before the worker starts.
 pub(in super::super) const REQUEST: &str = "request";
-/// Made by the worker first thing.
+/// The file that the worker makes first.
 pub(in super::super) const STARTED: &str = "started";
-/// The worker's last act.
+/// The file of the answer, which is the worker's last act.
 pub(in super::super) const ANSWER: &str = "answer";
 
 /// Changed whenever a message changes its form. Worker and parent are mostly one program, but need not be.
@@ -75,7 +77,7 @@ pub(in super::super) enum Answer {
     Failed(Reported),
 }
 
-/// What a plugin says of a program that it compiled, each part or why there is none.
+/// A plugin's report on a program that it compiled: each part, or the error in its place.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in super::super) struct Said {
     pub(in super::super) memory_stats: Result<MemoryStats, Reported>,
@@ -119,6 +121,73 @@ impl From<Reported> for PjrtError {
             Reported::InvalidModule { reason } => PjrtError::InvalidModule { reason },
             Reported::Other(message) => PjrtError::InWorker { message },
         }
+    }
+}
+
+/// A literal in a message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(in super::super) struct Part {
+    dtype: String,
+    dims: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Part {
+    pub(super) fn of(literal: &Literal) -> Part {
+        let ty = literal.ty();
+        Part { dtype: ty.dtype.to_string(), dims: ty.dims.to_vec(), bytes: literal.bytes().to_vec() }
+    }
+
+    pub(super) fn literal(self) -> Result<Literal, PjrtError> {
+        let ty = TensorType::new(dtype(&self.dtype)?, &self.dims);
+        Literal::from_bytes(ty, self.bytes).map_err(|error| PjrtError::InWorker { message: error.to_string() })
+    }
+}
+
+/// Returns the element type of a name in a message.
+fn dtype(name: &str) -> Result<DType, PjrtError> {
+    let unknown = || PjrtError::InWorker { message: format!("a value has the unknown element type {name}") };
+    DType::from_name(name).ok_or_else(unknown)
+}
+
+/// An argument in a message.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(in super::super) struct Given {
+    value: Part,
+    padded: Vec<usize>,
+    boxes: Vec<ShardBox>,
+}
+
+impl Given {
+    pub(super) fn of(literal: &Literal, layout: &ShardLayout) -> Given {
+        Given { value: Part::of(literal), padded: layout.dims().to_vec(), boxes: layout.boxes().to_vec() }
+    }
+
+    pub(super) fn argument(self) -> Result<(Literal, ShardLayout), PjrtError> {
+        let literal = self.value.literal()?;
+        let layout = ShardLayout::from_boxes(&self.padded, self.boxes)?.with_value_dims(&literal.ty().dims)?;
+        Ok((literal, layout))
+    }
+}
+
+/// An output in a message.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(in super::super) struct Wanted {
+    dtype: String,
+    dims: Vec<usize>,
+    padded: Vec<usize>,
+    boxes: Vec<ShardBox>,
+}
+
+impl Wanted {
+    pub(super) fn of(spec: &ArraySpec) -> Wanted {
+        let (dtype, dims) = (spec.ty.dtype.to_string(), spec.ty.dims.to_vec());
+        Wanted { dtype, dims, padded: spec.layout.dims().to_vec(), boxes: spec.layout.boxes().to_vec() }
+    }
+
+    pub(super) fn spec(self) -> Result<ArraySpec, PjrtError> {
+        let layout = ShardLayout::from_boxes(&self.padded, self.boxes)?.with_value_dims(&self.dims)?;
+        Ok(ArraySpec { ty: TensorType::new(dtype(&self.dtype)?, &self.dims), layout })
     }
 }
 

@@ -39,7 +39,7 @@ impl CudaDriver {
     /// Asks the driver.
     ///
     /// # Errors
-    /// In words: there is no driver, or it fails.
+    /// The driver is missing, or it fails; the text says which.
     pub fn read() -> Result<CudaDriver, String> {
         let library = load()?;
         let version = call(&library, "cuDriverGetVersion", |function: unsafe extern "C" fn(*mut c_int) -> Status| {
@@ -80,7 +80,7 @@ fn load() -> Result<Library, String> {
 
 fn initialize(library: &Library) -> Result<(), String> {
     call(library, "cuInit", |function: unsafe extern "C" fn(u32) -> Status| {
-        // SAFETY: zero is the only flag that there is.
+        // SAFETY: zero is the only flag that exists.
         (unsafe { function(0) }, ())
     })
 }

@@ -26,13 +26,13 @@ enum Toolkit {
 /// A library that the CUDA plugin opens, and what came of the search for it.
 #[derive(Clone, Debug)]
 pub struct FoundLibrary {
-    /// What it is called, `cublas`.
+    /// The short name, `cublas`.
     pub name: &'static str,
     /// Its name for the loader, `libcublas.so.12`.
     pub soname: &'static str,
     /// The package on PyPI that has it.
     pub package: &'static str,
-    /// The file; the name alone, if it was the loader that found it. Or why there is none.
+    /// The file, or its name alone if the loader found it; or the reason why there is none.
     found: Result<PathBuf, String>,
 }
 
@@ -42,7 +42,7 @@ impl FoundLibrary {
         self.found.as_ref().ok().map(PathBuf::as_path)
     }
 
-    /// Why it is missing, if it is.
+    /// The reason why it is missing, if it is.
     pub fn problem(&self) -> Option<&str> {
         self.found.as_ref().err().map(String::as_str)
     }
@@ -82,7 +82,7 @@ pub fn libraries_of(plugin: &Path) -> Vec<FoundLibrary> {
 pub fn load(plugin: &Path, options: &FindOptions) -> Vec<FoundLibrary> {
     let toolkit = Toolkit::of(plugin);
     let cache = options.cache().ok();
-    // Who names a plugin has what it needs, or means another than CUDA's.
+    // A user who names a plugin has the libraries that it needs, or means another plugin than CUDA's.
     let may_fetch = options.allow_fetch && !is_offline() && named_file("cuda").is_none() && super::driver::is_there();
     let roots = roots(plugin, options);
     let one = |library: &Library| {

@@ -4,12 +4,12 @@ use super::super::wheels::Package;
 
 /// One library. Each row stands after the rows that it needs.
 pub(crate) struct Library {
-    /// What it is called without the trimmings.
+    /// The short name, without prefix and version.
     pub(crate) name: &'static str,
-    /// Of CUDA 12: its name for the loader, its folder below `nvidia` in an installation of Python packages, and the
-    /// package.
+    /// The library in CUDA 12: its name for the loader, its folder below `nvidia` in an installation of Python
+    /// packages, and the package.
     pub(crate) cu12: (&'static str, &'static str, &'static Package),
-    /// Of CUDA 13: the same, and the package's name alone, for these are found but not fetched.
+    /// The library in CUDA 13: the same, but only the name of the package, as these are found but not fetched.
     pub(crate) cu13: (&'static str, &'static str, &'static str),
 }
 

@@ -22,7 +22,7 @@ unsafe impl Send for ThroughCallbacks {}
 // SAFETY: as above.
 unsafe impl Sync for ThroughCallbacks {}
 
-/// Makes an error as a plugin does, from what is gone when the callback returns.
+/// Makes an error as a plugin does, from a message that is gone when the callback returns.
 unsafe extern "C" fn make_error(code: u32, message: *const c_char, size: usize) -> *mut PJRT_Error {
     // SAFETY: the callback passes a message of this size.
     let message = String::from_utf8_lossy(unsafe { bytes(message, size) }).into_owned();
@@ -30,7 +30,7 @@ unsafe extern "C" fn make_error(code: u32, message: *const c_char, size: usize) 
 }
 
 /// # Safety
-/// The error is null, or one of [`make_error`] that nobody else has taken.
+/// The error is null, or one of [`make_error`] that no other code has taken.
 unsafe fn result(error: *mut PJRT_Error) -> Result<(), KeyValueFailure> {
     // SAFETY: the caller's promise.
     if error.is_null() { Ok(()) } else { Err(*unsafe { Box::from_raw(error.cast::<KeyValueFailure>()) }) }

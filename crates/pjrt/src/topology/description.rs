@@ -13,7 +13,7 @@ use super::super::program::{Language, ProgramInfo};
 use super::super::sys::*;
 use super::Topology;
 
-/// What a plugin makes of a topology's name.
+/// A plugin's description of a topology.
 pub(in super::super) struct TopologyDescription {
     raw: Owned<PJRT_TopologyDescription>,
     plugin: Arc<Plugin>,

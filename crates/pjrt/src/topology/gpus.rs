@@ -11,7 +11,7 @@ use std::fmt::Write;
 pub(super) struct Gpu {
     /// Its name in topologies.
     pub(super) name: &'static str,
-    /// What the driver calls it.
+    /// The driver's name for it.
     device: &'static str,
     /// Major compute capability; the minor one is 0.
     compute_capability: u32,

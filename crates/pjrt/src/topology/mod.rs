@@ -15,11 +15,11 @@ use std::fmt;
 pub(super) use description::TopologyDescription;
 
 use super::error::PjrtError;
-use super::platform::PlatformKind;
 use super::value::NamedValue;
+use meshloom_hlo::PlatformKind;
 use meshloom_hlo::suggest::did_you_mean;
 
-/// Names of TPU generations, as libtpu takes them, and how many dimensions their chips are arranged in.
+/// Names of TPU generations, as libtpu takes them, and the number of dimensions in which their chips are arranged.
 const TPUS: &[(&str, usize)] = &[("v2", 2), ("v3", 2), ("v4", 3), ("v5e", 2), ("v5p", 3), ("v6e", 2), ("tpu7x", 3)];
 
 /// The most slices of a topology. libtpu numbers the devices of a slice from its number times 100,000, in 32 bits.
@@ -28,10 +28,10 @@ const MOST_SLICES: usize = 1024;
 /// The most chips in one dimension: more than anybody has, and a product of three still far from overflow.
 const MOST_CHIPS: usize = 1024;
 
-/// Hardware to compile for: a kind of chip and how many, arranged how.
+/// Hardware to compile for: a kind of chip, the number of chips, and their arrangement.
 ///
-/// It is only a name. Whether the plugin knows such an arrangement, and what devices it has, says
-/// [`ahead_of_time::describe`](super::ahead_of_time::describe).
+/// It is only a name. [`ahead_of_time::describe`](super::ahead_of_time::describe) says whether the plugin knows such an
+/// arrangement, and what devices it has.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Topology {
     chip: Chip,
@@ -41,9 +41,9 @@ pub struct Topology {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Chip {
-    /// By its name in [`TPUS`].
+    /// A TPU, by its name in [`TPUS`].
     Tpu(&'static str),
-    /// By its place in [`gpus::GPUS`].
+    /// A GPU, by its place in [`gpus::GPUS`].
     Gpu(usize),
     Cpu,
 }
@@ -106,19 +106,19 @@ impl Topology {
         }
     }
 
-    /// How many chips there are, in all slices. Some TPU chips are two devices each.
+    /// The number of chips in all slices. Some TPU chips are two devices each.
     pub fn chip_count(&self) -> usize {
         self.shape.iter().product::<usize>() * self.slices
     }
 
-    /// How many devices its plugin shows, without asking it.
+    /// The number of devices that its plugin shows, without asking it.
     pub fn device_count(&self) -> usize {
-        /// Chips of which a program sees each of two halves.
+        /// Programs see two halves of each of these chips.
         const HALVED: [&str; 4] = ["v2", "v3", "v4", "tpu7x"];
         self.chip_count() * if matches!(self.chip, Chip::Tpu(name) if HALVED.contains(&name)) { 2 } else { 1 }
     }
 
-    /// How many slices (for GPUs: domains of fast links) there are.
+    /// The number of slices (for GPUs: domains of fast links).
     pub fn slice_count(&self) -> usize {
         match self.chip {
             Chip::Tpu(_) | Chip::Cpu => self.slices,

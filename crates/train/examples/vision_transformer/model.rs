@@ -4,9 +4,9 @@
 //! over them says which digit it is. Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv 2010.11929.
 
 use meshloom::ir::{AxisNames, DType, Literal};
-use meshloom::nn::{Activation, Dropout, Mlp, WholeBatch, mlp, rms_norm, rows_of_weight};
 use meshloom::trace::{Init, MapTree, Param, Tensor, TensorSpec, Tree, einsum, full, iota, scan, scope};
 use meshloom::transform::pipeline::{PipelineInput, PipelineOptions, StackedWeights, pipeline};
+use meshloom_nn::{Activation, Dropout, Mlp, WholeBatch, mlp, rms_norm, rows_of_weight};
 use meshloom_train::{Dataset, Error, Leaf, Model, next_bits};
 
 /// Pixels of an image along each side.

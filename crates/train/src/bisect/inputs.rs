@@ -1,4 +1,4 @@
-//! What programs are run with: values drawn by name from a seed, or read from a file.
+//! The inputs that programs run with: values drawn by name from a seed, or read from a file.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -46,7 +46,7 @@ impl Inputs {
 impl Draw {
     /// The value of a parameter, which depends only on its name, its type and the seed.
     pub fn value(&self, name: &str, ty: &TensorType) -> Literal {
-        /// What compilers may treat otherwise than other numbers.
+        /// The values that compilers may treat in another way than other numbers.
         const SPECIAL: [f64; 5] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 1e-42];
         let mut hasher = DefaultHasher::new();
         (self.seed, name).hash(&mut hasher);
@@ -113,7 +113,7 @@ pub fn write_safetensors(values: &[(String, Literal)]) -> Vec<u8> {
 /// Named values of a safetensors file.
 ///
 /// # Errors
-/// It is none, or a type is not known here.
+/// The file is not a safetensors file, or it has a type that is not known here.
 pub fn read_safetensors(bytes: &[u8]) -> Result<BTreeMap<String, Literal>, BisectError> {
     let wrong = |reason: &str| BisectError::Inputs { reason: reason.to_owned() };
     let (length, rest) = bytes.split_first_chunk::<8>().ok_or_else(|| wrong("it is too short for safetensors"))?;

@@ -3,7 +3,7 @@
 //! [`bisect`] first has the symptom show itself: a difference from a reference, NaN or an infinity, a process that ends
 //! or hangs, or too much memory. Then it changes one thing after another, and keeps what shows the symptom in a smaller
 //! program, or what removes it: the program's sizes, XLA's settings, meshloom's passes, partition modes, XLA's passes,
-//! plugins. At last it shrinks the module ([`meshloom::hlo::shrink`]).
+//! plugins. At last it shrinks the module ([`meshloom::analysis::shrink`]).
 //!
 //! Each try is a child process with a time limit, on virtual devices of the CPU. Inputs are drawn by name from a seed.
 //!
@@ -38,14 +38,14 @@ pub use inputs::{Draw, read_safetensors, write_safetensors};
 pub use subject::Subject;
 pub use symptom::{Kind, Symptom};
 
-/// How to search.
+/// The options of a search.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
-    /// The only symptoms that are looked for; none: all.
+    /// The only symptoms that are looked for; if empty, all are.
     pub kinds: Vec<Kind>,
-    /// What is changed; nothing: all.
+    /// The only dimensions that are changed; if empty, all are.
     pub only: Vec<Dimension>,
-    /// By how much results may differ, as a part of the largest number of an output.
+    /// The difference between results that is allowed, as a part of the largest number of an output.
     pub tolerance: f64,
     /// The memory that a program may need on a device.
     pub memory_limit: Option<u64>,
@@ -55,7 +55,7 @@ pub struct Options<'a> {
     pub compiler_options: Vec<String>,
     /// The plugin: a known wheel's name, or a file.
     pub plugin: Option<String>,
-    /// How inputs are drawn that are not given.
+    /// The rule by which inputs are drawn that are not given.
     pub draw: Draw,
     /// Inputs by the names of the parameters.
     pub inputs: BTreeMap<String, Literal>,
@@ -86,7 +86,7 @@ impl Default for Options<'_> {
     }
 }
 
-/// What was changed.
+/// The dimension along which a search changes a program or its compilation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dimension {
@@ -100,7 +100,7 @@ pub enum Dimension {
     Option,
     /// Passes of meshloom's.
     Pass,
-    /// Who partitions the program.
+    /// The partitioner of the program.
     PartitionMode,
     /// XLA's other settings.
     XlaFlag,
@@ -111,13 +111,13 @@ pub enum Dimension {
 }
 
 impl Dimension {
-    /// All that can be changed, in order.
+    /// All dimensions that can be changed, in the order of the search.
     pub const ALL: [Dimension; 8] = {
         use Dimension::*;
         [Size, Mesh, Option, Pass, PartitionMode, XlaPass, XlaFlag, Plugin]
     };
 
-    /// What it is called in a table.
+    /// Returns the name of the dimension in a table.
     pub const fn name(self) -> &'static str {
         match self {
             Dimension::AsGiven => "as given",
@@ -133,42 +133,42 @@ impl Dimension {
     }
 }
 
-/// What a change made of the symptom.
+/// The effect of a change on the symptom.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "verdict", content = "reason")]
 pub enum Effect {
-    /// It shows all the same.
+    /// The symptom still shows.
     Shows,
-    /// It is gone.
+    /// The symptom is gone.
     Gone,
-    /// The program cannot be run so, for this reason.
+    /// The program cannot run with the change, for this reason.
     NotPossible(String),
 }
 
 /// A change that was tried.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Tried {
-    /// What was changed.
+    /// The dimension of the change.
     pub dimension: Dimension,
-    /// How.
+    /// The change itself, in words.
     pub change: String,
-    /// What came of it.
+    /// The effect of the change.
     #[serde(flatten)]
     pub effect: Effect,
 }
 
-/// What removes the symptom.
+/// A change that removes the symptom.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Culprit {
-    /// What it is.
+    /// The dimension of the change.
     pub dimension: Dimension,
-    /// Its name: of a pass, a setting, a plugin.
+    /// The name of the changed thing, such as a pass, a setting or a plugin.
     pub name: String,
-    /// A sentence.
+    /// A sentence that describes it.
     pub text: String,
 }
 
-/// The program in the end, and what it takes to run it.
+/// The program at the end of a search, with everything that is needed to run it.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// The module that shows the symptom.
@@ -179,7 +179,8 @@ pub struct Case {
     pub shardy: bool,
     /// XLA's settings.
     pub options: BTreeMap<String, DebugValue>,
-    /// Of a difference: from what. The module that is the reference, unless it is the same one with other settings.
+    /// The reference module, if the symptom is a difference. It is `None` if the reference is the same module with
+    /// other settings.
     pub reference: Option<(HloModuleProto, (usize, usize))>,
     /// The reference's settings.
     pub reference_options: BTreeMap<String, DebugValue>,
@@ -189,7 +190,7 @@ pub struct Case {
     pub symptom: Symptom,
     /// The plugin's name.
     pub plugin: String,
-    /// How much results may differ.
+    /// The difference between results that is allowed.
     pub tolerance: f64,
     /// The time of a try.
     pub time_limit: Duration,
@@ -206,20 +207,20 @@ pub struct Shrinking {
     pub tries: usize,
     /// Whether nothing was left to try.
     pub is_complete: bool,
-    /// What was done, and the number of instructions after it.
+    /// The reductions that were done, each with the number of instructions after it.
     pub steps: Vec<(String, usize)>,
 }
 
-/// What was found.
+/// The result of a search.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// The symptom; none if none shows.
+    /// The symptom; `None` if none shows.
     pub symptom: Option<Symptom>,
-    /// What removes it, what is most to the point first.
+    /// The changes that remove the symptom, the most relevant first.
     pub culprits: Vec<Culprit>,
-    /// What the symptom needs of a run config, each `section.key=value`.
+    /// The keys of a run config that the symptom needs, each `section.key=value`.
     pub overrides: Vec<String>,
-    /// XLA's settings that it needs, each `name=value`.
+    /// XLA's settings that the symptom needs, each `name=value`.
     pub options: Vec<String>,
     /// The plugin.
     pub plugin: String,
@@ -229,7 +230,7 @@ pub struct Report {
     pub shrinking: Option<Shrinking>,
     /// Child processes in all.
     pub runs: usize,
-    /// The program in the end; none if there is nothing to find.
+    /// The program at the end of the search; `None` if there is nothing to find.
     #[serde(skip)]
     pub case: Option<Box<Case>>,
 }
@@ -237,13 +238,13 @@ pub struct Report {
 /// Finds what makes a program go wrong. `progress` is told what is tried next.
 ///
 /// # Errors
-/// There is no plugin, the program cannot be run at all, or an option is not possible. That no symptom shows is no
-/// error.
+/// There is no plugin, the program cannot be run at all, or an option is not possible. It is not an error if no symptom
+/// shows.
 pub fn bisect(subject: &Subject, options: &Options<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report, BisectError> {
     search::Search::new(subject, options, progress)?.run()
 }
 
-/// What keeps [`bisect`] from searching.
+/// The reason why [`bisect`] cannot search.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum BisectError {
@@ -256,25 +257,25 @@ pub enum BisectError {
     /// The program cannot be tried as it is.
     #[error("{reason}")]
     Unsupported {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// The program is refused before a symptom can show.
     #[error("the program cannot be run: {reason}")]
     Refused {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// The file of inputs cannot be used.
     #[error("the inputs cannot be read: {reason}")]
     Inputs {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// A child process cannot be started, or does not do its work.
     #[error("a child process cannot be used: {failure}")]
     Worker {
-        /// Why not.
+        /// The reason.
         failure: Box<WorkerFailure>,
     },
 }

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
+use meshloom::analysis::shrink::tensor_type;
 use meshloom::hlo::TensorType;
 use meshloom::hlo::proto::op_sharding::Type;
 use meshloom::hlo::proto::{HloComputationProto, HloModuleProto, OpSharding, PrimitiveType, ShapeProto};
-use meshloom::hlo::shrink::tensor_type;
 use meshloom::pjrt::{ArraySpec, ShardLayout};
 
 use super::BisectError;

@@ -41,7 +41,7 @@ impl Candidate {
         Ok(Candidate { name: name.to_owned(), path })
     }
 
-    /// Those of the known wheels that are here.
+    /// Returns the known wheels that are installed here.
     pub(super) fn installed() -> Vec<Candidate> {
         let here = |wheel: &'static Wheel| {
             let wheel = Some(wheel.name().to_owned());
@@ -52,20 +52,20 @@ impl Candidate {
     }
 }
 
-/// What became of a try.
+/// The outcome of a try.
 #[derive(Clone, Debug)]
 pub(super) enum Outcome {
-    /// It ended well.
+    /// The program ended well.
     Done(Done),
     /// A signal ended the process.
     Died { signal: i32, said: Option<String> },
-    /// It was not done in time.
+    /// The program was not done in time.
     TimedOut,
-    /// It could not be run as asked.
+    /// The program could not be run as asked.
     Refused(String),
 }
 
-/// What a program gave.
+/// The results of a program.
 #[derive(Clone, Debug)]
 pub(super) struct Done {
     pub(super) outputs: Vec<Literal>,
@@ -96,7 +96,7 @@ impl Runner {
     }
 
     /// # Errors
-    /// No child process can be started. What is wrong with the program is an outcome.
+    /// No child process can be started. An error of the program is an outcome instead.
     pub(super) fn run(
         &mut self,
         program: &Program,
@@ -153,7 +153,7 @@ impl Runner {
             time_limit: self.time_limit,
             find: FindOptions { path: Some(plugin.path.clone()), ..FindOptions::default() },
             worker: self.worker.clone(),
-            // What they say is among the options, each of which may be left out.
+            // The settings of this variable are among the options, each of which may be left out.
             without_variables: vec!["XLA_FLAGS".to_owned()],
         };
         let topology = Topology::parse(&format!("cpu:{}", program.device_count()))?;

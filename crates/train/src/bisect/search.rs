@@ -1,4 +1,4 @@
-//! What is changed, one thing after another, and what came of it.
+//! The search: one thing is changed after another, and the effect is judged.
 
 use std::collections::BTreeMap;
 
@@ -20,15 +20,15 @@ pub(super) struct Search<'a> {
     pub(super) options: &'a Options<'a>,
     pub(super) progress: &'a mut dyn FnMut(&str),
     pub(super) runner: Runner,
-    /// What shows the symptom, as simple as it is by now.
+    /// The setting that shows the symptom, as simple as it is so far.
     pub(super) setting: Setting,
     /// The settings of a module's own reference: XLA's optimizations off.
     pub(super) quiet: DebugOptions,
     /// The symptom as it showed first.
     pub(super) symptom: Option<Symptom>,
-    /// Settings that remove it, of the culprit that is most to the point.
+    /// The settings that remove the symptom, of the most relevant culprit.
     pub(super) removing: Option<DebugOptions>,
-    /// Passes of meshloom's whose absence removes it.
+    /// The passes of meshloom whose absence removes the symptom.
     pub(super) passes: Vec<&'static str>,
     /// References by the overrides of a form: passes that are left out make no difference to them.
     references: BTreeMap<Vec<String>, Option<Program>>,
@@ -38,7 +38,7 @@ pub(super) struct Search<'a> {
     always_out: Vec<String>,
 }
 
-/// What is run, and how.
+/// The form, options and plugin of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Setting {
     pub(super) form: Form,
@@ -46,7 +46,7 @@ pub(super) struct Setting {
     pub(super) plugin: Candidate,
 }
 
-/// What a try shows.
+/// The result of a try.
 #[derive(Clone, Debug)]
 pub(super) enum Judged {
     Shows(Symptom),
@@ -202,7 +202,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// What a run shows by itself; or why it cannot be judged.
+    /// Returns the symptom that a run shows by itself, or the reason why it cannot be judged.
     pub(super) fn symptom_of(
         &mut self,
         program: &Program,
@@ -340,7 +340,7 @@ impl<'a> Search<'a> {
             let mut tries = 0;
             for smaller in smaller {
                 let form = self.setting.form.with(key, smaller);
-                // What does not fit the mesh or the pipeline is no try.
+                // A size that does not fit the mesh or the pipeline cannot be tried.
                 if self.subject.config(&form).is_err() || self.subject.suspect(&form, self.options.further).is_err() {
                     continue;
                 }
@@ -429,7 +429,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Who partitions the program.
+    /// Changes the partitioner of the program.
     fn change_mode(&mut self) -> Result<(), BisectError> {
         let Some(config) = self.subject.config(&self.setting.form)? else { return Ok(()) };
         if config.mesh().map_err(crate::Error::from)?.device_count() == 1 {
@@ -593,7 +593,7 @@ impl<'a> Search<'a> {
 /// Whether the symptom is gone without some things.
 type Test<'t, 'a> = dyn FnMut(&mut Search<'a>, &[&'static str]) -> Result<Effect, BisectError> + 't;
 
-/// How much to the point it is.
+/// Returns the place of a dimension in the order of relevance.
 fn rank(dimension: Dimension) -> usize {
     use Dimension::*;
     let order = [Option, Pass, XlaPass, XlaFlag, PartitionMode, Mesh, Plugin, Size, AsGiven];
@@ -639,11 +639,11 @@ pub(super) fn outcome_text(outcome: &Outcome) -> String {
     }
 }
 
-/// What `XLA_FLAGS` says: `--name=value`, or `--name` for yes.
+/// Returns the settings of `XLA_FLAGS`: `--name=value`, or `--name` for yes.
 pub fn xla_flags(text: &str) -> impl Iterator<Item = String> {
     let flag = |word: &str| {
         let flag = word.strip_prefix("--")?;
-        // How many devices there are is said otherwise.
+        // The number of devices is given in another way.
         let is_option = !flag.starts_with("xla_force_host_platform_device_count");
         is_option.then(|| if flag.contains('=') { flag.to_owned() } else { format!("{flag}=true") })
     };

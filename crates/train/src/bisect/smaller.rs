@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use meshloom::analysis::shrink::{Limits, Shrunk, Verdict, instruction_count, shrink, shrink_pair};
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::hlo::shrink::{Limits, Shrunk, Verdict, instruction_count, shrink, shrink_pair};
 
 use super::program::Program;
 use super::runner::{DebugOptions, Outcome};
@@ -12,7 +12,7 @@ use super::subject::Subject;
 use super::symptom::difference;
 use super::{BisectError, Case, Kind, Shrinking, Symptom};
 
-/// What is run beside the suspect: nothing, the same module with other settings, or another module.
+/// The run beside the suspect: none, the same module with other settings, or another module.
 #[derive(Clone)]
 enum Beside {
     Nothing,
@@ -66,7 +66,7 @@ impl Search<'_> {
         Ok((case, shrinking))
     }
 
-    /// What the suspect is compared with: itself, with what removes the symptom, if settings do.
+    /// Returns the run that the suspect is compared with. If settings remove the symptom, it is the suspect with them.
     fn beside(&mut self, setting: &Setting) -> Result<Beside, BisectError> {
         if self.symptom.as_ref().map(Symptom::kind) != Some(Kind::Differs) {
             return Ok(Beside::Nothing);

@@ -1,14 +1,14 @@
-//! What is searched: a run config, a module, or two modules; and the programs that a setting makes of it.
+//! The subject of a search: a run config, a module, or two modules; and the programs that a setting makes of it.
 
 use std::collections::BTreeMap;
 
+use meshloom::analysis::Devices;
 use meshloom::compile::{LOCAL_PASSES, Lowered, PASSES, Pass};
 use meshloom::emit::ProgramForm;
-use meshloom::hlo::analysis::Devices;
 use meshloom::hlo::mesh::Mesh;
 use meshloom::hlo::proto::HloModuleProto;
-use meshloom::hlo::{DType, Literal};
-use meshloom::pjrt::{Platform, PlatformKind};
+use meshloom::hlo::{DType, Literal, PlatformKind};
+use meshloom::pjrt::Platform;
 use meshloom::trace::Tree;
 
 use super::BisectError;
@@ -16,14 +16,14 @@ use super::program::{Port, Program};
 use crate::config::RunConfig;
 use crate::run::Calls;
 
-/// What is searched.
+/// The subject of a search.
 #[derive(Clone, Debug)]
 pub enum Subject {
     /// A run config: its train step on its mesh, against the same step on one device without any pass of meshloom's.
     Config {
         /// The file's text.
         text: String,
-        /// What messages call it.
+        /// The name of the file in messages.
         name: String,
         /// Overrides, each `section.key=value`.
         set: Vec<String>,
@@ -74,7 +74,7 @@ pub(super) fn pass_names(further: &[Pass]) -> Vec<&'static str> {
 }
 
 impl Subject {
-    /// The run config in a form; none of a module.
+    /// Returns the run config in a form; `None` for a module.
     pub(super) fn config(&self, form: &Form) -> Result<Option<RunConfig>, BisectError> {
         let Subject::Config { text, name, set } = self else { return Ok(None) };
         let set = [set.clone(), form.overrides()].concat();
@@ -97,7 +97,7 @@ impl Subject {
         }
     }
 
-    /// Another program that should give the same; none if it is the same one with other settings.
+    /// Returns another program that should give the same results; `None` if it is the same one with other settings.
     pub(super) fn reference(&self, form: &Form) -> Result<Option<Program>, BisectError> {
         match self {
             Subject::Config { .. } => {
@@ -128,8 +128,8 @@ impl Subject {
         of_lowered(&lowered)
     }
 
-    /// Values of a config's train step: its state before the first step, and a batch. Those that are not here are
-    /// drawn.
+    /// Returns the values of a config's train step: its state before the first step, and a batch. Values that are
+    /// missing are drawn.
     pub(super) fn values(
         &self,
         form: &Form,

@@ -1,4 +1,4 @@
-//! What is switched off: settings and passes of XLA's. Which of meshloom's own passes there are says the compiler.
+//! The suspects that are switched off: settings and passes of XLA's. The compiler lists meshloom's own passes.
 
 use meshloom::pjrt::DebugValue;
 
@@ -14,7 +14,7 @@ impl Flag {
     }
 }
 
-/// Those that a plugin does not know are left out.
+/// The settings of XLA that are tried. A setting that a plugin does not know is left out.
 pub(super) const FLAGS: &[Flag] = &[
     Flag { name: "xla_cpu_enable_fast_math", value: "false" },
     Flag { name: "xla_cpu_enable_fast_min_max", value: "false" },

@@ -1,4 +1,4 @@
-//! What shows that something is wrong, and how two runs are compared.
+//! The symptoms of a fault, and the comparison of two runs.
 
 use std::fmt;
 
@@ -12,9 +12,9 @@ use serde::Serialize;
 pub enum Kind {
     /// The process ends by a signal.
     Crash,
-    /// It is not done within the time limit.
+    /// The program is not done within the time limit.
     Hang,
-    /// It needs more memory than a bound.
+    /// The program needs more memory than a bound.
     Memory,
     /// NaN or an infinity comes out, though only finite numbers go in.
     NotFinite,
@@ -44,19 +44,19 @@ impl Kind {
 pub enum Symptom {
     /// The process ended.
     Crash {
-        /// By this signal.
+        /// The signal that ended it.
         signal: i32,
         /// The plugin's last words: a check that failed, or nothing.
         said: Option<String>,
     },
-    /// It was not done in time.
+    /// The program was not done in time.
     Hang {
         /// The time limit.
         seconds: f64,
     },
-    /// It needs too much memory.
+    /// The program needs too much memory.
     Memory {
-        /// What it needs on a device.
+        /// The memory that the program needs on a device.
         bytes: u64,
         /// The bound.
         limit: u64,
@@ -65,24 +65,24 @@ pub enum Symptom {
     NotFinite {
         /// The first output that has one.
         output: usize,
-        /// Of its elements, how many are not finite.
+        /// The number of its elements that are not finite.
         count: usize,
-        /// How many it has.
+        /// The number of all its elements.
         of: usize,
     },
     /// An output differs from the reference's.
     Differs {
-        /// The one that differs most.
+        /// The output that differs most.
         output: usize,
         /// The element that differs most, in row-major order.
         element: usize,
-        /// What it is.
+        /// The value of the element.
         found: f64,
-        /// What it should be.
+        /// The value that it should have.
         expected: f64,
-        /// Of the output's elements, how many differ.
+        /// The number of the output's elements that differ.
         count: usize,
-        /// How many it has.
+        /// The number of all its elements.
         of: usize,
     },
 }
@@ -99,7 +99,7 @@ impl Symptom {
         }
     }
 
-    /// What a failed check of the plugin's says, without its values; none of another symptom.
+    /// Returns the text of the plugin's failed check, without its values; `None` for another symptom.
     pub fn check(&self) -> Option<&str> {
         let Symptom::Crash { said, .. } = self else { return None };
         place_of(said.as_deref()).map(|(_, check)| check)
@@ -116,8 +116,8 @@ impl Symptom {
     }
 }
 
-/// The file of a failed check and what was checked. The number of the line and the values are other ones with another
-/// version of the plugin, or another size.
+/// Returns the file and the condition of a failed check. The line number and the values differ with the plugin's
+/// version and with sizes, so they are left out.
 fn place_of(said: Option<&str>) -> Option<(&str, &str)> {
     let (place, check) = said?.split_once("] ")?;
     let (file, _) = place.split_whitespace().last()?.split_once(':')?;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use super::ModelFiles;
 use super::folder::{self, Directory, Keep, Observer};
 use super::read::PARAMS;
 use super::snapshot::Snapshot;
@@ -11,7 +12,6 @@ use super::write::{self, Contents};
 use super::{About, Checkpoint, CheckpointError, form};
 use crate::config::CheckpointConfig;
 use crate::peers::Peers;
-use crate::published::ModelFiles;
 use meshloom::ir::Literal;
 use meshloom::pjrt::Array;
 use meshloom::trace::{Param, Tree};
@@ -38,7 +38,7 @@ struct Writer {
     thread: JoinHandle<Result<(), CheckpointError>>,
 }
 
-/// What a run that writes checkpoints starts from.
+/// The point that a run with checkpoints starts from.
 #[derive(Clone, Copy, Debug)]
 pub enum Start<'a> {
     /// The first step.
@@ -60,11 +60,11 @@ impl Checkpointer {
         Checkpointer::with_peers(config, start, None)
     }
 
-    /// As [`Checkpointer::new`], as one of the processes of a run, which write together. Only the first looks at the
-    /// directory, which all must see: it is on a file system that their hosts share.
+    /// Does the same as [`Checkpointer::new`] for one of the processes of a run, which write together. Only the first
+    /// process reads the directory. All must see it, so it is on a file system that their hosts share.
     ///
     /// # Errors
-    /// As there.
+    /// The errors are those of [`Checkpointer::new`].
     pub fn with_peers(
         config: &CheckpointConfig,
         start: Start<'_>,
@@ -128,7 +128,7 @@ impl Checkpointer {
     ///
     /// # Errors
     /// The checkpoint before this one failed, two values have one path, safetensors files cannot hold one, or the
-    /// plugin fails. That this checkpoint cannot be written is an error of the next call.
+    /// plugin fails. A failure to write this checkpoint is reported by the next call.
     pub fn save(
         &mut self,
         about: About,
@@ -138,8 +138,8 @@ impl Checkpointer {
         self.save_with(Contents { about, digests: Vec::new(), model: ModelFiles::default() }, declared, state)
     }
 
-    /// As [`Checkpointer::save`], with what the run read and what it is of.
-    pub(super) fn save_with(
+    /// Does the same as [`Checkpointer::save`], and records the data that the run read and the model that it trains.
+    pub(crate) fn save_with(
         &mut self,
         contents: Contents,
         declared: &impl Tree<Leaf = Param>,
@@ -169,7 +169,7 @@ impl Checkpointer {
     /// Waits for the checkpoint under way, if there is one.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The checkpoint cannot be written.
     pub fn wait(&mut self) -> Result<(), CheckpointError> {
         let Some(Writer { step, thread }) = self.writer.take() else { return Ok(()) };
         thread.join().unwrap_or(Err(CheckpointError::Writer { step }))

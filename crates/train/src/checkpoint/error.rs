@@ -1,4 +1,4 @@
-//! What can be wrong with checkpoints: the folder, the files in it, or the run that asks for them.
+//! The errors of checkpoints: of the folder, of the files in it, or of the run that asks for them.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use crate::parameters::list;
 use meshloom::ir::{DType, TensorType};
 use meshloom::pjrt::PjrtError;
 
-/// What is wrong with a checkpoint.
+/// An error in reading or writing a checkpoint.
 #[derive(thiserror::Error)]
 pub enum CheckpointError {
     /// Something cannot be read.
@@ -15,17 +15,17 @@ pub enum CheckpointError {
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
     /// Something cannot be written. The checkpoints that are complete stay as they are.
     #[error("cannot {action} {path:?} for a checkpoint: {source}; give a directory that can be written and has room")]
     Write {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
     /// The thread that writes died.
@@ -42,12 +42,12 @@ pub enum CheckpointError {
         /// The directory.
         directory: PathBuf,
     },
-    /// What is there was not written by meshloom.
+    /// The file or folder was not written by meshloom, or it is damaged.
     #[error("{path:?} is not a checkpoint of meshloom, or damaged: {reason}")]
     Foreign {
         /// The file or folder.
         path: PathBuf,
-        /// What tells.
+        /// The evidence.
         reason: String,
     },
     /// Another version of the format.
@@ -60,18 +60,18 @@ pub enum CheckpointError {
         /// Ours.
         expected: u64,
     },
-    /// A file is not what was written.
+    /// A file's contents are not those that were written.
     #[error("{path:?} is damaged: {reason}")]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
     /// The newest checkpoint cannot be used, and the next older one was not asked for.
     #[error("{source}; {}", older(previous))]
     Newest {
-        /// What is wrong with it.
+        /// The fault of the newest checkpoint.
         source: Box<CheckpointError>,
         /// The one before it, if there is one.
         previous: Option<PathBuf>,
@@ -81,7 +81,7 @@ pub enum CheckpointError {
     AllDamaged {
         /// The directory.
         directory: PathBuf,
-        /// What is wrong with each, the newest first.
+        /// The faults of the checkpoints, the newest first.
         failures: Vec<CheckpointError>,
     },
     /// Another run writes there.
@@ -166,9 +166,9 @@ pub enum CheckpointError {
         /// The checkpoint.
         folder: PathBuf,
     },
-    /// What the values are read from cannot be read.
+    /// The source of the values cannot be read.
     #[error(transparent)]
-    Source(Box<crate::Error>),
+    Source(Box<dyn std::error::Error + Send + Sync>),
     /// An element type that safetensors files cannot hold.
     #[error("{path} is of type {dtype}, which a checkpoint cannot hold; keep it in another type")]
     Unsupported {
@@ -198,9 +198,9 @@ pub enum CheckpointError {
     Declared {
         /// The value's path.
         path: String,
-        /// As it is declared.
+        /// The declared type.
         expected: Box<TensorType>,
-        /// What is there.
+        /// The type of the value in the state.
         found: Box<TensorType>,
     },
     /// The values cannot be brought to or from the devices.

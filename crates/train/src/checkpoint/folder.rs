@@ -7,11 +7,10 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::manifest::Manifest;
-use super::read::read_manifest;
+use super::manifest::{Manifest, read_manifest};
 use super::{CheckpointError, MANIFEST, Phase};
+use crate::model_folder::{checkpoints, folder_name, step_of};
 
-const COMPLETE: &str = "step-";
 const UNFINISHED: &str = ".tmp-";
 const TRASH: &str = ".trash-";
 const SET_ASIDE: &str = "set-aside-";
@@ -20,40 +19,22 @@ const LOCK: &str = ".lock";
 /// A function that is told what the writer has just done.
 pub type Observer = std::sync::Arc<dyn Fn(Phase) + Send + Sync>;
 
-/// The name of a checkpoint's folder.
-pub(super) fn folder_name(step: u64) -> String {
-    format!("{COMPLETE}{step:08}")
-}
-
-/// The step that a folder's name says.
-pub(super) fn step_of(folder: &Path) -> Option<u64> {
-    let name = folder.file_name()?.to_str()?;
-    let step = name.strip_prefix(COMPLETE)?.parse().ok()?;
-    (folder_name(step) == name).then_some(step)
-}
-
-/// The checkpoints of a directory with their steps, the oldest first. Those that are not complete have no name yet.
+/// The checkpoints of a directory with their steps, the oldest first. A checkpoint that is not complete has no name
+/// yet, so it is not listed.
 ///
 /// # Errors
 /// The directory cannot be read.
 pub fn list(directory: impl AsRef<Path>) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     let directory = directory.as_ref();
-    let unreadable = |source| CheckpointError::Read { path: directory.to_owned(), source };
-    let mut found = Vec::new();
-    for entry in fs::read_dir(directory).map_err(unreadable)? {
-        let path = entry.map_err(unreadable)?.path();
-        found.extend(step_of(&path).map(|step| (step, path)));
-    }
-    found.sort();
-    Ok(found)
+    checkpoints(directory).map_err(|source| CheckpointError::Read { path: directory.to_owned(), source })
 }
 
-/// Which checkpoints stay.
+/// The rule by which old checkpoints are kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keep {
-    /// How many, the newest; 0 for all.
+    /// The number of the newest checkpoints that are kept; 0 keeps all.
     pub newest: usize,
-    /// How many besides, those with the lowest validation loss.
+    /// The number of further checkpoints that are kept: those with the lowest validation loss.
     pub best: usize,
 }
 
@@ -66,8 +47,8 @@ fn manifest_of(folder: &Path) -> Option<Manifest> {
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
-    /// Given back by the system when the process ends, however it ends. None of a process that writes beside the one
-    /// that has it.
+    /// The lock on the directory, which the system releases when the process ends, however it ends. It is `None` if
+    /// another process of the same run has the lock.
     lock: Option<File>,
 }
 
@@ -151,7 +132,7 @@ impl Directory {
         Ok(folder)
     }
 
-    /// Deletes checkpoints, but for the newest ones, the best ones, and the newest whose numbers are all finite.
+    /// Deletes checkpoints, except for the newest ones, the best ones, and the newest whose numbers are all finite.
     pub(super) fn retain(&self, keep: &Keep, tell: &Observer) -> Result<(), CheckpointError> {
         let all = list(&self.path)?;
         let surplus = if keep.newest == 0 { 0 } else { all.len().saturating_sub(keep.newest) };

@@ -7,20 +7,20 @@
 //! so a run reads what another wrote by cutting boxes out of boxes. If replicas train on their own, the replica
 //! dimension comes before the layers.
 //!
-//! Layers whose parameters of a name have other types share none: `layers.mlp.up` may be of the first three layers, and
-//! `layers.3::1.mlp.up` of those from number 3 on. Those that are no series are listed: `layers.0,1,3.mlp.up`.
+//! Layers whose parameters of one name differ in type do not share a dimension: `layers.mlp.up` may be of the first
+//! three layers, and `layers.3::1.mlp.up` of those from number 3 on. Layers whose numbers are not consecutive are
+//! listed: `layers.0,1,3.mlp.up`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use super::CheckpointError;
 use meshloom::ir::{DType, TensorType};
-use meshloom::nn::{LayerNumbers, LayerPath};
 use meshloom::pjrt::{ShardBox, ShardLayout, shared_runs};
-use meshloom::trace::{Param, Tree};
+use meshloom::trace::{LayerNumbers, LayerPath, Param, Tree};
 use meshloom::transform::diloco::REPLICAS;
 
-/// A value of a state as a run holds it, and what it is in a checkpoint.
+/// A value of a state as a run holds it, and its form in a checkpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Leaf {
     /// Path in a checkpoint.
@@ -31,11 +31,11 @@ pub(super) struct Leaf {
     pub own_ty: TensorType,
     /// Whether the first dimension is that of replicas.
     pub has_replicas: bool,
-    /// Which layers it is of, if it is of any.
+    /// The layers that the value holds; `None` if it belongs to no layer.
     layers: Option<Layers>,
 }
 
-/// What of a run's value are layers.
+/// The dimensions of a run's value that run over layers, and the layers in them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Layers {
     /// Its dimensions over layers, after that of replicas.
@@ -151,7 +151,7 @@ impl Leaf {
         TensorType::new(self.own_ty.dtype, &self.flatten(&dims))
     }
 
-    /// What a device holds, as boxes of the checkpoint's value. Padding is left out.
+    /// The part of the value that a device holds, as boxes of the checkpoint's value. Padding is left out.
     pub(super) fn segments(&self, layout: &ShardLayout, device: usize) -> Vec<Segment> {
         let held = &layout.boxes()[device];
         let sizes: Vec<usize> = held.iter().map(ExactSizeIterator::len).collect();

@@ -1,11 +1,20 @@
 //! The manifest: what a checkpoint holds, and where.
 
+use std::io;
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
-use super::{FORMAT, MODEL, RecordedConfig, VERSION};
-use crate::published::is_kept;
+use super::model_files::is_kept;
+use super::{CheckpointError, FORMAT, RecordedConfig, VERSION};
+use crate::data::DataDigest;
+use crate::model_folder::MODEL;
+use meshloom::hlo::files;
 use meshloom::ir::{DType, TensorType};
 use meshloom::pjrt::{ShardBox, ShardLayout};
+
+/// The longest manifest that is read: some million pieces.
+const MAX_MANIFEST_BYTES: u64 = 1 << 30;
 
 /// The run and the place in it that a checkpoint is of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,18 +55,7 @@ pub struct DataPosition {
     pub seq: usize,
 }
 
-/// What a key of the config named, by its contents.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DataDigest {
-    /// The key.
-    pub key: String,
-    /// What it named: a source or a file.
-    pub name: String,
-    /// SHA-256 of the file; of a source, SHA-256 of those of its files in their order.
-    pub sha256: String,
-}
-
-/// What every version of the format has.
+/// The fields that every version of the format has.
 #[derive(Debug, Deserialize)]
 pub(super) struct Header {
     pub format: String,
@@ -69,14 +67,14 @@ pub(super) struct Header {
 pub(super) struct Manifest {
     pub format: String,
     pub version: u64,
-    /// The meshloom that wrote it.
+    /// The version of meshloom that wrote it.
     pub meshloom: String,
     #[serde(flatten)]
     pub about: About,
-    /// What the run read. None of a run whose data is no text, or that an older version wrote.
+    /// The data that the run read. Empty if the data is not text, or if an older version wrote the manifest.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub data_digests: Vec<DataDigest>,
-    /// Files of the published model that the run is of, in the folder [`MODEL`]; none of other runs.
+    /// The files of the published model that the run trains, in the folder [`MODEL`]; empty for other runs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub model_files: Vec<StoredFile>,
     pub files: Vec<StoredFile>,
@@ -202,4 +200,14 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// Reads the bytes of a manifest.
+pub(super) fn read_manifest(path: &Path) -> Result<Vec<u8>, CheckpointError> {
+    let foreign = |reason: String| CheckpointError::Foreign { path: path.to_owned(), reason };
+    files::read(path, MAX_MANIFEST_BYTES).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => foreign("it is missing".to_owned()),
+        io::ErrorKind::InvalidInput | io::ErrorKind::FileTooLarge => foreign(error.to_string()),
+        _ => CheckpointError::Read { path: path.to_owned(), source: error },
+    })
 }

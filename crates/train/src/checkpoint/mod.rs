@@ -27,10 +27,11 @@ mod checkpointer;
 mod error;
 mod folder;
 mod form;
+mod leaves;
 mod manifest;
+mod model_files;
 mod read;
 mod recorded;
-mod run;
 mod snapshot;
 mod sums;
 mod write;
@@ -39,34 +40,34 @@ pub use checkpointer::{Checkpointer, Start};
 pub(crate) use checkpointer::{ParameterSource, write_parameters};
 pub use error::CheckpointError;
 pub use folder::{Observer, list};
-pub use manifest::{About, DataDigest, DataPosition};
+pub(crate) use leaves::write_leaves;
+pub use manifest::{About, DataPosition};
+pub use model_files::ModelFiles;
+pub(crate) use read::ParameterLeaves;
 pub use read::{Checkpoint, Fallback, Found, find};
-pub(crate) use read::{ParameterLeaves, model_folder};
 pub use recorded::RecordedConfig;
-pub(crate) use run::{form_of_replicas, write_leaves};
-pub(crate) use sums::hex;
 
-/// What a manifest says it is.
+pub(crate) use write::Contents;
+
+/// The name of the format, which a manifest begins with.
 const FORMAT: &str = "meshloom checkpoint";
 
 /// The version of the format.
 const VERSION: u64 = 1;
 
-const MANIFEST: &str = "manifest.json";
-
-/// The folder of the files of a published model.
-const MODEL: &str = "model";
+pub(crate) const MANIFEST: &str = "manifest.json";
 
 const SUMS: &str = "SHA256SUMS";
 
-/// What the writer has just done. A process that dies after any of these leaves complete checkpoints alone.
+/// The action that the writer has just finished. If the process dies after any of them, the complete checkpoints stay
+/// as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// The unfinished folder is there.
+    /// The unfinished folder has been made.
     FolderMade,
-    /// A file of it has been handed to the system.
+    /// A file of the folder has been handed to the system.
     FileWritten,
-    /// That file is on the disk.
+    /// The file is on the disk.
     FileSynced,
     /// The folder's list of files is on the disk.
     FolderSynced,

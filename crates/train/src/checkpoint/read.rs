@@ -8,24 +8,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::form::{self, Leaf, Segment};
-use super::manifest::{About, DataDigest, Header, Manifest, StoredLeaf, StoredPiece};
-use super::{CheckpointError, FORMAT, MANIFEST, MODEL, VERSION, folder, sums};
+use super::manifest::{About, Header, Manifest, StoredLeaf, StoredPiece, read_manifest};
+use super::{CheckpointError, FORMAT, MANIFEST, VERSION, folder, sums};
+use crate::data::DataDigest;
+use crate::model_folder::{MODEL, step_of};
 use meshloom::hlo::files;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, ArraySpec, Client, ShardBox, ShardLayout, shared_runs};
 use meshloom::trace::{MapTree, Param, Tree};
 
-/// The longest manifest that is read: some million pieces.
-const MAX_MANIFEST_BYTES: u64 = 1 << 30;
-
-/// What the paths of parameters begin with that several replicas agree on.
+/// The prefix of the paths of parameters that several replicas have agreed on.
 const OUTER_PARAMS: &str = "outer.params.";
 
-/// What the paths of parameters begin with in a state.
+/// The prefix of the paths of parameters in a state.
 pub(super) const PARAMS: &str = "params.";
 
-/// What is read at once where the parts of a piece that are needed are small.
+/// The number of bytes that are read at once where the needed parts of a piece are small.
 const BUFFER_BYTES: usize = 1 << 18;
 
 /// A checkpoint whose files are as they were written.
@@ -35,13 +34,13 @@ pub struct Checkpoint {
     manifest: Manifest,
 }
 
-/// What to do where the newest checkpoint of a directory cannot be used.
+/// The action to take where the newest checkpoint of a directory cannot be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fallback {
-    /// That is an error, which names the one before it.
+    /// An error is returned, which names the checkpoint before it.
     #[default]
     Refuse,
-    /// The newest that can be used is taken.
+    /// The newest checkpoint that can be used is taken.
     Older,
 }
 
@@ -50,17 +49,17 @@ pub enum Fallback {
 pub struct Found {
     /// The checkpoint.
     pub checkpoint: Checkpoint,
-    /// What is wrong with those that are newer.
+    /// The faults of the newer checkpoints, which cannot be used.
     pub skipped: Vec<CheckpointError>,
 }
 
-/// The checkpoint that a path means: itself, or the newest complete one in a directory of checkpoints.
+/// Returns the checkpoint that a path means: itself, or the newest complete one in a directory of checkpoints.
 ///
 /// # Errors
-/// There is none, or it cannot be used; with [`Fallback::Older`], none can.
+/// There is no checkpoint, or it cannot be used. With [`Fallback::Older`], no checkpoint can be used.
 pub fn find(path: impl AsRef<Path>, fallback: Fallback) -> Result<Found, CheckpointError> {
     let path = path.as_ref();
-    if folder::step_of(path).is_some() || path.join(MANIFEST).exists() {
+    if step_of(path).is_some() || path.join(MANIFEST).exists() {
         return Ok(Found { checkpoint: Checkpoint::open(path)?, skipped: Vec::new() });
     }
     check_directory(path)?;
@@ -80,14 +79,6 @@ pub fn find(path: impl AsRef<Path>, fallback: Fallback) -> Result<Found, Checkpo
         }
     }
     Err(CheckpointError::AllDamaged { directory, failures })
-}
-
-/// The folder of the published model that a checkpoint is of, or the newest one in a directory of checkpoints. What is
-/// wrong with the checkpoint shows when it is opened.
-pub(crate) fn model_folder(path: &Path) -> Option<PathBuf> {
-    let newest = || Some(folder::list(path).ok()?.pop()?.1);
-    let of_checkpoint = |folder: PathBuf| Some(folder.join(MODEL)).filter(|folder| folder.is_dir());
-    of_checkpoint(path.to_owned()).or_else(|| of_checkpoint(newest()?))
 }
 
 impl Checkpoint {
@@ -135,8 +126,8 @@ impl Checkpoint {
         self.about().step == 0 && self.manifest.leaves.iter().all(|leaf| leaf.path.starts_with(PARAMS))
     }
 
-    /// What the run read, if that is known.
-    pub(super) fn data_digests(&self) -> &[DataDigest] {
+    /// The data that the run read; empty if it is not known.
+    pub(crate) fn data_digests(&self) -> &[DataDigest] {
         &self.manifest.data_digests
     }
 
@@ -228,7 +219,7 @@ impl Checkpoint {
         for (own_path, mut leaf) in declared.paths().into_iter().zip(form::leaves(declared, "")?) {
             let mut paths = prefixes.iter().map(|prefix| format!("{prefix}{}", leaf.path));
             let found = paths.find(|path| stored(path).is_some());
-            // Where none is stored, the last is what is missing.
+            // If no value is stored, the path with the last prefix is the one that is missing.
             leaf.path = found.unwrap_or_else(|| format!("{}{}", prefixes[prefixes.len() - 1], leaf.path));
             let ty = stored(&leaf.path).and_then(StoredLeaf::ty);
             if let Some(ty) = ty.filter(|ty| ty.dtype.is_float() && leaf.ty.dtype.is_float()) {
@@ -281,7 +272,7 @@ impl Checkpoint {
     ) -> Result<Literal, CheckpointError> {
         let view = leaf.view(layout, device);
         let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, view.byte_count()).collect();
-        // Nobody else has it yet.
+        // The allocation is new, so nothing else refers to it yet.
         let target = Arc::get_mut(&mut bytes).unwrap_or_default();
         for segment in leaf.segments(layout, device) {
             for piece in &stored.pieces {
@@ -328,12 +319,12 @@ impl ParameterLeaves<'_> {
     }
 }
 
-/// What a piece and a part of a device's value have in common.
+/// The intersection of a piece and a part of a device's value.
 struct Copy {
     piece: TensorType,
-    /// In the piece.
+    /// The box in the piece.
     from: ShardBox,
-    /// In the device's value.
+    /// The box in the device's value.
     to: ShardBox,
 }
 
@@ -378,15 +369,6 @@ fn check_directory(path: &Path) -> Result<(), CheckpointError> {
         }
         Err(source) => Err(CheckpointError::Read { path: path.to_owned(), source }),
     }
-}
-
-pub(super) fn read_manifest(path: &Path) -> Result<Vec<u8>, CheckpointError> {
-    let foreign = |reason: String| CheckpointError::Foreign { path: path.to_owned(), reason };
-    files::read(path, MAX_MANIFEST_BYTES).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => foreign("it is missing".to_owned()),
-        io::ErrorKind::InvalidInput | io::ErrorKind::FileTooLarge => foreign(error.to_string()),
-        _ => CheckpointError::Read { path: path.to_owned(), source: error },
-    })
 }
 
 /// Checks the part of a manifest that is the same in all versions.

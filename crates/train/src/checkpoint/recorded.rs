@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
-use crate::published::TOKENIZER;
+use crate::model_folder::TOKENIZER;
 
 /// The run config of the run that wrote a checkpoint, as TOML.
 ///
@@ -22,7 +22,7 @@ pub struct RecordedConfig(String);
 const FACTS: [(&str, Option<&[&str]>); 3] =
     [("model", None), ("data", Some(&["tokenizer"])), ("train", Some(&["seed", "further_token_weight"]))];
 
-/// The sections whose keys say what is computed, so that another value makes another run.
+/// The sections whose keys decide what is computed. Another value there makes another run.
 const SECTIONS: [&str; 4] = ["model", "data", "train", "diloco"];
 
 /// Their keys that say only how it is computed.
@@ -58,7 +58,7 @@ impl RecordedConfig {
     /// the folder that the checkpoint has of them.
     ///
     /// # Errors
-    /// It is not TOML.
+    /// The text is not TOML.
     pub(crate) fn facts(&self, copy: Option<&Path>) -> Result<String, toml::de::Error> {
         let mut table: toml::Table = self.0.parse()?;
         let had_tokenizer = folder_of(&table).is_some_and(|folder| {
@@ -89,11 +89,11 @@ impl RecordedConfig {
         folder_of(&self.0.parse().ok()?)
     }
 
-    /// The keys that say what is computed.
+    /// Returns the keys that decide what is computed.
     ///
     /// # Errors
-    /// It is not TOML.
-    pub(super) fn computed(&self) -> Result<BTreeMap<String, toml::Value>, toml::de::Error> {
+    /// The text is not TOML.
+    pub(crate) fn computed(&self) -> Result<BTreeMap<String, toml::Value>, toml::de::Error> {
         let table: toml::Table = self.0.parse()?;
         let of_section = |section: &&str| {
             let keys = table.get(*section).and_then(toml::Value::as_table).cloned().unwrap_or_default();

@@ -9,23 +9,23 @@ use crate::parameters::stored_dtype;
 use meshloom::ir::{Literal, TensorType};
 use meshloom::pjrt::{Array, HostCopy, ShardLayout};
 
-/// All values of a state, each part once.
+/// The values of a state. Each part is there once.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     /// The leaves; their pieces are not placed yet.
     pub leaves: Vec<StoredLeaf>,
     /// The files that this process writes.
     pub files: Vec<Pieces>,
-    /// How many files there are, those of all processes.
+    /// The number of files, over all processes.
     pub file_count: usize,
 }
 
-/// What goes into a file.
+/// The pieces that go into one file.
 #[derive(Debug)]
 pub(super) struct Pieces {
-    /// Number of the file.
+    /// The number of the file.
     pub file: usize,
-    /// What is in it.
+    /// The contents of the file.
     pub pieces: Vec<Piece>,
 }
 
@@ -36,15 +36,15 @@ pub(super) struct Piece {
     pub leaf: usize,
     /// Its box in the value and in the bytes.
     pub segment: Segment,
-    /// How the bytes are arranged.
+    /// The type by which the bytes are arranged.
     pub view: TensorType,
-    /// What the device held.
+    /// The part that the device held.
     pub held: Held,
 }
 
 /// The values that a piece is cut out of.
 pub(super) enum Held {
-    /// On the host.
+    /// The part is on the host.
     Here(Literal),
     /// Read when they are written.
     Later(Box<dyn Fn() -> Result<Literal, CheckpointError> + Send>),
@@ -69,7 +69,7 @@ impl std::fmt::Debug for Held {
 }
 
 impl Piece {
-    /// Where it is in the value, without its place in a file.
+    /// Returns the place of the piece in the value and in a file.
     pub(super) fn stored(&self, file: usize, offset: u64) -> StoredPiece {
         let ranges = self.segment.stored.iter();
         let (start, dims) = ranges.map(|range| (range.start, range.len())).unzip();
@@ -84,8 +84,8 @@ impl Piece {
 }
 
 impl Snapshot {
-    /// Copies a state to the host, or what this process has of it and is to write: all copies run at once, and are
-    /// waited for. Who writes what follows from the layouts, so all processes say the same of it.
+    /// Copies the part of a state that this process holds and is to write to the host. All copies run at once, and the
+    /// call waits for them. The layouts decide which process writes which part, so all processes decide alike.
     pub(super) fn take(declared: &[Leaf], arrays: &[Array]) -> Result<Snapshot, CheckpointError> {
         if declared.len() != arrays.len() {
             return Err(CheckpointError::Count { expected: declared.len(), found: arrays.len() });
@@ -101,7 +101,7 @@ impl Snapshot {
             }
             let index = leaves.add(leaf)?;
             for device in writers(array.layout(), &mut load)? {
-                // What a device holds may be padding alone.
+                // A device may hold nothing but padding.
                 if leaf.segments(array.layout(), device).is_empty() {
                     continue;
                 }
@@ -191,8 +191,8 @@ impl Leaves {
     }
 }
 
-/// For each distinct box, the device that has least to write so far of those that hold it. `load` has what each has to
-/// write, in elements.
+/// Returns, for each distinct box, the device that has least to write so far among those that hold it. `load` is the
+/// number of elements that each device has to write.
 fn writers(layout: &ShardLayout, load: &mut Vec<usize>) -> Result<Vec<usize>, CheckpointError> {
     let boxes = layout.boxes();
     load.resize(load.len().max(boxes.len()), 0);

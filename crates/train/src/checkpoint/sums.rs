@@ -13,8 +13,9 @@ use sha2::{Digest, Sha256};
 
 use super::manifest::StoredFile;
 use super::{CheckpointError, SUMS};
+use crate::data::hex;
 
-/// What is read at once.
+/// The number of bytes that are read at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// The longest list that is read: a line for each of a million files.
@@ -111,9 +112,4 @@ fn missing(path: &Path, source: io::Error) -> CheckpointError {
         io::ErrorKind::NotFound => CheckpointError::Damaged { path, reason: "it is missing".to_owned() },
         _ => CheckpointError::Read { path, source },
     }
-}
-
-/// A checksum as text.
-pub(crate) fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -10,22 +10,23 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::folder::{Directory, Observer, failed, sync_folder};
-use super::manifest::{About, DataDigest, Manifest, StoredFile, StoredLeaf};
+use super::manifest::{About, Manifest, StoredFile, StoredLeaf};
+use super::model_files::{ModelFile, ModelFiles};
 use super::snapshot::{Piece, Pieces, Snapshot};
-use super::sums::hex;
-use super::{CheckpointError, MANIFEST, MODEL, Phase, SUMS};
+use super::{CheckpointError, MANIFEST, Phase, SUMS};
+use crate::data::{DataDigest, hex};
+use crate::model_folder::MODEL;
 use crate::parameters;
 use crate::peers::Peers;
-use crate::published::{ModelFile, ModelFiles};
 use meshloom::hlo::all_finite;
 use meshloom::pjrt::runs;
 
-/// What is handed to the system at once.
+/// The number of bytes that are handed to the system at once.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// What a checkpoint says beside its values.
+/// The contents of a checkpoint besides its values.
 #[derive(Clone, Debug)]
-pub(super) struct Contents {
+pub(crate) struct Contents {
     pub about: About,
     pub digests: Vec<DataDigest>,
     pub model: ModelFiles,
@@ -71,7 +72,7 @@ pub(super) fn write(
     }
     let written = write_values(&unfinished, snapshot, tell).and_then(complete);
     if written.is_err() {
-        // What is wrong has been found already. What stays is deleted by the next run.
+        // The first error is the one to report. If the folder cannot be deleted now, the next run deletes it.
         let _ = std::fs::remove_dir_all(&unfinished);
     }
     written
@@ -122,7 +123,7 @@ impl Values {
     }
 }
 
-/// What the files begin with in which processes tell what they have written.
+/// The prefix of the files in which processes report what they have written.
 const PART: &str = ".part-";
 
 /// Writes the files of values and waits until they are on the disk.
@@ -145,7 +146,7 @@ fn write_values(folder: &Path, snapshot: Snapshot, tell: &Observer) -> Result<Va
     Ok(Values { leaves, files: stored, not_finite })
 }
 
-/// Writes what is beside the values into a folder and waits until it is on the disk.
+/// Writes the files other than those of values into a folder and waits until they are on the disk.
 fn fill(
     folder: &Path,
     Contents { about, digests, model }: Contents,

@@ -4,13 +4,13 @@ use super::RunConfig;
 use super::error::invalid;
 use super::placement::Placement;
 use super::validate::Checked;
-use meshloom::nn::{Batch, TokenOrder};
 use meshloom::trace::TensorSpec;
+use meshloom_nn::{Batch, TokenOrder};
 
 const KEY: &str = "kernels.context_order";
 
 impl RunConfig {
-    /// Over how many devices the rules spread the tokens of a row, where attention is.
+    /// Returns the number of devices that the rules spread the tokens of a row over in attention.
     pub(crate) fn context_parts(&self, placement: &Placement) -> usize {
         let Placement { mesh, rules } = placement;
         // Sizes that every number of parts divides: whether those of the config do is checked elsewhere.
@@ -65,7 +65,7 @@ impl RunConfig {
         Err(invalid(KEY, self.kernels.context_order.name(), reason))
     }
 
-    /// Why no device has a part of a row, if none has.
+    /// Returns the reason why every device has whole rows, if it does.
     pub(super) fn rows_are_whole(&self) -> Option<String> {
         let is_unsplit = self.placement().is_ok_and(|placement| self.context_parts(&placement) == 1);
         is_unsplit.then(|| format!("no rule splits activation_length over the mesh {:?}", self.mesh.axes))

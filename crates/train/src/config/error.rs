@@ -1,11 +1,10 @@
-//! What can be wrong with a config, and where.
+//! The errors of configs, and their places.
 
 use std::cell::Cell;
 use std::fmt;
 use std::path::PathBuf;
 
 use super::SECTIONS;
-use super::tree::Node;
 use meshloom::hlo::suggest::did_you_mean;
 
 /// Where a part of the config was written: a file with line and column, or an override.
@@ -71,12 +70,12 @@ impl fmt::Display for Place {
 #[derive(thiserror::Error)]
 #[error("{place}{kind}")]
 pub struct ConfigError {
-    /// Where.
+    /// The place of the error.
     pub place: Place,
-    /// What.
+    /// The kind of error.
     pub kind: Box<ConfigErrorKind>,
-    /// Other keys that have a part in it, the likeliest first: where the key at fault has its default, one of them is
-    /// at fault.
+    /// Other keys that have a part in the error, the likeliest first. If the key at fault has its default, one of these
+    /// is at fault.
     pub because: Vec<String>,
 }
 
@@ -94,7 +93,7 @@ impl ConfigError {
     }
 }
 
-/// What is wrong with a config.
+/// An error in a config.
 #[derive(thiserror::Error)]
 pub enum ConfigErrorKind {
     /// The file cannot be read.
@@ -102,13 +101,13 @@ pub enum ConfigErrorKind {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The text is not TOML.
     #[error("{message}")]
     Syntax {
-        /// What the parser says.
+        /// The parser's message.
         message: String,
     },
     /// An override is not `section.key=value`.
@@ -116,7 +115,7 @@ pub enum ConfigErrorKind {
     Override {
         /// The override.
         text: String,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
     /// A key or section that does not exist.
@@ -136,7 +135,7 @@ pub enum ConfigErrorKind {
         key: String,
         /// The value and its type.
         found: String,
-        /// What is allowed.
+        /// The values that are allowed.
         expected: String,
     },
     /// A value of the right type that is not possible.
@@ -146,7 +145,7 @@ pub enum ConfigErrorKind {
         key: String,
         /// The value.
         value: String,
-        /// Why it is not possible, and what is.
+        /// The reason why it is not possible, and the values that are.
         reason: String,
     },
 }
@@ -173,7 +172,7 @@ impl From<ConfigErrorKind> for ConfigError {
     }
 }
 
-/// An impossible value. The place is filled in by whoever knows where the key was written.
+/// Returns the error of an impossible value. The caller that knows where the key was written fills in the place.
 pub(crate) fn invalid(key: &str, value: impl fmt::Debug, reason: &str) -> ConfigError {
     ConfigErrorKind::Invalid { key: key.to_owned(), value: format!("{value:?}"), reason: reason.to_owned() }.into()
 }
@@ -181,26 +180,6 @@ pub(crate) fn invalid(key: &str, value: impl fmt::Debug, reason: &str) -> Config
 /// As [`invalid`], with a value that is described rather than quoted.
 pub(super) fn invalid_described(key: &str, value: String, reason: &str) -> ConfigError {
     ConfigErrorKind::Invalid { key: key.to_owned(), value, reason: reason.to_owned() }.into()
-}
-
-pub(super) fn wrong_type(place: &Place, key: &str, found: &Node, expected: &str) -> ConfigError {
-    let found = match found {
-        Node::Table(_) => "a table".to_owned(),
-        Node::Value(value) => format!("{value} ({})", type_name(value)),
-    };
-    ConfigErrorKind::WrongType { key: key.to_owned(), found, expected: expected.to_owned() }.at(place.clone())
-}
-
-pub(super) fn type_name(value: &toml::Value) -> &'static str {
-    match value {
-        toml::Value::String(_) => "a string",
-        toml::Value::Integer(_) => "an integer",
-        toml::Value::Float(_) => "a float",
-        toml::Value::Boolean(_) => "a boolean",
-        toml::Value::Datetime(_) => "a date",
-        toml::Value::Array(_) => "an array",
-        toml::Value::Table(_) => "a table",
-    }
 }
 
 /// Keys of before, and what to write in place of them.

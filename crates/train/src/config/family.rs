@@ -1,9 +1,9 @@
-//! What a model family is made of: checks of its keys, and the layer that they describe.
+//! The parts of a model family: checks of its keys, and the layer that they describe.
 
 use super::error::{ConfigError, invalid};
 use super::validate::Checked;
 use super::{ExchangeChoice, ModelFamily, Placement, RunConfig};
-use meshloom::nn::{
+use meshloom_nn::{
     Activation, Architecture, AttentionConfig, ExchangeSizes, ExpertExchange, FeedForwardConfig, GroupedConfig,
     LatentConfig, LayerConfig, MoeConfig, RmsNorm, Rope, Scoring, Stack,
 };
@@ -24,7 +24,7 @@ const POSITIONS: &str = "activation_norm_length_moe";
 const INNER: &str = "activation_mlp";
 
 impl RunConfig {
-    /// What the decoder of the config computes, with experts laid out for its mesh and rules.
+    /// Returns the architecture of the config's decoder, with experts laid out for its mesh and rules.
     ///
     /// # Errors
     /// The mesh or the rules cannot be read.
@@ -42,7 +42,8 @@ impl RunConfig {
         architecture
     }
 
-    /// What the decoder computes, on whatever mesh: the published model, or one of a family by its keys.
+    /// Returns the architecture of the decoder on any mesh: that of the published model, or that of a family by its
+    /// keys.
     pub(super) fn plain_architecture(&self) -> Architecture {
         if let Some(published) = self.published() {
             return published.architecture_predicting_further(self.predicts_further());
@@ -149,7 +150,7 @@ impl RunConfig {
         self.rows_of_layer() / if self.model.batch_split { 2 } else { 1 }
     }
 
-    /// Why tokens cannot travel by all-to-all, and the keys to change, if they cannot.
+    /// Returns the reason why tokens cannot travel by all-to-all, and the keys to change, if they cannot.
     fn hinders_all_to_all(&self, placement: &Placement) -> Option<(String, &'static [&'static str])> {
         if self.model.expert_capacity == 0.0 {
             let reason = "it needs a capacity, which gives every expert its slots; set model.expert_capacity";

@@ -5,20 +5,20 @@ use super::placement::Placement;
 use super::validate::Checked;
 use super::{PipelineConfig, RunConfig};
 
-/// What the logits that a device makes at a time should take at most, in bytes: 512 tokens of a vocabulary of 128 Ki.
-/// More chunks save little beside the gradient of the matrix, which each adds to.
+/// The most bytes that the logits of a device should take at a time: 512 tokens of a vocabulary of 128 Ki. More chunks
+/// save little next to the gradient of the matrix, which each chunk adds to.
 const LOGITS: usize = 256 << 20;
 
-/// Fewer tokens than these on a device are no chunk: products of a few rows with a whole matrix wait for its elements.
+/// The fewest tokens of a chunk on a device: products of a few rows with a whole matrix wait for its elements.
 const TOKENS: usize = 128;
 
-/// What a device has of the tokens that a loss is of.
+/// The share of a device in the tokens of a loss.
 struct Share {
     rows: usize,
     positions: usize,
     vocab: usize,
     embed: usize,
-    /// Over how many devices the positions are split; none if these do not divide them, but pad them.
+    /// The number of devices that the positions are split over; `None` if it does not divide them, so they are padded.
     parts: Option<usize>,
 }
 

@@ -6,9 +6,11 @@
 
 mod context;
 mod describe;
+mod diloco;
 mod error;
 mod family;
 mod loss;
+mod mixture;
 mod pipeline;
 mod placement;
 mod published;
@@ -26,20 +28,22 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use describe::{KeyInfo, SectionInfo};
+pub use describe::SectionInfo;
 pub(crate) use error::invalid;
 pub use error::{ConfigError, ConfigErrorKind, Place};
+pub(crate) use mixture::Mixture;
 pub(crate) use placement::Placement;
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
     AttentionChoice, BadLines, CheckpointConfig, CompilerPreset, DataConfig, DilocoConfig, Documents, ExchangeChoice,
     ExpertsChoice, KernelsConfig, MatmulChoice, MeshConfig, ModelConfig, ModelFamily, OptimizerKind, PartitionConfig,
-    PartitionMode, PipelineConfig, PipelineRemat, Platform, Preallocate, ProgramLanguage, RateSchedule, RematConfig,
-    Replication, TargetConfig, TrainConfig,
+    PartitionMode, PipelineConfig, PipelineRemat, PlatformChoice, Preallocate, ProgramLanguage, RateSchedule,
+    RematConfig, Replication, TargetConfig, TrainConfig,
 };
 
 use published::ReadModel;
 use tree::Table;
+pub use value::KeyInfo;
 use value::{Keys, Section, Written};
 
 /// Defines the run config from the table of its sections: the struct, and how it is read, written and described.
@@ -49,7 +53,7 @@ macro_rules! run_config {
         #[derive(Clone, Debug, Default, PartialEq)]
         pub struct RunConfig {
             $($(#[$doc])* pub $section: $ty,)*
-            /// What reading knew of it.
+            /// The facts about it that reading has recorded.
             pub(crate) origin: Origin,
         }
 
@@ -122,11 +126,11 @@ run_config! {
     }
 }
 
-/// What reading knows of a config beside its values. No two differ: a config is what it says, wherever that was
-/// written.
+/// The facts about a config that reading records besides its values. All of them compare as equal, because a config is
+/// what it says, wherever that was written.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origin {
-    /// What messages call the file; empty if there is none.
+    /// The name of the file in messages; empty if there is none.
     name: String,
     /// Where each key was written.
     places: Arc<HashMap<String, Place>>,

@@ -8,7 +8,7 @@ use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{Cost, Costs, PipelineError, PipelineOptions, ScheduleError};
 
 impl RunConfig {
-    /// What `[remat]` says: the policy with its names.
+    /// Returns the policy of `[remat]` with its names.
     pub fn remat_policy(&self) -> RematPolicy {
         with_names(&self.remat.policy, &self.remat.names)
     }
@@ -59,7 +59,7 @@ impl RunConfig {
         self.unchecked_options(pipeline, 1).layers_branch()
     }
 
-    /// What is kept of a pipeline's layers.
+    /// Returns the policy for the layers of a pipeline.
     pub(crate) fn remat_of(&self, pipeline: &PipelineConfig) -> RematPolicy {
         match &pipeline.remat {
             PipelineRemat::Same => self.remat_policy(),
@@ -228,7 +228,7 @@ fn refusal(pipeline: &PipelineConfig, error: &PipelineError) -> ConfigError {
         PipelineError::Table(table) if matches!(**table, ScheduleError::Costs { .. } | ScheduleError::Cost { .. }) => {
             invalid("pipeline.costs", &pipeline.costs, reason)
         }
-        // Those of a batch or a weight are not of options alone.
+        // Errors of a batch or a weight do not come from the options alone.
         PipelineError::Zero { .. }
         | PipelineError::Microbatches { .. }
         | PipelineError::TooFewMicrobatches { .. }

@@ -1,11 +1,12 @@
-//! What goes where: the mesh, the rules, and the rows of a batch.
+//! The placement of a run: the mesh, the rules, and the rows of a batch.
 
 use super::error::{self, ConfigError};
 use super::{MeshConfig, RunConfig};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::message::counted;
 use meshloom::sharding::{Mesh, RuleProblem, RuleSets, ShardingError};
 
-/// What `[mesh]` and `[rules]` say, read.
+/// The sections `[mesh]` and `[rules]`, parsed.
 pub(crate) struct Placement {
     pub(crate) mesh: Mesh,
     pub(crate) rules: RuleSets,
@@ -24,13 +25,13 @@ impl Placement {
         self.mesh.axis(name).map_or(1, |axis| self.mesh.size(axis))
     }
 
-    /// Over how many devices the rules spread a dimension of this name.
+    /// Returns the number of devices that the rules spread a dimension of this name over.
     pub(crate) fn parts(&self, name: &str) -> usize {
         let rule = self.rules.compute.rules().iter().find(|rule| rule.name == name);
         rule.into_iter().flat_map(|rule| &rule.axes).map(|axis| self.axis_size(axis)).product()
     }
 
-    /// The first dimension that the rules split into parts that do not divide it. What else may be wrong is reported
+    /// Returns the first dimension that the rules split into parts that do not divide it. Other errors are reported
     /// with the program at hand.
     pub(super) fn uneven_split(&self, tensor: &str, names: &[Option<&str>], dims: &[usize]) -> Option<(usize, Split)> {
         let resolved = self.rules.compute.resolve(&self.mesh, tensor, names, dims, &mut Vec::new());
@@ -80,7 +81,8 @@ impl RunConfig {
         self.rules.rule_sets()
     }
 
-    /// What all processes of a run have alike: each may see other GPUs of its host.
+    /// Returns the config without the keys in which the processes of a run may differ: each may see other GPUs of its
+    /// host.
     pub(crate) fn shared(&self) -> RunConfig {
         let mut config = self.clone();
         config.target.visible_devices = Vec::new();
@@ -95,7 +97,7 @@ impl RunConfig {
     /// Processes between which collectives go by meshloom's own way, because the plugins of CPUs have none; 1
     /// elsewhere.
     pub(crate) fn crossing_processes(&self) -> usize {
-        let on_cpu = self.target.topology.is_empty() && self.target.platform == super::Platform::Cpu;
+        let on_cpu = self.target.topology.is_empty() && self.target.platform.kind() == Some(PlatformKind::Cpu);
         if on_cpu { self.target.processes } else { 1 }
     }
 

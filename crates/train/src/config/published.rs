@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use super::error::{ConfigError, Place, invalid};
 use super::{DataConfig, ModelConfig, RunConfig};
-use crate::checkpoint::model_folder;
 use crate::families::{Published, preset};
-use crate::published::{TOKENIZER, is_published};
-use meshloom::nn::Stack;
+use crate::model_folder::{TOKENIZER, is_published, model_folder};
+use meshloom_nn::Stack;
 
 /// Keys of `[model]` that are read only where neither a preset nor a folder says what the model is. Four more are
 /// filled in from there.
@@ -105,7 +104,7 @@ impl RunConfig {
     pub(super) fn read_published(&mut self, places: &HashMap<String, Place>) -> Result<(), ConfigError> {
         let is_said = !self.model.preset.is_empty() || !self.model.config.is_empty();
         if !is_said && !self.train.init.is_empty() && !places.contains_key("model.config") {
-            // What a run starts from says what it is, unless that is said.
+            // The model that a run starts from describes the run's model, unless the config names one.
             let init = Path::new(&self.train.init);
             let folder = if is_published(init) { Some(init.to_owned()) } else { model_folder(init) };
             self.model.config = folder.map_or(String::new(), |folder| folder.display().to_string());
@@ -183,14 +182,14 @@ impl RunConfig {
         (!keys.is_empty()).then(|| format!("{by}, whose config.json has keys that are not known: {}", keys.join(", ")))
     }
 
-    /// What is wrong with sequences that are longer than the published model was made for.
+    /// Returns a warning if sequences are longer than the published model was made for.
     pub(crate) fn longer_than_made_for(&self) -> Option<String> {
         let (seq, most) = (self.model.seq, self.published()?.max_length?);
         let by = self.published_by()?;
         (seq > most).then(|| format!("model.seq is {seq}, but {by}, which was made for at most {most} tokens"))
     }
 
-    /// What says what the model is, in place of the keys of a shape.
+    /// Returns the key that names the published model, which takes the place of the keys of a shape.
     pub(super) fn published_by(&self) -> Option<String> {
         let ModelConfig { preset, config, .. } = &self.model;
         self.published().map(|_| match preset.as_str() {

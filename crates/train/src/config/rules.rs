@@ -12,7 +12,7 @@ use meshloom::sharding::{Mesh, PRESETS, Role, Rule, RuleFile, RuleSets, Rules, S
 pub struct RuleEntry {
     /// The logical axis name.
     pub name: String,
-    /// The mesh axes; none settles that the name stays unsharded.
+    /// The mesh axes; if empty, the name stays unsharded.
     pub axes: Vec<String>,
 }
 
@@ -86,7 +86,7 @@ pub(super) const SETTINGS: SettingNames = SettingNames {
 
 const ROLE_KEYS: &[&str] = &["preset", "file", "list", "override"];
 
-/// A key, what it means, and what it may be.
+/// A key, its meaning, and the values that it may have.
 type TableRow = (&'static str, &'static str, fn() -> String);
 
 /// The keys of the section.

@@ -1,4 +1,4 @@
-//! What a run needs that a config alone does not say.
+//! Checks of a run that a config alone does not decide.
 
 use super::RunConfig;
 use super::error::{ConfigError, invalid};

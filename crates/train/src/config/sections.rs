@@ -1,12 +1,15 @@
 //! The table of all keys: section, key, type, default, bound, meaning.
 
+use std::fmt;
+
 use super::value::Bound::{AtLeast, Below, Even, MoreThan, UpTo};
-use super::value::{choice, section};
+use super::value::{choice, named, policies, section};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType;
-use meshloom::nn::ContextOrder;
 use meshloom::ops::{KeyExchange, RematPolicy};
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
+use meshloom_nn::ContextOrder;
 
 choice! {
     /// The model families.
@@ -66,11 +69,11 @@ section! {
         /// Mixtral, Deepseek: weight of the load-balance loss.
         load_balance_weight: f64 = 0.01 => AtLeast(0.0),
         /// Mixtral, Deepseek: slots of an expert for the tokens of a row, as a multiple of those that it needs where
-        /// experts are used evenly; what finds no slot is dropped. 0 for no capacity: nothing is dropped.
+        /// experts are used evenly; a token that finds no slot is dropped. 0 for no capacity: nothing is dropped.
         expert_capacity: f64 = 0.0 => AtLeast(0.0),
         /// Deepseek: experts that every token goes through besides.
         shared_experts: usize = 1,
-        /// Deepseek: what the weights of a token's experts add up to.
+        /// Deepseek: the sum of the weights of a token's experts.
         routed_scaling_factor: f64 = 1.0 => AtLeast(0.0),
         /// Deepseek: width of the vector that queries are made of; 0 for none.
         q_lora: usize = 128,
@@ -82,7 +85,7 @@ section! {
         v_head_dim: usize = 32 => AtLeast(1.0),
         /// Base of the rotary frequencies.
         rope_theta: f64 = 10_000.0 => MoreThan(0.0),
-        /// What norms add to the mean square.
+        /// The number that norms add to the mean square.
         norm_epsilon: f64 = 1e-5 => AtLeast(0.0),
         /// Parts of a sequence, a divisor of `seq`, whose logits the loss makes at a time; 0: as few as keep those of a
         /// device within 256 MiB.
@@ -103,11 +106,11 @@ choice! {
 }
 
 choice! {
-    /// What happens where a line of the data cannot be used.
+    /// The action on a line of the data that cannot be used.
     BadLines {
-        /// It is an error that names file and line.
+        /// The line is an error that names the file and the line.
         Error = "error",
-        /// It is left out, and counted.
+        /// The line is left out, and counted.
         Skip = "skip",
     }
 }
@@ -117,17 +120,18 @@ section! {
     DataConfig {
         /// Files, folders and globs of text or JSON Lines, each plain, `.gz` or `.zst`.
         sources: Vec<String> = vec!["examples/data/austen.txt".to_owned()],
-        /// How many rows each source gives, in proportion; empty: all sources are one, shuffled together.
+        /// The numbers of rows that the sources give, in proportion. If empty, all sources count as one and are
+        /// shuffled together.
         weights: Vec<f64> = Vec::new(),
         /// JSON Lines: the field of each line that has the text.
         field: String = "text".to_owned(),
         /// How documents fill rows.
         documents: Documents = Documents::Packed,
-        /// What to do where a line cannot be used.
+        /// The action on a line that cannot be used.
         bad_lines: BadLines = BadLines::Error,
         /// How many times its own size a compressed file may have as text; 16 MiB in any case.
         max_expansion: f64 = 50.0 => AtLeast(1.0),
-        /// Documents that are shuffled at a time: what the order of an epoch takes in memory.
+        /// Documents that are shuffled at a time. The order of an epoch takes memory for this many.
         shuffle_window: usize = 1 << 20 => AtLeast(1.0),
         /// Files, folders and globs that are not trained on: the validation set. Empty for none.
         validation: Vec<String> = Vec::new(),
@@ -171,8 +175,8 @@ section! {
         steps: usize = 200 => AtLeast(1.0),
         /// Seed of the parameters and of the order of the data.
         seed: u64 = 0,
-        /// What a new run starts from in place of drawn parameters: the folder of a published model, or a checkpoint,
-        /// of which only the parameters are taken; empty for none.
+        /// The parameters that a new run starts from, in place of drawn ones: the folder of a published model, or a
+        /// checkpoint, from which only the parameters are taken. Empty for none.
         init: String = String::new(),
         /// Parts into which a batch is cut, with gradients accumulated.
         microbatches: usize = 1 => AtLeast(1.0),
@@ -212,8 +216,8 @@ section! {
         /// Weight of the loss of further tokens (multi-token prediction), the mean over the layers that predict them;
         /// 0 to leave these layers out.
         further_token_weight: f64 = 0.0 => AtLeast(0.0),
-        /// By how much a step moves each bias by which experts are chosen: up where an expert has less than an even
-        /// share of the choices, and down where it has more; 0 to leave them.
+        /// The amount by which a step moves each bias that experts are chosen by: up where an expert has less than an
+        /// even share of the choices, and down where it has more; 0 to leave them.
         choice_bias_rate: f64 = 1e-3 => AtLeast(0.0),
         /// Whether parameters narrower than f32 have f32 copies in the optimizer's state.
         master_copies: bool = true,
@@ -264,9 +268,9 @@ section! {
 }
 
 choice! {
-    /// What computes attention.
+    /// The implementation of attention.
     AttentionChoice {
-        /// What is fastest on the platform.
+        /// The fastest one on the platform.
         Auto = "auto",
         /// Dots and a softmax over all scores.
         Plain = "plain",
@@ -280,9 +284,9 @@ choice! {
 }
 
 choice! {
-    /// What computes the grouped products of routed experts.
+    /// The implementation of the grouped products of routed experts.
     ExpertsChoice {
-        /// What is fastest on the platform.
+        /// The fastest one on the platform.
         Auto = "auto",
         /// A dot over rows masked by expert.
         Plain = "plain",
@@ -322,19 +326,19 @@ choice! {
 section! {
     /// `[kernels]`: what computes ops that have several implementations.
     KernelsConfig {
-        /// Of attention. `auto` goes by the platform; `plain` holds all scores.
+        /// The implementation of attention. `auto` goes by the platform; `plain` holds all scores.
         attention: AttentionChoice = AttentionChoice::Auto,
-        /// Of the products of routed experts. `auto` goes by the platform; `plain` computes every expert of a device
-        /// for every row.
+        /// The implementation of the products of routed experts. `auto` goes by the platform; `plain` computes every
+        /// expert of a device for every row.
         experts: ExpertsChoice = ExpertsChoice::Auto,
-        /// How tokens travel to experts of other devices. `auto` takes what sends fewer bytes; `all-to-all` needs
-        /// `model.expert_capacity`.
+        /// How tokens travel to experts of other devices. `auto` takes the way that sends fewer bytes; `all-to-all`
+        /// needs `model.expert_capacity`.
         experts_exchange: ExchangeChoice = ExchangeChoice::Auto,
         /// Where the sequence is split: whether each device gathers all keys (`gather`), or keys and values travel
         /// around a ring while they are used (`ring`).
         context: KeyExchange = KeyExchange::Gather,
-        /// Which tokens of a row each device has, where the sequence is split: contiguous ones (`natural`), or as much
-        /// of causal attention as the others (`two-chunk`, `striped`).
+        /// The tokens of a row that each device has, where the sequence is split: contiguous ones (`natural`), or such
+        /// that each device has an equal share of causal attention (`two-chunk`, `striped`).
         context_order: ContextOrder = ContextOrder::Natural,
         /// Whether all-gathers in front of products with weights, and reduce-scatters behind them, become rings in
         /// which parts travel while others are multiplied (`on`, `off`). `auto` does so where it pays, on a chip whose
@@ -343,13 +347,13 @@ section! {
     }
 }
 
-/// What the backward pass recomputes of the layers in a pipeline.
+/// The values that the backward pass recomputes in the layers of a pipeline.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum PipelineRemat {
-    /// As `[remat]` says of all layers.
+    /// The layers follow `[remat]`, as all layers do.
     #[default]
     Same,
-    /// By a policy of its own, without the names of values.
+    /// The layers have a policy of their own, without the names of values.
     Own(RematPolicy),
 }
 
@@ -362,6 +366,8 @@ impl PipelineRemat {
         }
     }
 }
+
+named!(PipelineRemat: std::iter::once(PipelineRemat::Same).chain(policies().map(PipelineRemat::Own)));
 
 section! {
     /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more
@@ -394,7 +400,8 @@ section! {
         scan_repeats: bool = true,
         /// Whether the backward pass reuses gathered weights instead of gathering again.
         keep_gathered: bool = false,
-        /// What the backward pass recomputes of the pipeline's layers; `same` is as `[remat]` says of all layers.
+        /// The policy of recomputation in the backward pass for the pipeline's layers; `same` takes the policy of
+        /// `[remat]`.
         remat: PipelineRemat = PipelineRemat::Same,
         /// The values that `remat = "save"` and `"offload"` of the pipeline keep.
         remat_names: Vec<String> = Vec::new(),
@@ -445,7 +452,7 @@ section! {
 }
 
 choice! {
-    /// Who splits the program over the devices.
+    /// The partitioner, which splits the program over the devices.
     PartitionMode {
         /// Our partitioner: one program per device with explicit collectives.
         Explicit = "explicit",
@@ -457,8 +464,8 @@ choice! {
 }
 
 choice! {
-    /// What happens where an op cannot work on parts of a value, so that every device needs the whole. Only our
-    /// partitioner knows of it.
+    /// The action where an op cannot work on parts of a value, so that every device needs the whole. It is a setting of
+    /// our partitioner alone.
     Replication {
         /// The value is gathered, with a warning.
         Warn = "warn",
@@ -470,33 +477,51 @@ choice! {
 section! {
     /// `[partition]`: who splits the program over the devices.
     PartitionConfig {
-        /// Who partitions: meshloom (`explicit`), or XLA (`gspmd`, `shardy`).
+        /// The partitioner: meshloom's (`explicit`), or XLA's (`gspmd`, `shardy`).
         mode: PartitionMode = PartitionMode::Explicit,
-        /// What to do where a value cannot be split.
+        /// The action where a value cannot be split.
         replication: Replication = Replication::Warn,
     }
 }
 
-choice! {
-    /// The platforms.
-    Platform {
-        /// Virtual devices on the host.
-        Cpu = "cpu",
-        /// NVIDIA GPUs.
-        Cuda = "cuda",
-        /// Google TPUs.
-        Tpu = "tpu",
-        /// The first of tpu, cuda and cpu that has devices.
-        Auto = "auto",
+/// The platform of a config.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlatformChoice {
+    /// The one that is named.
+    Of(PlatformKind),
+    /// The first of tpu, cuda and cpu that has devices.
+    Auto,
+}
+
+impl PlatformChoice {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        self.kind().map_or("auto", PlatformKind::name)
+    }
+
+    /// The platform that is named; none if that is still to be seen.
+    pub fn kind(self) -> Option<PlatformKind> {
+        match self {
+            PlatformChoice::Of(kind) => Some(kind),
+            PlatformChoice::Auto => None,
+        }
     }
 }
+
+impl fmt::Display for PlatformChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+named!(PlatformChoice: PlatformKind::ALL.into_iter().map(PlatformChoice::Of).chain([PlatformChoice::Auto]));
 
 choice! {
     /// The compiler options that a config begins with.
     CompilerPreset {
-        /// Those that suit the chip, if it is known.
+        /// The options that suit the chip, if it is known.
         Chip = "chip",
-        /// None.
+        /// No options.
         None = "none",
     }
 }
@@ -528,7 +553,7 @@ section! {
     TargetConfig {
         /// The platform; `auto` is the first of tpu, cuda and cpu that has devices. With a topology it is not looked
         /// at.
-        platform: Platform = Platform::Cpu,
+        platform: PlatformChoice = PlatformChoice::Of(PlatformKind::Cpu),
         /// Number of virtual devices, on the CPU: of each process. Other platforms have the devices they have.
         devices: usize = 8 => AtLeast(1.0),
         /// Number of processes that run the program together, each with its own devices; the mesh covers all. `meshloom

@@ -73,8 +73,8 @@ impl Table {
         }
     }
 
-    /// Runs `change` on the table of that name, made when there is none. A value that stands there is replaced: the
-    /// override wins.
+    /// Runs `change` on the table of that name, which is made if it does not exist. A value in its place is replaced:
+    /// the override wins.
     fn change_subtable(&mut self, path: &[&str], place: &Place, change: impl FnOnce(&mut Table)) {
         let [name, rest @ ..] = path else { return change(self) };
         let at = self.entries.iter().position(|(other, _)| other == name);
@@ -154,4 +154,25 @@ fn plain(value: &DeValue<'_>, place: &Place) -> Result<toml::Value, ConfigError>
             toml::Value::Table(table.iter().map(entry).collect::<Result<_, ConfigError>>()?)
         }
     })
+}
+
+/// The error of a value that is of another type than its key.
+pub(super) fn wrong_type(place: &Place, key: &str, found: &Node, expected: &str) -> ConfigError {
+    let found = match found {
+        Node::Table(_) => "a table".to_owned(),
+        Node::Value(value) => format!("{value} ({})", type_name(value)),
+    };
+    ConfigErrorKind::WrongType { key: key.to_owned(), found, expected: expected.to_owned() }.at(place.clone())
+}
+
+fn type_name(value: &toml::Value) -> &'static str {
+    match value {
+        toml::Value::String(_) => "a string",
+        toml::Value::Integer(_) => "an integer",
+        toml::Value::Float(_) => "a float",
+        toml::Value::Boolean(_) => "a boolean",
+        toml::Value::Datetime(_) => "a date",
+        toml::Value::Array(_) => "an array",
+        toml::Value::Table(_) => "a table",
+    }
 }

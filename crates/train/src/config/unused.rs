@@ -2,9 +2,8 @@
 
 use super::ModelFamily::{self, Deepseek, Llama, Mixtral};
 use super::published::OF_SHAPE;
-use super::{
-    DilocoConfig, OptimizerKind, PartitionMode, PipelineConfig, PipelineRemat, Platform, RateSchedule, RunConfig,
-};
+use super::{DilocoConfig, OptimizerKind, PartitionMode, PipelineConfig, PipelineRemat, RateSchedule, RunConfig};
+use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType;
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
@@ -148,7 +147,7 @@ impl RunConfig {
         }
         let platform = self.target.platform;
         // With `auto`, they are for the case that it is the CPU.
-        if matches!(platform, Platform::Cuda | Platform::Tpu)
+        if platform.kind().is_some_and(|kind| kind != PlatformKind::Cpu)
             && platform == self.origin.target.platform
             && self.target.topology.is_empty()
         {
@@ -175,7 +174,7 @@ impl RunConfig {
         (are_all && !self.predicts_further() && *remat != PipelineRemat::Same).then_some(remat)
     }
 
-    /// What is wrong with a warm-up that leaves no step after it.
+    /// Returns a warning if the warm-up leaves no step after it.
     pub(crate) fn endless_warmup(&self) -> Option<String> {
         let (warmup, steps) = (self.train.warmup, self.train.steps);
         let percent = 100.0 * steps as f64 / warmup as f64;
@@ -188,7 +187,8 @@ impl RunConfig {
     }
 }
 
-/// Whether files of this name, or that match it as a glob, are text and not JSON Lines. Of a folder nobody knows.
+/// Returns whether files of this name, or files that match it as a glob, are text and not JSON Lines. The contents of a
+/// folder are not known.
 fn is_plain_text(source: &str) -> bool {
     let name = source.to_ascii_lowercase();
     let name = [".gz", ".zst"].iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(&name);

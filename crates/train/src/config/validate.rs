@@ -1,20 +1,20 @@
 //! Checks of values that are of the right type: each alone, then those that depend on one another.
 
 use super::error::{ConfigError, invalid, invalid_described};
+use super::mixture::Mixture;
 use super::placement::{Placement, Split};
 use super::{
     AttentionChoice, CheckpointConfig, DilocoConfig, ExpertsChoice, KernelsConfig, RateSchedule, RuleSource, RunConfig,
     TrainConfig,
 };
-use crate::data::Mixture;
 use crate::families::fields::MOST_LAYERS;
 use crate::families::size::{MOST_EXPERTS, MOST_HEAD_DIM, MOST_PARAMETERS, expert_count, parameter_bound};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::Name;
-use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
-use meshloom::pjrt::PlatformKind;
 use meshloom::trace::TensorSpec;
+use meshloom_nn::Batch;
 
 pub(super) type Checked = Result<(), ConfigError>;
 
@@ -35,13 +35,14 @@ impl RunConfig {
         if self.knows_devices() { self.validate_on_mesh() } else { Ok(()) }
     }
 
-    /// This config for a topology, or for a plugin's own devices, of which the program turned out to use so many.
+    /// Returns this config for a topology, or for a plugin's own devices, once the program is known to use `count` of
+    /// them.
     ///
     /// # Errors
     /// The mesh, or what depends on it, does not fit them.
     pub fn on_devices(&self, count: usize) -> Result<RunConfig, ConfigError> {
         let mut config = self.clone();
-        // Where processes would not have equal numbers, the mesh says so.
+        // If processes would not have equal numbers of devices, the check of the mesh reports it.
         config.target.devices = count / self.target.processes.max(1);
         config.validate_on_mesh()?;
         Ok(config)
@@ -62,7 +63,7 @@ impl RunConfig {
         };
         let choices =
             [("kernels.attention", attention.name(), of_attention), ("kernels.experts", experts.name(), of_experts)];
-        // Where the platform is that of the devices, it shows when the program runs.
+        // If the platform depends on the devices, it is known only when the program runs.
         let Ok(kind) = self.platform_kind() else { return Ok(()) };
         for (key, choice, needed) in choices {
             if let Some((_, what)) = needed.filter(|&(needed, _)| needed != kind) {

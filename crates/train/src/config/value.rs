@@ -2,38 +2,54 @@
 
 use std::collections::HashMap;
 
+use serde::Serialize;
+
 use super::error::{self, ConfigError, ConfigErrorKind, Place};
-use super::tree::{Entry, Node, Table};
-use super::{KeyInfo, PipelineRemat};
+use super::tree::{Entry, Node, Table, wrong_type};
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
-use meshloom::nn::ContextOrder;
 use meshloom::ops::{KeyExchange, RematPolicy};
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
+use meshloom_nn::ContextOrder;
 
-/// Why a value was not taken.
+/// A key of the run config.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KeyInfo {
+    /// Its name, `layers`.
+    pub name: &'static str,
+    /// The value; `None` for a key that is not given and has no default.
+    pub value: Option<toml::Value>,
+    /// Its default, if it has one.
+    pub default: Option<toml::Value>,
+    /// The values that it may have, to follow "must be".
+    pub allowed: String,
+    /// Its meaning.
+    pub meaning: String,
+}
+
+/// The reason why a value was not taken.
 pub(super) enum Refusal {
-    /// It is of another TOML type.
+    /// The value is of another TOML type.
     Type,
-    /// It is of the right type, but not a possible value: why, and what is.
+    /// The value is of the right type, but not possible. The text gives the reason and the possible values.
     Value(String),
-    /// It is a number that the type does not take.
+    /// The value is a number that the type does not take.
     Number,
 }
 
 /// A type that a key can have.
 pub(super) trait Value: Sized {
-    /// What is allowed, to follow "must be".
+    /// Returns the values that are allowed, in words that follow "must be".
     fn expected() -> String;
     fn read(value: &toml::Value) -> Result<Self, Refusal>;
     fn write(&self) -> toml::Value;
 }
 
-/// What a number of a key may be, besides finite.
+/// The bound on a number of a key, besides being finite.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Bound {
-    /// Whatever its type takes.
+    /// Any number that the type takes.
     None,
     /// This or more.
     AtLeast(f64),
@@ -48,7 +64,7 @@ pub(super) enum Bound {
 }
 
 impl Bound {
-    /// What is allowed, to follow "must be", of a type that allows `expected`.
+    /// Returns the values that are allowed, in words that follow "must be", for a type that allows `expected`.
     pub(super) fn expected(self, expected: String) -> String {
         let number = expected.trim_end_matches(" of at least 0").replace("a finite number", "a number");
         match self {
@@ -86,14 +102,14 @@ pub(super) struct Section<'a> {
     places: &'a mut HashMap<String, Place>,
 }
 
-/// What a section is written as: every key with its value.
+/// A section as it is written: every key with its value.
 pub(super) type Written = Vec<(&'static str, toml::Value)>;
 
 /// A section of the file.
 pub(super) trait Keys: Sized {
     /// Its keys, in the order of the file.
     const KEYS: &'static [&'static str];
-    /// What it is about.
+    /// The subject of the section.
     const ABOUT: &'static str;
 
     fn read(section: Section<'_>) -> Result<Self, ConfigError>;
@@ -101,7 +117,7 @@ pub(super) trait Keys: Sized {
     /// Checks each number by the bound of its row.
     fn check(&self, name: &'static str) -> Result<(), ConfigError>;
 
-    /// None for a section that is absent.
+    /// Returns the section as it is written; `None` if it is absent.
     fn write(&self) -> Option<Written>;
 
     /// The section and the sections below it, each with its keys.
@@ -135,7 +151,7 @@ impl<S: Keys> Keys for Option<S> {
 }
 
 impl<'a> Section<'a> {
-    /// The section of this name; `expected` says what it must be.
+    /// Opens the section of this name; `expected` says which values it may have.
     pub(super) fn of(
         name: &'a str,
         entry: Entry,
@@ -144,7 +160,7 @@ impl<'a> Section<'a> {
     ) -> Result<Section<'a>, ConfigError> {
         match entry.node {
             Node::Table(table) => Ok(Section { name, table, places }),
-            node => Err(error::wrong_type(&entry.place, name, &node, expected)),
+            node => Err(wrong_type(&entry.place, name, &node, expected)),
         }
     }
 
@@ -180,13 +196,13 @@ impl<'a> Section<'a> {
         let key = format!("{}.{key}", self.name);
         let expected = bound.expected(T::expected());
         let Node::Value(value) = &entry.node else {
-            return Err(error::wrong_type(&entry.place, &key, &entry.node, &expected));
+            return Err(wrong_type(&entry.place, &key, &entry.node, &expected));
         };
         let impossible = |reason| {
             ConfigErrorKind::Invalid { key: key.clone(), value: value.to_string(), reason }.at(entry.place.clone())
         };
         match T::read(value) {
-            Err(Refusal::Type) => Err(error::wrong_type(&entry.place, &key, &entry.node, &expected)),
+            Err(Refusal::Type) => Err(wrong_type(&entry.place, &key, &entry.node, &expected)),
             Err(Refusal::Value(reason)) => Err(impossible(reason)),
             Err(Refusal::Number) => Err(impossible(format!("it must be {expected}"))),
             Ok(read) => Ok(read),
@@ -247,7 +263,7 @@ macro_rules! section {
                     value: None,
                     default: Some(defaults.$key.write()),
                     allowed: $crate::config::value::bound!($($bound)?).expected(<$ty as Value>::expected()),
-                    meaning: $crate::config::describe::text(concat!($($doc),*)),
+                    meaning: $crate::config::value::text(concat!($($doc),*)),
                 },)*]
             }
         }
@@ -302,7 +318,6 @@ named! {
     ContextOrder: ContextOrder::ALL.into_iter(),
     DType: float_types(),
     KeyExchange: KeyExchange::ALL.into_iter(),
-    PipelineRemat: std::iter::once(PipelineRemat::Same).chain(policies().map(PipelineRemat::Own)),
     RematPolicy: policies(),
     Schedule: Schedule::ALL.into_iter(),
     Transport: Transport::ALL.into_iter(),
@@ -313,7 +328,7 @@ pub(super) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     format!("one of {}", names.into_iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", "))
 }
 
-/// Which of the names a value is.
+/// Returns the index of the name that a value is.
 pub(super) fn choose<'a>(
     value: &toml::Value,
     names: impl IntoIterator<Item = &'a str> + Clone,
@@ -446,13 +461,21 @@ impl Value for Vec<usize> {
 }
 
 /// The policies that have no list, or one of the names in `remat.names`, which the value is without.
-fn policies() -> impl Iterator<Item = RematPolicy> + Clone {
+pub(super) fn policies() -> impl Iterator<Item = RematPolicy> + Clone {
     use RematPolicy::{Dots, Full, None, Offload, Save};
     [None, Full, Dots, Save(Vec::new()), Offload(Vec::new())].into_iter()
 }
 
-/// What parameters and computation can be in: they have gradients, so only floating-point types. The 8-bit types are
-/// for single products, not for a whole model.
+/// Returns the types that parameters and computation can have: only floating-point types, because they have gradients.
+/// The 8-bit types are for single products, not for a whole model.
 fn float_types() -> impl Iterator<Item = DType> + Clone {
     DType::ALL.into_iter().filter(|dtype| dtype.is_float() && dtype.byte_count() >= 2)
+}
+
+/// The text of a doc comment: without the name of the section in front, and its first letter a capital.
+pub(super) fn text(doc: &str) -> String {
+    let text = doc.trim();
+    let text = text.strip_prefix("`[").and_then(|rest| rest.split_once("]`: ")).map_or(text, |(_, text)| text);
+    let mut letters = text.chars();
+    letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
 }

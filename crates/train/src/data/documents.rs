@@ -1,4 +1,4 @@
-//! From the text of a file to its documents, one piece of the file at a time.
+//! The documents of a file's text, which is read one piece at a time.
 
 use std::fmt;
 use std::io::{self, BufRead, Read};
@@ -14,14 +14,14 @@ use super::files::{Digesting, SourceFile};
 /// context.
 const MIN_DOCUMENT_BYTES: usize = 192;
 
-/// What is held in memory of a text without blank lines, or of one line: a longer text is cut here, a longer line of
-/// JSON cannot be used.
+/// The most bytes of a document that are held in memory. A longer text without blank lines is cut here, and a longer
+/// line of JSON cannot be used.
 const MAX_DOCUMENT_BYTES: usize = 64 << 20;
 
-/// What begins a file in UTF-8 that wants to say so.
+/// The mark at the beginning of a file that declares it as UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// A part of a file that is one document, or none if it cannot be used.
+/// A part of a file that is one document, or that cannot be used.
 #[derive(Debug)]
 pub(super) struct Unit {
     /// Its first line, from 1.
@@ -62,7 +62,7 @@ impl<'a> Units<'a> {
         Ok((Units { path, is_json_lines, input, lines: 0, pending: Vec::new() }, digesting))
     }
 
-    /// The next one; none at the end of the file.
+    /// Returns the next unit; `None` at the end of the file.
     pub(super) fn next(&mut self) -> Result<Option<Unit>, DataError> {
         let unit = if self.is_json_lines { self.next_line() } else { self.next_text() };
         unit.map_err(|source| DataError::Damaged { path: self.path.clone(), line: self.lines + 1, source })
@@ -172,7 +172,8 @@ fn not_utf8(error: &std::str::Utf8Error) -> String {
     format!("the line is not UTF-8 at its byte {}", error.valid_up_to() + 1)
 }
 
-/// What the parser says, without the number of the line: it sees one. It gives no column to what begins wrong.
+/// The parser's message without its line number, which is always 1 because it sees a single line. The message has no
+/// column if the fault is at the very beginning.
 fn in_line(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let reason = text.split_once(" at line ").map_or(text.as_str(), |(reason, _)| reason);
@@ -185,7 +186,7 @@ fn in_line(error: &serde_json::Error) -> String {
 /// The value of a field. Only a text is kept.
 enum Content {
     Text(String),
-    /// What it is instead.
+    /// The kind of another value.
     Other(&'static str),
 }
 

@@ -1,4 +1,4 @@
-//! What can be wrong with the data.
+//! The errors of data.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::tokenizer::TokenizerError;
 use meshloom::hlo::message::counted;
 use meshloom::ir::TensorType;
-use meshloom::nn::TokenOrderError;
+use meshloom_nn::TokenOrderError;
 
 /// An error in the data.
 #[derive(thiserror::Error)]
@@ -18,7 +18,7 @@ pub enum DataError {
         key: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
     /// The default text is a file of meshloom's repository, and the program runs elsewhere.
@@ -46,19 +46,19 @@ pub enum DataError {
         key: &'static str,
         /// The glob or folder.
         pattern: String,
-        /// Why it gives none.
+        /// The reason.
         reason: String,
     },
-    /// A file that is read as text is none, by its first bytes.
+    /// A file that is read as text is not text, by its first bytes.
     #[error("{} is {form}, but is read as text; {advice}; {key} names it", path.display())]
     NotText {
         /// The key of the config.
         key: &'static str,
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// The format that it has.
         form: &'static str,
-        /// What to do.
+        /// The advice to the user.
         advice: &'static str,
     },
     /// The validation set has nothing to judge a model by.
@@ -77,7 +77,7 @@ pub enum DataError {
         path: PathBuf,
         /// The line, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
     /// A file cannot be read to its end.
@@ -87,7 +87,7 @@ pub enum DataError {
         path: PathBuf,
         /// The line that could not be read, from 1, of the text that is compressed.
         line: u64,
-        /// What is wrong.
+        /// The system's error.
         source: io::Error,
     },
     /// Text without anything to predict: only a document of two tokens has a target.
@@ -111,23 +111,23 @@ pub enum DataError {
     Weights {
         /// The weights.
         weights: Vec<f64>,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// There is no place for the cache.
     #[error("there is no folder for the token cache: {reason}; or set data.cache to a folder")]
     NoCacheFolder {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// The cache cannot be used.
     #[error("cannot {action} {path:?} in the token cache: {source}; set data.cache to a folder that can be written")]
     Cache {
-        /// What failed.
+        /// The action that failed.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// The tokenizer fails on the text.

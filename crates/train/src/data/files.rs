@@ -1,4 +1,4 @@
-//! From what a config names to files: folders and globs are resolved, in an order that depends on names alone.
+//! The files that a config names: folders and globs are resolved, in an order that depends on names alone.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
@@ -14,10 +14,10 @@ use sha2::{Digest, Sha256};
 use super::error::DataError;
 use super::zstd;
 
-/// What a folder is searched for: the endings of names, before that of a compressed file.
+/// The extensions that a folder is searched for. The extension of a compressed file may follow.
 const ENDINGS: [&str; 4] = ["txt", "md", "jsonl", "ndjson"];
 
-/// First bytes of what is no text, its name, and what makes text of it.
+/// Formats that are not text: the first bytes, the name, and how to make text of it.
 const NOT_TEXT: [(&[u8], &str, &str); 6] = [
     (b"\x1f\x8b", "a gzip file", "rename it, so that it ends in .gz"),
     (b"\x28\xb5\x2f\xfd", "a zstd file", "rename it, so that it ends in .zst"),
@@ -78,7 +78,7 @@ impl SourceFile {
         SourceFile { format: Format::of(&path).0, path, key }
     }
 
-    /// For `map_err`.
+    /// Returns a function for `map_err` that makes a [`DataError`] about this file.
     fn read_error(&self) -> impl Fn(io::Error) -> DataError + '_ {
         |source| DataError::Read { key: self.key, path: self.path.clone(), source }
     }
@@ -88,7 +88,7 @@ impl SourceFile {
         Ok(fs::metadata(&self.path).map_err(self.read_error())?.len())
     }
 
-    /// Refuses what is read as text and is another format: bytes are tokens as well, so nothing else would notice.
+    /// Refuses a file that is read as text but has another format. Any bytes make tokens, so nothing else would notice.
     pub(super) fn check_is_text(&self) -> Result<(), DataError> {
         if self.format != (Format { is_json_lines: false, compression: Compression::None }) {
             return Ok(());
@@ -140,8 +140,8 @@ impl SourceFile {
     }
 }
 
-/// The files that a path or glob stands for. Of a folder, they are those below it that end like text, by name; hidden
-/// ones are left out.
+/// The files that a path or glob stands for. For a folder, these are the files below it with an extension of text,
+/// sorted by name. Hidden files are left out.
 pub(super) fn find(key: &'static str, pattern: &str) -> Result<Vec<SourceFile>, DataError> {
     let path = Path::new(pattern);
     let read_error = |source| DataError::Read { key, path: path.to_owned(), source };
@@ -206,8 +206,8 @@ pub(super) struct Digesting {
 }
 
 impl Digesting {
-    /// That of the whole file. What its reader has left, such as what lies behind the end of a compressed text, is read
-    /// now.
+    /// Returns the digest of the whole file. It first reads the bytes that the decoder has left, such as those behind
+    /// the end of a compressed text.
     fn finish(mut self) -> io::Result<[u8; 32]> {
         let mut hash = self.hash.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut chunk = vec![0; 1 << 16];

@@ -12,14 +12,13 @@
 //!
 //! [`TextDataset::batch`] needs nothing but seed and step, so a run resumes anywhere, and no mesh changes what is read.
 
+mod digest;
 mod documents;
 mod error;
 mod files;
-mod mixture;
 mod order;
 mod prepare;
 mod store;
-mod text;
 mod zstd;
 
 use std::collections::BTreeMap;
@@ -27,14 +26,13 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+pub use digest::DataDigest;
+pub(crate) use digest::hex;
 pub use error::DataError;
-pub(crate) use mixture::Mixture;
 pub use prepare::{SkippedLines, Tokenized};
-pub use text::Text;
 
 use super::tokenizer::Tokenizer;
-use crate::checkpoint::{DataDigest, hex};
-use crate::config::DataConfig;
+use crate::config::{DataConfig, Mixture};
 use meshloom::ir::{Literal, LiteralError};
 use order::{Layout, Segment, Source};
 use prepare::{Prepared, Settings};
@@ -42,7 +40,7 @@ use sha2::{Digest, Sha256};
 
 /// One training batch. Segments are counted from 1 in every row. Weights are 1 where there is a target, else 0; in
 /// padding everything is 0.
-pub type Batch = meshloom::nn::Batch<Literal>;
+pub type Batch = meshloom_nn::Batch<Literal>;
 
 /// The documents of some sources, and the rows of tokens that they fill.
 #[derive(Debug)]
@@ -51,7 +49,7 @@ pub struct TextDataset {
     mixture: Mixture,
     /// Tokens of a row.
     length: usize,
-    /// Of all sources.
+    /// The paths of all sources' files.
     paths: Vec<PathBuf>,
     digests: Vec<DataDigest>,
     skipped: Vec<SkippedLines>,
@@ -68,10 +66,10 @@ impl TextDataset {
         TextDataset::open_with(data, tokenizer, length, &|_| ())
     }
 
-    /// As [`TextDataset::open`]. While files are taken apart, `on_progress` is called, from any thread.
+    /// Does the same as [`TextDataset::open`]. While files are tokenized, `on_progress` is called, from any thread.
     ///
     /// # Errors
-    /// As there.
+    /// The errors are those of [`TextDataset::open`].
     pub fn open_with(
         data: &DataConfig,
         tokenizer: &Tokenizer,
@@ -90,11 +88,11 @@ impl TextDataset {
         })
     }
 
-    /// The validation text: that of `data.validation`; none if there are no such sources. Otherwise as
-    /// [`TextDataset::open_with`].
+    /// Opens the validation text, that of `data.validation`; returns `None` if there are no such sources. Otherwise it
+    /// does the same as [`TextDataset::open_with`].
     ///
     /// # Errors
-    /// As there.
+    /// The errors are those of [`TextDataset::open_with`].
     pub fn open_validation(
         data: &DataConfig,
         tokenizer: &Tokenizer,
@@ -158,14 +156,14 @@ impl TextDataset {
     }
 
     /// Each file that has tokens, and the place of these in the cache.
-    fn files(&self) -> impl Iterator<Item = (&Path, &Path)> {
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, &Path)> {
         let entries = self.sources.iter().flat_map(Source::entries);
         let with_tokens = self.paths.iter().zip(entries).filter(|(_, entry)| entry.about.tokens > 0);
         with_tokens.map(|(path, entry)| (path.as_path(), entry.path.as_path()))
     }
 
     /// Whether there is anything to predict in the first rows of [`TextDataset::fixed_rows`].
-    fn has_target(&self, rows: u64) -> Result<bool, DataError> {
+    pub(crate) fn has_target(&self, rows: u64) -> Result<bool, DataError> {
         let rows = rows.min(self.rows_per_epoch(0).unwrap_or(0));
         for row in 0..rows {
             if weight_of(&self.fixed_rows(row..row + 1)?) > 0.0 {
@@ -180,7 +178,7 @@ impl TextDataset {
         &self.skipped
     }
 
-    /// How many files were taken apart; the tokens of the others were in the cache.
+    /// Returns the number of files that were tokenized; the tokens of the others were in the cache.
     pub fn tokenized_files(&self) -> usize {
         self.tokenized
     }
@@ -190,8 +188,8 @@ impl TextDataset {
         self.abouts().map(|about| about.documents).sum()
     }
 
-    /// The tokens of a document, counted from 0 in the order of sources, files and lines; none if there are not so
-    /// many.
+    /// Returns the tokens of a document, counted from 0 in the order of sources, files and lines; `None` if there are
+    /// fewer documents.
     ///
     /// # Errors
     /// The cache cannot be read.
@@ -216,7 +214,7 @@ impl TextDataset {
         self.abouts().map(|about| about.text_bytes).sum()
     }
 
-    /// What a model that knows only how often each token occurs loses per token, in nats.
+    /// The loss per token, in nats, of a model that knows only how often each token occurs.
     pub fn unigram_entropy(&self) -> f64 {
         let mut counts = BTreeMap::new();
         for &(token, count) in self.abouts().flat_map(|about| &about.counts) {
@@ -225,6 +223,16 @@ impl TextDataset {
         let total: u64 = counts.values().sum();
         let shares = counts.into_values().map(|count| count as f64 / total as f64);
         shares.map(|share| -share * share.ln()).sum()
+    }
+
+    /// The digests of the contents of the files that the text was read from.
+    pub(crate) fn digests(&self) -> &[DataDigest] {
+        &self.digests
+    }
+
+    /// Adds what the text was read with, such as its tokenizer.
+    pub(crate) fn add_digest(&mut self, digest: DataDigest) {
+        self.digests.push(digest);
     }
 
     fn abouts(&self) -> impl Iterator<Item = &store::About> {
@@ -241,8 +249,8 @@ impl TextDataset {
         self.mixture.row(row.into()).0
     }
 
-    /// Documents whose order is held in memory now. Of each source there are at most `data.shuffle_window`, or 1024 if
-    /// that is less.
+    /// The number of documents whose order is held in memory now. A source has at most `data.shuffle_window`, or 1024
+    /// if that is less, of them.
     pub fn documents_in_memory(&self) -> usize {
         self.sources.iter().map(Source::documents_in_memory).sum()
     }
@@ -259,7 +267,7 @@ impl TextDataset {
     /// A batch in which the rows beside `own` are padding.
     ///
     /// # Errors
-    /// As of [`TextDataset::batch`].
+    /// The errors are those of [`TextDataset::batch`].
     pub fn batch_with(&self, seed: u64, step: u64, batch: usize, own: Range<usize>) -> Result<Batch, DataError> {
         // Wide, so that no step number overflows.
         let first = u128::from(step) * batch as u128;
@@ -279,7 +287,7 @@ impl TextDataset {
     /// padding.
     ///
     /// # Errors
-    /// As of [`TextDataset::batch`].
+    /// The errors are those of [`TextDataset::batch`].
     pub fn fixed_rows(&self, rows: Range<u64>) -> Result<Batch, DataError> {
         let count = usize::try_from(rows.end.saturating_sub(rows.start)).unwrap_or(usize::MAX);
         self.rows(count, rows, |row| match self.sources.first() {
@@ -345,13 +353,6 @@ impl Rows {
 }
 
 /// The number of targets.
-fn weight_of(batch: &Batch) -> f64 {
+pub(crate) fn weight_of(batch: &Batch) -> f64 {
     Literal::to_f64_vec(&batch.weights).iter().sum()
-}
-
-/// Byte tokens back as text. What is not UTF-8, or no byte, becomes a replacement character.
-pub fn decode_bytes(tokens: &[i32]) -> String {
-    // 0xff occurs in no UTF-8 text, so it decodes to the replacement character.
-    let bytes: Vec<u8> = tokens.iter().map(|&token| u8::try_from(token).unwrap_or(0xff)).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -11,7 +11,7 @@ use super::store::{Entries, Entry};
 use crate::config::Documents;
 use crate::random::next_bits;
 
-/// Documents of a block, but for the last of a file.
+/// The number of documents in a block; the last block of a file may have fewer.
 const BLOCK: u64 = 1024;
 
 /// A source: its documents, and the rows that they fill.
@@ -28,7 +28,7 @@ pub(super) struct Source {
     last: Mutex<Last>,
 }
 
-/// How documents take places, of which a row has `length`.
+/// The way in which documents take places. A row has `length` places.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) documents: Documents,
@@ -66,10 +66,10 @@ struct Last {
 struct Epoch {
     seed: u64,
     number: u64,
-    /// What orders follow from.
+    /// The key that the orders are derived from.
     key: u64,
     blocks: Vec<usize>,
-    /// Where each window begins, in places.
+    /// The place at which each window begins.
     windows: Vec<u64>,
 }
 
@@ -147,7 +147,7 @@ impl Source {
         }
     }
 
-    /// What a row has: the segments that fill it from the left.
+    /// The segments of a row, which fill it from the left.
     pub(super) fn row(&self, seed: u64, epoch: u64, row: u64) -> Result<Vec<Segment>, DataError> {
         let length = self.layout.length as u64;
         let (start, epoch) = (row * length, self.epoch(seed, epoch));
@@ -211,7 +211,7 @@ impl Source {
             {
                 return Ok(window.clone());
             }
-            // Before another is read, so that there is one in memory.
+            // This window is dropped before another is read, so that only one is in memory.
             last.window = None;
         }
         let blocks = epoch.blocks.chunks(self.window).nth(index).unwrap_or(&[]);

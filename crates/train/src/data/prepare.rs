@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
+use super::digest::hex;
 use super::documents::{BadLine, Unit, Units};
 use super::error::{DataError, cache_error};
 use super::files::SourceFile;
 use super::store::{Entry, EntryWriter, FORM};
-use crate::checkpoint::hex;
 use crate::config::{BadLines, DataConfig};
 use crate::tokenizer::Tokenizer;
 use meshloom::pjrt::user_cache_folder;
@@ -19,12 +19,12 @@ use meshloom::pjrt::user_cache_folder;
 /// Bytes of text that are taken apart at a time.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// How far the files are that have to be taken apart, in bytes of files.
+/// The progress of tokenizing the files, in bytes of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tokenized {
-    /// What is done.
+    /// The bytes that are done.
     pub done: u64,
-    /// All.
+    /// The bytes of all files.
     pub total: u64,
 }
 
@@ -33,22 +33,22 @@ pub struct Tokenized {
 pub struct SkippedLines {
     /// The file.
     pub path: PathBuf,
-    /// How many.
+    /// The number of such lines.
     pub count: u64,
     /// The first of them, from 1.
     pub line: u64,
-    /// What is wrong with that one.
+    /// The fault of that line.
     pub reason: String,
 }
 
-/// What becomes of the files.
+/// The result of preparing the files.
 pub(super) struct Prepared {
-    /// Of each file.
+    /// The entries of the cache, one for each file.
     pub(super) entries: Vec<Entry>,
     /// SHA-256 of each file.
     pub(super) digests: Vec<[u8; 32]>,
     pub(super) skipped: Vec<SkippedLines>,
-    /// How many files were not in the cache.
+    /// The number of files that were not in the cache.
     pub(super) tokenized: usize,
 }
 
@@ -125,7 +125,7 @@ impl Settings<'_> {
         }
     }
 
-    /// Makes the entry of a file, which is kept by the file's digest: what is read must be what has that.
+    /// Makes the entry of a file, which is kept under the file's digest. The bytes that are read must have this digest.
     fn tokenize(
         &self,
         (file, digest): (&SourceFile, &[u8; 32]),

@@ -24,13 +24,13 @@ use super::error::{DataError, cache_error};
 /// The version of the form; it is part of every key.
 pub(super) const FORM: &str = "meshloom tokens 1";
 
-/// What follows the description: its length, and the digest.
+/// The bytes that follow the description: its length, and the digest.
 const TAIL: u64 = 8 + 32;
 
-/// How many files are held open.
+/// The number of files that are held open.
 const OPEN_FILES: usize = 64;
 
-/// What an entry has.
+/// The description of an entry.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct About {
     /// Bytes of a token.
@@ -57,7 +57,7 @@ pub(super) struct EntryWriter {
 }
 
 impl EntryWriter {
-    /// For a tokenizer with so many token values.
+    /// Creates an entry for a tokenizer with `vocabulary` token values.
     pub(super) fn create(path: &Path, vocabulary: usize) -> Result<EntryWriter, DataError> {
         let folder = path.parent().unwrap_or(Path::new("."));
         let failed = cache_error("create a file for", path);
@@ -143,7 +143,7 @@ impl EntryWriter {
         let digest = self.hash.finalize();
         self.file.write_all(&digest).map_err(&failed)?;
         let file = self.file.into_inner().map_err(|error| failed(error.into_error()))?;
-        // Not synced: a file that a crash leaves damaged is found so, and made again.
+        // The file is not synced: if a crash damages it, the damage is detected, and the file is made again.
         file.persist(&path).map_err(|error| cache_error("rename a file to", &path)(error.error))?;
         Ok(())
     }
@@ -161,7 +161,7 @@ impl Entry {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// There is none, or it is damaged.
+    /// There is no such file, or it is damaged.
     pub(super) fn open(path: &Path) -> io::Result<Entry> {
         let damaged = || io::Error::new(io::ErrorKind::InvalidData, "it is damaged");
         let mut file = files::open(path)?;
@@ -198,7 +198,7 @@ impl Write for Hashed<'_> {
     }
 }
 
-/// The entries of a source, of which few are open at a time.
+/// The entries of a source. Only a few are open at a time.
 #[derive(Debug)]
 pub(super) struct Entries {
     pub(super) entries: Vec<Entry>,
@@ -222,7 +222,7 @@ impl Entries {
         Ok(bytes.chunks_exact(width).map(token).collect())
     }
 
-    /// Where documents of an entry end, in tokens: that before them, then theirs.
+    /// Returns where documents of an entry end, in tokens: the end of the document before them, then their own ends.
     pub(super) fn ends(&self, entry: usize, documents: Range<u64>) -> Result<Vec<u64>, DataError> {
         let About { width, tokens, .. } = self.entries[entry].about;
         let before = documents.start.saturating_sub(1);

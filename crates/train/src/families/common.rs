@@ -1,6 +1,6 @@
-//! What families have in common: keys that mean the same in each.
+//! The keys that mean the same in several families.
 
-use meshloom::nn::{Activation, GroupedConfig, MoeConfig, Rope, RopePairs, RopeScaling};
+use meshloom_nn::{Activation, GroupedConfig, MoeConfig, Rope, RopePairs, RopeScaling};
 
 use super::FamilyError;
 use super::fields::{Fields, fits};
@@ -162,8 +162,8 @@ pub(super) fn rope_of(
     Ok(Rope { dim, theta, scaling, pairs: RopePairs::Halves })
 }
 
-/// What a file says of rotary frequencies, of families that have one kind of them: `rope_scaling` counts before
-/// `rope_parameters`, as in transformers, `modeling_rope_utils.py`.
+/// Returns the section on rotary frequencies, for families that have one kind of them. `rope_scaling` takes precedence
+/// over `rope_parameters`, as in transformers, `modeling_rope_utils.py`.
 pub(super) fn rope_section<'j>(fields: &Fields<'j>) -> Result<Option<Fields<'j>>, FamilyError> {
     let (scaling, parameters) = (fields.section("rope_scaling")?, fields.section("rope_parameters")?);
     Ok(match scaling.filter(|scaling| !scaling.is_empty()) {
@@ -177,7 +177,7 @@ pub(super) fn rope_section<'j>(fields: &Fields<'j>) -> Result<Option<Fields<'j>>
     })
 }
 
-/// What a section says it is: its `rope_type`, or what older files call `type`.
+/// Returns the type of a section: its `rope_type`, or the key `type` of older files.
 pub(super) fn rope_type<'j>(section: &Fields<'j>) -> Result<&'j str, FamilyError> {
     let second = section.has("type");
     match (section.has("rope_type"), second) {

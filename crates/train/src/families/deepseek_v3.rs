@@ -1,6 +1,6 @@
 //! DeepSeek-V3, arXiv 2412.19437: latent attention, many routed experts with a bias for the choice, dense layers first.
 
-use meshloom::nn::{
+use meshloom_nn::{
     Architecture, AttentionConfig, FeedForwardConfig, LatentConfig, LayerConfig, MoeConfig, RmsNorm, Rope, RopePairs,
     RouterGroups, Scoring, Stack,
 };
@@ -13,7 +13,7 @@ use super::{Family, FamilyError, Names, llama};
 pub(super) const DEEPSEEK_V3: Family =
     Family { model_type: "deepseek_v3", keys: KEYS, describe, names: Names { router: "mlp.gate", ..Names::LLAMA } };
 
-/// Of `DeepseekV3Config`.
+/// The keys of `DeepseekV3Config`.
 const KEYS: &[Key] = &[
     Key::count("vocab_size", 129_280),
     Key::count("hidden_size", 7168),

@@ -1,4 +1,4 @@
-//! What can be wrong with the description of a published model.
+//! The errors in the description of a published model.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ pub enum FamilyError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The file is no JSON object.
@@ -18,7 +18,7 @@ pub enum FamilyError {
     Json {
         /// The file.
         file: String,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// A key is missing.
@@ -38,7 +38,7 @@ pub enum FamilyError {
         key: String,
         /// The value.
         found: String,
-        /// What it must be.
+        /// The values that are possible.
         expected: String,
     },
     /// A value that transformers knows, and meshloom does not.
@@ -50,7 +50,7 @@ pub enum FamilyError {
         key: String,
         /// The value.
         found: String,
-        /// What it knows.
+        /// The values that meshloom knows.
         known: String,
     },
     /// There is no `model_type`.
@@ -58,7 +58,7 @@ pub enum FamilyError {
     NoType {
         /// The file.
         file: String,
-        /// Those that are known.
+        /// The model types that are known.
         known: Vec<&'static str>,
     },
     /// No family has this `model_type`.
@@ -70,7 +70,7 @@ pub enum FamilyError {
         found: String,
         /// A type like it.
         hint: String,
-        /// Those that are known.
+        /// The model types that are known.
         known: Vec<&'static str>,
     },
     /// The file is of a model that does not only read text, and of no known type.
@@ -83,7 +83,7 @@ pub enum FamilyError {
         file: String,
         /// The `model_type` beside `text_config`.
         found: String,
-        /// Those that are known.
+        /// The model types that are known.
         known: Vec<&'static str>,
     },
     /// The sizes make a model that cannot be.

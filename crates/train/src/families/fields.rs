@@ -20,7 +20,7 @@ pub(super) struct Fields<'j> {
     file: &'j str,
     /// Where values are looked for, the first first.
     sources: Vec<Source<'j>>,
-    /// What the family says of its keys; nothing of those in sections.
+    /// The keys that the family knows; those of sections are not among them.
     keys: &'j [Key],
     used: Rc<RefCell<BTreeSet<String>>>,
 }
@@ -51,7 +51,7 @@ impl<'j> Fields<'j> {
         Fields { file, sources, keys, used: Rc::default() }
     }
 
-    /// The keys that nobody asked for, with their sections. Sections that nobody asked for count as a key.
+    /// Returns the keys that were not read, with their sections. A section that was not read counts as a key.
     pub(super) fn unused(&self) -> Vec<String> {
         let used = self.used.borrow();
         let mut unused = Vec::new();
@@ -109,12 +109,12 @@ impl<'j> Fields<'j> {
         first
     }
 
-    /// What null says of a key.
+    /// Returns the meaning of null for a key.
     fn null(&self, key: &str) -> Null {
         self.keys.iter().find(|known| known.name == key).map_or(Null::Nothing, |known| known.null)
     }
 
-    /// The value of a key; none where it is null, or where it is missing and the family has nothing for it.
+    /// Returns the value of a key; `None` where it is null, or where it is missing and the family has nothing for it.
     fn typed<T>(
         &self,
         key: &str,
@@ -158,7 +158,7 @@ impl<'j> Fields<'j> {
         FamilyError::Wrong { file: self.file.to_owned(), key: self.path(key), found, expected: expected.to_owned() }
     }
 
-    /// A section; none where it is missing or null.
+    /// Returns a section; `None` where it is missing or null.
     pub(super) fn section(&self, key: &str) -> Result<Option<Fields<'j>>, FamilyError> {
         let Some(object) = self.typed(key, "an object", Value::as_object)? else { return Ok(None) };
         let is_written = self.is_written(key);
@@ -169,7 +169,7 @@ impl<'j> Fields<'j> {
         Ok(Some(Fields { file: self.file, sources, keys: &[], used: self.used.clone() }))
     }
 
-    /// A count of at least one; none where it is null.
+    /// Returns a count of at least one; `None` where it is null.
     pub(super) fn count_or_null(&self, key: &str) -> Result<Option<usize>, FamilyError> {
         self.typed(key, COUNT, count)
     }
@@ -188,7 +188,7 @@ impl<'j> Fields<'j> {
         }
     }
 
-    /// A count that may be zero; none where it is null.
+    /// Returns a count that may be zero; `None` where it is null.
     pub(super) fn number_of_or_null(&self, key: &str) -> Result<Option<usize>, FamilyError> {
         self.typed(key, "an integer of at least 0", number_of)
     }
@@ -198,20 +198,20 @@ impl<'j> Fields<'j> {
         self.needed(key, "an integer of at least 0", number_of)
     }
 
-    /// Numbers that count from zero; none where they are null.
+    /// Returns numbers that count from zero; none where they are null.
     pub(super) fn numbers(&self, key: &str) -> Result<Vec<usize>, FamilyError> {
         let read = |value: &Value| value.as_array()?.iter().map(number_of).collect();
         Ok(self.typed(key, "a list of integers of at least 0", read)?.unwrap_or_default())
     }
 
-    /// A number; none where it is null.
+    /// Returns a number; `None` where it is null.
     pub(super) fn number_or_null(&self, key: &str) -> Result<Option<f64>, FamilyError> {
         self.typed(key, "a number that f32 can hold", |value| {
             value.as_f64().filter(|&number| number == 0.0 || fits(number))
         })
     }
 
-    /// A number greater than zero; none where it is null.
+    /// Returns a number greater than zero; `None` where it is null.
     pub(super) fn positive_or_null(&self, key: &str) -> Result<Option<f64>, FamilyError> {
         self.typed(key, POSITIVE, positive)
     }
@@ -226,7 +226,7 @@ impl<'j> Fields<'j> {
         Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(false))
     }
 
-    /// A text; none where it is null.
+    /// Returns a text; `None` where it is null.
     pub(super) fn text_or_null(&self, key: &str) -> Result<Option<&'j str>, FamilyError> {
         self.typed(key, TEXT, Value::as_str)
     }
@@ -236,7 +236,7 @@ impl<'j> Fields<'j> {
         self.needed(key, TEXT, Value::as_str)
     }
 
-    /// Texts; none where they are null.
+    /// Returns texts; `None` where they are null.
     pub(super) fn texts(&self, key: &str) -> Result<Option<Vec<&'j str>>, FamilyError> {
         let read = |value: &'j Value| value.as_array()?.iter().map(Value::as_str).collect();
         self.typed(key, "a list of strings", read)
@@ -247,7 +247,7 @@ impl<'j> Fields<'j> {
         if self.flag(key)? { Err(self.unsupported(key, "true", "false")) } else { Ok(()) }
     }
 
-    /// Refuses a text that is none of these, if there is one.
+    /// Refuses a text that is not one of these, if there is one.
     pub(super) fn one_of(&self, key: &str, known: &[&str]) -> Result<(), FamilyError> {
         match self.text_or_null(key)? {
             Some(found) if !known.contains(&found) => {

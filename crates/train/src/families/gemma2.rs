@@ -1,8 +1,6 @@
 //! Gemma 2, arXiv 2408.00118: norms before and behind each block, capped scores and logits, every other layer slides.
 
-use meshloom::nn::{
-    Architecture, AttentionConfig, FeedForwardConfig, GroupedConfig, LayerConfig, RmsNorm, Rope, Stack,
-};
+use meshloom_nn::{Architecture, AttentionConfig, FeedForwardConfig, GroupedConfig, LayerConfig, RmsNorm, Rope, Stack};
 
 use super::common::{activation, epsilon, grouped, head_dim, heads_divide_width, rope, windows};
 use super::fields::Fields;
@@ -11,7 +9,7 @@ use super::{Family, FamilyError, Names, llama};
 
 pub(super) const GEMMA2: Family = Family { model_type: "gemma2", keys: KEYS, describe, names: Names::GEMMA };
 
-/// Of `Gemma2Config`.
+/// The keys of `Gemma2Config`.
 const KEYS: &[Key] = &[
     Key::count("vocab_size", 256_000),
     Key::count("hidden_size", 2304),
@@ -66,7 +64,7 @@ pub(super) fn layer(fields: &Fields<'_>, attention: GroupedConfig) -> Result<Lay
     })
 }
 
-/// What stands around the layers of Gemma.
+/// Returns the architecture with the embedding and the head that surround the layers of Gemma.
 pub(super) fn architecture(fields: &Fields<'_>, layers: &[LayerConfig]) -> Result<Architecture, FamilyError> {
     let plain = llama::architecture(fields, Stack::of_layers(layers))?;
     Ok(Architecture {

@@ -1,7 +1,7 @@
 //! Gemma 3, its text part, arXiv 2503.19786: five layers with a window to one without, each kind with its own rotary
 //! frequencies, and norms of queries and keys.
 
-use meshloom::nn::{Architecture, GroupedConfig, LayerConfig, RmsNorm, Rope};
+use meshloom_nn::{Architecture, GroupedConfig, LayerConfig, RmsNorm, Rope};
 
 use super::common::{FULL, SLIDING, epsilon, head_dim, rope_of, windows};
 use super::fields::Fields;
@@ -11,7 +11,7 @@ use super::{Family, FamilyError, Names};
 
 pub(super) const GEMMA3: Family = Family { model_type: "gemma3_text", keys: KEYS, describe, names: Names::GEMMA };
 
-/// Of `Gemma3TextConfig`.
+/// The keys of `Gemma3TextConfig`.
 const KEYS: &[Key] = &[
     Key::count("vocab_size", 262_208),
     Key::count("hidden_size", 2304),
@@ -42,7 +42,7 @@ const PLAIN: Missing = Missing::Object(&[("rope_type", Missing::Text("default"))
 
 fn describe(fields: &Fields<'_>) -> Result<Architecture, FamilyError> {
     let (window, pattern) = (Some(fields.count("sliding_window")?), fields.count("sliding_window_pattern")?);
-    // What transformers 5 writes of the key before it; it does not read it.
+    // Transformers 5 writes the value of the key before it under this name, and does not read it.
     fields.has("_sliding_window_pattern");
     let [global, local] = ropes(fields)?;
     let layers = windows(fields, window, |number| !(number + 1).is_multiple_of(pattern))?;

@@ -1,6 +1,6 @@
 //! gpt-oss, arXiv 2508.10925: a sink and biases in attention, every other layer slides, clamped gates, all routed.
 
-use meshloom::nn::{
+use meshloom_nn::{
     Activation, Architecture, FeedForwardConfig, GroupedConfig, LayerConfig, MoeConfig, RmsNorm, Scoring, Stack,
 };
 
@@ -19,7 +19,7 @@ pub(super) const GPT_OSS: Family = Family {
 /// The slope of the logistic function in gates, as [`Activation::Clamped`] has it.
 const SLOPE: f64 = 1.702;
 
-/// Of `GptOssConfig`.
+/// The keys of `GptOssConfig`.
 const KEYS: &[Key] = &[
     Key::count("vocab_size", 201_088),
     Key::count("hidden_size", 2880),
@@ -69,7 +69,7 @@ fn describe(fields: &Fields<'_>) -> Result<Architecture, FamilyError> {
         biases: true,
         ..experts(fields, fields.named("num_local_experts", "num_experts"))?
     };
-    // What published files have beside `num_experts_per_tok`; transformers does not read it.
+    // Published files have this key besides `num_experts_per_tok`. Transformers does not read it.
     if let Some(other) = fields.count_or_null("experts_per_token")?.filter(|&other| other != routed.experts_per_token) {
         let expected = format!("num_experts_per_tok, which is {}; leave it out", routed.experts_per_token);
         return Err(fields.out_of_range("experts_per_token", other, &expected));

@@ -1,4 +1,4 @@
-//! What keys of a `config.json` are where a file does not have them: the table that each family states.
+//! The values of a `config.json`'s keys where a file does not have them: each family states them in a table.
 
 use serde_json::{Map, Value};
 
@@ -6,9 +6,9 @@ use serde_json::{Map, Value};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key {
     pub(super) name: &'static str,
-    /// What it is where it is missing.
+    /// The value of a missing key.
     missing: Missing,
-    /// What null says.
+    /// The meaning of null.
     pub(super) null: Null,
 }
 
@@ -23,14 +23,14 @@ pub(super) enum Missing {
     Nothing,
 }
 
-/// What null says of a key.
+/// The meaning of null as the value of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Null {
-    /// It is no value of the key.
+    /// Null is not a value of the key.
     Refused,
-    /// There is none: no window, say.
+    /// The key's thing is absent: there is no window, for example.
     Nothing,
-    /// The same as a missing key.
+    /// Null means the same as a missing key.
     Missing,
 }
 
@@ -60,12 +60,12 @@ impl Key {
         Key { name, missing: Missing::Object(missing), null: Null::Missing }
     }
 
-    /// A key that says nothing where it is missing or null.
+    /// Returns a key that has no value where it is missing or null.
     pub(super) const fn nothing(name: &'static str) -> Key {
         Key::new(name, Missing::Nothing).or_null()
     }
 
-    /// The key, for which null says that there is none.
+    /// Returns the key with null as the value that says that its thing is absent.
     pub(super) const fn or_null(self) -> Key {
         Key { null: Null::Nothing, ..self }
     }

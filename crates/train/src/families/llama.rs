@@ -1,6 +1,6 @@
 //! Llama 2 and 3.x, arXiv 2307.09288 and 2407.21783.
 
-use meshloom::nn::{Architecture, FeedForwardConfig, LayerConfig, Stack};
+use meshloom_nn::{Architecture, FeedForwardConfig, LayerConfig, Stack};
 
 use super::common::{activation, epsilon, grouped, head_dim, heads_divide_width, rope};
 use super::fields::Fields;
@@ -9,7 +9,7 @@ use super::{Family, FamilyError, Names};
 
 pub(super) const LLAMA: Family = Family { model_type: "llama", keys: KEYS, describe, names: Names::LLAMA };
 
-/// Of `LlamaConfig`.
+/// The keys of `LlamaConfig`.
 const KEYS: &[Key] = &[
     Key::count("vocab_size", 32_000),
     Key::count("hidden_size", 4096),
@@ -43,7 +43,7 @@ pub(super) fn layer(fields: &Fields<'_>) -> Result<LayerConfig, FamilyError> {
     Ok(LayerConfig { feed_forward: FeedForwardConfig::Dense { mlp, activation }, ..layer })
 }
 
-/// What stands around the layers of most families.
+/// Returns the architecture with the embedding and the head that surround the layers of most families.
 pub(super) fn architecture(fields: &Fields<'_>, stack: Stack) -> Result<Architecture, FamilyError> {
     let (embed, vocab) = (fields.count("hidden_size")?, fields.count("vocab_size")?);
     Ok(Architecture {

@@ -1,6 +1,6 @@
 //! Mistral and Mixtral, arXiv 2310.06825 and 2401.04088: Llama with a window, and with routed experts.
 
-use meshloom::nn::{Architecture, FeedForwardConfig, GroupedConfig, LayerConfig, MoeConfig, Scoring, Stack};
+use meshloom_nn::{Architecture, FeedForwardConfig, GroupedConfig, LayerConfig, MoeConfig, Scoring, Stack};
 
 use super::common::{activation, experts};
 use super::fields::Fields;
@@ -21,7 +21,7 @@ pub(super) const MIXTRAL: Family = Family {
     },
 };
 
-/// Of `MistralConfig`.
+/// The keys of `MistralConfig`.
 const MISTRAL_KEYS: &[Key] = &[
     Key::count("vocab_size", 32_000),
     Key::count("hidden_size", 4096),
@@ -38,7 +38,7 @@ const MISTRAL_KEYS: &[Key] = &[
     Key::count("sliding_window", 4096).or_null(),
 ];
 
-/// Of `MixtralConfig`.
+/// The keys of `MixtralConfig`.
 const MIXTRAL_KEYS: &[Key] = &[
     Key::count("vocab_size", 32_000),
     Key::count("hidden_size", 4096),

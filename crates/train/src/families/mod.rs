@@ -35,17 +35,17 @@ use keys::Key;
 use meshloom::hlo::files;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
-use meshloom::nn::{Architecture, LayerConfig};
+use meshloom_nn::{Architecture, LayerConfig};
 use serde_json::{Map, Value};
 
 /// A family of published models.
 #[derive(Debug)]
 struct Family {
-    /// What `config.json` says of it.
+    /// The family's name in `config.json`.
     model_type: &'static str,
-    /// Its keys, as transformers has them.
+    /// The keys of the family, as transformers has them.
     keys: &'static [Key],
-    /// What a model of it computes, by the keys of its `config.json`.
+    /// Makes the architecture of a model from the keys of its `config.json`.
     describe: fn(&Fields<'_>) -> Result<Architecture, FamilyError>,
     /// The names of its tensors.
     names: Names,
@@ -104,18 +104,18 @@ impl Names {
 /// A published model, by its `config.json`.
 #[derive(Clone, Debug)]
 pub struct Published {
-    /// Its family, as transformers calls it.
+    /// The family of the model, as transformers calls it.
     pub model_type: &'static str,
-    /// What it computes; without the layers that predict further tokens, unless they are
-    /// [asked for](Published::predicting_further).
+    /// The architecture of the model, without the layers that predict further tokens unless they are [asked
+    /// for](Published::predicting_further).
     pub architecture: Architecture,
-    /// The layers that predict further tokens, if its file says that there are any.
+    /// The layers that predict further tokens, if the file has any.
     pub further: Vec<LayerConfig>,
     /// The longest sequence that it was made for, in tokens, if the file says.
     pub max_length: Option<usize>,
     /// The type of its published weights, if the file says.
     pub dtype: Option<DType>,
-    /// The file's text; of a model that also sees, that of the decoder's section as a file of its own.
+    /// The file's text. For a model that also sees, it is the text of the decoder's section, as a file of its own.
     pub text: String,
     /// Keys of the file, with their sections, that neither the family nor the list of those without effect knows.
     pub unknown_keys: Vec<String>,
@@ -196,7 +196,7 @@ impl Published {
     /// The block of an FP8 checkpoint, in rows and columns, if the file says.
     ///
     /// # Errors
-    /// It says something else than two counts.
+    /// The file says something other than two counts.
     pub(crate) fn fp8_block(&self) -> Result<Option<[usize; 2]>, FamilyError> {
         let object = self.object();
         let block = object.get("quantization_config").and_then(|section| section.get("weight_block_size"));
@@ -219,13 +219,13 @@ impl Published {
         Published { architecture: self.architecture_predicting_further(predicts), ..self.clone() }
     }
 
-    /// What it computes, with the layers that predict further tokens or without.
+    /// Returns the architecture, with or without the layers that predict further tokens.
     pub(crate) fn architecture_predicting_further(&self, predicts: bool) -> Architecture {
         let further = if predicts { self.further.clone() } else { Vec::new() };
         Architecture { further, ..self.architecture.clone() }
     }
 
-    /// What the file says.
+    /// Returns the keys and values of the file.
     pub(crate) fn object(&self) -> Map<String, Value> {
         // The text has been read before.
         serde_json::from_str(&self.text).unwrap_or_default()
@@ -250,7 +250,7 @@ impl Published {
         Published::of(family, &Fields::new(file, "", object, family.keys, &missing))
     }
 
-    /// Of a model that also sees, the decoder.
+    /// Reads the decoder of a model that also sees.
     fn of_decoder(
         file: &str,
         object: &Map<String, Value>,
@@ -313,7 +313,7 @@ impl Published {
     }
 }
 
-/// The text of a file that has a decoder alone: its section, with what is said beside it.
+/// Returns the text of a file that has a decoder alone: its section, with the keys beside it.
 fn decoder_alone(
     file: &str,
     outer: &Map<String, Value>,
@@ -346,7 +346,7 @@ fn dtype(fields: &Fields<'_>) -> Result<Option<DType>, FamilyError> {
     })
 }
 
-/// The `model_type` of models of which the decoder is in `text_config`, and that decoder's family.
+/// The `model_type` of models whose decoder is in `text_config`, and that decoder's family.
 const OUTER_TYPES: [(&str, &Family); 1] = [("gemma3", &gemma3::GEMMA3)];
 
 /// Keys beside `text_config` that say something of the decoder.

@@ -5,9 +5,9 @@ use meshloom::hlo::suggest::did_you_mean;
 
 macro_rules! presets {
     ($($name:literal),* $(,)?) => {
-        /// The names of the published models that can be had by name, with their `config.json`, as they were published
-        /// but for keys without effect. Of Gemma 3 4B, 12B and 27B, which also see, it is the published `text_config`
-        /// alone, with the keys that it leaves out as transformers has them. Parameters are counted in
+        /// The names of the published models that are known by name, with their `config.json` as it was published,
+        /// except for keys without effect. For Gemma 3 4B, 12B and 27B, which also see, it is the published
+        /// `text_config` alone, completed with the defaults of transformers. Parameters are counted in
         /// `tests/oracle/presets.tsv`.
         pub const PRESETS: &[(&str, &str)] =
             &[$(($name, include_str!(concat!("presets/", $name, ".json")))),*];

@@ -1,6 +1,6 @@
 //! Qwen2 and Qwen2.5, arXiv 2407.10671: Llama with biases of queries, keys and values, and windows in later layers.
 
-use meshloom::nn::{Architecture, AttentionConfig, GroupedConfig, LayerConfig, Stack};
+use meshloom_nn::{Architecture, AttentionConfig, GroupedConfig, LayerConfig, Stack};
 
 use super::common::windows;
 use super::fields::Fields;
@@ -9,7 +9,7 @@ use super::{Family, FamilyError, Names, llama};
 
 pub(super) const QWEN2: Family = Family { model_type: "qwen2", keys: KEYS, describe, names: Names::LLAMA };
 
-/// Of `Qwen2Config`.
+/// The keys of `Qwen2Config`.
 const KEYS: &[Key] = &[
     Key::count("vocab_size", 151_936),
     Key::count("hidden_size", 4096),

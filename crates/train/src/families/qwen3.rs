@@ -1,6 +1,6 @@
 //! Qwen3, dense and with routed experts, arXiv 2505.09388: Llama with norms of queries and keys.
 
-use meshloom::nn::{Architecture, FeedForwardConfig, GroupedConfig, LayerConfig, MoeConfig, RmsNorm, Scoring, Stack};
+use meshloom_nn::{Architecture, FeedForwardConfig, GroupedConfig, LayerConfig, MoeConfig, RmsNorm, Scoring, Stack};
 
 use super::common::{activation, epsilon, experts};
 use super::fields::Fields;
@@ -17,7 +17,7 @@ pub(super) const QWEN3_MOE: Family = Family {
     names: Names { router: "mlp.gate", ..Names::LLAMA },
 };
 
-/// Of `Qwen3Config`.
+/// The keys of `Qwen3Config`.
 const KEYS: &[Key] = &[
     Key::count("vocab_size", 151_936),
     Key::count("hidden_size", 4096),
@@ -38,7 +38,7 @@ const KEYS: &[Key] = &[
     Key::nothing("layer_types"),
 ];
 
-/// Of `Qwen3MoeConfig`, which has no `head_dim`: published files have.
+/// The keys of `Qwen3MoeConfig`, and `head_dim`, which that class lacks and published files have.
 const MOE_KEYS: &[Key] = &[
     Key::count("vocab_size", 151_936),
     Key::count("hidden_size", 2048),

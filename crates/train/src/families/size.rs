@@ -1,6 +1,6 @@
 //! How large a described model is, before anything multiplies its sizes.
 
-use meshloom::nn::{Architecture, AttentionConfig, FeedForwardConfig, LayerConfig};
+use meshloom_nn::{Architecture, AttentionConfig, FeedForwardConfig, LayerConfig};
 
 use super::FamilyError;
 use super::fields::Fields;

@@ -1,12 +1,10 @@
-//! Which tensors of a published checkpoint the parameters of a decoder are, and how their elements lie in them.
+//! The tensors of a published checkpoint that form the parameters of a decoder, and the layout of their elements.
 
 use std::iter::once;
 
 use super::{ExpertNames, Names, Published};
-use meshloom::nn::{
-    Architecture, AttentionConfig, DecoderConfig, LatentConfig, LayerConfig, LayerPath, RopePairs, further_path,
-};
-use meshloom::trace::Tree;
+use meshloom::trace::{LayerPath, Tree};
+use meshloom_nn::{Architecture, AttentionConfig, DecoderConfig, LatentConfig, LayerConfig, RopePairs, further_path};
 
 /// A parameter of one layer, or one outside the layers, and the tensors that it is made of.
 #[derive(Clone, Debug)]
@@ -17,7 +15,7 @@ pub struct TensorsOf {
     pub layer: Option<usize>,
     /// Dimensions of the parameter.
     pub dims: Vec<usize>,
-    /// The tensors, each of which is an equal share of the parameter's elements, in their order.
+    /// The tensors, in order. Each of them is an equal share of the parameter's elements.
     pub parts: Vec<Part>,
 }
 
@@ -34,13 +32,13 @@ pub struct Part {
 /// Where elements of a parameter are in a tensor.
 #[derive(Clone, Debug)]
 pub(crate) enum Form {
-    /// In the same order.
+    /// The elements are in the same order.
     Same,
     /// A tensor `[outputs, inputs]`, of a parameter `[inputs, outputs]`: output by output.
     Transposed,
-    /// The same, but for each of the parameter's outputs the row.
+    /// The tensor is transposed as well; the numbers are its rows, one for each of the parameter's outputs.
     Rows(Vec<usize>),
-    /// Every second along the last dimension, from this one on.
+    /// The elements are every second one along the last dimension, from this one on.
     Alternating(usize),
 }
 
@@ -124,12 +122,12 @@ fn transposed(tensor: String, inputs: usize, outputs: usize) -> Part {
     Part { tensor, dims: vec![outputs, inputs], form: Form::Transposed }
 }
 
-/// Of a tensor `[outputs, inputs]` these rows.
+/// Returns the given rows of a tensor `[outputs, inputs]`.
 fn rows(tensor: String, inputs: usize, rows: Vec<usize>, outputs: usize) -> Part {
     Part { tensor, dims: vec![outputs, inputs], form: Form::Rows(rows) }
 }
 
-/// A layer, of which parameters are.
+/// The layer that parameters belong to.
 struct OfLayer<'l> {
     number: usize,
     config: &'l LayerConfig,

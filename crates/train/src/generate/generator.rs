@@ -5,56 +5,57 @@ use std::ops::ControlFlow;
 
 use super::lowering::Lowering;
 use super::{GenerateError, GeneratorOptions, SamplingOptions};
-use crate::error::{Error, Execution, execute};
-use crate::trainer::laid_out_for;
+use crate::error::{Error, Execution};
+use crate::run::{execute, laid_out_for};
+use meshloom::analysis::{CostOptions, Devices, cost};
 use meshloom::compile::{LowerOptions, Program};
-use meshloom::hlo::analysis::{CostOptions, Devices, cost};
 use meshloom::ir::{InternalError, Literal};
-use meshloom::nn::{DecoderConfig, GeneratingDecoder, LayerPath};
 use meshloom::pjrt::{Array, Client, ShardBox};
-use meshloom::trace::Tree;
+use meshloom::trace::{LayerPath, Tree};
+use meshloom_nn::{DecoderConfig, GeneratingDecoder};
 
 /// A prompt to continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Its tokens, at least one.
     pub prompt: Vec<i32>,
-    /// Seed of what is drawn. The text of a row depends on nothing but its own request and the options.
+    /// The seed of the draws. The text of a row depends on nothing but its own request and the options.
     pub seed: u64,
 }
 
-/// How prompts are continued.
+/// The options for continuing prompts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
     /// The most tokens to add to each.
     pub length: usize,
-    /// How they are drawn.
+    /// The options for drawing tokens.
     pub sampling: SamplingOptions,
     /// Tokens that end a text, and are not part of it.
     pub stop_tokens: Vec<i32>,
 }
 
-/// What followed a prompt.
+/// The tokens that follow a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Continuation {
     /// Its tokens.
     pub tokens: Vec<i32>,
-    /// Why there are no more.
+    /// The reason why the text ends there.
     pub end: End,
 }
 
-/// Why a text has ended.
+/// The reason why a text has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It has as many tokens as were asked for.
+    /// The text has as many tokens as were asked for.
     Length,
     /// This token ends texts.
     StopToken(i32),
-    /// Whoever was told of its tokens wanted no more.
+    /// The caller, which is told of each token, wanted no more.
     Told,
 }
 
-/// What a step reads, by the cost model of [`cost()`] over the program that the plugin made of it: the numbers of all
+/// The memory traffic of a step, by the cost model of [`cost()`] over the program that the plugin compiled, summed over
+/// all devices.
 /// devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepCost {
@@ -83,7 +84,7 @@ pub struct Generator {
     lowering: Lowering,
     params: Vec<Array>,
     step: Program,
-    /// By the length of prompts.
+    /// The programs by the length of prompts.
     prefills: BTreeMap<usize, Program>,
 }
 
@@ -137,7 +138,7 @@ impl Generator {
         self.lowering.options.rows
     }
 
-    /// How many programs have been compiled so far.
+    /// Returns the number of programs that have been compiled so far.
     pub fn program_count(&self) -> usize {
         1 + self.prefills.len()
     }
@@ -147,10 +148,10 @@ impl Generator {
         &self.step
     }
 
-    /// What a step reads and writes.
+    /// The bytes that a step reads and writes.
     ///
     /// # Errors
-    /// The plugin does not show the program that it made.
+    /// The plugin does not show the program that it compiled.
     pub fn step_cost(&self) -> Result<StepCost, Error> {
         let executable = self.step.executable();
         let devices = executable.devices().len();
@@ -169,8 +170,8 @@ impl Generator {
         })
     }
 
-    /// Continues prompts, each as if it were alone. `told` is told of each token as it comes, by the number of its
-    /// prompt; what it breaks off has that token for its last.
+    /// Continues prompts, each as if it were alone. `told` gets each token as it comes, with the number of its prompt.
+    /// If it breaks off, that token is the last one of its prompt.
     ///
     /// # Errors
     /// A prompt is empty, too long or not of this model, or there are too many; an option means nothing; or the plugin
@@ -224,7 +225,8 @@ impl Generator {
         Ok(())
     }
 
-    /// The prompts in one pass: what is left of it, and the padding of rows as steps take it.
+    /// Runs the prompts in one pass. Returns the results of the pass, and the padding of rows in the form that steps
+    /// take.
     fn prefilled(&mut self, requests: &[Request], length: usize) -> Result<(Vec<Array>, Array), Error> {
         let rows = self.rows();
         let (mut tokens, mut padding) = (vec![0; rows * length], vec![length as i32 - 1; rows]);

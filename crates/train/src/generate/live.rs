@@ -4,9 +4,8 @@ use std::cell::RefCell;
 
 use crate::Error;
 use meshloom::ir::{InternalError, Literal, TensorType};
-use meshloom::nn::LayerPath;
 use meshloom::pjrt::{Array, ShardBox};
-use meshloom::trace::{Param, Tree};
+use meshloom::trace::{LayerPath, Param, Tree};
 
 /// Parameters on the devices of a run, in whatever form it has their layers. The host holds one of them at a time.
 pub(crate) struct LiveParameters {

@@ -1,17 +1,17 @@
-//! From the passes of a decoder to programs.
+//! The lowering of a decoder's passes to programs.
 
 use std::collections::BTreeMap;
 
 use crate::Error;
-use crate::step::aliases;
+use crate::run::aliases;
 use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::kernels::{AttentionKernel, Kernels};
-use meshloom::nn::{Continued, Decoder, GeneratingDecoder, KeyValueCache, NextTokens, Prompts};
 use meshloom::pjrt::{Client, CompileCache, CompileOptions, DebugValue, ProgramFormat};
 use meshloom::sharding::{Mesh, Role, Rule, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, TensorSpec};
+use meshloom_nn::{Continued, Decoder, GeneratingDecoder, KeyValueCache, NextTokens, Prompts};
 
-/// What a generator has room for, and how its programs are made.
+/// The room that a generator has, and how its programs are compiled.
 #[derive(Clone, Debug)]
 pub struct GeneratorOptions {
     /// Texts that are continued at once. On a mesh, a multiple of the devices that rows are spread over.
@@ -20,7 +20,7 @@ pub struct GeneratorOptions {
     pub capacity: usize,
     /// The language in which the plugin is given programs.
     pub format: ProgramFormat,
-    /// What the plugin is told when it compiles.
+    /// The options that the plugin gets when it compiles.
     pub debug_options: BTreeMap<String, DebugValue>,
     /// Where compiled programs are kept.
     pub cache: Option<CompileCache>,
@@ -29,7 +29,7 @@ pub struct GeneratorOptions {
 }
 
 impl GeneratorOptions {
-    /// So many rows and tokens of each, and nothing else.
+    /// Makes options for this number of rows and of tokens in each, with the defaults otherwise.
     pub fn new(rows: usize, capacity: usize) -> GeneratorOptions {
         let format = ProgramFormat::default();
         GeneratorOptions { rows, capacity, format, debug_options: BTreeMap::new(), cache: None, time_limit: 0.0 }
@@ -49,13 +49,13 @@ meshloom::tree! {
     }
 }
 
-/// What the programs of a generator have in common.
+/// The parts that the programs of a generator share.
 pub(super) struct Lowering {
     pub(super) decoder: GeneratingDecoder,
     pub(super) client: Client,
     pub(super) options: GeneratorOptions,
     placement: Option<(Mesh, RuleSets)>,
-    /// All but the mesh and the rules.
+    /// The options of lowering, except for the mesh and the rules.
     lower_options: LowerOptions<'static>,
 }
 
@@ -95,7 +95,7 @@ impl Lowering {
         let input = StepInput { params: self.params(), cache, next };
         let function = Function::trace("decode", input, |input| decoder.step(&input.params, input.cache, input.next))?
             .with_output_specs(&self.continued())?;
-        // Of one query the scores are few, and a loop over blocks of keys would be slower than they are.
+        // One query has few scores, and a loop over blocks of keys would be slower than computing them at once.
         let kernels = Kernels { attention: AttentionKernel::Plain, ..self.lower_options.kernels };
         self.compile(&function, kernels, aliases(&function))
     }

@@ -6,18 +6,20 @@
 //! | [`Generator`] | the programs, the parameters, and rows of text |
 //! | [`SamplingOptions`] | how tokens are drawn |
 //! | [`ContinuedText`] | tokens as text, as they come |
+//! | [`LogitsProgram`] | the logits of given rows, to compare with those of another program |
 
-mod error;
 mod generator;
 mod live;
+mod logits;
 mod lowering;
 mod of_stored;
 mod sampling;
 mod text;
 
-pub use error::GenerateError;
+pub use crate::error::GenerateError;
 pub use generator::{Continuation, End, GenerateOptions, Generator, Request, StepCost};
 pub(crate) use live::LiveParameters;
+pub use logits::LogitsProgram;
 pub use lowering::GeneratorOptions;
 pub use sampling::SamplingOptions;
 pub use text::ContinuedText;

@@ -7,8 +7,8 @@ use crate::Error;
 use crate::published::StoredModel;
 use crate::tokenizer::{SpecialTokens, Tokenizer};
 use meshloom::compile::LowerOptions;
-use meshloom::nn::GeneratingDecoder;
 use meshloom::pjrt::Client;
+use meshloom_nn::GeneratingDecoder;
 
 impl StoredModel {
     /// A generator with the parameters of the model, over the mesh of its config and by its rules. Rows are filled up

@@ -7,15 +7,16 @@ use crate::random::uniform;
 /// temperature, `top_k`, `top_p`, `min_p`. Every option leaves at least the likeliest token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingOptions {
-    /// What logits are divided by: 1 is the model's own distribution, 0 always takes the likeliest token, of equal ones
-    /// the first.
+    /// The number that logits are divided by. With 1, tokens are drawn from the model's own distribution. With 0, the
+    /// likeliest token is taken, and the first of equal ones.
     pub temperature: f64,
-    /// Only so many tokens with the highest logits, and those that equal the last of them.
+    /// The number of tokens with the highest logits that are kept, together with those that equal the last of them.
     pub top_k: Option<usize>,
-    /// Only the likeliest tokens whose probabilities add up to this: from the least likely on, those whose sum is at
-    /// most one less it are left out (Holtzman et al., arXiv 1904.09751).
+    /// The sum of probabilities that the likeliest tokens must reach. From the least likely on, tokens whose sum is at
+    /// most one less this number are left out (Holtzman et al., arXiv 1904.09751).
     pub top_p: Option<f64>,
-    /// Only tokens at least so likely as this times the likeliest (Nguyen et al., arXiv 2407.01082).
+    /// The probability, relative to that of the likeliest token, below which tokens are left out (Nguyen et al., arXiv
+    /// 2407.01082).
     pub min_p: Option<f64>,
 }
 
@@ -75,7 +76,7 @@ impl SamplingOptions {
         shares
     }
 
-    /// Draws a token; `state` is that of the row's random numbers. None of logits of which none is a number.
+    /// Draws a token; `state` is that of the row's random numbers. Returns `None` if no logit is a number.
     pub(super) fn draw(&self, logits: &[f32], state: &mut u64) -> Option<i32> {
         let best = likeliest(logits).filter(|&best| logits[best].is_finite())?;
         if self.temperature == 0.0 {

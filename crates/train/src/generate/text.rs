@@ -12,13 +12,13 @@ const CONTEXT: usize = 5;
 pub struct ContinuedText<'t> {
     stream: TextStream<'t>,
     stops: Vec<String>,
-    /// What may be the beginning of a text that ends it.
+    /// The end of the text so far, if it may begin a text that ends it.
     held: String,
     has_ended: bool,
 }
 
 impl<'t> ContinuedText<'t> {
-    /// The text behind the tokens of a prompt. It ends in front of the first of `stops`; empty ones are none.
+    /// Makes the text behind the tokens of a prompt. It ends in front of the first of `stops`; empty stops are ignored.
     pub fn behind(prompt: &[i32], tokenizer: &'t Tokenizer, stops: &[String]) -> ContinuedText<'t> {
         let mut stream = tokenizer.stream();
         for &token in &prompt[prompt.len().saturating_sub(CONTEXT)..] {
@@ -43,7 +43,7 @@ impl<'t> ContinuedText<'t> {
         self.has_ended
     }
 
-    /// What is left once no more tokens come.
+    /// Returns the text that was held back, once no more tokens come.
     pub fn finish(mut self) -> String {
         if self.has_ended {
             return String::new();

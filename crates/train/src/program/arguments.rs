@@ -10,6 +10,12 @@ use meshloom::hlo::files;
 
 use super::processes::{CertificateFlags, ProcessFlags};
 
+/// The prompt that is continued unless the user gives another.
+pub const PROMPT: &str = "It was ";
+
+/// The temperature of drawing unless the user gives another.
+pub const TEMPERATURE: f64 = 0.8;
+
 /// Trains decoders on text, over any mesh of devices that a PJRT plugin has.
 #[derive(Parser)]
 #[command(name = "meshloom", version)]
@@ -41,7 +47,7 @@ pub struct ConfigArguments {
 }
 
 impl ConfigArguments {
-    /// Reads the config. `flags` are the overrides that other flags are short for, each of which says a key once.
+    /// Reads the config. `flags` are the overrides that other flags are short for. Each of them sets a key once.
     pub fn load(&self, flags: impl IntoIterator<Item = (&'static str, String)>) -> Result<RunConfig> {
         let mut overrides = self.set.clone();
         for (flag, text) in flags {
@@ -160,7 +166,7 @@ pub struct Train {
     pub processes: ProcessFlags,
 }
 
-/// Who says that a machine is about to be stopped.
+/// The source of notices that a machine is about to be stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Notices {
     /// The metadata server of Google's Compute Engine
@@ -277,7 +283,7 @@ pub struct Generate {
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// How freely tokens are drawn: 1 is the model's own distribution, 0 always the likeliest token
-    #[arg(long, value_name = "T", default_value_t = super::generate::TEMPERATURE, allow_hyphen_values = true)]
+    #[arg(long, value_name = "T", default_value_t = TEMPERATURE, allow_hyphen_values = true)]
     pub temperature: f64,
     /// Always takes the likeliest token; short for --temperature 0
     #[arg(long, conflicts_with = "temperature")]
@@ -313,7 +319,7 @@ impl Generate {
             prompts.push(text.with_context(|| format!("cannot read the prompt {}", file.display()))?);
         }
         if prompts.is_empty() {
-            prompts.push(super::generate::PROMPT.to_owned());
+            prompts.push(PROMPT.to_owned());
         }
         let each = |prompt: String| std::iter::repeat_n(prompt, self.count);
         Ok(prompts.into_iter().flat_map(each).collect())

@@ -15,12 +15,6 @@ use meshloom::hlo::message::{self, counted};
 
 use super::arguments::Generate;
 
-/// What is continued unless told otherwise.
-pub const PROMPT: &str = "It was ";
-
-/// How freely tokens are drawn unless told otherwise.
-pub const TEMPERATURE: f64 = 0.8;
-
 /// Texts that are continued together.
 pub struct Texts<'a> {
     pub prompts: &'a [String],
@@ -47,7 +41,7 @@ impl Texts<'_> {
         self.prompts.iter().zip(seeds).map(request).collect()
     }
 
-    /// What a generator needs room for.
+    /// Returns the room that a generator needs for these requests.
     pub fn room(&self, requests: &[Request]) -> GeneratorOptions {
         let longest = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(1);
         GeneratorOptions::new(requests.len(), longest.saturating_add(self.options.length))
@@ -67,7 +61,7 @@ impl Texts<'_> {
                 written = std::mem::replace(&mut written, Ok(())).and_then(|()| show(&mut shown, &piece));
             }
             texts[row].push_str(&piece);
-            // Nobody reads on.
+            // The text has ended, or its reader is gone.
             if streams[row].has_ended() || written.is_err() {
                 ControlFlow::Break(())
             } else {
@@ -130,7 +124,7 @@ pub fn run(arguments: &Generate) -> Result<()> {
     Ok(())
 }
 
-/// What a step reads, beside what there is.
+/// Describes the bytes that a step reads, next to the sizes of the parameters and the cache.
 fn described(cost: &StepCost) -> String {
     let mib = |bytes: f64| format!("{:.1} MiB", bytes / f64::from(1 << 20));
     format!(

@@ -69,7 +69,7 @@ impl Interrupt {
 }
 
 impl Interrupts {
-    /// Handles the signals of this process from now on, but for those that whoever has started it ignores.
+    /// Handles the signals of this process from now on, except for those that its parent process ignores.
     ///
     /// # Errors
     /// The system refuses.
@@ -91,8 +91,8 @@ impl Interrupts {
         Ok(interrupts)
     }
 
-    /// Asks the run to end after the step that it is in. Returns false if there is no such run, or it is asked already:
-    /// then nobody waits for it any longer.
+    /// Asks the run to end after the step that it is in. Returns false if there is no such run, or if it has been asked
+    /// already: a second request ends the run at once.
     pub fn ask(&self, interrupt: Interrupt) -> bool {
         let shared = &self.0;
         let mut asked = shared.asked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -104,7 +104,7 @@ impl Interrupts {
         *asked = Some(interrupt);
         if let Some(grace) = grace {
             let own = self.clone();
-            // Without the thread, whoever has sent the signal ends the process later.
+            // Without the thread, the sender of the signal ends the process later.
             let _ = thread::Builder::new().name("grace".to_owned()).spawn(move || {
                 thread::sleep(grace);
                 if own.0.trains.load(Ordering::Acquire) {
@@ -145,7 +145,7 @@ impl Interrupts {
             loop {
                 if let Some(reason) = notice {
                     let interrupt = Interrupt { code: u8::try_from(128 + SIGTERM).unwrap_or(u8::MAX), reason };
-                    // Before the first step, nothing is there to be saved: the notice stands until the run begins.
+                    // Before the first step there is nothing to save, so the notice stands until the run begins.
                     if own.ask(interrupt) {
                         return;
                     }

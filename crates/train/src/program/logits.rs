@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 
 use crate::Devices;
-use crate::logits::LogitsProgram;
+use crate::generate::LogitsProgram;
 use crate::published::StoredModel;
 use anyhow::{Result, anyhow};
 
@@ -37,7 +37,7 @@ pub fn run(arguments: &Logits) -> Result<()> {
     Ok(())
 }
 
-/// What is before the elements in a NumPy file of row-major `f32`: version 1.0 of the format (numpy/lib/format.py).
+/// Returns the header of a NumPy file of row-major `f32`, in version 1.0 of the format (numpy/lib/format.py).
 fn npy_header([rows, length, vocab]: [usize; 3]) -> Vec<u8> {
     const START: &[u8] = b"\x93NUMPY\x01\x00";
     let mut text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {length}, {vocab}), }}");

@@ -20,7 +20,7 @@ mod ahead;
 mod arguments;
 mod config;
 mod elsewhere;
-mod exchange;
+mod import_export;
 mod generate;
 mod interrupts;
 mod logits;
@@ -28,6 +28,7 @@ mod outputs;
 mod plan;
 mod processes;
 mod train;
+mod training_run;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -55,7 +56,7 @@ pub fn main(start: Start) -> ExitCode {
     match ran.and_then(|interrupts| run_until(&interrupts, std::env::args_os(), start)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Usage(error)) => {
-            // Nobody reads the message if standard error is closed.
+            // If standard error is closed, the message has no reader, so an error of writing it is ignored.
             let _ = error.print();
             ExitCode::from(Failure::Usage(error).exit_code())
         }
@@ -76,10 +77,10 @@ pub fn run(words: impl IntoIterator<Item = impl Into<OsString>>, start: Start) -
     run_until(&Interrupts::default(), words, start)
 }
 
-/// As [`run`], but training ends before its last step when it is asked to.
+/// Does the same as [`run`], but training ends before its last step when it is asked to.
 ///
 /// # Errors
-/// As there; and a run that was asked to end has ended.
+/// The errors are those of [`run`]. A run that was asked to end and has ended is one, too.
 pub fn run_until(
     interrupts: &Interrupts,
     words: impl IntoIterator<Item = impl Into<OsString>>,
@@ -95,8 +96,8 @@ pub fn run_until(
     let done = match &arguments.command {
         Command::Train(arguments) => train::run(arguments, &words, start, interrupts),
         Command::Generate(arguments) => generate::run(arguments),
-        Command::Import(arguments) => exchange::import(arguments),
-        Command::Export(arguments) => exchange::export(arguments),
+        Command::Import(arguments) => import_export::import(arguments),
+        Command::Export(arguments) => import_export::export(arguments),
         Command::Logits(arguments) => logits::run(arguments),
         Command::Config(arguments) => config::run(arguments),
         Command::Certificates(arguments) => (start.certify)(arguments, &words).map(|advice| print!("{advice}")),
@@ -113,7 +114,7 @@ pub fn run_until(
 pub struct Ended {
     /// The exit code.
     pub code: u8,
-    /// What the program prints.
+    /// The message that the program prints.
     pub message: String,
 }
 

@@ -6,16 +6,14 @@ use std::sync::Arc;
 use crate::Trainer;
 use crate::checkpoint::{Checkpoint, Checkpointer, Start};
 use crate::config::RunConfig;
-use crate::metrics::{Evaluation, MetricsWriter, Progress, StepMetrics};
 use crate::peers::Peers;
-use crate::profile::StepProfile;
-use crate::tensorboard::EventWriter;
+use crate::report::{Evaluation, EventWriter, MetricsWriter, Progress, StepMetrics, StepProfile};
 use anyhow::Result;
 use meshloom::pjrt::Client;
 
 use super::arguments::Train;
 
-/// What the user asks for: metrics, TensorBoard's events, a profile, checkpoints, the last parameters.
+/// The outputs that the user asks for: metrics, TensorBoard's events, a profile, checkpoints, and the last parameters.
 pub struct Outputs {
     metrics: Option<MetricsWriter>,
     events: Option<EventWriter>,
@@ -25,7 +23,7 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Of a run that begins, or goes on from a checkpoint.
+    /// Opens the outputs of a run that begins, or that goes on from a checkpoint.
     pub fn open(
         arguments: &Train,
         config: &RunConfig,
@@ -50,7 +48,7 @@ impl Outputs {
         Ok(Outputs { checkpointer, events, metrics, profile, parameters })
     }
 
-    /// Before a call, after so many steps.
+    /// Is called before a call of the program, after `done` steps.
     pub fn before_call(&mut self, done: u64, client: &Client, progress: &mut Progress) -> Result<()> {
         if let Some(profile) = &mut self.profile
             && let Some(missing) = profile.before_call(done, client)?
@@ -60,7 +58,7 @@ impl Outputs {
         Ok(())
     }
 
-    /// After a call that began after `before` steps.
+    /// Is called after a call of the program that began after `before` steps.
     pub fn after_call(&mut self, before: u64, trainer: &Trainer, progress: &mut Progress) -> Result<()> {
         let done = trainer.steps_done();
         if let Some(profile) = &mut self.profile
@@ -113,8 +111,8 @@ impl Outputs {
         Ok(())
     }
 
-    /// A checkpoint of a run that ends before its last step. Returns where it is; none without a directory, or before
-    /// the first step.
+    /// Writes a checkpoint of a run that ends before its last step. Returns its path; `None` without a directory, or
+    /// before the first step.
     pub fn save_early(&mut self, trainer: &Trainer) -> Result<Option<PathBuf>> {
         let Some(checkpointer) = self.checkpointer.as_mut().filter(|_| trainer.steps_done() > 0) else {
             return Ok(None);
@@ -124,13 +122,13 @@ impl Outputs {
     }
 
     /// Waits until everything is written.
-    pub fn finish(self) -> Result<()> {
-        self.checkpointer.map(Checkpointer::finish).transpose()?;
+    pub fn finish(&mut self) -> Result<()> {
+        self.checkpointer.take().map(Checkpointer::finish).transpose()?;
         Ok(())
     }
 }
 
-/// Where the config wants checkpoints, if it does.
+/// Opens the checkpointer of the config, if it wants checkpoints.
 fn open_checkpointer(
     config: &RunConfig,
     checkpoint: Option<&Checkpoint>,

@@ -9,8 +9,9 @@ use crate::search::{
 };
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::message::{counted, human_bytes, seconds};
-use meshloom::pjrt::{Client, PlatformKind};
+use meshloom::pjrt::Client;
 
 use super::arguments::Train;
 
@@ -79,7 +80,7 @@ fn of_client(config: &RunConfig) -> Result<Searched> {
     Ok((on_hardware(config, &hardware), hardware, Some((client, notes))))
 }
 
-/// Says what was found, and among how many plans.
+/// Prints the plan that was found, and the number of plans that were considered.
 fn say(searched: &Search, best: &Found, options: &SearchOptions, took: f64) {
     let Search { considered, lowered, ended_early, configured, configured_plan, .. } = searched;
     let devices = counted(options.hardware.device_count(), "device");

@@ -11,13 +11,12 @@ use clap::Args;
 use meshloom::pjrt::{Client, ProcessPlace};
 
 use crate::config::RunConfig;
-use crate::exchange::Exchange;
-use crate::peers::Peers;
+use crate::peers::{Peers, ReplicaLink};
 
 /// Makes the run one of several processes or replicas, from the flags and all words of the command line.
 pub type Join = fn(&ProcessFlags, &[OsString]) -> Result<Box<dyn Several>>;
 
-/// What a program does about other processes and hosts, from the flags and all words of the command line.
+/// The actions of a program that concern other processes and hosts, given the flags and all words of the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
     /// Makes the run one of several processes or replicas.
@@ -28,7 +27,7 @@ pub struct Start {
 
 /// A process that is one of several, or a run that is one of several replicas that are apart.
 pub trait Several {
-    /// Returns the number of this process and the count of all; none if the replica has no other.
+    /// Returns the number of this process and the count of all; `None` if the replica has no other process.
     fn place(&self) -> Option<(usize, usize)>;
 
     /// Joins the others and calls `train` for the part of this process. Then it leaves them, or tells them why it
@@ -41,10 +40,10 @@ pub trait Several {
 
 /// The other processes and replicas, as a run knows them.
 pub struct Part {
-    /// The processes of its mesh, and the place of this one among them; none if there is no other.
+    /// The processes of its mesh, and the place of this one among them; `None` if there is no other process.
     pub process: Option<(Arc<dyn Peers>, ProcessPlace)>,
     /// The other replicas, if they are apart.
-    pub exchange: Option<Arc<dyn Exchange>>,
+    pub link: Option<Arc<dyn ReplicaLink>>,
     /// Makes programs of a client call the collectives between processes, where its plugin has none.
     pub prepare: fn(&Client) -> Result<()>,
 }

@@ -1,26 +1,27 @@
-//! In which types a published model has its tensors, so that it is exported in the same ones.
+//! The types of a published model's tensors, kept so that it is exported in the same types.
 
 use std::collections::{BTreeMap, HashMap};
 
 use meshloom::ir::DType;
 use serde::{Deserialize, Serialize};
 
-use super::ModelFiles;
+use crate::checkpoint::ModelFiles;
 
-/// The file among those of a model that has them. It is no file of the published model, and is not exported.
+/// The file that records the types, among the files of a model. It is not a file of the published model, and it is not
+/// exported.
 pub(super) const DTYPES: &str = "meshloom-dtypes.json";
 
 /// The types of a published model's tensors, as they are read: `bf16` of quantized ones.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Dtypes {
-    /// That of most of them.
+    /// The type of most tensors.
     most: String,
-    /// Those of the others, by name.
+    /// The types of the other tensors, by name.
     others: BTreeMap<String, String>,
 }
 
 impl Dtypes {
-    /// Those of tensors.
+    /// Returns the types of the given tensors.
     pub(super) fn of(tensors: &HashMap<String, DType>) -> Dtypes {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         tensors.values().for_each(|dtype| *counts.entry(dtype.name()).or_default() += 1);
@@ -30,7 +31,7 @@ impl Dtypes {
         Dtypes { most: most.to_owned(), others }
     }
 
-    /// Those that a model's files say, if they do.
+    /// Reads the types that are recorded in a model's files, if they are.
     pub(super) fn read(files: &ModelFiles) -> Option<Dtypes> {
         let file = files.iter().find(|file| file.name == DTYPES)?;
         serde_json::from_slice(&file.bytes).ok()

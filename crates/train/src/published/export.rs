@@ -6,16 +6,19 @@ use std::ops::Range;
 use std::path::Path;
 
 use meshloom::ir::{DType, TensorType};
-use meshloom::nn::{DecoderConfig, LayerNumbers, LayerPath};
+use meshloom::trace::{LayerNumbers, LayerPath};
+use meshloom_nn::DecoderConfig;
 use meshloom_weights::{MAX_SHARD_BYTES, TensorSpec, WeightsWriter};
 use serde_json::Value;
 
 use super::dtypes::{DTYPES, Dtypes};
-use super::{CONFIG, ModelFiles, StoredModel, arrange};
+use super::parameter_source::Source;
+use super::{StoredModel, tensor_layout};
 use crate::Error;
-use crate::assign::Source;
+use crate::checkpoint::ModelFiles;
 use crate::config::invalid;
 use crate::families::{Part, Published, TensorsOf};
+use crate::model_folder::CONFIG;
 use crate::parameters::{ParameterError, stored_dtype};
 
 /// How parameters are written.
@@ -34,7 +37,7 @@ impl Default for ExportOptions {
     }
 }
 
-/// What was exported.
+/// The size of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exported {
     /// Number of tensors.
@@ -43,18 +46,18 @@ pub struct Exported {
     pub bytes: u64,
 }
 
-/// What a tensor is made of.
+/// A tensor and the shares of parameters that it consists of.
 struct Target<'p> {
     name: &'p str,
     dims: &'p [usize],
     shares: Vec<Share<'p>>,
 }
 
-/// A parameter, or the share of one, that is of a tensor.
+/// A parameter, or the share of one, that a tensor contains.
 struct Share<'p> {
     parameter: &'p TensorsOf,
     part: &'p Part,
-    /// Which share it is, where the parameter is of several tensors.
+    /// The number of the share, if the parameter is spread over several tensors.
     index: Option<usize>,
 }
 
@@ -109,7 +112,7 @@ pub fn export(model: &StoredModel, folder: impl AsRef<Path>, options: ExportOpti
     Ok(Exported { tensors: specs.len(), bytes })
 }
 
-/// Every tensor, with what it is made of.
+/// Returns every tensor with the shares that it consists of.
 fn targets(parameters: &[TensorsOf]) -> Vec<Target<'_>> {
     let mut targets: Vec<Target<'_>> = Vec::new();
     let mut known: HashMap<&str, usize> = HashMap::new();
@@ -140,7 +143,7 @@ impl Target<'_> {
         let mut tensor = vec![0; ty.byte_count()];
         for share in &self.shares {
             let elements = source.part(&share.path(), &share.parameter.dims, &share.shard())?.convert(dtype);
-            arrange::put(share.part, elements.bytes(), size, &mut tensor);
+            tensor_layout::put(share.part, elements.bytes(), size, &mut tensor);
         }
         Ok(tensor)
     }

@@ -5,18 +5,13 @@ use std::path::{Path, PathBuf};
 
 use meshloom::trace::{Param, Tree};
 
-use super::{ModelFiles, PublishedWeights};
+use super::PublishedWeights;
+use super::parameter_source::Source;
 use crate::Error;
-use crate::assign::Source;
 use crate::checkpoint::{self, Checkpoint, CheckpointError, Fallback};
 use crate::config::{ConfigError, RunConfig, invalid};
 use crate::families::Published;
-
-/// The file of a published model that says what it is.
-pub(crate) const CONFIG: &str = "config.json";
-
-/// The file of a published model that says how text becomes tokens.
-pub(crate) const TOKENIZER: &str = "tokenizer.json";
+use crate::model_folder::{TOKENIZER, is_published};
 
 /// The keys of one device, on which a model is used unless the caller gives a mesh.
 const ONE_DEVICE: [&str; 3] = ["mesh.axes=data=1", "target.devices=1", "target.processes=1"];
@@ -24,12 +19,12 @@ const ONE_DEVICE: [&str; 3] = ["mesh.axes=data=1", "target.devices=1", "target.p
 /// A model whose parameters are in a folder.
 #[derive(Debug)]
 pub struct StoredModel {
-    /// What the model is and on which devices it is used: on one, unless the caller has given `mesh.axes`.
+    /// The description of the model and of the devices it uses: one device, unless the caller has given `mesh.axes`.
     pub config: RunConfig,
     stored: ModelFolder,
 }
 
-/// What has the parameters of a model.
+/// A folder that has the parameters of a model.
 #[derive(Debug)]
 pub(crate) enum ModelFolder {
     /// A checkpoint of a run.
@@ -137,11 +132,6 @@ fn newest_checkpoint(folder: &Path) -> Result<Checkpoint, Error> {
     }
 }
 
-/// Whether a folder is that of a published model.
-pub(crate) fn is_published(folder: &Path) -> bool {
-    folder.join(CONFIG).is_file()
-}
-
 /// Returns the keys that a checkpoint records of its model, as the text of a config.
 fn facts_of(checkpoint: &Checkpoint, overrides: &[String]) -> Result<String, Error> {
     let (recorded, copy) = (&checkpoint.about().config, checkpoint.model_folder());
@@ -162,15 +152,7 @@ fn facts_of(checkpoint: &Checkpoint, overrides: &[String]) -> Result<String, Err
 }
 
 impl RunConfig {
-    /// What checkpoints of the run keep of its published model: the files of `model.config` beside the weights.
-    pub(crate) fn model_files(&self) -> Result<ModelFiles, CheckpointError> {
-        match self.model.config.as_str() {
-            "" => Ok(ModelFiles::default()),
-            folder => ModelFiles::read(Path::new(folder)),
-        }
-    }
-
-    /// What `train.init` names, if it names something.
+    /// Returns the folder that `train.init` names, if it names one.
     pub(crate) fn initial_parameters(&self) -> Result<Option<ModelFolder>, Error> {
         match self.train.init.as_str() {
             "" => Ok(None),

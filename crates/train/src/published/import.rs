@@ -3,15 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use meshloom::nn::{DecoderConfig, LayerPath};
-use meshloom::trace::{MapTree, Param};
+use meshloom::trace::{LayerPath, MapTree, Param};
+use meshloom_nn::DecoderConfig;
 
-use super::{ModelFiles, PublishedWeights, StoredModel};
+use super::{PublishedWeights, StoredModel};
 use crate::Error;
-use crate::checkpoint::{self, About, CheckpointError, DataPosition, ParameterSource, RecordedConfig};
+use crate::checkpoint::{self, About, CheckpointError, DataPosition, ModelFiles, ParameterSource, RecordedConfig};
 use crate::families::Published;
 
-/// What was imported.
+/// The result of an import.
 #[derive(Clone, Debug)]
 pub struct Imported {
     /// The checkpoint.

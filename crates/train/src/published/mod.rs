@@ -4,30 +4,29 @@
 //! checkpoint of them, and [`export`] writes the parameters of a checkpoint as transformers reads them. The other files
 //! of the folder go along with every checkpoint of a run ([`ModelFiles`]).
 
-mod arrange;
 mod dtypes;
 mod export;
-mod files;
 mod folder;
 mod import;
 mod names;
+mod parameter_source;
+mod tensor_layout;
 
 pub use export::{ExportOptions, Exported, export};
-pub use files::ModelFiles;
-pub(crate) use files::{ModelFile, is_kept};
 pub use folder::StoredModel;
-pub(crate) use folder::{CONFIG, TOKENIZER, is_published};
 pub use import::{Imported, import};
+pub(crate) use parameter_source::{Source, with_parameters};
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::Path;
 
 use meshloom::ir::{DType, InternalError, Literal, TensorType};
-use meshloom::nn::{LayerNumbers, LayerPath};
+use meshloom::trace::{LayerNumbers, LayerPath};
 use meshloom_weights::{Encoding, FP8_BLOCK, Weights, WeightsError};
 
 use crate::Error;
+use crate::checkpoint::ModelFiles;
 use crate::families::{Published, TensorsOf};
 use crate::parameters::own_dtype;
 use dtypes::{DTYPES, Dtypes};
@@ -37,7 +36,7 @@ use names::Names;
 #[derive(Debug)]
 pub struct PublishedWeights {
     weights: Weights,
-    /// By the name that all layers share.
+    /// The parameters by the name that all layers share.
     parameters: HashMap<String, PublishedParameter>,
     /// The types of the tensors, by their names in a folder of the decoder alone.
     dtypes: HashMap<String, DType>,
@@ -120,7 +119,7 @@ impl PublishedWeights {
     /// A file cannot be read, or the model has no such parameter.
     pub fn read_part(&self, path: &str, dims: &[usize], shard: &[Range<usize>]) -> Result<Literal, Error> {
         let unknown = || InternalError::new("a published checkpoint", "each parameter of its model");
-        // Of a path without numbers, the layers are those from the first on.
+        // A path without numbers stands for the layers from the first on.
         let LayerPath { name, numbers } = LayerPath::of(path, true);
         let parameter = self.parameters.get(&name).ok_or_else(unknown)?;
         let numbers = numbers.filter(|_| !parameter.layers.contains_key(&None));
@@ -131,7 +130,7 @@ impl PublishedWeights {
         let layers: Vec<Option<usize>> = match numbers {
             None => vec![None],
             Some(LayerNumbers { first, step }) => {
-                let places = arrange::places(&dims[..leading], stack);
+                let places = tensor_layout::places(&dims[..leading], stack);
                 places.into_iter().map(|place| Some(first + place * step.unwrap_or(1))).collect()
             }
         };
@@ -153,11 +152,13 @@ impl PublishedWeights {
         let (dtype, dims) = (parameter.dtype, &of_layer.dims[..]);
         let read = |tensor: &str, region: &[Range<usize>]| self.read(tensor, region, dtype);
         match &of_layer.parts[..] {
-            [part] => arrange::take(part, (dims, shard), dtype.byte_count(), |region| read(&part.tensor, region), into),
+            [part] => {
+                tensor_layout::take(part, (dims, shard), dtype.byte_count(), |region| read(&part.tensor, region), into)
+            }
             // Each expert is a tensor of its own.
             parts => parts[shard[0].clone()].iter().try_for_each(|part| {
                 let of_expert = (&dims[1..], &shard[1..]);
-                arrange::take(part, of_expert, dtype.byte_count(), |region| read(&part.tensor, region), into)
+                tensor_layout::take(part, of_expert, dtype.byte_count(), |region| read(&part.tensor, region), into)
             }),
         }
     }

@@ -4,8 +4,8 @@ use meshloom_weights::{Tensor, Weights};
 
 use crate::families::Published;
 
-/// What the names of a decoder's tensors begin with where it is a part of a larger model, in place of `model.` and of
-/// nothing: as published, and as transformers 5 writes it.
+/// The prefixes of the names of a decoder's tensors where it is a part of a larger model. They stand in place of
+/// `model.` and of no prefix. The first pair is as published, the second as transformers 5 writes it.
 const WITHIN: [(&str, &str); 2] = [("language_model.model.", "language_model."), ("model.language_model.", "")];
 
 /// Tensors of older files that a model computes by itself.
@@ -14,12 +14,12 @@ const COMPUTED: &str = "*.rotary_emb.inv_freq";
 /// How a folder names the tensors of a decoder.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Names {
-    /// In place of `model.` and of nothing, if the decoder is a part of a larger model.
+    /// The prefixes in place of `model.` and of no prefix, if the decoder is a part of a larger model.
     within: Option<(&'static str, &'static str)>,
 }
 
 impl Names {
-    /// Those of a folder, by the name of the table of tokens.
+    /// Returns the names of a folder, by the name of its embedding table.
     pub(super) fn of(weights: &Weights) -> Names {
         let has = |prefix: &str| {
             let table = format!("{prefix}embed_tokens.weight");
@@ -37,8 +37,8 @@ impl Names {
         }
     }
 
-    /// Patterns of the tensors that a model leaves out: what it computes, a head that is the table of tokens, layers
-    /// that predict further tokens where it has none, copies of tensors, and what sees.
+    /// Returns the patterns of the tensors that a model leaves out: values that it computes, a head that is the
+    /// embedding table, layers that predict further tokens if it has none, copies of tensors, and the part that sees.
     pub(super) fn skipped(self, published: &Published) -> Vec<String> {
         let mut patterns = vec![COMPUTED.to_owned()];
         if published.architecture.tied_embeddings {

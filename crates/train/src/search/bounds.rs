@@ -1,20 +1,20 @@
-//! What a plan takes at least, without lowering it.
+//! Lower bounds of the time and memory of a plan, which need no lowering.
 
 use super::Hardware;
 use super::plan::{Plan, Residual};
-use meshloom::hlo::analysis::Arithmetic;
-use meshloom::hlo::analysis::estimate::{Dimension, Wire};
+use meshloom::analysis::Arithmetic;
+use meshloom::analysis::estimate::{Dimension, Wire};
 use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
 
-/// What all plans of a model have in common.
+/// The facts that all plans of a model share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Model {
     /// Operations of a step, of products alone, on all devices.
     pub(super) flops: f64,
     /// Parameters.
     pub(super) parameters: f64,
-    /// Of those, the ones that only experts have.
+    /// The parameters among these that only experts have.
     pub(super) of_experts: f64,
     /// Bytes of a parameter.
     pub(super) parameter_bytes: f64,
@@ -27,7 +27,7 @@ pub(super) struct Model {
     /// Width of the residual stream, and layers.
     pub(super) width: f64,
     pub(super) layers: f64,
-    /// What the layers compute of a token in the width that `tensor` splits, all layers together.
+    /// The values that the layers compute for a token in the width that `tensor` splits, over all layers.
     pub(super) kept: Kept,
     /// The arithmetic of products.
     pub(super) arithmetic: Arithmetic,
@@ -42,7 +42,7 @@ pub(super) struct Kept {
     pub(super) of_attention: f64,
 }
 
-/// What a plan takes at least.
+/// The lower bounds of a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
     /// Seconds of a step.
@@ -52,8 +52,8 @@ pub struct Bounds {
 }
 
 impl Model {
-    /// The bounds of a plan: its products at the rate that programs reach, and the least that goes over its wires, none
-    /// of which the estimate of a lowered program is below.
+    /// Returns the bounds of a plan: the time of its products at the rate that programs reach, and the least traffic
+    /// over its wires. The estimate of a lowered program is never below them.
     pub(super) fn bounds(&self, plan: &Plan, hardware: &Hardware) -> Bounds {
         let size = |axis: &str| plan.size(axis) as f64;
         let devices = hardware.device_count() as f64;
@@ -96,7 +96,7 @@ impl Model {
         // The input of a layer; stages may keep less.
         let input = if plan.pipeline.is_none() { stream } else { 0.0 };
         let numbers = match plan.remat {
-            // Both products with the residual stream need what it was normalized to.
+            // Both products with the residual stream need their normalized input.
             RematPolicy::None => (of_products + of_attention) / size("tensor") + 2.0 * stream,
             RematPolicy::Dots => of_products / size("tensor"),
             RematPolicy::Save(_) if plan.keeps_products() => (of_products + of_attention) / size("tensor") + input,

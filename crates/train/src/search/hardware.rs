@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use meshloom::hlo::analysis::estimate::{Cache, Dimension, Hardware, Reached, Wire};
-use meshloom::hlo::analysis::{Chip, memory::Backend};
+use meshloom::analysis::Chip;
+use meshloom::analysis::estimate::{Cache, Dimension, Hardware, Reached, Wire};
+use meshloom::hlo::PlatformKind;
 use meshloom::hlo::files;
 use meshloom::hlo::mesh::slice_shape;
 use meshloom::pjrt::{DeviceDescription, Topology};
@@ -15,7 +16,7 @@ use crate::config::Place;
 /// The most devices that a file describes. More take minutes to split into meshes.
 const MOST_DEVICES: usize = 1 << 20;
 
-/// What is wrong with a file of hardware, and where.
+/// An error in a file of hardware, and its place.
 #[derive(thiserror::Error)]
 pub enum HardwareError {
     /// The file cannot be read.
@@ -23,7 +24,7 @@ pub enum HardwareError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The file cannot be written.
@@ -31,15 +32,15 @@ pub enum HardwareError {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The text is not TOML, or has other keys, or values of other types.
     #[error("{place}{message}")]
     Syntax {
-        /// Where.
+        /// The place in the file.
         place: Place,
-        /// What the parser says.
+        /// The parser's message.
         message: String,
     },
     /// A key that is needed.
@@ -49,7 +50,7 @@ pub enum HardwareError {
         origin: String,
         /// The key.
         key: &'static str,
-        /// What to give.
+        /// The value to give.
         reason: &'static str,
     },
     /// A value that is not possible.
@@ -61,7 +62,7 @@ pub enum HardwareError {
         key: String,
         /// The value.
         value: String,
-        /// What is.
+        /// The values that are possible.
         reason: String,
     },
     /// A number that TOML has no form for.
@@ -153,21 +154,22 @@ pub fn hardware_from_toml(text: &str, origin: &str) -> Result<Hardware, Hardware
     Ok(hardware)
 }
 
-/// Hardware as text that [`hardware_from_toml`] reads. Of a chip that is not among
-/// [those known](meshloom::hlo::analysis::CHIPS), `name` has to be that of one: what no key says is as that one has it.
+/// Returns hardware as text that [`hardware_from_toml`] reads. If the chip is not among [those
+/// known](meshloom::analysis::CHIPS), `name` has to be the name of a known one, from which facts without a key are
+/// taken.
 ///
 /// # Errors
-/// A whole number is larger than TOML has.
+/// A whole number is larger than TOML allows.
 pub fn hardware_to_toml(hardware: &Hardware) -> Result<String, HardwareError> {
     toml::to_string(&Written::of(hardware)).map_err(|error| HardwareError::Form(error.to_string()))
 }
 
-/// Hardware as a file has it. What is absent is as the chip has it, or as its backend has.
+/// Hardware as a file has it. Absent keys have the values of the chip, or of its backend.
 #[derive(Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 struct Written {
     chip: Option<String>,
-    backend: Option<Backend>,
+    backend: Option<PlatformKind>,
     bf16_flops: Option<f64>,
     f32_flops: Option<f64>,
     f64_flops: Option<f64>,
@@ -257,7 +259,8 @@ impl Written {
     }
 }
 
-/// The least and the largest number that a key may have, and what it must be. No estimate becomes infinite.
+/// The least and the largest number that a key may have, and the words for what it must be. Within these bounds, no
+/// estimate becomes infinite.
 type Bound = (f64, f64, &'static str);
 
 const AMOUNT: Bound = (1.0, 1e30, "it must be a number from 1 to 1e30");

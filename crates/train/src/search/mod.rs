@@ -19,24 +19,24 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use crate::Error;
-use crate::config::{ConfigError, PartitionMode, Platform, RuleSource, RunConfig};
+use crate::config::{ConfigError, PartitionMode, PlatformChoice, RuleSource, RunConfig};
 use blocks::AttentionBlocks;
 pub use bounds::Bounds;
 use bounds::{Kept, Model};
 pub use hardware::{
     HardwareError, hardware, hardware_from_toml, hardware_of_devices, hardware_to_toml, read_hardware, write_hardware,
 };
-pub use meshloom::hlo::analysis::Hardware;
-use meshloom::hlo::analysis::memory::{Backend, upper};
-use meshloom::hlo::analysis::{
-    Arithmetic, Devices, EstimateError, Sources, StepTime, UnknownChip, UnknownRate, Walk, estimate_walk,
-    memory_of_walk,
+pub use meshloom::analysis::Hardware;
+use meshloom::analysis::memory::upper;
+use meshloom::analysis::{
+    Arithmetic, DeviceWalk, Devices, EstimateError, StepTime, UnknownChip, UnknownRate, estimate_walk, memory_of_walk,
 };
 use meshloom::hlo::message::{counted, human_bytes, seconds};
+use meshloom::hlo::source::Sources;
 use meshloom::ir::DType;
 use meshloom::kernels::Kernels;
-use meshloom::nn::{AttentionConfig, DecoderConfig, FeedForwardConfig};
 use meshloom::trace::Tree;
+use meshloom_nn::{AttentionConfig, DecoderConfig, FeedForwardConfig};
 use placement::other_placements;
 pub use plan::{Plan, Residual};
 use plan::{Shape, plans};
@@ -46,7 +46,7 @@ pub use report::{Advice, what_it_would_need};
 /// The most plans that a search lowers, unless more or fewer are asked for.
 pub const MOST_LOWERED: usize = 4000;
 
-/// What is searched for, and how long.
+/// The devices to search plans for, and the limits of the search.
 #[derive(Clone, Debug)]
 pub struct SearchOptions {
     /// The devices.
@@ -72,13 +72,13 @@ pub struct Found {
     pub plan: Plan,
     /// Its step, by the estimate.
     pub time: StepTime,
-    /// What a device needs at most, in bytes: see [`upper`](meshloom::hlo::analysis::memory::upper()).
+    /// The upper bound of the bytes that a device needs: see [`upper`](meshloom::analysis::memory::upper()).
     pub bytes: u64,
     /// Whether that is within the chip's memory.
     pub fits: bool,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
     /// The step of the config as it stands and the bytes that a device needs, or why it cannot be lowered; `None` if
@@ -90,7 +90,7 @@ pub struct Search {
     pub considered: usize,
     /// Plans left out because they need more memory than there is, whatever else they do.
     pub too_large: usize,
-    /// Of those, the one whose bound is smallest, and how many bytes that is.
+    /// The plan among these whose bound is smallest, and that bound in bytes.
     pub least_too_large: Option<(Plan, u64)>,
     /// Plans that were lowered.
     pub lowered: usize,
@@ -98,7 +98,7 @@ pub struct Search {
     pub too_slow: usize,
     /// Plans that were to be lowered and cannot be, with the reason of one of them.
     pub refused: usize,
-    /// Why the first of them cannot be.
+    /// The reason why the first of them is not possible.
     pub first_refusal: Option<String>,
     /// Whether plans were left that might be faster.
     pub ended_early: bool,
@@ -111,10 +111,13 @@ pub struct Search {
 /// A search that cannot be made.
 #[derive(thiserror::Error)]
 pub enum SearchError {
+    /// The train step of a plan cannot be lowered.
+    #[error(transparent)]
+    Training(Box<Error>),
     /// The config's fault.
     #[error(transparent)]
     Config(#[from] Box<ConfigError>),
-    /// Nothing is known of the chip.
+    /// The chip is not known.
     #[error(transparent)]
     Chip(#[from] UnknownChip),
     /// Too little is known of the chip.
@@ -136,7 +139,7 @@ pub enum SearchError {
         /// Layers.
         layers: usize,
     },
-    /// Nothing says how fast the hardware multiplies what the model computes with.
+    /// The rate at which the hardware multiplies numbers of the model's type is not known.
     #[error(
         "the rate at which {chip} multiplies {dtype} is not known; give {key} in a file of hardware, or set \
          model.compute_dtype to a type whose rate is known"
@@ -149,16 +152,16 @@ pub enum SearchError {
         /// The key of the rate.
         key: &'static str,
     },
-    /// Nothing is known of a client's devices.
+    /// The client's devices are not known.
     #[error(
         "the rates and links of {} of kind \"{kind}\" are not known; describe them in a TOML file, as docs/plan.md \
          says, and give it by --hardware FILE",
         counted(*count, "device")
     )]
     Devices {
-        /// What the plugin calls them.
+        /// The kind of the devices, as the plugin names it.
         kind: String,
-        /// How many there are.
+        /// The number of devices.
         count: usize,
     },
     /// A plan was lowered, and cannot be estimated.
@@ -177,7 +180,7 @@ pub enum SearchError {
         too_large: usize,
         /// Plans that cannot be lowered.
         refused: usize,
-        /// Why the first of them cannot be.
+        /// The reason why the first of them is not possible.
         first_refusal: Option<String>,
     },
     /// No plan fits.
@@ -199,6 +202,12 @@ pub enum SearchError {
 
 meshloom::hlo::debug_is_message!(SearchError);
 
+impl From<Error> for SearchError {
+    fn from(error: Error) -> SearchError {
+        SearchError::Training(Box::new(error))
+    }
+}
+
 impl From<ConfigError> for SearchError {
     fn from(error: ConfigError) -> SearchError {
         Box::new(error).into()
@@ -209,11 +218,7 @@ impl From<ConfigError> for SearchError {
 pub fn on_hardware(config: &RunConfig, hardware: &Hardware) -> RunConfig {
     let mut config = config.clone();
     config.target.topology.clear();
-    config.target.platform = match hardware.chip.backend {
-        Backend::Cpu => Platform::Cpu,
-        Backend::Cuda => Platform::Cuda,
-        Backend::Tpu => Platform::Tpu,
-    };
+    config.target.platform = PlatformChoice::Of(hardware.chip.backend);
     config.target.devices = hardware.device_count();
     config
 }
@@ -253,7 +258,7 @@ pub fn search(
     let estimated = |config: &RunConfig| estimate_step(config, hardware).map_err(|error| error.to_string());
     let configured = on_devices.as_ref().map(estimated);
     let mut outcome = Outcome::default();
-    // Where it is none that would be listed, it is one more.
+    // A plan of the config that would not be listed is one more.
     let mut considered = match &plan {
         Some(plan) => {
             candidates.retain(|(listed, _)| listed != plan);
@@ -298,7 +303,7 @@ pub fn search(
     })
 }
 
-/// Of those that differ in the order of their axes alone, the first.
+/// Returns the first of each group of plans that differ only in the order of their axes.
 fn in_best_placement(found: Vec<Found>) -> Vec<Found> {
     let mut known: Vec<Plan> = Vec::new();
     let mut is_new = |plan: Plan| {
@@ -311,10 +316,10 @@ fn in_best_placement(found: Vec<Found>) -> Vec<Found> {
     found.into_iter().filter(|found| is_new(found.plan.in_order(&[]))).collect()
 }
 
-/// All plans of a config's model on hardware, each with what it takes at least.
+/// Returns all plans of a config's model on hardware, each with its lower bounds.
 ///
 /// # Errors
-/// As of [`search`].
+/// The errors are those of [`search`].
 pub fn bounded(base: &RunConfig, hardware: &Hardware) -> Result<Vec<(Plan, Bounds)>, SearchError> {
     Ok(list(base, hardware)?.candidates)
 }
@@ -351,7 +356,7 @@ fn list(base: &RunConfig, hardware: &Hardware) -> Result<Listed, SearchError> {
         let bounds = model.bounds(&plan, hardware);
         (plan, bounds)
     };
-    // Without one, no plan is lowered.
+    // Without a plugin, no plan is lowered.
     let platform = base.any_plugin().ok();
     let has_host_memory = platform.as_ref().is_some_and(|platform| platform.has_host_memory());
     let shape = shape(&base, &decoder, hardware, has_host_memory);
@@ -378,7 +383,7 @@ impl Search {
         self.best().ok_or_else(|| self.why_none(hardware))
     }
 
-    /// Why there is no plan that fits, where there is none.
+    /// Returns the reason why no plan fits, if none does.
     pub fn why_none(&self, hardware: &Hardware) -> SearchError {
         let lowered = self.found.iter().map(|found| (&found.plan, found.bytes)).min_by_key(|(_, bytes)| *bytes);
         let nearest = lowered.or(self.least_too_large.as_ref().map(|(plan, bytes)| (plan, *bytes)));
@@ -518,7 +523,7 @@ impl Run<'_> {
 ///
 /// # Errors
 /// The config cannot have the plan, or no time can be estimated.
-pub fn evaluate(base: &RunConfig, plan: &Plan, hardware: &Hardware, memory: u64) -> Result<Found, Error> {
+pub fn evaluate(base: &RunConfig, plan: &Plan, hardware: &Hardware, memory: u64) -> Result<Found, SearchError> {
     let config = plan.apply(base).on_devices(hardware.device_count())?;
     let (time, bytes) = estimate_step(&config, hardware)?;
     Ok(Found { plan: plan.clone(), time, bytes, fits: bytes <= memory })
@@ -529,16 +534,17 @@ pub fn evaluate(base: &RunConfig, plan: &Plan, hardware: &Hardware, memory: u64)
 ///
 /// # Errors
 /// Model, mesh and rules do not fit together; or the mesh does not fit the hardware.
-pub fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Result<(StepTime, u64), Error> {
+pub fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Result<(StepTime, u64), SearchError> {
     let mut config = config.clone();
-    // Only of our own partitioner is known what it does.
+    // The figures are known only for our own partitioner.
     config.partition.mode = PartitionMode::Explicit;
     let (_, lowered) = config.lower_train_step()?;
-    let module = lowered.module.decode().map_err(meshloom::Error::from)?;
+    let module = lowered.module.decode().map_err(|error| Error::Compiler(error.into()))?;
     let mesh = lowered.emitted_mesh().cloned().unwrap_or_default();
-    let walk = Walk::on(&module, Devices::partitioned(mesh.device_count()));
-    let mut time = estimate_walk(&walk, &module, &mesh, hardware).map_err(SearchError::from)?;
-    let memory = memory_of_walk(&module, &walk, Sources::of(&module)).map_err(meshloom::Error::from)?;
+    let walk = DeviceWalk::of(&module, Devices::partitioned(mesh.device_count()));
+    let mut time = estimate_walk(&walk, &module, &mesh, hardware)?;
+    let memory =
+        memory_of_walk(&module, walk.walk(), Sources::of(&module)).map_err(|error| Error::Compiler(error.into()))?;
     let (peak, temporaries) = upper(&memory, Some(hardware.chip.backend))
         .map_or((memory.peak, memory.temporaries), |upper| (upper.peak, upper.temporaries));
     let fresh = (temporaries + memory.outputs.saturating_sub(memory.aliased)) as f64 * hardware.reached.fresh;
@@ -574,7 +580,7 @@ fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware, has_hos
     }
 }
 
-/// What the backward pass needs of a token, of all layers together.
+/// Returns the values that the backward pass needs for a token, over all layers.
 fn kept(decoder: &DecoderConfig) -> Kept {
     let stack = &decoder.architecture.stack;
     let once = stack.prefix.iter().chain(&stack.suffix).map(|layer| (layer, 1));

@@ -1,12 +1,12 @@
 //! Where the axes of a plan's mesh lie in the hardware.
 
-use meshloom::hlo::analysis::Hardware;
-use meshloom::hlo::analysis::estimate::{Wire, placement};
+use meshloom::analysis::Hardware;
+use meshloom::analysis::estimate::{Wire, placement};
 use meshloom::sharding::Mesh;
 
 use super::plan::Plan;
 
-/// What the axes have of the hardware's dimensions, by their names.
+/// The parts of the hardware's dimensions that each axis has, by the axis's name.
 type Placement = Vec<(String, Vec<(usize, usize)>)>;
 
 /// The plan with its axes in other orders: one for each placement in the hardware that neither the plan nor another

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::LazyLock;
 
-use crate::alternatives::schedules_of;
 use crate::config::{PipelineConfig, RuleSource, RunConfig};
+use crate::run::schedules_of;
 use meshloom::ir::Name;
 use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
@@ -13,7 +13,8 @@ use meshloom::transform::pipeline::{Schedule, WeightPlan};
 /// links.
 const AXES: [&str; 6] = ["stage", "replica", "fsdp", "expert", "context", "tensor"];
 
-/// Those that split a row. They are the last ones: whatever the others are, a mesh has them along the same links.
+/// The axes that split a row. They are the last axes, so a mesh has them along the same links whatever the other axes
+/// are.
 pub(super) const WITHIN_ROWS: [&str; 3] = ["expert", "context", "tensor"];
 
 /// The most chunks of an interleaved pipeline.
@@ -44,7 +45,7 @@ fn texts(names: &[Name]) -> Vec<String> {
     names.iter().map(|name| name.text()).collect()
 }
 
-/// What the backward pass may recompute.
+/// Returns the policies of recomputation in the backward pass.
 fn policies(offloads: bool) -> Vec<RematPolicy> {
     let mut all = vec![RematPolicy::None, RematPolicy::Dots, RematPolicy::Full];
     all.extend(LISTS.map(|(_, count)| RematPolicy::Save(names(count))));
@@ -63,7 +64,7 @@ pub(super) const MOST_RECOMPUTED: usize = DOTS + LISTS.len() + 1;
 /// The most microbatches for each stage of a pipeline; more shorten bubbles that are short already.
 const MOST_FOR_EACH_STAGE: usize = 8;
 
-/// What the residual stream is between products that `tensor` splits.
+/// The sharding of the residual stream between products that `tensor` splits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Residual {
     /// Split along the sequence: sequence parallelism.
@@ -89,7 +90,7 @@ pub struct Plan {
     pub sizes: [usize; AXES.len()],
     /// The axes of the mesh, major to minor, by their places in `sizes`: where each lies in the hardware.
     pub order: [usize; AXES.len()],
-    /// What the backward pass recomputes.
+    /// The values that the backward pass recomputes.
     pub remat: RematPolicy,
     /// Parts of the batch whose gradients are added up one after the other.
     pub accumulate: usize,
@@ -112,12 +113,12 @@ impl Plan {
         if text.is_empty() { "fsdp=1".to_owned() } else { text }
     }
 
-    /// Into how many parts the rows of a batch are split.
+    /// Returns the number of parts that the rows of a batch are split into.
     pub fn rows_split(&self) -> usize {
         self.size("replica") * self.size("fsdp") * self.size("expert")
     }
 
-    /// What it recomputes, in order of how much that is.
+    /// Returns the rank of the plan by how much it recomputes.
     pub(super) fn rank(&self) -> usize {
         match &self.remat {
             RematPolicy::None => 0,
@@ -126,7 +127,8 @@ impl Plan {
         }
     }
 
-    /// What the device does not keep, in order of how much that is: what is on the host is not.
+    /// Returns the rank of the plan by how much the device does not keep. Values that are kept on the host are not on
+    /// the device.
     pub(super) fn rank_of_memory(&self) -> usize {
         if self.offloads() { MOST_RECOMPUTED } else { self.rank() }
     }
@@ -136,7 +138,7 @@ impl Plan {
         matches!(self.remat, RematPolicy::Offload(_))
     }
 
-    /// Which of [`LISTS`] it keeps, on the device or on the host.
+    /// Returns the index of the list of [`LISTS`] that the plan keeps, on the device or on the host.
     fn list(&self) -> Option<usize> {
         let (RematPolicy::Save(kept) | RematPolicy::Offload(kept)) = &self.remat else { return None };
         LISTS.iter().position(|&(_, count)| NAMES[..count] == **kept)
@@ -147,12 +149,13 @@ impl Plan {
         self.list().is_some_and(|list| list + 1 == LISTS.len())
     }
 
-    /// Into how many parts a device's rows are cut, one computed after the other.
+    /// Returns the number of parts that a device's rows are cut into. They are computed one after the other.
     pub(super) fn parts(&self) -> usize {
         self.pipeline.as_ref().map_or(self.accumulate, |pipeline| pipeline.microbatches)
     }
 
-    /// What it has in common with plans that recompute more or less, or have other parts.
+    /// Returns the key that is equal for plans that differ only in how much they recompute and into how many parts they
+    /// cut rows.
     pub(super) fn family(&self) -> Family {
         let pipeline = self.pipeline.as_ref().map(|it| {
             let numbers = [it.repeats, it.chunks, usize::from(it.keep_gathered)];
@@ -161,7 +164,7 @@ impl Plan {
         (self.sizes, self.order, self.residual, pipeline)
     }
 
-    /// What it has in common with plans that keep as much of the same rows.
+    /// Returns the key that is equal for plans that keep as much of the same rows.
     pub(super) fn kin(&self) -> Kin {
         let keeping = match &self.pipeline {
             None => Keeping::Part,
@@ -171,7 +174,7 @@ impl Plan {
         (self.sizes, self.residual, keeping)
     }
 
-    /// How it splits a row, and what is computed of it.
+    /// Returns the key of how a plan splits a row, and of what is computed of it.
     pub(super) fn split(&self) -> Split {
         (WITHIN_ROWS.map(|axis| self.size(axis)), self.order, self.residual)
     }
@@ -186,7 +189,7 @@ impl Plan {
         Plan { order: order(&self.sizes, axes), ..self.clone() }
     }
 
-    /// Into how many pieces the rows of a batch are cut that are computed at once.
+    /// Returns the number of pieces that the rows of a batch are cut into and that are computed at once.
     pub(super) fn pieces(&self) -> usize {
         self.rows_split() * self.parts()
     }
@@ -200,7 +203,7 @@ impl Plan {
             RuleSource::Preset(name) if name != Residual::Split.preset() => return None,
             _ => Residual::Split,
         };
-        // What plans do not choose is as it is by default.
+        // A value that plans do not choose must be the default.
         let is_plain = |it: &PipelineConfig| {
             let &PipelineConfig { microbatches, repeats, chunks, layers_per_stage, .. } = it;
             let &PipelineConfig { weights, schedule, keep_gathered, .. } = it;
@@ -289,7 +292,7 @@ impl fmt::Display for Plan {
         if pipeline.chunks > 1 {
             write!(f, ", chunks {}", pipeline.chunks)?;
         }
-        // Those that branch have gathered weights throughout.
+        // Schedules that branch have gathered weights throughout.
         if !pipeline.schedule.branches() {
             write!(f, ", {}{}", pipeline.weights.name(), if pipeline.keep_gathered { ", kept" } else { "" })?;
         }
@@ -303,13 +306,13 @@ fn order(sizes: &[usize; AXES.len()], axes: &[usize]) -> [usize; AXES.len()] {
     std::array::from_fn(|place| if sizes[place] > 1 { *axes.next().unwrap_or(&place) } else { place })
 }
 
-/// For each axis a number.
+/// A number for each axis.
 type OfAxes = [usize; AXES.len()];
 
 /// The plans of a mesh with the same pipeline.
 pub(super) type Family = (OfAxes, OfAxes, Residual, Option<(&'static str, &'static str, [usize; 3])>);
 
-/// Which parts of a device's rows are kept for the backward pass at a time.
+/// The parts of a device's rows that are kept for the backward pass at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Keeping {
     /// One.
@@ -326,7 +329,7 @@ pub(super) type Kin = (OfAxes, Residual, Keeping);
 /// The plans that split a row in the same way.
 pub(super) type Split = ([usize; WITHIN_ROWS.len()], OfAxes, Residual);
 
-/// What bounds the plans of a model.
+/// The facts about a model and its devices that limit the plans.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     /// Devices.
@@ -335,7 +338,7 @@ pub(super) struct Shape {
     pub(super) near: usize,
     /// Rows of a batch.
     pub(super) rows: usize,
-    /// Into how many parts a layer cuts the rows that it works on.
+    /// The number of parts that a layer cuts the rows into that it works on.
     pub(super) parts_of_rows: usize,
     /// Tokens of a row.
     pub(super) length: usize,
@@ -343,20 +346,20 @@ pub(super) struct Shape {
     pub(super) cycles: usize,
     /// Layers of a cycle.
     pub(super) cycle: usize,
-    /// How many heads each kind of layer has, of queries and of keys and values.
+    /// The number of heads of each kind of layer, of queries and of keys and values.
     pub(super) heads: Vec<[usize; 2]>,
     /// Width of the residual stream.
     pub(super) width: usize,
-    /// How many routed experts the layers have that have some.
+    /// The number of routed experts in the layers that have some.
     pub(super) experts: Vec<usize>,
-    /// Whether there is memory of hosts, over links of which the rate is known.
+    /// Whether hosts have memory, over links whose rate is known.
     pub(super) can_offload: bool,
     /// Whether the rules are those of a preset, so that sequence parallelism is a choice.
     pub(super) chooses_residual: bool,
 }
 
 impl Shape {
-    /// Into how many parts the rows of a device can be cut that are computed one after the other.
+    /// Returns the numbers of parts that a device's rows can be cut into. The parts are computed one after the other.
     fn parts(&self, rows_split: usize) -> Vec<usize> {
         let rows = self.rows / rows_split;
         if rows.is_multiple_of(self.parts_of_rows) { divisors(rows / self.parts_of_rows) } else { Vec::new() }
@@ -388,7 +391,7 @@ pub(super) fn plans(shape: &Shape) -> Vec<Plan> {
             false => &[Residual::Split],
         };
         for &residual in residuals {
-            // What a stage that branches keeps goes into slots of its table, on the device.
+            // A stage that branches keeps its values in slots of its table, on the device.
             for remat in &policies(shape.can_offload && stage == 1) {
                 let order = std::array::from_fn(|axis| axis);
                 let plan =

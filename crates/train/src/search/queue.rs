@@ -1,4 +1,5 @@
-//! Which plan is lowered next: the one with the smallest bound, by itself and by its relatives.
+//! The queue of plans. The plan that is lowered next is the one with the smallest bound, by itself and by its
+//! relatives.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -8,8 +9,8 @@ use super::bounds::{Bounds, least_bubble};
 use super::plan::{DOTS, Family, Keeping, Kin, MOST_RECOMPUTED, Plan, Split, WITHIN_ROWS};
 use super::{Found, Hardware, StepTime};
 
-/// A relative that does less is taken to be slower by at most so much: what is kept must be read again, and a larger
-/// part may cross from one regime of a kernel to another.
+/// The factor by which a relative that does less may be slower: kept values must be read again, and a larger part may
+/// cross from one regime of a kernel to another.
 const SLOWER: f64 = 0.97;
 
 /// Whether a plan that recomputes so much says how long another takes at least: the same; one that keeps a shorter list
@@ -43,7 +44,7 @@ pub(super) struct Queue {
 struct Time {
     rank: usize,
     parts: usize,
-    /// [Of attention](AttentionBlocks::of).
+    /// The [blocks of attention](AttentionBlocks::of).
     blocks: usize,
     /// Seconds without bubbles.
     busy: f64,
@@ -51,7 +52,7 @@ struct Time {
     idle: f64,
 }
 
-/// What a device computes by a plan that was lowered, and waits for within a row.
+/// The work of a device under a plan that was lowered, and its waits within a row.
 struct Work {
     rank: usize,
     pieces: usize,
@@ -116,7 +117,7 @@ impl Queue {
         }
     }
 
-    /// Remembers what is known of a plan, and with it of its relatives.
+    /// Records what is known of a plan, for the bounds of its relatives.
     pub(super) fn learn(&mut self, found: &Found) {
         let plan = &found.plan;
         // How long moves are waited for says nothing of plans without them.
@@ -158,8 +159,8 @@ impl Queue {
         self.works.entry(plan.split()).or_default().push(Work { rank, pieces, blocks, replicas, seconds });
     }
 
-    /// What a plan takes at least, by those of its family that recompute no more, and have no more parts and no smaller
-    /// blocks.
+    /// Returns the least time that a plan takes, by the plans of its family that recompute no more, have no more parts,
+    /// and have no smaller blocks.
     fn seconds_by_relatives(&self, plan: &Plan) -> f64 {
         let Some(family) = self.times.get(&plan.family()) else { return 0.0 };
         let (rank, parts, blocks) = (plan.rank(), plan.parts(), self.blocks.of(plan));
@@ -170,9 +171,9 @@ impl Queue {
         seconds.fold(0.0, f64::max) * SLOWER
     }
 
-    /// What a plan takes at least, by those that split a row in the same way: whether other axes split batch, weights
-    /// or layers, a device computes as much in all, and waits as long for what is sent within a row. Smaller pieces
-    /// make products no faster, and replicas convert more.
+    /// Returns the least time that a plan takes, by the plans that split a row in the same way. Whether other axes
+    /// split batch, weights or layers, a device computes as much in all, and waits as long for transfers within a row.
+    /// Smaller pieces make products no faster, and replicas convert more.
     fn seconds_by_work(&self, plan: &Plan) -> f64 {
         let Some(alike) = self.works.get(&plan.split()) else { return 0.0 };
         let (rank, pieces, replicas) = (plan.rank(), plan.pieces(), plan.size("replica"));
@@ -184,7 +185,7 @@ impl Queue {
         least.unwrap_or(0.0) * SLOWER / (1.0 - least_bubble(plan))
     }
 
-    /// What a plan needs at least, by those of its kin that keep no more of a row.
+    /// Returns the least memory that a plan needs, by the plans of its kin that keep no more of a row.
     fn bytes_by_relatives(&self, plan: &Plan) -> f64 {
         let kin = plan.kin();
         let Some(alike) = self.memories.get(&kin) else { return 0.0 };

@@ -1,8 +1,8 @@
-//! Why a plan is not the best, and what it would need to be.
+//! Advice on a plan that is not the best: what it would need to be the best.
 
 use super::Found;
 
-/// What would make a plan as fast as another.
+/// The change that would make a plan as fast as another.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Advice {
     /// So many bytes more for each device: it is faster.
@@ -15,7 +15,7 @@ pub enum Advice {
     Computing(f64),
 }
 
-/// What a plan would need to be as fast as the best. The smallest relative change of one thing.
+/// Returns the change that a plan would need to be as fast as the best: the smallest relative change of one thing.
 pub fn what_it_would_need(found: &Found, best: &Found, memory: u64) -> Advice {
     if !found.fits && found.time.seconds < best.time.seconds {
         return Advice::Memory(found.bytes.saturating_sub(memory));

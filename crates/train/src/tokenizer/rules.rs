@@ -3,8 +3,9 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-/// How many bytes a byte of text may become by all rules of a section, and how many bytes or tokens a rule may add to
-/// each text. Those of real tokenizers triple a text where they write spaces as `▁`, and add a token or two.
+/// The most bytes that a byte of text may become by all rules of a section, and the most bytes or tokens that a rule
+/// may add to each text. The rules of real tokenizers triple a text where they write spaces as `▁`, and add a token or
+/// two.
 const MOST: f64 = 64.0;
 
 /// How many rules a section may have. Each goes through the whole text.
@@ -25,7 +26,7 @@ struct Sections {
 
 /// How much rules change a text.
 struct Growth {
-    /// By how much the bytes are multiplied.
+    /// The factor by which the bytes are multiplied.
     factor: f64,
     /// Bytes or tokens that are added to each text.
     added: f64,
@@ -89,7 +90,7 @@ impl Growth {
                 let tokens = rule.get("special_tokens").and_then(Value::as_object);
                 let ids = |name: &str| tokens?.get(name)?.get("ids")?.as_array().map(Vec::len);
                 let pieces = rule.get("single").and_then(Value::as_array).into_iter().flatten();
-                // A text that stands there several times counts as what is added, too.
+                // A text that occurs several times counts as added text, too.
                 let name = |piece: &'r Value| piece.get("SpecialToken").and_then(|token| token.get("id")?.as_str());
                 self.added +=
                     pieces.map(|piece| name(piece).map_or(1, |name| ids(name).unwrap_or(1)) as f64).sum::<f64>();

@@ -81,7 +81,7 @@ impl File {
         let found = self.object.get(key).filter(|value| !value.is_null()).or(decoder);
         let read = match found {
             None | Some(Value::Null) => return Ok(Vec::new()),
-            // Older files say so that there is none.
+            // Older files write -1 if the model has no such token.
             Some(value) if value.as_i64() == Some(-1) => return Ok(Vec::new()),
             Some(Value::Array(list)) => list.iter().map(number).collect::<Option<Vec<i32>>>(),
             Some(value) => number(value).map(|token| vec![token]),
@@ -94,7 +94,7 @@ impl File {
     fn named(&self, key: &str, tokenizer: &Tokenizer) -> Result<Option<i32>, TokenizerError> {
         let text = match self.object.get(key) {
             None | Some(Value::Null) => return Ok(None),
-            // Of a token that is described.
+            // The token is described by an object.
             Some(Value::Object(token)) => token.get("content").unwrap_or(&Value::Null),
             Some(text) => text,
         };

@@ -2,11 +2,11 @@
 
 use super::Tokenizer;
 
-/// The text of tokens that come one at a time: of each token what it adds, so that all texts together are the text of
-/// all tokens. Text appears once no later token can change it, so never half a character.
+/// The text of tokens that come one at a time. Each token gives the text that it adds, so all texts together are the
+/// text of all tokens. Text appears once no later token can change it, so it never contains half a character.
 ///
-/// Of a tokenizer that writes unknown characters as bytes, a run of these appears behind its last, because one that is
-/// wrong makes all of the run wrong.
+/// If the tokenizer writes unknown characters as bytes, a run of bytes appears once it has ended, because a wrong byte
+/// makes the whole run wrong.
 #[derive(Debug)]
 pub struct TextStream<'t> {
     tokenizer: &'t Tokenizer,
@@ -14,9 +14,9 @@ pub struct TextStream<'t> {
     /// Tokens whose text is out, in front of those whose text is not all out. Decoders treat the first token of a text
     /// in another way, so that the latter are never the first.
     tokens: Vec<i32>,
-    /// How many of these tokens are the former.
+    /// The number of these tokens whose text is out.
     context: usize,
-    /// How many bytes of the text of all these tokens are out.
+    /// The number of bytes of the text of all these tokens that are out.
     out: usize,
 }
 
@@ -41,7 +41,7 @@ impl<'t> TextStream<'t> {
             return String::new();
         }
         let all = self.text(&self.tokens);
-        // What stands for half a character, or for bytes that are none.
+        // Replacement characters at the end stand for half a character, or for bytes that are not UTF-8.
         let stable = all.trim_end_matches('\u{fffd}').len();
         let added = all.get(self.out..stable).unwrap_or_default().to_owned();
         self.out += added.len();
@@ -51,7 +51,7 @@ impl<'t> TextStream<'t> {
         added
     }
 
-    /// The text that is left when no token follows: of what is half a character, a replacement.
+    /// Returns the text that is left when no token follows. A replacement character stands for half a character.
     pub fn finish(self) -> String {
         self.rest()
     }
@@ -61,7 +61,7 @@ impl<'t> TextStream<'t> {
         self.text(&self.tokens).get(self.out..).unwrap_or_default().to_owned()
     }
 
-    /// Forgets tokens whose text is out, but for those that the next ones need in front of them.
+    /// Forgets tokens whose text is out, except for those that the next tokens need in front of them.
     fn forget(&mut self) {
         let new = self.text(&self.tokens[self.context..]);
         // Tokens without text may leave the treatment of a first token to the next one.

@@ -1,11 +1,11 @@
-//! Which values of a local graph are computed by the step, and which it is given.
+//! The values of a local graph that the step computes, as opposed to those that it is given.
 
 use crate::ir::TensorType;
 use crate::ops::{Analysis, Class, Op, ValueFacts};
 
 /// Whether a value is the result of computation: of a product, a sum over a dimension, a lookup. A value that is made
 /// of inputs alone by moving, converting and exchanging elements, as weights are, is known long before it is needed, so
-/// its gather can be started early; what was computed a moment ago cannot.
+/// its gather can be started early. The gather of a value that was computed a moment ago cannot.
 pub(super) struct Computed;
 
 impl Analysis for Computed {

@@ -1,4 +1,4 @@
-//! Collective matmul: parts travel around a ring while products of those that are here are made.
+//! Collective matmul: parts travel around a ring while products of the parts that are here are made.
 //!
 //! | pattern | becomes |
 //! |---|---|
@@ -7,12 +7,12 @@
 //!
 //! A part travels `n / 2` places at most, one half of the parts each way round, and `n - 1` parts in all reach or leave
 //! a device: as many bytes as the all-gather or the reduce-scatter sends. The rounds are written out, so back ends can
-//! send while they multiply. A product of which the gathered dimension is summed over, as in the gradient of weights,
-//! and any other reader of the gathered value, gets it assembled from the same parts: partial sums of a weight's
-//! gradient would be rounded, or held in a wider type, once for each part.
+//! send while they multiply. A product that sums over the gathered dimension, as in the gradient of weights, and any
+//! other reader of the gathered value, gets it assembled from the same parts: partial sums of a weight's gradient would
+//! be rounded, or held in a wider type, once for each part.
 //!
 //! Only activations are treated so, and only products with weights: see [`Computed`]. A weight's gather can be started
-//! long before its product, and what a gradient's reduce-scatter gives is needed long after.
+//! long before its product, and the result of a gradient's reduce-scatter is needed long after.
 //!
 //! Source: Wang et al., "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
 //! Models", ASPLOS 2023, doi 10.1145/3567955.3567959.
@@ -36,20 +36,20 @@ use crate::ops::{Analysis, Op};
 use crate::passes::MERGE;
 
 /// Makes rings of all-gathers in front of products and of reduce-scatters behind them, where `choice` says so: in every
-/// region too, but those of conditionals and `while`s. Nothing that is dead may be in the graph, and what is equal must
-/// be merged: readers are counted.
+/// region too, but those of conditionals and `while`s. The graph must have no dead nodes, and equal nodes must be
+/// merged, since readers are counted.
 pub fn collective_matmul(graph: &Graph, choice: CollectiveMatmul) -> Graph {
     if choice == CollectiveMatmul::Off {
         return graph.clone();
     }
     let rings = Pass { choice, bodies: Memo::default() }.graph(graph, &vec![false; graph.inputs().len()]);
-    // Places and slices of parts, of which each ring makes its own, and bodies that have become equal.
+    // Each ring makes its own places and slices of parts, and bodies may have become equal.
     MERGE.run(&rings)
 }
 
 struct Pass {
     choice: CollectiveMatmul,
-    /// Bodies that have been done, each for what is known of its inputs.
+    /// Bodies that have been done, by the flags of their inputs.
     bodies: Memo<Vec<bool>, Arc<Graph>>,
 }
 
@@ -80,7 +80,7 @@ impl Pass {
                 let Ok(done) = self.bodies.of(body, inputs.clone(), done);
                 done
             }
-            // It does not run.
+            // The body does not run.
             _ => body.clone(),
         })
     }

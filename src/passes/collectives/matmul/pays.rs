@@ -70,7 +70,7 @@ impl CollectiveMatmul {
     }
 }
 
-/// The operations of a dot, and how many rows its operand number `side` has.
+/// The operations of a dot, and the number of rows of its operand `side`.
 pub(super) fn operations_and_rows(graph: &Graph, node: NodeRef<'_>, side: usize) -> (f64, usize) {
     let Op::DotGeneral(dot) = node.op() else { return (0.0, 0) };
     let (ty, dims) = (graph.ty(node.operands()[side]), &*dot.dims);

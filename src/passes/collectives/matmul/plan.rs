@@ -1,4 +1,4 @@
-//! Which nodes of a graph become rings.
+//! The choice of the nodes of a graph that become rings.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -7,21 +7,21 @@ use super::pays::{CollectiveMatmul, Ring, operations_and_rows};
 use crate::ir::{Graph, Node, NodeRef, Value};
 use crate::ops::{AllGather, Binary, BinaryKind, Op, ReduceScatter};
 
-/// What becomes of a node that is not copied as it is.
+/// The replacement of a node that is not copied as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// An all-gather whose parts travel; the whole is assembled too, if something reads it.
+    /// An all-gather whose parts travel; the whole is assembled too, if another node reads it.
     Gather { is_read_whole: bool },
     /// A dot of each part of this all-gather, which is operand `side`; the results stand along dimension `place`.
     Product { gather: Node, side: usize, place: usize },
-    /// A reduce-scatter of which sums travel.
+    /// A reduce-scatter whose sums travel.
     Scatter,
-    /// Part of what such a reduce-scatter adds up: made for each part of it. A dot, whose operand `side` is cut along
-    /// `dim`; a sum or a conversion has none.
+    /// A term of the sum of such a reduce-scatter, which is made for each part of it. For a dot, `cut` is the operand's
+    /// side and the dimension along which it is cut; for a sum or a conversion, it is `None`.
     Term { cut: Option<(usize, usize)> },
 }
 
-/// What becomes of the nodes of a graph.
+/// The replacements of a graph's nodes.
 #[derive(Default)]
 pub(super) struct Plan(FxHashMap<Node, Part>);
 
@@ -98,14 +98,14 @@ impl Search<'_> {
         self.plan.0.extend(products);
     }
 
-    /// Of a dot of a computed value and one that is not: the side of the first, and the place in the result of the
-    /// dimension of it that is meant, if it is neither summed over nor a batch dimension.
+    /// For a dot of a computed value and one that is not computed: the side of the first, and the place in the result
+    /// of its dimension for which `is_meant` holds, if the dot neither sums over it nor has it as a batch dimension.
     fn product(&self, node: NodeRef<'_>, is_meant: impl Fn(usize, usize) -> bool) -> Option<(usize, usize)> {
         self.free_dims(node)?.enumerate().find_map(|(place, (side, dim))| is_meant(side, dim).then_some((side, place)))
     }
 
-    /// Of a dot of a computed value and one that is not: which dimension of the first each dimension of the result is;
-    /// what is none gets a dimension that no value has.
+    /// For a dot of a computed value and one that is not computed: the side and the dimension of the first that each
+    /// dimension of the result is. Other dimensions of the result get a dimension that no value has.
     fn free_dims(&self, node: NodeRef<'_>) -> Option<impl Iterator<Item = (usize, usize)>> {
         let (Op::DotGeneral(dot), &[left, right]) = (node.op(), node.operands()) else { return None };
         let computed = [left, right].map(|operand| self.computed[operand.index()]);
@@ -146,12 +146,12 @@ impl Search<'_> {
         }
     }
 
-    /// The node that makes a value which nothing else reads, if parts of it along a dimension can be made by
-    /// themselves: a dot with what of it is cut, or a sum or conversion of such values.
+    /// The node that makes a value with no other reader, if parts of the value along a dimension can be made by
+    /// themselves: a dot with the operand and dimension to cut, or a sum or conversion of such values.
     fn term(&self, value: Value, dim: usize) -> Option<(NodeRef<'_>, Option<(usize, usize)>)> {
         let readers = &self.readers[value.index()];
         let node = self.graph.defining_node(value)?;
-        // A dot that is made part by part as they come by is not cut another way.
+        // A dot that is made part by part as the parts come by is not cut another way.
         if readers.is_output || readers.nodes.len() != 1 || self.plan.part(node.id).is_some() {
             return None;
         }

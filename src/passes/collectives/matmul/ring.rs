@@ -9,17 +9,17 @@ use crate::ops::{
     ReduceScatter, Splat,
 };
 
-/// The new graph, and what has been made for it.
+/// The new graph, and the values that have been made for it.
 pub(super) struct Walk<'g> {
     copy: GraphCopy<'g>,
     plan: &'g Plan,
-    /// The parts of each all-gather: with each, whose it is, as a distance from this device's rank.
+    /// The parts of each all-gather. Each has the distance of its owner from this device's rank.
     parts: FxHashMap<Node, Vec<(usize, Value)>>,
-    /// Where the part of the device at some distance begins, by group, distance and size of the parts.
+    /// The position at which the part of the device at some distance begins, by group, distance and size of the parts.
     starts: FxHashMap<(Group, usize, usize), Value>,
 }
 
-/// How many places parts travel to the right and to the left: one part comes from every other device.
+/// The number of places that parts travel to the right and to the left: one part comes from every other device.
 fn hops(size: usize) -> [usize; 2] {
     [size / 2, (size - 1) / 2]
 }
@@ -33,7 +33,7 @@ impl<'g> Walk<'g> {
         self.copy.finish()
     }
 
-    /// A node of the old graph, with another op of the same type if there is one.
+    /// Writes a node of the old graph, with another op of the same type if one is given.
     pub(super) fn node(&mut self, node: NodeRef<'g>, op: Option<Op>) {
         let outer = self.copy.builder.origin();
         self.copy.builder.set_origin(node.origin());
@@ -66,7 +66,7 @@ impl<'g> Walk<'g> {
         self.push(Binary(kind), &[x, y], TensorType::scalar(DType::S32))
     }
 
-    /// Where the part begins of the device that is `distance` ranks further, if parts have `size` elements.
+    /// The position at which the part of the device `distance` ranks further begins, if parts have `size` elements.
     fn start(&mut self, group: &Group, distance: usize, size: usize) -> Value {
         let key = (group.clone(), distance, size);
         if let Some(&known) = self.starts.get(&key) {
@@ -91,7 +91,7 @@ impl<'g> Walk<'g> {
         self.push(CollectivePermute { group: group.clone(), pairs }, &[value], ty)
     }
 
-    /// The parts of all devices: this device's, then those of its neighbours on both sides, and so on.
+    /// Makes the parts of all devices: this device's, then those of its neighbours on both sides, and so on.
     fn gather(&mut self, node: NodeRef<'g>, gather: &AllGather, is_read_whole: bool) {
         let own = self.copy.map.get(node.operands()[0]);
         let (group, size) = (&gather.group, gather.group.size);
@@ -100,7 +100,7 @@ impl<'g> Walk<'g> {
             for (side, step) in [1, size - 1].into_iter().enumerate() {
                 if round <= hops(size)[side] {
                     travelling[side] = self.send(group, travelling[side], step);
-                    // What has gone one rank further comes from one rank before.
+                    // A part that has gone one rank further comes from one rank before.
                     parts.push(((size - step) * round % size, travelling[side]));
                 }
             }
@@ -112,7 +112,7 @@ impl<'g> Walk<'g> {
         self.parts.insert(node.id, parts);
     }
 
-    /// A value of this type, of which each part along a dimension is put in the place of the device that it is of.
+    /// A value of this type. Each part along a dimension is put in the place of the device that it belongs to.
     fn assembled(&mut self, parts: &[(usize, Value)], gather: &AllGather, dim: usize, ty: TensorType) -> Value {
         let mut whole = self.push(Splat::new(ty.clone(), 0.0), &[], ty.clone());
         let zero = self.number(0);
@@ -126,7 +126,7 @@ impl<'g> Walk<'g> {
         whole
     }
 
-    /// A dot of what an all-gather gives: of each part.
+    /// Writes a dot of an all-gather's result as a dot of each part.
     fn products(&mut self, node: NodeRef<'g>, gather: Node, side: usize, place: usize) {
         let source = self.copy.source;
         let (Op::AllGather(op), Some(parts)) = (source.node(gather).op(), self.parts.get(&gather).cloned()) else {
@@ -145,7 +145,7 @@ impl<'g> Walk<'g> {
         self.copy.map.set(node.result(), whole);
     }
 
-    /// Sums that travel to the device whose part they are, from both sides.
+    /// Sends sums to the device whose part they are, from both sides.
     fn scatter(&mut self, node: NodeRef<'g>, scatter: &ReduceScatter) {
         let (sum, group, size) = (node.operands()[0], &scatter.group, scatter.group.size);
         let mut arriving: [Option<Value>; 2] = [None; 2];

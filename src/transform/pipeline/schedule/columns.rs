@@ -2,23 +2,8 @@
 
 use serde::Serialize;
 
-use super::slots::{Assigned, number};
+use super::slots::{Assigned, Slots, number};
 use super::{Cell, Route, ScheduleError, Shape, Table};
-
-/// Slots of each buffer of a stage. All stages have as many: it is one program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
-pub struct Slots {
-    /// Activations and gradients of them that have arrived, and wait for the pass that reads them.
-    pub inbox: usize,
-    /// Residuals of an item from its forward pass to its backward pass.
-    pub held_b: usize,
-    /// Residuals of an item from its forward pass to its last piece of weights; none without
-    /// [`Shape::split`].
-    pub held_w: usize,
-    /// What the backward pass of an item leaves for its pieces of weights; none without
-    /// [`Shape::split`].
-    pub between: usize,
-}
 
 /// A table as numbers.
 ///
@@ -30,14 +15,14 @@ pub struct Slots {
 ///    [`loss_stage`](Shape::loss_stage). The gradient goes into `loss_slot` of that stage's inbox.
 /// 3. B, where `backward` is not 0. It reads `backward_input` and `backward_held_b`, and writes `backward_between`.
 /// 4. W's, as many as `weights_count`. Each reads `weights_held_w` and `weights_between`.
-/// 5. The permutes: what `sends_right` and `sends_left` say goes to the neighbours, who put it into the slots of their
-///    inboxes that `arrives_from_left` and `arrives_from_right` say. What stays is put into `forward_stays` and
-///    `backward_stays`.
+/// 5. The permutes: the results that `sends_right` and `sends_left` name go to the neighbours, which put them into the
+///    slots of their inboxes that `arrives_from_left` and `arrives_from_right` name. Results that stay are put into
+///    `forward_stays` and `backward_stays`.
 ///
-/// A slot of another buffer than the inbox is not written in a tick in which another item reads it. So F, B and W can
-/// read buffers as they were when the tick began, but for what F or B of the same item wrote in the tick. A slot of the
-/// inbox that has been read can be written later in the tick: by the loss if F read it, by the permutes in any case. B
-/// can read what the loss wrote in the tick.
+/// No slot of a buffer but the inbox is written in a tick in which another item reads it. So F, B and W can read
+/// buffers as they were when the tick began, except for the values that F or B of the same item wrote in the tick. A
+/// slot of the inbox that has been read can be written later in the tick: by the loss if F read it, by the permutes in
+/// any case. B can read what the loss wrote in the tick.
 ///
 /// Columns with stages are `[tick][stage]`. -1 is nothing, unless a column says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -72,7 +57,7 @@ pub struct Columns {
     /// The slot of `between` for the W's of the item; -1 without [`Shape::split`].
     pub backward_between: Vec<Vec<i32>>,
 
-    /// How many W's; they are the first entries of the columns below.
+    /// The number of W's; they are the first entries of the columns below.
     pub weights_count: Vec<Vec<i32>>,
     /// 0 for none, else 1 + the chunk. This column and the others of weights have `max_weights` entries for each stage:
     /// `[tick][stage * max_weights + entry]`.
@@ -86,13 +71,13 @@ pub struct Columns {
     /// The slot of `between`.
     pub weights_between: Vec<Vec<i32>>,
 
-    /// What goes to the stage after: 0 nothing, 1 the result of F, 2 that of B.
+    /// The result sent to the stage after: 0 for none, 1 for that of F, 2 for that of B.
     pub sends_right: Vec<Vec<i32>>,
-    /// What goes to the stage before: 0 nothing, 1 the result of F, 2 that of B.
+    /// The result sent to the stage before: 0 for none, 1 for that of F, 2 for that of B.
     pub sends_left: Vec<Vec<i32>>,
-    /// The slot of the inbox for what the stage before sent.
+    /// The slot of the inbox for the result that the stage before sent.
     pub arrives_from_left: Vec<Vec<i32>>,
-    /// The slot of the inbox for what the stage after sent.
+    /// The slot of the inbox for the result that the stage after sent.
     pub arrives_from_right: Vec<Vec<i32>>,
     /// The slot of the inbox for the result of this stage's own F: only at the turn of a V.
     pub forward_stays: Vec<Vec<i32>>,
@@ -110,7 +95,7 @@ pub struct Columns {
     pub exits: Vec<i32>,
 }
 
-/// What [`Columns::sends_right`] and [`Columns::sends_left`] say of the result of F, and of that of B.
+/// The numbers by which [`Columns::sends_right`] and [`Columns::sends_left`] name the result of F and that of B.
 pub(super) const SENDS_FORWARD: i32 = 1;
 pub(super) const SENDS_BACKWARD: i32 = 2;
 

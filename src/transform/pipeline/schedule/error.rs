@@ -1,4 +1,4 @@
-//! What is wrong with a table.
+//! Errors of tables.
 
 use std::fmt;
 
@@ -27,13 +27,13 @@ impl fmt::Display for Direction {
 /// A buffer of the [columns](super::Columns), as something that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Read {
-    /// What has arrived and waits.
+    /// Activations and gradients that have arrived and wait.
     Inbox,
     /// Residuals for the backward pass.
     HeldB,
     /// Residuals for gradients of weights.
     HeldW,
-    /// What the backward pass leaves for gradients of weights.
+    /// Values that the backward pass leaves for gradients of weights.
     Between,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for Read {
     }
 }
 
-/// Why a table cannot be, or cannot be run.
+/// The reason why a table is impossible, or cannot be run.
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum ScheduleError {
     /// A number is zero.
@@ -64,11 +64,11 @@ pub enum ScheduleError {
         counted(*.pieces, "piece")
     )]
     TooLarge {
-        /// S.
+        /// The number of stages, S.
         stages: usize,
-        /// M.
+        /// The number of microbatches, M.
         microbatches: usize,
-        /// v.
+        /// The number of chunks on each stage, v.
         chunks: usize,
         /// Pieces of the weights of a chunk.
         pieces: usize,
@@ -78,7 +78,7 @@ pub enum ScheduleError {
     /// A V has two chunks.
     #[error("chunks in the form of a V are 2 on each stage, not {chunks}: use 2, or place them in a loop")]
     VeeChunks {
-        /// v.
+        /// The number of chunks on each stage, v.
         chunks: usize,
     },
     /// A generator needs a microbatch for each stage.
@@ -87,9 +87,9 @@ pub enum ScheduleError {
         counted(*.microbatches, "microbatch"), counted(*.stages, "stage")
     )]
     TooFewMicrobatches {
-        /// M.
+        /// The number of microbatches, M.
         microbatches: usize,
-        /// S.
+        /// The number of stages, S.
         stages: usize,
     },
     /// A tick has cells for another number of stages.
@@ -97,7 +97,7 @@ pub enum ScheduleError {
     Stages {
         /// The tick.
         tick: usize,
-        /// S.
+        /// The number of stages, S.
         expected: usize,
         /// Cells.
         found: usize,
@@ -109,43 +109,43 @@ pub enum ScheduleError {
         tick: usize,
         /// The stage.
         stage: usize,
-        /// What it does.
+        /// The unknown work.
         work: Work,
     },
-    /// Something is done twice.
+    /// A stage does the same work twice.
     #[error("stage {stage} does {work} in tick {tick}, but has done it in tick {before}")]
     Twice {
         /// The tick.
         tick: usize,
         /// The stage.
         stage: usize,
-        /// What it does.
+        /// The repeated work.
         work: Work,
-        /// When it did it first.
+        /// The tick in which the stage did it first.
         before: usize,
     },
-    /// Something is never done.
+    /// Work that no stage does.
     #[error("stage {stage} never does {work}")]
     Missing {
         /// The stage.
         stage: usize,
-        /// What it does not do.
+        /// The missing work.
         work: Work,
     },
-    /// Something is done before what it needs is there.
+    /// Work is done before a result that it needs can be used.
     #[error("stage {stage} does {work} in tick {tick}, but {needed} of stage {from} is there from tick {there} on")]
     Early {
         /// The tick.
         tick: usize,
         /// The stage.
         stage: usize,
-        /// What it does.
+        /// The early work.
         work: Work,
-        /// What that needs.
+        /// The work whose result it needs.
         needed: Work,
-        /// The stage that does this.
+        /// The stage that does the needed work.
         from: usize,
-        /// The first tick in which it can be used.
+        /// The first tick in which its result can be used.
         there: usize,
     },
     /// Two payloads would go the same way.
@@ -158,11 +158,11 @@ pub enum ScheduleError {
         tick: usize,
         /// The stage.
         stage: usize,
-        /// What it does first.
+        /// The first work of the tick.
         forward: Work,
-        /// What it does then.
+        /// The second work of the tick.
         backward: Work,
-        /// Where both go.
+        /// The direction in which both results go.
         direction: Direction,
     },
     /// Microbatches enter or leave out of order.
@@ -172,7 +172,7 @@ pub enum ScheduleError {
         tick: usize,
         /// The stage.
         stage: usize,
-        /// What it does.
+        /// The work out of order.
         work: Work,
         /// The microbatch that comes next.
         expected: usize,
@@ -185,13 +185,13 @@ pub enum ScheduleError {
         /// Costs.
         found: usize,
     },
-    /// A cost that is no time.
+    /// A cost that is not a time.
     #[error("a cost of a pipeline's schedule is {cost}; use finite numbers, 0 or more, that are not all 0")]
     Cost {
         /// The number.
         cost: f64,
     },
-    /// A memory cap that is no number.
+    /// A memory cap that is NaN.
     #[error("the memory cap of a pipeline's schedule is {cap}; use a number of microbatches")]
     Cap {
         /// The number.
@@ -214,9 +214,9 @@ pub enum ScheduleError {
         stage: usize,
         /// Name of the column.
         column: &'static str,
-        /// What it should say.
+        /// The expected value.
         expected: String,
-        /// What it says.
+        /// The value found.
         found: i32,
     },
     /// Columns of another length.
@@ -224,12 +224,12 @@ pub enum ScheduleError {
     ColumnLength {
         /// Name of the column.
         column: &'static str,
-        /// How many there should be.
+        /// The expected length.
         expected: usize,
-        /// How many there are.
+        /// The length found.
         found: usize,
     },
-    /// A slot holds something else than what is read.
+    /// A slot holds another value than the one that is read.
     #[error(
         "in tick {tick}, stage {stage} reads slot {slot} of {buffer} for {work}, which needs {expected} but finds {found}"
     )]
@@ -242,11 +242,11 @@ pub enum ScheduleError {
         buffer: Read,
         /// The slot.
         slot: i32,
-        /// What reads it.
+        /// The work that reads the slot.
         work: Work,
-        /// What it needs.
+        /// The value that it needs.
         expected: String,
-        /// What is there.
+        /// The value in the slot.
         found: String,
     },
 }

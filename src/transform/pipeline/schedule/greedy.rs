@@ -5,12 +5,12 @@
 
 use super::{Cell, Cost, Item, Piece, Shape, Table};
 
-/// What a stage may do in a tick besides pieces of weights.
+/// The work that a stage may do in a tick besides pieces of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// One pass.
     One(Prefer),
-    /// A forward pass and a backward pass. Where both would go the same way, the preferred one.
+    /// A forward pass and a backward pass. If both would go the same way, the stage does the preferred one.
     Both {
         prefer: Prefer,
         /// Whether the backward pass of the last virtual stage follows in the tick of its forward pass.
@@ -18,7 +18,7 @@ pub(super) enum Mode {
     },
 }
 
-/// Which pass a stage takes if it could do both.
+/// The pass that a stage takes if it could do both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Prefer {
     Forward,
@@ -72,7 +72,7 @@ const NEVER: u32 = u32::MAX;
 /// Times that differ by less are the same.
 pub(super) const EPSILON: f64 = 1e-9;
 
-/// What all stages have done so far, `[stage * chunks + chunk]`.
+/// The work that all stages have done so far, by `[stage * chunks + chunk]`.
 struct State<'a> {
     shape: &'a Shape,
     costs: &'a [Cost],
@@ -87,10 +87,10 @@ struct State<'a> {
     held: Vec<usize>,
 }
 
-/// Microbatches of a pass, none if there is none.
+/// A chunk and a microbatch of a pass; `None` if there is no pass.
 type Pass = Option<(usize, usize)>;
 
-/// Makes a table. None if it would not keep within the bounds, or nothing more can be done.
+/// Makes a table. Returns `None` if the table would not keep within the bounds, or no stage can go on.
 pub(super) fn greedy(shape: &Shape, costs: &[Cost], rule: &Rule, bounds: Bounds) -> Option<Made> {
     let &Shape { stages, microbatches, chunks, .. } = shape;
     let all = microbatches * chunks;
@@ -200,8 +200,8 @@ impl<'a> State<'a> {
         there.then_some((chunk, microbatch))
     }
 
-    /// The oldest backward pass that does not collide with a forward pass; of the same age, of the first chunk that is
-    /// last.
+    /// The oldest backward pass that does not collide with a forward pass. The last chunk wins among passes of the same
+    /// age.
     fn oldest_backward(&self, tick: usize, stage: usize, forward: Pass, at_once: bool) -> Pass {
         let now = if at_once { forward } else { None };
         let candidates = (0..self.shape.chunks).filter_map(|chunk| self.next_backward(tick, stage, chunk, now));

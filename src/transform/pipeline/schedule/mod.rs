@@ -1,9 +1,9 @@
-//! Schedules as tables: what each stage of a pipeline does in each tick.
+//! Schedules as tables: the work of each stage of a pipeline in each tick.
 //!
 //! A table is for one SPMD program in which stages branch. All stages go through the same ticks, in lock step. In a
 //! tick a stage computes the forward pass of one item, then the backward pass of one, then parts of gradients of
-//! weights: each only where the table says so. At the end of each tick two permutes move what was computed, one to the
-//! right and one to the left. Nothing here is traced: a table is data, and what runs it reads its [`Columns`].
+//! weights: each only where the table says so. At the end of each tick two permutes move the results, one to the right
+//! and one to the left. Nothing here is traced: a table is data, and the program that runs it reads its [`Columns`].
 //!
 //! | module | what it says |
 //! |---|---|
@@ -30,15 +30,16 @@ mod simulate;
 mod slots;
 mod verify;
 
-pub use columns::{Columns, Slots};
+pub use columns::Columns;
 pub use error::{Direction, Read, ScheduleError};
 pub use simulate::{Cost, Costs, Simulated};
+pub use slots::Slots;
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Which virtual stage the chunks of a stage are. A microbatch goes through virtual stages in ascending order.
+/// The virtual stages of a stage's chunks. A microbatch goes through virtual stages in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub enum Placement {
     /// Chunk c of stage s is virtual stage c S + s: from the last stage it goes on at the first.
@@ -48,22 +49,22 @@ pub enum Placement {
     Vee,
 }
 
-/// What a table is for.
+/// The dimensions of a pipeline for which a table is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Shape {
-    /// S.
+    /// The number of stages, S.
     pub stages: usize,
-    /// M.
+    /// The number of microbatches, M.
     pub microbatches: usize,
     /// Parts of the layer stack on each stage, v.
     pub chunks: usize,
-    /// Which parts.
+    /// The placement of the chunks.
     pub placement: Placement,
     /// Whether the backward pass is cut into gradients of inputs, which the stage before waits for, and gradients of
     /// weights, which can wait. Otherwise a table has no entries for weights, and [`Cell::backward`] computes both.
     pub split: bool,
-    /// Parts in which the gradients of the weights of one chunk can be computed: its layers, or runs of them. Means
-    /// nothing without `split`.
+    /// The number of parts in which the gradients of the weights of one chunk can be computed: its layers, or runs of
+    /// them. It has no meaning without `split`.
     pub pieces: usize,
 }
 
@@ -79,13 +80,13 @@ pub struct Item {
 /// One part of the gradients of the weights of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Piece {
-    /// Of what.
+    /// The item whose weights they are.
     pub item: Item,
-    /// Which of the [`Shape::pieces`].
+    /// The number of the part, of [`Shape::pieces`].
     pub piece: usize,
 }
 
-/// What one stage does in one tick, in this order.
+/// The work of one stage in one tick, in this order.
 ///
 /// After the forward pass of the last virtual stage, the loss of the microbatch is computed in the same tick. So the
 /// backward pass of the same item can follow in this tick. Everything else that another virtual stage needs, on the
@@ -100,7 +101,7 @@ pub struct Cell {
     pub weights: Vec<Piece>,
 }
 
-/// What each stage does in each tick.
+/// The work of each stage in each tick.
 ///
 /// ```
 /// use meshloom::transform::pipeline::{Columns, Costs, ScheduleError, Table};
@@ -112,7 +113,7 @@ pub struct Cell {
 /// println!("{table}");
 /// let simulated = table.simulate(&costs)?;
 /// assert!(simulated.bubble_lockstep < 0.06 && simulated.peak() <= 4.0);
-/// // What a program that runs the table reads.
+/// // A program that runs the table reads these numbers.
 /// let columns = Columns::of(&table)?;
 /// columns.replay(&table)?;
 /// # Ok(())
@@ -120,7 +121,7 @@ pub struct Cell {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Table {
-    /// What the table is for.
+    /// The shape for which the table is made.
     pub shape: Shape,
     /// `[tick][stage]`.
     pub ticks: Vec<Vec<Cell>>,
@@ -241,7 +242,7 @@ impl Shape {
         matches!(route, Route::Right | Route::Left) && route == self.backward_route(stage, backward)
     }
 
-    /// Number of pieces that a table has for each item: none without `split`.
+    /// Number of pieces that a table has for each item: 0 without `split`.
     pub fn weight_pieces(&self) -> usize {
         if self.split { self.pieces } else { 0 }
     }

@@ -3,7 +3,7 @@
 use super::simulate::cell_cost;
 use super::{Cell, Cost, Item, Piece, Placement, ScheduleError, Shape, Table, Work};
 
-/// Checks a shape of a generator: besides what must hold for every table, there must be a microbatch for each stage.
+/// Checks a shape for a generator: every table's conditions must hold, and there must be a microbatch for each stage.
 pub(super) fn check(shape: &Shape) -> Result<(), ScheduleError> {
     shape.validate()?;
     let &Shape { stages, microbatches, .. } = shape;
@@ -63,7 +63,7 @@ impl Table {
     }
 }
 
-/// What one stage does, one entry in each tick. An entry of weights stands for all pieces of its item.
+/// The work of one stage, one entry in each tick. An entry of weights stands for all pieces of its item.
 type Order = Vec<Work>;
 
 /// Notes work on one item after another.
@@ -114,7 +114,7 @@ pub(super) fn zb_v(shape: &Shape) -> Option<Table> {
     let &Shape { stages, microbatches, .. } = shape;
     let order = |stage: usize| {
         let mut to = Writer { order: vec![], microbatches };
-        // With fewer microbatches than this, the order is that of as many, without those that are not there.
+        // With fewer microbatches than this, the order is that of as many, without the missing ones.
         let count = microbatches.max(2 * stages - 1);
         let (mut forward, mut backward) = ([0; 2], [0; 2]);
         let next = |to: &mut Writer, work, counts: &mut [usize; 2], chunk: usize| {
@@ -185,7 +185,8 @@ impl Done {
     }
 }
 
-/// Runs the orders of all stages, one entry in each tick, each as early as it can. None if they wait for each other.
+/// Runs the orders of all stages, one entry in each tick, each as early as it can. Returns `None` if they wait for each
+/// other.
 fn in_lock_step(shape: &Shape, orders: &[Order]) -> Option<Table> {
     let items = shape.virtual_stages() * shape.microbatches;
     let never = vec![usize::MAX; items];

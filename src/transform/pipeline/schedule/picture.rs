@@ -5,14 +5,14 @@ use std::fmt::{self, Write as _};
 use super::simulate::memory;
 use super::{Cell, Item, Shape, Table};
 
-/// As many characters as a line has at most, unless a single column has more.
+/// The largest number of characters in a line, unless a single column has more.
 const LINE: usize = 120;
-/// More pieces than this are a number.
+/// The largest number of pieces that are written as letters. A larger number is written as a number.
 const MOST_LETTERS: usize = 4;
 
 /// `F3` is the forward pass of microbatch 3, `B3` its backward pass, and each `W` a piece of weights, or `W*8` eight of
-/// them. Chunk 1 of two has small letters; of more, `F2.3` is microbatch 3 in chunk 2. Below the stages is what the
-/// stage that holds most holds, in microbatches. A table that is too wide goes on below.
+/// them. Chunk 1 of two has small letters; with more chunks, `F2.3` is microbatch 3 in chunk 2. The last row shows how
+/// many microbatches the stage that holds most holds. A table that is too wide goes on below.
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stages = self.ticks.iter().map(Vec::len).max().unwrap_or(0).max(self.shape.stages.min(LINE));

@@ -7,7 +7,7 @@ use std::fmt;
 use super::columns::{SENDS_BACKWARD, SENDS_FORWARD};
 use super::{Columns, Item, Piece, Read, Route, ScheduleError, Shape, Table, Work};
 
-/// What a slot can hold, by virtual stage and microbatch.
+/// A value in a slot, by virtual stage and microbatch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Value {
     Nothing,
@@ -15,9 +15,9 @@ enum Value {
     Activation(usize, usize),
     /// The gradient of the result.
     Gradient(usize, usize),
-    /// What the forward pass leaves.
+    /// The residuals that the forward pass leaves.
     Residuals(usize, usize),
-    /// What the backward pass leaves.
+    /// The values that the backward pass leaves for gradients of weights.
     Between(usize, usize),
 }
 
@@ -55,11 +55,11 @@ impl Buffers {
 }
 
 impl Columns {
-    /// Executes the columns on names of values, and compares with the table what is computed and what is read.
+    /// Executes the columns on names of values, and compares the computed and the read values with the table.
     ///
     /// # Errors
-    /// The first number that differs from what the table needs, or the first slot that holds another value than what is
-    /// read there.
+    /// The first number that differs from that of the table, or the first slot that holds another value than the one
+    /// that is read there.
     pub fn replay(&self, table: &Table) -> Result<(), ScheduleError> {
         table.verify()?;
         self.lengths(table)?;
@@ -196,7 +196,7 @@ impl<'a> Machine<'a> {
     fn tick(&mut self, tick: usize, table: &Table) -> Result<(), ScheduleError> {
         let columns = self.columns;
         let stages = self.shape.stages;
-        // What goes out of the pipeline in this tick, and what each stage has computed.
+        // The microbatches that enter and leave the pipeline in this tick, and the results of each stage.
         let (mut enters, mut loss, mut exits) = (None, None, None);
         let mut results = vec![(Value::Nothing, Value::Nothing); stages];
         for (stage, cell) in table.ticks[tick].iter().enumerate() {
@@ -316,7 +316,7 @@ impl<'a> Machine<'a> {
     /// Moves the results of all stages at the end of a tick.
     fn permutes(&mut self, tick: usize, table: &Table, results: &[(Value, Value)]) -> Result<(), ScheduleError> {
         let (columns, stages) = (self.columns, self.shape.stages);
-        // What a number says is sent from a stage.
+        // The value that a stage sends, by its number in a column.
         let sent = |column, stage: usize, number: i32| match number {
             0 => Ok(None),
             SENDS_FORWARD => Ok(Some(results[stage].0)),

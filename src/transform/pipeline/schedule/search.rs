@@ -23,8 +23,8 @@ impl Table {
         Table::searched(&[shape], costs, cap)
     }
 
-    /// Zero bubble with one chunk, in which a stage holds S microbatches at most: ZB-H1, or what a search finds that is
-    /// better with these costs.
+    /// Zero bubble with one chunk, in which a stage holds S microbatches at most: ZB-H1, or a better table for these
+    /// costs that a search finds.
     ///
     /// # Errors
     /// There are fewer microbatches than stages, a number is 0 or too large, or the costs are for another shape.
@@ -33,8 +33,8 @@ impl Table {
         Table::searched(&[shape], costs, stages as f64)
     }
 
-    /// Zero bubble with two chunks in the form of a V, in which a stage holds S microbatches at most: ZB-V, or what a
-    /// search finds that is better with these costs.
+    /// Zero bubble with two chunks in the form of a V, in which a stage holds S microbatches at most: ZB-V, or a better
+    /// table for these costs that a search finds.
     ///
     /// # Errors
     /// There are fewer microbatches than stages, a number is 0 or too large, or the costs are for another shape.
@@ -44,8 +44,8 @@ impl Table {
         Table::searched(&[shape], costs, stages as f64)
     }
 
-    /// The best table for so many chunks over both placements, with the backward pass in one part or, if `split`
-    /// allows, in two. See [`Table::searched`].
+    /// The best table for the given number of chunks over both placements, with the backward pass in one part or, if
+    /// `split` allows, in two. See [`Table::searched`].
     ///
     /// # Errors
     /// As [`Table::searched`]. The placement of `shape` means nothing.
@@ -133,7 +133,7 @@ fn measured(table: Table, costs: &[Cost]) -> Made {
 /// Whether a table is better than the best so far: faster, or as fast and holds less, or both the same in fewer ticks.
 fn better(made: &Made, best: &Option<Made>) -> bool {
     let Some(best) = best else { return true };
-    // Of tables of different shapes, items are of different size.
+    // Items of tables of different shapes differ in size.
     let held = |made: &Made| made.held as f64 / made.table.shape.chunks as f64;
     let ticks = |made: &Made| made.table.ticks.len() as f64;
     for (new, old) in [(made.time, best.time), (held(made), held(best)), (ticks(made), ticks(best))] {

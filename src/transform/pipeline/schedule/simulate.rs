@@ -1,4 +1,4 @@
-//! How long a table takes, and what it holds.
+//! The time and the memory of tables.
 
 use rustc_hash::FxHashMap;
 use serde::Serialize;
@@ -16,12 +16,12 @@ pub struct Cost {
     pub weights: f64,
 }
 
-/// The time of everything.
+/// The times of the passes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum Costs {
-    /// Of a whole stage, all alike. A chunk takes its share.
+    /// The times of a whole stage, the same for all stages. A chunk takes its share.
     Even(Cost),
-    /// Of each virtual stage.
+    /// The times of each virtual stage.
     PerVirtualStage(Vec<Cost>),
 }
 
@@ -58,7 +58,7 @@ impl Costs {
     }
 }
 
-/// What a table takes.
+/// The time and the memory that a table takes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Simulated {
     /// The time of the table, if each tick lasts as long as the stage that has most to do.
@@ -85,7 +85,7 @@ impl Simulated {
     }
 }
 
-/// How long a table takes, and what it holds.
+/// Computes the time and the memory of a table.
 ///
 /// # Errors
 /// The table does not [verify](Table::verify), or the costs are not its costs.
@@ -166,7 +166,7 @@ pub(super) fn memory(table: &Table) -> Vec<Vec<f64>> {
 }
 
 impl Table {
-    /// How long the table takes with these costs, and what it holds.
+    /// Computes the time of the table with these costs, and the activations that it holds.
     ///
     /// # Errors
     /// The table does not [verify](Table::verify), or the costs are for another shape or no times.

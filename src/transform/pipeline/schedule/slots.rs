@@ -1,10 +1,25 @@
-//! Which slot of which buffer each value is in: interval colouring, with as few slots as values are there at once.
+//! The slots of buffers. Each value gets one by interval colouring, with as few slots as there are values at once.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
+use serde::Serialize;
+
+use super::Shape;
 use super::verify::Times;
-use super::{Shape, Slots};
+
+/// Slots of each buffer of a stage. All stages have the same number, as it is one program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+pub struct Slots {
+    /// Activations and gradients of them that have arrived, and wait for the pass that reads them.
+    pub inbox: usize,
+    /// Residuals of an item from its forward pass to its backward pass.
+    pub held_b: usize,
+    /// Residuals of an item from its forward pass to its last piece of weights; 0 without [`Shape::split`].
+    pub held_w: usize,
+    /// Values that the backward pass of an item leaves for its pieces of weights; 0 without [`Shape::split`].
+    pub between: usize,
+}
 
 /// The slots of every item, by [`Times::index`]; -1 where it has none.
 pub(super) struct Assigned {
@@ -18,8 +33,8 @@ pub(super) struct Assigned {
     pub between: Vec<i32>,
 }
 
-/// The moments of a tick, in order. F reads what has arrived before the loss is written, and B after that; what the
-/// permutes bring is written last.
+/// The moments of a tick, in order. F reads values that have arrived before the loss is written, and B reads after
+/// that; the values that the permutes bring are written last.
 const FORWARD: usize = 0;
 const LOSS: usize = 1;
 const BACKWARD: usize = 2;
@@ -30,7 +45,7 @@ const MOMENTS: usize = 4;
 struct Stay {
     from: usize,
     to: usize,
-    /// Which item it is of, and of which pass it is the input, if that matters.
+    /// The item that it belongs to, and whether it is the input of its backward pass, if that matters.
     index: usize,
     backward: bool,
 }
@@ -65,7 +80,8 @@ impl Assigned {
                         times.backward[times.index(here + 1, microbatch)] * MOMENTS + END
                     };
                     inbox.push(Stay { from: written, to: backward * MOMENTS + BACKWARD, index, backward: true });
-                    // The other buffers are counted in whole ticks: what is read in a tick is not written again in it.
+                    // The other buffers are counted in whole ticks: a slot that is read in a tick is not written again
+                    // in it.
                     held_b.push(whole(forward, backward));
                     if let Some(weights) = times.last_weights(index) {
                         held_w.push(whole(forward, weights));

@@ -2,7 +2,7 @@
 
 use super::{Cell, Direction, Item, Piece, Route, ScheduleError, Shape, Table, Work};
 
-/// Stands for no tick.
+/// The tick of an entry that is not done.
 const NEVER: usize = usize::MAX;
 
 /// When each entry of a table is done, by [`Times::index`].
@@ -23,12 +23,12 @@ impl Times {
         virtual_stage * self.microbatches + microbatch
     }
 
-    /// The tick of the last piece of an item. None without pieces.
+    /// The tick of the last piece of an item; `None` without pieces.
     pub fn last_weights(&self, index: usize) -> Option<usize> {
         self.weights[index * self.pieces..(index + 1) * self.pieces].iter().copied().max()
     }
 
-    /// Collects the entries of a table, each of which is one that the shape has, and there once.
+    /// Collects the entries of a table, and checks that the shape has each of them and that each occurs once.
     fn of(table: &Table) -> Result<Times, ScheduleError> {
         let shape = &table.shape;
         let (microbatches, pieces) = (shape.microbatches, shape.weight_pieces());
@@ -93,8 +93,8 @@ impl Times {
         Ok(())
     }
 
-    /// What an entry needs: which work of which stage, and the first tick in which that can be used. None if it comes
-    /// from outside.
+    /// The work that an entry waits for, with its stage and the first tick in which its result can be used. It is
+    /// `None` if the input comes from outside.
     fn needed(&self, shape: &Shape, stage: usize, work: Work) -> Option<(Work, usize, usize)> {
         let Item { chunk, microbatch } = work.item();
         let here = shape.virtual_stage(stage, chunk);
@@ -122,7 +122,7 @@ impl Times {
 }
 
 impl Work {
-    /// What is worked on.
+    /// The item that is worked on.
     pub fn item(&self) -> Item {
         match *self {
             Work::Forward(item) | Work::Backward(item) | Work::Weights(Piece { item, .. }) => item,
@@ -130,7 +130,7 @@ impl Work {
     }
 }
 
-/// What a cell does, in order.
+/// The work of a cell, in order.
 fn works(cell: &Cell) -> impl Iterator<Item = Work> + '_ {
     let passes = cell.forward.map(Work::Forward).into_iter().chain(cell.backward.map(Work::Backward));
     passes.chain(cell.weights.iter().copied().map(Work::Weights))
@@ -142,7 +142,7 @@ impl Table {
     /// from each stage; and that microbatches enter and leave in ascending order.
     ///
     /// # Errors
-    /// The first entry that is wrong: its tick, its stage, and what it would have to be.
+    /// The first wrong entry: its tick, its stage, and what it would have to be.
     pub fn verify(&self) -> Result<(), ScheduleError> {
         self.times().map(|_| ())
     }

@@ -25,49 +25,51 @@ use super::schedule::{Cell, Columns, Item, Table};
 use super::turns::Turns;
 use super::{PipelineOptions, Task, WeightPlan, WeightUse};
 
-/// What every stage does, and when weights are gathered.
+/// The work of every stage, and the times at which weights are gathered.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Timeline {
-    /// S.
+    /// The number of stages, S.
     pub stages: usize,
-    /// R.
+    /// The number of repeats, R.
     pub repeats: usize,
-    /// v.
+    /// The number of chunks, v.
     pub chunks: usize,
-    /// M.
+    /// The number of microbatches, M.
     pub microbatches: usize,
-    /// D.
+    /// The delay from stage to stage, D.
     pub delay: usize,
     /// The order of work, by name.
     pub schedule: &'static str,
     /// When weights are gathered, by name.
     pub weights: &'static str,
-    /// What happens, in order.
+    /// The columns, in order of time.
     pub columns: Vec<Column>,
-    /// For each column what the stage that holds most holds after its forward pass: in microbatches of which the
-    /// activations of all its layers are there, so one in one of several repeats or chunks counts its share. They are
-    /// held until the gradients of the weights are done.
+    /// For each column the activations held by the stage that holds most, after its forward pass. The unit is a
+    /// microbatch with the activations of all its layers, so a microbatch in one of several repeats or chunks counts
+    /// its share. Activations are held until the gradients of the weights are done.
     pub held: Vec<f64>,
-    /// When the weights of which repeats are whole on each device. None if they are gathered in every iteration.
+    /// The times for which the weights of repeats are whole on each device. The list is empty if weights are gathered
+    /// in every iteration.
     pub windows: Vec<WeightWindow>,
-    /// When the gradients of which repeats are reduced and scattered. None if they are in every iteration.
+    /// The times at which the gradients of repeats are reduced and scattered. The list is empty if that happens in
+    /// every iteration.
     pub scatters: Vec<Scatter>,
-    /// Sums over all of it.
+    /// Sums over all columns.
     pub counts: Counts,
 }
 
-/// What all stages do at one time.
+/// The work of all stages at one time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Column {
     /// The iteration; in a backward pass that of the forward pass which it undoes.
     pub iteration: usize,
-    /// For each stage the work of the forward pass, none in a bubble; empty where there is no forward pass.
+    /// For each stage the work of the forward pass, `None` in a bubble; empty where there is no forward pass.
     pub forward: Vec<Option<Task>>,
     /// For each stage the work of the backward pass, which in the same column comes after that of the forward pass.
-    /// Where `weights` says something, gradients of inputs alone.
+    /// Where `weights` has entries, it is the gradients of inputs alone.
     pub backward: Vec<Option<Task>>,
-    /// For each stage the gradients of weights that it computes, after all else in the column; empty where they are
-    /// part of `backward`.
+    /// For each stage the gradients of weights that it computes, after all other work of the column; empty where they
+    /// are part of `backward`.
     pub weights: Vec<Vec<Task>>,
 }
 
@@ -96,9 +98,9 @@ pub struct Scatter {
 pub struct Counts {
     /// Iterations of the forward pass; where stages branch, ticks, which have both passes.
     pub iterations: usize,
-    /// Those of them in which a stage has a forward pass to do: M R, or M v.
+    /// The iterations in which a stage has a forward pass to do: M R, or M v.
     pub real_iterations: usize,
-    /// The others: D (S - 1); with 1F1B, 2 (S - 1).
+    /// The iterations in which it has none: D (S - 1); with 1F1B, 2 (S - 1).
     pub bubble_iterations: usize,
     /// The part of all iterations that are bubbles, of each stage. Where stages branch, the part of the time in which a
     /// stage waits: a tick is as long as the longest work of a stage, with backward passes twice as long as forward
@@ -106,20 +108,20 @@ pub struct Counts {
     pub bubble_fraction: f64,
     /// How often a device gathers its part of a weight of one repeat, in the forward pass.
     pub gathers_forward: usize,
-    /// In the backward pass.
+    /// How often it does so in the backward pass.
     pub gathers_backward: usize,
     /// How often the gradient of a weight of one repeat is reduced and scattered.
     pub scatters: usize,
     /// How often a microbatch moves from stage to stage, forwards and backwards: collective-permutes that run, each of
     /// one microbatch.
     pub permutes: usize,
-    /// For each stage, how many microbatches (of any repeat) it has at most of which the forward pass is done and the
-    /// backward pass, with the gradients of weights, is not.
+    /// For each stage, the largest number of microbatches (of any repeat) whose forward pass is done and whose backward
+    /// pass, with the gradients of weights, is not.
     pub alive: Vec<usize>,
     /// Iterations whose inputs are kept for the backward pass, bubbles included.
     pub stashed_iterations: usize,
-    /// How many repeats have gathered weights at the same time, at most; with weights gathered per iteration, those of
-    /// one repeat are there during an iteration.
+    /// The largest number of repeats that have gathered weights at the same time. With weights gathered per iteration,
+    /// those of one repeat are there during an iteration.
     pub gathered_repeats: usize,
 }
 
@@ -147,7 +149,7 @@ impl Timeline {
         }
     }
 
-    /// Parts of the layer stack on each stage, and what they are called.
+    /// Parts of the layer stack on each stage, and their name.
     pub fn parts(&self) -> (usize, &'static str) {
         if self.chunks > 1 { (self.chunks, "chunk") } else { (self.repeats, "repeat") }
     }
@@ -283,14 +285,14 @@ fn counts(options: &PipelineOptions, table: Option<&Table>, columns: &[Column], 
     }
 }
 
-/// What is counted of a table.
+/// The counts of a table.
 struct OfTable {
     bubbles: f64,
     permutes: usize,
     held: usize,
 }
 
-/// Nothing of a table that does not verify, which those of options do.
+/// The counts of a table, or `None` if it does not verify. Tables made from options do verify.
 fn of_table(options: &PipelineOptions, table: &Table) -> Option<OfTable> {
     let (columns, simulated) = (Columns::of(table).ok()?, table.simulate(&options.costs()).ok()?);
     let turns = Turns::of(&columns, table.shape);
@@ -300,8 +302,9 @@ fn of_table(options: &PipelineOptions, table: &Table) -> Option<OfTable> {
     Some(OfTable { bubbles: simulated.bubble_lockstep, permutes, held: columns.slots.held_b.max(columns.slots.held_w) })
 }
 
-/// In every iteration what stages hand on; where inputs enter or results leave, the slot that moves with them as well;
-/// and the turns that bring results home where microbatches do not fill the slots.
+/// The number of permutes: in every iteration one for the stages' results; where inputs enter or results leave, one for
+/// the slot that moves with them as well; and the turns that bring results home where microbatches do not fill the
+/// slots.
 fn permutes(options: &PipelineOptions, iterations: usize) -> usize {
     if options.stages == 1 {
         return 0;

@@ -1,5 +1,5 @@
-//! A schedule as text: a row for each stage, a column for each iteration, and below them what is held and when weights
-//! are whole.
+//! A schedule as text: a row for each stage, a column for each iteration, and below them the held activations and the
+//! times when weights are whole.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
@@ -8,12 +8,12 @@ use std::ops::Range;
 use super::{Column, Timeline};
 use crate::transform::pipeline::Task;
 
-/// As many columns as fit a terminal of 100 characters, and rows that can be taken in at once.
+/// The number of columns that fit a terminal of 100 characters, and of rows that can be taken in at once.
 const MOST_COLUMNS: usize = 24;
 const MOST_ROWS: usize = 16;
 
-/// A picture of at most so many columns and rows; where there are more, those at the borders of what changes are shown,
-/// and `…` for the rest. With `#`, all of it.
+/// A picture of limited size. If there are more columns or rows, those at the borders of changes are shown, and `…` for
+/// the rest. With `#`, all of it is shown.
 impl fmt::Display for Timeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let folded = !f.alternate();
@@ -119,7 +119,7 @@ impl Timeline {
         rows
     }
 
-    /// Columns around those where something changes: with as much around each as there is room for.
+    /// Columns around the changes, with as many around each as there is room for.
     fn shown(&self, columns: &Range<usize>) -> Vec<usize> {
         if columns.len() <= MOST_COLUMNS {
             return columns.clone().collect();

@@ -18,7 +18,7 @@ pub(super) enum Value<'a> {
     Unit,
     Boolean(bool),
     Integer(i64),
-    /// A number that is no integer, which no op that is read asks for.
+    /// A number that is not an integer; no op that is read asks for one.
     Number,
     String(Vec<u8>),
     Symbol(String),
@@ -38,7 +38,7 @@ pub(super) enum Value<'a> {
     Elided {
         shape: ShapeProto,
     },
-    /// `#stablehlo.gather<...>`, or what stands between angle brackets alone.
+    /// `#stablehlo.gather<...>`, or angle brackets alone.
     Dialect {
         name: &'a str,
         body: Span,
@@ -48,7 +48,7 @@ pub(super) enum Value<'a> {
 }
 
 impl Value<'_> {
-    /// How many values it consists of, with itself.
+    /// The number of values that it consists of, itself included.
     fn parts(&self) -> usize {
         let all = |items: &[Attribute<'_>]| items.iter().map(|item| item.value.parts()).sum::<usize>();
         1 + match self {
@@ -157,7 +157,7 @@ impl<'a> Parser<'a> {
         Ok((name, Attribute { value: Value::Unit, span: self.lexer.since(start) }))
     }
 
-    /// What an attribute of a dialect has between its angle brackets: `offset_dims = [1], index_vector_dim = 1`.
+    /// Reads the fields between the angle brackets of a dialect's attribute: `offset_dims = [1], index_vector_dim = 1`.
     pub(super) fn fields(&mut self, body: Span) -> Result<Attributes<'a>> {
         let outer = self.lexer;
         self.lexer = outer.part(body);

@@ -114,7 +114,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// An error with what was expected here and what was found.
+    /// An error that names what was expected here and what was found.
     #[cold]
     pub(super) fn unexpected<T>(&mut self, expected: &str) -> Result<T> {
         let position = self.here();
@@ -234,7 +234,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The size of a dimension, before its `x`: digits alone, since `4x24` is no number.
+    /// The size of a dimension, before its `x`: digits alone, since `4x24` is not a number.
     pub(super) fn size(&mut self) -> Option<i64> {
         self.skip_space();
         let length = self.rest().iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -286,7 +286,7 @@ impl<'a> Lexer<'a> {
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
-    /// What stands between two brackets that balance, outside of strings; the brackets are passed too.
+    /// The text between two brackets that balance, outside of strings; the brackets are passed too.
     pub(super) fn balanced(&mut self) -> Result<Span> {
         let start = self.here();
         let mut open: Vec<u8> = Vec::new();

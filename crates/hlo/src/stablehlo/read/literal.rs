@@ -8,24 +8,24 @@ use super::lexer::{Lexer, Span, integer};
 use crate::narrow::to_odd;
 use crate::parse::{Memory, Result, fault};
 use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
+use crate::shape::element_count;
 use crate::small_float::SmallFloat;
 use crate::syntax::elements::set_element_bytes;
-use crate::text::element_count;
 
 /// The value of a constant: its elements as little-endian bytes, row-major; 4-bit integers have a byte each.
 pub(super) struct Elements {
     element: PrimitiveType,
     bytes: Vec<u8>,
-    /// Whether there is one for all.
+    /// Whether one element stands for all.
     pub(super) is_splat: bool,
 }
 
-/// What is known of the type of an element.
+/// The format of an element.
 struct Format {
     element: PrimitiveType,
     /// Bytes of an element.
     size: usize,
-    /// Numbers in it: a complex number has two.
+    /// Numbers in an element: a complex number has two.
     parts: usize,
 }
 
@@ -49,7 +49,7 @@ impl Format {
 /// Elements of a constant at most: the bound of the reader of HLO text.
 const MOST: usize = 1 << 30;
 
-/// Reads what stands between the angle brackets; none if the elements were left out.
+/// Reads the elements between the angle brackets; `None` if they were left out.
 pub(super) fn elements(lexer: Lexer<'_>, body: Span, shape: &ShapeProto) -> Result<Option<Elements>> {
     let element = PrimitiveType::try_from(shape.element_type).unwrap_or_default();
     let format = Format::of(element);
@@ -190,7 +190,7 @@ fn number(lexer: &mut Lexer<'_>, element: PrimitiveType, bytes: &mut Vec<u8>) ->
     if !fits {
         return too_large();
     }
-    // Of narrow integers the low bits are kept, those of negative ones too.
+    // The low bits of narrow integers are kept, also of negative ones.
     let mask = if bits < 8 { (1u8 << bits) - 1 } else { u8::MAX };
     let size = Format::of(element).size;
     bytes.extend(value.to_le_bytes()[..size].iter().map(|byte| byte & mask));

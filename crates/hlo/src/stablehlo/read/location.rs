@@ -26,7 +26,7 @@ pub(super) enum Location<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Locations<'a> {
     all: Vec<Location<'a>>,
-    /// Those that have names.
+    /// The locations that have names.
     pub(super) aliases: FxHashMap<&'a str, LocationId>,
 }
 
@@ -188,7 +188,7 @@ impl<'a> Frames<'a> {
                     waiting.push((*caller, "", false));
                     waiting.push((*callee, function, is_outer));
                 }
-                // What was fused has many places; the first stands for all, as in XLA's metadata there is one.
+                // A fused op has many places; the first stands for all, as XLA's metadata has only one.
                 Some(Location::Fused(parts)) => waiting.extend(parts.first().map(|&at| (at, function, is_outer))),
             }
         }

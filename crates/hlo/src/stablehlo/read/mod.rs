@@ -15,7 +15,7 @@
 //! | `sdy.manual_computation` | a `call` between `xla.sdy.GlobalToLocalShape` and `xla.sdy.LocalToGlobalShape` |
 //! | locations | names of ops, and frames of the module's stack |
 //!
-//! What has no HLO is refused by name: dynamic and quantized types, resources, blocks that jump.
+//! The reader refuses, by name, what HLO cannot express: dynamic and quantized types, resources, blocks that jump.
 
 mod attribute;
 mod convert;
@@ -32,7 +32,8 @@ use crate::proto::HloModuleProtoWithConfig;
 /// Reads a module. [`read::read`](crate::read::read) reads it too, and tells by itself which language it is in.
 ///
 /// # Errors
-/// The text is no StableHLO, or has what HLO has nothing for. Bytes that are no UTF-8 are an error like others.
+/// The text is not StableHLO, or has something that HLO cannot express. Bytes that are not UTF-8 are an error of the
+/// same kind.
 pub fn read(bytes: &[u8]) -> Result<HloModuleProtoWithConfig, ParseError> {
     read_with(bytes, &Limits::default())
 }

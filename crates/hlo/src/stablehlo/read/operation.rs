@@ -13,7 +13,7 @@ pub(super) struct Operation<'a> {
     pub(super) position: usize,
     /// With its dialect.
     pub(super) name: Cow<'a, str>,
-    /// The names, and how many results have each.
+    /// The names of the results, and the number of results under each.
     pub(super) results: Vec<(&'a str, usize)>,
     pub(super) operands: Vec<Operand<'a>>,
     pub(super) attributes: Attributes<'a>,
@@ -21,7 +21,7 @@ pub(super) struct Operation<'a> {
     pub(super) words: Vec<(&'a str, usize)>,
     pub(super) regions: Vec<Region<'a>>,
     pub(super) types: Types,
-    /// Of a function.
+    /// The attributes of a function's results.
     pub(super) result_attributes: Vec<Attributes<'a>>,
     pub(super) location: Option<LocationId>,
 }
@@ -29,7 +29,7 @@ pub(super) struct Operation<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operand<'a> {
     pub(super) name: &'a str,
-    /// Which result of an op that has several.
+    /// The number of the result, of an op that has several.
     pub(super) number: usize,
     pub(super) position: usize,
 }

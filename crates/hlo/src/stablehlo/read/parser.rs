@@ -1,7 +1,8 @@
-//! From text to ops, whatever they are: the grammar of MLIR, with the short forms of the dialects that JAX prints.
+//! The parser, which turns text into ops of any dialect: the grammar of MLIR, with the short forms of the dialects that
+//! JAX prints.
 //!
 //! An op in a short form has the attributes under the names that the form gives them (`dims`), else under those of the
-//! op (`permutation`); what reads an op knows both.
+//! op (`permutation`); the code that reads an op knows both.
 
 use std::borrow::Cow;
 
@@ -15,8 +16,8 @@ use super::types::Types;
 use crate::parse::{Memory, Result, fault};
 use crate::proto::ShapeProto;
 
-/// How deep regions, attributes, types and locations may nest together. What is nested in the text is nested in the
-/// calls of this reader too.
+/// How deep regions, attributes, types and locations may nest together. Nesting in the text is also nesting of this
+/// reader's calls.
 const NESTING: usize = 100;
 
 /// The name of an op in texts of older writers, whose dialect `mhlo` has become StableHLO.
@@ -64,7 +65,8 @@ impl<'a> Parser<'a> {
         result
     }
 
-    /// Notes that so many parts are copied, which are no more than the text has bytes.
+    /// Notes that this number of parts is copied. Returns an error if all copies have more parts than the text has
+    /// bytes.
     pub(super) fn copy(&mut self, parts: usize, position: usize) -> Result<()> {
         self.copied = self.copied.saturating_add(parts);
         match self.copied <= self.lexer.length() {
@@ -297,7 +299,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Whether a word begins what follows an op, and is none of its items.
+    /// Whether a word begins the text after an op, and is not one of its items.
     fn ends_items(&self, word: &str) -> bool {
         let mut ahead = self.lexer;
         word.contains('.')

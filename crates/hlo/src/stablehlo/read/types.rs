@@ -5,16 +5,16 @@ use super::parser::Parser;
 use crate::parse::{Result, array, fault, hint, own_bytes, tuple};
 use crate::proto::{PrimitiveType, ShapeProto};
 
-/// What stands after the colon of an op.
+/// The types after the colon of an op.
 #[derive(Debug, Default)]
 pub(super) struct Types {
     /// The types before an arrow, or all of them where there is none.
     pub(super) inputs: Vec<ShapeProto>,
-    /// Those after the arrow.
+    /// The types after the arrow.
     pub(super) results: Option<Vec<ShapeProto>>,
 }
 
-/// How many types a type consists of, with itself.
+/// The number of types that a type consists of, itself included.
 fn parts(shape: &ShapeProto) -> usize {
     1 + shape.dimensions.len() + shape.tuple_shapes.iter().map(parts).sum::<usize>()
 }
@@ -161,7 +161,7 @@ impl<'a> Parser<'a> {
     fn element(&mut self) -> Result<PrimitiveType> {
         let start = self.lexer.here();
         if self.lexer.peek() == Some(b'!') {
-            // What is no element is refused by its name.
+            // A type that is not an element is refused by its name.
             return self.dialect_type().and_then(|_| fault(start, "a tensor has elements that are numbers"));
         }
         let word = self.lexer.expect_word("an element type, like f32")?;
@@ -174,7 +174,7 @@ impl<'a> Parser<'a> {
                 None => fault(start, format!("a complex number has parts of f32 or f64, found {part}")),
             };
         }
-        // Of the numbers of dimensions in attributes.
+        // Numbers of dimensions in attributes have this type.
         if word == "index" {
             return Ok(PrimitiveType::S64);
         }

@@ -203,3 +203,11 @@ pub(super) fn window_sizes(dimensions: &[WindowDimension]) -> String {
 pub(super) fn window_reversal(dimensions: &[WindowDimension]) -> String {
     bools(dimensions.iter().map(|dimension| dimension.window_reversal))
 }
+
+/// `#stablehlo.gather<offset_dims = [1], index_vector_dim = 1>`: lists that are empty are left out.
+pub(super) fn dimension_numbers(name: &str, lists: &[(&str, &Vec<i64>)], index_vector_dim: i64) -> String {
+    let stated = lists.iter().filter(|(_, list)| !list.is_empty());
+    let mut parts: Vec<String> = stated.map(|(name, list)| format!("{name} = {}", brackets(list))).collect();
+    parts.push(format!("index_vector_dim = {index_vector_dim}"));
+    format!("#stablehlo.{name}<{}>", parts.join(", "))
+}

@@ -1,10 +1,12 @@
 //! Loops, branches, calls, and what computes by a computation of single elements.
 
-use super::attributes::{Attributes, array, dilations, number, quoted, window, window_of, window_sizes};
+use super::attributes::{
+    Attributes, array, dilations, dimension_numbers, number, quoted, window, window_of, window_sizes,
+};
 use super::error::{Result, malformed, no_form};
 use super::printer::{Op, Parameters, Printer, Region, Scope, Value, names, result_types, shape_of};
 use super::types;
-use crate::parse::braced_length;
+use crate::braces::braced_length;
 use crate::proto::{HloInstructionProto, PrimitiveType, WindowDimension};
 
 fn called(instruction: &HloInstructionProto, index: usize) -> Result<i64> {
@@ -17,7 +19,7 @@ fn called(instruction: &HloInstructionProto, index: usize) -> Result<i64> {
     }
 }
 
-/// What a composite says of itself, if a call is one: the attributes of its op, and the call without them.
+/// The attributes of a composite's op, and the call without them; `None` if the call is not a composite.
 fn composite(instruction: &HloInstructionProto, callee: &str) -> Result<Option<(Attributes, HloInstructionProto)>> {
     const PREFIX: &str = "composite.";
     let stated = |key: &str| instruction.frontend_attributes.as_ref()?.map.get(&format!("{PREFIX}{key}"));
@@ -156,7 +158,7 @@ impl<'a> Printer<'a> {
         let Some(numbers) = instruction.scatter_dimension_numbers.as_deref() else {
             return malformed("it has no dimension numbers");
         };
-        let dimension_numbers = super::operation::dimension_numbers(
+        let dimension_numbers = dimension_numbers(
             "scatter",
             &[
                 ("update_window_dims", &numbers.update_window_dims),

@@ -4,7 +4,7 @@ use super::attributes::{Attributes, brackets, layout, number, quoted};
 use super::error::{Result, malformed, no_form};
 use super::printer::{Leaf, Op, Printer, Scope, Value, shape_of};
 use super::types::{self, Type, is_token, is_tuple};
-use crate::parse::braced_length;
+use crate::braces::braced_length;
 use crate::proto::payload::PayloadSource;
 use crate::proto::{CustomCallApiVersion, HloInstructionProto, OutputOperandAliasing, PaddingType, ShapeProto};
 
@@ -69,7 +69,7 @@ impl<'a> Printer<'a> {
         self.op(instruction, op, &discardable)
     }
 
-    /// What tells the partitioner how a value is sharded.
+    /// Writes the call that tells the partitioner how a value is sharded.
     pub(super) fn sharded(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
         let operands = scope.operands(instruction)?;
         let version = CustomCallApiVersion::ApiVersionOriginal as i32;
@@ -173,7 +173,7 @@ impl<'a> Printer<'a> {
     }
 }
 
-/// What every custom call says of its callee.
+/// The attributes of a custom call that describe its callee.
 fn callee(target: &str, version: i32, has_side_effect: bool, configuration: String) -> Attributes {
     vec![
         ("call_target_name", quoted(target.as_bytes())),
@@ -213,7 +213,7 @@ fn layouts(instruction: &HloInstructionProto) -> Result<Attributes> {
     ])
 }
 
-/// Which results take the buffers of which operands.
+/// The attribute that says which results take the buffers of which operands.
 fn aliases(instruction: &HloInstructionProto) -> Attributes {
     if instruction.output_operand_aliasing.is_empty() {
         return Vec::new();

@@ -1,8 +1,8 @@
-//! Why a module has no StableHLO text.
+//! The errors of writing StableHLO.
 
 use crate::proto::{HloComputationProto, HloInstructionProto};
 
-/// Why a module cannot be written as StableHLO.
+/// An error of a module that cannot be written as StableHLO.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
     /// StableHLO cannot say what an instruction does.
@@ -14,7 +14,7 @@ pub enum WriteError {
         instruction: String,
         /// Its opcode.
         opcode: String,
-        /// What is missing, and what to do instead.
+        /// The form that is missing, and the remedy.
         reason: String,
     },
     /// The module contradicts itself.
@@ -26,13 +26,13 @@ pub enum WriteError {
         instruction: String,
         /// Its opcode.
         opcode: String,
-        /// What is expected, and what was found.
+        /// The expected and the found state.
         problem: String,
     },
-    /// A computation without its root, or an alias of something that there is not.
+    /// A computation lacks its root, or an alias names something that does not exist.
     #[error("the module is malformed: {problem}")]
     MalformedModule {
-        /// What is expected, and what was found.
+        /// The expected and the found state.
         problem: String,
     },
     /// Computations that become regions of others are nested too deeply, or in a circle.
@@ -59,9 +59,9 @@ pub enum WriteError {
 
 crate::debug_is_message!(WriteError);
 
-/// What is wrong with the instruction that is being written.
+/// The fault of the instruction that is being written.
 pub(super) enum Fault {
-    /// StableHLO cannot say it; what to do instead.
+    /// StableHLO cannot express the instruction; the text says what to do instead.
     NoForm(String),
     Malformed(String),
     /// The fault is one of an instruction in a region, which it names.

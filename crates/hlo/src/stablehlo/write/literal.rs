@@ -10,10 +10,10 @@ use super::attributes::Decimal;
 use super::error::{Result, malformed, no_form};
 use super::types;
 use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
+use crate::shape::{element_count, element_strides};
 use crate::syntax::elements::element_bytes;
-use crate::text::{element_count, element_strides};
 
-/// More elements are written as bytes: they are long and nobody reads them.
+/// More elements are written as bytes: they are long, and people do not read them.
 const LISTED: usize = 100;
 
 /// Far above the rank of any real array; a malformed one must not exhaust the stack.

@@ -4,8 +4,8 @@
 //! `loc("layer/dot"(callsite("layer"("model.py":12:0) at "step"("model.py":30:0))))`.
 
 use super::attributes::quoted;
-use crate::analysis::source::{SourceLine, Sources, op_name};
 use crate::proto::HloInstructionProto;
+use crate::source::{SourceLine, Sources, op_name};
 
 /// The location of an instruction. One that the module does not say is unknown: without it, XLA would take the place
 /// in the text.

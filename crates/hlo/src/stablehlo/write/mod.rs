@@ -9,7 +9,7 @@
 //! version of StableHLO where the op is; elementwise ops of one type and constants are in the short form that has
 //! never changed.
 //!
-//! StableHLO has no word for some of what HLO says:
+//! StableHLO has no word for some things that HLO says:
 //!
 //! | of HLO | in StableHLO |
 //! |---|---|
@@ -23,10 +23,10 @@
 //! | a constant of many equal elements | a scalar, broadcast |
 //! | names of instructions, layouts within a program, trip counts, statistics, schedules | nothing |
 //!
-//! What the reader makes of a text is written as the same text.
+//! A module that the reader made of a text is written as the same text.
 //!
-//! What can be said neither so nor so is a [`WriteError`]: what a compiler makes (fusions, asynchronous operations),
-//! and transfers to the host.
+//! Everything else is a [`WriteError`]: instructions that a compiler makes (fusions, asynchronous operations), and
+//! transfers to the host.
 
 mod attributes;
 mod control;
@@ -43,10 +43,10 @@ pub use error::WriteError;
 
 use crate::proto::HloModuleProto;
 
-/// What a text says beside what the module does.
+/// The facts that a text states beside what the module does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteOptions {
-    /// Over how many devices XLA is to partition the program; 1 for none.
+    /// The number of devices over which XLA is to partition the program; with 1 it does not.
     pub partitions: u64,
     /// Copies of the program.
     pub replicas: u64,

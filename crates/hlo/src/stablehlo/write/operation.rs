@@ -1,15 +1,16 @@
-//! What each opcode becomes.
+//! The op that each opcode becomes.
 
 use std::rc::Rc;
 
 use super::attributes::{
-    self, Attributes, array, brackets, dilations, matrix, number, window, window_of, window_reversal,
+    self, Attributes, array, brackets, dilations, dimension_numbers, matrix, number, window, window_of, window_reversal,
 };
 use super::error::{Result, malformed, no_form};
 use super::printer::{Op, Printer, Scope, Value, shape_of};
 use super::types::{self, Type, at_index, leaf_count};
 use super::{control, literal};
-use crate::analysis::groups::DeviceGroups;
+use crate::device_groups::DeviceGroups;
+use crate::opcode;
 use crate::proto::hlo_instruction_proto::SliceDimensions;
 use crate::proto::padding_config::PaddingConfigDimension;
 use crate::proto::triangular_solve_options::Transpose;
@@ -17,10 +18,10 @@ use crate::proto::{
     ConvolutionDimensionNumbers, FftType, HloInstructionProto, RandomAlgorithm, RandomDistribution, ShapeProto,
     SparsityConfig,
 };
+use crate::shape::element_count;
 use crate::stablehlo::names;
 use crate::syntax::default_comparison;
 use crate::syntax::opcodes::{Mark, Operation};
-use crate::text::element_count;
 
 impl<'a> Printer<'a> {
     /// Writes an instruction; gives its value.
@@ -87,7 +88,7 @@ impl<'a> Printer<'a> {
         let accuracy = attributes::accuracy(instruction).map(|accuracy| ("result_accuracy", accuracy));
         let op = Op::new(name, &operands, &results).with(accuracy.into_iter().collect());
         let is_elementwise = Operation::has_mark(opcode, Mark::Same)
-            && (Operation::has_mark(opcode, Mark::Arithmetic) || Operation::has_mark(opcode, Mark::Transcendental));
+            && (opcode::is_arithmetic(opcode) || opcode::is_transcendental(opcode));
         let op = if is_elementwise { op.elementwise() } else { op };
         self.op(instruction, op, &self.common(instruction))
     }
@@ -278,7 +279,7 @@ fn own_attributes(
     }))
 }
 
-/// What to do instead of an opcode that StableHLO has nothing for.
+/// The advice for an opcode that has no counterpart in StableHLO.
 pub(super) fn instead_of(opcode: &str) -> &'static str {
     match opcode {
         "fusion" | "bitcast" | "add-dependency" | "domain" => {
@@ -304,14 +305,6 @@ fn element(scope: &Scope<'_>, instruction: &HloInstructionProto) -> Result<Value
         Some(leaves) => Ok(leaves.to_vec()),
         None => malformed("its operand has another shape than it states"),
     }
-}
-
-/// `#stablehlo.gather<offset_dims = [1], index_vector_dim = 1>`: lists that are empty are left out.
-pub(super) fn dimension_numbers(name: &str, lists: &[(&str, &Vec<i64>)], index_vector_dim: i64) -> String {
-    let stated = lists.iter().filter(|(_, list)| !list.is_empty());
-    let mut parts: Vec<String> = stated.map(|(name, list)| format!("{name} = {}", brackets(list))).collect();
-    parts.push(format!("index_vector_dim = {index_vector_dim}"));
-    format!("#stablehlo.{name}<{}>", parts.join(", "))
 }
 
 fn gather(instruction: &HloInstructionProto) -> Result<Attributes> {

@@ -9,14 +9,14 @@ use super::attributes::{Attributes, dictionary, quoted, symbol};
 use super::error::{Fault, Result, WriteError, malformed};
 use super::types::{self, Type};
 use super::{WriteOptions, location};
-use crate::analysis::source::Sources;
 use crate::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, ShapeProto};
 use crate::sort;
+use crate::source::Sources;
 
 /// Regions inside of regions, and function bodies that are written from within. Each level takes some of the stack.
 const MAX_DEPTH: usize = 64;
 
-/// How many times its own size as a proto a module may take as text, beside [`SMALL`].
+/// The size that a module may take as text, as a multiple of its size as a proto, beside [`SMALL`].
 const MAX_RATIO: usize = 64;
 
 /// Bytes that any text may have.
@@ -28,14 +28,14 @@ pub(super) struct Leaf {
     /// `%5`, `%5#1`, `%arg0`.
     pub(super) name: Rc<str>,
     pub(super) ty: Type,
-    /// Of a small constant: what stands after its name, to the end of the line.
+    /// The text after the name of a small constant, to the end of the line.
     pub(super) constant: Option<Rc<str>>,
 }
 
-/// The arrays and tokens that an instruction gives, in order; those of a tuple one after the other.
+/// The arrays and tokens that an instruction returns, in order; the elements of a tuple follow one another.
 pub(super) type Value = Vec<Leaf>;
 
-/// What the parameters of a computation are in a region.
+/// The values that stand for the parameters of a computation in a region.
 pub(super) enum Parameters {
     /// Arguments of the region, of the types of the parameters.
     Arguments,
@@ -57,7 +57,7 @@ pub(super) struct Scope<'a> {
     first: Option<Leaf>,
 }
 
-/// One op: what stands before and after its regions.
+/// One op: the text before and after its regions.
 pub(super) struct Op<'o> {
     pub(super) name: &'o str,
     pub(super) operands: &'o [Leaf],
@@ -247,8 +247,8 @@ impl<'a> Printer<'a> {
         self.operation(scope, instruction)
     }
 
-    /// What stands for the first array of the first operand of an instruction that waits for others: the array behind
-    /// a barrier with a result of each. StableHLO has no control predecessors.
+    /// The value that replaces the first array of the first operand of an instruction that waits for others: that array
+    /// behind a barrier, together with a result of each of the others. StableHLO has no control predecessors.
     fn ordered(&mut self, scope: &mut Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Option<Leaf>> {
         scope.first = None;
         if instruction.control_predecessor_ids.is_empty() {
@@ -315,7 +315,7 @@ impl<'a> Printer<'a> {
         Ok(results)
     }
 
-    /// A line that is no generic op: `text` after the names of the results.
+    /// A line that is not a generic op: `text` after the names of the results.
     pub(super) fn line(&mut self, instruction: &'a HloInstructionProto, text: &str, results: &[Type]) -> Value {
         self.start_line();
         let results = self.results(results);
@@ -501,7 +501,7 @@ fn braced(attributes: &[(&str, String)]) -> String {
 }
 
 impl From<Fault> for WriteError {
-    /// Of a fault that is no instruction's.
+    /// Converts a fault that belongs to no instruction.
     fn from(fault: Fault) -> WriteError {
         match fault {
             Fault::NoForm(problem) | Fault::Malformed(problem) => WriteError::MalformedModule { problem },

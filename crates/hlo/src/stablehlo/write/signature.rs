@@ -5,9 +5,9 @@ use super::error::{Result, WriteError};
 use super::location;
 use super::printer::{Leaf, Printer, Value, parameter_shapes, parameters, shape_of};
 use super::types::{self, Type};
-use crate::analysis::source::Sources;
 use crate::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use crate::proto::{HloComputationProto, HloInstructionProto, Kind, OpSharding, ShapeProto};
+use crate::source::Sources;
 use crate::stablehlo::names::HOST_MEMORY;
 
 /// An array of a parameter, by their numbers, and the attribute that gives its buffer away.
@@ -33,8 +33,8 @@ impl<'a> Printer<'a> {
         self.out.push_str(&format!("module{name} attributes {{{}}} {{\n", attributes.join(", ")));
     }
 
-    /// The line that opens a function, and the values of its parameters. The entry, which has no name of its own, says
-    /// also what buffers its results take, and how its parameters and results are sharded.
+    /// The line that opens a function, and the values of its parameters. The entry, which has no name of its own, also
+    /// states the buffers that its results take, and how its parameters and results are sharded.
     pub(super) fn signature(
         &mut self,
         computation: &'a HloComputationProto,
@@ -101,13 +101,14 @@ impl<'a> Printer<'a> {
     }
 
     /// A result that has to take the buffer of a parameter, as XLA's module attribute says it: by the numbers that they
-    /// have when all tuples are taken apart. None where there is no such result or parameter, which is said elsewhere.
+    /// have when all tuples are taken apart. The result is `None` where there is no such result or parameter; other
+    /// code reports that.
     fn must_alias(&self, alias: &AliasEntryProto) -> Option<String> {
         let entry = self.computation(self.module.entry_computation_id).ok()?;
         let root = entry.instructions.iter().find(|instruction| instruction.id == entry.root_id)?;
         let result = root.shape.as_ref()?;
         let (output, _) = types::at_index(result, &alias.output_shape_index)?;
-        // One result is no tuple of one.
+        // One result is not a tuple of one.
         let output = if types::leaf_count(result) == 1 { Vec::new() } else { vec![output as i64] };
         let number = usize::try_from(alias.parameter_number).ok()?;
         let shapes = parameter_shapes(entry).ok()?;
@@ -130,8 +131,7 @@ impl<'a> Printer<'a> {
         if self.options.metadata { location() } else { String::new() }
     }
 
-    /// For each array of a parameter that a result may take the buffer of, or that is given away, the attribute that
-    /// says so.
+    /// The attribute of each array of a parameter whose buffer a result may take, or that is given away.
     fn aliases(&self, result: &ShapeProto) -> std::result::Result<Vec<Given>, WriteError> {
         let mut found: Vec<Given> = Vec::new();
         let wrong = |problem: String| WriteError::MalformedModule { problem };
@@ -155,7 +155,7 @@ impl<'a> Printer<'a> {
                 return Err(wrong(format!("it has an alias of result {index}, which it does not have")));
             };
             let place = parameter(alias.parameter_number, &alias.parameter_shape_index)?;
-            // Those that are a must are written on the module.
+            // Aliases that are required are written on the module.
             if alias.kind == Kind::MustAlias as i32 {
                 continue;
             }
@@ -172,7 +172,7 @@ impl<'a> Printer<'a> {
     }
 }
 
-/// What the entry says of an array of a parameter: its sharding, its memory, its frontend attributes.
+/// The attributes of an array of a parameter of the entry: its sharding, its memory, its frontend attributes.
 fn parameter_attributes(parameter: &HloInstructionProto, leaf: usize, leaves: usize) -> Vec<String> {
     let mut attributes = Vec::new();
     let sharding = parameter.sharding.as_deref();

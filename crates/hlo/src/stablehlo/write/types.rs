@@ -72,7 +72,7 @@ pub(super) fn leaves(shape: &ShapeProto) -> Result<Vec<Type>> {
     Ok(types)
 }
 
-/// How many arrays and tokens are in a shape.
+/// The number of arrays and tokens in a shape.
 pub(super) fn leaf_count(shape: &ShapeProto) -> usize {
     if is_tuple(shape) { shape.tuple_shapes.iter().map(leaf_count).sum() } else { 1 }
 }
@@ -89,7 +89,7 @@ pub(super) fn leaf_shapes(shape: &ShapeProto) -> Vec<&ShapeProto> {
     leaves
 }
 
-/// How many arrays and tokens come before the part of a shape that an index names, and the part.
+/// The number of arrays and tokens before the part of a shape that an index names, and the part.
 pub(super) fn at_index<'s>(shape: &'s ShapeProto, index: &[i64]) -> Option<(usize, &'s ShapeProto)> {
     let (mut before, mut part) = (0, shape);
     for &index in index {

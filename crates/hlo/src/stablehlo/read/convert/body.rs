@@ -18,16 +18,16 @@ pub(super) type Places = SmallVec<[Place; 1]>;
 #[derive(Default)]
 pub(super) struct Body<'a> {
     pub(super) instructions: Vec<HloInstructionProto>,
-    /// What the names of the text are.
+    /// The instructions that the names of the text stand for.
     values: FxHashMap<&'a str, Places>,
     parameters: i64,
-    /// Of the op that is converted.
+    /// The metadata of the op that is converted.
     pub(super) metadata: Option<Box<OpMetadata>>,
-    /// What its instructions are named after: its result, if that has more than a number.
+    /// The stem of its instructions' names: the name of its result, if that is more than a number.
     stem: String,
     number: String,
     position: usize,
-    /// Constants that say something of an instruction and are operands of none of it.
+    /// Constants that only describe an instruction; they are dropped unless an instruction uses them.
     pub(super) asides: Vec<Place>,
 }
 
@@ -52,7 +52,7 @@ impl<'a> Body<'a> {
         self.number = number.chars().map(allowed).collect();
     }
 
-    /// What an instruction of this op is called.
+    /// The name of an instruction of this op.
     pub(super) fn name(&self, what: &str) -> String {
         match (self.stem.as_str(), self.number.as_str()) {
             // Names of HLO have numbers from 1 on.
@@ -129,7 +129,7 @@ impl<'a> Body<'a> {
         shapes.into_iter().enumerate().map(element).collect()
     }
 
-    /// The values of an instruction with so many results: itself, or the elements of its tuple.
+    /// The values of an instruction with this number of results: itself, or the elements of its tuple.
     pub(super) fn results(&mut self, place: Place, count: usize) -> Places {
         if count == 1 { smallvec![place] } else { self.elements(place) }
     }

@@ -20,7 +20,7 @@ impl<'a> Converter<'a, '_> {
         }
     }
 
-    /// An error unless a call has as many operands as the function parameters.
+    /// Returns an error unless a call has as many operands as the function has parameters.
     fn check_call(&self, operation: &Operation<'a>, id: i64) -> Result<()> {
         let computation = usize::try_from(id).ok().and_then(|id| self.computations.get(id));
         let shape = computation.and_then(|computation| computation.program_shape.as_ref());

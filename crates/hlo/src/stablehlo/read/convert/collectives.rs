@@ -17,7 +17,7 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("stablehlo.collective_broadcast", collective_broadcast),
 ];
 
-/// What all collectives may state.
+/// The attributes that all collectives may have.
 struct Common {
     channel: i64,
     groups: Vec<ReplicaGroup>,

@@ -64,7 +64,7 @@ impl<'a> Converter<'a, '_> {
             Value::Dense { body, shape } => {
                 let fails = || fault(attribute.span.start, format!("expected integers as {what}"));
                 let Some(found) = elements(self.parser.lexer, *body, shape)? else { return fails() };
-                // As many as any attribute has: the devices of a program, several times.
+                // The most elements that an attribute has: the devices of a program, several times.
                 const MOST: i64 = 1 << 28;
                 let count = shape.dimensions.iter().fold(1i64, |count, &size| count.saturating_mul(size));
                 if count > MOST {
@@ -103,7 +103,7 @@ impl<'a> Converter<'a, '_> {
         }
     }
 
-    /// What an op states of the precision of its products.
+    /// The precision that an op states for its products.
     pub(super) fn precision(&mut self, operation: &Operation<'a>) -> Result<Option<PrecisionConfig>> {
         let mut config = PrecisionConfig::default();
         if let Some(attribute) = operation.attribute(&["precision_config", "precision"]) {
@@ -275,12 +275,12 @@ fn gather<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation:
 pub(super) struct Numbers(Vec<(String, Vec<i64>)>);
 
 impl Numbers {
-    /// What is left out is empty.
+    /// The numbers of a field; a field that is left out is empty.
     pub(super) fn list(&self, name: &str) -> Vec<i64> {
         self.find(name).map(<[i64]>::to_vec).unwrap_or_default()
     }
 
-    /// What is left out is 0.
+    /// The number of a field; a field that is left out is 0.
     pub(super) fn one(&self, name: &str) -> i64 {
         self.find(name).and_then(|values| values.first().copied()).unwrap_or(0)
     }
@@ -333,7 +333,7 @@ fn dot_general<'a>(
     product(converter, body, operation, numbers)
 }
 
-/// The product of two matrices, or of what has one dimension.
+/// The product of two matrices, or of operands of one dimension.
 fn dot<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
     let left = body.operands(operation)?.first().map_or(0, |&place| body.shape(place).dimensions.len());
     let numbers = DotDimensionNumbers {

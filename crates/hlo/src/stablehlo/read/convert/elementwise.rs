@@ -141,7 +141,7 @@ fn compare<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation
     Ok(smallvec![body.push(instruction)])
 }
 
-/// An error unless a word is one of those that there are.
+/// Returns an error unless the word is one of `words`.
 fn known(word: &str, at: usize, words: &[&str]) -> Result<()> {
     match words.contains(&word) {
         true => Ok(()),
@@ -251,7 +251,8 @@ fn reduce_precision<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operatio
     Ok(smallvec![body.push(instruction)])
 }
 
-/// Two operands say what is drawn, the third, a constant, how much of it, as does the type of the result.
+/// Two operands are the parameters of the distribution. The third, a constant, is the shape, which the type of the
+/// result states too.
 fn rng<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
     use crate::proto::RandomDistribution;
     let operands = body.operands(operation)?;

@@ -172,7 +172,7 @@ impl<'a> Converter<'a, '_> {
         Ok(())
     }
 
-    /// What an argument or a result states as its sharding, and Shardy's text of it.
+    /// The sharding that an argument or a result states, and Shardy's text of it.
     fn sharding(&mut self, attributes: &Attributes<'a>) -> Result<Option<(OpSharding, Option<String>)>> {
         if let Some(attribute) = attributes.get("sdy.sharding") {
             let (sharding, text) = self.meshes.of_value(&mut self.parser, attribute, &self.manual)?;
@@ -223,8 +223,8 @@ impl<'a> Converter<'a, '_> {
     }
 }
 
-/// What the program says of its arguments, and of its results. The generic form has it beside the attributes of the
-/// function.
+/// The attributes of the program's arguments, and of its results. The generic form has them beside the attributes of
+/// the function.
 fn signature_attributes<'a>(function: &Operation<'a>) -> Result<(Vec<Attributes<'a>>, Vec<Attributes<'a>>)> {
     let own = function.region(0)?.arguments.iter().map(|argument| &argument.attributes);
     let listed = dictionaries(&function.attributes, "arg_attrs");
@@ -270,7 +270,7 @@ fn set_layout(shape: &mut ShapeProto, attributes: &Attributes<'_>) -> Result<()>
     Ok(())
 }
 
-/// The dictionaries of a list of them; none if there is no such attribute.
+/// The dictionaries in the list that an attribute has; empty if there is no such attribute.
 fn dictionaries<'a>(attributes: &Attributes<'a>, name: &str) -> Vec<Attributes<'a>> {
     let Some(Value::List(items)) = attributes.get(name).map(|attribute| &attribute.value) else { return Vec::new() };
     let dictionary = |item: &Attribute<'a>| match &item.value {

@@ -49,7 +49,7 @@ struct Converter<'a, 'o> {
     numbers: FxHashMap<String, usize>,
     /// The computation of each function that is converted.
     functions: FxHashMap<&'o str, usize>,
-    /// What the computation of each function is called.
+    /// The name of each function's computation.
     function_names: FxHashMap<&'o str, String>,
     meshes: Meshes,
     /// The mesh axes that are manual where the conversion is.
@@ -167,7 +167,7 @@ impl<'a, 'o> Converter<'a, 'o> {
         Ok(self.add(body, name, root))
     }
 
-    /// What the computation of a function is called.
+    /// The name of a function's computation.
     fn function_name(&self, function: &Operation<'a>) -> Result<String> {
         let symbol = function.symbol(&["sym_name"])?;
         Ok(self.function_names.get(symbol).cloned().unwrap_or_else(|| identifier(symbol)))
@@ -259,7 +259,7 @@ impl<'a, 'o> Converter<'a, 'o> {
         id
     }
 
-    /// What any op may carry: its sharding, and attributes that are passed on as they are.
+    /// Sets what any op may carry: its sharding, and attributes that are passed on as they are.
     fn annotate(&mut self, body: &mut Body<'a>, operation: &Operation<'a>, first: usize) -> Result<()> {
         let sharding = match (operation.attributes.get("mhlo.sharding"), operation.attributes.get("sdy.sharding")) {
             (Some(attribute), _) => Some((shardy::from_text(attribute)?, None)),

@@ -1,8 +1,8 @@
 //! Ops with regions. A region becomes a computation.
 //!
-//! A region may use what is defined around it, and a computation has only its parameters. Small constants are repeated
-//! in it, as XLA does, so that a loop's bound stays one. Loops and branches carry the rest along; other regions have
-//! none.
+//! A region may use values that are defined around it, and a computation has only its parameters. Small constants are
+//! repeated in it, as XLA does, so that a loop's bound stays one. Loops and branches carry the rest along; other
+//! regions have none.
 
 use rustc_hash::FxHashSet;
 use smallvec::smallvec;
@@ -68,7 +68,7 @@ fn is_small(constant: &HloInstructionProto) -> bool {
     sizes.iter().fold(1i64, |count, &size| count.saturating_mul(size)) <= names::REPEATED
 }
 
-/// What regions capture: what is carried into them, and constants.
+/// The values that regions capture: those carried into them, and constants.
 struct Captured<'a> {
     carried: Vec<(Operand<'a>, Place)>,
     constants: Vec<(Operand<'a>, HloInstructionProto)>,
@@ -154,8 +154,9 @@ impl<'a> Converter<'a, '_> {
         Ok(self.add(inner, name, root) as i64)
     }
 
-    /// The computation of a region of a loop or a branch. It has one parameter: all that is carried into it, with that
-    /// of the loop first. It returns what the region returns and, if asked to, what is carried for the captures.
+    /// The computation of a region of a loop or a branch. It has one parameter: all values that are carried into it,
+    /// those of the loop first. It returns the results of the region and, if asked to, the values that are carried for
+    /// the captures.
     fn carrying(
         &mut self,
         body: &Body<'a>,
@@ -277,7 +278,7 @@ pub(super) fn one_or_tuple(mut shapes: Vec<ShapeProto>) -> ShapeProto {
 }
 
 impl<'a> Body<'a> {
-    /// Adds an instruction that calls a computation and has so many results.
+    /// Adds an instruction that calls a computation and has this number of results.
     pub(super) fn calling(
         &mut self,
         operation: &Operation<'a>,

@@ -34,16 +34,16 @@ pub(super) const SHARDING: &str = "xla.sdy.sharding";
 struct Mesh {
     name: String,
     axes: Vec<(String, i64)>,
-    /// The devices in the order of the axes; empty if they are in their own.
+    /// The devices in the order of the axes; empty if they are in order of their numbers.
     devices: Vec<i64>,
-    /// What stands between the angle brackets.
+    /// The text between the angle brackets.
     text: String,
 }
 
 #[derive(Default)]
 pub(super) struct Meshes(Vec<Mesh>);
 
-/// Some axes of a mesh, or parts of them: how many devices stand before a part in its axis, and in it.
+/// An axis of a mesh, or a part of one: the number of devices before the part in its axis, and in it.
 struct AxisPart {
     axis: usize,
     part: Option<(i64, i64)>,
@@ -183,7 +183,7 @@ fn dimension(lexer: &mut Lexer<'_>, mesh: &Mesh) -> Result<Vec<AxisPart>> {
     lexer.expect("{", "before the axes of a dimension")?;
     while !lexer.eat("}") {
         let start = lexer.here();
-        // What is open may be split further.
+        // An open dimension may be split further.
         if !lexer.eat("?") {
             let name = lexer.string()?;
             let Some(axis) = mesh.axes.iter().position(|(axis, _)| *axis == name) else {
@@ -213,7 +213,8 @@ fn dimension(lexer: &mut Lexer<'_>, mesh: &Mesh) -> Result<Vec<AxisPart>> {
 }
 
 /// A sharding in tiles. Axes are cut where a part of one is used; the devices are an iota over what they are cut into,
-/// transposed so that what splits the first dimension varies slowest. `None` if parts do not divide their axes.
+/// transposed so that what splits the first dimension varies slowest. The result is `None` if parts do not divide their
+/// axes.
 fn tiles(mesh: &Mesh, dimensions: &[Vec<AxisPart>], manual: &[String]) -> Option<OpSharding> {
     if let ([], &[device]) = (mesh.axes.as_slice(), mesh.devices.as_slice()) {
         return Some(OpSharding {
@@ -505,7 +506,7 @@ fn sharding_group<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation:
     Ok(Places::new())
 }
 
-/// What Shardy adds while it propagates: its result is its operand.
+/// Converts an op that Shardy adds while it propagates: its result is its operand.
 fn data_flow_edge<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
     body.operands(operation)
 }

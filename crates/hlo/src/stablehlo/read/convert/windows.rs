@@ -16,7 +16,7 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("stablehlo.select_and_scatter", select_and_scatter),
 ];
 
-/// What an op states of its window; what is left out is usual.
+/// The window that an op states; fields that are left out have their usual values.
 #[derive(Default)]
 struct Stated {
     strides: Option<Vec<i64>>,

@@ -1,0 +1,48 @@
+//! A walk with the executions on some devices: the branches that they take where their numbers decide it, as in a
+//! pipeline whose stages branch.
+
+use std::sync::Arc;
+
+use super::devices::Devices;
+use super::given::Given;
+use super::walk::Walk;
+use meshloom_hlo::proto::HloModuleProto;
+
+/// All that a module runs, and how often each device runs it.
+pub struct DeviceWalk<'a> {
+    /// The places have the executions of the device that runs them most.
+    walk: Walk<'a>,
+    executions: Arc<Given>,
+}
+
+impl<'a> DeviceWalk<'a> {
+    /// Walks a module on these devices. Where devices differ, the executions of a place are the most of any.
+    pub fn of(module: &'a HloModuleProto, devices: Devices) -> DeviceWalk<'a> {
+        let mut walk = Walk::of(module);
+        let executions = walk.given(&[], devices);
+        for (number, place) in walk.places_mut().iter_mut().enumerate() {
+            if let Some((undecided, times)) = executions.of_place(number) {
+                place.executions = times;
+                place.assumed_executions = times.bound().unwrap_or(place.assumed_executions);
+                place.undecided = undecided;
+            }
+        }
+        DeviceWalk { walk, executions: Arc::new(executions) }
+    }
+
+    /// Leaves every branch of a walk open, whichever one these devices take.
+    pub fn undecided(walk: Walk<'a>, devices: Devices) -> DeviceWalk<'a> {
+        let executions = Arc::new(walk.whichever(devices));
+        DeviceWalk { walk, executions }
+    }
+
+    /// The walk.
+    pub fn walk(&self) -> &Walk<'a> {
+        &self.walk
+    }
+
+    /// How often each place runs on each device.
+    pub(super) fn executions(&self) -> &Arc<Given> {
+        &self.executions
+    }
+}

@@ -1,0 +1,177 @@
+//! The reason why a value of a foreign module has its sharding, as far as the module states it.
+//!
+//! A module states some shardings and leaves the others to propagation inside XLA, which keeps no record of where each
+//! came from. So this analysis finds stated shardings: at the value itself, or else at the nearest values that it is
+//! computed from or that are computed from it, with the operations in between. Propagation starts there.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use super::index::{Computation, Module};
+use super::shardings::is_local;
+use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
+use meshloom_hlo::source::{Sources, op_name};
+use meshloom_hlo::suggest::did_you_mean;
+use meshloom_hlo::text::{Layouts, print_shape, print_sharding};
+
+/// An instruction on the way to a stated sharding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TracedStep {
+    /// Its name.
+    pub name: String,
+    /// Its opcode.
+    pub opcode: String,
+    /// Its shape.
+    pub shape: String,
+    /// The sharding that it states, if any.
+    pub sharding: Option<String>,
+    /// The scopes and the op of its metadata.
+    pub op_name: String,
+    /// The source line as `file:line`, if the module has it.
+    pub source: Option<String>,
+}
+
+/// The way from a value to a stated sharding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StatedFrom {
+    /// The steps from the value to the instruction that states a sharding, if one was found.
+    pub steps: Vec<TracedStep>,
+    /// Whether the module is already partitioned. Shapes are then local, and stated shardings are those that were asked
+    /// for.
+    pub partitioned: bool,
+}
+
+/// The error for a name that no value has.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no tensor is called \"{query}\"{suggestion}; name an instruction (dot.5), its op_name \
+     (attention/dot_general), a part of either, or a line (model.py:42)"
+)]
+pub struct UnknownValue {
+    /// The name that was asked for.
+    pub query: String,
+    /// A similar name, as part of a sentence; empty if there is none.
+    pub suggestion: String,
+}
+
+meshloom_hlo::debug_is_message!(UnknownValue);
+
+/// Traces the shardings of the values with this name. The name may be an instruction's name; the `op_name` of its
+/// metadata or the end of that; `file:line`; or else words of the `op_name` (`qkv` of `p['qkv']`), words of the name
+/// (`w` of `w.1`), or any part of either. The first of these that finds anything counts. At most `most` values are
+/// traced.
+///
+/// # Errors
+/// No value has the name.
+pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Result<Vec<StatedFrom>, UnknownValue> {
+    let (index, sources, partitioned) = (Module::new(module), Sources::of(module), is_local(module));
+    let query = query.trim_start_matches('%');
+    let is_named = |it: &HloInstructionProto| it.name == query;
+    let is_described = |it: &HloInstructionProto| {
+        let name = op_name(it);
+        let at_line = || {
+            sources.line(it).is_some_and(|line| {
+                let line = line.to_string();
+                line == query || line.ends_with(&format!("/{query}"))
+            })
+        };
+        name == query || name.ends_with(&format!("/{query}")) || at_line()
+    };
+    let has_words_in_op_name = |it: &HloInstructionProto| has_words(op_name(it), query);
+    let has_words_in_name = |it: &HloInstructionProto| has_words(&it.name, query);
+    let has_part = |it: &HloInstructionProto| op_name(it).contains(query);
+    let has_part_in_name = |it: &HloInstructionProto| it.name.contains(query);
+    let find = |is_it: &dyn Fn(&HloInstructionProto) -> bool| -> Vec<(usize, &HloInstructionProto)> {
+        let all = index.computations().iter().enumerate();
+        all.flat_map(|(number, it)| it.instructions().iter().map(move |instruction| (number, instruction)))
+            .filter(|(_, instruction)| is_it(instruction))
+            .take(most)
+            .collect()
+    };
+    type IsIt<'f> = &'f dyn Fn(&HloInstructionProto) -> bool;
+    let ways: [IsIt<'_>; 6] =
+        [&is_named, &is_described, &has_words_in_op_name, &has_words_in_name, &has_part, &has_part_in_name];
+    // An empty text is part of every text.
+    let found = ways.iter().filter(|_| !query.is_empty()).map(|way| find(way)).find(|found| !found.is_empty());
+    let Some(found) = found else {
+        let all = || index.computations().iter().flat_map(Computation::instructions);
+        let names = all().flat_map(|it| [it.name.as_str(), op_name(it)].into_iter().chain(words(op_name(it))));
+        let names: BTreeSet<&str> = names.collect();
+        return Err(UnknownValue { query: query.to_owned(), suggestion: did_you_mean(query, names) });
+    };
+    let trace = |(number, instruction)| {
+        let computation = &index.computations()[number];
+        let steps = nearest(computation, instruction).into_iter().map(|it| step(it, sources)).collect();
+        StatedFrom { steps, partitioned }
+    };
+    Ok(found.into_iter().map(trace).collect())
+}
+
+fn is_word(letter: char) -> bool {
+    letter.is_alphanumeric() || letter == '_'
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|letter| !is_word(letter)).filter(|word| !word.is_empty())
+}
+
+/// Whether a text contains another, with no letter before or after it that would make another word of it.
+fn has_words(text: &str, query: &str) -> bool {
+    let ends = |rest: &str| !rest.starts_with(is_word);
+    !query.is_empty()
+        && text.match_indices(query).any(|(at, _)| !text[..at].ends_with(is_word) && ends(&text[at + query.len()..]))
+}
+
+fn step(instruction: &HloInstructionProto, sources: Sources<'_>) -> TracedStep {
+    TracedStep {
+        name: instruction.name.clone(),
+        opcode: instruction.opcode.clone(),
+        shape: instruction.shape.as_ref().map(|shape| print_shape(shape, Layouts::None)).unwrap_or_default(),
+        sharding: instruction.sharding.as_deref().map(print_sharding),
+        op_name: op_name(instruction).to_owned(),
+        source: sources.line(instruction).map(|line| line.to_string()),
+    }
+}
+
+/// Returns the instructions from a value to the nearest stated sharding, over operands and readers; only the value if
+/// there is none.
+fn nearest<'a>(computation: &Computation<'a>, start: &'a HloInstructionProto) -> Vec<&'a HloInstructionProto> {
+    let mut readers: FxHashMap<i64, Vec<i64>> = FxHashMap::default();
+    for instruction in computation.instructions() {
+        for &operand in &instruction.operand_ids {
+            readers.entry(operand).or_default().push(instruction.id);
+        }
+    }
+    let mut came_from: FxHashMap<i64, Option<i64>> = FxHashMap::default();
+    came_from.insert(start.id, None);
+    let mut queue = VecDeque::from([start]);
+    while let Some(instruction) = queue.pop_front() {
+        if instruction.sharding.is_some() {
+            let mut way = vec![instruction];
+            let mut at = instruction.id;
+            while let Some(&Some(before)) = came_from.get(&at) {
+                way.extend(computation.instruction(before));
+                at = before;
+            }
+            way.reverse();
+            return way;
+        }
+        let nothing = Vec::new();
+        let around = instruction.operand_ids.iter().chain(readers.get(&instruction.id).unwrap_or(&nothing));
+        for &next in around {
+            // A scalar has no sharding to pass on.
+            let Some(found) = computation.instruction(next).filter(|it| !is_scalar(it)) else { continue };
+            if let std::collections::hash_map::Entry::Vacant(entry) = came_from.entry(next) {
+                entry.insert(Some(instruction.id));
+                queue.push_back(found);
+            }
+        }
+    }
+    vec![start]
+}
+
+fn is_scalar(instruction: &HloInstructionProto) -> bool {
+    instruction.shape.as_ref().is_some_and(|shape| shape.dimensions.is_empty() && shape.tuple_shapes.is_empty())
+}

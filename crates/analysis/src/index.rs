@@ -1,0 +1,87 @@
+//! Instructions and computations by their ids.
+
+use rustc_hash::FxHashMap;
+
+use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto};
+
+/// The computations of a module, numbered in its order.
+pub(super) struct Module<'a> {
+    computations: Vec<Computation<'a>>,
+    by_id: FxHashMap<i64, usize>,
+    entry: Option<usize>,
+}
+
+/// A computation, with its instructions by id.
+pub(super) struct Computation<'a> {
+    proto: &'a HloComputationProto,
+    positions: FxHashMap<i64, usize>,
+}
+
+impl<'a> Module<'a> {
+    pub(super) fn new(module: &'a HloModuleProto) -> Module<'a> {
+        let computation = |proto: &'a HloComputationProto| {
+            let ids = proto.instructions.iter().map(|instruction| instruction.id);
+            Computation { proto, positions: ids.zip(0..).collect() }
+        };
+        let by_id: FxHashMap<i64, usize> =
+            module.computations.iter().map(|computation| computation.id).zip(0..).collect();
+        let entry = by_id.get(&module.entry_computation_id).copied();
+        Module { computations: module.computations.iter().map(computation).collect(), by_id, entry }
+    }
+
+    /// Returns the number of a computation; `None` if no computation has the id.
+    pub(super) fn number(&self, id: i64) -> Option<usize> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// The number of the entry computation.
+    pub(super) fn entry(&self) -> Option<usize> {
+        self.entry
+    }
+
+    /// Every computation, by number.
+    pub(super) fn computations(&self) -> &[Computation<'a>] {
+        &self.computations
+    }
+
+    /// The computation that an instruction calls in a position.
+    pub(super) fn callee(&self, caller: &HloInstructionProto, position: usize) -> Option<&Computation<'a>> {
+        self.computations.get(self.number(*caller.called_computation_ids.get(position)?)?)
+    }
+}
+
+impl<'a> Computation<'a> {
+    pub(super) fn proto(&self) -> &'a HloComputationProto {
+        self.proto
+    }
+
+    pub(super) fn instructions(&self) -> &'a [HloInstructionProto] {
+        &self.proto.instructions
+    }
+
+    pub(super) fn root(&self) -> Option<&'a HloInstructionProto> {
+        self.instruction(self.proto.root_id)
+    }
+
+    /// The instruction of an id.
+    pub(super) fn instruction(&self, id: i64) -> Option<&'a HloInstructionProto> {
+        self.proto.instructions.get(self.position(id)?)
+    }
+
+    /// Returns the position of the instruction with an id.
+    pub(super) fn position(&self, id: i64) -> Option<usize> {
+        self.positions.get(&id).copied()
+    }
+
+    /// Returns the operand of an instruction in a position.
+    pub(super) fn operand(&self, reader: &HloInstructionProto, position: usize) -> Option<&'a HloInstructionProto> {
+        self.instruction(*reader.operand_ids.get(position)?)
+    }
+
+    pub(super) fn operands<'s>(
+        &'s self,
+        reader: &'s HloInstructionProto,
+    ) -> impl Iterator<Item = Option<&'a HloInstructionProto>> + use<'s, 'a> {
+        reader.operand_ids.iter().map(|&id| self.instruction(id))
+    }
+}

@@ -1,0 +1,228 @@
+//! The memory that a compiler has assigned.
+
+use std::cmp::Reverse;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::{BufferKind, CURVE_POINTS, CurvePoint, LiveBuffer, MemoryForm, ModuleMemory};
+use meshloom_hlo::proto::heap_simulator_trace::event::Kind;
+use meshloom_hlo::proto::{
+    BufferAllocationProto, BufferAssignmentProto, HloInstructionProto, HloModuleProto, LogicalBufferProto, ShapeProto,
+};
+use meshloom_hlo::source::{Sources, op_name};
+use meshloom_hlo::text::{Layouts, print_shape};
+
+/// Returns the memory of a module as its compiler assigned it.
+pub fn memory_of_assignment(module: &HloModuleProto, assignment: &BufferAssignmentProto) -> ModuleMemory {
+    let of = |is: fn(&BufferAllocationProto) -> bool| {
+        let allocations = assignment.buffer_allocations.iter().filter(|allocation| is(allocation));
+        allocations.fold(0u64, |sum, allocation| sum.saturating_add(size(allocation)))
+    };
+    let arguments = of(|allocation| allocation.is_entry_computation_parameter);
+    let outputs = of(|allocation| allocation.maybe_live_out);
+    let aliased = of(|allocation| allocation.is_entry_computation_parameter && allocation.maybe_live_out);
+    let temporaries = of(is_temporary);
+    let held = arguments.saturating_add(outputs).saturating_sub(aliased);
+    let buffers = Buffers::of(module, assignment);
+    let replay = Replay::of(assignment, &buffers);
+    let mut live = buffers.static_ones(assignment);
+    live.extend(replay.at_peak.iter().filter_map(|&id| buffers.describe(id, BufferKind::Temporary)));
+    live.retain(|buffer| buffer.bytes > 0);
+    live.sort_by_key(|buffer| Reverse(buffer.bytes));
+    ModuleMemory {
+        form: MemoryForm::Assignment,
+        arguments,
+        outputs,
+        aliased,
+        temporaries,
+        live_temporaries: replay.most.min(temporaries),
+        placed: true,
+        constants: of(|allocation| allocation.is_constant),
+        peak: held.saturating_add(temporaries),
+        in_tiles: None,
+        live_at_peak: live,
+        curve: replay
+            .curve
+            .into_iter()
+            .map(|point| CurvePoint { bytes: held.saturating_add(point.bytes), ..point })
+            .collect(),
+    }
+}
+
+fn size(allocation: &BufferAllocationProto) -> u64 {
+    u64::try_from(allocation.size).unwrap_or(0)
+}
+
+/// Returns the type of a part of a tuple.
+fn part(shape: &ShapeProto, index: &[i64]) -> Option<String> {
+    let mut found = shape;
+    for &index in index {
+        found = found.tuple_shapes.get(usize::try_from(index).ok()?)?;
+    }
+    Some(print_shape(found, Layouts::None))
+}
+
+/// Whether an allocation is what XLA calls a preallocated temporary buffer.
+fn is_temporary(allocation: &BufferAllocationProto) -> bool {
+    !allocation.is_entry_computation_parameter
+        && !allocation.maybe_live_out
+        && !allocation.is_thread_local
+        && !allocation.is_constant
+}
+
+/// The values of an assignment, and the instructions that make them.
+struct Buffers<'a> {
+    sources: Sources<'a>,
+    buffers: FxHashMap<i64, &'a LogicalBufferProto>,
+    by_id: FxHashMap<i64, (&'a str, &'a HloInstructionProto)>,
+    by_name: FxHashMap<&'a str, (&'a str, &'a HloInstructionProto)>,
+}
+
+impl<'a> Buffers<'a> {
+    fn of(module: &'a HloModuleProto, assignment: &'a BufferAssignmentProto) -> Buffers<'a> {
+        let instructions = || {
+            module.computations.iter().flat_map(|computation| {
+                computation.instructions.iter().map(move |instruction| (computation.name.as_str(), instruction))
+            })
+        };
+        Buffers {
+            sources: Sources::of(module),
+            buffers: assignment.logical_buffers.iter().map(|buffer| (buffer.id, buffer)).collect(),
+            by_id: instructions().map(|found| (found.1.id, found)).collect(),
+            by_name: instructions().map(|found| (found.1.name.as_str(), found)).collect(),
+        }
+    }
+
+    fn bytes(&self, id: i64) -> u64 {
+        self.buffers.get(&id).map_or(0, |buffer| u64::try_from(buffer.size).unwrap_or(0))
+    }
+
+    /// Describes the instruction that makes a value: older compilers name it, newer ones number it.
+    fn describe(&self, id: i64, kind: BufferKind) -> Option<LiveBuffer> {
+        let location = self.buffers.get(&id)?.defined_at.as_ref();
+        let found = location.and_then(|location| {
+            self.by_name.get(location.instruction_name.as_str()).or_else(|| self.by_id.get(&location.instruction_id))
+        });
+        let instruction = found.map(|(_, instruction)| *instruction);
+        Some(LiveBuffer {
+            name: instruction.map_or_else(|| format!("buffer {id}"), |instruction| instruction.name.clone()),
+            kind,
+            bytes: self.bytes(id),
+            shape: instruction
+                .and_then(|found| part(found.shape.as_ref()?, &location?.shape_index))
+                .unwrap_or_default(),
+            computation: found.map(|(computation, _)| (*computation).to_owned()).unwrap_or_default(),
+            op_name: instruction.map(|instruction| op_name(instruction).to_owned()).unwrap_or_default(),
+            source: instruction.and_then(|found| self.sources.line(found)).map(|line| line.to_string()),
+        })
+    }
+
+    /// Returns the arguments, and the outputs that are not in them, by their largest value.
+    fn static_ones(&self, assignment: &BufferAssignmentProto) -> Vec<LiveBuffer> {
+        let kind = |allocation: &BufferAllocationProto| match allocation {
+            BufferAllocationProto { is_entry_computation_parameter: true, .. } => Some(BufferKind::Argument),
+            BufferAllocationProto { maybe_live_out: true, .. } => Some(BufferKind::Output),
+            _ => None,
+        };
+        let largest = |allocation: &BufferAllocationProto| {
+            let kind = kind(allocation)?;
+            let first = allocation
+                .assigned
+                .iter()
+                .max_by_key(|assigned| (assigned.size, Reverse(assigned.logical_buffer_id)))?;
+            Some(LiveBuffer { bytes: size(allocation), ..self.describe(first.logical_buffer_id, kind)? })
+        };
+        assignment.buffer_allocations.iter().filter_map(largest).collect()
+    }
+}
+
+/// A replay of the compiler's heap.
+#[derive(Default)]
+struct Replay {
+    most: u64,
+    at_peak: Vec<i64>,
+    curve: Vec<CurvePoint>,
+}
+
+impl Replay {
+    fn of(assignment: &BufferAssignmentProto, buffers: &Buffers<'_>) -> Replay {
+        let events: Vec<_> = assignment.heap_simulator_traces.iter().flat_map(|trace| &trace.events).collect();
+        let mut replay = Replay::default();
+        let mut heap = Heap::default();
+        let mut peak_at = 0;
+        let mut steps: Vec<u64> = Vec::with_capacity(events.len());
+        for (nth, event) in events.iter().enumerate() {
+            heap.apply(event.kind(), event.buffer_id, event.share_with_canonical_id, buffers);
+            if heap.live > replay.most {
+                (replay.most, peak_at) = (heap.live, nth + 1);
+            }
+            steps.push(heap.live);
+        }
+        let mut heap = Heap::default();
+        for event in &events[..peak_at] {
+            heap.apply(event.kind(), event.buffer_id, event.share_with_canonical_id, buffers);
+        }
+        replay.at_peak = heap.readers.into_iter().filter(|(_, count)| *count > 0).map(|(id, _)| id).collect();
+        replay.at_peak.sort_unstable();
+        let width = steps.len().div_ceil(CURVE_POINTS).max(1);
+        for (nth, step) in steps.chunks(width).enumerate() {
+            let most = (0..step.len()).max_by_key(|&index| (step[index], Reverse(index))).unwrap_or(0);
+            let at = nth * width + most;
+            replay.curve.push(CurvePoint {
+                position: at as u64,
+                bytes: step[most],
+                instruction: events[at].instruction_name.clone(),
+            });
+        }
+        replay
+    }
+}
+
+/// The values in a heap. A value that shares another's memory counts as that one.
+#[derive(Default)]
+struct Heap {
+    live: u64,
+    shares: FxHashMap<i64, i64>,
+    readers: FxHashMap<i64, u64>,
+}
+
+impl Heap {
+    fn apply(&mut self, kind: Kind, id: i64, canonical: i64, buffers: &Buffers<'_>) {
+        match kind {
+            Kind::Alloc => self.add(id, buffers),
+            Kind::ShareWith => {
+                let canonical = self.canonical(canonical);
+                if canonical != id {
+                    self.shares.insert(id, canonical);
+                }
+                self.add(canonical, buffers);
+            }
+            Kind::Free => {
+                let id = self.shares.remove(&id).unwrap_or(id);
+                if let Some(count) = self.readers.get_mut(&id).filter(|count| **count > 0) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.live = self.live.saturating_sub(buffers.bytes(id));
+                    }
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, id: i64, buffers: &Buffers<'_>) {
+        let count = self.readers.entry(id).or_default();
+        *count += 1;
+        if *count == 1 {
+            self.live = self.live.saturating_add(buffers.bytes(id));
+        }
+    }
+
+    fn canonical(&self, id: i64) -> i64 {
+        let mut seen = FxHashSet::default();
+        let mut id = id;
+        while let Some(&next) = self.shares.get(&id).filter(|_| seen.insert(id)) {
+            id = next;
+        }
+        id
+    }
+}

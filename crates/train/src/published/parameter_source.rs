@@ -1,0 +1,122 @@
+//! New parameters for a state on the devices: each device's part is read on its own, so the host never has a whole one.
+
+use std::path::Path;
+
+use super::PublishedWeights;
+use crate::Error;
+use crate::checkpoint::{Checkpoint, ParameterLeaves};
+use crate::parameters::{self, LoadOptions, ParameterFile};
+use meshloom::compile::Program;
+use meshloom::ir::{DType, InternalError, Literal};
+use meshloom::pjrt::{Array, ArraySpec, Client, ShardBox};
+use meshloom::trace::{LayerPath, MapTree, Param, Tree};
+
+/// The prefixes of the paths of parameters in the state of a run, each with whether a dimension over replicas stands
+/// before theirs.
+const PLACES: [(&str, bool); 5] = [
+    ("params.", false),
+    ("master.", false),
+    ("inner.params.", true),
+    ("inner.master.", true),
+    ("outer.params.", false),
+];
+
+/// A source that parameters are read from.
+pub(crate) enum Source<'a> {
+    /// A safetensors file.
+    File(ParameterFile),
+    /// A checkpoint.
+    Checkpoint(ParameterLeaves<'a>),
+    /// The folder of a published model.
+    Published(PublishedWeights),
+}
+
+impl<'a> Source<'a> {
+    /// A file that has these parameters and no others.
+    pub(crate) fn file(
+        path: &Path,
+        declared: &impl Tree<Leaf = Param>,
+        options: LoadOptions,
+    ) -> Result<Source<'a>, Error> {
+        Ok(Source::File(parameters::open_for(path, declared, options)?))
+    }
+
+    /// A checkpoint that has these parameters.
+    pub(crate) fn checkpoint(
+        checkpoint: &'a Checkpoint,
+        declared: &impl Tree<Leaf = Param>,
+    ) -> Result<Source<'a>, Error> {
+        Ok(Source::Checkpoint(checkpoint.parameters(declared)?))
+    }
+
+    /// A box of a parameter of these dimensions, in the type that it is stored in.
+    pub(crate) fn part(&self, path: &str, dims: &[usize], shard: &ShardBox) -> Result<Literal, Error> {
+        Ok(match self {
+            Source::File(file) => file.read_part(path, shard)?,
+            Source::Checkpoint(leaves) => leaves.read_part(path, dims, shard)?,
+            Source::Published(weights) => weights.read_part(path, dims, shard)?,
+        })
+    }
+}
+
+impl Source<'_> {
+    /// The parameters of a model as the first arguments of a program: each device's part is read on its own.
+    pub(crate) fn put(&self, declared: &impl Tree<Leaf = Param>, program: &Program) -> Result<Vec<Array>, Error> {
+        let executable = program.executable();
+        let (client, devices) = (executable.client(), executable.devices());
+        let named = Tree::paths(declared).into_iter().zip(declared.leaves());
+        let put = |((path, param), ArraySpec { layout, .. }): ((String, Param), &ArraySpec)| -> Result<Array, Error> {
+            let ty = param.spec.ty;
+            Array::put_parts(client, ty.clone(), layout, devices, |index| {
+                Ok(self.part(&path, &ty.dims, &layout.value_part(index))?.convert(ty.dtype))
+            })
+        };
+        named.zip(program.inputs()).map(put).collect()
+    }
+
+    /// The type in which a parameter is stored.
+    pub(crate) fn dtype(&self, path: &str) -> Result<DType, Error> {
+        let found = match self {
+            Source::File(_) => None,
+            Source::Checkpoint(leaves) => leaves.dtype(path),
+            Source::Published(weights) => weights.dtype(&LayerPath::of(path, false).name),
+        };
+        Ok(found.ok_or_else(|| InternalError::new("a stored model", "each of its parameters"))?)
+    }
+}
+
+/// A state with other parameters, and other master copies of them; all else is as it was.
+pub(crate) fn with_parameters<S>(state: &S, source: &Source<'_>, client: &Client) -> Result<S, Error>
+where
+    S: Tree<Leaf = Array> + MapTree<Array, Mapped = S>,
+{
+    let new = |(path, before): (String, Array)| {
+        let place =
+            PLACES.iter().find_map(|&(prefix, is_of_replicas)| Some((path.strip_prefix(prefix)?, is_of_replicas)));
+        match place {
+            Some((path, is_of_replicas)) => read_like(&before, (path, is_of_replicas), source, client),
+            None => Ok(before),
+        }
+    };
+    let leaves = state.paths().into_iter().zip(state.leaves()).map(new).collect::<Result<Vec<_>, _>>()?;
+    Ok(state.fill(leaves)?)
+}
+
+/// A parameter, spread as an array is and of its type.
+fn read_like(
+    before: &Array,
+    (path, is_of_replicas): (&str, bool),
+    source: &Source<'_>,
+    client: &Client,
+) -> Result<Array, Error> {
+    let (ty, layout) = (before.ty(), before.layout());
+    let replica_dims = usize::from(is_of_replicas);
+    let dims = ty.dims.get(replica_dims..).unwrap_or_default();
+    let devices: Vec<usize> = before.shards().iter().map(|shard| shard.device()).collect();
+    Array::put_parts(client, ty.clone(), layout, &devices, |index| {
+        let own = layout.value_part(index);
+        let (replicas, shard) = own.split_at(replica_dims);
+        let part = source.part(path, dims, &shard.into())?.convert(ty.dtype);
+        Ok(replicas.iter().fold(part, |part, replicas| part.repeated(replicas.len())))
+    })
+}

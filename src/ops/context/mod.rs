@@ -1,0 +1,14 @@
+//! The contexts in which an op's rules run. The pass that applies the rules provides them: an op knows neither
+//! differentiation nor the passes above it.
+
+mod batch;
+mod emit;
+mod gradient;
+mod partition;
+
+pub use batch::{BatchContext, Batched};
+pub(crate) use batch::{aligned, batch_in_front};
+pub use emit::{ComputationId, EmitBody, EmitCollectives, EmitContext, EmitDefinition, InstructionId};
+pub use gradient::{JvpContext, VjpContext};
+pub(crate) use partition::PartitionPorts;
+pub use partition::{PartitionContext, Stretch};
