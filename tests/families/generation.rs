@@ -104,7 +104,7 @@ fn families_generate_what_transformers_does() {
     let mut all = CASES;
     // The small tier takes deepseek_v3, and the two cases whose programs other tests take as well.
     all.swap(9, 11);
-    let chosen = cases("families generate", 2, all);
+    let chosen = cases("families generate", 3, all);
     assert!([LLAMA, ROUTED].iter().all(|case| chosen.len() < 3 || chosen.contains(case)), "{chosen:?}");
     for case in chosen {
         let golden = Golden::load(case);
