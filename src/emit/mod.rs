@@ -318,8 +318,8 @@ impl Emitter {
     ///
     /// Devices that take collectives in different orders each block a thread of XLA's CPU runtime for each collective
     /// that they are in, and wait forever when no thread is left. The runtime takes them in the order of the schedule,
-    /// except for those in loops and branches, of which one more may run at a time: the CPU client of `meshloom-pjrt`
-    /// has the threads for that.
+    /// except for those in loops and branches: one more of these may run at a time, and the CPU client of
+    /// `meshloom-pjrt` has the threads for that.
     pub(super) fn in_order(&mut self) {
         let id = self.writer.next_id();
         let Some(last) = self.last_collective.last_mut() else {

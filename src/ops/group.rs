@@ -6,8 +6,8 @@ use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 use crate::ir::{Attribute, Axes, GraphTextError, Printer, Reader};
 
-/// Devices that communicate: those that differ only in their positions along `axes`. Their ranks count along the axes,
-/// of which the first is the most major.
+/// Devices that communicate: those that differ only in their positions along `axes`. Their ranks count along the axes;
+/// the first axis is the most major.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Group {
     /// Mesh axes, major to minor.

@@ -1,4 +1,4 @@
-//! The contents of the branches of conditionals, of which each runs one branch.
+//! The contents of the branches of conditionals. Each conditional runs one of its branches.
 
 use meshloom_analysis::{Amount, Branch};
 use meshloom_analysis::{Conditional, ModuleCollective, ModuleCollectives};

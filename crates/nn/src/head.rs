@@ -35,7 +35,7 @@ impl DecoderConfig {
         if self.pipeline.is_some() { Rows::AROUND_PIPELINE } else { Rows::LAYERS }
     }
 
-    /// The parameters, of which a tied table is converted once, for embedding and head. So its two gradients are added
+    /// Returns the parameters. A tied table is converted once, for embedding and head, so its two gradients are added
     /// up in the type in which they are sent, and reduced once. If each were converted on its own, each would be
     /// reduced first, as fewer bits are sent than after the conversion, and added up then.
     ///

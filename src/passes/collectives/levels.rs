@@ -9,7 +9,7 @@ use crate::pjrt::SliceLevels;
 /// Makes several collectives of one over several dimensions of a slice, where [`SliceLevels`] says that it pays.
 /// Together they send the same bytes.
 ///
-/// Ranks count along the axes, of which the first is the most major. So a reduce-scatter begins with the major axes,
+/// Ranks count along the axes, and the first axis is the most major. So a reduce-scatter begins with the major axes,
 /// and an all-gather ends with them. A group over one axis stays as it is, so axes are cut [before](Self::parts), where
 /// the next dimension begins. Collectives across slices stay: in levels, an all-gather would send more over the slow
 /// links between them.

@@ -103,7 +103,7 @@ impl Backward<'_> {
         if weights.options.weights.slides() { weights.scatter(sums, false) } else { sums }
     }
 
-    /// Runs all phases with a sliding window, of which `last` holds the last repeat.
+    /// Runs all phases with a sliding window. `last` holds the last repeat of the window.
     fn sliding(
         &self,
         (begin, end): (&Phase, &Phase),

@@ -325,7 +325,7 @@ fn check_captured(captured: &[Tensor], closure: &str, instead: &str) -> Result<(
     }
 }
 
-/// An example of an iteration's inputs, of which only the types matter.
+/// Returns an example of an iteration's inputs. Only its types matter.
 fn example<W, X>(options: &PipelineOptions, weights: &W, input: &PipelineInput<X>) -> StageInputs
 where
     W: Tree<Leaf = Tensor>,

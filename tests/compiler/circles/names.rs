@@ -371,8 +371,8 @@ impl Uses<'_> {
         self.module.imports.push(Import { path, is_public });
     }
 
-    /// The paths in the tokens of a macro, of which nothing says what they will be. A single name counts if it is that
-    /// of a type or is called.
+    /// Notes the paths in the tokens of a macro. The tokens do not say what they will be, so a single name counts if it
+    /// is that of a type or is called.
     fn tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let is =

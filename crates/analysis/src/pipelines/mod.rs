@@ -170,7 +170,7 @@ impl Pipeline {
 struct Shape<'a> {
     /// The place of its body.
     body: usize,
-    /// The number of loops around it, of which the first iteration stands for all.
+    /// The number of loops around it. Their first iterations stand for all.
     around: usize,
     iterations: usize,
     /// The device of each stage.

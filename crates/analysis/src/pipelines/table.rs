@@ -127,7 +127,7 @@ fn works<'a>(walk: &Walk<'a>, body: usize) -> Vec<Work<'a>> {
     places.iter().enumerate().filter_map(work).collect()
 }
 
-/// Whether an instruction is a product, of which layers are made.
+/// Whether an instruction is a product, as the work of layers is.
 fn is_product(it: &HloInstructionProto) -> bool {
     match it.opcode.as_str() {
         "dot" | "scaled-dot" | "ragged-dot" | "convolution" => true,

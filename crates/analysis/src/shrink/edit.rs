@@ -135,6 +135,7 @@ pub(super) fn make_constant(module: &mut HloModuleProto, id: i64) -> bool {
     }
     let scalar = TensorType::scalar(ty.dtype);
     let number = pattern(&scalar);
+    // The constant has an id and a name of its own.
     let constant = HloInstructionProto {
         id: next,
         name: format!("{}.number", instruction.name),
@@ -144,8 +145,6 @@ pub(super) fn make_constant(module: &mut HloModuleProto, id: i64) -> bool {
         ..bare(instruction, "constant")
     };
     *instruction = HloInstructionProto { operand_ids: vec![next], ..bare(instruction, "broadcast") };
-    // The constant has an id and a name of its own.
-    let constant = HloInstructionProto { id: next, name: format!("{}.number", instruction.name), ..constant };
     computation.instructions.insert(place, constant);
     true
 }

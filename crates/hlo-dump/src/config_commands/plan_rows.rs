@@ -31,7 +31,8 @@ pub fn traffic(collectives: &Ledger) -> Result<Vec<Traffic>> {
     let mut by_axes: IndexMap<(CollectiveKind, &[String]), Traffic> = IndexMap::new();
     for it in collectives.iter()? {
         // Loops of a train step have known lengths; code that may not run counts as if it did.
-        let times = it.executions.bound().with_context(|| format!("{} runs nobody knows how often", it.name))?;
+        let times =
+            it.executions.bound().with_context(|| format!("the number of executions of {} is not known", it.name))?;
         let nothing = Traffic { kind: it.kind.name(), axes: it.axes.clone(), bytes: 0, moved_bytes: 0 };
         let entry = by_axes.entry((it.kind, &it.axes)).or_insert(nothing);
         entry.bytes += it.bytes * times;

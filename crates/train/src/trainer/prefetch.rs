@@ -21,8 +21,8 @@ pub(super) struct Prefetch {
 }
 
 impl Prefetch {
-    /// Starts to read batches from a step on. A batch has `rows` rows, of which `own` are needed, with their tokens in
-    /// this order. At most `ahead` batches wait.
+    /// Starts to read batches from a step on. A batch has `rows` rows. This process needs the rows `own`, with their
+    /// tokens in this order. At most `ahead` batches wait.
     pub(super) fn start<M: Model, D: Dataset<M>>(
         data: Arc<D>,
         ((seed, first, rows), own): ((u64, u64, usize), Range<usize>),
