@@ -39,8 +39,19 @@ macro_rules! node_values {
 
         /// The error of an op without a derivative.
         pub fn not_differentiable(&self, op: &'static str) -> OpError {
-            let operands = self.operands.iter().map(|&value| self.builder.ty(value).clone()).collect();
-            OpError::new(op, TypeError::NotDifferentiable, operands, self.builder.origin())
+            OpError::new(op, TypeError::NotDifferentiable, self.operand_types(), self.builder.origin())
+        }
+
+        fn operand_types(&self) -> Vec<TensorType> {
+            self.operands.iter().map(|&value| self.builder.ty(value).clone()).collect()
+        }
+
+        /// Returns the graph of a definition over the operands.
+        fn graph_of(
+            &self,
+            definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Values, OpError>,
+        ) -> Result<Graph, OpError> {
+            GraphBuilder::definition(self.builder.origin(), self.operand_types(), definition)
         }
     };
 }
@@ -116,8 +127,7 @@ impl VjpContext<'_> {
         &mut self,
         definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Values, OpError>,
     ) -> Result<(), OpError> {
-        let types: Vec<TensorType> = (0..self.operands.len()).map(|index| self.operand_type(index).clone()).collect();
-        let graph = GraphBuilder::definition(self.builder.origin(), types, definition)?;
+        let graph = self.graph_of(definition)?;
         let gradients = (self.definition)(self.builder, &graph, self.operands, self.needs, self.cotangents)?;
         self.gradients.iter_mut().zip(gradients).for_each(|(slot, gradient)| *slot = gradient);
         Ok(())
@@ -147,8 +157,7 @@ impl JvpContext<'_> {
         &mut self,
         definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Values, OpError>,
     ) -> Result<(), OpError> {
-        let types: Vec<TensorType> = (0..self.operands.len()).map(|index| self.operand_type(index).clone()).collect();
-        let graph = GraphBuilder::definition(self.builder.origin(), types, definition)?;
+        let graph = self.graph_of(definition)?;
         let (_, tangents) = (self.definition)(self.builder, &graph, self.operands, self.tangents)?;
         self.found.copy_from_slice(&tangents);
         Ok(())
