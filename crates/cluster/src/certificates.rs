@@ -15,29 +15,17 @@ use time::{Duration, OffsetDateTime};
 
 /// The reason why certificates were not made.
 #[derive(thiserror::Error)]
+#[allow(missing_docs)] // The messages say what the fields are.
 pub enum CertificateError {
     /// The folder is not empty.
     #[error("{} is not empty, and nothing in it is replaced: name another folder", .folder.display())]
-    Exists {
-        /// The folder.
-        folder: PathBuf,
-    },
+    Exists { folder: PathBuf },
     /// A host is neither a host name nor an IP address.
     #[error("--host {host:?} is neither a host name nor an IP address: {reason}")]
-    Host {
-        /// The text that was given.
-        host: String,
-        /// The reason why it is no host.
-        reason: String,
-    },
+    Host { host: String, reason: String },
     /// A file cannot be written.
     #[error("cannot write {}: {source}", .path.display())]
-    Write {
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
     /// The certificate library reports an error.
     #[error("no certificate can be made: {0}")]
     Make(#[from] rcgen::Error),

@@ -59,6 +59,7 @@ pub struct Launched {
 
 /// The reason why an environment does not tell the number of the process.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // The messages say what the fields are.
 pub enum LaunchError {
     /// No known launcher has started this process.
     #[error(
@@ -68,26 +69,10 @@ pub enum LaunchError {
     None,
     /// A variable is missing.
     #[error("{launcher} has started this process, but {variable} is not set: {instead}")]
-    Missing {
-        /// The launcher that has started the process.
-        launcher: Launcher,
-        /// The variable.
-        variable: &'static str,
-        /// The way to mend it.
-        instead: &'static str,
-    },
+    Missing { launcher: Launcher, variable: &'static str, instead: &'static str },
     /// A variable has an invalid value.
     #[error("{launcher} has started this process, but {variable} is {value:?}: {expected}")]
-    Invalid {
-        /// The launcher that has started the process.
-        launcher: Launcher,
-        /// The variable.
-        variable: &'static str,
-        /// The value.
-        value: String,
-        /// A description of valid values.
-        expected: String,
-    },
+    Invalid { launcher: Launcher, variable: &'static str, value: String, expected: String },
 }
 
 meshloom_hlo::debug_is_message!(LaunchError);

@@ -13,25 +13,14 @@ use crate::mpi::MpiError;
 /// The reason why a program or a library that a run needs cannot be found.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // The messages say what the fields are.
 pub enum ProgramError {
     /// A variable of the user names a file that does not exist.
     #[error("{variable} is {}, and there is no such file; set it to the path of one, or unset it", .path.display())]
-    Named {
-        /// The variable.
-        variable: &'static str,
-        /// Its value.
-        path: PathBuf,
-    },
+    Named { variable: &'static str, path: PathBuf },
     /// The program or library is in none of the searched places. The message lists them all, and the way to mend it.
     #[error("no {what} found\n{}to fix this, {fix}", list(.attempts))]
-    NotFound {
-        /// The name of the program or library.
-        what: &'static str,
-        /// Every place that was searched, in order.
-        attempts: Vec<Attempt>,
-        /// The way to mend it.
-        fix: String,
-    },
+    NotFound { what: &'static str, attempts: Vec<Attempt>, fix: String },
 }
 
 meshloom_hlo::debug_is_message!(ProgramError);

@@ -78,6 +78,7 @@ pub struct Found {
 
 /// The reason why something cannot be read as HLO.
 #[derive(Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs)] // The messages say what the fields are.
 pub enum ReadError {
     /// There is nothing.
     #[error("it is empty; give HLO or StableHLO text or an HLO proto")]
@@ -97,62 +98,39 @@ pub enum ReadError {
         "it is text, but neither HLO, which begins with `HloModule NAME`, nor StableHLO, which begins with \
          `module @NAME`: it begins with `{start}`"
     )]
-    OtherText {
-        /// Its first characters.
-        start: String,
-    },
+    OtherText { start: String },
     /// Binary data of some other kind.
     #[error(
         "it is no HLO proto: neither an HloModuleProto, an HloProto, an HloModuleProtoWithConfig nor an HloSnapshot \
          ({bytes} bytes, beginning with {start})"
     )]
     OtherBytes {
-        /// The number of bytes.
         bytes: usize,
         /// The first of them, hexadecimal.
         start: String,
     },
     /// A proto that is broken or cut off.
     #[error("it looks like an {form}, but cannot be decoded: {reason}; is it complete?")]
-    Proto {
-        /// The form that the bytes seem to have.
-        form: &'static str,
-        /// The decoder's message.
-        reason: String,
-    },
+    Proto { form: &'static str, reason: String },
     /// An HloProto or a snapshot without a module.
     #[error("it is an {form} without a module")]
-    NoModule {
-        /// The form.
-        form: &'static str,
-    },
+    NoModule { form: &'static str },
     /// Compressed data that is broken.
     #[error("it is compressed by gzip, and cannot be decompressed: {reason}")]
-    Gzip {
-        /// The decompressor's message.
-        reason: String,
-    },
+    Gzip { reason: String },
     /// Calls that are nested too deep.
     #[error(
         "its computations call each other more than {limit} deep, at %{computation}; `read::Limits::call_depth`, or \
          --max-depth of hlo-dump, raises the limit"
     )]
-    TooDeep {
-        /// The limit.
-        limit: usize,
-        /// The name of the computation beyond it.
-        computation: String,
-    },
+    TooDeep { limit: usize, computation: String },
     /// More than the limits allow.
     #[error("it is too large: {what} {found} bytes, and the limit is {limit}; {advice}")]
     TooLarge {
-        /// The thing that has so many bytes.
         what: &'static str,
         /// The number of bytes, or the first number past the limit.
         found: u64,
-        /// The limit.
         limit: u64,
-        /// The remedy.
         advice: &'static str,
     },
 }

@@ -154,6 +154,7 @@ pub enum Value {
 
 /// The reason why something cannot be read as a profile.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // The messages say what the fields are.
 pub enum ProfileError {
     /// It is something else.
     #[error("it is no profile, which is an XSpace (*.xplane.pb) with planes such as /host:CPU or /device:TPU:0")]
@@ -166,15 +167,11 @@ pub enum ProfileError {
     TooLarge {
         /// The bytes that it takes, about.
         found: u64,
-        /// The limit.
         limit: u64,
     },
     /// It is broken.
     #[error("it cannot be decoded as a profile (XSpace): {reason}; is it complete?")]
-    Broken {
-        /// The decoder's message.
-        reason: String,
-    },
+    Broken { reason: String },
 }
 
 crate::debug_is_message!(ProfileError);

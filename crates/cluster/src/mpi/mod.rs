@@ -32,18 +32,14 @@ use abi::{
 
 /// The reason why a request to MPI failed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // The messages say what the fields are.
 pub enum MpiError {
     /// The library cannot be loaded, or lacks the standard ABI.
     #[error(
         "{} cannot be used as MPI: {reason}; expected a library with the standard ABI of MPI 5.0, such as libmpi_abi.so of MPICH",
         path.display()
     )]
-    Library {
-        /// The library.
-        path: PathBuf,
-        /// The reason.
-        reason: String,
-    },
+    Library { path: PathBuf, reason: String },
     /// The library does not allow calls from several threads.
     #[error(
         "this MPI allows no calls from several threads at once (MPI_THREAD_MULTIPLE), which collectives of several devices need"
@@ -51,18 +47,10 @@ pub enum MpiError {
     Threads,
     /// A call has failed.
     #[error("{call} of MPI has failed: {reason}")]
-    Call {
-        /// The function.
-        call: &'static str,
-        /// The message of MPI.
-        reason: String,
-    },
+    Call { call: &'static str, reason: String },
     /// The caller gave up an exchange.
     #[error("{reason}")]
-    GivenUp {
-        /// The reason.
-        reason: String,
-    },
+    GivenUp { reason: String },
 }
 
 meshloom_hlo::debug_is_message!(MpiError);

@@ -73,40 +73,26 @@ pub struct ReplicaOptions {
 
 /// The reason why a replica is not part of a run, or no longer is.
 #[derive(Clone, thiserror::Error)]
+#[allow(missing_docs)] // The messages say what the fields are.
 pub enum ReplicaError {
     /// The store reports an error.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The number of the replica is too large.
     #[error("--replica {number} is not one of {count} replicas (diloco.replicas), which count from 0")]
-    Number {
-        /// The number.
-        number: usize,
-        /// The most replicas that there may be.
-        count: usize,
-    },
+    Number { number: usize, count: usize },
     /// The replica cannot listen at an address.
     #[error(
         "the replica cannot listen at {address}: {reason}; give another address by --listen, or how others reach it by --advertise"
     )]
-    Listen {
-        /// The address.
-        address: String,
-        /// The system's reason.
-        reason: String,
-    },
+    Listen { address: String, reason: String },
     /// Anyone could connect.
     #[error(
         "{listener} would listen at {address}, which other hosts can reach, and nothing says who may connect: give \
          --store-ca, --store-cert and --store-key (`meshloom certificates DIR` makes them), or --insecure in a network \
          in which everybody is trusted"
     )]
-    Open {
-        /// The kind of listener.
-        listener: &'static str,
-        /// The address.
-        address: SocketAddr,
-    },
+    Open { listener: &'static str, address: SocketAddr },
     /// Some certificates are given, but not all.
     #[error(
         "replicas know each other by three files, and not all are given: --store-ca, --store-cert and --store-key \
@@ -115,71 +101,30 @@ pub enum ReplicaError {
     Certificates,
     /// A setting differs between two replicas.
     #[error("replica {number} has {own}, but replica {other} has {others}; give all replicas the same run config")]
-    Differs {
-        /// Its number.
-        number: usize,
-        /// Its setting.
-        own: String,
-        /// The number of the other replica.
-        other: usize,
-        /// The setting of the other replica.
-        others: String,
-    },
+    Differs { number: usize, own: String, other: usize, others: String },
     /// The others went on without it.
     #[error(
         "the others went on without replica {number} in the round after step {round}: {reason}; start it again, and it takes the outer \
          parameters from them"
     )]
-    LeftBehind {
-        /// Its number.
-        number: usize,
-        /// The round.
-        round: u64,
-        /// The reason.
-        reason: String,
-    },
+    LeftBehind { number: usize, round: u64, reason: String },
     /// It has done more steps than the others.
     #[error(
         "replica {number} has done {step} steps, but the others are at step {others}: start all replicas with --resume, or this one without"
     )]
-    Ahead {
-        /// Its number.
-        number: usize,
-        /// The steps that it has done.
-        step: u64,
-        /// The steps that the others have done.
-        others: u64,
-    },
+    Ahead { number: usize, step: u64, others: u64 },
     /// The run of the others has ended.
     #[error("the run of the others has ended before it took in replica {number}")]
-    Ended {
-        /// Its number.
-        number: usize,
-    },
+    Ended { number: usize },
     /// Messages do not arrive.
     #[error("no message of the round after step {round} has reached all replicas: the network between them is cut")]
-    Cut {
-        /// The round.
-        round: u64,
-    },
+    Cut { round: u64 },
     /// Something cannot be read from another process.
     #[error("{what} cannot be read from {from}: {reason}")]
-    Read {
-        /// The name of the bytes.
-        what: String,
-        /// The process that was asked.
-        from: String,
-        /// The reason.
-        reason: String,
-    },
+    Read { what: String, from: String, reason: String },
     /// The system of this machine reports an error.
     #[error("{what}: {reason}")]
-    System {
-        /// The failed action.
-        what: &'static str,
-        /// The system's reason.
-        reason: String,
-    },
+    System { what: &'static str, reason: String },
 }
 
 meshloom_hlo::debug_is_message!(ReplicaError);

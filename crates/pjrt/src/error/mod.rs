@@ -84,42 +84,22 @@ error_codes! {
 /// Any failure of this module. Each variant says whose fault it is.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // The messages say what the fields are.
 pub enum PjrtError {
     /// The machine's: no plugin in any of the places searched. Lists them all, and the fix.
     #[error("no PJRT plugin for platform \"{platform}\" found\n{}to fix this, {fix}", list(.attempts))]
-    NotFound {
-        /// The platform asked for.
-        platform: String,
-        /// Every place looked at, in order.
-        attempts: Vec<Attempt>,
-        /// The remedy.
-        fix: String,
-    },
+    NotFound { platform: String, attempts: Vec<Attempt>, fix: String },
 
     /// The caller's: a platform or wheel name that is in no table.
     #[error("unknown {kind} \"{name}\", expected {expected}")]
-    UnknownName {
-        /// The kind of the name.
-        kind: &'static str,
-        /// The name given.
-        name: String,
-        /// The names that are known.
-        expected: String,
-    },
+    UnknownName { kind: &'static str, name: String, expected: String },
 
     /// The machine's: it has no hardware of a platform.
     #[error(
         "there are no devices of the platform {platform}: {reason}; run on a machine that has them, take the platform cpu, or set \
          {variable} to a PJRT plugin (.so) that has devices here"
     )]
-    NoDevices {
-        /// The platform.
-        platform: PlatformKind,
-        /// The fact that shows it.
-        reason: String,
-        /// The environment variable that names the platform's plugin.
-        variable: String,
-    },
+    NoDevices { platform: PlatformKind, reason: String, variable: String },
 
     /// The machine's: the plugin makes no client, and libraries that it opens are nowhere.
     #[error(
@@ -127,35 +107,21 @@ pub enum PjrtError {
         .plugin.display()
     )]
     MissingLibraries {
-        /// The plugin's file.
         plugin: PathBuf,
         /// The libraries, by their names for the loader.
         missing: String,
         /// The packages that have them, as pip takes them.
         packages: String,
-        /// The plugin's error.
         source: Box<PjrtError>,
     },
 
     /// The caller's or the machine's: the file cannot be loaded as a PJRT plugin.
     #[error("{} is not a PJRT plugin: {reason}", .path.display())]
-    NotAPlugin {
-        /// The file.
-        path: PathBuf,
-        /// The loader's message.
-        reason: String,
-    },
+    NotAPlugin { path: PathBuf, reason: String },
 
     /// The plugin's: its API version is outside what these bindings drive.
     #[error("{} has PJRT C API {major}.{minor}, expected 0.81 or a later 0.x; use another version of the plugin", .path.display())]
-    ApiVersion {
-        /// The plugin's file.
-        path: PathBuf,
-        /// Its major API version.
-        major: i32,
-        /// Its minor API version.
-        minor: i32,
-    },
+    ApiVersion { path: PathBuf, major: i32, minor: i32 },
 
     /// The caller's or the plugin's: the module says how values are sharded in a form that is newer than the plugin.
     #[error(
@@ -163,14 +129,7 @@ pub enum PjrtError {
          newer plugin, or write the module with `Annotation::ShardyAttributes`",
         .path.display()
     )]
-    NamedShardings {
-        /// The plugin's file.
-        path: PathBuf,
-        /// Its major API version.
-        major: i32,
-        /// Its minor API version.
-        minor: i32,
-    },
+    NamedShardings { path: PathBuf, major: i32, minor: i32 },
 
     /// The caller's or the plugin's: collectives name their devices in a compact form that the plugin is not known to
     /// read. It would skip the groups, and communicate among all devices.
@@ -179,61 +138,36 @@ pub enum PjrtError {
          lower it with `GroupFormat::Lists`, or what `GroupFormat::read_by` gives",
         .path.display()
     )]
-    DeviceGroups {
-        /// The plugin's file.
-        path: PathBuf,
-        /// Its major API version.
-        major: i32,
-        /// Its minor API version.
-        minor: i32,
-        /// The field of the instruction.
-        field: &'static str,
-    },
+    DeviceGroups { path: PathBuf, major: i32, minor: i32, field: &'static str },
 
     /// The plugin's: it has no such function.
     #[error("the plugin has no {function}; use a newer plugin")]
-    Unsupported {
-        /// The C function.
-        function: &'static str,
-    },
+    Unsupported { function: &'static str },
 
     /// The plugin's: it lacks this part of the API.
     #[error("{feature}: unimplemented by the plugin {plugin}: {reason}")]
     Unimplemented {
-        /// The part of the API that was asked for.
         feature: String,
         /// The plugin's file and version.
         plugin: String,
-        /// The plugin's message.
         reason: String,
     },
 
     /// The caller's: a text that is not the name of a topology.
     #[error("\"{topology}\" is not a topology: {reason}")]
-    InvalidTopology {
-        /// The text.
-        topology: String,
-        /// The fault, and the form to write.
-        reason: String,
-    },
+    InvalidTopology { topology: String, reason: String },
 
     /// The network's, or the package index's: a pinned wheel could not be had, or was not the pinned one.
     #[error("cannot fetch {wheel}: {reason}")]
     Fetch {
         /// `name==version`.
         wheel: String,
-        /// The cause.
         reason: String,
     },
 
     /// The machine's: a file of the cache is not that of the pinned wheel.
     #[error("{} is not used: {reason}; delete it, and it is fetched again", .path.display())]
-    NotPinned {
-        /// The file.
-        path: PathBuf,
-        /// The way in which the file differs from the pinned one.
-        reason: String,
-    },
+    NotPinned { path: PathBuf, reason: String },
 
     /// The machine's: there is no place for what is kept from run to run.
     #[error("neither XDG_CACHE_HOME nor HOME is an absolute path; set one of them to a folder to keep files below")]
@@ -248,44 +182,20 @@ pub enum PjrtError {
 
     /// The machine's: a file is not the key that signs what is kept.
     #[error("{} is not used as the key that signs what is kept: {reason}", .path.display())]
-    Key {
-        /// The file.
-        path: PathBuf,
-        /// The reason why the file is refused.
-        reason: String,
-    },
+    Key { path: PathBuf, reason: String },
 
     /// The machine's: another user could change what is kept in a folder, and run programs with the user's rights.
     #[error("{} is not used: {reason}; give another folder by XDG_CACHE_HOME, or delete this one", .path.display())]
-    NotPrivate {
-        /// The folder.
-        path: PathBuf,
-        /// The reason, which names the others who could.
-        reason: String,
-    },
+    NotPrivate { path: PathBuf, reason: String },
 
     /// The machine's: a file could not be read or written.
     #[error("cannot {action} {}: {source}", .path.display())]
-    Io {
-        /// The verb.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
 
     /// The caller's: an option value that cannot work. Refused before the plugin sees it, which might abort the
     /// process.
     #[error("{option} = {value} is not possible: expected {expected}")]
-    InvalidOption {
-        /// The option.
-        option: String,
-        /// The value given.
-        value: String,
-        /// The values that are allowed.
-        expected: String,
-    },
+    InvalidOption { option: String, value: String, expected: String },
 
     /// The caller's: a program that is to be given to the plugin as StableHLO, and has something that StableHLO cannot
     /// express.
@@ -294,75 +204,39 @@ pub enum PjrtError {
 
     /// The maker's of the module: it is not a well-formed `HloModuleProto`.
     #[error("not a valid HLO module: {reason}")]
-    InvalidModule {
-        /// The fault of the module.
-        reason: String,
-    },
+    InvalidModule { reason: String },
 
     /// The caller's: a wrong number of arguments, outputs or devices.
     #[error("{what}: expected {expected}, got {actual}")]
-    Count {
-        /// The things that were counted.
-        what: String,
-        /// The number there should be.
-        expected: usize,
-        /// The number there is.
-        actual: usize,
-    },
+    Count { what: String, expected: usize, actual: usize },
 
     /// The caller's: a value of the wrong element type or shape.
     #[error("{what}: expected {expected}, got {actual}")]
-    Type {
-        /// The value.
-        what: String,
-        /// The type it should have.
-        expected: Box<TensorType>,
-        /// The type it has.
-        actual: Box<TensorType>,
-    },
+    Type { what: String, expected: Box<TensorType>, actual: Box<TensorType> },
 
     /// The caller's: a buffer that lies on another device, or belongs to another client, than the call needs.
     #[error("{what} is on {actual}, expected {expected}; put it there first")]
-    Placement {
-        /// The value.
-        what: String,
-        /// Where it should be.
-        expected: String,
-        /// Where it is.
-        actual: String,
-    },
+    Placement { what: String, expected: String, actual: String },
 
     /// The caller's: a buffer whose memory an earlier execution was given.
     #[error(
         "{what} ({ty}) was donated to an earlier execution and is gone; use that execution's output instead, or list the \
          parameter in `ExecuteOptions::non_donatable`"
     )]
-    Donated {
-        /// The value.
-        what: String,
-        /// Its type.
-        ty: TensorType,
-    },
+    Donated { what: String, ty: TensorType },
 
     /// The caller's: one call is given the same buffer twice, and at least one of them donates it.
     #[error(
         "{first} and {second} are the same buffer and {second} is donated; copy it, or list the parameter in `ExecuteOptions::non_donatable`"
     )]
-    DonatedTwice {
-        /// The first place it is used in.
-        first: String,
-        /// The second.
-        second: String,
-    },
+    DonatedTwice { first: String, second: String },
 
     /// The program's, or the device's: a value was not there in time.
     #[error("{} on {device} was not done after {} s, the time limit; it still runs", described(.program), .limit.as_secs_f64())]
     TimedOut {
         /// The program that computes the value; none for a value on its way from the host.
         program: Option<String>,
-        /// The plugin's description of the device.
         device: String,
-        /// The time it was given.
         limit: Duration,
     },
 
@@ -373,15 +247,10 @@ pub enum PjrtError {
          environment variable {variable} to {needed} or more"
     )]
     TooFewThreads {
-        /// The program.
         program: String,
-        /// The devices that it runs on.
         devices: usize,
-        /// The most collectives that one of them is in at once.
         at_once: usize,
-        /// The client's threads.
         threads: usize,
-        /// The threads that it needs.
         needed: usize,
         /// The environment variable that sets the number of a client's threads.
         variable: &'static str,
@@ -389,15 +258,11 @@ pub enum PjrtError {
 
     /// The caller's: boxes that do not describe a sharding of the value.
     #[error("invalid shard layout: {reason}")]
-    Layout {
-        /// The fault of the layout.
-        reason: String,
-    },
+    Layout { reason: String },
 
     /// The plugin's, or the program's: an element type that a host value cannot have here.
     #[error("{what} has the element type {name}, which has no host form here")]
     ElementType {
-        /// The value.
         what: String,
         /// The type's name or number.
         name: String,
@@ -406,32 +271,15 @@ pub enum PjrtError {
     /// Usually the plugin's fault: the worker, a child process that shields this one from crashes of the plugin,
     /// failed.
     #[error("{action} with {}: {failure}", .plugin.display())]
-    Worker {
-        /// The request, with the names of program and topology.
-        action: String,
-        /// The plugin's file.
-        plugin: PathBuf,
-        /// The failure of the worker.
-        failure: Box<WorkerFailure>,
-    },
+    Worker { action: String, plugin: PathBuf, failure: Box<WorkerFailure> },
 
     /// Any other error that a worker reported, as text.
     #[error("{message}")]
-    InWorker {
-        /// The error.
-        message: String,
-    },
+    InWorker { message: String },
 
     /// Any other error of the plugin: its function, status code and message.
     #[error("{function} failed with {code}: {message}")]
-    Plugin {
-        /// The C function called.
-        function: Cow<'static, str>,
-        /// The status code.
-        code: ErrorCode,
-        /// The plugin's own message.
-        message: String,
-    },
+    Plugin { function: Cow<'static, str>, code: ErrorCode, message: String },
 }
 
 meshloom_hlo::debug_is_message!(PjrtError);

@@ -60,6 +60,7 @@ impl fmt::Display for WorkerLog {
 /// The end of a worker that did not do its task.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // The messages say what the fields are.
 pub enum WorkerFailure {
     /// The worker lives and says no: mostly the plugin's own error.
     #[error("{0}")]
@@ -69,46 +70,24 @@ pub enum WorkerFailure {
         "the plugin ended its process by {} after {:.1} s; this process continues{log}",
         signal_name(*signal), after.as_secs_f64()
     )]
-    Died {
-        /// The signal's number.
-        signal: i32,
-        /// The time for which it had run.
-        after: Duration,
-        /// The worker's log.
-        log: WorkerLog,
-    },
+    Died { signal: i32, after: Duration, log: WorkerLog },
     /// It was killed because it took longer than allowed.
     #[error("the plugin was not done after {} s, the time limit, and was killed{log}", limit.as_secs_f64())]
-    TimedOut {
-        /// The time it was given.
-        limit: Duration,
-        /// The worker's log.
-        log: WorkerLog,
-    },
+    TimedOut { limit: Duration, log: WorkerLog },
     /// It ended without an answer.
     #[error("the worker ended with {} {}{log}", status_text(*status), silence(*started))]
     NoAnswer {
-        /// Its exit status.
         status: Option<i32>,
         /// Whether it had begun to work. A program that has not does not call `run_if_asked`.
         started: bool,
-        /// The worker's log.
         log: WorkerLog,
     },
     /// Its answer cannot be read.
     #[error("the worker's answer cannot be read: {reason}")]
-    WrongAnswer {
-        /// The reason.
-        reason: String,
-    },
+    WrongAnswer { reason: String },
     /// It could not be started.
     #[error("the worker {} cannot be started: {reason}", worker.display())]
-    NotStarted {
-        /// The worker's program.
-        worker: PathBuf,
-        /// The reason.
-        reason: String,
-    },
+    NotStarted { worker: PathBuf, reason: String },
     /// There is no program to be the worker.
     #[error(
         "this program cannot be its own worker: call `meshloom_pjrt::worker::run_if_asked()` first in its main, or set \

@@ -4,57 +4,29 @@ use crate::proto::{HloComputationProto, HloInstructionProto};
 
 /// An error of a module that cannot be written as StableHLO.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // The messages say what the fields are.
 pub enum WriteError {
     /// StableHLO cannot say what an instruction does.
     #[error("instruction {instruction:?} ({opcode}) of computation {computation:?} has no form in StableHLO: {reason}")]
-    NoForm {
-        /// The name of the computation.
-        computation: String,
-        /// The name of the instruction.
-        instruction: String,
-        /// Its opcode.
-        opcode: String,
-        /// The form that is missing, and the remedy.
-        reason: String,
-    },
+    NoForm { computation: String, instruction: String, opcode: String, reason: String },
     /// The module contradicts itself.
     #[error("instruction {instruction:?} ({opcode}) of computation {computation:?} is malformed: {problem}")]
-    Malformed {
-        /// The name of the computation.
-        computation: String,
-        /// The name of the instruction.
-        instruction: String,
-        /// Its opcode.
-        opcode: String,
-        /// The expected and the found state.
-        problem: String,
-    },
+    Malformed { computation: String, instruction: String, opcode: String, problem: String },
     /// A computation lacks its root, or an alias names something that does not exist.
     #[error("the module is malformed: {problem}")]
-    MalformedModule {
-        /// The expected and the found state.
-        problem: String,
-    },
+    MalformedModule { problem: String },
     /// Computations that become regions of others are nested too deeply, or in a circle.
     #[error(
         "computation {computation:?} is nested more than {limit} deep in regions of loops, branches and reductions, \
              or calls itself; make it a called computation (opcode call)"
     )]
-    Deep {
-        /// The name of the innermost computation.
-        computation: String,
-        /// So many levels are written.
-        limit: usize,
-    },
+    Deep { computation: String, limit: usize },
     /// Computations that several instructions use are written once for each of them, which makes too long a text.
     #[error(
         "the text would have more than {limit} bytes, because computations that become regions of several \
              instructions are written for each; make them called computations (opcode call)"
     )]
-    Long {
-        /// So many bytes are written.
-        limit: usize,
-    },
+    Long { limit: usize },
 }
 
 crate::debug_is_message!(WriteError);
