@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 
-use super::cached::{make_if_absent, user_cache_folder};
+use super::cache_dir::{make_if_absent, user_cache_folder};
 use super::client::Client;
 use super::error::PjrtError;
 use super::executable::{Executable, Prepared};

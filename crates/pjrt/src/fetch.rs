@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use super::cached::{PYTHON, cached_path};
+use super::cache_dir::{PYTHON, cached_path};
 use super::error::PjrtError;
 use super::files::{file_sha256, io_error};
 use super::progress::Progress;

@@ -4,7 +4,7 @@
 use crate::hardware::nvidia::LIBRARIES;
 
 pub use crate::ahead_of_time::protocol::{decode as decode_message, read as read_message, write as write_message};
-pub use crate::cached::{cached_path, make_private};
+pub use crate::cache_dir::{cached_path, make_private};
 pub use crate::hardware::libraries::load as load_libraries;
 pub use crate::key::Key;
 pub use crate::key_values::ThroughCallbacks;

@@ -9,7 +9,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use meshloom_hlo::files;
 use sha2::Sha256;
 
-use super::cached::{below_home, make_if_absent};
+use super::cache_dir::{below_home, make_if_absent};
 use super::error::PjrtError;
 use super::files::io_error;
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::cached::user_cache_folder;
+use super::cache_dir::user_cache_folder;
 use super::error::PjrtError;
 use super::record::Wanted;
 pub use super::search::is_offline;

@@ -15,7 +15,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use meshloom_hlo::files;
 use sha2::{Digest, Sha256};
 
-use super::cached::cached_path;
+use super::cache_dir::cached_path;
 use super::error::PjrtError;
 use super::files::{file_sha256, hex, io_error, write_atomically};
 use super::wheels::{Companion, Package, Wheel};

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
-use super::cached::{PYTHON, cached_path, user_cache_folder};
+use super::cache_dir::{PYTHON, cached_path, user_cache_folder};
 use super::error::{Attempt, PjrtError};
 #[cfg(feature = "fetch")]
 use super::fetch::fetch;
