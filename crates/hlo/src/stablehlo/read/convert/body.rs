@@ -3,7 +3,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
-use super::super::operation::{Operand, Operation};
+use super::super::operation::{Argument, Operand, Operation};
 use crate::parse::{Result, fault, hint, is_compatible, tuple};
 use crate::proto::{HloComputationProto, HloInstructionProto, OpMetadata, ProgramShapeProto, ShapeProto};
 use crate::syntax::opcodes::{Operands, Operation as Opcode};
@@ -102,6 +102,12 @@ impl<'a> Body<'a> {
         instruction.parameter_number = self.parameters;
         self.parameters += 1;
         self.push(instruction)
+    }
+
+    /// A parameter for an argument of a region, under its name.
+    pub(super) fn argument(&mut self, argument: &Argument<'a>) {
+        let place = self.parameter(argument.name, argument.shape.clone());
+        self.define(argument.name, smallvec![place]);
     }
 
     /// A tuple of values.

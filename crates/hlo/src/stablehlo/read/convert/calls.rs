@@ -3,8 +3,8 @@
 use super::super::super::names;
 use super::super::attribute::{Attribute, Value};
 use super::super::operation::Operation;
-use super::body::{Body, Places};
-use super::{Converter, Rule, elementwise, symbol_text};
+use super::body::Places;
+use super::{Conversion, Converter, Rule, elementwise, symbol_text};
 use crate::parse::{Result, fault};
 use crate::proto::{CustomCallApiVersion, FrontendAttributes, HloInstructionProto, OutputOperandAliasing, ShapeProto};
 
@@ -32,49 +32,47 @@ impl<'a> Converter<'a, '_> {
     }
 }
 
-fn call<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let id = converter.called(operation, operation.symbol(&["callee", "symbol"])?)?;
-    converter.check_call(operation, id)?;
-    body.calling(operation, "call", vec![id], |_| {})
+fn call(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let id = op.converter.called(op.operation, op.operation.symbol(&["callee", "symbol"])?)?;
+    op.converter.check_call(op.operation, id)?;
+    op.calling("call", vec![id], |_| {})
 }
 
 /// `stablehlo.composite "chlo.name" %0 {composite_attributes = {...}, decomposition = @f, version = 1 : i32}`: the call
-/// of what it is composed of, with what it is called, as XLA writes it.
-fn composite<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let id = converter.called(operation, operation.symbol(&["decomposition"])?)?;
-    converter.check_call(operation, id)?;
+/// of its decomposition, with its name, as XLA writes it.
+fn composite(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let operation = op.operation;
+    let id = op.converter.called(operation, operation.symbol(&["decomposition"])?)?;
+    op.converter.check_call(operation, id)?;
     let mut attributes = FrontendAttributes::default();
     let mut add = |key: &str, text: String| attributes.map.insert(format!("composite.{key}"), text);
     add("name", operation.required(&["name"])?.string("name")?);
     if let Some(stated) = operation.attributes.get("composite_attributes") {
-        add("attributes", converter.parser.lexer.slice(stated.span).to_owned());
+        add("attributes", op.converter.parser.lexer.slice(stated.span).to_owned());
     }
     add("version", operation.optional_integer("version")?.unwrap_or(0).to_string());
-    body.calling(operation, "call", vec![id], |instruction| {
+    op.calling("call", vec![id], |instruction| {
         instruction.is_composite = true;
         instruction.frontend_attributes = Some(attributes);
     })
 }
 
-fn custom_call<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
+fn custom_call(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let operation = op.operation;
     let target = symbol_text(operation.required(&["call_target_name", "symbol"])?)?;
     if let Some(later) = target.strip_prefix("mhlo.")
-        && let Some(places) = later_op(body, operation, later)?
+        && let Some(places) = later_op(op, later)?
     {
         return Ok(places);
     }
     let mut called = Vec::new();
     if let Some(attribute) = operation.attributes.get("called_computations") {
         for item in attribute.list("called_computations")? {
-            called.push(converter.called(operation, item.symbol("called_computations")?)?);
+            called.push(op.converter.called(operation, item.symbol("called_computations")?)?);
         }
     }
     let has_side_effect = operation.flag("has_side_effect")?;
-    let (config, is_typed) = backend_config(converter, operation)?;
+    let (config, is_typed) = backend_config(op.converter, operation)?;
     let version = match operation.optional_integer("api_version")? {
         // JAX states the first version beside a config that only the last one has.
         _ if is_typed => Some(CustomCallApiVersion::ApiVersionTypedFfi),
@@ -82,12 +80,11 @@ fn custom_call<'a>(
         None => Some(CustomCallApiVersion::ApiVersionOriginal),
     };
     let Some(version) = version else { return operation.fault("expected an API version from 0 to 4") };
-    let operands = body.operands(operation)?;
-    let operand_layouts = layouts(converter, operation, "operand_layouts")?;
-    let result_layouts = layouts(converter, operation, "result_layouts")?;
-    let operand_shapes: Vec<ShapeProto> = operands.iter().map(|&place| body.shape(place)).collect();
-    let aliases = aliases(converter, operation)?;
-    body.calling(operation, "custom-call", called, |instruction| {
+    let operand_layouts = layouts(op.converter, operation, "operand_layouts")?;
+    let result_layouts = layouts(op.converter, operation, "result_layouts")?;
+    let operand_shapes: Vec<ShapeProto> = op.operands()?.iter().map(|&place| op.body.shape(place)).collect();
+    let aliases = aliases(op.converter, operation)?;
+    op.calling("custom-call", called, |instruction| {
         instruction.custom_call_target = target;
         instruction.custom_call_api_version = version.into();
         instruction.backend_config = config;
@@ -108,18 +105,18 @@ fn custom_call<'a>(
     })
 }
 
-/// `@mhlo.topk` with `mhlo.attributes = {k = 2 : i64, largest = true}`: an opcode that came later than StableHLO's op;
-/// none if it is none that is known.
-fn later_op<'a>(body: &mut Body<'a>, operation: &Operation<'a>, name: &str) -> Result<Option<Places>> {
-    let Some(stated) = operation.attributes.get("mhlo.attributes") else { return Ok(None) };
+/// `@mhlo.topk` with `mhlo.attributes = {k = 2 : i64, largest = true}`: an opcode that came later than StableHLO's op.
+/// The result is `None` for an unknown one.
+fn later_op(op: &mut Conversion<'_, '_, '_>, name: &str) -> Result<Option<Places>> {
+    let Some(stated) = op.operation.attributes.get("mhlo.attributes") else { return Ok(None) };
     let Value::Dictionary(own) = &stated.value else { return stated.fault("mhlo.attributes", "{name = value}") };
     if let Some(opcode) = names::opcode(&format!("chlo.{name}")) {
-        return elementwise::plain(body, operation, opcode).map(Some);
+        return op.single(opcode, |_| {}).map(Some);
     }
     let (Some(k), "topk") = (own.get("k"), name) else { return Ok(None) };
     let k = k.integer("k")?;
     let largest = own.get("largest").map_or(Ok(true), |largest| largest.boolean("largest"))?;
-    elementwise::largest(body, operation, k, largest).map(Some)
+    elementwise::largest(op, k, largest).map(Some)
 }
 
 /// The config, and whether it is a dictionary, which only a typed custom call has.

@@ -3,8 +3,7 @@
 use super::super::attribute::Value;
 use super::super::operation::Operation;
 use super::body::{Body, Place, Places};
-use super::regions::one_or_tuple;
-use super::{Converter, Rule};
+use super::{Conversion, Rule, one_or_tuple};
 use crate::parse::{Result, array, fault};
 use crate::proto::{HloInstructionProto, PrimitiveType, ReplicaGroup, ShapeProto, SourceTarget};
 
@@ -25,20 +24,20 @@ struct Common {
 }
 
 impl Common {
-    fn of<'a>(converter: &mut Converter<'a, '_>, operation: &Operation<'a>) -> Result<Common> {
-        let channel = match operation.attributes.get("channel_handle") {
-            Some(_) => converter.numbers(operation, "channel_handle")?.one("handle"),
-            None => operation.optional_integer("channel_id")?.unwrap_or(0),
+    fn of(op: &mut Conversion<'_, '_, '_>) -> Result<Common> {
+        let channel = match op.operation.attributes.get("channel_handle") {
+            Some(_) => op.numbers("channel_handle")?.one("handle"),
+            None => op.operation.optional_integer("channel_id")?.unwrap_or(0),
         };
-        let groups = match operation.attributes.get("replica_groups") {
-            Some(_) => table(converter, operation, "replica_groups")?,
+        let groups = match op.operation.attributes.get("replica_groups") {
+            Some(_) => table(op, "replica_groups")?,
             None => Vec::new(),
         };
         // Groups of several sizes are filled up to one.
         let group =
             |row: Vec<i64>| ReplicaGroup { replica_ids: row.into_iter().filter(|&device| device != -1).collect() };
         let groups = groups.into_iter().map(group).filter(|group| !group.replica_ids.is_empty()).collect();
-        Ok(Common { channel, groups, use_global_device_ids: operation.flag("use_global_device_ids")? })
+        Ok(Common { channel, groups, use_global_device_ids: op.operation.flag("use_global_device_ids")? })
     }
 
     fn set(&self, instruction: &mut HloInstructionProto) {
@@ -51,9 +50,9 @@ impl Common {
 }
 
 /// The rows of a table of integers, `dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>`.
-fn table<'a>(converter: &Converter<'a, '_>, operation: &Operation<'a>, name: &str) -> Result<Vec<Vec<i64>>> {
-    let attribute = operation.required(&[name])?;
-    let values = converter.integers_of(attribute, name)?;
+fn table(op: &Conversion<'_, '_, '_>, name: &str) -> Result<Vec<Vec<i64>>> {
+    let attribute = op.operation.required(&[name])?;
+    let values = op.integers(&[name])?;
     let columns = match &attribute.value {
         Value::Dense { shape, .. } => match shape.dimensions.as_slice() {
             &[_, columns] => usize::try_from(columns).unwrap_or(0),
@@ -68,78 +67,66 @@ fn table<'a>(converter: &Converter<'a, '_>, operation: &Operation<'a>, name: &st
     }
 }
 
-fn all_gather<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let common = Common::of(converter, operation)?;
-    let dimension = operation.integer(&["all_gather_dim"])?;
-    body.calling(operation, "all-gather", Vec::new(), |instruction| {
+fn all_gather(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let common = Common::of(op)?;
+    let dimension = op.operation.integer(&["all_gather_dim"])?;
+    op.calling("all-gather", Vec::new(), |instruction| {
         instruction.dimensions = vec![dimension];
         common.set(instruction);
     })
 }
 
-fn all_reduce<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let common = Common::of(converter, operation)?;
-    let reducer = converter.applied(body, operation, 0, "reducer")?;
-    body.calling(operation, "all-reduce", vec![reducer], |instruction| common.set(instruction))
+fn all_reduce(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let common = Common::of(op)?;
+    let reducer = op.applied(0, "reducer")?;
+    op.calling("all-reduce", vec![reducer], |instruction| common.set(instruction))
 }
 
-fn reduce_scatter<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let common = Common::of(converter, operation)?;
-    let dimension = operation.integer(&["scatter_dimension"])?;
-    let reducer = converter.applied(body, operation, 0, "reducer")?;
-    body.calling(operation, "reduce-scatter", vec![reducer], |instruction| {
+fn reduce_scatter(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let common = Common::of(op)?;
+    let dimension = op.operation.integer(&["scatter_dimension"])?;
+    let reducer = op.applied(0, "reducer")?;
+    op.calling("reduce-scatter", vec![reducer], |instruction| {
         instruction.dimensions = vec![dimension];
         common.set(instruction);
     })
 }
 
-fn collective_permute<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let common = Common::of(converter, operation)?;
-    let mut pairs = Vec::new();
-    for row in table(converter, operation, "source_target_pairs")? {
-        match row.as_slice() {
-            &[source, target] => pairs.push(SourceTarget { source, target }),
-            _ => return operation.fault("expected pairs of a source and a target"),
-        }
-    }
-    body.calling(operation, "collective-permute", Vec::new(), |instruction| {
+fn collective_permute(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let common = Common::of(op)?;
+    let pair = |row: Vec<i64>| match row[..] {
+        [source, target] => Some(SourceTarget { source, target }),
+        _ => None,
+    };
+    let Some(pairs) = table(op, "source_target_pairs")?.into_iter().map(pair).collect() else {
+        return op.operation.fault("expected pairs of a source and a target");
+    };
+    op.calling("collective-permute", Vec::new(), |instruction| {
         common.set(instruction);
         instruction.source_target_pairs = pairs;
     })
 }
 
-fn collective_broadcast<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let common = Common::of(converter, operation)?;
-    body.calling(operation, "collective-broadcast", Vec::new(), |instruction| common.set(instruction))
+fn collective_broadcast(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let common = Common::of(op)?;
+    op.calling("collective-broadcast", Vec::new(), |instruction| common.set(instruction))
 }
 
 /// HLO exchanges parts of one dimension and leaves them there. Where they are joined along another dimension, they are
 /// moved to it afterwards, as XLA does it.
-fn all_to_all<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let common = Common::of(converter, operation)?;
+fn all_to_all(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let (common, operation) = (Common::of(op)?, op.operation);
     let split = operation.integer(&["split_dimension"])?;
     let concatenated = operation.integer(&["concat_dimension"])?;
     let parts = operation.integer(&["split_count"])?;
-    let operands = body.operands(operation)?;
-    let shapes: Vec<ShapeProto> = operands.iter().map(|&place| body.shape(place)).collect();
+    let operands = op.operands()?;
+    let shapes: Vec<ShapeProto> = operands.iter().map(|&place| op.body.shape(place)).collect();
     let count = shapes.len();
-    let mut instruction = body.instruction("all-to-all", one_or_tuple(shapes), &operands);
+    let mut instruction = op.body.instruction("all-to-all", one_or_tuple(shapes), &operands);
     instruction.dimensions = vec![split];
     common.set(&mut instruction);
-    let exchanged = body.push(instruction);
-    let exchanged = body.results(exchanged, count);
+    let exchanged = op.body.push(instruction);
+    let exchanged = op.body.results(exchanged, count);
     if split == concatenated {
         return Ok(exchanged);
     }
@@ -148,7 +135,7 @@ fn all_to_all<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operat
         return operation.fault(format!("it has {count} operands and {} results", results.len()));
     }
     let moved = exchanged.into_iter().zip(results);
-    moved.map(|(place, result)| moved_parts(body, operation, place, result, [split, concatenated, parts])).collect()
+    moved.map(|(place, result)| moved_parts(op.body, operation, place, result, [split, concatenated, parts])).collect()
 }
 
 /// Moves parts of a dimension to another one.

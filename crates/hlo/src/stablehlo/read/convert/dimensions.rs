@@ -1,13 +1,11 @@
 //! Ops that move elements, and products of matrices.
 
-use smallvec::smallvec;
-
 use super::super::attribute::{Attribute, Value};
 use super::super::lexer::Lexer;
 use super::super::literal::{elements, literal};
 use super::super::operation::Operation;
-use super::body::{Body, Places};
-use super::{Converter, Rule};
+use super::body::Places;
+use super::{Conversion, Converter, Rule};
 use crate::parse::{Result, fault};
 use crate::proto::hlo_instruction_proto::SliceDimensions;
 use crate::proto::padding_config::PaddingConfigDimension;
@@ -36,16 +34,6 @@ pub(super) const RULES: &[(&str, Rule)] = &[
 impl<'a> Converter<'a, '_> {
     /// A list of integers in any of the forms that an attribute may have: `[0, 1]`, `array<i64: 0, 1>`,
     /// `dense<[0, 1]> : tensor<2xi64>`.
-    pub(super) fn integers(&self, operation: &Operation<'a>, names: &[&str]) -> Result<Vec<i64>> {
-        self.integers_of(operation.required(names)?, names.first().unwrap_or(&""))
-    }
-
-    /// The same, of an attribute that may be left out.
-    pub(super) fn optional_integers(&self, operation: &Operation<'a>, names: &[&str]) -> Result<Option<Vec<i64>>> {
-        let name = names.first().unwrap_or(&"");
-        operation.attribute(names).map(|attribute| self.integers_of(attribute, name)).transpose()
-    }
-
     pub(super) fn integers_of(&self, attribute: &Attribute<'a>, what: &str) -> Result<Vec<i64>> {
         match &attribute.value {
             Value::Integers(values) => Ok(values.clone()),
@@ -104,7 +92,7 @@ impl<'a> Converter<'a, '_> {
     }
 
     /// The precision that an op states for its products.
-    pub(super) fn precision(&mut self, operation: &Operation<'a>) -> Result<Option<PrecisionConfig>> {
+    pub(super) fn precision(&mut self, operation: &Operation<'a>) -> Result<PrecisionConfig> {
         let mut config = PrecisionConfig::default();
         if let Some(attribute) = operation.attribute(&["precision_config", "precision"]) {
             for item in attribute.list("precision_config")? {
@@ -122,7 +110,7 @@ impl<'a> Converter<'a, '_> {
         if config.operand_precision.is_empty() {
             config.operand_precision = vec![Precision::Default.into(); 2];
         }
-        Ok(Some(config))
+        Ok(config)
     }
 
     /// `<lhs_precision_type = bf16, rhs_precision_type = bf16, accumulation_type = f32, ...>`
@@ -157,104 +145,72 @@ impl<'a> Converter<'a, '_> {
     }
 }
 
-fn with_dimensions<'a>(
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-    opcode: &str,
-    dimensions: Vec<i64>,
-) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let mut instruction = body.instruction(opcode, operation.result_type()?.clone(), &operands);
-    instruction.dimensions = dimensions;
-    Ok(smallvec![body.push(instruction)])
+fn transpose(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let dimensions = op.integers(&["permutation", "dims"])?;
+    op.single("transpose", |instruction| instruction.dimensions = dimensions)
 }
 
-fn transpose<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let dimensions = converter.integers(operation, &["permutation", "dims"])?;
-    with_dimensions(body, operation, "transpose", dimensions)
+fn reverse(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let dimensions = op.integers(&["dimensions", "dims"])?;
+    op.single("reverse", |instruction| instruction.dimensions = dimensions)
 }
 
-fn reverse<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let dimensions = converter.integers(operation, &["dimensions", "dims"])?;
-    with_dimensions(body, operation, "reverse", dimensions)
+fn concatenate(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let dimension = op.operation.integer(&["dimension", "dim"])?;
+    op.single("concatenate", |instruction| instruction.dimensions = vec![dimension])
 }
 
-fn concatenate<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let dimension = operation.integer(&["dimension", "dim"])?;
-    with_dimensions(body, operation, "concatenate", vec![dimension])
-}
-
-fn slice<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let dimensions = match operation.attributes.get("ranges") {
+fn slice(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let dimensions = match op.operation.attributes.get("ranges") {
         Some(ranges) => {
-            let mut dimensions = Vec::new();
-            for range in ranges.list("ranges")? {
+            let range = |range: &Attribute<'_>| {
                 let (start, limit, stride) = match &range.value {
-                    Value::Integers(range) => match range.as_slice() {
-                        [start, limit] => (*start, *limit, 1),
-                        [start, limit, stride] => (*start, *limit, *stride),
-                        _ => return fault_of_range(range_start(ranges)),
+                    Value::Integers(range) => match range[..] {
+                        [start, limit] => (start, limit, 1),
+                        [start, limit, stride] => (start, limit, stride),
+                        _ => return None,
                     },
-                    _ => return fault_of_range(range_start(ranges)),
+                    _ => return None,
                 };
-                dimensions.push(SliceDimensions { start, limit, stride });
+                Some(SliceDimensions { start, limit, stride })
+            };
+            match ranges.list("ranges")?.iter().map(range).collect() {
+                Some(dimensions) => dimensions,
+                None => {
+                    return fault(ranges.span.start, "expected a range like 0:2 or 0:8:2 for each dimension");
+                }
             }
-            dimensions
         }
         None => {
-            let starts = converter.integers(operation, &["start_indices"])?;
-            let limits = converter.integers(operation, &["limit_indices"])?;
-            let strides = converter.integers(operation, &["strides"])?;
-            let each = starts.into_iter().zip(limits).zip(strides);
+            let starts = op.integers(&["start_indices"])?.into_iter();
+            let each = starts.zip(op.integers(&["limit_indices"])?).zip(op.integers(&["strides"])?);
             each.map(|((start, limit), stride)| SliceDimensions { start, limit, stride }).collect()
         }
     };
-    let mut instruction = body.instruction("slice", operation.result_type()?.clone(), &operands);
-    instruction.slice_dimensions = dimensions;
-    Ok(smallvec![body.push(instruction)])
+    op.single("slice", |instruction| instruction.slice_dimensions = dimensions)
 }
 
-fn range_start(ranges: &Attribute<'_>) -> usize {
-    ranges.span.start
+fn dynamic_slice(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let sizes = op.integers(&["slice_sizes", "sizes"])?;
+    op.single("dynamic-slice", |instruction| instruction.dynamic_slice_sizes = sizes)
 }
 
-fn fault_of_range<T>(position: usize) -> Result<T> {
-    fault(position, "expected a range like 0:2 or 0:8:2 for each dimension")
-}
-
-fn dynamic_slice<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let mut instruction = body.instruction("dynamic-slice", operation.result_type()?.clone(), &operands);
-    instruction.dynamic_slice_sizes = converter.integers(operation, &["slice_sizes", "sizes"])?;
-    Ok(smallvec![body.push(instruction)])
-}
-
-fn pad<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let low = converter.integers(operation, &["edge_padding_low", "low"])?;
-    let high = converter.integers(operation, &["edge_padding_high", "high"])?;
-    let interior = converter.integers(operation, &["interior_padding", "interior"])?;
-    let each = low.into_iter().zip(high).zip(interior);
+fn pad(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let low = op.integers(&["edge_padding_low", "low"])?.into_iter();
+    let each = low.zip(op.integers(&["edge_padding_high", "high"])?);
+    let each = each.zip(op.integers(&["interior_padding", "interior"])?);
     let dimension = |((edge_padding_low, edge_padding_high), interior_padding)| PaddingConfigDimension {
         edge_padding_low,
         edge_padding_high,
         interior_padding,
     };
-    let mut instruction = body.instruction("pad", operation.result_type()?.clone(), &operands);
-    instruction.padding_config = Some(PaddingConfig { dimensions: each.map(dimension).collect() });
-    Ok(smallvec![body.push(instruction)])
+    let dimensions = each.map(dimension).collect();
+    op.single("pad", |instruction| instruction.padding_config = Some(PaddingConfig { dimensions }))
 }
 
 /// `#stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>`
-fn gather<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let numbers = converter.numbers(operation, "dimension_numbers")?;
-    let mut instruction = body.instruction("gather", operation.result_type()?.clone(), &operands);
+fn gather(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let numbers = op.numbers("dimension_numbers")?;
     let numbers = GatherDimensionNumbers {
         offset_dims: numbers.list("offset_dims"),
         collapsed_slice_dims: numbers.list("collapsed_slice_dims"),
@@ -263,12 +219,14 @@ fn gather<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation:
         operand_batching_dims: numbers.list("operand_batching_dims"),
         start_indices_batching_dims: numbers.list("start_indices_batching_dims"),
     };
-    instruction.gather_dimension_numbers = Some(numbers.into());
-    instruction.gather_slice_sizes = converter.integers(operation, &["slice_sizes"])?;
-    if operation.flag("indices_are_sorted")? {
-        instruction.indices_are_sorted = true;
-    }
-    Ok(smallvec![body.push(instruction)])
+    let (sizes, are_sorted) = (op.integers(&["slice_sizes"])?, op.operation.flag("indices_are_sorted")?);
+    op.single("gather", |instruction| {
+        instruction.gather_dimension_numbers = Some(numbers.into());
+        instruction.gather_slice_sizes = sizes;
+        if are_sorted {
+            instruction.indices_are_sorted = true;
+        }
+    })
 }
 
 /// The fields of an attribute of dimension numbers.
@@ -300,115 +258,102 @@ impl Numbers {
     }
 }
 
-impl<'a> Converter<'a, '_> {
-    pub(super) fn numbers(&mut self, operation: &Operation<'a>, name: &str) -> Result<Numbers> {
-        let attribute = operation.required(&[name])?;
+impl Conversion<'_, '_, '_> {
+    pub(super) fn integers(&self, names: &[&str]) -> Result<Vec<i64>> {
+        self.converter.integers_of(self.operation.required(names)?, names.first().unwrap_or(&""))
+    }
+
+    /// The value of an attribute that is one of a few words.
+    pub(super) fn choice<T>(&self, names: &[&str], expected: &str, of: impl FnOnce(&str) -> Option<T>) -> Result<T> {
+        let (word, at) = self.converter.last_word(self.operation.required(names)?)?;
+        of(word).map_or_else(|| fault(at, format!("expected {expected}, found {word}")), Ok)
+    }
+
+    pub(super) fn numbers(&mut self, name: &str) -> Result<Numbers> {
+        let attribute = self.operation.required(&[name])?;
         let Value::Dialect { body, .. } = &attribute.value else {
             return attribute.fault(name, "dimension numbers between angle brackets");
         };
-        let fields = self.parser.fields(*body)?;
-        let each = fields.0.iter().map(|(key, value)| Ok((key.clone(), self.integers_of(value, key)?)));
+        let fields = self.converter.parser.fields(*body)?;
+        let each = fields.0.iter().map(|(key, value)| Ok((key.clone(), self.converter.integers_of(value, key)?)));
         Ok(Numbers(each.collect::<Result<_>>()?))
     }
 }
 
 /// `batching_dims = [0] x [0], contracting_dims = [2] x [1]`, or `#stablehlo.dot<...>`.
-fn dot_general<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let mut numbers = DotDimensionNumbers::default();
+fn dot_general(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let operation = op.operation;
     if operation.attributes.get("dot_dimension_numbers").is_some() {
-        numbers = converter.numbers(operation, "dot_dimension_numbers")?.of_product();
-    } else {
-        let pair = |name: &str| -> Result<(Vec<i64>, Vec<i64>)> {
-            let Some(attribute) = operation.attributes.get(name) else { return Ok((Vec::new(), Vec::new())) };
-            let Value::Pair(pair) = &attribute.value else { return attribute.fault(name, "[...] x [...]") };
-            Ok((converter.integers_of(&pair[0], name)?, converter.integers_of(&pair[1], name)?))
-        };
-        (numbers.lhs_batch_dimensions, numbers.rhs_batch_dimensions) = pair("batching_dims")?;
-        (numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions) = pair("contracting_dims")?;
+        let numbers = op.numbers("dot_dimension_numbers")?.of_product();
+        return product(op, numbers);
     }
-    product(converter, body, operation, numbers)
+    let mut numbers = DotDimensionNumbers::default();
+    let pair = |name: &str| -> Result<(Vec<i64>, Vec<i64>)> {
+        let Some(attribute) = operation.attributes.get(name) else { return Ok((Vec::new(), Vec::new())) };
+        let Value::Pair(pair) = &attribute.value else { return attribute.fault(name, "[...] x [...]") };
+        Ok((op.converter.integers_of(&pair[0], name)?, op.converter.integers_of(&pair[1], name)?))
+    };
+    (numbers.lhs_batch_dimensions, numbers.rhs_batch_dimensions) = pair("batching_dims")?;
+    (numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions) = pair("contracting_dims")?;
+    product(op, numbers)
 }
 
 /// The product of two matrices, or of operands of one dimension.
-fn dot<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let left = body.operands(operation)?.first().map_or(0, |&place| body.shape(place).dimensions.len());
+fn dot(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let left = op.operands()?.first().map_or(0, |&place| op.body.shape(place).dimensions.len());
     let numbers = DotDimensionNumbers {
         lhs_contracting_dimensions: vec![left.saturating_sub(1) as i64],
         rhs_contracting_dimensions: vec![0],
         ..DotDimensionNumbers::default()
     };
-    product(converter, body, operation, numbers)
+    product(op, numbers)
 }
 
-fn product<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-    numbers: DotDimensionNumbers,
-) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let mut instruction = body.instruction("dot", operation.result_type()?.clone(), &operands);
-    instruction.dot_dimension_numbers = Some(numbers.into());
-    instruction.precision_config = converter.precision(operation)?.map(Into::into);
-    Ok(smallvec![body.push(instruction)])
+fn product(op: &mut Conversion<'_, '_, '_>, numbers: DotDimensionNumbers) -> Result<Places> {
+    let precision = op.converter.precision(op.operation)?;
+    op.single("dot", |instruction| {
+        instruction.dot_dimension_numbers = Some(numbers.into());
+        instruction.precision_config = Some(precision.into());
+    })
 }
 
 /// `ragged_dot_dimension_numbers = #chlo.ragged_dot<lhs_contracting_dimensions = [1], ..., rhs_group_dimensions = [0]>`
-fn ragged_dot<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let stated = converter.numbers(operation, "ragged_dot_dimension_numbers")?;
+fn ragged_dot(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let stated = op.numbers("ragged_dot_dimension_numbers")?;
     let numbers = RaggedDotDimensionNumbers {
         lhs_ragged_dimensions: stated.list("lhs_ragged_dimensions"),
         rhs_group_dimensions: stated.list("rhs_group_dimensions"),
         dot_dimension_numbers: Some(stated.of_product()),
     };
-    let mut instruction = body.instruction("ragged-dot", operation.result_type()?.clone(), &operands);
-    instruction.ragged_dot_dimension_numbers = Some(numbers.into());
-    instruction.precision_config = converter.precision(operation)?.map(Into::into);
-    Ok(smallvec![body.push(instruction)])
+    let precision = op.converter.precision(op.operation)?;
+    op.single("ragged-dot", |instruction| {
+        instruction.ragged_dot_dimension_numbers = Some(numbers.into());
+        instruction.precision_config = Some(precision.into());
+    })
 }
 
 /// `type = RFFT, length = [8]`
-fn fft<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let (word, at) = converter.last_word(operation.required(&["fft_type", "type"])?)?;
-    let Some(kind) = FftType::from_str_name(word) else {
-        return fault(at, format!("expected FFT, IFFT, RFFT or IRFFT, found {word}"));
-    };
-    let mut instruction = body.instruction("fft", operation.result_type()?.clone(), &operands);
-    instruction.fft_type = kind.into();
-    instruction.fft_length = converter.integers(operation, &["fft_length", "length"])?;
-    Ok(smallvec![body.push(instruction)])
+fn fft(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let kind = op.choice(&["fft_type", "type"], "FFT, IFFT, RFFT or IRFFT", FftType::from_str_name)?;
+    let length = op.integers(&["fft_length", "length"])?;
+    op.single("fft", |instruction| {
+        instruction.fft_type = kind.into();
+        instruction.fft_length = length;
+    })
 }
 
-fn cholesky<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let mut instruction = body.instruction("cholesky", operation.result_type()?.clone(), &operands);
-    instruction.cholesky_options = Some(CholeskyOptions { lower: operation.flag("lower")? }.into());
-    Ok(smallvec![body.push(instruction)])
+fn cholesky(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let options = CholeskyOptions { lower: op.operation.flag("lower")? };
+    op.single("cholesky", |instruction| instruction.cholesky_options = Some(options.into()))
 }
 
-fn triangular_solve<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let (word, at) = converter.last_word(operation.required(&["transpose_a"])?)?;
-    let Some(transpose) = Transpose::from_str_name(word) else {
-        return fault(at, format!("expected NO_TRANSPOSE, TRANSPOSE or ADJOINT, found {word}"));
-    };
-    let mut instruction = body.instruction("triangular-solve", operation.result_type()?.clone(), &operands);
+fn triangular_solve(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let transpose = op.choice(&["transpose_a"], "NO_TRANSPOSE, TRANSPOSE or ADJOINT", Transpose::from_str_name)?;
     let options = TriangularSolveOptions {
-        left_side: operation.flag("left_side")?,
-        lower: operation.flag("lower")?,
-        unit_diagonal: operation.flag("unit_diagonal")?,
+        left_side: op.operation.flag("left_side")?,
+        lower: op.operation.flag("lower")?,
+        unit_diagonal: op.operation.flag("unit_diagonal")?,
         transpose_a: transpose.into(),
     };
-    instruction.triangular_solve_options = Some(options.into());
-    Ok(smallvec![body.push(instruction)])
+    op.single("triangular-solve", |instruction| instruction.triangular_solve_options = Some(options.into()))
 }

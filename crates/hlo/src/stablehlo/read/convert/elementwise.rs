@@ -5,12 +5,13 @@ use smallvec::smallvec;
 use super::super::super::names::{COMPARISONS, DIRECTIONS, LARGE_SPLAT};
 use super::super::attribute::{Attribute, Value};
 use super::super::literal::{elements, literal};
-use super::super::operation::Operation;
 use super::body::{Body, Place, Places};
-use super::{Converter, Rule};
+use super::{Conversion, Converter, Rule};
 use crate::parse::{Result, array, fault, hint};
 use crate::proto::result_accuracy::{Mode, Specs, Tolerance};
-use crate::proto::{CustomCallApiVersion, LiteralProto, PrimitiveType, ResultAccuracy, ShapeProto};
+use crate::proto::{
+    CustomCallApiVersion, LiteralProto, PrimitiveType, RandomAlgorithm, RandomDistribution, ResultAccuracy, ShapeProto,
+};
 use crate::syntax::default_comparison;
 
 pub(super) const RULES: &[(&str, Rule)] = &[
@@ -46,13 +47,6 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("chlo.top_k", top_k),
 ];
 
-/// An op that is an opcode and operands.
-pub(super) fn plain<'a>(body: &mut Body<'a>, operation: &Operation<'a>, opcode: &str) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let shape = operation.result_type()?.clone();
-    Ok(smallvec![body.simple(opcode, shape, &operands)])
-}
-
 impl<'a> Converter<'a, '_> {
     /// A number with a point, `1.0e-5 : f32`.
     fn real(&self, attribute: &Attribute<'a>, what: &str) -> Result<f64> {
@@ -85,27 +79,28 @@ impl<'a> Converter<'a, '_> {
     }
 }
 
-fn constant<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let attribute = operation.required(&["value"])?;
+fn constant(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let attribute = op.operation.required(&["value"])?;
+    let parser = &op.converter.parser;
     let (found, shape) = match &attribute.value {
-        Value::Dense { body: text, shape } => (elements(converter.parser.lexer, *text, shape)?, shape),
+        Value::Dense { body: text, shape } => (elements(parser.lexer, *text, shape)?, shape),
         Value::Elided { shape } => (None, shape),
         _ => return attribute.fault("the value of a constant", "dense<...>"),
     };
     let count = shape.dimensions.iter().fold(1i64, |count, &size| count.saturating_mul(size));
-    let (memory, position) = (&converter.parser.memory, operation.position);
+    let read = |found, shape: &ShapeProto| literal(found, shape, &parser.memory, op.operation.position);
     let Some(found) = found else {
         let elided = LiteralProto { shape: Some(shape.clone()), ..LiteralProto::default() };
-        return Ok(smallvec![push_constant(body, shape.clone(), elided)]);
+        return Ok(smallvec![push_constant(op.body, shape.clone(), elided)]);
     };
     if found.is_splat && count >= LARGE_SPLAT {
         let scalar = array(PrimitiveType::try_from(shape.element_type).unwrap_or_default(), Vec::new());
-        let value = literal(&found, &scalar, memory, position)?;
-        let value = push_constant(body, scalar, value);
-        return Ok(smallvec![body.simple("broadcast", shape.clone(), &[value])]);
+        let value = read(&found, &scalar)?;
+        let value = push_constant(op.body, scalar, value);
+        return Ok(smallvec![op.body.simple("broadcast", shape.clone(), &[value])]);
     }
-    let value = literal(&found, shape, memory, position)?;
-    Ok(smallvec![push_constant(body, shape.clone(), value)])
+    let value = read(&found, shape)?;
+    Ok(smallvec![push_constant(op.body, shape.clone(), value)])
 }
 
 fn push_constant(body: &mut Body<'_>, shape: ShapeProto, value: LiteralProto) -> Place {
@@ -116,13 +111,11 @@ fn push_constant(body: &mut Body<'_>, shape: ShapeProto, value: LiteralProto) ->
 
 /// The words of a comparison stand alone in the short form, and in attributes like `#stablehlo<comparison_type FLOAT>`
 /// in the generic one.
-fn compare<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let stated = |name: &str, at: usize| -> Result<Option<(&'a str, usize)>> {
-        match operation.attributes.get(name) {
-            Some(attribute) => converter.last_word(attribute).map(Some),
-            None => Ok(operation.words.get(at).copied()),
-        }
+fn compare(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let operation = op.operation;
+    let stated = |name: &str, at: usize| match operation.attributes.get(name) {
+        Some(attribute) => op.converter.last_word(attribute).map(Some),
+        None => Ok(operation.words.get(at).copied()),
     };
     let Some((direction, at)) = stated("comparison_direction", 0)? else {
         return operation.fault("the direction of the comparison is missing, like LT");
@@ -133,12 +126,12 @@ fn compare<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation
             known(kind, at, &COMPARISONS)?;
             kind
         }
-        _ => default_comparison(operands.first().map(|&place| body.shape(place)).as_ref()),
+        _ => default_comparison(op.operands()?.first().map(|&place| op.body.shape(place)).as_ref()),
     };
-    let mut instruction = body.instruction("compare", operation.result_type()?.clone(), &operands);
-    instruction.comparison_direction = direction.to_owned();
-    instruction.comparison_type = kind.to_owned();
-    Ok(smallvec![body.push(instruction)])
+    op.single("compare", |instruction| {
+        instruction.comparison_direction = direction.to_owned();
+        instruction.comparison_type = kind.to_owned();
+    })
 }
 
 /// Returns an error unless the word is one of `words`.
@@ -152,27 +145,21 @@ fn known(word: &str, at: usize, words: &[&str]) -> Result<()> {
     }
 }
 
-fn iota<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let mut instruction = body.instruction("iota", operation.result_type()?.clone(), &[]);
-    instruction.dimensions = vec![operation.integer(&["iota_dimension", "dim"])?];
-    Ok(smallvec![body.push(instruction)])
+fn iota(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let dimension = op.operation.integer(&["iota_dimension", "dim"])?;
+    op.over("iota", &[], |instruction| instruction.dimensions = vec![dimension])
 }
 
 /// HLO repeats a dimension that the operand lacks, and never one that it has: a dimension of size 1 that grows is
 /// reshaped away before.
-fn broadcast_in_dim<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let &[operand] = operands.as_slice() else { return operation.fault("expected one operand") };
-    let shape = operation.result_type()?.clone();
-    let dimensions = converter.integers(operation, &["broadcast_dimensions", "dims"])?;
-    let from = body.shape(operand);
+fn broadcast_in_dim(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let mut operand = op.operand()?;
+    let shape = op.operation.result_type()?;
+    let dimensions = op.integers(&["broadcast_dimensions", "dims"])?;
+    let from = op.body.shape(operand);
     if dimensions.len() != from.dimensions.len() {
         let (stated, rank) = (dimensions.len(), from.dimensions.len());
-        return operation.fault(format!("it states {stated} dimensions for an operand of {rank}"));
+        return op.operation.fault(format!("it states {stated} dimensions for an operand of {rank}"));
     }
     let grows = |(dimension, &size): (&i64, &i64)| {
         let target = usize::try_from(*dimension).ok().and_then(|dimension| shape.dimensions.get(dimension));
@@ -182,24 +169,19 @@ fn broadcast_in_dim<'a>(
     let kept = |values: &[i64]| -> Vec<i64> {
         values.iter().zip(&grown).filter(|(_, grown)| !**grown).map(|(value, _)| *value).collect()
     };
-    let operand = match grown.contains(&true) {
-        true => {
-            let element = PrimitiveType::try_from(from.element_type).unwrap_or_default();
-            body.simple("reshape", array(element, kept(&from.dimensions)), &[operand])
-        }
-        false => operand,
-    };
-    let mut instruction = body.instruction("broadcast", shape, &[operand]);
-    instruction.dimensions = kept(&dimensions);
-    Ok(smallvec![body.push(instruction)])
+    if grown.contains(&true) {
+        let element = PrimitiveType::try_from(from.element_type).unwrap_or_default();
+        operand = op.body.simple("reshape", array(element, kept(&from.dimensions)), &[operand]);
+    }
+    op.over("broadcast", &[operand], |instruction| instruction.dimensions = kept(&dimensions))
 }
 
-fn create_token<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    Ok(smallvec![body.simple("after-all", operation.result_type()?.clone(), &[])])
+fn create_token(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    op.over("after-all", &[], |_| {})
 }
 
-fn get_tuple_element<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
+fn get_tuple_element(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let operation = op.operation;
     let index = match operation.attributes.get("index") {
         Some(index) => index.integer("index")?,
         None => match &operation.required(&["ranges"])?.list("index")? {
@@ -210,26 +192,20 @@ fn get_tuple_element<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operati
             _ => return operation.fault("expected the index of one element"),
         },
     };
-    let mut instruction = body.instruction("get-tuple-element", operation.result_type()?.clone(), &operands);
-    instruction.tuple_index = index;
-    Ok(smallvec![body.push(instruction)])
+    op.single("get-tuple-element", |instruction| instruction.tuple_index = index)
 }
 
-fn optimization_barrier<'a>(
-    _: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let joined = body.joined(&operands);
-    let shape = body.shape(joined);
-    let barrier = body.simple("opt-barrier", shape, &[joined]);
-    Ok(body.results(barrier, operands.len()))
+fn optimization_barrier(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let operands = op.operands()?;
+    let joined = op.body.joined(&operands);
+    let shape = op.body.shape(joined);
+    let barrier = op.body.simple("opt-barrier", shape, &[joined]);
+    Ok(op.body.results(barrier, operands.len()))
 }
 
 /// `format = e5m10`
-fn reduce_precision<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
+fn reduce_precision(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let operation = op.operation;
     let (exponent, mantissa) = match operation.attributes.get("format") {
         Some(format) => {
             let parts = format.word("format")?.strip_prefix('e').and_then(|word| word.split_once('m'));
@@ -245,93 +221,75 @@ fn reduce_precision<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operatio
         Ok(bits) => Ok(bits),
         Err(_) => operation.fault(format!("there are no numbers with {bits} bits")),
     };
-    let mut instruction = body.instruction("reduce-precision", operation.result_type()?.clone(), &operands);
-    instruction.exponent_bits = bits(exponent)?;
-    instruction.mantissa_bits = bits(mantissa)?;
-    Ok(smallvec![body.push(instruction)])
+    let (exponent, mantissa) = (bits(exponent)?, bits(mantissa)?);
+    op.single("reduce-precision", |instruction| {
+        instruction.exponent_bits = exponent;
+        instruction.mantissa_bits = mantissa;
+    })
 }
 
 /// Two operands are the parameters of the distribution. The third, a constant, is the shape, which the type of the
 /// result states too.
-fn rng<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    use crate::proto::RandomDistribution;
-    let operands = body.operands(operation)?;
-    let &[first, second, shape] = operands.as_slice() else { return operation.fault("expected three operands") };
-    let (word, at) = converter.last_word(operation.required(&["rng_distribution", "distribution"])?)?;
-    let Some(distribution) = RandomDistribution::from_str_name(&format!("RNG_{word}")) else {
-        return fault(at, format!("expected UNIFORM or NORMAL as the distribution, found {word}"));
-    };
-    body.asides.push(shape);
-    let mut instruction = body.instruction("rng", operation.result_type()?.clone(), &[first, second]);
-    instruction.distribution = distribution.into();
-    Ok(smallvec![body.push(instruction)])
+fn rng(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let operands = op.operands()?;
+    let &[first, second, shape] = operands.as_slice() else { return op.operation.fault("expected three operands") };
+    let of = |word: &str| RandomDistribution::from_str_name(&format!("RNG_{word}"));
+    let names = ["rng_distribution", "distribution"];
+    let distribution = op.choice(&names, "UNIFORM or NORMAL as the distribution", of)?;
+    op.body.asides.push(shape);
+    op.over("rng", &[first, second], |instruction| instruction.distribution = distribution.into())
 }
 
-fn rng_bit_generator<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    use crate::proto::RandomAlgorithm;
-    let operands = body.operands(operation)?;
-    let attribute = operation.required(&["rng_algorithm", "algorithm"])?;
-    let (word, at) = converter.last_word(attribute)?;
-    let Some(algorithm) = RandomAlgorithm::from_str_name(&format!("RNG_{word}")) else {
-        return fault(at, format!("expected DEFAULT, THREE_FRY or PHILOX as the algorithm, found {word}"));
-    };
-    let shapes = operation.result_types()?.to_vec();
-    let count = shapes.len();
-    let mut instruction = body.instruction("rng-bit-generator", crate::parse::tuple(shapes), &operands);
-    instruction.rng_algorithm = algorithm.into();
-    let place = body.push(instruction);
-    match count {
-        2 => Ok(body.elements(place)),
-        _ => operation.fault(format!("expected a state and numbers as results, found {count}")),
+fn rng_bit_generator(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let of = |word: &str| RandomAlgorithm::from_str_name(&format!("RNG_{word}"));
+    let names = ["rng_algorithm", "algorithm"];
+    let algorithm = op.choice(&names, "DEFAULT, THREE_FRY or PHILOX as the algorithm", of)?;
+    match op.operation.result_types()?.len() {
+        2 => op.calling("rng-bit-generator", Vec::new(), |instruction| instruction.rng_algorithm = algorithm.into()),
+        count => op.operation.fault(format!("expected a state and numbers as results, found {count}")),
     }
 }
 
 /// `epsilon = 1.0e-5 : f32, feature_index = 1 : i64`
-fn batch_norm<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let epsilon = converter.real(operation.required(&["epsilon"])?, "epsilon")?;
-    let feature_index = operation.integer(&["feature_index"])?;
-    let opcode = operation.name.trim_start_matches("stablehlo.").replace('_', "-");
-    body.calling(operation, &opcode, Vec::new(), |instruction| {
+fn batch_norm(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let epsilon = op.converter.real(op.operation.required(&["epsilon"])?, "epsilon")?;
+    let feature_index = op.operation.integer(&["feature_index"])?;
+    let opcode = op.operation.name.trim_start_matches("stablehlo.").replace('_', "-");
+    op.calling(&opcode, Vec::new(), |instruction| {
         instruction.epsilon = epsilon as f32;
         instruction.feature_index = feature_index;
     })
 }
 
-fn get_dimension_size<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let mut instruction = body.instruction("get-dimension-size", operation.result_type()?.clone(), &operands);
-    instruction.dimensions = vec![operation.integer(&["dimension", "dim"])?];
-    Ok(smallvec![body.push(instruction)])
+fn get_dimension_size(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let dimension = op.operation.integer(&["dimension", "dim"])?;
+    op.single("get-dimension-size", |instruction| instruction.dimensions = vec![dimension])
 }
 
-fn square<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let &[operand] = operands.as_slice() else { return operation.fault("expected one operand") };
-    Ok(smallvec![body.simple("multiply", operation.result_type()?.clone(), &[operand, operand])])
+fn square(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let operand = op.operand()?;
+    op.over("multiply", &[operand, operand], |_| {})
 }
 
 /// An op that XLA expands into many instructions: a custom call of its name stands for them.
-fn custom<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let mut instruction = body.instruction("custom-call", operation.result_type()?.clone(), &operands);
-    instruction.name = body.name(operation.name.trim_start_matches("chlo."));
-    instruction.custom_call_target = operation.name.clone().into_owned();
-    instruction.custom_call_api_version = CustomCallApiVersion::ApiVersionOriginal.into();
-    Ok(smallvec![body.push(instruction)])
+fn custom(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let name = op.body.name(op.operation.name.trim_start_matches("chlo."));
+    let target = op.operation.name.clone().into_owned();
+    op.single("custom-call", |instruction| {
+        instruction.name = name;
+        instruction.custom_call_target = target;
+        instruction.custom_call_api_version = CustomCallApiVersion::ApiVersionOriginal.into();
+    })
 }
 
-fn top_k<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let stated = operation.attributes.get("largest").map(|largest| largest.boolean("largest"));
-    largest(body, operation, operation.integer(&["k"])?, stated.transpose()?.unwrap_or(true))
+fn top_k(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let is_largest = op.operation.attributes.get("largest").map_or(Ok(true), |it| it.boolean("largest"))?;
+    largest(op, op.operation.integer(&["k"])?, is_largest)
 }
 
 /// The `k` largest elements along the last dimension, or the smallest.
-pub(super) fn largest<'a>(body: &mut Body<'a>, operation: &Operation<'a>, k: i64, largest: bool) -> Result<Places> {
-    body.calling(operation, "topk", Vec::new(), |instruction| {
+pub(super) fn largest(op: &mut Conversion<'_, '_, '_>, k: i64, largest: bool) -> Result<Places> {
+    op.calling("topk", Vec::new(), |instruction| {
         instruction.k = k;
         instruction.largest = largest;
     })

@@ -10,23 +10,90 @@ mod regions;
 mod shardy;
 mod windows;
 
-use body::{Body, Places};
+use body::{Body, Place, Places};
 use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::smallvec;
 
 use super::super::names;
 use super::attribute::{Attribute, Attributes, Value};
 use super::location::Frames;
 use super::operation::{Operation, Region};
 use super::parser::Parser;
-use crate::parse::{Result, fault, hint, make_names_unique};
+use crate::parse::{Result, fault, hint, make_names_unique, tuple};
 use crate::proto::{
     FrontendAttributes, HloComputationProto, HloInstructionProto, HloModuleProtoWithConfig, ProgramShapeProto,
+    ShapeProto,
 };
 use crate::sort;
 use shardy::Meshes;
 
 /// How ops of one name become instructions: the places of what they give.
-type Rule = for<'r, 'a, 'o> fn(&'r mut Converter<'a, 'o>, &'r mut Body<'a>, &'r Operation<'a>) -> Result<Places>;
+type Rule = fn(&mut Conversion<'_, '_, '_>) -> Result<Places>;
+
+/// An op that becomes instructions of a computation.
+struct Conversion<'r, 'a, 'o> {
+    converter: &'r mut Converter<'a, 'o>,
+    body: &'r mut Body<'a>,
+    operation: &'r Operation<'a>,
+}
+
+impl Conversion<'_, '_, '_> {
+    fn operands(&self) -> Result<Places> {
+        self.body.operands(self.operation)
+    }
+
+    /// The only operand.
+    fn operand(&self) -> Result<Place> {
+        match self.operands()?.as_slice() {
+            &[operand] => Ok(operand),
+            _ => self.operation.fault("expected one operand"),
+        }
+    }
+
+    /// Adds an instruction with these operands and the only result of the op.
+    fn over(&mut self, opcode: &str, operands: &[Place], set: impl FnOnce(&mut HloInstructionProto)) -> Result<Places> {
+        let mut instruction = self.body.instruction(opcode, self.operation.result_type()?.clone(), operands);
+        set(&mut instruction);
+        Ok(smallvec![self.body.push(instruction)])
+    }
+
+    /// Adds an instruction with the operands of the op and its only result.
+    fn single(&mut self, opcode: &str, set: impl FnOnce(&mut HloInstructionProto)) -> Result<Places> {
+        self.over(opcode, &self.operands()?, set)
+    }
+
+    /// Adds an instruction with all operands and results of the op, which calls computations.
+    fn calling(
+        &mut self,
+        opcode: &str,
+        called: Vec<i64>,
+        set: impl FnOnce(&mut HloInstructionProto),
+    ) -> Result<Places> {
+        let shapes = self.operation.result_types()?.to_vec();
+        let count = shapes.len();
+        let mut instruction = self.body.instruction(opcode, one_or_tuple(shapes), &self.operands()?);
+        instruction.called_computation_ids = called;
+        set(&mut instruction);
+        let place = self.body.push(instruction);
+        Ok(self.body.results(place, count))
+    }
+
+    /// The computation of a region whose arguments are its parameters, such as that of a reduction: its id.
+    fn applied(&mut self, region: usize, name: &str) -> Result<i64> {
+        self.converter.applied(self.body, self.operation, region, name)
+    }
+}
+
+/// The shape of one value, or of a tuple of several.
+fn one_or_tuple(mut shapes: Vec<ShapeProto>) -> ShapeProto {
+    match (shapes.len(), shapes.pop()) {
+        (1, Some(only)) => only,
+        (_, last) => {
+            shapes.extend(last);
+            tuple(shapes)
+        }
+    }
+}
 
 /// The ops that are more than an opcode and operands, each with its rule.
 const RULES: [&[(&str, Rule)]; 7] = [
@@ -158,8 +225,7 @@ impl<'a, 'o> Converter<'a, 'o> {
         let region = function.region(0)?;
         for argument in &region.arguments {
             body.metadata = self.frames.metadata(argument.location);
-            let place = body.parameter(argument.name, argument.shape.clone());
-            body.define(argument.name, [place].into_iter().collect());
+            body.argument(argument);
         }
         let results = self.block(&mut body, region, function)?;
         let root = body.joined(&results);
@@ -191,19 +257,19 @@ impl<'a, 'o> Converter<'a, 'o> {
         body.check_types(operation)?;
         let first = body.instructions.len();
         let name = operation.name.as_ref();
-        let places = match (names::opcode(name), self.rules.get(name)) {
+        let (opcode, rule) = (names::opcode(name), self.rules.get(name).copied());
+        let mut conversion = Conversion { converter: self, body, operation };
+        let places = match (opcode, rule) {
             (Some(opcode), _) => {
-                let accuracy = match operation.attributes.get("result_accuracy") {
-                    Some(stated) => self.accuracy(stated)?,
-                    None => None,
-                };
-                let places = elementwise::plain(body, operation, opcode)?;
-                if let (Some(accuracy), Some(added)) = (accuracy, body.instructions.last_mut()) {
-                    added.result_accuracy = Some(accuracy.into());
-                }
-                places
+                let stated = operation.attributes.get("result_accuracy");
+                let accuracy = stated.map(|stated| conversion.converter.accuracy(stated)).transpose()?.flatten();
+                conversion.single(opcode, |instruction| {
+                    if let Some(accuracy) = accuracy {
+                        instruction.result_accuracy = Some(accuracy.into());
+                    }
+                })?
             }
-            (None, Some(rule)) => rule(self, body, operation)?,
+            (None, Some(rule)) => rule(&mut conversion)?,
             (None, None) => return self.unknown(operation),
         };
         for instruction in body.instructions.iter().skip(first) {

@@ -11,7 +11,7 @@ use super::super::super::names;
 use super::super::attribute::Value;
 use super::super::operation::{Operand, Operation, Region};
 use super::body::{Body, Place, Places};
-use super::{Converter, Rule};
+use super::{Conversion, Converter, Rule, one_or_tuple};
 use crate::parse::{Result, tuple};
 use crate::proto::{HloInstructionProto, ScatterDimensionNumbers, ShapeProto};
 
@@ -126,10 +126,7 @@ impl<'a> Converter<'a, '_> {
             ));
         }
         let mut inner = Body::default();
-        for argument in &region.arguments {
-            let place = inner.parameter(argument.name, argument.shape.clone());
-            inner.define(argument.name, smallvec![place]);
-        }
+        region.arguments.iter().for_each(|argument| inner.argument(argument));
         captured.define_constants(&mut inner, region);
         let results = self.block(&mut inner, region, operation)?;
         let root = inner.joined(&results);
@@ -204,115 +201,75 @@ impl<'a> Converter<'a, '_> {
     }
 }
 
-fn while_loop<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let captured = Captured::of(body, &operation.regions)?;
+fn while_loop(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let (operands, operation) = (op.operands()?, op.operation);
+    let captured = Captured::of(op.body, &operation.regions)?;
     for region in 0..2 {
         let arguments = operation.region(region)?.arguments.len();
         if arguments != operands.len() {
             return operation.fault(format!("it has {} values, and its region {arguments} arguments", operands.len()));
         }
     }
-    let condition = converter.carrying(body, operation, 0, "condition", &captured, false)?;
-    let step = converter.carrying(body, operation, 1, "body", &captured, true)?;
+    let condition = op.converter.carrying(op.body, operation, 0, "condition", &captured, false)?;
+    let step = op.converter.carrying(op.body, operation, 1, "body", &captured, true)?;
     let all: Places = operands.iter().copied().chain(captured.places()).collect();
-    let state = body.joined(&all);
-    let shape = body.shape(state);
-    let mut instruction = body.instruction("while", shape, &[state]);
+    let state = op.body.joined(&all);
+    let shape = op.body.shape(state);
+    let mut instruction = op.body.instruction("while", shape, &[state]);
     instruction.called_computation_ids = vec![step, condition];
-    let place = body.push(instruction);
-    let mut results = body.results(place, all.len());
+    let place = op.body.push(instruction);
+    let mut results = op.body.results(place, all.len());
     results.truncate(operands.len());
     Ok(results)
 }
 
 /// `if` and `case`: a computation for each branch.
-fn conditional<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let operands = body.operands(operation)?;
+fn conditional(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let (operands, operation) = (op.operands()?, op.operation);
     let &[selector] = operands.as_slice() else {
         return operation.fault("expected one operand, which selects a branch");
     };
     let is_if = operation.name == "stablehlo.if";
     if is_if && operation.regions.len() != 2 || operation.regions.is_empty() {
-        return operation.fault(format!(
-            "expected {} regions, found {}",
-            if is_if { "2" } else { "some" },
-            operation.regions.len()
-        ));
+        let (expected, found) = (if is_if { "2" } else { "some" }, operation.regions.len());
+        return operation.fault(format!("expected {expected} regions, found {found}"));
     }
-    let (mut branches, mut arguments) = (Vec::new(), Vec::new());
+    let (mut branches, mut all) = (Vec::new(), vec![selector]);
     for (number, region) in operation.regions.iter().enumerate() {
-        let captured = Captured::of(body, std::slice::from_ref(region))?;
+        let captured = Captured::of(op.body, std::slice::from_ref(region))?;
         let name = match (is_if, number) {
             (true, 0) => "true_branch".to_owned(),
             (true, _) => "false_branch".to_owned(),
             (false, number) => format!("branch_{number}"),
         };
-        branches.push(converter.carrying(body, operation, number, &name, &captured, false)?);
+        branches.push(op.converter.carrying(op.body, operation, number, &name, &captured, false)?);
         let places: Places = captured.places().collect();
-        arguments.push(body.joined(&places));
+        all.push(op.body.joined(&places));
     }
     let shapes = operation.result_types()?.to_vec();
     let count = shapes.len();
-    let shape = one_or_tuple(shapes);
-    let all: Places = std::iter::once(selector).chain(arguments).collect();
-    let mut instruction = body.instruction("conditional", shape, &all);
+    let mut instruction = op.body.instruction("conditional", one_or_tuple(shapes), &all);
     instruction.called_computation_ids = branches;
-    let place = body.push(instruction);
-    Ok(body.results(place, count))
+    let place = op.body.push(instruction);
+    Ok(op.body.results(place, count))
 }
 
-/// The shape of one value, or of a tuple of several.
-pub(super) fn one_or_tuple(mut shapes: Vec<ShapeProto>) -> ShapeProto {
-    match (shapes.len(), shapes.pop()) {
-        (1, Some(only)) => only,
-        (_, last) => {
-            shapes.extend(last);
-            tuple(shapes)
-        }
-    }
-}
-
-impl<'a> Body<'a> {
-    /// Adds an instruction that calls a computation and has this number of results.
-    pub(super) fn calling(
-        &mut self,
-        operation: &Operation<'a>,
-        opcode: &str,
-        called: Vec<i64>,
-        set: impl FnOnce(&mut HloInstructionProto),
-    ) -> Result<Places> {
-        let operands = self.operands(operation)?;
-        let shapes = operation.result_types()?.to_vec();
-        let count = shapes.len();
-        let mut instruction = self.instruction(opcode, one_or_tuple(shapes), &operands);
-        instruction.called_computation_ids = called;
-        set(&mut instruction);
-        let place = self.push(instruction);
-        Ok(self.results(place, count))
-    }
-}
-
-fn reduce<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let dimensions = converter.integers(operation, &["dimensions"])?;
-    let reducer = match operation.attributes.get("applies").map(|attribute| &attribute.value) {
-        Some(Value::Word(applied)) => converter.applied_op(body, operation, applied)?,
-        _ => converter.applied(body, operation, 0, "reducer")?,
+fn reduce(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let dimensions = op.integers(&["dimensions"])?;
+    let reducer = match op.operation.attributes.get("applies").map(|attribute| &attribute.value) {
+        Some(Value::Word(applied)) => op.converter.applied_op(op.body, op.operation, applied)?,
+        _ => op.applied(0, "reducer")?,
     };
-    body.calling(operation, "reduce", vec![reducer], |instruction| instruction.dimensions = dimensions)
+    op.calling("reduce", vec![reducer], |instruction| instruction.dimensions = dimensions)
 }
 
-fn sort<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let comparator = converter.applied(body, operation, 0, "comparator")?;
-    let dimension = operation.optional_integer("dimension")?.unwrap_or(-1);
-    let rank = operation.result_types()?.first().map_or(0, |shape| shape.dimensions.len() as i64);
+fn sort(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let comparator = op.applied(0, "comparator")?;
+    let dimension = op.operation.optional_integer("dimension")?.unwrap_or(-1);
+    let rank = op.operation.result_types()?.first().map_or(0, |shape| shape.dimensions.len() as i64);
     let dimension = if dimension < 0 { dimension.saturating_add(rank) } else { dimension };
-    let is_stable = operation.flag("is_stable")?;
-    body.calling(operation, "sort", vec![comparator], |instruction| {
+    let is_stable = op.operation.flag("is_stable")?;
+    op.calling("sort", vec![comparator], |instruction| {
         instruction.dimensions = vec![dimension];
         if is_stable {
             instruction.is_stable = true;
@@ -320,15 +277,15 @@ fn sort<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &
     })
 }
 
-fn map<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let dimensions = converter.integers(operation, &["dimensions"])?;
-    let applied = converter.applied(body, operation, 0, "mapped")?;
-    body.calling(operation, "map", vec![applied], |instruction| instruction.dimensions = dimensions)
+fn map(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let dimensions = op.integers(&["dimensions"])?;
+    let applied = op.applied(0, "mapped")?;
+    op.calling("map", vec![applied], |instruction| instruction.dimensions = dimensions)
 }
 
 /// `#stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0], ...>`
-fn scatter<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let numbers = converter.numbers(operation, "scatter_dimension_numbers")?;
+fn scatter(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let numbers = op.numbers("scatter_dimension_numbers")?;
     let numbers = ScatterDimensionNumbers {
         update_window_dims: numbers.list("update_window_dims"),
         inserted_window_dims: numbers.list("inserted_window_dims"),
@@ -337,9 +294,9 @@ fn scatter<'a>(converter: &mut Converter<'a, '_>, body: &mut Body<'a>, operation
         input_batching_dims: numbers.list("input_batching_dims"),
         scatter_indices_batching_dims: numbers.list("scatter_indices_batching_dims"),
     };
-    let combiner = converter.applied(body, operation, 0, "combiner")?;
-    let (sorted, unique) = (operation.flag("indices_are_sorted")?, operation.flag("unique_indices")?);
-    body.calling(operation, "scatter", vec![combiner], |instruction| {
+    let combiner = op.applied(0, "combiner")?;
+    let (sorted, unique) = (op.operation.flag("indices_are_sorted")?, op.operation.flag("unique_indices")?);
+    op.calling("scatter", vec![combiner], |instruction| {
         instruction.scatter_dimension_numbers = Some(numbers.into());
         if sorted {
             instruction.indices_are_sorted = true;

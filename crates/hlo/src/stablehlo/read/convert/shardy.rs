@@ -13,8 +13,7 @@ use super::super::lexer::{Lexer, Span};
 use super::super::operation::Operation;
 use super::super::parser::Parser;
 use super::body::{Body, Place, Places};
-use super::regions::one_or_tuple;
-use super::{Converter, Rule};
+use super::{Conversion, Converter, Rule, one_or_tuple};
 use crate::parse::{Result, fault, hint, parse_sharding};
 use crate::proto::op_sharding::Type;
 use crate::proto::{FrontendAttributes, HloInstructionProto, OpSharding, ShapeProto};
@@ -376,20 +375,16 @@ pub(super) fn result_sharding(body: &mut Body<'_>, place: Place, text: &str) -> 
     body.push(instruction)
 }
 
-fn sharding_constraint<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let attribute = operation.required(&["sharding", "angles"])?;
-    let (sharding, text) = converter.meshes.of_value(&mut converter.parser, attribute, &converter.manual)?;
+fn sharding_constraint(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let attribute = op.operation.required(&["sharding", "angles"])?;
+    let Converter { parser, meshes, manual, .. } = &mut *op.converter;
+    let (sharding, text) = meshes.of_value(parser, attribute, manual)?;
     let inner = text.strip_prefix("#sdy.sharding").unwrap_or(&text);
-    let mut instruction = marker(body, "Sharding", operation.result_type()?.clone(), &operands);
-    instruction.name = body.name("sharding");
+    let mut instruction = marker(op.body, "Sharding", op.operation.result_type()?.clone(), &op.operands()?);
+    instruction.name = op.body.name("sharding");
     instruction.sharding = Some(sharding.into());
     add_attribute(&mut instruction, SHARDING, format!("#sdy.sharding_per_value<[{inner}]>"));
-    Ok(smallvec![body.push(instruction)])
+    Ok(smallvec![op.body.push(instruction)])
 }
 
 impl<'a> Converter<'a, '_> {
@@ -423,90 +418,79 @@ impl<'a> Converter<'a, '_> {
 }
 
 /// A region with the shapes of one device: a call between two custom calls that change shapes.
-fn manual_computation<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let axes = converter.axes(operation)?;
+fn manual_computation(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let (operands, operation) = (op.operands()?, op.operation);
+    let axes = op.converter.axes(operation)?;
     let quoted: Vec<String> = axes.iter().map(|axis| format!("\"{axis}\"")).collect();
     let manual_text = format!("#sdy<manual_axes{{{}}}>", quoted.join(", "));
-    let annotate = |instruction: &mut HloInstructionProto, key: &str, list: &str| {
-        instruction.custom_call_has_side_effect = true;
-        add_attribute(instruction, "xla.sdy.manual_axes", manual_text.clone());
-        add_attribute(instruction, key, format!("#sdy.sharding_per_value<{list}>"));
-    };
     let region = operation.region(0)?;
     let count = region.arguments.len();
     if count != operands.len() {
         return operation.fault(format!("it has {} operands, and its region {count} arguments", operands.len()));
     }
+    // Changes the shapes of values between those of all devices and of one.
+    let change = |op: &mut Conversion<'_, '_, '_>, [target, name, key]: [&str; 3], shapes: Vec<ShapeProto>, from| {
+        let count = shapes.len();
+        let mut instruction = marker(op.body, &format!("xla.sdy.{target}"), one_or_tuple(shapes), from);
+        instruction.name = op.body.name(name);
+        instruction.custom_call_has_side_effect = true;
+        add_attribute(&mut instruction, "xla.sdy.manual_axes", manual_text.clone());
+        let list = op.converter.list_text(op.operation, key)?;
+        add_attribute(&mut instruction, &format!("xla.sdy.{key}"), format!("#sdy.sharding_per_value<{list}>"));
+        let place = op.body.push(instruction);
+        Ok(op.body.results(place, count))
+    };
     let arguments = match count {
         0 => Places::new(),
-        count => {
+        _ => {
             let shapes = region.arguments.iter().map(|argument| argument.shape.clone()).collect();
-            let mut instruction = marker(body, "xla.sdy.GlobalToLocalShape", one_or_tuple(shapes), &operands);
-            instruction.name = body.name("global_to_local");
-            annotate(&mut instruction, "xla.sdy.in_shardings", &converter.list_text(operation, "in_shardings")?);
-            let place = body.push(instruction);
-            body.results(place, count)
+            change(op, ["GlobalToLocalShape", "global_to_local", "in_shardings"], shapes, &operands)?
         }
     };
-    let outer = converter.manual.len();
-    converter.manual.extend(axes);
-    let called = converter.applied(body, operation, 0, "xla.sdy.manual_computation_body")?;
-    converter.manual.truncate(outer);
-    let computation = usize::try_from(called).ok().and_then(|id| converter.computations.get(id));
+    let outer = op.converter.manual.len();
+    op.converter.manual.extend(axes);
+    let called = op.applied(0, "xla.sdy.manual_computation_body")?;
+    op.converter.manual.truncate(outer);
+    let computation = usize::try_from(called).ok().and_then(|id| op.converter.computations.get(id));
     let shape = computation.and_then(|it| it.program_shape.as_ref()?.result.clone()).unwrap_or_default();
     let results = operation.result_types()?.to_vec();
     let local_count = if results.len() == 1 { 1 } else { shape.tuple_shapes.len() };
     if results.len() != local_count {
         return operation.fault(format!("it has {} results, and its region returns {local_count}", results.len()));
     }
-    let mut call = body.instruction("call", shape, &arguments);
+    let mut call = op.body.instruction("call", shape, &arguments);
     call.called_computation_ids = vec![called];
     add_attribute(&mut call, "inlineable", "false".to_owned());
-    let call = body.push(call);
-    let local = body.results(call, results.len());
-    if results.is_empty() {
-        return Ok(local);
+    let call = op.body.push(call);
+    let local = op.body.results(call, results.len());
+    match results.is_empty() {
+        true => Ok(local),
+        false => change(op, ["LocalToGlobalShape", "local_to_global", "out_shardings"], results, &local),
     }
-    let count = results.len();
-    let mut instruction = marker(body, "xla.sdy.LocalToGlobalShape", one_or_tuple(results), &local);
-    instruction.name = body.name("local_to_global");
-    annotate(&mut instruction, "xla.sdy.out_shardings", &converter.list_text(operation, "out_shardings")?);
-    let place = body.push(instruction);
-    Ok(body.results(place, count))
 }
 
-fn propagation_barrier<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let direction = operation.required(&["allowed_direction"])?;
+fn propagation_barrier(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let direction = op.operation.required(&["allowed_direction"])?;
     let text = match &direction.value {
         Value::Integer(number) => number.to_string(),
-        _ => converter.last_word(direction)?.0.to_owned(),
+        _ => op.converter.last_word(direction)?.0.to_owned(),
     };
-    let mut instruction = marker(body, "xla.sdy.PropagationBarrier", operation.result_type()?.clone(), &operands);
+    let shape = op.operation.result_type()?.clone();
+    let mut instruction = marker(op.body, "xla.sdy.PropagationBarrier", shape, &op.operands()?);
     add_attribute(&mut instruction, "xla.sdy.allowed_direction", text);
-    Ok(smallvec![body.push(instruction)])
+    Ok(smallvec![op.body.push(instruction)])
 }
 
-fn sharding_group<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    let operands = body.operands(operation)?;
-    let mut instruction = marker(body, "xla.sdy.ShardingGroup", one_or_tuple(Vec::new()), &operands);
+fn sharding_group(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let mut instruction = marker(op.body, "xla.sdy.ShardingGroup", one_or_tuple(Vec::new()), &op.operands()?);
     instruction.custom_call_has_side_effect = true;
-    let group = operation.integer(&["group_id"])?;
+    let group = op.operation.integer(&["group_id"])?;
     add_attribute(&mut instruction, "xla.sdy.sharding_group_id", format!("{group} : i64"));
-    body.push(instruction);
+    op.body.push(instruction);
     Ok(Places::new())
 }
 
 /// Converts an op that Shardy adds while it propagates: its result is its operand.
-fn data_flow_edge<'a>(_: &mut Converter<'a, '_>, body: &mut Body<'a>, operation: &Operation<'a>) -> Result<Places> {
-    body.operands(operation)
+fn data_flow_edge(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    op.operands()
 }

@@ -1,12 +1,10 @@
 //! Ops that move a window over their operands.
 
-use smallvec::smallvec;
-
-use super::super::attribute::{Attribute, Value};
-use super::super::lexer::{Lexer, Span};
+use super::super::attribute::Value;
+use super::super::lexer::Lexer;
 use super::super::operation::Operation;
-use super::body::{Body, Places};
-use super::{Converter, Rule};
+use super::body::Places;
+use super::{Conversion, Rule};
 use crate::parse::{Result, fault};
 use crate::proto::{ConvolutionDimensionNumbers, Window, WindowDimension};
 
@@ -16,45 +14,52 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("stablehlo.select_and_scatter", select_and_scatter),
 ];
 
-/// The window that an op states; fields that are left out have their usual values.
-#[derive(Default)]
-struct Stated {
-    strides: Option<Vec<i64>>,
-    /// Pairs, one after another.
-    padding: Option<Vec<i64>>,
-    base_dilations: Option<Vec<i64>>,
-    window_dilations: Option<Vec<i64>>,
-    reversal: Option<Vec<i64>>,
+/// The numbers that an op states for its window: strides, padding, dilations of the base and of the window, reversal.
+/// The padding has two for each dimension.
+type Stated = [Option<Vec<i64>>; 5];
+
+/// What each of them is where it is left out.
+const USUAL: [i64; 5] = [1, 0, 1, 1, 0];
+
+/// Their names in the short form of a convolution.
+const SHORT: [&str; 5] = ["stride", "pad", "lhs_dilate", "rhs_dilate", "reverse"];
+
+/// The window of these sizes.
+fn window(operation: &Operation<'_>, sizes: &[i64], stated: Stated) -> Result<Window> {
+    let rank = sizes.len();
+    let mut all: [Vec<i64>; 5] = Default::default();
+    for (at, (stated, usual)) in stated.into_iter().zip(USUAL).enumerate() {
+        let count = if SHORT[at] == "pad" { 2 * rank } else { rank };
+        let values = stated.unwrap_or_else(|| vec![usual; count]);
+        if values.len() != count {
+            let found = values.len();
+            return operation
+                .fault(format!("its window has {rank} dimensions, and the text has {found} numbers for them"));
+        }
+        all[at] = values;
+    }
+    let [strides, padding, base, dilations, reversal] = all;
+    let dimension = |at: usize| WindowDimension {
+        size: sizes[at],
+        stride: strides[at],
+        padding_low: padding[2 * at],
+        padding_high: padding[2 * at + 1],
+        window_dilation: dilations[at],
+        base_dilation: base[at],
+        window_reversal: reversal[at] != 0,
+    };
+    Ok(Window { dimensions: (0..rank).map(dimension).collect() })
 }
 
-impl Stated {
-    fn window(self, operation: &Operation<'_>, sizes: &[i64]) -> Result<Window> {
-        let rank = sizes.len();
-        let of = |values: Option<Vec<i64>>, usual: i64, each: usize| -> Result<Vec<i64>> {
-            match values {
-                None => Ok(vec![usual; rank * each]),
-                Some(values) if values.len() == rank * each => Ok(values),
-                Some(values) => operation.fault(format!(
-                    "its window has {rank} dimensions, and the text has {} numbers for them",
-                    values.len()
-                )),
-            }
-        };
-        let strides = of(self.strides, 1, 1)?;
-        let padding = of(self.padding, 0, 2)?;
-        let base = of(self.base_dilations, 1, 1)?;
-        let dilations = of(self.window_dilations, 1, 1)?;
-        let reversal = of(self.reversal, 0, 1)?;
-        let dimension = |at: usize| WindowDimension {
-            size: sizes[at],
-            stride: strides[at],
-            padding_low: padding[2 * at],
-            padding_high: padding[2 * at + 1],
-            window_dilation: dilations[at],
-            base_dilation: base[at],
-            window_reversal: reversal[at] != 0,
-        };
-        Ok(Window { dimensions: (0..rank).map(dimension).collect() })
+impl Conversion<'_, '_, '_> {
+    /// Returns what attributes of these names state.
+    fn stated(&self, names: &[&str]) -> Result<Stated> {
+        let mut stated = Stated::default();
+        for (stated, name) in stated.iter_mut().zip(names) {
+            let attribute = self.operation.attributes.get(name);
+            *stated = attribute.map(|attribute| self.converter.integers_of(attribute, name)).transpose()?;
+        }
+        Ok(stated)
     }
 }
 
@@ -113,48 +118,29 @@ fn dimension_numbers(mut lexer: Lexer<'_>) -> Result<ConvolutionDimensionNumbers
     })
 }
 
-/// The part of the text that has the dimension numbers.
-fn span(attribute: &Attribute<'_>, short: bool) -> Result<Span> {
-    match &attribute.value {
-        // The short form has them outside of brackets of their own.
-        Value::Dialect { body, .. } => Ok(*body),
-        _ if short => Ok(attribute.span),
-        _ => attribute.fault("dimension_numbers", "#stablehlo.conv<...>"),
-    }
-}
-
-fn convolution<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let operands = body.operands(operation)?;
+fn convolution(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let operation = op.operation;
     let attribute = operation.required(&["dimension_numbers", "dim_numbers"])?;
-    let numbers = dimension_numbers(converter.parser.lexer.part(span(attribute, true)?))?;
-    let mut stated = Stated::default();
-    if let Some(window) = operation.attributes.get("window") {
-        let Value::Dictionary(fields) = &window.value else { return window.fault("window", "{stride = [...], ...}") };
-        for (name, value) in &fields.0 {
-            let field = match name.as_str() {
-                "stride" => &mut stated.strides,
-                "pad" => &mut stated.padding,
-                "lhs_dilate" => &mut stated.base_dilations,
-                "rhs_dilate" => &mut stated.window_dilations,
-                "reverse" => &mut stated.reversal,
-                other => return fault(value.span.start, format!("a window has no field {other}")),
+    // The short form has them outside of brackets of their own.
+    let span = if let Value::Dialect { body, .. } = attribute.value { body } else { attribute.span };
+    let numbers = dimension_numbers(op.converter.parser.lexer.part(span))?;
+    let stated = match operation.attributes.get("window") {
+        Some(window) => {
+            let Value::Dictionary(fields) = &window.value else {
+                return window.fault("window", "{stride = [...], ...}");
             };
-            *field = Some(converter.integers_of(value, name)?);
+            let mut stated = Stated::default();
+            for (name, value) in &fields.0 {
+                match SHORT.iter().position(|short| short == name) {
+                    Some(at) => stated[at] = Some(op.converter.integers_of(value, name)?),
+                    None => return fault(value.span.start, format!("a window has no field {name}")),
+                }
+            }
+            stated
         }
-    } else {
-        stated = Stated {
-            strides: converter.optional_integers(operation, &["window_strides"])?,
-            padding: converter.optional_integers(operation, &["padding"])?,
-            base_dilations: converter.optional_integers(operation, &["lhs_dilation"])?,
-            window_dilations: converter.optional_integers(operation, &["rhs_dilation"])?,
-            reversal: converter.optional_integers(operation, &["window_reversal"])?,
-        };
-    }
-    let kernel = operands.get(1).map(|&place| body.shape(place).dimensions).unwrap_or_default();
+        None => op.stated(&["window_strides", "padding", "lhs_dilation", "rhs_dilation", "window_reversal"])?,
+    };
+    let kernel = op.operands()?.get(1).map(|&place| op.body.shape(place).dimensions).unwrap_or_default();
     let size = |dimension: &i64| usize::try_from(*dimension).ok().and_then(|at| kernel.get(at)).copied();
     let Some(sizes) = numbers.kernel_spatial_dimensions.iter().map(size).collect::<Option<Vec<i64>>>() else {
         return operation.fault("its kernel does not have the dimensions that are stated");
@@ -162,48 +148,34 @@ fn convolution<'a>(
     let window = match sizes.is_empty() {
         // HLO has no window where there is nothing to move over.
         true => Window::default(),
-        false => stated.window(operation, &sizes)?,
+        false => window(operation, &sizes, stated)?,
     };
-    let mut instruction = body.instruction("convolution", operation.result_type()?.clone(), &operands);
-    instruction.window = Some(window);
-    instruction.convolution_dimension_numbers = Some(numbers.into());
-    instruction.feature_group_count = operation.optional_integer("feature_group_count")?.unwrap_or(1);
-    instruction.batch_group_count = operation.optional_integer("batch_group_count")?.unwrap_or(1);
-    instruction.precision_config = converter.precision(operation)?.map(Into::into);
-    Ok(smallvec![body.push(instruction)])
-}
-
-fn stated_window<'a>(converter: &Converter<'a, '_>, operation: &Operation<'a>) -> Result<Window> {
-    let sizes = converter.integers(operation, &["window_dimensions"])?;
-    let stated = Stated {
-        strides: converter.optional_integers(operation, &["window_strides"])?,
-        padding: converter.optional_integers(operation, &["padding"])?,
-        base_dilations: converter.optional_integers(operation, &["base_dilations"])?,
-        window_dilations: converter.optional_integers(operation, &["window_dilations"])?,
-        reversal: None,
-    };
-    stated.window(operation, &sizes)
-}
-
-fn reduce_window<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let window = stated_window(converter, operation)?;
-    let reducer = converter.applied(body, operation, 0, "reducer")?;
-    body.calling(operation, "reduce-window", vec![reducer], |instruction| instruction.window = Some(window))
-}
-
-fn select_and_scatter<'a>(
-    converter: &mut Converter<'a, '_>,
-    body: &mut Body<'a>,
-    operation: &Operation<'a>,
-) -> Result<Places> {
-    let window = stated_window(converter, operation)?;
-    let select = converter.applied(body, operation, 0, "select")?;
-    let scatter = converter.applied(body, operation, 1, "scatter")?;
-    body.calling(operation, "select-and-scatter", vec![select, scatter], |instruction| {
-        instruction.window = Some(window)
+    let count = |name: &str| operation.optional_integer(name).map(|count| count.unwrap_or(1));
+    let (features, batches) = (count("feature_group_count")?, count("batch_group_count")?);
+    let precision = op.converter.precision(operation)?;
+    op.single("convolution", |instruction| {
+        instruction.window = Some(window);
+        instruction.convolution_dimension_numbers = Some(numbers.into());
+        instruction.feature_group_count = features;
+        instruction.batch_group_count = batches;
+        instruction.precision_config = Some(precision.into());
     })
+}
+
+fn stated_window(op: &Conversion<'_, '_, '_>) -> Result<Window> {
+    let sizes = op.integers(&["window_dimensions"])?;
+    let stated = op.stated(&["window_strides", "padding", "base_dilations", "window_dilations"])?;
+    window(op.operation, &sizes, stated)
+}
+
+fn reduce_window(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let window = stated_window(op)?;
+    let reducer = op.applied(0, "reducer")?;
+    op.calling("reduce-window", vec![reducer], |instruction| instruction.window = Some(window))
+}
+
+fn select_and_scatter(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+    let window = stated_window(op)?;
+    let called = vec![op.applied(0, "select")?, op.applied(1, "scatter")?];
+    op.calling("select-and-scatter", called, |instruction| instruction.window = Some(window))
 }
