@@ -130,18 +130,8 @@ impl<'a> Attribute<'a> {
 impl<'a> Parser<'a> {
     /// `{name = value, name}`, from the brace on.
     pub(super) fn dictionary(&mut self) -> Result<Attributes<'a>> {
-        let mut attributes = Attributes::default();
-        self.lexer.expect("{", "before attributes")?;
-        self.nested(|parser| {
-            while !parser.lexer.eat("}") {
-                attributes.0.push(parser.named_attribute()?);
-                if !parser.lexer.eat(",") && parser.lexer.peek() != Some(b'}') {
-                    return parser.lexer.unexpected("',' or '}' in attributes");
-                }
-            }
-            Ok(())
-        })?;
-        Ok(attributes)
+        self.nested(|parser| parser.list('{', '}', ["before attributes", "in attributes"], Self::named_attribute))
+            .map(Attributes)
     }
 
     /// `name = value`, or `name`.
@@ -223,15 +213,10 @@ impl<'a> Parser<'a> {
     }
 
     fn attribute_list(&mut self) -> Result<Value<'a>> {
-        let mut items = Vec::new();
-        self.lexer.expect("[", "before a list")?;
-        while !self.lexer.eat("]") {
-            self.memory.take(size_of::<Attribute<'_>>(), self.lexer.here())?;
-            items.push(self.attribute()?);
-            if !self.lexer.eat(",") && self.lexer.peek() != Some(b']') {
-                return self.lexer.unexpected("',' or ']' in a list");
-            }
-        }
+        let items = self.list('[', ']', ["before a list", "in a list"], |parser| {
+            parser.memory.take(size_of::<Attribute<'_>>(), parser.lexer.here())?;
+            parser.attribute()
+        })?;
         Ok(Value::List(items))
     }
 

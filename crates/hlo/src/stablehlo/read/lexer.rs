@@ -114,6 +114,14 @@ impl<'a> Lexer<'a> {
         }
     }
 
+    /// Passes the comma after an item of a list, which the last one need not have.
+    pub(super) fn separator(&mut self, close: char, place: &str) -> Result<()> {
+        match self.eat(",") || self.peek() == Some(close as u8) {
+            true => Ok(()),
+            false => self.unexpected(&format!("',' or '{close}' {place}")),
+        }
+    }
+
     /// An error that names what was expected here and what was found.
     #[cold]
     pub(super) fn unexpected<T>(&mut self, expected: &str) -> Result<T> {

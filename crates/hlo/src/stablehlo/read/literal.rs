@@ -118,9 +118,7 @@ fn list(lexer: &mut Lexer<'_>, format: &Format, sizes: &[i64], bytes: &mut Vec<u
     while !lexer.eat("]") {
         list(lexer, format, inner, bytes)?;
         count += 1;
-        if !lexer.eat(",") && lexer.peek() != Some(b']') {
-            return lexer.unexpected("',' or ']' after an element");
-        }
+        lexer.separator(']', "after an element")?;
     }
     if count != size {
         return fault(start, format!("a dimension has size {size}, found {count} elements"));

@@ -68,15 +68,8 @@ impl<'a> Parser<'a> {
                     if self.lexer.peek() == Some(b'<') {
                         self.lexer.balanced()?;
                     }
-                    let mut parts = Vec::new();
-                    self.lexer.expect("[", "before fused locations")?;
-                    while !self.lexer.eat("]") {
-                        parts.push(self.nested(Self::inner_location)?);
-                        if !self.lexer.eat(",") && self.lexer.peek() != Some(b']') {
-                            return self.lexer.unexpected("',' or ']' in fused locations");
-                        }
-                    }
-                    Location::Fused(parts)
+                    let places = ["before fused locations", "in fused locations"];
+                    Location::Fused(self.list('[', ']', places, |parser| parser.nested(Self::inner_location))?)
                 }
                 _ => return self.lexer.unexpected("a location"),
             },

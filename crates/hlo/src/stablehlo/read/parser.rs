@@ -65,6 +65,23 @@ impl<'a> Parser<'a> {
         result
     }
 
+    /// A list between brackets. The places end the messages of an item that is not there and of a comma that is not.
+    pub(super) fn list<T>(
+        &mut self,
+        open: char,
+        close: char,
+        [before, after]: [&str; 2],
+        mut item: impl FnMut(&mut Self) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut items = Vec::new();
+        self.lexer.expect(open.encode_utf8(&mut [0; 4]), before)?;
+        while !self.lexer.eat(close.encode_utf8(&mut [0; 4])) {
+            items.push(item(self)?);
+            self.lexer.separator(close, after)?;
+        }
+        Ok(items)
+    }
+
     /// Notes that this number of parts is copied. Returns an error if all copies have more parts than the text has
     /// bytes.
     pub(super) fn copy(&mut self, parts: usize, position: usize) -> Result<()> {
@@ -182,22 +199,21 @@ impl<'a> Parser<'a> {
     }
 
     fn optional_attributes(&mut self, operation: &mut Operation<'a>) -> Result<()> {
-        if self.lexer.peek() == Some(b'{') {
-            operation.attributes.0.append(&mut self.dictionary()?.0);
-        }
+        operation.attributes.0.append(&mut self.optional_dictionary()?.0);
         Ok(())
+    }
+
+    fn optional_dictionary(&mut self) -> Result<Attributes<'a>> {
+        match self.lexer.peek() {
+            Some(b'{') => self.dictionary(),
+            _ => Ok(Attributes::default()),
+        }
     }
 
     /// `(%a, %b)`
     fn operand_list(&mut self, operation: &mut Operation<'a>) -> Result<()> {
-        self.lexer.expect("(", "before the operands of an op")?;
-        while !self.lexer.eat(")") {
-            let operand = self.operand()?;
-            operation.operands.push(operand);
-            if !self.lexer.eat(",") && self.lexer.peek() != Some(b')') {
-                return self.lexer.unexpected("',' or ')' after an operand");
-            }
-        }
+        let operands = self.list('(', ')', ["before the operands of an op", "after an operand"], Self::operand)?;
+        operation.operands.extend(operands);
         Ok(())
     }
 
@@ -313,19 +329,14 @@ impl<'a> Parser<'a> {
 
     /// `[0:2, 1:8:2]` after an operand, or `[0]`.
     fn ranges(&mut self) -> Result<Value<'a>> {
-        let mut ranges = Vec::new();
-        self.lexer.expect("[", "before the ranges of a slice")?;
-        while !self.lexer.eat("]") {
-            let start = self.lexer.here();
-            let mut range = vec![self.lexer.integer("the start of a range")?];
-            while self.lexer.eat(":") {
-                range.push(self.lexer.integer("the end of a range")?);
+        let ranges = self.list('[', ']', ["before the ranges of a slice", "after a range"], |parser| {
+            let start = parser.lexer.here();
+            let mut range = vec![parser.lexer.integer("the start of a range")?];
+            while parser.lexer.eat(":") {
+                range.push(parser.lexer.integer("the end of a range")?);
             }
-            ranges.push(Attribute { value: Value::Integers(range), span: self.lexer.since(start) });
-            if !self.lexer.eat(",") && self.lexer.peek() != Some(b']') {
-                return self.lexer.unexpected("',' or ']' after a range");
-            }
-        }
+            Ok(Attribute { value: Value::Integers(range), span: parser.lexer.since(start) })
+        })?;
         Ok(Value::List(ranges))
     }
 
@@ -378,14 +389,8 @@ impl<'a> Parser<'a> {
         let start = self.lexer.here();
         let name = self.lexer.symbol()?;
         self.add(operation, "sym_name", Value::Symbol(name), start);
-        let mut arguments = Vec::new();
-        self.lexer.expect("(", "before the arguments of a function")?;
-        while !self.lexer.eat(")") {
-            arguments.push(self.argument()?);
-            if !self.lexer.eat(",") && self.lexer.peek() != Some(b')') {
-                return self.lexer.unexpected("',' or ')' after an argument of a function");
-            }
-        }
+        let places = ["before the arguments of a function", "after an argument of a function"];
+        let arguments = self.list('(', ')', places, Self::argument)?;
         if self.lexer.eat("->") {
             self.function_results(operation)?;
         }
@@ -399,22 +404,14 @@ impl<'a> Parser<'a> {
     }
 
     fn function_results(&mut self, operation: &mut Operation<'a>) -> Result<()> {
-        let mut results = Vec::new();
-        if !self.lexer.eat("(") {
-            results.push(self.any_type()?);
-            operation.result_attributes.push(Attributes::default());
-        } else {
-            while !self.lexer.eat(")") {
-                results.push(self.any_type()?);
-                let has_attributes = self.lexer.peek() == Some(b'{');
-                let attributes = if has_attributes { self.dictionary()? } else { Attributes::default() };
-                operation.result_attributes.push(attributes);
-                if !self.lexer.eat(",") && self.lexer.peek() != Some(b')') {
-                    return self.lexer.unexpected("',' or ')' after a result of a function");
-                }
-            }
-        }
-        operation.types.results = Some(results);
+        let results = match self.lexer.peek() {
+            Some(b'(') => self.list('(', ')', ["", "after a result of a function"], |parser| {
+                Ok((parser.any_type()?, parser.optional_dictionary()?))
+            })?,
+            _ => vec![(self.any_type()?, Attributes::default())],
+        };
+        let (types, attributes) = results.into_iter().unzip();
+        (operation.types.results, operation.result_attributes) = (Some(types), attributes);
         Ok(())
     }
 
@@ -423,10 +420,7 @@ impl<'a> Parser<'a> {
         let name = self.lexer.name(b'%', "an argument, like %arg0")?;
         self.lexer.expect(":", "before the type of an argument")?;
         let shape = self.any_type()?;
-        let attributes = match self.lexer.peek() {
-            Some(b'{') => self.dictionary()?,
-            _ => Attributes::default(),
-        };
+        let attributes = self.optional_dictionary()?;
         Ok(Argument { name, shape, attributes, location: self.trailing_location()? })
     }
 
@@ -437,13 +431,8 @@ impl<'a> Parser<'a> {
         self.nested(|parser| {
             if parser.lexer.peek() == Some(b'^') {
                 parser.lexer.name(b'^', "the name of a block")?;
-                if parser.lexer.eat("(") {
-                    while !parser.lexer.eat(")") {
-                        arguments.push(parser.argument()?);
-                        if !parser.lexer.eat(",") && parser.lexer.peek() != Some(b')') {
-                            return parser.lexer.unexpected("',' or ')' after an argument of a block");
-                        }
-                    }
+                if parser.lexer.peek() == Some(b'(') {
+                    arguments.extend(parser.list('(', ')', ["", "after an argument of a block"], Self::argument)?);
                 }
                 parser.lexer.expect(":", "after the name of a block")?;
             }
@@ -460,17 +449,13 @@ impl<'a> Parser<'a> {
 
     /// `(%iterArg = %0, %iterArg_1 = %1) : t, t attributes {...} cond {...} do {...}`
     fn while_loop(&mut self, operation: &mut Operation<'a>) -> Result<()> {
-        let mut names = Vec::new();
-        self.lexer.expect("(", "before the values of a loop")?;
-        while !self.lexer.eat(")") {
-            names.push(self.lexer.name(b'%', "a value of the loop, like %iterArg")?);
-            self.lexer.expect("=", "before the first value")?;
-            let operand = self.operand()?;
-            operation.operands.push(operand);
-            if !self.lexer.eat(",") && self.lexer.peek() != Some(b')') {
-                return self.lexer.unexpected("',' or ')' after a value of a loop");
-            }
-        }
+        let places = ["before the values of a loop", "after a value of a loop"];
+        let names = self.list('(', ')', places, |parser| {
+            let name = parser.lexer.name(b'%', "a value of the loop, like %iterArg")?;
+            parser.lexer.expect("=", "before the first value")?;
+            operation.operands.push(parser.operand()?);
+            Ok(name)
+        })?;
         if self.lexer.eat(":") {
             operation.types = self.types()?;
         }
@@ -551,14 +536,8 @@ impl<'a> Parser<'a> {
             let body = self.lexer.balanced()?;
             self.add(operation, name, Value::Dialect { name, body }, start);
         }
-        let mut arguments = Vec::new();
-        self.lexer.expect("(", "before the arguments of a manual computation")?;
-        while !self.lexer.eat(")") {
-            arguments.push(self.argument()?);
-            if !self.lexer.eat(",") && self.lexer.peek() != Some(b')') {
-                return self.lexer.unexpected("',' or ')' after an argument of a manual computation");
-            }
-        }
+        let places = ["before the arguments of a manual computation", "after an argument of a manual computation"];
+        let arguments = self.list('(', ')', places, Self::argument)?;
         operation.regions.push(self.region(arguments)?);
         self.optional_attributes(operation)?;
         self.lexer.expect(":", "before the types of a manual computation")?;

@@ -48,15 +48,7 @@ impl<'a> Parser<'a> {
     }
 
     fn type_list(&mut self) -> Result<Vec<ShapeProto>> {
-        let mut types = Vec::new();
-        self.lexer.expect("(", "before types")?;
-        while !self.lexer.eat(")") {
-            types.push(self.any_type()?);
-            if !self.lexer.eat(",") && self.lexer.peek() != Some(b')') {
-                return self.lexer.unexpected("',' or ')' in a list of types");
-            }
-        }
-        Ok(types)
+        self.list('(', ')', ["before types", "in a list of types"], Self::any_type)
     }
 
     /// A type of a value; one that is only an attribute's, such as `i64`, is that of a scalar.
@@ -111,15 +103,7 @@ impl<'a> Parser<'a> {
 
     fn tuple_type(&mut self) -> Result<ShapeProto> {
         self.lexer.eat_word("tuple");
-        self.lexer.expect("<", "after \"tuple\"")?;
-        let mut elements = Vec::new();
-        while !self.lexer.eat(">") {
-            elements.push(self.any_type()?);
-            if !self.lexer.eat(",") && self.lexer.peek() != Some(b'>') {
-                return self.lexer.unexpected("',' or '>' in a tuple type");
-            }
-        }
-        Ok(tuple(elements))
+        self.list('<', '>', ["after \"tuple\"", "in a tuple type"], Self::any_type).map(tuple)
     }
 
     /// `tensor<8x16xf32>`.

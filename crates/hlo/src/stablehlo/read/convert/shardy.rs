@@ -91,9 +91,7 @@ impl Meshes {
         while !lexer.eat("]") {
             let one = lexer.balanced()?;
             shardings.push(self.sharding(&mut parser.lexer.part(one), manual)?);
-            if !lexer.eat(",") && lexer.peek() != Some(b']') {
-                return lexer.unexpected("',' or ']' after a sharding");
-            }
+            lexer.separator(']', "after a sharding")?;
         }
         let sharding = match shardings.as_slice() {
             [one] => one.clone(),
@@ -125,9 +123,7 @@ impl Meshes {
         let mut dimensions = Vec::new();
         while !lexer.eat("]") {
             dimensions.push(dimension(lexer, mesh)?);
-            if !lexer.eat(",") && lexer.peek() != Some(b']') {
-                return lexer.unexpected("',' or ']' after the sharding of a dimension");
-            }
+            lexer.separator(']', "after the sharding of a dimension")?;
         }
         match tiles(mesh, &dimensions, manual) {
             Some(sharding) => Ok(sharding),
@@ -156,9 +152,7 @@ fn read_mesh(mut lexer: Lexer<'_>, name: String, text: &str) -> Result<Mesh> {
             return fault(start, format!("the axis {axis} has size {size}"));
         }
         mesh.axes.push((axis, size));
-        if !lexer.eat(",") && lexer.peek() != Some(b']') {
-            return lexer.unexpected("',' or ']' after an axis");
-        }
+        lexer.separator(']', "after an axis")?;
     }
     if lexer.eat(",") {
         if !lexer.eat_word("device_ids") {
@@ -168,9 +162,7 @@ fn read_mesh(mut lexer: Lexer<'_>, name: String, text: &str) -> Result<Mesh> {
         lexer.expect("[", "before the devices of a mesh")?;
         while !lexer.eat("]") {
             mesh.devices.push(lexer.integer("the number of a device")?);
-            if !lexer.eat(",") && lexer.peek() != Some(b']') {
-                return lexer.unexpected("',' or ']' after a device");
-            }
+            lexer.separator(']', "after a device")?;
         }
     }
     Ok(mesh)
@@ -200,9 +192,7 @@ fn dimension(lexer: &mut Lexer<'_>, mesh: &Mesh) -> Result<Vec<AxisPart>> {
             };
             parts.push(AxisPart { axis, part });
         }
-        if !lexer.eat(",") && lexer.peek() != Some(b'}') {
-            return lexer.unexpected("',' or '}' after an axis");
-        }
+        lexer.separator('}', "after an axis")?;
     }
     // The priority of propagation.
     if lexer.peek_word().is_some_and(|word| word.strip_prefix('p').is_some_and(|rest| rest.parse::<u32>().is_ok())) {

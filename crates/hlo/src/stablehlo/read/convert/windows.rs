@@ -85,9 +85,7 @@ fn letters(lexer: &mut Lexer<'_>, first: &str, second: &str) -> Result<Letters> 
             None => spatial.push((lexer.integer("the number of a dimension")?, at)),
         }
         at += 1;
-        if !lexer.eat(",") && lexer.peek() != Some(b']') {
-            return lexer.unexpected("',' or ']' after a dimension");
-        }
+        lexer.separator(']', "after a dimension")?;
     }
     let [Some(first), Some(second)] = found else {
         return fault(start, format!("expected the dimensions {first} and {second}"));
