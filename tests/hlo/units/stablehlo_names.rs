@@ -5,8 +5,8 @@ use meshloom::hlo::{DType, element_type};
 
 #[test]
 fn names_lead_back() {
-    for op in names().filter(|op| *op != "chlo.tan") {
-        let opcode = opcode(op).unwrap();
+    for op in names().filter(|op| op != "chlo.tan") {
+        let opcode = opcode(&op).unwrap();
         assert!(internals::opcode(opcode).is_some(), "{opcode}");
         assert_eq!(name(opcode), Some(op));
     }

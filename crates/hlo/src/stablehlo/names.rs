@@ -1,87 +1,35 @@
 //! The words that StableHLO and HLO have for the same things, once for both directions.
 
 use crate::proto::PrimitiveType;
+use crate::syntax::opcodes::{Mark, Operation};
 
-/// Ops that carry nothing but operands: each with its HLO opcode. The result has a stated type in both languages.
-///
-/// An op of the dialect `chlo` is one that StableHLO leaves to higher layers, and that HLO has.
-const PLAIN: &[(&str, &str)] = &[
-    ("stablehlo.abs", "abs"),
-    ("stablehlo.add", "add"),
-    ("stablehlo.after_all", "after-all"),
-    ("stablehlo.and", "and"),
-    ("stablehlo.atan2", "atan2"),
-    ("stablehlo.bitcast_convert", "bitcast-convert"),
-    ("stablehlo.cbrt", "cbrt"),
-    ("stablehlo.ceil", "ceil"),
-    ("stablehlo.clamp", "clamp"),
-    ("stablehlo.complex", "complex"),
-    ("stablehlo.convert", "convert"),
-    ("stablehlo.cosine", "cosine"),
-    ("stablehlo.count_leading_zeros", "count-leading-zeros"),
-    ("stablehlo.divide", "divide"),
-    ("stablehlo.dynamic_update_slice", "dynamic-update-slice"),
-    ("stablehlo.exponential", "exponential"),
-    ("stablehlo.exponential_minus_one", "exponential-minus-one"),
-    ("stablehlo.floor", "floor"),
-    ("stablehlo.imag", "imag"),
-    ("stablehlo.is_finite", "is-finite"),
-    ("stablehlo.log", "log"),
-    ("stablehlo.log_plus_one", "log-plus-one"),
-    ("stablehlo.logistic", "logistic"),
-    ("stablehlo.maximum", "maximum"),
-    ("stablehlo.minimum", "minimum"),
-    ("stablehlo.multiply", "multiply"),
-    ("stablehlo.negate", "negate"),
-    ("stablehlo.not", "not"),
-    ("stablehlo.or", "or"),
-    ("stablehlo.partition_id", "partition-id"),
-    ("stablehlo.popcnt", "popcnt"),
-    ("stablehlo.power", "power"),
-    ("stablehlo.real", "real"),
-    ("stablehlo.remainder", "remainder"),
-    ("stablehlo.replica_id", "replica-id"),
-    ("stablehlo.reshape", "reshape"),
-    ("stablehlo.round_nearest_afz", "round-nearest-afz"),
-    ("stablehlo.round_nearest_even", "round-nearest-even"),
-    ("stablehlo.rsqrt", "rsqrt"),
-    ("stablehlo.select", "select"),
-    ("stablehlo.shift_left", "shift-left"),
-    ("stablehlo.shift_right_arithmetic", "shift-right-arithmetic"),
-    ("stablehlo.shift_right_logical", "shift-right-logical"),
-    ("stablehlo.sign", "sign"),
-    ("stablehlo.sine", "sine"),
-    ("stablehlo.sqrt", "sqrt"),
-    ("stablehlo.subtract", "subtract"),
-    ("stablehlo.tan", "tan"),
-    ("stablehlo.tanh", "tanh"),
-    ("stablehlo.tuple", "tuple"),
-    ("stablehlo.xor", "xor"),
-    ("chlo.acos", "acos"),
-    ("chlo.acosh", "acosh"),
-    ("chlo.asin", "asin"),
-    ("chlo.asinh", "asinh"),
-    ("chlo.atanh", "atanh"),
-    ("chlo.cosh", "cosh"),
-    ("chlo.erf", "erf"),
-    ("chlo.sinh", "sinh"),
-    // Older texts have this name: `stablehlo.tan` came later.
-    ("chlo.tan", "tan"),
-];
+/// The dialects that have an opcode as an op that carries nothing but operands, and whose result has a stated type in
+/// both languages.
+fn dialects(opcode: &str) -> &'static [&'static str] {
+    match opcode {
+        // Older texts have the second name: `stablehlo.tan` came later.
+        "tan" => &["stablehlo", "chlo"],
+        opcode if Operation::has_mark(opcode, Mark::Stable) => &["stablehlo"],
+        opcode if Operation::has_mark(opcode, Mark::Higher) => &["chlo"],
+        _ => &[],
+    }
+}
 
 /// The opcode of a plain op, which is named with its dialect.
 pub fn opcode(name: &str) -> Option<&'static str> {
-    PLAIN.iter().find(|(op, _)| *op == name).map(|(_, opcode)| *opcode)
+    let (dialect, op) = name.split_once('.').filter(|(_, op)| !op.contains('-'))?;
+    let opcode = Operation::from_name(&op.replace('_', "-"))?.name;
+    dialects(opcode).contains(&dialect).then_some(opcode)
 }
 
 /// The name of a plain op with its dialect, by its opcode.
-pub fn name(opcode: &str) -> Option<&'static str> {
-    PLAIN.iter().find(|(_, candidate)| *candidate == opcode).map(|(op, _)| *op)
+pub fn name(opcode: &str) -> Option<String> {
+    dialects(opcode).first().map(|dialect| format!("{dialect}.{}", opcode.replace('-', "_")))
 }
 
 /// The names of all plain ops.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    PLAIN.iter().map(|(op, _)| *op)
+pub fn names() -> impl Iterator<Item = String> {
+    Operation::names().filter_map(name).chain(["chlo.tan".to_owned()])
 }
 
 /// Elements of a constant at most that is repeated in each region that uses it: a region is a few bytes of text.

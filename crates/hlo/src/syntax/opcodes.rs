@@ -44,6 +44,10 @@ pub(crate) enum Mark {
     Arithmetic,
     /// It is a transcendental function of each element.
     Transcendental,
+    /// StableHLO has it as an op that carries nothing but operands.
+    Stable,
+    /// So has the dialect `chlo`, to which StableHLO leaves it.
+    Higher,
 }
 
 /// One opcode.
@@ -135,21 +139,24 @@ macro_rules! operations {
 #[rustfmt::skip]
 const OPERATIONS: &[&[Operation]] = operations! {
     "abs" "ceil" "count-leading-zeros" "floor" "negate" "not" "popcnt" "round-nearest-afz" "round-nearest-even"
-        "sign" Exactly(1) Same Arithmetic []
-    "acos" "acosh" "asin" "asinh" "atanh" "cbrt" "cosh" "cosine" "erf" "exponential" "exponential-minus-one" "log"
-        "log-plus-one" "logistic" "rsqrt" "sine" "sinh" "sqrt" "tan" "tanh" Exactly(1) Same Transcendental []
+        "sign" Exactly(1) Same Arithmetic Stable []
+    "cbrt" "cosine" "exponential" "exponential-minus-one" "log" "log-plus-one" "logistic" "rsqrt" "sine" "sqrt" "tan"
+        "tanh" Exactly(1) Same Transcendental Stable []
+    "acos" "acosh" "asin" "asinh" "atanh" "cosh" "erf" "sinh" Exactly(1) Same Transcendental Higher []
     "add" "and" "divide" "maximum" "minimum" "multiply" "or" "remainder" "shift-left" "shift-right-arithmetic"
-        "shift-right-logical" "subtract" "xor" Exactly(2) Same Arithmetic []
-    "atan2" "power" Exactly(2) Same Transcendental []
-    "bitcast-convert" "convert" "imag" "is-finite" "real" Exactly(1) Arithmetic []
-    "clamp" "select" Exactly(3) Arithmetic []
-    "complex" "stochastic-convert" Exactly(2) Arithmetic []
+        "shift-right-logical" "subtract" "xor" Exactly(2) Same Arithmetic Stable []
+    "atan2" "power" Exactly(2) Same Transcendental Stable []
+    "bitcast-convert" "convert" "imag" "is-finite" "real" Exactly(1) Arithmetic Stable []
+    "clamp" "select" Exactly(3) Arithmetic Stable []
+    "complex" Exactly(2) Arithmetic Stable []
+    "stochastic-convert" Exactly(2) Arithmetic []
     "add-dependency" Exactly(2) Same []
-    "after-all" "dynamic-reshape" "dynamic-update-slice" "tuple" Any []
+    "after-all" "dynamic-update-slice" "tuple" Any Stable []
+    "dynamic-reshape" Any []
     "all-gather-done" "all-reduce-done" "bitcast" "collective-permute-done" "copy-done" Exactly(1) []
     "constant" Value []
     "copy" "opt-barrier" Exactly(1) Same []
-    "partition-id" "replica-id" Exactly(0) []
+    "partition-id" "replica-id" Exactly(0) Stable []
     "all-gather" "all-gather-start" Any [ChannelId? ReplicaGroups+ ConstrainLayout? Dimensions! UseGlobalDeviceIds?]
     "all-reduce" "all-reduce-start" Any [
         ChannelId? ReplicaGroups+ ConstrainLayout? UseGlobalDeviceIds? ToApply! Mode-
@@ -206,7 +213,7 @@ const OPERATIONS: &[&[Operation]] = operations! {
     "reduce-precision" Exactly(1) Arithmetic [ExponentBits! MantissaBits!]
     "reduce-scatter" Any [ChannelId? ReplicaGroups+ ConstrainLayout? UseGlobalDeviceIds? Dimensions! ToApply! Mode-]
     "reduce-window" Any [Window? ToApply!]
-    "reshape" Exactly(1) [InferredDimension?]
+    "reshape" Exactly(1) Stable [InferredDimension?]
     "reverse" Exactly(1) Same [Dimensions!]
     "rng" Any [Distribution!]
     "rng-bit-generator" Any [RandomAlgorithm!]

@@ -135,11 +135,7 @@ impl Kind<Vec<i32>> for Precision {
         printer.text("{");
         let known = values.iter().filter_map(|&value| Precision::try_from(value).ok());
         printer.separated(known, ",", |printer, precision| {
-            printer.text(match precision {
-                Precision::Default => "default",
-                Precision::High => "high",
-                Precision::Highest => "highest",
-            });
+            printer.text(&precision.as_str_name().to_ascii_lowercase());
         });
         printer.text("}");
     }

@@ -96,13 +96,10 @@ pub(super) fn precision(instruction: &HloInstructionProto, dialect: &str) -> Res
     };
     let mut words = Vec::with_capacity(precisions.len());
     for &precision in precisions {
-        let word = match Precision::try_from(precision) {
-            Ok(Precision::Default) => "DEFAULT",
-            Ok(Precision::High) => "HIGH",
-            Ok(Precision::Highest) => "HIGHEST",
+        match Precision::try_from(precision) {
+            Ok(precision) => words.push(format!("#{dialect}<precision {}>", precision.as_str_name())),
             Err(_) => return no_form(format!("operand precision {precision} is not one of StableHLO's; use another")),
-        };
-        words.push(format!("#{dialect}<precision {word}>"));
+        }
     }
     Ok(Some(format!("[{}]", words.join(", "))))
 }
@@ -113,22 +110,12 @@ pub(super) fn algorithm(instruction: &HloInstructionProto) -> Result<Option<Stri
     let Ok(algorithm) = Algorithm::try_from(config.algorithm) else {
         return no_form(format!("algorithm {} of a product is unknown; use another", config.algorithm));
     };
-    let (operands, sum, products, is_imprecise) = match algorithm {
-        Algorithm::AlgUnset => return Ok(None),
-        Algorithm::AlgDotAnyF8AnyF8F32 => ("f8E5M2", "f32", 1, false),
-        Algorithm::AlgDotAnyF8AnyF8F32FastAccum => ("f8E5M2", "f32", 1, true),
-        Algorithm::AlgDotF16F16F16 => ("f16", "f16", 1, false),
-        Algorithm::AlgDotF16F16F32 => ("f16", "f32", 1, false),
-        Algorithm::AlgDotBf16Bf16Bf16 => ("bf16", "bf16", 1, false),
-        Algorithm::AlgDotBf16Bf16F32 => ("bf16", "f32", 1, false),
-        Algorithm::AlgDotBf16Bf16F32X3 => ("bf16", "f32", 3, false),
-        Algorithm::AlgDotBf16Bf16F32X6 => ("bf16", "f32", 6, false),
-        Algorithm::AlgDotBf16Bf16F32X9 => ("bf16", "f32", 9, false),
-        Algorithm::AlgDotTf32Tf32F32 => ("tf32", "f32", 1, false),
-        Algorithm::AlgDotTf32Tf32F32X3 => ("tf32", "f32", 3, false),
-        Algorithm::AlgDotF32F32F32 => ("f32", "f32", 1, false),
-        Algorithm::AlgDotF64F64F64 => ("f64", "f64", 1, false),
-    };
+    // `ALG_DOT_BF16_BF16_F32_X3`: the types of the operands and of the sum, and the number of products.
+    let name = algorithm.as_str_name().to_ascii_lowercase().replace("any_f8", "f8E5M2");
+    let words: Vec<&str> = name.split('_').collect();
+    let [_, _, operands, _, sum, rest @ ..] = words.as_slice() else { return Ok(None) };
+    let products = rest.first().and_then(|word| word.strip_prefix('x')).unwrap_or("1");
+    let is_imprecise = rest.contains(&"fast");
     Ok(Some(format!(
         "#stablehlo.dot_algorithm<lhs_precision_type = {operands}, rhs_precision_type = {operands}, \
          accumulation_type = {sum}, lhs_component_count = 1, rhs_component_count = 1, \
@@ -192,7 +179,8 @@ pub(super) fn dilations(dimensions: &[WindowDimension], [base, window]: [&'stati
     ]
 }
 
-fn field(dimensions: &[WindowDimension], field: fn(&WindowDimension) -> i64) -> String {
+/// A field of each dimension.
+pub(super) fn field<D>(dimensions: &[D], field: fn(&D) -> i64) -> String {
     array(&dimensions.iter().map(field).collect::<Vec<_>>())
 }
 

@@ -1,15 +1,13 @@
-//! Loops, branches, calls, and what computes by a computation of single elements.
+//! Branches and calls.
 
-use super::attributes::{
-    Attributes, array, dilations, dimension_numbers, number, quoted, window, window_of, window_sizes,
-};
-use super::error::{Result, malformed, no_form};
+use super::attributes::{Attributes, quoted};
+use super::error::{Result, malformed};
 use super::printer::{Op, Parameters, Printer, Region, Scope, Value, names, result_types, shape_of};
 use super::types;
 use crate::braces::braced_length;
-use crate::proto::{HloInstructionProto, PrimitiveType, WindowDimension};
+use crate::proto::{HloInstructionProto, PrimitiveType};
 
-fn called(instruction: &HloInstructionProto, index: usize) -> Result<i64> {
+pub(super) fn called(instruction: &HloInstructionProto, index: usize) -> Result<i64> {
     match instruction.called_computation_ids.get(index) {
         Some(&id) => Ok(id),
         None => {
@@ -43,33 +41,7 @@ fn composite(instruction: &HloInstructionProto, callee: &str) -> Result<Option<(
     Ok(Some((attributes, rest)))
 }
 
-/// The called computation as a region with arguments of its own.
-pub(super) fn region(instruction: &HloInstructionProto, index: usize) -> Result<Region> {
-    Ok(Region { computation: called(instruction, index)?, parameters: Parameters::Arguments })
-}
-
 impl<'a> Printer<'a> {
-    /// An op whose called computations are regions, with an array result for each of its operands' kind.
-    pub(super) fn with_regions(
-        &mut self,
-        scope: &Scope<'a>,
-        instruction: &'a HloInstructionProto,
-        name: &str,
-        attributes: Attributes,
-        regions: Vec<Region>,
-    ) -> Result<Value> {
-        let operands = scope.operands(instruction)?;
-        let results = types::leaves(shape_of(instruction)?)?;
-        let op = Op::new(name, &operands, &results).with(attributes).over(regions);
-        self.op(instruction, op, &self.common(instruction))
-    }
-
-    pub(super) fn while_loop(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
-        // HLO has the body first.
-        let regions = vec![region(instruction, 1)?, region(instruction, 0)?];
-        self.with_regions(scope, instruction, "stablehlo.while", Vec::new(), regions)
-    }
-
     /// A branch: its computations take the operands, its regions see them.
     pub(super) fn conditional(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
         let mut regions = Vec::new();
@@ -107,81 +79,5 @@ impl<'a> Printer<'a> {
             result_types(&results)
         );
         Ok(self.line(instruction, &text, &results))
-    }
-
-    pub(super) fn reduce(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
-        let attributes = vec![("dimensions", array(&instruction.dimensions))];
-        let regions = vec![region(instruction, 0)?];
-        self.with_regions(scope, instruction, "stablehlo.reduce", attributes, regions)
-    }
-
-    pub(super) fn reduce_window(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
-        let rank = scope.operand_shape(instruction, 0)?.dimensions.len();
-        let dimensions = window_of(instruction, rank)?;
-        if dimensions.iter().any(|dimension| dimension.window_reversal) {
-            return no_form("its window is reversed; reverse the operand and the result");
-        }
-        let mut attributes = vec![("window_dimensions", window_sizes(dimensions))];
-        attributes.extend(window(dimensions));
-        attributes.extend(dilations(dimensions, ["base_dilations", "window_dilations"]));
-        let regions = vec![region(instruction, 0)?];
-        self.with_regions(scope, instruction, "stablehlo.reduce_window", attributes, regions)
-    }
-
-    pub(super) fn select_and_scatter(
-        &mut self,
-        scope: &Scope<'a>,
-        instruction: &'a HloInstructionProto,
-    ) -> Result<Value> {
-        let rank = scope.operand_shape(instruction, 0)?.dimensions.len();
-        let dimensions = window_of(instruction, rank)?;
-        let is_changed = |of: &WindowDimension| of.base_dilation > 1 || of.window_dilation > 1 || of.window_reversal;
-        if dimensions.iter().any(is_changed) {
-            return no_form("its window is dilated or reversed; write it as a reduce-window and a scatter");
-        }
-        let mut attributes = vec![("window_dimensions", window_sizes(dimensions))];
-        attributes.extend(window(dimensions));
-        let regions = vec![region(instruction, 0)?, region(instruction, 1)?];
-        self.with_regions(scope, instruction, "stablehlo.select_and_scatter", attributes, regions)
-    }
-
-    pub(super) fn sort(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
-        let &[dimension] = instruction.dimensions.as_slice() else {
-            return malformed(format!("one dimension is expected, {} are found", instruction.dimensions.len()));
-        };
-        let attributes = vec![("dimension", number(dimension)), ("is_stable", instruction.is_stable.to_string())];
-        let regions = vec![region(instruction, 0)?];
-        self.with_regions(scope, instruction, "stablehlo.sort", attributes, regions)
-    }
-
-    pub(super) fn scatter(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
-        let Some(numbers) = instruction.scatter_dimension_numbers.as_deref() else {
-            return malformed("it has no dimension numbers");
-        };
-        let dimension_numbers = dimension_numbers(
-            "scatter",
-            &[
-                ("update_window_dims", &numbers.update_window_dims),
-                ("inserted_window_dims", &numbers.inserted_window_dims),
-                ("input_batching_dims", &numbers.input_batching_dims),
-                ("scatter_indices_batching_dims", &numbers.scatter_indices_batching_dims),
-                ("scatter_dims_to_operand_dims", &numbers.scatter_dims_to_operand_dims),
-            ],
-            numbers.index_vector_dim,
-        );
-        let attributes = vec![
-            ("scatter_dimension_numbers", dimension_numbers),
-            ("indices_are_sorted", instruction.indices_are_sorted.to_string()),
-            ("unique_indices", instruction.unique_indices.to_string()),
-        ];
-        let regions = vec![region(instruction, 0)?];
-        self.with_regions(scope, instruction, "stablehlo.scatter", attributes, regions)
-    }
-
-    pub(super) fn map(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
-        let rank = shape_of(instruction)?.dimensions.len() as i64;
-        let attributes = vec![("dimensions", array(&(0..rank).collect::<Vec<_>>()))];
-        let regions = vec![region(instruction, 0)?];
-        self.with_regions(scope, instruction, "stablehlo.map", attributes, regions)
     }
 }

@@ -3,20 +3,19 @@
 use std::rc::Rc;
 
 use super::attributes::{
-    self, Attributes, array, brackets, dilations, dimension_numbers, matrix, number, window, window_of, window_reversal,
+    self, Attributes, array, brackets, dilations, dimension_numbers, field, matrix, number, window, window_of,
+    window_reversal, window_sizes,
 };
 use super::error::{Result, malformed, no_form};
-use super::printer::{Op, Printer, Scope, Value, shape_of};
+use super::printer::{Op, Parameters, Printer, Region, Scope, Value, shape_of};
 use super::types::{self, Type, at_index, leaf_count};
 use super::{control, literal};
 use crate::device_groups::DeviceGroups;
 use crate::opcode;
-use crate::proto::hlo_instruction_proto::SliceDimensions;
-use crate::proto::padding_config::PaddingConfigDimension;
 use crate::proto::triangular_solve_options::Transpose;
 use crate::proto::{
-    ConvolutionDimensionNumbers, FftType, HloInstructionProto, RandomAlgorithm, RandomDistribution, ShapeProto,
-    SparsityConfig,
+    ConvolutionDimensionNumbers, DotDimensionNumbers, FftType, HloInstructionProto, RandomAlgorithm,
+    RandomDistribution, ShapeProto, SparsityConfig, WindowDimension,
 };
 use crate::shape::element_count;
 use crate::stablehlo::names;
@@ -33,60 +32,63 @@ impl<'a> Printer<'a> {
             // Where a value lies is the compiler's business, how it is sharded is not.
             "copy" if instruction.sharding.is_some() => self.sharded(scope, instruction),
             "copy" => scope.operand(instruction, 0),
-            "opt-barrier" => self.simple(scope, instruction, "optimization_barrier", Vec::new()),
-            "while" => self.while_loop(scope, instruction),
             "conditional" => self.conditional(scope, instruction),
             "call" => self.call(scope, instruction),
-            "map" => self.map(scope, instruction),
-            "reduce" => self.reduce(scope, instruction),
-            "reduce-window" => self.reduce_window(scope, instruction),
-            "select-and-scatter" => self.select_and_scatter(scope, instruction),
-            "sort" => self.sort(scope, instruction),
-            "scatter" => self.scatter(scope, instruction),
             "custom-call" => self.custom_call(scope, instruction),
-            "all-gather"
-            | "all-reduce"
-            | "all-to-all"
-            | "collective-broadcast"
-            | "collective-permute"
-            | "reduce-scatter" => self.collective(scope, instruction),
             "rng" => self.random(scope, instruction),
-            "ragged-dot" => {
-                let attributes = ragged_dot(instruction)?;
-                self.with_regions(scope, instruction, "chlo.ragged_dot", attributes, Vec::new())
-            }
             "topk" => {
                 let own = [("k", number(instruction.k)), ("largest", instruction.largest.to_string())];
                 self.extension(scope, instruction, "topk", &own)
             }
             opcode => match own_attributes(scope, instruction, opcode)? {
-                Some((name, attributes)) => self.simple(scope, instruction, name, attributes),
+                Some(attributes) => self.attributed(scope, instruction, attributes),
                 None => self.plain(scope, instruction, opcode),
             },
         }
     }
 
-    /// An op of StableHLO that takes the operands of the instruction.
-    fn simple(
+    /// An op that takes the operands of the instruction, and whose called computations are regions with arguments of
+    /// their own.
+    fn attributed(
         &mut self,
         scope: &Scope<'a>,
         instruction: &'a HloInstructionProto,
-        name: &str,
         attributes: Attributes,
     ) -> Result<Value> {
-        self.with_regions(scope, instruction, &format!("stablehlo.{name}"), attributes, Vec::new())
+        let name = match instruction.opcode.as_str() {
+            "broadcast" => "stablehlo.broadcast_in_dim".to_owned(),
+            "dot" => "stablehlo.dot_general".to_owned(),
+            "opt-barrier" => "stablehlo.optimization_barrier".to_owned(),
+            "ragged-dot" => "chlo.ragged_dot".to_owned(),
+            opcode => format!("stablehlo.{}", opcode.replace('-', "_")),
+        };
+        let called: &[usize] = match instruction.opcode.as_str() {
+            // HLO has the body first.
+            "while" => &[1, 0],
+            "select-and-scatter" => &[0, 1],
+            "all-reduce" | "map" | "reduce" | "reduce-scatter" | "reduce-window" | "scatter" | "sort" => &[0],
+            _ => &[],
+        };
+        let region = |&index: &usize| {
+            Ok(Region { computation: control::called(instruction, index)?, parameters: Parameters::Arguments })
+        };
+        let regions = called.iter().map(region).collect::<Result<_>>()?;
+        let operands = scope.operands(instruction)?;
+        let results = types::leaves(shape_of(instruction)?)?;
+        let op = Op::new(&name, &operands, &results).with(attributes).over(regions);
+        self.op(instruction, op, &self.common(instruction))
     }
 
     /// An op that carries nothing but operands.
     fn plain(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto, opcode: &str) -> Result<Value> {
         let Some(name) = names::name(opcode) else { return no_form(instead_of(opcode)) };
-        if let Some((_, later)) = name.split_once("chlo.").filter(|(before, _)| before.is_empty()) {
+        if let Some(later) = name.strip_prefix("chlo.") {
             return self.extension(scope, instruction, later, &[]);
         }
         let operands = scope.operands(instruction)?;
         let results = types::leaves(shape_of(instruction)?)?;
         let accuracy = attributes::accuracy(instruction).map(|accuracy| ("result_accuracy", accuracy));
-        let op = Op::new(name, &operands, &results).with(accuracy.into_iter().collect());
+        let op = Op::new(&name, &operands, &results).with(accuracy.into_iter().collect());
         let is_elementwise = Operation::has_mark(opcode, Mark::Same)
             && (opcode::is_arithmetic(opcode) || opcode::is_transcendental(opcode));
         let op = if is_elementwise { op.elementwise() } else { op };
@@ -127,8 +129,7 @@ impl<'a> Printer<'a> {
     /// Random numbers of the state that the device keeps. The shape is an operand.
     fn random(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
         let distribution = match RandomDistribution::try_from(instruction.distribution) {
-            Ok(RandomDistribution::RngUniform) => "UNIFORM",
-            Ok(RandomDistribution::RngNormal) => "NORMAL",
+            Ok(known @ (RandomDistribution::RngUniform | RandomDistribution::RngNormal)) => word(known.as_str_name()),
             _ => return malformed(format!("its distribution {} is unknown", instruction.distribution)),
         };
         let shape = shape_of(instruction)?;
@@ -144,137 +145,131 @@ impl<'a> Printer<'a> {
         let op = Op::new("stablehlo.rng", &operands, &results).with(attributes);
         self.op(instruction, op, &self.common(instruction))
     }
-
-    fn collective(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
-        let opcode = instruction.opcode.as_str();
-        let operand_count = instruction.operand_ids.len();
-        let mut attributes = Vec::new();
-        let mut regions = Vec::new();
-        match (opcode, instruction.dimensions.as_slice()) {
-            ("all-gather", &[dim]) => attributes.push(("all_gather_dim", number(dim))),
-            ("reduce-scatter", &[dim]) if operand_count == 1 => attributes.push(("scatter_dimension", number(dim))),
-            ("reduce-scatter", [_]) => {
-                return no_form("it has several operands; write a reduce-scatter for each, or lay them side by side");
-            }
-            ("all-to-all", &[dim]) => {
-                attributes.push(("split_dimension", number(dim)));
-                attributes.push(("concat_dimension", number(dim)));
-                attributes.push(("split_count", number(group_size(instruction)?)));
-            }
-            ("all-to-all", []) => {
-                return no_form("it exchanges a tuple; lay the parts along a dimension, and exchange along it");
-            }
-            ("all-gather" | "reduce-scatter" | "all-to-all", dims) => {
-                return malformed(format!("one dimension is expected, {} are found", dims.len()));
-            }
-            _ => {}
-        }
-        if opcode == "collective-permute" {
-            if operand_count != 1 || !instruction.dynamic_slice_sizes.is_empty() {
-                return no_form("it sends several arrays, or slices of them; write a collective-permute for each");
-            }
-            let pairs = instruction.source_target_pairs.iter().map(|pair| vec![pair.source, pair.target]);
-            attributes.push(("source_target_pairs", matrix(&pairs.collect::<Vec<_>>(), 2)));
-        } else {
-            attributes.push(("replica_groups", groups(instruction)?));
-        }
-        if instruction.channel_id > 0 {
-            let handle = format!("#stablehlo.channel_handle<handle = {}, type = 1>", instruction.channel_id);
-            attributes.push(("channel_handle", handle));
-        }
-        if instruction.use_global_device_ids {
-            if !matches!(opcode, "all-gather" | "all-reduce" | "reduce-scatter") {
-                return no_form(
-                    "only gathers and reductions may number devices globally; leave use_global_device_ids out",
-                );
-            }
-            attributes.push(("use_global_device_ids", String::new()));
-        }
-        if matches!(opcode, "all-reduce" | "reduce-scatter") {
-            regions.push(control::region(instruction, 0)?);
-        }
-        let name = format!("stablehlo.{}", opcode.replace('-', "_"));
-        self.with_regions(scope, instruction, &name, attributes, regions)
-    }
 }
 
-/// The op of an opcode that has attributes of its own and no computation; none for other opcodes.
-fn own_attributes(
-    scope: &Scope<'_>,
-    instruction: &HloInstructionProto,
-    opcode: &str,
-) -> Result<Option<(&'static str, Attributes)>> {
+/// The word that StableHLO has for a number, by its name in a proto.
+fn word(name: &'static str) -> &'static str {
+    name.strip_prefix("RNG_").unwrap_or(name)
+}
+
+fn collective(instruction: &HloInstructionProto) -> Result<Attributes> {
+    let opcode = instruction.opcode.as_str();
+    let operand_count = instruction.operand_ids.len();
+    let mut attributes = Vec::new();
+    match (opcode, instruction.dimensions.as_slice()) {
+        ("all-gather", &[dim]) => attributes.push(("all_gather_dim", number(dim))),
+        ("reduce-scatter", &[dim]) if operand_count == 1 => attributes.push(("scatter_dimension", number(dim))),
+        ("reduce-scatter", [_]) => {
+            return no_form("it has several operands; write a reduce-scatter for each, or lay them side by side");
+        }
+        ("all-to-all", &[dim]) => {
+            attributes.push(("split_dimension", number(dim)));
+            attributes.push(("concat_dimension", number(dim)));
+            attributes.push(("split_count", number(group_size(instruction)?)));
+        }
+        ("all-to-all", []) => {
+            return no_form("it exchanges a tuple; lay the parts along a dimension, and exchange along it");
+        }
+        ("all-gather" | "reduce-scatter" | "all-to-all", dims) => {
+            return malformed(format!("one dimension is expected, {} are found", dims.len()));
+        }
+        _ => {}
+    }
+    if opcode == "collective-permute" {
+        if operand_count != 1 || !instruction.dynamic_slice_sizes.is_empty() {
+            return no_form("it sends several arrays, or slices of them; write a collective-permute for each");
+        }
+        let pairs = instruction.source_target_pairs.iter().map(|pair| vec![pair.source, pair.target]);
+        attributes.push(("source_target_pairs", matrix(&pairs.collect::<Vec<_>>(), 2)));
+    } else {
+        attributes.push(("replica_groups", groups(instruction)?));
+    }
+    if instruction.channel_id > 0 {
+        let handle = format!("#stablehlo.channel_handle<handle = {}, type = 1>", instruction.channel_id);
+        attributes.push(("channel_handle", handle));
+    }
+    if instruction.use_global_device_ids {
+        if !matches!(opcode, "all-gather" | "all-reduce" | "reduce-scatter") {
+            return no_form("only gathers and reductions may number devices globally; leave use_global_device_ids out");
+        }
+        attributes.push(("use_global_device_ids", String::new()));
+    }
+    Ok(attributes)
+}
+
+/// The attributes of an opcode that has some of its own or calls computations; `None` for other opcodes.
+fn own_attributes(scope: &Scope<'_>, instruction: &HloInstructionProto, opcode: &str) -> Result<Option<Attributes>> {
     let dimension = || match instruction.dimensions.as_slice() {
         &[dimension] => Ok(number(dimension)),
         several => malformed(format!("one dimension is expected, {} are found", several.len())),
     };
     Ok(Some(match opcode {
-        "batch-norm-grad" => ("batch_norm_grad", normalization(instruction)),
-        "batch-norm-inference" => ("batch_norm_inference", normalization(instruction)),
-        "batch-norm-training" => ("batch_norm_training", normalization(instruction)),
-        "broadcast" => ("broadcast_in_dim", vec![("broadcast_dimensions", array(&instruction.dimensions))]),
+        "all-gather"
+        | "all-reduce"
+        | "all-to-all"
+        | "collective-broadcast"
+        | "collective-permute"
+        | "reduce-scatter" => collective(instruction)?,
+        "batch-norm-grad" | "batch-norm-inference" | "batch-norm-training" => normalization(instruction),
+        "broadcast" => vec![("broadcast_dimensions", array(&instruction.dimensions))],
         "cholesky" => {
             let is_lower = instruction.cholesky_options.as_ref().is_some_and(|options| options.lower);
-            ("cholesky", vec![("lower", is_lower.to_string())])
+            vec![("lower", is_lower.to_string())]
         }
-        "compare" => ("compare", comparison(scope, instruction)?),
-        "concatenate" => ("concatenate", vec![("dimension", dimension()?)]),
-        "convolution" => ("convolution", convolution(scope, instruction)?),
-        "dot" => ("dot_general", dot(instruction)?),
+        "compare" => comparison(scope, instruction)?,
+        "concatenate" | "get-dimension-size" | "set-dimension-size" => vec![("dimension", dimension()?)],
+        "convolution" => convolution(scope, instruction)?,
+        "dot" => dot(instruction)?,
         "dynamic-slice" => {
-            let sizes = array(&instruction.dynamic_slice_sizes);
             starts_are_scalars(scope, instruction, 1)?;
-            ("dynamic_slice", vec![("slice_sizes", sizes)])
+            vec![("slice_sizes", array(&instruction.dynamic_slice_sizes))]
         }
         "dynamic-update-slice" => {
             starts_are_scalars(scope, instruction, 2)?;
             return Ok(None);
         }
         "fft" => {
-            let ty = match FftType::try_from(instruction.fft_type) {
-                Ok(FftType::Fft) => "FFT",
-                Ok(FftType::Ifft) => "IFFT",
-                Ok(FftType::Rfft) => "RFFT",
-                Ok(FftType::Irfft) => "IRFFT",
-                Err(_) => return malformed(format!("its type {} is unknown", instruction.fft_type)),
+            let Ok(ty) = FftType::try_from(instruction.fft_type) else {
+                return malformed(format!("its type {} is unknown", instruction.fft_type));
             };
-            let ty = format!("#stablehlo<fft_type {ty}>");
-            ("fft", vec![("fft_type", ty), ("fft_length", array(&instruction.fft_length))])
+            let ty = format!("#stablehlo<fft_type {}>", ty.as_str_name());
+            vec![("fft_type", ty), ("fft_length", array(&instruction.fft_length))]
         }
-        "gather" => ("gather", gather(instruction)?),
-        "get-dimension-size" => ("get_dimension_size", vec![("dimension", dimension()?)]),
-        "iota" => ("iota", vec![("iota_dimension", dimension()?)]),
-        "pad" => ("pad", padding(instruction)),
+        "gather" => gather(instruction)?,
+        "iota" => vec![("iota_dimension", dimension()?)],
+        "map" => {
+            let rank = shape_of(instruction)?.dimensions.len() as i64;
+            vec![("dimensions", array(&(0..rank).collect::<Vec<_>>()))]
+        }
+        "opt-barrier" | "while" => Vec::new(),
+        "pad" => padding(instruction),
+        "ragged-dot" => ragged_dot(instruction)?,
+        "reduce" | "reverse" => vec![("dimensions", array(&instruction.dimensions))],
         "reduce-precision" => {
             let bits = |bits: i32| format!("{bits} : i32");
             let exponent = ("exponent_bits", bits(instruction.exponent_bits));
-            ("reduce_precision", vec![exponent, ("mantissa_bits", bits(instruction.mantissa_bits))])
+            vec![exponent, ("mantissa_bits", bits(instruction.mantissa_bits))]
         }
-        "reverse" => ("reverse", vec![("dimensions", array(&instruction.dimensions))]),
+        "reduce-window" => reduce_window(scope, instruction)?,
         "rng-bit-generator" => {
-            let algorithm = match RandomAlgorithm::try_from(instruction.rng_algorithm) {
-                Ok(RandomAlgorithm::RngDefault) => "DEFAULT",
-                Ok(RandomAlgorithm::RngThreeFry) => "THREE_FRY",
-                Ok(RandomAlgorithm::RngPhilox) => "PHILOX",
-                _ => return no_form(format!("algorithm {} is not one of StableHLO's", instruction.rng_algorithm)),
+            let Ok(algorithm) = RandomAlgorithm::try_from(instruction.rng_algorithm) else {
+                return no_form(format!("algorithm {} is not one of StableHLO's", instruction.rng_algorithm));
             };
-            let algorithm = format!("#stablehlo<rng_algorithm {algorithm}>");
-            ("rng_bit_generator", vec![("rng_algorithm", algorithm)])
+            vec![("rng_algorithm", format!("#stablehlo<rng_algorithm {}>", word(algorithm.as_str_name())))]
         }
-        "set-dimension-size" => ("set_dimension_size", vec![("dimension", dimension()?)]),
+        "scatter" => scatter(instruction)?,
+        "select-and-scatter" => select_and_scatter(scope, instruction)?,
         "slice" => {
-            let field = |field: fn(&SliceDimensions) -> i64| {
-                array(&instruction.slice_dimensions.iter().map(field).collect::<Vec<_>>())
-            };
-            let attributes = vec![
-                ("start_indices", field(|dimension| dimension.start)),
-                ("limit_indices", field(|dimension| dimension.limit)),
-                ("strides", field(|dimension| dimension.stride)),
-            ];
-            ("slice", attributes)
+            let dimensions = &instruction.slice_dimensions;
+            vec![
+                ("start_indices", field(dimensions, |dimension| dimension.start)),
+                ("limit_indices", field(dimensions, |dimension| dimension.limit)),
+                ("strides", field(dimensions, |dimension| dimension.stride)),
+            ]
         }
-        "transpose" => ("transpose", vec![("permutation", array(&instruction.dimensions))]),
-        "triangular-solve" => ("triangular_solve", triangular_solve(instruction)?),
+        "sort" => vec![("dimension", dimension()?), ("is_stable", instruction.is_stable.to_string())],
+        "transpose" => vec![("permutation", array(&instruction.dimensions))],
+        "triangular-solve" => triangular_solve(instruction)?,
         _ => return Ok(None),
     }))
 }
@@ -333,13 +328,7 @@ fn dot(instruction: &HloInstructionProto) -> Result<Attributes> {
     let Some(numbers) = instruction.dot_dimension_numbers.as_deref() else {
         return malformed("it has no dimension numbers");
     };
-    let lists = [
-        ("lhs_batching_dimensions", &numbers.lhs_batch_dimensions),
-        ("rhs_batching_dimensions", &numbers.rhs_batch_dimensions),
-        ("lhs_contracting_dimensions", &numbers.lhs_contracting_dimensions),
-        ("rhs_contracting_dimensions", &numbers.rhs_contracting_dimensions),
-    ];
-    let mut attributes = vec![("dot_dimension_numbers", numbered("stablehlo.dot", &lists))];
+    let mut attributes = vec![("dot_dimension_numbers", numbered("stablehlo.dot", numbers, &[]))];
     // An algorithm decides alone: XLA does not look at the precisions then, and StableHLO forbids them.
     attributes.push(match attributes::algorithm(instruction)? {
         Some(algorithm) => ("algorithm", algorithm),
@@ -349,6 +338,52 @@ fn dot(instruction: &HloInstructionProto) -> Result<Attributes> {
         },
     });
     Ok(attributes)
+}
+
+fn reduce_window(scope: &Scope<'_>, instruction: &HloInstructionProto) -> Result<Attributes> {
+    let rank = scope.operand_shape(instruction, 0)?.dimensions.len();
+    let dimensions = window_of(instruction, rank)?;
+    if dimensions.iter().any(|dimension| dimension.window_reversal) {
+        return no_form("its window is reversed; reverse the operand and the result");
+    }
+    let mut attributes = vec![("window_dimensions", window_sizes(dimensions))];
+    attributes.extend(window(dimensions));
+    attributes.extend(dilations(dimensions, ["base_dilations", "window_dilations"]));
+    Ok(attributes)
+}
+
+fn select_and_scatter(scope: &Scope<'_>, instruction: &HloInstructionProto) -> Result<Attributes> {
+    let rank = scope.operand_shape(instruction, 0)?.dimensions.len();
+    let dimensions = window_of(instruction, rank)?;
+    let is_changed = |of: &WindowDimension| of.base_dilation > 1 || of.window_dilation > 1 || of.window_reversal;
+    if dimensions.iter().any(is_changed) {
+        return no_form("its window is dilated or reversed; write it as a reduce-window and a scatter");
+    }
+    let mut attributes = vec![("window_dimensions", window_sizes(dimensions))];
+    attributes.extend(window(dimensions));
+    Ok(attributes)
+}
+
+fn scatter(instruction: &HloInstructionProto) -> Result<Attributes> {
+    let Some(numbers) = instruction.scatter_dimension_numbers.as_deref() else {
+        return malformed("it has no dimension numbers");
+    };
+    let dimension_numbers = dimension_numbers(
+        "scatter",
+        &[
+            ("update_window_dims", &numbers.update_window_dims),
+            ("inserted_window_dims", &numbers.inserted_window_dims),
+            ("input_batching_dims", &numbers.input_batching_dims),
+            ("scatter_indices_batching_dims", &numbers.scatter_indices_batching_dims),
+            ("scatter_dims_to_operand_dims", &numbers.scatter_dims_to_operand_dims),
+        ],
+        numbers.index_vector_dim,
+    );
+    Ok(vec![
+        ("scatter_dimension_numbers", dimension_numbers),
+        ("indices_are_sorted", instruction.indices_are_sorted.to_string()),
+        ("unique_indices", instruction.unique_indices.to_string()),
+    ])
 }
 
 /// A product of rows in groups, each with a matrix of its own. StableHLO leaves it to the dialect above it.
@@ -361,22 +396,25 @@ fn ragged_dot(instruction: &HloInstructionProto) -> Result<Attributes> {
     if attributes::algorithm(instruction)?.is_some() {
         return no_form("a ragged product of StableHLO has no algorithm; leave it out");
     }
-    let lists = [
-        ("lhs_batching_dimensions", &dot.lhs_batch_dimensions),
-        ("rhs_batching_dimensions", &dot.rhs_batch_dimensions),
-        ("lhs_contracting_dimensions", &dot.lhs_contracting_dimensions),
-        ("rhs_contracting_dimensions", &dot.rhs_contracting_dimensions),
+    let own = [
         ("lhs_ragged_dimensions", &numbers.lhs_ragged_dimensions),
         ("rhs_group_dimensions", &numbers.rhs_group_dimensions),
     ];
-    let mut attributes = vec![("ragged_dot_dimension_numbers", numbered("chlo.ragged_dot", &lists))];
+    let mut attributes = vec![("ragged_dot_dimension_numbers", numbered("chlo.ragged_dot", dot, &own))];
     attributes.extend(attributes::precision(instruction, "chlo")?.map(|precision| ("precision_config", precision)));
     Ok(attributes)
 }
 
 /// `#stablehlo.dot<lhs_batching_dimensions = [], ...>`.
-fn numbered(name: &str, lists: &[(&str, &Vec<i64>)]) -> String {
-    let parts: Vec<String> = lists.iter().map(|(name, list)| format!("{name} = {}", brackets(list))).collect();
+fn numbered(name: &str, numbers: &DotDimensionNumbers, own: &[(&str, &Vec<i64>)]) -> String {
+    let lists = [
+        ("lhs_batching_dimensions", &numbers.lhs_batch_dimensions),
+        ("rhs_batching_dimensions", &numbers.rhs_batch_dimensions),
+        ("lhs_contracting_dimensions", &numbers.lhs_contracting_dimensions),
+        ("rhs_contracting_dimensions", &numbers.rhs_contracting_dimensions),
+    ];
+    let parts: Vec<String> =
+        lists.iter().chain(own).map(|(name, list)| format!("{name} = {}", brackets(list))).collect();
     format!("#{name}<{}>", parts.join(", "))
 }
 
@@ -458,21 +496,20 @@ fn normalization(instruction: &HloInstructionProto) -> Attributes {
 
 fn padding(instruction: &HloInstructionProto) -> Attributes {
     let dimensions = instruction.padding_config.as_ref().map_or(&[][..], |config| &config.dimensions);
-    let field = |field: fn(&PaddingConfigDimension) -> i64| array(&dimensions.iter().map(field).collect::<Vec<_>>());
     vec![
-        ("edge_padding_low", field(|dimension| dimension.edge_padding_low)),
-        ("edge_padding_high", field(|dimension| dimension.edge_padding_high)),
-        ("interior_padding", field(|dimension| dimension.interior_padding)),
+        ("edge_padding_low", field(dimensions, |dimension| dimension.edge_padding_low)),
+        ("edge_padding_high", field(dimensions, |dimension| dimension.edge_padding_high)),
+        ("interior_padding", field(dimensions, |dimension| dimension.interior_padding)),
     ]
 }
 
 fn triangular_solve(instruction: &HloInstructionProto) -> Result<Attributes> {
     let options = instruction.triangular_solve_options.clone().unwrap_or_default();
     let transpose = match Transpose::try_from(options.transpose_a) {
-        Ok(Transpose::NoTranspose) => "NO_TRANSPOSE",
-        Ok(Transpose::Transpose) => "TRANSPOSE",
-        Ok(Transpose::Adjoint) => "ADJOINT",
-        _ => return malformed(format!("its transpose {} is unknown", options.transpose_a)),
+        Ok(Transpose::Invalid) | Err(_) => {
+            return malformed(format!("its transpose {} is unknown", options.transpose_a));
+        }
+        Ok(transpose) => transpose.as_str_name(),
     };
     Ok(vec![
         ("left_side", options.left_side.to_string()),

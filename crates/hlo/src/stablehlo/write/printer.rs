@@ -422,12 +422,8 @@ impl<'a> Scope<'a> {
 
     /// The values of all operands, one after the other.
     pub(super) fn operands(&self, instruction: &HloInstructionProto) -> Result<Value> {
-        self.operands_from(instruction, 0)
-    }
-
-    pub(super) fn operands_from(&self, instruction: &HloInstructionProto, first: usize) -> Result<Value> {
         let mut operands = Vec::with_capacity(instruction.operand_ids.len());
-        for index in first..instruction.operand_ids.len() {
+        for index in 0..instruction.operand_ids.len() {
             operands.extend(self.operand(instruction, index)?);
         }
         Ok(operands)

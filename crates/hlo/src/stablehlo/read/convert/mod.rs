@@ -296,8 +296,8 @@ impl<'a, 'o> Converter<'a, 'o> {
         if name.contains("quantize") {
             return operation.fault("quantized types have no HLO; lower the model without quantization");
         }
-        let rules = self.rules.keys().copied();
-        let near = hint(name, names::names().chain(rules));
+        let plain: Vec<String> = names::names().collect();
+        let near = hint(name, plain.iter().map(String::as_str).chain(self.rules.keys().copied()));
         fault(
             operation.position,
             format!(
