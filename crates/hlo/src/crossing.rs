@@ -170,7 +170,7 @@ fn read(text: &str) -> Option<Crossing> {
         let (source, target) = pair.split_once('>')?;
         Some((source.parse().ok()?, target.parse().ok()?))
     };
-    let kind = match CollectiveKind::ALL.iter().find(|known| known.name() == kind)? {
+    let kind = match CollectiveKind::named(kind)? {
         CollectiveKind::AllGather => CrossingKind::AllGather,
         CollectiveKind::AllReduce => CrossingKind::AllReduce(combine()?),
         CollectiveKind::AllToAll => CrossingKind::AllToAll,

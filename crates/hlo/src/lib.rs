@@ -39,10 +39,10 @@ pub mod xplane;
 
 pub use collective_kind::CollectiveKind;
 pub use group_format::{ApiVersion, GroupFormat};
-pub use literal::{Element, Literal, LiteralError, all_finite, number_bytes};
+pub use literal::{Element, Literal, LiteralError, all_finite, literal_proto, number_bytes};
 pub use narrow::{F8E4M3FN, F8E5M2, S4, U4};
 pub use platform_kind::PlatformKind;
-pub use shape::{element_type, literal_proto, shape, tuple_shape};
+pub use shape::{element_type, shape, tuple_shape};
 pub use stage::Stage;
 pub use types::{DType, Dims, TensorType};
 

@@ -6,6 +6,9 @@ use std::sync::Arc;
 
 use super::narrow::{F8E4M3FN, F8E5M2, S4, U4, to_odd};
 use super::types::{DType, TensorType};
+use crate::proto::LiteralProto;
+use crate::shape::shape;
+use crate::syntax::elements::set_element_bytes;
 
 /// A Rust scalar that is the host form of a [`DType`].
 pub trait Element: bytemuck::NoUninit + bytemuck::AnyBitPattern + PartialEq + Send + Sync {
@@ -14,16 +17,48 @@ pub trait Element: bytemuck::NoUninit + bytemuck::AnyBitPattern + PartialEq + Se
 }
 
 macro_rules! elements {
-    ($($rust:ty => $dtype:ident),* $(,)?) => {
+    ($($rust:ty => $dtype:ident, $to:expr, $from:expr;)*) => {
         $(impl Element for $rust { const DTYPE: DType = DType::$dtype; })*
+
+        fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+            fn each<T: Element>(bytes: &[u8], convert: impl Fn(T) -> f64) -> Vec<f64> {
+                bytes.chunks_exact(size_of::<T>()).map(|chunk| convert(bytemuck::pod_read_unaligned(chunk))).collect()
+            }
+            match dtype {
+                DType::Pred => each(bytes, |x: u8| x.into()),
+                $(DType::$dtype => each::<$rust>(bytes, $to),)*
+            }
+        }
+
+        fn put_number(dtype: DType, number: f64, element: &mut [u8]) {
+            fn put<T: Element>(number: f64, convert: impl Fn(f64) -> T, element: &mut [u8]) {
+                element.copy_from_slice(bytemuck::bytes_of(&convert(number)));
+            }
+            match dtype {
+                DType::Pred => element.copy_from_slice(&[u8::from(number != 0.0)]),
+                $(DType::$dtype => put::<$rust>(number, $from, element),)*
+            }
+        }
     };
 }
 
 elements! {
-    i8 => S8, i16 => S16, i32 => S32, i64 => S64,
-    u8 => U8, u16 => U16, u32 => U32, u64 => U64,
-    S4 => S4, U4 => U4, F8E4M3FN => F8E4M3FN, F8E5M2 => F8E5M2,
-    half::bf16 => BF16, half::f16 => F16, f32 => F32, f64 => F64,
+    i8 => S8, f64::from, |number| number as i8;
+    i16 => S16, f64::from, |number| number as i16;
+    i32 => S32, f64::from, |number| number as i32;
+    i64 => S64, |x| x as f64, |number| number as i64;
+    u8 => U8, f64::from, |number| number as u8;
+    u16 => U16, f64::from, |number| number as u16;
+    u32 => U32, f64::from, |number| number as u32;
+    u64 => U64, |x| x as f64, |number| number as u64;
+    S4 => S4, S4::to_f64, S4::from_f64;
+    U4 => U4, U4::to_f64, U4::from_f64;
+    F8E4M3FN => F8E4M3FN, F8E4M3FN::to_f64, F8E4M3FN::from_f64;
+    F8E5M2 => F8E5M2, F8E5M2::to_f64, F8E5M2::from_f64;
+    half::bf16 => BF16, half::bf16::to_f64, |number| half::bf16::from_f32(to_odd(number));
+    half::f16 => F16, half::f16::to_f64, |number| half::f16::from_f32(to_odd(number));
+    f32 => F32, f64::from, |number| number as f32;
+    f64 => F64, |x| x, |number| number;
 }
 
 /// A dense, immutable host tensor: row-major bytes in native (little-endian) order. Cloning shares the bytes.
@@ -134,28 +169,7 @@ impl Literal {
 
     /// All elements as `f64`, whatever the element type (64-bit integers are rounded).
     pub fn to_f64_vec(&self) -> Vec<f64> {
-        fn each<T: Element>(bytes: &[u8], convert: impl Fn(T) -> f64) -> Vec<f64> {
-            bytes.chunks_exact(size_of::<T>()).map(|chunk| convert(bytemuck::pod_read_unaligned(chunk))).collect()
-        }
-        let bytes = &self.bytes;
-        match self.ty.dtype {
-            DType::Pred | DType::U8 => each(bytes, |x: u8| x.into()),
-            DType::S4 => each(bytes, S4::to_f64),
-            DType::U4 => each(bytes, U4::to_f64),
-            DType::F8E4M3FN => each(bytes, F8E4M3FN::to_f64),
-            DType::F8E5M2 => each(bytes, F8E5M2::to_f64),
-            DType::S8 => each(bytes, |x: i8| x.into()),
-            DType::S16 => each(bytes, |x: i16| x.into()),
-            DType::S32 => each(bytes, |x: i32| x.into()),
-            DType::S64 => each(bytes, |x: i64| x as f64),
-            DType::U16 => each(bytes, |x: u16| x.into()),
-            DType::U32 => each(bytes, |x: u32| x.into()),
-            DType::U64 => each(bytes, |x: u64| x as f64),
-            DType::BF16 => each(bytes, half::bf16::to_f64),
-            DType::F16 => each(bytes, half::f16::to_f64),
-            DType::F32 => each(bytes, |x: f32| x.into()),
-            DType::F64 => each(bytes, |x: f64| x),
-        }
+        numbers(self.ty.dtype, &self.bytes)
     }
 }
 
@@ -176,6 +190,20 @@ pub fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
         DType::Pred | DType::S4 | DType::U4 | DType::S8 | DType::S16 | DType::S32 | DType::S64 => true,
         DType::U8 | DType::U16 | DType::U32 | DType::U64 => true,
     }
+}
+
+/// A dense literal as a message has it.
+pub fn literal_proto(ty: &TensorType, bytes: &[u8]) -> LiteralProto {
+    let mut literal = LiteralProto { shape: Some(shape(ty)), ..LiteralProto::default() };
+    match ty.dtype {
+        // One a byte, in its low bits.
+        DType::S4 | DType::U4 => {
+            let low: Vec<u8> = bytes.iter().map(|byte| byte & 15).collect();
+            set_element_bytes(&mut literal, ty.dtype.element(), &low);
+        }
+        dtype => set_element_bytes(&mut literal, dtype.element(), bytes),
+    }
+    literal
 }
 
 /// Host values that are more or fewer than a literal of their type takes.
@@ -200,28 +228,6 @@ pub fn number_bytes(dtype: DType, number: f64) -> [u8; 8] {
     let mut bytes = [0; 8];
     put_number(dtype, number, &mut bytes[..dtype.byte_count()]);
     bytes
-}
-
-fn put_number(dtype: DType, number: f64, element: &mut [u8]) {
-    match dtype {
-        DType::Pred => element.copy_from_slice(&[u8::from(number != 0.0)]),
-        DType::S4 => element.copy_from_slice(&S4::from_f64(number).0.to_le_bytes()),
-        DType::U4 => element.copy_from_slice(&[U4::from_f64(number).0]),
-        DType::F8E4M3FN => element.copy_from_slice(&[F8E4M3FN::from_f64(number).0]),
-        DType::F8E5M2 => element.copy_from_slice(&[F8E5M2::from_f64(number).0]),
-        DType::S8 => element.copy_from_slice(&(number as i8).to_le_bytes()),
-        DType::S16 => element.copy_from_slice(&(number as i16).to_le_bytes()),
-        DType::S32 => element.copy_from_slice(&(number as i32).to_le_bytes()),
-        DType::S64 => element.copy_from_slice(&(number as i64).to_le_bytes()),
-        DType::U8 => element.copy_from_slice(&(number as u8).to_le_bytes()),
-        DType::U16 => element.copy_from_slice(&(number as u16).to_le_bytes()),
-        DType::U32 => element.copy_from_slice(&(number as u32).to_le_bytes()),
-        DType::U64 => element.copy_from_slice(&(number as u64).to_le_bytes()),
-        DType::BF16 => element.copy_from_slice(&half::bf16::from_f32(to_odd(number)).to_le_bytes()),
-        DType::F16 => element.copy_from_slice(&half::f16::from_f32(to_odd(number)).to_le_bytes()),
-        DType::F32 => element.copy_from_slice(&(number as f32).to_le_bytes()),
-        DType::F64 => element.copy_from_slice(&number.to_le_bytes()),
-    }
 }
 
 /// The least positive number of `f8e4m3fn`: no floating-point type has a greater one.

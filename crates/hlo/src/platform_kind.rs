@@ -18,10 +18,3 @@ words! {
         Tpu = "tpu",
     }
 }
-
-impl PlatformKind {
-    /// The platform of this name.
-    pub fn named(name: &str) -> Option<PlatformKind> {
-        PlatformKind::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-}

@@ -28,38 +28,25 @@ use super::proto::{
     HloUnoptimizedSnapshot,
 };
 use super::stablehlo;
+use crate::words;
 
-/// The form in which a module was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// HLO text.
-    Text,
-    /// StableHLO text, read as HLO.
-    StableHlo,
-    /// A serialized `HloModuleProto`.
-    Module,
-    /// A serialized `HloProto`.
-    HloProto,
-    /// A serialized `HloModuleProtoWithConfig`.
-    ModuleWithConfig,
-    /// A serialized `HloSnapshot`.
-    Snapshot,
-    /// A serialized `HloUnoptimizedSnapshot`.
-    UnoptimizedSnapshot,
-}
-
-impl Form {
-    /// XLA's name of the form.
-    pub fn name(self) -> &'static str {
-        match self {
-            Form::Text => "HLO text",
-            Form::StableHlo => "StableHLO text",
-            Form::Module => "HloModuleProto",
-            Form::HloProto => "HloProto",
-            Form::ModuleWithConfig => "HloModuleProtoWithConfig",
-            Form::Snapshot => "HloSnapshot",
-            Form::UnoptimizedSnapshot => "HloUnoptimizedSnapshot",
-        }
+words! {
+    /// The form in which a module was found, by XLA's name.
+    pub enum Form {
+        /// HLO text.
+        Text = "HLO text",
+        /// StableHLO text, read as HLO.
+        StableHlo = "StableHLO text",
+        /// A serialized `HloModuleProto`.
+        Module = "HloModuleProto",
+        /// A serialized `HloProto`.
+        HloProto = "HloProto",
+        /// A serialized `HloModuleProtoWithConfig`.
+        ModuleWithConfig = "HloModuleProtoWithConfig",
+        /// A serialized `HloSnapshot`.
+        Snapshot = "HloSnapshot",
+        /// A serialized `HloUnoptimizedSnapshot`.
+        UnoptimizedSnapshot = "HloUnoptimizedSnapshot",
     }
 }
 
@@ -251,19 +238,17 @@ fn read_text(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
         let start = bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
         return Err(ReadError::OtherBytes { bytes: bytes.len(), start });
     }
-    if !is_hlo_text(start) {
+    let (form, parsed) = if is_hlo_text(start) {
+        (Form::Text, parse::parse_bytes(bytes, &of_text(limits)))
+    } else if stablehlo::read::is_mlir(start) {
+        (Form::StableHlo, stablehlo::read::read_with(bytes, &of_text(limits)))
+    } else {
         let first = readable.trim_start();
-        if stablehlo::read::is_mlir(start) {
-            let parsed = stablehlo::read::read_with(bytes, &of_text(limits)).map_err(Box::new)?;
-            let module = parsed.hlo_module.unwrap_or_default();
-            return Ok(Found { module, config: parsed.config, buffers: None, form: Form::StableHlo });
-        }
         let start: String = first.chars().take_while(|&letter| letter != '\n').take(60).collect();
         return Err(ReadError::OtherText { start });
-    }
-    let parsed = parse::parse_bytes(bytes, &of_text(limits)).map_err(Box::new)?;
-    let module = parsed.hlo_module.unwrap_or_default();
-    Ok(Found { module, config: parsed.config, buffers: None, form: Form::Text })
+    };
+    let HloModuleProtoWithConfig { hlo_module, config } = parsed.map_err(Box::new)?;
+    Ok(Found { module: hlo_module.unwrap_or_default(), config, buffers: None, form })
 }
 
 /// Whether text, after comments, begins as HLO does: with a module header, or with a computation, which XLA's parser
@@ -297,18 +282,16 @@ fn read_proto(bytes: &[u8], form: Form, limits: &Limits) -> Result<Found, ReadEr
             (Some(HloModuleProto::decode(bytes).map_err(broken)?), None, None)
         }
         Form::ModuleWithConfig => {
-            let HloModuleProtoWithConfig { hlo_module, config } =
-                HloModuleProtoWithConfig::decode(bytes).map_err(broken)?;
-            (hlo_module, config, None)
+            let proto = HloModuleProtoWithConfig::decode(bytes).map_err(broken)?;
+            (proto.hlo_module, proto.config, None)
         }
         Form::HloProto => {
-            let HloProto { hlo_module, buffer_assignment } = HloProto::decode(bytes).map_err(broken)?;
-            (hlo_module, None, buffer_assignment)
+            let proto = HloProto::decode(bytes).map_err(broken)?;
+            (proto.hlo_module, None, proto.buffer_assignment)
         }
         Form::Snapshot => {
-            let HloProto { hlo_module, buffer_assignment } =
-                HloSnapshot::decode(bytes).map_err(broken)?.hlo.unwrap_or_default();
-            (hlo_module, None, buffer_assignment)
+            let proto = HloSnapshot::decode(bytes).map_err(broken)?.hlo.unwrap_or_default();
+            (proto.hlo_module, None, proto.buffer_assignment)
         }
         Form::UnoptimizedSnapshot => (HloUnoptimizedSnapshot::decode(bytes).map_err(broken)?.hlo_module, None, None),
     };

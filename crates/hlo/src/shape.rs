@@ -1,7 +1,20 @@
-//! Element types, shapes and literals as HLO's messages have them.
+//! Element types and shapes as HLO's messages have them.
 
 use crate::proto::{self, ShapeProto};
 use crate::types::{DType, TensorType};
+
+/// Size of an unbounded dynamic dimension in a ShapeProto.
+pub(crate) const UNBOUNDED: i64 = i64::MIN;
+
+/// A tile dimension that is merged with the next more minor one.
+pub(crate) const COMBINED_TILE: i64 = i64::MIN;
+
+/// The kinds of a layout's levels, each at its number.
+pub(crate) const LEVELS: [&str; 4] = ["D", "C", "S", "H"];
+
+pub(crate) fn is_tuple(shape: &ShapeProto) -> bool {
+    shape.element_type == proto::PrimitiveType::Tuple as i32
+}
 
 /// XLA's number for an element type (`PrimitiveType` in xla_data.proto).
 pub fn element_type(dtype: DType) -> i32 {
@@ -32,35 +45,6 @@ pub fn tuple_shape<'t>(types: impl IntoIterator<Item = &'t TensorType>) -> Shape
         tuple_shapes: types.into_iter().map(shape).collect(),
         ..ShapeProto::default()
     }
-}
-
-/// A dense literal.
-pub fn literal_proto(ty: &TensorType, bytes: &[u8]) -> proto::LiteralProto {
-    let mut literal = proto::LiteralProto { shape: Some(shape(ty)), ..proto::LiteralProto::default() };
-    fn each<const N: usize, T>(bytes: &[u8], convert: impl Fn([u8; N]) -> T) -> Vec<T> {
-        bytes.as_chunks().0.iter().map(|&chunk| convert(chunk)).collect()
-    }
-    match ty.dtype {
-        DType::Pred => literal.preds = bytes.iter().map(|&byte| byte != 0).collect(),
-        // One a byte, in its low bits.
-        DType::S4 => literal.s4s = bytes.iter().map(|byte| byte & 15).collect(),
-        DType::U4 => literal.u4s = bytes.iter().map(|byte| byte & 15).collect(),
-        DType::F8E4M3FN => literal.f8e4m3fns = bytes.to_vec(),
-        DType::F8E5M2 => literal.f8e5m2s = bytes.to_vec(),
-        DType::S8 => literal.s8s = bytes.to_vec(),
-        DType::U8 => literal.u8s = bytes.to_vec(),
-        DType::S16 => literal.s16s = bytes.to_vec(),
-        DType::U16 => literal.u16s = bytes.to_vec(),
-        DType::BF16 => literal.bf16s = bytes.to_vec(),
-        DType::F16 => literal.f16s = bytes.to_vec(),
-        DType::S32 => literal.s32s = each(bytes, i32::from_le_bytes),
-        DType::U32 => literal.u32s = each(bytes, u32::from_le_bytes),
-        DType::S64 => literal.s64s = each(bytes, i64::from_le_bytes),
-        DType::U64 => literal.u64s = each(bytes, u64::from_le_bytes),
-        DType::F32 => literal.f32s = each(bytes, f32::from_le_bytes),
-        DType::F64 => literal.f64s = each(bytes, f64::from_le_bytes),
-    }
-    literal
 }
 
 /// The number of elements of an array, or `None` for a negative or overflowing size.

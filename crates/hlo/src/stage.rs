@@ -29,7 +29,7 @@ impl FromStr for Stage {
 
     fn from_str(text: &str) -> Result<Stage, String> {
         let names = || Stage::ALL.iter().map(|stage| stage.name());
-        Stage::ALL.into_iter().find(|stage| stage.name() == text).ok_or_else(|| {
+        Stage::named(text).ok_or_else(|| {
             let all = names().collect::<Vec<_>>().join(", ");
             format!("there is no stage \"{text}\"{}; there are {all}", did_you_mean(text, names()))
         })

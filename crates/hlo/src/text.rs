@@ -106,12 +106,6 @@ impl TextOptions {
         self.metadata = metadata;
         self
     }
-
-    /// Sets `constant_limit`.
-    pub fn with_constant_limit(mut self, limit: Option<usize>) -> Self {
-        self.constant_limit = limit;
-        self
-    }
 }
 
 /// The text of a module.
@@ -412,8 +406,6 @@ impl<'a> Printer<'a> {
         if let Some(config) = config {
             self.propagation("parameters", &config.allow_spmd_sharding_propagation_to_parameters);
             self.propagation("output", &config.allow_spmd_sharding_propagation_to_output);
-        }
-        if let Some(config) = config {
             self.count("replica_count", config.replica_count);
             self.count("num_partitions", config.num_partitions);
         }
@@ -526,19 +518,15 @@ impl<'a> Printer<'a> {
         }
         self.text("{\n");
         let scheduled = module.schedule.as_ref().and_then(|schedule| schedule.sequences.get(&computation.id));
-        match scheduled {
+        let instructions: Vec<&HloInstructionProto> = match scheduled {
             Some(sequence) => {
-                for id in &sequence.instruction_ids {
-                    if let Some(instruction) = self.names.get(id).map(|named| named.instruction) {
-                        self.line(computation, instruction);
-                    }
-                }
+                let named = |id| self.names.get(id).map(|named| named.instruction);
+                sequence.instruction_ids.iter().filter_map(named).collect()
             }
-            None => {
-                for instruction in &computation.instructions {
-                    self.line(computation, instruction);
-                }
-            }
+            None => computation.instructions.iter().collect(),
+        };
+        for instruction in instructions {
+            self.line(computation, instruction);
         }
         self.text("}");
         if !Thread::is_omitted(&computation.execution_thread, true) {
@@ -572,17 +560,14 @@ impl<'a> Printer<'a> {
             }
         }
         self.text("(");
-        for (index, instruction) in parameters.into_values().enumerate() {
-            if index > 0 {
-                self.text(", ");
-            }
-            let start = self.out.len();
-            self.instruction_name(instruction.id);
+        self.separated(parameters.into_values(), ", ", |printer, instruction| {
+            let start = printer.out.len();
+            printer.instruction_name(instruction.id);
             // Here alone names come without their sign.
-            self.out.remove(start);
-            self.text(": ");
-            self.optional_shape(instruction.shape.as_ref(), Layouts::None);
-        }
+            printer.out.remove(start);
+            printer.text(": ");
+            printer.optional_shape(instruction.shape.as_ref(), Layouts::None);
+        });
         self.text(") -> ");
         self.optional_shape(root.and_then(|root| root.shape.as_ref()), Layouts::None);
     }

@@ -14,6 +14,11 @@ macro_rules! words {
             /// All of them, in order.
             pub const ALL: [$name; [$($word),*].len()] = [$($name::$value),*];
 
+            /// The one of this word.
+            pub fn named(word: &str) -> Option<$name> {
+                $name::ALL.into_iter().find(|value| value.name() == word)
+            }
+
             /// Its word.
             pub const fn name(self) -> &'static str {
                 match self { $($name::$value => $word,)* }

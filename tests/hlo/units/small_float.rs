@@ -38,7 +38,7 @@ fn every_pattern_reads_back() {
         let bits = field(literal(&mut module));
         assert_eq!(bits.len(), patterns, "{element}");
         bits.clone_from(&expected);
-        let text = print(&module, &TextOptions::canonical().with_constant_limit(None));
+        let text = print(&module, &TextOptions { constant_limit: None, ..TextOptions::canonical() });
         let mut found = read(&text).unwrap_or_else(|| panic!("{text}"));
         assert_eq!(*field(literal(&mut found)), expected, "{element}");
     }

@@ -16,7 +16,7 @@ fn module(text: &str) -> HloModuleProto {
 
 /// The module as text, without its first line, and without `%`.
 fn hlo(text: &str) -> String {
-    let text = print(&module(text), &TextOptions::canonical().with_constant_limit(Some(64)));
+    let text = print(&module(text), &TextOptions { constant_limit: Some(64), ..TextOptions::canonical() });
     assert!(parse(&text).is_ok(), "{text}");
     text.lines().skip(1).collect::<Vec<_>>().join("\n").trim().replace('%', "")
 }

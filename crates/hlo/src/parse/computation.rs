@@ -4,9 +4,10 @@ use memchr::memchr;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Parser;
-use super::error::{Result, fault, hint};
+use super::error::{Result, fault};
 use super::shape::{copy, is_compatible};
 use crate::proto::{HloComputationProto, HloInstructionProto, ProgramShapeProto, ShapeProto};
+use crate::suggest::did_you_mean;
 
 /// No line of HLO in real programs is shorter. It bounds what a text of empty lines can make us reserve.
 const SHORT_LINE: usize = 48;
@@ -206,7 +207,7 @@ impl<'a> Parser<'a> {
         match self.computation_ids.get(name) {
             Some(&id) => Ok(id as i64),
             None => {
-                let near = hint(name, self.computation_ids.keys().copied());
+                let near = did_you_mean(name, self.computation_ids.keys().copied());
                 fault(start, format!("no computation above is named {name}{near}; callees come before their callers"))
             }
         }

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::suggest::did_you_mean;
-
 /// Columns of the source line that an excerpt shows at most: lines of HLO may have megabytes.
 const EXCERPT_WIDTH: usize = 120;
 
@@ -93,9 +91,18 @@ pub(crate) struct Fault {
 /// Boxed, so that the results of the many small functions stay small.
 pub(crate) type Result<T> = std::result::Result<T, Box<Fault>>;
 
-/// ` (did you mean "x"?)`, or nothing.
-pub(crate) fn hint<'a>(name: &str, allowed: impl Iterator<Item = &'a str>) -> String {
-    did_you_mean(name, allowed)
+/// Reads a text, or says where it is wrong.
+pub(crate) fn located<T>(text: &[u8], read: impl FnOnce() -> Result<T>) -> std::result::Result<T, ParseError> {
+    read().map_err(|fault| ParseError::locate(text, fault.position, fault.message))
+}
+
+/// The text that bytes are. `advice` says what other bytes than UTF-8 are in the text's language.
+pub(crate) fn utf8(bytes: &[u8], advice: impl FnOnce(u8) -> String) -> Result<&str> {
+    std::str::from_utf8(bytes).or_else(|error| {
+        let position = error.valid_up_to();
+        let byte = bytes.get(position).copied().unwrap_or(0);
+        fault(position, format!("byte 0x{byte:02x} is not UTF-8; {}", advice(byte)))
+    })
 }
 
 pub(crate) fn fault<T>(position: usize, message: impl Into<String>) -> Result<T> {

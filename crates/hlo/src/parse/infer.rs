@@ -3,8 +3,9 @@
 use super::Parser;
 use super::computation::Scope;
 use super::error::{Result, fault};
-use super::shape::{array, is_tuple, tuple};
+use super::shape::{array, tuple};
 use crate::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
+use crate::shape::is_tuple;
 use crate::syntax::opcodes::{Mark, Operation};
 
 /// The shape of an instruction whose operands and attributes are known.

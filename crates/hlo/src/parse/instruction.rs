@@ -1,11 +1,12 @@
 //! One instruction: `ROOT %name = shape opcode(operands), attributes`.
 
 use super::computation::Scope;
-use super::error::{Result, fault, hint};
+use super::error::{Result, fault};
 use super::lexer::Lexer;
 use super::shape::{add_layouts, is_compatible};
 use super::{Parser, infer};
 use crate::proto::{CustomCallApiVersion, HloInstructionProto, PrecisionConfig, ShapeProto};
+use crate::suggest::did_you_mean;
 use crate::syntax::attributes::{Attribute, Attributes};
 use crate::syntax::default_comparison;
 use crate::syntax::opcodes::{Operands, Operation};
@@ -96,7 +97,7 @@ impl<'a> Parser<'a> {
                 return Ok(Opcode { operation, wrapped: Some(wrapped) });
             }
         }
-        fault(start, format!("unknown opcode \"{name}\"{}", hint(name, Operation::names())))
+        fault(start, format!("unknown opcode \"{name}\"{}", did_you_mean(name, Operation::names())))
     }
 
     /// Reads the arguments between the parentheses.
@@ -231,7 +232,7 @@ impl<'a> Parser<'a> {
             let start = self.lexer.here();
             let name = self.lexer.attribute_name()?;
             let Some(attribute) = allowed.named(name) else {
-                let near = hint(name, allowed.names());
+                let near = did_you_mean(name, allowed.names());
                 return fault(start, format!("{} has no attribute \"{name}\"{near}", instruction.opcode));
             };
             let is_repeated = seen.contains(attribute);
@@ -365,7 +366,7 @@ impl Scope<'_> {
         match self.names.get(name) {
             Some(&place) => Ok(place),
             None => {
-                let near = hint(name, self.names.keys().copied());
+                let near = did_you_mean(name, self.names.keys().copied());
                 fault(start, format!("no instruction above is named {name} in this computation{near}"))
             }
         }

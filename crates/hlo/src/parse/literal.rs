@@ -5,10 +5,10 @@ use smallvec::SmallVec;
 
 use super::Parser;
 use super::error::{Result, fault};
-use super::shape::{is_tuple, literal_shape, tuple};
+use super::shape::{literal_shape, tuple};
 use crate::narrow::to_odd;
 use crate::proto::{LiteralProto, ShapeProto};
-use crate::shape::element_strides;
+use crate::shape::{element_strides, is_tuple};
 
 /// A floating-point number as written: no `f64` operation reliably keeps the sign and bits of a NaN.
 #[derive(Clone, Copy)]

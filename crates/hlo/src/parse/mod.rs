@@ -44,7 +44,7 @@ use super::proto::{HloComputationProto, HloModuleProtoWithConfig, OpSharding, Sh
 use super::syntax::Value;
 pub(crate) use computation::Scope;
 pub use error::ParseError;
-pub(crate) use error::{Fault, Result, fault, hint};
+pub(crate) use error::{Result, fault, located, utf8};
 use lexer::Lexer;
 pub(crate) use literal::Real;
 pub(crate) use memory::{Memory, own_bytes};
@@ -75,6 +75,16 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// Refuses a text that is too long.
+    pub(crate) fn check(&self, text: &str) -> Result<()> {
+        match text.len() > self.bytes {
+            true => fault(0, format!("the text has {} bytes, and the limit is {}", text.len(), self.bytes)),
+            false => Ok(()),
+        }
+    }
+}
+
 /// Bytes of an item of a list, beside what it has itself: most are numbers.
 const LIST_ITEM: usize = 8;
 
@@ -85,30 +95,18 @@ pub fn parse(text: &str) -> std::result::Result<HloModuleProtoWithConfig, ParseE
 
 /// Like [`parse`], for bytes that may not be UTF-8; that is an error like others.
 pub fn parse_bytes(text: &[u8], limits: &Limits) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
-    match std::str::from_utf8(text) {
-        Ok(text) => parse_with(text, limits),
-        Err(error) => {
-            let position = error.valid_up_to();
-            let byte = text.get(position).copied().unwrap_or(0);
-            let message =
-                format!("byte 0x{byte:02x} is not UTF-8; HLO text is, and has other bytes in strings as \\{byte:03o}");
-            Err(ParseError::locate(text, position, message))
-        }
-    }
+    let advice = |byte| format!("HLO text is, and has other bytes in strings as \\{byte:03o}");
+    located(text, || read(utf8(text, advice)?, limits))
 }
 
 /// Like [`parse`], with limits of one's own.
 pub fn parse_with(text: &str, limits: &Limits) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
-    let read = || {
-        if text.len() > limits.bytes {
-            return fault(0, format!("the text has {} bytes, and the limit is {}", text.len(), limits.bytes));
-        }
-        Parser::new(Lexer::new(text), limits, 0).module()
-    };
-    read().map_err(|fault| {
-        let Fault { position, message } = *fault;
-        ParseError::locate(text.as_bytes(), position, message)
-    })
+    located(text.as_bytes(), || read(text, limits))
+}
+
+fn read(text: &str, limits: &Limits) -> Result<HloModuleProtoWithConfig> {
+    limits.check(text)?;
+    Parser::new(Lexer::new(text), limits, 0).module()
 }
 
 /// A sharding as HLO text has it, which is how StableHLO has it in a string.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::computation::name_apart;
-use super::error::{Result, fault, hint};
+use super::error::{Result, fault};
 use super::lexer::Lexer;
 use super::{Parser, order};
 use crate::proto::hlo_schedule_proto::InstructionSequence;
@@ -12,22 +12,13 @@ use crate::proto::{
     HloBufferDonorProto, HloInputOutputAliasProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig,
     HloScheduleProto, OriginalValueRecoveryTableProto, StackFrameIndexProto,
 };
+use crate::suggest::did_you_mean;
 use crate::syntax::metadata::Leaf;
 use crate::syntax::{Kind, Value};
 
-const HEADER: &[&str] = &[
-    "is_scheduled",
-    "replica_count",
-    "num_partitions",
-    "input_output_alias",
-    "buffer_donor",
-    "alias_passthrough_params",
-    "entry_computation_layout",
-    "frontend_attributes",
-    "allow_spmd_sharding_propagation_to_parameters",
-    "allow_spmd_sharding_propagation_to_output",
-    "origin_recovery_table",
-];
+const HEADER: &str = "is_scheduled replica_count num_partitions input_output_alias buffer_donor \
+    alias_passthrough_params entry_computation_layout frontend_attributes \
+    allow_spmd_sharding_propagation_to_parameters allow_spmd_sharding_propagation_to_output origin_recovery_table";
 
 /// The header of the module, which is completed once the computations are known.
 struct Header {
@@ -130,7 +121,7 @@ impl Parser<'_> {
                 }
                 "origin_recovery_table" => module.original_value_recovery_table = Some(self.recovery_table()?),
                 other => {
-                    let near = hint(other, HEADER.iter().copied());
+                    let near = did_you_mean(other, HEADER.split_ascii_whitespace());
                     return fault(start, format!("a module has no attribute \"{other}\"{near}"));
                 }
             }

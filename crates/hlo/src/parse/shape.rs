@@ -3,21 +3,17 @@
 use smallvec::SmallVec;
 
 use super::Parser;
-use super::error::{Result, fault, hint};
+use super::error::{Result, fault};
 use super::memory::own_bytes;
 use crate::proto::{LayoutProto, PrimitiveType, ProgramShapeProto, ShapeProto, SplitConfigProto, TileProto};
-
-/// Size of an unbounded dynamic dimension in a ShapeProto.
-const UNBOUNDED: i64 = i64::MIN;
+use crate::shape::{COMBINED_TILE, LEVELS, UNBOUNDED, is_tuple};
+use crate::suggest::did_you_mean;
 
 /// Far above the rank of any real array.
 const MAX_RANK: usize = 64;
 
 /// A text has hundreds of shapes and names them millions of times. The shapes that are kept take little memory.
 const MAX_KNOWN_SHAPES: usize = 1 << 12;
-
-/// A tile dimension that is merged with the next more minor one.
-const COMBINED_TILE: i64 = i64::MIN;
 
 const ELEMENT_TYPES: &[&str] = &[
     "pred", "s4", "s8", "s16", "s32", "s64", "u4", "u8", "u16", "u32", "u64", "f16", "bf16", "f32", "f64", "c64",
@@ -107,10 +103,6 @@ pub(super) fn add_layouts(shape: &mut ShapeProto, other: &ShapeProto) {
     shape.tuple_shapes.iter_mut().zip(&other.tuple_shapes).for_each(|(shape, other)| add_layouts(shape, other));
 }
 
-pub(super) fn is_tuple(shape: &ShapeProto) -> bool {
-    shape.element_type == PrimitiveType::Tuple as i32
-}
-
 /// Whether both have the same structure, element types and sizes; layouts may differ.
 pub(crate) fn is_compatible(one: &ShapeProto, other: &ShapeProto) -> bool {
     one.element_type == other.element_type
@@ -173,7 +165,7 @@ impl Parser<'_> {
             return self.nested(Self::buffer_shape);
         }
         let Some(element_type) = PrimitiveType::from_hlo_name(name) else {
-            let near = hint(name, ELEMENT_TYPES.iter().copied());
+            let near = did_you_mean(name, ELEMENT_TYPES.iter().copied());
             return fault(start, format!("unknown element type \"{name}\"{near}"));
         };
         let mut shape = ShapeProto { element_type: element_type.into(), ..Default::default() };
@@ -322,14 +314,11 @@ impl Parser<'_> {
         let mut ordered = Vec::new();
         self.list(b'(', b')', |parser| {
             let start = parser.lexer.here();
-            let level = match parser.lexer.expect_word("a kind of level: D, C, S or H")? {
-                "D" => 0,
-                "C" => 1,
-                "S" => 2,
-                "H" => 3,
-                other => return fault(start, format!("expected a kind of level, D, C, S or H, found \"{other}\"")),
+            let word = parser.lexer.expect_word("a kind of level: D, C, S or H")?;
+            let Some(level) = LEVELS.iter().position(|level| *level == word) else {
+                return fault(start, format!("expected a kind of level, D, C, S or H, found \"{word}\""));
             };
-            layout.dim_level_types.push(level);
+            layout.dim_level_types.push(level as i32);
             unique.push(!parser.lexer.eat(b'+'));
             ordered.push(!parser.lexer.eat(b'~'));
             Ok(())

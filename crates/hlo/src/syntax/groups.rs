@@ -2,13 +2,14 @@
 
 use super::special::Special;
 use super::{Kind, List, Value, emit};
-use crate::parse::{Parser, Result, Scope, fault, hint};
+use crate::parse::{Parser, Result, Scope, fault};
 use crate::proto::axis_ref_proto::SubAxis;
 use crate::proto::mesh_proto::{IotaTransform, MeshAxis};
 use crate::proto::{
     AxisRefProto, CollectiveDeviceListProto, HloInstructionProto, IotaReplicaGroupListProto,
     MeshAxesReplicaGroupListProto, MeshProto, ReplicaGroup,
 };
+use crate::suggest::did_you_mean;
 use crate::text::Printer;
 
 /// The device groups of a collective, in whichever of the forms it has them: `{{0,1},{2,3}}`, `[2,4]<=[8]` or
@@ -198,7 +199,7 @@ impl Parser<'_> {
         let by_name = mesh.axes.iter().position(|axis| axis.name == name).map(|place| place as i64);
         let place = by_name.or_else(|| name.parse().ok().filter(|place| (0..mesh.axes.len() as i64).contains(place)));
         let Some(mesh_axis_index) = place else {
-            let near = hint(&name, mesh.axes.iter().map(|axis| axis.name.as_str()));
+            let near = did_you_mean(&name, mesh.axes.iter().map(|axis| axis.name.as_str()));
             return fault(start, format!("the mesh has no axis \"{name}\"{near}"));
         };
         let mut axis = AxisRefProto { mesh_axis_index, sub_axis_info: None };

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Kind, Value, emit, record};
-use crate::parse::{Parser, Result, fault, hint};
+use crate::parse::{Parser, Result, fault};
 use crate::proto::payload::PayloadSource;
 use crate::proto::result_accuracy::{Mode, Specs, Tolerance};
 use crate::proto::stack_frame_index_proto::{FileLocation, StackFrame};
@@ -12,6 +12,7 @@ use crate::proto::{
     FrontendAttributes, OpMetadata, OriginalArrayProto, OriginalValueElementProto, OriginalValueProto, Payload,
     ResultAccuracy, Statistic, StatisticsViz,
 };
+use crate::suggest::did_you_mean;
 use crate::text::Printer;
 
 /// How deep the tuples of an original value may nest; as deep as protobuf readers let shapes nest.
@@ -19,7 +20,7 @@ const MAX_NESTING: usize = 100;
 
 record!(
     OpMetadata, " ", true, "before metadata",
-    |name, names| format!("metadata has no field \"{name}\"{}", hint(name, names.into_iter())),
+    |name, names| format!("metadata has no field \"{name}\"{}", did_you_mean(name, names.into_iter())),
     {
         op_type,
         op_name,

@@ -1,13 +1,14 @@
 //! Values that are one of a few words.
 
 use super::Kind;
-use crate::parse::{Parser, Result, fault, hint};
+use crate::parse::{Parser, Result, fault};
 use crate::proto::precision_config::{Algorithm, Precision};
 use crate::proto::triangular_solve_options::Transpose;
 use crate::proto::{
     ConvolutionKind, CustomCallApiVersion, CustomCallSchedule, FftType, PaddingType, RandomAlgorithm,
     RandomDistribution, TriState,
 };
+use crate::suggest::did_you_mean;
 use crate::text::Printer;
 
 impl Parser<'_> {
@@ -18,7 +19,7 @@ impl Parser<'_> {
         match choices.iter().find(|(name, _)| *name == word) {
             Some((_, value)) => Ok(*value),
             None => {
-                let near = hint(word, choices.iter().map(|(name, _)| *name));
+                let near = did_you_mean(word, choices.iter().map(|(name, _)| *name));
                 let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
                 fault(start, format!("unknown {what} \"{word}\"{near}; it is one of {}", names.join(", ")))
             }

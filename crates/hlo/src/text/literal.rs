@@ -1,8 +1,8 @@
 //! Constants: `5`, `{1, 2}`, `{ { 1, 2 }, { 3, 4 } }`.
 
 use super::Printer;
-use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
-use crate::shape::{element_count, element_strides};
+use crate::proto::LiteralProto;
+use crate::shape::{element_count, element_strides, is_tuple};
 use crate::syntax::elements::{PrintElement, with_elements};
 
 /// Rows printed of an array without elements; a malformed shape may claim any number of them.
@@ -46,12 +46,7 @@ impl Printer<'_> {
 
     fn tuple_literal(&mut self, literal: &LiteralProto, element: fn(&mut Self, &LiteralProto)) {
         self.text("( ");
-        for (index, value) in literal.tuple_literals.iter().enumerate() {
-            if index > 0 {
-                self.text(", ");
-            }
-            element(self, value);
-        }
+        self.separated(&literal.tuple_literals, ", ", element);
         self.text(" )");
     }
 
@@ -101,22 +96,15 @@ impl Printer<'_> {
             self.text(" ");
         }
         let stride = walk.strides[depth];
-        for index in 0..size {
-            if index > 0 {
-                self.text(", ");
-            }
+        self.separated(0..size, ", ", |printer, index| {
             walk.indices.push(index);
             // In range when there are elements; the position of an array without any is never used.
-            self.literal_level(walk, position.wrapping_add((index as usize).wrapping_mul(stride)));
+            printer.literal_level(walk, position.wrapping_add((index as usize).wrapping_mul(stride)));
             walk.indices.pop();
-        }
+        });
         if padded || !innermost {
             self.text(" ");
         }
         self.text("}");
     }
-}
-
-fn is_tuple(shape: &ShapeProto) -> bool {
-    shape.element_type == PrimitiveType::Tuple as i32
 }

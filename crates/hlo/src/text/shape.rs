@@ -2,13 +2,8 @@
 
 use super::{Layouts, Printer};
 use crate::proto::{LayoutProto, PrimitiveType, ShapeProto};
+use crate::shape::{COMBINED_TILE, LEVELS, UNBOUNDED};
 use crate::syntax::{List, emit};
-
-/// Size of an unbounded dynamic dimension in a ShapeProto.
-const UNBOUNDED: i64 = i64::MIN;
-
-/// A tile dimension that is merged with the next more minor one.
-const COMBINED_TILE: i64 = i64::MIN;
 
 /// The HLO name of an element type: "f32", "f8e4m3fn", "pred".
 fn element_type_name(element_type: i32) -> &'static str {
@@ -46,20 +41,14 @@ impl Printer<'_> {
             _ => {
                 self.text(element_type_name(shape.element_type));
                 self.text("[");
-                for (index, &size) in shape.dimensions.iter().enumerate() {
-                    if index > 0 {
-                        self.text(",");
+                self.separated(shape.dimensions.iter().enumerate(), ",", |printer, (index, &size)| {
+                    match shape.is_dynamic_dimension.get(index) {
+                        Some(true) if size == UNBOUNDED => return printer.text("?"),
+                        Some(true) => printer.text("<="),
+                        _ => {}
                     }
-                    let dynamic = shape.is_dynamic_dimension.get(index).copied().unwrap_or(false);
-                    if dynamic && size == UNBOUNDED {
-                        self.text("?");
-                        continue;
-                    }
-                    if dynamic {
-                        self.text("<=");
-                    }
-                    self.number(size);
-                }
+                    printer.number(size);
+                });
                 self.text("]");
                 if let Some(layout) = &shape.layout {
                     self.array_layout(layout, shape.dimensions.len(), layouts);
@@ -92,36 +81,23 @@ impl Printer<'_> {
         let empty = self.out.len();
         if !layout.dim_level_types.is_empty() && layout.dim_level_types.iter().any(|&level| level != 0) {
             self.text("D(");
-            for (index, &level) in layout.dim_level_types.iter().enumerate() {
-                if index > 0 {
-                    self.text(",");
+            self.separated(layout.dim_level_types.iter().enumerate(), ",", |printer, (index, &level)| {
+                let level = usize::try_from(level).ok().and_then(|level| LEVELS.get(level));
+                printer.text(level.unwrap_or(&"?"));
+                for (marks, mark) in [(&layout.dim_unique, "+"), (&layout.dim_ordered, "~")] {
+                    printer.text(if marks.get(index) == Some(&false) { mark } else { "" });
                 }
-                self.text(match level {
-                    0 => "D",
-                    1 => "C",
-                    2 => "S",
-                    3 => "H",
-                    _ => "?",
-                });
-                if layout.dim_unique.get(index) == Some(&false) {
-                    self.text("+");
-                }
-                if layout.dim_ordered.get(index) == Some(&false) {
-                    self.text("~");
-                }
-            }
+            });
             self.text(")");
         }
         if !layout.tiles.is_empty() {
             self.text("T");
             for tile in &layout.tiles {
                 self.text("(");
-                for (index, &size) in tile.dimensions.iter().enumerate() {
-                    if index > 0 {
-                        self.text(",");
-                    }
-                    if size == COMBINED_TILE { self.text("*") } else { self.number(size) }
-                }
+                self.separated(&tile.dimensions, ",", |printer, &size| match size {
+                    COMBINED_TILE => printer.text("*"),
+                    size => printer.number(size),
+                });
                 self.text(")");
             }
         }

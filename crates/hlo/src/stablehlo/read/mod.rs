@@ -26,7 +26,7 @@ mod operation;
 mod parser;
 mod types;
 
-use crate::parse::{Fault, Limits, Memory, ParseError, fault};
+use crate::parse::{Limits, Memory, ParseError, located, utf8};
 use crate::proto::HloModuleProtoWithConfig;
 
 /// Reads a module. [`read::read`](crate::read::read) reads it too, and tells by itself which language it is in.
@@ -43,28 +43,15 @@ pub fn read(bytes: &[u8]) -> Result<HloModuleProtoWithConfig, ParseError> {
 /// # Errors
 /// As of [`read()`]; or the text exceeds the limits.
 pub fn read_with(bytes: &[u8], limits: &Limits) -> Result<HloModuleProtoWithConfig, ParseError> {
-    let read = |text: &str| {
-        if text.len() > limits.bytes {
-            return fault(0, format!("the text has {} bytes, and the limit is {}", text.len(), limits.bytes));
-        }
+    let advice = |byte| format!("MLIR text is, and has other bytes in strings as \\{byte:02X}");
+    located(bytes, || {
+        let text = utf8(bytes, advice)?;
+        limits.check(text)?;
         let memory = Memory::of(text.len(), limits.memory_ratio, limits.memory_bytes);
         let mut parser = parser::Parser::new(text, memory);
         let operations = parser.text()?;
         convert::module(parser, &operations)
-    };
-    match std::str::from_utf8(bytes) {
-        Ok(text) => read(text).map_err(|fault| {
-            let Fault { position, message } = *fault;
-            ParseError::locate(bytes, position, message)
-        }),
-        Err(error) => {
-            let position = error.valid_up_to();
-            let byte = bytes.get(position).copied().unwrap_or(0);
-            let message =
-                format!("byte 0x{byte:02x} is not UTF-8; MLIR text is, and has other bytes in strings as \\{byte:02X}");
-            Err(ParseError::locate(bytes, position, message))
-        }
-    }
+    })
 }
 
 /// Whether text, after comments, begins as a module of MLIR does.

@@ -2,8 +2,9 @@
 
 use super::super::names;
 use super::parser::Parser;
-use crate::parse::{Result, array, fault, hint, own_bytes, tuple};
+use crate::parse::{Result, array, fault, own_bytes, tuple};
 use crate::proto::{PrimitiveType, ShapeProto};
+use crate::suggest::did_you_mean;
 
 /// The types after the colon of an op.
 #[derive(Debug, Default)]
@@ -167,7 +168,7 @@ impl<'a> Parser<'a> {
         match names::element(name) {
             Some(element) => Ok(element),
             None => {
-                let near = hint(word, names::element_names());
+                let near = did_you_mean(word, names::element_names());
                 fault(start, format!("unknown element type \"{word}\"{near}"))
             }
         }

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use super::error::{Result, malformed, no_form};
 use crate::proto::{PrimitiveType, ShapeProto};
+pub(super) use crate::shape::is_tuple;
 use crate::stablehlo::names;
 
 /// The text of a type.
@@ -11,10 +12,6 @@ pub(super) type Type = Rc<str>;
 
 fn element(shape: &ShapeProto) -> PrimitiveType {
     PrimitiveType::try_from(shape.element_type).unwrap_or_default()
-}
-
-pub(super) fn is_tuple(shape: &ShapeProto) -> bool {
-    element(shape) == PrimitiveType::Tuple
 }
 
 pub(super) fn is_token(shape: &ShapeProto) -> bool {

@@ -4,8 +4,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
 use super::super::operation::{Argument, Operand, Operation};
-use crate::parse::{Result, fault, hint, is_compatible, tuple};
+use crate::parse::{Result, fault, is_compatible, tuple};
 use crate::proto::{HloComputationProto, HloInstructionProto, OpMetadata, ProgramShapeProto, ShapeProto};
+use crate::suggest::did_you_mean;
 use crate::syntax::opcodes::{Operands, Operation as Opcode};
 use crate::text::{Layouts, print_shape};
 
@@ -190,7 +191,7 @@ impl<'a> Body<'a> {
                 ),
             },
             None => {
-                let near = hint(operand.name, self.values.keys().copied());
+                let near = did_you_mean(operand.name, self.values.keys().copied());
                 fault(operand.position, format!("%{} is not defined before this place{near}", operand.name))
             }
         }

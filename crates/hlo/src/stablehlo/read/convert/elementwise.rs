@@ -7,11 +7,12 @@ use super::super::attribute::{Attribute, Value};
 use super::super::literal::{elements, literal};
 use super::body::{Body, Place, Places};
 use super::{Conversion, Converter, Rule};
-use crate::parse::{Result, array, fault, hint};
+use crate::parse::{Result, array, fault};
 use crate::proto::result_accuracy::{Mode, Specs, Tolerance};
 use crate::proto::{
     CustomCallApiVersion, LiteralProto, PrimitiveType, RandomAlgorithm, RandomDistribution, ResultAccuracy, ShapeProto,
 };
+use crate::suggest::did_you_mean;
 use crate::syntax::default_comparison;
 
 pub(super) const RULES: &[(&str, Rule)] = &[
@@ -139,7 +140,7 @@ fn known(word: &str, at: usize, words: &[&str]) -> Result<()> {
     match words.contains(&word) {
         true => Ok(()),
         false => {
-            let near = hint(word, words.iter().copied());
+            let near = did_you_mean(word, words.iter().copied());
             fault(at, format!("expected one of {}, found \"{word}\"{near}", words.join(", ")))
         }
     }

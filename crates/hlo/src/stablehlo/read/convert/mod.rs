@@ -19,12 +19,13 @@ use super::attribute::{Attribute, Attributes, Value};
 use super::location::Frames;
 use super::operation::{Operation, Region};
 use super::parser::Parser;
-use crate::parse::{Result, fault, hint, make_names_unique, tuple};
+use crate::parse::{Result, fault, make_names_unique, tuple};
 use crate::proto::{
     FrontendAttributes, HloComputationProto, HloInstructionProto, HloModuleProtoWithConfig, ProgramShapeProto,
     ShapeProto,
 };
 use crate::sort;
+use crate::suggest::did_you_mean;
 use shardy::Meshes;
 
 /// How ops of one name become instructions: the places of what they give.
@@ -297,7 +298,7 @@ impl<'a, 'o> Converter<'a, 'o> {
             return operation.fault("quantized types have no HLO; lower the model without quantization");
         }
         let plain: Vec<String> = names::names().collect();
-        let near = hint(name, plain.iter().map(String::as_str).chain(self.rules.keys().copied()));
+        let near = did_you_mean(name, plain.iter().map(String::as_str).chain(self.rules.keys().copied()));
         fault(
             operation.position,
             format!(

@@ -14,9 +14,10 @@ use super::super::operation::Operation;
 use super::super::parser::Parser;
 use super::body::{Body, Place, Places};
 use super::{Conversion, Converter, Rule, one_or_tuple};
-use crate::parse::{Result, fault, hint, parse_sharding};
+use crate::parse::{Result, fault, parse_sharding};
 use crate::proto::op_sharding::Type;
 use crate::proto::{FrontendAttributes, HloInstructionProto, OpSharding, ShapeProto};
+use crate::suggest::did_you_mean;
 
 pub(super) const RULES: &[(&str, Rule)] = &[
     ("sdy.sharding_constraint", sharding_constraint),
@@ -113,7 +114,7 @@ impl Meshes {
             match self.0.iter().find(|mesh| mesh.name == name) {
                 Some(mesh) => mesh,
                 None => {
-                    let near = hint(&name, self.0.iter().map(|mesh| mesh.name.as_str()));
+                    let near = did_you_mean(&name, self.0.iter().map(|mesh| mesh.name.as_str()));
                     return fault(start, format!("the module declares no mesh @{name}{near}"));
                 }
             }
@@ -178,7 +179,7 @@ fn dimension(lexer: &mut Lexer<'_>, mesh: &Mesh) -> Result<Vec<AxisPart>> {
         if !lexer.eat("?") {
             let name = lexer.string()?;
             let Some(axis) = mesh.axes.iter().position(|(axis, _)| *axis == name) else {
-                let near = hint(&name, mesh.axes.iter().map(|(axis, _)| axis.as_str()));
+                let near = did_you_mean(&name, mesh.axes.iter().map(|(axis, _)| axis.as_str()));
                 return fault(start, format!("the mesh @{} has no axis \"{name}\"{near}", mesh.name));
             };
             let part = match lexer.eat(":") {
