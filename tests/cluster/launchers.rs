@@ -8,8 +8,13 @@ use super::etcd::shared;
 
 type Recorded = &'static [(&'static str, &'static str)];
 
+fn value(environment: &[(&str, &str)], variable: &str) -> Option<String> {
+    let found = environment.iter().find(|(name, value)| *name == variable && !value.is_empty());
+    found.map(|(_, value)| (*value).to_owned())
+}
+
 fn detect(environment: Recorded) -> Result<Launched, LaunchError> {
-    Launched::detect(&environment)
+    Launched::detect(&|variable| value(environment, variable))
 }
 
 fn launched(launcher: Launcher, process: usize, count: usize) -> Launched {
@@ -103,7 +108,7 @@ fn lists_of_hosts() {
     for (list, expected) in cases {
         let base = [("SLURM_JOB_ID", "7"), ("SLURM_NTASKS", "2"), ("SLURM_PROCID", "0")];
         let all: Vec<(&str, &str)> = base.iter().chain(list).copied().collect();
-        let found = Launched::detect(&all.as_slice()).unwrap_or_else(|error| panic!("{error}"));
+        let found = Launched::detect(&|variable| value(&all, variable)).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(found.first_host.as_deref(), Some(expected));
     }
 }
@@ -128,7 +133,9 @@ fn what_makes_no_sense_is_refused() {
 #[test]
 fn others_listen_where_they_are_told() {
     let nothing: Recorded = &[];
-    let set = |trusted, environment: Recorded| variables(trusted, &environment).map_err(|error| error.to_string());
+    let set = |trusted, environment: Recorded| {
+        variables(trusted, &|variable| value(environment, variable)).map_err(|error| error.to_string())
+    };
     let all = |name: &str| {
         let variables = [("FI_TCP_IFACE", ""), ("UCX_NET_DEVICES", ""), ("NCCL_SOCKET_IFNAME", "=")];
         variables.map(|(variable, before)| (variable, format!("{before}{name}"))).to_vec()

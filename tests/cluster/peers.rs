@@ -13,7 +13,7 @@ use std::time::Duration;
 use meshloom_cluster::internals::{Limits, Port, Present, connect, held_key, present_key};
 use meshloom_cluster::store::{Store, StoreOptions};
 use meshloom_cluster::{ReplicaError, ReplicaOptions, Replicas, Tls, certificates};
-use meshloom_train::peers::Judge;
+use meshloom_train::peers::{Judge, ReplicaLink};
 use meshloom_train::program::CertificateFlags;
 use support::counts::process;
 

@@ -35,8 +35,8 @@ trait Element<const N: usize>: Copy {
     fn combined(self, other: Self, how: Combine) -> Self;
 }
 
-macro_rules! integers {
-    ($($ty:ty, $bytes:literal;)*) => {$(
+macro_rules! elements {
+    ($combined:expr; $($ty:ty, $bytes:literal;)*) => {$(
         impl Element<$bytes> for $ty {
             fn read(bytes: [u8; $bytes]) -> Self {
                 <$ty>::from_ne_bytes(bytes)
@@ -46,50 +46,40 @@ macro_rules! integers {
                 self.to_ne_bytes()
             }
 
+            #[inline]
             fn combined(self, other: Self, how: Combine) -> Self {
-                match how {
-                    Combine::Add => self.wrapping_add(other),
-                    Combine::Multiply => self.wrapping_mul(other),
-                    Combine::Maximum => self.max(other),
-                    Combine::Minimum => self.min(other),
-                    Combine::And => self & other,
-                    Combine::Or => self | other,
-                }
+                let combined: fn($ty, $ty, Combine) -> $ty = $combined;
+                combined(self, other, how)
             }
         }
     )*};
 }
 
-integers! { i8, 1; i16, 2; i32, 4; i64, 8; u8, 1; u16, 2; u32, 4; u64, 8; }
-
-macro_rules! floats {
-    ($($ty:ty, $bytes:literal;)*) => {$(
-        impl Element<$bytes> for $ty {
-            fn read(bytes: [u8; $bytes]) -> Self {
-                <$ty>::from_ne_bytes(bytes)
-            }
-
-            fn write(self) -> [u8; $bytes] {
-                self.to_ne_bytes()
-            }
-
-            fn combined(self, other: Self, how: Combine) -> Self {
-                match how {
-                    Combine::Add => self + other,
-                    Combine::Multiply => self * other,
-                    _ if self.is_nan() => self,
-                    _ if other.is_nan() => other,
-                    Combine::Maximum if self < other => other,
-                    Combine::Minimum if self > other => other,
-                    // Floats have no `and` and `or`; HLO refuses them.
-                    Combine::Maximum | Combine::Minimum | Combine::And | Combine::Or => self,
-                }
-            }
-        }
-    )*};
+elements! {
+    |one, other, how| match how {
+        Combine::Add => one.wrapping_add(other),
+        Combine::Multiply => one.wrapping_mul(other),
+        Combine::Maximum => one.max(other),
+        Combine::Minimum => one.min(other),
+        Combine::And => one & other,
+        Combine::Or => one | other,
+    };
+    i8, 1; i16, 2; i32, 4; i64, 8; u8, 1; u16, 2; u32, 4; u64, 8;
 }
 
-floats! { f16, 2; bf16, 2; f32, 4; f64, 8; }
+elements! {
+    |one, other, how| match how {
+        Combine::Add => one + other,
+        Combine::Multiply => one * other,
+        _ if one.is_nan() => one,
+        _ if other.is_nan() => other,
+        Combine::Maximum if one < other => other,
+        Combine::Minimum if one > other => other,
+        // Floats have no `and` and `or`; HLO refuses them.
+        Combine::Maximum | Combine::Minimum | Combine::And | Combine::Or => one,
+    };
+    f16, 2; bf16, 2; f32, 4; f64, 8;
+}
 
 fn each<T: Element<N>, const N: usize>(how: Combine, sum: &mut [u8], next: &[u8]) {
     let (sums, _) = sum.as_chunks_mut::<N>();

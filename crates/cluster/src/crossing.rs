@@ -19,10 +19,7 @@ use meshloom_hlo::crossing::{self, Combine, CrossingKind};
 use meshloom_pjrt::{CallFailure, CallOperand, CallResult, ErrorCode, ForeignCall, ForeignFunction};
 
 use crate::combine::of_type;
-use crate::mpi::{Incoming, MpiError, Outgoing, World};
-
-/// A function that returns why a call that has waited for the given time should fail, or `None` if it should go on.
-pub type GiveUp = Box<dyn Fn(Duration) -> Option<String> + Send + Sync>;
+use crate::mpi::{GiveUp, Incoming, MpiError, Outgoing, World};
 
 /// A call, its collective, the number of its device, and the processes that it reaches.
 type Job = (ForeignCall, crossing::Crossing, usize, Arc<Links>);
@@ -33,7 +30,7 @@ const EXPLAINED_WITHIN: Duration = Duration::from_secs(15);
 /// The processes that collectives reach.
 pub struct Links {
     world: World,
-    give_up: GiveUp,
+    give_up: Box<GiveUp<'static>>,
     sent: AtomicU64,
     /// The thread of each device.
     threads: Mutex<Vec<Sender<Job>>>,
@@ -102,7 +99,7 @@ static LINKS: RwLock<Option<Arc<Links>>> = RwLock::new(None);
 impl Links {
     /// Connects all programs of this process to the processes of a world, until the value is dropped. While a call
     /// waits for another process, it asks `give_up` from time to time, and fails with the reason that it returns.
-    pub fn connect(world: World, give_up: GiveUp) -> Arc<Links> {
+    pub fn connect(world: World, give_up: Box<GiveUp<'static>>) -> Arc<Links> {
         let (sent, threads, buffers) = (AtomicU64::new(0), Mutex::default(), Arc::default());
         let links = Arc::new(Links { world, give_up, sent, threads, buffers });
         *LINKS.write().unwrap_or_else(PoisonError::into_inner) = Some(links.clone());

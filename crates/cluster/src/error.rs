@@ -1,10 +1,13 @@
 //! The ways in which joining a run can fail.
 
+use std::sync::Arc;
+
+use meshloom_train::peers::PeersError;
+
 use crate::launch::LaunchError;
 use crate::mpi::MpiError;
-use crate::store::StoreError;
-
 use crate::programs::ProgramError;
+use crate::store::StoreError;
 
 /// The reason why a process is not part of a run, or no longer is.
 #[derive(thiserror::Error)]
@@ -51,3 +54,15 @@ pub enum JoinError {
 }
 
 meshloom_hlo::debug_is_message!(JoinError);
+
+impl From<JoinError> for PeersError {
+    fn from(error: JoinError) -> PeersError {
+        PeersError(Arc::new(error))
+    }
+}
+
+impl From<StoreError> for PeersError {
+    fn from(error: StoreError) -> PeersError {
+        PeersError(Arc::new(error))
+    }
+}

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use meshloom_train::peers::{Peers, PeersError};
 
 use crate::crossing::Links;
 use crate::ending::Ending;
 use crate::error::JoinError;
-use crate::launch::{Launched, Launcher, OwnEnvironment};
+use crate::launch::{Launched, Launcher, own_variable};
 use crate::mpi::{Incoming, Outgoing, World};
 use crate::network::{bind_listeners, check_hosts, hosts_of_launcher, this_host};
 use crate::pmi::Questions;
@@ -107,7 +108,7 @@ impl Member {
     /// The number of this process or the address of the store is not known; the others do not join in time; MPI or the
     /// etcd cannot be found.
     pub fn join(options: &JoinOptions) -> Result<Member, JoinError> {
-        let launched = options.place.is_none().then(|| Launched::detect(&OwnEnvironment)).transpose()?;
+        let launched = options.place.is_none().then(|| Launched::detect(&own_variable)).transpose()?;
         let (number, count) = match (&launched, options.place) {
             (_, Some(place)) => place,
             (Some(launched), None) => (launched.process, launched.count),
@@ -117,7 +118,7 @@ impl Member {
         bind_listeners(trusted)?;
         // MPICH's launcher tells MPI which processes there are. With other launchers the store does.
         let by_mpi = options.mpi && launched.as_ref().is_some_and(|launched| launched.launcher == Launcher::Mpich);
-        if let Some(hosts) = hosts_of_launcher(count, &OwnEnvironment).filter(|_| by_mpi) {
+        if let Some(hosts) = hosts_of_launcher(count, &own_variable).filter(|_| by_mpi) {
             // Check before MPI tries to connect to the other hosts.
             check_hosts(hosts, trusted)?;
         }
@@ -180,75 +181,14 @@ impl Member {
         Ok(Member { number, count, watch, ending, links: Mutex::new(links), store, patience: options.patience, server })
     }
 
-    /// The number of this process.
-    pub fn number(&self) -> usize {
-        self.number
-    }
-
-    /// The number of processes.
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
     /// The store of the run.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
-    /// Checks that all processes have the same value, such as a digest. All call it in the same order.
-    ///
-    /// # Errors
-    /// The values differ, and the error names two processes; or some do not come in time.
-    pub fn agree(&self, what: &str, own: &str, advice: &str) -> Result<(), JoinError> {
-        let key = |process: usize| format!("agree/{what}/{process}");
-        let decision = format!("agreed/{what}");
-        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        if self.number > 0 {
-            self.store.put(&key(self.number), own.as_bytes())?;
-            let decided = text(self.store.get_from_others(&decision, self.patience)?);
-            let Some((process, rest)) = decided.split_once(' ') else { return Ok(()) };
-            let (first, other) = rest.split_once(' ').unwrap_or((rest, ""));
-            let process = process.parse().unwrap_or(0);
-            return Err(self.differs(what, (first, other, process), advice));
-        }
-        for process in 1..self.count {
-            let other = text(self.store.get_from_others(&key(process), self.patience)?);
-            if other != own {
-                self.store.put(&decision, format!("{process} {own} {other}").as_bytes())?;
-                return Err(self.differs(what, (own, &other, process), advice));
-            }
-        }
-        Ok(self.store.put(&decision, b"")?)
-    }
-
     fn differs(&self, what: &str, (first, other, process): (&str, &str, usize), advice: &str) -> JoinError {
         let (what, first, other, advice) = (what.to_owned(), first.to_owned(), other.to_owned(), advice.to_owned());
         JoinError::Differs { what, first, other, process, advice }
-    }
-
-    /// Waits for all processes.
-    ///
-    /// # Errors
-    /// A process has died or failed, or does not come in time.
-    pub fn barrier(&self, name: &str) -> Result<(), JoinError> {
-        Ok(self.store.barrier(name, self.patience)?)
-    }
-
-    /// Asks all processes to end after a step that they agree on, and says why.
-    ///
-    /// # Errors
-    /// The store does not answer.
-    pub fn ask_to_end(&self, why: &str) -> Result<(), JoinError> {
-        Ok(Ending::ask(&self.store, why)?)
-    }
-
-    /// Returns why all processes end now, after `done` steps; `None` if they go on. Every process asks before each call
-    /// of a program with collectives across processes.
-    ///
-    /// # Errors
-    /// A process is lost, or the store does not answer.
-    pub fn ends_after(&self, done: u64) -> Result<Option<String>, JoinError> {
-        Ok(self.ending.after(done)?)
     }
 
     /// Returns why the run cannot go on, if another process is known to be lost. Any other failure may follow from
@@ -275,7 +215,7 @@ impl Member {
     /// # Errors
     /// A process is lost, or does not come.
     pub fn leave(&self) -> Result<(), JoinError> {
-        self.barrier("done")?;
+        self.store.barrier("done", self.patience)?;
         self.watch.stop();
         Links::disconnect();
         if let Some(links) = self.links.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -298,9 +238,53 @@ impl Member {
     }
 }
 
+impl Peers for Member {
+    fn number(&self) -> usize {
+        self.number
+    }
+
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn agree(&self, what: &str, own: &str, advice: &str) -> Result<(), PeersError> {
+        let key = |process: usize| format!("agree/{what}/{process}");
+        let decision = format!("agreed/{what}");
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        if self.number > 0 {
+            self.store.put(&key(self.number), own.as_bytes())?;
+            let decided = text(self.store.get_from_others(&decision, self.patience)?);
+            let Some((process, rest)) = decided.split_once(' ') else { return Ok(()) };
+            let (first, other) = rest.split_once(' ').unwrap_or((rest, ""));
+            let process = process.parse().unwrap_or(0);
+            return Err(self.differs(what, (first, other, process), advice).into());
+        }
+        for process in 1..self.count {
+            let other = text(self.store.get_from_others(&key(process), self.patience)?);
+            if other != own {
+                self.store.put(&decision, format!("{process} {own} {other}").as_bytes())?;
+                return Err(self.differs(what, (own, &other, process), advice).into());
+            }
+        }
+        Ok(self.store.put(&decision, b"")?)
+    }
+
+    fn barrier(&self, name: &str) -> Result<(), PeersError> {
+        Ok(self.store.barrier(name, self.patience)?)
+    }
+
+    fn ask_to_end(&self, why: &str) -> Result<(), PeersError> {
+        Ok(Ending::ask(&self.store, why)?)
+    }
+
+    fn ends_after(&self, done: u64) -> Result<Option<String>, PeersError> {
+        Ok(self.ending.after(done)?)
+    }
+}
+
 /// Returns the address of the store: the given one, or that in the environment (`MESHLOOM_STORE`).
 pub fn store_address(given: Option<&String>) -> Option<String> {
-    given.cloned().or_else(|| std::env::var("MESHLOOM_STORE").ok().filter(|text| !text.is_empty()))
+    given.cloned().or_else(|| own_variable("MESHLOOM_STORE"))
 }
 
 /// Starts an etcd at an address of this host, unless a server answers there already.

@@ -11,32 +11,19 @@
 //! The launchers are tried in this order, the innermost first: `mpiexec` in a Slurm job says more than the job. JAX's
 //! `jax/_src/clusters` reads the same variables.
 
-use std::fmt;
-
-/// The program that has started the processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Launcher {
-    /// `mpiexec` of Open MPI.
-    OpenMpi,
-    /// `mpiexec` of MPICH, and other launchers that speak its PMI.
-    Mpich,
-    /// `srun`.
-    Slurm,
-    /// TPU pods of Google's Kubernetes engine.
-    GkeTpu,
-    /// A Kubernetes job with `completionMode: Indexed`.
-    Kubernetes,
-}
-
-impl fmt::Display for Launcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Launcher::OpenMpi => "Open MPI",
-            Launcher::Mpich => "MPICH",
-            Launcher::Slurm => "Slurm",
-            Launcher::GkeTpu => "GKE with TPUs",
-            Launcher::Kubernetes => "a Kubernetes indexed job",
-        })
+meshloom_hlo::words! {
+    /// The program that has started the processes.
+    pub enum Launcher {
+        /// `mpiexec` of Open MPI.
+        OpenMpi = "Open MPI",
+        /// `mpiexec` of MPICH, and other launchers that speak its PMI.
+        Mpich = "MPICH",
+        /// `srun`.
+        Slurm = "Slurm",
+        /// TPU pods of Google's Kubernetes engine.
+        GkeTpu = "GKE with TPUs",
+        /// A Kubernetes job with `completionMode: Indexed`.
+        Kubernetes = "a Kubernetes indexed job",
     }
 }
 
@@ -77,46 +64,27 @@ pub enum LaunchError {
 
 meshloom_hlo::debug_is_message!(LaunchError);
 
-/// The variables of an environment.
-pub trait Environment {
-    /// The value of a variable; `None` if it is not set, or empty.
-    fn get(&self, variable: &str) -> Option<String>;
-}
-
-/// The environment of this process.
-#[derive(Clone, Copy, Debug)]
-pub struct OwnEnvironment;
-
-impl Environment for OwnEnvironment {
-    fn get(&self, variable: &str) -> Option<String> {
-        std::env::var(variable).ok().filter(|value| !value.is_empty())
-    }
-}
-
-impl Environment for &[(&str, &str)] {
-    fn get(&self, variable: &str) -> Option<String> {
-        let found = self.iter().find(|(name, value)| *name == variable && !value.is_empty());
-        found.map(|(_, value)| (*value).to_owned())
-    }
+/// The value of a variable of this process; `None` if it is not set, or empty.
+pub fn own_variable(variable: &str) -> Option<String> {
+    std::env::var(variable).ok().filter(|value| !value.is_empty())
 }
 
 impl Launched {
-    /// Reads the facts from an environment.
+    /// Reads the facts from an environment, which gives the value of a variable that is set.
     ///
     /// # Errors
     /// No launcher has started this process, or its launcher's variables are incomplete or invalid.
-    pub fn detect(environment: &impl Environment) -> Result<Launched, LaunchError> {
-        let is_set = |variable: &str| environment.get(variable).is_some();
+    pub fn detect(environment: &dyn Fn(&str) -> Option<String>) -> Result<Launched, LaunchError> {
+        let is_set = |variable: &str| environment(variable).is_some();
         if is_set("OMPI_COMM_WORLD_SIZE") {
             let read = Reader { environment, launcher: Launcher::OpenMpi };
-            let job = environment.get("PMIX_NAMESPACE").or_else(|| environment.get("OMPI_MCA_ess_base_jobid"));
+            let job = environment("PMIX_NAMESPACE").or_else(|| environment("OMPI_MCA_ess_base_jobid"));
             return read.ranked(["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"], "OMPI_COMM_WORLD_LOCAL_RANK", job);
         }
         if is_set("PMI_RANK") {
             let read = Reader { environment, launcher: Launcher::Mpich };
-            let slurm = environment.get("SLURM_JOB_ID").zip(environment.get("SLURM_STEP_ID"));
-            let job =
-                environment.get("HYDI_CONTROL_FD").map_or(slurm, |_| None).map(|(job, step)| format!("{job}.{step}"));
+            let slurm = environment("SLURM_JOB_ID").zip(environment("SLURM_STEP_ID"));
+            let job = environment("HYDI_CONTROL_FD").map_or(slurm, |_| None).map(|(job, step)| format!("{job}.{step}"));
             let local = if is_set("MPI_LOCALRANKID") { "MPI_LOCALRANKID" } else { "SLURM_LOCALID" };
             return read.ranked(["PMI_RANK", "PMI_SIZE"], local, job);
         }
@@ -133,15 +101,15 @@ impl Launched {
     }
 }
 
-struct Reader<'e, E> {
-    environment: &'e E,
+struct Reader<'e> {
+    environment: &'e dyn Fn(&str) -> Option<String>,
     launcher: Launcher,
 }
 
-impl<E: Environment> Reader<'_, E> {
+impl Reader<'_> {
     fn text(&self, variable: &'static str, instead: &'static str) -> Result<String, LaunchError> {
         let missing = LaunchError::Missing { launcher: self.launcher, variable, instead };
-        self.environment.get(variable).ok_or(missing)
+        (self.environment)(variable).ok_or(missing)
     }
 
     fn number(&self, variable: &'static str) -> Result<usize, LaunchError> {
@@ -170,41 +138,41 @@ impl<E: Environment> Reader<'_, E> {
         job: Option<String>,
     ) -> Result<Launched, LaunchError> {
         let launched = self.launched(rank, self.number(rank)?, self.number(size)?)?;
-        let on_host = self.environment.get(local).and_then(|value| value.parse().ok());
+        let on_host = (self.environment)(local).and_then(|value| value.parse().ok());
         Ok(Launched { on_host, job, ..launched })
     }
 
     fn slurm(&self) -> Result<Launched, LaunchError> {
-        let size = match self.environment.get("SLURM_STEP_NUM_TASKS") {
+        let size = match (self.environment)("SLURM_STEP_NUM_TASKS") {
             Some(_) => "SLURM_STEP_NUM_TASKS",
             None => "SLURM_NTASKS",
         };
         let launched = self.launched("SLURM_PROCID", self.number("SLURM_PROCID")?, self.number(size)?)?;
         let job = self.text("SLURM_JOB_ID", "start it by srun")?;
-        let job = match self.environment.get("SLURM_STEP_ID") {
+        let job = match (self.environment)("SLURM_STEP_ID") {
             Some(step) => format!("{job}.{step}"),
             None => job,
         };
         let hosts = ["SLURM_STEP_NODELIST", "SLURM_NODELIST"].into_iter();
-        let first_host = match hosts.filter_map(|name| Some((name, self.environment.get(name)?))).next() {
+        let first_host = match hosts.filter_map(|name| Some((name, (self.environment)(name)?))).next() {
             Some((name, hosts)) => Some(first_of(&hosts).ok_or_else(|| {
                 self.invalid(name, hosts, "a list of hosts such as node[01-04],other is expected".to_owned())
             })?),
             None => None,
         };
-        let on_host = self.environment.get("SLURM_LOCALID").and_then(|value| value.parse().ok());
+        let on_host = (self.environment)("SLURM_LOCALID").and_then(|value| value.parse().ok());
         Ok(Launched { on_host, job: Some(job), first_host, ..launched })
     }
 
     fn gke(&self) -> Result<Launched, LaunchError> {
-        let names = match self.environment.get("TPU_WORKER_HOSTNAMES") {
+        let names = match (self.environment)("TPU_WORKER_HOSTNAMES") {
             Some(names) => names,
             None => self.text("TPU_PROCESS_ADDRESSES", "run it in a pod that asks for google.com/tpu")?,
         };
         let hosts: Vec<&str> = names.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
         let of_slice = self.launched("TPU_WORKER_ID", self.number("TPU_WORKER_ID")?, hosts.len())?;
         let without_port = |host: &str| host.rsplit_once(':').map_or(host, |(host, _)| host).to_owned();
-        let Some(slices) = self.environment.get("MEGASCALE_NUM_SLICES") else {
+        let Some(slices) = (self.environment)("MEGASCALE_NUM_SLICES") else {
             return Ok(Launched {
                 on_host: Some(0),
                 first_host: hosts.first().map(|host| without_port(host)),
@@ -228,7 +196,7 @@ impl<E: Environment> Reader<'_, E> {
         self.text(COUNT, "Kubernetes does not tell pods how many completions a job has; set it in the pod's env")?;
         let process = self.number("JOB_COMPLETION_INDEX")?;
         let launched = self.launched("JOB_COMPLETION_INDEX", process, self.number(COUNT)?)?;
-        Ok(Launched { on_host: Some(0), job: self.environment.get("MESHLOOM_JOB"), ..launched })
+        Ok(Launched { on_host: Some(0), job: (self.environment)("MESHLOOM_JOB"), ..launched })
     }
 }
 

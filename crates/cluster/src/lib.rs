@@ -2,13 +2,12 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`Member`] | A process of a run: it joins the others, watches them, and leaves. |
+//! | [`Member`] | A process of a run: it joins the others, watches them, and leaves. It is training's [`Peers`](meshloom_train::peers::Peers). |
 //! | [`Crossing`], [`Links`] | Collectives between processes on CPU plugins, by custom calls onto MPI. |
-//! | [`Replicas`] | Runs that are replicas of one another: their messages, and their membership. |
+//! | [`Replicas`] | Runs that are replicas of one another: their messages, and their membership. It is training's [`ReplicaLink`](meshloom_train::peers::ReplicaLink). |
 //! | [`store`] | The store of a run in etcd: keys, barriers, leases. |
 //! | [`mpi`] | Messages between processes over a library of MPI that is loaded at run time. All `unsafe` of the crate is there. |
 //! | [`Launched`] | The number of this process, as its launcher states it. |
-//! | `training` | Members and replicas as training sees them: [`Peers`](meshloom_train::peers::Peers), [`ReplicaLink`](meshloom_train::peers::ReplicaLink). |
 //! | `program` | With the feature `cli`: the part that the program `meshloom-processes` adds to `meshloom`. |
 //! | `certificates` | With the feature `cli`: certificates by which the hosts of a run know each other. |
 //! | `network` | The interface at which MPI and NCCL listen. |
@@ -50,19 +49,17 @@ mod replicas;
 #[cfg(feature = "store")]
 pub mod store;
 #[cfg(feature = "training")]
-mod training;
-#[cfg(feature = "training")]
 mod watch;
 
 #[cfg(feature = "training")]
-pub use crossing::{Crossing, GiveUp, Links};
+pub use crossing::{Crossing, Links};
 #[cfg(feature = "training")]
 pub use error::JoinError;
 #[cfg(feature = "training")]
 pub use join::{JoinOptions, Member, store_address};
 #[cfg(feature = "training")]
 pub use key_values::StoreForClients;
-pub use launch::{Environment, LaunchError, Launched, Launcher, OwnEnvironment};
+pub use launch::{LaunchError, Launched, Launcher, own_variable};
 #[cfg(feature = "training")]
 pub use programs::{ProgramError, etcd_program, mpi_library, mpiexec_program};
 #[cfg(feature = "training")]

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use crate::error::JoinError;
-use crate::launch::{Environment, OwnEnvironment};
+use crate::launch::own_variable;
 use crate::mpi::set_variables;
 
 /// The name of the loopback interface on Linux.
@@ -29,7 +29,7 @@ const VARIABLES: [(&str, &str); 3] = [
 /// There is no such interface.
 pub fn variables(
     trusted: Option<&str>,
-    environment: &impl Environment,
+    environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Vec<(&'static str, String)>, JoinError> {
     let name = trusted.unwrap_or(LOOPBACK);
     let interfaces = Path::new("/sys/class/net");
@@ -39,22 +39,22 @@ pub fn variables(
         there.sort();
         return Err(JoinError::Interface { name: name.to_owned(), there: there.join(", ") });
     }
-    let absent = VARIABLES.into_iter().filter(|(variable, _)| environment.get(variable).is_none());
+    let absent = VARIABLES.into_iter().filter(|(variable, _)| environment(variable).is_none());
     Ok(absent.map(|(variable, before)| (variable, format!("{before}{name}"))).collect())
 }
 
 /// Makes MPI and NCCL listen at the trusted interface, or on loopback. The caller does so before any other thread of
 /// this process runs.
 pub(crate) fn bind_listeners(trusted: Option<&str>) -> Result<(), JoinError> {
-    let variables = variables(trusted, &OwnEnvironment)?;
+    let variables = variables(trusted, &own_variable)?;
     set_variables(variables.into_iter().map(|(variable, value)| (variable, Some(value))));
     Ok(())
 }
 
 /// The least number of hosts on which MPICH's launcher has started `count` processes, if it states how many are on this
 /// one.
-pub(crate) fn hosts_of_launcher(count: usize, environment: &impl Environment) -> Option<usize> {
-    let here: usize = environment.get("MPI_LOCALNRANKS")?.parse().ok()?;
+pub(crate) fn hosts_of_launcher(count: usize, environment: &dyn Fn(&str) -> Option<String>) -> Option<usize> {
+    let here: usize = environment("MPI_LOCALNRANKS")?.parse().ok()?;
     Some(count.div_ceil(here.max(1)))
 }
 

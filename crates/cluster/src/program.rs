@@ -17,7 +17,7 @@ use meshloom_train::config::RunConfig;
 use meshloom_train::peers::{Peers, ReplicaLink};
 use meshloom_train::program::{Ended, Part, ProcessFlags, Several, Start};
 
-use crate::launch::{Launched, OwnEnvironment};
+use crate::launch::{Launched, own_variable};
 use crate::store::{StoreOptions, Tls, User};
 use crate::{Crossing, JoinOptions, Member, ReplicaOptions, Replicas, StoreForClients, certificates, store_address};
 
@@ -207,7 +207,7 @@ fn place(flags: &ProcessFlags) -> Result<Option<(usize, usize)>> {
     if flags.processes.is_none() {
         return Ok(None);
     }
-    let launched = Launched::detect(&OwnEnvironment)?;
+    let launched = Launched::detect(&own_variable)?;
     Ok(Some((launched.process, launched.count)))
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use meshloom_pjrt::end_process;
 
-use crate::crossing::GiveUp;
+use crate::mpi::GiveUp;
 use crate::store::Store;
 
 /// The longest time without news from the store before it is asked again.
@@ -57,7 +57,7 @@ impl Watch {
     }
 
     /// Returns the function that a waiting collective asks.
-    pub(crate) fn give_up(&self) -> GiveUp {
+    pub(crate) fn give_up(&self) -> Box<GiveUp<'static>> {
         let (shared, patience) = (self.shared.clone(), self.patience);
         Box::new(move |waited| {
             let late = || format!("another process has kept a collective waiting for {} s", waited.as_secs());

@@ -81,7 +81,7 @@ unsafe impl Sync for World {}
 
 /// A function that returns why an exchange that has waited for the given time should fail, or `None` if it should go
 /// on.
-pub type GiveUp<'a> = dyn Fn(Duration) -> Option<String> + 'a;
+pub type GiveUp<'a> = dyn Fn(Duration) -> Option<String> + Send + Sync + 'a;
 
 /// A message to a process.
 #[derive(Clone, Debug)]

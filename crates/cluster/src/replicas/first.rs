@@ -82,19 +82,6 @@ fn warn_of_version(store: &Store) {
     }
 }
 
-/// Refuses an address that other hosts can reach if nothing restricts who may connect.
-fn check_open(
-    listener: &'static str,
-    address: std::net::SocketAddr,
-    has_certificates: bool,
-    is_insecure: bool,
-) -> Result<(), ReplicaError> {
-    if address.ip().is_loopback() || has_certificates || is_insecure {
-        return Ok(());
-    }
-    Err(ReplicaError::Open { listener, address })
-}
-
 impl First {
     /// Connects to the store, and listens.
     pub(super) fn connect(
@@ -103,8 +90,9 @@ impl First {
         (reader, run, tls): (Arc<Reader>, RunName, Option<&PeerTls>),
         (processes, say): (usize, Say),
     ) -> Result<First, ReplicaError> {
-        let listener = "the port of this replica";
-        check_open(listener, options.listen, tls.is_some(), options.insecure)?;
+        if !options.listen.ip().is_loopback() && tls.is_none() && !options.insecure {
+            return Err(ReplicaError::Open { address: options.listen });
+        }
         if options.listen.ip().is_unspecified() && options.advertise.is_none() {
             let (address, reason) = (options.listen.to_string(), "others cannot tell which host that is".to_owned());
             return Err(ReplicaError::Listen { address, reason });

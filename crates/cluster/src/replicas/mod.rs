@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use meshloom_train::peers::{Beginning, Judge, Round};
+use meshloom_train::peers::{Beginning, Judge, Peers, ReplicaLink, ReplicaLinkError, Round};
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 
@@ -88,11 +88,11 @@ pub enum ReplicaError {
     Listen { address: String, reason: String },
     /// Anyone could connect.
     #[error(
-        "{listener} would listen at {address}, which other hosts can reach, and nothing says who may connect: give \
+        "the port of this replica would listen at {address}, which other hosts can reach, and nothing says who may connect: give \
          --store-ca, --store-cert and --store-key (`meshloom certificates DIR` makes them), or --insecure in a network \
          in which everybody is trusted"
     )]
-    Open { listener: &'static str, address: SocketAddr },
+    Open { address: SocketAddr },
     /// Some certificates are given, but not all.
     #[error(
         "replicas know each other by three files, and not all are given: --store-ca, --store-cert and --store-key \
@@ -128,6 +128,18 @@ pub enum ReplicaError {
 }
 
 meshloom_hlo::debug_is_message!(ReplicaError);
+
+impl From<ReplicaError> for ReplicaLinkError {
+    fn from(error: ReplicaError) -> ReplicaLinkError {
+        ReplicaLinkError(Arc::new(error))
+    }
+}
+
+impl From<StoreError> for ReplicaLinkError {
+    fn from(error: StoreError) -> ReplicaLinkError {
+        ReplicaLinkError(Arc::new(error))
+    }
+}
 
 /// This replica among those of its run.
 #[derive(Debug)]
@@ -210,125 +222,6 @@ impl Replicas {
         Ok(Replicas { number, part, reader, run, message_bytes, state_bytes, runtime, folder: Mutex::default() })
     }
 
-    /// The number of this replica.
-    pub fn number(&self) -> usize {
-        self.number
-    }
-
-    /// Returns when the run begins, or when it has taken in this replica, which is ready for the step after `step`.
-    /// `form` has the settings that all replicas must share: lines such as `train.batch = 8`.
-    ///
-    /// # Errors
-    /// Another replica has another form; the store does not answer.
-    pub fn begin(&self, form: &str, step: u64) -> Result<Beginning, ReplicaError> {
-        match &self.part {
-            Part::First { first, member } => {
-                let decision = first.take_part(form, step)?;
-                let joins = decision.joining.contains(&self.number);
-                let taken = match decision.giver().filter(|_| joins) {
-                    Some(giver) => Some(self.download(giver, decision.step)?),
-                    None => None,
-                };
-                if taken.is_some() {
-                    first.store.put(&taken_key(self.number), b"")?;
-                }
-                let beginning = Beginning { step: decision.step, gives: decision.is_given_by(self.number), taken };
-                if let Some(folder) = &beginning.taken {
-                    first.offer_folder(decision.step, folder)?;
-                }
-                if let Some(member) = member {
-                    member.store().put(BEGIN, &json(&(&decision.run, &beginning)))?;
-                }
-                Ok(beginning)
-            }
-            Part::Other { address, member } => {
-                // The wait has no limit, because the replica may wait for others as long.
-                let told = loop {
-                    match member.store().get_from_others(BEGIN, REMINDER) {
-                        Err(StoreError::DeadlineExceeded { .. }) => {}
-                        told => break told?,
-                    }
-                };
-                let told = serde_json::from_slice(&told).map_err(|error| unreadable(&error))?;
-                let (run, mut beginning): (String, Beginning) = told;
-                // It is set once, because a process begins once.
-                let _ = self.run.set(run);
-                if beginning.taken.is_some() {
-                    let first = Seat { replica: self.number, lease: 0, address: address.clone() };
-                    beginning.taken = Some(self.download(&first, beginning.step)?);
-                }
-                Ok(beginning)
-            }
-        }
-    }
-
-    /// Offers the message of a round, and reads those of the others meanwhile. The outer parameters of the round come
-    /// in after step `use_at`. A message that `judge` refuses, the replica's own included, is not held, and so does not
-    /// count on any replica.
-    ///
-    /// # Errors
-    /// No thread can be started.
-    pub fn send(&self, round: u64, use_at: u64, message: Vec<u8>, judge: Judge) -> Result<(), ReplicaError> {
-        // By now the state is on the devices, so the folder is not needed any more.
-        lock(&self.folder).take();
-        self.message_bytes.store(message.len() as u64, Ordering::Relaxed);
-        let Part::First { first, .. } = &self.part else { return Ok(()) };
-        first.send((round, use_at), (message.into(), judge), self.runtime.handle())
-    }
-
-    /// Returns the outcome of a round, once it is decided.
-    ///
-    /// # Errors
-    /// The others went on without this replica; the store does not answer.
-    pub fn receive(&self, round: u64) -> Result<Round, ReplicaError> {
-        let decision_name = format!("decision/{round}");
-        match &self.part {
-            Part::First { first, .. } => {
-                let (decision, held) = first.decided(round)?;
-                first.offer(decision_name, json(&decision).into());
-                let number = self.number;
-                let message = |replica: &usize| {
-                    let reason = format!("it does not hold the message of replica {replica}");
-                    let message = held.get(replica).map(|message| message.to_vec());
-                    message.ok_or(ReplicaError::LeftBehind { number, round, reason })
-                };
-                let messages = decision.messages.iter().map(message).collect::<Result<_, _>>()?;
-                Ok(Round { messages, gives: decision.is_given_by(number) })
-            }
-            Part::Other { .. } => {
-                let bytes = self.read_from_first(&decision_name, LARGEST_LIST)?;
-                let decision: Decision = serde_json::from_slice(&bytes).map_err(|error| unreadable(&error))?;
-                let most = self.message_bytes.load(Ordering::Relaxed);
-                let read =
-                    |&replica: &usize| self.read_from_first(&message_name(round, replica), most).map(Vec::<u8>::from);
-                let messages = decision.messages.iter().map(read).collect::<Result<_, _>>()?;
-                Ok(Round { messages, gives: decision.is_given_by(self.number) })
-            }
-        }
-    }
-
-    /// Offers the outer state after a step, from the files of a folder, to replicas that join. The folder stays until
-    /// this replica ends or offers another.
-    ///
-    /// # Errors
-    /// The folder cannot be read.
-    pub fn give(&self, step: u64, folder: &Path) -> Result<(), ReplicaError> {
-        match &self.part {
-            Part::First { first, .. } => first.offer_folder(step, folder),
-            Part::Other { .. } => Ok(()),
-        }
-    }
-
-    /// Ends this replica's part; all its rounds have been decided. It waits until the replicas that read its state have
-    /// it.
-    ///
-    /// # Errors
-    /// The store does not answer.
-    pub fn leave(&self) -> Result<(), ReplicaError> {
-        let Part::First { first, .. } = &self.part else { return Ok(()) };
-        first.leave()
-    }
-
     /// Tells the others at once that this replica is lost.
     pub fn fail(&self) {
         if let Part::First { first, .. } = &self.part
@@ -403,6 +296,101 @@ impl Replicas {
             std::thread::sleep(Duration::from_secs(1));
         }
         read()
+    }
+}
+
+impl ReplicaLink for Replicas {
+    fn number(&self) -> usize {
+        self.number
+    }
+
+    fn begin(&self, form: &str, step: u64) -> Result<Beginning, ReplicaLinkError> {
+        match &self.part {
+            Part::First { first, member } => {
+                let decision = first.take_part(form, step)?;
+                let joins = decision.joining.contains(&self.number);
+                let taken = match decision.giver().filter(|_| joins) {
+                    Some(giver) => Some(self.download(giver, decision.step)?),
+                    None => None,
+                };
+                if taken.is_some() {
+                    first.store.put(&taken_key(self.number), b"")?;
+                }
+                let beginning = Beginning { step: decision.step, gives: decision.is_given_by(self.number), taken };
+                if let Some(folder) = &beginning.taken {
+                    first.offer_folder(decision.step, folder)?;
+                }
+                if let Some(member) = member {
+                    member.store().put(BEGIN, &json(&(&decision.run, &beginning)))?;
+                }
+                Ok(beginning)
+            }
+            Part::Other { address, member } => {
+                // The wait has no limit, because the replica may wait for others as long.
+                let told = loop {
+                    match member.store().get_from_others(BEGIN, REMINDER) {
+                        Err(StoreError::DeadlineExceeded { .. }) => {}
+                        told => break told?,
+                    }
+                };
+                let told = serde_json::from_slice(&told).map_err(|error| unreadable(&error))?;
+                let (run, mut beginning): (String, Beginning) = told;
+                // It is set once, because a process begins once.
+                let _ = self.run.set(run);
+                if beginning.taken.is_some() {
+                    let first = Seat { replica: self.number, lease: 0, address: address.clone() };
+                    beginning.taken = Some(self.download(&first, beginning.step)?);
+                }
+                Ok(beginning)
+            }
+        }
+    }
+
+    fn send(&self, round: u64, use_at: u64, message: Vec<u8>, judge: Judge) -> Result<(), ReplicaLinkError> {
+        // By now the state is on the devices, so the folder is not needed any more.
+        lock(&self.folder).take();
+        self.message_bytes.store(message.len() as u64, Ordering::Relaxed);
+        let Part::First { first, .. } = &self.part else { return Ok(()) };
+        Ok(first.send((round, use_at), (message.into(), judge), self.runtime.handle())?)
+    }
+
+    fn receive(&self, round: u64) -> Result<Round, ReplicaLinkError> {
+        let decision_name = format!("decision/{round}");
+        match &self.part {
+            Part::First { first, .. } => {
+                let (decision, held) = first.decided(round)?;
+                first.offer(decision_name, json(&decision).into());
+                let number = self.number;
+                let message = |replica: &usize| {
+                    let reason = format!("it does not hold the message of replica {replica}");
+                    let message = held.get(replica).map(|message| message.to_vec());
+                    message.ok_or(ReplicaError::LeftBehind { number, round, reason })
+                };
+                let messages = decision.messages.iter().map(message).collect::<Result<_, _>>()?;
+                Ok(Round { messages, gives: decision.is_given_by(number) })
+            }
+            Part::Other { .. } => {
+                let bytes = self.read_from_first(&decision_name, LARGEST_LIST)?;
+                let decision: Decision = serde_json::from_slice(&bytes).map_err(|error| unreadable(&error))?;
+                let most = self.message_bytes.load(Ordering::Relaxed);
+                let read =
+                    |&replica: &usize| self.read_from_first(&message_name(round, replica), most).map(Vec::<u8>::from);
+                let messages = decision.messages.iter().map(read).collect::<Result<_, _>>()?;
+                Ok(Round { messages, gives: decision.is_given_by(self.number) })
+            }
+        }
+    }
+
+    fn give(&self, step: u64, folder: &Path) -> Result<(), ReplicaLinkError> {
+        match &self.part {
+            Part::First { first, .. } => Ok(first.offer_folder(step, folder)?),
+            Part::Other { .. } => Ok(()),
+        }
+    }
+
+    fn leave(&self) -> Result<(), ReplicaLinkError> {
+        let Part::First { first, .. } = &self.part else { return Ok(()) };
+        Ok(first.leave()?)
     }
 }
 

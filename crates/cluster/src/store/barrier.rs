@@ -14,9 +14,9 @@
 use std::time::{Duration, Instant};
 
 use super::error::StoreError;
-use super::keys::{Store, behind, insist, left};
+use super::keys::{Store, insist, left};
 use super::lease::grant;
-use super::messages::{PutRequest, PutResponse, WatchCreateRequest};
+use super::messages::{PutRequest, PutResponse};
 
 impl Store {
     /// Waits until all processes of the attempt have come. Each name is for one use only.
@@ -48,15 +48,11 @@ impl Store {
                 return Ok(());
             }
             losses?;
-            let deaths = self.full("members/");
-            // NOPUT: new members are of no interest.
-            let deaths =
-                WatchCreateRequest { range_end: behind(&deaths), key: deaths, filters: vec![0], ..Default::default() };
             // A death between reading and watching is found by reading again, which happens after a while in any case.
             let moment = left(deadline).min(Duration::from_secs(2));
             tokio::select! {
                 found = self.watch(&open, revision + 1) => self.unless_away(found).await?,
-                found = self.watch_range(deaths) => self.unless_away(found).await?,
+                found = self.watch_range(self.deaths()) => self.unless_away(found).await?,
                 () = tokio::time::sleep(moment) => {}
             }
             if left(deadline).is_zero() {

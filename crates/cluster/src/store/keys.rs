@@ -11,9 +11,8 @@ use super::error::StoreError;
 use super::etcd::Etcd;
 use super::lease::Lease;
 use super::messages::{
-    Compare, CompareTarget, DeleteRangeRequest, DeleteRangeResponse, KeyValue, PutRequest, RangeRequest, RangeResponse,
-    Request, RequestOp, Response, StatusRequest, StatusResponse, TxnRequest, TxnResponse, WatchCreateRequest,
-    WatchRequest, WatchRequestUnion, WatchResponse,
+    Compare, DeleteRangeRequest, DeleteRangeResponse, KeyValue, PutRequest, RangeRequest, RangeResponse, RequestOp,
+    StatusRequest, StatusResponse, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
 };
 use super::options::{StoreOptions, prefix_of};
 
@@ -185,9 +184,7 @@ impl Store {
     /// # Errors
     /// The store does not answer.
     pub fn wait_for_change(&self, prefix: &str, since: i64, limit: Duration) -> Result<(), StoreError> {
-        let key = self.full(prefix);
-        let range =
-            WatchCreateRequest { range_end: behind(&key), key, start_revision: since + 1, ..Default::default() };
+        let range = WatchCreateRequest { start_revision: since + 1, ..self.changes(prefix) };
         match self.runtime.block_on(async { tokio::time::timeout(limit, self.watch_range(range)).await }) {
             // The next call to the store waits for it.
             Ok(Err(StoreError::Unreachable { .. })) | Err(_) => Ok(()),
@@ -308,15 +305,10 @@ impl Store {
     /// # Errors
     /// The store does not answer.
     pub fn wait_for_loss(&self, limit: Duration) -> Result<(), StoreError> {
-        let [deaths, failures] = ["members/", FAILED].map(|prefix| self.full(prefix));
-        // NOPUT: new members are of no interest.
-        let deaths =
-            WatchCreateRequest { range_end: behind(&deaths), key: deaths, filters: vec![0], ..Default::default() };
-        let failures = WatchCreateRequest { range_end: behind(&failures), key: failures, ..Default::default() };
         self.runtime.block_on(async {
             tokio::select! {
-                found = self.watch_range(deaths) => found,
-                found = self.watch_range(failures) => found,
+                found = self.watch_range(self.deaths()) => found,
+                found = self.watch_range(self.changes(FAILED)) => found,
                 () = tokio::time::sleep(limit) => Ok(()),
             }
         })
@@ -379,29 +371,20 @@ impl Store {
     /// Writes a key if it does not exist; else returns what it has.
     async fn put_now(&self, (key, lease): (&str, i64), value: &[u8], limit: Duration) -> Result<Put, StoreError> {
         let key = self.full(key);
-        let is_new = Compare {
-            // EQUAL and CREATE.
-            result: 0,
-            target: 1,
-            key: key.clone(),
-            target_union: Some(CompareTarget::CreateRevision(0)),
-        };
+        // EQUAL and CREATE.
+        let is_new = Compare { result: 0, target: 1, key: key.clone(), create_revision: Some(0) };
         let put = PutRequest { key: key.clone(), value: value.to_vec(), lease };
         let read = RangeRequest { key, ..RangeRequest::default() };
-        let op = |request| RequestOp { request: Some(request) };
         let question = TxnRequest {
             compare: vec![is_new],
-            success: vec![op(Request::Put(put))],
-            failure: vec![op(Request::Range(read))],
+            success: vec![RequestOp { put: Some(put), range: None }],
+            failure: vec![RequestOp { range: Some(read), put: None }],
         };
         let answer: TxnResponse = self.etcd.call("/etcdserverpb.KV/Txn", question, limit).await?;
         if answer.succeeded {
             return Ok(Put::Written(answer.header.map_or(0, |header| header.revision)));
         }
-        let found = answer.responses.into_iter().find_map(|response| match response.response {
-            Some(Response::Range(range)) => range.kvs.into_iter().next(),
-            _ => None,
-        });
+        let found = answer.responses.into_iter().find_map(|response| response.range?.kvs.into_iter().next());
         Ok(Put::Found(found.unwrap_or_default().into()))
     }
 
@@ -479,8 +462,20 @@ impl Store {
             .await
     }
 
+    /// What changes below a prefix.
+    fn changes(&self, prefix: &str) -> WatchCreateRequest {
+        let key = self.full(prefix);
+        WatchCreateRequest { range_end: behind(&key), key, ..WatchCreateRequest::default() }
+    }
+
+    /// Which processes go.
+    pub(crate) fn deaths(&self) -> WatchCreateRequest {
+        // NOPUT: new members are of no interest.
+        WatchCreateRequest { filters: vec![0], ..self.changes("members/") }
+    }
+
     pub(crate) async fn watch_range(&self, create: WatchCreateRequest) -> Result<(), StoreError> {
-        let question = WatchRequest { request_union: Some(WatchRequestUnion::Create(create)) };
+        let question = WatchRequest { create: Some(create) };
         let (_questions, mut answers) =
             self.etcd.stream::<_, WatchResponse>("/etcdserverpb.Watch/Watch", question).await?;
         loop {
