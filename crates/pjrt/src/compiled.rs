@@ -211,5 +211,5 @@ pub(super) fn unimplemented(plugin: &Plugin, feature: &'static str, error: PjrtE
         PjrtError::Unsupported { function } => format!("it has no {function}"),
         _ => return error,
     };
-    PjrtError::Unimplemented { feature: feature.into(), plugin: plugin.describe(), reason }
+    plugin.lacks(feature, reason)
 }

@@ -10,9 +10,11 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::api::slice;
 use super::error::{ErrorCode, PjrtError};
 use super::plugin::Plugin;
 use super::sys::*;
+use meshloom_hlo::proto::PrimitiveType;
 
 const FEATURE: &str = "custom calls of this process' functions";
 
@@ -54,7 +56,7 @@ impl CallBuffer {
     fn operand(&self) -> CallOperand<'_> {
         // SAFETY: the plugin's buffer has as many bytes as its shape says, and lives until the call is finished, which
         // ends the borrow.
-        let bytes = if self.bytes == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.data, self.bytes) } };
+        let bytes = unsafe { slice(self.data, self.bytes) };
         CallOperand { element_type: self.element_type, dims: &self.dims, bytes }
     }
 
@@ -121,21 +123,12 @@ impl Plugin {
     /// # Errors
     /// The plugin takes no functions, or not this one.
     pub fn register<F: ForeignFunction>(&self) -> Result<(), PjrtError> {
-        let missing = |reason: &str| PjrtError::Unimplemented {
-            feature: FEATURE.into(),
-            plugin: self.describe(),
-            reason: reason.into(),
-        };
-        let extension = self.api().extension(PJRT_Extension_Type_FFI);
-        let extension = extension.ok_or_else(|| missing("it has no FFI extension"))?.cast::<FfiExtension>();
-        // SAFETY: extensions live as long as the plugin. The size is looked at before what it covers is.
+        // SAFETY: this is the extension's struct, as far as all have it. Extensions live as long as the plugin.
         let register = unsafe {
-            if (&raw const (*extension).base.struct_size).read() < size_of::<FfiExtension>() {
-                return Err(missing("its FFI extension is too short"));
-            }
+            let extension = self.extension::<FfiExtension>(PJRT_Extension_Type_FFI, FEATURE, "FFI")?;
             (&raw const (*extension).register_handler).read()
         };
-        let register = register.ok_or_else(|| missing("its FFI extension registers no handlers"))?;
+        let register = register.ok_or_else(|| self.lacks(FEATURE, "its FFI extension registers no handlers"))?;
         const PLATFORM: &str = "Host";
         let mut arguments = RegisterArguments {
             struct_size: size_of::<RegisterArguments>(),
@@ -448,9 +441,7 @@ unsafe fn buffers(raw: &RawBuffers) -> Result<Vec<CallBuffer>, CallFailure> {
         // SAFETY: the list has this number of buffers, and each has as many dimensions as it says.
         let (buffer, dims) = unsafe {
             let buffer = &**raw.buffers.add(index);
-            let rank = usize::try_from(buffer.rank).unwrap_or(0);
-            let dims: &[i64] = if rank == 0 { &[] } else { std::slice::from_raw_parts(buffer.dims, rank) };
-            (buffer, dims)
+            (buffer, slice(buffer.dims, usize::try_from(buffer.rank).unwrap_or(0)))
         };
         let width = byte_width(buffer.element_type)
             .ok_or_else(|| invalid(format!("a buffer is of a type that is not known, {}", buffer.element_type)))?;
@@ -468,10 +459,7 @@ unsafe fn buffers(raw: &RawBuffers) -> Result<Vec<CallBuffer>, CallFailure> {
 /// They are attributes of a call that is under way.
 unsafe fn strings(raw: &RawAttributes) -> Vec<(String, String)> {
     // SAFETY: a span has this number of bytes, which live for the call.
-    let text = |span: &ByteSpan| unsafe {
-        let bytes: &[u8] = if span.length == 0 { &[] } else { std::slice::from_raw_parts(span.bytes, span.length) };
-        std::str::from_utf8(bytes).ok().map(str::to_owned)
-    };
+    let text = |span: &ByteSpan| unsafe { std::str::from_utf8(slice(span.bytes, span.length)).ok().map(str::to_owned) };
     let count = usize::try_from(raw.count).unwrap_or(0);
     // SAFETY: the lists have this number of kinds, names and values, and the value of a string is a span.
     let one = |index: usize| unsafe {
@@ -486,12 +474,6 @@ unsafe fn strings(raw: &RawAttributes) -> Vec<(String, String)> {
 
 /// Bytes of an element of a type of XLA's; `None` for a type that is smaller than a byte, or not an array.
 fn byte_width(element_type: c_int) -> Option<usize> {
-    Some(match element_type {
-        1 | 2 | 6 | 19 | 20 | 23 | 24 | 25 | 28 | 29 => 1,
-        3 | 7 | 10 | 16 => 2,
-        4 | 8 | 11 => 4,
-        5 | 9 | 12 | 15 => 8,
-        18 => 16,
-        _ => return None,
-    })
+    let bits = PrimitiveType::try_from(element_type).ok()?.bits()?;
+    (bits >= 8).then_some(bits as usize / 8)
 }

@@ -140,6 +140,30 @@ impl Plugin {
     pub(super) fn api(&self) -> Api {
         self.api
     }
+
+    /// An error that the plugin lacks a part of the API.
+    pub(super) fn lacks(&self, feature: &str, reason: impl Into<String>) -> PjrtError {
+        PjrtError::Unimplemented { feature: feature.into(), plugin: self.describe(), reason: reason.into() }
+    }
+
+    /// An extension of the plugin's table, which is as long as `E` at least.
+    ///
+    /// # Safety
+    /// Extensions of this kind begin with the fields of `E`, the first of which is a base.
+    pub(super) unsafe fn extension<E>(
+        &self,
+        kind: PJRT_Extension_Type,
+        feature: &str,
+        name: &str,
+    ) -> Result<*const E, PjrtError> {
+        let extension = self.api.extension(kind);
+        let extension = extension.ok_or_else(|| self.lacks(feature, format!("it has no {name} extension")))?;
+        // SAFETY: extensions live as long as the plugin, and begin with a base.
+        match unsafe { (&raw const (*extension).struct_size).read() } < size_of::<E>() {
+            true => Err(self.lacks(feature, format!("its {name} extension is too short"))),
+            false => Ok(extension.cast()),
+        }
+    }
 }
 
 impl fmt::Debug for Plugin {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use prost::Message;
 
-use super::api::{ErrorFunctions, Function};
+use super::api::{ErrorFunctions, Function, slice};
 use super::error::PjrtError;
 use super::files::write_atomically;
 use super::plugin::Plugin;
@@ -118,11 +118,7 @@ impl Profiler {
         unsafe {
             self.functions.errors.call(name, function, &mut collect)?;
             let length = collect.buffer_size.saturating_sub(1);
-            let bytes = match collect.buffer.is_null() {
-                true => Vec::new(),
-                false => std::slice::from_raw_parts(collect.buffer, length).to_vec(),
-            };
-            Ok(Profile { bytes })
+            Ok(Profile { bytes: slice(collect.buffer, length).to_vec() })
         }
     }
 
@@ -198,24 +194,16 @@ struct CollectArguments {
 
 impl Functions {
     fn of(plugin: &Plugin) -> Result<Functions, PjrtError> {
-        let missing = |reason: &str| PjrtError::Unimplemented {
-            feature: FEATURE.into(),
-            plugin: plugin.describe(),
-            reason: reason.into(),
-        };
-        let extension = plugin.api().extension(PJRT_Extension_Type_Profiler);
-        let extension = extension.ok_or_else(|| missing("it has no profiler extension"))?.cast::<ProfilerExtension>();
-        // SAFETY: extensions live as long as the plugin. Size and pointer are looked at before what they lead to is.
+        // SAFETY: this is the extension's struct. Extensions live as long as the plugin. Size and pointer are looked at
+        // before what they lead to is.
         unsafe {
-            if (&raw const (*extension).base.struct_size).read() < size_of::<ProfilerExtension>() {
-                return Err(missing("its profiler extension is too short"));
-            }
+            let extension = plugin.extension::<ProfilerExtension>(PJRT_Extension_Type_Profiler, FEATURE, FEATURE)?;
             let functions = (&raw const (*extension).functions).read();
             if functions.is_null() {
-                return Err(missing("its profiler extension is empty"));
+                return Err(plugin.lacks(FEATURE, "its profiler extension is empty"));
             }
             if (&raw const (*functions).struct_size).read() < size_of::<Functions>() {
-                return Err(missing("its profiler's function table is too short"));
+                return Err(plugin.lacks(FEATURE, "its profiler's function table is too short"));
             }
             Ok(functions.read())
         }
