@@ -88,9 +88,9 @@ pub enum ReplicaError {
     Listen { address: String, reason: String },
     /// Anyone could connect.
     #[error(
-        "the port of this replica would listen at {address}, which other hosts can reach, and nothing says who may connect: give \
-         --store-ca, --store-cert and --store-key (`meshloom certificates DIR` makes them), or --insecure in a network \
-         in which everybody is trusted"
+        "the port of this replica would listen at {address}, which other hosts can reach, and nothing says who may \
+         connect: give --store-ca, --store-cert and --store-key (`meshloom certificates DIR` makes them), or --insecure \
+         in a network in which everybody is trusted"
     )]
     Open { address: SocketAddr },
     /// Some certificates are given, but not all.
