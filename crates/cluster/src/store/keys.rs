@@ -462,13 +462,13 @@ impl Store {
             .await
     }
 
-    /// What changes below a prefix.
+    /// The question for changes below a prefix.
     fn changes(&self, prefix: &str) -> WatchCreateRequest {
         let key = self.full(prefix);
         WatchCreateRequest { range_end: behind(&key), key, ..WatchCreateRequest::default() }
     }
 
-    /// Which processes go.
+    /// The question for processes that go.
     pub(crate) fn deaths(&self) -> WatchCreateRequest {
         // NOPUT: new members are of no interest.
         WatchCreateRequest { filters: vec![0], ..self.changes("members/") }

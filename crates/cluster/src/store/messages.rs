@@ -50,7 +50,7 @@ messages! {
         [bytes = "vec", tag = "1"] key: Vec<u8>,
     }
     DeleteRangeResponse {}
-    /// One of them.
+    /// A request, in the field of its kind.
     RequestOp {
         [message, optional, tag = "1"] range: Option<RangeRequest>,
         [message, optional, tag = "2"] put: Option<PutRequest>,
