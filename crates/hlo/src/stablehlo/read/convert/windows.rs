@@ -18,7 +18,7 @@ pub(super) const RULES: &[(&str, Rule)] = &[
 /// The padding has two for each dimension.
 type Stated = [Option<Vec<i64>>; 5];
 
-/// What each of them is where it is left out.
+/// The value of each where it is left out.
 const USUAL: [i64; 5] = [1, 0, 1, 1, 0];
 
 /// Their names in the short form of a convolution.
